@@ -1,0 +1,89 @@
+"""Small modules over rows of the encoder's output, each with its loss.
+
+A head gets only the rows that carry a label. `forward` gives the sum of their losses (the engine
+divides by the count over the whole step) and how many it got right; `logits` gives the scores.
+A head whose `pooled` is true reads rows that went through the backbone's pooler first.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from palm_ds.backbone import ACTIVATIONS, Backbone, initialise
+from palm_ds.kernels import layer_norm
+
+
+class HeadOutput(NamedTuple):
+    """Of the labelled rows: the sum of their losses (fp32 scalar) and the number of right guesses."""
+
+    loss_sum: torch.Tensor
+    correct: torch.Tensor
+
+
+def class_loss(logits: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
+    """Cross-entropy in fp32, summed."""
+    loss = F.cross_entropy(logits.float(), targets, reduction="sum")
+    return HeadOutput(loss, (logits.detach().argmax(-1) == targets).sum())
+
+
+class ClassHead(nn.Module):
+    """One of `classes`, by a linear map."""
+
+    def __init__(
+        self, width: int, classes: int, *, pooled: bool = False, init_range: float = 0.02
+    ):
+        super().__init__()
+        self.pooled, self.classes = pooled, classes
+        self.out = nn.Linear(width, classes)
+        initialise(self, init_range)
+
+    def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
+        return class_loss(self.logits(rows), targets)
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.out(rows)  # (n, classes)
+
+
+class MaskedWordHead(nn.Module):
+    """Which word stood here: dense, activation, LayerNorm, then a product with the word table.
+
+    `words` is the backbone's word table itself, registered here too so that ZeRO 3 gathers it for
+    this module; a state_dict holds it once, under the backbone's name.
+    """
+
+    pooled = False
+
+    def __init__(self, backbone: Backbone):
+        super().__init__()
+        config = backbone.config
+        self.activation, self.kernels = ACTIVATIONS[config.activation], backbone.kernels
+        self.classes = backbone.word.num_embeddings
+        self.dense = nn.Linear(config.width, config.width)
+        self.norm = layer_norm(config.width, config.eps, backbone.kernels)
+        self.bias = nn.Parameter(torch.zeros(self.classes))
+        initialise(self, config.init_range)
+        self.words = backbone.word.weight
+        self.register_state_dict_post_hook(_leave_out_words)
+        self.register_load_state_dict_post_hook(_do_not_miss_words)
+
+    def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
+        return class_loss(self.logits(rows), targets)
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        return F.linear(self.transform(rows), self.words, self.bias)  # (n, words)
+
+    def transform(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.activation(self.dense(rows)))
+
+
+def _leave_out_words(module: nn.Module, state: dict, prefix: str, _metadata: object) -> None:
+    state.pop(prefix + "words", None)
+
+
+def _do_not_miss_words(_module: nn.Module, keys: object) -> None:
+    missing = keys.missing_keys  # type: ignore[attr-defined]
+    missing[:] = [name for name in missing if name.rpartition(".")[2] != "words"]
