@@ -1,0 +1,35 @@
+"""Whole examples into rows of a fixed length: best fit, longest first."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def pack(lengths: np.ndarray, room: int) -> list[list[int]]:
+    """Rows of indices, each row's lengths at most `room` together.
+
+    The free space of open rows is kept as bits of one integer, so that the fullest row that still
+    fits is found without a search; about a microsecond an example. Equal lengths keep their order.
+    """
+    if len(lengths) and not 0 < lengths.min() <= lengths.max() <= room:
+        raise ValueError(f"lengths from {lengths.min()} to {lengths.max()} do not fit rows of {room}")
+    rows: list[list[int]] = []
+    open_rows: list[list[int]] = [[] for _ in range(room + 1)]  # by free space
+    spaces = 0  # bit s: a row with s free is open
+    for index in np.argsort(-lengths, kind="stable").tolist():
+        size = int(lengths[index])
+        fitting = spaces >> size
+        if fitting:
+            space = size + (fitting & -fitting).bit_length() - 1
+            row = open_rows[space].pop()
+            if not open_rows[space]:
+                spaces ^= 1 << space
+            rows[row].append(index)
+        else:
+            space, row = room, len(rows)
+            rows.append([index])
+        left = space - size
+        if left:
+            open_rows[left].append(row)
+            spaces |= 1 << left
+    return rows

@@ -1,0 +1,130 @@
+"""Predict whole hidden units: tokens, words, phrases, entities (ERNIE 1.0, section 3.2; 2.0, 4.2.1).
+
+A share `rate` of an example's tokens is chosen by unit, in random order. Every token of a chosen
+unit is predicted; 80 % of them are shown as [MASK], 10 % as a random token, 10 % as themselves.
+
+    Harry Potter is a series of fantasy novels        entity, word, word, phrase, ...
+    [MASK] [MASK] is a series of [MASK] novels
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from palm_ds.errors import UserError
+from palm_ds.example import Example, Vocabulary
+from palm_ds.source import Source
+from palm_ds.task import Task
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from palm_ds.backbone import Backbone
+
+Unit = Literal["token", "word", "phrase", "entity"]
+_LARGEST_FIRST: tuple[Unit, ...] = ("entity", "phrase", "word")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnowledgeMasking(Task):
+    rate: float = 0.15
+    """Share of an example's tokens that is predicted, special tokens not counted."""
+    units: tuple[Unit, ...] = ("word", "phrase", "entity")
+    """What may be hidden as one: a token belongs to the largest unit named here that covers it,
+    else it is a unit of its own. `[token]` and `[word]` are ERNIE 1.0's basic stage, `[phrase,
+    word]` and `[entity, word]` its later ones."""
+    corrupt: Literal["token", "unit"] = "token"
+    """Whether 80/10/10 is drawn for each token of a unit (BERT, ERNIE) or once for the unit."""
+    mask_rate: float = 0.8
+    """Share of the predicted tokens shown as [MASK]."""
+    random_rate: float = 0.1
+    """Share of the predicted tokens shown as a random token; the rest is shown unchanged."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate < 1:
+            raise UserError(f"tasks.{self.name}.rate: {self.rate} is not between 0 and 1")
+        if not self.units:
+            raise UserError(f"tasks.{self.name}.units: empty; name token, word, phrase or entity")
+        if min(self.mask_rate, self.random_rate) < 0 or self.mask_rate + self.random_rate > 1:
+            raise UserError(
+                f"tasks.{self.name}: mask_rate {self.mask_rate} and random_rate "
+                f"{self.random_rate} must not be negative nor add up to more than 1"
+            )
+
+    def marks(self) -> tuple[str, ...]:
+        return tuple(unit for unit in self.units if unit != "token")
+
+    def label(self, example: Example, source: Source, rng: np.random.Generator) -> None:
+        unit = units_of(example, self.marks())
+        chosen = choose(unit, self.rate, rng)
+        where = np.flatnonzero(chosen)
+        example.labels[self.name] = where, example.ids[where].copy()
+        # One draw a token, read at the unit's first token where the unit is corrupted as one.
+        draws = rng.random(len(example))
+        if self.corrupt == "unit":
+            first = np.unique(unit[where], return_index=True)[1]
+            draws[where] = np.repeat(draws[where[first]], np.diff([*first, len(where)]))
+        example.ids[where] = self._shown(example.ids[where], draws[where], rng, source.vocabulary)
+
+    def _shown(
+        self, ids: np.ndarray, draws: np.ndarray, rng: np.random.Generator, vocabulary: Vocabulary
+    ) -> np.ndarray:
+        other = vocabulary.regular[rng.integers(len(vocabulary.regular), size=len(ids))]
+        shown = np.where(draws < self.mask_rate + self.random_rate, other, ids)
+        return np.where(draws < self.mask_rate, vocabulary.mask, shown)
+
+    def head(self, backbone: Backbone) -> nn.Module:
+        from palm_ds.heads import MaskedWordHead
+
+        return MaskedWordHead(backbone)
+
+    def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
+        """Guessing by the corpus's unigram frequencies."""
+        frequency = source.unigrams
+        return -np.log(frequency[targets]), (targets == frequency.argmax()).astype(float)
+
+
+def units_of(example: Example, marks: tuple[str, ...]) -> np.ndarray:
+    """(tokens,) the number of the unit each token belongs to, ascending; -1 for special tokens."""
+    inside = example.origin >= 0
+    free = inside.copy()  # not yet in a larger unit
+    begins = np.zeros(len(example), bool)
+    for mark in _LARGEST_FIRST[:2]:
+        if mark not in marks:
+            continue
+        covered = _whole_spans(example.marks[mark], free)
+        begins |= covered & (example.marks[mark] == 1)
+        free &= ~covered
+    begins |= free & (example.marks["word"] == 1) if "word" in marks else free
+    # A unit also begins where the one before it ended: after a special token, after a larger unit.
+    begins |= inside & ~np.concatenate([[False], inside[:-1]])
+    begins |= free & ~np.concatenate([[False], free[:-1]])
+    return np.where(inside, np.cumsum(begins) - 1, -1)
+
+
+def _whole_spans(mark: np.ndarray, free: np.ndarray) -> np.ndarray:
+    """Tokens of the spans (1 2 2 ...) whose tokens are all free; a 2 that follows a 0 is the rest
+    of a span cut off at the left edge of a text, and none."""
+    before = np.concatenate([[0], mark[:-1]])
+    span = np.cumsum((mark == 1) | ((mark == 2) & (before == 0)))
+    broken = (mark > 0) & ~free | (mark == 2) & (before == 0)
+    return (mark > 0) & (np.bincount(span, weights=broken)[span] == 0)
+
+
+def choose(unit: np.ndarray, rate: float, rng: np.random.Generator) -> np.ndarray:
+    """(tokens,) bool: whole units in random order until `rate` of the tokens is reached.
+
+    The unit that would go beyond is taken with the probability that makes the expected share
+    exact; one unit is always taken, so that no sequence is without a prediction."""
+    sizes = np.bincount(unit[unit >= 0])
+    numbers = np.flatnonzero(sizes)
+    order = rng.permutation(numbers)
+    total = np.cumsum(sizes[order])
+    budget = rate * total[-1]
+    whole = int(np.searchsorted(total, budget, side="right"))
+    left = budget - (total[whole - 1] if whole else 0)
+    whole += bool(whole < len(order) and rng.random() * sizes[order[whole]] < left)
+    return np.isin(unit, order[: max(whole, 1)])

@@ -1,0 +1,317 @@
+"""A recipe: the one YAML that says what is learned. Read strictly, filled with defaults, comparable.
+
+    recipe.yaml + a.b=c overrides ──read──> Recipe ──resolve──> plain mapping (recipe.yaml of the run
+                                                                folder; --print_config)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from palm_ds import settings
+from palm_ds.backbone import PRESETS, BackboneConfig
+from palm_ds.errors import UserError, suggest
+from palm_ds.optim import OptimizerConfig
+from palm_ds.plan import Plan, Schedule, read_stages, tasks_of
+from palm_ds.task import Task, build
+
+NOT_LEARNED = ("evaluate", "save", "log")
+"""Keys that change nothing of what is learned: a run may be continued with others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceSettings:
+    """Where a source's text comes from: one prepared corpus, or a mixture of them."""
+
+    corpus: str = ""
+    """Folder of a corpus made by launch/prepare.py."""
+    mix: dict[str, float] = field(default_factory=dict)
+    """{folder: weight}: several corpora, sampled by weight in tokens."""
+
+    def __post_init__(self) -> None:
+        if bool(self.corpus) == bool(self.mix):
+            raise UserError("give either `corpus: FOLDER` or `mix: {FOLDER: weight, ...}`")
+        for folder, weight in self.mix.items():
+            if weight <= 0:
+                raise UserError(f"mix.{folder}: the weight {weight} is not positive")
+
+    @property
+    def weights(self) -> dict[str, float]:
+        return self.mix or {self.corpus: 1.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateSettings:
+    """Validation on held-out documents: loss, perplexity and accuracy of every task."""
+
+    every: int = 0
+    """Steps between two evaluations; 0: at the end of each stage only."""
+    examples: int = 1000
+    """Held-out examples of every blend."""
+
+    def __post_init__(self) -> None:
+        _not_negative("evaluate", self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveSettings:
+    """Checkpoints."""
+
+    every: int = 1000
+    """Steps between two checkpoints; 0: at the end only."""
+    keep: int = 2
+    """How many of the newest checkpoints stay."""
+
+    def __post_init__(self) -> None:
+        _not_negative("save", self)
+        if self.keep < 1:
+            raise UserError("save.keep: at least 1 checkpoint must stay")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogSettings:
+    """What is shown and written while a run goes on."""
+
+    every: int = 10
+    """Steps between two lines; the numbers of the steps between are averaged."""
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise UserError(f"log.every: {self.every} is not a positive number of steps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything that decides what is learned. How the machine computes it (ZeRO, precision, rows of
+    a micro-batch) stands in a ds_configs file; no number stands in both."""
+
+    seed: int = 1
+    """Decides weights, order, masks and dropout."""
+    backbone: dict[str, Any]
+    """The encoder: `preset: NAME` and any of its numbers (the keys of `backbone`, below)."""
+    length: int = 512
+    """Tokens of a packed row."""
+    batch: str
+    """Of one step, over all processes: `393216 tokens` or `768 rows`."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """How weights are updated."""
+    schedule: Schedule = Schedule()
+    """How the learning rate moves."""
+    sources: dict[str, SourceSettings]
+    """{name: {corpus: FOLDER}}: the texts, by names that tasks refer to."""
+    held_out: float = 0.01
+    """Share of every corpus's documents that is kept from training, for evaluation."""
+    tasks: dict[str, dict[str, Any]]
+    """{name: {kind, source, ...}}: the tasks; `kind` is a file of palm_ds/pretrain (by default the
+    name) or `module.Class`; the other keys are the task's own."""
+    stages: Any
+    """Steps of each blend in each stage: {continual | joint | sequential: [blend, ...], steps: B}
+    or a list of {blend: steps}."""
+    nonfinite: Literal["stop", "skip", "rollback"] = "stop"
+    """When a loss or gradient is not finite (never applied to the weights): stop the run, skip the
+    step, or go back to the last checkpoint and skip the steps that led there."""
+    init_from: str = ""
+    """A folder of weights to start from (weights only; the schedule starts anew)."""
+    evaluate: EvaluateSettings = EvaluateSettings()
+    """Validation on held-out documents."""
+    save: SaveSettings = SaveSettings()
+    """Checkpoints."""
+    log: LogSettings = LogSettings()
+    """What is shown."""
+
+    def __post_init__(self) -> None:
+        if self.length < 8:
+            raise UserError(f"length: rows of {self.length} tokens are too short; at least 8")
+        if not 0 <= self.held_out < 1:
+            raise UserError(f"held_out: {self.held_out} is not a share from 0 to below 1")
+        if not self.tasks:
+            raise UserError("tasks: empty; name at least one")
+        self.rows, self.plan, self.built_tasks, self.backbone_config  # noqa: B018  check early
+        for name, task in self.built_tasks.items():
+            if task.source not in self.sources:
+                known = suggest(task.source, self.sources)
+                raise UserError(f"tasks.{name}.source: no {task.source!r} in `sources`{known}")
+            if task.share and task.share not in self.tasks:
+                known = suggest(task.share, self.tasks)
+                raise UserError(f"tasks.{name}.share: no {task.share!r} in `tasks`{known}")
+        for blend in self.plan.blends:
+            shared = {self.built_tasks[name].source for name in tasks_of(blend)}
+            if len(shared) > 1:
+                raise UserError(
+                    f"stages: the tasks of {blend!r} read different sources "
+                    f"({', '.join(sorted(shared))}); a blend shares its text"
+                )
+
+    @cached_property
+    def rows(self) -> int:
+        """Rows of a step, over all processes."""
+        match = re.fullmatch(r"([\d_]+)\s*(tokens|rows)", str(self.batch).strip())
+        if not match:
+            raise UserError(f"batch: {self.batch!r} is not like `393216 tokens` or `768 rows`")
+        number, unit = int(match[1].replace("_", "")), match[2]
+        if unit == "tokens" and number % self.length:
+            near = max(round(number / self.length), 1) * self.length
+            raise UserError(
+                f"batch: {number} tokens are no whole number of rows of length {self.length}; "
+                f"take {near} tokens"
+            )
+        rows = number // self.length if unit == "tokens" else number
+        if rows < 1:
+            raise UserError(f"batch: {self.batch!r} holds not one row of length {self.length}")
+        return rows
+
+    @cached_property
+    def plan(self) -> Plan:
+        return read_stages(self.stages, list(self.tasks))
+
+    @cached_property
+    def built_tasks(self) -> dict[str, Task]:
+        return {name: build(name, values) for name, values in self.tasks.items()}
+
+    @cached_property
+    def backbone_config(self) -> BackboneConfig:
+        """The encoder's numbers, without the vocabulary where the recipe leaves it to the corpus."""
+        values = dict(self.backbone)
+        preset = values.pop("preset", None)
+        if preset is not None and preset not in PRESETS:
+            raise UserError(f"backbone.preset: no {preset!r}{suggest(preset, PRESETS)}")
+        filled = {**(PRESETS[preset] if preset else {}), **values}
+        config = settings.parse(BackboneConfig, filled, "backbone")
+        if self.length > config.longest:
+            raise UserError(
+                f"length: rows of {self.length} tokens, but backbone.positions gives only "
+                f"{config.longest}"
+            )
+        return config
+
+    @cached_property
+    def task_ids(self) -> dict[str, int]:
+        """The row of the task embedding of each task: in the recipe's order, shared where the head
+        is; 0 for all without a task embedding."""
+        slots = self.backbone_config.task_slots
+        ids: dict[str, int] = {}
+        for name, task in self.built_tasks.items():
+            if not task.share:
+                ids[name] = len(ids) if slots else 0
+        if slots and len(ids) > slots:
+            raise UserError(f"tasks: {len(ids)} of them, but backbone.task_slots is {slots}")
+        shared = {name: task.share for name, task in self.built_tasks.items() if task.share}
+        for name, other in shared.items():
+            if other not in ids:
+                raise UserError(f"tasks.{name}.share: {other!r} itself shares; name its origin")
+            ids[name] = ids[other]
+        return ids
+
+    def resolved(self) -> dict[str, Any]:
+        """The whole recipe as a plain mapping, every default filled in."""
+        plain = dataclasses.asdict(self)
+        plain["backbone"] = dataclasses.asdict(self.backbone_config)
+        plain["tasks"] = {
+            name: {"kind": self.tasks[name].get("kind", name)}
+            | {k: v for k, v in dataclasses.asdict(task).items() if k != "name"}
+            for name, task in self.built_tasks.items()
+        }
+        return json.loads(json.dumps(plain, default=list))
+
+    def learned(self) -> dict[str, Any]:
+        """What of the resolved recipe decides the loss curve."""
+        return {k: v for k, v in self.resolved().items() if k not in NOT_LEARNED}
+
+    @property
+    def fingerprint(self) -> str:
+        text = json.dumps(self.learned(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe file with `a.b=c` overrides. Raises UserError with the file and the key."""
+    values = read_yaml(path)
+    for override in overrides:
+        _override(values, override)
+    try:
+        recipe = settings.parse(Recipe, values, "")
+        recipe.task_ids  # noqa: B018  check early
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    return recipe
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as text ({error})") from None
+    try:
+        values = yaml.load(text, Loader=_StrictLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise UserError(f"{path}{line}: not valid YAML: {problem}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected keys and values, got {type(values).__name__}")
+    return values
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML in which a key stands once."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, str) and key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} stands there twice", key_node.start_mark
+                )
+            seen.add(key if isinstance(key, str) else None)
+        return super().construct_mapping(node, deep)
+
+
+def _override(values: dict[str, Any], text: str) -> None:
+    """`a.b=c`, c read as YAML. The parents must exist or be made by it."""
+    path, equals, written = text.partition("=")
+    if not equals or not path.strip():
+        raise UserError(f"override {text!r}: expected key=value, such as optimizer.lr=1e-4")
+    try:
+        value = yaml.safe_load(written)
+    except yaml.YAMLError:
+        raise UserError(f"override {text!r}: {written!r} is not valid YAML") from None
+    *parents, last = path.strip().split(".")
+    at: Any = values
+    for parent in parents:
+        at = at.setdefault(parent, {}) if isinstance(at, dict) else None
+    if not isinstance(at, dict):
+        raise UserError(f"override {text!r}: `{'.'.join(parents)}` holds no keys")
+    at[last] = value
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], where: str = "") -> list[str]:
+    """`key: old -> new` for every leaf that differs."""
+    lines = []
+    for key in [*old, *(k for k in new if k not in old)]:
+        path = f"{where}.{key}".lstrip(".")
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            lines += differences(a, b, path)
+        elif a != b:
+            lines.append(f"{path}: {a!r} -> {b!r}")
+    return lines
+
+
+def _not_negative(where: str, values: Any) -> None:
+    for each in dataclasses.fields(values):
+        if getattr(values, each.name) < 0:
+            raise UserError(f"{where}.{each.name}: {getattr(values, each.name)} is negative")

@@ -1,0 +1,61 @@
+"""Mappings a person wrote to frozen dataclasses, strictly: an unknown key is an error that names
+the nearest known one, a wrong type says what would be right."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeVar, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from palm_ds.errors import UserError, suggest
+
+T = TypeVar("T")
+
+
+def parse(cls: type[T], values: Any, where: str) -> T:
+    """An instance of a dataclass from nested mappings; `where` is the key they stand under.
+
+    >>> parse(Schedule, {"kind": "noam", "warmup": 4000}, "schedule")
+    """
+    _check_keys(cls, values, where)
+    config = ConfigDict(arbitrary_types_allowed=True)
+    adapter = TypeAdapter(_with_config(cls, config))
+    try:
+        return adapter.validate_python(dict(values))
+    except ValidationError as error:
+        raise UserError(_one_line(error, where)) from None
+    except UserError as error:
+        raise UserError(f"{where}: {error}" if where not in str(error) else str(error)) from None
+
+
+def _with_config(cls: type[T], config: ConfigDict) -> type[T]:
+    if not hasattr(cls, "__pydantic_config__"):
+        cls.__pydantic_config__ = config  # type: ignore[attr-defined]
+    return cls
+
+
+def _check_keys(cls: type, values: Any, where: str) -> None:
+    if not isinstance(values, Mapping):
+        raise UserError(f"{where}: expected keys and values, got {values!r}")
+    hints = get_type_hints(cls)
+    known = {field.name for field in dataclasses.fields(cls) if field.init}
+    for key, value in values.items():
+        if key not in known:
+            raise UserError(f"{where}.{key}: unknown key{suggest(key, known)}".lstrip("."))
+        hint = hints.get(key)
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type) and isinstance(value, Mapping):
+            _check_keys(hint, value, f"{where}.{key}")
+
+
+def _one_line(error: ValidationError, where: str) -> str:
+    first = error.errors()[0]
+    path = ".".join([where, *(str(part) for part in first["loc"])]).strip(".")
+    if first["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
+        return f"{path}: missing; it must be given"
+    message = first["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    if isinstance((first.get("ctx") or {}).get("error"), UserError):
+        return message if path in message else f"{path}: {message}"
+    return f"{path}: {message}, got {first.get('input')!r}"

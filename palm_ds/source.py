@@ -1,0 +1,102 @@
+"""A source: the documents of one corpus that a run trains on, or holds out.
+
+Positions are global token offsets of the corpus, so that an example can say where each of its
+tokens came from and a task can look around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from palm_ds import keyed
+from palm_ds.corpus.store import Corpus
+from palm_ds.errors import UserError
+from palm_ds.example import Piece, Vocabulary
+
+_UNIGRAM_TOKENS = 2_000_000
+
+
+@dataclass(frozen=True)
+class Source:
+    """Some documents of a corpus, with the marks its readers asked for."""
+
+    corpus: Corpus
+    documents: np.ndarray  # (documents,) indices, ascending
+    marks: tuple[str, ...] = ()
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self.corpus.vocabulary
+
+    def read(self, start: int, end: int) -> Piece:
+        """The tokens [start, end), which lie in one document."""
+        return self.corpus.read(int(start), int(end), self.marks)
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """(documents,) where each document begins."""
+        return np.asarray(self.corpus.document_starts)[self.documents]
+
+    @cached_property
+    def ends(self) -> np.ndarray:
+        """(documents,) where each document ends."""
+        return np.asarray(self.corpus.document_starts)[self.documents + 1]
+
+    @cached_property
+    def first_sentences(self) -> np.ndarray:
+        """(documents,) the number of each document's first sentence."""
+        return np.asarray(self.corpus.first_sentence)[self.documents]
+
+    @cached_property
+    def last_sentences(self) -> np.ndarray:
+        """(documents,) one past the number of each document's last sentence."""
+        return np.asarray(self.corpus.first_sentence)[self.documents + 1]
+
+    def sentence_end(self, first: np.ndarray, limit: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """One past the last of the whole sentences from `first` that fit in so many tokens;
+        at least one sentence, never beyond sentence `limit`."""
+        offsets = self.corpus.sentence_starts
+        last = np.searchsorted(offsets, offsets[first] + tokens, side="right") - 1
+        return np.clip(last, first + 1, limit)
+
+    @cached_property
+    def unigrams(self) -> np.ndarray:
+        """(vocabulary,) relative frequencies in up to two million tokens, one added to each count:
+        what a model that only counts would predict."""
+        counts, seen = np.ones(self.vocabulary.size, np.float64), 0
+        order = keyed.permute(keyed.key("unigrams"), len(self.documents), np.arange(len(self.documents)))
+        for document in order:
+            piece = self.corpus.read(int(self.starts[document]), int(self.ends[document]), ())
+            counts += np.bincount(piece.ids, minlength=len(counts))
+            seen += len(piece)
+            if seen > _UNIGRAM_TOKENS:
+                break
+        return counts / counts.sum()
+
+
+def split(corpus: Corpus, held_out: float, marks: Sequence[str]) -> tuple[Source, Source]:
+    """The training and the held-out documents. Which are held out depends on the document's
+    number alone, so every run over a corpus agrees."""
+    missing = sorted(set(marks) - set(corpus.marks))
+    if missing:
+        raise UserError(
+            f"{corpus.path}: the corpus has no column {', '.join(missing)}; "
+            f"add it with: launch/prepare.py --add {missing[0]} {corpus.path} INPUT..."
+        )
+    numbers = np.arange(len(corpus))
+    draw = keyed.uniform(keyed.key("held out"), numbers, 1)[:, 0]
+    out = draw < held_out
+    if held_out > 0 and not out.any():
+        out[draw.argmin()] = True
+    if out.all():
+        raise UserError(
+            f"{corpus.path}: held_out {held_out} leaves none of {len(corpus)} documents to train on"
+        )
+    return (
+        Source(corpus, numbers[~out], tuple(marks)),
+        Source(corpus, numbers[out], tuple(marks)),
+    )

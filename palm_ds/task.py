@@ -1,0 +1,156 @@
+"""The one interface of pretraining and fine-tuning tasks.
+
+    source ──items──> table of items ──layout──> which tokens, how long ──example──> Example
+                                                       │                                │
+                      from the index alone, vectorised ┘         label (each of the blend) ──> labels
+
+A task is one file. It is found by the file's name in palm_ds/pretrain or palm_ds/tasks, or by the
+dotted name of a class in a person's own module. Nothing is registered.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from torch import nn
+
+from palm_ds import settings
+from palm_ds.errors import UserError, suggest
+from palm_ds.example import Example, arrange
+from palm_ds.source import Source
+
+if TYPE_CHECKING:
+    from palm_ds.backbone import Backbone
+
+_PACKAGES = ("palm_ds.pretrain", "palm_ds.tasks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(ABC):
+    """Arranges items into examples, labels them, owns a head.
+
+    The n-th example of a task is a pure function of the seed, the task and n: `layout` gets its
+    uniform draws, `example` and `label` a generator keyed by n. `layout` decides everything that
+    the length depends on, so that rows can be packed before any example is built.
+    """
+
+    name: str
+    source: str
+    """Which of the recipe's `sources` the task reads."""
+    weight: float = 1.0
+    """What the task's loss counts for in the sum over tasks."""
+    share: str = ""
+    """Use the head and the task embedding of this other task (for example: the same masked words
+    in another stage, chosen by another strategy)."""
+
+    columns: ClassVar[Mapping[str, Any]] = {}
+    """Columns the corpus must have: {name: function(document) -> one value a token}; the function
+    lets `launch/prepare.py --add` make the column."""
+    draws: ClassVar[int] = 0
+    """How many uniform draws `layout` needs an item."""
+
+    def marks(self) -> tuple[str, ...]:
+        """The corpus columns that are read into examples."""
+        return tuple(self.columns)
+
+    def items(self, source: Source, room: int) -> np.ndarray:
+        """(items, any) int64: one row an item; `room` is the longest an example may be.
+
+        By default passages that fill the room: consecutive tokens of one document, [CLS] and
+        [SEP] counted; the last of a document is shorter."""
+        return passages(source, room - 2)
+
+    def layout(
+        self, items: np.ndarray, uniform: np.ndarray, source: Source, room: int
+    ) -> np.ndarray:
+        """(n, any) int64 for n items and (n, draws) numbers in [0, 1): the exact length of each
+        example in column 0, then whatever `example` wants to know."""
+        return np.column_stack([items[:, 1] - items[:, 0] + 2, items])
+
+    def example(self, layout: np.ndarray, source: Source, rng: np.random.Generator) -> Example:
+        """Arrange one item. Called for the first task of a blend only."""
+        return arrange([source.read(layout[1], layout[2])], source.vocabulary)
+
+    def label(self, example: Example, source: Source, rng: np.random.Generator) -> None:
+        """Add `example.labels[self.name]`; may edit the ids. Called for every task of a blend, in
+        their order, after `example` of the first."""
+        return None
+
+    @abstractmethod
+    def head(self, backbone: Backbone) -> nn.Module:
+        """The module over rows of the backbone's output (palm_ds/heads.py)."""
+
+    def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
+        """The loss and the accuracy, one a target, of knowing nothing of the text: what the
+        report calls chance. NaN where a task has no such notion."""
+        nothing = np.full(len(targets), np.nan)
+        return nothing, nothing
+
+
+def passages(source: Source, size: int) -> np.ndarray:
+    """(passages, 2) [start, end): every document of the source cut every `size` tokens."""
+    count = -(-(source.ends - source.starts) // size)
+    number = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    start = np.repeat(source.starts, count) + number * size
+    return np.column_stack([start, np.minimum(start + size, np.repeat(source.ends, count))])
+
+
+def build(name: str, values: Mapping[str, Any]) -> Task:
+    """A task from its entry in the recipe: `kind` (by default the name) and the task's own keys."""
+    where = f"tasks.{name}"
+    if not isinstance(values, Mapping):
+        raise UserError(f"{where}: expected keys such as `source: ...`, got {values!r}")
+    if "+" in name:
+        raise UserError(f"{where}: a task's name cannot hold a +")
+    kind = values.get("kind", name)
+    fields = {key: value for key, value in values.items() if key != "kind"}
+    if "name" in fields:
+        raise UserError(f"{where}.name: the task's name is its key in `tasks`; remove this")
+    return settings.parse(find(kind, where), {"name": name, **fields}, where)
+
+
+def find(kind: str, where: str = "kind") -> type[Task]:
+    """The task class of a kind: a file of palm_ds/pretrain or palm_ds/tasks, or `module.Class`."""
+    if not isinstance(kind, str):
+        raise UserError(f"{where}.kind: expected a task's name, got {kind!r}")
+    known = known_kinds()
+    if kind in known:
+        return _task_class(importlib.import_module(known[kind]))
+    if "." not in kind:
+        raise UserError(f"{where}.kind: no task {kind!r}{suggest(kind, known)} (or module.Class)")
+    module_name, _, class_name = kind.rpartition(".")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UserError(
+            f"{where}.kind: cannot import {module_name!r} ({error}); "
+            f"is its folder on PYTHONPATH?"
+        ) from error
+    found = getattr(module, class_name, None)
+    if not (isinstance(found, type) and issubclass(found, Task)):
+        raise UserError(f"{where}.kind: {kind!r} is not a subclass of palm_ds.task.Task")
+    return found
+
+
+def known_kinds() -> dict[str, str]:
+    """{kind: module} of every task that comes with palm_ds."""
+    found = {}
+    for package_name in _PACKAGES:
+        package = importlib.import_module(package_name)
+        for module in pkgutil.iter_modules(package.__path__):
+            found[module.name] = f"{package_name}.{module.name}"
+    return found
+
+
+def _task_class(module: Any) -> type[Task]:
+    for value in vars(module).values():
+        mine = isinstance(value, type) and value.__module__ == module.__name__
+        if mine and issubclass(value, Task):
+            return value
+    raise AssertionError(f"{module.__name__} holds no Task")
