@@ -1,0 +1,58 @@
+# `make pretrain` and `make test` are all a newcomer needs: each sets up .venv first.
+# Everything they write stays in this folder (.venv and runs); pip's own cache is pip's.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO := runs/demo
+CACHE := $(CURDIR)/$(VENV)/cache
+
+# torch, triton, deepspeed, transformers and matplotlib would each keep a cache in the home folder
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export XDG_CACHE_HOME := $(CACHE)
+export HF_HOME := $(CACHE)/huggingface
+export HF_HUB_OFFLINE := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export HF_HUB_DISABLE_TELEMETRY := 1
+export TORCH_EXTENSIONS_DIR := $(CACHE)/torch_extensions
+export TORCHINDUCTOR_CACHE_DIR := $(CACHE)/torchinductor
+export TRITON_HOME := $(CACHE)
+export TRITON_CACHE_DIR := $(CACHE)/triton
+export MPLCONFIGDIR := $(CACHE)/matplotlib
+export PYRIGHT_PYTHON_CACHE_DIR := $(CACHE)/pyright
+
+.PHONY: pretrain test fast check lint format docs clean
+
+$(VENV)/ready: constraints.txt pyproject.toml setup.py
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "error: Python 3.10 or newer is needed; name one with: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	env -u XDG_CACHE_HOME $(BIN)/pip install -c constraints.txt setuptools wheel
+	env -u XDG_CACHE_HOME $(BIN)/pip install -c constraints.txt torch
+	env -u XDG_CACHE_HOME DS_BUILD_OPS=0 $(BIN)/pip install -c constraints.txt --no-build-isolation -e '.[dev]'
+	touch $@
+
+pretrain: $(VENV)/ready
+	@echo make pretrain is wired here
+
+test: $(VENV)/ready
+	$(BIN)/python -m pytest --basetemp=runs/tests $(ARGS)
+
+fast: $(VENV)/ready
+	$(BIN)/python -m pytest --basetemp=runs/tests -m 'not slow and not distributed' $(ARGS)
+
+lint: $(VENV)/ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+check: lint test
+
+format: $(VENV)/ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(VENV)/ready
+	$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf $(VENV) runs/tests build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
