@@ -1,0 +1,157 @@
+"""A finished corpus, memory-mapped and read by token offsets.
+
+    corpus = open_corpus("data/wiki")
+    corpus.sentence_starts[:3]                       # where sentences begin, over the whole corpus
+    corpus.read(start, end, marks=["word"]).ids      # a view of the file, not a copy
+
+Nothing is loaded: a shard is mapped when it is first read, and every process that reads the corpus
+shares one copy in the machine's page cache. A corpus pickles as its path.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from palm_ds.corpus.manifest import Manifest, check_files, read_manifest
+from palm_ds.errors import UserError, suggest
+from palm_ds.example import Piece, Vocabulary
+from palm_ds.tokenizer import Tokenizer, load_tokenizer
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A record batch: its tokens end to end, and the ids and starts of its documents."""
+
+    start: int  # global offset of its first token
+    columns: dict[str, np.ndarray]
+    names: pa.Array
+
+
+def open_corpus(path: str | Path, verify: bool = False) -> Corpus:
+    """The corpus in this folder; `verify` reads every file and compares its hash."""
+    path = Path(path)
+    manifest = read_manifest(path)
+    check_files(path, manifest, hashes=verify)
+    return Corpus(path, manifest)
+
+
+class Corpus:
+    """Documents as token ids with marks beside them; made by `open_corpus`."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path, self.manifest, self.marks = path, manifest, manifest.marks
+        self.document_starts = self._index("document_starts", manifest.documents)
+        self.sentence_starts = self._index("sentence_starts", manifest.sentences)
+        self.first_sentence = self._index("first_sentence", manifest.documents)
+        counts = [shard.tokens for shard in manifest.shards]
+        self._shard_starts: list[int] = np.cumsum([0, *counts]).tolist()
+        self._shards: dict[int, tuple[list[int], list[_Block]]] = {}
+
+    def __reduce__(self) -> tuple:
+        return _reopen, (self.path,)
+
+    def __len__(self) -> int:
+        return self.manifest.documents
+
+    def __repr__(self) -> str:
+        return f"Corpus({str(self.path)!r}, documents={len(self)}, tokens={self.manifest.tokens})"
+
+    def _index(self, name: str, entries: int) -> np.ndarray:
+        file = self.path / "index" / f"{name}.npy"
+        try:
+            array = np.load(file, mmap_mode="r")
+        except (OSError, ValueError) as error:
+            raise UserError(f"corpus {self.path}: index/{name}.npy: {error}") from None
+        if array.shape != (entries + 1,) or array.dtype != np.int64:
+            raise UserError(
+                f"corpus {self.path}: index/{name}.npy holds {array.dtype} {array.shape}, where "
+                f"int64 ({entries + 1},) is due; prepare the corpus again"
+            )
+        return array
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer the corpus was made with."""
+        tokenizer = load_tokenizer(self.path / "tokenizer")
+        stated = self.manifest.tokenizer["fingerprint"]
+        if tokenizer.fingerprint != stated:
+            raise UserError(
+                f"corpus {self.path}: tokenizer/ is not the tokenizer the corpus was made with "
+                f"(fingerprint {tokenizer.fingerprint[:12]}, manifest {stated[:12]})"
+            )
+        return tokenizer
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The ids that tasks need to know."""
+        return self.tokenizer().vocabulary
+
+    def read(self, start: int, end: int, marks: Sequence[str] | None = None) -> Piece:
+        """The tokens start .. end of the corpus, which lie inside one document. Views, not copies:
+        ids in the corpus's own unsigned type, marks uint8; `marks=None` reads all of them."""
+        block = self._block(start)
+        inside = slice(start - block.start, end - block.start)
+        ids = block.columns["ids"][inside]
+        assert len(ids) == end - start, f"tokens {start} .. {end} are not in one document"
+        wanted = self.marks if marks is None else marks
+        try:
+            return Piece(start, ids, {name: block.columns[name][inside] for name in wanted})
+        except KeyError as error:
+            name = error.args[0]
+            raise UserError(
+                f"corpus {self.path} has no mark {name!r}{suggest(name, self.marks)} "
+                "(`launch/prepare.py --add` adds one)"
+            ) from None
+
+    def document(self, number: int, marks: Sequence[str] | None = None) -> tuple[str, Piece]:
+        """The id of a document and all of its tokens."""
+        start, end = map(int, self.document_starts[number : number + 2])
+        block = self._block(start)
+        first = int(np.searchsorted(self.document_starts, block.start))
+        return block.names[number - first].as_py(), self.read(start, end, marks)
+
+    def _block(self, token: int) -> _Block:
+        shard = bisect_right(self._shard_starts, token) - 1
+        if not 0 <= token < self._shard_starts[-1]:
+            raise IndexError(f"token {token} of {self._shard_starts[-1]}")
+        if shard not in self._shards:
+            self._shards[shard] = self._map(shard)
+        starts, blocks = self._shards[shard]
+        return blocks[bisect_right(starts, token) - 1]
+
+    def _map(self, number: int) -> tuple[list[int], list[_Block]]:
+        """Maps a shard: no bytes are read but the headers of its record batches."""
+        file = self.path / self.manifest.shards[number].name
+        blocks, at = [], self._shard_starts[number]
+        try:
+            with pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as stream:
+                for batch in stream:
+                    blocks.append(_block_of(batch, at))
+                    at += len(blocks[-1].columns["ids"])
+        except (OSError, pa.ArrowInvalid) as error:
+            raise UserError(f"corpus {self.path}: {file.name} is damaged: {error}") from None
+        if at != self._shard_starts[number + 1]:
+            raise UserError(
+                f"corpus {self.path}: {file.name} holds {at - self._shard_starts[number]} tokens "
+                f"where the manifest says {self.manifest.shards[number].tokens}"
+            )
+        return [block.start for block in blocks], blocks
+
+
+def _block_of(batch: pa.RecordBatch, start: int) -> _Block:
+    columns = {
+        name: batch.column(name).flatten().to_numpy(zero_copy_only=True)
+        for name in batch.schema.names
+        if name != "id"
+    }
+    return _Block(start, columns, batch.column("id"))
+
+
+def _reopen(path: Path) -> Corpus:
+    return Corpus(path, read_manifest(path))
