@@ -1,0 +1,128 @@
+"""What every test may rely on: one thread a process, no downloads, nothing left behind.
+
+`shared` is a folder of real data that does not come with the project: PALM_SHARED, or `shared`
+beside the clone. Tests that want it are skipped where it is not.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED_MEMORY = Path("/dev/shm")
+MARK = "PALM_TEST_SESSION"  # inherited by every process that a test starts
+
+for name, value in {
+    "OMP_NUM_THREADS": "1",  # before torch is imported, here and in every process started here
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}.items():
+    os.environ.setdefault(name, value)
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The top folder of the project."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of real data beside the project; skips the test where there is none."""
+    folder = Path(os.environ.get("PALM_SHARED") or ROOT.parent / "shared")
+    if not folder.is_dir():
+        pytest.skip(f"no real data here: {folder} is no folder (PALM_SHARED names another)")
+    return folder
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    wanting = [item for item in items if item.get_closest_marker("gpu")]
+    if not wanting:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in wanting:
+            item.add_marker(pytest.mark.skip(reason="needs a GPU; torch sees none"))
+
+
+# Nothing left behind ---------------------------------------------------------------------------
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # not in the workers of pytest-xdist
+        os.environ[MARK] = uuid.uuid4().hex
+        config.stash[_BEFORE] = _in_shared_memory()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workerinput"):
+        return
+    left = [f"process {p.pid}: {' '.join(p.cmdline())[:200]}" for p in _started_here()]
+    left += [
+        f"shared memory: {path}"
+        for path in sorted(_in_shared_memory() - session.config.stash[_BEFORE])
+        if not _in_use(path)
+    ]
+    session.config.stash[_LEFT] = left
+    if left and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    left = config.stash.get(_LEFT, [])
+    if left:
+        terminalreporter.section("left behind by the tests", red=True)
+        for line in left:
+            terminalreporter.line(line)
+
+
+_BEFORE = pytest.StashKey[set[Path]]()
+_LEFT = pytest.StashKey[list[str]]()
+
+
+def _in_shared_memory() -> set[Path]:
+    try:
+        return {path for path in SHARED_MEMORY.iterdir() if path.owner() == _me()}
+    except (OSError, KeyError):  # no such folder here, or a file that went meanwhile
+        return set()
+
+
+def _me() -> str:
+    return psutil.Process().username()
+
+
+def _started_here() -> list[psutil.Process]:
+    """Processes that inherited this session's mark and still run, orphans included."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            mine = process.environ().get(MARK) == os.environ[MARK]
+            alive = process.status() != psutil.STATUS_ZOMBIE
+            tracker = "resource_tracker" in " ".join(process.cmdline())  # ends with its parent
+        except (psutil.Error, OSError):
+            continue
+        if mine and alive and not tracker and process.pid != os.getpid():
+            found.append(process)
+    return found
+
+
+def _in_use(path: Path) -> bool:
+    """Some live process, perhaps of another test run on this machine, holds the file."""
+    for process in psutil.process_iter():
+        try:
+            if any(m.path == str(path) for m in process.memory_maps()):
+                return True
+        except (psutil.Error, OSError):
+            continue
+    return False
