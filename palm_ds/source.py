@@ -63,6 +63,12 @@ class Source:
         last = np.searchsorted(offsets, offsets[first] + tokens, side="right") - 1
         return np.clip(last, first + 1, limit)
 
+    def tokens_after(self, position: np.ndarray) -> np.ndarray:
+        """How many more tokens the document has from each position on; a position at the very end
+        of a document counts as its end."""
+        document = np.searchsorted(self.ends, position, side="left")
+        return self.ends[document] - position
+
     @cached_property
     def unigrams(self) -> np.ndarray:
         """(vocabulary,) relative frequencies in up to two million tokens, one added to each count:

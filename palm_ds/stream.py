@@ -173,7 +173,7 @@ class Track:
         shuffled = keyed.generator(self.key, number).permutation(len(rows))
         return Window(
             first=first,
-            rows=[[entries[i] for i in rows[r]] for r in shuffled],
+            rows=[fill([entries[i] for i in rows[r]], self.room) for r in shuffled],
             consumed=np.bincount(order[:taken], minlength=len(self.feeds)),
         )
 
@@ -203,6 +203,19 @@ class Track:
             return np.zeros(len(self.feeds), np.int64)
         last = self._window_of(self.total - 1)
         return self.consumed_before(last) + self.window(last).consumed
+
+
+def fill(row: Row, room: int) -> Row:
+    """The free space of a row given to the examples in it that could be longer."""
+    free = room - sum(int(layout[0]) for _, _, layout in row)
+    for k, (feed, n, layout) in enumerate(row):
+        more = min(free, int(layout[1]))
+        if more > 0:
+            longer = layout.copy()
+            longer[:2] += more, -more
+            row[k] = (feed, n, longer)
+            free -= more
+    return row
 
 
 def _most(fits: Any, upper: int) -> int:

@@ -70,12 +70,17 @@ class Task(ABC):
         self, items: np.ndarray, uniform: np.ndarray, source: Source, room: int
     ) -> np.ndarray:
         """(n, any) int64 for n items and (n, draws) numbers in [0, 1): the exact length of each
-        example in column 0, then whatever `example` wants to know."""
-        return np.column_stack([items[:, 1] - items[:, 0] + 2, items])
+        example in column 0; in column 1 by how many tokens it could be longer; then whatever
+        `example` wants to know.
+
+        Free space at the end of a row is handed to an example that could be longer: what `example`
+        gets in column 0 has grown by up to column 1, and the example must have just that length.
+        """
+        return np.column_stack([items[:, 1] - items[:, 0] + 2, np.zeros_like(items[:, 0]), items])
 
     def example(self, layout: np.ndarray, source: Source, rng: np.random.Generator) -> Example:
         """Arrange one item. Called for the first task of a blend only."""
-        return arrange([source.read(layout[1], layout[2])], source.vocabulary)
+        return arrange([source.read(layout[2], layout[3])], source.vocabulary)
 
     def label(self, example: Example, source: Source, rng: np.random.Generator) -> None:
         """Add `example.labels[self.name]`; may edit the ids. Called for every task of a blend, in

@@ -24,9 +24,8 @@ ADJACENT, SAME_DOCUMENT, OTHER_DOCUMENT = range(3)
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceDistance(Task):
-    shortest: float = 0.1
-    """Each text is a run of whole sentences; its target is drawn between this share and the whole
-    of half a row."""
+    shortest: float = 0.2
+    """The two texts together are drawn to be between this share and the whole of a row."""
 
     draws: ClassVar[int] = 6
 
@@ -53,20 +52,24 @@ class SentenceDistance(Task):
         self, items: np.ndarray, uniform: np.ndarray, source: Source, room: int
     ) -> np.ndarray:
         anchor, first, last = items.T
-        half = (room - 3) // 2
-        target = ((self.shortest + (1 - self.shortest) * uniform[:, :2]) * half).astype(np.int64)
+        most = room - 3
+        target = (self.shortest + (1 - self.shortest) * uniform[:, 0]) * most
+        share = 0.3 + 0.4 * uniform[:, 1]
         label = (uniform[:, 2] * 3).astype(np.int64)
         # The anchor's run leaves a sentence for its neighbour, and one beyond where none is before.
         limit = np.where(anchor - 1 > first, last - 1, last - 2)
-        end = source.sentence_end(anchor, limit, target[:, 0])
+        end = source.sentence_end(anchor, limit, (target * share).astype(np.int64))
         other, limit = self._elsewhere(items, end, uniform[:, 3:5], label, source)
-        other_end = source.sentence_end(other, limit, target[:, 1])
         offsets = source.corpus.sentence_starts
-        start = offsets[np.column_stack([anchor, other])]
-        stop = np.minimum(offsets[np.column_stack([end, other_end])], start + half)
-        swap = uniform[:, 5] < 0.5
-        start[swap], stop[swap] = start[swap, ::-1], stop[swap, ::-1]
-        return np.column_stack([3 + (stop - start).sum(1), start, stop, label])
+        # One sentence that is longer than most of a row is cut.
+        tokens = np.minimum(offsets[end] - offsets[anchor], int(0.7 * most))
+        wanted = np.maximum(target.astype(np.int64) - tokens, 1)
+        other_end = source.sentence_end(other, limit, wanted)
+        other_tokens = np.minimum(offsets[other_end] - offsets[other], most - tokens)
+        length = 3 + tokens + other_tokens
+        spare = np.minimum(room - length, offsets[limit] - offsets[other] - other_tokens)
+        places = [offsets[anchor], tokens, offsets[other]]
+        return np.column_stack([length, spare, *places, uniform[:, 5] < 0.5, label])
 
     @staticmethod
     def _elsewhere(
@@ -96,8 +99,12 @@ class SentenceDistance(Task):
         return other, limit
 
     def example(self, layout: np.ndarray, source: Source, rng: np.random.Generator) -> Example:
-        a, b, a_end, b_end, label = (int(x) for x in layout[1:])
-        example = arrange([source.read(a, a_end), source.read(b, b_end)], source.vocabulary)
+        length, _, start, tokens, other, swap, label = (int(x) for x in layout)
+        pieces = [
+            source.read(start, start + tokens),
+            source.read(other, other + length - 3 - tokens),
+        ]
+        example = arrange(pieces[::-1] if swap else pieces, source.vocabulary)
         example.labels[self.name] = np.array([0]), np.array([label])
         return example
 

@@ -64,15 +64,18 @@ class SentenceReordering(Task):
         label = (uniform[:, 0] * classes).astype(np.int64)
         segments = np.searchsorted(allowed, label, side="right") + 1
         offsets = source.corpus.sentence_starts
-        tokens = offsets[items[:, 1]] - offsets[items[:, 0]]
-        return np.column_stack([1 + tokens + segments, items, label])
+        length = 1 + offsets[items[:, 1]] - offsets[items[:, 0]] + segments
+        after = source.tokens_after(offsets[items[:, 1]])
+        return np.column_stack([length, np.minimum(room - length, after), items, label])
 
     def example(self, layout: np.ndarray, source: Source, rng: np.random.Generator) -> Example:
-        first, last, label = (int(x) for x in layout[1:])
+        length, _, first, last, label = (int(x) for x in layout)
         order = self.orders[label]
         inner = rng.choice(np.arange(first + 1, last), len(order) - 1, replace=False)
-        offsets = source.corpus.sentence_starts[np.array([first, *np.sort(inner), last])]
-        pieces = [source.read(offsets[i], offsets[i + 1]) for i in order]
+        cuts = source.corpus.sentence_starts[np.array([first, *np.sort(inner)])]
+        # The last segment also takes the room that the row had left.
+        cuts = [*cuts, cuts[0] + length - 1 - len(order)]
+        pieces = [source.read(cuts[i], cuts[i + 1]) for i in order]
         example = arrange(pieces, source.vocabulary)
         example.labels[self.name] = np.array([0]), np.array([label])
         return example
