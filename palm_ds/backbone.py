@@ -13,84 +13,46 @@ module order from torch's generator, so that `torch.manual_seed` decides them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
-
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
-from palm_ds.errors import UserError, suggest
-from palm_ds.example import Batch, Vocabulary
-from palm_ds.kernels import Kernels, attend, layer_norm, plan_attention
+from palm_ds.attention import AttentionPlan, attend, plan_attention
+from palm_ds.backbone_config import PRESETS, BackboneConfig
+from palm_ds.example import Batch
+from palm_ds.kernels import ACTIVATIONS, Kernels, add_dropped, layer_norm
 
-ACTIVATIONS = {
-    "gelu": F.gelu,
-    "relu": F.relu,
-    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
-}
+__all__ = ["PRESETS", "Backbone", "BackboneConfig", "Layer", "Pooler", "initialise"]
 
-
-@dataclass(frozen=True, kw_only=True)
-class BackboneConfig:
-    """The numbers of an encoder."""
-
-    vocab_size: int | None = None  # rows of the word table; none: as many as the tokenizer has words
-    width: int = 768  # numbers a token is
-    layers: int = 12
-    heads: int = 12  # of attention, in each layer
-    ffn: int | None = None  # width inside the feed-forward part; none: 4 * width
-    positions: int = 512  # rows of the position table
-    segments: int = 4  # rows of the segment table
-    task_slots: int = 16  # rows of the task table; 0: no task embedding
-    activation: str = "gelu"  # gelu, relu or gelu_new; of the feed-forward part
-    eps: float = 1e-12  # of LayerNorm
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
-    init_range: float = 0.02  # deviation of the first weights
-    position_offset: int = 0  # first row of the position table in use (RoBERTa: 2)
-    pad: int = 0  # id of the padding token
-
-    @property
-    def inner(self) -> int:
-        return self.ffn if self.ffn is not None else 4 * self.width
-
-    @property
-    def longest(self) -> int:
-        """Tokens the longest text may have."""
-        return self.positions - self.position_offset
-
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "ernie-2.0-base": dict(eps=1e-5),
-    "tiny": dict(width=128, layers=2, heads=2),
-    "small": dict(width=256, layers=4, heads=4),
-}
+PLAIN = Kernels()
 
 
 class Layer(nn.Module):
-    """One encoder layer, post-LN: dropout, add, LayerNorm ("dan" in ERNIE's code)."""
+    """One encoder layer: each half ends in dropout, add, LayerNorm ("dan" in ERNIE's code)."""
 
     def __init__(self, config: BackboneConfig, kernels: Kernels):
         super().__init__()
         width = config.width
         self.heads, self.activation = config.heads, ACTIVATIONS[config.activation]
-        self.dropout, self.attention_dropout = config.dropout, config.attention_dropout
+        self.rate, self.attention_rate = config.dropout, config.attention_dropout
+        self.dropout_form = kernels.dropout
         self.qkv = nn.Linear(width, 3 * width)
         self.project = nn.Linear(width, width)
-        self.attention_norm = layer_norm(width, config.eps, kernels)
+        self.attention_norm = layer_norm(width, config.eps, kernels.layer_norm)
         self.expand = nn.Linear(width, config.inner)
         self.contract = nn.Linear(config.inner, width)
-        self.output_norm = layer_norm(width, config.eps, kernels)
+        self.output_norm = layer_norm(width, config.eps, kernels.layer_norm)
 
-    def forward(self, x: torch.Tensor, plan: torch.Tensor) -> torch.Tensor:
-        dropout = self.attention_dropout if self.training else 0.0
-        attended = self.project(attend(self.qkv(x), plan, heads=self.heads, dropout=dropout))
-        x = self.attention_norm(x + F.dropout(attended, self.dropout, self.training))
-        y = self.contract(self.activation(self.expand(x)))
-        return self.output_norm(x + F.dropout(y, self.dropout, self.training))
+    def forward(self, x: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
+        rate = self.attention_rate if self.training else 0.0
+        seen = attend(self.qkv(x), plan, heads=self.heads, dropout=rate)  # (rows, length, width)
+        x = self.attention_norm(self._add(x, self.project(seen)))
+        inner = self.activation(self.expand(x))  # (rows, length, ffn)
+        return self.output_norm(self._add(x, self.contract(inner)))
+
+    def _add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return add_dropped(x, y, self.rate if self.training else 0.0, self.dropout_form)
 
 
 class Pooler(nn.Module):
@@ -105,35 +67,39 @@ class Pooler(nn.Module):
 
 
 class Backbone(nn.Module):
-    """Packed rows of ids to a vector for every token."""
+    """Packed rows of ids to a vector for every token.
+
+    `recompute` keeps only each layer's input for the backward pass and computes the rest again:
+    less memory, a third more work, the same numbers.
+    """
 
     def __init__(
-        self,
-        config: BackboneConfig,
-        kernels: Kernels = Kernels(),  # noqa: B008  frozen
-        *,
-        recompute: bool = False,
+        self, config: BackboneConfig, kernels: Kernels = PLAIN, *, recompute: bool = False
     ):
         super().__init__()
-        assert config.vocab_size is not None, "fill vocab_size from the tokenizer first"
+        assert config.vocab_size is not None, "vocab_size is filled from the tokenizer before"
         self.config, self.kernels, self.recompute = config, kernels, recompute
         self.word = nn.Embedding(config.vocab_size, config.width)
         self.position = nn.Embedding(config.positions, config.width)
         self.segment = nn.Embedding(config.segments, config.width)
         if config.task_slots:
             self.task = nn.Embedding(config.task_slots, config.width)
-        self.norm = layer_norm(config.width, config.eps, kernels)
+        self.norm = layer_norm(config.width, config.eps, kernels.layer_norm)
         self.layers = nn.ModuleList(Layer(config, kernels) for _ in range(config.layers))
         self.pooler = Pooler(config.width)
         initialise(self, config.init_range)
+        if kernels.compile == "on":
+            for layer in self.layers:
+                layer.compile()
 
     @property
     def width(self) -> int:
         return self.config.width
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        x = self.embed(batch)  # (rows, length, width)
-        plan = plan_attention(batch, self.kernels)
+        """(rows, length, width). What stands at padding is finite and means nothing."""
+        x = self._embed(batch)
+        plan = plan_attention(batch, self.kernels.attention)
         for layer in self.layers:
             if self.recompute and torch.is_grad_enabled():
                 x = checkpoint(layer, x, plan, use_reentrant=False)
@@ -141,9 +107,9 @@ class Backbone(nn.Module):
                 x = layer(x, plan)
         return x
 
-    def embed(self, batch: Batch) -> torch.Tensor:
-        x = self.word(batch.ids)
-        x = x + self.position(batch.positions + self.config.position_offset)
+    def _embed(self, batch: Batch) -> torch.Tensor:
+        # ERNIE's order of summation: word, position, segment, task.
+        x = self.word(batch.ids) + self.position(batch.positions + self.config.position_offset)
         x = x + self.segment(batch.segments)
         if self.config.task_slots:
             x = x + self.task(batch.task_ids)
@@ -151,9 +117,9 @@ class Backbone(nn.Module):
 
 
 def initialise(module: nn.Module, deviation: float) -> None:
-    """The first weights of every linear map, embedding and LayerNorm within, in module order."""
+    """The first weights of every linear map and embedding within, in module order."""
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Embedding):
             nn.init.trunc_normal_(part.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
-            if isinstance(part, nn.Linear) and part.bias is not None:
-                nn.init.zeros_(part.bias)
+        if isinstance(part, nn.Linear):
+            nn.init.zeros_(part.bias)

@@ -10,15 +10,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional as F  # noqa: N812
 
-from palm_ds.backbone import ACTIVATIONS, Backbone, initialise
-from palm_ds.kernels import layer_norm
+from palm_ds.backbone import Backbone, initialise
+from palm_ds.kernels import ACTIVATIONS, layer_norm, word_loss
 
 
 class HeadOutput(NamedTuple):
-    """Of the labelled rows: the sum of their losses (fp32 scalar) and the number of right guesses."""
+    """Of the labelled rows: the sum of their losses (an fp32 scalar), how many were got right."""
 
     loss_sum: torch.Tensor
     correct: torch.Tensor
@@ -33,9 +33,7 @@ def class_loss(logits: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
 class ClassHead(nn.Module):
     """One of `classes`, by a linear map."""
 
-    def __init__(
-        self, width: int, classes: int, *, pooled: bool = False, init_range: float = 0.02
-    ):
+    def __init__(self, width: int, classes: int, *, pooled: bool = False, init_range: float = 0.02):
         super().__init__()
         self.pooled, self.classes = pooled, classes
         self.out = nn.Linear(width, classes)
@@ -60,10 +58,10 @@ class MaskedWordHead(nn.Module):
     def __init__(self, backbone: Backbone):
         super().__init__()
         config = backbone.config
-        self.activation, self.kernels = ACTIVATIONS[config.activation], backbone.kernels
+        self.activation, self.loss_form = ACTIVATIONS[config.activation], backbone.kernels.word_loss
         self.classes = backbone.word.num_embeddings
         self.dense = nn.Linear(config.width, config.width)
-        self.norm = layer_norm(config.width, config.eps, backbone.kernels)
+        self.norm = layer_norm(config.width, config.eps, backbone.kernels.layer_norm)
         self.bias = nn.Parameter(torch.zeros(self.classes))
         initialise(self, config.init_range)
         self.words = backbone.word.weight
@@ -71,7 +69,8 @@ class MaskedWordHead(nn.Module):
         self.register_load_state_dict_post_hook(_do_not_miss_words)
 
     def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
-        return class_loss(self.logits(rows), targets)
+        rows = self.transform(rows)
+        return HeadOutput(*word_loss(rows, self.words, self.bias, targets, self.loss_form))
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         return F.linear(self.transform(rows), self.words, self.bias)  # (n, words)

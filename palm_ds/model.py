@@ -7,6 +7,7 @@ labels reads one row, times 0. Ranks and steps that run different modules break 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,34 +34,49 @@ class Model(nn.Module):
         self.backbone = backbone  # first: the word table goes by the backbone's name
         self.heads = nn.ModuleDict(heads)
         self.head_of = dict(head_of)
+        self.pooled = any(self._head(task).pooled for task in head_of)
 
     def forward(self, batch: Batch) -> dict[str, HeadOutput]:
         """Loss sum and right guesses of each task, in the order of `head_of`."""
         flat = self.backbone(batch).flatten(0, 1)  # (rows * length, width)
+        labels = [self._labels(batch, task) for task in self.head_of]
+        at = torch.cat([positions for positions, _, _ in labels])
+        pieces = flat.index_select(0, at).split([len(positions) for positions, _, _ in labels])
         outputs = {}
-        for task, name in self.head_of.items():
-            head = self.heads[name]
-            if task in batch.labels and len(batch.labels[task][0]):
-                at, targets = batch.labels[task]
-                outputs[task] = head(self._rows(head, flat.index_select(0, at)), targets)
-            else:
-                outputs[task] = self._idle(head, flat)
+        for task, rows, (_, targets, real) in zip(self.head_of, pieces, labels, strict=True):
+            # A head without labels gets zeros: its scores are finite whatever the encoder gives,
+            # and finite times 0 is 0.
+            loss, correct = self._head(task)(self._read(task, rows * real), targets)
+            outputs[task] = HeadOutput(loss * real, correct * real)
+        if not self.pooled:
+            self._touch_pooler(flat, outputs)
         return outputs
 
     def logits(self, batch: Batch, task: str) -> torch.Tensor:
-        """(n, classes) at the labelled positions of the task."""
+        """(n, classes): the scores at the task's positions in `batch.labels`."""
         if task not in self.head_of:
             raise UserError(f'no task "{task}"{suggest(task, self.head_of)}')
-        head = self.heads[self.head_of[task]]
-        at = batch.labels[task][0]
         flat = self.backbone(batch).flatten(0, 1)
-        return head.logits(self._rows(head, flat.index_select(0, at)))
+        rows = flat.index_select(0, batch.labels[task][0])
+        return self._head(task).logits(self._read(task, rows))
 
-    def _rows(self, head: nn.Module, rows: torch.Tensor) -> torch.Tensor:
-        return self.backbone.pooler(rows) if head.pooled else rows
+    def _labels(self, batch: Batch, task: str) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Positions and targets of a task, and 1; one position, any target and 0 where it has none."""
+        positions, targets = batch.labels.get(task, (None, None))
+        if positions is not None and targets is not None and len(positions):
+            return positions, targets, 1
+        nothing = torch.zeros(1, dtype=torch.int64, device=batch.ids.device)
+        return nothing, nothing, 0
 
-    def _idle(self, head: nn.Module, flat: torch.Tensor) -> HeadOutput:
-        """The head on one row of zeros, so that its logits are finite whatever the backbone gives."""
-        row = self._rows(head, flat[:1] * 0)
-        output = head(row, torch.zeros(1, dtype=torch.int64, device=flat.device))
-        return HeadOutput(output.loss_sum * 0, output.correct * 0)
+    def _head(self, task: str) -> Any:
+        return self.heads[self.head_of[task]]
+
+    def _read(self, task: str, rows: torch.Tensor) -> torch.Tensor:
+        return self.backbone.pooler(rows) if self._head(task).pooled else rows
+
+    def _touch_pooler(self, flat: torch.Tensor, outputs: dict[str, HeadOutput]) -> None:
+        """A pooler that no head reads takes part all the same, so that it is one and the same
+        thing under every ZeRO stage: a parameter whose gradient is 0."""
+        first = next(iter(outputs))
+        nothing = self.backbone.pooler(flat[:1] * 0).sum() * 0
+        outputs[first] = outputs[first]._replace(loss_sum=outputs[first].loss_sum + nothing)
