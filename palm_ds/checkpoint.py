@@ -1,0 +1,325 @@
+"""Checkpoints that are complete or absent.
+
+    checkpoints/
+      step_00001000/            published: every file is listed in manifest.json with size and hash
+      step_00002000.partial/    being written, or left by a run that died; never loaded
+
+All processes write their shards into the .partial folder, hashing as they write. When all are done
+rank 0 writes the manifest, syncs, and renames the folder: that rename is the moment the checkpoint
+exists. Before loading, sizes and hashes are compared (torch.load does not notice a flipped bit);
+a bad checkpoint is skipped with a line that says what is wrong, and the next older one is tried.
+
+DeepSpeed's own `latest` file is not used: it can name a checkpoint that some process has not
+finished. Every function here is called by all processes together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from palm_ds.errors import UserError
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+PARTIAL = ".partial"
+_NAME = re.compile(r"step_(\d{8,})")
+_BLOCK = 1 << 22
+
+
+class SaveError(UserError):
+    """A checkpoint could not be written. Training may go on; older checkpoints are untouched."""
+
+
+class Group(Protocol):
+    """The processes of a run, as far as checkpoints need them."""
+
+    rank: int
+    world: int
+
+    def gather(self, value: Any) -> list[Any]:
+        """Everybody's value, by rank, on every rank."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """What a checkpoint fits: it is cut into shards by process and ZeRO stage."""
+
+    world: int
+    stage: int
+    precision: str
+
+
+@dataclass
+class Written:
+    """What one process wrote: files with size and hash, and the first thing that went wrong."""
+
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    error: str = ""
+
+    def write(self, path: str | Path, dump: Callable[[IO[bytes]], None]) -> None:
+        """Write a file through `dump`, hash it on the way and sync it to the disk. A failure is
+        noted, not raised: processes must stay in step until all know of it."""
+        if self.error:
+            return
+        try:
+            with open(path, "wb") as file:
+                hashing = _Hashing(file)
+                dump(hashing)  # type: ignore[arg-type]
+                file.flush()
+                os.fsync(file.fileno())
+        except (OSError, RuntimeError) as error:  # torch's zip writer wraps OSError
+            self.error = f"{Path(path).name}: {_reason(error)}"
+            return
+        entry = {"size": hashing.size, "sha256": hashing.hash.hexdigest()}
+        self.files[Path(path).name] = entry
+
+
+class _Hashing:
+    """A file for writing that hashes what passes."""
+
+    def __init__(self, file: IO[bytes]):
+        self.file, self.hash, self.size = file, hashlib.sha256(), 0
+
+    def write(self, data: Any) -> int:
+        self.hash.update(data)
+        self.size += len(data)
+        return self.file.write(data)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def name_of(step: int) -> str:
+    return f"step_{step:08d}"
+
+
+def steps_in(folder: Path) -> list[int]:
+    """Steps of the published checkpoints, newest first."""
+    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+    return sorted((int(m[1]) for m in map(_NAME.fullmatch, names) if m), reverse=True)
+
+
+# ---- saving ----
+
+
+def save(
+    folder: Path,
+    step: int,
+    *,
+    write: Callable[[str, Written], None],
+    layout: Layout,
+    state: Mapping[str, Any],
+    group: Group,
+    keep: int,
+    reject: Sequence[int] = (),
+) -> Path:
+    """Publish `step` and keep the newest `keep` checkpoints.
+
+    `write(tag, written)` lets this process write its files into folder/tag through `written`.
+    `reject` are steps known to be bad: they go once the new one is there.
+    """
+    published, partial = folder / name_of(step), folder / (name_of(step) + PARTIAL)
+    _agree(group, _at_rank0(group, lambda: _make_room(folder, partial)), published)
+    written = Written()
+    write(partial.name, written)
+    parts = group.gather((written.files, written.error))
+    for rank, (_, error) in enumerate(parts):
+        if error:
+            _at_rank0(group, lambda: shutil.rmtree(partial, ignore_errors=True))
+            raise _failed(published, f"process {rank}: {error}")
+    manifest = {
+        "format": FORMAT,
+        "step": step,
+        "world": layout.world,
+        "stage": layout.stage,
+        "precision": layout.precision,
+        "state": dict(state),
+        "files": {name: entry for files, _ in parts for name, entry in files.items()},
+    }
+    error = _at_rank0(group, lambda: _publish(partial, published, manifest))
+    if error:
+        _at_rank0(group, lambda: shutil.rmtree(partial, ignore_errors=True))
+    _agree(group, error, published)
+    _at_rank0(group, lambda: prune(folder, step, keep=keep, reject=reject))
+    return published
+
+
+def _make_room(folder: Path, partial: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for entry in folder.glob("*" + PARTIAL):
+        shutil.rmtree(entry)
+    partial.mkdir()
+
+
+def _publish(partial: Path, published: Path, manifest: Mapping[str, Any]) -> None:
+    with open(partial / MANIFEST, "w", encoding="utf-8") as file:
+        json.dump(manifest, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync(partial)
+    if published.exists():  # of the same step: bad, or the same again
+        os.replace(published, published.with_name(published.name + ".old" + PARTIAL))
+    os.replace(partial, published)
+    _sync(published.parent)
+
+
+def prune(folder: Path, newest: int, *, keep: int, reject: Sequence[int] = ()) -> None:
+    """Delete bad checkpoints and all but the `keep` newest up to step `newest`."""
+    good = [step for step in steps_in(folder) if step <= newest and step not in reject]
+    for step in [*good[max(keep, 1) :], *(s for s in reject if s != newest)]:
+        doomed = folder / (name_of(step) + ".old" + PARTIAL)
+        if (folder / name_of(step)).exists():
+            os.replace(folder / name_of(step), doomed)  # a half-deleted one is never "published"
+    for entry in folder.glob("*.old" + PARTIAL):
+        shutil.rmtree(entry, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _at_rank0(group: Group, action: Callable[[], None]) -> str:
+    """Run on rank 0 only; what went wrong, or nothing."""
+    if group.rank == 0:
+        try:
+            action()
+        except OSError as error:
+            return _reason(error)
+    return ""
+
+
+def _agree(group: Group, error: str, published: Path) -> None:
+    for rank, one in enumerate(group.gather(error)):
+        if one:
+            raise _failed(published, f"process {rank}: {one}")
+
+
+def _failed(published: Path, why: str) -> SaveError:
+    older = [step for step in steps_in(published.parent) if name_of(step) != published.name]
+    last = f"the last one is {name_of(older[0])}" if older else "there is no older one"
+    return SaveError(f"{published}: could not be saved: {why}; {last}")
+
+
+# ---- loading ----
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A checkpoint that was verified. `rejected` are newer ones that were not good."""
+
+    path: Path
+    step: int
+    state: dict[str, Any]
+    rejected: tuple[int, ...] = ()
+
+
+def find(
+    folder: Path, *, layout: Layout, group: Group, warn: Callable[[str], None]
+) -> Found | None:
+    """The newest good checkpoint, or None where there is none at all.
+
+    Bad ones are skipped and reported through `warn` (on rank 0). Raises UserError when there are
+    checkpoints but no good one, or when the newest good one was saved by another number of
+    processes or another ZeRO stage.
+    """
+    if group.rank == 0:
+        for entry in sorted(folder.glob("*" + PARTIAL)):
+            warn(f"{entry}: a save that did not finish; left alone")
+    # what rank 0 sees decides for all
+    steps = group.gather(steps_in(folder) if group.rank == 0 else None)[0]
+    rejected: list[int] = []
+    reasons: list[str] = []
+    for step in steps:
+        path = folder / name_of(step)
+        manifest, problem = group.gather(_manifest(path) if group.rank == 0 else None)[0]
+        if not problem:
+            _check_layout(path, manifest, layout)
+            problem = _verify(path, manifest["files"], group)
+        if not problem:
+            return Found(path=path, step=step, state=manifest["state"], rejected=tuple(rejected))
+        rejected.append(step)
+        reasons.append(f"{path.name}: {problem}")
+        if group.rank == 0:
+            warn(f"{path}: not used: {problem}")
+    if rejected:
+        raise UserError(
+            f"{folder}: no good checkpoint among {len(rejected)} ({'; '.join(reasons)}); "
+            "restore one, or choose another run folder to start again"
+        )
+    return None
+
+
+def _manifest(path: Path) -> tuple[dict[str, Any], str]:
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        assert manifest["format"] == FORMAT
+        for entry in manifest["files"].values():
+            assert entry["size"] >= 0 and len(entry["sha256"]) == 64
+        int(manifest["world"]), int(manifest["stage"]), dict(manifest["state"])
+    except FileNotFoundError:
+        return {}, f"{MANIFEST} is missing"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError):
+        return {}, f"{MANIFEST} is damaged"
+    return manifest, ""
+
+
+def _check_layout(path: Path, manifest: Mapping[str, Any], layout: Layout) -> None:
+    saved = Layout(
+        world=manifest["world"], stage=manifest["stage"], precision=manifest["precision"]
+    )
+    if saved != layout:
+        raise UserError(
+            f"{path}: saved with {_describe(saved)}, this run has {_describe(layout)}; "
+            "resume with the same"
+        )
+
+
+def _describe(layout: Layout) -> str:
+    processes = "process" if layout.world == 1 else "processes"
+    return f"{layout.world} {processes}, ZeRO stage {layout.stage}, {layout.precision}"
+
+
+def _verify(path: Path, files: Mapping[str, Mapping[str, Any]], group: Group) -> str:
+    """What is wrong with the files, or nothing. Processes share the work."""
+    mine = sorted(files)[group.rank :: group.world]
+    problems = [check_file(path / name, files[name]) for name in mine]
+    found = [problem for part in group.gather(problems) for problem in part if problem]
+    return found[0] if found else ""
+
+
+def check_file(path: Path, entry: Mapping[str, Any]) -> str:
+    """What is wrong with a file, compared with its size and hash in the manifest; or nothing."""
+    try:
+        size = path.stat().st_size
+        if size != entry["size"]:
+            return f"{path.name} has {size} bytes instead of {entry['size']}"
+        digest = hashlib.sha256()
+        with open(path, "rb") as file:
+            while block := file.read(_BLOCK):
+                digest.update(block)
+    except FileNotFoundError:
+        return f"{path.name} is missing"
+    except OSError as error:
+        return f"{path.name} cannot be read: {_reason(error)}"
+    if digest.hexdigest() != entry["sha256"]:
+        return f"{path.name} has changed since it was written (checksum)"
+    return ""
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,457 @@
+"""The only door to DeepSpeed: start, step, evaluate, save, load.
+
+    engine = Engine(model, machine=machine, optimizer=optimizer, rows=256, seed=1)
+    for step in range(steps):
+        result = engine.step(batches, lr=..., step=step, weights={"knowledge_masking": 1.0})
+
+What a step computes does not depend on how many processes there are, on the ZeRO stage or on
+accumulation: the loss of a task is its sum over the whole step divided by the count of its labels
+over the whole step, on all processes, and all processes run the same modules in the same order.
+
+The same program runs under `deepspeed`, `torchrun`, `mpirun` (with mpi4py) and alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from palm_ds import checkpoint, keyed
+from palm_ds.errors import UserError
+from palm_ds.example import Batch
+from palm_ds.machine import Machine, quieten
+from palm_ds.optim import OptimizerConfig, build_optimizer
+
+WATCHDOG_EXIT = 42
+
+
+# ---- processes ----
+
+
+class Processes:
+    """Who is in the run: `rank` of `world`, and the device this process computes on."""
+
+    def __init__(self) -> None:
+        from deepspeed.accelerator import get_accelerator
+
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self.device = torch.device(get_accelerator().device_name(self.local_rank))
+        # Small host-side messages go over gloo, so that they never wait for the device.
+        self._host_group = None if self.device.type == "cpu" else dist.new_group(backend="gloo")
+
+    def gather(self, value: Any) -> list[Any]:
+        """Everybody's value (anything that pickles), by rank, on every rank."""
+        if self.world == 1:
+            return [value]
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value, group=self._host_group)
+        return values
+
+    def sum(self, numbers: Sequence[int]) -> list[int]:
+        """Element-wise sums over all processes."""
+        if self.world == 1:
+            return list(numbers)
+        tensor = torch.tensor(numbers, dtype=torch.int64)
+        dist.all_reduce(tensor, group=self._host_group)
+        return tensor.tolist()
+
+    def barrier(self) -> None:
+        dist.barrier(group=self._host_group)
+
+
+def start(machine: Machine) -> Processes:
+    """Join the processes of the run. May be called again; only the first call acts."""
+    quieten()
+    import deepspeed
+
+    if not dist.is_initialized():
+        _choose_cpu_collectives(machine)
+        _set_timeouts(timedelta(minutes=machine.timeout_minutes))
+        timeout = timedelta(minutes=machine.timeout_minutes)
+        if _alone():
+            os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed looks there
+            _set_device()
+            dist.init_process_group(
+                _backend(), store=dist.HashStore(), rank=0, world_size=1, timeout=timeout
+            )
+        else:
+            deepspeed.init_distributed(timeout=timeout, verbose=False)
+    deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
+    return Processes()
+
+
+def stop() -> None:
+    """Leave the run in good order. Without it DeepSpeed's stage 3 sometimes aborts at exit."""
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def _alone() -> bool:
+    """No launcher told us of others: one process."""
+    launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    return not launched and int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1")) == 1
+
+
+def _backend() -> str:
+    from deepspeed.accelerator import get_accelerator
+
+    return get_accelerator().communication_backend_name()
+
+
+def _set_device() -> None:
+    from deepspeed.accelerator import get_accelerator
+
+    if get_accelerator().device_name() != "cpu":
+        get_accelerator().set_device(0)
+
+
+def _choose_cpu_collectives(machine: Machine) -> None:
+    """DeepSpeed compiles a shared-memory all-reduce on CPU at start: it needs a compiler, leaves
+    138 MB in /dev/shm a run, and a lock that stops later runs when killed. Off unless asked for."""
+    import deepspeed.ops
+    from deepspeed.accelerator import get_accelerator
+
+    if get_accelerator().device_name() == "cpu" and not machine.comms.shm_all_reduce:
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def _set_timeouts(timeout: timedelta) -> None:
+    """DeepSpeed makes groups without passing the timeout on, so it must be torch's default."""
+    from torch.distributed import constants, distributed_c10d
+
+    for module in (constants, distributed_c10d):
+        for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+            if getattr(module, name, None) is not None:
+                setattr(module, name, timeout)
+
+
+# ---- the engine ----
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What a step leaves to be read later. The sums are this process's and live on the device;
+    `Engine.reduce` adds them up over all processes when somebody wants to see them."""
+
+    loss_sums: Mapping[str, torch.Tensor]
+    correct: Mapping[str, torch.Tensor]
+    counts: Mapping[str, int]
+    """Labels of each task over all processes."""
+    tokens: int
+    """Real tokens over all processes."""
+    stop: bool
+    """Some process was asked to stop."""
+
+
+class Engine:
+    """A model that trains under DeepSpeed. All processes make the same calls in the same order."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        machine: Machine,
+        optimizer: OptimizerConfig,
+        rows: int,
+        seed: int,
+    ):
+        import deepspeed
+
+        self.processes = start(machine)
+        self.rank, self.world = self.processes.rank, self.processes.world
+        self.local_rank, self.device = self.processes.local_rank, self.processes.device
+        self.machine, self.seed = machine, seed
+        self.micro_rows, self.accumulation = machine.split(rows, self.world)
+        self.config = machine.deepspeed_config(rows=rows, world=self.world, clip=optimizer.clip)
+        self.tasks = tuple(model.head_of)  # type: ignore[arg-type]
+        self.layout = checkpoint.Layout(
+            world=self.world, stage=machine.stage, precision=machine.precision
+        )
+        self._rejected: tuple[int, ...] = ()
+        self._optimizer = build_optimizer(
+            model, optimizer, zero_stage=machine.stage, checked=machine.checks_itself
+        )
+        _check_precision(machine, self.device)
+        self._engine: Any = deepspeed.initialize(
+            model=model, optimizer=self._optimizer, config=self.config
+        )[0]
+        self._engine.checkpoint_engine = _Shards(self._engine.checkpoint_engine)
+        self._engine._copy_recovery_script = lambda _folder: None  # our folders need none
+        self._watchdog = Watchdog(machine.watchdog_minutes * 60)
+
+    # -- training --
+
+    def step(
+        self,
+        batches: Sequence[Batch],
+        lr: float,
+        step: int,
+        weights: Mapping[str, float] | None = None,
+        stop: bool = False,
+    ) -> StepResult:
+        """One optimizer step over this process's micro-batches of it.
+
+        `weights`: what each task counts for (1 where not given). A step whose gradients are not
+        finite changes nothing; `skipped_steps` counts it.
+        """
+        assert len(batches) == self.accumulation, (len(batches), self.accumulation)
+        counts, tokens, stop = self._agree(batches, step, stop)
+        scales = {
+            task: (weights or {}).get(task, 1.0) * self.world / max(counts[task], 1)
+            for task in self.tasks
+        }
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        # Dropout depends on (seed, step, rank) alone: no random state has to be saved.
+        torch.manual_seed(keyed.key(self.seed, "dropout", step, self.rank))
+        sums = _Sums(self.tasks)
+        self._engine.train()
+        for batch in batches:
+            outputs = self._engine(batch.to(self.device))
+            total = sum(outputs[task].loss_sum * scales[task] for task in self.tasks)
+            # The average over processes that follows undoes `world`.
+            self._engine.backward(total, scale_wrt_gas=False)
+            self._engine.step()
+            sums.add(outputs)
+        self._watchdog.beat()
+        return StepResult(
+            loss_sums=sums.loss, correct=sums.correct, counts=counts, tokens=tokens, stop=stop
+        )
+
+    def _agree(
+        self, batches: Sequence[Batch], step: int, stop: bool
+    ) -> tuple[dict[str, int], int, bool]:
+        """One small all-reduce: label counts, real tokens, whether anybody wants to stop."""
+        for batch in batches:
+            for task in batch.labels:
+                assert task in self.tasks, f"labels of {task}, which the model does not have"
+        counts = [
+            sum(len(b.labels[task][0]) for b in batches if task in b.labels) for task in self.tasks
+        ]
+        tokens = sum(batch.real_tokens for batch in batches)
+        *totals, tokens, stopping, steps = self.processes.sum([*counts, tokens, int(stop), step])
+        assert steps == step * self.world, "processes are at different steps"
+        return dict(zip(self.tasks, totals, strict=True)), tokens, stopping > 0
+
+    def reduce(self, values: Mapping[str, torch.Tensor | float]) -> dict[str, float]:
+        """Sums over all processes of scalars, read in one go. It waits for the device, so it
+        belongs to logging steps."""
+        stacked = torch.stack(
+            [torch.as_tensor(v, dtype=torch.float64, device=self.device) for v in values.values()]
+        )
+        if self.world > 1:
+            dist.all_reduce(stacked)
+        return dict(zip(values, stacked.tolist(), strict=True))
+
+    @property
+    def grad_norm(self) -> float:
+        """Global gradient norm of the last step, before clipping. Waits for the device."""
+        norm = self._engine.get_global_grad_norm()
+        return float("nan") if norm is None else float(norm)
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps whose gradients were not finite, and that therefore changed nothing."""
+        return int(self._engine.skipped_steps)
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor fp16 gradients are scaled by; 1 otherwise."""
+        if self.machine.precision != "fp16":
+            return 1.0
+        return float(self._engine.optimizer.loss_scale)
+
+    # -- reading --
+
+    def evaluate(self, batch: Batch) -> dict[str, Any]:
+        """Loss sum and right guesses of each task, without gradients or dropout. This process's
+        sums: add them up and `reduce` them. Every process must evaluate equally often (ZeRO 3
+        gathers weights together): pad with batches of empty rows."""
+        self._watchdog.beat()
+        return self._without_gradients(lambda: self._engine(batch.to(self.device)))
+
+    def logits(self, batch: Batch, task: str) -> torch.Tensor:
+        """(n, classes) at the labelled positions of one task, on the device."""
+        module = self._engine.module
+        with self._gathered():
+            return self._without_gradients(lambda: module.logits(batch.to(self.device), task))
+
+    def _without_gradients(self, compute: Callable[[], Any]) -> Any:
+        self._engine.eval()
+        try:
+            with torch.no_grad():
+                return compute()
+        finally:
+            self._engine.train()
+
+    def _gathered(self) -> Any:
+        """All weights whole while inside (ZeRO 3: outside of the engine's own forward)."""
+        import deepspeed
+
+        parameters = list(self._engine.module.parameters())
+        return deepspeed.zero.GatheredParameters(parameters, enabled=self.machine.stage == 3)
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """On rank 0 every weight whole, in fp32, on the host; elsewhere an empty dict. All
+        processes take part, one weight at a time, so that the device holds one extra at most."""
+        out: dict[str, torch.Tensor] = {}
+        for name, parameter in self._engine.module.named_parameters():
+            full = self._full(parameter)
+            if self.rank == 0:
+                out[name] = full.detach().to("cpu", torch.float32, copy=True)
+        if self.rank == 0:
+            kept = self._engine.module.state_dict().keys()
+            buffers = dict(self._engine.module.named_buffers())
+            out |= {n: b.detach().cpu().clone() for n, b in buffers.items() if n in kept}
+        return out
+
+    def _full(self, parameter: nn.Parameter) -> torch.Tensor:
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        if self.machine.stage == 0:
+            return parameter
+        full = safe_get_full_fp32_param(parameter)
+        assert full is not None
+        return full
+
+    # -- checkpoints --
+
+    def save(
+        self, folder: str | Path, state: Mapping[str, Any], *, step: int, keep: int = 2
+    ) -> Path:
+        """Publish a checkpoint of `step` with the caller's `state` (JSON) in `folder`; keep the
+        newest `keep`. Raises checkpoint.SaveError, on all processes, when it cannot be written;
+        the run may go on after it."""
+        self._watchdog.beat()
+        path = checkpoint.save(
+            Path(folder),
+            step,
+            write=lambda tag, written: self._write(Path(folder), tag, written),
+            layout=self.layout,
+            state=state,
+            group=self.processes,
+            keep=keep,
+            reject=self._rejected,
+        )
+        self._rejected = ()
+        self._watchdog.beat()
+        return path
+
+    def _write(self, folder: Path, tag: str, written: checkpoint.Written) -> None:
+        self._engine.checkpoint_engine.written = written
+        try:
+            self._engine.save_checkpoint(str(folder), tag=tag, save_latest=False)
+        finally:
+            self._engine.checkpoint_engine.written = None
+
+    def load(
+        self, folder: str | Path, *, warn: Callable[[str], None] | None = None
+    ) -> dict[str, Any] | None:
+        """Continue from the newest good checkpoint in `folder`: the state it was saved with, or
+        None where there is no checkpoint. `warn` is told of bad ones (default: stderr)."""
+        self._watchdog.beat()
+        found = checkpoint.find(
+            Path(folder),
+            layout=self.layout,
+            group=self.processes,
+            warn=warn or (lambda line: print(line, file=sys.stderr, flush=True)),
+        )
+        if found is None:
+            return None
+        self._engine.load_checkpoint(str(folder), tag=found.path.name)
+        self._rejected = found.rejected
+        self._watchdog.beat()
+        return found.state
+
+    def close(self) -> None:
+        """End the run in good order, on all processes."""
+        self._watchdog.close()
+        stop()
+
+
+class _Sums:
+    """Losses and right guesses added up on the device."""
+
+    def __init__(self, tasks: Iterable[str]):
+        self.tasks = tuple(tasks)
+        self.loss: dict[str, torch.Tensor] = {}
+        self.correct: dict[str, torch.Tensor] = {}
+
+    def add(self, outputs: Mapping[str, Any]) -> None:
+        for task in self.tasks:
+            loss, correct = outputs[task].loss_sum.detach(), outputs[task].correct.detach()
+            self.loss[task] = self.loss[task] + loss if task in self.loss else loss
+            self.correct[task] = self.correct[task] + correct if task in self.correct else correct
+
+
+class _Shards:
+    """DeepSpeed's checkpoint writer, with saving done by us: hashed, synced, never raising."""
+
+    def __init__(self, inner: Any):
+        self._inner = inner
+        self.written: checkpoint.Written | None = None
+
+    def save(self, state_dict: dict[str, Any], path: str) -> None:
+        assert self.written is not None, "checkpoints are saved through Engine.save"
+        self.written.write(path, lambda file: torch.save(state_dict, file))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def _check_precision(machine: Machine, device: torch.device) -> None:
+    from deepspeed.accelerator import get_accelerator
+
+    able = {
+        "fp32": lambda: True,
+        "bf16": get_accelerator().is_bf16_supported,
+        "fp16": get_accelerator().is_fp16_supported,
+    }
+    if not able[machine.precision]():
+        others = [name for name in ("bf16", "fp32") if able[name]()]
+        raise UserError(
+            f"{machine.path}: {machine.precision}: this machine ({device.type}) cannot train in "
+            f"it; use {' or '.join(others)}"
+        )
+
+
+class Watchdog:
+    """Ends the process when nothing has happened for too long, as when another one hangs: a
+    launcher can then start the run again. `seconds` 0: never."""
+
+    def __init__(self, seconds: float):
+        self._seconds = seconds
+        self._last = time.monotonic()
+        self._closed = threading.Event()
+        if seconds > 0:
+            threading.Thread(target=self._watch, daemon=True, name="watchdog").start()
+
+    def beat(self) -> None:
+        self._last = time.monotonic()
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(min(self._seconds / 10, 5.0)):
+            if time.monotonic() - self._last > self._seconds:
+                print(
+                    f"error: no step for {self._seconds / 60:g} minutes; giving up "
+                    f"(exit code {WATCHDOG_EXIT})",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                os._exit(WATCHDOG_EXIT)
