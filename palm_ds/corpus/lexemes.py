@@ -1,0 +1,140 @@
+"""What a word is, wherever it stands: one number of flags a word.
+
+    flags = flags_of("\\n\\nMr")      # BLANK | CAPITAL | TITLE ...
+
+Sentence splitting and entities work on arrays of these.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from palm_ds.corpus import english
+
+# The white space before the word
+SPACE = 1 << 0
+NEWLINE = 1 << 1  # one line end at least
+BLANK = 1 << 2  # an empty line
+# Punctuation
+PERIOD = 1 << 3  # .
+STRONG = 1 << 4  # ! ?
+CHINESE_END = 1 << 5  # 。！？ and their runs
+ELLIPSIS = 1 << 6  # ... … ……
+CLOSER = 1 << 7  # a bracket or quote that closes, or a straight quote
+OPENER = 1 << 8  # a bracket or quote that opens, or a straight quote
+INNER = 1 << 9  # , ; : and such: a sentence does not begin with it
+BULLET = 1 << 10
+# Words
+CAPITAL = 1 << 11  # begins with a capital letter
+LOWER = 1 << 12
+DIGIT = 1 << 13
+HAN = 1 << 14  # Chinese characters or their punctuation
+INITIAL = 1 << 15  # one capital letter
+TITLE = 1 << 16  # Mr
+BEFORE_NUMBER = 1 << 17  # No
+ABBREVIATION = 1 << 18  # Inc
+STARTER = 1 << 19  # often begins a sentence
+CONNECTOR = 1 << 20  # of, van
+ALL_CAPITALS = 1 << 21
+PRONOUN_I = 1 << 22  # I, I'm
+LETTER = 1 << 23  # begins with a letter of an alphabet
+END = PERIOD | STRONG | CHINESE_END | ELLIPSIS
+
+_CLOSERS = frozenset("\"'”’)]}»›」』】）》〉］｣")
+_OPENERS = frozenset("\"'“‘([{«‹「『【（《〈［｢")
+_INNER = frozenset(",;:，；：、)]}-–—/%*")
+_BULLETS = frozenset("*-•·–—")
+
+
+def flags_of(word: str) -> int:
+    """The flags of a word with the white space before it."""
+    core = word.lstrip()
+    lead = word[: len(word) - len(core)]
+    flags = _lead_flags(lead) if lead else 0
+    if not core:
+        return flags
+    first = core[0]
+    return flags | (_letter_flags(core) if first.isalnum() else _mark_flags(core, first))
+
+
+def _lead_flags(lead: str) -> int:
+    lines = lead.count("\n")
+    return SPACE | (NEWLINE if lines else 0) | (BLANK if lines > 1 else 0)
+
+
+def _mark_flags(core: str, first: str) -> int:
+    flags = 0
+    if core == ".":
+        flags |= PERIOD
+    elif first in "…⋯" or (first == "." and len(core) > 1):
+        flags |= ELLIPSIS
+    elif first in "!?":
+        flags |= STRONG
+    elif first in "。！？｡":
+        flags |= CHINESE_END | HAN
+    for characters, flag in (
+        (_CLOSERS, CLOSER),
+        (_OPENERS, OPENER),
+        (_INNER, INNER),
+        (_BULLETS, BULLET),
+    ):
+        if first in characters:
+            flags |= flag
+    if "\u3000" < first < "\u3040" or "\uff00" < first < "\uff65" or first in "“”‘’…—":
+        flags |= HAN if first not in "“”‘’…—" else 0
+    if core.lower() in english.CONNECTORS:
+        flags |= CONNECTOR
+    return flags
+
+
+def _letter_flags(core: str) -> int:
+    first = core[0]
+    if is_han(first):
+        return HAN
+    if first.isdigit():
+        return DIGIT
+    lower = core.lower()
+    flags = LETTER | _list_flags(lower)
+    if first.isupper():
+        flags |= CAPITAL
+        if len(core) == 1:
+            flags |= INITIAL
+        if core.isupper():
+            flags |= ALL_CAPITALS
+        if lower == "i" or lower.startswith(("i'", "i’")):
+            flags |= PRONOUN_I
+    elif first.islower():
+        flags |= LOWER
+    return flags
+
+
+@lru_cache(maxsize=1)
+def _lists() -> dict[str, int]:
+    lists: dict[str, int] = {}
+    for words, flag in (
+        (english.TITLES, TITLE),
+        (english.BEFORE_NUMBERS, BEFORE_NUMBER),
+        (english.ABBREVIATIONS, ABBREVIATION),
+        (english.STARTERS, STARTER),
+        (english.CONNECTORS, CONNECTOR),
+    ):
+        for word in words:
+            lists[word] = lists.get(word, 0) | flag
+    return lists
+
+
+def _list_flags(lower: str) -> int:
+    return _lists().get(lower, 0)
+
+
+def is_han(character: str) -> bool:
+    """Whether BERT takes the character to be a Chinese word of its own."""
+    return (
+        "\u4e00" <= character <= "\u9fff"
+        or "\u3400" <= character <= "\u4dbf"
+        or "\uf900" <= character <= "\ufaff"
+        or "\U00020000" <= character <= "\U0002a6df"
+        or "\U0002a700" <= character <= "\U0002b81f"
+        or "\U0002b920" <= character <= "\U0002ceaf"
+        or "\U0002f800" <= character <= "\U0002fa1f"
+    )
