@@ -212,7 +212,7 @@ class RunLog:
         parts = [f"step {record['step']:>{len(str(self._total))}}/{self._total}"]
         parts += [f"{task} {losses[task]:.4f}" for task in self._tasks if task in losses]
         parts += _run_numbers(record)
-        return Text("  ".join([*parts, f"{_clock(left)} left"]))
+        return Text("  ".join([*parts, f"{clock(left)} left"]))
 
     def _display(self, record: Mapping[str, Any], left: float) -> RenderableType:
         done = Table.grid(padding=(0, 1))
@@ -220,7 +220,7 @@ class RunLog:
         done.add_row(
             f"step {self._step:,} of {self._total:,}",
             ProgressBar(total=max(self._total, 1), completed=self._step, width=30),
-            f"{share}, {_clock(left)} left",
+            f"{share}, {clock(left)} left",
         )
         numbers = Text("  ".join(_run_numbers(record)), style="dim")
         return Group(done, self._task_table(record), numbers)
@@ -359,7 +359,7 @@ def _short(value: float) -> str:
     return f"{value / 1000**power:.3g} {' kMGTP'[power].strip()}"
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
     """3725 -> "1:02:05"."""
     minutes, second = divmod(round(max(seconds, 0)), 60)
     hours, minute = divmod(minutes, 60)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from palm_ds.log import RunLog, _clock, _short, read_metrics, take_back
+from palm_ds.log import RunLog, _short, clock, read_metrics, take_back
 
 TASKS = ("knowledge_masking", "sentence_distance")
 
@@ -192,5 +192,5 @@ def test_short_numbers(value: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"), [(-3, "0:00"), (59.6, "1:00"), (61, "1:01"), (3725, "1:02:05")]
 )
-def test_clock(seconds: float, text: str) -> None:
-    assert _clock(seconds) == text
+def testclock(seconds: float, text: str) -> None:
+    assert clock(seconds) == text

@@ -1,0 +1,408 @@
+"""report.html: what a run learned and how it ran, in one file that needs nothing beside it.
+
+It is made from the run folder alone (metrics.jsonl, recipe.yaml, ds_config.json,
+environment.json), so it can be made again at any time, also of a run that goes on or was killed.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import yaml
+
+from palm_ds.errors import UserError
+from palm_ds.log import FILE, Metrics, clock, read_metrics
+from palm_ds.plan import Plan, read_stages
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_POINTS = 1500
+"""A curve with more points is averaged down to so many; the screen shows no more."""
+_STAGES = 20
+"""More stages than this are not marked in the curves."""
+_TRAIN, _HELD_OUT, _CHANCE, _INK = "#2f6fb3", "#d9691e", "#8a8f98", "#30343b"
+
+
+@dataclass(frozen=True)
+class Story:
+    """What the folder tells; `notes` are said on top of the page."""
+
+    name: str
+    metrics: Metrics
+    recipe: Mapping[str, Any]
+    machine: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    plan: Plan | None
+    notes: Sequence[str] = field(default_factory=list)
+
+    @property
+    def tasks(self) -> list[str]:
+        """In the recipe's order; else in the order of their first loss."""
+        seen = [task for record in self.metrics.steps for task in record.get("loss") or {}]
+        seen += [task for record in self.metrics.evaluations for task in record.get("scores") or {}]
+        order = list(self.recipe.get("tasks") or {})
+        found = dict.fromkeys(seen)
+        return [t for t in order if t in found] + [t for t in found if t not in order]
+
+
+def write_report(folder: str | Path) -> Path:
+    """Make `folder`/report.html. Raises UserError where there is no metrics.jsonl."""
+    story = _read(Path(folder))
+    path = Path(folder) / "report.html"
+    path.write_text(_page(story), encoding="utf-8")
+    return path
+
+
+# Reading ---------------------------------------------------------------------------------------
+
+
+def _read(folder: Path) -> Story:
+    if not (folder / FILE).is_file():
+        raise UserError(f"{folder}: not a run folder, there is no {FILE} in it")
+    metrics = read_metrics(folder / FILE)
+    notes = list(metrics.broken)
+    recipe = _mapping(folder / "recipe.yaml", yaml.safe_load, notes)
+    plan = None
+    if recipe.get("stages"):
+        try:
+            plan = read_stages(recipe["stages"], list(recipe.get("tasks") or {}))
+        except UserError as error:
+            notes.append(f"recipe.yaml: {error}")
+    return Story(
+        name=folder.resolve().name,
+        metrics=metrics,
+        recipe=recipe,
+        machine=_mapping(folder / "ds_config.json", json.loads, notes),
+        environment=_mapping(folder / "environment.json", json.loads, notes),
+        plan=plan,
+        notes=notes,
+    )
+
+
+def _mapping(path: Path, parse: Callable[[str], Any], notes: list[str]) -> Mapping[str, Any]:
+    try:
+        values = parse(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        notes.append(f"there is no {path.name}")
+        return {}
+    except (ValueError, yaml.YAMLError) as error:
+        notes.append(f"{path.name} cannot be read: {str(error).splitlines()[0]}")
+        return {}
+    return values if isinstance(values, Mapping) else {}
+
+
+# The page --------------------------------------------------------------------------------------
+
+_STYLE = """
+:root { color-scheme: light; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #30343b; max-width: 1060px;
+       margin: 2.5rem auto; padding: 0 1.2rem; background: #fff; }
+h1 { font-size: 1.7rem; margin: 0; } h2 { font-size: 1.2rem; margin: 2.4rem 0 .6rem; }
+h3 { font-size: 1rem; margin: 1.2rem 0 0; } .lead { color: #6a707a; margin: .2rem 0 0; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .9rem .3rem 0; text-align: left; vertical-align: top; }
+th { font-weight: 600; color: #6a707a; border-bottom: 1px solid #d5d8dd; }
+td { border-bottom: 1px solid #eceef1; } .n { text-align: right; } td.n { white-space: nowrap; }
+.note { background: #fff4e5; border-left: 4px solid #d9691e; padding: .5rem .9rem;
+        margin: 1rem 0 0; }
+.good { color: #19774a; font-weight: 600; } .key { color: #6a707a; font-size: .9rem; }
+svg { width: 100%; height: auto; } pre { background: #f5f6f8; padding: 1rem; overflow: auto;
+      font-size: .85rem; } summary { cursor: pointer; font-weight: 600; margin-top: 1rem; }
+.train { color: #2f6fb3; } .held { color: #d9691e; } .chance { color: #8a8f98; }
+"""
+
+
+def _page(story: Story) -> str:
+    notes = "".join(f'<p class="note">{_text(note)}</p>' for note in story.notes)
+    parts = [
+        f"<h1>{_text(story.name)}</h1><p class='lead'>{_text(_summary(story))}</p>{notes}",
+        _held_out(story),
+        _curves(story),
+        _plan(story),
+        _running(story),
+        _environment(story),
+        _details("Events", "\n".join(_event_line(event) for event in story.metrics.events)),
+        _details("Recipe", _yaml(story.recipe)),
+        _details("DeepSpeed", json.dumps(story.machine, indent=2) if story.machine else ""),
+    ]
+    return (
+        "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width'>"
+        f"<title>{_text(story.name)}</title><style>{_STYLE}</style></head>\n<body>\n"
+        + "\n".join(part for part in parts if part)
+        + "\n</body></html>\n"
+    )
+
+
+def _summary(story: Story) -> str:
+    steps = story.metrics.steps
+    if not steps:
+        return "No step was logged yet."
+    last = steps[-1]
+    total = f" of {story.plan.steps:,}" if story.plan else ""
+    parts = [f"step {last['step']:,}{total}", f"{clock(last.get('elapsed') or 0)} of running"]
+    speed = _values(steps, "tokens_per_second")[1]
+    if len(speed):
+        parts.append(f"{np.median(speed):,.0f} real tokens a second (median)")
+    return ", ".join(parts)
+
+
+def _held_out(story: Story) -> str:
+    """The last score of every task, with how sure it is."""
+    last: dict[str, tuple[int, Mapping[str, Any]]] = {}
+    for record in story.metrics.evaluations:
+        for task, score in (record.get("scores") or {}).items():
+            last[task] = (record["step"], score)
+    if not last:
+        return ""
+    rows = [_score_row(task, *last[task]) for task in story.tasks if task in last]
+    heads = ["task", "step", "loss", "chance", "perplexity", "accuracy", "chance", "above chance"]
+    table = _table([*heads, "labels"], rows, numbers_from=1)
+    return (
+        "<h2>Held-out documents</h2>" + table + "<p class='key'>Chance is what knowing nothing of "
+        "the text gives: word frequencies for masked words, 1 in the number of answers for "
+        "classes. ± is one standard error; above chance is in standard errors.</p>"
+    )
+
+
+def _score_row(task: str, step: int, score: Mapping[str, Any]) -> list[str]:
+    above = score.get("standard_errors_above")
+    sure = f"<span class='good'>{above:+,.1f}</span>" if above and above > 5 else _number(above)
+    error = score.get("standard_error")
+    plus_minus = f" ± {100 * error:.2f}" if error is not None else ""
+    return [
+        _text(task),
+        f"{step:,}",
+        _number(score.get("loss"), ".4f"),
+        _number(score.get("baseline_loss"), ".4f"),
+        _number(score.get("perplexity"), ",.2f"),
+        _percent(score.get("accuracy")) + plus_minus,
+        _percent(score.get("baseline_accuracy")),
+        sure,
+        _number(score.get("count"), ",.0f"),
+    ]
+
+
+def _curves(story: Story) -> str:
+    figures = [
+        f"<h3>{_text(task)}</h3>"
+        + _figure([_task_panel(story, task, name) for name in ("loss", "accuracy")], height=2.5)
+        for task in story.tasks
+    ]
+    if not figures:
+        return ""
+    key = (
+        "<p class='key'><span class='train'>■ training</span> &nbsp; "
+        "<span class='held'>● held out</span> &nbsp; <span class='chance'>┅ chance</span></p>"
+    )
+    return "<h2>Learning</h2>" + key + "\n".join(figures)
+
+
+def _plan(story: Story) -> str:
+    if story.plan is None:
+        return ""
+    stages = story.plan.stages
+    rows = []
+    for blend in story.plan.blends:
+        counts = [dict(stage.steps_of).get(blend, 0) for stage in stages]
+        cells = [f"{count:,}" if count else "" for count in counts]
+        rows.append([_text(blend), *cells, f"{sum(counts):,}"])
+    rows.append(["steps", *(f"{stage.steps:,}" for stage in stages), f"{story.plan.steps:,}"])
+    heads = ["blend", *(f"stage {i + 1}" for i in range(len(stages))), "all"]
+    return "<h2>Plan</h2>" + _table(heads, rows, numbers_from=1)
+
+
+def _running(story: Story) -> str:
+    names = {
+        "lr": "learning rate",
+        "grad_norm": "gradient norm",
+        "tokens_per_second": "real tokens per second",
+        "data_wait": "share of time spent waiting",
+    }
+    present = {k: v for k, v in names.items() if len(_values(story.metrics.steps, k)[0])}
+    if not present:
+        return ""
+    panels = [_run_panel(story, name, label) for name, label in present.items()]
+    pairs = [panels[i : i + 2] for i in range(0, len(panels), 2)]
+    return "<h2>Running</h2>" + "\n".join(_figure(pair, height=2.3) for pair in pairs)
+
+
+def _environment(story: Story) -> str:
+    if not story.environment:
+        return ""
+    rows = []
+    for name, value in story.environment.items():
+        if isinstance(value, Mapping):
+            value = ", ".join(f"{k} {v}" for k, v in value.items())
+        elif isinstance(value, list):
+            value = ", ".join(map(str, value)) or "none"
+        rows.append([_text(name.replace("_", " ")), _text("-" if value is None else value)])
+    return "<h2>Environment</h2>" + _table(["", ""], rows, numbers_from=2)
+
+
+def _event_line(event: Mapping[str, Any]) -> str:
+    rest = {k: v for k, v in event.items() if k not in ("kind", "event", "step", "elapsed")}
+    when = clock(event.get("elapsed") or 0)
+    said = rest.pop("message", "")
+    more = " ".join(f"{k}={v}" for k, v in rest.items())
+    return f"{when:>9}  step {event['step']:<9} {event.get('event')}  {said} {more}".rstrip()
+
+
+def _details(title: str, text: str) -> str:
+    return f"<details><summary>{title}</summary><pre>{_text(text)}</pre></details>" if text else ""
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, numbers_from: int) -> str:
+    """Cells are HTML already; columns from `numbers_from` on stand to the right."""
+
+    def line(tag: str, cells: Sequence[str]) -> str:
+        marks = [" class='n'" if i >= numbers_from else "" for i in range(len(cells))]
+        return "".join(f"<{tag}{m}>{c}</{tag}>" for m, c in zip(marks, cells, strict=True))
+
+    body = "\n".join(f"<tr>{line('td', row)}</tr>" for row in rows)
+    head = f"<tr>{line('th', heads)}</tr>" if any(heads) else ""
+    return f"<table>{head}\n{body}</table>"
+
+
+def _text(value: Any) -> str:
+    return html.escape(str(value))
+
+
+def _yaml(values: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True) if values else ""
+
+
+def _number(value: float | None, form: str = "+,.1f") -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f} %"
+
+
+# Curves ----------------------------------------------------------------------------------------
+
+Panel = Callable[["Axes"], None]
+
+
+def _figure(panels: Sequence[Panel], *, height: float) -> str:
+    """Panels side by side, as an <svg> element. The text stays text."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 9, "axes.labelsize": 9}):
+        figure = Figure(figsize=(10.6, height), layout="constrained")
+        for axes, panel in zip(figure.subplots(1, 2).flat, [*panels, None], strict=False):
+            if panel is None:
+                axes.set_axis_off()
+                continue
+            for side in ("top", "right"):
+                axes.spines[side].set_visible(False)
+            axes.grid(axis="y", color="#eceef1")
+            axes.tick_params(colors=_INK, length=3)
+            panel(axes)
+        out = io.StringIO()
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    svg = out.getvalue()
+    return svg[svg.index("<svg") :]
+
+
+def _task_panel(story: Story, task: str, name: str) -> Panel:
+    """Loss or accuracy of a task: training, held out, chance."""
+    steps, values = _values(story.metrics.steps, name, task)
+    held_steps, held = _values(story.metrics.evaluations, "scores", task, name)
+    chance = _values(story.metrics.evaluations, "scores", task, f"baseline_{name}")[1]
+
+    def draw(axes: Axes) -> None:
+        _curve(axes, steps, values)
+        axes.plot(held_steps, held, "o", color=_HELD_OUT, markersize=4.5, zorder=3)
+        if len(chance):
+            axes.axhline(chance[-1], color=_CHANCE, linestyle=(0, (4, 3)), linewidth=1.2)
+        if name == "accuracy":
+            axes.set_ylim(0, min(1.0, 1.15 * max([*values, *held, *chance[-1:], 0.1])))
+        _finish(axes, story, name)
+
+    return draw
+
+
+def _run_panel(story: Story, name: str, label: str) -> Panel:
+    steps, values = _values(story.metrics.steps, name)
+
+    def draw(axes: Axes) -> None:
+        _curve(axes, steps, values, smooth=name != "lr")
+        if name != "lr":
+            # A first compilation or one exploding step must not hide the rest.
+            axes.set_ylim(0, 1.25 * float(np.quantile(values, 0.99)) or 1)
+        else:
+            axes.set_ylim(bottom=0)
+            axes.yaxis.set_major_formatter("{x:.1e}")
+        _finish(axes, story, label)
+
+    return draw
+
+
+def _curve(axes: Axes, steps: np.ndarray, values: np.ndarray, *, smooth: bool = True) -> None:
+    """The values as they are, pale, and their running mean."""
+    x, y = _averaged(steps), _averaged(values)
+    if not smooth or len(y) < 20:
+        axes.plot(x, y, color=_TRAIN, linewidth=1.6)
+        return
+    axes.plot(x, y, color=_TRAIN, linewidth=0.8, alpha=0.3)
+    axes.plot(x, running_mean(y, len(y) / 40), color=_TRAIN, linewidth=1.6)
+
+
+def _finish(axes: Axes, story: Story, label: str) -> None:
+    axes.set_xlabel("step", color=_INK)
+    axes.set_ylabel(label, color=_INK)
+    last = story.metrics.steps[-1]["step"] if story.metrics.steps else 1
+    axes.set_xlim(0, max(last, 1) * 1.01)
+    if story.plan and 1 < len(story.plan.stages) <= _STAGES:
+        for number, stage in enumerate(story.plan.stages):
+            if stage.first <= last:
+                axes.axvline(stage.first, color="#d5d8dd", linewidth=0.8, zorder=0)
+                place = axes.get_xaxis_transform()
+                text = f" stage {number + 1}"
+                axes.text(stage.first, 1.0, text, transform=place, size=7, color=_CHANCE)
+
+
+def _values(records: Sequence[Mapping[str, Any]], *keys: str) -> tuple[np.ndarray, np.ndarray]:
+    """(steps, values) of the records that have a number under the nested keys."""
+    steps, values = [], []
+    for record in records:
+        value: Any = record
+        for key in keys:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if isinstance(value, (int, float)) and np.isfinite(value):
+            steps.append(record["step"])
+            values.append(value)
+    return np.array(steps, np.int64), np.array(values, np.float64)
+
+
+def _averaged(values: np.ndarray) -> np.ndarray:
+    """Means of equal parts, so that a long run stays a small file."""
+    if len(values) <= _POINTS:
+        return values
+    return np.array([part.mean() for part in np.array_split(values, _POINTS)])
+
+
+def running_mean(values: np.ndarray, span: float) -> np.ndarray:
+    """Mean of about `span` values to each side, weighted less the further they are: no lag."""
+    keep = 1 - 1 / max(span, 1)
+
+    def one_way(ordered: np.ndarray) -> np.ndarray:
+        total = weight = 0.0
+        means = np.empty(len(ordered))
+        for index, value in enumerate(ordered):
+            total, weight = keep * total + value, keep * weight + 1
+            means[index] = total / weight
+        return means
+
+    return (one_way(values) + one_way(values[::-1])[::-1]) / 2
