@@ -160,7 +160,6 @@ _ALIASES = {
     "layer_norm_eps": "eps",
     "pad_token_id": "pad",
 }
-_SHARED = ("vocab_size",)  # called the same everywhere
 _TASK_KEYS = ("task_type_vocab_size", "use_task_id", "use_task_emb")
 _MUST_BE: dict[str, tuple[Any, ...]] = {  # the values that are this architecture
     "model_type": ("bert", "ernie", "roberta"),
@@ -181,18 +180,18 @@ _WITHOUT_EFFECT = set(
     return_dict sep_token_id torch_dtype torchscript transformers_version unk_token_id use_cache
     _name_or_path""".split()  # noqa: SIM905  a wall of quotes reads worse
 )
+FOREIGN_KEYS = {*_ALIASES, *_TASK_KEYS, *_MUST_BE, *_WITHOUT_EFFECT, "emb_size", "vocab_size"}
 
 
 def _sort_keys(values: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Our keys and foreign ones."""
     known = {"preset", *BackboneConfig.__dataclass_fields__}
-    theirs = {*_ALIASES, *_TASK_KEYS, *_MUST_BE, *_WITHOUT_EFFECT, "emb_size"}
     for key in values:
-        if key not in known | theirs:
+        if key not in known | FOREIGN_KEYS:
             near = suggest(key, known | {*_ALIASES, *_TASK_KEYS})
             raise UserError(f"{where}.{key}: unknown key{near}")
     own = {key: value for key, value in values.items() if key in known}
-    return own, {key: value for key, value in values.items() if key in theirs}
+    return own, {key: value for key, value in values.items() if key in FOREIGN_KEYS - known}
 
 
 def _translate(foreign: dict[str, Any], where: str) -> dict[str, Any]:

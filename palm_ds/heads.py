@@ -49,7 +49,7 @@ class ClassHead(nn.Module):
 class MaskedWordHead(nn.Module):
     """Which word stood here: dense, activation, LayerNorm, then a product with the word table.
 
-    `words` is the backbone's word table itself, registered here too so that ZeRO 3 gathers it for
+    `tied_words` is the backbone's word table itself, registered here too so that ZeRO 3 gathers it for
     this module; a state_dict holds it once, under the backbone's name.
     """
 
@@ -64,25 +64,25 @@ class MaskedWordHead(nn.Module):
         self.norm = layer_norm(config.width, config.eps, backbone.kernels.layer_norm)
         self.bias = nn.Parameter(torch.zeros(self.classes))
         initialise(self, config.init_range)
-        self.words = backbone.word.weight
+        self.tied_words = backbone.word.weight
         self.register_state_dict_post_hook(_leave_out_words)
         self.register_load_state_dict_post_hook(_do_not_miss_words)
 
     def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
         rows = self.transform(rows)
-        return HeadOutput(*word_loss(rows, self.words, self.bias, targets, self.loss_form))
+        return HeadOutput(*word_loss(rows, self.tied_words, self.bias, targets, self.loss_form))
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        return F.linear(self.transform(rows), self.words, self.bias)  # (n, words)
+        return F.linear(self.transform(rows), self.tied_words, self.bias)  # (n, words)
 
     def transform(self, rows: torch.Tensor) -> torch.Tensor:
         return self.norm(self.activation(self.dense(rows)))
 
 
 def _leave_out_words(module: nn.Module, state: dict, prefix: str, _metadata: object) -> None:
-    state.pop(prefix + "words", None)
+    state.pop(prefix + "tied_words", None)
 
 
 def _do_not_miss_words(_module: nn.Module, keys: object) -> None:
     missing = keys.missing_keys  # type: ignore[attr-defined]
-    missing[:] = [name for name in missing if name.rpartition(".")[2] != "words"]
+    missing[:] = [name for name in missing if name.rpartition(".")[2] != "tied_words"]

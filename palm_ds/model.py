@@ -61,7 +61,7 @@ class Model(nn.Module):
         return self._head(task).logits(self._read(task, rows))
 
     def _labels(self, batch: Batch, task: str) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Positions and targets of a task, and 1; one position, any target and 0 where it has none."""
+        """Positions and targets of a task, and 1. Without any: one position, any target, and 0."""
         positions, targets = batch.labels.get(task, (None, None))
         if positions is not None and targets is not None and len(positions):
             return positions, targets, 1
