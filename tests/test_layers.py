@@ -1,0 +1,120 @@
+"""Imports point down. A new module gets its place in LAYERS; one that needs something of its own
+layer or above stands in the wrong one."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+LAYERS = (
+    ("errors", "keyed"),
+    ("settings", "example", "packing", "plan", "optim", "machine", "checkpoint"),
+    ("tokenizer",),
+    ("corpus", "reader"),
+    ("source",),
+    ("kernels",),
+    ("attention", "backbone_config"),
+    ("backbone", "flops", "hf_names", "engine"),
+    ("heads", "metrics"),
+    ("task",),
+    ("pretrain", "tasks"),
+    ("run", "stream", "model", "log"),
+    ("weights", "report", "evaluate"),
+    ("assemble",),
+    ("folder",),
+    ("train",),
+)
+"""Bottom to top. A package (corpus, pretrain, ...) has one place as a whole."""
+APART = ("pretrain", "tasks")
+"""Packages whose files never import one another."""
+OWNERS = {
+    "deepspeed": ("palm_ds/engine.py", "palm_ds/machine.py"),  # runs it; asks it about a file
+    "apex": ("palm_ds/kernels.py",),
+    "mpi4py": ("palm_ds/corpus/", "launch/prepare.py"),
+}
+"""Who may import what: everyone else goes through these."""
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = sorted((ROOT / "palm_ds").rglob("*.py"))
+HEIGHT = {name: height for height, layer in enumerate(LAYERS) for name in layer}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Dotted names of all modules a file imports, wherever in the file; those in
+    `if TYPE_CHECKING` are names in annotations and no dependency."""
+    todo: list[ast.AST] = [ast.parse(path.read_text())]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        for_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        todo += node.orelse if for_types else list(ast.iter_child_nodes(node))
+
+
+def unit(path: Path) -> str:
+    """The place in LAYERS that a file belongs to."""
+    return path.relative_to(ROOT / "palm_ds").parts[0].removesuffix(".py")
+
+
+def test_every_module_has_a_place() -> None:
+    found = {unit(path) for path in PACKAGE} - {"__init__"}
+    assert found - set(HEIGHT) == set(), "give these a place in LAYERS"
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_point_down(path: Path) -> None:
+    mine = unit(path)
+    for name in imports(path):
+        parts = name.split(".")
+        assert parts[0] not in ("launch", "tools", "tests", "benchmarks"), f"imports {name}"
+        if parts[0] != "palm_ds" or len(parts) < 2 or (parts[1] == mine and mine not in APART):
+            continue
+        assert mine != parts[1], f"files of {mine} stand apart, but this one imports {name}"
+        assert parts[1] in HEIGHT, f"imports {name}, which has no place"
+        assert HEIGHT[parts[1]] < HEIGHT[mine], f"{mine} imports {name}, which is not below it"
+
+
+@pytest.mark.parametrize("package", OWNERS)
+def test_each_large_dependency_has_one_door(package: str) -> None:
+    files = [*PACKAGE, *(ROOT / "launch").rglob("*.py"), *(ROOT / "tools").rglob("*.py")]
+    users = [p for p in files if any(name.split(".")[0] == package for name in imports(p))]
+    strangers = [
+        name
+        for name in (str(path.relative_to(ROOT)) for path in users)
+        if not name.startswith(OWNERS[package])
+    ]
+    assert strangers == []
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=lambda p: str(p.relative_to(ROOT)))
+def test_nothing_is_done_at_import(path: Path) -> None:
+    quiet = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
+    for node in ast.parse(path.read_text()).body:
+        text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        assert isinstance(node, quiet) or text or types, f"line {node.lineno}: {ast.unparse(node)}"
+
+
+def test_importing_the_package_alone_is_cheap() -> None:
+    code = "import sys, palm_ds; print(sorted({'torch', 'numpy', 'deepspeed'} & set(sys.modules)))"
+    assert _python(code).stdout == "[]\n"
+
+
+def test_importing_every_module_says_nothing_and_starts_no_engine() -> None:
+    names = [".".join(p.relative_to(ROOT).with_suffix("").parts) for p in PACKAGE]
+    names = [name.removesuffix(".__init__") for name in names]
+    code = f"import {', '.join(names)}, sys; sys.exit('deepspeed' in sys.modules)"
+    done = _python(code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def _python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
