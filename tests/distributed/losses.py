@@ -1,0 +1,16 @@
+"""Losses of the same steps under each ZeRO stage, precision and accumulation."""
+
+from tiny import arguments, make_engine, plain_loop, train, write
+
+options = arguments(steps=30, runs="0:fp32:4")
+steps = range(options.steps)
+results = {"plain": plain_loop(steps)}  # before ZeRO 3: it replaces F.linear everywhere
+engine = None
+for run in options.runs.split(","):
+    stage, precision, micro = run.split(":")
+    engine = make_engine(int(stage), precision, int(micro))
+    results[run] = train(engine, steps)
+assert engine is not None
+results["world"] = [engine.world]
+write(options.out, engine.rank, results)
+engine.close()

@@ -1,0 +1,27 @@
+"""Train 8 steps and save after 4, or continue from what was saved; every run in its own folder."""
+
+from pathlib import Path
+
+from tiny import arguments, make_engine, train, write
+
+options = arguments(folder="", runs="", resume=0)
+results = {}
+engine = None
+for run in options.runs.split(","):
+    stage, precision = run.split(":")
+    folder = Path(options.folder) / run.replace(":", "-")
+    engine = make_engine(int(stage), precision, micro=4, dropout=0.1)
+    if options.resume:
+        state = engine.load(folder)
+        assert state == {"step": 4, "note": run}, state
+    else:
+        assert engine.load(folder) is None
+        train(engine, range(4))
+        engine.save(folder, {"step": 4, "note": run}, step=4)
+    losses = train(engine, range(4, 8))
+    norms = [engine.grad_norm, engine.loss_scale, engine.skipped_steps]
+    weights = {k: v.double().sum().item() for k, v in engine.full_state_dict().items()}
+    results[run] = [losses, norms, weights]
+assert engine is not None
+write(options.out, engine.rank, results)
+engine.close()

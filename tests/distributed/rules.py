@@ -1,0 +1,133 @@
+"""What happens in unusual steps: idle heads, tasks that differ by process, non-finite gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tiny import LENGTH, LR, arguments, make_engine, row, share, train, write
+
+from palm_ds.engine import Engine
+from palm_ds.example import Batch, collate
+from palm_ds.heads import HeadOutput
+from palm_ds.model import Model
+
+ROWS = 8
+
+
+class OnlyBusyHeads(Model):
+    """Breaks the rule: heads without labels do not run."""
+
+    def forward(self, batch: Batch) -> dict[str, HeadOutput]:
+        flat = self.backbone(batch).flatten(0, 1)
+        outputs = {}
+        for task, name in self.head_of.items():
+            outputs[task] = HeadOutput(torch.zeros(()), torch.zeros(()))
+            if task in batch.labels:
+                at, targets = batch.labels[task]
+                head: Any = self.heads[name]
+                rows = flat.index_select(0, at)
+                rows = self.backbone.pooler(rows) if head.pooled else rows
+                outputs[task] = head(rows, targets)
+        return outputs
+
+
+class Poisoned(Model):
+    """A loss that is infinite when told so."""
+
+    poison = False
+
+    def forward(self, batch: Batch) -> dict[str, HeadOutput]:
+        outputs = super().forward(batch)
+        if self.poison:
+            words = outputs["words"]
+            outputs["words"] = words._replace(loss_sum=words.loss_sum * float("inf"))
+        return outputs
+
+
+def one_task_each(step: int, rank: int, world: int) -> list[Batch]:
+    """The first half of the rows has one task, the second half the other."""
+    size = ROWS // world
+    mine = range(rank * size, (rank + 1) * size)
+    tasks = [("words",) if n < ROWS // 2 else ("order",) for n in mine]
+    rows = [[(row(step, n, task), 0)] for n, task in zip(mine, tasks, strict=True)]
+    return [collate(rows, length=LENGTH, pad=0)]
+
+
+def same_task_by_turns(step: int, rank: int, world: int) -> list[Batch]:
+    """All rows have one task in even steps and the other in odd ones."""
+    size = ROWS // world
+    task = ("words",) if step % 2 == 0 else ("order",)
+    rows = [[(row(step, n, task), 0)] for n in range(rank * size, (rank + 1) * size)]
+    return [collate(rows, length=LENGTH, pad=0)]
+
+
+def weights_after(engine: Engine, data: Any) -> dict[str, list[float]] | None:
+    for step in range(6):
+        engine.step(data(step, engine.rank, engine.world), LR, step)
+    state = engine.full_state_dict()
+    return {k: v.flatten().tolist() for k, v in state.items() if k.startswith("heads.")}
+
+
+def build(stage: int, kind: type[Model], precision: str = "fp32") -> Engine:
+    world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 0
+    micro = ROWS // world if world else ROWS // options.processes
+    return make_engine(stage, precision, micro, kind=kind, rows=ROWS)
+
+
+def poisoned(stage: int, precision: str) -> dict[str, Any]:
+    """Train, poison a step on the last rank only, look at the weights, train on."""
+    engine = build(stage, Poisoned, precision)
+    model: Any = engine._engine.module
+    batches = lambda step: share(step, engine.rank, engine.world, engine.micro_rows, ROWS)  # noqa: E731
+    engine.step(batches(0), LR, 0)
+    before, skipped = engine.full_state_dict(), engine.skipped_steps  # fp16 may skip at first
+    model.poison = engine.rank == engine.world - 1
+    engine.step(batches(1), LR, 1)
+    model.poison = False
+    skipped = engine.skipped_steps - skipped
+    after = engine.full_state_dict()
+    losses = train(engine, range(2, 5), ROWS)
+    moved = engine.full_state_dict()
+    return {
+        "same": all(torch.equal(before[name], after[name]) for name in before),
+        "moved": any(not torch.equal(after[name], moved[name]) for name in before),
+        "skipped": skipped,
+        "losses": losses,
+        "norm": engine.grad_norm,
+    }
+
+
+options = arguments(processes=2)
+results: dict[str, Any] = {}
+for stage in (0, 1, 2, 3):
+    results[f"each {stage}"] = weights_after(build(stage, Model), one_task_each)
+    if stage < 3:
+        results[f"poison {stage} fp32"] = poisoned(stage, "fp32")
+    if stage == 1:
+        results["poison 1 bf16"] = poisoned(1, "bf16")
+    if stage == 2:
+        results["turns"] = weights_after(build(2, Model), same_task_by_turns)
+        results["poison 2 fp16"] = poisoned(2, "fp16")
+results["poison 3 fp32"] = poisoned(3, "fp32")
+results["poison 3 bf16"] = poisoned(3, "bf16")
+results["turns 3"] = weights_after(build(3, Model), same_task_by_turns)
+if options.processes > 1:
+    results["turns 3, only busy heads"] = weights_after(
+        build(3, OnlyBusyHeads), same_task_by_turns
+    )
+engine = build(3, Model)
+results["begun"] = make_engine(3, rows=ROWS, micro=ROWS // engine.world).full_state_dict()
+results["begun"] = {k: v.flatten().tolist() for k, v in results["begun"].items() if "later" in k}
+empty = collate([[] for _ in range(ROWS // engine.world)], length=LENGTH, pad=0)
+results["empty"] = {
+    task: output.loss_sum.item() for task, output in engine.evaluate(empty).items()
+}
+last = engine.rank == engine.world - 1
+asked = engine.step(share(9, engine.rank, engine.world, engine.micro_rows, ROWS), LR, 9, stop=last)
+results["stop"] = asked.stop
+results["tokens"] = asked.tokens
+results["names"] = sorted(engine.full_state_dict())
+results["keys"] = sorted(engine._engine.module.state_dict())
+write(options.out, engine.rank, results)
+engine.close()

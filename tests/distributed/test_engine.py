@@ -1,0 +1,119 @@
+"""One recipe is one loss curve: on any number of processes, any ZeRO stage, any accumulation."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.distributed
+
+FP32 = [f"{stage}:fp32:{micro}" for stage in (0, 1, 2, 3) for micro in (8, 2)]
+BF16 = [f"{stage}:bf16:{micro}" for stage in (1, 2, 3) for micro in (8, 2)]
+
+
+def in_order(runs: list[str]) -> str:
+    """ZeRO 3 last: it changes the process it runs in."""
+    return ",".join(sorted(runs))
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    return {}
+
+
+def test_losses_of_two_processes_equal_a_plain_loop(run_distributed, found) -> None:
+    result = run_distributed("losses.py", "--runs", in_order(FP32 + BF16)).result
+    found["two"] = result
+    assert result["world"] == [2]
+    plain = result["plain"]
+    assert plain[-1] < plain[0] - 0.1  # it learns, so that a difference would grow
+    for run in FP32:  # accumulation 1 and 4
+        np.testing.assert_allclose(result[run], plain, rtol=1e-5, err_msg=run)
+    for run in BF16:
+        np.testing.assert_allclose(result[run], plain, rtol=3e-3, err_msg=run)
+
+
+def test_losses_of_one_process_without_a_launcher_equal_those_of_two(
+    run_distributed, found
+) -> None:
+    runs = ["0:fp32:16", "1:fp32:4", "2:fp32:4", "3:fp32:4"]
+    result = run_distributed("losses.py", "--runs", in_order(runs), launcher="python").result
+    assert result["world"] == [1]
+    for run in runs:
+        np.testing.assert_allclose(result[run], result["plain"], rtol=1e-5, err_msg=run)
+    if "two" in found:
+        np.testing.assert_allclose(result["0:fp32:16"], found["two"]["0:fp32:8"], rtol=1e-5)
+
+
+def test_torchrun_starts_the_same_program(run_distributed) -> None:
+    result = run_distributed(
+        "losses.py", "--steps", 4, "--runs", "2:fp32:4", launcher="torchrun"
+    ).result
+    assert result["world"] == [2]
+    np.testing.assert_allclose(result["2:fp32:4"], result["plain"], rtol=1e-5)
+
+
+def test_mean_of_means_is_another_loss() -> None:
+    """Rule 4 matters on these rows: without the global count accumulation would show."""
+    import sys
+    from pathlib import Path
+
+    sys.path.insert(0, str(Path(__file__).parent))
+    try:
+        from tiny import plain_loop
+    finally:
+        sys.path.pop(0)
+    steps = range(6)
+    whole, parts = np.array(plain_loop(steps)), np.array(plain_loop(steps, means=4))
+    assert np.abs(whole - parts).max() / whole.max() > 1e-3
+
+
+def distance(one: dict[str, list[float]], other: dict[str, list[float]]) -> float:
+    return max(np.abs(np.array(one[name]) - np.array(other[name])).max() for name in one)
+
+
+def test_rules(run_distributed) -> None:
+    two = run_distributed("rules.py", "--processes", 2).result
+    one = run_distributed("rules.py", "--processes", 1, launcher="python").result
+
+    # Rule 3. Processes with different tasks in a step agree with one process that has them all,
+    # because every head runs everywhere.
+    for stage in (0, 1, 2, 3):
+        assert distance(two[f"each {stage}"], one["each 0"]) < 2e-6, stage
+    assert distance(two["turns 3"], one["turns"]) < 2e-6
+    # A head whose task has not begun stays as it was, bit for bit.
+    for stage in (0, 1, 2, 3):
+        for name, value in two["begun"].items():
+            assert two[f"each {stage}"][name] == value
+    # Without the rule idle heads repeat their last step under ZeRO 3, silently (and processes whose
+    # tasks differ crash one another under the other stages).
+    assert distance(two["turns 3, only busy heads"], one["turns"]) > 1e-4
+
+    # A loss that is infinite on one process touches no weight anywhere.
+    poisons = [name for name in two if name.startswith("poison")]
+    assert len(poisons) == 7
+    for name in poisons:
+        got = two[name]
+        assert got["same"] and got["skipped"] == 1, (name, got)
+        assert got["moved"], (name, got)
+        assert all(map(math.isfinite, [*got["losses"], got["norm"]])), (name, got)
+
+    assert two["empty"] == {"words": 0.0, "order": 0.0, "later": 0.0}
+    assert two["stop"] is True and two["tokens"] == one["tokens"] > 0
+    assert two["names"] == two["keys"]
+
+
+RUNS = ["0:fp32", "1:bf16", "1:fp16", "1:fp32", "2:bf16", "2:fp16", "2:fp32"]
+RUNS += ["3:bf16", "3:fp16", "3:fp32"]
+
+
+def test_resume_is_exact(run_distributed, tmp_path) -> None:
+    """Losses, norms, loss scales and weights after a resume, in new processes, dropout on."""
+    options = ("--folder", tmp_path, "--runs", ",".join(RUNS))
+    whole = run_distributed("resume.py", *options).result
+    resumed = run_distributed("resume.py", *options, "--resume", 1).result
+    for run in RUNS:
+        assert resumed[run] == whole[run], run

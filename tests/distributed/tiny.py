@@ -1,0 +1,141 @@
+"""A small model with two tasks, rows with uneven labels, and a plain torch loop to compare with.
+
+Programs of this folder import it; it knows nothing of processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from palm_ds.backbone import Backbone, BackboneConfig
+from palm_ds.engine import Engine
+from palm_ds.example import Batch, Example, collate
+from palm_ds.heads import ClassHead, MaskedWordHead
+from palm_ds.machine import make_machine
+from palm_ds.model import Model
+from palm_ds.optim import OptimizerConfig, parameter_groups
+
+ROWS, LENGTH, WORDS = 16, 32, 101
+LR = 1e-3
+OPTIMIZER = OptimizerConfig(lr=LR, weight_decay=0.01, clip=1.0)
+
+
+def make_model(dropout: float = 0.0, kind: type[Model] = Model) -> Model:
+    torch.manual_seed(0)
+    config = BackboneConfig(
+        vocab_size=WORDS,
+        width=32,
+        layers=2,
+        heads=2,
+        positions=LENGTH,
+        dropout=dropout,
+        attention_dropout=dropout,
+    )
+    backbone = Backbone(config)
+    heads = {
+        "words": MaskedWordHead(backbone),
+        "order": ClassHead(32, 3, pooled=True),
+        "later": ClassHead(32, 2),  # its task has not begun: never a label
+    }
+    return kind(backbone, heads, {name: name for name in heads})
+
+
+def make_engine(
+    stage: int,
+    precision: str = "fp32",
+    micro: int = 4,
+    dropout: float = 0.0,
+    kind: type[Model] = Model,
+    rows: int = ROWS,
+) -> Engine:
+    values: dict[str, Any] = {"zero_optimization": {"stage": stage}}
+    values["train_micro_batch_size_per_gpu"] = micro
+    if precision != "fp32":
+        values[precision] = {"enabled": True}
+    if precision == "fp16":  # this CPU is slow in it, not wrong
+        from deepspeed.accelerator import get_accelerator
+
+        get_accelerator().is_fp16_supported = lambda: True
+    model = make_model(dropout, kind)
+    machine = make_machine(values)
+    return Engine(model, machine=machine, optimizer=OPTIMIZER, rows=rows, seed=1)
+
+
+def row(step: int, number: int, tasks: Sequence[str] = ("words", "order")) -> Example:
+    """One text with 1 to 8 masked words; about half have the other label, but not in early rows of
+    a step, so that processes and micro-batches differ in what they hold."""
+    rng = np.random.default_rng([step, number])
+    size = int(rng.integers(12, LENGTH))
+    ids = rng.integers(5, WORDS, size)
+    nothing = np.zeros(size, np.int64)
+    example = Example(ids=ids, segments=nothing, origin=np.arange(size), marks={})
+    at = rng.choice(size, int(rng.integers(1, 9)), replace=False)
+    if "words" in tasks:
+        example.labels["words"] = (at, ids[at].copy())
+    if "order" in tasks and (tasks == ("order",) or (number > 5 and rng.random() < 0.6)):
+        example.labels["order"] = (np.array([0]), np.array([int(ids[1]) % 3]))
+    return example
+
+
+def share(step: int, rank: int, world: int, micro: int, rows: int = ROWS) -> list[Batch]:
+    """The micro-batches of one process: consecutive rows of the step."""
+    size = rows // world
+    mine = [[(row(step, n), 0)] for n in range(rank * size, (rank + 1) * size)]
+    return [
+        collate(mine[at : at + micro], length=LENGTH, pad=0) for at in range(0, size, micro)
+    ]
+
+
+def train(engine: Engine, steps: range, rows: int = ROWS) -> list[float]:
+    """The loss of each step, over all processes."""
+    losses = []
+    for step in steps:
+        batches = share(step, engine.rank, engine.world, engine.micro_rows, rows)
+        result = engine.step(batches, LR, step)
+        sums = engine.reduce(result.loss_sums)
+        losses.append(sum(sums[task] / max(result.counts[task], 1) for task in sums))
+    return losses
+
+
+def plain_loop(steps: range, means: int = 1) -> list[float]:
+    """The same in plain torch, one batch a step. `means` > 1: what the average of so many
+    micro-batches' means would give instead."""
+    model = make_model()
+    groups = parameter_groups(model, OPTIMIZER.weight_decay)
+    optimizer = torch.optim.AdamW(groups, lr=LR, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps)
+    losses = []
+    for step in steps:
+        optimizer.zero_grad()
+        total = torch.zeros(())
+        for batch in share(step, 0, 1, ROWS // means):
+            outputs = model(batch)
+            for task, output in outputs.items():
+                count = len(batch.labels[task][0]) if task in batch.labels else 1
+                total = total + output.loss_sum / count / means
+        total.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER.clip)
+        optimizer.step()
+        losses.append(total.item())
+    return losses
+
+
+def arguments(**extra: Any) -> argparse.Namespace:
+    """--out, --local_rank (some launchers give it), and `extra` with their defaults."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--local_rank", type=int)
+    parser.add_argument("--out", type=Path, required=True)
+    for name, default in extra.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
+    return parser.parse_args()
+
+
+def write(out: Path, rank: int, result: Any) -> None:
+    if rank == 0:
+        out.write_text(json.dumps(result))
