@@ -41,9 +41,10 @@ def main() -> int:
         wrong = [text for text in args.overrides if "=" not in text]
         if wrong:
             raise UserError(f"override {wrong[0]!r}: expected key=value")
+        from palm_ds.folder import Run, describe
         from palm_ds.machine import read_machine
         from palm_ds.run import read_recipe
-        from palm_ds.train import Run, describe, train
+        from palm_ds.train import train
 
         overrides = list(args.overrides)
         if args.init_from:

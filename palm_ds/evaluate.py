@@ -83,28 +83,31 @@ def evaluate(
     engine: Engine, data: HeldOut, tasks: Mapping[str, Task]
 ) -> dict[str, Score]:
     """Every task that has labels in the held-out rows. All processes call it and get the same."""
-    names = list(tasks)
-    sums = torch.zeros(len(names), 5, dtype=torch.float64, device=engine.device)
+    sums: dict[str, torch.Tensor | float] = {}
     source_of = {task.name: feed.source for feed in data.feeds for task in feed.tasks}
+
+    def add(task: str, name: str, value: torch.Tensor | float) -> None:
+        sums[f"{name} {task}"] = sums.get(f"{name} {task}", 0.0) + value
+
     for batch in data.batches(engine.rank, engine.world, engine.micro_rows):
         outputs = engine.evaluate(batch)
-        for i, name in enumerate(names):
-            if name not in batch.labels:
-                continue
-            targets = batch.labels[name][1].cpu().numpy()
-            known = [float(np.sum(x)) for x in tasks[name].baseline(targets, source_of[name])]
-            sums[i, 0] += outputs[name].loss_sum
-            sums[i, 1] += outputs[name].correct
-            sums[i, 2:] += torch.tensor([*known, len(targets)], device=sums.device)
-    totals = engine.reduce(sums).tolist()
+        for name in tasks:
+            targets = batch.labels[name][1].numpy() if name in batch.labels else np.empty(0, int)
+            base_loss, base_right = tasks[name].baseline(targets, source_of[name])
+            add(name, "loss", outputs[name].loss_sum)
+            add(name, "right", outputs[name].correct)
+            add(name, "base loss", float(base_loss.sum()))
+            add(name, "base right", float(base_right.sum()))
+            add(name, "count", float(len(targets)))
+    totals = engine.reduce(sums)
     return {
         name: Score(
             count=int(count),
-            loss=loss / count,
-            accuracy=right / count,
-            baseline_loss=base_loss / count,
-            baseline_accuracy=base_right / count,
+            loss=totals[f"loss {name}"] / count,
+            accuracy=totals[f"right {name}"] / count,
+            baseline_loss=totals[f"base loss {name}"] / count,
+            baseline_accuracy=totals[f"base right {name}"] / count,
         )
-        for name, (loss, right, base_loss, base_right, count) in zip(names, totals, strict=True)
-        if count
+        for name in tasks
+        if (count := totals[f"count {name}"])
     }

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import yaml
 
 from palm_ds import settings
-from palm_ds.backbone import PRESETS, BackboneConfig
+from palm_ds.backbone_config import PRESETS, BackboneConfig
 from palm_ds.errors import UserError, suggest
 from palm_ds.optim import OptimizerConfig
 from palm_ds.plan import Plan, Schedule, read_stages, tasks_of
@@ -27,6 +27,12 @@ from palm_ds.task import Task, build
 
 NOT_LEARNED = ("evaluate", "save", "log")
 """Keys that change nothing of what is learned: a run may be continued with others."""
+
+
+def _not_negative(where: str, values: Any) -> None:
+    for each in dataclasses.fields(values):
+        if getattr(values, each.name) < 0:
+            raise UserError(f"{where}.{each.name}: {getattr(values, each.name)} is negative")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,9 +315,3 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], where: str = "")
         elif a != b:
             lines.append(f"{path}: {a!r} -> {b!r}")
     return lines
-
-
-def _not_negative(where: str, values: Any) -> None:
-    for each in dataclasses.fields(values):
-        if getattr(values, each.name) < 0:
-            raise UserError(f"{where}.{each.name}: {getattr(values, each.name)} is negative")

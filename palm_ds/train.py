@@ -1,164 +1,352 @@
-"""A run from its recipe to its weights: build, resume, the loop.
-
-A run folder holds recipe.yaml and ds_config.json as resolved, environment.json, metrics.jsonl,
-TensorBoard events, report.html, checkpoints/, weights/ (portable) and hf/ (opens with AutoModel).
-"""
+"""A run from its recipe to its weights: build, resume, the loop."""
 
 from __future__ import annotations
 
-import json
-import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import yaml
-from torch import nn
 
-from palm_ds import keyed, weights
-from palm_ds.backbone import Backbone, BackboneConfig
-from palm_ds.corpus.store import Corpus, open_corpus
-from palm_ds.engine import Engine
-from palm_ds.errors import UserError
-from palm_ds.evaluate import HeldOut, Score, evaluate, held_out
-from palm_ds.example import Batch, Vocabulary
-from palm_ds.kernels import choose_kernels
-from palm_ds.log import RunLog, environment
-from palm_ds.machine import Machine
+from palm_ds import checkpoint
+from palm_ds.assemble import Data, build_held_out, build_model, build_stream, open_data
+from palm_ds.engine import Engine, StepResult, start, stop
+from palm_ds.evaluate import HeldOut, Score, evaluate
+from palm_ds.example import Batch
+from palm_ds.flops import training_flops
+from palm_ds.folder import Run, check_folder, overview, write_folder
+from palm_ds.heads import MaskedWordHead
+from palm_ds.log import RunLog
 from palm_ds.model import Model
 from palm_ds.report import write_report
-from palm_ds.run import Recipe, differences
-from palm_ds.source import Source, split
-from palm_ds.stream import Stream, make_feeds
-from palm_ds.task import Task
+from palm_ds.run import Recipe
+from palm_ds.stream import Stream
 
 EventHandler = Callable[[str, Mapping[str, Any]], None]
 STOPPED = 3
 """Exit code of a run that a non-finite loss stopped."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """What is learned, how it is computed, where it is written."""
+def train(run: Run, event_handler: EventHandler | None = None, *, dry_run: bool = False) -> int:
+    """Train a run to its end, or from where its folder says it stopped. The exit code: 0 when the
+    plan is done or the run was asked to stop, 3 when a non-finite loss stopped it.
 
-    recipe: Recipe
-    machine: Machine
-    folder: Path
+    `event_handler(name, facts)` is called, on every process, with begin, stage, step, evaluation,
+    save and end."""
+    recipe = run.recipe
+    data = open_data(recipe)
+    check_folder(run, data)
+    stream, validation = build_stream(recipe, data), build_held_out(recipe, data)
+    processes = start(run.machine)
+
+    def say(text: str) -> None:
+        if processes.rank == 0:
+            print(text, flush=True)
+
+    model = build_model(recipe, run.machine, data.vocabulary, device=processes.device, say=say)
+    if recipe.init_from and not checkpoint.steps_in(run.checkpoints):
+        say(weights.load_weights(recipe.init_from, model))
+    say(overview(run, stream, model, processes.world))
+    if dry_run:
+        stream.batches(0, 0, 1, recipe.rows)
+        say("dry run: everything fits together; nothing was trained")
+        stop()
+        return 0
+    engine = Engine(
+        model,
+        machine=run.machine,
+        optimizer=recipe.optimizer,
+        rows=recipe.rows,
+        seed=recipe.seed,
+    )
+    state = engine.load(run.checkpoints) or {"step": 0, "cursor": {}}
+    stream.seek(state["cursor"])
+    log = _open_log(run, engine, data, state["step"])
+    loop = Loop(
+        run=run,
+        engine=engine,
+        model=model,
+        stream=stream,
+        validation=validation,
+        log=log,
+        tell=event_handler or (lambda name, facts: None),
+    )
+    try:
+        with stop_signals() as asked:
+            code = loop.go(state["step"], asked)
+        if loop.done:
+            finish(run, engine, model, data, log)
+    finally:
+        if log:
+            log.close()
+    engine.close()
+    return code
 
 
-@dataclass(frozen=True, kw_only=True)
-class Data:
-    """The opened corpora of a recipe."""
+def _open_log(run: Run, engine: Engine, data: Data, step: int) -> RunLog | None:
+    """Rank 0's log; the run folder's other files are written with it."""
+    if engine.rank:
+        return None
+    write_folder(run, engine.config, data)
+    steps = run.recipe.plan.steps
+    log = RunLog(run.folder, list(run.recipe.tasks), total_steps=steps, start=step)
+    if step:
+        log.event("resume", f"goes on from step {step}", step=step)
+    return log
 
-    train: Mapping[str, list[tuple[str, Source, float]]]
-    held_out: Mapping[str, list[tuple[str, Source, float]]]
-    corpora: Mapping[str, Corpus]
+
+@dataclass
+class Meter:
+    """What happened since the last logged step. Sums stay on the device until they are read."""
+
+    loss: dict[str, Any] = field(default_factory=dict)
+    correct: dict[str, Any] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    tokens: int = 0
+    flops: float = 0.0
+    waited: float = 0.0
+    steps: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    def add(self, result: StepResult, flops: float, waited: float) -> None:
+        for mine, theirs in (
+            (self.loss, result.loss_sums),
+            (self.correct, result.correct),
+            (self.counts, result.counts),
+        ):
+            for task, value in theirs.items():
+                mine[task] = mine[task] + value if task in mine else value
+        self.tokens += result.tokens
+        self.flops += flops
+        self.waited += waited
+        self.steps += 1
+
+    def read(self, engine: Engine) -> dict[str, Any]:
+        """The record of a logged step; all processes take part."""
+        seen = [task for task, count in self.counts.items() if count]
+        sums = engine.reduce(
+            {f"loss {t}": self.loss[t] for t in seen}
+            | {f"right {t}": self.correct[t] for t in seen}
+            | {"flops": self.flops, "waited": self.waited}
+        )
+        seconds = max(time.monotonic() - self.began, 1e-9)
+        return {
+            "loss": {t: sums[f"loss {t}"] / self.counts[t] for t in seen},
+            "accuracy": {t: sums[f"right {t}"] / self.counts[t] for t in seen},
+            "tokens_per_second": self.tokens / seconds,
+            "flops_per_second": sums["flops"] / seconds,
+            "data_wait": sums["waited"] / engine.world / seconds,
+        }
+
+
+@dataclass
+class Loop:
+    """The training loop of one process; rank 0 has the log."""
+
+    run: Run
+    engine: Engine
+    model: Model
+    stream: Stream
+    validation: HeldOut
+    log: RunLog | None
+    tell: EventHandler
+    done: bool = False
+    scores: dict[str, Score] = field(default_factory=dict)
+    _saved: int = -1
 
     @property
-    def vocabulary(self) -> Vocabulary:
-        return next(iter(self.corpora.values())).vocabulary
+    def recipe(self) -> Recipe:
+        return self.run.recipe
 
-
-def open_data(recipe: Recipe) -> Data:
-    """Every corpus of the recipe, opened and checked: one tokenizer, the columns its tasks read."""
-    corpora: dict[str, Corpus] = {}
-    train_sources: dict[str, list[tuple[str, Source, float]]] = {}
-    held_sources: dict[str, list[tuple[str, Source, float]]] = {}
-    for name, source in recipe.sources.items():
-        readers = [task for task in recipe.built_tasks.values() if task.source == name]
-        blended = [_tasks_beside(recipe, task.name) for task in readers]
-        marks = sorted({mark for tasks in blended for task in tasks for mark in task.marks()})
-        for folder, weight in source.weights.items():
-            corpus = corpora.setdefault(folder, open_corpus(folder))
-            training, held = split(corpus, recipe.held_out, marks)
-            train_sources.setdefault(name, []).append((folder, training, weight))
-            held_sources.setdefault(name, []).append((folder, held, weight))
-    prints = {c.manifest.tokenizer_fingerprint: folder for folder, c in corpora.items()}
-    if len(prints) > 1:
-        first, second, *_ = prints.values()
-        raise UserError(
-            f"sources: {first} and {second} were prepared with different tokenizers; "
-            f"prepare them with the same one (--tokenizer {first}/tokenizer)"
+    def go(self, first: int, asked: StopAsked) -> int:
+        """From step `first` to the end of the plan, or until somebody asks to stop."""
+        recipe, engine, plan = self.recipe, self.engine, self.recipe.plan
+        weights_of = {name: task.weight for name, task in recipe.built_tasks.items()}
+        self._event("begin", step=first)
+        meter, skipped = Meter(), engine.skipped_steps
+        batches_of = prefetched(
+            self.stream, engine, range(first, plan.steps), self.run.machine.data_workers
         )
-    return Data(train=train_sources, held_out=held_sources, corpora=corpora)
+        for step in range(first, plan.steps):
+            begun = time.monotonic()
+            batches = next(batches_of)
+            waited = time.monotonic() - begun
+            if step == plan.stages[plan.stage_at(step)].first:
+                self._event("stage", step=step, stage=plan.stage_at(step))
+            lr = recipe.optimizer.lr * recipe.schedule.factor(step, plan)
+            result = engine.step(batches, lr, step, weights_of, asked.now)
+            meter.add(result, self._flops(batches), waited)
+            self.tell("step", {"step": step + 1, "result": result, "lr": lr})
+            last = step + 1 == plan.steps
+            if (step + 1) % recipe.log.every == 0 or last or result.stop:
+                self._log_step(step, lr, meter)
+                now = engine.skipped_steps
+                if self._bad(step, now - skipped, meter):
+                    return self._nonfinite(step, asked)
+                meter, skipped = Meter(), now
+            if result.stop:
+                self._save(step + 1)
+                self._event("stopped", f"stopped on request; goes on from step {step + 1}")
+                return 0
+            paused = time.monotonic()
+            self._after(step + 1)
+            meter.began += time.monotonic() - paused  # not training time
+        self.done = True
+        return 0
 
+    def _after(self, done: int) -> None:
+        """Evaluation and checkpoint when they are due after so many steps."""
+        plan, settings = self.recipe.plan, self.recipe
+        stage_ends = any(done == stage.first + stage.steps for stage in plan.stages)
+        every = settings.evaluate.every
+        if self.validation.rows and (stage_ends or every and done % every == 0):
+            self._evaluate(done)
+        if done == plan.steps or (settings.save.every and done % settings.save.every == 0):
+            self._save(done)
 
-def _tasks_beside(recipe: Recipe, name: str) -> list[Task]:
-    """The tasks that label the texts of a task: those it stands in a blend with."""
-    together = {name}
-    for blend in recipe.plan.blends:
-        names = [part.strip() for part in blend.split("+")]
-        if name in names:
-            together |= set(names)
-    return [recipe.built_tasks[other] for other in together]
+    def _flops(self, batches: list[Batch]) -> float:
+        heads, config = self.model.heads, self.model.backbone.config
+        words = [t for t, h in self.model.head_of.items() if isinstance(heads[h], MaskedWordHead)]
+        return sum(training_flops(config, batch, words) for batch in batches)
 
+    def _log_step(self, step: int, lr: float, meter: Meter) -> None:
+        record = meter.read(self.engine) | {
+            "step": step + 1,
+            "stage": self.recipe.plan.stage_at(step),
+            "lr": lr,
+            "grad_norm": self.engine.grad_norm,
+            "loss_scale": self.engine.loss_scale,
+            "skipped": self.engine.skipped_steps,
+        }
+        if self.log:
+            self.log.step(record)
 
-def build_stream(recipe: Recipe, data: Data) -> Stream:
-    """The training rows of a recipe."""
-    feeds, feeds_of = make_feeds(
-        recipe.plan.blends,
-        recipe.built_tasks,
-        recipe.task_ids,
-        data.train,
-        seed=recipe.seed,
-        length=recipe.length,
-    )
-    return Stream(
-        plan=recipe.plan,
-        feeds=feeds,
-        feeds_of=feeds_of,
-        rows=recipe.rows,
-        length=recipe.length,
-        seed=recipe.seed,
-        pad=data.vocabulary.pad,
-    )
+    def _evaluate(self, done: int) -> None:
+        tasks = self.recipe.built_tasks
+        self.scores = evaluate(self.engine, self.validation, tasks)
+        records = {name: score.record() for name, score in self.scores.items()}
+        stage = self.recipe.plan.stage_at(done - 1)
+        if self.log:
+            self.log.evaluation(done, records, stage=stage)
+        self.tell("evaluation", {"step": done, "scores": self.scores})
 
+    def _save(self, done: int) -> None:
+        if self._saved == done:
+            return
+        state = {"step": done, "cursor": self.stream.cursor(done)}
+        try:
+            self.engine.save(self.run.checkpoints, state, step=done, keep=self.recipe.save.keep)
+        except checkpoint.SaveError as error:
+            self._event("save failed", f"not saved: {error}", step=done)
+            return
+        self._saved = done
+        self._event("save", step=done)
 
-def build_held_out(recipe: Recipe, data: Data) -> HeldOut:
-    """The held-out rows of a recipe; the same for every seed of one recipe's tasks."""
-    if recipe.held_out == 0:
-        return HeldOut((), (), recipe.length, data.vocabulary.pad)
-    feeds, _ = make_feeds(
-        recipe.plan.blends,
-        recipe.built_tasks,
-        recipe.task_ids,
-        data.held_out,
-        seed=0,
-        length=recipe.length,
-        fixed=True,
-    )
-    return held_out(feeds, recipe.evaluate.examples, recipe.length, data.vocabulary.pad)
+    def _event(self, name: str, message: str = "", **facts: Any) -> None:
+        if self.log:
+            self.log.event(name, message, **facts)
+        self.tell(name, facts)
 
+    # -- non-finite losses and gradients --
 
-def build_model(recipe: Recipe, machine: Machine, vocabulary: Vocabulary, device: str) -> Model:
-    """Backbone and heads with their first weights, each a function of (seed, its own name)."""
-    config = full_config(recipe.backbone_config, vocabulary)
-    kernels, lines = choose_kernels(
-        machine.kernels, device=device, dtype=machine.dtype, config=config
-    )
-    if os.environ.get("RANK", "0") == "0":
-        print("\n".join(lines), flush=True)
-    torch.manual_seed(keyed.key(recipe.seed, "backbone") >> 1)
-    backbone = Backbone(config, kernels, recompute=machine.activation_checkpointing)
-    heads: dict[str, nn.Module] = {}
-    head_of = {name: task.share or name for name, task in recipe.built_tasks.items()}
-    for name, task in recipe.built_tasks.items():
-        if not task.share:
-            torch.manual_seed(keyed.key(recipe.seed, "head", name) >> 1)
-            heads[name] = task.head(backbone)
-    return Model(backbone, heads, head_of)
+    def _bad(self, step: int, skipped: int, meter: Meter) -> bool:
+        """Whether steps since the last logged one were skipped for a reason that matters: fp16's
+        search for its loss scale skips steps as well, as long as it finds one."""
+        if not skipped or self.recipe.nonfinite == "skip":
+            return False
+        searching = self.engine.machine.precision == "fp16" and skipped < meter.steps
+        return not searching or self.engine.loss_scale <= 1
 
-
-def full_config(config: BackboneConfig, vocabulary: Vocabulary) -> BackboneConfig:
-    """With the vocabulary's size where the recipe leaves it open."""
-    size = config.vocab_size or vocabulary.size
-    if size < vocabulary.size:
-        raise UserError(
-            f"backbone.vocab_size: {size} rows, but the corpus's tokenizer has {vocabulary.size}"
+    def _nonfinite(self, step: int, asked: StopAsked) -> int:
+        where = f"a loss or gradient was not finite within the {self.recipe.log.every} steps to "
+        where += f"step {step + 1}; it was not applied"
+        if self.recipe.nonfinite == "rollback":
+            state = self.engine.load(self.run.checkpoints)
+            if state is not None:
+                back = f"{where}; back to the weights of step {state['step']}, on from {step + 2}"
+                self._event("rollback", back, step=step + 1)
+                return self.go(step + 1, asked)
+        self._save(step + 1)
+        self._event(
+            "nonfinite",
+            f"{where}. Stopped; the weights are good. Lower optimizer.lr, look at the data of these "
+            "steps, or set `nonfinite: skip`",
         )
-    return replace(config, vocab_size=size, pad=vocabulary.pad)
+        return STOPPED
+
+
+def prefetched(
+    stream: Stream, engine: Engine, steps: range, workers: int
+) -> Iterator[list[Batch]]:
+    """This process's micro-batches of each step; `workers` processes make them ahead."""
+    dataset = _StepBatches(stream, engine.rank, engine.world, engine.micro_rows)
+    loader = torch.utils.data.DataLoader(
+        dataset,
+        batch_size=None,
+        sampler=steps,
+        num_workers=workers,
+        prefetch_factor=2 if workers else None,
+        collate_fn=_as_it_is,
+        pin_memory=False,
+    )
+    return iter(loader)
+
+
+@dataclass
+class _StepBatches(torch.utils.data.Dataset):
+    stream: Stream
+    rank: int
+    world: int
+    micro_rows: int
+
+    def __getitem__(self, step: int) -> list[Batch]:
+        return self.stream.batches(step, self.rank, self.world, self.micro_rows)
+
+
+def _as_it_is(batches: list[Batch]) -> list[Batch]:
+    return batches
+
+
+@dataclass
+class StopAsked:
+    """Set by SIGTERM and Ctrl-C; read between steps."""
+
+    now: bool = False
+
+
+@contextmanager
+def stop_signals() -> Iterator[StopAsked]:
+    """SIGTERM and SIGINT ask the run to save and leave; a second Ctrl-C leaves at once."""
+    asked = StopAsked()
+
+    def ask(number: int, frame: Any) -> None:
+        if asked.now and number == signal.SIGINT and time.monotonic() - first[0] > 2:
+            raise KeyboardInterrupt
+        first[0] = first[0] or time.monotonic()
+        asked.now = True
+
+    first = [0.0]
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {s: signal.signal(s, ask) for s in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def finish(run: Run, engine: Engine, model: Model, data: Data, log: RunLog | None) -> None:
+    """The weights, portable and for Hugging Face, and the report. All processes take part."""
+    state = engine.full_state_dict()
+    if log:
+        corpus = next(iter(data.corpora.values()))
+        made_by = {"recipe": run.recipe.fingerprint, "steps": run.recipe.plan.steps}
+        weights.export(run.folder, state, model, corpus.tokenizer(), made_by)
+        log.event("end", f"weights: {run.folder / 'weights'}; Hugging Face: {run.folder / 'hf'}")
+        write_report(run.folder)
+    engine.processes.barrier()
