@@ -63,6 +63,12 @@ def _split_heads(qkv: torch.Tensor, heads: int) -> tuple[torch.Tensor, ...]:
     return qkv.view(rows, length, 3, heads, tripled // 3 // heads).permute(2, 0, 3, 1, 4).unbind()
 
 
+def _softmax(scores: torch.Tensor) -> torch.Tensor:
+    """In fp32 at least, back in the type of the scores."""
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    return scores.softmax(-1, dtype=wide).to(scores.dtype)
+
+
 def _plain_attention(
     qkv: torch.Tensor, plan: AttentionPlan, heads: int, dropout: float
 ) -> torch.Tensor:
@@ -70,7 +76,7 @@ def _plain_attention(
     scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
     assert plan.mask is not None
     scores = scores.masked_fill(~plan.mask, -torch.inf)
-    shares = scores.softmax(-1, dtype=torch.float32).to(value.dtype)  # (rows, heads, len, len)
+    shares = _softmax(scores)  # (rows, heads, length, length)
     return (F.dropout(shares, dropout) @ value).transpose(1, 2).flatten(2)
 
 
@@ -168,7 +174,7 @@ def _shares(
     scores = torch.bmm(query, key.transpose(1, 2)).mul_(scale)
     if tile.bias is not None:
         scores.add_(tile.bias)
-    shares = scores.softmax(-1, dtype=torch.float32).to(scores.dtype)
+    shares = _softmax(scores)
     return shares, keep_mask(shares, dropout) if dropout else None
 
 

@@ -97,13 +97,16 @@ class BackboneConfig:
         if not isinstance(values, Mapping):
             raise UserError(f"{where}: expected keys and values, got {values!r}")
         own, foreign = _sort_keys(values, where)
-        if preset := own.pop("preset", None):
-            if preset not in PRESETS:
-                raise UserError(f'{where}.preset: no "{preset}"{suggest(str(preset), PRESETS)}')
-            own = {**PRESETS[preset], **own}
-        if not foreign:
-            return settings.parse(cls, own, where)
-        return settings.parse(cls, _merge(own, _translate(foreign, where), where), where)
+        preset = own.pop("preset", None)
+        if preset is not None and preset not in PRESETS:
+            raise UserError(f'{where}.preset: no "{preset}"{suggest(str(preset), PRESETS)}')
+        given = _translate(foreign, where)
+        if foreign and preset is None and own.keys() <= {"vocab_size"}:
+            given = {**_usual(foreign), **given}
+        if foreign.get("model_type") == "roberta":
+            given["position_offset"] = given.setdefault("pad", 1) + 1
+        _check_agreement(own, given, where)
+        return settings.parse(cls, {**PRESETS.get(preset or "", {}), **given, **own}, where)
 
 
 def _check(name: str, value: float, least: int, below: int | None) -> None:
@@ -195,35 +198,35 @@ def _sort_keys(values: Mapping[str, Any], where: str) -> tuple[dict[str, Any], d
 
 
 def _translate(foreign: dict[str, Any], where: str) -> dict[str, Any]:
-    """Foreign keys in our words, with the defaults of where they come from."""
+    """Foreign keys in our words."""
     for key, right in _MUST_BE.items():
         if key in foreign and foreign[key] not in right:
             names = " or ".join(map(repr, right))
             raise UserError(f"{where}.{key}: only {names} is this encoder, got {foreign[key]!r}")
     if "emb_size" in foreign and foreign["emb_size"] != foreign.get("hidden_size"):
         raise UserError(f"{where}.emb_size: must equal hidden_size in this encoder")
-    filled: dict[str, Any] = {"segments": 2, "eps": _usual_eps(foreign)}
+    filled: dict[str, Any] = {}
     for key, name in _ALIASES.items():  # in their order: the later wins
         if foreign.get(key) is not None:
             filled[name] = foreign[key]
-    with_tasks = foreign.get("use_task_id") or foreign.get("use_task_emb")
-    filled["task_slots"] = foreign.get("task_type_vocab_size", 3) if with_tasks else 0
-    if foreign.get("model_type") == "roberta":
-        filled["position_offset"] = filled.setdefault("pad", 1) + 1
+    if any(key in foreign for key in _TASK_KEYS):
+        wanted = foreign.get("use_task_id") or foreign.get("use_task_emb")
+        filled["task_slots"] = foreign.get("task_type_vocab_size", 3) if wanted else 0
     return filled
 
 
-def _usual_eps(foreign: dict[str, Any]) -> float:
-    if "model_type" in foreign:
-        return 1e-12
-    return 1e-6 if "use_task_emb" in foreign else 1e-5
+def _usual(foreign: dict[str, Any]) -> dict[str, Any]:
+    """What a config that leaves it out means, by where it comes from."""
+    ernie_or_palm = 1e-6 if "use_task_emb" in foreign else 1e-5
+    eps = 1e-12 if "model_type" in foreign else ernie_or_palm
+    return {"segments": 2, "task_slots": 0, "eps": eps}
 
 
-def _merge(own: dict[str, Any], translated: dict[str, Any], where: str) -> dict[str, Any]:
+def _check_agreement(own: dict[str, Any], given: dict[str, Any], where: str) -> None:
+    """A number may be said twice, in our word and a foreign one, but not differently."""
     for name, value in own.items():
-        if name in translated and translated[name] != value:
-            alias = next((key for key, mine in _ALIASES.items() if mine == name), "use_task_id")
+        if name in given and given[name] != value:
             raise UserError(
-                f"{where}.{name}: {value!r} contradicts {alias}, which says {translated[name]!r}"
+                f"{where}.{name}: {value!r} contradicts the {given[name]!r} that the same mapping "
+                f"gives under another name"
             )
-    return {**translated, **own}

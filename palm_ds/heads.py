@@ -49,8 +49,8 @@ class ClassHead(nn.Module):
 class MaskedWordHead(nn.Module):
     """Which word stood here: dense, activation, LayerNorm, then a product with the word table.
 
-    `tied_words` is the backbone's word table itself, registered here too so that ZeRO 3 gathers it for
-    this module; a state_dict holds it once, under the backbone's name.
+    `tied_words` is the backbone's word table itself, registered here too so that ZeRO 3 gathers it
+    for this module; a state_dict holds it once, under the backbone's name.
     """
 
     pooled = False
