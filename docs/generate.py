@@ -1,0 +1,250 @@
+"""docs/recipe.md and docs/ds_configs.md, from the dataclasses that read those files.
+
+    python docs/generate.py
+
+A field's description is the string that stands under it in the source. A test fails when a page
+is not what this makes of the source, or when a field has no description.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import json
+import re
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_origin
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from palm_ds.backbone_config import PRESETS, BackboneConfig  # noqa: E402
+from palm_ds.machine import Comms, Machine  # noqa: E402
+from palm_ds.optim import OptimizerConfig  # noqa: E402
+from palm_ds.plan import Schedule, read_stages  # noqa: E402
+from palm_ds.run import (  # noqa: E402
+    EvaluateSettings,
+    LogSettings,
+    Recipe,
+    SaveSettings,
+    SourceSettings,
+)
+from palm_ds.task import Task, known_kinds  # noqa: E402
+
+SECTIONS = {
+    "backbone": BackboneConfig,
+    "optimizer": OptimizerConfig,
+    "schedule": Schedule,
+    "sources.NAME": SourceSettings,
+    "evaluate": EvaluateSettings,
+    "save": SaveSettings,
+    "log": LogSettings,
+}
+NOT_WRITTEN = {
+    "Task": ("name",),
+    "Machine": ("path", "sections", "stage", "precision", "micro_rows"),
+}
+"""Fields that come from elsewhere than a key of the same name."""
+_HERE = "Made by docs/generate.py from the source; do not edit."
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key that a person may write."""
+
+    name: str
+    type: str
+    default: str | None
+    """As written in the source; None: it must be given."""
+    text: str
+
+
+def keys(cls: type, *, inherited: bool = True) -> list[Key]:
+    """The fields of a dataclass in their order, those of its bases first."""
+    classes = [c for c in reversed(cls.__mro__) if dataclasses.is_dataclass(c)]
+    found: dict[str, Key] = {}
+    for each in classes if inherited else [cls]:
+        found |= {key.name: key for key in _own_keys(each)}
+    return list(found.values())
+
+
+def _own_keys(cls: type) -> Iterator[Key]:
+    names = {field.name for field in dataclasses.fields(cls)}
+    names -= set(NOT_WRITTEN.get(cls.__name__, ()))
+    source = textwrap.dedent(inspect.getsource(cls))
+    (definition,) = ast.parse(source).body
+    assert isinstance(definition, ast.ClassDef)
+    following = [*definition.body[1:], None]
+    for node, after in zip(definition.body, following, strict=True):
+        if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
+            continue
+        if node.target.id in names:
+            text = _string(after) or _about_type(cls, node.annotation)
+            if text is None:
+                where = f"{inspect.getsourcefile(cls)}: {cls.__name__}.{node.target.id}"
+                raise SystemExit(f"error: {where}: no description; put a string under the field")
+            default = ast.get_source_segment(source, node.value) if node.value else None
+            yield Key(node.target.id, _type(cls, node.annotation), _default(default), text)
+
+
+def _string(node: ast.stmt | None) -> str | None:
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        return _one_line(node.value.value) if isinstance(node.value.value, str) else None
+    return None
+
+
+def _about_type(cls: type, annotation: ast.expr) -> str | None:
+    """A field that is itself a set of keys may leave its description to its class."""
+    value = vars(sys.modules[cls.__module__]).get(ast.unparse(annotation))
+    return _about(value) if dataclasses.is_dataclass(value) else None
+
+
+def _one_line(text: str) -> str:
+    return re.sub(r"\s+", " ", text).strip()
+
+
+def _type(cls: type, annotation: ast.expr) -> str:
+    """As a person who writes YAML would say it."""
+    text = ast.unparse(annotation)
+    for name, alias in vars(sys.modules[cls.__module__]).items():
+        if get_origin(alias) is Literal:
+            text = re.sub(rf"\b{name}\b", str(alias).removeprefix("typing."), text)
+    literal = re.fullmatch(r"(?:tuple\[)?Literal\[(.*?)\](?:, \.\.\.\])?", text)
+    if literal:
+        several = text.startswith("tuple")
+        choices = ", ".join(part.strip().strip("'") for part in literal[1].split(","))
+        return f"list of: {choices}" if several else f"one of: {choices}"
+    words = {
+        r"\b[A-Z]\w+(Settings|Config)\b|\bSchedule\b|\bComms\b": "keys",
+        r"\b(dict|Mapping)\[str, (.+)\]": r"{name: \2}",
+        r"\btuple\[(\w+), \.\.\.\]": r"list of \1",
+        r"\btuple\[(.+)\]": r"[\1]",
+        r"\bdict\[str, Any\]": "keys",
+        r"\bbool\b": "true or false",
+        r"\bstr\b": "text",
+        r"\bint\b": "whole number",
+        r"\bfloat\b": "number",
+        r" \| None": ", or none",
+        r"\bAny\b": "value",
+    }
+    for pattern, word in words.items():
+        text = re.sub(pattern, word, text)
+    return text
+
+
+def _default(text: str | None) -> str | None:
+    if text is None:
+        return None
+    if "default_factory" in text:
+        return "{}" if "dict" in text else "[]"
+    if re.fullmatch(r"[A-Z]\w+\(\)", text):
+        return "as below"
+    words = {"True": "true", "False": "false", "None": "none"}
+    text = words.get(text, text).replace('"', "")
+    return re.sub(r"^\((.*?),?\)$", r"[\1]", text)
+
+
+def table(rows: Sequence[Key]) -> str:
+    lines = ["| key | is | default | |", "|---|---|---|---|"]
+    for key in rows:
+        default = "**must be given**" if key.default is None else _code(key.default)
+        lines.append(f"| `{key.name}` | {key.type} | {default} | {_cell(key.text)} |")
+    return "\n".join(lines)
+
+
+def _code(text: str) -> str:
+    return text if text in ("", "as below") else f"`{text}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _about(owner: object) -> str:
+    return _one_line((inspect.getdoc(owner) or "").split("\n\n")[0])
+
+
+def _prose(text: str) -> str:
+    """The paragraphs of a module's first lines, without its drawings."""
+    paragraphs = [part for part in text.strip().split("\n\n") if not part.startswith(" ")]
+    return "\n\n".join(_one_line(part) for part in paragraphs)
+
+
+def recipe_page() -> str:
+    parts = [
+        f"<!-- {_HERE} -->",
+        "# The recipe, key by key",
+        _about(Recipe),
+        "Any key can be given on the command line too: `optimizer.lr=1e-4`. An unknown key is an "
+        "error. `--print_config` shows the whole recipe with every default filled in.",
+        table(keys(Recipe)),
+    ]
+    for name, cls in SECTIONS.items():
+        parts += [f"## {name}", _about(cls)]
+        parts += [_presets()] if name == "backbone" else []
+        parts.append(table(keys(cls)))
+    parts += ["## stages", "```\n" + inspect.cleandoc(read_stages.__doc__ or "") + "\n```"]
+    return "\n\n".join([*parts, *_task_parts()]) + "\n"
+
+
+def _presets() -> str:
+    names = ", ".join(f"`{name}`" for name in PRESETS)
+    return f"`preset` is one of {names}; the other keys change single numbers of it."
+
+
+def _task_parts() -> Iterator[str]:
+    yield "## tasks.NAME"
+    yield "Every task has these keys, and those of its `kind`, which is by default its name."
+    yield table(keys(Task))
+    for kind, module_name in sorted(known_kinds().items()):
+        module = importlib.import_module(module_name)
+        (cls,) = [c for c in vars(module).values() if _is_task(c, module_name)]
+        own = keys(cls, inherited=False)
+        yield f"### {kind}"
+        yield _prose(module.__doc__ or "")
+        yield table(own) if own else "It has no keys of its own."
+
+
+def _is_task(value: object, module: str) -> bool:
+    return isinstance(value, type) and issubclass(value, Task) and value.__module__ == module
+
+
+def machine_page() -> str:
+    files = sorted((ROOT / "ds_configs").glob("*.json"))
+    lines = [
+        f"| `{path.name}` | {_cell(json.loads(path.read_text())['_about'])} |" for path in files
+    ]
+    parts = [
+        f"<!-- {_HERE} -->",
+        "# The DeepSpeed files",
+        "How the machine computes: ZeRO stage, precision, offload, rows of a micro-batch. The keys "
+        "are DeepSpeed's own, less those that belong to the recipe (batch, optimizer, schedule, "
+        'clipping); `"auto"` is resolved for every key that may hold it.',
+        "| file in ds_configs | for |\n|---|---|\n" + "\n".join(lines),
+        '## The section "palm_ds"',
+        "What DeepSpeed has no key for.",
+        table(keys(Machine)),
+        "### comms",
+        _about(Comms),
+        table(keys(Comms)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+PAGES = {"recipe.md": recipe_page, "ds_configs.md": machine_page}
+
+
+def main() -> None:
+    for name, make in PAGES.items():
+        (ROOT / "docs" / name).write_text(make(), encoding="utf-8")
+        print(f"docs/{name}")
+
+
+if __name__ == "__main__":
+    main()
