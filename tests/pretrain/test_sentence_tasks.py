@@ -1,0 +1,173 @@
+"""Reordering and distance: the label is what the document says, checked token by token."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from palm_ds.errors import UserError
+from palm_ds.source import Source, split
+from palm_ds.stream import Feed, fill
+from palm_ds.task import build
+from tests.small_corpus import write_small_corpus
+
+LENGTH = 96
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Source:
+    corpus = write_small_corpus(tmp_path_factory.mktemp("c") / "corpus", documents=80)
+    return split(corpus, 0.0, ("word", "phrase", "entity"))[0]
+
+
+def feed_of(source: Source, *kinds: str, **values) -> Feed:
+    tasks = [build(kind, {"source": "text", **(values if i == 0 else {})}) for i, kind in enumerate(kinds)]
+    return Feed(
+        name=" + ".join(kinds), tasks=tuple(tasks), task_id=0, source=source, seed=3, room=LENGTH
+    )
+
+
+def examples(feed: Feed, many: int, *, longer: bool = True):
+    """The first examples, each alone in a row: with the row's free space when `longer`."""
+    for n, layout in enumerate(feed.layouts(np.arange(many))):
+        if longer:
+            ((_, _, layout),) = fill([(0, n, layout)], LENGTH)
+        yield feed.example(n, layout)
+
+
+def document_of(source: Source, positions: np.ndarray) -> np.ndarray:
+    return np.searchsorted(source.corpus.document_starts, positions, side="right") - 1
+
+
+def sentence_of(source: Source, positions: np.ndarray) -> np.ndarray:
+    return np.searchsorted(source.corpus.sentence_starts, positions, side="right") - 1
+
+
+def segments_of(example) -> list[np.ndarray]:
+    """The source positions of each segment, special tokens left out."""
+    real = example.origin >= 0
+    numbers = range(int(example.segments.max()) + 1)
+    return [example.origin[real & (example.segments == number)] for number in numbers]
+
+
+@pytest.mark.parametrize("most", [3, 4])
+@pytest.mark.parametrize("longer", [False, True])
+def test_reordering_labels_are_the_permutation_that_was_made(source, most, longer):
+    """Independent of the task's arithmetic: sort the segments by where they stand in the text."""
+    classes = [p for n in range(1, most + 1) for p in itertools.permutations(range(n))]
+    assert len(classes) == sum(math.factorial(n) for n in range(1, most + 1))
+    feed = feed_of(source, "sentence_reordering", most=most)
+    seen = Counter()
+    for example in examples(feed, 400, longer=longer):
+        parts = segments_of(example)
+        starts = [int(part[0]) for part in parts]
+        order = tuple(sorted(starts).index(start) for start in starts)
+        at, target = example.labels["sentence_reordering"]
+        assert at.tolist() == [0]
+        assert classes[target[0]] == order
+        whole = np.sort(np.concatenate(parts))
+        assert np.array_equal(whole, np.arange(whole[0], whole[-1] + 1))  # one stretch of text
+        assert len(set(document_of(source, whole))) == 1
+        assert all(start in source.corpus.sentence_starts for start in starts)
+        assert len(example) <= LENGTH
+        seen[int(target[0])] += 1
+    assert len(seen) >= (9 if most == 3 else 25)
+
+
+def test_reordering_classes_are_even_where_the_paragraph_allows_all(source):
+    feed = feed_of(source, "sentence_reordering")
+    layouts = feed.layouts(np.arange(6000))
+    long_enough = layouts[:, 3] - layouts[:, 2] >= 3
+    counts = np.bincount(layouts[long_enough, 4], minlength=9)
+    expected = counts.sum() / 9
+    assert ((counts - expected) ** 2 / expected).sum() < 26.1  # chi-squared, 8 df, p = 0.001
+
+
+def test_reordering_chance_knows_the_number_of_segments(source):
+    task = build("sentence_reordering", {"source": "text"})
+    loss, accuracy = task.baseline(np.array([0, 1, 2, 3, 8]), source)
+    assert accuracy.tolist() == [1, 1 / 2, 1 / 2, 1 / 6, 1 / 6]
+    assert loss == pytest.approx(np.log([1, 2, 2, 6, 6]))
+
+
+@pytest.mark.parametrize("longer", [False, True])
+def test_distance_labels_are_what_the_document_says(source, longer):
+    feed = feed_of(source, "sentence_distance")
+    seen, orders = Counter(), Counter()
+    for example in examples(feed, 900, longer=longer):
+        a, b = segments_of(example)
+        at, target = example.labels["sentence_distance"]
+        assert at.tolist() == [0]
+        documents = [set(document_of(source, part)) for part in (a, b)]
+        assert all(len(each) == 1 for each in documents)
+        first, second = sorted((a, b), key=lambda part: part[0])
+        gap = sentence_of(source, second[:1])[0] - sentence_of(source, first[-1:])[0]
+        if documents[0] != documents[1]:
+            expected = 2
+        elif gap == 1:
+            # Adjacent to the token, unless one long sentence had to be cut.
+            expected = 0
+        else:
+            assert gap > 1
+            expected = 1
+        assert target[0] == expected
+        assert len(example) <= LENGTH
+        seen[expected] += 1
+        orders[a[0] < b[0]] += 1
+    assert min(seen.values()) > 240
+    assert min(orders.values()) > 350
+
+
+def test_distance_is_balanced_and_lengths_give_nothing_away(source):
+    layouts = feed_of(source, "sentence_distance").layouts(np.arange(9000))
+    labels = layouts[:, 6]
+    counts = np.bincount(labels, minlength=3)
+    assert ((counts - 3000) ** 2 / 3000).sum() < 13.8  # chi-squared, 2 df, p = 0.001
+    means = [layouts[labels == label, 0].mean() for label in range(3)]
+    assert max(means) / min(means) < 1.1
+
+
+def test_a_blend_masks_the_arranged_text_borrowed_sentences_included(source):
+    feed = feed_of(source, "sentence_distance", "knowledge_masking")
+    borrowed = 0
+    for example in examples(feed, 200):
+        at, targets = example.labels["knowledge_masking"]
+        assert len(at) > 0
+        assert (example.origin[at] >= 0).all()
+        original = [int(source.read(p, p + 1).ids[0]) for p in example.origin[at]]
+        assert targets.tolist() == original
+        borrowed += int((example.segments[at] == 1).sum())
+    assert borrowed > 100
+
+
+def test_two_runs_of_the_same_example_are_the_same(source):
+    feed = feed_of(source, "sentence_reordering", "knowledge_masking")
+    (layout,) = feed.layouts(np.array([17]))
+    one, two = feed.example(17, layout), feed.example(17, layout)
+    assert np.array_equal(one.ids, two.ids)
+    again = feed_of(source, "sentence_reordering", "knowledge_masking")
+    assert np.array_equal(again.example(17, layout).ids, one.ids)
+    assert not np.array_equal(feed.example(18, layout).ids, one.ids)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "message"),
+    [
+        ("sentence_reordering", {"most": 1}, "most: 1"),
+        ("sentence_reordering", {"most": 9}, "most: 9"),
+        ("sentence_reordering", {"shortest": 0}, "shortest"),
+        ("sentence_distance", {"shortest": 2}, "shortest"),
+        ("sentence_distance", {"shortst": 0.5}, 'did you mean "shortest"'),
+        ("sentence_distanz", {}, 'did you mean "sentence_distance"'),
+    ],
+)
+def test_wrong_settings_are_one_clear_line(kind, values, message):
+    with pytest.raises(UserError) as error:
+        build("task", {"kind": kind, "source": "text", **values})
+    assert message in str(error.value)
+    assert str(error.value).startswith("tasks.task")
+    assert "\n" not in str(error.value)
