@@ -19,7 +19,7 @@ from typing import Any, Literal
 import yaml
 
 from palm_ds import settings
-from palm_ds.backbone_config import PRESETS, BackboneConfig
+from palm_ds.backbone_config import BackboneConfig
 from palm_ds.errors import UserError, suggest
 from palm_ds.optim import OptimizerConfig
 from palm_ds.plan import Plan, Schedule, read_stages, tasks_of
@@ -187,12 +187,7 @@ class Recipe:
     @cached_property
     def backbone_config(self) -> BackboneConfig:
         """The encoder's numbers, without the vocabulary where the recipe leaves it to the corpus."""
-        values = dict(self.backbone)
-        preset = values.pop("preset", None)
-        if preset is not None and preset not in PRESETS:
-            raise UserError(f"backbone.preset: no {preset!r}{suggest(preset, PRESETS)}")
-        filled = {**(PRESETS[preset] if preset else {}), **values}
-        config = settings.parse(BackboneConfig, filled, "backbone")
+        config = BackboneConfig.from_dict(self.backbone)
         if self.length > config.longest:
             raise UserError(
                 f"length: rows of {self.length} tokens, but backbone.positions gives only "

@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from palm_ds import checkpoint
+from palm_ds import __version__, checkpoint, fill_mask, weights
 from palm_ds.assemble import Data, build_held_out, build_model, build_stream, open_data
 from palm_ds.engine import Engine, StepResult, start, stop
 from palm_ds.evaluate import HeldOut, Score, evaluate
@@ -24,6 +25,7 @@ from palm_ds.log import RunLog
 from palm_ds.model import Model
 from palm_ds.report import write_report
 from palm_ds.run import Recipe
+from palm_ds.source import Source
 from palm_ds.stream import Stream
 
 EventHandler = Callable[[str, Mapping[str, Any]], None]
@@ -49,7 +51,7 @@ def train(run: Run, event_handler: EventHandler | None = None, *, dry_run: bool 
 
     model = build_model(recipe, run.machine, data.vocabulary, device=processes.device, say=say)
     if recipe.init_from and not checkpoint.steps_in(run.checkpoints):
-        say(weights.load_weights(recipe.init_from, model))
+        say("\n".join(weights.load_weights(Path(recipe.init_from), model).lines()))
     say(overview(run, stream, model, processes.world))
     if dry_run:
         stream.batches(0, 0, 1, recipe.rows)
@@ -344,9 +346,42 @@ def finish(run: Run, engine: Engine, model: Model, data: Data, log: RunLog | Non
     """The weights, portable and for Hugging Face, and the report. All processes take part."""
     state = engine.full_state_dict()
     if log:
-        corpus = next(iter(data.corpora.values()))
-        made_by = {"recipe": run.recipe.fingerprint, "steps": run.recipe.plan.steps}
-        weights.export(run.folder, state, model, corpus.tokenizer(), made_by)
+        export(run, model, state, data)
         log.event("end", f"weights: {run.folder / 'weights'}; Hugging Face: {run.folder / 'hf'}")
-        write_report(run.folder)
+        for line in fill_mask.examples(run.folder / "hf", _some_source(data)):
+            log.event("example", line)
+        log.event("report", f"report: {write_report(run.folder)}")
     engine.processes.barrier()
+
+
+def export(run: Run, model: Model, state: Mapping[str, torch.Tensor], data: Data) -> None:
+    """weights/ and hf/ of the run folder; hf/ reads texts as the first task of masked words did."""
+    recipe, config = run.recipe, model.backbone.config
+    info = weights.WeightsInfo(
+        backbone=config,
+        task_ids=recipe.task_ids,
+        head_of=model.head_of,
+        made_by={
+            "palm_ds": __version__,
+            "recipe": recipe.fingerprint,
+            "steps": recipe.plan.steps,
+        },
+    )
+    weights.save_weights(state, run.folder / "weights", info)
+    words = [t for t, h in model.head_of.items() if isinstance(model.heads[h], MaskedWordHead)]
+    tokenizer = next(iter(data.corpora.values())).tokenizer()
+    task_id = recipe.task_ids[words[0]] if words else 0
+    weights.export_hf(
+        state, run.folder / "hf", config=config, tokenizer=tokenizer, task_id=task_id
+    )
+
+
+def _some_source(data: Data) -> Source:
+    """Held-out documents where there are some."""
+    return next(
+        source
+        for side in (data.held_out, data.train)
+        for corpora in side.values()
+        for _, source, _ in corpora
+        if len(source.documents)
+    )
