@@ -22,7 +22,7 @@ from palm_ds.corpus.knowledge import (
     capital_runs,
     read_lexicon,
 )
-from palm_ds.corpus.lexemes import flags_of, is_han
+from palm_ds.corpus.lexemes import CAPITAL, flags_of, is_han
 from palm_ds.corpus.marks import Document, find_function
 from palm_ds.corpus.options import TextOptions
 from palm_ds.corpus.sentences import is_wrapped, sentence_starts
@@ -98,6 +98,7 @@ class Analyser:
             words=begins,
             sentences=begins[starts],
             word_of=word_of,
+            capitals=(flags & CAPITAL) != 0,
             phrases=found[0],
             entities=found[1],
         )
@@ -158,7 +159,9 @@ class Analyser:
                 into.append(self._from_lexicon(lexicon, text, numbers, begins, starts))
         if self.collocations:
             phrases.append(
-                _characters(self.collocations.spans(self.pairs.array[numbers], starts), begins, ends)
+                _characters(
+                    self.collocations.spans(self.pairs.array[numbers], starts), begins, ends
+                )
             )
         names = np.flatnonzero(self.names.array[numbers])
         entities.append(np.stack([begins[names], ends[names]], axis=1))

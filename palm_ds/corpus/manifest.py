@@ -117,8 +117,11 @@ def describe_file(file: Path) -> dict[str, Any]:
 
 def hash_file(file: Path) -> str:
     """sha256 of a file's contents, in bounded memory."""
+    digest = hashlib.sha256()
     with file.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
+        while data := handle.read(1 << 20):
+            digest.update(data)
+    return digest.hexdigest()
 
 
 def replace_text(file: Path, text: str) -> None:

@@ -37,6 +37,7 @@ class Document:
     phrases: Sequence[np.ndarray] = field(default=())
     entities: Sequence[np.ndarray] = field(default=())
     word_of: np.ndarray  # (tokens,) int64: the word each token begins in
+    capitals: np.ndarray  # (words,) bool: begins with a capital letter
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -103,14 +104,7 @@ def entity(document: Document) -> np.ndarray:
 
 def capital(document: Document) -> np.ndarray:
     """1 on every token of a word that began with a capital in the text as it was given."""
-    text = document.text
-    ends = np.append(document.words[1:], len(text))
-    initials = (
-        text[begin:end].lstrip()[:1]
-        for begin, end in zip(document.words.tolist(), ends.tolist(), strict=True)
-    )
-    values = np.fromiter((c.isupper() for c in initials), np.uint8, len(document.words))
-    return document.per_word(values)
+    return document.per_word(document.capitals.astype(np.uint8))
 
 
 BUILT_IN: Mapping[str, Mark] = {
@@ -168,7 +162,8 @@ def apply_mark(name: str, function: Mark, document: Document) -> np.ndarray:
         )
     if values.dtype == np.uint8:
         return values
-    if values.dtype.kind not in "bui" or (len(values) and not 0 <= values.min() <= values.max() < 256):
+    whole = values.dtype.kind in "bui"
+    if not whole or (len(values) and not 0 <= values.min() <= values.max() < 256):
         raise UserError(
             f"mark {name!r}: document {document.id!r}: values of type {values.dtype}; whole "
             "numbers 0 to 255 are due"

@@ -17,7 +17,9 @@ class TextOptions:
     language: str = "mixed"  # en: no Chinese words; zh: no English phrases and names; mixed: both
     lower: bool = False  # lower-case before a tokenizer that keeps capitals
     simplify: bool = False  # traditional to simplified Chinese
-    newline: str = "auto"  # a single line end: auto (a break unless lines are wrapped), space, break
+    newline: str = (
+        "auto"  # a single line end: auto (a break unless lines are wrapped), space, break
+    )
     segmenter: str | None = None  # module:function for Chinese words; None: rjieba
     lexicon_phrase: tuple[str, ...] = ()  # files, one phrase a line
     lexicon_entity: tuple[str, ...] = ()  # files, one entity a line

@@ -53,7 +53,7 @@ class ShardSummary:
     sentence_tokens: np.ndarray  # (sentences,) int64
 
 
-class _HashingFile:
+class HashingFile:
     """A file for pyarrow that knows its own sha256 and size."""
 
     def __init__(self, handle: IO[bytes]) -> None:
@@ -69,7 +69,15 @@ class _HashingFile:
         self.handle.flush()
 
     def close(self) -> None:
+        """Has the bytes on the disk; the handle stays its owner's."""
+        if not self.closed:
+            self.handle.flush()
+            os.fsync(self.handle.fileno())
         self.closed = True
+
+    def entry(self) -> dict[str, Any]:
+        """The manifest's entry for the file."""
+        return {"bytes": self.bytes, "sha256": self.sha256.hexdigest()}
 
 
 class ShardWriter:
@@ -92,7 +100,7 @@ class ShardWriter:
 
     def __enter__(self) -> ShardWriter:
         self._handle = self.partial.open("wb")
-        self._sink = _HashingFile(self._handle)
+        self._sink = HashingFile(self._handle)
         self._stream = pa.ipc.new_stream(self._sink, self.schema)
         return self
 
@@ -103,8 +111,7 @@ class ShardWriter:
             return
         self._flush()
         self._stream.close()
-        self._handle.flush()
-        os.fsync(self._handle.fileno())
+        self._sink.close()
         self._handle.close()
         self.partial.replace(self.file)
 
@@ -154,7 +161,7 @@ class ShardWriter:
                 tokens=int(document_tokens.sum()),
             ),
             text_bytes=self.text_bytes,
-            file={"bytes": self._sink.bytes, "sha256": self._sink.sha256.hexdigest()},
+            file=self._sink.entry(),
             document_tokens=document_tokens,
             document_sentences=np.array(self._document_sentences, np.int64),
             sentence_tokens=sentence_tokens,
@@ -263,15 +270,16 @@ def finish(
     **about: Any,
 ) -> Manifest:
     """Index, tokenizer and manifest of a folder whose shards are written. `about`: the further
-    fields of the manifest (options, inputs, rejected)."""
+    fields of the manifest (options, inputs, rejected). state.json is not among the manifest's
+    files, since it is replaced before the manifest when a mark is added."""
     shards = [part.shard for part in parts]
     write_index(folder, shards, parts)
     tokenizer.save(folder / "tokenizer")
     write_dataset_files(folder, shards, content_fingerprint(part.file for part in parts))
     files = {part.shard.name: dict(part.file) for part in parts}
-    extra = [*folder.glob("*.json*"), *folder.glob("*.tsv")]
-    extra += [*folder.glob("index/*"), *folder.glob("tokenizer/*")]
-    for file in sorted(extra):
+    others = [folder / name for name in ("dataset_info.json", "rejected.jsonl", "collocations.tsv")]
+    others += [*folder.glob("index/*"), *folder.glob("tokenizer/*")]
+    for file in sorted(filter(Path.is_file, others)):
         files[file.relative_to(folder).as_posix()] = describe_file(file)
     manifest = Manifest(
         documents=sum(shard.documents for shard in shards),

@@ -1,0 +1,160 @@
+"""One function over many units: in this process, in several, or on several machines.
+
+    with open_executor(workers=4, mpi=False, progress=show) as run:
+        for result in run(function, items):      # in the items' order, few of them in flight
+            ...
+
+The functions are pickled by name and find their job on the disk, so that the three ways are one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing.connection import wait
+from typing import Any, Protocol
+
+from palm_ds.errors import UserError
+
+IN_FLIGHT = 2  # units handed out for each worker
+_POLL_SECONDS = 0.2
+
+
+class Watch(Protocol):
+    """Called now and then with the bytes of text and of input that have been worked on."""
+
+    def __call__(self, text_bytes: int, input_bytes: int) -> None: ...
+
+
+Run = Callable[[Callable[..., Any], Iterable[Any]], Iterator[Any]]
+
+
+class _Here:
+    """What the work in this process counts into; a worker's is shared with its parent."""
+
+    counts: Any = None
+    watch: Watch | None = None
+    text = 0
+    input = 0
+
+
+def count(text_bytes: int, input_bytes: int) -> None:
+    """Says, from inside the work, how much has been done."""
+    if _Here.counts is not None:
+        with _Here.counts.get_lock():
+            _Here.counts[0] += text_bytes
+            _Here.counts[1] += input_bytes
+    elif _Here.watch is not None:
+        _Here.text += text_bytes
+        _Here.input += input_bytes
+        _Here.watch(_Here.text, _Here.input)
+
+
+@contextmanager
+def open_executor(*, workers: int, mpi: bool, watch: Watch | None = None) -> Iterator[Run]:
+    """The function that runs others: see the top of this file."""
+    if mpi:
+        with _watched(watch), _open_mpi() as (executor, machines):
+            flight = IN_FLIGHT * machines
+            yield lambda function, items: _in_order(executor, function, items, flight, None)
+    elif workers <= 1:
+        with _watched(watch):
+            yield lambda function, items: map(function, items)
+    else:
+        context = multiprocessing.get_context("spawn")
+        counts = context.Array(ctypes.c_int64, 2)
+        executor = ProcessPoolExecutor(
+            workers, mp_context=context, initializer=_begin_worker, initargs=(counts,)
+        )
+        report = (lambda: watch(counts[0], counts[1])) if watch else None
+        try:
+            flight = IN_FLIGHT * workers
+            yield lambda function, items: _in_order(executor, function, items, flight, report)
+        finally:
+            executor.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _watched(watch: Watch | None) -> Iterator[None]:
+    """What is counted in this process goes to `watch`."""
+    _Here.watch, _Here.text, _Here.input = watch, 0, 0
+    try:
+        yield
+    finally:
+        _Here.watch = None
+
+
+def _in_order(
+    executor: Executor,
+    function: Callable[..., Any],
+    items: Iterable[Any],
+    in_flight: int,
+    report: Callable[[], None] | None,
+) -> Iterator[Any]:
+    """Results in the order of the items, never more than `in_flight` of them begun."""
+    pending: deque[Future] = deque()
+    try:
+        for item in items:
+            pending.append(executor.submit(function, item))
+            if len(pending) >= in_flight:
+                yield _result(pending.popleft(), report)
+        while pending:
+            yield _result(pending.popleft(), report)
+    finally:
+        for future in pending:
+            future.cancel()
+
+
+def _result(future: Future, report: Callable[[], None] | None) -> Any:
+    while True:
+        try:
+            return future.result(timeout=_POLL_SECONDS if report else None)
+        except BrokenProcessPool:
+            raise UserError(
+                "a worker process was killed, perhaps for want of memory; run the same command "
+                "again to go on, with fewer --workers"
+            ) from None
+        except TimeoutError:
+            if future.done():
+                raise
+        finally:
+            if report:
+                report()
+
+
+def _begin_worker(counts: Any) -> None:
+    """A worker has one core, counts for its parent and ends when its parent does."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _Here.counts = counts
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_with(sentinel: int) -> None:
+    wait([sentinel])
+    os._exit(1)
+
+
+@contextmanager
+def _open_mpi() -> Iterator[tuple[Executor, int]]:
+    try:
+        from mpi4py.futures import MPIPoolExecutor
+    except (ImportError, RuntimeError) as error:
+        raise UserError(
+            f"--mpi needs mpi4py and an MPI library (pip install mpi4py): {error}"
+        ) from None
+    with MPIPoolExecutor(env={"TOKENIZERS_PARALLELISM": "false"}) as executor:
+        if not executor.num_workers:
+            raise UserError(
+                "--mpi: no workers; start it as mpirun -n N python -m mpi4py.futures "
+                "launch/prepare.py ..., with N at least 2"
+            )
+        yield executor, executor.num_workers

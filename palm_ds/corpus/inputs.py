@@ -1,0 +1,289 @@
+"""Files, folders and names to units of work.
+
+    inputs = find_inputs(["news/*.jsonl.gz", "books/", "embedded"], InputOptions())
+    units = cut(inputs, InputOptions(), size=4 << 20)
+
+A unit is a list of spans: parts of files that end where a document ends. Units depend on the
+order and the size of the inputs alone, so that whoever works on one makes the same shard of it.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from palm_ds.corpus import embedded
+from palm_ds.errors import UserError, suggest
+
+FORMATS = ("auto", "jsonl", "text", "parquet", "arrow")
+DOCUMENTS = ("blank_line", "file", "line")
+_KINDS = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".txt": "text",
+    ".text": "text",
+    ".md": "text",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
+_COMPRESSED = (".gz", ".zst")
+_SQUEEZED = 3  # text is about so many times smaller when compressed
+EMBEDDED = "embedded"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputOptions:
+    """How files become documents."""
+
+    format: str = "auto"  # by the file's name, or one of FORMATS for all of them
+    text_field: str = "text"  # of jsonl, parquet and Arrow rows
+    id_field: str | None = None  # None: "id" where there is one, else file and place
+    text_documents: str = (
+        "blank_line"  # what ends a document in a text file: blank_line, file, line
+    )
+
+    def __post_init__(self) -> None:
+        for key, value, known in (
+            ("format", self.format, FORMATS),
+            ("text_documents", self.text_documents, DOCUMENTS),
+        ):
+            if value not in known:
+                raise UserError(f"--{key} {value!r}: unknown{suggest(value, known)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """One file, Arrow folder, or the embedded text."""
+
+    name: str  # what ids and messages call it
+    path: str
+    kind: str  # jsonl, text, parquet, arrow, embedded
+    compression: str = ""  # "", .gz, .zst
+    bytes: int
+    rows: int = 0  # of parquet row groups, Arrow rows or embedded documents; 0: counted in bytes
+    modified: int = 0  # nanoseconds
+
+
+@dataclass(frozen=True)
+class Span:
+    """Bytes, row groups or rows of an input."""
+
+    input: int
+    start: int
+    end: int
+    bytes: int  # about so many of the input's bytes, for progress and for filling units
+
+
+Unit = tuple[Span, ...]
+
+
+def find_inputs(
+    names: Sequence[str], options: InputOptions
+) -> tuple[tuple[Input, ...], tuple[str, ...]]:
+    """The inputs in the order given, a folder's and a pattern's files in the order of their names;
+    and the files in folders that are left out because nobody knows their kind."""
+    found: list[Input] = []
+    ignored: list[str] = []
+    for name in names:
+        if name == EMBEDDED:
+            found.append(_embedded())
+            continue
+        paths, skipped = _expand(name, options)
+        ignored += skipped
+        found += [_describe(path, shown, options) for path, shown in paths]
+    if not found:
+        raise UserError("no input; give files, folders, patterns or `embedded`")
+    return _distinct(found), tuple(ignored)
+
+
+def _embedded() -> Input:
+    documents = embedded.all_documents()
+    size = sum(len(text.encode("utf-8")) for _, text in documents)
+    return Input(name=EMBEDDED, path="", kind="embedded", bytes=size, rows=len(documents))
+
+
+def _distinct(found: list[Input]) -> tuple[Input, ...]:
+    """Refuses a file given twice; calls files of the same name by their paths."""
+    paths = [item.path for item in found]
+    for i, path in enumerate(paths):
+        if path in paths[:i]:
+            raise UserError(f"input {path or EMBEDDED} is given twice")
+    names = [item.name for item in found]
+    return tuple(
+        item if names.count(item.name) == 1 else Input(**{**vars(item), "name": item.path})
+        for item in found
+    )
+
+
+def _expand(name: str, options: InputOptions) -> tuple[list[tuple[Path, str]], list[str]]:
+    """(path, shown name) of the files that an argument means, and the files left out."""
+    path = Path(name)
+    if path.is_dir():
+        return _folder(path, options)
+    if path.exists():
+        return [(path, path.name)], []
+    if glob.has_magic(name):
+        matches = sorted(map(Path, glob.glob(name, recursive=True)))
+        files = [(match, match.name) for match in matches if match.is_file()]
+        if files:
+            return files, []
+        raise UserError(f"input {name}: no file matches this pattern")
+    raise UserError(f"input {name}: no such file or folder")
+
+
+def _folder(folder: Path, options: InputOptions) -> tuple[list[tuple[Path, str]], list[str]]:
+    if (folder / "dataset_dict.json").is_file():
+        splits = sorted(p.name for p in folder.iterdir() if p.is_dir())
+        raise UserError(f"input {folder}: several splits; give one of {', '.join(splits)}")
+    if _is_dataset(folder):
+        return [(folder, folder.name)], []
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    files = [p for p in files if not any(x[0] == "." for x in p.relative_to(folder).parts)]
+    known, ignored = [], []
+    for file in files:
+        shown = file.relative_to(folder).as_posix()
+        if options.format != "auto" or _kind(file)[0]:
+            known.append((file, shown))
+        else:
+            ignored.append(str(file))
+    if not known:
+        there = f"its {len(ignored)} files are of unknown kinds" if ignored else "it has no files"
+        raise UserError(f"input {folder}: nothing to read: {there}; known: {', '.join(_KINDS)}")
+    return known, ignored
+
+
+def _is_dataset(folder: Path) -> bool:
+    return (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file()
+
+
+def _kind(file: Path) -> tuple[str, str]:
+    """(kind, compression) by the file's name; kind "" where it says nothing."""
+    compression = file.suffix if file.suffix in _COMPRESSED else ""
+    stem = file.name.removesuffix(compression)
+    kind = _KINDS.get(Path(stem).suffix.lower(), "")
+    return ("" if compression and kind in ("parquet", "arrow") else kind), compression
+
+
+def _describe(path: Path, shown: str, options: InputOptions) -> Input:
+    kind, compression = ("arrow", "") if path.is_dir() else _kind(path)
+    if options.format != "auto" and not path.is_dir():
+        kind = options.format
+    if not kind:
+        known = ", ".join(_KINDS)
+        raise UserError(f"input {path}: unknown kind of file ({known}); name it with --format")
+    size, rows = _measure(path, kind)
+    return Input(
+        name=shown,
+        path=str(path),
+        kind=kind,
+        compression=compression,
+        bytes=size,
+        rows=rows,
+        modified=path.stat().st_mtime_ns,
+    )
+
+
+def _measure(path: Path, kind: str) -> tuple[int, int]:
+    """Bytes on the disk, and row groups or rows where the format knows them."""
+    try:
+        if kind == "parquet":
+            return path.stat().st_size, _parquet_groups(path)
+        if kind == "arrow":
+            table = open_dataset(path)
+            return max(1, table.data.nbytes), len(table)
+        with path.open("rb"):
+            return path.stat().st_size, 0
+    except OSError as error:
+        raise UserError(f"input {path}: cannot be read: {error.strerror or error}") from None
+
+
+def _parquet_groups(path: Path) -> int:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.ParquetFile(path).metadata.num_row_groups
+    except pa.ArrowInvalid as error:
+        raise UserError(f"input {path}: not a parquet file: {error}") from None
+
+
+def open_dataset(path: str | Path):
+    """An Arrow folder (`save_to_disk`) or file, memory-mapped by `datasets`."""
+    import datasets
+    import pyarrow as pa
+
+    try:
+        if Path(path).is_dir():
+            return datasets.Dataset.load_from_disk(str(path))
+        return datasets.Dataset.from_file(str(path))
+    except (pa.ArrowInvalid, json.JSONDecodeError, FileNotFoundError, KeyError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"input {path}: not an Arrow dataset: {reason}") from None
+
+
+def cut(inputs: Sequence[Input], options: InputOptions, *, size: int) -> tuple[Unit, ...]:
+    """Units of about `size` bytes of input, in order."""
+    units: list[Unit] = []
+    filling: list[Span] = []
+    for number, item in enumerate(inputs):
+        for span in _spans(number, item, options, size):
+            if filling and unit_bytes(filling) + span.bytes > size:
+                units.append(tuple(filling))
+                filling = []
+            filling.append(span)
+    if filling:
+        units.append(tuple(filling))
+    return tuple(units)
+
+
+def unit_bytes(unit: Sequence[Span]) -> int:
+    """About so many bytes of input."""
+    return sum(span.bytes for span in unit)
+
+
+def _spans(number: int, item: Input, options: InputOptions, size: int) -> Iterable[Span]:
+    if item.compression:
+        return [Span(number, 0, -1, item.bytes * _SQUEEZED)]
+    pieces = -(-item.bytes // size)
+    if item.kind == "parquet" or item.rows:
+        return _row_spans(number, item, min(pieces, item.rows))
+    if pieces <= 1 or (item.kind == "text" and options.text_documents == "file"):
+        return [Span(number, 0, item.bytes, item.bytes)]
+    ends_at_blank = item.kind == "text" and options.text_documents == "blank_line"
+    return _byte_spans(number, item, pieces, ends_at_blank)
+
+
+def _row_spans(number: int, item: Input, pieces: int) -> list[Span]:
+    edges = [item.rows * i // pieces for i in range(pieces + 1)] if pieces else []
+    return [
+        Span(number, start, end, item.bytes * (end - start) // item.rows)
+        for start, end in zip(edges, edges[1:], strict=False)
+    ]
+
+
+def _byte_spans(number: int, item: Input, pieces: int, blank: bool) -> list[Span]:
+    """Equal parts, each moved on to where a document ends."""
+    edges = [0]
+    with open(item.path, "rb") as handle:
+        for i in range(1, pieces):
+            edges.append(_next_edge(handle, max(edges[-1], item.bytes * i // pieces), blank))
+    edges.append(item.bytes)
+    return [
+        Span(number, start, end, end - start)
+        for start, end in zip(edges, edges[1:], strict=False)
+        if end > start
+    ]
+
+
+def _next_edge(handle: BinaryIO, at: int, blank: bool) -> int:
+    """The first place after `at` that follows a line end, or an empty line."""
+    handle.seek(at)
+    line = handle.readline(1 << 20)
+    while line and not (line.endswith(b"\n") and (not blank or not line.strip())):
+        line = handle.readline(1 << 20)
+    return handle.tell()

@@ -1,0 +1,99 @@
+"""Shows a person what the model will see: sentences, words, phrases and entities in colour."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from palm_ds.corpus.store import Corpus, open_corpus
+from palm_ds.errors import UserError
+from palm_ds.example import Piece
+from palm_ds.tokenizer import Tokenizer
+
+_STYLES = {"phrase": "bold cyan", "entity": "bold magenta", "both": "bold yellow"}
+
+
+def inspect(
+    path: str | Path, *, documents: int, first: int = 0, console: Console | None = None
+) -> None:
+    """Prints `documents` documents of a corpus from the `first` on."""
+    console = console or Console()
+    corpus = open_corpus(path)
+    if not 0 <= first < len(corpus):
+        raise UserError(f"--first {first}: the corpus has documents 0 to {len(corpus) - 1}")
+    if documents < 1:
+        raise UserError(f"--documents {documents}: must be at least 1")
+    console.print(_heading(corpus))
+    tokenizer = corpus.tokenizer()
+    for number in range(first, min(first + documents, len(corpus))):
+        name, piece = corpus.document(number)
+        console.print()
+        console.print(Text(f"{name}  ({len(piece)} tokens)", style="bold"))
+        for line in sentence_lines(piece, tokenizer):
+            console.print(line)
+
+
+def _heading(corpus: Corpus) -> Text:
+    manifest = corpus.manifest
+    legend = Text(
+        f"{corpus.path}: {len(corpus)} documents, {manifest.sentences} sentences, "
+        f"{manifest.tokens} tokens, {manifest.tokenizer['size']} {manifest.tokenizer['kind']} "
+        f"tokens, marks {', '.join(corpus.marks)}\n"
+    )
+    legend.append("phrase", _STYLES["phrase"])
+    legend.append("  ")
+    legend.append("entity", _STYLES["entity"])
+    legend.append("  ")
+    legend.append("phrase and entity", _STYLES["both"])
+    legend.append("  words apart, ")
+    legend.append("·", "dim")
+    legend.append(" between the tokens of a word; [ ] around a phrase, { } around an entity")
+    return legend
+
+
+def sentence_lines(piece: Piece, tokenizer: Tokenizer) -> list[Text]:
+    """One line a sentence, its number before it."""
+    starts = np.flatnonzero(_mark(piece, "sentence")).tolist() or [0]
+    tokens = [_surface(token) for token in tokenizer.tokens(piece.ids)]
+    lines = []
+    for number, (start, end) in enumerate(zip(starts, [*starts[1:], len(piece)], strict=True)):
+        line = Text(f"{number:4d}  ", style="dim")
+        line.append_text(_sentence(piece, tokens, start, end))
+        lines.append(line)
+    return lines
+
+
+def _sentence(piece: Piece, tokens: list[str], start: int, end: int) -> Text:
+    phrase, entity, word = (_mark(piece, name) for name in ("phrase", "entity", "word"))
+    capital = _mark(piece, "capital")
+    line = Text(style="default not dim")
+    for i in range(start, end):
+        if i > start:
+            line.append(" " if word[i] else "·", "" if word[i] else "dim")
+        inside = (bool(phrase[i]), bool(entity[i]))
+        style = {(True, True): "both", (True, False): "phrase", (False, True): "entity"}.get(inside)
+        token = tokens[i]
+        if capital[i] and word[i]:
+            token = token[:1].upper() + token[1:]
+        before = "[" * (phrase[i] == 1) + "{" * (entity[i] == 1)
+        after = "}" * _ends(entity, i, end) + "]" * _ends(phrase, i, end)
+        line.append(before + token + after, _STYLES[style] if style else "")
+    return line
+
+
+def _ends(mark: np.ndarray, i: int, end: int) -> bool:
+    """Whether a span ends with token i."""
+    return bool(mark[i]) and (i + 1 == end or mark[i + 1] != 2)
+
+
+def _mark(piece: Piece, name: str) -> np.ndarray:
+    return piece.marks.get(name, np.zeros(len(piece), np.uint8))
+
+
+def _surface(token: str) -> str:
+    """A token without the sign that says whether it goes on from the last."""
+    bare = token.removeprefix("##") if len(token) > 2 else token
+    return bare.replace("▁", "").replace("Ġ", "") or "_"

@@ -1,0 +1,61 @@
+"""How far a preparation is: a bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from palm_ds.corpus.executors import Watch
+
+_LINE_EVERY_SECONDS = 10.0
+_MB = 1e6
+
+
+@contextmanager
+def progress(console: Console, total_bytes: int, done_bytes: int = 0) -> Iterator[Watch]:
+    """Shows megabytes of text a second; the bar is of the input's bytes, of which `done_bytes`
+    were done by an earlier run."""
+    if console.is_terminal:
+        with _bar(console, total_bytes, done_bytes) as watch:
+            yield watch
+    else:
+        yield _lines(console.print, total_bytes, done_bytes)
+
+
+@contextmanager
+def _bar(console: Console, total: int, done: int) -> Iterator[Watch]:
+    columns = (
+        TextColumn("preparing"),
+        BarColumn(),
+        TextColumn("{task.percentage:3.0f} %"),
+        TextColumn("{task.fields[speed]:.1f} MB/s"),
+        TimeRemainingColumn(),
+    )
+    began = time.monotonic()
+    with Progress(*columns, console=console) as bars:
+        task = bars.add_task("", total=total, completed=done, speed=0.0)
+
+        def watch(text_bytes: int, input_bytes: int) -> None:
+            speed = text_bytes / _MB / max(time.monotonic() - began, 1e-3)
+            bars.update(task, completed=done + input_bytes, speed=speed)
+
+        yield watch
+
+
+def _lines(show: Callable[[str], None], total: int, done: int) -> Watch:
+    began = shown = time.monotonic()
+
+    def watch(text_bytes: int, input_bytes: int) -> None:
+        nonlocal shown
+        now = time.monotonic()
+        if now - shown >= _LINE_EVERY_SECONDS:
+            shown = now
+            part = 100 * (done + input_bytes) / max(total, 1)
+            speed = text_bytes / _MB / (now - began)
+            show(f"{part:.0f} % of {total / _MB:.1f} MB, {speed:.1f} MB/s")
+
+    return watch

@@ -1,0 +1,140 @@
+"""What a worker does with one unit: read it, analyse it, write its shard."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from palm_ds.corpus.analyse import Analyser
+from palm_ds.corpus.executors import count
+from palm_ds.corpus.inputs import Span
+from palm_ds.corpus.job import Job, load_job, part_file, read_collocations, save_part
+from palm_ds.corpus.marks import Document, Mark, apply_mark, find_mark
+from palm_ds.corpus.reading import Found, Record, Rejected, SpanReader
+from palm_ds.corpus.writer import ShardWriter, shard_name, smallest_unsigned
+from palm_ds.errors import UserError
+from palm_ds.tokenizer import load_tokenizer
+
+_COUNT_EVERY = 1 << 18  # bytes of text between two words to the progress bar
+
+
+@lru_cache(maxsize=1)
+def prepared(folder: Path, made: int) -> tuple[Job, Analyser, dict[str, Mark]]:
+    """The job, its analyser and its marks, kept from unit to unit. `made`: when job.json was."""
+    job = load_job(folder)
+    analyser = Analyser(
+        load_tokenizer(folder / "tokenizer"), job.text, collocations=read_collocations(folder)
+    )
+    return job, analyser, dict(find_mark(name) for name in job.marks)
+
+
+def make_shard(task: tuple[str, int]) -> int:
+    """Makes the shard of (job's folder, unit); gives the bytes of its text."""
+    folder, number = Path(task[0]), task[1]
+    job, analyser, marks = prepared(folder, (folder / "job.json").stat().st_mtime_ns)
+    unit = UnitReader(job, number)
+    ids_type = smallest_unsigned(analyser.tokenizer.size)
+    file = folder / shard_name(number, len(job.units))
+    writer = ShardWriter(file, marks=tuple(marks), ids_type=ids_type)
+    with writer, part_file(folder, number, ".rejected").open("w", encoding="utf-8") as rejected:
+        for record in unit:
+            document = analyser.document(record.id, record.text)
+            if not len(document):
+                unit.reject(Rejected("no tokens in this text", record.text[:80], record.line, 0))
+            else:
+                values = {name: apply_mark(name, mark, document) for name, mark in marks.items()}
+                size = len(record.text.encode("utf-8"))
+                writer.append(record.id, document.ids, values, text_bytes=size)
+            for entry in unit.take_rejected():
+                rejected.write(json.dumps(entry, ensure_ascii=False) + "\n")
+        for entry in unit.take_rejected():
+            rejected.write(json.dumps(entry, ensure_ascii=False) + "\n")
+    save_part(folder, number, writer.summary(), {"rejected": unit.rejections, "lines": unit.lines})
+    return writer.text_bytes
+
+
+def documents_of(job: Job, number: int, analyser: Analyser) -> Iterator[Document]:
+    """The documents of a unit that have tokens, as `make_shard` wrote them."""
+    for record in UnitReader(job, number):
+        document = analyser.document(record.id, record.text)
+        if len(document):
+            yield document
+
+
+class UnitReader:
+    """The records of a unit; what is rejected on the way is kept until taken."""
+
+    def __init__(self, job: Job, number: int, *, watched: bool = True) -> None:
+        self.job, self.unit, self.watched = job, job.units[number], watched
+        self.lines: list[int] = []  # of each span
+        self.rejections = 0
+        self._taken: list[dict[str, Any]] = []
+        self._span = 0
+
+    def __iter__(self) -> Iterator[Record]:
+        for number, span in enumerate(self.unit):
+            self._span = number
+            item = self.job.inputs[span.input]
+            reader = SpanReader(item, span, self.job.input)
+            for found in _counted(reader, span) if self.watched else reader:
+                if isinstance(found, Record):
+                    yield found
+                else:
+                    self.reject(found)
+            self.lines.append(reader.lines)
+
+    def reject(self, found: Rejected) -> None:
+        """Keeps a rejection, or stops there if the job is strict."""
+        span = self.unit[self._span]
+        item = self.job.inputs[span.input]
+        if self.job.strict:
+            line = found.line + _lines_before(item.path, span.start) if is_lines(item.kind) else 0
+            where = f"line {line}" if is_lines(item.kind) else f"row {found.line}"
+            raise UserError(f"{item.path or item.name}: {where}: {found.reason} (--strict)")
+        self.rejections += 1
+        self._taken.append(
+            {
+                "file": item.name,
+                "line": found.line,
+                "reason": found.reason,
+                "excerpt": found.excerpt,
+                "span": self._span,
+            }
+        )
+
+    def take_rejected(self) -> list[dict[str, Any]]:
+        """The rejections since the last call. `line` is counted within the span."""
+        taken, self._taken = self._taken, []
+        return taken
+
+
+def is_lines(kind: str) -> bool:
+    """Whether places in this kind of input are lines; else they are rows."""
+    return kind in ("jsonl", "text")
+
+
+def _lines_before(path: str, end: int) -> int:
+    """Line ends in the first bytes of a file."""
+    lines = 0
+    with open(path, "rb") as handle:
+        while end > 0 and (data := handle.read(min(end, 1 << 20))):
+            lines += data.count(b"\n")
+            end -= len(data)
+    return lines
+
+
+def _counted(reader: SpanReader, span: Span) -> Iterator[Found]:
+    """Passes records on and tells the progress bar of them."""
+    text = cost = told = 0
+    for found in reader:
+        text += len(found.text) if isinstance(found, Record) else 0
+        cost += found.cost
+        if text >= _COUNT_EVERY:
+            done = min(cost, span.bytes - told)
+            count(text, done)
+            told, text, cost = told + done, 0, 0
+        yield found
+    count(text, span.bytes - told)
