@@ -268,7 +268,8 @@ def _manifest(path: Path) -> tuple[dict[str, Any], str]:
         assert manifest["format"] == FORMAT
         for entry in manifest["files"].values():
             assert entry["size"] >= 0 and len(entry["sha256"]) == 64
-        int(manifest["world"]), int(manifest["stage"]), dict(manifest["state"])
+        assert manifest["world"] >= 1 and manifest["stage"] >= 0 and manifest["precision"]
+        assert isinstance(manifest["state"], dict)
     except FileNotFoundError:
         return {}, f"{MANIFEST} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError):

@@ -13,13 +13,9 @@ The same program runs under `deepspeed`, `torchrun`, `mpirun` (with mpi4py) and 
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,115 +26,9 @@ from torch import nn
 from palm_ds import checkpoint, keyed
 from palm_ds.errors import UserError
 from palm_ds.example import Batch
-from palm_ds.machine import Machine, quieten
+from palm_ds.machine import Machine
 from palm_ds.optim import OptimizerConfig, build_optimizer
-
-WATCHDOG_EXIT = 42
-
-
-# ---- processes ----
-
-
-class Processes:
-    """Who is in the run: `rank` of `world`, and the device this process computes on."""
-
-    def __init__(self) -> None:
-        from deepspeed.accelerator import get_accelerator
-
-        self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        self.device = torch.device(get_accelerator().device_name(self.local_rank))
-        # Small host-side messages go over gloo, so that they never wait for the device.
-        self._host_group = None if self.device.type == "cpu" else dist.new_group(backend="gloo")
-
-    def gather(self, value: Any) -> list[Any]:
-        """Everybody's value (anything that pickles), by rank, on every rank."""
-        if self.world == 1:
-            return [value]
-        values: list[Any] = [None] * self.world
-        dist.all_gather_object(values, value, group=self._host_group)
-        return values
-
-    def sum(self, numbers: Sequence[int]) -> list[int]:
-        """Element-wise sums over all processes."""
-        if self.world == 1:
-            return list(numbers)
-        tensor = torch.tensor(numbers, dtype=torch.int64)
-        dist.all_reduce(tensor, group=self._host_group)
-        return tensor.tolist()
-
-    def barrier(self) -> None:
-        dist.barrier(group=self._host_group)
-
-
-def start(machine: Machine) -> Processes:
-    """Join the processes of the run. May be called again; only the first call acts."""
-    quieten()
-    import deepspeed
-
-    if not dist.is_initialized():
-        _choose_cpu_collectives(machine)
-        _set_timeouts(timedelta(minutes=machine.timeout_minutes))
-        timeout = timedelta(minutes=machine.timeout_minutes)
-        if _alone():
-            os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed looks there
-            _set_device()
-            dist.init_process_group(
-                _backend(), store=dist.HashStore(), rank=0, world_size=1, timeout=timeout
-            )
-        else:
-            deepspeed.init_distributed(timeout=timeout, verbose=False)
-    deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
-    return Processes()
-
-
-def stop() -> None:
-    """Leave the run in good order. Without it DeepSpeed's stage 3 sometimes aborts at exit."""
-    if dist.is_initialized():
-        dist.barrier()
-        dist.destroy_process_group()
-
-
-def _alone() -> bool:
-    """No launcher told us of others: one process."""
-    launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    return not launched and int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1")) == 1
-
-
-def _backend() -> str:
-    from deepspeed.accelerator import get_accelerator
-
-    return get_accelerator().communication_backend_name()
-
-
-def _set_device() -> None:
-    from deepspeed.accelerator import get_accelerator
-
-    if get_accelerator().device_name() != "cpu":
-        get_accelerator().set_device(0)
-
-
-def _choose_cpu_collectives(machine: Machine) -> None:
-    """DeepSpeed compiles a shared-memory all-reduce on CPU at start: it needs a compiler, leaves
-    138 MB in /dev/shm a run, and a lock that stops later runs when killed. Off unless asked for."""
-    import deepspeed.ops
-    from deepspeed.accelerator import get_accelerator
-
-    if get_accelerator().device_name() == "cpu" and not machine.comms.shm_all_reduce:
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-
-
-def _set_timeouts(timeout: timedelta) -> None:
-    """DeepSpeed makes groups without passing the timeout on, so it must be torch's default."""
-    from torch.distributed import constants, distributed_c10d
-
-    for module in (constants, distributed_c10d):
-        for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
-            if getattr(module, name, None) is not None:
-                setattr(module, name, timeout)
-
-
-# ---- the engine ----
+from palm_ds.processes import Watchdog, accelerator, start, stop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -413,12 +303,10 @@ class _Shards:
 
 
 def _check_precision(machine: Machine, device: torch.device) -> None:
-    from deepspeed.accelerator import get_accelerator
-
     able = {
         "fp32": lambda: True,
-        "bf16": get_accelerator().is_bf16_supported,
-        "fp16": get_accelerator().is_fp16_supported,
+        "bf16": accelerator().is_bf16_supported,
+        "fp16": accelerator().is_fp16_supported,
     }
     if not able[machine.precision]():
         others = [name for name in ("bf16", "fp32") if able[name]()]
@@ -426,32 +314,3 @@ def _check_precision(machine: Machine, device: torch.device) -> None:
             f"{machine.path}: {machine.precision}: this machine ({device.type}) cannot train in "
             f"it; use {' or '.join(others)}"
         )
-
-
-class Watchdog:
-    """Ends the process when nothing has happened for too long, as when another one hangs: a
-    launcher can then start the run again. `seconds` 0: never."""
-
-    def __init__(self, seconds: float):
-        self._seconds = seconds
-        self._last = time.monotonic()
-        self._closed = threading.Event()
-        if seconds > 0:
-            threading.Thread(target=self._watch, daemon=True, name="watchdog").start()
-
-    def beat(self) -> None:
-        self._last = time.monotonic()
-
-    def close(self) -> None:
-        self._closed.set()
-
-    def _watch(self) -> None:
-        while not self._closed.wait(min(self._seconds / 10, 5.0)):
-            if time.monotonic() - self._last > self._seconds:
-                print(
-                    f"error: no step for {self._seconds / 60:g} minutes; giving up "
-                    f"(exit code {WATCHDOG_EXIT})",
-                    file=sys.stderr,
-                    flush=True,
-                )
-                os._exit(WATCHDOG_EXIT)

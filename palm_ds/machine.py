@@ -13,18 +13,15 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
-import os
-import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from palm_ds.deepspeed_check import Answer, ask, processes_now, reason, short
 from palm_ds.errors import UserError, suggest
 
-if TYPE_CHECKING:
-    from pydantic import ValidationError
+_TEXTS = ("communication_data_type", "seq_parallel_communication_data_type", "log_level")
 
 _LARGEST_CHOSEN_MICRO_BATCH = 8
 _OF_THE_RECIPE = {
@@ -54,6 +51,7 @@ _NOT_WITH_US = {
     "checkpoint": "checkpoints are written here",
     "data_types": "use bf16 or fp16",
     "bfloat16": 'write "bf16"',
+    "activation_checkpointing": "set palm_ds.activation_checkpointing",
 }
 
 
@@ -99,7 +97,7 @@ class Machine:
         return device != "none"
 
     def split(self, rows: int, world: int) -> tuple[int, int]:
-        """(rows of a micro-batch, micro-batches a step) for `rows` a step over `world` processes."""
+        """(rows of a micro-batch, micro-batches a step), of `rows` a step in `world` processes."""
         if rows % world:
             raise UserError(
                 f"a step of {rows} rows cannot be shared evenly by {world} processes; "
@@ -178,14 +176,14 @@ def _parse(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read: {_reason(error)}") from None
+        raise UserError(f"{path}: cannot be read: {reason(error)}") from None
     try:
         values = json.loads(text, object_pairs_hook=_no_doubles(path))
     except json.JSONDecodeError as error:
         place = f"{path}:{error.lineno}:{error.colno}"
         raise UserError(f"{place}: not JSON: {error.msg}") from None
     if not isinstance(values, dict):
-        raise UserError(f"{path}: expected an object {{...}}, got {_short(values)}")
+        raise UserError(f"{path}: expected an object {{...}}, got {short(values)}")
     return values
 
 
@@ -242,7 +240,7 @@ def _comms(values: Any, where: str) -> Comms:
 
 def _expect_object(value: Any, what: str) -> None:
     if not isinstance(value, Mapping):
-        raise UserError(f"{what}: expected a section {{...}}, got {_short(value)}")
+        raise UserError(f"{what}: expected a section {{...}}, got {short(value)}")
 
 
 def _expect_like(default: Any, value: Any, what: str) -> None:
@@ -255,7 +253,7 @@ def _expect_like(default: Any, value: Any, what: str) -> None:
         right = isinstance(value, kinds) and not isinstance(value, bool) and value >= 0
         wanted = "a whole number, 0 or more" if kinds == (int,) else "a number, 0 or more"
     if not right:
-        raise UserError(f"{what}: expected {wanted}, got {_short(value)}")
+        raise UserError(f"{what}: expected {wanted}, got {short(value)}")
 
 
 def _micro_rows(value: Any, where: str) -> int | None:
@@ -264,7 +262,7 @@ def _micro_rows(value: Any, where: str) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UserError(
             f"{where}: train_micro_batch_size_per_gpu: expected rows of a micro-batch, 1 or more, "
-            f'or "auto", got {_short(value)}'
+            f'or "auto", got {short(value)}'
         )
     return value
 
@@ -300,7 +298,7 @@ def _stage(sections: dict[str, Any], where: str) -> int:
     stage = zero.setdefault("stage", 0)
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
         raise UserError(
-            f"{where}: zero_optimization.stage: expected 0, 1, 2 or 3, got {_short(stage)}"
+            f"{where}: zero_optimization.stage: expected 0, 1, 2 or 3, got {short(stage)}"
         )
     for part in ("offload_optimizer", "offload_param"):
         if stage == 0 and zero.get(part):
@@ -339,79 +337,35 @@ def _enabled(sections: Mapping[str, Any], name: str, where: str) -> bool:
     _expect_object(values, f"{where}: {name}")
     enabled = values.get("enabled", False)
     if not isinstance(enabled, bool):
-        raise UserError(f"{where}: {name}.enabled: expected true or false, got {_short(enabled)}")
+        raise UserError(f"{where}: {name}.enabled: expected true or false, got {short(enabled)}")
     return enabled
 
 
-class _Recorder(dict[str, Any]):
-    """A mapping that remembers which keys were asked for."""
-
-    def __init__(self, values: Mapping[str, Any]):
-        super().__init__(values)
-        self.asked: set[str] = set()
-
-    def get(self, key: str, default: Any = None) -> Any:  # type: ignore[override]
-        self.asked.add(key)
-        return super().get(key, default)
-
-    def __contains__(self, key: object) -> bool:
-        self.asked.add(str(key))
-        return super().__contains__(key)
-
-    def keys(self) -> _Recorder:  # type: ignore[override]  # DeepSpeed writes `x in config.keys()`
-        return self
-
-    def __copy__(self) -> _Recorder:  # DeepSpeed reads from a copy
-        return self
+def _trial(machine: Machine) -> Answer:
+    world = processes_now()  # DeepSpeed compares the batch with them
+    rows = (machine.micro_rows or 1) * world
+    return ask(machine.deepspeed_config(rows=rows, world=world, clip=1.0), machine.sections)
 
 
 def _ask_deepspeed(machine: Machine) -> None:
     """Let DeepSpeed parse the file as it will later: what it does not ask for, it does not know."""
-    quieten()
-    import torch.distributed as dist
-    from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
-    from pydantic import ValidationError
-
-    world = dist.get_world_size() if dist.is_initialized() else 1  # DeepSpeed compares the batch
-    rows = (machine.micro_rows or 1) * world
-    config = _Recorder(machine.deepspeed_config(rows=rows, world=world, clip=1.0))
-    try:
-        DeepSpeedConfig(config)
-    except ValidationError as error:
-        raise UserError(f"{machine.path}: {_first(error, machine.sections)}") from None
-    except (DeepSpeedConfigError, AssertionError, ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"{machine.path}: {_reason(error)}") from None
+    answer = _trial(machine)
+    if answer.problem:
+        culprit = "" if answer.named else _culprit(machine)
+        raise UserError(f"{machine.path}: {culprit}{answer.problem}")
     for key in machine.sections:
-        if key not in config.asked:
-            raise UserError(f"{machine.path}: {key}: unknown key{suggest(key, _known(config))}")
+        if key not in answer.asked:
+            known = (answer.asked | {"palm_ds"}) - set(_OF_THE_RECIPE) - set(_NOT_WITH_US)
+            raise UserError(f"{machine.path}: {key}: unknown key{suggest(key, known)}")
 
 
-_TEXTS = ("communication_data_type", "seq_parallel_communication_data_type", "log_level")
-
-
-def _first(error: ValidationError, sections: Mapping[str, Any]) -> str:
-    """The first of pydantic's complaints, with the section DeepSpeed's model stands for."""
-    detail = error.errors()[0]
-    location = [str(part) for part in detail["loc"]]
-    name = ".".join([*_section_of(location, sections), *location])
-    if detail["type"] == "extra_forbidden":
-        near = suggest(location[-1], _fields_of(error.title)) if len(location) == 1 else ""
-        return f"{name}: unknown key{near}"
-    message = detail["msg"].removeprefix("Value error, ")
-    return f"{name}: {message[0].lower() + message[1:]}, got {_short(detail.get('input'))}"
-
-
-def _section_of(location: list[str], sections: Mapping[str, Any]) -> list[str]:
-    holders = [k for k, v in sections.items() if isinstance(v, Mapping) and location[0] in v]
-    return holders[:1]
-
-
-def _fields_of(model: str) -> list[str]:
-    """Names of the fields of one of DeepSpeed's configuration models."""
-    from deepspeed.runtime.config_utils import DeepSpeedConfigModel
-
-    models = {cls.__name__: cls for cls in DeepSpeedConfigModel.__subclasses__()}
-    return list(models[model].model_fields) if model in models else []
+def _culprit(machine: Machine) -> str:
+    """The section without which DeepSpeed reads the file."""
+    for key in machine.sections:
+        rest = {k: v for k, v in machine.sections.items() if k != key}
+        if key != machine.precision and not _trial(replace(machine, sections=rest)).problem:
+            return f"{key}: "
+    return ""
 
 
 def _check_kinds(sections: Mapping[str, Any], where: str) -> None:
@@ -419,48 +373,5 @@ def _check_kinds(sections: Mapping[str, Any], where: str) -> None:
     for key, value in sections.items():
         if value is None or (isinstance(value, str) and key not in _TEXTS):
             raise UserError(
-                f"{where}: {key}: expected a number, true, false or a section, got {_short(value)}"
+                f"{where}: {key}: expected a number, true, false or a section, got {short(value)}"
             )
-
-
-def _reason(error: Exception) -> str:
-    """One line of an exception."""
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def quieten() -> None:
-    """Let DeepSpeed speak of warnings and errors only, on rank 0 only. To be called before it is
-    imported: it has something to say even then."""
-    logger = logging.getLogger("DeepSpeed")
-    if not any(isinstance(known, _Quiet) for known in logger.filters):
-        logger.addFilter(_Quiet())
-    for module in (r"deepspeed\.", r"torch\.distributed\."):  # DeepSpeed's calls, not ours
-        warnings.filterwarnings("ignore", category=FutureWarning, module=module)
-
-
-class _Quiet(logging.Filter):
-    """Errors always, warnings on rank 0; but not that a machine without a GPU has none, nor that
-    our optimizer is ours."""
-
-    _KNOWN = ("Setting accelerator to CPU", "**** You are using ZeRO with an untested optimizer")
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno >= logging.ERROR:
-            return True
-        first = os.environ.get("RANK", "0") == "0"
-        return (
-            first
-            and record.levelno >= logging.WARNING
-            and not record.getMessage().startswith(self._KNOWN)
-        )
-
-
-def _known(config: _Recorder) -> set[str]:
-    return (config.asked | {"palm_ds"}) - set(_OF_THE_RECIPE) - set(_NOT_WITH_US)

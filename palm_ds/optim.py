@@ -98,19 +98,15 @@ class _Checked(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        gradients = [
-            parameter.grad
-            for group in self.param_groups
-            for parameter in group["params"]
-            if parameter.grad is not None
-        ]
-        norm = torch.nn.utils.get_total_norm(gradients)
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        parameters = [p for p in parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
         self._global_grad_norm = norm.item()
         self.overflow = not math.isfinite(self._global_grad_norm)
         if self.overflow:
             return
         if 0 < self.clip < self._global_grad_norm:
-            torch._foreach_mul_(gradients, self.clip / (self._global_grad_norm + 1e-6))
+            torch.nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
         super().step()
 
 

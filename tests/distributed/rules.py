@@ -113,16 +113,12 @@ results["poison 3 fp32"] = poisoned(3, "fp32")
 results["poison 3 bf16"] = poisoned(3, "bf16")
 results["turns 3"] = weights_after(build(3, Model), same_task_by_turns)
 if options.processes > 1:
-    results["turns 3, only busy heads"] = weights_after(
-        build(3, OnlyBusyHeads), same_task_by_turns
-    )
+    results["turns 3, only busy heads"] = weights_after(build(3, OnlyBusyHeads), same_task_by_turns)
 engine = build(3, Model)
 results["begun"] = make_engine(3, rows=ROWS, micro=ROWS // engine.world).full_state_dict()
 results["begun"] = {k: v.flatten().tolist() for k, v in results["begun"].items() if "later" in k}
 empty = collate([[] for _ in range(ROWS // engine.world)], length=LENGTH, pad=0)
-results["empty"] = {
-    task: output.loss_sum.item() for task, output in engine.evaluate(empty).items()
-}
+results["empty"] = {task: output.loss_sum.item() for task, output in engine.evaluate(empty).items()}
 last = engine.rank == engine.world - 1
 asked = engine.step(share(9, engine.rank, engine.world, engine.micro_rows, ROWS), LR, 9, stop=last)
 results["stop"] = asked.stop

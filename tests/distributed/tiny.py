@@ -88,9 +88,7 @@ def share(step: int, rank: int, world: int, micro: int, rows: int = ROWS) -> lis
     """The micro-batches of one process: consecutive rows of the step."""
     size = rows // world
     mine = [[(row(step, n), 0)] for n in range(rank * size, (rank + 1) * size)]
-    return [
-        collate(mine[at : at + micro], length=LENGTH, pad=0) for at in range(0, size, micro)
-    ]
+    return [collate(mine[at : at + micro], length=LENGTH, pad=0) for at in range(0, size, micro)]
 
 
 def train(engine: Engine, steps: range, rows: int = ROWS) -> list[float]:
