@@ -1,0 +1,192 @@
+"""The project's promises about itself: what is documented, pinned and shipped is what there is."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parent.parent
+RECIPES = sorted((ROOT / "launch/recipes").glob("*.yaml"))
+MACHINES = sorted((ROOT / "ds_configs").glob("*.json"))
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("launch/**/*.md")])
+SCRIPTS = [ROOT / ".ci/run", *sorted((ROOT / "launch").rglob("*.sbatch"))]
+ENTRIES = sorted((ROOT / "launch").glob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def tracked() -> list[Path]:
+    """Files under version control, those about to be added included."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip("not a git checkout")
+    return [path for line in done.stdout.splitlines() if (path := ROOT / line).is_file()]
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    return {canonicalize_name(name): version for name, version in pinned.items()}
+
+
+def requirements() -> list[Requirement]:
+    """Everything pyproject.toml asks for, optional parts included."""
+    text = (ROOT / "pyproject.toml").read_text()
+    section = text[text.index("[project]") : text.index("[tool.setuptools")]
+    lists = re.findall(r"^(?:dependencies|mpi|dev) = \[(.*?)\]$", section, re.S | re.M)
+    assert len(lists) == 3
+    return [Requirement(found) for part in lists for found in re.findall(r'"(.+?)"', part)]
+
+
+# The two commands ------------------------------------------------------------------------------
+
+
+def test_the_two_commands_stand_on_the_first_screen_and_exist() -> None:
+    first_screen = "\n".join((ROOT / "README.md").read_text().splitlines()[:30])
+    makefile = (ROOT / "Makefile").read_text()
+    for target in ("pretrain", "test"):
+        assert f"make {target}" in first_screen
+        assert re.search(rf"^{target}:", makefile, re.M)
+
+
+def test_ci_runs_the_readmes_test_command_last() -> None:
+    steps = re.findall(r"^make .*$", (ROOT / ".ci/run").read_text(), re.M)
+    assert steps == ["make lint", "make --no-print-directory test"]
+    assert (ROOT / ".ci/run").stat().st_mode & 0o111
+
+
+def test_the_make_targets_named_in_the_pages_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    for page in PAGES:
+        named = set(re.findall(r"(?:^|`)make ([a-z]+)", page.read_text(), re.M))
+        assert named <= targets, name_of(page)
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=name_of)
+def test_shell_scripts_are_valid(path: Path) -> None:
+    done = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_script_in_the_kubernetes_file_is_valid() -> None:
+    _, job = yaml.safe_load_all((ROOT / "launch/k8s/pretrain.yaml").read_text())
+    (script,) = job["spec"]["template"]["spec"]["containers"][0]["args"]
+    done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("path", ENTRIES, ids=name_of)
+def test_every_command_says_what_it_is_for(path: Path) -> None:
+    done = subprocess.run([sys.executable, str(path), "--help"], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == ""
+    assert done.stdout.startswith("usage: ") and f"launch/{path.name}" in done.stdout
+
+
+# What is installed -----------------------------------------------------------------------------
+
+
+def test_every_requirement_is_pinned_to_a_version_that_it_allows() -> None:
+    pinned = pins()
+    for requirement in requirements():
+        version = pinned.get(canonicalize_name(requirement.name))
+        assert version is not None, f"{requirement.name} is not in constraints.txt"
+        assert requirement.specifier.contains(version), f"{requirement} does not allow {version}"
+
+
+def test_what_the_requirements_require_is_pinned_too() -> None:
+    pinned, missing, seen = pins(), set(), set()
+    todo = [(requirement.name, requirement.extras) for requirement in requirements()]
+    while todo:
+        name, extras = todo.pop()
+        if (name, frozenset(extras)) in seen or re.match("nvidia-|cuda-|triton", name):
+            continue  # torch for CUDA pins those itself
+        seen.add((name, frozenset(extras)))
+        if canonicalize_name(name) not in pinned:
+            missing.add(name)
+        try:
+            needed = [Requirement(text) for text in distribution(name).requires or []]
+        except PackageNotFoundError:
+            continue  # an optional part that is not installed here
+        for requirement in needed:
+            wanted = [{"extra": extra} for extra in extras] or [{"extra": ""}]
+            marker = requirement.marker
+            if marker is None or any(marker.evaluate(values) for values in wanted):
+                todo.append((requirement.name, requirement.extras))
+    assert missing == set()
+
+
+# What is shipped -------------------------------------------------------------------------------
+
+
+def test_nothing_names_a_package_index_or_a_folder_of_one_machine() -> None:
+    hosts = [("pypi", "org"), ("files.pythonhosted", "org"), ("download.pytorch", "org")]
+    patterns = [re.escape(".".join(host)) for host in [*hosts, ("registry.npmjs", "org")]]
+    patterns += [rf"(?<![\w.])/{folder}/" for folder in ("work", "root", "home", "Users", "opt")]
+    wrong = re.compile("|".join(patterns))
+    found = []
+    for path in tracked():
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError:
+            continue
+        places = [f"{name_of(path)}:{n}: {line}" for n, line in enumerate(lines, 1)]
+        found += [place for place, line in zip(places, lines, strict=True) if wrong.search(line)]
+    assert found == []
+
+
+def test_no_large_file_is_tracked() -> None:
+    assert [name_of(path) for path in tracked() if path.stat().st_size > 500_000] == []
+
+
+def test_the_embedded_recipe_is_shipped() -> None:
+    assert "launch/recipes/embedded.yaml" in map(name_of, RECIPES)
+    assert "ds_configs/cpu.json" in map(name_of, MACHINES)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=name_of)
+def test_recipes_are_valid_and_say_what_they_need_and_reach(path: Path) -> None:
+    from palm_ds.run import read_recipe
+
+    assert read_recipe(path).plan.steps > 0
+    comment = re.match(r"(?:#.*\n)+", path.read_text())
+    assert comment is not None and len(comment[0].split()) > 20
+
+
+@pytest.mark.parametrize("path", MACHINES, ids=name_of)
+def test_deepspeed_files_are_valid_and_say_what_they_are_for(path: Path) -> None:
+    from palm_ds.machine import read_machine
+
+    assert read_machine(path).stage in range(4)
+    assert '"_about": "' in path.read_text()
+
+
+# What is documented ----------------------------------------------------------------------------
+
+
+def test_the_pages_made_from_the_source_are_up_to_date() -> None:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs/generate.py")
+    assert spec is not None and spec.loader is not None
+    generate = importlib.util.module_from_spec(spec)
+    sys.modules["generate"] = generate  # dataclasses look their module up
+    spec.loader.exec_module(generate)
+    for page, make in generate.PAGES.items():
+        assert (ROOT / "docs" / page).read_text() == make(), f"docs/{page}: run `make docs`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)", page.read_text())
+    inside = [link for link in links if "://" not in link]
+    assert [link for link in inside if not (page.parent / link).exists()] == []
