@@ -223,7 +223,9 @@ def _checked(text: object, what: str) -> str:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise _BadError(f"{what}: half a surrogate pair at character {error.start + 1}") from None
+            raise _BadError(
+                f"{what}: half a surrogate pair at character {error.start + 1}"
+            ) from None
     return text
 
 
