@@ -64,6 +64,9 @@ class Loaded:
     left_over: tuple[str, ...]
     """Parameters of the folder that the model has not."""
 
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
     def lines(self) -> list[str]:
         """For a person."""
         lines = [f"weights: {len(self.taken)} parameters from {self.folder}"]
@@ -74,8 +77,30 @@ class Loaded:
         return lines
 
 
+def export(
+    folder: Path,
+    state: Mapping[str, torch.Tensor],
+    model: Model,
+    tokenizer: SavesFiles,
+    made_by: Mapping[str, Any],
+    *,
+    task_ids: Mapping[str, int] | None = None,
+) -> None:
+    """What a run leaves: `folder`/weights, with the tokenizer, and `folder`/hf."""
+    config = model.backbone.config
+    info = WeightsInfo(
+        backbone=config, task_ids=task_ids or {}, head_of=model.head_of, made_by=made_by
+    )
+    save_weights(state, folder / "weights", info, tokenizer=tokenizer)
+    export_hf(state, folder / "hf", config=config, tokenizer=tokenizer)
+
+
 def save_weights(
-    state: Mapping[str, torch.Tensor] | Model, folder: Path, info: WeightsInfo
+    state: Mapping[str, torch.Tensor] | Model,
+    folder: Path,
+    info: WeightsInfo,
+    *,
+    tokenizer: SavesFiles | None = None,
 ) -> None:
     """Write a portable folder; an older one of that name is replaced when the new one is whole."""
     tensors = {name: tensor.contiguous() for name, tensor in _state(state).items()}
@@ -84,6 +109,8 @@ def save_weights(
     def write(part: Path) -> None:
         save_file(tensors, part / _WEIGHTS, {"format": "pt"})
         _write_json(part / _INFO, about)
+        if tokenizer is not None:
+            tokenizer.save(part / "tokenizer")
 
     _publish(folder, write)
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModel,
     AutoModelForMaskedLM,
+    AutoTokenizer,
     BertConfig,
     BertForMaskedLM,
     BertForPreTraining,
@@ -26,9 +27,11 @@ from palm_ds.backbone import Backbone, BackboneConfig
 from palm_ds.errors import UserError
 from palm_ds.heads import ClassHead, MaskedWordHead
 from palm_ds.model import Model
+from palm_ds.tokenizer import load_tokenizer, wordpiece
 from palm_ds.weights import (
     WeightsInfo,
     backbone_config_from,
+    export,
     export_hf,
     load_weights,
     read_info,
@@ -190,6 +193,24 @@ def test_tokenizer_files_go_into_the_same_folder(tmp_path: Path) -> None:
     export_hf(model(), tmp_path / "hf", config=CONFIG, tokenizer=Tokenizer())
     names = ["config.json", "model.safetensors", "tokenizer.json"]
     assert sorted(os.listdir(tmp_path / "hf")) == names
+
+
+def test_what_a_run_leaves_opens_with_its_tokenizer(tmp_path: Path) -> None:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(32))]
+    tokenizer, net = wordpiece(words, lower=False), model()
+    made_by = {"recipe": "abc"}
+    export(tmp_path, net.state_dict(), net, tokenizer, made_by, task_ids={"masking": 0})
+    info = read_info(tmp_path / "weights")
+    assert info.task_ids == {"masking": 0} and info.made_by == made_by
+    assert info.head_of == net.head_of
+    assert load_tokenizer(tmp_path / "weights" / "tokenizer").fingerprint == tokenizer.fingerprint
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    ids = theirs("w3 w7 w1", return_tensors="pt")["input_ids"]
+    assert ids.tolist() == [[2, 8, 12, 6, 3]]
+    with torch.no_grad():
+        hidden = AutoModel.from_pretrained(tmp_path / "hf").eval()(input_ids=ids).last_hidden_state
+        expected = packed_hidden(net, ids, 0, 0)
+    torch.testing.assert_close(hidden[0], expected, atol=1e-5, rtol=0)
 
 
 def test_a_shape_that_hugging_face_has_not_is_refused(tmp_path: Path) -> None:
