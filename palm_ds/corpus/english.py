@@ -14,7 +14,7 @@ def _words(text: str) -> frozenset[str]:
 TITLES = _words(
     "adm asst brig bros capt cdr cmdr col comdr cpl dr ens fr gen gov hon lieut lt maj messrs mgr "
     "mlle mm mme mr mrs ms msgr mt ofc pfc pres prof pvt rep reps rev rt sen sens sgt sr st ste "
-    "supt vs viz cf eg ie e.g i.e ca approx"
+    "supt v vs viz cf eg ie e.g i.e ca approx"
 )
 # Ends a sentence unless a number follows: No. 5, pp. 3-7.
 BEFORE_NUMBERS = _words(

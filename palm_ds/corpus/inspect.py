@@ -78,7 +78,7 @@ def _sentence(piece: Piece, tokens: list[str], start: int, end: int) -> Text:
         token = tokens[i]
         if capital[i] and word[i]:
             token = token[:1].upper() + token[1:]
-        before = "[" * (phrase[i] == 1) + "{" * (entity[i] == 1)
+        before = "[" * int(phrase[i] == 1) + "{" * int(entity[i] == 1)
         after = "}" * _ends(entity, i, end) + "]" * _ends(phrase, i, end)
         line.append(before + token + after, _STYLES[style] if style else "")
     return line
@@ -86,7 +86,7 @@ def _sentence(piece: Piece, tokens: list[str], start: int, end: int) -> Text:
 
 def _ends(mark: np.ndarray, i: int, end: int) -> bool:
     """Whether a span ends with token i."""
-    return bool(mark[i]) and (i + 1 == end or mark[i + 1] != 2)
+    return bool(mark[i]) and bool(i + 1 == end or mark[i + 1] != 2)
 
 
 def _mark(piece: Piece, name: str) -> np.ndarray:

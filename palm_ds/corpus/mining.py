@@ -24,7 +24,7 @@ from palm_ds.corpus.job import COLLOCATIONS, Job, load_job
 from palm_ds.corpus.lexemes import BLANK, LETTER, flags_of
 from palm_ds.corpus.manifest import replace_text
 from palm_ds.corpus.options import TextOptions
-from palm_ds.corpus.words import WordTable, split_words
+from palm_ds.corpus.words import Grown, WordTable, split_words
 from palm_ds.corpus.work import UnitReader
 
 _MOST_PAIRS = 4_000_000  # in memory; beyond, those met once so far are forgotten
@@ -54,37 +54,38 @@ def count_pairs(task: tuple[str, int]) -> Counts:
     job = load_job(Path(task[0]))
     table = WordTable()
     lower = WordTable()  # words without their capitals and the white space before them
-    of_word: list[int] = []  # the word's number in `lower` from 1; -1: pairs with none; 0: no word
-    begins: list[bool] = []  # a paragraph begins with the word
-    words: Counter[int] = Counter()
-    pairs: Counter[int] = Counter()
-    total = 0
+    of_word = Grown(
+        np.int64
+    )  # the word's number in `lower` from 1; -1: pairs with none; 0: no word
+    begins = Grown(bool)  # a paragraph begins with the word
+    words, pairs, total = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], 0
     for text in sample_texts(job, task[1]):
         numbers = table.numbers(split_words(text))
-        of_word += [_number(word, lower) for word in table.fresh]
-        begins += [bool(flags_of(word) & BLANK) for word in table.fresh]
+        flags = [flags_of(word) for word in table.fresh]
+        of_word.extend([_number(w, f, lower) for w, f in zip(table.fresh, flags, strict=True)])
+        begins.extend([bool(f & BLANK) for f in flags])
         table.fresh = []
-        found = np.array(of_word, np.int64)[numbers]
+        found = of_word.array[numbers]
         first, second = found[:-1], found[1:]
-        both = (first > 0) & (second > 0) & ~np.array(begins, bool)[numbers[1:]]
+        both = (first > 0) & (second > 0) & ~begins.array[numbers[1:]]
         total += int((found != 0).sum())
-        _add(words, found[found > 0])
-        _add(pairs, first[both] << 32 | second[both])
+        words.append(found[found > 0])
+        pairs.append(first[both] << 32 | second[both])
     names = ["", *lower]
-    twice = {(names[k >> 32], names[k & 0xFFFFFFFF]): n for k, n in pairs.items() if n > 1}
-    return Counts(total, Counter({names[k]: n for k, n in words.items()}), Counter(twice))
+    singles = {names[k]: n for k, n in _count(words)}
+    twice = {(names[k >> 32], names[k & 0xFFFFFFFF]): n for k, n in _count(pairs) if n > 1}
+    return Counts(total, Counter(singles), Counter(twice))
 
 
-def _add(counts: Counter[int], values: np.ndarray) -> None:
-    different, times = np.unique(values, return_counts=True)
-    for value, n in zip(different.tolist(), times.tolist(), strict=True):
-        counts[value] += n
+def _count(values: list[np.ndarray]) -> Iterator[tuple[int, int]]:
+    different, times = np.unique(np.concatenate(values), return_counts=True)
+    return zip(different.tolist(), times.tolist(), strict=True)
 
 
-def _number(word: str, lower: WordTable) -> int:
-    core = word.lstrip().lower()
-    if not flags_of(word) & LETTER:
+def _number(word: str, flags: int, lower: WordTable) -> int:
+    if not flags & LETTER:
         return 0
+    core = word.lstrip().lower()
     if core in english.FUNCTION_WORDS or len(core) < 2:
         return -1
     return lower[core] + 1

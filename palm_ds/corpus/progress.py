@@ -40,6 +40,9 @@ def _bar(console: Console, total: int, done: int) -> Iterator[Watch]:
         task = bars.add_task("", total=total, completed=done, speed=0.0)
 
         def watch(text_bytes: int, input_bytes: int) -> None:
+            nonlocal began
+            if not text_bytes:  # a vocabulary is trained, phrases are mined
+                began = time.monotonic()
             speed = text_bytes / _MB / max(time.monotonic() - began, 1e-3)
             bars.update(task, completed=done + input_bytes, speed=speed)
 
@@ -50,8 +53,10 @@ def _lines(show: Callable[[str], None], total: int, done: int) -> Watch:
     began = shown = time.monotonic()
 
     def watch(text_bytes: int, input_bytes: int) -> None:
-        nonlocal shown
+        nonlocal began, shown
         now = time.monotonic()
+        if not text_bytes:
+            began = shown = now
         if now - shown >= _LINE_EVERY_SECONDS:
             shown = now
             part = 100 * (done + input_bytes) / max(total, 1)

@@ -23,6 +23,7 @@ HAN = (
     "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002b81f"
     "\U0002b920-\U0002ceaf\U0002f800-\U0002fa1f"
 )
+_BEYOND = re.compile("[\u3400-\U0010ffff]")  # finds out faster that a text has no Chinese
 _REPEATED = "-.…⋯。—_*=~#!?！？•·"
 # A word of a segmenter's, with its part of speech; "" where there is none.
 Segmenter = Callable[[str], Sequence[str]]
@@ -92,7 +93,7 @@ def split_words(text: str, segment: Segmenter | None = None) -> list[str]:
     `segment` cuts a run of Chinese characters into words; without it each character is one.
     """
     words: list[str] = _pattern().findall(text)
-    if _has_han().search(text) is None:
+    if text.isascii() or _BEYOND.search(text) is None or _has_han().search(text) is None:
         return words
     return _segmented(words, segment or list)
 

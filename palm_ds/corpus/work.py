@@ -130,7 +130,7 @@ def _counted(reader: SpanReader, span: Span) -> Iterator[Found]:
     """Passes records on and tells the progress bar of them."""
     text = cost = told = 0
     for found in reader:
-        text += len(found.text) if isinstance(found, Record) else 0
+        text += len(found.text.encode("utf-8")) if isinstance(found, Record) else 0
         cost += found.cost
         if text >= _COUNT_EVERY:
             done = min(cost, span.bytes - told)
