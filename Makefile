@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo
 CACHE := $(CURDIR)/$(VENV)/cache
+PORT = $(shell $(BIN)/python -c 'import socket; s = socket.create_server(("", 0)); print(s.getsockname()[1])')
 
 # torch, triton, deepspeed, transformers and matplotlib would each keep a cache in the home folder
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -31,8 +32,11 @@ $(VENV)/ready: constraints.txt pyproject.toml setup.py
 	env -u XDG_CACHE_HOME DS_BUILD_OPS=0 $(BIN)/pip install -c constraints.txt --no-build-isolation -e '.[dev]'
 	touch $@
 
+# A corpus from the English text that comes with Python, an encoder from that corpus
 pretrain: $(VENV)/ready
-	@echo make pretrain is wired here
+	$(BIN)/python launch/prepare.py $(DEMO)/corpus embedded --train wordpiece --vocab_size 8000 --lower
+	$(BIN)/deepspeed --num_gpus 2 --master_port $(PORT) launch/pretrain.py \
+	  launch/recipes/embedded.yaml --deepspeed_config ds_configs/cpu.json --run_dir $(DEMO)/run
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest --basetemp=runs/tests $(ARGS)
