@@ -13,9 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from palm_ds.errors import UserError, exit_on_user_error  # noqa: E402
+from palm_ds.errors import UserError, exit_on_user_error
 
 
 def arguments() -> argparse.Namespace:

@@ -71,11 +71,13 @@ class SentenceReordering(Task):
     def example(self, layout: np.ndarray, source: Source, rng: np.random.Generator) -> Example:
         length, _, first, last, label = (int(x) for x in layout)
         order = self.orders[label]
-        inner = rng.choice(np.arange(first + 1, last), len(order) - 1, replace=False)
-        cuts = source.corpus.sentence_starts[np.array([first, *np.sort(inner)])]
-        # The last segment also takes the room that the row had left.
-        cuts = [*cuts, cuts[0] + length - 1 - len(order)]
-        pieces = [source.read(cuts[i], cuts[i + 1]) for i in order]
+        starts = source.corpus.sentence_starts
+        end = int(starts[first]) + length - 1 - len(order)
+        last = max(last, int(np.searchsorted(starts, end)))
+        inner = np.sort(rng.choice(np.arange(first + 1, last), len(order) - 1, replace=False))
+        cuts = starts[np.array([first, *inner, last])]
+        begins, ends = cuts[:-1], _shortened(cuts, int(cuts[-1]) - end, rng)
+        pieces = [source.read(begins[i], ends[i]) for i in order]
         example = arrange(pieces, source.vocabulary)
         example.labels[self.name] = np.array([0]), np.array([label])
         return example
@@ -89,6 +91,18 @@ class SentenceReordering(Task):
         """The number of segments is plain to see; which of its n! orders it is, is the question."""
         orders = np.array([math.factorial(len(order)) for order in self.orders])[targets]
         return np.log(orders), 1 / orders
+
+
+def _shortened(cuts: np.ndarray, excess: int, rng: np.random.Generator) -> np.ndarray:
+    """Where the segments end, `excess` tokens left out at the end of one of them.
+
+    A row's free space seldom ends with a sentence, so one segment is cut short. If it were always
+    the last one of the text, a missing full stop would tell the order; so it is any."""
+    ends, sizes = cuts[1:].copy(), np.diff(cuts)
+    if excess:
+        able = np.flatnonzero(sizes > excess)
+        ends[rng.choice(able)] -= excess
+    return ends
 
 
 def paragraphs(source: Source, size: int, shortest: float) -> np.ndarray:
