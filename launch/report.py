@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from palm_ds.errors import exit_on_user_error  # noqa: E402
-from palm_ds.report import write_report  # noqa: E402
+from palm_ds.errors import exit_on_user_error
+from palm_ds.report import write_report
 
 
 def main() -> int:

@@ -25,6 +25,10 @@ for name, value in {
     "HF_HUB_DISABLE_TELEMETRY": "1",
 }.items():
     os.environ.setdefault(name, value)
+# The commands that tests start find this palm_ds, installed or not.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 
 
 @pytest.fixture(scope="session")
