@@ -30,6 +30,7 @@ from palm_ds.errors import UserError
 FORMAT = 1
 MANIFEST = "manifest.json"
 PARTIAL = ".partial"
+_OLD = ".old" + PARTIAL  # on its way out
 _NAME = re.compile(r"step_(\d{8,})")
 _BLOCK = 1 << 22
 
@@ -167,7 +168,7 @@ def _publish(partial: Path, published: Path, manifest: Mapping[str, Any]) -> Non
         os.fsync(file.fileno())
     _sync(partial)
     if published.exists():  # of the same step: bad, or the same again
-        os.replace(published, published.with_name(published.name + ".old" + PARTIAL))
+        os.replace(published, published.with_name(published.name + _OLD))
     os.replace(partial, published)
     _sync(published.parent)
 
@@ -176,10 +177,10 @@ def prune(folder: Path, newest: int, *, keep: int, reject: Sequence[int] = ()) -
     """Delete bad checkpoints and all but the `keep` newest up to step `newest`."""
     good = [step for step in steps_in(folder) if step <= newest and step not in reject]
     for step in [*good[max(keep, 1) :], *(s for s in reject if s != newest)]:
-        doomed = folder / (name_of(step) + ".old" + PARTIAL)
+        doomed = folder / (name_of(step) + _OLD)
         if (folder / name_of(step)).exists():
             os.replace(folder / name_of(step), doomed)  # a half-deleted one is never "published"
-    for entry in folder.glob("*.old" + PARTIAL):
+    for entry in folder.glob("*" + _OLD):
         shutil.rmtree(entry, ignore_errors=True)
 
 
@@ -237,7 +238,8 @@ def find(
     """
     if group.rank == 0:
         for entry in sorted(folder.glob("*" + PARTIAL)):
-            warn(f"{entry}: a save that did not finish; left alone")
+            what = "deletion" if entry.name.endswith(_OLD) else "save"
+            warn(f"{entry}: a {what} that did not finish; not used")
     # what rank 0 sees decides for all
     steps = group.gather(steps_in(folder) if group.rank == 0 else None)[0]
     rejected: list[int] = []

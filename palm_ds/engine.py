@@ -171,28 +171,12 @@ class Engine:
         sums: add them up and `reduce` them. Every process must evaluate equally often (ZeRO 3
         gathers weights together): pad with batches of empty rows."""
         self._watchdog.beat()
-        return self._without_gradients(lambda: self._engine(batch.to(self.device)))
-
-    def logits(self, batch: Batch, task: str) -> torch.Tensor:
-        """(n, classes) at the labelled positions of one task, on the device."""
-        module = self._engine.module
-        with self._gathered():
-            return self._without_gradients(lambda: module.logits(batch.to(self.device), task))
-
-    def _without_gradients(self, compute: Callable[[], Any]) -> Any:
         self._engine.eval()
         try:
             with torch.no_grad():
-                return compute()
+                return self._engine(batch.to(self.device))
         finally:
             self._engine.train()
-
-    def _gathered(self) -> Any:
-        """All weights whole while inside (ZeRO 3: outside of the engine's own forward)."""
-        import deepspeed
-
-        parameters = list(self._engine.module.parameters())
-        return deepspeed.zero.GatheredParameters(parameters, enabled=self.machine.stage == 3)
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """On rank 0 every weight whole, in fp32, on the host; elsewhere an empty dict. All

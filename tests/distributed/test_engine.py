@@ -117,3 +117,37 @@ def test_resume_is_exact(run_distributed, tmp_path) -> None:
     resumed = run_distributed("resume.py", *options, "--resume", 1).result
     for run in RUNS:
         assert resumed[run] == whole[run], run
+
+
+@pytest.mark.slow
+def test_killed_again_and_again(run_distributed) -> None:
+    """SIGKILL at chosen moments of saves and steps and at any, a flipped bit, a truncated shard:
+    whatever is computed afterwards equals the uninterrupted run, dropout on."""
+    result = run_distributed("killed.py", launcher="python", timeout=500).result
+    assert result["whole"] == result["last"] == [0, 0]
+    assert result["kills"] == 15, result["codes"]
+    want = {r["step"]: r for r in result["whole record"] if "step" in r}
+    got = [r for r in result["killed record"] if "step" in r]
+    assert len(want) == 12 and {r["step"] for r in got} == set(want)
+    for one in got:
+        assert one == want[one["step"]]
+    starts = {r["start"] for r in result["killed record"] if "start" in r}
+    assert starts == {0, 2, 4, 6, 10}  # it did go on from checkpoints, and never from a bad one
+    assert "step_00000004: not used: " in result["log"] and "(checksum)" in result["log"]
+    assert "step_00000006: not used: " in result["log"] and "bytes instead of" in result["log"]
+    assert result["left"] == ["step_00000010", "step_00000012"]
+
+
+def test_a_process_that_hangs_does_not_hold_the_others_for_ever(run_distributed) -> None:
+    result = run_distributed("hanging.py", launcher="torchrun").result
+    assert set(result) == {"world", "group of DeepSpeed's making"}
+    for name, (seconds, error) in result.items():
+        assert 2 < seconds < 10 and error == "RuntimeError", (name, seconds, error)
+
+
+def test_rollback_in_a_running_engine(run_distributed) -> None:
+    """Loading a checkpoint into an engine that went on, and going the same way again."""
+    result = run_distributed("rollback.py").result
+    assert set(result) == {"0", "1", "2", "3"}
+    for stage, (again, first) in result.items():
+        assert again == first, stage

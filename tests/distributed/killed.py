@@ -1,0 +1,208 @@
+"""Two processes train and save, and are killed with SIGKILL again and again, at chosen moments and
+at any; each time they start again from what is there. Each loss ever computed is written down.
+
+The processes are forked from one that has imported everything, so that a start costs little.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tiny import arguments, make_engine, train
+
+from palm_ds import checkpoint
+
+STEPS, EVERY, WORLD = 12, 2, 2
+STAGE = 2
+PATIENCE = 3.0  # seconds; a launcher ends the others at once
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_at(moment: str, step: int) -> None:
+    """Make this process kill itself at a moment of the save after `step` steps."""
+    name = checkpoint.name_of(step)
+
+    def before(owner: Any, attribute: str, when: Callable[..., bool]) -> None:
+        inner = getattr(owner, attribute)
+
+        def wrapped(*values: Any, **options: Any) -> Any:
+            if when(*values):
+                die()
+            return inner(*values, **options)
+
+        setattr(owner, attribute, wrapped)
+
+    if moment == "in a shard":
+        written = [0]
+
+        def half_way(file: Any, data: Any) -> bool:
+            if name not in str(file.file.name):
+                return False
+            written[0] += len(data)
+            return written[0] > 40_000
+
+        before(checkpoint._Hashing, "write", half_way)
+    elif moment == "before the manifest":
+        before(checkpoint, "_publish", lambda partial, *_: name in partial.name)
+    elif moment == "before the rename":
+        before(checkpoint.os, "replace", lambda old, new: Path(new).name == name)
+    elif moment == "after the rename":
+        before(checkpoint, "prune", lambda _folder, newest: newest == step)
+    elif moment == "while old ones go":
+        before(
+            checkpoint.shutil,
+            "rmtree",
+            lambda path: ".old" in str(path) and (Path(path).parent / name).exists(),
+        )
+    else:
+        assert moment == "after the shards", moment
+        before(checkpoint.Written, "write", lambda *_: False)
+        inner = checkpoint.Written.write
+
+        def write(self: Any, path: Any, dump: Any) -> None:
+            inner(self, path, dump)
+            if name in str(path):
+                die()
+
+        checkpoint.Written.write = write  # type: ignore[method-assign]
+
+
+def work(folder: Path, rank: int, moment: tuple[int, str, int] | None) -> None:
+    """One process from its start to the last step, or to its end."""
+    if moment and moment[0] == rank and moment[1] != "step":
+        kill_at(moment[1], moment[2])
+    engine = make_engine(STAGE, micro=4, dropout=0.1)
+    state = engine.load(folder / "checkpoints")
+    step = state["step"] if state else 0
+    record(folder, engine.rank, {"start": step})
+    while step < STEPS:
+        if moment == (rank, "step", step):
+            die()
+        losses = train(engine, range(step, step + 1))
+        record(folder, engine.rank, {"step": step, "loss": losses[0], "norm": engine.grad_norm})
+        step += 1
+        if step % EVERY == 0:
+            engine.save(folder / "checkpoints", {"step": step}, step=step, keep=2)
+    engine.close()
+
+
+def record(folder: Path, rank: int, facts: dict[str, Any]) -> None:
+    if rank == 0:
+        with open(folder / "record.jsonl", "a") as file:
+            file.write(json.dumps(facts) + "\n")
+
+
+def start(folder: Path, rank: int, port: int, moment: Any) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    log = os.open(folder / f"log{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(WORLD)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    try:
+        work(folder, rank, moment)
+        os._exit(0)
+    except BaseException as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+
+def attempt(folder: Path, moment: Any = None, after: float | None = None) -> list[int]:
+    """Exit codes of the processes (negative: the signal). `after`: kill one after so many seconds.
+    When one is gone the others are given a little time to notice."""
+    folder.mkdir(exist_ok=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    pids = [start(folder, rank, port, moment) for rank in range(WORLD)]
+    codes: dict[int, int] = {}
+    begun, first_end = time.monotonic(), None
+    while len(codes) < WORLD:
+        for pid in set(pids) - set(codes):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                codes[pid] = os.waitstatus_to_exitcode(status)
+                first_end = first_end or time.monotonic()
+        now = time.monotonic()
+        if after is not None and now - begun > after:
+            if not codes:
+                os.kill(pids[int(after * 10) % WORLD], signal.SIGKILL)
+            after = None
+        if first_end and now - first_end > PATIENCE:
+            for pid in set(pids) - set(codes):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+    return [codes[pid] for pid in pids]
+
+
+def damage_newest(folder: Path, how: str) -> str:
+    """Flip a bit in, or truncate, a shard of the newest checkpoint."""
+    step = checkpoint.steps_in(folder / "checkpoints")[0]
+    newest = folder / "checkpoints" / checkpoint.name_of(step)
+    path = sorted(newest.glob("*optim*"))[-1]
+    data = bytearray(path.read_bytes())
+    if how == "flip":
+        data[len(data) // 2] ^= 16
+        path.write_bytes(data)
+    else:
+        path.write_bytes(data[: len(data) // 2])
+    return newest.name
+
+
+MOMENTS: list[Any] = [
+    (0, "step", 1),
+    (1, "in a shard", 2),
+    (0, "in a shard", 2),
+    (0, "before the manifest", 2),
+    (1, "after the shards", 4),
+    (0, "before the rename", 4),
+    (0, "after the rename", 4),
+    "flip",  # of 4: on from 2
+    (1, "step", 5),
+    (0, "while old ones go", 6),
+    "truncate",  # of 6: on from 4
+    (1, "in a shard", 8),
+    0.3,
+    0.9,
+    1.5,
+    (0, "while old ones go", 10),
+    (0, "step", 11),
+]
+
+
+def main() -> None:
+    options = arguments()
+    base = options.out.parent
+    results: dict[str, Any] = {"whole": attempt(base / "whole"), "kills": 0, "damaged": []}
+    folder = base / "killed"
+    for moment in MOMENTS:
+        if isinstance(moment, str):
+            results["damaged"].append(damage_newest(folder, moment))
+            continue
+        timed = isinstance(moment, float)
+        codes = attempt(folder, None if timed else moment, after=moment if timed else None)
+        results["kills"] += codes.count(-signal.SIGKILL) > 0
+        results.setdefault("codes", []).append([str(moment), *codes])
+    results["last"] = attempt(folder)
+    for name in ("whole", "killed"):
+        lines = (base / name / "record.jsonl").read_text().splitlines()
+        results[name + " record"] = [json.loads(line) for line in lines]
+    results["log"] = (folder / "log0.txt").read_text()
+    results["left"] = sorted(p.name for p in (folder / "checkpoints").iterdir())
+    options.out.write_text(json.dumps(results))
+
+
+main()

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from palm_ds.errors import UserError
+from palm_ds.optim import CheckedAdamW, CheckedLamb, OptimizerConfig, build_optimizer
+from palm_ds.optim import parameter_groups as groups_of
+
+
+class Tied(nn.Module):
+    """The names of a real model: a word table that the masked-word head shares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.backbone = nn.ModuleDict(
+            {"word": nn.Embedding(10, 4), "dense": nn.Linear(4, 4), "norm": nn.LayerNorm(4)}
+        )
+        head = nn.ModuleDict({"dense": nn.Linear(4, 4)})
+        head.register_parameter("words", self.backbone["word"].weight)  # type: ignore[arg-type]
+        self.heads = nn.ModuleDict({"words": head, "order": nn.Linear(4, 3)})
+
+
+def test_what_decays() -> None:
+    model = Tied()
+    decayed, kept = groups_of(model, 0.01)
+    names = {id(p): n for n, p in model.named_parameters()}
+    assert [names[id(p)] for p in decayed["params"]] == [
+        "backbone.word.weight",
+        "backbone.dense.weight",
+    ]
+    assert {names[id(p)] for p in kept["params"]} == set(names.values()) - {
+        "backbone.word.weight",
+        "backbone.dense.weight",
+    }
+    assert (decayed["weight_decay"], kept["weight_decay"]) == (0.01, 0.0)
+
+
+def test_real_model_groups_cover_everything_once() -> None:
+    from palm_ds.backbone import Backbone, BackboneConfig
+    from palm_ds.heads import ClassHead, MaskedWordHead
+    from palm_ds.model import Model
+
+    backbone = Backbone(BackboneConfig(vocab_size=50, width=8, layers=1, heads=2, positions=8))
+    heads = {"words": MaskedWordHead(backbone), "order": ClassHead(8, 3)}
+    model = Model(backbone, heads, {name: name for name in heads})
+    decayed, kept = groups_of(model, 0.01)
+    together = [id(p) for p in [*decayed["params"], *kept["params"]]]
+    assert sorted(together) == sorted(id(p) for p in model.parameters())
+    assert id(backbone.word.weight) in {id(p) for p in decayed["params"]}
+    assert all(p.ndim >= 2 for p in decayed["params"])
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, gradients: list[float]) -> None:
+    for scale in gradients:
+        for number, p in enumerate(model.parameters()):
+            torch.manual_seed(number)
+            p.grad = torch.randn_like(p) * scale
+        optimizer.step()
+
+
+def test_checked_adamw_is_clipped_adamw() -> None:
+    ours, theirs = Tied(), Tied()
+    config = OptimizerConfig(lr=0.1, clip=0.5)
+    optimizer = build_optimizer(ours, config, zero_stage=0, checked=True)
+    assert isinstance(optimizer, CheckedAdamW)
+    train(ours, optimizer, [0.001, 3.0, 1.0])
+    settings = dict(lr=0.1, betas=config.betas, eps=config.eps)
+    plain = torch.optim.AdamW(groups_of(theirs, config.weight_decay), **settings)  # type: ignore
+    for scale in [0.001, 3.0, 1.0]:
+        for number, p in enumerate(theirs.parameters()):
+            torch.manual_seed(number)
+            p.grad = torch.randn_like(p) * scale
+        norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
+        plain.step()
+    assert optimizer._global_grad_norm == pytest.approx(norm.item())
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+@pytest.mark.parametrize("kind", ["adamw", "lamb"])
+def test_a_gradient_that_is_not_finite_changes_nothing(kind: str, bad: float) -> None:
+    model = Tied()
+    config = OptimizerConfig(kind=kind, lr=0.1)  # type: ignore[arg-type]
+    optimizer = build_optimizer(model, config, zero_stage=0, checked=True)
+    assert isinstance(optimizer, CheckedAdamW | CheckedLamb)
+    train(model, optimizer, [1.0])
+    before = [p.detach().clone() for p in model.parameters()]
+    state = str(optimizer.state_dict()["state"])
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    first = next(iter(model.parameters()))
+    assert first.grad is not None
+    first.grad[0, 0] = bad
+    optimizer.step()
+    assert optimizer.overflow
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert str(optimizer.state_dict()["state"]) == state
+    train(model, optimizer, [1.0])
+    assert not optimizer.overflow
+
+
+def test_lamb_follows_the_paper() -> None:
+    """Algorithm 2 of You et al. 2020 in float64, three steps of one matrix and one bias."""
+    torch.manual_seed(1)
+    model = nn.ModuleDict({"backbone": nn.Linear(5, 3)})
+    layer: nn.Linear = model["backbone"]  # type: ignore[assignment]
+    config = OptimizerConfig(kind="lamb", lr=0.02, weight_decay=0.1, clip=0.0, eps=1e-6)
+    optimizer = build_optimizer(model, config, zero_stage=0, checked=True)
+    want = {n: p.detach().numpy().astype(np.float64) for n, p in layer.named_parameters()}
+    moments = {n: (np.zeros_like(w), np.zeros_like(w)) for n, w in want.items()}
+    for step in (1, 2, 3):
+        for name, p in layer.named_parameters():
+            g = np.random.default_rng([step, p.ndim]).normal(size=tuple(p.shape))
+            p.grad = torch.tensor(g, dtype=torch.float32)
+            m = 0.9 * moments[name][0] + 0.1 * g
+            v = 0.999 * moments[name][1] + 0.001 * g * g
+            moments[name] = (m, v)
+            update = (m / (1 - 0.9**step)) / (np.sqrt(v / (1 - 0.999**step)) + 1e-6)
+            if p.ndim == 2:
+                update = update + 0.1 * want[name]
+                update *= np.linalg.norm(want[name]) / np.linalg.norm(update)
+            want[name] = want[name] - 0.02 * update
+        optimizer.step()
+    for name, p in layer.named_parameters():
+        np.testing.assert_allclose(p.detach().numpy(), want[name], rtol=2e-5, atol=1e-7)
+
+
+def test_lamb_under_zero_is_refused() -> None:
+    with pytest.raises(UserError, match="optimizer.kind: lamb .* ZeRO 2 .*stage 0, or adamw"):
+        build_optimizer(Tied(), OptimizerConfig(kind="lamb"), zero_stage=2, checked=False)
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ({"lr": 0.0}, "optimizer.lr: must be above 0, got 0.0"),
+        ({"betas": (0.9, 1.0)}, r"optimizer.betas: each must be in \[0, 1\), got \[0.9, 1.0\]"),
+        ({"clip": -1.0}, "optimizer.clip: must not be negative"),
+        ({"weight_decay": -0.1}, "optimizer.weight_decay: must not be negative"),
+    ],
+)
+def test_bad_numbers(values: dict[str, object], wanted: str) -> None:
+    with pytest.raises(UserError, match=wanted):
+        OptimizerConfig(**values)  # type: ignore[arg-type]
