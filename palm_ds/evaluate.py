@@ -91,7 +91,7 @@ def evaluate(
 
     for batch in data.batches(engine.rank, engine.world, engine.micro_rows):
         outputs = engine.evaluate(batch)
-        for name in tasks:
+        for name in source_of:
             targets = batch.labels[name][1].numpy() if name in batch.labels else np.empty(0, int)
             base_loss, base_right = tasks[name].baseline(targets, source_of[name])
             add(name, "loss", outputs[name].loss_sum)
@@ -108,6 +108,6 @@ def evaluate(
             baseline_loss=totals[f"base loss {name}"] / count,
             baseline_accuracy=totals[f"base right {name}"] / count,
         )
-        for name in tasks
+        for name in source_of
         if (count := totals[f"count {name}"])
     }

@@ -58,4 +58,5 @@ def _one_line(error: ValidationError, where: str) -> str:
     message = message[0].lower() + message[1:]
     if isinstance((first.get("ctx") or {}).get("error"), UserError):
         return message if path in message else f"{path}: {message}"
+    message = message.replace("input should be a valid dictionary", "expected keys and values")
     return f"{path}: {message}, got {first.get('input')!r}"
