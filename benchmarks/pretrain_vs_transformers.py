@@ -1,0 +1,385 @@
+"""Real tokens per second of training: palm_ds beside transformers.Trainer, on the same examples.
+
+    python benchmarks/pretrain_vs_transformers.py                        the English text in CPython
+    python benchmarks/pretrain_vs_transformers.py --input CORPUS --shape base
+    python benchmarks/pretrain_vs_transformers.py --contenders palm_ds ds_configs/cpu.json
+
+The examples are runs of whole sentences of a document, of varied length, as sentence-level tasks
+make them. Both learn masked words, 15 % of the tokens, with the same BERT shape, AdamW, clipping,
+dropout 0.1 and fp32, one process, about the same number of real tokens a step. A real token is one
+that is no padding. palm_ds packs its rows (the real stream, masking included); transformers gets
+its own masking collator and dynamic padding. Each contender's training time includes making its
+batches. Runs are interleaved, each begins with steps that do not count, and the medians over the
+rounds are compared.
+
+A contender that is a file of ds_configs/ is palm_ds on its DeepSpeed engine; `palm_ds` alone is
+a plain torch loop over the same model and stream.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_SHAPES = {"small": (256, 4, 4), "base": (768, 12, 12)}  # width, layers, heads
+WORDS = 30_522
+RATE, DROPOUT, LEARNING_RATE, CLIP = 0.15, 0.1, 1e-4, 1.0
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--input", default="embedded", help="a prepared corpus, text to prepare one from, embedded"
+    )
+    parser.add_argument("--shape", choices=_SHAPES, default="small")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512])
+    parser.add_argument("--tokens", type=int, default=4096, help="about so many a step")
+    parser.add_argument("--steps", type=int, default=12, help="that count, in a round")
+    parser.add_argument("--warmup", type=int, default=3, help="steps before them")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--cut",
+        choices=("varied", "full"),
+        default="varied",
+        help="runs of sentences up to a length drawn for each, or up to the row's",
+    )
+    parser.add_argument("--contenders", nargs="+", default=["palm_ds", "transformers"])
+    return parser.parse_args(arguments)
+
+
+ARGUMENTS = parse() if __name__ == "__main__" else None
+if ARGUMENTS is not None:  # before torch reads them
+    os.environ["OMP_NUM_THREADS"] = str(ARGUMENTS.threads)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+from palm_ds import keyed  # noqa: E402
+from palm_ds.backbone import Backbone, BackboneConfig  # noqa: E402
+from palm_ds.corpus.store import Corpus, open_corpus  # noqa: E402
+from palm_ds.heads import MaskedWordHead  # noqa: E402
+from palm_ds.kernels import choose_kernels  # noqa: E402
+from palm_ds.model import Model  # noqa: E402
+from palm_ds.optim import OptimizerConfig, parameter_groups  # noqa: E402
+from palm_ds.plan import read_stages  # noqa: E402
+from palm_ds.pretrain.knowledge_masking import KnowledgeMasking  # noqa: E402
+from palm_ds.source import Source, split  # noqa: E402
+from palm_ds.stream import Stream, make_feeds  # noqa: E402
+
+Measured = tuple[int, float]  # real tokens, seconds
+Contender = Callable[[], Measured]
+
+
+# ---- the examples ----
+
+
+def open_input(name: str, folder: Path) -> Corpus:
+    """A prepared corpus, or one prepared now."""
+    if (Path(name) / "manifest.json").is_file():
+        return open_corpus(name)
+    from palm_ds.corpus.build import Prepare, prepare
+    from palm_ds.corpus.options import TextOptions
+
+    text = TextOptions(language="en", lower=True)
+    prepare(folder, [name], Prepare(text=text, train="wordpiece", vocab_size=WORDS))
+    return open_corpus(folder)
+
+
+def sentence_runs(source: Source, room: int, cut: str) -> np.ndarray:
+    """(runs, 2) [start, end): consecutive whole sentences of a document, as many as fit the length
+    drawn for the run (`varied`: from an eighth of the room to all of it) or the room (`full`).
+    A sentence longer than that is a run of its own, cut at the room."""
+    offsets, runs = np.asarray(source.corpus.sentence_starts), []
+    draws = iter(keyed.uniform(keyed.key("runs", cut), np.arange(len(offsets)), 1)[:, 0])
+    for first, last in zip(source.first_sentences, source.last_sentences, strict=True):
+        while first < last:
+            share = next(draws) * 7 / 8 + 1 / 8 if cut == "varied" else 1.0
+            start, most = offsets[first], int((room - 2) * share)
+            after = np.searchsorted(offsets, start + most, side="right") - 1
+            after = min(max(int(after), int(first) + 1), int(last))
+            runs.append((start, min(offsets[after], start + room - 2)))
+            first = after
+    return np.array(runs, np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceRuns(KnowledgeMasking):
+    """Masked words in runs of whole sentences."""
+
+    cut: str = "varied"
+
+    def items(self, source: Source, room: int) -> np.ndarray:
+        return sentence_runs(source, room, self.cut)
+
+
+def open_stream(source: Source, length: int, tokens: int, cut: str) -> Stream:
+    task = SentenceRuns(name="words", source="text", units=("token",), rate=RATE, cut=cut)
+    plan = read_stages([{"words": 1_000_000}], ["words"])
+    feeds, feeds_of = make_feeds(
+        plan.blends,
+        {"words": task},
+        {"words": 0},
+        {"text": [("text", source, 1.0)]},
+        seed=1,
+        length=length,
+    )
+    return Stream(
+        plan=plan,
+        feeds=feeds,
+        feeds_of=feeds_of,
+        rows=max(tokens // length, 1),
+        length=length,
+        seed=1,
+        pad=source.vocabulary.pad,
+    )
+
+
+# ---- palm_ds ----
+
+
+def build_model(shape: str, length: int) -> Model:
+    width, layers, heads = _SHAPES[shape]
+    config = BackboneConfig(
+        vocab_size=WORDS,
+        width=width,
+        layers=layers,
+        heads=heads,
+        positions=length,
+        segments=2,
+        task_slots=0,
+        dropout=DROPOUT,
+        attention_dropout=DROPOUT,
+    )
+    kernels, _ = choose_kernels({}, device="cpu", dtype=torch.float32, config=config)
+    torch.manual_seed(1)
+    backbone = Backbone(config, kernels)
+    return Model(backbone, {"words": MaskedWordHead(backbone)}, {"words": "words"})
+
+
+def plain_loop(stream: Stream, args: argparse.Namespace) -> Contender:
+    """palm_ds's model and stream in a plain torch loop."""
+    model = build_model(args.shape, stream.length).train()
+    groups = parameter_groups(model, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, fused=True)
+
+    def step(number: int) -> int:
+        [batch] = stream.batches(number, 0, 1, stream.rows)
+        loss = model(batch)["words"].loss_sum / len(batch.labels["words"][0])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return batch.real_tokens
+
+    return timed_steps(step, args)
+
+
+def engine_loop(file: str, stream: Stream, args: argparse.Namespace) -> Contender:
+    """palm_ds on its engine."""
+    from palm_ds.engine import Engine
+    from palm_ds.machine import read_machine
+
+    engine = Engine(
+        build_model(args.shape, stream.length),
+        machine=read_machine(file),
+        optimizer=OptimizerConfig(lr=LEARNING_RATE, clip=CLIP),
+        rows=stream.rows,
+        seed=1,
+    )
+
+    def step(number: int) -> int:
+        batches = stream.batches(number, engine.rank, engine.world, engine.micro_rows)
+        return engine.step(batches, LEARNING_RATE, number).tokens
+
+    return timed_steps(step, args)
+
+
+def timed_steps(step: Callable[[int], int], args: argparse.Namespace) -> Contender:
+    """Rounds of a step function that returns its real tokens; the steps are numbered on."""
+    done = 0
+
+    def run() -> Measured:
+        nonlocal done
+        for _ in range(args.warmup):
+            step(done)
+            done += 1
+        tokens, began = 0, time.perf_counter()
+        for _ in range(args.steps):
+            tokens += step(done)
+            done += 1
+        return tokens, time.perf_counter() - began
+
+    return run
+
+
+# ---- transformers ----
+
+
+def trainer_loop(stream: Stream, corpus: Corpus, folder: Path, args: Any) -> Contender:
+    """transformers.Trainer over the same examples, unpacked."""
+    from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, Trainer, TrainingArguments
+    from transformers import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()
+    corpus.tokenizer().save(folder / "tokenizer")
+    dataset = [{"input_ids": ids} for ids in all_examples(stream)]
+    clock = Clock(AutoTokenizer.from_pretrained(folder / "tokenizer"), args.warmup)
+    width, layers, heads = _SHAPES[args.shape]
+    model = BertForMaskedLM(
+        BertConfig(
+            vocab_size=WORDS,
+            hidden_size=width,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            intermediate_size=4 * width,
+            max_position_embeddings=stream.length,
+            hidden_dropout_prob=DROPOUT,
+            attention_probs_dropout_prob=DROPOUT,
+        )
+    )
+    mean = sum(len(row["input_ids"]) for row in dataset) / len(dataset)
+    settings = TrainingArguments(
+        output_dir=str(folder / "trainer"),
+        max_steps=args.warmup + args.steps,
+        per_device_train_batch_size=max(round(stream.rows * stream.length / mean), 1),
+        learning_rate=LEARNING_RATE,
+        lr_scheduler_type="constant",
+        weight_decay=0.01,
+        max_grad_norm=CLIP,
+        optim="adamw_torch_fused",
+        use_cpu=True,
+        save_strategy="no",
+        logging_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+    )
+
+    def run() -> Measured:
+        clock.reset()
+        Trainer(
+            model=model,
+            args=settings,
+            train_dataset=dataset,  # type: ignore[arg-type]
+            data_collator=clock.collate,
+            callbacks=[clock.callback],
+        ).train()
+        return clock.read()
+
+    return run
+
+
+def all_examples(stream: Stream) -> list[list[int]]:
+    """The ids of every example of an epoch, before masking."""
+    [feed] = stream.feeds
+    vocabulary, rng = feed.source.vocabulary, np.random.default_rng(0)
+    layouts = feed.layouts(np.arange(len(feed.items)))
+    made = [feed.tasks[0].example(layout, feed.source, rng).ids.tolist() for layout in layouts]
+    assert all(ids[0] == vocabulary.cls and ids[-1] == vocabulary.sep for ids in made)
+    return made
+
+
+class Clock:
+    """Counts the real tokens of the Trainer's batches and times its steps after the first few."""
+
+    def __init__(self, tokenizer: Any, warmup: int):
+        from transformers import DataCollatorForLanguageModeling, TrainerCallback
+
+        self._make = DataCollatorForLanguageModeling(tokenizer, mlm_probability=RATE)
+        self._warmup = warmup
+        clock = self
+
+        class Callback(TrainerCallback):
+            def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                clock.ends.append(time.perf_counter())
+
+        self.callback = Callback()
+        self.reset()
+
+    def reset(self) -> None:
+        self.tokens: list[int] = []
+        self.ends: list[float] = []
+
+    def collate(self, rows: list[dict[str, Any]]) -> Any:
+        batch = self._make(rows)
+        self.tokens.append(int(batch["attention_mask"].sum()))
+        return batch
+
+    def read(self) -> Measured:
+        steps = len(self.ends)
+        tokens = sum(self.tokens[self._warmup : steps])
+        return tokens, self.ends[-1] - self.ends[self._warmup - 1]
+
+
+# ---- the comparison ----
+
+
+def compare(corpus: Corpus, length: int, folder: Path, args: argparse.Namespace) -> None:
+    source, _ = split(corpus, 0.0, [])
+    stream = open_stream(source, length, args.tokens, args.cut)
+    contenders = {name: contender(name, stream, corpus, folder, args) for name in args.contenders}
+    speeds: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(args.rounds):
+        order = list(contenders) if number % 2 == 0 else list(contenders)[::-1]
+        for name in order:
+            tokens, seconds = contenders[name]()
+            speeds[name].append(tokens / seconds)
+    show(speeds, stream, args)
+
+
+def contender(
+    name: str, stream: Stream, corpus: Corpus, folder: Path, args: argparse.Namespace
+) -> Contender:
+    if name == "palm_ds":
+        return plain_loop(stream, args)
+    if name == "transformers":
+        return trainer_loop(stream, corpus, folder, args)
+    return engine_loop(name, stream, args)
+
+
+def show(speeds: dict[str, list[float]], stream: Stream, args: argparse.Namespace) -> None:
+    [feed] = stream.feeds
+    sizes = feed.layouts(np.arange(len(feed.items)))[:, 0]
+    quartiles = ", ".join(str(int(q)) for q in np.quantile(sizes, [0.25, 0.5, 0.75]))
+    rows = [stream.batches(step, 0, 1, stream.rows)[0] for step in range(8)]
+    full = sum(b.real_tokens for b in rows) / sum(b.ids.numel() for b in rows)
+    print(f"\n{args.shape}, length {stream.length}, {args.threads} threads, {args.tokens} tokens a")
+    print(f"step; {len(sizes)} examples, quartiles of their lengths {quartiles};", end=" ")
+    print(f"packed rows {full:.1%} full")
+    for name, values in speeds.items():
+        middle = statistics.median(values)
+        print(f"  {name:24} {middle:9.0f} tokens/s   ({min(values):.0f} to {max(values):.0f})")
+    first, *others = speeds
+    for other in others:
+        ratios = [a / b for a, b in zip(speeds[first], speeds[other], strict=True)]
+        print(
+            f"  {first} / {other}: {statistics.median(ratios):.2f} times   "
+            f"({min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)} rounds)",
+            flush=True,
+        )
+
+
+def main(args: argparse.Namespace) -> None:
+    torch.set_num_threads(args.threads)
+    print(f"torch {torch.__version__}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.2f}")
+    with tempfile.TemporaryDirectory() as name:
+        corpus = open_input(args.input, Path(name) / "corpus")
+        for length in args.lengths:
+            compare(corpus, length, Path(name), args)
+
+
+if __name__ == "__main__":
+    assert ARGUMENTS is not None
+    main(ARGUMENTS)
