@@ -44,6 +44,7 @@ _ROLES = {
     "mask": ("[MASK]", "<mask>"),
 }
 _NOT_REGULAR = re.compile(r"\[unused\d+\]|<unused_?\d+>|<extra_id_\d+>|<0x[0-9A-F]{2}>")
+_SPECIAL, _CAPITAL = re.compile(r"\[.+\]|<.+>"), re.compile("[A-Z]")
 _SENTENCEPIECE_NAMES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
 
 
@@ -53,6 +54,7 @@ class Tokenizer:
     def __init__(self, backend: Backend, *, origin: str = "trained") -> None:
         backend.no_padding()
         backend.no_truncation()
+        backend.encode_special_tokens = True  # "[MASK]" in a text is text, never the token
         self.backend = backend
         self.origin = origin
         known = backend.get_vocab(with_added_tokens=True)
@@ -281,8 +283,7 @@ def _read_vocabulary(file: Path) -> list[str]:
 def wordpiece(tokens: Sequence[str], *, lower: bool | None, origin: str = "trained") -> Tokenizer:
     """BERT's tokenizer over this vocabulary; one Chinese character a token."""
     if lower is None:
-        plain = (t for t in tokens if not re.fullmatch(r"\[.+\]|<.+>", t))
-        lower = not any(re.search("[A-Z]", token) for token in plain)
+        lower = not any(_CAPITAL.search(t) for t in tokens if not _SPECIAL.fullmatch(t))
     known = {token: i for i, token in enumerate(tokens)}
     specials = [_find_role(role, known, origin) for role in _ROLES]
     unk = _find_role("unk", known, origin)

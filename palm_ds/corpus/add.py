@@ -34,7 +34,7 @@ from palm_ds.corpus.manifest import Manifest, check_files, read_manifest, write_
 from palm_ds.corpus.marks import Document, Mark, apply_mark, find_mark
 from palm_ds.corpus.progress import progress
 from palm_ds.corpus.work import documents_of, prepared
-from palm_ds.corpus.writer import HashingFile, content_fingerprint, write_dataset_files
+from palm_ds.corpus.writer import HashingFile, as_arrow, content_fingerprint, write_dataset_files
 from palm_ds.errors import UserError
 
 
@@ -160,7 +160,7 @@ def _with_marks(
             values[mark].append(apply_mark(mark, function, document))
     columns = list(batch.columns)
     for some in values.values():
-        columns.append(pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(some))))
+        columns.append(pa.ListArray.from_arrays(offsets, as_arrow(np.concatenate(some))))
     return pa.record_batch(columns, schema=schema)
 
 

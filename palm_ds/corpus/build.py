@@ -104,8 +104,8 @@ def prepare(
 
 def plan(inputs: Sequence[str], options: Prepare, console: Console) -> Job:
     """Inputs, units and options as one job; checks all that can be checked before any work."""
-    for name in options.marks:
-        find_mark(name)
+    given = None if options.tokenizer is None else load_tokenizer(options.tokenizer)
+    marks = _marks(options, options.text.lower or (given is not None and given.lower))
     found, ignored = find_inputs(inputs, options.input)
     if ignored:
         some = ", ".join(ignored[:5]) + (" ..." if len(ignored) > 5 else "")
@@ -115,13 +115,11 @@ def plan(inputs: Sequence[str], options: Prepare, console: Console) -> Job:
     units = cut(found, options.input, size=max(1, int(size)))
     if not units:
         raise UserError(f"input {', '.join(inputs)}: all files are empty")
-    lower = options.text.lower
-    trained = {"train": options.train, "vocab_size": options.vocab_size, "lower": lower}
     return Job(
         text=options.text,
         input=options.input,
-        tokenizer=trained if options.tokenizer is None else _given_tokenizer(options.tokenizer),
-        marks=_marks(options),
+        tokenizer=_tokenizer_entry(options),
+        marks=marks,
         strict=options.strict,
         sample_bytes=int(options.sample_mb * _MB),
         lexicons=hash_lexicons([*options.text.lexicon_phrase, *options.text.lexicon_entity]),
@@ -130,17 +128,16 @@ def plan(inputs: Sequence[str], options: Prepare, console: Console) -> Job:
     )
 
 
-def _given_tokenizer(path: str) -> dict[str, Any]:
-    load_tokenizer(path)  # says now what is wrong with it
-    return {"path": path, "sha256": tokenizer_hash(Path(path))}
-
-
-def _marks(options: Prepare) -> tuple[str, ...]:
-    """The four, `capital` where capitals are lost, and the user's own, each once."""
-    loses = options.text.lower
+def _tokenizer_entry(options: Prepare) -> dict[str, Any]:
     if options.tokenizer is not None:
-        loses = loses or load_tokenizer(options.tokenizer).lower
-    names = [*ALWAYS, *(["capital"] if loses else []), *options.marks]
+        return {"path": options.tokenizer, "sha256": tokenizer_hash(Path(options.tokenizer))}
+    lower = options.text.lower
+    return {"train": options.train, "vocab_size": options.vocab_size, "lower": lower}
+
+
+def _marks(options: Prepare, loses_capitals: bool) -> tuple[str, ...]:
+    """The four, `capital` where capitals are lost, and the user's own, each once."""
+    names = [*ALWAYS, *(["capital"] if loses_capitals else []), *options.marks]
     short = [find_mark(name)[0] for name in names]
     return tuple(name for i, name in enumerate(names) if short[i] not in short[:i])
 

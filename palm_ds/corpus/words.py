@@ -38,7 +38,8 @@ def _classes() -> tuple[str, str]:
 
     split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
     clean = normalizers.BertNormalizer(lowercase=False, strip_accents=False).normalize_str
-    every = (chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000)
+    planes = 0x20000  # no space and no punctuation beyond
+    every = (chr(code) for code in range(planes) if not 0xD800 <= code < 0xE000)
     spaces, maybe = [], []
     for c in every:
         category = unicodedata.category(c)
@@ -99,36 +100,39 @@ def split_words(text: str, segment: Segmenter | None = None) -> list[str]:
 
 
 def _segmented(words: list[str], segment: Segmenter) -> list[str]:
-    """Cuts the Chinese runs among the words: one call of the segmenter for all of them."""
-    runs, at = [], []
-    for i, word in enumerate(words):
-        if _has_han().match(word, len(word) - 1):  # a run of Chinese ends in a Chinese character
-            core = word.lstrip()
-            runs.append(core)
-            at.append(i)
-    pieces = _cut(runs, segment)
-    out: list[str | list[str]] = list(words)
-    for i, core, cut in zip(at, runs, pieces, strict=True):
-        lead = words[i][: len(words[i]) - len(core)]
-        out[i] = [lead + cut[0], *cut[1:]] if lead else cut
-    return list(chain.from_iterable([x] if isinstance(x, str) else x for x in out))
+    """Cuts the Chinese runs among the words."""
+    is_han = _has_han().match  # a run of Chinese ends in a Chinese character
+    at = [i for i, word in enumerate(words) if word[-1] > "\u33ff" and is_han(word[-1])]
+    runs = [words[i].lstrip() for i in at]
+    cut = _cut(runs, segment)
+    out: list[str] = []
+    after = start = 0
+    for i, run in zip(at, runs, strict=True):
+        out += words[after:i]
+        end = cut.index("\n", start)
+        first = len(out)
+        out += cut[start:end]
+        if len(run) < len(words[i]):
+            out[first] = words[i][: len(words[i]) - len(run)] + out[first]
+        after, start = i + 1, end + 1
+    return out + words[after:]
 
 
-def _cut(runs: list[str], segment: Segmenter) -> list[list[str]]:
-    cut: list[list[str]] = [[]]
-    for word in segment("\n".join(runs)):
-        if word == "\n":
-            cut.append([])
-        else:
-            cut[-1].append(word)
-    if len(cut) != len(runs) or any("".join(c) != r for c, r in zip(cut, runs, strict=True)):
-        cut = [list(segment(run)) for run in runs]  # it does not keep line ends apart
-        for words, run in zip(cut, runs, strict=True):
-            if "".join(words) != run or not all(words):
-                raise UserError(
-                    f"the segmenter's words of {run!r} are {words!r}: joined they must be the text"
-                )
-    return cut
+def _cut(runs: list[str], segment: Segmenter) -> list[str]:
+    """The words of all runs, "\\n" after each run's; one call of the segmenter if it can."""
+    joined = "\n".join(runs) + "\n"
+    cut = list(segment(joined))
+    if "".join(cut) == joined and cut.count("\n") == len(runs) and all(cut):
+        return cut
+    out: list[str] = []
+    for run in runs:  # it does not keep line ends apart
+        words = list(segment(run))
+        if "".join(words) != run or not all(words):
+            raise UserError(
+                f"the segmenter's words of {run!r} are {words!r}: joined they must be the text"
+            )
+        out += [*words, "\n"]
+    return out
 
 
 class Grown:

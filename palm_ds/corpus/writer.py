@@ -53,6 +53,12 @@ class ShardSummary:
     sentence_tokens: np.ndarray  # (sentences,) int64
 
 
+def as_arrow(values: np.ndarray) -> pa.Array:
+    """The same memory as an Arrow array (`pa.array` would import pandas for it)."""
+    kind = pa.from_numpy_dtype(values.dtype)
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+
+
 class HashingFile:
     """A file for pyarrow that knows its own sha256 and size."""
 
@@ -140,10 +146,10 @@ class ShardWriter:
         if not self._names:
             return
         lengths = self._document_tokens[-len(self._names) :]
-        offsets = pa.array(np.cumsum([0, *lengths], dtype=np.int32))
+        offsets = as_arrow(np.cumsum([0, *lengths], dtype=np.int32))
         columns: list[pa.Array] = [pa.array(self._names, pa.string())]
         for values in self._columns:
-            columns.append(pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(values))))
+            columns.append(pa.ListArray.from_arrays(offsets, as_arrow(np.concatenate(values))))
             values.clear()
         self._stream.write_batch(pa.record_batch(columns, schema=self.schema))
         self._names, self._pending = [], 0
