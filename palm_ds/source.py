@@ -63,11 +63,10 @@ class Source:
         last = np.searchsorted(offsets, offsets[first] + tokens, side="right") - 1
         return np.clip(last, first + 1, limit)
 
-    def tokens_after(self, position: np.ndarray) -> np.ndarray:
-        """How many more tokens the document has from each position on; a position at the very end
-        of a document counts as its end."""
-        document = np.searchsorted(self.ends, position, side="left")
-        return self.ends[document] - position
+    def tokens_around(self, start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """How many tokens each document has before and after its stretch [start, end)."""
+        document = np.searchsorted(self.starts, start, side="right") - 1
+        return start - self.starts[document], self.ends[document] - end
 
     @cached_property
     def unigrams(self) -> np.ndarray:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from torch import nn
 
-from palm_ds import settings
+from palm_ds import keyed, settings
 from palm_ds.errors import UserError, suggest
 from palm_ds.example import Example, arrange
 from palm_ds.source import Source
@@ -76,11 +76,15 @@ class Task(ABC):
         Free space at the end of a row is handed to an example that could be longer: what `example`
         gets in column 0 has grown by up to column 1, and the example must have just that length.
         """
-        return np.column_stack([items[:, 1] - items[:, 0] + 2, np.zeros_like(items[:, 0]), items])
+        start, end, document = items.T
+        length = end - start + 2
+        return np.column_stack([length, np.minimum(room - length, start - document), end])
 
     def example(self, layout: np.ndarray, source: Source, rng: np.random.Generator) -> Example:
-        """Arrange one item. Called for the first task of a blend only."""
-        return arrange([source.read(layout[2], layout[3])], source.vocabulary)
+        """Arrange one item. Called for the first task of a blend only. By default a passage; one
+        that is given more room begins earlier in its document."""
+        length, _, end = layout
+        return arrange([source.read(end - length + 2, end)], source.vocabulary)
 
     def label(self, example: Example, source: Source, rng: np.random.Generator) -> None:
         """Add `example.labels[self.name]`; may edit the ids. Called for every task of a blend, in
@@ -99,11 +103,23 @@ class Task(ABC):
 
 
 def passages(source: Source, size: int) -> np.ndarray:
-    """(passages, 2) [start, end): every document of the source cut every `size` tokens."""
+    """(passages, 3) start, end, start of the document: every document cut every `size` tokens.
+
+    What is left at the end of a document, when longer than half of `size`, is cut once more at a
+    drawn place: texts of 0.5 to 1 rows would fit beside nothing. (The later piece gets its
+    beginning back where the row has room.)"""
     count = -(-(source.ends - source.starts) // size)
     number = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
     start = np.repeat(source.starts, count) + number * size
-    return np.column_stack([start, np.minimum(start + size, np.repeat(source.ends, count))])
+    rest_start = source.starts + (count - 1) * size
+    rest = source.ends - rest_start
+    draw = keyed.uniform(keyed.key("passage"), rest_start, 1)[:, 0]
+    cut = rest_start + (rest * (0.25 + 0.5 * draw)).astype(np.int64)
+    start = np.sort(np.concatenate([start, cut[(rest > size / 2) & (rest < 0.97 * size)]]))
+    document = np.searchsorted(source.starts, start, side="right") - 1
+    following = np.append(start[1:], source.ends[-1:])
+    end = np.minimum(following, source.ends[document])
+    return np.column_stack([start, end, source.starts[document]])
 
 
 def build(name: str, values: Mapping[str, Any]) -> Task:

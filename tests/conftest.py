@@ -9,9 +9,13 @@ from __future__ import annotations
 import os
 import uuid
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+
+if TYPE_CHECKING:
+    from palm_ds.corpus.store import Corpus
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED_MEMORY = Path("/dev/shm")
@@ -130,3 +134,32 @@ def _in_use(path: Path) -> bool:
         except (psutil.Error, OSError):
             continue
     return False
+
+
+# Corpora of real text --------------------------------------------------------------------------
+
+
+def _prepared(folder: Path, inputs: list[Path], *options: str) -> Corpus:
+    from palm_ds.corpus.cli import main
+    from palm_ds.corpus.store import open_corpus
+
+    main([str(folder), *map(str, inputs), *options])
+    return open_corpus(folder)
+
+
+@pytest.fixture(scope="session")
+def shared_en(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """Real English: encyclopedia articles and textbooks, some seven megabytes."""
+    texts = [shared / "data/corpus/en" / f"{name}.jsonl" for name in ("wikitext2_valid", "openstax")]
+    vocabulary = shared / "data/ernie/vocab_en.txt"
+    options = ("--language", "en", "--lower", "--tokenizer", str(vocabulary))
+    return _prepared(tmp_path_factory.mktemp("en") / "corpus", texts, *options)
+
+
+@pytest.fixture(scope="session")
+def shared_zh(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """Real Chinese: encyclopedia passages, some three megabytes."""
+    texts = [shared / "data/corpus/zh" / "wiki_mrc_contexts.jsonl"]
+    vocabulary = shared / "data/ernie/vocab.txt"
+    options = ("--language", "zh", "--lower", "--simplify", "--tokenizer", str(vocabulary))
+    return _prepared(tmp_path_factory.mktemp("zh") / "corpus", texts, *options)

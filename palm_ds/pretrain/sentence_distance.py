@@ -67,8 +67,13 @@ class SentenceDistance(Task):
         other_end = source.sentence_end(other, limit, wanted)
         other_tokens = np.minimum(offsets[other_end] - offsets[other], most - tokens)
         length = 3 + tokens + other_tokens
-        spare = np.minimum(room - length, offsets[limit] - offsets[other] - other_tokens)
-        places = [offsets[anchor], tokens, offsets[other]]
+        # Free space of the row: the other text goes on, then the anchor's begins earlier, unless
+        # the other stands there.
+        most_other = offsets[limit] - offsets[other]
+        before = np.where(other < anchor, 0, offsets[anchor] - offsets[first])
+        before = np.where(label == OTHER_DOCUMENT, offsets[anchor] - offsets[first], before)
+        spare = np.minimum(room - length, most_other - other_tokens + before)
+        places = [offsets[anchor], tokens, offsets[other], most_other]
         return np.column_stack([length, spare, *places, uniform[:, 5] < 0.5, label])
 
     @staticmethod
@@ -99,10 +104,12 @@ class SentenceDistance(Task):
         return other, limit
 
     def example(self, layout: np.ndarray, source: Source, rng: np.random.Generator) -> Example:
-        length, _, start, tokens, other, swap, label = (int(x) for x in layout)
+        length, _, start, tokens, other, most_other, swap, label = (int(x) for x in layout)
+        other_tokens = min(length - 3 - tokens, most_other)
+        earlier = length - 3 - tokens - other_tokens
         pieces = [
-            source.read(start, start + tokens),
-            source.read(other, other + length - 3 - tokens),
+            source.read(start - earlier, start + tokens),
+            source.read(other, other + other_tokens),
         ]
         example = arrange(pieces[::-1] if swap else pieces, source.vocabulary)
         example.labels[self.name] = np.array([0]), np.array([label])

@@ -65,18 +65,21 @@ class SentenceReordering(Task):
         segments = np.searchsorted(allowed, label, side="right") + 1
         offsets = source.corpus.sentence_starts
         length = 1 + offsets[items[:, 1]] - offsets[items[:, 0]] + segments
-        after = source.tokens_after(offsets[items[:, 1]])
-        return np.column_stack([length, np.minimum(room - length, after), items, label])
+        before, after = source.tokens_around(offsets[items[:, 0]], offsets[items[:, 1]])
+        spare = np.minimum(room - length, before + after)
+        return np.column_stack([length, spare, items, label, after])
 
     def example(self, layout: np.ndarray, source: Source, rng: np.random.Generator) -> Example:
-        length, _, first, last, label = (int(x) for x in layout)
+        length, _, first, last, label, after = (int(x) for x in layout)
         order = self.orders[label]
-        starts = source.corpus.sentence_starts
-        end = int(starts[first]) + length - 1 - len(order)
+        starts, tokens = source.corpus.sentence_starts, length - 1 - len(order)
+        # Free space of the row is filled with the sentences after the paragraph, then those before.
+        end = min(int(starts[first]) + tokens, int(starts[last]) + after)
         last = max(last, int(np.searchsorted(starts, end)))
+        first = min(first, int(np.searchsorted(starts, end - tokens, side="right")) - 1)
         inner = np.sort(rng.choice(np.arange(first + 1, last), len(order) - 1, replace=False))
         cuts = starts[np.array([first, *inner, last])]
-        begins, ends = cuts[:-1], _shortened(cuts, int(cuts[-1]) - end, rng)
+        begins, ends = cuts[:-1], _shortened(cuts, int(cuts[-1] - cuts[0]) - tokens, rng)
         pieces = [source.read(begins[i], ends[i]) for i in order]
         example = arrange(pieces, source.vocabulary)
         example.labels[self.name] = np.array([0]), np.array([label])

@@ -37,7 +37,7 @@ def run_distributed(tmp_path: Path) -> Iterator[Runner]:
     """run_distributed("losses.py", "--steps", 3, processes=2, launcher="deepspeed")
 
     `launcher` is deepspeed, torchrun or python (one process). The program is a file of this folder
-    that writes JSON to --out. A code other than `code` fails the test with the program's output."""
+    that writes JSON to --out (`writes=False`: one that does not know it). A code other than `code` fails the test with the program's output."""
     marks: list[str] = []
 
     def run(
@@ -48,13 +48,14 @@ def run_distributed(tmp_path: Path) -> Iterator[Runner]:
         timeout: float = 240,
         code: int = 0,
         environment: dict[str, str] | None = None,
+        writes: bool = True,
     ) -> Finished:
         out = tmp_path / f"out-{len(marks)}.json"
         mark = uuid.uuid4().hex
         marks.append(mark)
         command = [*_launch(launcher, processes), str(HERE / script), *map(str, arguments)]
         process = subprocess.Popen(
-            [*command, "--out", str(out)],
+            [*command, *(["--out", str(out)] if writes else [])],
             env=_environment(tmp_path, mark) | (environment or {}),
             cwd=tmp_path,
             stdout=subprocess.PIPE,

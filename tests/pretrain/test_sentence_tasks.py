@@ -135,7 +135,7 @@ def test_distance_labels_are_what_the_document_says(source, longer):
 
 def test_distance_is_balanced_and_lengths_give_nothing_away(source):
     layouts = feed_of(source, "sentence_distance").layouts(np.arange(9000))
-    labels = layouts[:, 6]
+    labels = layouts[:, 7]
     counts = np.bincount(labels, minlength=3)
     assert ((counts - 3000) ** 2 / 3000).sum() < 13.8  # chi-squared, 2 df, p = 0.001
     means = [layouts[labels == label, 0].mean() for label in range(3)]

@@ -1,0 +1,53 @@
+"""The losses of a recipe by a plain torch loop: no DeepSpeed, one process, one micro-batch a step.
+
+    python plain_loop.py RECIPE OUT.json [a.b=c ...]
+
+Shares with palm_ds the rows and the model; the sums over tasks, clipping, AdamW and its groups are
+written out again here, the slow and obvious way.
+"""
+
+import json
+import sys
+
+import torch
+
+from palm_ds.assemble import build_model, build_stream, open_data
+from palm_ds.machine import make_machine
+from palm_ds.run import read_recipe
+
+recipe_file, out, *overrides = sys.argv[1:]
+recipe = read_recipe(recipe_file, overrides)
+data = open_data(recipe)
+stream = build_stream(recipe, data)
+machine = make_machine({"zero_optimization": {"stage": 0}})
+model = build_model(recipe, machine, data.vocabulary, device=torch.device("cpu"))
+decayed, kept = [], []
+for name, parameter in model.named_parameters():
+    plain = name.startswith("backbone.") and parameter.ndim == 2
+    (decayed if plain else kept).append(parameter)
+settings = recipe.optimizer
+groups = [
+    {"params": decayed, "weight_decay": settings.weight_decay},
+    {"params": kept, "weight_decay": 0.0},
+]
+optimizer = torch.optim.AdamW(
+    groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, foreach=False, fused=False
+)
+losses = []
+for step in range(recipe.plan.steps):
+    (batch,) = stream.batches(step, 0, 1, recipe.rows)
+    outputs = model(batch)
+    mean = {
+        task: output.loss_sum / len(batch.labels[task][0])
+        for task, output in outputs.items()
+        if task in batch.labels
+    }
+    optimizer.zero_grad()
+    sum(mean.values()).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+    for group in optimizer.param_groups:
+        group["lr"] = settings.lr * recipe.schedule.factor(step, recipe.plan)
+    optimizer.step()
+    losses.append({task: loss.item() for task, loss in mean.items()})
+with open(out, "w") as file:
+    json.dump(losses, file)
