@@ -70,6 +70,7 @@ import torch  # noqa: E402
 from palm_ds import keyed  # noqa: E402
 from palm_ds.backbone import Backbone, BackboneConfig  # noqa: E402
 from palm_ds.corpus.store import Corpus, open_corpus  # noqa: E402
+from palm_ds.example import Example, arrange  # noqa: E402
 from palm_ds.heads import MaskedWordHead  # noqa: E402
 from palm_ds.kernels import choose_kernels  # noqa: E402
 from palm_ds.model import Model  # noqa: E402
@@ -123,6 +124,15 @@ class SentenceRuns(KnowledgeMasking):
 
     def items(self, source: Source, room: int) -> np.ndarray:
         return sentence_runs(source, room, self.cut)
+
+    def layout(
+        self, items: np.ndarray, uniform: np.ndarray, source: Source, room: int
+    ) -> np.ndarray:
+        """[CLS] run [SEP], and never longer: the other contender gets the same examples."""
+        return np.column_stack([items[:, 1] - items[:, 0] + 2, np.zeros_like(items[:, 0]), items])
+
+    def example(self, layout: np.ndarray, source: Source, rng: np.random.Generator) -> Example:
+        return arrange([source.read(layout[2], layout[3])], source.vocabulary)
 
 
 def open_stream(source: Source, length: int, tokens: int, cut: str) -> Stream:
@@ -230,7 +240,14 @@ def timed_steps(step: Callable[[int], int], args: argparse.Namespace) -> Contend
 
 def trainer_loop(stream: Stream, corpus: Corpus, folder: Path, args: Any) -> Contender:
     """transformers.Trainer over the same examples, unpacked."""
-    from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, Trainer, TrainingArguments
+    from transformers import (
+        AutoTokenizer,
+        BertConfig,
+        BertForMaskedLM,
+        PrinterCallback,
+        Trainer,
+        TrainingArguments,
+    )
     from transformers import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()
@@ -269,13 +286,15 @@ def trainer_loop(stream: Stream, corpus: Corpus, folder: Path, args: Any) -> Con
 
     def run() -> Measured:
         clock.reset()
-        Trainer(
+        trainer = Trainer(
             model=model,
             args=settings,
             train_dataset=dataset,  # type: ignore[arg-type]
             data_collator=clock.collate,
             callbacks=[clock.callback],
-        ).train()
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
         return clock.read()
 
     return run
