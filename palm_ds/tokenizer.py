@@ -114,16 +114,28 @@ class Tokenizer:
         keep = [i for t, i in known.items() if t not in special and not _NOT_REGULAR.fullmatch(t)]
         return np.array(sorted(keep), np.int64)
 
+    @cached_property
+    def _plain(self) -> np.ndarray:
+        """(size,) each id, but [UNK] for a special one: a unigram model would find the letters of
+        "[MASK]" in a text to be the token."""
+        added = self.backend.get_added_tokens_decoder().items()
+        plain = np.arange(self.size)
+        plain[[i for i, token in added if token.special]] = self.backend.token_to_id(
+            self.roles["unk"]
+        )
+        return plain
+
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
         """The ids of each word, encoded by itself, without special tokens."""
-        return [e.ids for e in self.backend.encode_batch(list(words), add_special_tokens=False)]
+        return [ids.tolist() for ids, _ in self.encode_texts(words)]
 
     def encode_texts(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For each text its ids (int64) and the character at which each token begins (int64)."""
+        """For each text its ids (int64) and the character at which each token begins (int64).
+        Special tokens are neither added nor found in the text."""
         encodings = self.backend.encode_batch(list(texts), add_special_tokens=False)
         return [
             (
-                np.array(encoding.ids, np.int64),
+                self._plain[np.array(encoding.ids, np.int64)],
                 np.array([start for start, _ in encoding.offsets], np.int64),
             )
             for encoding in encodings
@@ -323,7 +335,8 @@ def sentencepiece(model: bytes, *, origin: str, chinese: bool = False) -> Tokeni
 
 
 def _piece_model(proto, origin: str) -> models.Model:
-    pieces = [(p.piece, p.score) for p in proto.pieces]
+    # Nine digits are all of a float32, and few enough to come back from JSON as they were.
+    pieces = [(p.piece, float(f"{p.score:.9g}")) for p in proto.pieces]
     kind = proto.trainer_spec.model_type  # 1 unigram, 2 BPE
     unk = next((i for i, p in enumerate(proto.pieces) if p.type == 2), None)
     if unk is None:
