@@ -52,7 +52,7 @@ def _modules() -> Iterator[tuple[str, str]]:
     for file in sorted(root.rglob("*.py")):
         parts = file.relative_to(root).with_suffix("").parts
         if _WITHOUT_PROSE.isdisjoint(parts) and (text := _docstrings(file)):
-            yield "module/" + ".".join(parts), text
+            yield "module/" + ".".join(parts).removesuffix(".__init__"), text
 
 
 def _docstrings(file: Path) -> str:

@@ -281,9 +281,12 @@ def _byte_spans(number: int, item: Input, pieces: int, blank: bool) -> list[Span
 
 
 def _next_edge(handle: BinaryIO, at: int, blank: bool) -> int:
-    """The first place after `at` that follows a line end, or an empty line."""
+    """The first place after `at` that follows a line end, or a line that is empty as a whole."""
     handle.seek(at)
-    line = handle.readline(1 << 20)
-    while line and not (line.endswith(b"\n") and (not blank or not line.strip())):
-        line = handle.readline(1 << 20)
+    whole = False  # whether what is read next begins with the beginning of a line
+    while line := handle.readline(1 << 20):
+        ended = line.endswith(b"\n")
+        if ended and (not blank or (whole and not line.strip())):
+            break
+        whole = ended
     return handle.tell()

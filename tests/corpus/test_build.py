@@ -23,7 +23,25 @@ from palm_ds.corpus.store import open_corpus
 from palm_ds.errors import UserError
 from palm_ds.tokenizer import load_tokenizer
 
-WORDS = ["the", "New", "York", "cat", "sat", "on", "a", "mat", "and", "machine", "learning", "is", "good", "我们", "在", "北京", "学习"]
+WORDS = [
+    "the",
+    "New",
+    "York",
+    "cat",
+    "sat",
+    "on",
+    "a",
+    "mat",
+    "and",
+    "machine",
+    "learning",
+    "is",
+    "good",
+    "我们",
+    "在",
+    "北京",
+    "学习",
+]
 
 
 def write_input(folder: Path, *, documents: int = 120, seed: int = 0) -> Path:
@@ -124,7 +142,7 @@ def test_transformers_opens_its_tokenizer(made: Path) -> None:
     from transformers import AutoTokenizer
 
     peer = AutoTokenizer.from_pretrained(made / "tokenizer")
-    text = "the New York cat 我们"
+    text = "a New York cat 我们"
     ids = load_tokenizer(made / "tokenizer").encode_texts([text])[0][0].tolist()
     assert peer(text, add_special_tokens=False)["input_ids"] == ids
 

@@ -75,7 +75,17 @@ def test_sentences(document: Document) -> None:
 
 def test_words(document: Document) -> None:
     found = pieces(document, mark("word", document))
-    assert found[:9] == ["The", "New", "York", "Times", "wrote", "about", "machine", "learning", "."]
+    assert found[:9] == [
+        "The",
+        "New",
+        "York",
+        "Times",
+        "wrote",
+        "about",
+        "machine",
+        "learning",
+        ".",
+    ]
     assert found[9:18] == ["Unbelievably", ",", "John", "Smith", "’s", "3.14", "was", "right", "!"]
     assert found[18:21] == ["我们", "在", "北京"]
 

@@ -91,7 +91,7 @@ def test_text_files(tmp_path: Path) -> None:
     assert [r.text for r in records] == [
         *("One.\nStill one.", "Two.\nMore two.", "Three\u2028three.")
     ]
-    assert [r.id for r in records] == ["a.txt@0", "a.txt@20", "a.txt@39"]
+    assert [r.id for r in records] == ["a.txt@0", "a.txt@21", "a.txt@40"]
     for record in records:  # the id says where in the file it begins
         at = int(record.id.partition("@")[2])
         assert PARAGRAPHS.encode()[at:].decode().startswith(record.text[:3])

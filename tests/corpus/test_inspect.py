@@ -1,0 +1,79 @@
+"""What a person is shown of a corpus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from palm_ds.corpus.build import Prepare, prepare
+from palm_ds.corpus.inspect import inspect
+from palm_ds.corpus.options import TextOptions
+from palm_ds.errors import UserError
+from palm_ds.tokenizer import SPECIALS
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inspect")
+    text = "They saw New York. The new machine learning is unlearnable.\n\n我们在北京学习。\n"
+    (folder / "a.txt").write_text(text)
+    words = [
+        "they",
+        "saw",
+        "new",
+        "york",
+        ".",
+        "the",
+        "machine",
+        "learning",
+        "is",
+        "un",
+        "##learn",
+        "##able",
+    ]
+    tokens = [*SPECIALS, *words, *"我们在北京学习。"]
+    (folder / "vocab.txt").write_text("\n".join(tokens), "utf-8")
+    (folder / "phrases.txt").write_text("machine learning\nnew york\n")
+    options = Prepare(
+        tokenizer=str(folder / "vocab.txt"),
+        text=TextOptions(lexicon_phrase=(str(folder / "phrases.txt"),)),
+    )
+    prepare(folder / "corpus", [str(folder / "a.txt")], options)
+    return folder / "corpus"
+
+
+def shown(corpus: Path, **options) -> str:
+    console = Console(width=400, record=True, force_terminal=True, quiet=False)
+    with console.capture() as capture:
+        inspect(corpus, console=console, **options)
+    return capture.get()
+
+
+def plain(text: str) -> str:
+    import re
+
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def test_sentences_words_phrases_and_entities(corpus: Path) -> None:
+    text = plain(shown(corpus, documents=2)).replace("·", "")
+    assert "0  They saw [{New York}] ." in text
+    assert "1  The new [machine learning] is unlearnable ." in text
+    assert "2 documents" in text and "a.txt@0" in text
+
+
+def test_colours_and_token_ends(corpus: Path) -> None:
+    text = shown(corpus, documents=1)
+    assert "\x1b[1;33m[{" in text  # a phrase and an entity, yellow
+    assert "\x1b[1;36m[" in text  # a phrase, cyan
+    assert "·" in plain(text)  # a word of several tokens
+
+
+def test_which_documents(corpus: Path) -> None:
+    text = plain(shown(corpus, documents=5, first=1))
+    assert "a.txt@0" not in text and "a.txt@61" in text
+    for options in ({"documents": 0}, {"documents": 1, "first": 2}, {"documents": 1, "first": -1}):
+        with pytest.raises(UserError, match="--"):
+            shown(corpus, **options)
