@@ -144,16 +144,13 @@ def test_heads_and_tasks_must_fit_together() -> None:
 def test_compiled_layers_give_the_same_gradients() -> None:
     try:
         kernels, _ = choose_kernels(
-            {"compile": "on", "attention": "sdpa", "dropout": "plain"},
-            device="cpu",
-            dtype=torch.float32,
-            config=CONFIG,
+            {"compile": "on"}, device="cpu", dtype=torch.float32, config=CONFIG
         )
     except UserError as error:
         pytest.skip(str(error))
     made = batch(a=([1, 4], [7, 8]), b=([0], [5]))
     grads = []
-    for which in (Kernels(attention="sdpa"), kernels):
+    for which in (Kernels(), kernels):
         net = model(which)
         sum(out.loss_sum for out in net(made).values()).backward()  # type: ignore[union-attr]
         grads.append({name: p.grad for name, p in net.named_parameters()})
