@@ -29,7 +29,7 @@ $(VENV)/ready: constraints.txt pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
 	env -u XDG_CACHE_HOME $(BIN)/pip install -c constraints.txt setuptools wheel
 	env -u XDG_CACHE_HOME $(BIN)/pip install -c constraints.txt torch
-	env -u XDG_CACHE_HOME DS_BUILD_OPS=0 $(BIN)/pip install -c constraints.txt --no-build-isolation -e '.[dev]'
+	env -u XDG_CACHE_HOME DS_BUILD_OPS=0 $(BIN)/pip install -c constraints.txt --no-build-isolation -e '.[dev,mpi]'
 	touch $@
 
 # A corpus from the English text that comes with Python, an encoder from that corpus
@@ -45,9 +45,8 @@ fast: $(VENV)/ready
 	$(BIN)/python -m pytest --basetemp=runs/tests -m 'not slow and not distributed' $(ARGS)
 
 lint: $(VENV)/ready
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/pyright
+	$(BIN)/ruff format --check .; formatted=$$?; $(BIN)/ruff check .; checked=$$?; \
+	  $(BIN)/pyright; exit $$((formatted | checked | $$?))
 
 check: lint test
 
