@@ -80,6 +80,8 @@ class Engine:
         )[0]
         self._engine.checkpoint_engine = _Shards(self._engine.checkpoint_engine)
         self._engine._copy_recovery_script = lambda _folder: None  # our folders need none
+        if self.world == 1 and machine.stage == 0:
+            self._engine.enable_backward_allreduce = False  # it would copy every gradient twice
         self._watchdog = Watchdog(machine.watchdog_minutes * 60)
 
     # -- training --
