@@ -43,7 +43,9 @@ for step in range(recipe.plan.steps):
         if task in batch.labels
     }
     optimizer.zero_grad()
-    sum(mean.values()).backward()
+    # Heads without labels have gradients of zero, not none: Adam counts their steps as well.
+    idle = [output.loss_sum for task, output in outputs.items() if task not in mean]
+    sum([*mean.values(), *idle]).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
     for group in optimizer.param_groups:
         group["lr"] = settings.lr * recipe.schedule.factor(step, recipe.plan)
