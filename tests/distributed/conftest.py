@@ -37,7 +37,8 @@ def run_distributed(tmp_path: Path) -> Iterator[Runner]:
     """run_distributed("losses.py", "--steps", 3, processes=2, launcher="deepspeed")
 
     `launcher` is deepspeed, torchrun or python (one process). The program is a file of this folder
-    that writes JSON to --out (`writes=False`: one that does not know it). A code other than `code` fails the test with the program's output."""
+    that writes JSON to --out (`writes=False`: one that does not know it). A code other than `code`
+    fails the test with the program's output."""
     marks: list[str] = []
 
     def run(

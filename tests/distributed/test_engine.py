@@ -151,3 +151,13 @@ def test_rollback_in_a_running_engine(run_distributed) -> None:
     assert set(result) == {"0", "1", "2", "3"}
     for stage, (again, first) in result.items():
         assert again == first, stage
+
+
+def test_shipped_machine_files_train_and_resume(run_distributed) -> None:
+    result = run_distributed("shipped.py").result
+    assert len(result) == 6
+    for name, (losses, again, skipped) in result.items():
+        assert again == losses, name
+        # fp16 begins by finding its loss scale
+        np.testing.assert_allclose(losses, result["cpu"][0], rtol=2e-2 if skipped else 3e-3)
+        assert skipped == 0 or "fp16" in name
