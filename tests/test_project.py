@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,28 @@ def test_every_requirement_is_pinned_to_a_version_that_it_allows() -> None:
         version = pinned.get(canonicalize_name(requirement.name))
         assert version is not None, f"{requirement.name} is not in constraints.txt"
         assert requirement.specifier.contains(version), f"{requirement} does not allow {version}"
+
+
+def test_every_package_that_is_imported_is_asked_for() -> None:
+    asked = {canonicalize_name(requirement.name) for requirement in requirements()}
+    asked |= {"palm-ds"}
+    owners = packages_distributions()
+    optional = {"apex", "flash_attn", "liger_kernel"}  # from elsewhere; used where they are there
+    for path in [*(ROOT / "palm_ds").rglob("*.py"), *ENTRIES]:
+        for name in imported(path) - set(sys.stdlib_module_names) - optional:
+            owning = {canonicalize_name(owner) for owner in owners.get(name, [name])}
+            assert owning & asked, f"{name_of(path)} imports {name}: not in pyproject.toml"
+
+
+def imported(path: Path) -> set[str]:
+    """Top names of the modules that a file imports, wherever in it."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.split(".")[0])
+    return names
 
 
 def test_what_the_requirements_require_is_pinned_too() -> None:
