@@ -28,8 +28,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--run_dir", help="where everything is written; default runs/RECIPE")
     parser.add_argument("--init_from", metavar="DIR", help="start from these weights")
     parser.add_argument("--dry_run", action="store_true", help="check everything, train nothing")
-    parser.add_argument("--print_config", action="store_true", help="show all that is decided; stop")
-    parser.add_argument("--local_rank", type=int, default=-1, help="given by the launcher; not used")
+    parser.add_argument(
+        "--print_config", action="store_true", help="show all that is decided; stop"
+    )
+    parser.add_argument(
+        "--local_rank", type=int, default=-1, help="given by the launcher; not used"
+    )
     return parser.parse_intermixed_args()
 
 

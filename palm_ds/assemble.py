@@ -24,7 +24,6 @@ from palm_ds.source import Source, split
 from palm_ds.stream import Stream, make_feeds
 from palm_ds.task import Task
 
-
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 

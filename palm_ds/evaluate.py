@@ -75,13 +75,13 @@ class HeldOut:
 
 def held_out(feeds: Sequence[Feed], examples: int, length: int, pad: int) -> HeldOut:
     """The first `examples` held-out examples of every feed."""
-    rows = [row for number, feed in enumerate(feeds) for row in held_out_rows(feed, number, examples)]
+    rows = [
+        row for number, feed in enumerate(feeds) for row in held_out_rows(feed, number, examples)
+    ]
     return HeldOut(feeds, rows, length, pad)
 
 
-def evaluate(
-    engine: Engine, data: HeldOut, tasks: Mapping[str, Task]
-) -> dict[str, Score]:
+def evaluate(engine: Engine, data: HeldOut, tasks: Mapping[str, Task]) -> dict[str, Score]:
     """Every task that has labels in the held-out rows. All processes call it and get the same."""
     sums: dict[str, torch.Tensor | float] = {}
     source_of = {task.name: feed.source for feed in data.feeds for task in feed.tasks}

@@ -1,7 +1,7 @@
 """What a task makes and what a model eats.
 
     Piece     tokens of a source and their marks, as read
-    Example   one text for the model: ids, segments, marks, where each token came from, sparse labels
+    Example   one text for the model: ids, segments, marks, each token's origin, sparse labels
     Batch     rows of `length` tokens, each filled with whole examples that do not see one another
 
 Labels are sparse: {task: (positions, targets)}. A label of the whole text sits at its [CLS].
@@ -82,7 +82,7 @@ class Batch:
 
     Every token belongs to a block: an example, or the padding at the end of a row. Blocks never
     cross rows and cover the batch, so that `starts` are the cumulative lengths that variable-length
-    attention wants, and `block` (the number of a token's block within its row) is what a mask needs.
+    attention wants, and `block` (a token's block, counted within its row) is what a mask needs.
     """
 
     ids: torch.Tensor  # (rows, length) int64
@@ -112,9 +112,7 @@ class Batch:
         return int((self.block >= 0).sum())
 
 
-def collate(
-    rows: Sequence[Sequence[tuple[Example, int]]], *, length: int, pad: int
-) -> Batch:
+def collate(rows: Sequence[Sequence[tuple[Example, int]]], *, length: int, pad: int) -> Batch:
     """Rows of (example, task id) to one Batch. A row may be empty (all padding)."""
     shape = (len(rows), length)
     ids = np.full(shape, pad, np.int64)

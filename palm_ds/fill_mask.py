@@ -69,7 +69,9 @@ def _has_head(folder: Path) -> bool:
 def _sentences(source: Source, count: int) -> list[tuple[int, int]]:
     """Some sentences of middling length, the same ones every time."""
     starts = source.corpus.sentence_starts
-    first = [np.arange(a, b) for a, b in zip(source.first_sentences, source.last_sentences, strict=True)]
+    first = [
+        np.arange(a, b) for a, b in zip(source.first_sentences, source.last_sentences, strict=True)
+    ]
     numbers = np.concatenate(first)
     size = starts[numbers + 1] - starts[numbers]
     fitting = numbers[(size >= _SENTENCE[0]) & (size <= _SENTENCE[1])]

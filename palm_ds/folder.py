@@ -91,7 +91,7 @@ def overview(run: Run, stream: Stream, model: Model, world: int) -> str:
         [
             recipe.plan.table(),
             f"model: {parameters / 1e6:,.1f} M parameters; task ids {recipe.task_ids}",
-            f"step: {recipe.rows} rows of {recipe.length} = {recipe.rows * recipe.length:,} tokens; "
+            f"step: {recipe.rows} rows of {recipe.length}, {recipe.rows * recipe.length:,} tokens; "
             f"{world} x {accumulation} x {micro} rows (processes, accumulation, micro-batch)",
             f"all: {words:,} tokens; items of an epoch: {items}",
             f"ZeRO {run.machine.stage}, {run.machine.precision}; written to {run.folder}",

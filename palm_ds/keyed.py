@@ -1,9 +1,9 @@
 """Random numbers that are a pure function of a key: no generator is ever shared or advanced.
 
-    key("seed 1", blend)                    a 64-bit key from any parts
-    uniform(key, n, draws)                  the n-th examples' first draws, vectorised over n
-    permute(key, size, index)               a permutation of range(size), evaluated at index, in O(1) memory
-    generator(key, n)                       a full numpy generator for the n-th example
+key("seed 1", blend)                    a 64-bit key from any parts
+uniform(key, n, draws)                  the n-th examples' first draws, vectorised over n
+permute(key, size, index)               a permutation of range(size) at index, in O(1) memory
+generator(key, n)                       a full numpy generator for the n-th example
 """
 
 from __future__ import annotations

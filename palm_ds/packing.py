@@ -12,7 +12,9 @@ def pack(lengths: np.ndarray, room: int) -> list[list[int]]:
     fits is found without a search; about a microsecond an example. Equal lengths keep their order.
     """
     if len(lengths) and not 0 < lengths.min() <= lengths.max() <= room:
-        raise ValueError(f"lengths from {lengths.min()} to {lengths.max()} do not fit rows of {room}")
+        raise ValueError(
+            f"lengths from {lengths.min()} to {lengths.max()} do not fit rows of {room}"
+        )
     rows: list[list[int]] = []
     open_rows: list[list[int]] = [[] for _ in range(room + 1)]  # by free space
     spaces = 0  # bit s: a row with s free is open

@@ -3,7 +3,7 @@
 A blend is tasks that share examples: `sentence_reordering + knowledge_masking`. The first arranges
 the text, all label it. With N blends and a budget of B steps each, continual multi-task learning
 (ERNIE 2.0, section 3.1) gives stage s (s+1)u steps to the s-th blend and u to each before it,
-u = B/(N+1); the first stage 2u. For N = 4 and B = 50k: 20 | 10+30 | 10+10+40 | 10+10+10+50 thousand.
+u = B/(N+1). For N = 4 and B = 50k: 20 | 10+30 | 10+10+40 | 10+10+10+50 thousand.
 """
 
 from __future__ import annotations

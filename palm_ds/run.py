@@ -1,7 +1,7 @@
-"""A recipe: the one YAML that says what is learned. Read strictly, filled with defaults, comparable.
+"""A recipe: the one YAML that says what is learned. Read strictly, filled, comparable.
 
-    recipe.yaml + a.b=c overrides ──read──> Recipe ──resolve──> plain mapping (recipe.yaml of the run
-                                                                folder; --print_config)
+recipe.yaml + a.b=c overrides ──read──> Recipe ──resolve──> plain mapping (recipe.yaml of the run
+                                                            folder; --print_config)
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class LogSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Everything that decides what is learned. How the machine computes it (ZeRO, precision, rows of
-    a micro-batch) stands in a ds_configs file; no number stands in both."""
+    """Everything that decides what is learned. How the machine computes it (ZeRO, precision,
+    micro-batches) stands in a ds_configs file; no number stands in both."""
 
     seed: int = 1
     """Decides weights, order, masks and dropout."""
@@ -142,7 +142,7 @@ class Recipe:
             raise UserError(f"held_out: {self.held_out} is not a share from 0 to below 1")
         if not self.tasks:
             raise UserError("tasks: empty; name at least one")
-        self.rows, self.plan, self.built_tasks, self.backbone_config  # noqa: B018  check early
+        assert self.rows and self.plan.steps and self.backbone_config  # each checks itself
         for name, task in self.built_tasks.items():
             if task.source not in self.sources:
                 known = suggest(task.source, self.sources)
@@ -186,7 +186,7 @@ class Recipe:
 
     @cached_property
     def backbone_config(self) -> BackboneConfig:
-        """The encoder's numbers, without the vocabulary where the recipe leaves it to the corpus."""
+        """The encoder's numbers; no vocabulary where the recipe leaves it to the corpus."""
         config = BackboneConfig.from_dict(self.backbone)
         if self.length > config.longest:
             raise UserError(
@@ -241,7 +241,7 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         _override(values, override)
     try:
         recipe = settings.parse(Recipe, values, "")
-        recipe.task_ids  # noqa: B018  check early
+        assert recipe.task_ids  # checks itself
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     return recipe

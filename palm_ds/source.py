@@ -73,7 +73,9 @@ class Source:
         """(vocabulary,) relative frequencies in up to two million tokens, one added to each count:
         what a model that only counts would predict."""
         counts, seen = np.ones(self.vocabulary.size, np.float64), 0
-        order = keyed.permute(keyed.key("unigrams"), len(self.documents), np.arange(len(self.documents)))
+        order = keyed.permute(
+            keyed.key("unigrams"), len(self.documents), np.arange(len(self.documents))
+        )
         for document in order:
             piece = self.corpus.read(int(self.starts[document]), int(self.ends[document]), ())
             counts += np.bincount(piece.ids, minlength=len(counts))

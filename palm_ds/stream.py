@@ -262,13 +262,14 @@ class Stream:
         return build_rows(self.feeds, rows, self.length, self.pad)
 
     def cursor(self, step: int) -> dict[str, Any]:
-        """Where a step stands, as JSON: lets `seek` start there without packing what came before."""
+        """Where a step stands, as JSON: `seek` starts there without packing what came before."""
         if step >= self.plan.steps:
             return {}
         number = self.plan.stage_at(step)
         stage = self._stage(number)
         tracks = []
-        for track, first in zip(stage.tracks, stage.places(step - self._first(number), self.rows)):
+        places = stage.places(step - self._first(number), self.rows)
+        for track, first in zip(stage.tracks, places, strict=True):
             window = track._window_of(first) if first < track.total else None
             at = None if window is None else [window, track.firsts[window - track.base]]
             tracks.append(at)
@@ -313,9 +314,7 @@ class Stream:
         tracks = [self._track(group, f"{number}.{i}", begun) for i, group in enumerate(groups)]
         return OpenStage(tracks=tracks, begun=begun, order=order)
 
-    def _track(
-        self, group: Sequence[tuple[str, int]], name: str, begun: np.ndarray
-    ) -> Track:
+    def _track(self, group: Sequence[tuple[str, int]], name: str, begun: np.ndarray) -> Track:
         steps = sum(n for _, n in group)
         tokens: dict[int, float] = {}
         for blend, blend_steps in group:

@@ -1,8 +1,8 @@
 """The one interface of pretraining and fine-tuning tasks.
 
     source ──items──> table of items ──layout──> which tokens, how long ──example──> Example
-                                                       │                                │
-                      from the index alone, vectorised ┘         label (each of the blend) ──> labels
+                                                       |                                |
+                     (from the index alone, vectorised)          label (each of a blend) ──> labels
 
 A task is one file. It is found by the file's name in palm_ds/pretrain or palm_ds/tasks, or by the
 dotted name of a class in a person's own module. Nothing is registered.
@@ -89,7 +89,7 @@ class Task(ABC):
     def label(self, example: Example, source: Source, rng: np.random.Generator) -> None:
         """Add `example.labels[self.name]`; may edit the ids. Called for every task of a blend, in
         their order, after `example` of the first."""
-        return None
+        return
 
     @abstractmethod
     def head(self, backbone: Backbone) -> nn.Module:
@@ -150,8 +150,7 @@ def find(kind: str, where: str = "kind") -> type[Task]:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise UserError(
-            f"{where}.kind: cannot import {module_name!r} ({error}); "
-            f"is its folder on PYTHONPATH?"
+            f"{where}.kind: cannot import {module_name!r} ({error}); is its folder on PYTHONPATH?"
         ) from error
     found = getattr(module, class_name, None)
     if not (isinstance(found, type) and issubclass(found, Task)):

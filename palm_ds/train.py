@@ -115,13 +115,10 @@ class Meter:
     began: float = field(default_factory=time.monotonic)
 
     def add(self, result: StepResult, flops: float, waited: float) -> None:
-        for mine, theirs in (
-            (self.loss, result.loss_sums),
-            (self.correct, result.correct),
-            (self.counts, result.counts),
-        ):
-            for task, value in theirs.items():
-                mine[task] = mine[task] + value if task in mine else value
+        for task, count in result.counts.items():
+            self.loss[task] = self.loss.get(task, 0.0) + result.loss_sums[task]
+            self.correct[task] = self.correct.get(task, 0) + result.correct[task]
+            self.counts[task] = self.counts.get(task, 0) + count
         self.tokens += result.tokens
         self.flops += flops
         self.waited += waited
@@ -275,15 +272,13 @@ class Loop:
         self._save(step + 1)
         self._event(
             "nonfinite",
-            f"{where}. Stopped; the weights are good. Lower optimizer.lr, look at the data of these "
-            "steps, or set `nonfinite: skip`",
+            f"{where}. Stopped; the weights are good. Lower optimizer.lr, look at those steps' "
+            "data, or set `nonfinite: skip`",
         )
         return STOPPED
 
 
-def prefetched(
-    stream: Stream, engine: Engine, steps: range, workers: int
-) -> Iterator[list[Batch]]:
+def prefetched(stream: Stream, engine: Engine, steps: range, workers: int) -> Iterator[list[Batch]]:
     """This process's micro-batches of each step; `workers` processes make them ahead."""
     dataset = _StepBatches(stream, engine.rank, engine.world, engine.micro_rows)
     loader = torch.utils.data.DataLoader(
@@ -371,9 +366,7 @@ def export(run: Run, model: Model, state: Mapping[str, torch.Tensor], data: Data
     words = [t for t, h in model.head_of.items() if isinstance(model.heads[h], MaskedWordHead)]
     tokenizer = next(iter(data.corpora.values())).tokenizer()
     task_id = recipe.task_ids[words[0]] if words else 0
-    weights.export_hf(
-        state, run.folder / "hf", config=config, tokenizer=tokenizer, task_id=task_id
-    )
+    weights.export_hf(state, run.folder / "hf", config=config, tokenizer=tokenizer, task_id=task_id)
 
 
 def _some_source(data: Data) -> Source:

@@ -150,7 +150,9 @@ def _prepared(folder: Path, inputs: list[Path], *options: str) -> Corpus:
 @pytest.fixture(scope="session")
 def shared_en(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     """Real English: encyclopedia articles and textbooks, some seven megabytes."""
-    texts = [shared / "data/corpus/en" / f"{name}.jsonl" for name in ("wikitext2_valid", "openstax")]
+    texts = [
+        shared / "data/corpus/en" / f"{name}.jsonl" for name in ("wikitext2_valid", "openstax")
+    ]
     vocabulary = shared / "data/ernie/vocab_en.txt"
     options = ("--language", "en", "--lower", "--tokenizer", str(vocabulary))
     return _prepared(tmp_path_factory.mktemp("en") / "corpus", texts, *options)

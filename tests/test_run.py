@@ -74,8 +74,16 @@ def test_numbers_written_as_yaml_takes_them_for_text(tmp_path):
 
 
 def test_tasks_that_share_a_head_share_its_id(tmp_path):
-    values = changed("tasks", "phrases", to={"kind": "knowledge_masking", "source": "text",
-                                             "units": ["phrase"], "share": "knowledge_masking"})
+    values = changed(
+        "tasks",
+        "phrases",
+        to={
+            "kind": "knowledge_masking",
+            "source": "text",
+            "units": ["phrase"],
+            "share": "knowledge_masking",
+        },
+    )
     values["stages"] = {"sequential": ["knowledge_masking", "phrases"], "steps": 3}
     recipe = read_recipe(write(tmp_path, values))
     assert recipe.task_ids["phrases"] == recipe.task_ids["knowledge_masking"] == 0
@@ -109,7 +117,7 @@ WRONG = {
     "held out all": (changed("held_out", to=1.0), "held_out: 1.0"),
     "source unknown": (
         changed("tasks", "knowledge_masking", "source", to="texts"),
-        'tasks.knowledge_masking.source: no \'texts\' in `sources`; did you mean "text"',
+        "tasks.knowledge_masking.source: no 'texts' in `sources`; did you mean \"text\"",
     ),
     "source missing": (changed("tasks", "knowledge_masking", to={}), "source: missing"),
     "source without corpus": (changed("sources", "text", to={}), "sources.text"),
@@ -120,7 +128,7 @@ WRONG = {
     "negative weight": (changed("sources", "text", to={"mix": {"b": -1}}), "mix.b"),
     "task not found": (
         changed("tasks", "knowlege_masking", to={"source": "text"}),
-        'no task \'knowlege_masking\'; did you mean "knowledge_masking"',
+        "no task 'knowlege_masking'; did you mean \"knowledge_masking\"",
     ),
     "task's key": (
         changed("tasks", "knowledge_masking", "unit", to=["word"]),

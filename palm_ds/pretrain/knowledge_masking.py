@@ -1,4 +1,4 @@
-"""Predict whole hidden units: tokens, words, phrases, entities (ERNIE 1.0, section 3.2; 2.0, 4.2.1).
+"""Predict whole hidden units: tokens, words, phrases, entities (ERNIE 1.0, 3.2; 2.0, 4.2.1).
 
 A share `rate` of an example's tokens is chosen by unit, in random order. Every token of a chosen
 unit is predicted; 80 % of them are shown as [MASK], 10 % as a random token, 10 % as themselves.

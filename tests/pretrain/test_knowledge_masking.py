@@ -12,9 +12,7 @@ from palm_ds.errors import UserError
 from palm_ds.example import Example, Piece, Vocabulary, arrange
 from palm_ds.pretrain.knowledge_masking import KnowledgeMasking, choose, units_of
 
-VOCABULARY = Vocabulary(
-    size=1005, pad=0, unk=1, cls=2, sep=3, mask=4, regular=np.arange(5, 1005)
-)
+VOCABULARY = Vocabulary(size=1005, pad=0, unk=1, cls=2, sep=3, mask=4, regular=np.arange(5, 1005))
 
 
 class Texts:
@@ -96,7 +94,9 @@ def slow_units(word, phrase, entity, specials) -> list[int]:
         )
         owner[i] = owner[i - 1] if goes_on else ("w", i)
     numbers: dict[object, int] = {}
-    return [-1 if specials[i] else numbers.setdefault(owner[i], len(numbers)) for i in range(len(word))]
+    return [
+        -1 if specials[i] else numbers.setdefault(owner[i], len(numbers)) for i in range(len(word))
+    ]
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 2), st.integers(0, 2)), min_size=1))

@@ -25,7 +25,10 @@ def source(tmp_path_factory) -> Source:
 
 
 def feed_of(source: Source, *kinds: str, **values) -> Feed:
-    tasks = [build(kind, {"source": "text", **(values if i == 0 else {})}) for i, kind in enumerate(kinds)]
+    tasks = [
+        build(kind, {"source": "text", **(values if i == 0 else {})})
+        for i, kind in enumerate(kinds)
+    ]
     return Feed(
         name=" + ".join(kinds), tasks=tuple(tasks), task_id=0, source=source, seed=3, room=LENGTH
     )
