@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from rich.console import Console
 
-from palm_ds.corpus.executors import open_executor
+from palm_ds.corpus.executors import check_mpi, open_executor
 from palm_ds.corpus.inputs import InputOptions, Span, find_inputs
 from palm_ds.corpus.job import (
     COLLOCATIONS,
@@ -50,6 +50,8 @@ def add_marks(
     """Adds the marks to the corpus in one step; it stays as it is if anything goes wrong."""
     console = console or Console(quiet=True)
     folder = Path(corpus)
+    if mpi:
+        check_mpi()
     manifest = read_manifest(folder)
     names = [find_mark(mark)[0] for mark in marks]
     for i, name in enumerate(names):

@@ -14,13 +14,13 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from palm_ds.corpus.executors import Run, count, open_executor
+from palm_ds.corpus.executors import Run, check_mpi, count, open_executor
 from palm_ds.corpus.inputs import InputOptions, cut, find_inputs, unit_bytes
 from palm_ds.corpus.job import (
     COLLOCATIONS,
@@ -41,7 +41,7 @@ from palm_ds.corpus.mining import all_sample_texts, mine_into
 from palm_ds.corpus.options import TextOptions
 from palm_ds.corpus.progress import progress
 from palm_ds.corpus.vocabulary import train_tokenizer
-from palm_ds.corpus.work import is_lines, make_shard
+from palm_ds.corpus.work import UnitReader, is_lines, make_shard
 from palm_ds.corpus.writer import finish, smallest_unsigned
 from palm_ds.errors import UserError
 from palm_ds.tokenizer import Tokenizer, load_tokenizer
@@ -87,6 +87,8 @@ def prepare(
     """Makes the corpus, goes on making it, or finds it made. Its manifest."""
     console = console or Console(quiet=True)
     out = Path(out)
+    if options.mpi:
+        check_mpi()
     job = plan(inputs, options, console)
     if out.exists():
         return _already_there(out, job, console)
@@ -145,8 +147,8 @@ def _marks(options: Prepare, loses_capitals: bool) -> tuple[str, ...]:
 def _already_there(out: Path, job: Job, console: Console) -> Manifest:
     """A corpus at OUT is the one asked for, or the command is refused."""
     manifest = read_manifest(out)
-    there = {**manifest.options, "inputs": list(manifest.inputs)}
-    now = json.loads(json.dumps({**job.options(), "inputs": job.input_entries()}))
+    there = {"inputs": list(manifest.inputs), **manifest.options}
+    now = json.loads(json.dumps({"inputs": job.input_entries(), **job.options()}))
     if found := first_difference(there, now):
         raise UserError(
             f"{out} is a corpus made with other options or inputs ({found}); give another folder "
@@ -205,7 +207,7 @@ def _make(
     rejected = _gather_rejected(partial, job)
     parts = [load_part(partial, number)[0] for number in range(len(job.units))]
     if not sum(part.shard.documents for part in parts):
-        raise _nothing(partial, job, rejected)
+        raise _nothing(partial, job)
     marks = [find_mark(name)[0] for name in job.marks]
     return finish(
         partial,
@@ -227,6 +229,8 @@ def _tokenizer(partial: Path, job: Job, options: Prepare, console: Console) -> T
             tokenizer = load_tokenizer(options.tokenizer)
         else:
             console.print(f"training a {options.train} vocabulary")
+            if next(all_sample_texts(job), None) is None:
+                raise _nothing(partial, job)
             tokenizer = train_tokenizer(
                 all_sample_texts(job),
                 kind=str(options.train),
@@ -270,16 +274,18 @@ def _rejected_of(partial: Path, number: int) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def _nothing(partial: Path, job: Job, rejected: int) -> UserError:
+def _nothing(partial: Path, job: Job) -> UserError:
     """Why there is not one document; the working folder is of no use then."""
-    first = next(iter(read_rejected(partial)), None)
     shutil.rmtree(partial, ignore_errors=True)
-    if first is None:
+    total, first = 0, ""
+    for number in range(len(job.units)):
+        unit = UnitReader(replace(job, strict=False), number, watched=False)
+        for record in unit:
+            unit.reject_empty(record)
+        total, first = total + unit.rejections, first or unit.first
+    if not total:
         return UserError(f"input {job.inputs[0].path or job.inputs[0].name}: holds no documents")
-    return UserError(
-        f"not one document: all {rejected} lines or rows were rejected, the first of them "
-        f"{_place(first)}: {first['reason']}"
-    )
+    return UserError(f"not one document: all {total} lines or rows were rejected, first {first}")
 
 
 def read_rejected(folder: Path) -> Iterator[dict[str, Any]]:

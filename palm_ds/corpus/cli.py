@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,7 +30,14 @@ _EXAMPLES = """examples:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses and does what was asked; a person's mistake raises UserError."""
     args = _parser().parse_args(arguments)
-    console = Console(soft_wrap=True, highlight=False)
+    try:
+        _do(args, Console(soft_wrap=True, highlight=False))
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr, flush=True)
+        sys.exit(130)
+
+
+def _do(args: argparse.Namespace, console: Console) -> None:
     if args.inspect:
         _refuse_inputs(args)
         inspect(args.out, documents=args.documents, first=args.first, console=console)

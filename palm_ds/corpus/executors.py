@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -132,6 +133,7 @@ def _result(future: Future, report: Callable[[], None] | None) -> Any:
 def _begin_worker(counts: Any) -> None:
     """A worker has one core, counts for its parent and ends when its parent does."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this
     _Here.counts = counts
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -143,18 +145,30 @@ def _end_with(sentinel: int) -> None:
     os._exit(1)
 
 
+def check_mpi() -> int:
+    """The number of MPI workers; a mistake if this is not the master of some. To be called before
+    anything that only one of several processes may do."""
+    try:
+        from mpi4py import MPI
+        from mpi4py.futures import _core
+    except (ImportError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"--mpi needs mpi4py and an MPI library (pip install mpi4py mpich): {reason}"
+        ) from None
+    workers = MPI.COMM_WORLD.Get_size() - 1
+    if workers < 1 or getattr(_core, "SharedPool", True) is None:
+        raise UserError(
+            "--mpi: no workers; start it as mpirun -n N python -m mpi4py.futures "
+            "launch/prepare.py ..., with N at least 2"
+        )
+    return workers
+
+
 @contextmanager
 def _open_mpi() -> Iterator[tuple[Executor, int]]:
-    try:
-        from mpi4py.futures import MPIPoolExecutor
-    except (ImportError, RuntimeError) as error:
-        raise UserError(
-            f"--mpi needs mpi4py and an MPI library (pip install mpi4py): {error}"
-        ) from None
+    workers = check_mpi()
+    from mpi4py.futures import MPIPoolExecutor
+
     with MPIPoolExecutor(env={"TOKENIZERS_PARALLELISM": "false"}) as executor:
-        if not executor.num_workers:
-            raise UserError(
-                "--mpi: no workers; start it as mpirun -n N python -m mpi4py.futures "
-                "launch/prepare.py ..., with N at least 2"
-            )
-        yield executor, executor.num_workers
+        yield executor, workers

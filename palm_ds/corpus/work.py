@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from palm_ds.corpus.analyse import Analyser
 from palm_ds.corpus.executors import count
-from palm_ds.corpus.inputs import Span
+from palm_ds.corpus.inputs import Input, Span
 from palm_ds.corpus.job import Job, load_job, part_file, read_collocations, save_part
 from palm_ds.corpus.marks import Document, Mark, apply_mark, find_mark
 from palm_ds.corpus.reading import Found, Record, Rejected, SpanReader
@@ -40,18 +40,15 @@ def make_shard(task: tuple[str, int]) -> int:
     file = folder / shard_name(number, len(job.units))
     writer = ShardWriter(file, marks=tuple(marks), ids_type=ids_type)
     with writer, part_file(folder, number, ".rejected").open("w", encoding="utf-8") as rejected:
+        unit.keep = lambda entry: rejected.write(json.dumps(entry, ensure_ascii=False) + "\n")
         for record in unit:
             document = analyser.document(record.id, record.text)
-            if not len(document):
-                unit.reject(Rejected("no tokens in this text", record.text[:80], record.line, 0))
-            else:
+            if len(document):
                 values = {name: apply_mark(name, mark, document) for name, mark in marks.items()}
                 size = len(record.text.encode("utf-8"))
                 writer.append(record.id, document.ids, values, text_bytes=size)
-            for entry in unit.take_rejected():
-                rejected.write(json.dumps(entry, ensure_ascii=False) + "\n")
-        for entry in unit.take_rejected():
-            rejected.write(json.dumps(entry, ensure_ascii=False) + "\n")
+            else:
+                unit.reject_empty(record)
     save_part(folder, number, writer.summary(), {"rejected": unit.rejections, "lines": unit.lines})
     return writer.text_bytes
 
@@ -65,13 +62,13 @@ def documents_of(job: Job, number: int, analyser: Analyser) -> Iterator[Document
 
 
 class UnitReader:
-    """The records of a unit; what is rejected on the way is kept until taken."""
+    """The records of a unit. What is rejected on the way is counted, and given to `keep`."""
 
     def __init__(self, job: Job, number: int, *, watched: bool = True) -> None:
         self.job, self.unit, self.watched = job, job.units[number], watched
         self.lines: list[int] = []  # of each span
-        self.rejections = 0
-        self._taken: list[dict[str, Any]] = []
+        self.rejections, self.first = 0, ""  # how many, and the first of them in words
+        self.keep: Callable[[dict[str, Any]], object] | None = None
         self._span = 0
 
     def __iter__(self) -> Iterator[Record]:
@@ -83,32 +80,32 @@ class UnitReader:
                 if isinstance(found, Record):
                     yield found
                 else:
-                    self.reject(found)
+                    self._reject(found)
             self.lines.append(reader.lines)
 
-    def reject(self, found: Rejected) -> None:
-        """Keeps a rejection, or stops there if the job is strict."""
+    def reject_empty(self, record: Record) -> None:
+        """The record came to nothing: not one token."""
+        self._reject(Rejected("no tokens in this text", record.text[:80], record.line, 0))
+
+    def _reject(self, found: Rejected) -> None:
         span = self.unit[self._span]
         item = self.job.inputs[span.input]
-        if self.job.strict:
-            line = found.line + _lines_before(item.path, span.start) if is_lines(item.kind) else 0
-            where = f"line {line}" if is_lines(item.kind) else f"row {found.line}"
-            raise UserError(f"{item.path or item.name}: {where}: {found.reason} (--strict)")
+        if not self.rejections:
+            self.first = f"{_place(item, span, found)}: {found.reason}"
+            if self.job.strict:
+                raise UserError(f"{self.first} (--strict)")
         self.rejections += 1
-        self._taken.append(
-            {
-                "file": item.name,
-                "line": found.line,
-                "reason": found.reason,
-                "excerpt": found.excerpt,
-                "span": self._span,
-            }
-        )
+        if self.keep:
+            entry = {"file": item.name, "line": found.line, "reason": found.reason}
+            self.keep({**entry, "excerpt": found.excerpt, "span": self._span})
 
-    def take_rejected(self) -> list[dict[str, Any]]:
-        """The rejections since the last call. `line` is counted within the span."""
-        taken, self._taken = self._taken, []
-        return taken
+
+def _place(item: Input, span: Span, found: Rejected) -> str:
+    """The file and the line, counted from the file's beginning, or the row."""
+    name = item.path or item.name
+    if not is_lines(item.kind):
+        return f"{name}: row {found.line}"
+    return f"{name}: line {found.line + _lines_before(item.path, span.start)}"
 
 
 def is_lines(kind: str) -> bool:
