@@ -48,6 +48,13 @@ _SPECIAL, _CAPITAL = re.compile(r"\[.+\]|<.+>"), re.compile("[A-Z]")
 _SENTENCEPIECE_NAMES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
 
 
+# The ideographs that BERT takes to be a word each (`handle_chinese_chars`), inside a [...].
+CHINESE = (
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002b81f"
+    "\U0002b920-\U0002ceaf\U0002f800-\U0002fa1f"
+)
+
+
 class Tokenizer:
     """Text to ids and back. `origin` is what messages call it: a path, or "trained"."""
 
@@ -120,9 +127,8 @@ class Tokenizer:
         "[MASK]" in a text to be the token."""
         added = self.backend.get_added_tokens_decoder().items()
         plain = np.arange(self.size)
-        plain[[i for i, token in added if token.special]] = self.backend.token_to_id(
-            self.roles["unk"]
-        )
+        known = self.backend.get_vocab(with_added_tokens=True)
+        plain[[i for i, token in added if token.special]] = known[self.roles["unk"]]
         return plain
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
@@ -374,9 +380,6 @@ def _piece_normalizer(spec) -> normalizers.Normalizer:
         steps.append(normalizers.Strip(left=True, right=True))
         steps.append(normalizers.Replace(Regex(" {2,}"), " "))
     return normalizers.Sequence(steps)
-
-
-CHINESE = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002ebef"
 
 
 def _split_chinese(metaspace: pre_tokenizers.Metaspace) -> pre_tokenizers.PreTokenizer:

@@ -133,7 +133,7 @@ def _add_actions(group: argparse._ArgumentGroup) -> None:
         action="append",
         metavar="MARK",
         help="add a mark to the corpus OUT, made of the same INPUT: a built-in one (capital) or "
-        "module:function of your own; may be repeated",
+        "[name=]module:function of your own; repeatable",
     )
 
 
@@ -185,7 +185,7 @@ def _add_text(group: argparse._ArgumentGroup) -> None:
         "--mark",
         action="append",
         metavar="MARK",
-        help="one more mark from the start: `capital` or module:function; repeatable",
+        help="one more mark from the start: `capital` or [name=]module:function; repeatable",
     )
 
 

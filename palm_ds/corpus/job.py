@@ -85,7 +85,8 @@ def load_job(folder: Path) -> Job:
 
 def text_options(state: Mapping[str, Any]) -> TextOptions:
     """Options as JSON gives them back: lists are tuples again."""
-    return TextOptions(**{k: tuple(v) if isinstance(v, list) else v for k, v in state.items()})
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in state.items()}
+    return TextOptions(**values)
 
 
 def difference(folder: Path, job: Job) -> str | None:

@@ -7,9 +7,11 @@ Sentence splitting and entities work on arrays of these.
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 
 from palm_ds.corpus import english
+from palm_ds.tokenizer import CHINESE
 
 # The white space before the word
 SPACE = 1 << 0
@@ -44,6 +46,7 @@ _CLOSERS = frozenset("\"'”’)]}»›」』】）》〉］｣")
 _OPENERS = frozenset("\"'“‘([{«‹「『【（《〈［｢")
 _INNER = frozenset(",;:，；：、)]}-–—/%*")
 _BULLETS = frozenset("*-•·–—")
+_SIGNS = ((_CLOSERS, CLOSER), (_OPENERS, OPENER), (_INNER, INNER), (_BULLETS, BULLET))
 
 
 def flags_of(word: str) -> int:
@@ -63,7 +66,7 @@ def _lead_flags(lead: str) -> int:
 
 
 def _mark_flags(core: str, first: str) -> int:
-    flags = 0
+    flags = CONNECTOR if core.lower() in english.CONNECTORS else 0
     if core == ".":
         flags |= PERIOD
     elif first in "…⋯" or (first == "." and len(core) > 1):
@@ -71,19 +74,12 @@ def _mark_flags(core: str, first: str) -> int:
     elif first in "!?":
         flags |= STRONG
     elif first in "。！？｡":
-        flags |= CHINESE_END | HAN
-    for characters, flag in (
-        (_CLOSERS, CLOSER),
-        (_OPENERS, OPENER),
-        (_INNER, INNER),
-        (_BULLETS, BULLET),
-    ):
+        flags |= CHINESE_END
+    if "\u3000" < first < "\u3040" or "\uff00" < first < "\uff65":
+        flags |= HAN
+    for characters, flag in _SIGNS:
         if first in characters:
             flags |= flag
-    if "\u3000" < first < "\u3040" or "\uff00" < first < "\uff65" or first in "“”‘’…—":
-        flags |= HAN if first not in "“”‘’…—" else 0
-    if core.lower() in english.CONNECTORS:
-        flags |= CONNECTOR
     return flags
 
 
@@ -127,14 +123,11 @@ def _list_flags(lower: str) -> int:
     return _lists().get(lower, 0)
 
 
+@lru_cache(maxsize=1)
+def _han() -> re.Pattern[str]:
+    return re.compile(f"[{CHINESE}]")
+
+
 def is_han(character: str) -> bool:
     """Whether BERT takes the character to be a Chinese word of its own."""
-    return (
-        "\u4e00" <= character <= "\u9fff"
-        or "\u3400" <= character <= "\u4dbf"
-        or "\uf900" <= character <= "\ufaff"
-        or "\U00020000" <= character <= "\U0002a6df"
-        or "\U0002a700" <= character <= "\U0002b81f"
-        or "\U0002b920" <= character <= "\U0002ceaf"
-        or "\U0002f800" <= character <= "\U0002fa1f"
-    )
+    return _han().match(character) is not None

@@ -118,8 +118,8 @@ ALWAYS = ("sentence", "word", "phrase", "entity")
 
 
 def find_mark(name: str) -> tuple[str, Mark]:
-    """A mark's name and function: a built-in one, or `module:function` of the user's own, whose
-    name is then the function's."""
+    """A mark's name and function: a built-in one, or `module:function` of the user's own, named as
+    the function is or as `name=module:function` says."""
     if ":" not in name:
         if name not in BUILT_IN:
             raise UserError(
@@ -127,8 +127,9 @@ def find_mark(name: str) -> tuple[str, Mark]:
                 "module:function"
             )
         return name, BUILT_IN[name]
-    function = find_function(name, "mark")
-    short = name.rpartition(":")[2].rpartition(".")[2]
+    given, _, path = name.rpartition("=")
+    function = find_function(path, "mark")
+    short = given or path.rpartition(":")[2].rpartition(".")[2]
     if short in BUILT_IN or short in ("id", "ids"):
         raise UserError(f"mark {name!r}: {short!r} is the name of a column there is already")
     return short, function

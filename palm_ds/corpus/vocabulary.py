@@ -117,8 +117,14 @@ def _train_sentencepiece(texts: Iterable[str], vocab_size: int, lower: bool) -> 
             pretokenization_delimiter=_DELIMITER,
             max_sentence_length=5 * _LONGEST_LINE,
             num_threads=4,  # the same sums in the same order, whatever the machine
-            **{"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3},
-            **{"pad_piece": pad, "unk_piece": unk, "bos_piece": cls, "eos_piece": sep},
+            pad_id=0,
+            unk_id=1,
+            bos_id=2,
+            eos_id=3,
+            pad_piece=pad,
+            unk_piece=unk,
+            bos_piece=cls,
+            eos_piece=sep,
             control_symbols=[mask],
             minloglevel=2,
         )

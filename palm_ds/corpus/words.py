@@ -17,15 +17,11 @@ from itertools import chain
 import numpy as np
 
 from palm_ds.errors import UserError
+from palm_ds.tokenizer import CHINESE
 
-# The ideographs that BERT takes to be a word each (BertNormalizer, `handle_chinese_chars`).
-HAN = (
-    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002b81f"
-    "\U0002b920-\U0002ceaf\U0002f800-\U0002fa1f"
-)
 _BEYOND = re.compile("[\u3400-\U0010ffff]")  # finds out faster that a text has no Chinese
 _REPEATED = "-.…⋯。—_*=~#!?！？•·"
-# A word of a segmenter's, with its part of speech; "" where there is none.
+# Chinese text to its words, which joined are the text.
 Segmenter = Callable[[str], Sequence[str]]
 
 
@@ -67,7 +63,7 @@ def _as_class(characters: Sequence[str]) -> str:
 @lru_cache(maxsize=1)
 def _pattern() -> re.Pattern[str]:
     space, mark = _classes()
-    letter = f"[^{space}{mark}{HAN}]"
+    letter = f"[^{space}{mark}{CHINESE}]"
     clitic = f"['’][sS](?!{letter})"
     repeated = "|".join(f"{re.escape(c)}{{2,}}" for c in _REPEATED)
     return re.compile(
@@ -76,7 +72,7 @@ def _pattern() -> re.Pattern[str]:
         f"|[{space}]*(?:"
         f"[0-9]+(?:[.,:][0-9]+)+(?!{letter})"  # 3.14, 1,000, 12:30
         f"|{letter}+(?:['’](?![sS](?!{letter})){letter}+)*"  # don't, O'Neil
-        f"|[{HAN}]+"
+        f"|[{CHINESE}]+"
         f"|{repeated}"  # ..., ----, ？？
         f"|[{mark}])"
         f"|[{space}]+"  # at the very end
@@ -85,7 +81,7 @@ def _pattern() -> re.Pattern[str]:
 
 @lru_cache(maxsize=1)
 def _has_han() -> re.Pattern[str]:
-    return re.compile(f"[{HAN}]")
+    return re.compile(f"[{CHINESE}]")
 
 
 def split_words(text: str, segment: Segmenter | None = None) -> list[str]:

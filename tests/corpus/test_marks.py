@@ -199,6 +199,7 @@ def test_a_user_s_own_mark(tmp_path: Path, monkeypatch) -> None:
     document = ANALYSER.document("x", "the new york")
     name, function = find_mark("my_own_marks:even")
     assert name == "even"
+    assert find_mark("odd=my_own_marks:even") == ("odd", function)
     values = apply_mark(name, function, document)
     assert values.dtype == np.uint8 and values[:2].tolist() == [1, 0]
     for bad in ("short", "real", "large"):
@@ -208,6 +209,7 @@ def test_a_user_s_own_mark(tmp_path: Path, monkeypatch) -> None:
         ("my_own_marks:nothing", "has no 'nothing'"),
         ("my_own_marks:value", "is not a function"),
         ("my_own_marks:Box.word", "a column there is already"),
+        ("ids=my_own_marks:even", "a column there is already"),
         ("no_such_module:x", "cannot import"),
         ("my_own_marks:", "module:function"),
         ("capitol", "did you mean"),
