@@ -64,13 +64,17 @@ class Tokenizer:
         backend.encode_special_tokens = True  # "[MASK]" in a text is text, never the token
         self.backend = backend
         self.origin = origin
-        known = backend.get_vocab(with_added_tokens=True)
-        self.roles = {role: _find_role(role, known, origin) for role in _ROLES}
+        self.roles = {role: _find_role(role, self._known, origin) for role in _ROLES}
         if backend.post_processor is None:
-            backend.post_processor = _template(self.roles, known)
+            backend.post_processor = _template(self.roles, self._known)
 
     def __reduce__(self) -> tuple:
         return _from_text, (self.backend.to_str(), self.origin)
+
+    @cached_property
+    def _known(self) -> dict[str, int]:
+        """Token -> id."""
+        return self.backend.get_vocab(with_added_tokens=True)
 
     @cached_property
     def kind(self) -> str:
@@ -97,14 +101,13 @@ class Tokenizer:
         """The ids that tasks need to know."""
         from palm_ds.example import Vocabulary  # here: preparing text needs no torch
 
-        known = self.backend.get_vocab(with_added_tokens=True)
-        ids = {role: known[token] for role, token in self.roles.items()}
-        return Vocabulary(size=self.size, regular=self._regular(known), **ids)
+        ids = {role: self._known[token] for role, token in self.roles.items()}
+        return Vocabulary(size=self.size, regular=self._regular(), **ids)
 
     @cached_property
     def size(self) -> int:
         """One more than the largest id."""
-        return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
+        return max(self._known.values()) + 1
 
     @cached_property
     def fingerprint(self) -> str:
@@ -114,12 +117,12 @@ class Tokenizer:
         canonical = json.dumps(state, sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
-    def _regular(self, known: dict[str, int]) -> np.ndarray:
+    def _regular(self) -> np.ndarray:
         special = set(self.roles.values())
         added = self.backend.get_added_tokens_decoder().values()
         special |= {token.content for token in added if token.special}
-        keep = [i for t, i in known.items() if t not in special and not _NOT_REGULAR.fullmatch(t)]
-        return np.array(sorted(keep), np.int64)
+        tokens = ((t, i) for t, i in self._known.items() if t not in special)
+        return np.array(sorted(i for t, i in tokens if not _NOT_REGULAR.fullmatch(t)), np.int64)
 
     @cached_property
     def _plain(self) -> np.ndarray:
@@ -127,8 +130,7 @@ class Tokenizer:
         "[MASK]" in a text to be the token."""
         added = self.backend.get_added_tokens_decoder().items()
         plain = np.arange(self.size)
-        known = self.backend.get_vocab(with_added_tokens=True)
-        plain[[i for i, token in added if token.special]] = known[self.roles["unk"]]
+        plain[[i for i, token in added if token.special]] = self._known[self.roles["unk"]]
         return plain
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:

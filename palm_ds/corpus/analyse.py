@@ -18,15 +18,15 @@ import numpy as np
 from palm_ds.corpus.knowledge import (
     Collocations,
     Lexicon,
-    atoms_of,
     capital_runs,
     read_lexicon,
 )
-from palm_ds.corpus.lexemes import CAPITAL, flags_of, is_han
+from palm_ds.corpus.lexemes import CAPITAL
 from palm_ds.corpus.marks import Document, find_function
 from palm_ds.corpus.options import TextOptions
 from palm_ds.corpus.sentences import is_wrapped, sentence_starts
-from palm_ds.corpus.words import Grown, Ragged, Segmenter, WordTable, split_words
+from palm_ds.corpus.table import Column, Found, Table
+from palm_ds.corpus.words import Segmenter, split_words
 from palm_ds.errors import UserError
 
 if TYPE_CHECKING:
@@ -55,139 +55,87 @@ class Analyser:
         self.phrase_lexicon = _lexicon(options.lexicon_phrase, exact=False)
         self.entity_lexicon = _lexicon(options.lexicon_entity, exact=True)
         self.lower = options.lower and not tokenizer.lower
-        self._forget()
+        self.table = self._new_table()
 
-    def _forget(self) -> None:
-        self.table = WordTable()
-        self.lengths, self.flags = Grown(np.int64), Grown(np.int64)
-        self.names = Grown(bool)  # a Chinese name, by its part of speech
-        self.pairs = Grown(np.int64)  # number among the collocations' words
-        self.tokens, self.offsets = Ragged(np.int64), Ragged(np.int64)
-        self.atoms = {
-            id(lexicon): Ragged(np.int64)
-            for lexicon in (self.phrase_lexicon, self.entity_lexicon)
-            if lexicon
-        }
-        self.atom_offsets = Ragged(np.int64)
+    def _new_table(self) -> Table:
+        encode = self._encode if self.tokenizer.by_word else None
+        lexicons = [lexicon.numbers for lexicon in self._lexicons()]
+        pairs = self.collocations.numbers if self.collocations else {}
+        return Table(Column(encode=encode, is_name=self._is_name, pairs=pairs, lexicons=lexicons))
+
+    def _lexicons(self) -> list[Lexicon]:
+        return [lexicon for lexicon in (self.phrase_lexicon, self.entity_lexicon) if lexicon]
 
     def document(self, name: str, text: str) -> Document:
         """The document of a text; it may turn out to have no tokens."""
         if self.simplify:
             text = self.simplify(text)
-        words = split_words(text, self.segment)
-        numbers = self._numbers(words)
-        ends = np.cumsum(self.lengths.array[numbers])
-        begins = ends - self.lengths.array[numbers]
-        flags = self.flags.array[numbers]
+        if len(self.table) > MOST_WORDS:
+            self.table = self._new_table()
+        found = self.table.find(split_words(text, self.segment))
         newline = self.options.newline
         wrapped = newline == "space" or (newline == "auto" and "\n" in text and is_wrapped(text))
-        starts = sentence_starts(flags, wrapped=wrapped)
+        starts = sentence_starts(found.flags, wrapped=wrapped)
         if self.tokenizer.by_word:
-            ids, word_of = self.tokens.gather(numbers)
-            at = begins[word_of] + self.offsets.gather(numbers)[0]
+            ids, at, word_of = self.table.tokens(found)
         else:
-            ids, at = self.tokenizer.encode_texts([_lowered(text) if self.lower else text])[0]
-            word_of = np.searchsorted(begins, at, side="right") - 1
-        found = self._knowledge(text, numbers, begins, ends, flags, starts)
+            ids, at = self._encode([text])[0]
+            word_of = np.searchsorted(found.begins, at, side="right") - 1
         return Document(
             id=name,
             text=text,
             tokenizer=self.tokenizer,
             ids=ids,
             at=at,
-            words=begins,
-            sentences=begins[starts],
+            words=found.begins,
+            sentences=found.begins[starts],
             word_of=word_of,
-            capitals=(flags & CAPITAL) != 0,
-            phrases=found[0],
-            entities=found[1],
+            capitals=(found.flags & CAPITAL) != 0,
+            phrases=self._phrases(text, found, starts),
+            entities=self._entities(text, found, starts),
         )
 
-    def _numbers(self, words: list[str]) -> np.ndarray:
-        if len(self.table) > MOST_WORDS:
-            self._forget()
-        numbers = self.table.numbers(words)
-        if self.table.fresh:
-            self._learn(self.table.fresh)
-            self.table.fresh = []
-        return numbers
+    def _encode(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        given = [_lowered(text) for text in texts] if self.lower else texts
+        return self.tokenizer.encode_texts(given)
 
-    def _learn(self, words: list[str]) -> None:
-        """Works out, for new words, everything that does not depend on their place."""
-        self.lengths.extend([len(word) for word in words])
-        self.flags.extend([flags_of(word) for word in words])
-        self.names.extend([self._is_name(word) for word in words])
+    def _is_name(self, core: str) -> bool:
+        return self.tag is not None and len(core) > 1 and self.tag(core) in _CHINESE_ENTITIES
+
+    def _phrases(self, text: str, found: Found, starts: np.ndarray) -> list[np.ndarray]:
+        """As characters, in order of precedence."""
+        out = []
+        if self.phrase_lexicon:
+            out.append(self._from_lexicon(self.phrase_lexicon, text, found, starts))
         if self.collocations:
-            known = self.collocations.numbers
-            self.pairs.extend([known.get(word.lstrip().lower(), 0) for word in words])
-        if self.tokenizer.by_word:
-            given = [_lowered(word) for word in words] if self.lower else words
-            encoded = self.tokenizer.encode_texts(given)
-            self.tokens.extend([ids.tolist() for ids, _ in encoded])
-            self.offsets.extend([at.tolist() for _, at in encoded])
-        if self.atoms:
-            self._learn_atoms(words)
+            spans = self.collocations.spans(self.table.pairs(found), starts)
+            out.append(_characters(spans, found))
+        return out
 
-    def _learn_atoms(self, words: list[str]) -> None:
-        atoms = [atoms_of(word) for word in words]
-        self.atom_offsets.extend([[at for _, at in some] for some in atoms])
-        for lexicon in (self.phrase_lexicon, self.entity_lexicon):
-            if lexicon:
-                known = lexicon.numbers
-                numbers = [[known.get(atom, 0) for atom, _ in some] for some in atoms]
-                self.atoms[id(lexicon)].extend(numbers)
-
-    def _is_name(self, word: str) -> bool:
-        core = word.lstrip()
-        if self.tag is None or len(core) < 2 or not is_han(core[0]):
-            return False
-        return self.tag(core) in _CHINESE_ENTITIES
-
-    def _knowledge(
-        self,
-        text: str,
-        numbers: np.ndarray,
-        begins: np.ndarray,
-        ends: np.ndarray,
-        flags: np.ndarray,
-        starts: np.ndarray,
-    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Phrases and entities as characters, each in order of precedence."""
-        phrases, entities = [], []
-        for lexicon, into in ((self.phrase_lexicon, phrases), (self.entity_lexicon, entities)):
-            if lexicon:
-                into.append(self._from_lexicon(lexicon, text, numbers, begins, starts))
-        if self.collocations:
-            phrases.append(
-                _characters(
-                    self.collocations.spans(self.pairs.array[numbers], starts), begins, ends
-                )
-            )
-        names = np.flatnonzero(self.names.array[numbers])
-        entities.append(np.stack([begins[names], ends[names]], axis=1))
+    def _entities(self, text: str, found: Found, starts: np.ndarray) -> list[np.ndarray]:
+        """As characters, in order of precedence."""
+        out = []
+        if self.entity_lexicon:
+            out.append(self._from_lexicon(self.entity_lexicon, text, found, starts))
+        names = np.flatnonzero(self.table.names(found))
+        out.append(_characters(np.stack([names, names + 1], axis=1), found))
         if self.options.language != "zh":
-            entities.append(_characters(capital_runs(flags, starts), begins, ends))
-        return phrases, entities
+            out.append(_characters(capital_runs(found.flags, starts), found))
+        return out
 
     def _from_lexicon(
-        self,
-        lexicon: Lexicon,
-        text: str,
-        numbers: np.ndarray,
-        begins: np.ndarray,
-        starts: np.ndarray,
+        self, lexicon: Lexicon, text: str, found: Found, starts: np.ndarray
     ) -> np.ndarray:
-        atoms, of = self.atoms[id(lexicon)].gather(numbers)
-        at = begins[of] + self.atom_offsets.gather(numbers)[0]
+        atoms, at, of = self.table.atoms(found, self._lexicons().index(lexicon))
         first = np.append(True, np.diff(of) != 0) if len(of) else np.zeros(0, bool)
         return lexicon.spans(text, atoms, np.append(at, len(text)), first & starts[of])
 
 
-def _characters(spans: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
+def _characters(spans: np.ndarray, found: Found) -> np.ndarray:
     """Spans of words to spans of characters."""
     if not len(spans):
         return _NO_SPANS
-    return np.stack([begins[spans[:, 0]], ends[spans[:, 1] - 1]], axis=1)
+    return np.stack([found.begins[spans[:, 0]], found.ends[spans[:, 1] - 1]], axis=1)
 
 
 def _lowered(text: str) -> str:

@@ -224,24 +224,25 @@ def _make(
 def _tokenizer(partial: Path, job: Job, options: Prepare, console: Console) -> Tokenizer:
     """Loaded or trained once, then read from the working folder by everyone."""
     folder = partial / "tokenizer"
-    if not folder.is_dir():
-        if options.tokenizer is not None:
-            tokenizer = load_tokenizer(options.tokenizer)
-        else:
-            console.print(f"training a {options.train} vocabulary")
-            if next(all_sample_texts(job), None) is None:
-                raise _nothing(partial, job)
-            tokenizer = train_tokenizer(
-                all_sample_texts(job),
-                kind=str(options.train),
-                vocab_size=options.vocab_size,
-                lower=options.text.lower,
-            )
-        fresh = partial / "tokenizer.tmp"
-        shutil.rmtree(fresh, ignore_errors=True)
-        tokenizer.save(fresh)
-        fresh.replace(folder)
-    return load_tokenizer(folder)
+    if folder.is_dir():
+        return load_tokenizer(folder)
+    if options.tokenizer is not None:
+        tokenizer = load_tokenizer(options.tokenizer)
+    else:
+        console.print(f"training a {options.train} vocabulary")
+        if next(all_sample_texts(job), None) is None:
+            raise _nothing(partial, job)
+        tokenizer = train_tokenizer(
+            all_sample_texts(job),
+            kind=str(options.train),
+            vocab_size=options.vocab_size,
+            lower=options.text.lower,
+        )
+    fresh = partial / "tokenizer.tmp"
+    shutil.rmtree(fresh, ignore_errors=True)
+    tokenizer.save(fresh)
+    fresh.replace(folder)
+    return tokenizer
 
 
 def _gather_rejected(partial: Path, job: Job) -> int:

@@ -52,17 +52,23 @@ _SIGNS = ((_CLOSERS, CLOSER), (_OPENERS, OPENER), (_INNER, INNER), (_BULLETS, BU
 def flags_of(word: str) -> int:
     """The flags of a word with the white space before it."""
     core = word.lstrip()
-    lead = word[: len(word) - len(core)]
-    flags = _lead_flags(lead) if lead else 0
-    if not core:
-        return flags
-    first = core[0]
-    return flags | (_letter_flags(core) if first.isalnum() else _mark_flags(core, first))
+    return lead_flags(word[: len(word) - len(core)]) | core_flags(core)
 
 
-def _lead_flags(lead: str) -> int:
+def lead_flags(lead: str) -> int:
+    """The flags of the white space before a word."""
+    if not lead:
+        return 0
     lines = lead.count("\n")
     return SPACE | (NEWLINE if lines else 0) | (BLANK if lines > 1 else 0)
+
+
+def core_flags(core: str) -> int:
+    """The flags of a word without the white space before it."""
+    if not core:
+        return 0
+    first = core[0]
+    return _letter_flags(core) if first.isalnum() else _mark_flags(core, first)
 
 
 def _mark_flags(core: str, first: str) -> int:

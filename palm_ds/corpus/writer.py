@@ -280,7 +280,8 @@ def finish(
     files, since it is replaced before the manifest when a mark is added."""
     shards = [part.shard for part in parts]
     write_index(folder, shards, parts)
-    tokenizer.save(folder / "tokenizer")
+    if not (folder / "tokenizer").is_dir():
+        tokenizer.save(folder / "tokenizer")
     write_dataset_files(folder, shards, content_fingerprint(part.file for part in parts))
     files = {part.shard.name: dict(part.file) for part in parts}
     others = [folder / name for name in ("dataset_info.json", "rejected.jsonl", "collocations.tsv")]
