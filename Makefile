@@ -35,7 +35,7 @@ $(VENV)/ready: constraints.txt pyproject.toml setup.py
 # A corpus from the English text that comes with Python, an encoder from that corpus
 pretrain: $(VENV)/ready
 	$(BIN)/python launch/prepare.py $(DEMO)/corpus embedded --train wordpiece --vocab_size 8000 --lower
-	$(BIN)/deepspeed --num_gpus 2 --master_port $(PORT) launch/pretrain.py \
+	DS_ACCELERATOR=cpu $(BIN)/deepspeed --num_gpus 2 --master_port $(PORT) launch/pretrain.py \
 	  launch/recipes/embedded.yaml --deepspeed_config ds_configs/cpu.json --run_dir $(DEMO)/run
 
 test: $(VENV)/ready
