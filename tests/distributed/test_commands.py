@@ -153,12 +153,14 @@ def test_one_recipe_is_one_loss_curve(text, request, run_distributed, tmp_path, 
         assert largest_difference(found, expected) < bound, name
 
 
-def start(recipe: Path, machine: Path, run: Path, *more: str) -> subprocess.Popen[str]:
+def start(
+    recipe: Path, machine: Path, run: Path, *more: str, path: str = str(ROOT)
+) -> subprocess.Popen[str]:
     """The command alone, one process, in a session of its own."""
     return subprocess.Popen(
         [sys.executable, PRETRAIN, str(recipe), "--deepspeed_config", str(machine)]
         + ["--run_dir", str(run), *more],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"},
+        env={**os.environ, "PYTHONPATH": path, "DS_ACCELERATOR": "cpu"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -306,6 +308,57 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_spares_the_weights(small, t
     assert "was not finite" in output
     assert not (run / "hf").exists()
     assert sorted((run / "checkpoints").iterdir())  # good weights, to look at or go on from
+
+
+BOMB = """
+from dataclasses import dataclass
+from palm_ds.heads import MaskedWordHead
+from palm_ds.pretrain.knowledge_masking import KnowledgeMasking
+
+class Explosive(MaskedWordHead):
+    def forward(self, rows, targets):
+        output = super().forward(rows, targets)
+        self.seen = getattr(self, "seen", 0) + self.training
+        return output._replace(loss_sum=output.loss_sum * (float("inf") if self.seen == 9 else 1.0))
+
+@dataclass(frozen=True, kw_only=True)
+class Bomb(KnowledgeMasking):
+    def head(self, backbone):
+        return Explosive(backbone)
+"""
+
+
+@pytest.mark.parametrize(("policy", "applied"), [("skip", 11), ("rollback", 8)])
+def test_one_bad_step_is_skipped_or_rolled_back(small, tmp_path, policy, applied) -> None:
+    """Step 9 explodes. `skip` goes on without it; `rollback` returns to the checkpoint of step 5
+    and goes on after step 9, so that steps 6 to 9 are as if they had not been."""
+    (tmp_path / "bombs.py").write_text(BOMB)
+    recipe = write_recipe(
+        tmp_path,
+        small,
+        tasks={MASKS: {"source": "text", "kind": "bombs.Bomb"}},
+        stages=[{MASKS: 12}],
+        nonfinite=policy,
+    )
+    machine = write_machine(tmp_path, train_micro_batch_size_per_gpu=8)
+    run = tmp_path / "run"
+    finish(start(recipe, machine, run, path=f"{ROOT}:{tmp_path}"))
+    assert [event["step"] for event in records(run, "event") if event["event"] == "rollback"] == (
+        [9] if policy == "rollback" else []
+    )
+    assert (run / "hf" / "model.safetensors").exists()
+    bad = [record["step"] for record in records(run) if record["loss"][MASKS] is None]
+    assert bad == [9]
+    assert records(run)[-1]["step"] == 12
+    import torch
+    from safetensors.torch import load_file
+
+    weights = load_file(run / "weights" / "weights.safetensors")
+    assert all(torch.isfinite(tensor).all() for tensor in weights.values())
+    (shard,) = (run / "checkpoints" / "step_00000012").glob("*optim_states.pt")
+    state = torch.load(shard, weights_only=False)  # our own, written a moment ago
+    flat = state["optimizer_state_dict"]["base_optimizer_state"]["state"]
+    assert {int(each["step"]) for each in flat.values()} == {applied}
 
 
 def test_wrong_words_on_the_command_line_are_one_line(uninterrupted, tmp_path) -> None:
