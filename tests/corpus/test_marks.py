@@ -14,7 +14,7 @@ from palm_ds.corpus.marks import BUILT_IN, Document, apply_mark, find_mark
 from palm_ds.corpus.options import TextOptions
 from palm_ds.corpus.vocabulary import train_tokenizer
 from palm_ds.errors import UserError
-from palm_ds.tokenizer import Tokenizer
+from palm_ds.tokenizer import Tokenizer, load_tokenizer
 
 TEXT = (
     "The New York Times wrote about machine learning. Unbelievably, John Smith’s 3.14 was right! "
@@ -216,3 +216,30 @@ def test_a_user_s_own_mark(tmp_path: Path, monkeypatch) -> None:
     ):
         with pytest.raises(UserError, match=message):
             find_mark(bad)
+
+
+@pytest.mark.parametrize(
+    ("name", "vocabulary"),
+    [
+        ("en/openstax", "vocab_en.txt"),
+        ("en/eltec_eng", "vocab_en.txt"),
+        ("zh/laws", "vocab.txt"),
+        ("zh/wiki_mrc_contexts", "vocab.txt"),
+    ],
+)
+def test_real_documents_have_the_ids_of_the_whole_text(
+    name: str, vocabulary: str, shared: Path
+) -> None:
+    """Words are encoded one by one; the compiled tokenizer on the text as a whole agrees."""
+    import json
+    from itertools import islice
+
+    tokenizer = load_tokenizer(shared / "data/ernie" / vocabulary)
+    analyser = Analyser(tokenizer, TextOptions())
+    with (shared / f"data/corpus/{name}.jsonl").open(encoding="utf-8", newline="\n") as lines:
+        texts = [json.loads(line)["text"] for line in islice(lines, 25)]
+    for text, (ids, at) in zip(texts, tokenizer.encode_texts(texts), strict=True):
+        document = analyser.document("x", text)
+        assert document.ids.tolist() == ids.tolist()
+        assert document.at.tolist() == at.tolist()
+        assert 2 <= mark("sentence", document).sum() < len(document) / 4
