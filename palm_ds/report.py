@@ -110,7 +110,8 @@ h3 { font-size: 1rem; margin: 1.2rem 0 0; } .lead { color: #6a707a; margin: .2re
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .9rem .3rem 0; text-align: left; vertical-align: top; }
 th { font-weight: 600; color: #6a707a; border-bottom: 1px solid #d5d8dd; }
-td { border-bottom: 1px solid #eceef1; } .n { text-align: right; } td.n, td:first-child { white-space: nowrap; }
+td { border-bottom: 1px solid #eceef1; } .n { text-align: right; }
+td.n, td:first-child { white-space: nowrap; }
 .note { background: #fff4e5; border-left: 4px solid #d9691e; padding: .5rem .9rem;
         margin: 1rem 0 0; }
 .good { color: #19774a; font-weight: 600; } .key { color: #6a707a; font-size: .9rem; }

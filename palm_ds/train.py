@@ -362,9 +362,9 @@ def export(run: Run, model: Model, state: Mapping[str, torch.Tensor], data: Data
             "steps": recipe.plan.steps,
         },
     )
-    weights.save_weights(state, run.folder / "weights", info)
-    words = [t for t, h in model.head_of.items() if isinstance(model.heads[h], MaskedWordHead)]
     tokenizer = next(iter(data.corpora.values())).tokenizer()
+    weights.save_weights(state, run.folder / "weights", info, tokenizer=tokenizer)
+    words = [t for t, h in model.head_of.items() if isinstance(model.heads[h], MaskedWordHead)]
     task_id = recipe.task_ids[words[0]] if words else 0
     weights.export_hf(state, run.folder / "hf", config=config, tokenizer=tokenizer, task_id=task_id)
 

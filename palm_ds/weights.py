@@ -77,24 +77,6 @@ class Loaded:
         return lines
 
 
-def export(
-    folder: Path,
-    state: Mapping[str, torch.Tensor],
-    model: Model,
-    tokenizer: SavesFiles,
-    made_by: Mapping[str, Any],
-    *,
-    task_ids: Mapping[str, int] | None = None,
-) -> None:
-    """What a run leaves: `folder`/weights, with the tokenizer, and `folder`/hf."""
-    config = model.backbone.config
-    info = WeightsInfo(
-        backbone=config, task_ids=task_ids or {}, head_of=model.head_of, made_by=made_by
-    )
-    save_weights(state, folder / "weights", info, tokenizer=tokenizer)
-    export_hf(state, folder / "hf", config=config, tokenizer=tokenizer)
-
-
 def save_weights(
     state: Mapping[str, torch.Tensor] | Model,
     folder: Path,

@@ -31,7 +31,6 @@ from palm_ds.tokenizer import load_tokenizer, wordpiece
 from palm_ds.weights import (
     WeightsInfo,
     backbone_config_from,
-    export,
     export_hf,
     load_weights,
     read_info,
@@ -199,7 +198,11 @@ def test_what_a_run_leaves_opens_with_its_tokenizer(tmp_path: Path) -> None:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(32))]
     tokenizer, net = wordpiece(words, lower=False), model()
     made_by = {"recipe": "abc"}
-    export(tmp_path, net.state_dict(), net, tokenizer, made_by, task_ids={"masking": 0})
+    about = WeightsInfo(
+        backbone=CONFIG, task_ids={"masking": 0}, head_of=net.head_of, made_by=made_by
+    )
+    save_weights(net.state_dict(), tmp_path / "weights", about, tokenizer=tokenizer)
+    export_hf(net.state_dict(), tmp_path / "hf", config=CONFIG, tokenizer=tokenizer)
     info = read_info(tmp_path / "weights")
     assert info.task_ids == {"masking": 0} and info.made_by == made_by
     assert info.head_of == net.head_of
