@@ -71,6 +71,7 @@ from palm_ds import keyed  # noqa: E402
 from palm_ds.backbone import Backbone, BackboneConfig  # noqa: E402
 from palm_ds.corpus.store import Corpus, open_corpus  # noqa: E402
 from palm_ds.example import Example, arrange  # noqa: E402
+from palm_ds.feed import make_feeds  # noqa: E402
 from palm_ds.heads import MaskedWordHead  # noqa: E402
 from palm_ds.kernels import choose_kernels  # noqa: E402
 from palm_ds.model import Model  # noqa: E402
@@ -78,7 +79,7 @@ from palm_ds.optim import OptimizerConfig, parameter_groups  # noqa: E402
 from palm_ds.plan import read_stages  # noqa: E402
 from palm_ds.pretrain.knowledge_masking import KnowledgeMasking  # noqa: E402
 from palm_ds.source import Source, split  # noqa: E402
-from palm_ds.stream import Stream, make_feeds  # noqa: E402
+from palm_ds.stream import Stream  # noqa: E402
 
 Measured = tuple[int, float]  # real tokens, seconds
 Contender = Callable[[], Measured]

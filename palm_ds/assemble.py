@@ -15,13 +15,14 @@ from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.errors import UserError
 from palm_ds.evaluate import HeldOut, held_out
 from palm_ds.example import Vocabulary
+from palm_ds.feed import make_feeds
 from palm_ds.kernels import choose_kernels
 from palm_ds.machine import Machine
 from palm_ds.model import Model
 from palm_ds.plan import tasks_of
 from palm_ds.run import Recipe
 from palm_ds.source import Source, split
-from palm_ds.stream import Stream, make_feeds
+from palm_ds.stream import Stream
 from palm_ds.task import Task
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from palm_ds.stream import Feed, Row, build_rows, held_out_rows
+from palm_ds.feed import Feed, Row, build_rows, held_out_rows
 from palm_ds.task import Task
 
 if TYPE_CHECKING:

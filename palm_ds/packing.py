@@ -9,7 +9,7 @@ def pack(lengths: np.ndarray, room: int) -> list[list[int]]:
     """Rows of indices, each row's lengths at most `room` together.
 
     The free space of open rows is kept as bits of one integer, so that the fullest row that still
-    fits is found without a search; about a microsecond an example. Equal lengths keep their order.
+    fits is found without a search. Equal lengths keep their order.
     """
     if len(lengths) and not 0 < lengths.min() <= lengths.max() <= room:
         raise ValueError(

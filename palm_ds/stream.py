@@ -11,7 +11,7 @@ contiguous stretch of every feed and the next stage goes on where it stopped.
 
 Nothing here knows of processes until `batches`, which hands out slices. A `Cursor` is what a
 checkpoint keeps so that seeking to step 1,000,000 costs what step 0 costs; without one the lengths
-of everything before are packed again (about a million examples a second).
+of everything before are packed again (some hundred thousand examples a second).
 """
 
 from __future__ import annotations
@@ -25,89 +25,13 @@ from typing import Any
 import numpy as np
 
 from palm_ds import keyed
-from palm_ds.errors import UserError
-from palm_ds.example import Batch, Example, collate
+from palm_ds.example import Batch
+from palm_ds.feed import Entry, Feed, Row, build_rows, fill
 from palm_ds.packing import pack
-from palm_ds.plan import Plan, order_of, tasks_of
-from palm_ds.source import Source
-from palm_ds.task import Task
+from palm_ds.plan import Plan, order_of
 
 WINDOW_ROWS = 512
 """Rows of a window, about: enough that packing loses little to the window's last row."""
-_SAMPLE = 4096
-
-
-@dataclass(frozen=True)
-class Feed:
-    """The examples of one blend over one source: the n-th is a pure function of (seed, n)."""
-
-    name: str
-    tasks: tuple[Task, ...]
-    task_id: int
-    source: Source
-    seed: int
-    room: int
-    fixed: bool = False
-    """Held-out: the items in their order, every epoch the same."""
-
-    @cached_property
-    def key(self) -> int:
-        return keyed.key(self.seed, self.name)
-
-    @cached_property
-    def items(self) -> np.ndarray:
-        items = self.tasks[0].items(self.source, self.room)
-        if not len(items):
-            raise UserError(
-                f"tasks.{self.tasks[0].name}: nothing in {self.source.corpus.path} is long enough "
-                f"({len(self.source.documents)} documents read)"
-            )
-        return items
-
-    def layouts(self, n: np.ndarray) -> np.ndarray:
-        """(len(n), any): the layouts of these examples; column 0 is the length."""
-        task = self.tasks[0]
-        index = n % len(self.items)
-        if not self.fixed:
-            epochs = n // len(self.items)
-            for epoch in np.unique(epochs):
-                here = epochs == epoch
-                key = keyed.key(self.key, "epoch", int(epoch))
-                index[here] = keyed.permute(key, len(self.items), index[here])
-        uniform = keyed.uniform(self.key, n, task.draws) if task.draws else np.empty((len(n), 0))
-        layout = task.layout(self.items[index], uniform, self.source, self.room)
-        longest = int(layout[:, 0].max(initial=0))
-        if longest > self.room:
-            raise UserError(
-                f"tasks.{task.name}: layout() gave an example of {longest} tokens, rows hold "
-                f"{self.room}"
-            )
-        return layout
-
-    def example(self, n: int, layout: np.ndarray) -> Example:
-        """The n-th example, arranged by the first task of the blend and labelled by all."""
-        first = self.tasks[0]
-        example = first.example(layout, self.source, self._generator(first, "example", n))
-        if len(example) != layout[0]:
-            raise UserError(
-                f"tasks.{first.name}: example() made {len(example)} tokens where layout() said "
-                f"{layout[0]}; the two must agree"
-            )
-        for task in self.tasks:
-            task.label(example, self.source, self._generator(task, "label", n))
-        return example
-
-    def _generator(self, task: Task, use: str, n: int) -> np.random.Generator:
-        return keyed.generator(keyed.key(self.key, task.name, use), n)
-
-    @cached_property
-    def mean_length(self) -> float:
-        """Tokens of an example, over the first few thousand: what turns tokens into examples."""
-        return float(self.layouts(np.arange(min(_SAMPLE, len(self.items))))[:, 0].mean())
-
-
-Entry = tuple[int, int, np.ndarray]  # which feed, n, layout
-Row = list[Entry]
 
 
 @dataclass
@@ -203,19 +127,6 @@ class Track:
             return np.zeros(len(self.feeds), np.int64)
         last = self._window_of(self.total - 1)
         return self.consumed_before(last) + self.window(last).consumed
-
-
-def fill(row: Row, room: int) -> Row:
-    """The free space of a row given to the examples in it that could be longer."""
-    free = room - sum(int(layout[0]) for _, _, layout in row)
-    for k, (feed, n, layout) in enumerate(row):
-        more = min(free, int(layout[1]))
-        if more > 0:
-            longer = layout.copy()
-            longer[:2] += more, -more
-            row[k] = (feed, n, longer)
-            free -= more
-    return row
 
 
 def _most(fits: Any, upper: int) -> int:
@@ -367,56 +278,3 @@ class OpenStage:
 
     def consumed(self) -> np.ndarray:
         return np.sum([track.consumed() for track in self.tracks], axis=0)
-
-
-def build_rows(feeds: Sequence[Feed], rows: Sequence[Row], length: int, pad: int) -> Batch:
-    """Examples of the rows, built and collated."""
-    built = [
-        [(feeds[feed].example(n, layout), feeds[feed].task_id) for feed, n, layout in row]
-        for row in rows
-    ]
-    return collate(built, length=length, pad=pad)
-
-
-def held_out_rows(feed: Feed, feed_number: int, most: int) -> list[Row]:
-    """The first `most` held-out examples of a feed, packed: the same at every evaluation."""
-    n = np.arange(min(most, len(feed.items)))
-    layouts = feed.layouts(n)
-    packed = pack(layouts[:, 0], feed.room)
-    return [[(feed_number, int(n[i]), layouts[i]) for i in row] for row in packed]
-
-
-def make_feeds(
-    blends: Sequence[str],
-    tasks: Mapping[str, Task],
-    task_ids: Mapping[str, int],
-    sources: Mapping[str, Sequence[tuple[str, Source, float]]],
-    *,
-    seed: int,
-    length: int,
-    fixed: bool = False,
-) -> tuple[list[Feed], dict[str, list[tuple[int, float]]]]:
-    """The feeds of every blend, and which of them a blend draws from in what share.
-
-    `sources[name]` are the (corpus name, documents, weight) of a recipe's source."""
-    feeds: list[Feed] = []
-    feeds_of: dict[str, list[tuple[int, float]]] = {}
-    for blend in blends:
-        parts = tuple(tasks[name] for name in tasks_of(blend))
-        corpora = sources[parts[0].source]
-        total = sum(weight for _, _, weight in corpora)
-        for corpus_name, source, weight in corpora:
-            name = blend if len(corpora) == 1 else f"{blend} @ {corpus_name}"
-            feeds_of.setdefault(blend, []).append((len(feeds), weight / total))
-            feeds.append(
-                Feed(
-                    name=name,
-                    tasks=parts,
-                    task_id=task_ids[parts[0].name],
-                    source=source,
-                    seed=seed,
-                    room=length,
-                    fixed=fixed,
-                )
-            )
-    return feeds, feeds_of

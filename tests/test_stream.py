@@ -10,9 +10,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from palm_ds.feed import held_out_rows, make_feeds
 from palm_ds.plan import read_stages
 from palm_ds.source import split
-from palm_ds.stream import Stream, held_out_rows, make_feeds
+from palm_ds.stream import Stream
 from palm_ds.task import build
 from tests.small_corpus import write_small_corpus
 

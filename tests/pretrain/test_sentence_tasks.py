@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from palm_ds.errors import UserError
+from palm_ds.feed import Feed, fill
 from palm_ds.source import Source, split
-from palm_ds.stream import Feed, fill
 from palm_ds.task import build
 from tests.small_corpus import write_small_corpus
 
