@@ -10,7 +10,6 @@ A run folder that has a checkpoint in it goes on from there by itself.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from palm_ds.errors import UserError, exit_on_user_error
@@ -62,4 +61,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    from palm_ds.processes import leave
+
+    leave(code)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -91,6 +91,15 @@ def stop() -> None:
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
+
+
+def leave(code: int) -> NoReturn:
+    """End this process at once, when everything is written. Threads that DeepSpeed and the process
+    groups leave behind now and then abort an interpreter that shuts down in the usual way, and a
+    run that is done would count as failed."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _alone() -> bool:

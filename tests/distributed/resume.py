@@ -4,6 +4,8 @@ from pathlib import Path
 
 from tiny import arguments, make_engine, train, write
 
+from palm_ds.processes import leave
+
 options = arguments(folder="", runs="", resume=0)
 results = {}
 engine = None
@@ -25,3 +27,4 @@ for run in options.runs.split(","):
 assert engine is not None
 write(options.out, engine.rank, results)
 engine.close()
+leave(0)

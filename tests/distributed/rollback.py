@@ -4,6 +4,8 @@ from pathlib import Path
 
 from tiny import arguments, make_engine, train, write
 
+from palm_ds.processes import leave
+
 options = arguments()
 results = {}
 for stage in (0, 1, 2, 3):
@@ -17,3 +19,4 @@ for stage in (0, 1, 2, 3):
     results[stage] = again, first
 write(options.out, engine.rank, results)
 engine.close()
+leave(0)

@@ -11,6 +11,7 @@ from palm_ds.engine import Engine
 from palm_ds.example import Batch, collate
 from palm_ds.heads import HeadOutput
 from palm_ds.model import Model
+from palm_ds.processes import leave
 
 ROWS = 8
 
@@ -127,3 +128,4 @@ results["names"] = sorted(engine.full_state_dict())
 results["keys"] = sorted(engine._engine.module.state_dict())
 write(options.out, engine.rank, results)
 engine.close()
+leave(0)

@@ -7,6 +7,7 @@ from tiny import OPTIMIZER, ROWS, arguments, make_model, train, write
 
 from palm_ds.engine import Engine
 from palm_ds.machine import read_machine
+from palm_ds.processes import leave
 
 options = arguments()
 get_accelerator().is_fp16_supported = lambda: True  # type: ignore[union-attr]
@@ -30,3 +31,4 @@ for machine in machines:
     results[name] = [losses, again, resumed.skipped_steps]
 write(options.out, resumed.rank, results)
 resumed.close()
+leave(0)
