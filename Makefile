@@ -39,9 +39,11 @@ pretrain: $(VENV)/ready
 	  launch/recipes/embedded.yaml --deepspeed_config ds_configs/cpu.json --run_dir $(DEMO)/run
 
 test: $(VENV)/ready
+	@mkdir -p runs  # pytest makes the folder it is given, not the one above it
 	$(BIN)/python -m pytest --basetemp=runs/tests $(ARGS)
 
 fast: $(VENV)/ready
+	@mkdir -p runs  # pytest makes the folder it is given, not the one above it
 	$(BIN)/python -m pytest --basetemp=runs/tests -m 'not slow and not distributed' $(ARGS)
 
 lint: $(VENV)/ready
