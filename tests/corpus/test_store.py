@@ -1,0 +1,65 @@
+"""Values of a corpus at any tokens, over record batches and shards."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from palm_ds.corpus import writer
+from palm_ds.corpus.build import Prepare, prepare
+from palm_ds.corpus.store import Corpus, open_corpus
+from palm_ds.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """Many shards, each of many record batches."""
+    folder = tmp_path_factory.mktemp("store")
+    rng = np.random.default_rng(0)
+    words = np.array(["the", "cat", "New", "York", "sat", "on", "mats", "today"])
+    texts = [". ".join(" ".join(rng.choice(words, 9)) for _ in range(5)) for _ in range(200)]
+    (folder / "a.txt").write_text("\n\n".join(texts))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "BATCH_TOKENS", 300)
+        options = Prepare(train="wordpiece", vocab_size=300, shard_mb=0.01)
+        prepare(folder / "corpus", [str(folder / "a.txt")], options)
+    return open_corpus(folder / "corpus")
+
+
+@pytest.mark.parametrize("column", ["ids", "word", "sentence"])
+def test_take_gives_what_read_gives(corpus: Corpus, column: str) -> None:
+    assert len(corpus.manifest.shards) > 3
+    whole = [corpus.document(number)[1] for number in range(len(corpus))]
+    values = np.concatenate([p.ids if column == "ids" else p.marks[column] for p in whole])
+    rng = np.random.default_rng(1)
+    everything = np.arange(corpus.manifest.tokens)
+    for positions in (
+        everything,
+        everything[::-1],
+        rng.integers(0, len(values), 5000),  # repeated, in any order
+        rng.permutation(everything)[:96].reshape(8, 12),
+        np.array([len(values) - 1, 0]),
+    ):
+        taken = corpus.take(positions, column)
+        assert taken.dtype == values.dtype and taken.shape == positions.shape
+        assert np.array_equal(taken, values[positions])
+
+
+def test_take_of_nothing_and_of_one(corpus: Corpus) -> None:
+    assert corpus.take(np.zeros(0, np.int64)).shape == (0,)
+    assert corpus.take(np.zeros(0, np.int64)).dtype == corpus.manifest.ids_type
+    assert corpus.take(np.array(3))[()] == corpus.read(3, 4).ids[0]
+
+
+def test_take_beyond_the_corpus(corpus: Corpus) -> None:
+    for positions in ([-1], [0, corpus.manifest.tokens]):
+        with pytest.raises(IndexError, match=r"token -?\d+ of \d+"):
+            corpus.take(np.array(positions))
+
+
+def test_take_of_an_unknown_column(corpus: Corpus) -> None:
+    with pytest.raises(UserError, match="no mark 'wrod'; did you mean \"word\"") as taken:
+        corpus.take(np.array([0]), "wrod")
+    with pytest.raises(UserError) as read:
+        corpus.read(0, 1, ["wrod"])
+    assert str(taken.value) == str(read.value)
