@@ -51,29 +51,36 @@ class Example:
     origin: np.ndarray  # where in the source the token stands; -1: a special token
     marks: dict[str, np.ndarray]  # a special token has mark 0
     labels: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    original: np.ndarray = field(init=False)  # the ids before any task of the blend hid some
+
+    def __post_init__(self) -> None:
+        self.original = self.ids.copy()
 
     def __len__(self) -> int:
         return len(self.ids)
 
 
-def arrange(pieces: Sequence[Piece], vocabulary: Vocabulary) -> Example:
-    """[CLS] piece 0 [SEP] piece 1 [SEP] ...; a [SEP] carries the segment of the piece it closes
-    (ERNIE 2.0, figure 3)."""
+def arrange(
+    pieces: Sequence[Piece], vocabulary: Vocabulary, segments: Sequence[int] | None = None
+) -> Example:
+    """[CLS] piece 0 [SEP] piece 1 [SEP] ...; a [SEP] carries the segment of the piece it closes,
+    [CLS] that of the first (ERNIE 2.0, figure 3). `segments`: one a piece; by default 0, 1, ..."""
+    numbers = range(len(pieces)) if segments is None else segments
     total = 1 + sum(len(piece) + 1 for piece in pieces)
     ids = np.full(total, vocabulary.sep, np.int64)
-    segments = np.zeros(total, np.int64)
+    segment_of = np.full(total, numbers[0], np.int64)
     origin = np.full(total, -1, np.int64)
     marks = {name: np.zeros(total, np.uint8) for name in pieces[0].marks}
     ids[0], at = vocabulary.cls, 1
-    for segment, piece in enumerate(pieces):
+    for number, piece in zip(numbers, pieces, strict=True):
         inside = slice(at, at + len(piece))
         ids[inside] = piece.ids
         origin[inside] = np.arange(piece.start, piece.start + len(piece))
         for name, values in piece.marks.items():
             marks[name][inside] = values
-        segments[at : inside.stop + 1] = segment
+        segment_of[at : inside.stop + 1] = number
         at = inside.stop + 1
-    return Example(ids=ids, segments=segments, origin=origin, marks=marks)
+    return Example(ids=ids, segments=segment_of, origin=origin, marks=marks)
 
 
 @dataclass

@@ -6,9 +6,10 @@ tokens came from and a task can look around it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,7 +18,9 @@ from palm_ds.corpus.store import Corpus
 from palm_ds.errors import UserError
 from palm_ds.example import Piece, Vocabulary
 
-_UNIGRAM_TOKENS = 2_000_000
+_SAMPLE_TOKENS = 2_000_000
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -72,17 +75,27 @@ class Source:
     def unigrams(self) -> np.ndarray:
         """(vocabulary,) relative frequencies in up to two million tokens, one added to each count:
         what a model that only counts would predict."""
-        counts, seen = np.ones(self.vocabulary.size, np.float64), 0
-        order = keyed.permute(
-            keyed.key("unigrams"), len(self.documents), np.arange(len(self.documents))
-        )
-        for document in order:
-            piece = self.corpus.read(int(self.starts[document]), int(self.ends[document]), ())
+        counts = np.ones(self.vocabulary.size, np.float64)
+        for piece in self.sample(()):
             counts += np.bincount(piece.ids, minlength=len(counts))
-            seen += len(piece)
-            if seen > _UNIGRAM_TOKENS:
-                break
         return counts / counts.sum()
+
+    def sample(self, marks: Sequence[str]) -> Iterator[Piece]:
+        """Whole documents in a drawn order, always the same one, of some two million tokens."""
+        seen, count = 0, len(self.documents)
+        for document in keyed.permute(keyed.key("unigrams"), count, np.arange(count)):
+            piece = self.corpus.read(int(self.starts[document]), int(self.ends[document]), marks)
+            yield piece
+            seen += len(piece)
+            if seen > _SAMPLE_TOKENS:
+                return
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """`make()`, called the first time only: what a task works out of this source and keeps."""
+        kept = self.__dict__.setdefault("_kept", {})
+        if name not in kept:
+            kept[name] = make()
+        return kept[name]
 
 
 def split(corpus: Corpus, held_out: float, marks: Sequence[str]) -> tuple[Source, Source]:

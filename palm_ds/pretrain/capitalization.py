@@ -1,0 +1,73 @@
+"""Did this word begin with a capital in the text as it was given? (ERNIE 2.0, section 4.2.1)
+
+    paris is the capital of france .        the input of an uncased vocabulary
+      1   0   0     0    0    1             asked at the first token of each word with letters
+
+For vocabularies without capitals. A word that masking hides is asked about as well: where it stands
+and what is around it may tell. So the order of the tasks in a blend makes no difference.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from palm_ds.errors import UserError
+from palm_ds.example import Example
+from palm_ds.source import Source
+from palm_ds.task import Task, guess
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from palm_ds.backbone import Backbone
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capitalization(Task):
+    def marks(self) -> tuple[str, ...]:
+        return ("capital", "word")
+
+    def label(self, example: Example, source: Source, rng: np.random.Generator) -> None:
+        asked = (example.origin >= 0) & self._asked(example.original, example.marks["word"], source)
+        where = np.flatnonzero(asked)
+        example.labels[self.name] = where, example.marks["capital"][where]
+
+    def _asked(self, ids: np.ndarray, word: np.ndarray, source: Source) -> np.ndarray:
+        """(tokens,) bool: the first token of a word that begins with a letter. Digits, full stops
+        and Chinese are never capitals; asking about them would only look good in the accuracy."""
+        letters = source.once("begins with a letter", lambda: self._letters(source))
+        return (word == 1) & letters[ids]
+
+    def _letters(self, source: Source) -> np.ndarray:
+        """(vocabulary,) bool: the token begins with a letter that has a capital."""
+        tokenizer = source.corpus.tokenizer()
+        if not tokenizer.lower:
+            raise UserError(
+                f"tasks.{self.name}: {source.corpus.path} was prepared with a tokenizer that keeps "
+                f"capitals, so the answer stands in the input; prepare it with --lower"
+            )
+        regular = source.vocabulary.regular
+        first = [token.lstrip("▁")[:1] for token in tokenizer.tokens(regular)]
+        letters = np.zeros(source.vocabulary.size, bool)
+        letters[regular] = [letter.upper() != letter.lower() for letter in first]
+        return letters
+
+    def head(self, backbone: Backbone) -> nn.Module:
+        from palm_ds.heads import ClassHead
+
+        return ClassHead(backbone.config.width, classes=2)
+
+    def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
+        """Knowing how many words are capitalised."""
+        return guess(targets, source.once("capitals", lambda: self._counts(source)))
+
+    def _counts(self, source: Source) -> np.ndarray:
+        """(2,) words without and with a capital, in a sample of the source."""
+        counts = np.zeros(2)
+        for piece in source.sample(self.marks()):
+            asked = self._asked(piece.ids, piece.marks["word"], source)
+            counts += np.bincount(piece.marks["capital"][asked], minlength=2)
+        return counts

@@ -1,0 +1,139 @@
+"""Which words were capitalised: by hand, and against the text itself, read another way."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from palm_ds.corpus.cli import main
+from palm_ds.corpus.store import open_corpus
+from palm_ds.corpus.writer import write_corpus
+from palm_ds.errors import UserError
+from palm_ds.feed import Feed
+from palm_ds.source import Source, split
+from palm_ds.task import build
+from palm_ds.tokenizer import wordpiece
+from tests.small_corpus import SPECIALS, write_small_corpus
+
+MARKS = ("capital", "word")
+
+
+def make():
+    return build("capitalization", {"source": "text"})
+
+
+def source_of(folder: Path, ids: list[int], word: list[int], capital: list[int]) -> Source:
+    tokens = [*SPECIALS, "paris", "par", "##is", "3rd", ".", "中", "été", "'s"]
+    marks = {"sentence": [1] + [0] * (len(ids) - 1), "word": word, "capital": capital}
+    arrays = {name: np.array(values, np.uint8) for name, values in marks.items()}
+    document = ("one", np.array(ids), arrays)
+    write_corpus(folder, [document], wordpiece(tokens, lower=True), marks=tuple(marks))
+    return split(open_corpus(folder), 0.0, MARKS)[0]
+
+
+def feed_of(source: Source, *kinds: str, room: int = 64) -> Feed:
+    tasks = tuple(build(kind, {"source": "text"}) for kind in kinds)
+    name = " + ".join(kinds)
+    return Feed(name=name, tasks=tasks, task_id=0, source=source, seed=2, room=room)
+
+
+def test_labels_by_hand(tmp_path):
+    # Paris, "3rd", ".", a Chinese character, Été, 's, an unknown word, par ##is, paris
+    ids = [5, 8, 9, 10, 11, 12, 1, 6, 7, 5]
+    word = [1, 1, 1, 1, 1, 1, 1, 1, 0, 1]
+    capital = [1, 0, 0, 0, 1, 0, 1, 1, 1, 0]
+    feed = feed_of(source_of(tmp_path / "c", ids, word, capital), "capitalization")
+    example = feed.example(0, feed.layouts(np.array([0]))[0])
+    at, targets = example.labels["capitalization"]
+    assert at.tolist() == [1, 5, 8, 10]  # [CLS] is 0
+    assert targets.tolist() == [1, 1, 1, 0]
+
+
+def test_a_passage_that_begins_within_a_word_does_not_ask_about_it(tmp_path):
+    feed = feed_of(source_of(tmp_path / "c", [7, 5], [0, 1], [1, 1]), "capitalization")
+    example = feed.example(0, feed.layouts(np.array([0]))[0])
+    assert example.labels["capitalization"][0].tolist() == [2]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> tuple[Source, list[str]]:
+    """Plain words with capitals here and there, prepared as a person would: (source, texts)."""
+    folder = tmp_path_factory.mktemp("text")
+    rng = np.random.default_rng(4)
+    words = ["lion", "Lion", "meadow", "Greta", "greta", "Élan", "élan", "17", "x", "OK", "rain"]
+    texts = [" ".join([*rng.choice(words, rng.integers(30, 200)), "end ."]) for _ in range(30)]
+    (folder / "in.txt").write_text("\n\n".join(texts), "utf-8")
+    options = ["--language", "en", "--lower", "--train", "wordpiece", "--vocab_size", "100"]
+    main([str(folder / "corpus"), str(folder / "in.txt"), *options])
+    marks = ("capital", "word", "phrase", "entity")
+    return split(open_corpus(folder / "corpus"), 0.0, marks)[0], texts
+
+
+def slow_answers(text: str) -> list[int]:
+    """Of each word of the text that begins with a letter, in order."""
+    words = re.findall(r"\w+", text)
+    return [int(word[0] != word[0].lower()) for word in words if word[0].isalpha()]
+
+
+@pytest.mark.parametrize("blend", ["capitalization", "knowledge_masking + capitalization"])
+def test_labels_equal_the_text_read_another_way(text, blend):
+    """All passages of a document joined answer for each of its words, hidden or not."""
+    source, texts = text
+    feed = feed_of(source, *blend.split(" + "), room=4096)
+    compared = 0
+    answers: dict[int, list[tuple[int, int]]] = {}
+    for n, layout in enumerate(feed.layouts(np.arange(len(feed.items)))):
+        example = feed.example(n, layout)
+        at, targets = example.labels["capitalization"]
+        document = int(np.searchsorted(source.starts, example.origin[1], side="right")) - 1
+        places = example.origin[at].tolist()
+        answers.setdefault(document, []).extend(zip(places, targets.tolist(), strict=True))
+    for document, written in enumerate(texts):
+        mine = [target for _, target in sorted(answers[document])]
+        assert mine == slow_answers(written)
+        compared += len(mine)
+    assert compared > 2000
+
+
+def test_the_order_in_a_blend_makes_no_difference(text):
+    source, _ = text
+    labels = []
+    for kinds in (("capitalization", "knowledge_masking"), ("knowledge_masking", "capitalization")):
+        feed = feed_of(source, *kinds, room=4096)
+        ids = {}
+        for n, layout in enumerate(feed.layouts(np.arange(len(feed.items)))):
+            example = feed.example(n, layout)
+            at, targets = example.labels["capitalization"]
+            ids |= dict(zip(example.origin[at].tolist(), targets.tolist(), strict=True))
+        labels.append(ids)
+    assert labels[0] == labels[1]
+    assert len(labels[0]) > 1000
+
+
+def test_chance_is_the_frequency_of_capitals(text):
+    source, texts = text
+    answers = np.array([answer for written in texts for answer in slow_answers(written)])
+    share = answers.mean()
+    loss, accuracy = make().baseline(answers, source)
+    assert loss.mean() == pytest.approx(-share * np.log(share) - (1 - share) * np.log(1 - share))
+    assert accuracy.mean() == pytest.approx(max(share, 1 - share))
+
+
+def test_a_vocabulary_with_capitals_is_refused(tmp_path):
+    tokens = [*SPECIALS, "Paris", "a"]
+    marks = {name: np.array([1], np.uint8) for name in ("sentence", *MARKS)}
+    cased = wordpiece(tokens, lower=False)
+    write_corpus(tmp_path / "c", [("one", np.array([5]), marks)], cased, marks=tuple(marks))
+    source = split(open_corpus(tmp_path / "c"), 0.0, MARKS)[0]
+    feed = feed_of(source, "capitalization")
+    with pytest.raises(UserError, match="tasks.capitalization: .*keeps capitals.*--lower"):
+        feed.example(0, feed.layouts(np.array([0]))[0])
+
+
+def test_a_corpus_without_the_mark_says_how_to_add_it(tmp_path):
+    corpus = write_small_corpus(tmp_path / "c", documents=3)
+    with pytest.raises(UserError, match="no column capital; add it with"):
+        split(corpus, 0.0, make().marks())
