@@ -13,7 +13,7 @@ import pytest
 
 LAYERS = (
     ("errors", "keyed"),
-    ("settings", "example", "packing", "plan", "optim", "checkpoint", "deepspeed_check"),
+    ("settings", "example", "packing", "plan", "optim", "checkpoint", "portable", "deepspeed_check"),
     ("tokenizer", "machine"),
     ("corpus", "reader", "processes"),
     ("source",),
