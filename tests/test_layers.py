@@ -21,7 +21,7 @@ LAYERS = (
     ("attention", "backbone_config"),
     ("backbone", "flops", "hf_names", "engine"),
     ("heads", "metrics"),
-    ("task",),
+    ("task", "pairs"),
     ("pretrain", "tasks"),
     ("run", "feed", "model", "log"),
     ("weights", "report", "evaluate", "stream"),
