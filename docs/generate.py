@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 from palm_ds.backbone_config import PRESETS, BackboneConfig  # noqa: E402
 from palm_ds.machine import Comms, Machine  # noqa: E402
 from palm_ds.optim import OptimizerConfig  # noqa: E402
-from palm_ds.plan import Schedule, read_stages  # noqa: E402
+from palm_ds.plan import parse_stages  # noqa: E402
 from palm_ds.run import (  # noqa: E402
     EvaluateSettings,
     LogSettings,
@@ -35,6 +35,7 @@ from palm_ds.run import (  # noqa: E402
     SaveSettings,
     SourceSettings,
 )
+from palm_ds.schedule import Schedule  # noqa: E402
 from palm_ds.task import Task, known_kinds  # noqa: E402
 
 SECTIONS = {
@@ -189,7 +190,7 @@ def recipe_page() -> str:
         parts += [f"## {name}", _about(cls)]
         parts += [_presets()] if name == "backbone" else []
         parts.append(table(keys(cls)))
-    parts += ["## stages", "```\n" + inspect.cleandoc(read_stages.__doc__ or "") + "\n```"]
+    parts += ["## stages", "```\n" + inspect.cleandoc(parse_stages.__doc__ or "") + "\n```"]
     return "\n\n".join([*parts, *_task_parts()]) + "\n"
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import torch
 from torch import nn
@@ -11,11 +12,12 @@ from torch import nn
 from palm_ds import keyed
 from palm_ds.backbone import Backbone
 from palm_ds.backbone_config import BackboneConfig
+from palm_ds.budget import Measure
 from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.errors import UserError
 from palm_ds.evaluate import HeldOut, held_out
 from palm_ds.example import Vocabulary
-from palm_ds.feed import make_feeds
+from palm_ds.feed import Feed, make_feeds
 from palm_ds.kernels import choose_kernels
 from palm_ds.machine import Machine
 from palm_ds.model import Model
@@ -68,11 +70,48 @@ def open_data(recipe: Recipe) -> Data:
 def _tasks_beside(recipe: Recipe, name: str) -> list[Task]:
     """The tasks that label the texts of a task: those it stands in a blend with."""
     together = {name}
-    for blend in recipe.plan.blends:
+    for blend in recipe.outline.blends:
         names = tasks_of(blend)
         if name in names:
             together |= set(names)
     return [recipe.built_tasks[other] for other in together]
+
+
+def settle(recipe: Recipe, data: Data | None = None) -> Recipe:
+    """The same recipe with its stages in steps of each blend, where they are written otherwise
+    (tokens, sequences, a sampler); itself where they are not. Corpora are opened where it takes
+    them and `data` is not given."""
+    outline = recipe.outline
+    if outline.settled:
+        return recipe
+    measures = None
+    if outline.needs_corpus:
+        measures = measure(recipe, data if data is not None else open_data(recipe))
+    return replace(recipe, stages=outline.plan(recipe.step_tokens, measures).explicit())
+
+
+def measure(recipe: Recipe, data: Data) -> dict[str, Measure]:
+    """What the training documents hold for each blend; the same for every seed."""
+    feeds, feeds_of = make_feeds(
+        recipe.outline.blends,
+        recipe.built_tasks,
+        recipe.task_ids,
+        data.train,
+        seed=0,
+        length=recipe.length,
+    )
+    return {
+        blend: _measure([(feeds[number], share) for number, share in mixture])
+        for blend, mixture in feeds_of.items()
+    }
+
+
+def _measure(mixture: Sequence[tuple[Feed, float]]) -> Measure:
+    """Of feeds and their shares of the tokens."""
+    return Measure(
+        tokens=sum(len(feed.items) * feed.mean_length for feed, _ in mixture),
+        mean_length=float(1 / sum(Fraction(s) / Fraction(feed.mean_length) for feed, s in mixture)),
+    )
 
 
 def build_stream(recipe: Recipe, data: Data) -> Stream:

@@ -22,10 +22,11 @@ from palm_ds import settings
 from palm_ds.backbone_config import BackboneConfig
 from palm_ds.errors import UserError, suggest
 from palm_ds.optim import OptimizerConfig
-from palm_ds.plan import Plan, Schedule, read_stages, tasks_of
+from palm_ds.plan import Outline, Plan, parse_stages, tasks_of
+from palm_ds.schedule import Schedule
 from palm_ds.task import Task, build
 
-NOT_LEARNED = ("evaluate", "save", "log")
+NOT_LEARNED = ("evaluate", "save", "log", "export_task")
 """Keys that change nothing of what is learned: a run may be continued with others."""
 
 
@@ -37,23 +38,34 @@ def _not_negative(where: str, values: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceSettings:
-    """Where a source's text comes from: one prepared corpus, or a mixture of them."""
+    """Where a source's text comes from: one prepared corpus, a mixture of them, or ERNIE 1.0's own
+    data files."""
 
     corpus: str = ""
     """Folder of a corpus made by launch/prepare.py."""
     mix: dict[str, float] = field(default_factory=dict)
     """{folder: weight}: several corpora, sampled by weight in tokens."""
+    ernie: str = ""
+    """A list of ERNIE 1.0's pretraining files. A corpus is made of them beside it, as FILE.corpus,
+    when it is first read."""
+    tokenizer: str = ""
+    """With `ernie`: the vocabulary its token ids are of, a vocab.txt."""
 
     def __post_init__(self) -> None:
-        if bool(self.corpus) == bool(self.mix):
-            raise UserError("give either `corpus: FOLDER` or `mix: {FOLDER: weight, ...}`")
+        if sum(map(bool, (self.corpus, self.mix, self.ernie))) != 1:
+            raise UserError(
+                "give one of `corpus: FOLDER`, `mix: {FOLDER: weight, ...}` and `ernie: FILELIST`"
+            )
+        if bool(self.ernie) != bool(self.tokenizer):
+            raise UserError("`ernie: FILELIST` and `tokenizer: vocab.txt` go together")
         for folder, weight in self.mix.items():
             if weight <= 0:
                 raise UserError(f"mix.{folder}: the weight {weight} is not positive")
 
     @property
     def weights(self) -> dict[str, float]:
-        return self.mix or {self.corpus: 1.0}
+        """{folder: weight} of the corpora; the folder of `ernie` is made when it is opened."""
+        return self.mix or {self.corpus or f"{self.ernie}.corpus": 1.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,13 +133,16 @@ class Recipe:
     """{name: {kind, source, ...}}: the tasks; `kind` is a file of palm_ds/pretrain (by default the
     name) or `module.Class`; the other keys are the task's own."""
     stages: Any
-    """Steps of each blend in each stage: {continual | joint | sequential: [blend, ...], steps: B}
-    or a list of {blend: steps}."""
+    """Steps of each blend in each stage: {continual | joint | alternate | sequential: [blend, ...],
+    steps: B} or a list of {blend: steps}; more under `stages`, below."""
     nonfinite: Literal["stop", "skip", "rollback"] = "stop"
     """When a loss or gradient is not finite (never applied to the weights): stop the run, skip the
     step, or go back to the last checkpoint and skip the steps that led there."""
     init_from: str = ""
     """A folder of weights to start from (weights only; the schedule starts anew)."""
+    export_task: str = ""
+    """The task whose task embedding texts get that say no other: row 0 of `hf/`, and the default of
+    fine-tuning. By default the first task of masked words."""
     evaluate: EvaluateSettings = EvaluateSettings()
     """Validation on held-out documents."""
     save: SaveSettings = SaveSettings()
@@ -142,7 +157,7 @@ class Recipe:
             raise UserError(f"held_out: {self.held_out} is not a share from 0 to below 1")
         if not self.tasks:
             raise UserError("tasks: empty; name at least one")
-        assert self.rows and self.plan.steps and self.backbone_config  # each checks itself
+        assert self.rows and self.outline.blends and self.backbone_config  # each checks itself
         for name, task in self.built_tasks.items():
             if task.source not in self.sources:
                 known = suggest(task.source, self.sources)
@@ -150,7 +165,12 @@ class Recipe:
             if task.share and task.share not in self.tasks:
                 known = suggest(task.share, self.tasks)
                 raise UserError(f"tasks.{name}.share: no {task.share!r} in `tasks`{known}")
-        for blend in self.plan.blends:
+        if self.export_task and self.export_task not in self.tasks:
+            known = suggest(self.export_task, self.tasks)
+            raise UserError(f"export_task: no {self.export_task!r} in `tasks`{known}")
+        if self.export_task and not self.backbone_config.task_slots:
+            raise UserError("export_task: backbone.task_slots is 0, there are no task embeddings")
+        for blend in self.outline.blends:
             shared = {self.built_tasks[name].source for name in tasks_of(blend)}
             if len(shared) > 1:
                 raise UserError(
@@ -176,9 +196,25 @@ class Recipe:
             raise UserError(f"batch: {self.batch!r} holds not one row of length {self.length}")
         return rows
 
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of a step, over all processes."""
+        return self.rows * self.length
+
+    @cached_property
+    def outline(self) -> Outline:
+        """The stages as written, checked."""
+        return parse_stages(self.stages, list(self.tasks))
+
     @cached_property
     def plan(self) -> Plan:
-        return read_stages(self.stages, list(self.tasks))
+        """The stages in steps. Raises UserError where that takes the corpora: see
+        assemble.settle."""
+        return self.outline.plan(self.step_tokens)
+
+    def plan_table(self) -> str:
+        """The plan, its tokens and its warm-ups, for a person."""
+        return self.plan.table(step_tokens=self.step_tokens, schedule=self.schedule)
 
     @cached_property
     def built_tasks(self) -> dict[str, Task]:
@@ -236,14 +272,24 @@ class Recipe:
 
 def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """A recipe file with `a.b=c` overrides. Raises UserError with the file and the key."""
+    return make_recipe(read_values(path, overrides), str(path))
+
+
+def read_values(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """What stands in a recipe file, with the overrides in their places."""
     values = read_yaml(path)
     for override in overrides:
         _override(values, override)
+    return values
+
+
+def make_recipe(values: Mapping[str, Any], where: str) -> Recipe:
+    """A recipe from what stands in its file, which is named in errors."""
     try:
         recipe = settings.parse(Recipe, values, "")
         assert recipe.task_ids  # checks itself
     except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+        raise UserError(f"{where}: {error}") from None
     return recipe
 
 

@@ -13,8 +13,9 @@ import pytest
 
 LAYERS = (
     ("errors", "keyed"),
+    ("budget",),
     ("settings", "example", "packing", "plan", "optim", "checkpoint", "portable", "deepspeed_check"),
-    ("tokenizer", "machine"),
+    ("tokenizer", "machine", "schedule"),
     ("corpus", "reader", "processes"),
     ("source",),
     ("kernels",),
@@ -26,7 +27,7 @@ LAYERS = (
     ("run", "feed", "model", "log"),
     ("weights", "report", "evaluate", "stream"),
     ("assemble", "fill_mask"),
-    ("folder",),
+    ("folder", "ablate"),
     ("train",),
 )
 """Bottom to top. A package (corpus, pretrain, ...) has one place as a whole."""

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from palm_ds.errors import UserError
-from palm_ds.plan import Plan, Schedule, Stage, order_of, read_stages
+from palm_ds.plan import Plan, Stage, order_of, read_stages
+from palm_ds.schedule import Schedule
 
 TASKS = ["a", "b", "c", "d"]
 
