@@ -4,13 +4,14 @@
       step_00001000/            published: every file is listed in manifest.json with size and hash
       step_00002000.partial/    being written, or left by a run that died; never loaded
 
-All processes write their shards into the .partial folder, hashing as they write. When all are done
-rank 0 writes the manifest, syncs, and renames the folder: that rename is the moment the checkpoint
-exists. Before loading, sizes and hashes are compared (torch.load does not notice a flipped bit);
-a bad checkpoint is skipped with a line that says what is wrong, and the next older one is tried.
+All processes write their files into the .partial folder and hash them. When all are done rank 0
+writes the manifest, syncs, and renames the folder: that rename is the moment the checkpoint exists.
+Before loading, sizes and hashes are compared (no reader notices a flipped bit); a bad checkpoint is
+skipped with a line that says what is wrong, and the next older one is tried.
 
-DeepSpeed's own `latest` file is not used: it can name a checkpoint that some process has not
-finished. Every function here is called by all processes together.
+What is in the files is the caller's affair (palm_ds/portable.py: weights and moments by name), and
+does not depend on how many processes wrote them. Every function here is called by all processes
+together.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
+
+from safetensors import SafetensorError
 
 from palm_ds.errors import UserError
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 PARTIAL = ".partial"
 _OLD = ".old" + PARTIAL  # on its way out
@@ -52,11 +55,15 @@ class Group(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """What a checkpoint fits: it is cut into shards by process and ZeRO stage."""
+    """How the run that saved was laid out: for people, and for who wants to be bit for bit."""
 
     world: int
     stage: int
     precision: str
+
+    def __str__(self) -> str:
+        processes = "process" if self.world == 1 else "processes"
+        return f"{self.world} {processes}, ZeRO {self.stage}, {self.precision}"
 
 
 @dataclass
@@ -66,37 +73,27 @@ class Written:
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     error: str = ""
 
-    def write(self, path: str | Path, dump: Callable[[IO[bytes]], None]) -> None:
-        """Write a file through `dump`, hash it on the way and sync it to the disk. A failure is
-        noted, not raised: processes must stay in step until all know of it."""
+    def write(self, path: str | Path, make: Callable[[Path], None]) -> None:
+        """Make a file by `make(path)`, sync it to the disk and hash it. A failure is noted, not
+        raised: processes must stay in step until all know of it."""
         if self.error:
             return
+        path = Path(path)
         try:
-            with open(path, "wb") as file:
-                hashing = _Hashing(file)
-                dump(hashing)  # type: ignore[arg-type]
-                file.flush()
+            make(path)
+            with open(path, "rb+") as file:
                 os.fsync(file.fileno())
-        except (OSError, RuntimeError) as error:  # torch's zip writer wraps OSError
-            self.error = f"{Path(path).name}: {_reason(error)}"
-            return
-        entry = {"size": hashing.size, "sha256": hashing.hash.hexdigest()}
-        self.files[Path(path).name] = entry
+            self.files[path.name] = {"size": path.stat().st_size, "sha256": _hash(path)}
+        except (OSError, SafetensorError) as error:
+            self.error = f"{path.name}: {_reason(error)}"
 
 
-class _Hashing:
-    """A file for writing that hashes what passes."""
-
-    def __init__(self, file: IO[bytes]):
-        self.file, self.hash, self.size = file, hashlib.sha256(), 0
-
-    def write(self, data: Any) -> int:
-        self.hash.update(data)
-        self.size += len(data)
-        return self.file.write(data)
-
-    def flush(self) -> None:
-        self.file.flush()
+def _hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def name_of(step: int) -> str:
@@ -116,8 +113,10 @@ def save(
     folder: Path,
     step: int,
     *,
-    write: Callable[[str, Written], None],
+    write: Callable[[Path, Written], None],
     layout: Layout,
+    parameters: Mapping[str, int],
+    engine: Mapping[str, Any],
     state: Mapping[str, Any],
     group: Group,
     keep: int,
@@ -125,26 +124,28 @@ def save(
 ) -> Path:
     """Publish `step` and keep the newest `keep` checkpoints.
 
-    `write(tag, written)` lets this process write its files into folder/tag through `written`.
-    `reject` are steps known to be bad: they go once the new one is there.
+    `write(folder, written)` lets this process write its files there through `written`.
+    `parameters` are the updates that each parameter this process holds has had; `engine` and
+    `state` (JSON) are kept as they are. `reject` are steps known to be bad: they go once the new
+    one is there.
     """
     published, partial = folder / name_of(step), folder / (name_of(step) + PARTIAL)
     _agree(group, _at_rank0(group, lambda: _make_room(folder, partial)), published)
     written = Written()
-    write(partial.name, written)
-    parts = group.gather((written.files, written.error))
-    for rank, (_, error) in enumerate(parts):
+    write(partial, written)
+    parts = group.gather((written.files, written.error, dict(parameters)))
+    for rank, (_, error, _) in enumerate(parts):
         if error:
             _at_rank0(group, lambda: shutil.rmtree(partial, ignore_errors=True))
             raise _failed(published, f"process {rank}: {error}")
     manifest = {
         "format": FORMAT,
         "step": step,
-        "world": layout.world,
-        "stage": layout.stage,
-        "precision": layout.precision,
+        "layout": vars(layout),
+        "engine": dict(engine),
         "state": dict(state),
-        "files": {name: entry for files, _ in parts for name, entry in files.items()},
+        "parameters": {name: n for _, _, steps in parts for name, n in steps.items()},
+        "files": {name: entry for files, _, _ in parts for name, entry in files.items()},
     }
     error = _at_rank0(group, lambda: _publish(partial, published, manifest))
     if error:
@@ -224,17 +225,19 @@ class Found:
     path: Path
     step: int
     state: dict[str, Any]
+    engine: dict[str, Any]
+    parameters: dict[str, int]
+    """How many updates each parameter has had."""
+    layout: Layout
+    files: tuple[Path, ...]
     rejected: tuple[int, ...] = ()
 
 
-def find(
-    folder: Path, *, layout: Layout, group: Group, warn: Callable[[str], None]
-) -> Found | None:
+def find(folder: Path, *, group: Group, warn: Callable[[str], None]) -> Found | None:
     """The newest good checkpoint, or None where there is none at all.
 
     Bad ones are skipped and reported through `warn` (on rank 0). Raises UserError when there are
-    checkpoints but no good one, or when the newest good one was saved by another number of
-    processes or another ZeRO stage.
+    checkpoints but no good one.
     """
     if group.rank == 0:
         for entry in sorted(folder.glob("*" + PARTIAL)):
@@ -248,10 +251,9 @@ def find(
         path = folder / name_of(step)
         manifest, problem = group.gather(_manifest(path) if group.rank == 0 else None)[0]
         if not problem:
-            _check_layout(path, manifest, layout)
             problem = _verify(path, manifest["files"], group)
         if not problem:
-            return Found(path=path, step=step, state=manifest["state"], rejected=tuple(rejected))
+            return _found(path, manifest, tuple(rejected))
         rejected.append(step)
         reasons.append(f"{path.name}: {problem}")
         if group.rank == 0:
@@ -264,35 +266,37 @@ def find(
     return None
 
 
+def _found(path: Path, manifest: Mapping[str, Any], rejected: tuple[int, ...]) -> Found:
+    return Found(
+        path=path,
+        step=manifest["step"],
+        state=manifest["state"],
+        engine=manifest["engine"],
+        parameters=manifest["parameters"],
+        layout=Layout(**manifest["layout"]),
+        files=tuple(path / name for name in sorted(manifest["files"])),
+        rejected=rejected,
+    )
+
+
 def _manifest(path: Path) -> tuple[dict[str, Any], str]:
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        assert manifest["format"] == FORMAT
-        for entry in manifest["files"].values():
-            assert entry["size"] >= 0 and len(entry["sha256"]) == 64
-        assert manifest["world"] >= 1 and manifest["stage"] >= 0 and manifest["precision"]
-        assert isinstance(manifest["state"], dict)
+        if manifest["format"] != FORMAT:
+            return (
+                {},
+                f"{MANIFEST} is of format {manifest['format']!r}, this version reads {FORMAT}",
+            )
+        for name, entry in manifest["files"].items():
+            assert entry["size"] >= 0 and len(entry["sha256"]) == 64 and "/" not in name
+        assert all(isinstance(n, int) for n in manifest["parameters"].values())
+        assert isinstance(manifest["state"], dict) and isinstance(manifest["engine"], dict)
+        Layout(**manifest["layout"])
     except FileNotFoundError:
         return {}, f"{MANIFEST} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError):
         return {}, f"{MANIFEST} is damaged"
     return manifest, ""
-
-
-def _check_layout(path: Path, manifest: Mapping[str, Any], layout: Layout) -> None:
-    saved = Layout(
-        world=manifest["world"], stage=manifest["stage"], precision=manifest["precision"]
-    )
-    if saved != layout:
-        raise UserError(
-            f"{path}: saved with {_describe(saved)}, this run has {_describe(layout)}; "
-            "resume with the same"
-        )
-
-
-def _describe(layout: Layout) -> str:
-    processes = "process" if layout.world == 1 else "processes"
-    return f"{layout.world} {processes}, ZeRO stage {layout.stage}, {layout.precision}"
 
 
 def _verify(path: Path, files: Mapping[str, Mapping[str, Any]], group: Group) -> str:
@@ -309,15 +313,12 @@ def check_file(path: Path, entry: Mapping[str, Any]) -> str:
         size = path.stat().st_size
         if size != entry["size"]:
             return f"{path.name} has {size} bytes instead of {entry['size']}"
-        digest = hashlib.sha256()
-        with open(path, "rb") as file:
-            while block := file.read(_BLOCK):
-                digest.update(block)
+        digest = _hash(path)
     except FileNotFoundError:
         return f"{path.name} is missing"
     except OSError as error:
         return f"{path.name} cannot be read: {_reason(error)}"
-    if digest.hexdigest() != entry["sha256"]:
+    if digest != entry["sha256"]:
         return f"{path.name} has changed since it was written (checksum)"
     return ""
 

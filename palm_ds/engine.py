@@ -23,12 +23,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from palm_ds import checkpoint, keyed
+from palm_ds import checkpoint, keyed, portable
 from palm_ds.errors import UserError
 from palm_ds.example import Batch
 from palm_ds.machine import Machine
 from palm_ds.optim import OptimizerConfig, build_optimizer
 from palm_ds.processes import Watchdog, accelerator, start, stop
+
+_COUNTERS = ("global_steps", "global_samples", "skipped_steps")
+_SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +60,10 @@ class Engine:
         optimizer: OptimizerConfig,
         rows: int,
         seed: int,
+        steps: Mapping[str, int] | None = None,
     ):
+        """`steps`: how many updates each parameter has had (`Found.parameters` of the checkpoint
+        that is restored next); parameters of different age are kept apart."""
         import deepspeed
 
         self.processes = start(machine)
@@ -72,14 +78,16 @@ class Engine:
         )
         self._rejected: tuple[int, ...] = ()
         self._optimizer = build_optimizer(
-            model, optimizer, zero_stage=machine.stage, checked=machine.checks_itself
+            model,
+            optimizer,
+            zero_stage=machine.stage,
+            checked=machine.checks_itself,
+            steps=steps,
         )
         _check_precision(machine, self.device)
         self._engine: Any = deepspeed.initialize(
             model=model, optimizer=self._optimizer, config=self.config
         )[0]
-        self._engine.checkpoint_engine = _Shards(self._engine.checkpoint_engine)
-        self._engine._copy_recovery_script = lambda _folder: None  # our folders need none
         if self.world == 1 and machine.stage == 0:
             self._engine.enable_backward_allreduce = False  # it would copy every gradient twice
         self._watchdog = Watchdog(machine.watchdog_minutes * 60)
@@ -212,11 +220,22 @@ class Engine:
         newest `keep`. Raises checkpoint.SaveError, on all processes, when it cannot be written;
         the run may go on after it."""
         self._watchdog.beat()
+        held = self._held()
+
+        def write(place: Path, written: checkpoint.Written) -> None:
+            portable.write_stretches(
+                held.written(),
+                f"process_{self.rank:05}",
+                lambda name, make: written.write(place / name, make),
+            )
+
         path = checkpoint.save(
             Path(folder),
             step,
-            write=lambda tag, written: self._write(Path(folder), tag, written),
+            write=write,
             layout=self.layout,
+            parameters=portable.steps_of(held.stretches()),
+            engine=self._counters(),
             state=state,
             group=self.processes,
             keep=keep,
@@ -226,31 +245,64 @@ class Engine:
         self._watchdog.beat()
         return path
 
-    def _write(self, folder: Path, tag: str, written: checkpoint.Written) -> None:
-        self._engine.checkpoint_engine.written = written
-        try:
-            self._engine.save_checkpoint(str(folder), tag=tag, save_latest=False)
-        finally:
-            self._engine.checkpoint_engine.written = None
-
     def load(
         self, folder: str | Path, *, warn: Callable[[str], None] | None = None
     ) -> dict[str, Any] | None:
         """Continue from the newest good checkpoint in `folder`: the state it was saved with, or
         None where there is no checkpoint. `warn` is told of bad ones (default: stderr)."""
         self._watchdog.beat()
-        found = checkpoint.find(
-            Path(folder),
-            layout=self.layout,
-            group=self.processes,
-            warn=warn or (lambda line: print(line, file=sys.stderr, flush=True)),
-        )
+        found = checkpoint.find(Path(folder), group=self.processes, warn=warn or warn_on_stderr)
         if found is None:
             return None
-        self._engine.load_checkpoint(str(folder), tag=found.path.name)
+        self.restore(found)
+        return found.state
+
+    def restore(self, found: checkpoint.Found) -> None:
+        """Continue from a checkpoint, whatever processes, ZeRO stage and precision saved it. With
+        its own layout it continues bit for bit."""
+        portable.restore(self._held(), portable.Stored(found.files), found.parameters)
+        self._set_counters(found.engine)
         self._rejected = found.rejected
         self._watchdog.beat()
-        return found.state
+
+    def inherit(
+        self,
+        found: checkpoint.Found,
+        *,
+        grown: Mapping[str, portable.Grown],
+        fresh: Iterable[str],
+    ) -> None:
+        """Take over weights and moments of another run; `fresh` parameters are not in it, `grown`
+        tables have other rows than in it. Steps are counted from 0."""
+        stored = portable.Stored(found.files)
+        portable.restore(self._held(), stored, found.parameters, grown=grown, fresh=fresh)
+        self._watchdog.beat()
+
+    def _held(self) -> portable.Held:
+        return portable.Held(
+            parameters=dict(self._engine.module.named_parameters()),
+            base=self._optimizer,
+            zero=self._engine.optimizer if self.machine.stage else None,
+            stage=self.machine.stage,
+            rank=self.rank,
+            world=self.world,
+        )
+
+    def _counters(self) -> dict[str, Any]:
+        """What else DeepSpeed's engine remembers from step to step."""
+        counters = {name: getattr(self._engine, name) for name in _COUNTERS}
+        if self.machine.precision == "fp16":
+            scaler = self._engine.optimizer.loss_scaler
+            counters["scaler"] = {name: getattr(scaler, name) for name in _SCALER}
+        return counters
+
+    def _set_counters(self, counters: Mapping[str, Any]) -> None:
+        for name in _COUNTERS:
+            setattr(self._engine, name, counters[name])
+        self._engine.micro_steps = counters["global_steps"] * self.accumulation
+        if self.machine.precision == "fp16" and "scaler" in counters:
+            for name, value in counters["scaler"].items():
+                setattr(self._engine.optimizer.loss_scaler, name, value)
 
     def close(self) -> None:
         """End the run in good order, on all processes."""
@@ -273,19 +325,8 @@ class _Sums:
             self.correct[task] = self.correct[task] + correct if task in self.correct else correct
 
 
-class _Shards:
-    """DeepSpeed's checkpoint writer, with saving done by us: hashed, synced, never raising."""
-
-    def __init__(self, inner: Any):
-        self._inner = inner
-        self.written: checkpoint.Written | None = None
-
-    def save(self, state_dict: dict[str, Any], path: str) -> None:
-        assert self.written is not None, "checkpoints are saved through Engine.save"
-        self.written.write(path, lambda file: torch.save(state_dict, file))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+def warn_on_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _check_precision(machine: Machine, device: torch.device) -> None:

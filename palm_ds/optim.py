@@ -6,6 +6,7 @@ Learning rates come step by step from the schedule, so none is kept in the group
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -44,30 +45,40 @@ class OptimizerConfig:
                 )
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def parameter_groups(
+    model: nn.Module, weight_decay: float, steps: Mapping[str, int] | None = None
+) -> list[dict[str, Any]]:
     """Two groups: what decays (matrices and embeddings of the backbone) and what does not
     (biases, LayerNorm, heads).
 
     A parameter shared by backbone and head appears once and counts as the backbone's. Heads do not
     decay so that one whose task has not begun stays as it is, bit for bit.
+
+    `steps`: how many updates each parameter has had (0 where not given). Parameters of different
+    age get groups of their own, since ZeRO keeps one count of steps for a group.
     """
-    decayed, kept = [], []
+    groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        of_head = name.startswith("heads.")
-        (kept if of_head or parameter.ndim < 2 else decayed).append(parameter)
-    groups = [
-        {"params": decayed, "weight_decay": weight_decay},
-        {"params": kept, "weight_decay": 0.0},
+        decays = parameter.ndim >= 2 and not name.startswith("heads.")
+        age = (steps or {}).get(name, 0)
+        groups.setdefault((-age, not decays), []).append(parameter)
+    return [
+        {"params": groups[key], "weight_decay": 0.0 if key[1] else weight_decay}
+        for key in sorted(groups)
     ]
-    return [group for group in groups if group["params"]]
 
 
 def build_optimizer(
-    model: nn.Module, config: OptimizerConfig, *, zero_stage: int, checked: bool
+    model: nn.Module,
+    config: OptimizerConfig,
+    *,
+    zero_stage: int,
+    checked: bool,
+    steps: Mapping[str, int] | None = None,
 ) -> torch.optim.Optimizer:
     """`checked`: the optimizer itself clips and skips steps with non-finite gradients. That is for
     ZeRO 0 in fp32, where DeepSpeed does neither well (everywhere else it does both)."""
-    groups = parameter_groups(model, config.weight_decay)
+    groups = parameter_groups(model, config.weight_decay, steps)
     settings: dict[str, Any] = dict(lr=config.lr, betas=config.betas, eps=config.eps)
     if config.kind == "lamb":
         if zero_stage > 0:

@@ -201,7 +201,7 @@ def test_killed_damaged_and_resumed_every_later_loss_is_the_same(uninterrupted, 
         process.kill()
         finish(process, -signal.SIGKILL)
     newest = sorted((run / "checkpoints").glob("step_????????"))[-1]
-    shard = max(newest.glob("*.pt"), key=lambda path: path.stat().st_size)
+    shard = max(newest.glob("*.safetensors"), key=lambda path: path.stat().st_size)
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
@@ -354,7 +354,7 @@ def test_one_bad_step_is_skipped_or_rolled_back(small, tmp_path, policy, applied
 
     weights = load_file(run / "weights" / "weights.safetensors")
     assert all(torch.isfinite(tensor).all() for tensor in weights.values())
-    (shard,) = (run / "checkpoints" / "step_00000012").glob("*optim_states.pt")
+    (shard,) = (run / "checkpoints" / "step_00000012").glob("*.safetensors")
     state = torch.load(shard, weights_only=False)  # our own, written a moment ago
     flat = state["optimizer_state_dict"]["base_optimizer_state"]["state"]
     assert {int(each["step"]) for each in flat.values()} == {applied}
