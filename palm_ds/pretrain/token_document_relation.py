@@ -1,0 +1,126 @@
+"""Does this token also occur elsewhere in its document? (ERNIE 2.0, section 4.2.1)
+
+    ... a harbour seal ...  | the seal swam to the boat |  ... two other seals, a seal pup ...
+        outside the text         0   1    0      0              outside the text
+
+Elsewhere are the tokens of the document that are not in the example, up to `reach` of them on
+either side of each of its texts: what keeps a document of a million tokens from costing more than
+one of ten thousand. Special tokens are not asked about, nor stop words, which occur everywhere.
+Hidden tokens are (the question is about the token that stood there), so that the order of the tasks
+in a blend makes no difference. Where the document has hardly anything else the answer would always
+be no; such tokens are not asked about either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from palm_ds import keyed
+from palm_ds.errors import UserError
+from palm_ds.example import Example, arrange
+from palm_ds.source import Source
+from palm_ds.task import Task, guess, passages
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from palm_ds.backbone import Backbone
+
+_SAMPLE, _SAMPLE_ROOM = 512, 256  # examples, and tokens of one, that chance is measured on
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenDocumentRelation(Task):
+    reach: int = 4096
+    """How many tokens of the document before and after a text are looked at."""
+    least: int = 128
+    """A text is asked about where at least so many tokens of its document are looked at."""
+    frequent: float = 0.001
+    """Tokens that make up more than this share of the corpus are stop words: not asked about."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least <= self.reach:
+            raise UserError(
+                f"tasks.{self.name}: least {self.least} and reach {self.reach} must be positive, "
+                f"and least no more than reach"
+            )
+        if not 0 < self.frequent <= 1:
+            raise UserError(f"tasks.{self.name}.frequent: {self.frequent} is not in (0, 1]")
+
+    def items(self, source: Source, room: int) -> np.ndarray:
+        """Passages, as of any task, where enough of their document is outside."""
+        table = passages(source, room - 2)
+        before, after = source.tokens_around(table[:, 0], table[:, 1])
+        return table[np.minimum(before, self.reach) + np.minimum(after, self.reach) >= self.least]
+
+    def layout(
+        self, items: np.ndarray, uniform: np.ndarray, source: Source, room: int
+    ) -> np.ndarray:
+        layout = super().layout(items, uniform, source, room)
+        before, after = source.tokens_around(items[:, 0], items[:, 1])
+        # A passage may begin earlier as long as enough is left outside.
+        layout[:, 1] = np.minimum(layout[:, 1], before - np.maximum(self.least - after, 0))
+        return layout
+
+    def label(self, example: Example, source: Source, rng: np.random.Generator) -> None:
+        asked, answer = np.zeros(len(example), bool), np.zeros(len(example), np.int64)
+        real = np.flatnonzero(example.origin >= 0)
+        document = np.searchsorted(source.starts, example.origin[real], side="right") - 1
+        for number in np.unique(document):
+            mine = real[document == number]
+            pieces = list(self._elsewhere(example.origin[mine], source, int(number)))
+            if sum(map(len, pieces)) < self.least:
+                continue
+            seen = np.zeros(source.vocabulary.size, bool)
+            for ids in pieces:
+                seen[ids] = True
+            asked[mine], answer[mine] = True, seen[example.original[mine]]
+        where = np.flatnonzero(asked)
+        where = where[~self._stop_words(source)[example.original[where]]]
+        example.labels[self.name] = where, answer[where]
+
+    def _elsewhere(self, origin: np.ndarray, source: Source, document: int) -> Iterator[np.ndarray]:
+        """The ids of one document around the stretches that `origin` is made of, none twice."""
+        places = np.sort(origin)
+        breaks = np.flatnonzero(np.diff(places) > 1) + 1
+        begins = places[np.concatenate([[0], breaks])].tolist()
+        ends = (places[np.concatenate([breaks - 1, [len(places) - 1]])] + 1).tolist()
+        upto, last = int(source.starts[document]), int(source.ends[document])
+        for begin, end, following in zip(begins, ends, [*begins[1:], last], strict=True):
+            first = max(upto, begin - self.reach)
+            upto = min(end + self.reach, following)
+            for a, b in ((first, begin), (end, upto)):
+                if a < b:
+                    yield source.corpus.read(a, b, ()).ids
+
+    def _stop_words(self, source: Source) -> np.ndarray:
+        """(vocabulary,) bool: of the whole corpus, so the same in training and held out."""
+
+        def find() -> np.ndarray:
+            everything = Source(source.corpus, np.arange(len(source.corpus)))
+            return everything.unigrams > self.frequent
+
+        return source.once(f"tokens above {self.frequent}", find)
+
+    def head(self, backbone: Backbone) -> nn.Module:
+        from palm_ds.heads import ClassHead
+
+        return ClassHead(backbone.config.width, classes=2)
+
+    def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
+        """Knowing how often the answer is yes, in passages of the source."""
+        return guess(targets, source.once(f"answers of {self}", lambda: self._counts(source)))
+
+    def _counts(self, source: Source) -> np.ndarray:
+        """(2,) how often the answers are no and yes in some passages."""
+        counts, items = np.zeros(2), self.items(source, _SAMPLE_ROOM)
+        sample = np.arange(min(_SAMPLE, len(items)))
+        for start, end, _ in items[keyed.permute(keyed.key(self.name), len(items), sample)]:
+            example = arrange([source.read(start, end)], source.vocabulary)
+            self.label(example, source, keyed.generator(0, 0))
+            counts += np.bincount(example.labels[self.name][1], minlength=2)
+        return counts
