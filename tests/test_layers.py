@@ -16,7 +16,7 @@ LAYERS = (
     ("budget",),
     ("settings", "example", "packing", "plan", "optim", "checkpoint", "portable", "deepspeed_check"),
     ("tokenizer", "machine", "schedule"),
-    ("corpus", "reader", "processes"),
+    ("corpus", "reader", "processes", "readable"),
     ("source",),
     ("kernels",),
     ("attention", "backbone_config"),
@@ -26,7 +26,7 @@ LAYERS = (
     ("pretrain", "tasks"),
     ("run", "feed", "model", "log"),
     ("weights", "report", "evaluate", "stream"),
-    ("assemble", "fill_mask"),
+    ("assemble", "extend", "fill_mask"),
     ("folder", "ablate"),
     ("train",),
 )
