@@ -15,9 +15,10 @@ import torch
 
 from palm_ds import __version__, checkpoint, fill_mask, weights
 from palm_ds.assemble import Data, build_held_out, build_model, build_stream, open_data
-from palm_ds.engine import Engine, StepResult, start, stop
+from palm_ds.engine import Engine, StepResult, start, stop, warn_on_stderr
 from palm_ds.evaluate import HeldOut, Score, evaluate
 from palm_ds.example import Batch
+from palm_ds.extend import Lineage, inherit
 from palm_ds.flops import training_flops
 from palm_ds.folder import Run, check_folder, overview, write_folder
 from palm_ds.heads import MaskedWordHead
@@ -49,8 +50,22 @@ def train(run: Run, event_handler: EventHandler | None = None, *, dry_run: bool 
         if processes.rank == 0:
             print(text, flush=True)
 
+    found = checkpoint.find(run.checkpoints, group=processes, warn=warn_on_stderr)
     model = build_model(recipe, run.machine, data.vocabulary, device=processes.device, say=say)
-    if recipe.init_from and not checkpoint.steps_in(run.checkpoints):
+    lineage = _lineage(run, model, data)
+    inheritance = None
+    if recipe.extend and found is None:
+        inheritance = inherit(
+            Path(recipe.extend),
+            model,
+            lineage,
+            [feed.name for feed in stream.feeds],
+            group=processes,
+            warn=warn_on_stderr,
+        )
+        say("\n".join(inheritance.lines()))
+        stream.begun = dict(inheritance.consumed)
+    elif recipe.init_from and found is None:
         say("\n".join(weights.load_weights(Path(recipe.init_from), model).lines()))
     say(overview(run, stream, model, processes.world))
     if dry_run:
@@ -64,8 +79,17 @@ def train(run: Run, event_handler: EventHandler | None = None, *, dry_run: bool 
         optimizer=recipe.optimizer,
         rows=recipe.rows,
         seed=recipe.seed,
+        steps=found.parameters if found else inheritance.steps if inheritance else None,
     )
-    state = engine.load(run.checkpoints) or {"step": 0, "cursor": {}}
+    state: Mapping[str, Any] = {"step": 0, "cursor": {}}
+    if found:
+        engine.restore(found)
+        state = found.state
+        if found.layout != engine.layout:
+            say(f"goes on with {engine.layout}; saved with {found.layout}")
+    elif inheritance:
+        engine.inherit(inheritance.found, grown=inheritance.grown, fresh=inheritance.fresh)
+    stream.begun = dict(state.get("begun") or stream.begun)
     stream.seek(state["cursor"])
     log = _open_log(run, engine, data, state["step"])
     loop = Loop(
@@ -75,6 +99,7 @@ def train(run: Run, event_handler: EventHandler | None = None, *, dry_run: bool 
         stream=stream,
         validation=validation,
         log=log,
+        lineage=lineage,
         tell=event_handler or (lambda name, facts: None),
     )
     try:
@@ -87,6 +112,15 @@ def train(run: Run, event_handler: EventHandler | None = None, *, dry_run: bool 
             log.close()
     engine.close()
     return code
+
+
+def _lineage(run: Run, model: Model, data: Data) -> Lineage:
+    corpus = next(iter(data.corpora.values()))
+    return Lineage(
+        backbone=model.backbone.config,
+        task_ids=run.recipe.task_ids,
+        tokenizer=corpus.manifest.tokenizer["fingerprint"],
+    )
 
 
 def _open_log(run: Run, engine: Engine, data: Data, step: int) -> RunLog | None:
@@ -152,6 +186,7 @@ class Loop:
     stream: Stream
     validation: HeldOut
     log: RunLog | None
+    lineage: Lineage
     tell: EventHandler
     done: bool = False
     scores: dict[str, Score] = field(default_factory=dict)
@@ -236,7 +271,13 @@ class Loop:
     def _save(self, done: int) -> None:
         if self._saved == done:
             return
-        state = {"step": done, "cursor": self.stream.cursor(done)}
+        state = {
+            "step": done,
+            "cursor": self.stream.cursor(done),
+            "begun": self.stream.begun,
+            "consumed": self.stream.consumed(done),
+            "lineage": self.lineage.record(),
+        }
         try:
             self.engine.save(self.run.checkpoints, state, step=done, keep=self.recipe.save.keep)
         except checkpoint.SaveError as error:
@@ -350,12 +391,15 @@ def finish(run: Run, engine: Engine, model: Model, data: Data, log: RunLog | Non
 
 
 def export(run: Run, model: Model, state: Mapping[str, torch.Tensor], data: Data) -> None:
-    """weights/ and hf/ of the run folder; hf/ reads texts as the first task of masked words did."""
+    """weights/ and hf/ of the run folder; hf/ reads texts as the recipe's `export_task` did, or as
+    the first task of masked words."""
     recipe, config = run.recipe, model.backbone.config
+    words = [t for t, h in model.head_of.items() if isinstance(model.heads[h], MaskedWordHead)]
     info = weights.WeightsInfo(
         backbone=config,
         task_ids=recipe.task_ids,
         head_of=model.head_of,
+        export_task=recipe.export_task or next(iter(words), ""),
         made_by={
             "palm_ds": __version__,
             "recipe": recipe.fingerprint,
@@ -364,9 +408,9 @@ def export(run: Run, model: Model, state: Mapping[str, torch.Tensor], data: Data
     )
     tokenizer = next(iter(data.corpora.values())).tokenizer()
     weights.save_weights(state, run.folder / "weights", info, tokenizer=tokenizer)
-    words = [t for t, h in model.head_of.items() if isinstance(model.heads[h], MaskedWordHead)]
-    task_id = recipe.task_ids[words[0]] if words else 0
-    weights.export_hf(state, run.folder / "hf", config=config, tokenizer=tokenizer, task_id=task_id)
+    weights.export_hf(
+        state, run.folder / "hf", config=config, tokenizer=tokenizer, task_id=info.task_id
+    )
 
 
 def _some_source(data: Data) -> Source:

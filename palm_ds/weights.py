@@ -49,8 +49,15 @@ class WeightsInfo:
     backbone: BackboneConfig
     task_ids: Mapping[str, int] = field(default_factory=dict)
     head_of: Mapping[str, str] = field(default_factory=dict)
+    export_task: str = ""
+    """The task whose task embedding texts get that say no other (a recipe's `export_task`)."""
     made_by: Mapping[str, Any] = field(default_factory=dict)
     """Free: program, version, step, recipe ..."""
+
+    @property
+    def task_id(self) -> int:
+        """The row of the task embedding that `export_task` has; 0 where nothing is known."""
+        return self.task_ids.get(self.export_task, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +211,8 @@ def _parse_info(path: Path) -> WeightsInfo:
         raise UserError(f"{path}: no `backbone`, the encoder's numbers")
     keys = ("task_ids", "head_of", "made_by")
     rest = {key: about[key] for key in keys if isinstance(about.get(key), dict)}
+    if isinstance(about.get("export_task"), str):  # folders written before it have none
+        rest["export_task"] = about["export_task"]
     return WeightsInfo(
         backbone=BackboneConfig.from_dict(about["backbone"], f"{path}: backbone"), **rest
     )

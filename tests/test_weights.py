@@ -77,6 +77,23 @@ def same(one: Model, other: Model) -> bool:
 # ---- the portable folder ----
 
 
+def test_the_task_that_texts_are_read_as_is_stored(tmp_path: Path) -> None:
+    save_weights(model(), tmp_path / "weights", replace(info(), export_task="distance"))
+    found = read_info(tmp_path / "weights")
+    assert (found.export_task, found.task_id) == ("distance", 1)
+    assert json.loads((tmp_path / "weights/weights.json").read_text())["export_task"] == "distance"
+    assert (info().export_task, info().task_id) == ("", 0)
+
+
+def test_a_folder_written_before_it_was_stored_is_read_as_task_0(tmp_path: Path) -> None:
+    save_weights(model(), tmp_path / "weights", replace(info(), export_task="distance"))
+    path = tmp_path / "weights/weights.json"
+    about = json.loads(path.read_text())
+    del about["export_task"]
+    path.write_text(json.dumps(about))
+    assert read_info(tmp_path / "weights").task_id == 0
+
+
 def test_a_portable_folder_comes_back_bit_for_bit(tmp_path: Path) -> None:
     net, other = model(), model(seed=2)
     save_weights(net, tmp_path / "weights", info())
