@@ -55,7 +55,7 @@ class Amount:
             return self.number
         if not step_tokens or (self.unit == "sequences" and mean_length is None):
             raise UserError(f"{where}: {self} are so many steps only once the corpora are open")
-        length = Fraction(mean_length or 0) if self.unit == "sequences" else 1
+        length = _exact(mean_length or 0) if self.unit == "sequences" else 1
         return math.ceil(self.number * length / step_tokens)
 
 
@@ -160,7 +160,7 @@ def _mean(shares: Mapping[str, Fraction], measures: Measures | None) -> float | 
     """Tokens of an example, over all blends, when these are their shares of the tokens."""
     if measures is None:
         return None
-    examples = sum(share / Fraction(measures[b].mean_length) for b, share in shares.items())
+    examples = sum(share / _exact(measures[b].mean_length) for b, share in shares.items())
     return float(sum(shares.values()) / examples)
 
 
