@@ -101,6 +101,10 @@ class Task(ABC):
         nothing = np.full(len(targets), np.nan)
         return nothing, nothing
 
+    def class_name(self, label: int) -> str:
+        """What a class is called where a person reads it (launch/inspect_stream.py)."""
+        return str(label)
+
 
 def passages(source: Source, size: int) -> np.ndarray:
     """(passages, 3) start, end, start of the document: every document cut every `size` tokens.
