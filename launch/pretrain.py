@@ -26,6 +26,12 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--run_dir", help="where everything is written; default runs/RECIPE")
     parser.add_argument("--init_from", metavar="DIR", help="start from these weights")
+    parser.add_argument(
+        "--extend",
+        metavar="RUN",
+        help="start from this run's weights, optimizer state and place in the data: the recipe has "
+        "a task or a corpus more",
+    )
     parser.add_argument("--dry_run", action="store_true", help="check everything, train nothing")
     parser.add_argument(
         "--print_config", action="store_true", help="show all that is decided; stop"
@@ -50,6 +56,8 @@ def main() -> int:
         overrides = list(args.overrides)
         if args.init_from:
             overrides.append(f"init_from={args.init_from}")
+        if args.extend:
+            overrides.append(f"extend={args.extend}")
         recipe = read_recipe(args.recipe, overrides)
         folder = Path(args.run_dir or Path("runs") / Path(args.recipe).stem)
         run = Run(recipe=recipe, machine=read_machine(args.deepspeed_config), folder=folder)

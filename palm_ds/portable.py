@@ -170,6 +170,10 @@ class Stored:
     def __contains__(self, name: str) -> bool:
         return name in self._found
 
+    def size(self, name: str) -> int:
+        """How many values a parameter has."""
+        return max(last for _, last, _ in self._found[name])
+
     def read(self, name: str, kind: str, start: int, end: int) -> torch.Tensor:
         """(end - start,) values [start, end) of a parameter, or of one of its moments."""
         out = torch.empty(end - start, dtype=torch.float32)

@@ -140,6 +140,9 @@ class Recipe:
     step, or go back to the last checkpoint and skip the steps that led there."""
     init_from: str = ""
     """A folder of weights to start from (weights only; the schedule starts anew)."""
+    extend: str = ""
+    """A run folder to start from with weights, optimizer state and place in the data, as its newest
+    checkpoint has them; this recipe has a task or a corpus more (`--extend`)."""
     export_task: str = ""
     """The task whose task embedding texts get that say no other: row 0 of `hf/`, and the default of
     fine-tuning. By default the first task of masked words."""

@@ -121,6 +121,14 @@ class Track:
         out[list(self.which)] = np.floor(number * self.rates + 1e-9).astype(np.int64)
         return out
 
+    def consumed_to(self, row: int) -> np.ndarray:
+        """(feeds,) examples of the windows that the rows before this one stand in."""
+        if row >= self.total:
+            return self.consumed()
+        window = self._window_of(row)
+        begins_it = row == self.firsts[window - self.base]
+        return self.consumed_before(window if begins_it else window + 1)
+
     def consumed(self) -> np.ndarray:
         """(feeds,) examples of the whole track, to its last row."""
         if not self.total:
@@ -153,6 +161,8 @@ class Stream:
     seed: int
     pad: int
     window_rows: int = WINDOW_ROWS
+    begun: dict[str, int] = field(default_factory=dict)
+    """{feed: examples} that were read before the first step, by the run that this one extends."""
     _stages: dict[int, OpenStage] = field(default_factory=dict, repr=False)
 
     def step_rows(self, step: int) -> list[Row]:
@@ -196,10 +206,16 @@ class Stream:
                 track.base, track.firsts = at[0], [at[1]]
         self._stages[cursor["stage"]] = stage
 
-    def consumed(self) -> dict[str, int]:
-        """{feed: examples} of the whole plan."""
-        last = len(self.plan.stages) - 1
-        total = self._stage(last).begun + self._stage(last).consumed()
+    def consumed(self, step: int | None = None) -> dict[str, int]:
+        """{feed: examples} that the first `step` steps draw from (all steps, by default). Within a
+        stage whole windows count, so that a run that goes on from there sees none of them again."""
+        step = self.plan.steps if step is None else step
+        number = self.plan.stage_at(max(step - 1, 0))
+        stage = self._stage(number)
+        total = stage.begun.copy()
+        places = stage.places(step - self._first(number), self.rows)
+        for track, place in zip(stage.tracks, places, strict=True):
+            total += track.consumed_to(place)
         return {feed.name: int(n) for feed, n in zip(self.feeds, total, strict=True)}
 
     def _first(self, stage: int) -> int:
@@ -208,7 +224,7 @@ class Stream:
     def _stage(self, number: int) -> OpenStage:
         if number not in self._stages:
             if number == 0:
-                begun = np.zeros(len(self.feeds), np.int64)
+                begun = np.array([self.begun.get(feed.name, 0) for feed in self.feeds], np.int64)
             else:
                 before = self._stage(number - 1)
                 begun = before.begun + before.consumed()

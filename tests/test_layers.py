@@ -22,7 +22,7 @@ LAYERS = (
     ("attention", "backbone_config"),
     ("backbone", "flops", "hf_names", "engine"),
     ("heads", "metrics"),
-    ("task", "pairs"),
+    ("task", "pairs", "paragraphs"),
     ("pretrain", "tasks"),
     ("run", "feed", "model", "log"),
     ("weights", "report", "evaluate", "stream"),

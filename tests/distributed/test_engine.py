@@ -162,3 +162,52 @@ def test_shipped_machine_files_train_and_resume(run_distributed) -> None:
         # fp16 begins by finding its loss scale
         np.testing.assert_allclose(losses, result["cpu"][0], rtol=2e-2 if skipped else 3e-3)
         assert skipped == 0 or "fp16" in name
+
+
+def test_any_processes_and_any_stage_go_on(run_distributed, tmp_path) -> None:
+    """2, 1, 2 processes, and under each another ZeRO stage: one curve, that of a plain loop."""
+    chains = {
+        "a": ("1:fp32", "3:fp32", "2:fp32"),
+        "b": ("2:fp32", "0:fp32", "3:fp32"),
+        "c": ("3:fp32", "2:fp32", "1:fp32"),
+        "d": ("0:fp32", "1:fp32", "0:fp32"),
+        "e": ("3:fp32", "3:fp32", "0:fp32"),
+        "f": ("1:bf16", "3:bf16", "2:bf16"),
+    }
+    losses: dict[str, list[float]] = {name: [] for name in chains}
+    for part, launcher in enumerate(("deepspeed", "python", "deepspeed")):
+        order = sorted(chains, key=lambda name: chains[name][part])  # ZeRO 3 last
+        runs = ",".join(f"{name}:{chains[name][part]}" for name in order)
+        steps = ("--first", 3 * part, "--last", 3 * part + 3)
+        done = run_distributed(
+            "resize.py", "--folder", tmp_path, "--runs", runs, *steps, launcher=launcher
+        )
+        for name in chains:
+            losses[name] += done.result[name]
+    plain = run_distributed("losses.py", "--runs", "0:fp32:16", "--steps", 9, launcher="python")
+    for name, chain in chains.items():
+        tolerance = 3e-3 if "bf16" in chain[0] else 1e-5
+        np.testing.assert_allclose(
+            losses[name], plain.result["plain"], rtol=tolerance, err_msg=name
+        )
+
+
+def test_a_run_is_extended_by_a_task(run_distributed, tmp_path) -> None:
+    """The old tasks' losses go on as in plain torch with the moments carried over by hand, under
+    every ZeRO stage and with another number of processes than before."""
+    kept = run_distributed("grow.py", "--phase", "plain", launcher="python").result
+    lost = run_distributed("grow.py", "--phase", "plain", "--forget", 1, launcher="python").result
+    assert np.abs(np.array(lost[4:]) - kept[4:]).max() > 1e-3  # so that moments show
+    for folder, (first, second) in {
+        "shrunk": ("deepspeed", "python"),
+        "grown": ("python", "deepspeed"),
+    }.items():
+        place = ("--folder", tmp_path / folder)
+        before = run_distributed("grow.py", "--phase", "first", *place, launcher=first).result
+        after = run_distributed("grow.py", "--phase", "second", *place, launcher=second).result
+        for stage in ("1", "2", "3"):
+            losses, fresh, consumed, ages = after[stage]
+            found = before[stage] + losses
+            np.testing.assert_allclose(found, kept, rtol=1e-5, err_msg=f"{folder} {stage}")
+            assert fresh == ["heads.added.out.weight", "heads.added.out.bias"]
+            assert consumed == {"b": 7} and ages == [2, 6]

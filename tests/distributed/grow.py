@@ -1,0 +1,184 @@
+"""Train a model of two tasks and save it; extend it by a third task and train on. `--phase plain`
+does both in plain torch, with the moments carried over by hand or (`--forget 1`) without them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tiny import LENGTH, LR, OPTIMIZER, ROWS, WORDS, arguments, write
+
+from palm_ds.backbone import Backbone, BackboneConfig
+from palm_ds.engine import Engine, start, warn_on_stderr
+from palm_ds.example import Batch, Example, collate
+from palm_ds.extend import Lineage, inherit
+from palm_ds.heads import ClassHead, MaskedWordHead
+from palm_ds.machine import make_machine
+from palm_ds.model import Model
+from palm_ds.optim import parameter_groups
+from palm_ds.processes import leave
+
+OLD = {"words": 0, "order": 1}
+NEW = {"words": 0, "added": 1, "order": 2}  # the new task stands between, so rows move
+SLOTS = {"old": 2, "new": 4}
+BEFORE, AFTER = 4, 5
+
+
+def make_model(which: str) -> Model:
+    torch.manual_seed({"old": 0, "new": 1}[which])
+    config = BackboneConfig(
+        vocab_size=WORDS,
+        width=33,  # no process count divides it
+        layers=1,
+        heads=3,
+        positions=LENGTH,
+        task_slots=SLOTS[which],
+        dropout=0.0,
+        attention_dropout=0.0,
+    )
+    backbone = Backbone(config)
+    heads: dict[str, torch.nn.Module] = {
+        "words": MaskedWordHead(backbone),
+        "order": ClassHead(33, 3, pooled=True),
+    }
+    if which == "new":
+        heads["added"] = ClassHead(33, 5)
+    return Model(backbone, heads, {name: name for name in heads})
+
+
+def share(step: int, rank: int, world: int, micro: int) -> list[Batch]:
+    ids_of = OLD if step < BEFORE else NEW
+    size = ROWS // world
+    rows = []
+    for number in range(rank * size, (rank + 1) * size):
+        rng = np.random.default_rng([step, number])
+        ids = rng.integers(5, WORDS, int(rng.integers(12, LENGTH)))
+        nothing = np.zeros(len(ids), np.int64)
+        example = Example(ids=ids, segments=nothing, origin=np.arange(len(ids)), marks={})
+        at = rng.choice(len(ids), int(rng.integers(1, 9)), replace=False)
+        task = list(ids_of)[number % len(ids_of)]
+        example.labels["words"] = at, ids[at].copy()
+        if task == "order":
+            example.labels["order"] = np.array([0]), ids[1:2] % 3
+        if task == "added":
+            example.labels["added"] = at, ids[at] % 5
+        rows.append([(example, ids_of[task])])
+    return [collate(rows[at : at + micro], length=LENGTH, pad=0) for at in range(0, size, micro)]
+
+
+def lineage(model: Model, ids: dict[str, int]) -> Lineage:
+    return Lineage(backbone=model.backbone.config, task_ids=ids, tokenizer="same")
+
+
+def train(engine: Engine, steps: range) -> list[float]:
+    losses = []
+    for step in steps:
+        batches = share(step, engine.rank, engine.world, engine.micro_rows)
+        result = engine.step(batches, LR, step)
+        sums = engine.reduce(result.loss_sums)
+        losses.append(sum(sums[task] / max(result.counts[task], 1) for task in sums))
+    return losses
+
+
+def first_phase(stage: int, folder: Path) -> tuple[Engine, list[float]]:
+    model = make_model("old")
+    machine = make_machine({"zero_optimization": {"stage": stage}})
+    engine = Engine(model, machine=machine, optimizer=OPTIMIZER, rows=ROWS, seed=1)
+    losses = train(engine, range(BEFORE))
+    state = {"step": BEFORE, "lineage": lineage(model, OLD).record(), "consumed": {"a": 3, "b": 7}}
+    engine.save(folder / "checkpoints", state, step=BEFORE)
+    return engine, losses
+
+
+def second_phase(stage: int, folder: Path) -> tuple[Engine, list[Any]]:
+    machine = make_machine({"zero_optimization": {"stage": stage}})
+    processes = start(machine)
+    model = make_model("new")
+    taken = inherit(
+        folder, model, lineage(model, NEW), ["b", "c"], group=processes, warn=warn_on_stderr
+    )
+    engine = Engine(
+        model, machine=machine, optimizer=OPTIMIZER, rows=ROWS, seed=1, steps=taken.steps
+    )
+    engine.inherit(taken.found, grown=taken.grown, fresh=taken.fresh)
+    middle = BEFORE + 2
+    losses = train(engine, range(BEFORE, middle))
+    # A run that extends another is resumed like any other, its parameters of two ages included.
+    engine.save(folder / "extended", {"step": 2}, step=2)
+    ages = sorted(set(engine_steps(folder / "extended" / "step_00000002")))
+    train(engine, range(middle, middle + 1))
+    engine.load(folder / "extended")
+    losses += train(engine, range(middle, BEFORE + AFTER))
+    return engine, [losses, list(taken.fresh), dict(taken.consumed), ages]
+
+
+def engine_steps(folder: Path) -> list[int]:
+    import json
+
+    return list(json.loads((folder / "manifest.json").read_text())["parameters"].values())
+
+
+def plain(forget: bool) -> list[float]:
+    old, new = make_model("old"), make_model("new")
+    losses: list[float] = []
+    before = run_plain(old, plain_optimizer(old), range(BEFORE), losses)
+    optimizer = plain_optimizer(new)
+    theirs = dict(old.named_parameters())
+    with torch.no_grad():
+        for name, parameter in new.named_parameters():
+            if name not in theirs:
+                continue
+            state = before.state[theirs[name]]
+            if name == "backbone.task.weight":
+                parameter[0], parameter[2] = theirs[name][0], theirs[name][1]
+                moments = {k: torch.zeros_like(parameter) for k in ("exp_avg", "exp_avg_sq")}
+                for kind, table in moments.items():
+                    table[0], table[2] = state[kind][0], state[kind][1]
+            else:
+                parameter.copy_(theirs[name])
+                moments = {k: state[k].clone() for k in ("exp_avg", "exp_avg_sq")}
+            if not forget:
+                optimizer.state[parameter] = {"step": state["step"].clone(), **moments}
+    run_plain(new, optimizer, range(BEFORE, BEFORE + AFTER), losses)
+    return losses
+
+
+def plain_optimizer(model: Model) -> torch.optim.AdamW:
+    groups = parameter_groups(model, OPTIMIZER.weight_decay)
+    return torch.optim.AdamW(groups, lr=LR, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps)
+
+
+def run_plain(
+    model: Model, optimizer: torch.optim.AdamW, steps: range, losses: list[float]
+) -> torch.optim.AdamW:
+    for step in steps:
+        (batch,) = share(step, 0, 1, ROWS)
+        optimizer.zero_grad()
+        outputs = model(batch)
+        total = torch.stack([o.loss_sum / len(batch.labels[t][0]) for t, o in outputs.items()])
+        total.sum().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER.clip)
+        optimizer.step()
+        losses.append(total.sum().item())
+    return optimizer
+
+
+def main() -> None:
+    options = arguments(folder="", phase="", stages="1,2,3", forget=0)
+    if options.phase == "plain":
+        write(options.out, 0, plain(bool(options.forget)))
+        return
+    results: dict[str, Any] = {}
+    engine = None
+    for stage in map(int, options.stages.split(",")):
+        phase = first_phase if options.phase == "first" else second_phase
+        engine, results[str(stage)] = phase(stage, Path(options.folder) / str(stage))
+    assert engine is not None
+    write(options.out, engine.rank, results)
+    engine.close()
+    leave(0)
+
+
+main()
