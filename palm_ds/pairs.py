@@ -113,11 +113,44 @@ def lay_out(pairs: np.ndarray, room: int) -> np.ndarray:
     return np.column_stack([length, spare, start, first_tokens, second, second_tokens, label])
 
 
-def arrange_pair(layout: np.ndarray, source: Source) -> Example:
-    """[CLS] first [SEP] second [SEP] of one row of `lay_out`."""
-    _, _, start, tokens, second, second_tokens, _ = (int(x) for x in layout)
-    pieces = [source.read(start, start + tokens), source.read(second, second + second_tokens)]
-    return arrange(pieces, source.vocabulary)
+def arrange_pair(layout: np.ndarray, source: Source, *, swap: bool = False) -> Example:
+    """[CLS] first [SEP] second [SEP] of a layout whose columns are `length, more, start of the
+    first, its tokens, start of the second, its most tokens, ...` (`lay_out`; or of running text,
+    where a pair that was given more room goes on in the second, then begins earlier in the
+    first)."""
+    length, _, start, tokens, second, most = (int(x) for x in layout[:6])
+    second_tokens = min(length - 3 - tokens, most)
+    earlier = length - 3 - tokens - second_tokens
+    pieces = [
+        source.read(start - earlier, start + tokens),
+        source.read(second, second + second_tokens),
+    ]
+    return arrange(pieces[::-1] if swap else pieces, source.vocabulary)
+
+
+def anchors(source: Source) -> np.ndarray:
+    """(sentences, 3) int64: every sentence, and the sentences [first, last) of its document."""
+    count = source.last_sentences - source.first_sentences
+    first = np.repeat(source.first_sentences, count)
+    last = np.repeat(source.last_sentences, count)
+    anchor = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + first
+    return np.column_stack([anchor, first, last])
+
+
+def elsewhere(
+    own: np.ndarray, eligible: np.ndarray, draw: np.ndarray, source: Source
+) -> tuple[np.ndarray, np.ndarray]:
+    """(n,) a sentence of any document but one's own, all of them as likely, and its document.
+
+    own: (n,) documents of the source; eligible: (documents,) how many sentences from a document's
+    first may be drawn; draw: (n,) in [0, 1). Some other document must have one."""
+    upto = np.cumsum(eligible)
+    skipped = upto[own] - eligible[own]
+    pick = (draw * (upto[-1] - eligible[own])).astype(np.int64)
+    pick = np.where(pick < skipped, pick, pick + eligible[own])
+    document = np.searchsorted(upto, pick, side="right")
+    within = pick - (upto[document] - eligible[document])
+    return source.first_sentences[document] + within, document
 
 
 def balance(classes: np.ndarray, repeat: int, key: int) -> tuple[np.ndarray, np.ndarray]:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from palm_ds.errors import UserError
-from palm_ds.example import Example, arrange
+from palm_ds.example import Example
+from palm_ds.pairs import anchors, arrange_pair
 from palm_ds.source import Source
 from palm_ds.task import Task
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from palm_ds.backbone import Backbone
 
 ADJACENT, SAME_DOCUMENT, OTHER_DOCUMENT = range(3)
+_NAMES = ("adjacent", "same document", "other document")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +43,8 @@ class SentenceDistance(Task):
                 f"tasks.{self.name}: {source.corpus.path} has {len(source.documents)} document(s) "
                 f"to read here; texts of different documents need at least 2"
             )
-        count = source.last_sentences - source.first_sentences
-        first = np.repeat(source.first_sentences, count)
-        last = np.repeat(source.last_sentences, count)
-        anchor = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + first
-        table = np.column_stack([anchor, first, last])
+        table = anchors(source)
+        anchor, first, last = table.T
         return table[(last - anchor >= 2) & (last - first >= 4)]
 
     def layout(
@@ -104,14 +103,8 @@ class SentenceDistance(Task):
         return other, limit
 
     def example(self, layout: np.ndarray, source: Source, rng: np.random.Generator) -> Example:
-        length, _, start, tokens, other, most_other, swap, label = (int(x) for x in layout)
-        other_tokens = min(length - 3 - tokens, most_other)
-        earlier = length - 3 - tokens - other_tokens
-        pieces = [
-            source.read(start - earlier, start + tokens),
-            source.read(other, other + other_tokens),
-        ]
-        example = arrange(pieces[::-1] if swap else pieces, source.vocabulary)
+        swap, label = bool(layout[6]), int(layout[7])
+        example = arrange_pair(layout, source, swap=swap)
         example.labels[self.name] = np.array([0]), np.array([label])
         return example
 
@@ -122,3 +115,6 @@ class SentenceDistance(Task):
 
     def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
         return np.full(len(targets), np.log(3)), np.full(len(targets), 1 / 3)
+
+    def class_name(self, label: int) -> str:
+        return _NAMES[label]

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from palm_ds import keyed
 from palm_ds.errors import UserError
 from palm_ds.example import Example, arrange
+from palm_ds.paragraphs import lay_out, paragraphs, segments
 from palm_ds.source import Source
 from palm_ds.task import Task
 
@@ -62,24 +62,13 @@ class SentenceReordering(Task):
         allowed = np.cumsum([math.factorial(n) for n in range(1, self.most + 1)])
         classes = allowed[np.minimum(items[:, 1] - items[:, 0], self.most) - 1]
         label = (uniform[:, 0] * classes).astype(np.int64)
-        segments = np.searchsorted(allowed, label, side="right") + 1
-        offsets = source.corpus.sentence_starts
-        length = 1 + offsets[items[:, 1]] - offsets[items[:, 0]] + segments
-        before, after = source.tokens_around(offsets[items[:, 0]], offsets[items[:, 1]])
-        spare = np.minimum(room - length, before + after)
-        return np.column_stack([length, spare, items, label, after])
+        parts = np.searchsorted(allowed, label, side="right") + 1
+        return lay_out(items, parts, label, source, room)
 
     def example(self, layout: np.ndarray, source: Source, rng: np.random.Generator) -> Example:
-        length, _, first, last, label, after = (int(x) for x in layout)
+        label = int(layout[4])
         order = self.orders[label]
-        starts, tokens = source.corpus.sentence_starts, length - 1 - len(order)
-        # Free space of the row is filled with the sentences after the paragraph, then those before.
-        end = min(int(starts[first]) + tokens, int(starts[last]) + after)
-        last = max(last, int(np.searchsorted(starts, end)))
-        first = min(first, int(np.searchsorted(starts, end - tokens, side="right")) - 1)
-        inner = np.sort(rng.choice(np.arange(first + 1, last), len(order) - 1, replace=False))
-        cuts = starts[np.array([first, *inner, last])]
-        begins, ends = cuts[:-1], _shortened(cuts, int(cuts[-1] - cuts[0]) - tokens, rng)
+        begins, ends = segments(layout, len(order), source, rng)
         pieces = [source.read(begins[i], ends[i]) for i in order]
         example = arrange(pieces, source.vocabulary)
         example.labels[self.name] = np.array([0]), np.array([label])
@@ -95,35 +84,6 @@ class SentenceReordering(Task):
         orders = np.array([math.factorial(len(order)) for order in self.orders])[targets]
         return np.log(orders), 1 / orders
 
-
-def _shortened(cuts: np.ndarray, excess: int, rng: np.random.Generator) -> np.ndarray:
-    """Where the segments end, `excess` tokens left out at the end of one of them.
-
-    A row's free space seldom ends with a sentence, so one segment is cut short. If it were always
-    the last one of the text, a missing full stop would tell the order; so it is any."""
-    ends, sizes = cuts[1:].copy(), np.diff(cuts)
-    if excess:
-        able = np.flatnonzero(sizes > excess)
-        ends[rng.choice(able)] -= excess
-    return ends
-
-
-def paragraphs(source: Source, size: int, shortest: float) -> np.ndarray:
-    """(paragraphs, 2) sentences [first, last): every document cut into runs of whole sentences.
-
-    Each run is drawn a target between `shortest` and 1 times `size` tokens, so that rows pack well
-    and the model sees texts of every length. Runs longer than `size` (one sentence that is) are
-    left out."""
-    sentence, limit = source.first_sentences.copy(), source.last_sentences
-    runs = []
-    while (going := sentence < limit).any():
-        first = sentence[going]
-        draw = keyed.uniform(keyed.key("paragraph"), first, 1)[:, 0]
-        target = ((shortest + (1 - shortest) * draw) * size).astype(np.int64)
-        last = source.sentence_end(first, limit[going], target)
-        runs.append(np.column_stack([first, last]))
-        sentence[going] = last
-    table = np.concatenate(runs) if runs else np.empty((0, 2), np.int64)
-    table = table[np.argsort(table[:, 0], kind="stable")]
-    offsets = source.corpus.sentence_starts
-    return table[offsets[table[:, 1]] - offsets[table[:, 0]] <= size]
+    def class_name(self, label: int) -> str:
+        """`2 1 3`: the text's second segment stands first."""
+        return " ".join(str(segment + 1) for segment in self.orders[label])

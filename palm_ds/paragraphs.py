@@ -1,0 +1,73 @@
+"""Runs of whole sentences, cut into segments: what the tasks about the order of a text share.
+
+    document ──paragraphs──> runs of sentences ──lay_out──> lengths ──segments──> begins and ends
+
+A paragraph that is given more room takes in the sentences after it, then those before. The room
+seldom ends with a sentence, so one segment is cut short: any of them, so that the cut says nothing
+of the order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from palm_ds import keyed
+from palm_ds.source import Source
+
+
+def paragraphs(source: Source, size: int, shortest: float) -> np.ndarray:
+    """(paragraphs, 2) sentences [first, last): every document cut into runs of whole sentences.
+
+    Each run is drawn a target between `shortest` and 1 times `size` tokens, so that rows pack well
+    and the model sees texts of every length. Runs longer than `size` (one sentence that is) are
+    left out."""
+    sentence, limit = source.first_sentences.copy(), source.last_sentences
+    runs = []
+    while (going := sentence < limit).any():
+        first = sentence[going]
+        draw = keyed.uniform(keyed.key("paragraph"), first, 1)[:, 0]
+        target = ((shortest + (1 - shortest) * draw) * size).astype(np.int64)
+        last = source.sentence_end(first, limit[going], target)
+        runs.append(np.column_stack([first, last]))
+        sentence[going] = last
+    table = np.concatenate(runs) if runs else np.empty((0, 2), np.int64)
+    table = table[np.argsort(table[:, 0], kind="stable")]
+    offsets = source.corpus.sentence_starts
+    return table[offsets[table[:, 1]] - offsets[table[:, 0]] <= size]
+
+
+def lay_out(
+    runs: np.ndarray, parts: np.ndarray, label: np.ndarray, source: Source, room: int
+) -> np.ndarray:
+    """(n, 6) int64 layouts of runs of sentences that are cut into so many `parts`: length, how much
+    longer, first sentence, one past the last, label, tokens of the document after it."""
+    offsets = source.corpus.sentence_starts
+    length = 1 + offsets[runs[:, 1]] - offsets[runs[:, 0]] + parts
+    before, after = source.tokens_around(offsets[runs[:, 0]], offsets[runs[:, 1]])
+    spare = np.minimum(room - length, before + after)
+    return np.column_stack([length, spare, runs, label, after])
+
+
+def segments(
+    layout: np.ndarray, parts: int, source: Source, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where the segments of one layout begin and end in the corpus, in the order of the text; they
+    are cut at drawn sentences."""
+    length, _, first, last, _, after = (int(x) for x in layout)
+    starts, tokens = source.corpus.sentence_starts, length - 1 - parts
+    end = min(int(starts[first]) + tokens, int(starts[last]) + after)
+    last = max(last, int(np.searchsorted(starts, end)))
+    first = min(first, int(np.searchsorted(starts, end - tokens, side="right")) - 1)
+    inner = np.sort(rng.choice(np.arange(first + 1, last), parts - 1, replace=False))
+    cuts = starts[np.array([first, *inner, last])]
+    return cuts[:-1], _shortened(cuts, int(cuts[-1] - cuts[0]) - tokens, rng)
+
+
+def _shortened(cuts: np.ndarray, excess: int, rng: np.random.Generator) -> np.ndarray:
+    """Where the segments end, `excess` tokens left out at the end of one of them. If it were always
+    the last one of the text, a missing full stop would tell the order."""
+    ends, sizes = cuts[1:].copy(), np.diff(cuts)
+    if excess:
+        able = np.flatnonzero(sizes > excess)
+        ends[rng.choice(able)] -= excess
+    return ends

@@ -1,0 +1,64 @@
+"""Do these two texts follow one another, or were they swapped? (ERNIE's dygraph demo, which calls
+it next-sentence prediction; ALBERT, section 3.1)
+
+A paragraph is cut in two at a drawn sentence; 1: in order, 0: swapped, half of each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from palm_ds.errors import UserError
+from palm_ds.example import Example, arrange
+from palm_ds.paragraphs import lay_out, paragraphs, segments
+from palm_ds.source import Source
+from palm_ds.task import Task
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from palm_ds.backbone import Backbone
+
+SWAPPED, IN_ORDER = range(2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceOrder(Task):
+    shortest: float = 0.2
+    """The two texts together are drawn between this share of the row length and the whole of it."""
+
+    draws: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.shortest <= 1:
+            raise UserError(f"tasks.{self.name}.shortest: {self.shortest} is not in (0, 1]")
+
+    def items(self, source: Source, room: int) -> np.ndarray:
+        """(paragraphs, 2): runs of whole sentences [first, last), at least two of them."""
+        runs = paragraphs(source, room - 3, self.shortest)
+        return runs[runs[:, 1] - runs[:, 0] >= 2]
+
+    def layout(
+        self, items: np.ndarray, uniform: np.ndarray, source: Source, room: int
+    ) -> np.ndarray:
+        label = np.where(uniform[:, 0] < 0.5, SWAPPED, IN_ORDER)
+        return lay_out(items, np.full(len(items), 2), label, source, room)
+
+    def example(self, layout: np.ndarray, source: Source, rng: np.random.Generator) -> Example:
+        label = int(layout[4])
+        begins, ends = segments(layout, 2, source, rng)
+        order = (0, 1) if label == IN_ORDER else (1, 0)
+        example = arrange([source.read(begins[i], ends[i]) for i in order], source.vocabulary)
+        example.labels[self.name] = np.array([0]), np.array([label])
+        return example
+
+    def head(self, backbone: Backbone) -> nn.Module:
+        from palm_ds.heads import ClassHead
+
+        return ClassHead(backbone.config.width, classes=2, pooled=True)
+
+    def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
+        return np.full(len(targets), np.log(2)), np.full(len(targets), 1 / 2)
