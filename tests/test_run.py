@@ -89,6 +89,39 @@ def test_tasks_that_share_a_head_share_its_id(tmp_path):
     assert recipe.task_ids["phrases"] == recipe.task_ids["knowledge_masking"] == 0
 
 
+def test_what_takes_the_corpora_is_checked_without_them_and_planned_with_them(tmp_path):
+    blends = GOOD["stages"]["continual"]
+    stages = {"joint": blends, "steps": 30, "sampler": "proportional"}
+    recipe = read_recipe(write(tmp_path, changed("stages", to=stages)))
+    assert recipe.outline.blends == tuple(blends)
+    with pytest.raises(UserError, match="only once the corpora are open"):
+        assert recipe.plan
+    stages["joint"] = [*blends, "sentence_distance"]
+    with pytest.raises(UserError, match="no task 'sentence_distance'"):
+        read_recipe(write(tmp_path, changed("stages", to=stages)))
+
+
+def test_budgets_in_tokens_take_no_corpus(tmp_path):
+    stages = {"joint": GOOD["stages"]["continual"], "steps": "40_960 tokens"}
+    recipe = read_recipe(write(tmp_path, changed("stages", to=stages)))
+    assert recipe.plan.steps == 20
+    assert recipe.plan_table().splitlines()[-1].split() == ["steps", "20", "20", "81,920"]
+    assert read_recipe(write(tmp_path, GOOD), ["stages.steps=9"]).plan.steps == 18
+
+
+def test_a_source_may_be_ernies_own_files(tmp_path):
+    source = {"ernie": "data/files.txt", "tokenizer": "vocab.txt"}
+    recipe = read_recipe(write(tmp_path, changed("sources", "text", to=source)))
+    assert recipe.sources["text"].weights == {"data/files.txt.corpus": 1.0}
+
+
+def test_the_task_of_the_export_is_not_part_of_the_fingerprint(tmp_path):
+    path = write(tmp_path, GOOD)
+    chosen = read_recipe(path, ["export_task=sentence_reordering"])
+    assert chosen.export_task == "sentence_reordering"
+    assert chosen.fingerprint == read_recipe(path).fingerprint
+
+
 WRONG = {
     "unknown key": (changed("lenght", to=3), 'lenght: unknown key; did you mean "length"'),
     "unknown nested key": (
@@ -124,6 +157,27 @@ WRONG = {
     "source of both kinds": (
         changed("sources", "text", to={"corpus": "a", "mix": {"b": 1}}),
         "sources.text",
+    ),
+    "source of no kind and a tokenizer": (
+        changed("sources", "text", to={"tokenizer": "vocab.txt"}),
+        "sources.text: give one of `corpus: FOLDER`",
+    ),
+    "ernie without tokenizer": (
+        changed("sources", "text", to={"ernie": "files.txt"}),
+        "sources.text: `ernie: FILELIST` and `tokenizer: vocab.txt` go together",
+    ),
+    "tokenizer with a corpus": (
+        changed("sources", "text", to={"corpus": "a", "tokenizer": "vocab.txt"}),
+        "go together",
+    ),
+    "export of an unknown task": (
+        changed("export_task", to="knowledge_maskin"),
+        "export_task: no 'knowledge_maskin' in `tasks`; did you mean \"knowledge_masking\"",
+    ),
+    "export of a task where no task has an embedding": (
+        changed("backbone", to={"preset": "tiny", "positions": 128, "task_slots": 0})
+        | {"export_task": "knowledge_masking"},
+        "export_task: backbone.task_slots is 0",
     ),
     "negative weight": (changed("sources", "text", to={"mix": {"b": -1}}), "mix.b"),
     "task not found": (
