@@ -1,0 +1,150 @@
+"""Next or from elsewhere: what the documents say, balance, and pairs that come ready-made."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from palm_ds.errors import UserError
+from palm_ds.feed import Feed, fill
+from palm_ds.pretrain.next_sentence_prediction import NextSentencePrediction
+from palm_ds.source import Source, split
+from palm_ds.task import build
+from tests.pair_corpus import tokenizer_of, whole, write_sentences
+from tests.small_corpus import write_small_corpus
+
+LENGTH = 96
+NAME = "next_sentence_prediction"
+
+
+def make(**values) -> NextSentencePrediction:
+    return NextSentencePrediction(name=NAME, source="text", **values)
+
+
+def feed_of(source: Source, *others: str, room: int = LENGTH) -> Feed:
+    tasks = (make(), *(build(kind, {"source": "text"}) for kind in others))
+    name = " + ".join(task.name for task in tasks)
+    return Feed(name=name, tasks=tasks, task_id=0, source=source, seed=5, room=room)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Source:
+    folder = tmp_path_factory.mktemp("c") / "corpus"
+    return split(write_small_corpus(folder, documents=80), 0.0, ("word", "phrase", "entity"))[0]
+
+
+def texts_of(example) -> list[list[int]]:
+    """The source positions of both texts."""
+    real = example.origin >= 0
+    return [example.origin[real & (example.segments == k)].tolist() for k in (0, 1)]
+
+
+def sentence_of(source: Source, position: int) -> tuple[int, int]:
+    """(document, number of the sentence in the corpus) by walking through the index."""
+    document = sum(int(start) <= position for start in source.corpus.document_starts) - 1
+    sentence = sum(int(start) <= position for start in source.corpus.sentence_starts) - 1
+    return document, sentence
+
+
+@pytest.mark.parametrize("longer", [False, True])
+def test_labels_are_what_the_documents_say(source, longer):
+    """Independent of the task's arithmetic: look up where both texts stand."""
+    feed, seen = feed_of(source), Counter()
+    for n, layout in enumerate(feed.layouts(np.arange(500))):
+        if longer:
+            ((_, _, layout),) = fill([(0, n, layout)], LENGTH)
+        example = feed.example(n, layout)
+        a, b = texts_of(example)
+        assert a == list(range(a[0], a[-1] + 1))
+        assert b == list(range(b[0], b[-1] + 1))
+        document, last_sentence = sentence_of(source, a[-1])
+        other, next_sentence = sentence_of(source, b[0])
+        follows = document == other and next_sentence == last_sentence + 1
+        assert follows or document != other
+        at, target = example.labels[NAME]
+        assert (at.tolist(), target.tolist()) == ([0], [int(follows)])
+        assert b[0] in source.corpus.sentence_starts
+        assert sentence_of(source, a[0])[0] == document
+        assert sentence_of(source, b[-1])[0] == other
+        assert longer or a[0] in source.corpus.sentence_starts
+        seen[follows] += 1
+    assert min(seen.values()) > 200
+
+
+def test_halves_are_even_and_lengths_say_nothing(source):
+    layouts = feed_of(source).layouts(np.arange(12000))
+    label, length, first, most = layouts[:, 6], layouts[:, 0], layouts[:, 3], layouts[:, 5]
+    counts = np.bincount(label, minlength=2)
+    assert ((counts - 6000) ** 2 / 6000).sum() < 10.8  # chi-squared, 1 df, p = 0.001
+    error = first.std() * np.sqrt(1 / counts[0] + 1 / counts[1])
+    assert abs(first[label == 1].mean() - first[label == 0].mean()) < 3.5 * error
+    # Documents this short often end before a row does, and then a true pair is a little shorter.
+    for values in (length, length - first, np.minimum(most, LENGTH)):
+        assert values[label == 1].mean() == pytest.approx(values[label == 0].mean(), rel=0.05)
+
+
+def test_the_same_example_twice_is_the_same(source):
+    layouts = feed_of(source, "knowledge_masking").layouts(np.arange(20))
+    one = [feed_of(source, "knowledge_masking").example(n, x) for n, x in enumerate(layouts)]
+    two = [feed_of(source, "knowledge_masking").example(n, x) for n, x in enumerate(layouts)]
+    assert all(np.array_equal(a.ids, b.ids) for a, b in zip(one, two, strict=True))
+    assert all(len(a.labels["knowledge_masking"][0]) for a in one)
+
+
+PAIRS = [("p0", ["a b c", "d e"]), ("p1", ["b b . b", "a"]), ("p2", ["c", "d d d d d d d d d d"])]
+
+
+def ready(folder: Path, labels: list[str], label_of: list[int]) -> Source:
+    return whole(write_sentences(folder, PAIRS, tokenizer_of("a b c d e ."), labels, label_of))
+
+
+def test_ready_made_pairs_are_taken_as_they_are(tmp_path):
+    source = ready(tmp_path / "c", ["1", "0"], [0, 1, 1])  # numbers and names in another order
+    feed, tokenizer = feed_of(source, room=10), source.corpus.tokenizer()
+    found = {}
+    for n, layout in enumerate(feed.layouts(np.arange(3))):
+        example = feed.example(n, layout)
+        found[" ".join(tokenizer.tokens(example.ids))] = example.labels[NAME][1].tolist()
+        assert example.segments.tolist() == sorted(example.segments)
+    assert found == {
+        "[CLS] a b c [SEP] d e [SEP]": [1],
+        "[CLS] b b . b [SEP] a [SEP]": [0],
+        "[CLS] c [SEP] d d d d d d [SEP]": [0],  # cut to ten
+    }
+    loss, accuracy = make().baseline(np.array([0, 1]), source)
+    assert np.exp(-loss) == pytest.approx([3 / 5, 2 / 5])
+    assert accuracy.tolist() == [1, 0]
+
+
+def test_pairs_with_other_labels_are_refused(tmp_path):
+    source = ready(tmp_path / "c", ["because", "1"], [0, 1, 1])
+    with pytest.raises(UserError, match=f"tasks.{NAME}: .*because.*known: 0, 1"):
+        make().items(source, LENGTH)
+
+
+def test_one_document_has_no_other(tmp_path):
+    documents = [("long", ["a b", "b c", "c d"]), ("short", ["a"])]
+    source = whole(write_sentences(tmp_path / "c", documents, tokenizer_of("a b c d")))
+    with pytest.raises(UserError, match="at least 2") as error:
+        make().items(source, LENGTH)
+    assert str(error.value).startswith(f"tasks.{NAME}")
+
+
+def test_a_document_of_one_sentence_is_never_drawn(tmp_path):
+    documents = [("a", ["a a", "b b", "c c"]), ("one", ["d"]), ("z", ["e e", "f f", "g g"])]
+    source = whole(write_sentences(tmp_path / "c", documents, tokenizer_of("a b c d e f g")))
+    feed, seen = feed_of(source, room=8), set()
+    for n, layout in enumerate(feed.layouts(np.arange(200))):
+        _, b = texts_of(feed.example(n, layout))
+        seen.add(int(b[0]))
+    # What follows a sentence, never a first sentence; the first document has 6 tokens, "one" 1.
+    assert seen == {2, 4, 9, 11}
+
+
+@pytest.mark.parametrize("values", [{"shortest": 0.0}, {"shortest": 1.5}])
+def test_wrong_settings_are_refused(values):
+    with pytest.raises(UserError, match=f"tasks.{NAME}.shortest"):
+        make(**values)

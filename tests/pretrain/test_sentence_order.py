@@ -1,0 +1,102 @@
+"""In order or swapped: what the document says, balance, and nothing else that tells."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from palm_ds.errors import UserError
+from palm_ds.feed import Feed, fill
+from palm_ds.pretrain.sentence_order import SentenceOrder
+from palm_ds.source import Source, split
+from tests.pair_corpus import tokenizer_of, whole, write_sentences
+from tests.small_corpus import write_small_corpus
+
+LENGTH = 96
+
+
+def feed_of(source: Source, room: int = LENGTH) -> Feed:
+    task = SentenceOrder(name="sentence_order", source="text")
+    return Feed(name="order", tasks=(task,), task_id=0, source=source, seed=5, room=room)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Source:
+    folder = tmp_path_factory.mktemp("c") / "corpus"
+    return split(write_small_corpus(folder, documents=80), 0.0, ())[0]
+
+
+def test_labels_by_hand(tmp_path):
+    documents = [("one", ["a b", "c d e"])]
+    corpus = write_sentences(tmp_path / "c", documents, tokenizer_of("a b c d e"))
+    feed, found = feed_of(whole(corpus)), set()
+    for n, layout in enumerate(feed.layouts(np.arange(20))):
+        example = feed.example(n, layout)
+        text = " ".join(corpus.tokenizer().tokens(example.ids))
+        found.add((text, *example.labels["sentence_order"][1].tolist()))
+    assert found == {
+        ("[CLS] a b [SEP] c d e [SEP]", 1),
+        ("[CLS] c d e [SEP] a b [SEP]", 0),
+    }
+
+
+@pytest.mark.parametrize("longer", [False, True])
+def test_labels_are_where_the_texts_stand(source, longer):
+    """Independent of the task's arithmetic; and which text is cut short says nothing."""
+    feed, seen, cut = feed_of(source), Counter(), Counter()
+    starts = set(source.corpus.sentence_starts.tolist())
+    for n, layout in enumerate(feed.layouts(np.arange(1500))):
+        if longer:
+            ((_, _, layout),) = fill([(0, n, layout)], LENGTH)
+        example = feed.example(n, layout)
+        real = example.origin >= 0
+        texts = [example.origin[real & (example.segments == k)].tolist() for k in (0, 1)]
+        in_order = int(texts[0][0] < texts[1][0])
+        at, target = example.labels["sentence_order"]
+        assert (at.tolist(), target.tolist()) == ([0], [in_order])
+        for text in texts:
+            assert text == list(range(text[0], text[-1] + 1))
+            assert text[0] in starts
+        early, late = sorted(texts)
+        assert not any(early[0] < start <= late[0] for start in source.starts.tolist())
+        # The later begins where the earlier ends, or would have ended.
+        assert late[0] > early[-1]
+        assert longer or late[0] == early[-1] + 1
+        ends = [text[-1] + 1 in starts for text in texts]
+        cut[in_order, ends.index(False) if False in ends else None] += 1
+        seen[in_order] += 1
+    assert abs(seen[0] - seen[1]) < 3.3 * np.sqrt(1500)  # chi-squared, 1 df, p = 0.001
+    if longer:
+        table = np.array([[cut[order, k] for k in (0, 1)] for order in (0, 1)])
+        assert table.min() > 20
+        expected = np.outer(table.sum(1), table.sum(0)) / table.sum()
+        assert ((table - expected) ** 2 / expected).sum() < 10.8  # independent, p = 0.001
+    else:
+        assert set(cut) == {(0, None), (1, None)}
+
+
+def test_lengths_say_nothing(source):
+    layouts = feed_of(source).layouts(np.arange(8000))
+    label, length = layouts[:, 4], layouts[:, 0]
+    error = length.std() * np.sqrt(4 / len(label))
+    assert abs(length[label == 1].mean() - length[label == 0].mean()) < 3.5 * error
+
+
+def test_the_same_example_twice_is_the_same(source):
+    for n, layout in enumerate(feed_of(source).layouts(np.arange(20))):
+        one, two = feed_of(source).example(n, layout), feed_of(source).example(n, layout)
+        assert np.array_equal(one.ids, two.ids)
+        assert one.labels["sentence_order"][1] == two.labels["sentence_order"][1]
+
+
+def test_chance_is_evens(source):
+    loss, accuracy = feed_of(source).tasks[0].baseline(np.array([0, 1, 1]), source)
+    assert accuracy.tolist() == [0.5] * 3
+    assert loss == pytest.approx(np.log(2))
+
+
+def test_wrong_settings_are_refused():
+    with pytest.raises(UserError, match="tasks.order.shortest: 0.0"):
+        SentenceOrder(name="order", source="text", shortest=0.0)
