@@ -1,0 +1,154 @@
+"""Is this dialogue real, or was one of its turns exchanged? (ERNIE 1.0, section 3.3)
+
+    [CLS] How old are you? [SEP] Eight. [SEP] And your home? [SEP]      real: 1, fake: 0
+      0     0   0   0  0     0     1      1     0   0    0      0       roles in place of segments
+
+An example is a window of consecutive turns of a dialogue; the speakers' roles (query 0, response 1)
+come from the data, so that windows are QRQ, QRR, QQR or whatever was said. In half of them one
+turn, any of them, is another dialogue's, of the same role. Words are masked by the blend
+`dialogue_language_model + knowledge_masking`: predicted from the whole dialogue.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from palm_ds.errors import UserError
+from palm_ds.example import Example, arrange
+from palm_ds.source import Source
+from palm_ds.task import Task
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from palm_ds.backbone import Backbone
+
+FAKE, REAL = range(2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DialogueLanguageModel(Task):
+    turns: int = 3
+    """How many consecutive turns; a shorter dialogue of two or more is taken whole."""
+    roles: int = 2
+    """How many roles are told apart (the backbone needs as many segment types): further speakers
+    of a dialogue have the last one's."""
+
+    draws: ClassVar[int] = 3
+
+    def __post_init__(self) -> None:
+        for key, value, least in (("turns", self.turns, 2), ("roles", self.roles, 1)):
+            if value < least:
+                raise UserError(f"tasks.{self.name}.{key}: {value} is less than {least}")
+
+    def marks(self) -> tuple[str, ...]:
+        return ("role",)
+
+    def items(self, source: Source, room: int) -> np.ndarray:
+        """(windows, 4): turns [begin, end) of a dialogue's turns [first, last)."""
+        if room < 1 + 2 * self.turns:
+            raise UserError(
+                f"tasks.{self.name}.turns: {self.turns} turns need rows of {1 + 2 * self.turns} "
+                f"tokens or more, not {room}"
+            )
+        many = source.last_sentences - source.first_sentences
+        if (many >= 2).sum() < 2:
+            raise UserError(
+                f"tasks.{self.name}: {source.corpus.path} has fewer than two dialogues of two "
+                f"turns or more to read here"
+            )
+        windows = np.where(many >= 2, np.maximum(many - self.turns + 1, 1), 0)
+        number = np.arange(windows.sum()) - np.repeat(np.cumsum(windows) - windows, windows)
+        first, last = (
+            np.repeat(each, windows) for each in (source.first_sentences, source.last_sentences)
+        )
+        begin = first + number
+        return np.column_stack([begin, np.minimum(begin + self.turns, last), first, last])
+
+    def layout(
+        self, items: np.ndarray, uniform: np.ndarray, source: Source, room: int
+    ) -> np.ndarray:
+        """Length, 0 (a window cannot grow), label; then of each turn its start, tokens (0: there is
+        none) and role."""
+        begin, end, _, _ = items.T
+        turn = begin[:, None] + np.arange(self.turns)
+        there = turn < end[:, None]
+        turn = np.where(there, turn, begin[:, None])
+        roles = self._roles(turn, source)
+        label = np.where(uniform[:, 0] < 0.5, FAKE, REAL)
+        fake = np.flatnonzero(label == FAKE)
+        at = (uniform[fake, 1] * (end - begin)[fake]).astype(np.int64)
+        turn[fake, at] = self._strange(items[fake, 2:], roles[fake, at], uniform[fake, 2], source)
+        starts = source.corpus.sentence_starts
+        tokens = np.where(there, starts[turn + 1] - starts[turn], 0)
+        tokens = cut_longest(tokens, room - 1 - there.sum(1))
+        length = 1 + there.sum(1) + tokens.sum(1)
+        places = [starts[turn], tokens, roles]
+        return np.column_stack([length, np.zeros_like(length), label, *places])
+
+    def _roles(self, turns: np.ndarray, source: Source) -> np.ndarray:
+        """The role of each turn, the same shape."""
+        said = source.corpus.take(source.corpus.sentence_starts[turns], "role")
+        return np.minimum(said.astype(np.int64), self.roles - 1)
+
+    def _strange(
+        self, own: np.ndarray, roles: np.ndarray, draw: np.ndarray, source: Source
+    ) -> np.ndarray:
+        """(n,) turns of dialogues other than one's own turns [first, last), all that have the role
+        as likely; any turn where no other dialogue has the role."""
+        every, by_role = source.once(f"turns of {self.roles} roles", lambda: self._by_role(source))
+        drawn = _draw_outside(every, own, draw)
+        for role, turns in enumerate(by_role):
+            mine = np.flatnonzero(roles == role)
+            found = _draw_outside(turns, own[mine], draw[mine])
+            drawn[mine] = np.where(found >= 0, found, drawn[mine])
+        return drawn
+
+    def _by_role(self, source: Source) -> tuple[np.ndarray, list[np.ndarray]]:
+        """All turns of the source, and those of each role; ascending."""
+        bounds = zip(source.first_sentences, source.last_sentences, strict=True)
+        every = np.concatenate([np.arange(first, last) for first, last in bounds])
+        roles = self._roles(every, source)
+        return every, [every[roles == role] for role in range(self.roles)]
+
+    def example(self, layout: np.ndarray, source: Source, rng: np.random.Generator) -> Example:
+        starts, tokens, roles = layout[3:].reshape(3, self.turns)
+        there = np.flatnonzero(tokens)
+        pieces = [source.read(starts[i], starts[i] + tokens[i]) for i in there]
+        example = arrange(pieces, source.vocabulary, roles[there].tolist())
+        example.labels[self.name] = np.array([0]), layout[2:3]
+        return example
+
+    def head(self, backbone: Backbone) -> nn.Module:
+        from palm_ds.heads import ClassHead
+
+        return ClassHead(backbone.config.width, classes=2, pooled=True)
+
+    def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
+        return np.full(len(targets), np.log(2)), np.full(len(targets), 1 / 2)
+
+
+def _draw_outside(values: np.ndarray, own: np.ndarray, draw: np.ndarray) -> np.ndarray:
+    """(n,) one of the ascending values outside [first, last) of each row of `own`; -1: none is."""
+    low, high = np.searchsorted(values, own).T
+    others = len(values) - (high - low)
+    pick = (draw * others).astype(np.int64)
+    pick = np.where(pick < low, pick, pick + high - low)
+    padded = np.append(values, -1)
+    return padded[np.where(others > 0, pick, len(values))]
+
+
+def cut_longest(tokens: np.ndarray, most: np.ndarray) -> np.ndarray:
+    """(n, turns) token counts, the longest of a row cut until the row has at most `most` (n,); of
+    equally long ones the later. None is cut to nothing while `most` allows one each."""
+    low, high = np.zeros(len(tokens), np.int64), np.full(len(tokens), tokens.max(initial=0))
+    while (low < high).any():  # the largest bound that is low enough
+        middle = (low + high + 1) // 2
+        fits = np.minimum(tokens, middle[:, None]).sum(1) <= most
+        low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
+    kept = np.minimum(tokens, low[:, None])
+    longer = tokens > kept
+    return kept + (longer & (np.cumsum(longer, 1) <= (most - kept.sum(1))[:, None]))

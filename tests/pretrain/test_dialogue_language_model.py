@@ -1,0 +1,219 @@
+"""Real and fake dialogues: by hand, and looked up turn by turn in the corpus."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from palm_ds.corpus.store import open_corpus
+from palm_ds.corpus.writer import write_corpus
+from palm_ds.errors import UserError
+from palm_ds.feed import Feed
+from palm_ds.pretrain.dialogue_language_model import DialogueLanguageModel, cut_longest
+from palm_ds.source import Source, split
+from palm_ds.task import build
+from palm_ds.tokenizer import wordpiece
+from tests.small_corpus import SPECIALS
+
+NAME = "dialogue_language_model"
+WORDS = [f"w{i}" for i in range(200)]
+Turn = tuple[int, list[int]]  # role, ids
+
+
+def write_dialogues(folder: Path, dialogues: Sequence[Sequence[Turn]]) -> Source:
+    rows = []
+    for number, dialogue in enumerate(dialogues):
+        ids = np.concatenate([turn for _, turn in dialogue])
+        marks = {name: np.ones(len(ids), np.uint8) for name in ("word",)}
+        marks["role"] = np.concatenate([np.full(len(t), role, np.uint8) for role, t in dialogue])
+        marks["sentence"] = np.concatenate([np.arange(len(turn)) == 0 for _, turn in dialogue])
+        rows.append((f"d{number}", ids, {k: v.astype(np.uint8) for k, v in marks.items()}))
+    tokenizer = wordpiece([*SPECIALS, *WORDS], lower=True)
+    write_corpus(folder, rows, tokenizer, marks=("sentence", "word", "role"))
+    return split(open_corpus(folder), 0.0, ("word", "role"))[0]
+
+
+def random_dialogues(many: int) -> list[list[Turn]]:
+    rng = np.random.default_rng(7)
+    dialogues = []
+    for _ in range(many):
+        roles = [0, *rng.integers(0, 3, rng.integers(0, 9))]
+        turns = [rng.integers(5, 205, rng.integers(1, 30)).tolist() for _ in roles]
+        dialogues.append(list(zip(roles, turns, strict=True)))
+    return dialogues
+
+
+def feed_of(source: Source, *others: str, room: int = 64, **values) -> Feed:
+    tasks = [build(NAME, {"source": "text", **values})]
+    tasks += [build(kind, {"source": "text", "units": ["word"]}) for kind in others]
+    name = " + ".join([NAME, *others])
+    return Feed(name=name, tasks=tuple(tasks), task_id=0, source=source, seed=4, room=room)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Source:
+    return write_dialogues(tmp_path_factory.mktemp("c") / "corpus", random_dialogues(60))
+
+
+def parts(example) -> list[tuple[int, list[int]]]:
+    """(role, source positions) of each turn of an example, as they stand between the [SEP]s."""
+    found: list[tuple[int, list[int]]] = [(int(example.segments[1]), [])]
+    for segment, origin in zip(example.segments[1:-1], example.origin[1:-1], strict=True):
+        if origin >= 0:
+            assert segment == found[-1][0] or not found[-1][1]
+            found[-1] = (int(segment), [*found[-1][1], int(origin)])
+        else:
+            found.append((-1, []))
+    return found
+
+
+def test_by_hand(tmp_path):
+    source = write_dialogues(
+        tmp_path / "c", [[(0, [5, 6]), (1, [7]), (0, [8])], [(0, [9]), (1, [10])]]
+    )
+    feed, tokenizer, found = feed_of(source), source.corpus.tokenizer(), {}
+    for n, layout in enumerate(feed.layouts(np.arange(300))):
+        example = feed.example(n, layout)
+        at, target = example.labels[NAME]
+        assert at.tolist() == [0]
+        text = " ".join(tokenizer.tokens(example.ids)).replace("[CLS] ", "").replace("[SEP]", "|")
+        found[text] = (target.tolist(), example.segments.tolist())
+    first, second = [0, 0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 1, 1]
+    assert found == {
+        "w0 w1 | w2 | w3 |": ([1], first),
+        "w4 | w2 | w3 |": ([0], [0, 0, 0, 1, 1, 0, 0]),
+        "w0 w1 | w5 | w3 |": ([0], first),
+        "w0 w1 | w2 | w4 |": ([0], first),
+        "w4 | w5 |": ([1], second),
+        "w0 w1 | w5 |": ([0], [0, 0, 0, 0, 1, 1]),
+        "w3 | w5 |": ([0], second),
+        "w4 | w2 |": ([0], second),
+    }
+
+
+@pytest.mark.parametrize("turns", [2, 3, 5])
+def test_labels_are_what_the_dialogues_say(source, turns):
+    """Independent of the task's arithmetic: every turn is looked up in the corpus."""
+    dialogues = random_dialogues(60)
+    where: dict[int, tuple[int, int]] = {}  # position -> dialogue, turn
+    at = 0
+    for d, dialogue in enumerate(dialogues):
+        for t, (_, ids) in enumerate(dialogue):
+            where |= dict.fromkeys(range(at, at + len(ids)), (d, t))
+            at += len(ids)
+    feed, seen, exchanged = feed_of(source, turns=turns), Counter(), Counter()
+    for n, layout in enumerate(feed.layouts(np.arange(800))):
+        example = feed.example(n, layout)
+        found = [(role, {where[p] for p in places}) for role, places in parts(example)]
+        assert all(len(turn) == 1 for _, turn in found)
+        said = [(role, *turn.pop()) for role, turn in found]
+        for role, d, t in said:
+            assert role == min(dialogues[d][t][0], 1)
+        counts = Counter(d for _, d, _ in said)
+        own = counts.most_common(1)[0][0]
+        strange = [k for k, (_, d, _) in enumerate(said) if d != own]
+        if len(said) > 2:  # of two turns either may be the strange one
+            kept = [(k, t) for k, (_, d, t) in enumerate(said) if d == own]
+            assert len({t - k for k, t in kept}) == 1
+            exchanged[len(said), tuple(strange)] += 1
+        assert len(strange) <= 1
+        target = int(example.labels[NAME][1][0])
+        assert target == int(not strange)
+        assert len(said) <= turns
+        assert len(said) == turns or len(dialogues[own]) < turns or strange
+        seen[target] += 1
+    assert abs(seen[0] - seen[1]) < 3.3 * np.sqrt(800)  # chi-squared, 1 df, p = 0.001
+    if turns > 2:
+        each = [exchanged[turns, (k,)] for k in range(turns)]
+        expected = sum(each) / turns
+        assert sum((e - expected) ** 2 / expected for e in each) < 18.5  # 4 df, p = 0.001
+
+
+def test_every_window_is_an_item(source):
+    table = feed_of(source).tasks[0].items(source, 64)
+    counts = [len(dialogue) for dialogue in random_dialogues(60)]
+    expected = sum(max(count - 2, 1) for count in counts if count >= 2)
+    assert len(table) == expected
+    assert len({tuple(row) for row in table.tolist()}) == expected
+
+
+def test_long_turns_are_cut_longest_first(source):
+    for room in (7, 12, 20, 64):
+        feed, full = feed_of(source, room=room), 0
+        for n, layout in enumerate(feed.layouts(np.arange(150))):
+            example = feed.example(n, layout)
+            assert len(example) == layout[0] <= room
+            said = [places for _, places in parts(example)]
+            lengths = [len(places) for places in said]
+            assert min(lengths) >= 1
+            starts, ends = source.corpus.sentence_starts, []
+            for places in said:
+                assert places[0] in starts
+                ends.append(places[-1] + 1 in starts)
+            cut = [n for n, whole in zip(lengths, ends, strict=True) if not whole]
+            if cut:
+                assert len(example) == room
+                assert min(cut) >= max(lengths) - 1
+                full += 1
+        assert full > 20 or room == 64
+
+
+@given(
+    rows=st.lists(st.lists(st.integers(0, 30), min_size=3, max_size=3), min_size=1, max_size=8),
+    most=st.integers(3, 60),
+)
+def test_cutting_equals_one_token_at_a_time(rows, most):
+    expected = []
+    for row in rows:
+        row = list(row)
+        while sum(row) > most:
+            longest = max(row)
+            row[max(k for k, n in enumerate(row) if n == longest)] -= 1
+        expected.append(row)
+    assert cut_longest(np.array(rows), np.full(len(rows), most)).tolist() == expected
+
+
+def test_masked_words_come_by_the_blend(source):
+    feed = feed_of(source, "knowledge_masking")
+    strange = 0
+    for n, layout in enumerate(feed.layouts(np.arange(100))):
+        example = feed.example(n, layout)
+        at, targets = example.labels["knowledge_masking"]
+        assert targets.tolist() == source.corpus.take(example.origin[at]).tolist()
+        assert len(at) > 0
+        strange += int(example.labels[NAME][1][0] == 0)
+        again = feed.example(n, layout)
+        assert np.array_equal(again.ids, example.ids)
+    assert 30 < strange < 70
+
+
+def test_a_role_of_one_dialogue_alone_gets_any_turn(tmp_path):
+    source = write_dialogues(
+        tmp_path / "c", [[(0, [5]), (1, [6]), (1, [7])], [(0, [8]), (0, [9])], [(0, [10])]]
+    )
+    feed, replaced = feed_of(source), set()
+    for n, layout in enumerate(feed.layouts(np.arange(200))):
+        ids = feed.example(n, layout).ids.tolist()
+        if ids[1] == 5 and len(ids) == 7 and ids[3] != 6:
+            replaced.add(ids[3])
+    assert replaced == {8, 9, 10}
+
+
+def test_too_few_dialogues_and_too_short_rows_are_refused(tmp_path, source):
+    alone = write_dialogues(tmp_path / "c", [[(0, [5]), (1, [6])], [(0, [7])]])
+    with pytest.raises(UserError, match="fewer than two dialogues"):
+        feed_of(alone).items  # noqa: B018
+    with pytest.raises(UserError, match="turns: 4 turns need rows of 9 tokens"):
+        feed_of(source, turns=4, room=8).items  # noqa: B018
+
+
+@pytest.mark.parametrize(("key", "value"), [("turns", 1), ("roles", 0)])
+def test_wrong_settings_are_refused(key, value):
+    with pytest.raises(UserError, match=f"tasks.{NAME}.{key}: {value}"):
+        DialogueLanguageModel(name=NAME, source="text", **{key: value})
