@@ -27,7 +27,7 @@ LAYERS = (
     ("run", "feed", "model", "log"),
     ("weights", "report", "evaluate", "stream"),
     ("assemble", "extend", "fill_mask"),
-    ("folder", "ablate"),
+    ("folder", "ablate", "inspect_stream"),
     ("train",),
 )
 """Bottom to top. A package (corpus, pretrain, ...) has one place as a whole."""
