@@ -185,3 +185,17 @@ def test_wrong_settings_are_one_clear_line(kind, values, message):
     assert message in str(error.value)
     assert str(error.value).startswith("tasks.task")
     assert "\n" not in str(error.value)
+
+
+def test_what_the_classes_are_called():
+    distance = build("sentence_distance", {"source": "text"})
+    assert [distance.class_name(k) for k in range(3)] == [
+        "adjacent",
+        "same document",
+        "other document",
+    ]
+    reordering = build("sentence_reordering", {"source": "text", "most": 3})
+    names = [reordering.class_name(k) for k in range(9)]
+    assert names == "1,1 2,2 1,1 2 3,1 3 2,2 1 3,2 3 1,3 1 2,3 2 1".split(",")
+    masking = build("knowledge_masking", {"source": "text"})
+    assert masking.class_name(17) == "17"
