@@ -1,10 +1,11 @@
-"""Runs of whole sentences, cut into segments: what the tasks about the order of a text share.
+"""Paragraphs, cut into segments: what the tasks about the order of a text share.
 
     document ──paragraphs──> runs of sentences ──lay_out──> lengths ──segments──> begins and ends
 
-A paragraph that is given more room takes in the sentences after it, then those before. The room
-seldom ends with a sentence, so one segment is cut short: any of them, so that the cut says nothing
-of the order.
+A text is a whole paragraph, or what of a long one fits into a row: across paragraphs there is much
+less order to learn. One that is given more room takes in what follows it in its paragraph, then
+what goes before. The room seldom ends with a sentence, so one segment is cut short: any of them, so
+that the cut says nothing of the order.
 """
 
 from __future__ import annotations
@@ -16,36 +17,38 @@ from palm_ds.source import Source
 
 
 def paragraphs(source: Source, size: int, shortest: float) -> np.ndarray:
-    """(paragraphs, 2) sentences [first, last): every document cut into runs of whole sentences.
+    """(texts, 4) sentences [first, last), and [begin, end) of the paragraph they are of: whole
+    paragraphs, and runs of whole sentences of those that are longer than `size` tokens.
 
     Each run is drawn a target between `shortest` and 1 times `size` tokens, so that rows pack well
-    and the model sees texts of every length. Runs longer than `size` (one sentence that is) are
+    and the model sees texts of every length. A text longer than `size` (one sentence that is) is
     left out."""
-    sentence, limit = source.first_sentences.copy(), source.last_sentences
-    runs = []
-    while (going := sentence < limit).any():
+    offsets, whole = source.corpus.sentence_starts, source.paragraphs
+    fits = offsets[whole[:, 1]] - offsets[whole[:, 0]] <= size
+    runs = [np.tile(whole[fits], 2)]
+    begin, end = whole[~fits].T
+    sentence = begin.copy()
+    while (going := sentence < end).any():
         first = sentence[going]
         draw = keyed.uniform(keyed.key("paragraph"), first, 1)[:, 0]
         target = ((shortest + (1 - shortest) * draw) * size).astype(np.int64)
-        last = source.sentence_end(first, limit[going], target)
-        runs.append(np.column_stack([first, last]))
+        last = source.sentence_end(first, end[going], target)
+        runs.append(np.column_stack([first, last, begin[going], end[going]]))
         sentence[going] = last
-    table = np.concatenate(runs) if runs else np.empty((0, 2), np.int64)
+    table = np.concatenate(runs)
     table = table[np.argsort(table[:, 0], kind="stable")]
-    offsets = source.corpus.sentence_starts
     return table[offsets[table[:, 1]] - offsets[table[:, 0]] <= size]
 
 
 def lay_out(
-    runs: np.ndarray, parts: np.ndarray, label: np.ndarray, source: Source, room: int
+    texts: np.ndarray, parts: np.ndarray, label: np.ndarray, source: Source, room: int
 ) -> np.ndarray:
-    """(n, 6) int64 layouts of runs of sentences that are cut into so many `parts`: length, how much
-    longer, first sentence, one past the last, label, tokens of the document after it."""
-    offsets = source.corpus.sentence_starts
-    length = 1 + offsets[runs[:, 1]] - offsets[runs[:, 0]] + parts
-    before, after = source.tokens_around(offsets[runs[:, 0]], offsets[runs[:, 1]])
-    spare = np.minimum(room - length, before + after)
-    return np.column_stack([length, spare, runs, label, after])
+    """(n, 6) int64 layouts of texts that are cut into so many `parts`: length, how much longer,
+    first sentence, one past the last, label, tokens of the paragraph after it."""
+    first, last, begin, end = source.corpus.sentence_starts[texts].T
+    length = 1 + last - first + parts
+    spare = np.minimum(room - length, first - begin + end - last)
+    return np.column_stack([length, spare, texts[:, :2], label, end - last])
 
 
 def segments(

@@ -59,6 +59,22 @@ class Source:
         """(documents,) one past the number of each document's last sentence."""
         return np.asarray(self.corpus.first_sentence)[self.documents + 1]
 
+    @cached_property
+    def paragraphs(self) -> np.ndarray:
+        """(paragraphs, 2) sentences [first, last) of every paragraph, in order. A document of a
+        corpus that knows none is one paragraph."""
+        count = self.last_sentences - self.first_sentences
+        inside = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+        number = np.repeat(self.first_sentences, count) + inside
+        if "sentence" in self.corpus.marks:
+            begins = self.corpus.take(self.corpus.sentence_starts[number], "sentence") == 2
+        else:
+            begins = np.zeros(len(number), bool)
+        first = number[begins | (inside == 0)]
+        document = np.searchsorted(self.first_sentences, first, side="right") - 1
+        following = np.append(first[1:], self.last_sentences[-1:])
+        return np.column_stack([first, np.minimum(following, self.last_sentences[document])])
+
     def sentence_end(self, first: np.ndarray, limit: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """One past the last of the whole sentences from `first` that fit in so many tokens;
         at least one sentence, never beyond sentence `limit`."""

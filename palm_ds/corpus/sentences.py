@@ -51,7 +51,7 @@ def is_wrapped(text: str) -> bool:
 
 def sentence_starts(flags: np.ndarray, *, wrapped: bool) -> np.ndarray:
     """(words,) bool: whether a sentence begins at the word. `flags`: (words,) of `lexemes`."""
-    starts = _line_starts(flags, wrapped)
+    starts = paragraph_starts(flags, wrapped=wrapped)
     ends = np.flatnonzero(flags & END)
     if not len(ends):
         return starts
@@ -63,8 +63,9 @@ def sentence_starts(flags: np.ndarray, *, wrapped: bool) -> np.ndarray:
     return starts
 
 
-def _line_starts(flags: np.ndarray, wrapped: bool) -> np.ndarray:
-    """The first word, words after an empty line, and after a line end that is not a wrap."""
+def paragraph_starts(flags: np.ndarray, *, wrapped: bool) -> np.ndarray:
+    """(words,) bool: whether a paragraph begins at the word: the first one, words after an empty
+    line, and after a line end that is not a wrap."""
     starts = (flags & BLANK) != 0
     lines = (flags & NEWLINE) != 0
     if wrapped:

@@ -28,7 +28,7 @@ SWAPPED, IN_ORDER = range(2)
 @dataclass(frozen=True, kw_only=True)
 class SentenceOrder(Task):
     shortest: float = 0.2
-    """The two texts together are drawn between this share of the row length and the whole of it."""
+    """Of a paragraph longer than a row, parts of this share of a row to all of it are drawn."""
 
     draws: ClassVar[int] = 1
 
@@ -37,9 +37,9 @@ class SentenceOrder(Task):
             raise UserError(f"tasks.{self.name}.shortest: {self.shortest} is not in (0, 1]")
 
     def items(self, source: Source, room: int) -> np.ndarray:
-        """(paragraphs, 2): runs of whole sentences [first, last), at least two of them."""
-        runs = paragraphs(source, room - 3, self.shortest)
-        return runs[runs[:, 1] - runs[:, 0] >= 2]
+        """(texts, 4): at least two whole sentences, and the paragraph they are of."""
+        texts = paragraphs(source, room - 3, self.shortest)
+        return texts[texts[:, 1] - texts[:, 0] >= 2]
 
     def layout(
         self, items: np.ndarray, uniform: np.ndarray, source: Source, room: int

@@ -1,6 +1,7 @@
 """Which permutation of its segments is this paragraph? (ERNIE 2.0, section 4.2.2)
 
-A paragraph is cut at sentence boundaries into 1..`most` segments, which are put in a random order;
+A paragraph is cut at sentence boundaries into 1..`most` segments, which are put in a random order
+(of a paragraph longer than a row, a part);
 the class says which of the sum of n! orders it is (m = 3: 9 classes, m = 4: 33, as in ERNIE-Doc).
 Classes are drawn uniformly among those that the paragraph's number of sentences allows.
 """
@@ -32,7 +33,7 @@ class SentenceReordering(Task):
     most: int = 3
     """The largest number of segments; the backbone needs as many segment types."""
     shortest: float = 0.2
-    """Paragraphs are drawn between this share of the row length and the whole of it."""
+    """Of a paragraph longer than a row, parts of this share of a row to all of it are drawn."""
 
     draws: ClassVar[int] = 1
 
@@ -52,9 +53,9 @@ class SentenceReordering(Task):
         ]
 
     def items(self, source: Source, room: int) -> np.ndarray:
-        """(paragraphs, 2): runs of whole sentences [first, last), at least two of them."""
-        runs = paragraphs(source, room - 1 - self.most, self.shortest)
-        return runs[runs[:, 1] - runs[:, 0] >= 2]
+        """(texts, 4): at least two whole sentences, and the paragraph they are of."""
+        texts = paragraphs(source, room - 1 - self.most, self.shortest)
+        return texts[texts[:, 1] - texts[:, 0] >= 2]
 
     def layout(
         self, items: np.ndarray, uniform: np.ndarray, source: Source, room: int
