@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -21,12 +22,14 @@ from palm_ds.feed import Feed, make_feeds
 from palm_ds.kernels import choose_kernels
 from palm_ds.machine import Machine
 from palm_ds.model import Model
+from palm_ds.packing import pack
 from palm_ds.plan import tasks_of
 from palm_ds.run import Recipe
 from palm_ds.source import Source, split
 from palm_ds.stream import Stream
 from palm_ds.task import Task
 
+_SAMPLE = 4096
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -108,10 +111,18 @@ def measure(recipe: Recipe, data: Data) -> dict[str, Measure]:
 
 def _measure(mixture: Sequence[tuple[Feed, float]]) -> Measure:
     """Of feeds and their shares of the tokens."""
+    taken = [(feed, share, _taken(feed)) for feed, share in mixture]
     return Measure(
-        tokens=sum(len(feed.items) * feed.mean_length for feed, _ in mixture),
-        mean_length=float(1 / sum(Fraction(s) / Fraction(feed.mean_length) for feed, s in mixture)),
+        tokens=float(sum(len(feed.items) * each for feed, _, each in taken)),
+        mean_length=float(1 / sum(Fraction(share) / each for _, share, each in taken)),
     )
+
+
+def _taken(feed: Feed) -> Fraction:
+    """Tokens of a row that an example takes on average: its own, what it is lengthened by to fill
+    the row, and what stays free. Over the first few thousand."""
+    lengths = feed.layouts(np.arange(min(_SAMPLE, len(feed.items))))[:, 0]
+    return Fraction(len(pack(lengths, feed.room)) * feed.room, len(lengths))
 
 
 def build_stream(recipe: Recipe, data: Data) -> Stream:

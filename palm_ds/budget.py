@@ -5,9 +5,9 @@
     {weights: {blend: 3, ...}}
     {mix_ratio: {blend: 0.5, ...}, reference: blend, epochs: 3}     PaddlePALM's: steps themselves
 
-A step is a fixed number of tokens. What an example is long, and how many there are, only an open
-corpus knows: a `Measure` of each blend brings that here. Everything is exact arithmetic, so that
-a plan is the same wherever it is worked out.
+A step is a fixed number of tokens. How much of it an example takes, and how many there are, only
+an open corpus knows: a `Measure` of each blend brings that here. Everything is exact arithmetic,
+so that a plan is the same wherever it is worked out.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Measure:
     """The examples of a blend, as the open corpora have them."""
 
     tokens: float
-    """Of an epoch, every item once."""
+    """Of the rows of an epoch, every item once."""
     mean_length: float
-    """Tokens of an example."""
+    """Tokens of a row that an example takes."""
 
 
 Measures: TypeAlias = Mapping[str, Measure]
