@@ -9,6 +9,7 @@ of them a reader finds; then the old shards go. Who has the corpus open keeps re
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,9 +21,10 @@ import pyarrow as pa
 from rich.console import Console
 
 from palm_ds.corpus.executors import check_mpi, open_executor
-from palm_ds.corpus.inputs import InputOptions, Span, find_inputs
+from palm_ds.corpus.inputs import Span, find_inputs, input_options
 from palm_ds.corpus.job import (
     COLLOCATIONS,
+    LABELS,
     Job,
     first_difference,
     hash_lexicons,
@@ -30,7 +32,13 @@ from palm_ds.corpus.job import (
     save_job,
     text_options,
 )
-from palm_ds.corpus.manifest import Manifest, check_files, read_manifest, write_manifest
+from palm_ds.corpus.manifest import (
+    Manifest,
+    check_files,
+    read_manifest,
+    replace_text,
+    write_manifest,
+)
 from palm_ds.corpus.marks import Document, Mark, apply_mark, find_mark
 from palm_ds.corpus.progress import progress
 from palm_ds.corpus.work import documents_of, prepared
@@ -62,7 +70,7 @@ def add_marks(
     working = folder.with_name(folder.name + ".adding")
     working.mkdir(exist_ok=True)
     with locked(working):
-        _lay_out(working, folder, job)
+        _lay_out(working, folder, job, manifest)
         tasks = [(str(working), str(folder), i, s.name) for i, s in enumerate(manifest.shards)]
         with (
             progress(console, sum(item.bytes for item in job.inputs)) as watch,
@@ -80,7 +88,7 @@ def _job(folder: Path, manifest: Manifest, inputs: Sequence[str], marks: Sequenc
     options = manifest.options
     if "units" not in options:
         raise UserError(f"corpus {folder}: was not made from text; a mark cannot be added to it")
-    source = InputOptions(**options["input"])
+    source = input_options(options["input"])
     found, _ = find_inputs(inputs, source)
     text = text_options(options["text"])
     job = Job(
@@ -101,12 +109,13 @@ def _job(folder: Path, manifest: Manifest, inputs: Sequence[str], marks: Sequenc
     return job
 
 
-def _lay_out(working: Path, folder: Path, job: Job) -> None:
+def _lay_out(working: Path, folder: Path, job: Job, manifest: Manifest) -> None:
     """Puts into the working folder what a worker looks for in one."""
     shutil.copytree(folder / "tokenizer", working / "tokenizer", dirs_exist_ok=True)
     (working / COLLOCATIONS).unlink(missing_ok=True)
     if (folder / COLLOCATIONS).is_file():
         shutil.copy(folder / COLLOCATIONS, working / COLLOCATIONS)
+    replace_text(working / LABELS, json.dumps(manifest.options.get("labels", [])) + "\n")
     save_job(working, job)
 
 

@@ -14,16 +14,17 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from palm_ds.corpus.executors import Run, check_mpi, count, open_executor
-from palm_ds.corpus.inputs import InputOptions, cut, find_inputs, unit_bytes
+from palm_ds.corpus.inputs import InputOptions, cut, find_inputs, input_options, unit_bytes
 from palm_ds.corpus.job import (
     COLLOCATIONS,
+    LABELS,
     Job,
     difference,
     first_difference,
@@ -35,8 +36,9 @@ from palm_ds.corpus.job import (
     save_job,
     tokenizer_hash,
 )
+from palm_ds.corpus.labels import gather_labels
 from palm_ds.corpus.manifest import Manifest, check_files, read_manifest
-from palm_ds.corpus.marks import ALWAYS, find_mark
+from palm_ds.corpus.marks import ALWAYS, GIVEN, find_mark
 from palm_ds.corpus.mining import all_sample_texts, mine_into
 from palm_ds.corpus.options import TextOptions
 from palm_ds.corpus.progress import progress
@@ -75,6 +77,21 @@ class Prepare:
             raise UserError(f"--shard_mb {self.shard_mb}: must be more than 0")
         if self.sample_mb <= 0:
             raise UserError(f"--sample_mb {self.sample_mb}: must be more than 0")
+        if self.input.structure == "ernie":
+            self._check_ernie()
+        for name in self.marks:
+            if name in GIVEN and self.input.structure not in GIVEN[name]:
+                raise UserError(f"--mark {name}: comes with --format {' and '.join(GIVEN[name])}")
+
+    def _check_ernie(self) -> None:
+        """Lines of ids leave no choice of tokenizer, and none about text."""
+        if self.tokenizer is None:
+            raise UserError("--format ernie: the lines hold ids; give the --tokenizer of these ids")
+        if replace(self.text, language="mixed", collocations=True) != TextOptions():
+            raise UserError(
+                "--format ernie: the lines hold ids, not text: --lower, --simplify, --newline, "
+                "--segmenter, lexicons and collocations have no meaning"
+            )
 
 
 def prepare(
@@ -107,7 +124,9 @@ def prepare(
 def plan(inputs: Sequence[str], options: Prepare, console: Console) -> Job:
     """Inputs, units and options as one job; checks all that can be checked before any work."""
     given = None if options.tokenizer is None else load_tokenizer(options.tokenizer)
-    marks = _marks(options, options.text.lower or (given is not None and given.lower))
+    ids_alone = options.input.structure == "ernie"
+    loses = options.text.lower or (given is not None and given.lower)
+    marks = _marks(options, loses and not ids_alone)
     found, ignored = find_inputs(inputs, options.input)
     if ignored:
         some = ", ".join(ignored[:5]) + (" ..." if len(ignored) > 5 else "")
@@ -138,8 +157,11 @@ def _tokenizer_entry(options: Prepare) -> dict[str, Any]:
 
 
 def _marks(options: Prepare, loses_capitals: bool) -> tuple[str, ...]:
-    """The four, `capital` where capitals are lost, and the user's own, each once."""
-    names = [*ALWAYS, *(["capital"] if loses_capitals else []), *options.marks]
+    """The four, `capital` where capitals are lost, those the input gives, `heading` where it has
+    titles, and the user's own, each once."""
+    names = [*ALWAYS, *(["capital"] if loses_capitals else [])]
+    names += [name for name, formats in GIVEN.items() if options.input.structure in formats]
+    names += [*(["heading"] if options.input.title_field else []), *options.marks]
     short = [find_mark(name)[0] for name in names]
     return tuple(name for i, name in enumerate(names) if short[i] not in short[:i])
 
@@ -148,7 +170,11 @@ def _already_there(out: Path, job: Job, console: Console) -> Manifest:
     """A corpus at OUT is the one asked for, or the command is refused."""
     manifest = read_manifest(out)
     there = {"inputs": list(manifest.inputs), **manifest.options}
-    now = json.loads(json.dumps({"inputs": job.input_entries(), **job.options()}))
+    there.pop("labels", None)  # they are found, not given
+    if "input" in there:
+        there["input"] = asdict(input_options(there["input"]))
+    now = {"inputs": job.input_entries(), **job.options()}
+    there, now = json.loads(json.dumps([there, now]))
     if found := first_difference(there, now):
         raise UserError(
             f"{out} is a corpus made with other options or inputs ({found}); give another folder "
@@ -196,7 +222,11 @@ def _make(
 ) -> Manifest:
     """Tokenizer, collocations, shards, index, manifest: whatever of them is not there yet."""
     tokenizer = _tokenizer(partial, job, options, console)
-    wanted = job.text.collocations and job.text.language != "zh"
+    structure = job.input.structure
+    options_found = {}
+    if structure in ("pairs", "ernie"):
+        options_found["labels"] = gather_labels(partial, job, run)
+    wanted = job.text.collocations and job.text.language != "zh" and structure != "ernie"
     if wanted and not (partial / COLLOCATIONS).is_file():
         console.print("mining phrases")
         mine_into(partial, job, run)
@@ -216,7 +246,7 @@ def _make(
         marks=marks,
         ids_type=smallest_unsigned(tokenizer.size),
         rejected=rejected,
-        options=json.loads(json.dumps(job.options())),
+        options=json.loads(json.dumps({**job.options(), **options_found})),
         inputs=job.input_entries(),
     )
 
@@ -282,7 +312,7 @@ def _nothing(partial: Path, job: Job) -> UserError:
     for number in range(len(job.units)):
         unit = UnitReader(replace(job, strict=False), number, watched=False)
         for record in unit:
-            unit.reject_empty(record)
+            unit.reject(record, "no tokens in this text")
         total, first = total + unit.rejections, first or unit.first
     if not total:
         return UserError(f"input {job.inputs[0].path or job.inputs[0].name}: holds no documents")
@@ -314,7 +344,7 @@ def _finished_before(partial: Path) -> Manifest | None:
 def _publish(partial: Path, out: Path) -> None:
     """Removes the traces of work and moves the folder into place."""
     shutil.rmtree(partial / "parts", ignore_errors=True)
-    for name in ("job.json", ".lock", *(p.name for p in partial.glob("*.tmp"))):
+    for name in ("job.json", LABELS, ".lock", *(p.name for p in partial.glob("*.tmp"))):
         (partial / name).unlink(missing_ok=True)
     os.replace(partial, out)
     handle = os.open(out.parent, os.O_RDONLY)

@@ -71,6 +71,9 @@ def _options(args: argparse.Namespace) -> Prepare:
         format=args.format,
         text_field=args.text_field,
         id_field=args.id_field,
+        title_field=args.title_field,
+        pair_fields=_pair_fields(args),
+        turns_field=args.turns_field,
         text_documents=args.text_documents,
     )
     return Prepare(
@@ -86,6 +89,18 @@ def _options(args: argparse.Namespace) -> Prepare:
         workers=args.workers,
         mpi=args.mpi,
     )
+
+
+def _pair_fields(args: argparse.Namespace) -> tuple[str, ...]:
+    for name, given in (("--pair_fields", args.pair_fields), ("--no_label", args.no_label)):
+        if given and args.format != "pairs":
+            raise UserError(f"{name}: is for --format pairs")
+    fields = tuple(args.pair_fields or ("text_a", "text_b", "label"))
+    if args.no_label:
+        return fields[:2] if len(fields) == 3 else fields
+    if len(fields) == 2:
+        raise UserError(f"--pair_fields {' '.join(fields)}: name the label too, or say --no_label")
+    return fields
 
 
 def _absent_or(values: list[str] | None) -> tuple[str, ...]:
@@ -132,19 +147,44 @@ def _add_actions(group: argparse._ArgumentGroup) -> None:
         "--add",
         action="append",
         metavar="MARK",
-        help="add a mark to the corpus OUT, made of the same INPUT: a built-in one (capital) or "
+        help="add a mark to the corpus OUT, made of the same INPUT: a built-in one (capital, "
+        "heading) or "
         "[name=]module:function of your own; repeatable",
     )
 
 
 def _add_reading(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--format", choices=FORMATS, default="auto", help="kind of file (auto: by its name)")
+    add(
+        "--format",
+        choices=FORMATS,
+        default="auto",
+        help="kind of file (auto: by its name), or what is in it beside documents: `pairs` of "
+        "texts with a label (.tsv .csv and rows), `dialogues` (rows), `ernie`: ERNIE 1.0's lines "
+        "of ids, or lists of such files",
+    )
     add("--text_field", default="text", metavar="NAME", help="field or column of the text (text)")
     add(
         "--id_field",
         metavar="NAME",
         help="field or column of the id (`id` where there is one, else file and place)",
+    )
+    add(
+        "--title_field",
+        metavar="NAME",
+        help="field or column of a title; it is put before the text and marked `heading`",
+    )
+    add(
+        "--pair_fields",
+        nargs="+",
+        metavar="NAME",
+        help="of pairs: the two texts and the label (text_a text_b label)",
+    )
+    add("--no_label", action="store_true", help="the pairs have no label")
+    add(
+        "--turns_field",
+        metavar="NAME",
+        help="of dialogues: the list of turns (turns, else messages)",
     )
     add(
         "--text_documents",
@@ -185,7 +225,8 @@ def _add_text(group: argparse._ArgumentGroup) -> None:
         "--mark",
         action="append",
         metavar="MARK",
-        help="one more mark from the start: `capital` or [name=]module:function; repeatable",
+        help="one more mark from the start: `capital`, `heading` or [name=]module:function; "
+        "repeatable",
     )
 
 

@@ -11,27 +11,37 @@ from __future__ import annotations
 
 import glob
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from palm_ds.corpus import embedded
+from palm_ds.corpus import embedded, ernie_format
+from palm_ds.corpus.compressed import COMPRESSED, first_bytes
 from palm_ds.errors import UserError, suggest
 
-FORMATS = ("auto", "jsonl", "text", "parquet", "arrow")
+STRUCTURES = ("pairs", "dialogues", "ernie")  # formats that say what a record is, not its file
+FORMATS = ("auto", "jsonl", "text", "parquet", "arrow", *STRUCTURES)
 DOCUMENTS = ("blank_line", "file", "line")
 _KINDS = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
-    ".json": "jsonl",
+    ".json": "jsonl",  # or "array": its first byte tells
     ".txt": "text",
     ".text": "text",
     ".md": "text",
     ".parquet": "parquet",
     ".arrow": "arrow",
+    ".tsv": "tsv",
+    ".csv": "csv",
 }
-_COMPRESSED = (".gz", ".zst")
+_ROWS = ("jsonl", "parquet", "arrow")
+_TAKES = {
+    "documents": (*_ROWS, "text"),
+    "pairs": (*_ROWS, "tsv", "csv"),
+    "dialogues": _ROWS,
+    "ernie": (),
+}
 _SQUEEZED = 3  # text is about so many times smaller when compressed
 EMBEDDED = "embedded"
 
@@ -43,6 +53,9 @@ class InputOptions:
     format: str = "auto"  # by the file's name, or one of FORMATS for all of them
     text_field: str = "text"  # of jsonl, parquet and Arrow rows
     id_field: str | None = None  # None: "id" where there is one, else file and place
+    title_field: str | None = None  # of a text's heading
+    pair_fields: tuple[str, ...] = ("text_a", "text_b", "label")  # two: the pairs have no label
+    turns_field: str | None = None  # None: turns, else messages
     text_documents: str = (
         "blank_line"  # what ends a document in a text file: blank_line, file, line
     )
@@ -54,6 +67,29 @@ class InputOptions:
         ):
             if value not in known:
                 raise UserError(f"--{key} {value!r}: unknown{suggest(value, known)}")
+        given = " ".join(self.pair_fields)
+        if len(self.pair_fields) not in (2, 3):
+            raise UserError(
+                f"--pair_fields {given}: give three names, of the two texts and the label (or two, "
+                "with --no_label), after OUT and INPUT"
+            )
+        if len(set(self.pair_fields)) < len(self.pair_fields):
+            raise UserError(f"--pair_fields {given}: the same field twice")
+        if self.title_field and self.structure != "documents":
+            raise UserError(f"--title_field: --format {self.format} has no titles")
+
+    @property
+    def structure(self) -> str:
+        """What a record is: documents, pairs, dialogues or ernie."""
+        return self.format if self.format in STRUCTURES else "documents"
+
+
+def input_options(state: Mapping[str, Any]) -> InputOptions:
+    """Options as JSON gives them back, perhaps from an older version that knew fewer."""
+    values: dict[str, Any] = {
+        key: tuple(v) if isinstance(v, list) else v for key, v in state.items()
+    }
+    return InputOptions(**values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +98,12 @@ class Input:
 
     name: str  # what ids and messages call it
     path: str
-    kind: str  # jsonl, text, parquet, arrow, embedded
+    kind: str  # jsonl, array, text, tsv, csv, parquet, arrow, embedded, ernie
     compression: str = ""  # "", .gz, .zst
     bytes: int
     rows: int = 0  # of parquet row groups, Arrow rows or embedded documents; 0: counted in bytes
     modified: int = 0  # nanoseconds
+    mask_word: int = 0  # of ERNIE's lines: in so many percent of passes whole words are masked
 
 
 @dataclass(frozen=True)
@@ -91,17 +128,32 @@ def find_inputs(
     ignored: list[str] = []
     for name in names:
         if name == EMBEDDED:
-            found.append(_embedded())
+            found.append(_embedded(options))
             continue
         paths, skipped = _expand(name, options)
         ignored += skipped
-        found += [_describe(path, shown, options) for path, shown in paths]
+        for path, shown in paths:
+            found += _listed(path, shown, options)
     if not found:
         raise UserError("no input; give files, folders, patterns or `embedded`")
     return _distinct(found), tuple(ignored)
 
 
-def _embedded() -> Input:
+def _listed(path: Path, shown: str, options: InputOptions) -> list[Input]:
+    """The file itself, or for a list of ERNIE's files those that it names."""
+    if options.structure != "ernie":
+        return [_describe(path, shown, options)]
+    if not ernie_format.is_list(path):
+        return [replace(_describe(path, shown, options), mask_word=100)]
+    return [
+        replace(_describe(file, file.name, options), mask_word=percent)
+        for file, percent in ernie_format.read_list(path)
+    ]
+
+
+def _embedded(options: InputOptions) -> Input:
+    if options.structure != "documents":
+        raise UserError(f"input {EMBEDDED}: holds documents, not {options.structure}")
     documents = embedded.all_documents()
     size = sum(len(text.encode("utf-8")) for _, text in documents)
     return Input(name=EMBEDDED, path="", kind="embedded", bytes=size, rows=len(documents))
@@ -147,13 +199,13 @@ def _folder(folder: Path, options: InputOptions) -> tuple[list[tuple[Path, str]]
     known, ignored = [], []
     for file in files:
         shown = file.relative_to(folder).as_posix()
-        if options.format != "auto" or _kind(file)[0]:
+        if _kind(file, options)[0]:
             known.append((file, shown))
         else:
             ignored.append(str(file))
     if not known:
         there = f"its {len(ignored)} files are of unknown kinds" if ignored else "it has no files"
-        raise UserError(f"input {folder}: nothing to read: {there}; known: {', '.join(_KINDS)}")
+        raise UserError(f"input {folder}: nothing to read: {there}; known: {_known(options)}")
     return known, ignored
 
 
@@ -161,21 +213,36 @@ def _is_dataset(folder: Path) -> bool:
     return (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file()
 
 
-def _kind(file: Path) -> tuple[str, str]:
+def _kind(file: Path, options: InputOptions) -> tuple[str, str]:
     """(kind, compression) by the file's name; kind "" where it says nothing."""
-    compression = file.suffix if file.suffix in _COMPRESSED else ""
-    stem = file.name.removesuffix(compression)
-    kind = _KINDS.get(Path(stem).suffix.lower(), "")
-    return ("" if compression and kind in ("parquet", "arrow") else kind), compression
+    compression = file.suffix if file.suffix in COMPRESSED else ""
+    if options.structure == "ernie":
+        return "ernie", compression
+    kind = options.format
+    if options.format == "auto" or options.structure != "documents":
+        kind = _KINDS.get(Path(file.name.removesuffix(compression)).suffix.lower(), "")
+        if kind not in _TAKES[options.structure] or compression and kind in ("parquet", "arrow"):
+            return "", compression
+        if file.suffixes[-2 if compression else -1].lower() == ".json" and _is_array(file):
+            kind = "array"
+    return kind, compression
+
+
+def _is_array(file: Path) -> bool:
+    return first_bytes(file).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
+
+
+def _known(options: InputOptions) -> str:
+    takes = _TAKES[options.structure]
+    return ", ".join(ending for ending, kind in _KINDS.items() if kind in takes) or "any"
 
 
 def _describe(path: Path, shown: str, options: InputOptions) -> Input:
-    kind, compression = ("arrow", "") if path.is_dir() else _kind(path)
-    if options.format != "auto" and not path.is_dir():
-        kind = options.format
+    kind, compression = ("arrow", "") if path.is_dir() else _kind(path, options)
     if not kind:
-        known = ", ".join(_KINDS)
-        raise UserError(f"input {path}: unknown kind of file ({known}); name it with --format")
+        of = "" if options.structure == "documents" else f" of {options.structure}"
+        hint = "; name it with --format" if options.structure == "documents" else ""
+        raise UserError(f"input {path}: unknown kind of file{of} ({_known(options)}){hint}")
     size, rows = _measure(path, kind)
     return Input(
         name=shown,
@@ -252,7 +319,9 @@ def _spans(number: int, item: Input, options: InputOptions, size: int) -> Iterab
     pieces = -(-item.bytes // size)
     if item.kind == "parquet" or item.rows:
         return _row_spans(number, item, min(pieces, item.rows))
-    if pieces <= 1 or (item.kind == "text" and options.text_documents == "file"):
+    as_one = item.kind in ("array", "csv")
+    as_one |= item.kind == "text" and options.text_documents == "file"
+    if pieces <= 1 or as_one:
         return [Span(number, 0, item.bytes, item.bytes)]
     ends_at_blank = item.kind == "text" and options.text_documents == "blank_line"
     return _byte_spans(number, item, pieces, ends_at_blank)

@@ -3,6 +3,7 @@
     OUT.partial/job.json            what is to be made, and of what; a run with another is refused
                 tokenizer/          as loaded or trained
                 collocations.tsv    as mined
+                labels.json         of pairs: their labels' names
                 data-*.arrow        finished shards
                 parts/00003.json    written last: shard 3 is done, with this hash
 
@@ -22,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from palm_ds.corpus.inputs import Input, InputOptions, Span, Unit
+from palm_ds.corpus.inputs import Input, InputOptions, Span, Unit, input_options
 from palm_ds.corpus.manifest import Shard, hash_file, replace_text
 from palm_ds.corpus.options import TextOptions
 from palm_ds.corpus.writer import ShardSummary, save_arrays, shard_name
@@ -30,6 +31,7 @@ from palm_ds.errors import UserError
 
 NAME = "job.json"
 COLLOCATIONS = "collocations.tsv"
+LABELS = "labels.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,11 @@ class Job:
     def input_entries(self) -> tuple[dict[str, Any], ...]:
         """The manifest's list of inputs."""
         keys = ("name", "kind", "compression", "bytes", "rows")
-        return tuple({key: getattr(item, key) for key in keys} for item in self.inputs)
+        entries = tuple({key: getattr(item, key) for key in keys} for item in self.inputs)
+        for item, entry in zip(self.inputs, entries, strict=True):
+            if item.kind == "ernie":
+                entry["mask_word"] = item.mask_word
+        return entries
 
 
 def save_job(folder: Path, job: Job) -> None:
@@ -76,7 +82,7 @@ def load_job(folder: Path) -> Job:
     """The job of a folder that this program made."""
     state = json.loads((folder / NAME).read_text("utf-8"))
     state["text"] = text_options(state["text"])
-    state["input"] = InputOptions(**state["input"])
+    state["input"] = input_options(state["input"])
     state["marks"] = tuple(state["marks"])
     state["inputs"] = tuple(Input(**item) for item in state["inputs"])
     state["units"] = tuple(tuple(Span(**s) for s in unit) for unit in state["units"])
@@ -178,6 +184,12 @@ def read_collocations(folder: Path) -> list[tuple[str, str]]:
         return []
     rows = (line.split("\t")[:2] for line in file.read_text("utf-8").split("\n")[1:] if line)
     return [(a, b) for a, b in rows]
+
+
+def read_labels(folder: Path) -> list[str]:
+    """The names in labels.json."""
+    file = folder / LABELS
+    return json.loads(file.read_text("utf-8")) if file.is_file() else []
 
 
 def hash_lexicons(files: Sequence[str]) -> dict[str, str]:

@@ -15,10 +15,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from palm_ds.corpus.headings import find_headings
 from palm_ds.errors import UserError, suggest
 
 if TYPE_CHECKING:
     from palm_ds.tokenizer import Tokenizer
+
+
+def _none() -> np.ndarray:
+    return np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +38,16 @@ class Document:
     at: np.ndarray  # (tokens,) int64: where each token begins
     words: np.ndarray  # (words,) int64: where each word begins
     sentences: np.ndarray  # (sentences,) int64: where each sentence begins
+    paragraphs: np.ndarray  # (paragraphs,) int64: where each paragraph begins, if at a sentence
     # In order of precedence, (n, 2) int64 first and one past the last character:
     phrases: Sequence[np.ndarray] = field(default=())
     entities: Sequence[np.ndarray] = field(default=())
     word_of: np.ndarray  # (tokens,) int64: the word each token begins in
     capitals: np.ndarray  # (words,) bool: begins with a capital letter
+    # Of a text put together from parts (a title and a text, a pair, a dialogue's turns):
+    parts: np.ndarray = field(default_factory=_none)  # (parts,) int64: where each begins
+    titled: bool = False  # the first part is a title
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)  # (parts,) uint8 each
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -74,14 +84,24 @@ class Document:
         """(tokens,): to each token the value of the word it begins in."""
         return values[self.word_of]
 
+    def per_part(self, column: str) -> np.ndarray:
+        """(tokens,) uint8: to each token its part's value in a column that the input gives."""
+        if column not in self.columns:
+            raise UserError(
+                f"mark {column!r}: comes with --format {' and '.join(GIVEN[column])}; document "
+                f"{self.id!r} has none"
+            )
+        return self.columns[column][np.searchsorted(self.parts, self.at, side="right") - 1]
+
 
 Mark = Callable[[Document], np.ndarray]
 
 
 def sentence(document: Document) -> np.ndarray:
-    """1 at the first token of a sentence."""
+    """1 at the first token of a sentence, 2 where a paragraph begins with it."""
     mark = document.first_tokens(document.sentences)
-    mark[0] = 1
+    mark[(mark == 1) & (document.first_tokens(document.paragraphs) == 1)] = 2
+    mark[0] = 2
     return mark
 
 
@@ -107,13 +127,55 @@ def capital(document: Document) -> np.ndarray:
     return document.per_word(document.capitals.astype(np.uint8))
 
 
+def heading(document: Document) -> np.ndarray:
+    """Headings, each a sentence of its own: 0 outside, 1 first token, 2 inside. They are a title
+    that came with the text, and short lines that stand alone in it."""
+    found: list[tuple[int, int]] = []
+    start = 0
+    if document.titled:
+        start = int(document.parts[1])
+        found.append((0, start))
+    if document.titled or not len(document.parts):
+        found += [
+            (first, last)
+            for first, last in find_headings(document.text, start)
+            if not _within(document.sentences, first, last)
+        ]
+    return document.spans([np.array(found, np.int64).reshape(-1, 2)])
+
+
+def _within(starts: np.ndarray, first: int, last: int) -> bool:
+    """Whether a sentence begins inside a span that begins with a sentence."""
+    at, end = np.searchsorted(starts, [first, last], side="right")
+    return bool(end > at)
+
+
+def label(document: Document) -> np.ndarray:
+    """The number of a pair's label, on every token of both texts."""
+    return document.per_part("label")
+
+
+def role(document: Document) -> np.ndarray:
+    """The number of the speaker of a dialogue's turn, on every token of it."""
+    return document.per_part("role")
+
+
+def mask_word(document: Document) -> np.ndarray:
+    """Of ERNIE's lines: in so many percent of passes over the file whole words are masked."""
+    return document.per_part("mask_word")
+
+
 BUILT_IN: Mapping[str, Mark] = {
     "sentence": sentence,
     "word": word,
     "phrase": phrase,
     "entity": entity,
     "capital": capital,
+    "heading": heading,
 }
+_OF_PARTS: Mapping[str, Mark] = {"label": label, "role": role, "mask_word": mask_word}
+GIVEN = {"label": ("pairs", "ernie"), "role": ("dialogues",), "mask_word": ("ernie",)}
+"""Marks that the input itself gives, and the formats that do."""
 ALWAYS = ("sentence", "word", "phrase", "entity")
 
 
@@ -121,16 +183,17 @@ def find_mark(name: str) -> tuple[str, Mark]:
     """A mark's name and function: a built-in one, or `module:function` of the user's own, named as
     the function is or as `name=module:function` says."""
     if ":" not in name:
-        if name not in BUILT_IN:
+        known = {**BUILT_IN, **_OF_PARTS}
+        if name not in known:
             raise UserError(
                 f"unknown mark {name!r}{suggest(name, BUILT_IN)}; a mark of your own is "
                 "module:function"
             )
-        return name, BUILT_IN[name]
+        return name, known[name]
     given, _, path = name.rpartition("=")
     function = find_function(path, "mark")
     short = given or path.rpartition(":")[2].rpartition(".")[2]
-    if short in BUILT_IN or short in ("id", "ids"):
+    if short in BUILT_IN or short in GIVEN or short in ("id", "ids"):
         raise UserError(f"mark {name!r}: {short!r} is the name of a column there is already")
     return short, function
 

@@ -45,8 +45,9 @@ def sample_texts(job: Job, unit: int) -> Iterator[str]:
     for record in UnitReader(job, unit, watched=False):
         if taken > share:
             return
-        taken += len(record.text.encode("utf-8"))
-        yield record.text
+        text = record.text
+        taken += len(text.encode("utf-8"))
+        yield text
 
 
 def count_pairs(task: tuple[str, int]) -> Counts:

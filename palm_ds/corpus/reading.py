@@ -1,49 +1,37 @@
 """A span of an input to documents, one at a time; what cannot be one is named, not dropped.
 
 for record in read_span(inputs[0], span, options):
-    ...   # Record(id, text), or Rejected(reason) with the line it stands on
+    ...   # Record(id, parts), or Rejected(reason) with the line it stands on
 """
 
 from __future__ import annotations
 
-import gzip
-import io
+import csv
 import json
-import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import BinaryIO, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, BinaryIO
 
 from palm_ds.corpus import embedded
+from palm_ds.corpus.compressed import open_bytes, reading
+from palm_ds.corpus.ernie_format import ernie_record
 from palm_ds.corpus.inputs import Input, InputOptions, Span, open_dataset
+from palm_ds.corpus.json_array import elements
+from palm_ds.corpus.records import (
+    BadRecordError,
+    Found,
+    Place,
+    Record,
+    Rejected,
+    kind_of,
+    plain_record,
+    record_of,
+    wanted_fields,
+)
 from palm_ds.errors import UserError
 
 LONGEST = 64 << 20  # bytes of one document; memory is bounded by it
 _EXCERPT = 120  # characters of a rejected line that are kept
 _ROWS = 256  # rows of a table read at once
-
-
-@dataclass(frozen=True)
-class Record:
-    """A document as it stands in the input."""
-
-    id: str
-    text: str
-    line: int  # counted from 1 within the span; a row of a table from 0 within the input
-    cost: int  # bytes of the input, for progress
-
-
-@dataclass(frozen=True)
-class Rejected:
-    """A line or row that is no document."""
-
-    reason: str
-    excerpt: str
-    line: int
-    cost: int
-
-
-Found = Record | Rejected
 
 
 class Lines:
@@ -89,177 +77,102 @@ class SpanReader:
             return _read_parquet(self.item, self.span, self.options)
         if self.item.kind == "arrow":
             return _read_arrow(self.item, self.span, self.options)
+        if self.item.kind == "array":
+            return _read_array(self.item, self.options)
         return self._read_lines()
 
     def _read_lines(self) -> Iterator[Found]:
-        read = {
-            "jsonl": _jsonl,
-            "line": _text_lines,
-            "blank_line": _paragraphs,
-            "file": _whole_file,
-        }["jsonl" if self.item.kind == "jsonl" else self.options.text_documents]
-        try:
-            with _open(self.item) as handle:
-                self._lines = Lines(handle, self.span.start, self.span.end)
-                yield from read(self._lines, self.item.name, self.options)
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            at = f"after line {self.lines}"
-            raise UserError(f"input {self.item.path}: damaged gzip file {at}: {error}") from None
-        except OSError as error:
-            raise UserError(f"input {self.item.path}: cannot be read: {error}") from None
-
-
-def _open(item: Input) -> BinaryIO:
-    if item.compression == ".gz":
-        return cast(BinaryIO, gzip.open(item.path, "rb"))
-    if item.compression == ".zst":
-        return io.BufferedReader(_Zstandard(item.path), 1 << 20)
-    return open(item.path, "rb", buffering=1 << 20)
-
-
-class _Zstandard(io.RawIOBase):
-    """Decompresses frame after frame and, unlike the library's reader, notices a file cut short."""
-
-    def __init__(self, path: str) -> None:
-        import zstandard
-
-        self.path, self._handle = path, open(path, "rb")  # noqa: SIM115
-        self._error = zstandard.ZstdError
-        self._new = zstandard.ZstdDecompressor().decompressobj
-        self._frame = self._new()
-        self._ready, self._waiting, self._begun = b"", b"", False
-
-    def readable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        self._handle.close()
-        super().close()
-
-    def readinto(self, buffer) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
-        while not self._ready:
-            data = self._waiting or self._handle.read(1 << 16)
-            if not data:
-                if self._begun:
-                    raise UserError(f"input {self.path}: damaged zstd file: it ends too early")
-                return 0
-            self._advance(data)
-        n = min(len(buffer), len(self._ready))
-        buffer[:n], self._ready = self._ready[:n], self._ready[n:]
-        return n
-
-    def _advance(self, data: bytes) -> None:
-        try:
-            self._ready, self._begun = self._frame.decompress(data), True
-        except self._error as error:
-            raise UserError(f"input {self.path}: damaged zstd file: {error}") from None
-        self._waiting = b""
-        if self._frame.eof:
-            self._waiting, self._frame, self._begun = self._frame.unused_data, self._new(), False
+        read = _LINE_READERS[
+            self.options.text_documents if self.item.kind == "text" else self.item.kind
+        ]
+        with (
+            reading(self.item.path, lambda: f" after line {self.lines}"),
+            open_bytes(self.item.path) as handle,
+        ):
+            self._lines = Lines(handle, self.span.start, self.span.end)
+            yield from read(self._lines, self.item, self.options)
 
 
 def _excerpt(line: bytes) -> str:
     return line[: 4 * _EXCERPT].decode("utf-8", "backslashreplace")[:_EXCERPT]
 
 
-def _jsonl(lines: Lines, name: str, options: InputOptions) -> Iterator[Found]:
+def _tried(make: Callable[[], Record], place: Place, excerpt: Callable[[], str]) -> Found:
+    """The record, or why there is none."""
+    try:
+        return make()
+    except BadRecordError as bad:
+        return Rejected(bad.args[0], excerpt(), place.line, place.cost)
+
+
+def _each_line(
+    lines: Iterable[tuple[int, int, bytes, int]],
+    item: Input,
+    make: Callable[[bytes, Place], Record],
+) -> Iterator[Found]:
     for number, offset, line, cost in lines:
-        try:
-            identity, text = _fields(line, f"{name}@{offset}", options)
-            yield Record(identity, text, number, cost)
-        except _BadError as bad:
-            yield Rejected(bad.args[0], _excerpt(line), number, cost)
+        place = Place(f"{item.name}@{offset}", number, cost)
+        yield _tried(lambda: make(line, place), place, lambda: _excerpt(line))  # noqa: B023
 
 
-class _BadError(Exception):
-    """Why a line is no document."""
+def _jsonl(lines: Lines, item: Input, options: InputOptions) -> Iterator[Found]:
+    return _each_line(lines, item, lambda line, at: record_of(_json_row(line), at, options))
 
 
-def _fields(line: bytes, default: str, options: InputOptions) -> tuple[str, str]:
-    """(id, text) of a line of JSON."""
+def _json_row(line: bytes) -> dict:
+    """The object in a line of JSON."""
     if len(line) > LONGEST:
-        raise _BadError(f"longer than {LONGEST} bytes")
+        raise BadRecordError(f"longer than {LONGEST} bytes")
     if not line.strip():
-        raise _BadError("empty line")
+        raise BadRecordError("empty line")
     try:
         row = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise _BadError(f"invalid UTF-8 at byte {error.start + 1} of the line") from None
+        raise BadRecordError(f"invalid UTF-8 at byte {error.start + 1} of the line") from None
     except json.JSONDecodeError as error:
-        raise _BadError(f"not JSON: {error.msg} at character {error.colno}") from None
+        raise BadRecordError(f"not JSON: {error.msg} at character {error.colno}") from None
     except RecursionError:
-        raise _BadError("not JSON: nested too deep") from None
+        raise BadRecordError("not JSON: nested too deep") from None
+    return _object(row)
+
+
+def _object(row: object) -> dict:
     if not isinstance(row, dict):
-        raise _BadError(f"a JSON {type(row).__name__} where an object is due")
-    return _row_fields(row, default, options)
+        raise BadRecordError(f"a JSON {kind_of(row)} where an object is due")
+    return row
 
 
-def _row_fields(row: dict, default: str, options: InputOptions) -> tuple[str, str]:
-    """(id, text) of a row that has fields."""
-    field = options.text_field
-    if field not in row:
-        has = ", ".join(f"`{key}`" for key in list(row)[:8]) or "none"
-        raise _BadError(f"no field `{field}`; it has {has}")
-    return _identity(row, default, options), _checked(row[field], f"field `{field}`")
-
-
-def _identity(row: dict, default: str, options: InputOptions) -> str:
-    field = options.id_field
-    value = row.get(field or "id")
-    if isinstance(value, str | int) and not isinstance(value, bool) and value != "":
-        return _checked(str(value), "the id")
-    if field is None:
-        return default
-    what = "no field" if field not in row else f"{type(value).__name__} in field"
-    raise _BadError(f"{what} `{field}`, which is to be the id")
-
-
-def _checked(text: object, what: str) -> str:
-    if not isinstance(text, str):
-        raise _BadError(f"{what} is {'null' if text is None else type(text).__name__}, not text")
-    if not text.strip():
-        raise _BadError("empty text")
-    if not text.isascii():
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise _BadError(
-                f"{what}: half a surrogate pair at character {error.start + 1}"
-            ) from None
-    return text
+def _ernie(lines: Lines, item: Input, options: InputOptions) -> Iterator[Found]:
+    return _each_line(lines, item, lambda line, at: ernie_record(_decode(line), at, item.mask_word))
 
 
 def _decode(data: bytes) -> str:
     if len(data) > LONGEST:
-        raise _BadError(f"longer than {LONGEST} bytes")
+        raise BadRecordError(f"longer than {LONGEST} bytes")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start)
         where = f"; line {line + 1} of the document" if line else ""
-        raise _BadError(f"invalid UTF-8 at byte {error.start + 1}{where}") from None
+        raise BadRecordError(f"invalid UTF-8 at byte {error.start + 1}{where}") from None
 
 
-def _text(data: bytes, identity: str, number: int, cost: int) -> Found:
-    try:
-        return Record(identity, _checked(_decode(data), "the text"), number, cost)
-    except _BadError as bad:
-        return Rejected(bad.args[0], _excerpt(data), number, cost)
+def _text(data: bytes, place: Place) -> Found:
+    return _tried(lambda: plain_record(_decode(data), place), place, lambda: _excerpt(data))
 
 
-def _text_lines(lines: Lines, name: str, options: InputOptions) -> Iterator[Found]:
-    for number, offset, line, cost in lines:
-        yield _text(line, f"{name}@{offset}", number, cost)
+def _text_lines(lines: Lines, item: Input, options: InputOptions) -> Iterator[Found]:
+    return _each_line(lines, item, lambda line, place: plain_record(_decode(line), place))
 
 
-def _paragraphs(lines: Lines, name: str, options: InputOptions) -> Iterator[Found]:
+def _paragraphs(lines: Lines, item: Input, options: InputOptions) -> Iterator[Found]:
     """Documents that an empty line ends."""
     held: list[bytes] = []
     first, start, size = 0, 0, 0
     for number, offset, line, cost in lines:
         if not line.strip():
             if held:
-                yield _text(b"\n".join(held), f"{name}@{start}", first, size + cost)
+                yield _text(b"\n".join(held), Place(f"{item.name}@{start}", first, size + cost))
             held, size = [], 0
             continue
         if not held:
@@ -268,22 +181,116 @@ def _paragraphs(lines: Lines, name: str, options: InputOptions) -> Iterator[Foun
         if size - cost <= LONGEST:  # what is longer is rejected whole: no need to keep it
             held.append(line)
     if held:
-        yield _text(b"\n".join(held), f"{name}@{start}", first, size)
+        yield _text(b"\n".join(held), Place(f"{item.name}@{start}", first, size))
 
 
-def _whole_file(lines: Lines, name: str, options: InputOptions) -> Iterator[Found]:
+def _whole_file(lines: Lines, item: Input, options: InputOptions) -> Iterator[Found]:
     held, size = [], 0
     for _, _, line, cost in lines:
         if size <= LONGEST:
             held.append(line)
         size += cost
-    yield _text(b"\n".join(held), name, 1, size)
+    yield _text(b"\n".join(held), Place(item.name, 1, size))
+
+
+def _after_header(lines: Lines) -> Iterator[tuple[int, int, bytes, int]]:
+    return (line for line in lines if line[1])
+
+
+def _tsv(lines: Lines, item: Input, options: InputOptions) -> Iterator[Found]:
+    """Cells between tabs; a quote is a quote."""
+    names = _header(item, options, lambda text: text.split("\t"))
+    return _each_line(
+        _after_header(lines),
+        item,
+        lambda line, place: record_of(_row(line, names, lambda x: x.split("\t")), place, options),
+    )
+
+
+def _csv(lines: Lines, item: Input, options: InputOptions) -> Iterator[Found]:
+    """Cells between commas, in quotes where they hold commas, quotes or line ends (RFC 4180)."""
+    names = _header(item, options, _csv_cells)
+    return _each_line(
+        _quoted_lines(_after_header(lines)),
+        item,
+        lambda line, place: record_of(_row(line, names, _csv_cells), place, options),
+    )
+
+
+def _quoted_lines(
+    lines: Iterable[tuple[int, int, bytes, int]],
+) -> Iterator[tuple[int, int, bytes, int]]:
+    """Lines put together until their quotes are closed, as the first of them."""
+    held: list[bytes] = []
+    first = start = size = 0
+    for number, offset, line, cost in lines:
+        if not held:
+            first, start, size = number, offset, 0
+        held.append(line)
+        size += cost
+        if size > LONGEST or sum(x.count(b'"') for x in held) % 2 == 0:
+            yield first, start, b"\n".join(held), size
+            held = []
+    if held:
+        yield first, start, b"\n".join(held), size
+
+
+def _csv_cells(text: str) -> list[str]:
+    try:
+        return next(csv.reader([text], strict=True))
+    except (csv.Error, StopIteration) as error:
+        raise BadRecordError(f"not CSV: {error}") from None
+
+
+def _row(line: bytes, names: list[str], cells: Callable[[str], list[str]]) -> dict[str, str]:
+    if not line.strip():
+        raise BadRecordError("empty line")
+    values = cells(_decode(line))
+    if len(values) != len(names):
+        raise BadRecordError(f"{len(values)} cells where the header has {len(names)}")
+    return dict(zip(names, values, strict=True))
+
+
+def _header(item: Input, options: InputOptions, cells: Callable[[str], list[str]]) -> list[str]:
+    """The names in the first line; a table without the columns is a mistake as a whole."""
+    with reading(item.path), open_bytes(item.path) as handle:
+        line = next(iter(Lines(handle, 0, -1)), (0, 0, b"", 0))[2]
+    try:
+        names = [name.strip() for name in cells(_decode(line))] if line.strip() else []
+    except BadRecordError as bad:
+        raise UserError(f"input {item.path}: line 1, the names of the columns: {bad}") from None
+    if line.strip():
+        _columns(names, item, options)
+    return names
+
+
+_LINE_READERS: Mapping[str, Callable[[Lines, Input, InputOptions], Iterator[Found]]] = {
+    "jsonl": _jsonl,
+    "tsv": _tsv,
+    "csv": _csv,
+    "ernie": _ernie,
+    "line": _text_lines,
+    "blank_line": _paragraphs,
+    "file": _whole_file,
+}
 
 
 def _read_embedded(span: Span) -> Iterator[Found]:
     documents = embedded.all_documents()[span.start : span.end]
     for row, (name, text) in enumerate(documents, span.start):
-        yield Record(name, text, row, len(text))
+        yield plain_record(text, Place(name, row, len(text)))
+
+
+def _read_array(item: Input, options: InputOptions) -> Iterator[Found]:
+    """A JSON array of objects."""
+    with reading(item.path), open_bytes(item.path) as handle:
+        for row, (value, size) in enumerate(elements(handle, item.path, LONGEST)):
+            place = Place(f"{item.name}#{row}", row, size)
+            yield _tried(
+                lambda: record_of(_object(value), place, options),  # noqa: B023
+                place,
+                lambda: json.dumps(value, ensure_ascii=False)[:_EXCERPT],  # noqa: B023
+            )
 
 
 def _read_parquet(item: Input, span: Span, options: InputOptions) -> Iterator[Found]:
@@ -305,30 +312,48 @@ def _read_parquet(item: Input, span: Span, options: InputOptions) -> Iterator[Fo
 def _read_arrow(item: Input, span: Span, options: InputOptions) -> Iterator[Found]:
     table = open_dataset(item.path)
     table = table.select_columns(_columns(table.column_names, item, options))
+    names = {name: getattr(kind, "names", None) for name, kind in table.features.items()}
     for start in range(span.start, span.end, _ROWS):
         columns = table[start : min(start + _ROWS, span.end)]
+        for name, known in names.items():
+            if known:  # a class label: its name, not its number
+                columns[name] = [v if v is None or v < 0 else known[v] for v in columns[name]]
         rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values())]  # noqa: B905
         yield from _rows(rows, start, item, options)
 
 
 def _columns(names: list[str], item: Input, options: InputOptions) -> list[str]:
     """The columns to read; a table without them is a mistake as a whole."""
-    wanted = [options.text_field] + ([options.id_field] if options.id_field else [])
-    for name in wanted:
-        if name not in names:
+    wanted = []
+    for either in wanted_fields(options) + ([(options.id_field,)] if options.id_field else []):
+        there = [name for name in either if name in names]
+        if not there:
+            missing = " or ".join(f"`{name}`" for name in either)
             raise UserError(
-                f"input {item.path}: no column `{name}`; it has {', '.join(names)} "
-                "(--text_field, --id_field)"
+                f"input {item.path}: no column {missing}; it has {', '.join(names)} "
+                f"({_naming(options)})"
             )
+        wanted.append(there[0])
     return wanted + (["id"] if options.id_field is None and "id" in names else [])
 
 
-def _rows(rows: list[dict], first: int, item: Input, options: InputOptions) -> Iterator[Found]:
+def _naming(options: InputOptions) -> str:
+    if options.structure == "pairs":
+        return "--pair_fields; --no_label if the pairs have none"
+    if options.structure == "dialogues":
+        return "--turns_field"
+    return "--text_field, --id_field" + (", --title_field" if options.title_field else "")
+
+
+def _rows(
+    rows: list[dict[str, Any]], first: int, item: Input, options: InputOptions
+) -> Iterator[Found]:
+    main = wanted_fields(options)[0]
     for number, row in enumerate(rows, first):
-        cost = len(row[options.text_field]) if isinstance(row[options.text_field], str) else 1
-        try:
-            identity, text = _row_fields(row, f"{item.name}#{number}", options)
-            yield Record(identity, text, number, cost)
-        except _BadError as bad:
-            excerpt = repr(row.get(options.text_field))[:_EXCERPT]
-            yield Rejected(bad.args[0], excerpt, number, cost)
+        value = next((row[name] for name in main if name in row), None)
+        place = Place(f"{item.name}#{number}", number, len(value) if isinstance(value, str) else 1)
+        yield _tried(
+            lambda: record_of(row, place, options),  # noqa: B023
+            place,
+            lambda: repr(value)[:_EXCERPT],  # noqa: B023
+        )

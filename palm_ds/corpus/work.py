@@ -11,9 +11,17 @@ from typing import Any
 from palm_ds.corpus.analyse import Analyser
 from palm_ds.corpus.executors import count
 from palm_ds.corpus.inputs import Input, Span
-from palm_ds.corpus.job import Job, load_job, part_file, read_collocations, save_part
+from palm_ds.corpus.job import (
+    Job,
+    load_job,
+    part_file,
+    read_collocations,
+    read_labels,
+    save_part,
+)
 from palm_ds.corpus.marks import Document, Mark, apply_mark, find_mark
-from palm_ds.corpus.reading import Found, Record, Rejected, SpanReader
+from palm_ds.corpus.reading import SpanReader
+from palm_ds.corpus.records import BadRecordError, Found, Record, Rejected
 from palm_ds.corpus.writer import ShardWriter, shard_name, smallest_unsigned
 from palm_ds.errors import UserError
 from palm_ds.tokenizer import load_tokenizer
@@ -26,7 +34,10 @@ def prepared(folder: Path, made: int) -> tuple[Job, Analyser, dict[str, Mark]]:
     """The job, its analyser and its marks, kept from unit to unit. `made`: when job.json was."""
     job = load_job(folder)
     analyser = Analyser(
-        load_tokenizer(folder / "tokenizer"), job.text, collocations=read_collocations(folder)
+        load_tokenizer(folder / "tokenizer"),
+        job.text,
+        collocations=read_collocations(folder),
+        labels=read_labels(folder),
     )
     return job, analyser, dict(find_mark(name) for name in job.marks)
 
@@ -41,24 +52,28 @@ def make_shard(task: tuple[str, int]) -> int:
     writer = ShardWriter(file, marks=tuple(marks), ids_type=ids_type)
     with writer, part_file(folder, number, ".rejected").open("w", encoding="utf-8") as rejected:
         unit.keep = lambda entry: rejected.write(json.dumps(entry, ensure_ascii=False) + "\n")
-        for record in unit:
-            document = analyser.document(record.id, record.text)
-            if len(document):
-                values = {name: apply_mark(name, mark, document) for name, mark in marks.items()}
-                size = len(record.text.encode("utf-8"))
-                writer.append(record.id, document.ids, values, text_bytes=size)
-            else:
-                unit.reject_empty(record)
+        for record, document in _documents(unit, analyser):
+            values = {name: apply_mark(name, mark, document) for name, mark in marks.items()}
+            size = len((record.text or document.text).encode("utf-8"))
+            writer.append(record.id, document.ids, values, text_bytes=size)
     save_part(folder, number, writer.summary(), {"rejected": unit.rejections, "lines": unit.lines})
     return writer.text_bytes
 
 
 def documents_of(job: Job, number: int, analyser: Analyser) -> Iterator[Document]:
     """The documents of a unit that have tokens, as `make_shard` wrote them."""
-    for record in UnitReader(job, number):
-        document = analyser.document(record.id, record.text)
-        if len(document):
-            yield document
+    return (document for _, document in _documents(UnitReader(job, number), analyser))
+
+
+def _documents(unit: UnitReader, analyser: Analyser) -> Iterator[tuple[Record, Document]]:
+    """The unit's records that are documents; the others are rejected."""
+    for record in unit:
+        try:
+            document = analyser.record(record)
+        except BadRecordError as bad:
+            unit.reject(record, bad.args[0])
+        else:
+            yield record, document
 
 
 class UnitReader:
@@ -83,9 +98,14 @@ class UnitReader:
                     self._reject(found)
             self.lines.append(reader.lines)
 
-    def reject_empty(self, record: Record) -> None:
-        """The record came to nothing: not one token."""
-        self._reject(Rejected("no tokens in this text", record.text[:80], record.line, 0))
+    def reject(self, record: Record, reason: str) -> None:
+        """The record came to nothing after all."""
+        self._reject(Rejected(reason, record.excerpt, record.line, 0))
+
+    def place(self, found: Found) -> str:
+        """Where in the input something that has just been read stands, in words."""
+        span = self.unit[self._span]
+        return _place(self.job.inputs[span.input], span, found)
 
     def _reject(self, found: Rejected) -> None:
         span = self.unit[self._span]
@@ -100,7 +120,7 @@ class UnitReader:
             self.keep({**entry, "excerpt": found.excerpt, "span": self._span})
 
 
-def _place(item: Input, span: Span, found: Rejected) -> str:
+def _place(item: Input, span: Span, found: Found) -> str:
     """The file and the line, counted from the file's beginning, or the row."""
     name = item.path or item.name
     if not is_lines(item.kind):
@@ -110,7 +130,7 @@ def _place(item: Input, span: Span, found: Rejected) -> str:
 
 def is_lines(kind: str) -> bool:
     """Whether places in this kind of input are lines; else they are rows."""
-    return kind in ("jsonl", "text")
+    return kind in ("jsonl", "text", "tsv", "csv", "ernie")
 
 
 def _lines_before(path: str, end: int) -> int:
@@ -127,7 +147,7 @@ def _counted(reader: SpanReader, span: Span) -> Iterator[Found]:
     """Passes records on and tells the progress bar of them."""
     text = cost = told = 0
     for found in reader:
-        text += len(found.text.encode("utf-8")) if isinstance(found, Record) else 0
+        text += _text_bytes(found)
         cost += found.cost
         if text >= _COUNT_EVERY:
             done = min(cost, span.bytes - told)
@@ -135,3 +155,9 @@ def _counted(reader: SpanReader, span: Span) -> Iterator[Found]:
             told, text, cost = told + done, 0, 0
         yield found
     count(text, span.bytes - told)
+
+
+def _text_bytes(found: Found) -> int:
+    if isinstance(found, Rejected):
+        return 0
+    return found.cost if found.tokens else len(found.text.encode("utf-8"))
