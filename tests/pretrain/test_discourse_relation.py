@@ -1,0 +1,256 @@
+"""Discourse relation: the label is the marker that was taken out; every class is as frequent."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from palm_ds.corpus.store import Corpus
+from palm_ds.errors import UserError
+from palm_ds.feed import Feed, fill, held_out_rows
+from palm_ds.markers import read_markers
+from palm_ds.packing import pack
+from palm_ds.pretrain.discourse_relation import DiscourseRelation
+from palm_ds.source import Source, split
+from palm_ds.task import build
+from tests.pair_corpus import (
+    list_file,
+    slow_pairs,
+    tokenizer_of,
+    whole,
+    write_jumble,
+    write_sentences,
+)
+
+
+def task_of(**values) -> DiscourseRelation:
+    task = build("discourse_relation", {"source": "text", **values})
+    assert isinstance(task, DiscourseRelation)
+    return task
+
+
+def feed_of(source: Source, room: int = 64, fixed: bool = False, **values) -> Feed:
+    return Feed(
+        name="discourse_relation", tasks=(task_of(**values),), task_id=0, source=source, seed=3,
+        room=room, fixed=fixed,
+    )  # fmt: skip
+
+
+# Examples --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def jumble(tmp_path_factory) -> Corpus:
+    return write_jumble(tmp_path_factory.mktemp("jumble") / "corpus")
+
+
+@pytest.fixture(scope="module")
+def some_list(tmp_path_factory) -> str:
+    return list_file(tmp_path_factory.mktemp("list"), "but\nand\nin fact\nso\nhowever,\nplum\n")
+
+
+@pytest.mark.parametrize("room", [16, 64])
+@pytest.mark.parametrize("longer", [False, True])
+def test_examples_are_pairs_without_their_marker(jumble, some_list, room, longer):
+    """The label is read off the tokens that lie between the two texts."""
+    feed = feed_of(whole(jumble), room, markers=some_list, least=1, shortest=3)
+    mined = {row[1]: row for row in slow_pairs(jumble, read_markers(some_list, "x"), 3)}
+    sentence_starts = set(jumble.sentence_starts.tolist())
+    document_starts = np.asarray(jumble.document_starts)
+    cut = grown = 0
+    for n, layout in enumerate(feed.layouts(np.arange(400))):
+        if longer:
+            ((_, _, layout),) = fill([(0, n, layout)], room)
+        example = feed.example(n, layout)
+        assert len(example) == layout[0] <= room
+        at, target = example.labels["discourse_relation"]
+        assert at.tolist() == [0]
+        real = example.origin >= 0
+        first, second = (example.origin[real & (example.segments == k)] for k in (0, 1))
+        assert (np.diff(first) == 1).all() and (np.diff(second) == 1).all()
+        before, marker, start, end, label = mined[int(first[-1]) + 1]
+        assert label == target[0] and second[0] == start
+        document = np.searchsorted(document_starts, [first[0], second[-1]], side="right") - 1
+        assert document[0] == document[1]
+        if len(first) < marker - before or len(second) < end - start:
+            cut += 1
+            assert len(example) == room and abs(len(first) - len(second)) <= max(
+                1, abs(marker - before - (end - start))
+            )
+        elif first[0] < before or second[-1] >= end:
+            grown += 1
+        else:
+            assert first[0] in sentence_starts
+        if longer and second[-1] + 1 < document_starts[document[0] + 1]:
+            assert len(example) == room  # the second text could have gone on
+    assert (grown > 0) == longer
+    assert (cut > 0) == (room == 16)
+
+
+def test_every_class_that_takes_part_is_as_frequent(jumble, some_list):
+    source = whole(jumble)
+    feed = feed_of(source, markers=some_list, least=5, shortest=3)
+    task = feed.tasks[0]
+    assert isinstance(task, DiscourseRelation)
+    counts = Counter(row[4] for row in slow_pairs(jumble, task.marker_classes, 3))
+    assert set(counts) == {0, 1, 2, 3, 4} and min(counts.values()) >= 5  # "plum" never occurs
+    labels = feed.layouts(np.arange(len(feed.items)))[:, 6]
+    each = min(max(counts.values()), 10 * min(counts.values()))
+    assert Counter(labels.tolist()) == dict.fromkeys(range(5), each)
+    loss, accuracy = task.baseline(np.array([0, 4]), source)
+    assert loss == pytest.approx(np.log([5, 5])) and accuracy.tolist() == [0.2, 0.2]
+    few = feed_of(source, fixed=True, markers=some_list, least=5, shortest=3)
+    shown = [layout[6] for row in held_out_rows(few, 0, 15) for _, _, layout in row]
+    assert Counter(shown) == dict.fromkeys(range(5), 3)
+    assert f"{sum(counts.values())} pairs of 5 of 6 classes" in task.about(source)
+
+
+def test_rare_classes_are_left_out_but_keep_their_number(jumble, some_list):
+    task = task_of(markers=some_list, least=1, shortest=3)
+    counts = Counter(row[4] for row in slow_pairs(jumble, task.marker_classes, 3))
+    (rarest, fewest), *_ = counts.most_common()[::-1]
+    feed = feed_of(whole(jumble), markers=some_list, least=fewest + 1, shortest=3)
+    labels = set(feed.layouts(np.arange(len(feed.items)))[:, 6].tolist())
+    assert labels == {label for label, count in counts.items() if count > fewest}
+    assert rarest not in labels and task.class_count == 6
+
+
+def test_training_and_held_out_documents_have_the_same_classes(jumble, some_list):
+    training, held = split(jumble, 0.3, ("word",))
+    task = task_of(markers=some_list, least=5, shortest=3)
+    for source in (training, held):
+        items = task.items(source, 64)
+        layouts = task.layout(items, np.full((len(items), 1), 0.5), source, 64)
+        document = np.searchsorted(jumble.document_starts, layouts[:, 2], side="right") - 1
+        assert set(document) <= set(source.documents)
+        assert set(layouts[:, 6]) == {0, 1, 2, 3, 4}
+
+
+def test_the_unmarked_class_is_sentences_without_any_marker(jumble, some_list):
+    source = whole(jumble)
+    feed = feed_of(source, markers=some_list, least=1, shortest=3, unmarked=True)
+    task = feed.tasks[0]
+    assert isinstance(task, DiscourseRelation)
+    assert task.class_count == 7 and task.class_name(6) == "[no-conn]"
+    layouts = feed.layouts(np.arange(len(feed.items)))
+    none = layouts[layouts[:, 6] == 6]
+    assert len(none) == len(layouts) / 6
+    marked = {row[1] for row in slow_pairs(jumble, task.marker_classes, 1)}
+    starts = set(jumble.sentence_starts.tolist())
+    for _, _, start, tokens, second, _, _ in none.tolist():
+        assert start in starts and start + tokens == second in starts
+        assert second not in marked
+
+
+def test_the_same_numbers_give_the_same_examples(jumble, some_list):
+    one, two = (feed_of(whole(jumble), markers=some_list, least=1) for _ in range(2))
+    n = np.arange(50)
+    assert np.array_equal(one.layouts(n), two.layouts(n))
+    assert np.array_equal(one.layouts(n)[7:9], one.layouts(n[7:9]))
+    layout = one.layouts(n)[3]
+    assert np.array_equal(one.example(3, layout).ids, two.example(3, layout).ids)
+
+
+@pytest.mark.parametrize("room", [128, 512])
+def test_rows_of_real_text_are_full(shared_en, room):
+    feed = feed_of(whole(shared_en), room, markers="en", least=20)
+    count = int(512 * room / feed.mean_length)
+    layouts = feed.layouts(np.arange(count))
+    rows = [fill([(0, i, layouts[i]) for i in row], room) for row in pack(layouts[:, 0], room)]
+    real = sum(int(layout[0]) for row in rows for _, _, layout in row)
+    assert real / (len(rows) * room) > 0.99
+
+
+# Ready-made pairs ------------------------------------------------------------------------------
+
+READY = [
+    ("0", ["it rained", "we stayed at home"]),
+    ("1", ["it rained", "we went out"]),
+    ("2", ["a cat", "a dog"]),
+    ("3", ["it rained and rained and rained", "we went out"]),
+]
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory) -> Source:
+    tokenizer = tokenizer_of(*(text for _, pair in READY for text in pair))
+    names = ["As_a_result,", "yet", "[no-conn]"]
+    folder = tmp_path_factory.mktemp("ready") / "corpus"
+    return whole(write_sentences(folder, READY, tokenizer, names, [0, 1, 2, 1]))
+
+
+def test_ready_made_pairs_go_by_the_names_of_their_labels(ready):
+    feed = feed_of(ready, 12, markers="en", least=1, unmarked=True)
+    task = feed.tasks[0]
+    assert isinstance(task, DiscourseRelation)
+    seen = Counter()
+    for n, layout in enumerate(feed.layouts(np.arange(3 * len(feed.items)))):
+        assert layout[1] == 0
+        example = feed.example(n, layout)
+        label = task.class_name(int(example.labels["discourse_relation"][1][0]))
+        text = " ".join(ready.corpus.tokenizer().tokens(example.ids))
+        seen[label, text] += 1
+    assert {key for key in seen} == {
+        ("as a result", "[CLS] it rained [SEP] we stayed at home [SEP]"),
+        ("yet", "[CLS] it rained [SEP] we went out [SEP]"),
+        ("yet", "[CLS] it rained and rained and rained [SEP] we went out [SEP]"),
+        ("[no-conn]", "[CLS] a cat [SEP] a dog [SEP]"),
+    }
+    assert (
+        feed_of(ready, 9, markers="en", least=1, unmarked=True).layouts(np.arange(12))[:, 0].max()
+        == 9
+    )
+    assert task.baseline(np.array([0]), ready)[1] == pytest.approx(1 / 3)
+
+
+def test_labels_may_be_the_classes_themselves(ready):
+    feed = feed_of(ready, 64, markers="labels", classes=5, least=1)
+    labels = Counter(feed.layouts(np.arange(len(feed.items)))[:, 6].tolist())
+    assert labels == {0: 2, 1: 2, 2: 2}
+    assert task_of(markers="labels", classes=5).class_count == 5
+    assert task_of(markers="labels", classes=5).class_name(2) == "2"
+
+
+# Mistakes --------------------------------------------------------------------------------------
+
+
+def refused(source: Source | None = None, **values) -> str:
+    with pytest.raises(UserError) as error:
+        task = task_of(**values)
+        assert source is not None
+        task.items(source, 64)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_other_mistakes_are_one_clear_line(jumble, ready, some_list, tmp_path):
+    assert "no/such.txt: No such file" in refused(markers="no/such.txt")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9\nso\n")
+    assert "not UTF-8" in refused(markers=str(tmp_path / "latin.txt"))
+    assert "least: 0" in refused(least=0)
+    assert "repeat: 0" in refused(repeat=0)
+    assert "classes: with `markers: labels`" in refused(markers="labels")
+    assert "classes: only with" in refused(classes=3)
+    assert "unmarked" in refused(markers="labels", classes=3, unmarked=True)
+    text = whole(jumble)
+    said = refused(text, markers=some_list, least=10_000)
+    assert f"{jumble.manifest.sentences} sentences" in said and "`least: 10000`" in said
+    assert ", 0 begin with one of 5 markers" in refused(
+        text, markers=list_file(tmp_path, "plum\npear\nquince | medlar\nfig\n")
+    )
+    assert "has no column label" in refused(text, markers="labels", classes=3)
+    assert "[no-conn]" in refused(ready, markers="en", least=1)
+    assert "has 3 labels" in refused(ready, markers="labels", classes=2)
+
+
+def test_documents_without_a_pair_are_said(jumble, some_list):
+    pairs = slow_pairs(jumble, read_markers(some_list, "x"), 3)
+    inside = {
+        int(np.searchsorted(jumble.document_starts, row[0], side="right")) - 1 for row in pairs
+    }
+    empty = np.array(sorted(set(range(len(jumble))) - inside))
+    assert len(empty)
+    said = refused(Source(jumble, empty), markers=some_list, least=1, shortest=3)
+    assert f"{len(pairs)} pairs, but none in the {len(empty)} documents" in said
