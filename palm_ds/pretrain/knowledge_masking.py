@@ -5,6 +5,11 @@ unit is predicted; 80 % of them are shown as [MASK], 10 % as a random token, 10 
 
     Harry Potter is a series of fantasy novels        entity, word, word, phrase, ...
     [MASK] [MASK] is a series of [MASK] novels
+
+The rule of ERNIE 1.0's released code (batching.py) is `{units: [word], chosen: each, whole: P}`: a
+word is chosen by a draw of its own, and a share P of the texts is masked by words, the others token
+by token. ERNIE draws that once for each pass over a file, here it is drawn for each text: the same
+share, without long stretches of one kind. Random tokens here are never special ones.
 """
 
 from __future__ import annotations
@@ -36,6 +41,13 @@ class KnowledgeMasking(Task):
     """What may be hidden as one: a token belongs to the largest unit named here that covers it,
     else it is a unit of its own. `[token]` and `[word]` are ERNIE 1.0's basic stage, `[phrase,
     word]` and `[entity, word]` its later ones."""
+    chosen: Literal["exact", "each"] = "exact"
+    """exact: units in random order until `rate` is reached, one at least. each: every unit by a
+    draw of its own, so that a short text may be left without a prediction (ERNIE 1.0's code)."""
+    whole: float | str = 1.0
+    """The share of the texts whose units are `units`; in the others every token is a unit of its
+    own. Or the column of the corpus that holds a text's share in percent (`mask_word`, of ERNIE
+    1.0's files)."""
     corrupt: Literal["token", "unit"] = "token"
     """Whether 80/10/10 is drawn for each token of a unit (BERT, ERNIE) or once for the unit."""
     mask_rate: float = 0.8
@@ -48,6 +60,10 @@ class KnowledgeMasking(Task):
             raise UserError(f"tasks.{self.name}.rate: {self.rate} is not between 0 and 1")
         if not self.units:
             raise UserError(f"tasks.{self.name}.units: empty; name token, word, phrase or entity")
+        if not isinstance(self.whole, str) and not 0 <= self.whole <= 1:
+            raise UserError(
+                f"tasks.{self.name}.whole: {self.whole} is not a share from 0 to 1 (or a column)"
+            )
         if min(self.mask_rate, self.random_rate) < 0 or self.mask_rate + self.random_rate > 1:
             raise UserError(
                 f"tasks.{self.name}: mask_rate {self.mask_rate} and random_rate "
@@ -55,11 +71,12 @@ class KnowledgeMasking(Task):
             )
 
     def marks(self) -> tuple[str, ...]:
-        return tuple(unit for unit in self.units if unit != "token")
+        share = (self.whole,) if isinstance(self.whole, str) else ()
+        return (*(unit for unit in self.units if unit != "token"), *share)
 
     def label(self, example: Example, source: Source, rng: np.random.Generator) -> None:
-        unit = units_of(example, self.marks())
-        chosen = choose(unit, self.rate, rng)
+        unit = units_of(example, self.units if self._is_whole(example, rng) else ())
+        chosen = (choose if self.chosen == "exact" else choose_each)(unit, self.rate, rng)
         where = np.flatnonzero(chosen)
         example.labels[self.name] = where, example.ids[where].copy()
         # One draw a token, read at the unit's first token where the unit is corrupted as one.
@@ -68,6 +85,13 @@ class KnowledgeMasking(Task):
             first = np.unique(unit[where], return_index=True)[1]
             draws[where] = np.repeat(draws[where[first]], np.diff([*first, len(where)]))
         example.ids[where] = self._shown(example.ids[where], draws[where], rng, source.vocabulary)
+
+    def _is_whole(self, example: Example, rng: np.random.Generator) -> bool:
+        """Whether this text is masked by units; a text of borrowed parts by what its first says."""
+        if isinstance(self.whole, str):
+            first = np.flatnonzero(example.origin >= 0)[0]
+            return bool(rng.random() * 100 < example.marks[self.whole][first])
+        return self.whole == 1 or rng.random() < self.whole
 
     def _shown(
         self, ids: np.ndarray, draws: np.ndarray, rng: np.random.Generator, vocabulary: Vocabulary
@@ -88,7 +112,8 @@ class KnowledgeMasking(Task):
 
 
 def units_of(example: Example, marks: tuple[str, ...]) -> np.ndarray:
-    """(tokens,) the number of the unit each token belongs to, ascending; -1 for special tokens."""
+    """(tokens,) the number of the unit each token belongs to, ascending; -1 for special tokens.
+    `marks` are those of the units, "token" or nothing: every token is one."""
     inside = example.origin >= 0
     free = inside.copy()  # not yet in a larger unit
     begins = np.zeros(len(example), bool)
@@ -128,3 +153,10 @@ def choose(unit: np.ndarray, rate: float, rng: np.random.Generator) -> np.ndarra
     left = budget - (total[whole - 1] if whole else 0)
     whole += bool(whole < len(order) and rng.random() * sizes[order[whole]] < left)
     return np.isin(unit, order[: max(whole, 1)])
+
+
+def choose_each(unit: np.ndarray, rate: float, rng: np.random.Generator) -> np.ndarray:
+    """(tokens,) bool: every unit with probability `rate`, by the draw at its first token."""
+    draws = rng.random(len(unit))
+    first = (unit >= 0) & (np.diff(unit, prepend=-1) != 0)
+    return (unit >= 0) & (draws[first] < rate)[unit]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +14,7 @@ from hypothesis import strategies as st
 from palm_ds import keyed
 from palm_ds.errors import UserError
 from palm_ds.example import Example, Piece, Vocabulary, arrange
-from palm_ds.pretrain.knowledge_masking import KnowledgeMasking, choose, units_of
+from palm_ds.pretrain.knowledge_masking import KnowledgeMasking, choose, choose_each, units_of
 
 VOCABULARY = Vocabulary(size=1005, pad=0, unk=1, cls=2, sep=3, mask=4, regular=np.arange(5, 1005))
 
@@ -187,8 +191,196 @@ def test_the_shortest_text_has_a_prediction():
 
 
 @pytest.mark.parametrize(
-    "values", [{"rate": 0.0}, {"rate": 1.0}, {"units": ()}, {"mask_rate": 0.95, "random_rate": 0.1}]
+    "values",
+    [
+        {"rate": 0.0},
+        {"rate": 1.0},
+        {"units": ()},
+        {"mask_rate": 0.95, "random_rate": 0.1},
+        {"whole": -0.1},
+        {"whole": 1.1},
+    ],
 )
 def test_wrong_settings_are_refused(values):
     with pytest.raises(UserError, match="tasks.knowledge_masking"):
         make(**values)
+
+
+@pytest.mark.parametrize(
+    ("units", "together"),
+    [
+        (["word"], "harry|potter|is|a|series|of|fan ##tasy|novels"),
+        (["word", "phrase"], "harry|potter|is|a series of|fan ##tasy|novels"),
+        (["word", "phrase", "entity"], "harry potter|is|a series of|fan ##tasy|novels"),
+    ],
+)
+def test_the_stages_of_the_curriculum_hide_what_was_published(units, together):
+    """ERNIE 1.0, figure 2: basic, phrase, entity. Whatever is hidden is one of these, whole."""
+    groups, position = [], 1
+    for words in together.split("|"):
+        groups.append(range(position, position := position + len(words.split())))
+    apart = set()
+    for n in range(300):
+        text = example(HARRY)
+        make(units=units).label(text, Texts(), keyed.generator(8, n))
+        hidden = set(text.labels["knowledge_masking"][0].tolist())
+        whole = [hidden >= set(group) for group in groups]
+        assert hidden == {
+            i for group, all_ in zip(groups, whole, strict=True) if all_ for i in group
+        }
+        apart |= {k for k in range(len(groups) - 1) if whole[k] != whole[k + 1]}
+    assert len(apart) == len(groups) - 1  # neighbours are hidden without one another
+
+
+# ERNIE 1.0's rule -------------------------------------------------------------------------------
+
+PUBLISHED = {"units": ("word",), "chosen": "each"}
+Line = tuple[list[int], list[int]]  # ids and seg_labels: 0 begins a word, 1 goes on, -1 special
+
+
+def published(line: Line, whole: bool, rng: np.random.Generator) -> list[tuple[int, str]]:
+    """(position, what was done) of every predicted token: ERNIE's batching.py, token by token."""
+    done, rate = [], 0.15
+
+    def act(u: float, scale: float) -> str:
+        return "mask" if u > 0.2 * scale else "random" if u > 0.1 * scale else "keep"
+
+    _, labels = line
+    position = 0
+    while position < len(labels):
+        if labels[position] == -1:
+            position += 1
+            continue
+        end = position + 1
+        while whole and end < len(labels) and labels[end] == 1:
+            end += 1
+        u = rng.random()
+        if u <= rate:
+            done.append((position, act(u, rate)))
+            done += [(other, act(rng.random(), 1.0)) for other in range(position + 1, end)]
+        position = end
+    return done
+
+
+def ours(line: Line, task: KnowledgeMasking, share: int, n: int) -> list[tuple[int, str]]:
+    """The same of the task. `share`: the column mask_word, in percent."""
+    ids, labels = (np.array(values) for values in line)
+    cuts = [*np.flatnonzero(labels == -1).tolist(), len(labels)]
+    pieces = []
+    for begin, end in zip(cuts[:-1], cuts[1:], strict=True):
+        if end - begin > 1:
+            inside = slice(begin + 1, end)
+            marks = {
+                "word": (labels[inside] == 0).astype(np.uint8),
+                "mask_word": np.full(end - begin - 1, share, np.uint8),
+            }
+            pieces.append(Piece(begin, ids[inside], marks))
+    text = arrange(pieces, VOCABULARY)
+    assert len(text) == len(ids)
+    task.label(text, Texts(), keyed.generator(21, n))
+    at, targets = text.labels[task.name]
+    assert targets.tolist() == ids[at].tolist()
+    shown = np.where(text.ids[at] == VOCABULARY.mask, "mask", "random")
+    shown[text.ids[at] == targets] = "keep"
+    return list(zip(at.tolist(), shown.tolist(), strict=True))
+
+
+def statistics(lines: list[Line], mask: Callable[[int], list[tuple[int, str]]]) -> dict:
+    """Of every line: shares of its tokens that are predicted, masked, made random, kept; whether
+    it has none; of its words of several tokens how many are predicted whole, and in part."""
+    rows = []
+    for n, (_, labels) in enumerate(lines):
+        done = dict(mask(n))
+        tokens = sum(label >= 0 for label in labels)
+        row = {"predicted": len(done) / tokens, "none": not done}
+        row |= {k: sum(v == k for v in done.values()) / tokens for k in ("mask", "random", "keep")}
+        words = word_ranges(labels)
+        hit = [sum(position in done for position in word) / len(word) for word in words]
+        row["whole"] = sum(share == 1 for share in hit) / max(len(words), 1)
+        row["part"] = sum(0 < share < 1 for share in hit) / max(len(words), 1)
+        row["spread"] = (row["predicted"] - 0.15) ** 2
+        rows.append(row)
+    return {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
+
+
+def word_ranges(labels: Iterable[int]) -> list[list[int]]:
+    """The positions of each word of two tokens or more."""
+    words: list[list[int]] = []
+    for position, label in enumerate(labels):
+        if label == 0:
+            words.append([position])
+        elif label == 1:
+            words[-1].append(position)
+    return [word for word in words if len(word) > 1]
+
+
+def assert_same_rule(lines: list[Line], share: int) -> None:
+    """The task and the published rule: every statistic agrees to chance; whole words as due."""
+    task, rng = make(**PUBLISHED, whole="mask_word"), np.random.default_rng(6)
+    mine = statistics(lines, lambda n: ours(lines[n], task, share, n))
+    theirs = statistics(lines, lambda n: published(lines[n], rng.random() * 100 < share, rng))
+    for name, values in mine.items():
+        error = np.sqrt((values.var() + theirs[name].var()) / len(lines))
+        assert abs(values.mean() - theirs[name].mean()) <= 4.0 * error, name
+    assert mine["predicted"].mean() == pytest.approx(0.15, rel=0.03)
+    assert mine["mask"].mean() / mine["predicted"].mean() == pytest.approx(0.8, abs=0.01)
+    assert (mine["part"].sum() == 0) == (share == 100)
+
+
+def random_lines(many: int) -> list[Line]:
+    rng = np.random.default_rng(12)
+    lines = []
+    for _ in range(many):
+        labels = [-1]
+        for words in rng.integers(3, 30, 2):
+            for size in rng.choice([1, 1, 2, 3, 4], words):
+                labels += [0] + [1] * (int(size) - 1)
+            labels.append(-1)
+        lines.append((rng.integers(5, 1005, len(labels)).tolist(), labels))
+    return lines
+
+
+@pytest.mark.parametrize("share", [0, 30, 100])
+def test_masks_follow_the_published_rule(share):
+    assert_same_rule(random_lines(3000), share)
+
+
+@pytest.mark.parametrize("share", [0, 100])
+def test_masks_of_ernies_own_lines_follow_the_published_rule(shared: Path, share):
+    lines = []
+    with gzip.open(shared / "data/ernie/demo_train_set.gz", "rt") as file:
+        for text in file:
+            ids, _, _, labels, _ = text.split(";")
+            # Ids may be any here, but ours has [CLS], [SEP] and [MASK] elsewhere.
+            lines.append(([int(i) % 1000 + 5 for i in ids.split()], list(map(int, labels.split()))))
+            if len(lines) == 4000:
+                break
+    assert_same_rule(lines, share)
+
+
+@pytest.mark.parametrize("whole", [0.0, 0.4, 1.0])
+def test_the_share_of_texts_masked_by_words(whole):
+    task, by_words = make(**PUBLISHED, whole=whole), []
+    labels = [-1] + [0, 1, 1, 1] * 100 + [-1]
+    line = (np.arange(100, 100 + len(labels)).tolist(), labels)
+    for n in range(500):
+        done = {position for position, _ in ours(line, task, 0, n)}
+        hit = [sum(position in done for position in word) for word in word_ranges(labels)]
+        by_words.append(set(hit) <= {0, 4})
+    assert np.mean(by_words) == pytest.approx(whole, abs=0.08 if 0 < whole < 1 else 0)
+
+
+@given(sizes=st.lists(st.integers(1, 6), min_size=1, max_size=60), seed=st.integers(0, 1000))
+def test_each_unit_is_chosen_by_its_first_draw(sizes, seed):
+    unit = np.concatenate([[-1], np.repeat(np.arange(len(sizes)), sizes), [-1]])
+    chosen = choose_each(unit, 0.3, keyed.generator(seed, 0))
+    draws = keyed.generator(seed, 0).random(len(unit))
+    assert not chosen[unit < 0].any()
+    for number in range(len(sizes)):
+        mine = np.flatnonzero(unit == number)
+        assert set(chosen[mine].tolist()) == {bool(draws[mine[0]] < 0.3)}
+
+
+def test_a_column_of_shares_is_read():
+    assert make(**PUBLISHED, whole="mask_word").marks() == ("word", "mask_word")
+    assert make(units=("token",), whole=0.5).marks() == ()
