@@ -160,6 +160,8 @@ class Recipe:
             raise UserError(f"held_out: {self.held_out} is not a share from 0 to below 1")
         if not self.tasks:
             raise UserError("tasks: empty; name at least one")
+        if self.extend and self.init_from:
+            raise UserError("extend, init_from: a run starts from one of the two; leave one out")
         assert self.rows and self.outline.blends and self.backbone_config  # each checks itself
         for name, task in self.built_tasks.items():
             if task.source not in self.sources:
