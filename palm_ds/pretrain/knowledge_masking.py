@@ -152,7 +152,9 @@ def choose(unit: np.ndarray, rate: float, rng: np.random.Generator) -> np.ndarra
     whole = int(np.searchsorted(total, budget, side="right"))
     left = budget - (total[whole - 1] if whole else 0)
     whole += bool(whole < len(order) and rng.random() * sizes[order[whole]] < left)
-    return np.isin(unit, order[: max(whole, 1)])
+    taken = np.zeros(len(sizes), bool)
+    taken[order[: max(whole, 1)]] = True
+    return (unit >= 0) & taken[unit]
 
 
 def choose_each(unit: np.ndarray, rate: float, rng: np.random.Generator) -> np.ndarray:
