@@ -11,6 +11,7 @@ from rich.console import Console
 
 from palm_ds.corpus.add import add_marks
 from palm_ds.corpus.build import Prepare, prepare
+from palm_ds.corpus.ernie_lines import write_ernie
 from palm_ds.corpus.inputs import DOCUMENTS, FORMATS, InputOptions
 from palm_ds.corpus.inspect import inspect
 from palm_ds.corpus.options import LANGUAGES, NEWLINES, TextOptions
@@ -22,6 +23,9 @@ _EXAMPLES = """examples:
   prepare.py data/wiki wiki/*.jsonl.gz --tokenizer bert-base-uncased/ --workers 16
   prepare.py data/zh books/ --language zh --tokenizer ernie/vocab.txt --simplify
   prepare.py --inspect data/wiki --documents 3
+  prepare.py data/pairs pairs.tsv --format pairs --pair_fields sentence1 sentence2 label ...
+  prepare.py data/demo demo_train_set.gz --format ernie --tokenizer ernie/vocab.txt
+  prepare.py --write_ernie wiki.gz data/wiki --length 128
   prepare.py --add my_marks:is_number data/wiki wiki/*.jsonl.gz
   mpirun -n 64 python -m mpi4py.futures launch/prepare.py data/wiki wiki/ ... --mpi
 """
@@ -41,6 +45,9 @@ def _do(args: argparse.Namespace, console: Console) -> None:
     if args.inspect:
         _refuse_inputs(args)
         inspect(args.out, documents=args.documents, first=args.first, console=console)
+    elif args.write_ernie:
+        _refuse_inputs(args)
+        write_ernie(args.out, args.write_ernie, length=args.length, seed=args.seed, console=console)
     elif args.add:
         add_marks(
             args.out, args.input, args.add, workers=args.workers, mpi=args.mpi, console=console
@@ -51,7 +58,8 @@ def _do(args: argparse.Namespace, console: Console) -> None:
 
 def _refuse_inputs(args: argparse.Namespace) -> None:
     if args.input:
-        raise UserError(f"--inspect {args.out}: takes one corpus and no input")
+        action = "--inspect" if args.inspect else "--write_ernie"
+        raise UserError(f"{action} {args.out}: takes one corpus and no input")
 
 
 def _options(args: argparse.Namespace) -> Prepare:
@@ -151,6 +159,14 @@ def _add_actions(group: argparse._ArgumentGroup) -> None:
         "heading) or "
         "[name=]module:function of your own; repeatable",
     )
+    add(
+        "--write_ernie",
+        metavar="FILE.gz",
+        help="write the corpus OUT as ERNIE 1.0's lines: pairs as they are, documents cut into "
+        "pairs of which one half is random",
+    )
+    add("--length", type=int, metavar="N", help="tokens of such a line at most (512)")
+    add("--seed", type=int, default=0, metavar="N", help="of the cuts and random texts (0)")
 
 
 def _add_reading(group: argparse._ArgumentGroup) -> None:

@@ -14,6 +14,7 @@ from palm_ds.example import Piece
 from palm_ds.tokenizer import Tokenizer
 
 _STYLES = {"phrase": "bold cyan", "entity": "bold magenta", "both": "bold yellow"}
+_HEADING, _LABEL, _SPEAKERS = "bold underline", "bold green", ("blue", "green", "red", "magenta")
 
 
 def inspect(
@@ -31,9 +32,25 @@ def inspect(
     for number in range(first, min(first + documents, len(corpus))):
         name, piece = corpus.document(number)
         console.print()
-        console.print(Text(f"{name}  ({len(piece)} tokens)", style="bold"))
+        console.print(_title(name, piece, corpus))
         for line in sentence_lines(piece, tokenizer):
             console.print(line)
+
+
+def _title(name: str, piece: Piece, corpus: Corpus) -> Text:
+    """The document's id and size, and what is true of it as a whole."""
+    title = Text(f"{name}  ({len(piece)} tokens)", style="bold")
+    if "label" in piece.marks:
+        number = int(piece.marks["label"][0])
+        names = corpus.manifest.options.get("labels", [])
+        known = names[number] if number < len(names) else ""
+        title.append(f"  label {known or number}", _LABEL)
+        if known and known != str(number):
+            title.append(f" ({number} of {len(names)})", "not bold")
+    if "mask_word" in piece.marks:
+        percent = int(piece.marks["mask_word"][0])
+        title.append(f"  words masked whole: {percent} %", "not bold")
+    return title
 
 
 def _heading(corpus: Corpus) -> Text:
@@ -51,6 +68,16 @@ def _heading(corpus: Corpus) -> Text:
     legend.append("  words apart, ")
     legend.append("·", "dim")
     legend.append(" between the tokens of a word; [ ] around a phrase, { } around an entity")
+    if "heading" in corpus.marks:
+        legend.append("; # ")
+        legend.append("heading", _HEADING)
+    if "role" in corpus.marks:
+        legend.append("; before a turn its speaker's number")
+    if labels := corpus.manifest.options.get("labels"):
+        some = ", ".join(labels[:12]) + (" ..." if len(labels) > 12 else "")
+        legend.append(
+            f"\n{len(labels)} labels: {some}" if labels != [""] else "\npairs without label"
+        )
     return legend
 
 
@@ -61,15 +88,25 @@ def sentence_lines(piece: Piece, tokenizer: Tokenizer) -> list[Text]:
     lines = []
     for number, (start, end) in enumerate(zip(starts, [*starts[1:], len(piece)], strict=True)):
         line = Text(f"{number:4d}  ", style="dim")
+        line.append_text(_before(piece, start))
         line.append_text(_sentence(piece, tokens, start, end))
         lines.append(line)
     return lines
 
 
+def _before(piece: Piece, start: int) -> Text:
+    """What is said of a sentence before it: its speaker, or that it is a heading."""
+    if "role" in piece.marks:
+        speaker = int(piece.marks["role"][start])
+        return Text(f"{speaker}: ", style=f"not dim {_SPEAKERS[speaker % len(_SPEAKERS)]}")
+    return Text("# ", "not dim bold") if _mark(piece, "heading")[start] else Text()
+
+
 def _sentence(piece: Piece, tokens: list[str], start: int, end: int) -> Text:
     phrase, entity, word = (_mark(piece, name) for name in ("phrase", "entity", "word"))
     capital = _mark(piece, "capital")
-    line = Text(style="default not dim")
+    heading = _HEADING if _mark(piece, "heading")[start] else ""
+    line = Text(style=f"default not dim {heading}".strip())
     for i in range(start, end):
         if i > start:
             line.append(" " if word[i] else "·", "" if word[i] else "dim")
