@@ -113,6 +113,7 @@ def test_labels_are_what_the_dialogues_say(source, turns):
         found = [(role, {where[p] for p in places}) for role, places in parts(example)]
         assert all(len(turn) == 1 for _, turn in found)
         said = [(role, *turn.pop()) for role, turn in found]
+        assert example.segments[0] == said[0][0]
         for role, d, t in said:
             assert role == min(dialogues[d][t][0], 1)
         counts = Counter(d for _, d, _ in said)

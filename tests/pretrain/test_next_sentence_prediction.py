@@ -10,6 +10,7 @@ import pytest
 
 from palm_ds.errors import UserError
 from palm_ds.feed import Feed, fill
+from palm_ds.pairs import elsewhere
 from palm_ds.pretrain.next_sentence_prediction import NextSentencePrediction
 from palm_ds.source import Source, split
 from palm_ds.task import build
@@ -92,6 +93,26 @@ def test_the_same_example_twice_is_the_same(source):
     two = [feed_of(source, "knowledge_masking").example(n, x) for n, x in enumerate(layouts)]
     assert all(np.array_equal(a.ids, b.ids) for a, b in zip(one, two, strict=True))
     assert all(len(a.labels["knowledge_masking"][0]) for a in one)
+
+
+def test_other_documents_sentences_are_all_as_likely(source):
+    """Of every document but one's own, as many from its first as may be drawn."""
+    count = source.last_sentences - source.first_sentences
+    eligible = np.where(np.arange(len(count)) % 3 == 0, 0, np.maximum(count - 2, 0))
+    draw = (np.arange(200_000) + 0.5) / 200_000
+    for own in (0, 1, 7, len(count) - 1):
+        sentence, document = elsewhere(np.full(len(draw), own), eligible, draw, source)
+        expected = [
+            first + k
+            for d, first in enumerate(source.first_sentences.tolist())
+            for k in range(eligible[d])
+            if d != own
+        ]
+        drawn, times = np.unique(sentence, return_counts=True)
+        assert drawn.tolist() == expected
+        assert np.ptp(times) <= 1
+        assert (sentence >= source.first_sentences[document]).all()
+        assert (sentence < source.last_sentences[document]).all()
 
 
 PAIRS = [("p0", ["a b c", "d e"]), ("p1", ["b b . b", "a"]), ("p2", ["c", "d d d d d d d d d d"])]
