@@ -12,12 +12,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from palm_ds import checkpoint
 from palm_ds.assemble import (
     Data,
     build_held_out,
@@ -82,6 +84,8 @@ def open_step(recipe: Recipe, step: int, *, rows: int) -> View:
     if not 1 <= step <= recipe.plan.steps:
         raise UserError(f"--step {step}: the plan has steps 1 to {recipe.plan.steps}")
     stream = build_stream(recipe, data)
+    if recipe.extend:
+        stream.begun = read_before(Path(recipe.extend))
     packed = stream.step_rows(step - 1)
     stage = recipe.plan.stage_at(step - 1) + 1
     return View(
@@ -115,6 +119,26 @@ def open_held_out(recipe: Recipe, *, rows: int) -> View:
         tokenizer=_tokenizer(data),
         predict_words=tasks_of_words(recipe, data.vocabulary),
     )
+
+
+def read_before(old: Path) -> dict[str, int]:
+    """{feed: examples} that the run to extend has read: the new one goes on behind them."""
+    folder = old / "checkpoints"
+    found = checkpoint.find(folder, group=_Alone(), warn=lambda line: None)
+    if found is None:
+        raise UserError(f"extend: {old}: no checkpoint in {folder}; name a run folder")
+    return dict(found.state["consumed"])
+
+
+@dataclass
+class _Alone:
+    """The processes of a program that has one."""
+
+    rank: int = 0
+    world: int = 1
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
 
 
 def _check(rows: int) -> None:

@@ -37,6 +37,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from palm_ds.forgetting import stage_ends, tables
+from palm_ds.plan import Plan
+
 FILE = "metrics.jsonl"
 _PACKAGES = (
     "palm_ds",
@@ -167,6 +170,12 @@ class RunLog:
             for name, value in score.items():
                 self._scalar(f"{name}/{task}/held_out", value, step)
         self._console.print(score_table(scores, f"held out, step {step:,}"))
+
+    def forgetting(self, plan: Plan) -> None:
+        """Every task after every stage, where more than one has ended; to be shown at the end."""
+        ends = stage_ends(read_metrics(self._file.name), plan)
+        for table in tables(ends, self._tasks):
+            self._console.print(table)
 
     def event(self, kind: str, message: str = "", **fields: Any) -> None:
         """Something that happened: `message` is shown, all is written."""

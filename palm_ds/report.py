@@ -7,28 +7,20 @@ environment.json), so it can be made again at any time, also of a run that goes 
 from __future__ import annotations
 
 import html
-import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import yaml
 
+from palm_ds.curves import figure, run_panel, series, task_panel
 from palm_ds.errors import UserError
+from palm_ds.forgetting import Measure, change_cell, lines, stage_ends, value_cell
 from palm_ds.log import FILE, Metrics, clock, read_metrics
 from palm_ds.plan import Plan, read_stages
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-_POINTS = 1500
-"""A curve with more points is averaged down to so many; the screen shows no more."""
-_STAGES = 20
-"""More stages than this are not marked in the curves."""
-_TRAIN, _HELD_OUT, _CHANCE, _INK = "#2f6fb3", "#d9691e", "#8a8f98", "#30343b"
 
 
 @dataclass(frozen=True)
@@ -114,7 +106,8 @@ td { border-bottom: 1px solid #eceef1; } .n { text-align: right; }
 td.n, td:first-child { white-space: nowrap; }
 .note { background: #fff4e5; border-left: 4px solid #d9691e; padding: .5rem .9rem;
         margin: 1rem 0 0; }
-.good { color: #19774a; font-weight: 600; } .key { color: #6a707a; font-size: .9rem; }
+.good { color: #19774a; font-weight: 600; } .bad { color: #b3261e; font-weight: 600; }
+ .key { color: #6a707a; font-size: .9rem; }
 svg { width: 100%; height: auto; } pre { background: #f5f6f8; padding: 1rem; overflow: auto;
       font-size: .85rem; } summary { cursor: pointer; font-weight: 600; margin-top: 1rem; }
 .train { color: #2f6fb3; } .held { color: #d9691e; } .chance { color: #8a8f98; }
@@ -126,6 +119,7 @@ def _page(story: Story) -> str:
     parts = [
         f"<h1>{_text(story.name)}</h1><p class='lead'>{_text(_summary(story))}</p>{notes}",
         _held_out(story),
+        _forgetting(story),
         _curves(story),
         _plan(story),
         _running(story),
@@ -150,7 +144,7 @@ def _summary(story: Story) -> str:
     last = steps[-1]
     total = f" of {story.plan.steps:,}" if story.plan else ""
     parts = [f"step {last['step']:,}{total}", f"{clock(last.get('elapsed') or 0)} of running"]
-    speed = _values(steps, "tokens_per_second")[1]
+    speed = series(steps, "tokens_per_second")[1]
     if len(speed):
         parts.append(f"{np.median(speed):,.0f} real tokens a second (median)")
     return ", ".join(parts)
@@ -192,10 +186,43 @@ def _score_row(task: str, step: int, score: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _forgetting(story: Story) -> str:
+    """Every task after every stage, where there was more than one."""
+    ends = stage_ends(story.metrics, story.plan)
+    if len(ends) < 2:
+        return ""
+
+    def table(measure: Measure) -> str:
+        heads = [measure, *(f"{end.name}<br>step {end.step:,}" for end in ends), "last - best"]
+        rows = []
+        for line in lines(ends, measure, story.tasks):
+            cells = [_text(value_cell(line, stage, measure)) for stage in range(len(ends))]
+            if line.best is not None:
+                cells[line.best] = f"<span class='good'>{cells[line.best]}</span>"
+            bad = " class='bad'" if line.clearly_forgotten else ""
+            change = f"<span{bad}>{_text(change_cell(line, measure))}</span>"
+            rows.append([_text(line.task), *cells, change])
+        return _table(heads, rows, numbers_from=1)
+
+    return (
+        "<h2>Forgetting</h2>"
+        + table("accuracy")
+        + "<br>"
+        + table("loss")
+        + "<p class='key'>Held-out "
+        "scores at the end of each stage; * the best stage of a task; in brackets: before the task "
+        "began. Accuracies change in points of a hundred, ± one standard error, red where the last "
+        "is lower by more than two. Perplexity is e to the loss.</p>"
+    )
+
+
 def _curves(story: Story) -> str:
     figures = [
         f"<h3>{_text(task)}</h3>"
-        + _figure([_task_panel(story, task, name) for name in ("loss", "accuracy")], height=2.5)
+        + figure(
+            [task_panel(story.metrics, story.plan, task, name) for name in ("loss", "accuracy")],
+            height=2.5,
+        )
         for task in story.tasks
     ]
     if not figures:
@@ -228,12 +255,12 @@ def _running(story: Story) -> str:
         "tokens_per_second": "real tokens per second",
         "data_wait": "share of time spent waiting",
     }
-    present = {k: v for k, v in names.items() if len(_values(story.metrics.steps, k)[0])}
+    present = {k: v for k, v in names.items() if len(series(story.metrics.steps, k)[0])}
     if not present:
         return ""
-    panels = [_run_panel(story, name, label) for name, label in present.items()]
+    panels = [run_panel(story.metrics, story.plan, name, label) for name, label in present.items()]
     pairs = [panels[i : i + 2] for i in range(0, len(panels), 2)]
-    return "<h2>Running</h2>" + "\n".join(_figure(pair, height=2.3) for pair in pairs)
+    return "<h2>Running</h2>" + "\n".join(figure(pair, height=2.3) for pair in pairs)
 
 
 def _environment(story: Story) -> str:
@@ -287,123 +314,3 @@ def _number(value: float | None, form: str = "+,.1f") -> str:
 
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.2f} %"
-
-
-# Curves ----------------------------------------------------------------------------------------
-
-Panel = Callable[["Axes"], None]
-
-
-def _figure(panels: Sequence[Panel], *, height: float) -> str:
-    """Panels side by side, as an <svg> element. The text stays text."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 9, "axes.labelsize": 9}):
-        figure = Figure(figsize=(10.6, height), layout="constrained")
-        for axes, panel in zip(figure.subplots(1, 2).flat, [*panels, None], strict=False):
-            if panel is None:
-                axes.set_axis_off()
-                continue
-            for side in ("top", "right"):
-                axes.spines[side].set_visible(False)
-            axes.grid(axis="y", color="#eceef1")
-            axes.tick_params(colors=_INK, length=3)
-            panel(axes)
-        out = io.StringIO()
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-    svg = out.getvalue()
-    return svg[svg.index("<svg") :]
-
-
-def _task_panel(story: Story, task: str, name: str) -> Panel:
-    """Loss or accuracy of a task: training, held out, chance."""
-    steps, values = _values(story.metrics.steps, name, task)
-    held_steps, held = _values(story.metrics.evaluations, "scores", task, name)
-    chance = _values(story.metrics.evaluations, "scores", task, f"baseline_{name}")[1]
-
-    def draw(axes: Axes) -> None:
-        _curve(axes, steps, values)
-        axes.plot(held_steps, held, "o", color=_HELD_OUT, markersize=4.5, zorder=3)
-        if len(chance):
-            axes.axhline(chance[-1], color=_CHANCE, linestyle=(0, (4, 3)), linewidth=1.2)
-        if name == "accuracy":
-            axes.set_ylim(0, min(1.0, 1.15 * max([*values, *held, *chance[-1:], 0.1])))
-        _finish(axes, story, name)
-
-    return draw
-
-
-def _run_panel(story: Story, name: str, label: str) -> Panel:
-    steps, values = _values(story.metrics.steps, name)
-
-    def draw(axes: Axes) -> None:
-        _curve(axes, steps, values, smooth=name != "lr")
-        if name != "lr":
-            # A first compilation or one exploding step must not hide the rest.
-            axes.set_ylim(0, 1.25 * float(np.quantile(values, 0.99)) or 1)
-        else:
-            axes.set_ylim(bottom=0)
-            axes.yaxis.set_major_formatter("{x:.1e}")
-        _finish(axes, story, label)
-
-    return draw
-
-
-def _curve(axes: Axes, steps: np.ndarray, values: np.ndarray, *, smooth: bool = True) -> None:
-    """The values as they are, pale, and their running mean."""
-    x, y = _averaged(steps), _averaged(values)
-    if not smooth or len(y) < 20:
-        axes.plot(x, y, color=_TRAIN, linewidth=1.6)
-        return
-    axes.plot(x, y, color=_TRAIN, linewidth=0.8, alpha=0.3)
-    axes.plot(x, running_mean(y, len(y) / 40), color=_TRAIN, linewidth=1.6)
-
-
-def _finish(axes: Axes, story: Story, label: str) -> None:
-    axes.set_xlabel("step", color=_INK)
-    axes.set_ylabel(label, color=_INK)
-    last = story.metrics.steps[-1]["step"] if story.metrics.steps else 1
-    axes.set_xlim(0, max(last, 1) * 1.01)
-    if story.plan and 1 < len(story.plan.stages) <= _STAGES:
-        for number, stage in enumerate(story.plan.stages):
-            if stage.first <= last:
-                axes.axvline(stage.first, color="#d5d8dd", linewidth=0.8, zorder=0)
-                place = axes.get_xaxis_transform()
-                text = f" stage {number + 1}"
-                axes.text(stage.first, 1.0, text, transform=place, size=7, color=_CHANCE)
-
-
-def _values(records: Sequence[Mapping[str, Any]], *keys: str) -> tuple[np.ndarray, np.ndarray]:
-    """(steps, values) of the records that have a number under the nested keys."""
-    steps, values = [], []
-    for record in records:
-        value: Any = record
-        for key in keys:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        if isinstance(value, (int, float)) and np.isfinite(value):
-            steps.append(record["step"])
-            values.append(value)
-    return np.array(steps, np.int64), np.array(values, np.float64)
-
-
-def _averaged(values: np.ndarray) -> np.ndarray:
-    """Means of equal parts, so that a long run stays a small file."""
-    if len(values) <= _POINTS:
-        return values
-    return np.array([part.mean() for part in np.array_split(values, _POINTS)])
-
-
-def running_mean(values: np.ndarray, span: float) -> np.ndarray:
-    """Mean of about `span` values to each side, weighted less the further they are: no lag."""
-    keep = 1 - 1 / max(span, 1)
-
-    def one_way(ordered: np.ndarray) -> np.ndarray:
-        total = weight = 0.0
-        means = np.empty(len(ordered))
-        for index, value in enumerate(ordered):
-            total, weight = keep * total + value, keep * weight + 1
-            means[index] = total / weight
-        return means
-
-    return (one_way(values) + one_way(values[::-1])[::-1]) / 2

@@ -14,10 +14,12 @@ import pytest
 import yaml
 from rich.console import Console
 
+from palm_ds import checkpoint
 from palm_ds.assemble import build_held_out, build_stream, open_data
 from palm_ds.errors import UserError
 from palm_ds.inspect_stream import (
     View,
+    _Alone,
     as_record,
     as_text,
     open_held_out,
@@ -211,6 +213,28 @@ def test_held_out_rows_are_those_of_the_evaluation(recipe: Recipe) -> None:
     training = open_step(recipe, 1, rows=0).feeds[0].source.documents.tolist()
     assert out and not out & set(training)
     assert shown(view).startswith("held out: ")
+
+
+def test_a_run_that_extends_another_reads_on_behind_it(
+    recipe: Recipe, folder: Path, tmp_path: Path
+) -> None:
+    extended = read_recipe(folder / "recipe.yaml", [f"extend={tmp_path}"])
+    with pytest.raises(UserError, match="extend: .*: no checkpoint in"):
+        open_step(extended, 1, rows=1)
+    checkpoint.save(
+        tmp_path / "checkpoints",
+        5,
+        write=lambda place, written: None,
+        layout=checkpoint.Layout(world=1, stage=0, precision="fp32"),
+        parameters={},
+        engine={},
+        state={"consumed": dict.fromkeys(BLENDS, 2000)},
+        group=_Alone(),
+        keep=1,
+    )
+    view = open_step(extended, 1, rows=1)
+    assert min(seen.number for seen in sequences(view, range(24))) >= 2000
+    assert max(seen.number for seen in sequences(open_step(recipe, 1, rows=1), range(24))) < 2000
 
 
 def test_mistakes(recipe: Recipe, folder: Path) -> None:

@@ -27,9 +27,9 @@ LAYERS = (
     ("run", "feed", "model", "log", "curves"),
     ("weights", "report", "evaluate", "stream"),
     ("assemble", "extend", "fill_mask"),
-    ("folder", "ablate", "inspect_stream"),
+    ("folder", "inspect_stream"),
     ("loop",),
-    ("train",),
+    ("train", "ablate"),
 )
 """Bottom to top. A package (corpus, pretrain, ...) has one place as a whole."""
 APART = ("pretrain", "tasks")

@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from palm_ds.log import RunLog, _short, clock, read_metrics, take_back
+from palm_ds.plan import read_stages
 
 TASKS = ("knowledge_masking", "sentence_distance")
 
@@ -77,6 +78,20 @@ def test_numbers_that_are_not_finite_are_null_so_that_every_json_reader_reads_th
     found = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert found["loss"]["knowledge_masking"] is None and found["grad_norm"] is None
     assert "nan" in shown.getvalue()
+
+
+def test_the_end_of_a_run_of_several_stages_tells_what_was_forgotten(tmp_path: Path) -> None:
+    plan = read_stages([{TASKS[0]: 10}, {TASKS[1]: 10}], TASKS)
+    log, shown = open_log(tmp_path)
+    with log:
+        log.evaluation(10, SCORES, stage=0)
+        log.forgetting(plan)
+        assert "last - best" not in shown.getvalue()
+        worse = {"sentence_distance": SCORES["sentence_distance"] | {"accuracy": 0.5}}
+        log.evaluation(20, worse, stage=1)
+        log.forgetting(plan)
+    found = shown.getvalue().split("held-out accuracy after each stage")[1]
+    assert "last - best" in found and "(61.0 %)" in found and "50.0 %*" in found
 
 
 def test_a_resumed_run_has_no_doubled_lines(tmp_path: Path) -> None:

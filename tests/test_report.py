@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import yaml
 
+from palm_ds.curves import _averaged, running_mean
 from palm_ds.errors import UserError
 from palm_ds.log import environment
-from palm_ds.report import _averaged, running_mean, write_report
+from palm_ds.report import write_report
 
 MASKING, DISTANCE = "knowledge_masking", "sentence_distance"
 STAGES = [{MASKING: 300}, {MASKING: 100, f"{DISTANCE} + {MASKING}": 200}]
@@ -72,7 +73,7 @@ class Tags(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list) -> None:
         self.count[tag] = self.count.get(tag, 0) + 1
-        if tag not in ("meta", "path", "use", "rect", "image"):
+        if tag not in ("meta", "br", "path", "use", "rect", "image"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
@@ -110,6 +111,21 @@ def test_the_plan_and_the_environment_are_on_it(run_folder: Path) -> None:
     assert re.search(rf"{re.escape(DISTANCE)} \+ {MASKING}\s*200\s*200", page.text)
     assert re.search(r"steps\s*300\s*300\s*600", page.text)
     assert "torch" in page.text and '"stage": 1' in page.text
+
+
+def test_what_was_forgotten_is_on_it_where_there_were_stages(run_folder: Path) -> None:
+    assert "Forgetting" not in parsed(write_report(run_folder)).text
+    early, middle = evaluation(300), evaluation(400)
+    early["scores"][MASKING] |= {"accuracy": 0.7, "loss": 5.0}
+    middle["scores"][MASKING] |= {"accuracy": 0.99}
+    with (run_folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(early) + "\n" + json.dumps(middle) + "\n")
+    path = write_report(run_folder)
+    text = parsed(path).text.split("Forgetting")[1].split("Held-out scores")[0]
+    accuracy, loss = text.split("loss", 1)
+    assert re.search(rf"{MASKING}\s*70.0 %\*\s*62.5 %\s*-7.5 ± 1.8", accuracy.replace("</td>", " "))
+    assert "5.0000*" in loss and "+0.4321" in loss and "99.0" not in text
+    assert "<span class='bad'>-7.5" in path.read_text()
 
 
 def test_tasks_stand_in_the_recipes_order(run_folder: Path) -> None:
