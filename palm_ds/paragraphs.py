@@ -18,13 +18,14 @@ from palm_ds.source import Source
 
 def paragraphs(source: Source, size: int, shortest: float) -> np.ndarray:
     """(texts, 4) sentences [first, last), and [begin, end) of the paragraph they are of: whole
-    paragraphs, and runs of whole sentences of those that are longer than `size` tokens.
+    paragraphs, and runs of whole sentences of those that are longer than half of `size` tokens
+    (texts of 0.5 to 1 rows would fit beside nothing; where a row has room they grow back).
 
     Each run is drawn a target between `shortest` and 1 times `size` tokens, so that rows pack well
     and the model sees texts of every length. A text longer than `size` (one sentence that is) is
     left out."""
     offsets, whole = source.corpus.sentence_starts, source.paragraphs
-    fits = offsets[whole[:, 1]] - offsets[whole[:, 0]] <= size
+    fits = offsets[whole[:, 1]] - offsets[whole[:, 0]] <= size / 2
     runs = [np.tile(whole[fits], 2)]
     begin, end = whole[~fits].T
     sentence = begin.copy()

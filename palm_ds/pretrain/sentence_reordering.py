@@ -1,7 +1,7 @@
 """Which permutation of its segments is this paragraph? (ERNIE 2.0, section 4.2.2)
 
 A paragraph is cut at sentence boundaries into 1..`most` segments, which are put in a random order
-(of a paragraph longer than a row, a part);
+(of a paragraph longer than half a row, a part);
 the class says which of the sum of n! orders it is (m = 3: 9 classes, m = 4: 33, as in ERNIE-Doc).
 Classes are drawn uniformly among those that the paragraph's number of sentences allows.
 """
@@ -33,7 +33,7 @@ class SentenceReordering(Task):
     most: int = 3
     """The largest number of segments; the backbone needs as many segment types."""
     shortest: float = 0.2
-    """Of a paragraph longer than a row, parts of this share of a row to all of it are drawn."""
+    """Of a paragraph longer than half a row, parts of this share of a row to all of it are drawn."""
 
     draws: ClassVar[int] = 1
 
