@@ -28,7 +28,7 @@ SWAPPED, IN_ORDER = range(2)
 @dataclass(frozen=True, kw_only=True)
 class SentenceOrder(Task):
     shortest: float = 0.2
-    """Of a paragraph longer than half a row, parts of this share of a row to all of it are drawn."""
+    """Of paragraphs longer than half a row, parts of this share of a row to all of it are drawn."""
 
     draws: ClassVar[int] = 1
 

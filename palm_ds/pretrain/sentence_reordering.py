@@ -33,7 +33,7 @@ class SentenceReordering(Task):
     most: int = 3
     """The largest number of segments; the backbone needs as many segment types."""
     shortest: float = 0.2
-    """Of a paragraph longer than half a row, parts of this share of a row to all of it are drawn."""
+    """Of paragraphs longer than half a row, parts of this share of a row to all of it are drawn."""
 
     draws: ClassVar[int] = 1
 
