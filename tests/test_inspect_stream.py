@@ -249,27 +249,6 @@ def test_mistakes(recipe: Recipe, folder: Path) -> None:
         open_held_out(nothing, rows=1)
 
 
-def test_the_command(folder: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ["PYTHONPATH"]]))
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        script = str(root / "launch/inspect_stream.py")
-        command = [sys.executable, script, str(folder / "recipe.yaml"), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120)
-
-    done = run("length=32", "--step", "3", "--rows", "1")
-    assert (done.returncode, done.stderr) == (0, "") and "\x1b" not in done.stdout
-    assert done.stdout.startswith("row 1  ") and "24 rows of 32" in done.stdout
-    records = [json.loads(line) for line in run("--json", "--held_out").stdout.splitlines()]
-    assert {record["blend"] for record in records} == set(BLENDS)
-    for wrong in (("--held_out", "--step", "2"), ("lenght=3",), ("--rows", "-1")):
-        done = run(*wrong)
-        assert done.returncode == 2 and done.stderr.startswith("error: ")
-        assert done.stderr.count("\n") == 1 and done.stdout == ""
-
-
 def test_no_engine_is_started(root: Path) -> None:
     code = "import sys, palm_ds.inspect_stream; sys.exit('deepspeed' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0

@@ -1,8 +1,9 @@
-"""launch/fill_mask.py as a command: texts, lines of the input, JSON, mistakes."""
+"""launch/fill_mask.py: texts, lines of the input, JSON, mistakes."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -21,25 +22,20 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def command(root: Path, *arguments: object, lines: bytes = b"") -> subprocess.CompletedProcess:
-    script = [sys.executable, str(root / "launch/fill_mask.py"), *map(str, arguments)]
-    return subprocess.run(script, input=lines, capture_output=True, timeout=120)
-
-
-def test_texts_and_lines_give_the_same(run_folder: Path, root: Path) -> None:
-    said = command(root, run_folder, CAPITAL, "北京[MASK]", "--top", 2)
-    read = command(root, run_folder / "hf", "--top", 2, lines=f"{CAPITAL}\n\n北京[MASK]\n".encode())
-    assert (said.returncode, said.stderr) == (0, b""), said.stderr.decode()
-    assert read.stdout == said.stdout and b"\x1b" not in said.stdout
-    first, guesses, second, _ = said.stdout.decode().splitlines()
+def test_texts_and_lines_give_the_same(run_folder: Path, enter) -> None:
+    said = enter("fill_mask", run_folder, CAPITAL, "北京[MASK]", "--top", 2)
+    lines = f"{CAPITAL}\n\n北京[MASK]\n".encode()
+    read = enter("fill_mask", run_folder / "hf", "--top", 2, lines=lines)
+    assert (said.code, said.err) == (0, "") and read.out == said.out and "\x1b" not in said.out
+    first, guesses, second, _ = said.out.splitlines()
     assert first == "the capital of [MASK] is paris." and guesses.count("%") == 2
     assert second.replace(" ", "") == "北京[MASK]"
 
 
-def test_json_is_one_object_a_line(run_folder: Path, root: Path) -> None:
+def test_json_is_one_object_a_line(run_folder: Path, enter) -> None:
     options = ("--json", "--top", 3, "--task", "phrases", "--hide", "Paris")
-    done = command(root, run_folder, *options, "Paris", "The [MASK] of Paris")
-    first, second = map(json.loads, done.stdout.decode().splitlines())
+    said = enter("fill_mask", run_folder, *options, "Paris", "The [MASK] of Paris")
+    first, second = map(json.loads, said.out.splitlines())
     assert first["task"] == "phrases" and first["masks"][0]["was"] == "paris"
     assert [len(mask["guesses"]) for mask in second["masks"]] == [3, 3]
 
@@ -55,9 +51,17 @@ def test_json_is_one_object_a_line(run_folder: Path, root: Path) -> None:
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(
-    run_folder: Path, root: Path, arguments: tuple[str, ...], lines: bytes, message: str
+    run_folder: Path, enter, arguments: tuple[str, ...], lines: bytes, message: str
 ) -> None:
-    named = [str(run_folder) if a == "RUN" else a for a in arguments]
-    done = command(root, *named, lines=lines)
-    assert done.returncode == 2
-    assert done.stderr.decode().startswith(message) and done.stderr.count(b"\n") == 1
+    named = [run_folder if a == "RUN" else a for a in arguments]
+    said = enter("fill_mask", *named, lines=lines)
+    assert said.code == 2
+    assert said.err.startswith(message) and said.err.count("\n") == 1
+
+
+def test_as_a_process_that_is_read_in_part(run_folder: Path, root: Path) -> None:
+    """`| head -1`: it ends when nobody reads any more, without a word."""
+    command = shlex.join([sys.executable, str(root / "launch/fill_mask.py"), str(run_folder)])
+    endless = f"yes {shlex.quote(CAPITAL)} | {command} | head -1"
+    done = subprocess.run(endless, shell=True, capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("the capital of [MASK] is paris.\n", "")

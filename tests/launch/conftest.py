@@ -1,0 +1,40 @@
+"""Commands entered in this process: a process of their own each would take seconds."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Said:
+    """How a command ended, and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def enter(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Said]:
+    """enter("fill_mask", argument, ..., lines=b"the input"): launch/fill_mask.py's `main`."""
+
+    def enter(command: str, *arguments: object, lines: bytes = b"") -> Said:
+        main = importlib.import_module(f"launch.{command}").main
+        monkeypatch.setattr(sys, "argv", [f"launch/{command}.py", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
+        capsys.readouterr()
+        try:
+            code = main()
+        except SystemExit as ended:
+            code = ended.code
+        return Said(int(code or 0), *capsys.readouterr())
+
+    return enter

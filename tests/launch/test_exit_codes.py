@@ -1,0 +1,82 @@
+"""What a person got wrong ends a command with one line and exit code 2, whatever it was."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_machine import BAD as BAD_MACHINES
+from tests.test_run import GOOD, write
+from tests.test_run import WRONG as WRONG_RECIPES
+from tests.test_tokenizer import BAD as BAD_TOKENIZERS
+
+
+def assert_one_line(code: int, out: str, err: str, named: Path) -> None:
+    assert code == 2 and out == ""
+    assert err.startswith("error: ") and err.endswith("\n") and err.count("\n") == 1, err
+    assert str(named) in err and "Traceback" not in err
+
+
+# --print_config: a mistake that is not seen prints a plan, and trains nothing.
+
+
+@pytest.mark.parametrize("case", WRONG_RECIPES)
+def test_a_wrong_recipe(case: str, tmp_path: Path, root: Path, enter) -> None:
+    recipe = write(tmp_path, WRONG_RECIPES[case][0])
+    machine = ("--deepspeed_config", root / "ds_configs/cpu.json", "--print_config")
+    said = enter("pretrain", recipe, *machine)
+    assert_one_line(said.code, said.out, said.err, recipe)
+
+
+@pytest.mark.parametrize("case", BAD_MACHINES)
+def test_a_wrong_deepspeed_file(case: str, tmp_path: Path, enter) -> None:
+    recipe, machine = write(tmp_path, GOOD), tmp_path / "m.json"
+    machine.write_text(BAD_MACHINES[case][0])
+    said = enter("pretrain", recipe, "--deepspeed_config", machine, "--print_config")
+    assert_one_line(said.code, said.out, said.err, machine)
+
+
+@pytest.mark.parametrize("case", BAD_TOKENIZERS)
+def test_a_wrong_tokenizer(
+    case: str,
+    tmp_path: Path,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name, content, _ = BAD_TOKENIZERS[case]
+    file, text = tmp_path / name, tmp_path / "a.txt"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    text.write_text("A text.\n")
+    arguments = [tmp_path / "out", text, "--tokenizer", file]
+    monkeypatch.setattr(sys, "argv", ["launch/prepare.py", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(root / "launch/prepare.py"), run_name="__main__")
+    assert_one_line(int(ended.value.code or 0), *capsys.readouterr(), named=file)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "a.txt"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("nowhere.yaml",), ("RECIPE", "optimizer.lr"), ("RECIPE", "optimizer.rate=3")],
+    ids=["no such file", "no value", "no such key"],
+)
+def test_a_wrong_command_line(
+    arguments: tuple[str, ...], tmp_path: Path, root: Path, enter
+) -> None:
+    recipe = write(tmp_path, GOOD)
+    named = [recipe if a == "RECIPE" else a for a in arguments]
+    machine = ("--deepspeed_config", root / "ds_configs/cpu.json", "--print_config")
+    said = enter("pretrain", *named, *machine)
+    assert said.code == 2 and said.out == ""
+    assert said.err.startswith("error: ") and said.err.count("\n") == 1
+
+
+def test_a_good_recipe_passes(tmp_path: Path, root: Path, enter) -> None:
+    """So that the tests above fail for what they say."""
+    machine = ("--deepspeed_config", root / "ds_configs/cpu.json", "--print_config")
+    said = enter("pretrain", write(tmp_path, GOOD), *machine)
+    assert said.code == 0 and "stage 1" in said.out and said.err == ""
