@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import io
+import codecs
 import json
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from palm_ds.errors import UserError
 
-_READ = 1 << 20  # characters at once
+_READ = 1 << 20  # bytes at once
 
 
 def elements(handle: BinaryIO, path: str, longest: int) -> Iterator[tuple[Any, int]]:
@@ -38,7 +38,7 @@ class _Text:
     """The part of the file that is in memory, without what has been dropped from its beginning."""
 
     def __init__(self, handle: BinaryIO, path: str, longest: int) -> None:
-        self.source = io.TextIOWrapper(handle, "utf-8-sig")
+        self.source, self.letters = handle, codecs.getincrementaldecoder("utf-8-sig")()
         self.path, self.longest = path, longest
         self.held, self.at, self.dropped, self.ended = "", 0, 0, False
         self.decode = json.JSONDecoder().raw_decode
@@ -56,12 +56,12 @@ class _Text:
         if len(self.held) > self.longest:
             raise self.wrong(f"an element longer than {self.longest} characters")
         try:
-            new = self.source.read(max(_READ, len(self.held)))
-        except UnicodeDecodeError as error:
-            raise UserError(f"input {self.path}: invalid UTF-8: {error.reason}") from None
-        self.held += new
-        self.ended = not new
-        return bool(new)
+            data = self.source.read(max(_READ, len(self.held)))
+            self.held += self.letters.decode(data, final=not data)
+        except UnicodeDecodeError:
+            raise self.wrong("invalid UTF-8 after this") from None
+        self.ended = not data
+        return bool(data)
 
     def next_sign(self) -> str:
         """The next character that is not white space; "" at the end of the file."""

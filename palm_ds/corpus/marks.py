@@ -146,8 +146,7 @@ def heading(document: Document) -> np.ndarray:
 
 def _within(starts: np.ndarray, first: int, last: int) -> bool:
     """Whether a sentence begins inside a span that begins with a sentence."""
-    at, end = np.searchsorted(starts, [first, last], side="right")
-    return bool(end > at)
+    return bool(np.searchsorted(starts, last) > np.searchsorted(starts, first, side="right"))
 
 
 def label(document: Document) -> np.ndarray:

@@ -110,14 +110,20 @@ class UnitReader:
     def _reject(self, found: Rejected) -> None:
         span = self.unit[self._span]
         item = self.job.inputs[span.input]
+        reason, excerpt = _writable(found.reason), _writable(found.excerpt)
         if not self.rejections:
-            self.first = f"{_place(item, span, found)}: {found.reason}"
+            self.first = f"{_place(item, span, found)}: {reason}"
             if self.job.strict:
                 raise UserError(f"{self.first} (--strict)")
         self.rejections += 1
         if self.keep:
-            entry = {"file": item.name, "line": found.line, "reason": found.reason}
-            self.keep({**entry, "excerpt": found.excerpt, "span": self._span})
+            entry = {"file": item.name, "line": found.line, "reason": reason}
+            self.keep({**entry, "excerpt": excerpt, "span": self._span})
+
+
+def _writable(text: str) -> str:
+    """The text with halves of surrogate pairs, which no file takes, spelt out."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _place(item: Input, span: Span, found: Found) -> str:
