@@ -27,7 +27,9 @@ from palm_ds.heads import MaskedWordHead
 from palm_ds.hf_names import MASKED_WORDS
 from palm_ds.log import FILE, read_metrics
 from palm_ds.model import Model
+from palm_ds.plan import read_stages
 from palm_ds.readable import LETTER, readable
+from palm_ds.run import read_yaml
 from palm_ds.source import Source
 from palm_ds.tokenizer import Tokenizer, load_tokenizer
 
@@ -222,11 +224,20 @@ def _weights_folder(folder: Path) -> Path:
     if not any((folder / name).is_file() for name in ("recipe.yaml", FILE)):
         return folder
     steps = read_metrics(folder / FILE).steps if (folder / FILE).is_file() else []
-    done = f"{steps[-1]['step']:,} steps done" if steps else "not a step logged"
+    done = f"{steps[-1]['step']:,}{_of_all(folder)} steps done" if steps else "not a step logged"
     raise UserError(
         f"{folder}: this run is not finished ({done}), there is no weights/ yet; the same "
         "launch/pretrain.py command goes on with it"
     )
+
+
+def _of_all(folder: Path) -> str:
+    """` of 1,680`, where the run folder tells it."""
+    try:
+        recipe = read_yaml(folder / "recipe.yaml")
+        return f" of {read_stages(recipe.get('stages'), list(recipe.get('tasks') or {})).steps:,}"
+    except UserError:
+        return ""
 
 
 def masked_word_heads(folder: Path) -> list[str]:

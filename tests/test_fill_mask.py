@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -232,6 +233,9 @@ def broken_folders(folder: Path, run_folder: Path) -> dict[str, tuple[Path, str]
     begun.mkdir()
     lines = [{"kind": "step", "step": step} for step in (10, 1200)]
     (begun / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    known = folder / "known"
+    shutil.copytree(begun, known)
+    (known / "recipe.yaml").write_text("tasks: {words: {}}\nstages: [{words: 5000}]\n")
     fresh = folder / "fresh"
     fresh.mkdir()
     (fresh / "recipe.yaml").write_text("seed: 1\n")
@@ -244,6 +248,7 @@ def broken_folders(folder: Path, run_folder: Path) -> dict[str, tuple[Path, str]
         "no head": (folder / "no_head", "no masked-word head in it"),
         "no head, exported": (folder / "no_head/hf", "no masked-word head in it"),
         "begun": (begun, "not finished (1,200 steps done), there is no weights/ yet"),
+        "known": (known, "not finished (1,200 of 5,000 steps done)"),
         "fresh": (fresh, "not finished (not a step logged)"),
         "cut": (folder / "cut", "weights.safetensors: cannot be read"),
         "nothing": (folder / "nothing", "no such folder"),
