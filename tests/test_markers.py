@@ -10,7 +10,8 @@ import sys
 import numpy as np
 import pytest
 
-from palm_ds.corpus.store import Corpus
+from palm_ds.corpus.cli import main as prepare
+from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.errors import UserError
 from palm_ds.markers import Finder, Marker, mine, plain_name, read_markers, spellings
 from palm_ds.tokenizer import load_tokenizer, wordpiece
@@ -219,3 +220,26 @@ def test_the_lists_are_in_the_package_that_is_built(root, tmp_path):
     assert done.returncode == 0, done.stderr
     built = {path.name for path in (tmp_path / "built/palm_ds/pretrain/markers").iterdir()}
     assert built == {"en.txt", "zh.txt"}
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_another_tokenizer_finds_the_same_markers(shared, tmp_path, language):
+    """Where words have capitals and tokens carry the space before them."""
+    name = {"en": "en/wikitext2_valid", "zh": "zh/niutrans_modern_from_classical"}[language]
+    lines = (shared / f"data/corpus/{name}.jsonl").read_text("utf-8").split("\n")
+    (tmp_path / "some.jsonl").write_text("\n".join(lines[:20] if language == "en" else lines[::40]))
+    vocabulary = shared / "data/ernie" / {"en": "vocab_en.txt", "zh": "vocab.txt"}[language]
+    tokenizers = {"lower": ["--lower", "--tokenizer", str(vocabulary)]}
+    tokenizers["pieces"] = ["--train", "sentencepiece", "--vocab_size", "6000"]
+    found = {}
+    for tokenizer, options in tokenizers.items():
+        folder = tmp_path / tokenizer
+        options = [*options, "--language", language]
+        prepare([str(folder), str(tmp_path / "some.jsonl"), *options])
+        corpus, classes = open_corpus(folder), read_markers(language, "x")
+        (table,) = mine(corpus, Finder.of(classes, corpus), shortest=3, unmarked=-1)
+        sentence = np.searchsorted(corpus.sentence_starts, table[:, 1])
+        found[tokenizer] = set(zip(sentence.tolist(), table[:, 4].tolist(), strict=True))
+    assert len(found["lower"]) > 50
+    different = found["lower"] ^ found["pieces"]
+    assert len(different) <= 0.02 * len(found["lower"]), different

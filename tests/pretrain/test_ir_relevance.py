@@ -17,6 +17,7 @@ from palm_ds.pretrain.ir_relevance import IrRelevance
 from palm_ds.source import Source, split
 from palm_ds.task import build
 from tests.pair_corpus import tokenizer_of, whole, write_sentences
+from tests.small_corpus import write_small_corpus
 
 STRONG, WEAK, IRRELEVANT = range(3)
 
@@ -288,7 +289,6 @@ def test_mistakes_are_one_clear_line(corpus, tmp_path):
     said = refused(first)
     assert "1 documents to read here have" in said and "group: true" in said
     assert "groups have two such; 2 are needed" in refused(first, group=True)
-    bare = tmp_path / "bare"
-    prepare([str(bare), "embedded", "--train", "wordpiece", "--vocab_size", "500"])
-    said = refused(whole(open_corpus(bare)))
+    bare = write_small_corpus(tmp_path / "bare", documents=5)
+    said = refused(whole(bare))
     assert "neither labelled pairs" in said and "--add heading" in said
