@@ -1,0 +1,143 @@
+"""The whole command with other processes and another ZeRO stage than before, and extended."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from tests.distributed.test_commands import (
+    APART,
+    MASKS,
+    ORDER,
+    PRETRAIN,
+    ROOT,
+    largest_difference,
+    losses,
+    plain,
+    records,
+    wait_for,
+    write_machine,
+    write_recipe,
+)
+from tests.small_corpus import write_small_corpus
+
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+
+ALONE = [sys.executable]
+TWO = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("small")
+    write_small_corpus(folder / "corpus")
+    return folder / "corpus"
+
+
+class Started:
+    """A command that is cut down, or waited for; nothing of it stays."""
+
+    def __init__(self, launcher: list[str], recipe: Path, machine: Path, run: Path, *more: str):
+        self.process = subprocess.Popen(
+            [*launcher, PRETRAIN, str(recipe), "--deepspeed_config", str(machine)]
+            + ["--run_dir", str(run), *more],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.run = run
+
+    def cut(self, after: int) -> None:
+        """SIGKILL to all of its processes once so many steps are logged."""
+        try:
+            wait_for(self.run, after, self.process)
+        finally:
+            everybody = psutil.Process(self.process.pid).children(recursive=True)
+            for one in [psutil.Process(self.process.pid), *everybody]:
+                one.kill()
+            self.process.communicate()
+
+    def end(self, code: int = 0) -> str:
+        output, _ = self.process.communicate(timeout=240)
+        assert self.process.returncode == code, output[-4000:]
+        return output
+
+
+def test_two_processes_one_and_two_again(small, tmp_path) -> None:
+    """And ZeRO 1, 3 and 2, by just starting it again: the curve of a plain torch loop."""
+    recipe, run = write_recipe(tmp_path, small), tmp_path / "run"
+    machines = [write_machine(tmp_path, zero_optimization={"stage": s}) for s in (1, 3, 2)]
+    Started(TWO, recipe, machines[0], run).cut(after=7)
+    Started(ALONE, recipe, machines[1], run).cut(after=17)
+    output = Started(TWO, recipe, machines[2], run).end()
+    assert "goes on with 2 processes, ZeRO 2, fp32; saved with 1 process, ZeRO 3, fp32" in output
+    found = losses(run)
+    assert len(found) == 30
+    assert largest_difference(found, plain(tmp_path, recipe)) < 1e-5
+
+
+def write_longer_recipe(folder: Path, recipe: Path) -> Path:
+    """The same encoder and text, a task more, a plan of its own."""
+    values = yaml.safe_load(recipe.read_text())
+    values["tasks"][APART] = {"source": "text"}
+    values["stages"] = [{f"{ORDER} + {MASKS}": 4, f"{APART} + {MASKS}": 12}]
+    path = folder / "longer.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def mean_loss(run: Path, task: str, steps: slice) -> float:
+    found = [loss[task] for loss in losses(run)[steps] if task in loss]
+    return sum(found) / len(found)
+
+
+def test_extended_by_a_task(small, tmp_path) -> None:
+    tasks = {MASKS: {"source": "text"}, ORDER: {"source": "text"}}
+    stages = [{MASKS: 40}, {f"{ORDER} + {MASKS}": 40}]
+    recipe = write_recipe(tmp_path, small, tasks=tasks, stages=stages)
+    one = write_machine(tmp_path, zero_optimization={"stage": 1})
+    three = write_machine(tmp_path, zero_optimization={"stage": 3})
+    old, new = tmp_path / "old", tmp_path / "new"
+    Started(TWO, recipe, one, old).end()
+    longer = write_longer_recipe(tmp_path, recipe)
+    missing = Started(ALONE, longer, one, new, "--extend", str(tmp_path / "none")).end(code=2)
+    assert "no checkpoint in" in missing and "Traceback" not in missing
+    extend = ("--extend", str(old))
+    Started(ALONE, longer, three, new, *extend).cut(after=8)
+    output = Started(TWO, longer, one, new, *extend).end()
+    assert "goes on with 2 processes, ZeRO 1" in output
+    assert len(losses(new)) == 16
+    # No step back towards where a new run begins (exactly how it goes on: test_engine.py).
+    before, then = mean_loss(old, MASKS, slice(-4, None)), mean_loss(new, MASKS, slice(0, 4))
+    assert abs(then - before) < 0.2 * (losses(old)[0][MASKS] - before)
+    events = " ".join(str(record) for record in records(new, "event"))
+    assert "resume" in events
+
+
+def test_what_cannot_be_extended_is_said_in_one_line(small, tmp_path) -> None:
+    tasks = {MASKS: {"source": "text"}, ORDER: {"source": "text", "most": 3}}
+    recipe = write_recipe(tmp_path, small, tasks=tasks, stages=[{f"{ORDER} + {MASKS}": 2}])
+    machine, old = write_machine(tmp_path), tmp_path / "old"
+    Started(ALONE, recipe, machine, old).end()
+    longer = write_longer_recipe(tmp_path, recipe)
+    values: dict[str, Any] = yaml.safe_load(longer.read_text())
+    for change, wanted in (
+        ({"backbone": {**values["backbone"], "layers": 3}}, "backbone.layers: 2 -> 3"),
+        (
+            {"tasks": {**values["tasks"], ORDER: {"source": "text", "most": 4}}},
+            "must have the same classes",
+        ),
+        ({"init_from": str(old / "weights")}, "leave one out"),
+    ):
+        longer.write_text(yaml.safe_dump({**values, **change}))
+        output = Started(ALONE, longer, machine, tmp_path / "new", "--extend", str(old)).end(code=2)
+        assert wanted in output and "Traceback" not in output
+        assert len([line for line in output.splitlines() if "error" in line]) == 1
