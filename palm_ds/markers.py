@@ -160,14 +160,16 @@ class Finder:
 def spellings(marker: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
     """The ids of a marker at the beginning of a sentence: with and without a capital, at the
     beginning of a text, after a space, right after a Chinese full stop. None with [UNK]."""
-    found = {}
+    found: dict[tuple[int, ...], None] = {}
     unknown = tokenizer.vocabulary.unk
     for text in (marker, marker[0].upper() + marker[1:]):
         for before in ("", ". ", "。"):
-            (ids, at), *_ = tokenizer.encode_texts([before + text])
-            ids = ids[at >= len(before.strip())]
-            if len(ids) and unknown not in ids:
-                found[tuple(ids.tolist())] = None
+            ((ids, at),) = tokenizer.encode_texts([before + text])
+            mine = at >= len(before.strip())
+            # A first token beyond the marker's beginning: the rest of it went into one before.
+            whole = mine.any() and at[mine][0] <= len(before)
+            if whole and unknown not in ids[mine]:
+                found[tuple(ids[mine].tolist())] = None
     return list(found)
 
 

@@ -9,12 +9,14 @@ import sys
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers
 
 from palm_ds.corpus.cli import main as prepare
 from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.errors import UserError
 from palm_ds.markers import Finder, Marker, mine, plain_name, read_markers, spellings
-from palm_ds.tokenizer import load_tokenizer, wordpiece
+from palm_ds.tokenizer import Tokenizer, wordpiece
 from tests.pair_corpus import (
     SPECIALS,
     list_file,
@@ -161,12 +163,22 @@ def test_a_list_is_read_as_written(tmp_path):
     ]
 
 
-def test_spellings_know_capitals_and_what_stands_before(shared):
+def test_spellings_know_capitals_and_what_stands_before():
     cased = wordpiece([*SPECIALS, "But", "but", "##ter", "B", "##ut"], lower=False)
     assert spellings("but", cased) == [(6,), (5,)]
     assert spellings("never", cased) == []  # cannot be written
-    zh = load_tokenizer(shared / "data/ernie/vocab.txt")
-    assert [zh.tokens(ids) for ids in spellings("但是", zh)] == [["但", "是"]]
+    chinese = tokenizer_of("但是")
+    assert [chinese.tokens(ids) for ids in spellings("但是", chinese)] == [["但", "是"]]
+
+
+def test_a_marker_that_is_in_part_unknown_is_not_looked_for():
+    """Pieces join what is unknown: of "。但是" they may leave "是" as all that is known."""
+    backend = Backend(models.Unigram([*((t, -9.0) for t in SPECIALS), ("是", -1.0)], 1))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    pieces = Tokenizer(backend)
+    assert pieces.tokens(pieces.encode_texts(["。但是"])[0][0]) == ["[UNK]", "是"]
+    assert spellings("但是", pieces) == []
+    assert spellings("是", pieces) == [(5,)]
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ class DiscourseRelation(Task):
         return ("word",)
 
     def items(self, source: Source, room: int) -> np.ndarray:
-        """(items, 2): ranges of `_pairs`, balanced (pairs.balance)."""
+        """(items, 2): ranges of the pairs found, balanced (pairs.balance)."""
         return self._balanced(source)[1]
 
     def layout(
@@ -145,14 +145,14 @@ class DiscourseRelation(Task):
     def _balance(self, source: Source) -> tuple[np.ndarray, np.ndarray]:
         table = self._corpus_pairs(source.corpus)
         document = np.searchsorted(source.starts, table[:, 0], side="right") - 1
-        mine = (document >= 0) & (table[:, 0] < source.ends[document])
-        if not mine.any():
+        here = (document >= 0) & (table[:, 0] < source.ends[document])
+        if not here.any():
             raise UserError(
                 f"tasks.{self.name}: {source.corpus.path} has {len(table)} pairs, but none in the "
                 f"{len(source.documents)} documents to read here; change held_out"
             )
-        order, items = pairs.balance(table[mine, 4], self.repeat, keyed.key("discourse pairs"))
-        return table[mine][order], items
+        order, items = pairs.balance(table[here, 4], self.repeat, keyed.key("discourse pairs"))
+        return table[here][order], items
 
     def _corpus_pairs(self, corpus: Corpus) -> np.ndarray:
         """(pairs, 5) of the whole corpus, of the classes that are frequent enough in it: training
