@@ -63,6 +63,8 @@ def _refuse_inputs(args: argparse.Namespace) -> None:
 
 
 def _options(args: argparse.Namespace) -> Prepare:
+    if args.length is not None:
+        raise UserError("--length: is for --write_ernie")
     text = TextOptions(
         language=args.language,
         lower=args.lower,

@@ -34,12 +34,39 @@ def corpus_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return {f.relative_to(folder / "c").as_posix(): f.read_bytes() for f in files if f.is_file()}
 
 
-def file(name: str, content: bytes) -> Callable[[Path], list[str]]:
+def file(name: str, content: bytes, *more: str) -> Callable[[Path], list[str]]:
     """A command whose input is this file."""
 
     def lay(folder: Path) -> list[str]:
         (folder / name).write_bytes(content)
-        return [str(folder / "out"), str(folder / name), *TRAIN]
+        return [str(folder / "out"), str(folder / name), *TRAIN, *more]
+
+    return lay
+
+
+PAIRS = ("--format", "pairs")
+ROW = b'{"text_a": "x", "text_b": "y", "label": %s}'
+TSV = b"text_a\ttext_b\tlabel\n" + b"x\ty\t1\n" * 99
+
+
+def pairs(name: str, content: bytes) -> Callable[[Path], list[str]]:
+    return file(name, content, *PAIRS)
+
+
+def talk(name: str, content: bytes, *more: str) -> Callable[[Path], list[str]]:
+    return file(name, content, "--format", "dialogues", *more)
+
+
+def lines(content: bytes, *more: str, packed: int | bool = True) -> Callable[[Path], list[str]]:
+    """A command whose input are ERNIE's lines; `packed`: all of them, or without the last bytes."""
+    data = gzip.compress(content) if packed else content
+    data = data[:-packed] if packed > 1 else data
+
+    def lay(folder: Path) -> list[str]:
+        (folder / "a.gz").write_bytes(data)
+        (folder / "vocab.txt").write_text("\n".join([*SPECIALS, "a"]))
+        command = [str(folder / "out"), str(folder / "a.gz"), "--format", "ernie"]
+        return [*command, "--tokenizer", str(folder / "vocab.txt"), *more]
 
     return lay
 
@@ -116,6 +143,68 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "a JSON array": (file("a.jsonl", b'[{"text": "x"}]'), "a.jsonl: line 1: a JSON list"),
     "only blanks": (file("a.txt", b"\n \n\n"), "a.txt: holds no documents"),
     "binary": (file("a.txt", b"\xff\xfe" * 9), "line 1: invalid UTF-8"),
+    "no title": (words(*OUT, *TRAIN, "--title_field", "title"), "no field `title`; it has `text`"),
+    "titles of pairs": (words(*OUT, *TRAIN, *PAIRS, "--title_field", "t"), "pairs has no titles"),
+    "unknown format": (words(*OUT, *TRAIN, "--format", "pair"), "invalid choice: 'pair'"),
+    "embedded pairs": (words("{}/out", "embedded", *TRAIN, *PAIRS), "holds documents, not pairs"),
+    "one name": (words(*OUT, *TRAIN, *PAIRS, "--pair_fields", "a"), "give three names"),
+    "two names": (words(*OUT, *TRAIN, *PAIRS, "--pair_fields", "a", "b"), "or say --no_label"),
+    "four names": (
+        words("{}/out", *TRAIN, *PAIRS, "--pair_fields", *"abcd"),
+        "after OUT and INPUT",
+    ),
+    "names twice": (words(*OUT, *TRAIN, *PAIRS, "--pair_fields", *"aba"), "the same field twice"),
+    "names of nothing": (words(*OUT, *TRAIN, "--pair_fields", *"abc"), "is for --format pairs"),
+    "no label of what": (words(*OUT, *TRAIN, "--no_label"), "--no_label: is for --format pairs"),
+    "no pairs": (words(*OUT, *TRAIN, *PAIRS), "line 1: no field `text_a`; it has `text`"),
+    "no label": (
+        pairs("a.jsonl", b'{"text_a": "x", "text_b": "y"}'),
+        "(--no_label if the pairs have",
+    ),
+    "half a label": (pairs("a.jsonl", ROW % b"0.5"), "in field `label` is float, not text"),
+    "empty pairs": (pairs("a.tsv", b""), "a.tsv: holds no documents"),
+    "a header alone": (pairs("a.tsv", b"text_a\ttext_b\tlabel\n"), "a.tsv: holds no documents"),
+    "no header": (
+        pairs("a.tsv", b"x\ty\t1\n"),
+        "no column `text_a`; it has x, y, 1 (--pair_fields",
+    ),
+    "no label column": (
+        pairs("a.csv", b"text_a,text_b\nx,y\n"),
+        "no column `label`; it has text_a",
+    ),
+    "commas in a tsv": (pairs("a.tsv", b"text_a,text_b,label\n"), "no column `text_a`"),
+    "a binary table": (
+        pairs("a.tsv", b"\xff\xfe\t\n"),
+        "line 1, the names of the columns: invalid",
+    ),
+    "an open quote": (pairs("a.csv", b'text_a,"text_b\n'), "the names of the columns: not CSV"),
+    "pairs in a text": (pairs("a.txt", b"x\n"), "unknown kind of file of pairs (.jsonl"),
+    "truncated pairs": (pairs("a.tsv.gz", gzip.compress(TSV)[:-9]), "damaged gzip file after line"),
+    "truncated header": (pairs("a.tsv.gz", b"\x1f\x8b"), "damaged gzip file"),
+    "no turns": (words(*OUT, *TRAIN, "--format", "dialogues"), "no field `turns`; it has `text`"),
+    "other turns": (talk("a.jsonl", b'{"turns": ["x"]}', "--turns_field", "t"), "no field `t`; it"),
+    "half an array": (talk("a.json", b'[{"turns": ["x"]},'), "not a JSON array: Expecting value"),
+    "no array": (talk("a.json", b'{"turns": 3}'), "field `turns` is int, not a list of turns"),
+    "turns in a table": (talk("a.tsv", b"turns\nx\n"), "unknown kind of file of dialogues (.jsonl"),
+    "a dialogue of numbers": (
+        talk("a.json", b"[1, 2]"),
+        "row 0: a JSON int where an object is due",
+    ),
+    "lines to train on": (file("a.gz", b"", "--format", "ernie"), "give the --tokenizer of these"),
+    "lower lines": (lines(b"", "--lower"), "hold ids, not text: --lower"),
+    "lines with a lexicon": (lines(b"", "--lexicon_phrase", "x"), "hold ids, not text"),
+    "no lines": (lines(b""), "a.gz: holds no documents"),
+    "other lines": (lines(b"[CLS] a b"), "line 1: 1 fields where 5 are due: token_ids;sentence_ty"),
+    "no gzip lines": (lines(b"1 2", packed=False), "damaged gzip file"),
+    "truncated lines": (lines(b"1 2\n" * 99, packed=12), "damaged gzip file after line"),
+    "lines, strict": (lines(b"1;2", "--strict"), "a.gz: line 1: 2 fields where 5 are due"),
+    "mark of others": (
+        words(*OUT, *TRAIN, "--mark", "role"),
+        "--mark role: comes with --format dia",
+    ),
+    "write nothing": (words("--write_ernie", "{}/x.gz", "{}/nowhere"), "nowhere: no such folder"),
+    "write with input": (words("--write_ernie", "{}/x.gz", *OUT), "takes one corpus and no input"),
+    "length alone": (words(*OUT, *TRAIN, "--length", "9"), "--length: is for --write_ernie"),
 }
 
 
