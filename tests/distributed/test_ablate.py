@@ -1,0 +1,57 @@
+"""The command on real runs, with a launcher; what was done is not done again."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.small_corpus import write_small_corpus
+
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+ABLATE = str(ROOT / "launch" / "ablate.py")
+MASKS, ORDER = "knowledge_masking", "sentence_reordering"
+
+
+def test_schedules_are_compared_each_in_processes_of_its_own(run_distributed, tmp_path) -> None:
+    write_small_corpus(tmp_path / "corpus")
+    recipe, machine, out = (tmp_path / name for name in ("recipe.yaml", "machine.json", "out"))
+    values = {
+        "backbone": {"width": 32, "layers": 1, "heads": 2, "positions": 64},
+        "length": 64,
+        "batch": "8 rows",
+        "sources": {"text": {"corpus": str(tmp_path / "corpus")}},
+        "held_out": 0.2,
+        "tasks": {MASKS: {"source": "text"}, ORDER: {"source": "text"}},
+        "stages": {"continual": [MASKS, ORDER], "steps": 50},
+        "evaluate": {"examples": 20},
+    }
+    recipe.write_text(yaml.safe_dump(values))
+    machine.write_text(json.dumps({"zero_optimization": {"stage": 1}}))
+
+    def ablate(*more: str) -> str:
+        given = [ABLATE, recipe, "--deepspeed_config", machine, "--out", out, *more]
+        return run_distributed(*given, launcher="python", writes=False, timeout=500).output
+
+    ablate("--steps", "6", "--schedules", "joint", "log.every=2")
+    first = (out / "joint" / "metrics.jsonl").read_bytes()
+    torchrun = f"{sys.executable} -m torch.distributed.run --standalone --nproc_per_node=2"
+    output = ablate("--steps", "6", "--schedules", "joint,continual", "--launcher", torchrun)
+    assert "== joint (1 of 2): done" in output
+    assert (out / "joint" / "metrics.jsonl").read_bytes() == first
+    table = [line for line in output.splitlines() if line.startswith("|")]
+    assert [cell.strip() for cell in table[0].split("|")][3:5] == ["joint", "continual"]
+    assert len(table) == 2 + 2 * 3
+    record = json.loads((out / "ablation.json").read_text())["schedules"]
+    assert record["continual"]["stages"] == [{MASKS: 4}, {MASKS: 2, ORDER: 6}]
+    for schedule in record.values():
+        assert schedule["steps"] == 12
+        assert set(schedule["scores"]) == {MASKS, ORDER}
+        assert schedule["scores"][MASKS]["loss"] > 0
+    assert (out / "continual" / "hf" / "model.safetensors").exists()
+    assert output.rstrip().endswith("and ablation.json")
