@@ -40,13 +40,12 @@ def inspect(
 def _title(name: str, piece: Piece, corpus: Corpus) -> Text:
     """The document's id and size, and what is true of it as a whole."""
     title = Text(f"{name}  ({len(piece)} tokens)", style="bold")
-    if "label" in piece.marks:
+    names = corpus.manifest.options.get("labels", [])
+    if "label" in piece.marks and names != [""]:
         number = int(piece.marks["label"][0])
-        names = corpus.manifest.options.get("labels", [])
-        known = names[number] if number < len(names) else ""
-        title.append(f"  label {known or number}", _LABEL)
-        if known and known != str(number):
-            title.append(f" ({number} of {len(names)})", "not bold")
+        known = names[number] if number < len(names) else str(number)
+        title.append(f"  label {known}", _LABEL)
+        title.append("" if known == str(number) else f" ({number})", "not bold")
     if "mask_word" in piece.marks:
         percent = int(piece.marks["mask_word"][0])
         title.append(f"  words masked whole: {percent} %", "not bold")

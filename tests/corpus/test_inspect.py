@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from palm_ds.corpus.build import Prepare, prepare
+from palm_ds.corpus.inputs import InputOptions
 from palm_ds.corpus.inspect import inspect
 from palm_ds.corpus.options import TextOptions
 from palm_ds.errors import UserError
@@ -77,3 +78,46 @@ def test_which_documents(corpus: Path) -> None:
     for options in ({"documents": 0}, {"documents": 1, "first": 2}, {"documents": 1, "first": -1}):
         with pytest.raises(UserError, match="--"):
             shown(corpus, **options)
+
+
+def prepared(folder: Path, name: str, content: str, **options) -> Path:
+    (folder / "vocab.txt").write_text("\n".join([*SPECIALS, *"abcdefgh.!"]), "utf-8")
+    (folder / name).write_text(content)
+    source = InputOptions(**options)
+    tokenizer = str(folder / "vocab.txt")
+    prepare(folder / "c", [str(folder / name)], Prepare(tokenizer=tokenizer, input=source))
+    return folder / "c"
+
+
+def test_labels_of_pairs(tmp_path: Path) -> None:
+    content = "text_a\ttext_b\tlabel\na b. C\td\tbut\ne\tf\tand\n"
+    text = plain(shown(prepared(tmp_path, "a.tsv", content, format="pairs"), documents=2))
+    assert "2 labels: and, but\n" in text
+    assert "(5 tokens)  label but (1)\n   0  a b . C\n   1  d\n" in text
+    assert "(2 tokens)  label and (0)\n   0  e\n   1  f\n" in text
+
+
+def test_pairs_without_labels(tmp_path: Path) -> None:
+    folder = prepared(tmp_path, "a.tsv", "q\tr\na\tb\n", format="pairs", pair_fields=("q", "r"))
+    text = plain(shown(folder, documents=1))
+    assert "pairs without label" in text and "(2 tokens)\n" in text
+
+
+def test_speakers(tmp_path: Path) -> None:
+    content = '{"id": "x", "turns": [["u", "a b."], ["s", "c"], ["u", "d"]]}'
+    text = shown(prepared(tmp_path, "a.jsonl", content, format="dialogues"), documents=1)
+    assert "before a turn its speaker's number" in plain(text)
+    assert "   0  0: a b .\n   1  1: c\n   2  0: d\n" in plain(text)
+    assert "\x1b[34m0: " in text and "\x1b[32m1: " in text
+
+
+def test_titles(tmp_path: Path) -> None:
+    content = '{"title": "A b! C", "text": "d e."}'
+    text = plain(shown(prepared(tmp_path, "a.jsonl", content, title_field="title"), documents=1))
+    assert "; # heading" in text and "   0  # a b ! c\n   1  d e .\n" in text.lower()
+
+
+def test_lines_of_ernie(tmp_path: Path) -> None:
+    line = "2 5 6 3 7 3;0 0 0 0 1 1;0 1 2 3 4 5;-1 0 1 -1 0 -1;1"
+    text = plain(shown(prepared(tmp_path, "a", line, format="ernie"), documents=1))
+    assert "label 1  words masked whole: 100 %\n   0  a·b\n   1  c\n" in text
