@@ -36,7 +36,7 @@ def test_schedules_are_compared_each_in_processes_of_its_own(run_distributed, tm
 
     def ablate(*more: str) -> str:
         given = [ABLATE, recipe, "--deepspeed_config", machine, "--out", out, *more]
-        return run_distributed(*given, launcher="python", writes=False, timeout=500).output
+        return run_distributed(*given, launcher="python", writes=False, timeout=400).output
 
     ablate("--steps", "6", "--schedules", "joint", "log.every=2")
     first = (out / "joint" / "metrics.jsonl").read_bytes()
