@@ -96,6 +96,8 @@ class Loop:
         recipe, engine, plan = self.recipe, self.engine, self.recipe.plan
         weights_of = {name: task.weight for name, task in recipe.built_tasks.items()}
         self._event("begin", step=first)
+        if recipe.extend and not first and self.validation.rows:
+            self._evaluate(0)  # what the old run left
         meter, skipped = Meter(), engine.skipped_steps
         batches_of = prefetched(
             self.stream, engine, range(first, plan.steps), self.run.machine.data_workers
@@ -158,7 +160,7 @@ class Loop:
         tasks = self.recipe.built_tasks
         self.scores = evaluate(self.engine, self.validation, tasks)
         records = {name: score.record() for name, score in self.scores.items()}
-        stage = self.recipe.plan.stage_at(done - 1)
+        stage = self.recipe.plan.stage_at(done - 1) if done else -1
         if self.log:
             self.log.evaluation(done, records, stage=stage)
         self.tell("evaluation", {"step": done, "scores": self.scores})

@@ -164,6 +164,7 @@ def finish(run: Run, engine: Engine, model: Model, data: Data, log: RunLog | Non
         log.event("end", f"weights: {run.folder / 'weights'}; Hugging Face: {run.folder / 'hf'}")
         for line in fill_mask.examples(run.folder / "hf", _some_source(data)):
             log.event("example", line)
+        log.forgetting(run.recipe.plan)
         log.event("report", f"report: {write_report(run.folder)}")
     engine.processes.barrier()
 
