@@ -44,8 +44,8 @@ class DiscourseRelation(Task):
     classes: int = 0
     """With `markers: labels`, how many classes the head has."""
     least: int = 50
-    """A class takes part where the corpus has at least so many pairs of it, held-out documents
-    included."""
+    """A class takes part where the whole corpus has at least so many pairs of it, and the documents
+    that are read (those held out) a tenth of that."""
     unmarked: bool = False
     """One more class: adjacent sentences, the second of which begins with no marker."""
     shortest: int = 5
@@ -146,10 +146,13 @@ class DiscourseRelation(Task):
         table = self._corpus_pairs(source.corpus)
         document = np.searchsorted(source.starts, table[:, 0], side="right") - 1
         here = (document >= 0) & (table[:, 0] < source.ends[document])
+        counts = np.bincount(table[here, 4], minlength=self.class_count)
+        here &= 10 * counts[table[:, 4]] >= self.least
         if not here.any():
             raise UserError(
-                f"tasks.{self.name}: {source.corpus.path} has {len(table)} pairs, but none in the "
-                f"{len(source.documents)} documents to read here; change held_out"
+                f"tasks.{self.name}: {source.corpus.path} has {len(table)} pairs, but in the "
+                f"{len(source.documents)} documents to read here {counts.sum()}, at most "
+                f"{counts.max()} of one class; a tenth of `least: {self.least}` is needed"
             )
         order, items = pairs.balance(table[here, 4], self.repeat, keyed.key("discourse pairs"))
         return table[here][order], items

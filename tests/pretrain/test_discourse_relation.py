@@ -128,6 +128,22 @@ def test_training_and_held_out_documents_have_the_same_classes(jumble, some_list
         assert set(layouts[:, 6]) == {0, 1, 2, 3, 4}
 
 
+def test_classes_with_too_few_pairs_among_the_documents_read_are_left_out_there(jumble, some_list):
+    counts = Counter(row[4] for row in slow_pairs(jumble, read_markers(some_list, "x"), 3))
+    least = min(counts.values())
+    few = Source(jumble, np.arange(9))
+    limit = int(jumble.document_starts[9])
+    here = Counter(
+        row[4] for row in slow_pairs(jumble, read_markers(some_list, "x"), 3) if row[0] < limit
+    )
+    enough = {label for label, count in here.items() if 10 * count >= least}
+    assert 0 < len(enough) < len(here)
+    feed = feed_of(few, markers=some_list, least=least, shortest=3)
+    assert set(feed.layouts(np.arange(len(feed.items)))[:, 6].tolist()) == enough
+    (task,) = feed.tasks
+    assert task.baseline(np.array([0]), few)[1] == pytest.approx(1 / len(enough))
+
+
 def test_the_unmarked_class_is_sentences_without_any_marker(jumble, some_list):
     source = whole(jumble)
     feed = feed_of(source, markers=some_list, least=1, shortest=3, unmarked=True)
@@ -253,4 +269,4 @@ def test_documents_without_a_pair_are_said(jumble, some_list):
     empty = np.array(sorted(set(range(len(jumble))) - inside))
     assert len(empty)
     said = refused(Source(jumble, empty), markers=some_list, least=1, shortest=3)
-    assert f"{len(pairs)} pairs, but none in the {len(empty)} documents" in said
+    assert f"{len(pairs)} pairs, but in the {len(empty)} documents to read here 0" in said
