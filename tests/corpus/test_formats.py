@@ -173,6 +173,29 @@ def test_any_number_of_workers_numbers_the_labels_alike(tmp_path: Path, vocabula
     assert hashes(tmp_path / "one/a.tsv.corpus") == hashes(tmp_path / "three/a.tsv.corpus")
 
 
+def test_stopped_it_goes_on(tmp_path: Path, vocabulary: str, monkeypatch) -> None:
+    """The labels are gathered again, and the finished shards kept."""
+    from palm_ds.corpus import build
+
+    whole = made(many_pairs(tmp_path / "a.tsv"), vocabulary, format="pairs", shard_mb=0.002)
+    (tmp_path / "again").mkdir()
+    file = many_pairs(tmp_path / "again/a.tsv")
+    make_shard, calls = build.make_shard, []
+
+    def stop(task: tuple[str, int]) -> int:
+        calls.append(task[1])
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return make_shard(task)
+
+    monkeypatch.setattr(build, "make_shard", stop)
+    with pytest.raises(KeyboardInterrupt):
+        made(file, vocabulary, format="pairs", shard_mb=0.002)
+    again = made(file, vocabulary, format="pairs", shard_mb=0.002)
+    assert calls[:4] == [0, 1, 2, 2]
+    assert hashes(again.path) == hashes(whole.path)
+
+
 def test_a_mark_is_added_to_pairs(tmp_path: Path, vocabulary: str) -> None:
     file = many_pairs(tmp_path / "a.tsv")
     corpus = made(file, vocabulary, format="pairs", shard_mb=0.002)
