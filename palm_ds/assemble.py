@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from palm_ds import keyed
 from palm_ds.backbone import Backbone
 from palm_ds.backbone_config import BackboneConfig
 from palm_ds.budget import Measure
+from palm_ds.corpus.ernie_lines import open_ernie
 from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.errors import UserError
 from palm_ds.evaluate import HeldOut, held_out
@@ -24,7 +26,7 @@ from palm_ds.machine import Machine
 from palm_ds.model import Model
 from palm_ds.packing import pack
 from palm_ds.plan import tasks_of
-from palm_ds.run import Recipe
+from palm_ds.run import Recipe, SourceSettings
 from palm_ds.source import Source, split
 from palm_ds.stream import Stream
 from palm_ds.task import Task
@@ -56,8 +58,9 @@ def open_data(recipe: Recipe) -> Data:
         blended = [_tasks_beside(recipe, task.name) for task in readers]
         marks = sorted({mark for tasks in blended for task in tasks for mark in task.marks()})
         for folder, weight in source.weights.items():
-            corpus = corpora.setdefault(folder, open_corpus(folder))
-            training, held = split(corpus, recipe.held_out, marks)
+            if folder not in corpora:
+                corpora[folder] = _open(source, folder)
+            training, held = split(corpora[folder], recipe.held_out, marks)
             train_sources.setdefault(name, []).append((folder, training, weight))
             held_sources.setdefault(name, []).append((folder, held, weight))
     prints = {c.manifest.tokenizer["fingerprint"]: folder for folder, c in corpora.items()}
@@ -68,6 +71,12 @@ def open_data(recipe: Recipe) -> Data:
             f"prepare them with the same one (--tokenizer {first}/tokenizer)"
         )
     return Data(train=train_sources, held_out=held_sources, corpora=corpora)
+
+
+def _open(source: SourceSettings, folder: str) -> Corpus:
+    if source.ernie:
+        return open_ernie(Path(source.ernie), Path(source.tokenizer), Path(folder))
+    return open_corpus(folder)
 
 
 def _tasks_beside(recipe: Recipe, name: str) -> list[Task]:

@@ -13,6 +13,7 @@ from palm_ds.assemble import build_stream, measure, open_data, settle
 from palm_ds.errors import UserError
 from palm_ds.plan import read_stages
 from palm_ds.run import Recipe, make_recipe
+from palm_ds.source import Source
 from tests.small_corpus import write_small_corpus
 
 MASKS, ORDER, APART = "knowledge_masking", "sentence_reordering", "sentence_distance"
@@ -145,6 +146,31 @@ def test_a_share_without_a_step_is_told(corpora):
     sampler = {"mix_ratio": {APART: 1e-4}, "reference": MASKS}
     with pytest.raises(UserError, match="'sentence_distance' would get"):
         settle(recipe(corpora, {"joint": BLENDS, "sampler": sampler}))
+
+
+def test_ernies_own_files_are_a_source(corpora, tmp_path):
+    """Opened through a list, a corpus beside it; trained from like any other."""
+    words = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *(f"w{i}" for i in range(30))]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    lines = [
+        f"1 {5 + n} 6 2 7 8 2;0 0 0 0 1 1 1;0 1 2 3 4 5 6;-1 0 0 -1 0 1 -1;1" for n in range(9)
+    ]
+    (tmp_path / "part").write_text("\n".join(lines) + "\n")
+    (tmp_path / "list").write_text("part\t0.5\n")
+    source = {"ernie": str(tmp_path / "list"), "tokenizer": str(tmp_path / "vocab.txt")}
+    made = recipe(corpora, {"joint": [MASKS], "steps": 3}, sources={"text": source})
+    data = open_data(made)
+    assert list(data.corpora) == [f"{tmp_path / 'list'}.corpus"]
+    sources = [source for _, source, _ in [*data.train["text"], *data.held_out["text"]]]
+    texts = [source.read(a, b) for source in sources for a, b in spans(source)]
+    assert sorted(int(piece.ids[0]) for piece in texts) == [5 + n for n in range(9)]
+    assert {tuple(piece.ids[1:]) for piece in texts} == {(6, 7, 8)}
+    (batch,) = build_stream(made, data).batches(2, 0, 1, ROWS)
+    assert len(batch.labels[MASKS][0]) >= ROWS
+
+
+def spans(source: Source) -> list[tuple[int, int]]:
+    return [(int(a), int(b)) for a, b in zip(source.starts, source.ends, strict=True)]
 
 
 SCHEDULES: dict[str, Any] = {
