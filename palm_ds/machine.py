@@ -303,6 +303,12 @@ def _stage(sections: dict[str, Any], where: str) -> int:
     for part in ("offload_optimizer", "offload_param"):
         if stage == 0 and zero.get(part):
             raise UserError(f"{where}: zero_optimization.{part}: needs stage 1, 2 or 3, got 0")
+    offload = zero.get("offload_optimizer")
+    if isinstance(offload, Mapping) and offload.get("device") == "nvme":
+        raise UserError(
+            f"{where}: zero_optimization.offload_optimizer.device: checkpoints are written from "
+            'memory; "nvme" is not supported, use "cpu"'
+        )
     if zero.get("compute_grad_norm") is False:
         raise UserError(
             f"{where}: zero_optimization.compute_grad_norm: must be true; the norm is how "

@@ -115,6 +115,10 @@ BAD: dict[str, tuple[str, str]] = {
         '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "disk"}}}',
         "zero_optimization.offload_optimizer.device: .*'none', 'cpu' or 'nvme'",
     ),
+    "nvme": (
+        '{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}}',
+        'zero_optimization.offload_optimizer.device: .*"nvme" is not supported, use "cpu"',
+    ),
     "stage": ('{"zero_optimization": {"stage": 4}}', "stage: expected 0, 1, 2 or 3, got 4"),
     "stage auto": ('{"zero_optimization": {"stage": "auto"}}', 'stage: "auto" is not resolved'),
     "zero is a number": ('{"zero_optimization": 2}', "zero_optimization: expected a section"),

@@ -173,6 +173,8 @@ def test_any_processes_and_any_stage_go_on(run_distributed, tmp_path) -> None:
         "d": ("0:fp32", "1:fp32", "0:fp32"),
         "e": ("3:fp32", "3:fp32", "0:fp32"),
         "f": ("1:bf16", "3:bf16", "2:bf16"),
+        "g": ("2:fp32-offload", "1:fp32", "3:fp32-offload"),
+        "h": ("1:fp32", "3:fp32-offload", "2:fp32-offload"),
     }
     losses: dict[str, list[float]] = {name: [] for name in chains}
     for part, launcher in enumerate(("deepspeed", "python", "deepspeed")):

@@ -55,7 +55,11 @@ def make_engine(
     kind: type[Model] = Model,
     rows: int = ROWS,
 ) -> Engine:
+    """`precision`: fp32, bf16 or fp16, with "-offload" behind it: optimizer state on the host."""
+    precision, _, offload = precision.partition("-")
     values: dict[str, Any] = {"zero_optimization": {"stage": stage}}
+    if offload:
+        values["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
     values["train_micro_batch_size_per_gpu"] = micro
     if precision != "fp32":
         values[precision] = {"enabled": True}
