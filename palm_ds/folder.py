@@ -89,7 +89,7 @@ def overview(run: Run, stream: Stream, model: Model, world: int) -> str:
     items = ", ".join(f"{feed.name}: {len(feed.items):,}" for feed in stream.feeds)
     return "\n".join(
         [
-            recipe.plan.table(),
+            recipe.plan_table(),
             f"model: {parameters / 1e6:,.1f} M parameters; task ids {recipe.task_ids}",
             f"step: {recipe.rows} rows of {recipe.length}, {recipe.rows * recipe.length:,} tokens; "
             f"{world} x {accumulation} x {micro} rows (processes, accumulation, micro-batch)",
@@ -104,6 +104,6 @@ def describe(run: Run) -> None:
     world = int(os.environ.get("WORLD_SIZE", "1"))
     recipe = run.recipe
     print(yaml.safe_dump(recipe.resolved(), sort_keys=False, allow_unicode=True))
-    print(recipe.plan.table())
+    print(recipe.plan_table())
     config = run.machine.deepspeed_config(rows=recipe.rows, world=world, clip=recipe.optimizer.clip)
     print(json.dumps(config, indent=1))

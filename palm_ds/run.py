@@ -182,6 +182,12 @@ class Recipe:
                     f"stages: the tasks of {blend!r} read different sources "
                     f"({', '.join(sorted(shared))}); a blend shares its text"
                 )
+            first = self.built_tasks[tasks_of(blend)[0]]
+            if first.segments > self.backbone_config.segments:
+                raise UserError(
+                    f"tasks.{first.name}: its texts have {first.segments} segments, but "
+                    f"backbone.segments is {self.backbone_config.segments}"
+                )
 
     @cached_property
     def rows(self) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -52,6 +52,10 @@ class Task(ABC):
     columns: ClassVar[Mapping[str, Any]] = {}
     """Columns the corpus must have: {name: function(document) -> one value a token}; the function
     lets `launch/prepare.py --add` make the column."""
+    segments: ClassVar[int] = 1
+    """How many texts of an example it tells apart by the segment embedding."""
+    class_names: ClassVar[Sequence[str]] = ()
+    """What its classes are called, where they have names."""
     draws: ClassVar[int] = 0
     """How many uniform draws `layout` needs an item."""
 
@@ -103,7 +107,7 @@ class Task(ABC):
 
     def class_name(self, label: int) -> str:
         """What a class is called where a person reads it (launch/inspect_stream.py)."""
-        return str(label)
+        return self.class_names[label] if self.class_names else str(label)
 
 
 def passages(source: Source, size: int) -> np.ndarray:

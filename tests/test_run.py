@@ -212,6 +212,11 @@ WRONG = {
         'did you mean "knowledge_masking"',
     ),
     "preset": (changed("backbone", "preset", to="ernie"), "backbone.preset"),
+    "more segments than rows": (
+        changed("backbone", "segments", to=2),
+        "tasks.sentence_reordering: its texts have 3 segments, but backbone.segments is 2",
+    ),
+    "two origins": (changed("extend", to="runs/a") | {"init_from": "runs/b"}, "leave one out"),
     "heads and width": (changed("backbone", "heads", to=3), "heads"),
     "too many tasks for the table": (changed("backbone", "task_slots", to=1), "task_slots is 1"),
     "nonfinite": (changed("nonfinite", to="ignore"), "nonfinite"),

@@ -9,8 +9,9 @@ and what is around it may tell. So the order of the tasks in a blend makes no di
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Capitalization(Task):
+    class_names: ClassVar[Sequence[str]] = ("small", "capital")
+
     def marks(self) -> tuple[str, ...]:
         return ("capital", "word")
 
@@ -44,7 +47,8 @@ class Capitalization(Task):
     def _letters(self, source: Source) -> np.ndarray:
         """(vocabulary,) bool: the token begins with a letter that has a capital."""
         tokenizer = source.corpus.tokenizer()
-        if not tokenizer.lower:
+        lowered = source.corpus.manifest.options.get("text", {}).get("lower", False)
+        if not (tokenizer.lower or lowered):
             raise UserError(
                 f"tasks.{self.name}: {source.corpus.path} was prepared with a tokenizer that keeps "
                 f"capitals, so the answer stands in the input; prepare it with --lower"

@@ -11,6 +11,7 @@ turn, any of them, is another dialogue's, of the same role. Words are masked by 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -37,6 +38,7 @@ class DialogueLanguageModel(Task):
     """How many roles are told apart (the backbone needs as many segment types): further speakers
     of a dialogue have the last one's."""
 
+    class_names: ClassVar[Sequence[str]] = ("fake", "real")
     draws: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
@@ -121,6 +123,10 @@ class DialogueLanguageModel(Task):
         example = arrange(pieces, source.vocabulary, roles[there].tolist())
         example.labels[self.name] = np.array([0]), layout[2:3]
         return example
+
+    @property
+    def segments(self) -> int:  # type: ignore[override]
+        return self.roles
 
     def head(self, backbone: Backbone) -> nn.Module:
         from palm_ds.heads import ClassHead

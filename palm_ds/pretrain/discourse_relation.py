@@ -54,6 +54,7 @@ class DiscourseRelation(Task):
     """Every class has as many pairs an epoch: the commonest's number, but no pair of the rarest is
     met more than so many times."""
 
+    segments: ClassVar[int] = 2
     draws: ClassVar[int] = 1
 
     def __post_init__(self) -> None:

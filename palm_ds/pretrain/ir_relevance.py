@@ -49,6 +49,7 @@ class IrRelevance(Task):
     """With logs: every class has as many pairs an epoch, but no pair of the rarest class is met
     more than so many times."""
 
+    segments: ClassVar[int] = 2
     draws: ClassVar[int] = 3
 
     def __post_init__(self) -> None:

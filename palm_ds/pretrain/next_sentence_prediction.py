@@ -7,6 +7,7 @@ as it is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -32,6 +33,8 @@ class NextSentencePrediction(Task):
     """The two texts together are drawn to be between this share and the whole of a row (not where
     the pairs are ready-made)."""
 
+    segments: ClassVar[int] = 2
+    class_names: ClassVar[Sequence[str]] = ("another text", "the next")
     draws: ClassVar[int] = 4
 
     def __post_init__(self) -> None:

@@ -29,6 +29,7 @@ class SentenceDistance(Task):
     shortest: float = 0.2
     """The two texts together are drawn to be between this share and the whole of a row."""
 
+    segments: ClassVar[int] = 2
     draws: ClassVar[int] = 6
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ A paragraph is cut in two at a drawn sentence; 1: in order, 0: swapped, half of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -30,6 +31,8 @@ class SentenceOrder(Task):
     shortest: float = 0.2
     """Of paragraphs longer than half a row, parts of this share of a row to all of it are drawn."""
 
+    segments: ClassVar[int] = 2
+    class_names: ClassVar[Sequence[str]] = ("swapped", "in order")
     draws: ClassVar[int] = 1
 
     def __post_init__(self) -> None:

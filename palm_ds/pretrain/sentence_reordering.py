@@ -75,6 +75,10 @@ class SentenceReordering(Task):
         example.labels[self.name] = np.array([0]), np.array([label])
         return example
 
+    @property
+    def segments(self) -> int:  # type: ignore[override]
+        return self.most
+
     def head(self, backbone: Backbone) -> nn.Module:
         from palm_ds.heads import ClassHead
 

@@ -13,9 +13,9 @@ be no; such tokens are not asked about either.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -41,6 +41,8 @@ class TokenDocumentRelation(Task):
     """A text is asked about where at least so many tokens of its document are looked at."""
     frequent: float = 0.001
     """Tokens that make up more than this share of the corpus are stop words: not asked about."""
+
+    class_names: ClassVar[Sequence[str]] = ("nowhere else", "elsewhere too")
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.reach:
