@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from palm_ds import checkpoint
-from palm_ds.assemble import Data
+from palm_ds.assemble import Data, settle
 from palm_ds.corpus.store import Corpus
 from palm_ds.errors import UserError
 from palm_ds.log import environment
@@ -102,7 +102,7 @@ def overview(run: Run, stream: Stream, model: Model, world: int) -> str:
 def describe(run: Run) -> None:
     """Print the filled recipe, the plan and the DeepSpeed config."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    recipe = run.recipe
+    recipe = settle(run.recipe)
     print(yaml.safe_dump(recipe.resolved(), sort_keys=False, allow_unicode=True))
     print(recipe.plan_table())
     config = run.machine.deepspeed_config(rows=recipe.rows, world=world, clip=recipe.optimizer.clip)
