@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -24,7 +23,6 @@ from palm_ds.feed import Feed, make_feeds
 from palm_ds.kernels import choose_kernels
 from palm_ds.machine import Machine
 from palm_ds.model import Model
-from palm_ds.packing import pack
 from palm_ds.plan import tasks_of
 from palm_ds.run import Recipe, SourceSettings
 from palm_ds.source import Source, split
@@ -120,18 +118,11 @@ def measure(recipe: Recipe, data: Data) -> dict[str, Measure]:
 
 def _measure(mixture: Sequence[tuple[Feed, float]]) -> Measure:
     """Of feeds and their shares of the tokens."""
-    taken = [(feed, share, _taken(feed)) for feed, share in mixture]
+    taken = [(feed, share, feed.mean_tokens) for feed, share in mixture]
     return Measure(
         tokens=float(sum(len(feed.items) * each for feed, _, each in taken)),
         mean_length=float(1 / sum(Fraction(share) / each for _, share, each in taken)),
     )
-
-
-def _taken(feed: Feed) -> Fraction:
-    """Tokens of a row that an example takes on average: its own, what it is lengthened by to fill
-    the row, and what stays free. Over the first few thousand."""
-    lengths = feed.layouts(np.arange(min(_SAMPLE, len(feed.items))))[:, 0]
-    return Fraction(len(pack(lengths, feed.room)) * feed.room, len(lengths))
 
 
 def build_stream(recipe: Recipe, data: Data) -> Stream:

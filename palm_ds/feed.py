@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
@@ -86,9 +87,12 @@ class Feed:
         return keyed.generator(keyed.key(self.key, task.name, use), n)
 
     @cached_property
-    def mean_length(self) -> float:
-        """Tokens of an example, over the first few thousand: what turns tokens into examples."""
-        return float(self.layouts(np.arange(min(_SAMPLE, len(self.items))))[:, 0].mean())
+    def mean_tokens(self) -> Fraction:
+        """Tokens of a row that an example takes on average: its own, what it is lengthened by to
+        fill the row, and what stays free. Over the first few thousand; it turns tokens into
+        examples."""
+        lengths = self.layouts(np.arange(min(_SAMPLE, len(self.items))))[:, 0]
+        return Fraction(len(pack(lengths, self.room)) * self.room, len(lengths))
 
 
 Entry = tuple[int, int, np.ndarray]  # which feed, n, layout

@@ -248,7 +248,9 @@ class Stream:
             for feed, share in self.feeds_of[blend]:
                 tokens[feed] = tokens.get(feed, 0.0) + share * blend_steps / steps
         window_tokens = self.window_rows * self.length
-        rates = [share * window_tokens / self.feeds[f].mean_length for f, share in tokens.items()]
+        rates = [
+            share * window_tokens / float(self.feeds[f].mean_tokens) for f, share in tokens.items()
+        ]
         return Track(
             feeds=self.feeds,
             which=tuple(tokens),
