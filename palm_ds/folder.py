@@ -23,7 +23,7 @@ from palm_ds.errors import UserError
 from palm_ds.log import environment
 from palm_ds.machine import Machine
 from palm_ds.model import Model
-from palm_ds.run import NOT_LEARNED, Recipe, differences, read_yaml
+from palm_ds.run import NOT_LEARNED, Recipe, differences, make_recipe, read_yaml
 from palm_ds.stream import Stream
 
 
@@ -47,14 +47,24 @@ def check_folder(run: Run, data: Data) -> None:
         if checkpoint.steps_in(run.checkpoints):
             raise UserError(f"{run.folder}: has checkpoints but no recipe.yaml; not a run folder")
         return
-    old = {k: v for k, v in read_yaml(file).items() if k not in NOT_LEARNED}
-    changed = differences(old, _as_kept(run, data))
+    changed = differences(_kept_before(file), _as_kept(run, data))
     if changed:
         more = f" (and {len(changed) - 4} more)" if len(changed) > 4 else ""
         raise UserError(
             f"{run.folder}: holds a run of a different recipe: {'; '.join(changed[:4])}{more}. "
             f"Choose another --run_dir, or restore the recipe"
         )
+
+
+def _kept_before(file: Path) -> dict[str, Any]:
+    """The recipe and corpora of a run folder, keys that came later with their defaults."""
+    values = read_yaml(file)
+    corpora = values.pop("corpora", {})
+    try:
+        values = make_recipe(values, str(file)).learned()
+    except UserError:  # a task of another version, or one that is not here: compared as written
+        values = {k: v for k, v in values.items() if k not in NOT_LEARNED}
+    return values | {"corpora": corpora}
 
 
 def _as_kept(run: Run, data: Data) -> dict[str, Any]:

@@ -227,6 +227,7 @@ def prefetched(stream: Stream, engine: Engine, steps: range, workers: int) -> It
         prefetch_factor=2 if workers else None,
         collate_fn=_as_it_is,
         pin_memory=False,
+        worker_init_fn=_leave_signals,
     )
     return iter(loader)
 
@@ -240,6 +241,13 @@ class _StepBatches(torch.utils.data.Dataset):
 
     def __getitem__(self, step: int) -> list[Batch]:
         return self.stream.batches(step, self.rank, self.world, self.micro_rows)
+
+
+def _leave_signals(_worker: int) -> None:
+    """Launchers signal every process of a run; the training process still needs this one for the
+    step after which it saves, and ends it."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _as_it_is(batches: list[Batch]) -> list[Batch]:
