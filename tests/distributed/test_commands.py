@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import yaml
 
@@ -226,6 +227,22 @@ def test_asked_to_stop_it_saves_and_goes_on_later(uninterrupted, tmp_path, numbe
     assert done < 30
     assert (run / "checkpoints" / f"step_{done:08}" / "manifest.json").exists()
     assert f"goes on from step {done}" in finish(start(recipe, machine, run))
+    assert losses(run) == losses(whole)
+
+
+def test_a_signal_to_everybody_is_a_signal_to_stop(uninterrupted, tmp_path) -> None:
+    """As launchers send it: the processes that make batches get it too."""
+    recipe, _, whole = uninterrupted
+    machine = write_machine(tmp_path, palm_ds={"data_workers": 2})
+    run = tmp_path / "run"
+    process = start(recipe, machine, run)
+    wait_for(run, 3, process)
+    makers = psutil.Process(process.pid).children(recursive=True)
+    assert len(makers) >= 2
+    for one in [psutil.Process(process.pid), *makers]:
+        one.send_signal(signal.SIGTERM)
+    assert "stopped on request" in finish(process)
+    finish(start(recipe, machine, run))
     assert losses(run) == losses(whole)
 
 
