@@ -1,7 +1,7 @@
 """A span of an input to documents, one at a time; what cannot be one is named, not dropped.
 
-for record in read_span(inputs[0], span, options):
-    ...   # Record(id, parts), or Rejected(reason) with the line it stands on
+for found in SpanReader(inputs[0], span, options):
+    ...   # a Record, or Rejected with its reason and the line it stands on
 """
 
 from __future__ import annotations
@@ -97,12 +97,14 @@ def _excerpt(line: bytes) -> str:
     return line[: 4 * _EXCERPT].decode("utf-8", "backslashreplace")[:_EXCERPT]
 
 
-def _tried(make: Callable[[], Record], place: Place, excerpt: Callable[[], str]) -> Found:
-    """The record, or why there is none."""
+def _tried(
+    make: Callable[[Any, Place], Record], found: Any, place: Place, excerpt: Callable[[Any], str]
+) -> Found:
+    """The record made of what was found at a place, or why there is none."""
     try:
-        return make()
+        return make(found, place)
     except BadRecordError as bad:
-        return Rejected(bad.args[0], excerpt(), place.line, place.cost)
+        return Rejected(bad.args[0], excerpt(found), place.line, place.cost)
 
 
 def _each_line(
@@ -111,8 +113,7 @@ def _each_line(
     make: Callable[[bytes, Place], Record],
 ) -> Iterator[Found]:
     for number, offset, line, cost in lines:
-        place = Place(f"{item.name}@{offset}", number, cost)
-        yield _tried(lambda: make(line, place), place, lambda: _excerpt(line))  # noqa: B023
+        yield _tried(make, line, Place(f"{item.name}@{offset}", number, cost), _excerpt)
 
 
 def _jsonl(lines: Lines, item: Input, options: InputOptions) -> Iterator[Found]:
@@ -157,12 +158,12 @@ def _decode(data: bytes) -> str:
         raise BadRecordError(f"invalid UTF-8 at byte {error.start + 1}{where}") from None
 
 
-def _text(data: bytes, place: Place) -> Found:
-    return _tried(lambda: plain_record(_decode(data), place), place, lambda: _excerpt(data))
+def _text(data: bytes, place: Place) -> Record:
+    return plain_record(_decode(data), place)
 
 
 def _text_lines(lines: Lines, item: Input, options: InputOptions) -> Iterator[Found]:
-    return _each_line(lines, item, lambda line, place: plain_record(_decode(line), place))
+    return _each_line(lines, item, _text)
 
 
 def _paragraphs(lines: Lines, item: Input, options: InputOptions) -> Iterator[Found]:
@@ -172,7 +173,8 @@ def _paragraphs(lines: Lines, item: Input, options: InputOptions) -> Iterator[Fo
     for number, offset, line, cost in lines:
         if not line.strip():
             if held:
-                yield _text(b"\n".join(held), Place(f"{item.name}@{start}", first, size + cost))
+                place = Place(f"{item.name}@{start}", first, size + cost)
+                yield _tried(_text, b"\n".join(held), place, _excerpt)
             held, size = [], 0
             continue
         if not held:
@@ -181,7 +183,8 @@ def _paragraphs(lines: Lines, item: Input, options: InputOptions) -> Iterator[Fo
         if size - cost <= LONGEST:  # what is longer is rejected whole: no need to keep it
             held.append(line)
     if held:
-        yield _text(b"\n".join(held), Place(f"{item.name}@{start}", first, size))
+        place = Place(f"{item.name}@{start}", first, size)
+        yield _tried(_text, b"\n".join(held), place, _excerpt)
 
 
 def _whole_file(lines: Lines, item: Input, options: InputOptions) -> Iterator[Found]:
@@ -190,7 +193,7 @@ def _whole_file(lines: Lines, item: Input, options: InputOptions) -> Iterator[Fo
         if size <= LONGEST:
             held.append(line)
         size += cost
-    yield _text(b"\n".join(held), Place(item.name, 1, size))
+    yield _tried(_text, b"\n".join(held), Place(item.name, 1, size), _excerpt)
 
 
 def _after_header(lines: Lines) -> Iterator[tuple[int, int, bytes, int]]:
@@ -285,11 +288,11 @@ def _read_array(item: Input, options: InputOptions) -> Iterator[Found]:
     """A JSON array of objects."""
     with reading(item.path), open_bytes(item.path) as handle:
         for row, (value, size) in enumerate(elements(handle, item.path, LONGEST)):
-            place = Place(f"{item.name}#{row}", row, size)
             yield _tried(
-                lambda: record_of(_object(value), place, options),  # noqa: B023
-                place,
-                lambda: json.dumps(value, ensure_ascii=False)[:_EXCERPT],  # noqa: B023
+                lambda value, place: record_of(_object(value), place, options),
+                value,
+                Place(f"{item.name}#{row}", row, size),
+                lambda value: json.dumps(value, ensure_ascii=False)[:_EXCERPT],
             )
 
 
@@ -317,7 +320,9 @@ def _read_arrow(item: Input, span: Span, options: InputOptions) -> Iterator[Foun
         columns = table[start : min(start + _ROWS, span.end)]
         for name, known in names.items():
             if known:  # a class label: its name, not its number
-                columns[name] = [v if v is None or v < 0 else known[v] for v in columns[name]]
+                columns[name] = [
+                    known[n] if n is not None and n >= 0 else None for n in columns[name]
+                ]
         rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values())]  # noqa: B905
         yield from _rows(rows, start, item, options)
 
@@ -348,12 +353,15 @@ def _naming(options: InputOptions) -> str:
 def _rows(
     rows: list[dict[str, Any]], first: int, item: Input, options: InputOptions
 ) -> Iterator[Found]:
-    main = wanted_fields(options)[0]
+    names = wanted_fields(options)[0]
+
+    def make(row: dict[str, Any], place: Place) -> Record:
+        return record_of(row, place, options)
+
+    def main(row: dict[str, Any]) -> Any:
+        return next((row[name] for name in names if name in row), None)
+
     for number, row in enumerate(rows, first):
-        value = next((row[name] for name in main if name in row), None)
-        place = Place(f"{item.name}#{number}", number, len(value) if isinstance(value, str) else 1)
-        yield _tried(
-            lambda: record_of(row, place, options),  # noqa: B023
-            place,
-            lambda: repr(value)[:_EXCERPT],  # noqa: B023
-        )
+        size = len(value) if isinstance(value := main(row), str) else 1
+        place = Place(f"{item.name}#{number}", number, size)
+        yield _tried(make, row, place, lambda row: repr(main(row))[:_EXCERPT])

@@ -124,6 +124,18 @@ def test_pairs(name: str, tmp_path: Path, vocabulary: str) -> None:
     assert not (corpus.path / "labels.json").exists()
 
 
+def test_a_class_label_that_is_not_known(tmp_path: Path, vocabulary: str) -> None:
+    """-1, as in the test sets of benchmarks."""
+    table = datasets.Dataset.from_list([{**PAIRS[0], "label": n} for n in (1, -1, 0)])
+    kind = datasets.ClassLabel(names=["yes", "no"])
+    table.cast_column("label", kind).save_to_disk(str(tmp_path / "folder"))
+    corpus = made(tmp_path / "folder", vocabulary, format="pairs")
+    assert corpus.manifest.options["labels"] == ["no", "yes"] and len(corpus) == 2
+    (entry,) = read_rejected(corpus.path)
+    assert entry["row"] == 1
+    assert entry["reason"] == "the label in field `label` is null, not text"
+
+
 def test_the_shape_of_discovery(tmp_path: Path, vocabulary: str) -> None:
     rows = [
         {"sentence1": "it rained", "sentence2": "we left", "label": "so,", "idx": 0},
