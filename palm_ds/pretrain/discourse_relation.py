@@ -43,7 +43,7 @@ class DiscourseRelation(Task):
     for ready-made pairs also `labels`: the corpus's labels are the classes, by number."""
     classes: int = 0
     """With `markers: labels`, how many classes the head has."""
-    least: int = 50
+    least: int = 100
     """A class takes part where the whole corpus has at least so many pairs of it, and the documents
     that are read (those held out) a tenth of that."""
     unmarked: bool = False
