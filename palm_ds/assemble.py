@@ -55,12 +55,14 @@ def open_data(recipe: Recipe) -> Data:
         readers = [task for task in recipe.built_tasks.values() if task.source == name]
         blended = [_tasks_beside(recipe, task.name) for task in readers]
         marks = sorted({mark for tasks in blended for task in tasks for mark in task.marks()})
+        share = 0.0 if source.validation else recipe.held_out
         for folder, weight in source.weights.items():
-            if folder not in corpora:
-                corpora[folder] = _open(source, folder)
-            training, held = split(corpora[folder], recipe.held_out, marks)
+            training, held = split(_opened(source, folder, corpora), share, marks)
             train_sources.setdefault(name, []).append((folder, training, weight))
             held_sources.setdefault(name, []).append((folder, held, weight))
+        if folder := source.validation_folder:
+            everything, _ = split(_opened(source, folder, corpora), 0.0, marks)
+            held_sources[name] = [(folder, everything, 1.0)]
     prints = {c.manifest.tokenizer["fingerprint"]: folder for folder, c in corpora.items()}
     if len(prints) > 1:
         first, second, *_ = prints.values()
@@ -71,10 +73,15 @@ def open_data(recipe: Recipe) -> Data:
     return Data(train=train_sources, held_out=held_sources, corpora=corpora)
 
 
-def _open(source: SourceSettings, folder: str) -> Corpus:
-    if source.ernie:
-        return open_ernie(Path(source.ernie), Path(source.tokenizer), Path(folder))
-    return open_corpus(folder)
+def _opened(source: SourceSettings, folder: str, corpora: dict[str, Corpus]) -> Corpus:
+    """The corpus of a folder, opened once; made first of ERNIE's files."""
+    if folder not in corpora:
+        if source.ernie:
+            files = Path(folder.removesuffix(".corpus"))
+            corpora[folder] = open_ernie(files, Path(source.tokenizer), Path(folder))
+        else:
+            corpora[folder] = open_corpus(folder)
+    return corpora[folder]
 
 
 def _tasks_beside(recipe: Recipe, name: str) -> list[Task]:
@@ -148,8 +155,6 @@ def build_stream(recipe: Recipe, data: Data) -> Stream:
 
 def build_held_out(recipe: Recipe, data: Data) -> HeldOut:
     """The held-out rows of a recipe; the same for every seed of one recipe's tasks."""
-    if recipe.held_out == 0:
-        return HeldOut((), (), recipe.length, data.vocabulary.pad)
     feeds, _ = make_feeds(
         recipe.plan.blends,
         recipe.built_tasks,
@@ -159,6 +164,7 @@ def build_held_out(recipe: Recipe, data: Data) -> HeldOut:
         length=recipe.length,
         fixed=True,
     )
+    feeds = [feed for feed in feeds if len(feed.source.documents)]
     return held_out(feeds, recipe.evaluate.examples, recipe.length, data.vocabulary.pad)
 
 

@@ -50,6 +50,9 @@ class SourceSettings:
     when it is first read."""
     tokenizer: str = ""
     """With `ernie`: the vocabulary its token ids are of, a vocab.txt."""
+    validation: str = ""
+    """Another corpus (with `ernie`: another list) to evaluate on; then nothing of the source itself
+    is held out."""
 
     def __post_init__(self) -> None:
         if sum(map(bool, (self.corpus, self.mix, self.ernie))) != 1:
@@ -66,6 +69,11 @@ class SourceSettings:
     def weights(self) -> dict[str, float]:
         """{folder: weight} of the corpora; the folder of `ernie` is made when it is opened."""
         return self.mix or {self.corpus or f"{self.ernie}.corpus": 1.0}
+
+    @property
+    def validation_folder(self) -> str:
+        """The corpus to evaluate on; empty: documents held out of the source's own."""
+        return f"{self.validation}.corpus" if self.ernie and self.validation else self.validation
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from palm_ds.assemble import build_stream, measure, open_data, settle
+from palm_ds.assemble import build_held_out, build_stream, measure, open_data, settle
 from palm_ds.errors import UserError
 from palm_ds.plan import read_stages
 from palm_ds.run import Recipe, make_recipe
@@ -167,6 +167,27 @@ def test_ernies_own_files_are_a_source(corpora, tmp_path):
     assert {tuple(piece.ids[1:]) for piece in texts} == {(6, 7, 8)}
     (batch,) = build_stream(made, data).batches(2, 0, 1, ROWS)
     assert len(batch.labels[MASKS][0]) >= ROWS
+
+    other = lines[0].replace("1 5 6", "1 30 6")
+    (tmp_path / "valid").write_text(f"{other}\n")
+    source["validation"] = str(tmp_path / "valid")
+    data = open_data(recipe(corpora, {"joint": [MASKS], "steps": 3}, sources={"text": source}))
+    assert len(data.train["text"][0][1].documents) == 9  # all of it
+    ((_, valid, _),) = data.held_out["text"]
+    assert [int(valid.read(a, b).ids[0]) for a, b in spans(valid)] == [30]
+
+
+def test_another_corpus_to_evaluate_on(corpora):
+    folders = [corpora / "one", corpora / "two"]
+    source = {"corpus": str(folders[0]), "validation": str(folders[1])}
+    made = recipe(corpora, {"joint": [MASKS], "steps": 3}, sources={"text": source})
+    data = open_data(made)
+    sizes = [len(corpus) for corpus in data.corpora.values()]
+    assert len(data.train["text"][0][1].documents) == sizes[0]
+    ((name, held, _),) = data.held_out["text"]
+    assert name == str(folders[1]) and len(held.documents) == sizes[1]
+    rows = build_held_out(made, data)
+    assert rows.rows and {feed.source.corpus.path for feed in rows.feeds} == {folders[1]}
 
 
 def spans(source: Source) -> list[tuple[int, int]]:
