@@ -97,8 +97,10 @@ def overview(run: Run, stream: Stream, model: Model, world: int) -> str:
     micro, accumulation = run.machine.split(recipe.rows, world)
     words = stream.plan.steps * recipe.rows * recipe.length
     items = ", ".join(f"{feed.name}: {len(feed.items):,}" for feed in stream.feeds)
+    found = dict.fromkeys(feed.tasks[0].about(feed.source) for feed in stream.feeds)
     return "\n".join(
         [
+            *filter(None, found),
             recipe.plan_table(),
             f"model: {parameters / 1e6:,.1f} M parameters; task ids {recipe.task_ids}",
             f"step: {recipe.rows} rows of {recipe.length}, {recipe.rows * recipe.length:,} tokens; "

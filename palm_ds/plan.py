@@ -247,7 +247,7 @@ def parse_stages(values: Any, tasks: Sequence[str]) -> Outline:
                                           PaddlePALM's, in place of `steps`: E * r * the steps of
                                           an epoch of the reference (by default the first blend)
     mix: batch | step                     a step is of all blends, or of one; also in a listed stage
-    always: task                          every blend without this task gets it: `blend + task`
+    always: task [+ task ...]             every blend gets those of these tasks that it has not
     """
     if isinstance(values, list):
         values = {"explicit": values}
@@ -269,10 +269,12 @@ def parse_stages(values: Any, tasks: Sequence[str]) -> Outline:
 
 
 def _speller(tasks: Sequence[str], always: Any) -> Callable[[str], str]:
-    """What turns a blend as written into its name: checked, spelled one way, with the task that is
-    always on."""
-    if always is not None and always not in tasks:
-        raise UserError(f"stages.always: no task {always!r} in `tasks`{suggest(always, tasks)}")
+    """What turns a blend as written into its name: checked, spelled one way, with the tasks that
+    are always on."""
+    added = tasks_of(str(always)) if always is not None else ()
+    for name in added:
+        if name not in tasks:
+            raise UserError(f"stages.always: no task {name!r} in `tasks`{suggest(name, tasks)}")
 
     def spell(blend: str) -> str:
         names = tasks_of(str(blend))
@@ -281,7 +283,7 @@ def _speller(tasks: Sequence[str], always: Any) -> Callable[[str], str]:
                 raise UserError(f"stages: no task {name!r} in `tasks`{suggest(name, tasks)}")
         if len(set(names)) < len(names):
             raise UserError(f"stages: {blend!r} names a task twice")
-        return " + ".join([*names, *([always] if always and always not in names else [])])
+        return " + ".join([*names, *(name for name in added if name not in names)])
 
     return spell
 

@@ -105,6 +105,10 @@ class Task(ABC):
         nothing = np.full(len(targets), np.nan)
         return nothing, nothing
 
+    def about(self, source: Source) -> str:
+        """A line for the beginning of a run: what the task found in its source; or nothing."""
+        return ""
+
     def class_name(self, label: int) -> str:
         """What a class is called where a person reads it (launch/inspect_stream.py)."""
         return self.class_names[label] if self.class_names else str(label)

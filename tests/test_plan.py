@@ -78,6 +78,8 @@ def test_a_task_that_is_always_on():
     plan = read_stages(stages, TASKS)
     assert plan.blends == ("d", "a + d", "b + d")
     assert [plan.total_of(blend) for blend in plan.blends] == [4, 8, 8]
+    several = {"joint": ["a", "b + d"], "always": "d + c", "steps": 1}
+    assert read_stages(several, "abcd").blends == ("a + d + c", "b + d + c")
     listed = {"explicit": [{"a": 1, "d": 2}, {"a + d": 3}], "always": "d"}
     assert steps(read_stages(listed, TASKS)) == [{"a + d": 1, "d": 2}, {"a + d": 3}]
     weights = {"weights": {"a": 3, "b": 1}}
