@@ -40,8 +40,11 @@ class Score:
 
     @property
     def standard_errors_above(self) -> float:
-        """How far the accuracy is above the baseline's, in standard errors."""
-        return (self.accuracy - self.baseline_accuracy) / max(self.standard_error, 1e-9)
+        """How far the accuracy is above the baseline's, in standard errors (the baseline's where
+        all or nothing was right)."""
+        chance = self.baseline_accuracy
+        error = self.standard_error or math.sqrt(max(chance * (1 - chance), 0.0) / self.count)
+        return (self.accuracy - chance) / error if error else 0.0
 
     def record(self) -> dict[str, Any]:
         """All of it as plain numbers."""
