@@ -172,7 +172,7 @@ def test_the_same_numbers_give_the_same_examples(jumble, some_list):
 @pytest.mark.parametrize("room", [128, 512])
 def test_rows_of_real_text_are_full(shared_en, room):
     feed = feed_of(whole(shared_en), room, markers="en", least=20)
-    count = int(512 * room / feed.mean_length)
+    count = int(512 * room / float(feed.mean_tokens))
     layouts = feed.layouts(np.arange(count))
     rows = [fill([(0, i, layouts[i]) for i in row], room) for row in pack(layouts[:, 0], room)]
     real = sum(int(layout[0]) for row in rows for _, _, layout in row)
