@@ -45,7 +45,7 @@ class DiscourseRelation(Task):
     """With `markers: labels`, how many classes the head has."""
     least: int = 100
     """A class takes part where the whole corpus has at least so many pairs of it, and the documents
-    that are read (those held out) a tenth of that."""
+    that are read (those held out) half of their share of that."""
     unmarked: bool = False
     """One more class: adjacent sentences, the second of which begins with no marker."""
     shortest: int = 5
@@ -148,12 +148,14 @@ class DiscourseRelation(Task):
         document = np.searchsorted(source.starts, table[:, 0], side="right") - 1
         here = (document >= 0) & (table[:, 0] < source.ends[document])
         counts = np.bincount(table[here, 4], minlength=self.class_count)
-        here &= 10 * counts[table[:, 4]] >= self.least
+        share = (source.ends - source.starts).sum() / source.corpus.manifest.tokens
+        here &= counts[table[:, 4]] >= self.least * share / 2
         if not here.any():
             raise UserError(
                 f"tasks.{self.name}: {source.corpus.path} has {len(table)} pairs, but in the "
                 f"{len(source.documents)} documents to read here {counts.sum()}, at most "
-                f"{counts.max()} of one class; a tenth of `least: {self.least}` is needed"
+                f"{counts.max()} of one class; {self.least * share / 2:.0f} or more are needed "
+                f"(`least: {self.least}`)"
             )
         order, items = pairs.balance(table[here, 4], self.repeat, keyed.key("discourse pairs"))
         return table[here][order], items
