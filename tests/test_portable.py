@@ -1,0 +1,143 @@
+"""Stretches of parameters: written by some processes, read by others. Real ZeRO engines are in
+distributed/test_engine.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from palm_ds import portable
+from palm_ds.errors import UserError
+from palm_ds.portable import Grown, Held, Stored, Stretch
+
+
+def trained(seed: int, steps: int) -> tuple[nn.Module, torch.optim.AdamW]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Embedding(7, 3), nn.Linear(3, 5), nn.Linear(5, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(torch.arange(step, step + 3) % 7).square().sum().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def held(model: nn.Module, base: torch.optim.AdamW, rank: int = 0, world: int = 1) -> Held:
+    names = dict(model.named_parameters())
+    return Held(parameters=names, base=base, zero=None, stage=0, rank=rank, world=world)
+
+
+def store(folder: Path, world: int, model: nn.Module, base: torch.optim.AdamW) -> Stored:
+    files: list[Path] = []
+
+    def write(name: str, make: Callable[[Path], None]) -> None:
+        make(folder / name)
+        files.append(folder / name)
+
+    for rank in range(world):
+        stretches = held(model, base, rank, world).written()
+        portable.write_stretches(stretches, f"process_{rank}", write)
+    return Stored(files)
+
+
+def state(model: nn.Module, base: torch.optim.AdamW) -> list[torch.Tensor]:
+    everything = []
+    for parameter in model.parameters():
+        entry = base.state[parameter]
+        everything += [parameter.detach(), entry["exp_avg"], entry["exp_avg_sq"], entry["step"]]
+    return [each.clone() for each in everything]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_what_was_written_is_what_is_read(world: int, tmp_path: Path) -> None:
+    model, base = trained(0, steps=4)
+    stored = store(tmp_path, world, model, base)
+    steps = portable.steps_of(held(model, base).stretches())
+    assert steps == dict.fromkeys(dict(model.named_parameters()), 4)
+    other, fresh = trained(1, steps=0)
+    portable.restore(held(other, fresh), stored, steps)
+    for mine, theirs in zip(state(other, fresh), state(model, base), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_each_value_is_written_once(tmp_path: Path) -> None:
+    model, base = trained(0, steps=1)
+    store(tmp_path, 3, model, base)
+    keys = []
+    for file in sorted(tmp_path.iterdir()):
+        with safe_open(file, framework="pt") as opened:
+            keys += list(opened.keys())
+    wanted = {f"{kind}/0/{name}" for kind in portable.KINDS for name, _ in model.named_parameters()}
+    assert sorted(keys) == sorted(wanted)
+
+
+def test_stretches_are_put_together_wherever_they_were_cut(tmp_path: Path) -> None:
+    values = {kind: torch.randn(100) for kind in portable.KINDS}
+    files: list[Path] = []
+
+    def write(name: str, make: Callable[[Path], None]) -> None:
+        make(tmp_path / name)
+        files.append(tmp_path / name)
+
+    for rank, (start, end) in enumerate([(0, 37), (37, 38), (38, 100)]):
+        part = {kind: tensor[start:end] for kind, tensor in values.items()}
+        portable.write_stretches([Stretch("w/x", start, part, {})], f"process_{rank}", write)
+    stored = Stored(files)
+    assert "w/x" in stored and "x" not in stored and stored.size("w/x") == 100
+    for kind in portable.KINDS:
+        for start, end in [(0, 100), (36, 39), (37, 38), (5, 5), (99, 100)]:
+            found = stored.read("w/x", kind, start, end)
+            assert torch.equal(found, values[kind][start:end])
+
+
+def test_large_shares_go_into_several_files(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(portable, "_FILE_BYTES", 100)
+    model, base = trained(0, steps=2)
+    stored = store(tmp_path, 1, model, base)
+    assert len(list(tmp_path.iterdir())) > 2
+    whole = dict(model.named_parameters())["1.weight"]
+    assert torch.equal(stored.read("1.weight", "weight", 0, 15), whole.detach().view(-1))
+
+
+def test_a_table_with_other_rows(tmp_path: Path) -> None:
+    """Old rows wherever they go, with their moments; new rows as they begin, without any."""
+    model, base = trained(0, steps=5)
+    stored = store(tmp_path, 1, model, base)
+    first = torch.full((9, 3), 0.5)
+    rows = (2, -1, 0, 1, 3, 4, 5, 6, -1)
+    grown = Grown(rows=rows, first=first)
+    old = dict(model.named_parameters())["0.weight"]
+    moments = base.state[old]
+    for kind, before, new in (
+        ("weight", old.detach(), 0.5),
+        ("exp_avg", moments["exp_avg"], 0.0),
+        ("exp_avg_sq", moments["exp_avg_sq"], 0.0),
+    ):
+        table = grown.read(stored, "0.weight", kind, 0, 27).view(9, 3)
+        for row, source in enumerate(rows):
+            expected = torch.full((3,), new) if source < 0 else before[source]
+            assert torch.equal(table[row], expected), (kind, row)
+        part = grown.read(stored, "0.weight", kind, 4, 11)
+        assert torch.equal(part, table.view(-1)[4:11])
+
+
+def test_what_is_fresh_stays_and_what_is_missing_is_named(tmp_path: Path) -> None:
+    model, base = trained(0, steps=3)
+    stored = store(tmp_path, 1, model, base)
+    bigger = nn.ModuleDict({"0": model, "head": nn.Linear(2, 2)})  # other names
+    optimizer = torch.optim.AdamW(bigger.parameters(), lr=0.1)
+    steps = portable.steps_of(held(model, base).stretches())
+    with pytest.raises(UserError, match=r"no parameter '0\.0\.weight'"):
+        portable.restore(held(bigger, optimizer), stored, steps)
+    other, fresh = trained(1, steps=0)
+    before = dict(other.named_parameters())["2.bias"].detach().clone()
+    portable.restore(held(other, fresh), stored, steps, fresh=["2.bias"])
+    named = dict(other.named_parameters())
+    assert torch.equal(named["2.bias"], before)
+    assert int(fresh.state[named["2.weight"]]["step"]) == 3
+    assert int(fresh.state[named["2.bias"]]["step"]) == 0
