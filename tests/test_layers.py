@@ -21,7 +21,7 @@ LAYERS = (
     ("kernels",),
     ("attention", "backbone_config"),
     ("backbone", "flops", "hf_names", "engine"),
-    ("heads", "metrics"),
+    ("heads", "metrics", "formats"),
     ("task", "pairs", "paragraphs", "markers"),
     ("pretrain", "tasks"),
     ("run", "feed", "model", "log", "curves"),

@@ -1,0 +1,59 @@
+"""What a checkpoint holds, whoever wrote it, under our names.
+
+    a reader:  path ──> Contents      (names, shapes, the encoder's numbers; no values yet)
+    entry.read()  ──> one tensor      (in our orientation; so that a model is never there twice)
+
+Nothing disappears: every tensor of the checkpoint is in `entries` (as the source of one) or in
+`left`, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from palm_ds.backbone_config import BackboneConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One of our tensors, and what of theirs it is made of."""
+
+    theirs: tuple[str, ...]
+    shape: tuple[int, ...]
+    read: Callable[[], torch.Tensor]
+    """The values, in the checkpoint's own type and our orientation."""
+    how: str = ""
+    """What is done to theirs: `transposed`, `three in one`, ...; empty: nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """A head that came along. `kind`: masked_words (heads.NAME.{dense,norm,bias}) or classes
+    (heads.NAME.out)."""
+
+    kind: str
+    classes: int = 0
+    pooled: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """A checkpoint, opened."""
+
+    path: Path
+    format: str
+    """For a person: `Hugging Face ErnieForMaskedLM`, `ERNIE, a file a variable`, ..."""
+    config: BackboneConfig
+    entries: Mapping[str, Entry]
+    heads: Mapping[str, Head] = field(default_factory=dict)
+    task_ids: Mapping[str, int] = field(default_factory=dict)
+    left: Mapping[str, str] = field(default_factory=dict)
+    """{their name: why it stays behind}: optimizer state, a copy of a tied tensor, no place here."""
+    tokenizer: Path | None = None
+    """A vocab.txt, tokenizer.json, sentencepiece model, or a folder with one of them."""
+    notes: tuple[str, ...] = ()
+    """What a person should know: an eps that was taken for granted, rows beyond the vocabulary."""
