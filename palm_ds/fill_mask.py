@@ -23,8 +23,8 @@ from palm_ds import keyed, weights
 from palm_ds.backbone import Backbone
 from palm_ds.errors import UserError, suggest
 from palm_ds.example import Example, collate
+from palm_ds.formats.hf_names import MASKED_WORDS
 from palm_ds.heads import MaskedWordHead
-from palm_ds.hf_names import MASKED_WORDS
 from palm_ds.log import FILE, read_metrics
 from palm_ds.model import Model
 from palm_ds.plan import read_stages

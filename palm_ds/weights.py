@@ -11,9 +11,7 @@ Nothing here unpickles, but for `pytorch_model.bin` through torch's weights_only
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,11 +20,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from palm_ds import hf_names
 from palm_ds.backbone_config import FOREIGN_KEYS, BackboneConfig
 from palm_ds.errors import UserError
+from palm_ds.formats import hf_names
+from palm_ds.formats.hf_names import MASKED_WORDS, State
+from palm_ds.formats.publish import publish
 from palm_ds.heads import MaskedWordHead
-from palm_ds.hf_names import MASKED_WORDS, State
 from palm_ds.model import Model
 
 FORMAT = 1  # of weights.json
@@ -101,7 +100,7 @@ def save_weights(
         if tokenizer is not None:
             tokenizer.save(part / "tokenizer")
 
-    _publish(folder, write)
+    publish(folder, write)
 
 
 def export_hf(
@@ -135,7 +134,7 @@ def export_hf(
         if tokenizer is not None:
             tokenizer.save(part)
 
-    _publish(folder, write)
+    publish(folder, write)
 
 
 def load_weights(folder: Path, model: Model) -> Loaded:
@@ -330,17 +329,3 @@ def _state(source: Mapping[str, torch.Tensor] | Model) -> State:
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _publish(folder: Path, write: Callable[[Path], None]) -> None:
-    """Write beside the folder, then put it in place by renaming."""
-    folder = Path(folder)
-    part, old = (folder.with_name(f".{folder.name}.{end}") for end in ("part", "old"))
-    for leftover in (part, old):
-        shutil.rmtree(leftover, ignore_errors=True)
-    part.mkdir(parents=True)
-    write(part)
-    if folder.exists():
-        os.replace(folder, old)
-    os.replace(part, folder)
-    shutil.rmtree(old, ignore_errors=True)

@@ -22,7 +22,7 @@ from transformers import (
 from palm_ds.backbone import PRESETS, Backbone, BackboneConfig
 from palm_ds.errors import UserError
 from palm_ds.example import Batch, Example, collate
-from palm_ds.hf_names import from_names
+from palm_ds.formats.hf_names import from_names
 from palm_ds.kernels import Kernels
 from palm_ds.weights import read_hf
 

@@ -15,8 +15,8 @@ from transformers import (
 )
 
 from palm_ds.backbone import Backbone, BackboneConfig
+from palm_ds.formats.hf_names import MASKED_WORDS, from_names
 from palm_ds.heads import ClassHead, MaskedWordHead
-from palm_ds.hf_names import MASKED_WORDS, from_names
 from palm_ds.kernels import Kernels
 from palm_ds.model import Model
 

@@ -52,7 +52,7 @@ class Contents:
     heads: Mapping[str, Head] = field(default_factory=dict)
     task_ids: Mapping[str, int] = field(default_factory=dict)
     left: Mapping[str, str] = field(default_factory=dict)
-    """{their name: why it stays behind}: optimizer state, a copy of a tied tensor, no place here."""
+    """{their name: why it stays behind}: optimizer state, a copy of a tied one, no place here."""
     tokenizer: Path | None = None
     """A vocab.txt, tokenizer.json, sentencepiece model, or a folder with one of them."""
     notes: tuple[str, ...] = ()
