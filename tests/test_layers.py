@@ -13,7 +13,7 @@ import pytest
 
 LAYERS = (
     ("errors", "keyed"),
-    ("budget",),
+    ("budget", "unpack"),
     (
         "settings",
         "example",
