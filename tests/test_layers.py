@@ -13,7 +13,7 @@ import pytest
 
 LAYERS = (
     ("errors", "keyed"),
-    ("budget", "unpack"),
+    ("budget", "unpack", "transfer"),
     (
         "settings",
         "example",
@@ -30,8 +30,8 @@ LAYERS = (
     ("kernels",),
     ("attention", "backbone_config"),
     ("backbone", "flops", "engine"),
-    ("heads", "metrics", "formats"),
-    ("task", "pairs", "paragraphs", "markers"),
+    ("heads", "metrics", "formats", "surgery"),
+    ("task", "pairs", "paragraphs", "markers", "downloader"),
     ("pretrain", "tasks"),
     ("run", "feed", "model", "log", "curves"),
     ("weights", "report", "evaluate", "stream"),
