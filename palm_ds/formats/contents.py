@@ -18,6 +18,14 @@ import torch
 from palm_ds.backbone_config import BackboneConfig
 
 
+OPTIMIZER = "optimizer state"
+"""The reason why a moment, a count of updates or a learning rate stays behind."""
+
+
+BUFFER, COPY = "a buffer", "a copy of "
+"""Reasons that lose nothing: numbers that every model makes anew, a tied tensor's second name."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """One of our tensors, and what of theirs it is made of."""
@@ -38,6 +46,8 @@ class Head:
     kind: str
     classes: int = 0
     pooled: bool = True
+    labels: tuple[str, ...] = ()
+    """The classes' names, where they are known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +61,10 @@ class Contents:
     entries: Mapping[str, Entry]
     heads: Mapping[str, Head] = field(default_factory=dict)
     task_ids: Mapping[str, int] = field(default_factory=dict)
+    head_of: Mapping[str, str] = field(default_factory=dict)
+    """{task: the head it uses}; empty where the checkpoint knows of no tasks."""
+    export_task: str = ""
+    """The task whose row of the task embedding texts get that name no other."""
     left: Mapping[str, str] = field(default_factory=dict)
     """{their name: why it stays behind}: optimizer state, a copy of a tied one, no place here."""
     tokenizer: Path | None = None
