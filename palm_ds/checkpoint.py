@@ -266,6 +266,30 @@ def find(folder: Path, *, group: Group, warn: Callable[[str], None]) -> Found | 
     return None
 
 
+@dataclass(frozen=True)
+class _Alone:
+    """One process, whatever started it."""
+
+    rank: int = 0
+    world: int = 1
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+
+ALONE: Group = _Alone()
+"""For a program that reads checkpoints and is no run."""
+
+
+def open_one(path: Path) -> Found:
+    """This checkpoint, verified. Raises UserError where it is not good."""
+    manifest, problem = _manifest(path)
+    problem = problem or _verify(path, manifest["files"], ALONE)
+    if problem:
+        raise UserError(f"{path}: {problem}")
+    return _found(path, manifest, ())
+
+
 def _found(path: Path, manifest: Mapping[str, Any], rejected: tuple[int, ...]) -> Found:
     return Found(
         path=path,

@@ -34,12 +34,15 @@ class Lineage:
     task_ids: Mapping[str, int]
     tokenizer: str
     """Fingerprint of the tokenizer."""
+    token_heads: tuple[str, ...] = ()
+    """As in weights.json: the heads of classes that read tokens."""
 
     def record(self) -> dict[str, Any]:
         plain = {
             "backbone": asdict(self.backbone),
             "task_ids": dict(self.task_ids),
             "tokenizer": self.tokenizer,
+            "token_heads": self.token_heads,
         }
         return json.loads(json.dumps(plain))
 

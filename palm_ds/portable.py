@@ -170,9 +170,22 @@ class Stored:
     def __contains__(self, name: str) -> bool:
         return name in self._found
 
+    def names(self) -> list[str]:
+        """The parameters that are there, sorted."""
+        return sorted(self._found)
+
     def size(self, name: str) -> int:
         """How many values a parameter has."""
         return max(last for _, last, _ in self._found[name])
+
+    def covers(self, name: str) -> bool:
+        """Whether every value of a parameter is there."""
+        reached = 0
+        for first, last, _ in sorted(self._found[name]):
+            if first > reached:
+                return False
+            reached = max(reached, last)
+        return True
 
     def read(self, name: str, kind: str, start: int, end: int) -> torch.Tensor:
         """(end - start,) values [start, end) of a parameter, or of one of its moments."""
