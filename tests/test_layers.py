@@ -25,7 +25,7 @@ LAYERS = (
         "deepspeed_check",
     ),
     ("tokenizer", "machine", "schedule"),
-    ("corpus", "reader", "processes", "readable", "forgetting"),
+    ("corpus", "reader", "processes", "readable", "forgetting", "extra_tokens"),
     ("source",),
     ("kernels",),
     ("attention", "backbone_config"),
