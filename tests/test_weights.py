@@ -287,7 +287,7 @@ def test_folders_that_transformers_wrote(binary: bool, tmp_path: Path) -> None:
             torch.save(hf.state_dict(), folder / "pytorch_model.bin")
         net = model(SHAPES[kind])
         loaded = load_weights(folder, net)
-        nsp = ("cls.seq_relationship.bias", "cls.seq_relationship.weight")
+        nsp = ("heads.next_sentence.out.weight", "heads.next_sentence.out.bias")
         assert loaded.left_over == (() if kind == "roberta" else nsp)
         pooler = tuple(n for n in loaded.fresh if "pooler" in n)
         assert len(pooler) == (2 if kind == "roberta" else 0)

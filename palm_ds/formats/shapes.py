@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from palm_ds.backbone_config import BackboneConfig
 from palm_ds.errors import UserError
 from palm_ds.formats.contents import Contents, Head
@@ -42,15 +44,16 @@ def head_shapes(name: str, head: Head, config: BackboneConfig) -> dict[str, Shap
     return _linear(f"{prefix}.dense", width, width) | _norm(f"{prefix}.norm", width) | bias
 
 
-def checked(contents: Contents) -> Contents:
+def checked(contents: Contents, called: Mapping[str, str] | None = None) -> Contents:
     """The contents, if the encoder (but for its pooler) and each head is there whole and of the
-    shape that the numbers say; raises UserError."""
+    shape that the numbers say; raises UserError. `called`: {our name: what their file calls it}."""
     expected = backbone_shapes(contents.config)
     for name, head in contents.heads.items():
         expected |= head_shapes(name, head, contents.config)
     for name, shape in expected.items():
         entry = contents.entries.get(name)
         if entry is None and not _may_lack(name, contents):
+            name = (called or {}).get(name, name)
             raise UserError(f"{contents.path}: incomplete, it has no {name} {shape}")
         if entry is not None and entry.shape != shape:
             theirs = " + ".join(entry.theirs)

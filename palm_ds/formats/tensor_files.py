@@ -214,6 +214,8 @@ def _header(groups: Sequence[Group], dtype: torch.dtype) -> Mapping[str, Any]:
 
 def _converted(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """In the type of the file; a weight that is not a number is nobody's wish."""
+    if tensor.dtype not in _CODES:
+        raise UserError(f"{name}: is {tensor.dtype}; floating numbers are wanted")
     if not _finite(tensor):
         raise UserError(f"{name}: has numbers that are not finite (NaN or infinite)")
     result = tensor.to(dtype).contiguous()
