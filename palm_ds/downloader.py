@@ -25,7 +25,7 @@ from typing import Any
 
 from palm_ds.errors import UserError, suggest
 from palm_ds.formats.publish import publish
-from palm_ds.transfer import PATIENCE, Patience, Progress, fetch
+from palm_ds.transfer import PATIENCE, Patience, Progress, fetch, locked
 from palm_ds.unpack import BadArchiveError, unpack
 
 
@@ -127,7 +127,8 @@ def download(
     """
     path, places = Path(path), places or places_from_environment()
     if _HUB_NAME.fullmatch(item):
-        return _from_hub(item, path / "pretrain" / item, revision, again)
+        folder = path / "pretrain" / item
+        return _made(folder, lambda folder: _from_hub(item, folder, revision), places, again)
     if revision is not None:
         raise UserError(f"revision: {item} has none; the hub's `org/name` have")
     if item.lower() not in GROUPS and item.lower() != "all":
@@ -169,15 +170,39 @@ def _name(given: str, archives: dict[str, Archive]) -> str:
 
 def _from_archive(name: str, group: Path, places: Places, again: bool) -> Path:
     """One name's folder, from the mirror folder, the cache, or the network."""
-    archive, folder = PRETRAIN[name], group / name
-    if _there(folder) and not again:
-        return folder
+
+    def make(folder: Path) -> None:
+        file, url = _archive_file(name, places)
+        try:
+            _unpack(file, folder)
+        except BadArchiveError as error:
+            if not url:
+                raise
+            file.unlink(missing_ok=True)
+            raise BadArchiveError(f"{error} (of {url}; it is deleted)") from None
+
+    return _made(group / name, make, places, again)
+
+
+def _made(folder: Path, make: Callable[[Path], None], places: Places, again: bool) -> Path:
+    """A folder that is there, or is made by one process at a time. The lock is in the cache, not
+    beside the folder."""
+    if again or not _there(folder):
+        mark = hash_of(str(folder.absolute()).encode()).hexdigest()[:16]
+        with locked(places.cache.expanduser() / "locks" / mark, str(folder)):
+            if again or not _there(folder):  # still
+                make(folder)
+    return folder
+
+
+def _archive_file(name: str, places: Places) -> tuple[Path, str]:
+    """The archive as a file, and the address it came from; empty for a mirror folder."""
+    archive = PRETRAIN[name]
     if places.mirror and "://" not in places.mirror:
         file = Path(places.mirror).expanduser() / archive.file
         if not file.is_file():
             raise UserError(f"{name}: no {archive.file} in the mirror {places.mirror}")
-        _unpack(file, folder)
-        return folder
+        return file, ""
     url = f"{places.mirror.rstrip('/')}/{archive.file}" if places.mirror else archive.url
     file = _cached(url, places.cache)
     with _bar(name) as progress:
@@ -189,12 +214,7 @@ def _from_archive(name: str, group: Path, places: Places, again: bool) -> Path:
             patience=places.patience,
             progress=progress,
         )
-    try:
-        _unpack(file, folder)
-    except BadArchiveError as error:
-        file.unlink(missing_ok=True)
-        raise BadArchiveError(f"{error} (of {url}; it is deleted)") from None
-    return folder
+    return file, url
 
 
 def _cached(url: str, cache: Path) -> Path:
@@ -240,11 +260,9 @@ def _bar(name: str) -> Iterator[Progress]:
 # ---- the hub ----
 
 
-def _from_hub(name: str, folder: Path, revision: str | None, again: bool) -> Path:
+def _from_hub(name: str, folder: Path, revision: str | None) -> None:
     """A copy of the hub's snapshot: huggingface_hub has its own cache, resumes, and knows
     HF_HUB_OFFLINE, tokens and mirrors."""
-    if _there(folder) and not again:
-        return folder
     for weights in _HUB_WEIGHTS:
         snapshot = _snapshot(name, revision, [*_HUB_FILES, weights])
         if any(snapshot.glob(weights)):
@@ -253,7 +271,6 @@ def _from_hub(name: str, folder: Path, revision: str | None, again: bool) -> Pat
         raise UserError(f"{name}: holds no {' and no '.join(_HUB_WEIGHTS)}")
     files = {file for pattern in (*_HUB_FILES, weights) for file in snapshot.glob(pattern)}
     _publish(folder, lambda part: _copy(files, part))
-    return folder
 
 
 def _copy(files: Iterable[Path], folder: Path) -> None:
@@ -279,9 +296,11 @@ def _snapshot(name: str, revision: str | None, patterns: list[str]) -> Path:
         why = "the hub has no such repository, or it is private"
     except errors.RevisionNotFoundError:
         why = f"no revision {revision!r} there"
-    except errors.LocalEntryNotFoundError:
+    except errors.LocalEntryNotFoundError as error:
         offline = huggingface_hub.is_offline_mode()
         why = "HF_HUB_OFFLINE is set" if offline else "the hub cannot be reached"
+        if isinstance(error.__cause__, errors.HfHubHTTPError):
+            why = f"the hub cannot answer ({str(error.__cause__).splitlines()[0]})"
         why += ", and the cache of the hub does not hold it whole"
     except Exception as error:  # of several libraries; all say that it did not come
         why = (str(error).splitlines() or [type(error).__name__])[0]

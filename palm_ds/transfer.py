@@ -79,7 +79,7 @@ def fetch(
     """
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
         raise UserError(f"{url}: not an http or https address")
-    with _locked(file):
+    with locked(file, file.name):
         if not file.exists():
             part = _Part(url, file, size)
             try:
@@ -308,8 +308,9 @@ def _publish(file: Path) -> None:
 
 
 @contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    """One process at a time. The lock goes with its process, however that ends."""
+def locked(file: Path, name: str) -> Iterator[None]:
+    """One process at a time, by `file`.lock. The lock goes with its process, however that ends.
+    `name`: of what others wait for."""
     with _writing(file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
         handle = file.with_name(file.name + ".lock").open("ab")
@@ -317,7 +318,7 @@ def _locked(file: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"{file}: another process downloads it; waiting", file=sys.stderr, flush=True)
+            print(f"{name}: another process is at it; waiting", file=sys.stderr, flush=True)
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 

@@ -45,13 +45,26 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:  # noqa: N802
         self.server.asked.append((self.path, self.headers.get("Range", "")))
-        data = self.server.files.get(self.path)
+        data = self.server.files.get(self.path.partition("?")[0])
         behaviour = self.server.planned.pop(0) if self.server.planned else proper
         if data is None and behaviour is proper:
-            self.send_error(404)
+            self.answer(404, X_Error_Code="RepoNotFound", Content_Length=0)
         else:
             behaviour(self, data or b"")
         self.close_connection = True
+
+    def do_HEAD(self) -> None:  # noqa: N802
+        """As the hub answers, which says the commit too."""
+        data = self.server.files.get(self.path)
+        self.send_response(404 if data is None else 200)
+        if data is None:
+            self.send_header("X-Error-Code", "RepoNotFound")
+        else:
+            commit = self.path.split("/resolve/")[-1].split("/")[0]
+            headers = {"Content-Length": len(data), "ETag": f'"{len(data)}"'}
+            for name, value in {**headers, "X-Repo-Commit": commit}.items():
+                self.send_header(name, str(value))
+        self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
         """Quiet."""

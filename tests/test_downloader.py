@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import subprocess
+import sys
 import tarfile
+import threading
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +46,14 @@ def archive(files: dict[str, bytes] = FILES, top: str = "ERNIE/") -> bytes:
 def contents(folder: Path) -> dict[str, bytes]:
     paths = (path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is kept in anybody's cache."""
+    folder = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
 
 
 @pytest.fixture
@@ -222,8 +235,8 @@ def test_a_hostile_archive_leaves_nothing_and_is_not_kept(
     with pytest.raises(UserError, match=words) as caught:
         download(NAME, path=tmp_path / "models", places=places)
     assert "\n" not in str(caught.value) and f"of {server.url}/m/{ARCHIVE}" in str(caught.value)
-    files = [path.name for path in tmp_path.rglob("*") if path.is_file()]
-    assert files == [ARCHIVE + ".lock"]
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock"]
+    assert files == []
     assert os.listdir(tmp_path / "models/pretrain") == []
     server.files["/m/" + ARCHIVE] = archive()  # put right there: put right here
     assert contents(download(NAME, path=tmp_path / "models", places=places)) == FILES
@@ -239,6 +252,30 @@ def test_a_hostile_archive_does_not_touch_the_folder_that_is_there(
     with pytest.raises(UserError):
         download(NAME, path=tmp_path, places=places, again=True)
     assert contents(folder) == FILES and os.listdir(folder.parent) == [NAME]
+
+
+def test_of_two_at_once_one_makes_the_folder(
+    server: Server, places: Places, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server.does(loopback.held_back)
+    got: list[Path] = []
+    both = [
+        threading.Thread(
+            target=lambda: got.append(download(NAME, path=tmp_path, places=places, again=False))
+        )
+        for _ in range(2)
+    ]
+    for thread in both:
+        thread.start()
+    said, until = "", time.monotonic() + 10
+    while "waiting" not in said and time.monotonic() < until:
+        said += capfd.readouterr().err
+        time.sleep(0.01)
+    server.gate.set()
+    for thread in both:
+        thread.join()
+    assert said == f"{tmp_path / 'pretrain' / NAME}: another process is at it; waiting\n"
+    assert contents(got[0]) == FILES and got[0] == got[1] and len(server.asked) == 1
 
 
 def test_a_mirror_that_has_it_not(places: Places, tmp_path: Path) -> None:
@@ -302,6 +339,50 @@ def test_offline_and_not_in_the_hubs_cache(hub_cache: Path, tmp_path: Path) -> N
     with pytest.raises(UserError, match="holds no model.*safetensors and no pytorch_model"):
         download("org/name", path=tmp_path / "models")
     assert not (tmp_path / "models").exists()
+
+
+def over_the_network(server: Server, tmp_path: Path, *arguments: str) -> tuple[int, str, str]:
+    """The command in a process of its own: huggingface_hub reads its settings when imported."""
+    command = [sys.executable, "launch/download.py", *arguments, "--path", str(tmp_path / "models")]
+    settings = {"HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf")}
+    done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_from_a_hub_on_loopback(server: Server, tmp_path: Path) -> None:
+    commit, files = "0123456789abcdef0123456789abcdef01234567", {}
+    for name in ("config.json", "vocab.txt", "pytorch_model.bin", "run.py", "onnx/config.json"):
+        files[name] = (name * 50).encode()
+        server.files[f"/org/name/resolve/{commit}/{name}"] = files[name]
+    about = {"id": "org/name", "sha": commit, "siblings": [{"rfilename": name} for name in files]}
+    tree = [
+        {"type": "file", "path": name, "size": len(data), "oid": f"{len(data):040}"}
+        for name, data in files.items()
+    ]
+    server.files["/api/models/org/name/revision/main"] = json.dumps(about).encode()
+    server.files[f"/api/models/org/name/tree/{commit}"] = json.dumps(tree).encode()
+    code, out, err = over_the_network(server, tmp_path, "org/name")
+    folder = tmp_path / "models/pretrain/org/name"
+    assert (code, out, err) == (0, f"{folder}\n", "")
+    wanted = ("config.json", "vocab.txt", "pytorch_model.bin")
+    assert contents(folder) == {name: files[name] for name in wanted}
+    code, out, err = over_the_network(server, tmp_path, "org/other")
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert err.startswith("error: org/other: the hub has no such repository, or it is private")
+
+
+def test_a_hub_that_is_ill(server: Server, tmp_path: Path) -> None:
+    server.does(*[loopback.status(500)] * 9)
+    code, out, err = over_the_network(server, tmp_path, "org/name")
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert err.startswith("error: org/name: the hub cannot answer (") and "500" in err
+
+
+def test_no_hub_there(server: Server, tmp_path: Path) -> None:
+    server.server_close()
+    code, out, err = over_the_network(server, tmp_path, "org/name")
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert err.startswith("error: org/name: the hub cannot be reached, and the cache of the hub")
 
 
 def test_only_the_hub_has_revisions(tmp_path: Path) -> None:

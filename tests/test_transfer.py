@@ -237,7 +237,7 @@ def test_of_two_processes_one_downloads(server: Server, file: Path) -> None:
         server.gate.set()
         assert second.wait(20) == 0
     first.join()
-    assert said.endswith("a.tgz: another process downloads it; waiting\n")
+    assert said == "a.tgz: another process is at it; waiting\n"
     assert file.read_bytes() == DATA and len(server.asked) == 1
 
 
