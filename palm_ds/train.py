@@ -141,6 +141,7 @@ def _lineage(run: Run, model: Model, data: Data) -> Lineage:
         backbone=model.backbone.config,
         task_ids=run.recipe.task_ids,
         tokenizer=corpus.manifest.tokenizer["fingerprint"],
+        token_heads=weights.token_heads_of(model),
     )
 
 
@@ -179,6 +180,7 @@ def export(run: Run, model: Model, state: Mapping[str, torch.Tensor], data: Data
         task_ids=recipe.task_ids,
         head_of=model.head_of,
         export_task=recipe.export_task or next(iter(words), ""),
+        token_heads=weights.token_heads_of(model),
         made_by={
             "palm_ds": __version__,
             "recipe": recipe.fingerprint,
