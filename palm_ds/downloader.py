@@ -205,15 +205,14 @@ def _archive_file(name: str, places: Places) -> tuple[Path, str]:
         return file, ""
     url = f"{places.mirror.rstrip('/')}/{archive.file}" if places.mirror else archive.url
     file = _cached(url, places.cache)
-    with _bar(name) as progress:
-        fetch(
-            url,
-            file,
-            size=archive.size,
-            sha256=archive.sha256,
-            patience=places.patience,
-            progress=progress,
-        )
+    known = {"size": archive.size, "sha256": archive.sha256}
+    try:
+        with _bar(name) as progress:
+            fetch(url, file, **known, patience=places.patience, progress=progress)
+    except UserError as error:
+        elsewhere = f"; PALM_MIRROR may name another place that has {archive.file}"
+        ours = not str(error).startswith(url)  # a full disk, a folder that cannot be written
+        raise UserError(f"{error}{'' if ours else elsewhere}") from None
     return file, url
 
 

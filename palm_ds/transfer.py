@@ -106,7 +106,10 @@ def _fetch(part: _Part, patience: Patience, progress: Progress) -> None:
                 so_far = f" ({part.done:,} bytes are kept to go on from)" if part.done else ""
                 raise UserError(f"{part.url}: {broken}, {failed} times{so_far}") from None
             wait = patience.wait * 2 ** (failed - 1) if broken.wait is None else broken.wait
-            time.sleep(min(wait, patience.longest_wait))
+            wait = min(wait, patience.longest_wait)
+            if wait >= 1:
+                print(f"{part.url}: {broken}; again in {wait:.0f} s", file=sys.stderr, flush=True)
+            time.sleep(wait)
 
 
 # ---- the part that is there ----

@@ -279,7 +279,10 @@ def test_of_two_at_once_one_makes_the_folder(
 
 
 def test_a_mirror_that_has_it_not(places: Places, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="the server says 404 Not Found"):
+    words = (
+        "the server says 404 Not Found; PALM_MIRROR may name another place that has chinese_L-12"
+    )
+    with pytest.raises(UserError, match=words):
         download("BERT-zh-base", path=tmp_path, places=places)
 
 

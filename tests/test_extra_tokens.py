@@ -133,3 +133,24 @@ def test_a_file_of_something_else(content: bytes | None, words: str, tmp_path: P
     with pytest.raises(UserError, match=words) as caught:
         read_tokens(tmp_path / "a.txt")
     assert str(caught.value).startswith(str(tmp_path / "a.txt"))
+
+
+def test_real_vocabularies(shared: Path) -> None:
+    ernie = shared / "data/ernie"
+    if not ernie.is_dir():
+        pytest.skip("no real vocabularies here")
+    for name, token, text in (
+        ("vocab.txt", "预训练", "预训练语言模型在北京发布，covid 病毒。"),
+        ("vocab_en.txt", "pretraining", "Pretraining of language models, in New York (2019)."),
+    ):
+        old = load_tokenizer(ernie / name)
+        added = add_tokens(old, {token: "", "zzzyx-42": ""}, reuse_unused=name == "vocab_en.txt")
+        new = added.tokenizer
+        (i, _), (ids, starts) = added.ids.values(), new.encode_texts([text])[0]
+        before = old.encode_texts([text])[0][0].tolist()
+        assert ids[0] == i and starts[0] == 0
+        assert ids[1:].tolist() == before[len(pieces(old, token)) :]
+        others = [x for x in text.lower().split() if token not in x]
+        assert [x.tolist() for x, _ in new.encode_texts(others)] == [
+            x.tolist() for x, _ in old.encode_texts(others)
+        ]

@@ -179,6 +179,19 @@ def test_no_end_and_no_size(server: Server, file: Path) -> None:
     assert left(file) == []
 
 
+def test_a_long_wait_is_announced(
+    server: Server, file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(transfer.time, "sleep", waits.append)
+    server.does(*[loopback.gone] * 4, loopback.status(503, Retry_After=3600))
+    patience = Patience(tries=6, wait=0.5, longest_wait=3)
+    fetch(server.url + "/a.tgz", file, patience=patience)
+    assert waits == [0.5, 1, 2, 3, 3]
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 4 and said[-1].endswith("503 Service Unavailable; again in 3 s")
+
+
 def test_nobody_there(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with socket.create_server(("127.0.0.1", 0)) as taken:
