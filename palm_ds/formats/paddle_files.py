@@ -75,10 +75,12 @@ class Stored:
             with self.path.open("rb") as file:
                 for span in self.spans:
                     filled += _read_span(file, span, memoryview(data)[filled:])
-        except (OSError, ValueError) as error:
-            raise UserError(f"{self.path}: cannot be read: {error}") from None
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be read: {error.strerror}") from None
+        except ValueError:  # of bytes as text: other ones than when it was opened
+            filled = 0
         if filled != self.size:
-            raise UserError(f"{self.path}: shorter than when it was opened")
+            raise UserError(f"{self.path}: shorter than when it was opened, or another file")
         if not data:
             return torch.empty(self.shape, dtype=self.dtype)
         shape = self.shape[::-1] if self.by_column else self.shape

@@ -81,12 +81,25 @@ class Array:
     stored: Stored | None = None
 
 
-_PUSH = {b"}": dict, b"]": list, b")": tuple, b"N": lambda: None}
-_PUSH |= {b"\x88": lambda: True, b"\x89": lambda: False}
+_PUSH = {
+    b"}": dict,
+    b"]": list,
+    b")": tuple,
+    b"N": lambda: None,
+    b"\x88": lambda: True,
+    b"\x89": lambda: False,
+}
 _NUMBERS = {b"K": "<B", b"M": "<H", b"J": "<i", b"G": ">d"}
-_STRINGS = {b"X": ("<I", "utf-8"), b"\x8c": ("<B", "utf-8"), b"\x8d": ("<Q", "utf-8")}
-_STRINGS |= {b"U": ("<B", "bytes"), b"T": ("<i", "bytes"), b"C": ("<B", "bytes")}
-_STRINGS |= {b"B": ("<I", "bytes"), b"\x8e": ("<Q", "bytes")}
+_STRINGS = {
+    b"X": ("<I", "utf-8"),
+    b"\x8c": ("<B", "utf-8"),
+    b"\x8d": ("<Q", "utf-8"),
+    b"U": ("<B", "bytes"),
+    b"T": ("<i", "bytes"),
+    b"C": ("<B", "bytes"),
+    b"B": ("<I", "bytes"),
+    b"\x8e": ("<Q", "bytes"),
+}
 _TUPLES = {b"\x85": 1, b"\x86": 2, b"\x87": 3}
 _PUT, _GET = {b"q": "<B", b"r": "<I"}, {b"h": "<B", b"j": "<I"}
 
