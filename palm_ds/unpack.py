@@ -274,9 +274,10 @@ def _open(archive: Path, budget: _Budget) -> Iterator[Iterator[_Member]]:
     except UserError:
         raise
     except _STRANGE as error:
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        why = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        why = "".join(letter if letter.isprintable() else "?" for letter in why)
         raise BadArchiveError(
-            f"{archive}: cannot be read as tar, tar.gz, tgz or zip: {why[:200]}"
+            f"{archive}: cannot be read as tar, tar.gz, tgz or zip: {why}"
         ) from None
 
 
