@@ -77,7 +77,7 @@ def fetch(
     said, a host that cannot be reached, a full disk, a wrong size or checksum; of a wrong file
     nothing is kept, of a broken connection the part.
     """
-    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+    if not re.match(r"https?://[^/\s]+/\S*$", url, re.IGNORECASE):
         raise UserError(f"{url}: not an http or https address")
     with locked(file, file.name):
         if not file.exists():
@@ -172,7 +172,7 @@ def _one_try(part: _Part, patience: Patience, progress: Progress) -> None:
         _http_error(part, error)
     except urllib.error.URLError as error:
         raise _Broken(f"{_host(part.url)} cannot be reached ({_reason(error.reason)})") from None
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, UnicodeError) as error:
         raise _Broken(f"the connection broke ({_reason(error)})") from None
 
 
@@ -198,7 +198,7 @@ def _settle(part: _Part, response: Any) -> int | None:
     length = response.headers.get("Content-Length", "")
     if response.status == 206:
         found = re.fullmatch(
-            r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", "").strip()
+            r"bytes (\d{1,18})-\d+/(\d{1,18}|\*)", response.headers.get("Content-Range", "").strip()
         )
         total = int(found[2]) if found and found[2] != "*" else None
         if found and int(found[1]) == part.done and part.total in (None, total):
@@ -206,7 +206,7 @@ def _settle(part: _Part, response: Any) -> int | None:
             return total
         part.forget()
         raise _Broken("the server sent another part than was asked for", wait=0)
-    total = int(length) if length.isdecimal() else None
+    total = int(length) if re.fullmatch(r"\d{1,18}", length) else None
     part.forget()
     part.remember(version, total)
     return total
@@ -258,7 +258,7 @@ def _read(
 
 def _http_error(part: _Part, error: urllib.error.HTTPError) -> None:
     if error.code == 416:  # nothing beyond the part: it is the whole, or of another file
-        whole = re.fullmatch(r"bytes \*/(\d+)", error.headers.get("Content-Range", "").strip())
+        whole = re.fullmatch(r"bytes \*/(\d{1,18})", error.headers.get("Content-Range", "").strip())
         if whole and int(whole[1]) == part.done:
             return
         part.forget()

@@ -150,7 +150,7 @@ def another_part(handler: Handler, data: bytes) -> None:
     handler.answer(206, data[start:], Content_Length=len(data) - start, Content_Range=said)
 
 
-def saying(size: int) -> Behaviour:
+def saying(size: int | str) -> Behaviour:
     """A Content-Length that is not true."""
     return lambda handler, data: handler.answer(200, data, Content_Length=size)
 

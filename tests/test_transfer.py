@@ -157,6 +157,9 @@ WRONG = {
     ),
     "sends more than it says": Wrong([loopback.saying(50)], "sha256 is", options={"sha256": SHA}),
     "another checksum": Wrong([], f"sha256 is {SHA}, 00 is right", options={"sha256": "00"}),
+    "a size of many digits": Wrong(
+        [loopback.saying("9" * 5000)], "bytes came, 1,048,576 are right", options={"size": 1 << 20}
+    ),
     "too large": Wrong([loopback.saying(11 << 20)], "more than 10,485,760 are not taken"),
 }
 
@@ -200,7 +203,18 @@ def test_nobody_there(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         fetch(f"http://127.0.0.1:{port}/a.tgz", file, patience=QUICK)
 
 
-@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://127.0.0.1/a", "a.tgz", ""])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file:///etc/passwd",
+        "ftp://127.0.0.1/a",
+        "a.tgz",
+        "",
+        "http://",
+        "http:///a",
+        "http://a b/c",
+    ],
+)
 def test_other_addresses(url: str, file: Path) -> None:
     with pytest.raises(UserError, match="not an http or https address"):
         fetch(url, file)
