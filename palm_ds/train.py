@@ -13,6 +13,7 @@ from palm_ds.assemble import Data, build_held_out, build_model, build_stream, op
 from palm_ds.engine import Engine, start, stop, warn_on_stderr
 from palm_ds.extend import Inheritance, Lineage, inherit
 from palm_ds.folder import Run, check_folder, overview, write_folder
+from palm_ds.formats.model_card import Made
 from palm_ds.heads import MaskedWordHead
 from palm_ds.log import RunLog
 from palm_ds.loop import EventHandler, Loop, stop_signals
@@ -190,7 +191,16 @@ def export(run: Run, model: Model, state: Mapping[str, torch.Tensor], data: Data
     tokenizer = next(iter(data.corpora.values())).tokenizer()
     weights.save_weights(state, run.folder / "weights", info, tokenizer=tokenizer)
     weights.export_hf(
-        state, run.folder / "hf", config=config, tokenizer=tokenizer, task_id=info.task_id
+        state,
+        run.folder / "hf",
+        config=config,
+        tokenizer=tokenizer,
+        task_id=info.task_id,
+        token_heads=info.token_heads,
+        made=Made(
+            source=f"a run of {recipe.plan.steps:,} steps by recipe {recipe.fingerprint}",
+            program=f"palm_ds {__version__}",
+        ),
     )
 
 
