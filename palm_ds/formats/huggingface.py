@@ -24,7 +24,13 @@ from palm_ds.formats.hf_names import (
     to_ours,
 )
 from palm_ds.formats.shapes import checked
-from palm_ds.formats.tensor_files import open_tensors, read_json, weight_files
+from palm_ds.formats.tensor_files import (
+    SAFETENSORS,
+    open_safetensors,
+    open_tensors,
+    read_json,
+    weight_files,
+)
 
 CONFIG = "config.json"
 TOKENIZERS = (
@@ -45,8 +51,16 @@ def recognises(path: Path) -> bool:
         about = read_json(path / CONFIG)
     except (UserError, OSError, ValueError):
         return False
-    # PaddleNLP writes folders that look the same, with matrices the other way round.
-    return isinstance(about.get("model_type"), str) and "paddlenlp_version" not in about
+    paddle = "paddlenlp_version" in about or _has_paddle_names(path / SAFETENSORS)
+    return isinstance(about.get("model_type"), str) and not paddle
+
+
+def _has_paddle_names(path: Path) -> bool:
+    """PaddleNLP writes folders that look the same, with matrices the other way round."""
+    try:
+        return any(".self_attn.q_proj." in name for name in open_safetensors(path))
+    except UserError:
+        return False
 
 
 def open_contents(path: Path, *, eps: float | None = None) -> Contents:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from palm_ds.backbone_config import BackboneConfig
 from palm_ds.formats.hf_plan import Plan, plan
 from palm_ds.formats.hf_target import Target
 from palm_ds.formats.huggingface import CONFIG
@@ -40,15 +41,20 @@ def write(plan: Plan, folder: Path, *, tokenizer: SavesFiles | None = None, card
     write_safetensors(folder, plan.groups, plan.dtype, plan.most)
     if tokenizer is not None:
         tokenizer.save(folder)
-        _say_longest(folder / _TOKENIZER, plan.config.longest)
+        _fit(folder / _TOKENIZER, plan.config)
     if card:
         (folder / CARD).write_text(card, encoding="utf-8")
 
 
-def _say_longest(path: Path, longest: int) -> None:
-    """Without it, transformers cuts no text, and the position table ends in an error."""
-    if path.is_file():
-        _write_json(path, {"model_max_length": longest} | read_json(path))
+def _fit(path: Path, config: BackboneConfig) -> None:
+    """What transformers must know of the encoder: where to cut a text, for the position table ends
+    there, and not to count segments where there is only one."""
+    if not path.is_file():
+        return
+    about = {"model_max_length": config.longest} | read_json(path)
+    if config.segments == 1:
+        about["model_input_names"] = ["input_ids", "attention_mask"]
+    _write_json(path, about)
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
+from palm_ds.backbone import Backbone
 from palm_ds.backbone_config import BackboneConfig
 from palm_ds.errors import UserError
 from palm_ds.formats.contents import Contents, Entry
@@ -25,7 +26,10 @@ from palm_ds.formats.huggingface_writer import Plan, Target, plan, write
 from palm_ds.formats.model_card import Made, model_card
 from palm_ds.formats.publish import publish
 from palm_ds.formats.tensor_files import Group, open_tensors, write_safetensors
-from palm_ds.tokenizer import SPECIALS, load_tokenizer
+from palm_ds.heads import ClassHead, MaskedWordHead
+from palm_ds.model import Model
+from palm_ds.tokenizer import SPECIALS, load_tokenizer, wordpiece
+from palm_ds.weights import export_hf
 from tests.formats.hf_models import CONFIGS, FAMILY, WORDS, build, inputs_of, make, outputs, run
 from tests.formats.hf_models import save as save_hf
 
@@ -193,6 +197,24 @@ def test_binaries_old_names_and_bare_models(old: bool, tmp_path: Path) -> None:
         torch.equal(value, hf.state_dict()[name.removeprefix("bert.")])
         for name, value in saved(tmp_path / "out").items()
     )
+
+
+def test_binaries_in_shards(tmp_path: Path) -> None:
+    hf = make("ernie", "ForMaskedLM")
+    folder = save_hf(hf, tmp_path / "hf")
+    state = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    where = {name: f"pytorch_model-{i % 3}.bin" for i, name in enumerate(state)}
+    for shard in set(where.values()):
+        part = {name: x for name, x in state.items() if where[name] == shard}
+        torch.save(part, folder / shard)
+    index = folder / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": where}))
+    contents = open_contents(folder, eps=1e-6)
+    assert contents.config.eps == 1e-6 and recognises(folder)
+    write_out(contents, tmp_path / "out")
+    again = saved(tmp_path / "out")
+    assert again.keys() == state.keys() and all(torch.equal(again[x], state[x]) for x in state)
 
 
 def test_tied_tables_are_one_and_written_once(tmp_path: Path) -> None:
@@ -421,6 +443,40 @@ def test_the_tokenizer_comes_along(tmp_path: Path) -> None:
     assert theirs.model_max_length == 20 and "Ernie" not in type(theirs).__name__
     assert theirs("w1 w7")["input_ids"] == [2, 6, 12, 3]
     assert (tmp_path / "out/vocab.txt").read_text().splitlines() == tokens
+
+
+def test_one_segment_is_not_counted_by_the_tokenizer(tmp_path: Path) -> None:
+    tokens = [*SPECIALS, *(f"w{i}" for i in range(WORDS - len(SPECIALS)))]
+    contents = open_contents(
+        save_hf(make("roberta", "ForMaskedLM", type_vocab_size=1), tmp_path / "hf")
+    )
+    planned = plan(contents.entries, contents.config, contents.heads, Target())
+    tokenizer = wordpiece(tokens, lower=False)
+    publish(tmp_path / "out", lambda part: write(planned, part, tokenizer=tokenizer))
+    pair = AutoTokenizer.from_pretrained(tmp_path / "out")("w1", "w7", return_tensors="pt")
+    assert pair["input_ids"].tolist() == [[2, 6, 3, 12, 3]] and "token_type_ids" not in pair
+    AutoModel.from_pretrained(tmp_path / "out")(**pair)
+
+
+def test_a_model_of_ours_takes_the_heads_that_the_class_has(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    config = BackboneConfig(vocab_size=WORDS, width=16, layers=1, heads=2, positions=20)
+    backbone = Backbone(config)
+    heads = {
+        "tags": ClassHead(16, 3),
+        "next_sentence": ClassHead(16, 2, pooled=True),
+        "words": MaskedWordHead(backbone),
+    }
+    net = Model(backbone, heads, {name: name for name in heads}).eval()
+    export_hf(net, tmp_path / "hf", config=config, task_id=3, made=Made(source="a test"))
+    assert "from a test" in (tmp_path / "hf/README.md").read_text()
+    hf = transformers.ErnieForPreTraining.from_pretrained(tmp_path / "hf").eval()
+    inputs = inputs_of("ernie", tasks=False)
+    tasks = torch.full_like(inputs["input_ids"], 3)
+    ours = outputs(net, inputs["input_ids"], inputs["token_type_ids"], tasks)
+    theirs = run(hf, inputs)
+    torch.testing.assert_close(ours["words"], theirs["prediction_logits"], **CLOSE)
+    torch.testing.assert_close(ours["next_sentence"], theirs["seq_relationship_logits"], **CLOSE)
 
 
 def test_a_card_says_how_it_was_made(tmp_path: Path) -> None:
@@ -713,6 +769,11 @@ def test_strange_folders_are_not_recognised(tmp_path: Path) -> None:
     assert not recognises(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "ernie", "paddlenlp_version": null}')
     assert not recognises(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "ernie"}')
+    paddle = {"ernie.encoder.layers.0.self_attn.q_proj.weight": torch.zeros(2, 2)}
+    save_file(paddle, tmp_path / "model.safetensors")
+    assert not recognises(tmp_path)
+    save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     assert recognises(tmp_path)  # and refused with a reason
 
