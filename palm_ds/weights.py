@@ -4,8 +4,8 @@
               weights.json          the encoder's numbers, the tasks' ids and heads, what made it
     hf/       model.safetensors config.json + tokenizer files: opens with AutoModel.from_pretrained
 
-`load_weights` starts a model from either (`--init_from`). Folders appear complete or not at all.
-Nothing here unpickles, but for `pytorch_model.bin` through torch's weights_only loader.
+`load_weights` starts a model from either, and from a checkpoint of any other format that
+formats/open.py knows (`--init_from`). Folders appear complete or not at all.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from safetensors.torch import save_file
 from palm_ds.backbone_config import BackboneConfig
 from palm_ds.errors import UserError
 from palm_ds.formats import huggingface, own
+from palm_ds.formats.contents import OPTIMIZER, Contents
 from palm_ds.formats.hf_names import MASKED_WORDS, State, lost
 from palm_ds.formats.huggingface_writer import SavesFiles, Target, plan, write
 from palm_ds.formats.model_card import Made, model_card
+from palm_ds.formats.open import open_checkpoint
 from palm_ds.formats.own import INFO, WEIGHTS, WeightsInfo
 from palm_ds.formats.publish import publish
-from palm_ds.formats.tensor_files import held, open_safetensors
+from palm_ds.formats.tensor_files import held
 from palm_ds.heads import ClassHead, MaskedWordHead
 from palm_ds.model import Model
 
@@ -109,7 +111,7 @@ def export_hf(
 
 
 def load_weights(folder: Path, model: Model) -> Loaded:
-    """Start a model from a portable folder or a Hugging Face one (Bert, Roberta, Ernie).
+    """Start a model from a checkpoint of any format (formats/open.py).
 
     The encoder must be the same and all there (a Hugging Face folder may lack the pooler). A head
     is taken where the folder has one of its name; an imported masked-word head goes to every
@@ -131,18 +133,24 @@ def load_weights(folder: Path, model: Model) -> Loaded:
 
 
 def read_info(folder: Path) -> WeightsInfo:
-    """What a folder of weights says of itself; a Hugging Face folder knows only its encoder."""
+    """What a checkpoint says of itself; those of others know only their encoder."""
     folder = Path(folder)
     if (folder / INFO).is_file():
         return own.read_info(folder / INFO)
-    if (folder / "config.json").is_file():
-        return WeightsInfo(backbone=huggingface.read_config(folder)[1])
-    what = f"neither {INFO} nor config.json" if folder.is_dir() else "no such folder"
-    raise UserError(f"{folder}: {what}; a folder of weights, or of a Hugging Face model, is wanted")
+    return _info(open_checkpoint(folder))
+
+
+def _info(contents: Contents) -> WeightsInfo:
+    return WeightsInfo(
+        backbone=contents.config,
+        task_ids=contents.task_ids,
+        head_of=contents.head_of,
+        export_task=contents.export_task,
+    )
 
 
 def backbone_config_from(folder: Path) -> BackboneConfig:
-    """The encoder's numbers of a folder of weights, ours or Hugging Face's."""
+    """The encoder's numbers of a checkpoint of any format."""
     return read_info(folder).backbone
 
 
@@ -163,12 +171,10 @@ def read_hf(folder: Path) -> tuple[BackboneConfig, State, list[str]]:
 
 
 def _read(folder: Path) -> tuple[WeightsInfo, State, list[str]]:
-    info = read_info(folder)
-    if (folder / INFO).is_file():
-        found = open_safetensors(folder / WEIGHTS)
-        return info, {name: entry.read() for name, entry in found.items()}, []
-    _, state, left_over = read_hf(folder)
-    return info, state, left_over
+    contents = open_checkpoint(folder)
+    state = {name: entry.read() for name, entry in contents.entries.items()}
+    left = {name: why for name, why in contents.left.items() if not why.startswith(OPTIMIZER)}
+    return _info(contents), state, lost(left)
 
 
 # ---- fitting ----

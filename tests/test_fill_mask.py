@@ -251,8 +251,8 @@ def broken_folders(folder: Path, run_folder: Path) -> dict[str, tuple[Path, str]
         "known": (known, "not finished (1,200 of 5,000 steps done)"),
         "fresh": (fresh, "not finished (not a step logged)"),
         "cut": (folder / "cut", "weights.safetensors: cannot be read"),
-        "nothing": (folder / "nothing", "no such folder"),
-        "empty": (folder, "neither weights.json nor config.json"),
+        "nothing": (folder / "nothing", "no such file or folder"),
+        "empty": (folder, "no checkpoint of a kind that is known"),
     }
 
 

@@ -378,7 +378,7 @@ def broken(folder: Path, what: str) -> BackboneConfig:
         ("lost tensors", ["weights.safetensors"]),
         ("not json", ["weights.json", "JSON"]),
         ("no mapping", ["weights.json", "list"]),
-        ("no config", ["neither weights.json nor config.json"]),
+        ("no config", ["no checkpoint", "weights.json", "config.json"]),
         ("format", ["weights.json", "format 9"]),
         ("no backbone", ["weights.json", "backbone"]),
         ("unknown number", ["weights.json", "widht", "width"]),

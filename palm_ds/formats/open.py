@@ -1,0 +1,64 @@
+"""The one door: a checkpoint of any format, opened.
+
+open_checkpoint("somebodys/weights") ──> Contents
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from palm_ds.errors import UserError, suggest
+from palm_ds.formats import deepspeed, huggingface, own, paddle, tensorflow
+from palm_ds.formats.contents import Contents
+
+READERS: tuple[tuple[ModuleType, str], ...] = (
+    (own, "palm_ds: a run, weights.json, or checkpoints/step_*/manifest.json"),
+    (deepspeed, "DeepSpeed: latest, or *_model_states.pt"),
+    (huggingface, "Hugging Face: config.json with model.safetensors or pytorch_model.bin"),
+    (paddle, "Paddle: *.pdparams, params/, or a combined file, with ernie_config.json or another"),
+    (tensorflow, "TensorFlow: *.ckpt.index with *.ckpt.data-*"),
+)
+"""The readers in the order in which they are asked, and what each looks for."""
+
+
+def open_checkpoint(path: str | Path, **options: Any) -> Contents:
+    """What a checkpoint holds, whoever wrote it.
+
+    `options` are those of its format's `open_contents` (`eps`, `config`, `tokenizer`, ...); those
+    that are None are as if not given. Raises UserError where nothing recognises the path, or an
+    option means nothing for its format.
+    """
+    path = Path(path)
+    reader = reader_of(path)
+    given = {name: value for name, value in options.items() if value is not None}
+    return reader.open_contents(path, **_fitting(reader, given, path))
+
+
+def reader_of(path: Path) -> ModuleType:
+    """The module that reads it. Raises UserError where there is none."""
+    if not path.exists() and not path.parent.is_dir():
+        raise UserError(f"{path}: no such file or folder")
+    for reader, _ in READERS:
+        if reader.recognises(path):
+            return reader
+    if (path / huggingface.CONFIG).is_file():
+        return huggingface  # it says what is wrong with the folder
+    if not path.exists():
+        raise UserError(f"{path}: no such file or folder")
+    wanted = "; ".join(what for _, what in READERS)
+    raise UserError(f"{path}: no checkpoint of a kind that is known here; looked for: {wanted}")
+
+
+def _fitting(reader: ModuleType, given: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+    named = inspect.signature(reader.open_contents).parameters.values()
+    known = [x.name for x in named if x.kind is x.KEYWORD_ONLY]
+    for name in given:
+        if name not in known:
+            kind = reader.__name__.rpartition(".")[2]
+            near = suggest(name, known) if known else "; it has none"
+            raise UserError(f"{path}: {kind}: no option {name!r}{near}")
+    return given
