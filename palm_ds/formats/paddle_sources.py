@@ -1,10 +1,14 @@
 """Where a Paddle checkpoint's tensors lie, and what they are called there.
 
-params/, persistables/, ckpt.step1/   a file a variable
-__palmmodel__                         PALM: the same in a tar
-__params__, params, *.pdiparams       several variables in one file, without names
-*.pdparams                            pickles of fluid, dygraph and PaddleNLP
-model.safetensors                     PaddleNLP's: its names, its orientation
+In a folder they are looked for in this order:
+
+    params/, persistables/, ckpt.step1/   a file a variable
+    __palmmodel__                         PALM: the same in a tar
+    __params__, params, *.pdiparams       several variables in one file, without names
+    *.pdparams                            pickles of fluid, dygraph and PaddleNLP
+    model.safetensors                     PaddleNLP's: its names, its orientation
+
+and then in the folder `params` within.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import struct
 import tarfile
@@ -128,6 +129,23 @@ def test_broken_files(tmp_path: Path, what: str) -> None:
             read(path)
         assert str(caught.value).startswith(f"{path}: ")
         assert "\n" not in str(caught.value)
+
+
+def test_a_file_cut_anywhere(tmp_path: Path) -> None:
+    for end in range(len(GOOD)):
+        with pytest.raises(UserError):
+            read_variable(written(tmp_path, GOOD[:end]))
+
+
+def test_a_file_with_other_bytes_anywhere(tmp_path: Path) -> None:
+    """Read or refused, and never anything else."""
+    rng = np.random.default_rng(1)
+    for _ in range(1000):
+        changed = bytearray(GOOD)
+        for at in rng.integers(0, 28, rng.integers(1, 4)):
+            changed[at] = rng.integers(256)
+        with contextlib.suppress(UserError):
+            read_variable(written(tmp_path, bytes(changed))).read()
 
 
 def test_a_broken_one_among_several(tmp_path: Path) -> None:
