@@ -35,7 +35,7 @@ LAYERS = (
     ("pretrain", "tasks"),
     ("run", "feed", "model", "log", "curves", "proof"),
     ("weights", "report", "evaluate", "stream", "convert"),
-    ("assemble", "extend", "fill_mask"),
+    ("assemble", "extend", "fill_mask", "edit"),
     ("folder", "inspect_stream"),
     ("loop",),
     ("train", "ablate"),
