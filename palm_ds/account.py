@@ -108,7 +108,7 @@ def _together(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, str, str, str]
     counts: dict[tuple[str, ...], int] = {}
     first: dict[tuple[str, ...], tuple[str, ...]] = {}
     for row in rows:
-        key = tuple(_LAYER.sub("*", cell, count=1) for cell in row)
+        key = tuple(" + ".join(map(_any_layer, cell.split(" + "))) for cell in row)
         counts[key] = counts.get(key, 0) + 1
         first.setdefault(key, row)
     return [
@@ -117,6 +117,11 @@ def _together(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, str, str, str]
         else first[kind, theirs, ours, how]  # type: ignore[misc]
         for kind, theirs, ours, how in counts
     ]
+
+
+def _any_layer(name: str) -> str:
+    """With a star for the first number, which is the layer's."""
+    return _LAYER.sub("*", name, count=1)
 
 
 def _by_reason(left: Mapping[str, str]) -> list[tuple[str, str, str, str]]:

@@ -1,0 +1,172 @@
+"""The three commands, entered in this process: what they say, how they end, what they leave."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from palm_ds.backbone import Backbone
+from palm_ds.backbone_config import BackboneConfig
+from palm_ds.heads import ClassHead, MaskedWordHead
+from palm_ds.model import Model
+from palm_ds.tokenizer import wordpiece
+from palm_ds.weights import WeightsInfo, save_weights
+
+FOLDER = Path(__file__).resolve().parents[2] / "tools" / "convert_ckpt"
+CONFIG = BackboneConfig(
+    vocab_size=16, width=8, layers=2, heads=2, ffn=12, positions=16, task_slots=2, eps=1e-5
+)
+WORDS = wordpiece(["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *"abcdefgh"], lower=True)
+
+
+@dataclass(frozen=True)
+class Said:
+    """How a command ended, and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+
+Enter = Callable[..., Said]
+
+
+@pytest.fixture
+def enter(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Enter:
+    """enter("show", argument, ...): the command's `main`."""
+
+    def enter(command: str, *arguments: object) -> Said:
+        spec = importlib.util.spec_from_file_location(
+            f"{command}_command", FOLDER / f"{command}.py"
+        )
+        assert spec and spec.loader
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        monkeypatch.setattr(sys, "argv", [f"{command}.py", *map(str, arguments)])
+        capsys.readouterr()
+        try:
+            code = module.main()
+        except SystemExit as ended:
+            code = ended.code
+        return Said(int(code or 0), *capsys.readouterr())
+
+    return enter
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    torch.manual_seed(2)
+    backbone = Backbone(CONFIG)
+    heads = {"masking": MaskedWordHead(backbone), "order": ClassHead(8, 3, pooled=True)}
+    net = Model(backbone, heads, {name: name for name in heads})
+    info = WeightsInfo(backbone=CONFIG, task_ids={"masking": 0, "order": 1})
+    save_weights(net, tmp_path / "source", info, tokenizer=WORDS)
+    return tmp_path / "source"
+
+
+def test_convert_says_what_became_of_everything(enter: Enter, source: Path, tmp_path: Path) -> None:
+    said = enter("convert", source, tmp_path / "hf", "--to", "huggingface")
+    assert (said.code, said.err) == (0, "")
+    lines = said.out.splitlines()
+    assert any(line.startswith("mapped\tbackbone.layers.*.qkv.weight\t") for line in lines)
+    assert any(line.startswith("left behind\theads.order.out") for line in lines)
+    assert any("3 rows that no word of the tokenizer has" in line for line in lines)
+    assert lines[-2].startswith("palm_ds weights -> huggingface: ")
+    assert lines[-1].startswith("checked: largest difference ")
+
+
+def test_convert_in_json(enter: Enter, source: Path, tmp_path: Path) -> None:
+    texts = tmp_path / "texts"
+    texts.write_text("a b c\n\nd e f g h\n")
+    options = ["--to=huggingface", "--family=bert", "--task=order", "--dtype=bf16", "--json"]
+    said = enter("convert", source, tmp_path / "hf", *options, "--texts", texts)
+    record = json.loads(said.out)
+    assert record["proof"]["holds"] and record["proof"]["tolerance"] == 0.05
+    assert [each["how"] for each in record["mapped"] if "task" in each["how"]]
+    assert json.loads((tmp_path / "hf/config.json").read_text())["model_type"] == "bert"
+
+
+def test_unchecked_says_so(enter: Enter, source: Path, tmp_path: Path) -> None:
+    said = enter("convert", source, tmp_path / "out", "--unchecked")
+    assert said.out.splitlines()[-1] == "checked: not at all"
+
+
+def test_verify_tells_the_same_from_another(enter: Enter, source: Path, tmp_path: Path) -> None:
+    enter("convert", source, tmp_path / "hf", "--to", "huggingface")
+    said = enter("verify", source, tmp_path / "hf")
+    assert said.code == 0 and said.out.splitlines()[-1].startswith("the same: largest difference")
+    assert "real\thead masking\t" in said.out
+    state = load_file(tmp_path / "hf/model.safetensors")
+    state["ernie.encoder.layer.0.output.dense.bias"][0] += 0.5
+    save_file(state, tmp_path / "hf/model.safetensors", {"format": "pt"})
+    said = enter("verify", source, tmp_path / "hf")
+    assert said.code == 1 and said.out.splitlines()[-1].startswith("NOT the same")
+    assert enter("verify", source, tmp_path / "hf", "--tolerance", 9).code == 0
+    assert json.loads(enter("verify", source, tmp_path / "hf", "--json").out)["holds"] is False
+
+
+def test_show_converts_nothing(enter: Enter, source: Path, tmp_path: Path) -> None:
+    said = enter("show", source)
+    assert said.code == 0 and "heads: masking (masked words), order (3 classes of whole" in said.out
+    assert "tasks: {'masking': 0, 'order': 1}" in said.out and "eps 1e-05" in said.out
+    record = json.loads(enter("show", source, "--json").out)
+    assert record["tensors"]["backbone.word.weight"]["shape"] == [16, 8]
+    assert record["heads"]["order"]["classes"] == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def words_only(config: BackboneConfig) -> Model:
+    backbone = Backbone(config)
+    return Model(backbone, {"words": MaskedWordHead(backbone)}, {"words": "words"})
+
+
+def cut(source: Path) -> None:
+    file = source / "weights.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+
+
+MISTAKES: dict[str, tuple[str, list[str], str]] = {
+    "nothing there": ("convert", ["{0}/none", "{0}/out"], "none: no such file or folder"),
+    "nothing known": ("convert", ["{0}", "{0}/out"], "no checkpoint of a kind"),
+    "target there": ("convert", ["{0}/source", "{0}/source"], "is there already"),
+    "target in a file": ("convert", ["{0}/source", "{0}/source/weights.json/x"], "is no folder"),
+    "no such format": ("convert", ["{0}/source", "{0}/out", "--to=paddl"], 'did you mean "paddle"'),
+    "no such option": ("convert", ["{0}/source", "{0}/out", "--eps=1e-5"], "no option 'eps'"),
+    "no texts": ("convert", ["{0}/source", "{0}/out", "--texts={0}/none"], "cannot be read"),
+    "no config": ("show", ["{0}/source", "--config={0}"], "no option 'config'"),
+    "no tokenizer": (
+        "convert",
+        ["{0}/source", "{0}/out", "--tokenizer={0}/none"],
+        "none: no such file or folder",
+    ),
+    "strict": ("convert", ["{0}/source", "{0}/out", "--to=huggingface", "--strict"], "strict: "),
+    "another shape": ("verify", ["{0}/source", "{0}/other"], "of another shape"),
+    "one is none": ("verify", ["{0}/source", "{0}/none"], "no such file or folder"),
+    "tolerance": ("verify", ["{0}/source", "{0}/other", "--tolerance=-1"], "at least 0"),
+    "show nothing": ("show", ["{0}/none"], "no such file or folder"),
+    "shown a file": ("show", ["{0}/source/tokenizer/vocab.txt"], "no checkpoint of a kind"),
+    "a damaged one": ("show", ["{0}/cut"], "cannot be read as safetensors"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_end_in_one_line_and_code_2(
+    name: str, enter: Enter, source: Path, tmp_path: Path
+) -> None:
+    other = BackboneConfig(vocab_size=16, width=4, layers=1, heads=1, positions=16, task_slots=0)
+    for folder in ("other", "cut"):
+        save_weights(words_only(other), tmp_path / folder, WeightsInfo(backbone=other))
+    cut(tmp_path / "cut")
+    command, arguments, message = MISTAKES[name]
+    said = enter(command, *(each.format(tmp_path) for each in arguments))
+    assert said.code == 2 and said.out == ""
+    assert said.err.startswith("error: ") and said.err.count("\n") == 1 and message in said.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cut", "other", "source"]
