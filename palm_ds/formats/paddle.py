@@ -22,7 +22,7 @@ from palm_ds.errors import UserError
 from palm_ds.formats.contents import COPY, OPTIMIZER, Contents, Entry, Head
 from palm_ds.formats.hf_names import CLASSES, CLASSIFIER, MASKED_WORDS, QUESTION_ANSWERING
 from palm_ds.formats.paddle_config import About, find_vocabulary, numbers, read_about
-from palm_ds.formats.paddle_names import ERAS, PADDLENLP, STATIC, Era, Role
+from palm_ds.formats.paddle_names import ERAS, OWN_POOLER, PADDLENLP, STATIC, Era, Role
 from palm_ds.formats.paddle_sources import Source, check_alone, find, tensors
 from palm_ds.formats.shapes import checked
 
@@ -164,6 +164,7 @@ def _make(found: Mapping[str, Entry], sorted_out: _Sorted, source: Source) -> _M
     left = dict(sorted_out.left)
     _give_the_one_name(roles)
     _give_the_bias_its_name(roles)
+    left |= _drop_other_pooler(roles)
     left |= _drop_copies(found, roles)
     left |= _drop_broken_heads(roles)
     theirs: dict[str, str] = {}
@@ -238,6 +239,18 @@ def _give_the_bias_its_name(roles: dict[str, Role]) -> None:
             bias = role.ours.removesuffix("_copy")
             if bias not in ours:
                 roles[name] = replace(role, ours=bias)
+
+
+def _drop_other_pooler(roles: dict[str, Role]) -> dict[str, str]:
+    """Takes the encoder's pooler out of `roles` where the classifier brings its own: why."""
+    poolers = [name for name, role in roles.items() if ".pooler." in role.ours]
+    own = [name for name in poolers if OWN_POOLER in name]
+    left = {
+        name: "the classifier has one of its own" for name in poolers if own and name not in own
+    }
+    for name in left:
+        del roles[name]
+    return left
 
 
 def _drop_copies(found: Mapping[str, Entry], roles: dict[str, Role]) -> dict[str, str]:

@@ -201,7 +201,12 @@ _LM_WORDS = {  # of Roberta
     "lm_head.decoder_weight": "table",
     "lm_head.decoder.bias": "bias_copy",
 }
-_NLP_CLASSES = {"cls.seq_relationship": NEXT_SENTENCE, "classifier": CLASSIFIER}
+_NLP_CLASSES = {
+    "cls.seq_relationship": NEXT_SENTENCE,
+    "classifier": CLASSIFIER,
+    "classifier.out_proj": CLASSIFIER,  # of Roberta's classifier of texts, and
+}
+OWN_POOLER = "classifier.dense"  # what is our pooler
 
 
 def _nlp_head(module: str, end: str, name: str) -> Role | None:
@@ -210,6 +215,8 @@ def _nlp_head(module: str, end: str, name: str) -> Role | None:
         return Role(f"heads.{MASKED_WORDS}.{words[name]}")
     if end and module in words:
         return Role(f"heads.{MASKED_WORDS}.{words[module]}.{end}")
+    if end and module == OWN_POOLER:
+        return Role(f"backbone.pooler.dense.{end}")
     if end and module in _NLP_CLASSES:
         return Role(f"heads.{_NLP_CLASSES[module]}.out.{end}")
     return None

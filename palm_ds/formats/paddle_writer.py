@@ -50,8 +50,6 @@ _NAMES = (  # Hugging Face's pieces of a name, and PaddleNLP's
     (r"^cls\.predictions\.transform\.LayerNorm\.", "cls.predictions.layer_norm."),
     (r"^cls\.predictions\.transform\.dense\.", "cls.predictions.transform."),
     (r"^cls\.predictions\.bias$", "cls.predictions.decoder_bias"),
-    (r"^classifier\.dense\.", "roberta.pooler.dense."),  # of Roberta's classifier of texts
-    (r"^classifier\.out_proj\.", "classifier."),
     (r"^qa_outputs\.", "classifier."),
 )
 _ALSO = {  # the second names that PaddleNLP writes, of tied tensors

@@ -456,6 +456,27 @@ def test_an_older_config_of_paddlenlp(tmp_path: Path) -> None:
     assert paddle.open_contents(folder).config.position_offset == 2  # the names say Roberta
 
 
+def test_a_classifier_with_a_pooler_of_its_own(tmp_path: Path) -> None:
+    arrays = nlp(static(task=False), "roberta.") | classes(
+        "classifier.out_proj", 3, (".weight", ".bias")
+    )
+    own = {"classifier.dense.weight": np.eye(8, dtype=np.float32)}
+    own |= {"classifier.dense.bias": np.ones(8, np.float32)}
+    about = {
+        **ERNIE,
+        "model_type": "roberta",
+        "architectures": ["RobertaForSequenceClassification"],
+    }
+    contents = paddle.open_contents(pickled(tmp_path, arrays | own, about))
+    assert contents.heads == {"classifier": Head(kind="classes", classes=3)}
+    assert contents.entries["backbone.pooler.dense.bias"].read().eq(1).all()
+    assert contents.left == {
+        f"roberta.pooler.dense.{end}": "the classifier has one of its own"
+        for end in ("weight", "bias")
+    }
+    accounted(contents, arrays | own)
+
+
 def test_safetensors_in_paddles_orientation(tmp_path: Path) -> None:
     about = {**ERNIE, "model_type": "ernie"}
     whole = paddle.open_contents(pickled(tmp_path, nlp(static()), about))

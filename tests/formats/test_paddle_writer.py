@@ -134,6 +134,12 @@ def test_half_precision(tmp_path: Path, dtype: str) -> None:
             "RobertaForSequenceClassification",
         ),
         (
+            ROBERTA,
+            Head(kind="classes", classes=3, pooled=False),
+            "classifier",
+            "RobertaForTokenClassification",
+        ),
+        (
             BERT,
             Head(kind="classes", classes=3, pooled=False),
             "classifier",
@@ -156,7 +162,8 @@ def test_fine_tuned_heads(
     contents = read_back(tmp_path / "out", state, config.eps)
     assert contents.heads == {name: head}
     names = read_pickle(tmp_path / "out" / WEIGHTS).tensors
-    assert names["classifier.weight"].shape == (8, head.classes)
+    out = "classifier.out_proj" if architecture.startswith("RobertaForSeq") else "classifier"
+    assert names[f"{out}.weight"].shape == (8, head.classes)
 
 
 def test_one_of_several_heads_and_what_stays(tmp_path: Path) -> None:
