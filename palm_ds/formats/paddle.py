@@ -323,8 +323,9 @@ def _heads(made: _Made, about: About, roles: Mapping[str, Role]) -> dict[str, He
         if part == "bias":
             heads[name] = Head(kind="masked_words")
         elif part == "out.weight":
-            pooled = name not in of_tokens
-            heads[name] = Head(kind="classes", classes=entry.shape[0], pooled=pooled)
+            count, pooled = entry.shape[0], name not in of_tokens
+            labels = about.labels(count) if name == CLASSIFIER else ()
+            heads[name] = Head(kind="classes", classes=count, pooled=pooled, labels=labels)
     return heads
 
 

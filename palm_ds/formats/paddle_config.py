@@ -50,6 +50,13 @@ class About:
             return str(named[0])
         return str(self.values.get("init_class") or "")
 
+    def labels(self, classes: int) -> tuple[str, ...]:
+        """The classes' names, where the config names all of them and not LABEL_0, ..."""
+        named = self.values.get("id2label")
+        found = [named.get(str(i)) for i in range(classes)] if isinstance(named, dict) else []
+        told = [x for i, x in enumerate(found) if isinstance(x, str) and x != f"LABEL_{i}"]
+        return tuple(told) if len(told) == classes else ()
+
     @property
     def kind(self) -> str:
         """ernie, bert or roberta, or what else it says; empty where it does not."""
@@ -82,15 +89,17 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_vocabulary(folder: Path, rows: int) -> Path | None:
-    """The vocab.txt beside the tensors, or in the folder above; ids in it are checked against the
-    lines. Raises UserError where it has more tokens than the word table has `rows`."""
+    """The vocab.txt beside the tensors or in the folder above; that folder itself where it says
+    more of the tokenizer. ids in the file are checked against the lines. Raises UserError where it
+    has more tokens than the word table has `rows`."""
     for place in (folder, folder.parent):
         path = place / "vocab.txt"
         if not path.is_file():
             continue
-        if (size := load_tokenizer(path).size) > rows:
+        found = place if (place / "tokenizer_config.json").is_file() else path
+        if (size := load_tokenizer(found).size) > rows:
             raise UserError(f"{path}: {size} tokens, but the word table has {rows} rows")
-        return path
+        return found
     return None
 
 

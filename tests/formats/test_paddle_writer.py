@@ -166,6 +166,13 @@ def test_fine_tuned_heads(
     assert names[f"{out}.weight"].shape == (8, head.classes)
 
 
+def test_the_names_of_the_classes(tmp_path: Path) -> None:
+    state = state_of(BERT, classifier=2)
+    head = Head(kind="classes", classes=2, labels=("no", "yes"))
+    write_paddle(state, tmp_path / "out", BERT, heads={"classifier": head})
+    assert paddle.open_contents(tmp_path / "out").heads == {"classifier": head}
+
+
 def test_one_of_several_heads_and_what_stays(tmp_path: Path) -> None:
     state = state_of(CONFIG, masking=0, senti=3, order=4)
     plan = write_paddle(state, tmp_path / "all", CONFIG)
@@ -221,8 +228,8 @@ def test_the_vocabulary_comes_along(tmp_path: Path, config: BackboneConfig, name
     assert about["tokenizer_class"] == f"{named}Tokenizer"
     assert (about["do_lower_case"], about["model_max_length"]) == (True, 10)
     contents = paddle.open_contents(tmp_path / "out")
-    assert contents.tokenizer is not None
-    assert load_tokenizer(contents.tokenizer).fingerprint == WORDS.fingerprint
+    assert contents.tokenizer == tmp_path / "out"  # where tokenizer_config.json tells the case
+    assert load_tokenizer(tmp_path / "out").fingerprint == WORDS.fingerprint
 
 
 @pytest.mark.parametrize(
