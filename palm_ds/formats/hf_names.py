@@ -105,6 +105,8 @@ def to_ours(
     `where` begins messages. Raises UserError where the output table is not the word table, and
     where one tensor is there under two names.
     """
+    if layers > len(found):  # before there are as many names as somebody wrote
+        raise UserError(f"{where}: incomplete: {layers} layers in {len(found)} tensors")
     theirs = _clean_names(found, kind, where)
     left = {theirs.pop(name).theirs[0]: BUFFER for name in _BUFFERS if name in theirs}
     left |= _drop_tied(theirs, where)

@@ -633,6 +633,10 @@ BROKEN = {
         lambda f: change_config(f, num_hidden_layers=3),
         ["incomplete", "encoder.layer.2"],
     ),
+    "layers without end": (
+        lambda f: change_config(f, num_hidden_layers=10**12),
+        ["1000000000000 layers in 42 tensors"],
+    ),
     "another width": (lambda f: change_config(f, hidden_size=32), ["word_embeddings", "(37, 16)"]),
     "another vocabulary": (
         lambda f: change_config(f, vocab_size=36),
