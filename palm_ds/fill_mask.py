@@ -1,6 +1,6 @@
 """What a trained model puts in place of a hidden word.
 
-    filler = open_filler("runs/mine")        # a run, its weights/, or a Hugging Face folder
+    filler = open_filler("runs/mine")        # a run, its weights/, or somebody's checkpoint
     filler.fill("The capital of [MASK] is Paris.", top=5)
 
 Several [MASK]s in one text are guessed each by itself: none sees what another would be.
@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 from rich.text import Text
-from safetensors import SafetensorError, safe_open
 
 from palm_ds import keyed, weights
 from palm_ds.backbone import Backbone
 from palm_ds.errors import UserError, suggest
 from palm_ds.example import Example, collate
 from palm_ds.formats.hf_names import MASKED_WORDS
+from palm_ds.formats.open import open_checkpoint
 from palm_ds.heads import MaskedWordHead
 from palm_ds.log import FILE, read_metrics
 from palm_ds.model import Model
@@ -192,9 +192,9 @@ def _short(text: str) -> str:
 
 
 def open_filler(folder: str | Path, *, task: str = "") -> Filler:
-    """A run folder, a folder of weights, or a Hugging Face one. `task`: whose task embedding is
-    used; its head too, where it has one for masked words. Raises UserError where there is no model
-    yet, or no masked-word head."""
+    """A run folder, or a checkpoint of any format with its tokenizer. `task`: whose task embedding
+    is used; its head too, where it has one for masked words. Raises UserError where there is no
+    model yet, or no masked-word head."""
     folder = _weights_folder(Path(folder))
     info = weights.read_info(folder)
     heads = masked_word_heads(folder)
@@ -207,10 +207,9 @@ def open_filler(folder: str | Path, *, task: str = "") -> Filler:
     backbone = Backbone(info.backbone)
     model = Model(backbone, {head: MaskedWordHead(backbone)}, {MASKED_WORDS: head})
     weights.load_weights(folder, model)
-    own = folder / "tokenizer"
     return Filler(
         model=model.eval(),
-        tokenizer=load_tokenizer(own if own.is_dir() else folder),
+        tokenizer=load_tokenizer(open_checkpoint(folder).tokenizer or folder),
         folder=folder,
         task=task,
         task_id=info.task_ids.get(task, 0) if info.backbone.task_slots else 0,
@@ -241,23 +240,11 @@ def _of_all(folder: Path) -> str:
 
 
 def masked_word_heads(folder: Path) -> list[str]:
-    """The names of a folder's masked-word heads, in the order of their tasks: only such have a
-    LayerNorm of their own and a bias over the vocabulary."""
-    if not (folder / "weights.safetensors").is_file():
-        _, state, _ = weights.read_hf(folder)
-        return [MASKED_WORDS] if f"heads.{MASKED_WORDS}.bias" in state else []
-    try:
-        with safe_open(folder / "weights.safetensors", "pt") as file:
-            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{folder}/weights.safetensors: cannot be read: {error}") from None
-    words = shapes["backbone.word.weight"][0]
-    heads = dict.fromkeys(weights.read_info(folder).head_of.values())
-    return [
-        head
-        for head in heads
-        if shapes.get(f"heads.{head}.bias") == [words] and f"heads.{head}.norm.weight" in shapes
-    ]
+    """The names of a checkpoint's masked-word heads, in the order of their tasks."""
+    contents = open_checkpoint(folder)
+    words = [name for name, head in contents.heads.items() if head.kind == "masked_words"]
+    of_tasks = dict.fromkeys(contents.head_of.values())
+    return [*(x for x in of_tasks if x in words), *(x for x in words if x not in of_tasks)]
 
 
 def _task_and_head(

@@ -43,7 +43,7 @@ def test_json_is_one_object_a_line(run_folder: Path, enter) -> None:
 @pytest.mark.parametrize(
     ("arguments", "lines", "message"),
     [
-        (("nowhere", CAPITAL), b"", "error: nowhere: no such folder"),
+        (("nowhere", CAPITAL), b"", "error: nowhere: no such file or folder"),
         (("RUN", "no mask here"), b"", "error: there is no [MASK] in 'no mask here'; write"),
         (("RUN", CAPITAL, "--task", "x"), b"", "error: --task x: no such task"),
         (("RUN", CAPITAL, "--top", "0"), b"", "error: --top 0: at least 1 guess"),
