@@ -20,6 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
+from palm_ds.corpus.analyse import find_simplifier
 from palm_ds.corpus.executors import Run, check_mpi, count, open_executor
 from palm_ds.corpus.inputs import InputOptions, cut, find_inputs, input_options, unit_bytes
 from palm_ds.corpus.job import (
@@ -262,8 +263,9 @@ def _tokenizer(partial: Path, job: Job, options: Prepare, console: Console) -> T
         console.print(f"training a {options.train} vocabulary")
         if next(all_sample_texts(job), None) is None:
             raise _nothing(partial, job)
+        texts = all_sample_texts(job)
         tokenizer = train_tokenizer(
-            all_sample_texts(job),
+            map(find_simplifier(), texts) if job.text.simplify else texts,
             kind=str(options.train),
             vocab_size=options.vocab_size,
             lower=options.text.lower,

@@ -302,6 +302,20 @@ def test_two_at_once_are_refused(source: Path, tmp_path: Path) -> None:
         prepare(tmp_path / "corpus", [str(source)], Prepare(**OPTIONS))
 
 
+def test_a_vocabulary_is_trained_on_the_simplified_text(tmp_path: Path) -> None:
+    file = tmp_path / "text.jsonl"
+    texts = ["我們雖然學習歷史，儘管時間不夠。", "學習歷史雖然難，我們儘力。"] * 30
+    file.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    options = Prepare(
+        text=TextOptions(language="zh", simplify=True), train="wordpiece", vocab_size=120
+    )
+    prepare(tmp_path / "corpus", [str(file)], options)
+    corpus = open_corpus(tmp_path / "corpus")
+    unknown = corpus.vocabulary.unk
+    assert (corpus.document(0)[1].ids != unknown).all()
+    assert "虽" in corpus.tokenizer().decode(corpus.document(0)[1].ids)
+
+
 def test_options_that_cannot_be() -> None:
     for change, message in (
         ({"train": None}, "either --tokenizer"),
