@@ -167,6 +167,8 @@ def _members(file: BinaryIO, path: Path) -> Iterator[tarfile.TarInfo]:
         raise UserError(f"{path}: cannot be read as an uncompressed tar: {error}") from None
     for member in members:
         parts = PurePosixPath(member.name).parts
+        if not member.name.isprintable():  # it would stand in messages
+            raise UserError(f"{path}: a member's name cannot be shown, {member.name!r}; refused")
         if ".." in parts or PurePosixPath(member.name).is_absolute():
             raise UserError(f"{path}: the member {member.name!r} leads out of the archive; refused")
         if member.isdir():

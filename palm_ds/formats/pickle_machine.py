@@ -189,9 +189,12 @@ class Machine:
             raise self.error(f"a name of {value.length} bytes; refused")
         raw = self.data[value.start : value.start + value.length]
         try:
-            return raw.decode("utf-8" if value.form == "utf-8" else "latin1")
+            found = raw.decode("utf-8" if value.form == "utf-8" else "latin1")
         except UnicodeDecodeError:
             raise self.error("garbled: a name that is no UTF-8") from None
+        if not found.isprintable():  # it will stand in messages
+            raise self.error(f"a name that cannot be shown, {found[:40]!r}; refused")
+        return found
 
     def name(self, module: str, name: str) -> None:
         kind = _KNOWN.get((module, name))

@@ -199,6 +199,7 @@ HOSTILE: dict[str, tuple[Callable[[tarfile.TarFile], None], str]] = {
     "a device": (lambda tar: member(tar, "a", kind=b"3"), "'a' is no plain file; refused"),
     "a pipe": (lambda tar: member(tar, "a", kind=b"6"), "'a' is no plain file; refused"),
     "no variable": (lambda tar: member(tar, "a", b"x" * 40), "a: no Paddle variable"),
+    "several lines": (lambda tar: member(tar, "a\nb"), r"name cannot be shown, 'a\\nb'; refused"),
     "twice": (
         lambda tar: (member(tar, "x/a"), member(tar, "y/a"))[0],
         "y/a: a second member of the name a",

@@ -204,6 +204,7 @@ HOSTILE: dict[str, tuple[Any, str]] = {
     "a huge integer": (b"\x80\x02\x8b\xff\xff\xff\x7f.", "an integer of 2147483647 bytes"),
     "a name without end": (b"\x80\x02cnumpy", "garbled: the name of a thing has no end"),
     "a name that is no text": (b"\x80\x04}X\x01\0\0\0\xffNs.", "garbled: a name that is no UTF-8"),
+    "a name of several lines": ({"a\nb\x1b[2J": BIAS}, r"a name that cannot be shown, 'a\\nb"),
     "without end": (endless(), "nested without end; refused"),
     "laughing": ({"a": laughing()}, "nested without end; refused"),
     "deep": (b"\x80\x02" + b"]" * 1000 + b"a" * 999 + b".", "nested without end; refused"),
