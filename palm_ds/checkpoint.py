@@ -266,7 +266,7 @@ def find(folder: Path, *, group: Group, warn: Callable[[str], None]) -> Found | 
     return None
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Alone:
     """One process, whatever started it."""
 

@@ -17,7 +17,6 @@ import torch
 
 from palm_ds.backbone_config import BackboneConfig
 
-
 OPTIMIZER = "optimizer state"
 """The reason why a moment, a count of updates or a learning rate stays behind."""
 
