@@ -18,8 +18,8 @@ from palm_ds.formats.contents import Contents
 READERS: tuple[tuple[ModuleType, str], ...] = (
     (own, "palm_ds: a run, weights.json, or checkpoints/step_*/manifest.json"),
     (deepspeed, "DeepSpeed: latest, or *_model_states.pt"),
-    (huggingface, "Hugging Face: config.json with model.safetensors or pytorch_model.bin"),
     (paddle, "Paddle: *.pdparams, params/, or a combined file, with ernie_config.json or another"),
+    (huggingface, "Hugging Face: config.json with model.safetensors or pytorch_model.bin"),
     (tensorflow, "TensorFlow: *.ckpt.index with *.ckpt.data-*"),
 )
 """The readers in the order in which they are asked, and what each looks for."""
