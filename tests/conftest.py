@@ -7,6 +7,7 @@ beside the clone. Tests that want it are skipped where it is not.
 from __future__ import annotations
 
 import os
+import signal
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,6 +66,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell's background jobs ignore Ctrl-C, and so would all that the tests start and interrupt.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):  # not in the workers of pytest-xdist
         os.environ[MARK] = uuid.uuid4().hex
         config.stash[_BEFORE] = _in_shared_memory()
