@@ -1,5 +1,6 @@
 import io
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,9 @@ def test_tensorboard_hides_the_events_of_steps_that_are_done_again(tmp_path: Pat
             for step in range(start + 1, 9):
                 log.step(record(step, loss=loss))
             log.evaluation(8, SCORES)
+        # TensorBoard reads files in the order of their names: the second they were begun, and then
+        # a number that counts the writers of this process and is compared as text (10 before 9).
+        time.sleep(1.1)
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     seen = [(e.step, e.value) for e in events.Scalars("loss/knowledge_masking")]
