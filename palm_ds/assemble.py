@@ -29,7 +29,6 @@ from palm_ds.source import Source, split
 from palm_ds.stream import Stream
 from palm_ds.task import Task
 
-_SAMPLE = 4096
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -109,14 +108,7 @@ def settle(recipe: Recipe, data: Data | None = None) -> Recipe:
 
 def measure(recipe: Recipe, data: Data) -> dict[str, Measure]:
     """What the training documents hold for each blend; the same for every seed."""
-    feeds, feeds_of = make_feeds(
-        recipe.outline.blends,
-        recipe.built_tasks,
-        recipe.task_ids,
-        data.train,
-        seed=0,
-        length=recipe.length,
-    )
+    feeds, feeds_of = _feeds(recipe, recipe.outline.blends, data.train, seed=0)
     return {
         blend: _measure([(feeds[number], share) for number, share in mixture])
         for blend, mixture in feeds_of.items()
@@ -132,16 +124,29 @@ def _measure(mixture: Sequence[tuple[Feed, float]]) -> Measure:
     )
 
 
-def build_stream(recipe: Recipe, data: Data) -> Stream:
-    """The training rows of a recipe."""
-    feeds, feeds_of = make_feeds(
-        recipe.plan.blends,
+def _feeds(
+    recipe: Recipe,
+    blends: Sequence[str],
+    side: Mapping[str, list[tuple[str, Source, float]]],
+    *,
+    seed: int,
+    fixed: bool = False,
+) -> tuple[list[Feed], dict[str, list[tuple[int, float]]]]:
+    """The feeds of blends over a recipe's training or its held-out documents."""
+    return make_feeds(
+        blends,
         recipe.built_tasks,
         recipe.task_ids,
-        data.train,
-        seed=recipe.seed,
+        side,
+        seed=seed,
         length=recipe.length,
+        fixed=fixed,
     )
+
+
+def build_stream(recipe: Recipe, data: Data) -> Stream:
+    """The training rows of a recipe."""
+    feeds, feeds_of = _feeds(recipe, recipe.plan.blends, data.train, seed=recipe.seed)
     return Stream(
         plan=recipe.plan,
         feeds=feeds,
@@ -155,15 +160,7 @@ def build_stream(recipe: Recipe, data: Data) -> Stream:
 
 def build_held_out(recipe: Recipe, data: Data) -> HeldOut:
     """The held-out rows of a recipe; the same for every seed of one recipe's tasks."""
-    feeds, _ = make_feeds(
-        recipe.plan.blends,
-        recipe.built_tasks,
-        recipe.task_ids,
-        data.held_out,
-        seed=0,
-        length=recipe.length,
-        fixed=True,
-    )
+    feeds, _ = _feeds(recipe, recipe.plan.blends, data.held_out, seed=0, fixed=True)
     feeds = [feed for feed in feeds if len(feed.source.documents)]
     return held_out(feeds, recipe.evaluate.examples, recipe.length, data.vocabulary.pad)
 
