@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 from palm_ds.backbone_config import BackboneConfig
 from palm_ds.errors import UserError
-from palm_ds.formats import huggingface, own
+from palm_ds.formats import own
 from palm_ds.formats.contents import OPTIMIZER, Contents
 from palm_ds.formats.hf_names import MASKED_WORDS, State, lost
 from palm_ds.formats.huggingface_writer import SavesFiles, Target, plan, write
@@ -157,14 +157,6 @@ def backbone_config_from(folder: Path) -> BackboneConfig:
 def task_ids(folder: Path | None) -> dict[str, int]:
     """The tasks that a folder's task embedding knows, and their rows."""
     return dict(read_info(folder).task_ids) if folder else {}
-
-
-def read_hf(folder: Path) -> tuple[BackboneConfig, State, list[str]]:
-    """A Hugging Face folder in our names (its masked-word head under `masked_words`), and what is
-    left over."""
-    contents = huggingface.open_contents(folder)
-    state = {name: entry.read() for name, entry in contents.entries.items()}
-    return contents.config, state, lost(contents.left)
 
 
 # ---- reading ----

@@ -22,9 +22,9 @@ from transformers import (
 from palm_ds.backbone import PRESETS, Backbone, BackboneConfig
 from palm_ds.errors import UserError
 from palm_ds.example import Batch, Example, collate
+from palm_ds.formats import huggingface
 from palm_ds.formats.hf_names import from_names
 from palm_ds.kernels import Kernels
-from palm_ds.weights import read_hf
 
 WORDS, LENGTH = 97, 40
 TOLERANCE = dict(atol=1e-5, rtol=0)
@@ -143,9 +143,11 @@ def test_equals_recorded_outputs(kind: str, shared: Path) -> None:
     folder = shared / "oracle" / f"hf_{kind}"
     if not folder.is_dir():
         pytest.skip(f"no recorded outputs: {folder}")
-    config, state, _ = read_hf(folder)
+    contents = huggingface.open_contents(folder)
+    config = contents.config
     backbone = Backbone(config).eval()
-    body = {k: v for k, v in state.items() if k.startswith("backbone.")}
+    entries = contents.entries
+    body = {k: v.read() for k, v in entries.items() if k.startswith("backbone.")}
     missing = backbone.load_state_dict(
         {k.removeprefix("backbone."): v for k, v in body.items()}, strict=False
     )
