@@ -11,10 +11,10 @@ from palm_ds.corpus.store import Corpus
 from palm_ds.errors import UserError
 from palm_ds.feed import Feed, fill, held_out_rows
 from palm_ds.markers import read_markers
-from palm_ds.packing import pack
 from palm_ds.pretrain.discourse_relation import DiscourseRelation
 from palm_ds.source import Source, split
 from palm_ds.task import build
+from tests.full_rows import real_share
 from tests.pair_corpus import (
     list_file,
     slow_pairs,
@@ -172,11 +172,7 @@ def test_the_same_numbers_give_the_same_examples(jumble, some_list):
 @pytest.mark.parametrize("room", [128, 512])
 def test_rows_of_real_text_are_full(shared_en, room):
     feed = feed_of(whole(shared_en), room, markers="en", least=20)
-    count = int(512 * room / float(feed.mean_tokens))
-    layouts = feed.layouts(np.arange(count))
-    rows = [fill([(0, i, layouts[i]) for i in row], room) for row in pack(layouts[:, 0], room)]
-    real = sum(int(layout[0]) for row in rows for _, _, layout in row)
-    assert real / (len(rows) * room) > 0.99
+    assert real_share(feed) > 0.99
 
 
 # Ready-made pairs ------------------------------------------------------------------------------

@@ -12,10 +12,10 @@ from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.errors import UserError
 from palm_ds.example import Example
 from palm_ds.feed import Feed, fill
-from palm_ds.packing import pack
 from palm_ds.pretrain.ir_relevance import IrRelevance
 from palm_ds.source import Source, split
 from palm_ds.task import build
+from tests.full_rows import real_share
 from tests.pair_corpus import tokenizer_of, whole, write_sentences
 from tests.small_corpus import write_small_corpus
 
@@ -214,11 +214,7 @@ def textbooks(shared, tmp_path_factory) -> Corpus:
 @pytest.mark.parametrize("room", [128, 512])
 def test_rows_of_real_text_are_full(textbooks, room):
     feed = feed_of(whole(textbooks), room, group=True)
-    count = int(512 * room / float(feed.mean_tokens))
-    layouts = feed.layouts(np.arange(count))
-    rows = [fill([(0, i, layouts[i]) for i in row], room) for row in pack(layouts[:, 0], room)]
-    real = sum(int(layout[0]) for row in rows for _, _, layout in row)
-    assert real / (len(rows) * room) > 0.99
+    assert real_share(feed) > 0.99
 
 
 # From logs -------------------------------------------------------------------------------------
