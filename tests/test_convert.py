@@ -17,17 +17,16 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from palm_ds import account, convert, proof
-from palm_ds.backbone import Backbone
 from palm_ds.backbone_config import BackboneConfig
 from palm_ds.convert import Options
 from palm_ds.errors import UserError
 from palm_ds.formats import open as door
 from palm_ds.formats.contents import BUFFER, OPTIMIZER
 from palm_ds.formats.open import open_checkpoint
-from palm_ds.heads import ClassHead, MaskedWordHead
 from palm_ds.model import Model
 from palm_ds.tokenizer import wordpiece
 from palm_ds.weights import WeightsInfo, load_weights, save_weights
+from tests.noisy_model import noisy_model
 
 CONFIG = BackboneConfig(
     vocab_size=32, width=16, layers=2, heads=2, ffn=24, positions=20, task_slots=3, eps=1e-5
@@ -57,18 +56,7 @@ ORACLE = {
 
 
 def model(config: BackboneConfig = CONFIG) -> Model:
-    torch.manual_seed(5)
-    backbone = Backbone(config)
-    heads = {
-        "masking": MaskedWordHead(backbone),
-        "order": ClassHead(16, 6, pooled=True),
-        "tags": ClassHead(16, 4),
-    }
-    net = Model(backbone, heads, {name: name for name in heads})
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    return net
+    return noisy_model(config, "masking", {"order": (6, True), "tags": (4, False)})
 
 
 @pytest.fixture

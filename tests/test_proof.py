@@ -11,17 +11,16 @@ import pytest
 import torch
 
 from palm_ds import proof
-from palm_ds.backbone import Backbone
 from palm_ds.backbone_config import BackboneConfig
 from palm_ds.errors import UserError
 from palm_ds.formats import huggingface
 from palm_ds.formats.contents import Contents, Entry, Head
 from palm_ds.formats.tensor_files import held
-from palm_ds.heads import ClassHead, MaskedWordHead
 from palm_ds.model import Model
 from palm_ds.proof import compare, in_transformers, inputs_for, reference
 from palm_ds.tokenizer import wordpiece
 from palm_ds.weights import export_hf
+from tests.noisy_model import noisy_model
 
 CONFIG = BackboneConfig(
     vocab_size=30, width=16, layers=2, heads=2, ffn=24, positions=20, task_slots=3, eps=1e-5
@@ -41,18 +40,7 @@ PADDED_AT_1 = wordpiece(["[CLS]", "[PAD]", "[SEP]", "[MASK]", "[UNK]", *"abcdefg
 
 
 def model(config: BackboneConfig = CONFIG) -> Model:
-    torch.manual_seed(5)
-    backbone = Backbone(config)
-    heads = {
-        "masked_words": MaskedWordHead(backbone),
-        "next_sentence": ClassHead(16, 2, pooled=True),
-        "tags": ClassHead(16, 4),
-    }
-    net = Model(backbone, heads, {name: name for name in heads})
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    return net
+    return noisy_model(config, "masked_words", {"next_sentence": (2, True), "tags": (4, False)})
 
 
 def contents(
