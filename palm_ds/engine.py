@@ -138,9 +138,7 @@ class Engine:
         for batch in batches:
             for task in batch.labels:
                 assert task in self.tasks, f"labels of {task}, which the model does not have"
-        counts = [
-            sum(len(b.labels[task][0]) for b in batches if task in b.labels) for task in self.tasks
-        ]
+        counts = [sum(batch.count(task) for batch in batches) for task in self.tasks]
         tokens = sum(batch.real_tokens for batch in batches)
         *totals, tokens, stopping, steps = self.processes.sum([*counts, tokens, int(stop), step])
         assert steps == step * self.world, "processes are at different steps"
@@ -185,6 +183,17 @@ class Engine:
         try:
             with torch.no_grad():
                 return self._engine(batch.to(self.device))
+        finally:
+            self._engine.train()
+
+    def scores(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """Of each task that has labels in this process's batch: (labels, any) what its head makes
+        of those positions, without dropout. Every process must call it equally often."""
+        self._watchdog.beat()
+        self._engine.eval()
+        try:
+            with torch.no_grad():
+                return self._engine(batch.to(self.device), scores=True)
         finally:
             self._engine.train()
 

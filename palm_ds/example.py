@@ -5,6 +5,7 @@
     Batch     rows of `length` tokens, each filled with whole examples that do not see one another
 
 Labels are sparse: {task: (positions, targets)}. A label of the whole text sits at its [CLS].
+Targets are whole numbers (classes) or real ones; a target may be a row of several.
 """
 
 from __future__ import annotations
@@ -51,6 +52,13 @@ class Example:
     origin: np.ndarray  # where in the source the token stands; -1: a special token
     marks: dict[str, np.ndarray]  # a special token has mark 0
     labels: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    item: int = -1
+    """The row of a table it was made of; -1: it was made of running text."""
+    parts: tuple[int, ...] = ()
+    """Lengths of the texts it consists of, when they do not see one another; none: one text."""
+    whole: set[str] = field(default_factory=set)
+    """Tasks whose labels of this example are one together (a sequence of tags, a span, a choice):
+    they count as one, and the head is told which of its rows belong together."""
     original: np.ndarray = field(init=False)  # the ids before any task of the blend hid some
 
     def __post_init__(self) -> None:
@@ -100,6 +108,9 @@ class Batch:
     starts: torch.Tensor  # (blocks + 1,) int32, over the flattened rows; last = rows * length
     longest: int  # tokens of the longest block
     labels: dict[str, tuple[torch.Tensor, torch.Tensor]]  # task -> (flat positions, targets)
+    groups: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Of tasks whose labels of an example are one together: (n,) int64, for each labelled position
+    the number, from 0 and ascending, of the example it belongs to."""
 
     def to(self, device: torch.device | str) -> Batch:
         move = lambda x: x.to(device, non_blocking=True)  # noqa: E731
@@ -112,11 +123,29 @@ class Batch:
             starts=move(self.starts),
             longest=self.longest,
             labels={task: (move(at), move(y)) for task, (at, y) in self.labels.items()},
+            groups={task: move(number) for task, number in self.groups.items()},
         )
 
     @property
     def real_tokens(self) -> int:
         return int((self.block >= 0).sum())
+
+    def count(self, task: str) -> int:
+        """How many labels of a task there are."""
+        if task in self.groups:
+            return int(self.groups[task][-1]) + 1
+        return len(self.labels[task][0]) if task in self.labels else 0
+
+
+def join(examples: Sequence[Example]) -> Example:
+    """Texts that do not see one another, as one example: they stay together in a row."""
+    return Example(
+        ids=np.concatenate([example.ids for example in examples]),
+        segments=np.concatenate([example.segments for example in examples]),
+        origin=np.concatenate([example.origin for example in examples]),
+        marks={},
+        parts=tuple(len(example) for example in examples),
+    )
 
 
 def collate(rows: Sequence[Sequence[tuple[Example, int]]], *, length: int, pad: int) -> Batch:
@@ -126,22 +155,21 @@ def collate(rows: Sequence[Sequence[tuple[Example, int]]], *, length: int, pad: 
     positions, segments, task_ids = (np.zeros(shape, np.int64) for _ in range(3))
     block = np.full(shape, -1, np.int64)
     sizes: list[int] = []
-    labels: dict[str, tuple[list[np.ndarray], list[np.ndarray]]] = {}
+    labels = _Labels()
     for r, row in enumerate(rows):
-        at = 0
-        for k, (example, task_id) in enumerate(row):
+        at = blocks = 0
+        for example, task_id in row:
             inside = slice(at, at + len(example))
             assert inside.stop <= length, f"row {r} holds more than {length} tokens"
             ids[r, inside] = example.ids
-            positions[r, inside] = np.arange(len(example))
             segments[r, inside] = example.segments
             task_ids[r, inside] = task_id
-            block[r, inside] = k
-            for task, (where, targets) in example.labels.items():
-                flat, values = labels.setdefault(task, ([], []))
-                flat.append(np.asarray(where, np.int64) + (r * length + at))
-                values.append(np.asarray(targets, np.int64))
-            sizes.append(len(example))
+            parts = example.parts or (len(example),)
+            positions[r, inside] = np.concatenate([np.arange(part) for part in parts])
+            block[r, inside] = np.repeat(np.arange(blocks, blocks + len(parts)), parts)
+            labels.add(example, r * length + at)
+            sizes += parts
+            blocks += len(parts)
             at = inside.stop
         if at < length:
             sizes.append(length - at)
@@ -154,8 +182,37 @@ def collate(rows: Sequence[Sequence[tuple[Example, int]]], *, length: int, pad: 
         block=torch.from_numpy(block),
         starts=torch.from_numpy(starts),
         longest=max(sizes, default=0),
-        labels={
-            task: (torch.from_numpy(np.concatenate(at)), torch.from_numpy(np.concatenate(y)))
-            for task, (at, y) in labels.items()
-        },
+        labels=labels.joined(),
+        groups={task: torch.from_numpy(np.concatenate(x)) for task, x in labels.groups.items()},
     )
+
+
+class _Labels:
+    """The labels of examples one after the other, by task."""
+
+    def __init__(self) -> None:
+        self.positions: dict[str, list[np.ndarray]] = {}
+        self.targets: dict[str, list[np.ndarray]] = {}
+        self.groups: dict[str, list[np.ndarray]] = {}
+
+    def add(self, example: Example, first: int) -> None:
+        """Of an example that begins at this flat position."""
+        for task, (where, targets) in example.labels.items():
+            if not len(where):
+                continue
+            self.positions.setdefault(task, []).append(np.asarray(where, np.int64) + first)
+            values = np.asarray(targets)
+            values = values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
+            self.targets.setdefault(task, []).append(values)
+            if task in example.whole:
+                numbers = self.groups.setdefault(task, [])
+                numbers.append(np.full(len(where), len(numbers), np.int64))
+
+    def joined(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        return {
+            task: (
+                torch.from_numpy(np.concatenate(at)),
+                torch.from_numpy(np.concatenate(self.targets[task])),
+            )
+            for task, at in self.positions.items()
+        }

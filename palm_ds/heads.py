@@ -2,7 +2,6 @@
 
 A head gets only the rows that carry a label. `forward` gives the sum of their losses (the engine
 divides by the count over the whole step) and how many it got right; `logits` gives the scores.
-A head whose `pooled` is true reads rows that went through the backbone's pooler first.
 """
 
 from __future__ import annotations
@@ -18,10 +17,26 @@ from palm_ds.kernels import ACTIVATIONS, layer_norm, word_loss
 
 
 class HeadOutput(NamedTuple):
-    """Of the labelled rows: the sum of their losses (an fp32 scalar), how many were got right."""
+    """Of the labelled rows: the sum of their losses (an fp32 scalar), how many were got right (NaN
+    where that is no question)."""
 
     loss_sum: torch.Tensor
     correct: torch.Tensor
+
+
+class Head(nn.Module):
+    """What the model wants to know of a head. `forward(rows, targets)` gives a HeadOutput,
+    `logits(rows)` the scores of rows, (n, any); both get `groups` as well where `grouped`."""
+
+    pooled = False
+    """It reads rows that went through the backbone's pooler (whole texts do)."""
+    grouped = False
+    """Labels of an example are one together: it is given `groups`, (n,) int64 from 0 and ascending,
+    which example each row belongs to."""
+
+    def blank(self, device: torch.device) -> torch.Tensor:
+        """(1, ...) any target, for a batch without labels."""
+        return torch.zeros(1, dtype=torch.int64, device=device)
 
 
 def class_loss(logits: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
@@ -30,7 +45,7 @@ def class_loss(logits: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
     return HeadOutput(loss, (logits.detach().argmax(-1) == targets).sum())
 
 
-class ClassHead(nn.Module):
+class ClassHead(Head):
     """One of `classes`, by a linear map."""
 
     def __init__(self, width: int, classes: int, *, pooled: bool = False, init_range: float = 0.02):
@@ -46,14 +61,12 @@ class ClassHead(nn.Module):
         return self.out(rows)  # (n, classes)
 
 
-class MaskedWordHead(nn.Module):
+class MaskedWordHead(Head):
     """Which word stood here: dense, activation, LayerNorm, then a product with the word table.
 
     `tied_words` is the backbone's word table itself, registered here too so that ZeRO 3 gathers it
     for this module; a state_dict holds it once, under the backbone's name.
     """
-
-    pooled = False
 
     def __init__(self, backbone: Backbone):
         super().__init__()

@@ -7,7 +7,7 @@ labels reads one row, times 0. Ranks and steps that run different modules break 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -15,7 +15,16 @@ from torch import nn
 from palm_ds.backbone import Backbone
 from palm_ds.errors import UserError, suggest
 from palm_ds.example import Batch
-from palm_ds.heads import HeadOutput
+from palm_ds.heads import Head, HeadOutput
+
+
+class _Labels(NamedTuple):
+    """Of a task in a batch."""
+
+    positions: torch.Tensor  # (n,), flat
+    targets: torch.Tensor  # (n, ...)
+    groups: tuple[torch.Tensor, ...]  # the head's third argument, where it wants one
+    real: int  # 1, or 0 for a stand-in
 
 
 class Model(nn.Module):
@@ -36,37 +45,48 @@ class Model(nn.Module):
         self.head_of = dict(head_of)
         self.pooled = any(self._head(task).pooled for task in head_of)
 
-    def forward(self, batch: Batch) -> dict[str, HeadOutput]:
-        """Loss sum and right guesses of each task, in the order of `head_of`."""
+    def forward(self, batch: Batch, *, scores: bool = False) -> dict[str, Any]:
+        """HeadOutput of each task, in the order of `head_of`; with `scores` the (labels, any)
+        scores of the tasks that have labels in the batch."""
         flat = self.backbone(batch).flatten(0, 1)  # (rows * length, width)
         labels = [self._labels(batch, task) for task in self.head_of]
-        at = torch.cat([positions for positions, _, _ in labels])
-        pieces = flat.index_select(0, at).split([len(positions) for positions, _, _ in labels])
-        outputs = {}
-        for task, rows, (_, targets, real) in zip(self.head_of, pieces, labels, strict=True):
+        at = torch.cat([each.positions for each in labels])
+        pieces = flat.index_select(0, at).split([len(each.positions) for each in labels])
+        outputs: dict[str, Any] = {}
+        for task, rows, each in zip(self.head_of, pieces, labels, strict=True):
             # A head without labels gets zeros: its scores are finite whatever the encoder gives,
             # and finite times 0 is 0.
-            loss, correct = self._head(task)(self._read(task, rows * real), targets)
-            outputs[task] = HeadOutput(loss * real, correct * real)
-        if not self.pooled:
+            head, rows = self._head(task), self._read(task, rows * each.real)
+            if scores:
+                found = head.logits(rows, *each.groups)
+                outputs |= {task: found} if each.real else {}
+            else:
+                loss, correct = head(rows, each.targets, *each.groups)
+                outputs[task] = HeadOutput(loss * each.real, correct * each.real)
+        if not self.pooled and not scores:
             self._touch_pooler(flat, outputs)
         return outputs
 
     def logits(self, batch: Batch, task: str) -> torch.Tensor:
-        """(n, classes): the scores at the task's positions in `batch.labels`."""
+        """(n, any): the scores at the task's positions in `batch.labels`."""
         if task not in self.head_of:
             raise UserError(f'no task "{task}"{suggest(task, self.head_of)}')
         flat = self.backbone(batch).flatten(0, 1)
-        rows = flat.index_select(0, batch.labels[task][0])
-        return self._head(task).logits(self._read(task, rows))
+        each = self._labels(batch, task)
+        rows = self._read(task, flat.index_select(0, each.positions))
+        return self._head(task).logits(rows, *each.groups)
 
-    def _labels(self, batch: Batch, task: str) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Positions and targets of a task, and 1. Without any: one position, any target, and 0."""
-        positions, targets = batch.labels.get(task, (None, None))
-        if positions is not None and targets is not None and len(positions):
-            return positions, targets, 1
-        nothing = torch.zeros(1, dtype=torch.int64, device=batch.ids.device)
-        return nothing, nothing, 0
+    def _labels(self, batch: Batch, task: str) -> _Labels:
+        """Those of a task; without any: one position and any target, that are not real."""
+        grouped = getattr(self._head(task), "grouped", False)
+        if task in batch.labels and len(batch.labels[task][0]):
+            positions, targets = batch.labels[task]
+            return _Labels(positions, targets, (batch.groups[task],) if grouped else (), 1)
+        device = batch.ids.device
+        nothing = torch.zeros(1, dtype=torch.int64, device=device)
+        head = self._head(task)
+        blank = head.blank(device) if isinstance(head, Head) else nothing
+        return _Labels(nothing, blank, (nothing,) if grouped else (), 0)
 
     def _head(self, task: str) -> Any:
         return self.heads[self.head_of[task]]
