@@ -40,13 +40,16 @@ pretrain: $(VENV)/ready
 	DS_ACCELERATOR=cpu $(BIN)/deepspeed --num_gpus 2 --master_port $(PORT) launch/pretrain.py \
 	  launch/recipes/embedded.yaml --deepspeed_config ds_configs/cpu.json --run_dir $(DEMO)/run
 
+# two at a time: about as many as tests start processes, on the smallest machine it is meant for
+PARALLEL := -n 2 --dist worksteal
+
 test: $(VENV)/ready
 	@mkdir -p runs  # pytest makes the folder it is given, not the one above it
-	$(BIN)/python -m pytest --basetemp=runs/tests $(ARGS)
+	$(BIN)/python -m pytest --basetemp=runs/tests $(PARALLEL) $(ARGS)
 
 fast: $(VENV)/ready
 	@mkdir -p runs  # pytest makes the folder it is given, not the one above it
-	$(BIN)/python -m pytest --basetemp=runs/tests -m 'not slow and not distributed' $(ARGS)
+	$(BIN)/python -m pytest --basetemp=runs/tests $(PARALLEL) -m 'not slow and not distributed' $(ARGS)
 
 lint: $(VENV)/ready
 	$(BIN)/ruff format --check .; formatted=$$?; $(BIN)/ruff check .; checked=$$?; \
