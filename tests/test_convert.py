@@ -318,7 +318,7 @@ def test_unchecked_is_said(source: Path, tmp_path: Path) -> None:
 
 def test_what_nobody_knows(tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match="looked for: palm_ds: .*DeepSpeed: .*Paddle: .*Hugging Face"
+        UserError, match="looked for: DeepSpeed: .*palm_ds: .*Paddle: .*Hugging Face"
     ):
         open_checkpoint(strange(tmp_path))
     with pytest.raises(UserError, match="gone: no such file or folder"):

@@ -16,8 +16,8 @@ from palm_ds.formats import deepspeed, huggingface, own, paddle, tensorflow
 from palm_ds.formats.contents import Contents
 
 READERS: tuple[tuple[ModuleType, str], ...] = (
+    (deepspeed, "DeepSpeed: latest, or *_model_states.pt"),  # a weights.json may be beside them
     (own, "palm_ds: a run, weights.json, or checkpoints/step_*/manifest.json"),
-    (deepspeed, "DeepSpeed: latest, or *_model_states.pt"),
     (paddle, "Paddle: *.pdparams, params/, or a combined file, with ernie_config.json or another"),
     (huggingface, "Hugging Face: config.json with model.safetensors or pytorch_model.bin"),
     (tensorflow, "TensorFlow: *.ckpt.index with *.ckpt.data-*"),

@@ -20,6 +20,7 @@ from palm_ds.backbone_config import BackboneConfig
 from palm_ds.errors import UserError
 from palm_ds.formats import deepspeed, deepspeed_files
 from palm_ds.formats.contents import OPTIMIZER
+from palm_ds.formats.open import open_checkpoint
 from palm_ds.heads import ClassHead, MaskedWordHead
 from palm_ds.model import Model
 
@@ -121,6 +122,14 @@ def test_every_stage_gives_the_fp32_weights(stage: int, world: int, tmp_path: Pa
     }
     assert contents.left["steps"] == "a buffer"
     assert contents.left["optimizer_state_dict"] == OPTIMIZER
+
+
+@pytest.mark.parametrize("tag", ["", "global_step3"])
+def test_numbers_of_ours_beside_them_do_not_make_them_a_folder_of_weights(
+    tag: str, tmp_path: Path
+) -> None:
+    contents = open_checkpoint(shards(tmp_path / "run", model(), 1, 2) / tag)
+    assert contents.format == "DeepSpeed ZeRO 1, palm_ds"
 
 
 def test_what_has_no_fp32_weights_is_said(tmp_path: Path) -> None:
