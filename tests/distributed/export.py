@@ -1,0 +1,72 @@
+"""One training, saved under each layout of this many processes: --runs stage:precision, ...
+
+    FOLDER/common                a few steps of the first launch; every engine below starts from it
+    FOLDER/RUN/checkpoints       restored and saved again, no step taken
+    FOLDER/RUN/shards            the same engine, saved by DeepSpeed itself
+    FOLDER/RUN/later/checkpoints after the same few steps more
+
+RUN is STAGE_PRECISION_PROCESSES.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tiny import arguments, make_engine, make_model, train, write
+
+from palm_ds.engine import Engine
+from palm_ds.extend import Lineage
+from palm_ds.formats.own import INFO, WeightsInfo
+from palm_ds.processes import leave
+
+ROWS, MICRO, FIRST, LAST = 12, 2, 3, 6  # rows that 1, 2 and 3 processes share evenly
+IDS, TOKEN_HEADS = {"words": 0, "order": 5, "later": 2}, ("later",)
+
+
+def state(step: int) -> dict[str, Any]:
+    config = make_model().backbone.config
+    lineage = Lineage(backbone=config, task_ids=IDS, tokenizer="none", token_heads=TOKEN_HEADS)
+    return {"step": step, "lineage": lineage.record()}
+
+
+def begin(folder: Path) -> None:
+    engine = make_engine(1, micro=MICRO, rows=ROWS)
+    train(engine, range(FIRST), rows=ROWS)
+    engine.save(folder / "common", state(FIRST), step=FIRST)
+
+
+def save(folder: Path, stage: int, precision: str) -> Engine:
+    engine = make_engine(stage, precision, micro=MICRO, rows=ROWS)
+    run = folder / f"{stage}_{precision}_{engine.world}"
+    loaded = engine.load(folder / "common")
+    assert loaded is not None and loaded["step"] == FIRST
+    engine.save(run / "checkpoints", state(FIRST), step=FIRST)
+    engine._engine.save_checkpoint(str(run / "shards"))
+    if engine.rank == 0:
+        info = WeightsInfo(
+            backbone=make_model().backbone.config, task_ids=IDS, token_heads=TOKEN_HEADS
+        )
+        (run / "shards" / INFO).write_text(json.dumps(info.record()))
+    train(engine, range(FIRST, LAST), rows=ROWS)
+    engine.save(run / "later" / "checkpoints", state(LAST), step=LAST)
+    return engine
+
+
+def main() -> None:
+    options = arguments(folder="", runs="")
+    folder = Path(options.folder)
+    if not (folder / "common").exists():
+        begin(folder)
+    engine = None
+    for run in options.runs.split(","):
+        stage, precision = run.split(":")
+        engine = save(folder, int(stage), precision)
+    assert engine is not None
+    write(options.out, engine.rank, engine.world)
+    engine.close()
+    leave(0)
+
+
+main()

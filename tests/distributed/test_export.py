@@ -1,0 +1,144 @@
+"""What 1, 2 and 3 processes save under each ZeRO stage is exported to the same bytes: from our
+checkpoints and from DeepSpeed's own shards, all of them written by real engines."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load
+
+from palm_ds import checkpoint
+from palm_ds.formats import deepspeed
+from palm_ds.portable import KINDS, Stored
+
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+
+COMMAND = Path(__file__).resolve().parents[2] / "tools" / "convert_ckpt" / "convert.py"
+LAUNCHERS = {1: "python", 2: "deepspeed", 3: "torchrun"}
+# ZeRO 3 last: it changes the process it runs in.
+RUNS = ("0:fp32", "1:fp32", "2:fp32", "1:bf16", "2:bf16", "3:fp32", "3:bf16")
+MODEL = {
+    "palm_ds": "weights.safetensors",
+    "huggingface": "model.safetensors",
+    "paddle": "model_state.pdparams",
+}
+
+Convert = Callable[..., dict[str, bytes]]
+
+
+@pytest.fixture
+def convert(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Convert:
+    """convert(source, "paddle"): the files that the command writes, entered in this process. Two
+    files of the same bytes need no proof each."""
+    spec = importlib.util.spec_from_file_location("convert_command", COMMAND)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made: list[Path] = []
+
+    def convert(source: Path, to: str) -> dict[str, bytes]:
+        made.append(tmp_path / f"converted_{len(made)}")
+        words = ["convert.py", str(source), str(made[-1]), "--to", to, "--unchecked", "--json"]
+        monkeypatch.setattr(sys, "argv", words)
+        assert module.main() == 0
+        return files(made[-1])
+
+    return convert
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def values(step: Path) -> dict[str, torch.Tensor]:
+    """A checkpoint's weights and moments, laid end to end."""
+    stored = Stored(checkpoint.open_one(step).files)
+    return {
+        f"{kind}/{name}": stored.read(name, kind, 0, stored.size(name))
+        for name in stored.names()
+        for kind in KINDS
+    }
+
+
+def test_every_layout_exports_the_same_bytes(run_distributed, convert, tmp_path) -> None:
+    saved = tmp_path / "saved"
+    for processes, launcher in LAUNCHERS.items():
+        options = ("--folder", saved, "--runs", ",".join(RUNS))
+        done = run_distributed("export.py", *options, processes=processes, launcher=launcher)
+        assert done.result == processes
+    common = saved / "common" / "step_00000003"
+    layouts = [saved / f"{run.replace(':', '_')}_{n}" for run in RUNS for n in LAUNCHERS]
+    check_ours(common, layouts, convert)
+    check_deepspeeds(common, layouts, convert)
+    check_later(common, layouts, convert)
+    check_the_command(layouts[-2:], tmp_path / "by_hand", convert)
+
+
+def check_ours(common: Path, layouts: Iterable[Path], convert: Convert) -> None:
+    """What was restored and saved again, bf16 included: the fp32 weights are what is exported."""
+    before = values(common)
+    for kind in KINDS:
+        assert any(x.any() for name, x in before.items() if name.startswith(kind)), kind
+    words = before["weight/backbone.word.weight"]
+    assert not torch.equal(words.bfloat16().float(), words)  # or bf16 would prove nothing
+    wanted = {to: convert(common, to) for to in MODEL}
+    for run in layouts:
+        step = run / "checkpoints" / common.name
+        found = values(step)
+        assert found.keys() == before.keys()
+        for name, value in before.items():
+            assert torch.equal(found[name], value), (run.name, name)
+        for to, model in MODEL.items():
+            assert model in wanted[to]
+            source = run if to == "huggingface" else step
+            assert convert(source, to) == wanted[to], (run.name, to)
+
+
+def check_the_command(runs: Iterable[Path], target: Path, convert: Convert) -> None:
+    """In a process of its own, with its proof."""
+    for run, to in zip(runs, ("huggingface", "paddle"), strict=True):
+        words = [str(COMMAND), str(run), str(target / to), "--to", to, "--json"]
+        done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["proof"]["holds"] is True
+        assert files(target / to)[MODEL[to]] == convert(run, to)[MODEL[to]]
+
+
+def check_deepspeeds(common: Path, layouts: Iterable[Path], convert: Convert) -> None:
+    """The same engines, saved by `save_checkpoint`: the same fp32 weights, the same model files."""
+    weights = {n.split("/", 1)[1]: x for n, x in values(common).items() if n.startswith("weight/")}
+    wanted = {to: convert(common, to)[model] for to, model in MODEL.items()}
+    for run in layouts:
+        contents = deepspeed.open_contents(run / "shards")
+        assert contents.format == f"DeepSpeed ZeRO {run.name[0]}, palm_ds"
+        assert contents.entries.keys() == weights.keys()
+        for name, entry in contents.entries.items():
+            read = entry.read()
+            assert read.dtype == torch.float32, (run.name, name)
+            assert torch.equal(read.flatten(), weights[name]), (run.name, name)
+        for to, model in MODEL.items():
+            assert convert(run / "shards", to)[model] == wanted[to], (run.name, to)
+
+
+def check_later(common: Path, layouts: Iterable[Path], convert: Convert) -> None:
+    """After a few steps more, fp32 layouts are as near to one another as sums in another order let
+    them be (6e-8 seen), and bf16 ones nearer than the steps went (1.7e-4 of 3e-3 seen)."""
+    begun = load(convert(common, "palm_ds")[MODEL["palm_ds"]])
+    first: dict[str, torch.Tensor] = {}
+    for run in layouts:
+        here = load(convert(run / "later", "palm_ds")[MODEL["palm_ds"]])
+        first = first or here
+        assert farthest(here, begun) > 2e-3, run.name
+        assert farthest(here, first) < (1e-6 if "fp32" in run.name else 5e-4), run.name
+
+
+def farthest(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> float:
+    assert a.keys() == b.keys()
+    return max((a[name] - b[name]).abs().max().item() for name in a)
