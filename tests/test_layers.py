@@ -13,20 +13,19 @@ import pytest
 
 LAYERS = (
     ("errors", "keyed"),
-    ("budget", "unpack", "transfer"),
+    ("budget", "unpack", "transfer", "optim"),
     (
         "settings",
         "example",
         "packing",
         "plan",
-        "optim",
         "checkpoint",
         "portable",
         "deepspeed_check",
     ),
     ("tokenizer", "machine", "schedule"),
-    ("corpus", "reader", "processes", "readable", "forgetting", "extra_tokens"),
-    ("source",),
+    ("corpus", "processes", "readable", "forgetting", "extra_tokens"),
+    ("source", "reader"),
     ("kernels",),
     ("attention", "backbone_config"),
     ("backbone", "flops", "engine"),

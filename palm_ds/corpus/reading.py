@@ -117,10 +117,10 @@ def _each_line(
 
 
 def _jsonl(lines: Lines, item: Input, options: InputOptions) -> Iterator[Found]:
-    return _each_line(lines, item, lambda line, at: record_of(_json_row(line), at, options))
+    return _each_line(lines, item, lambda line, at: record_of(json_row(line), at, options))
 
 
-def _json_row(line: bytes) -> dict:
+def json_row(line: bytes) -> dict:
     """The object in a line of JSON."""
     if len(line) > LONGEST:
         raise BadRecordError(f"longer than {LONGEST} bytes")
@@ -132,6 +132,8 @@ def _json_row(line: bytes) -> dict:
         raise BadRecordError(f"invalid UTF-8 at byte {error.start + 1} of the line") from None
     except json.JSONDecodeError as error:
         raise BadRecordError(f"not JSON: {error.msg} at character {error.colno}") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise BadRecordError(f"not JSON: {error}") from None
     except RecursionError:
         raise BadRecordError("not JSON: nested too deep") from None
     return _object(row)
@@ -144,10 +146,11 @@ def _object(row: object) -> dict:
 
 
 def _ernie(lines: Lines, item: Input, options: InputOptions) -> Iterator[Found]:
-    return _each_line(lines, item, lambda line, at: ernie_record(_decode(line), at, item.mask_word))
+    return _each_line(lines, item, lambda line, at: ernie_record(decoded(line), at, item.mask_word))
 
 
-def _decode(data: bytes) -> str:
+def decoded(data: bytes) -> str:
+    """A line, or a document, as text."""
     if len(data) > LONGEST:
         raise BadRecordError(f"longer than {LONGEST} bytes")
     try:
@@ -159,7 +162,7 @@ def _decode(data: bytes) -> str:
 
 
 def _text(data: bytes, place: Place) -> Record:
-    return plain_record(_decode(data), place)
+    return plain_record(decoded(data), place)
 
 
 def _text_lines(lines: Lines, item: Input, options: InputOptions) -> Iterator[Found]:
@@ -248,7 +251,7 @@ def _csv_cells(text: str) -> list[str]:
 def _row(line: bytes, names: list[str], cells: Callable[[str], list[str]]) -> dict[str, str]:
     if not line.strip():
         raise BadRecordError("empty line")
-    values = cells(_decode(line))
+    values = cells(decoded(line))
     if len(values) != len(names):
         raise BadRecordError(f"{len(values)} cells where the header has {len(names)}")
     return dict(zip(names, values, strict=True))
@@ -259,7 +262,7 @@ def _header(item: Input, options: InputOptions, cells: Callable[[str], list[str]
     with reading(item.path), open_bytes(item.path) as handle:
         line = next(iter(Lines(handle, 0, -1)), (0, 0, b"", 0))[2]
     try:
-        names = [name.strip() for name in cells(_decode(line))] if line.strip() else []
+        names = [name.strip() for name in cells(decoded(line))] if line.strip() else []
     except BadRecordError as bad:
         raise UserError(f"input {item.path}: line 1, the names of the columns: {bad}") from None
     if line.strip():
