@@ -14,7 +14,8 @@ The same program runs under `deepspeed`, `torchrun`, `mpirun` (with mpi4py) and 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from palm_ds import checkpoint, keyed, portable
 from palm_ds.errors import UserError
 from palm_ds.example import Batch
 from palm_ds.machine import Machine
-from palm_ds.optim import OptimizerConfig, build_optimizer
+from palm_ds.optim import OptimizerConfig, Resting, build_optimizer, freeze, rate_factors
 from palm_ds.processes import Watchdog, accelerator, start, stop
 
 _COUNTERS = ("global_steps", "global_samples", "skipped_steps")
@@ -61,9 +62,13 @@ class Engine:
         rows: int,
         seed: int,
         steps: Mapping[str, int] | None = None,
+        factors: Mapping[str, float] | None = None,
+        apart: Iterable[str] = (),
     ):
         """`steps`: how many updates each parameter has had (`Found.parameters` of the checkpoint
-        that is restored next); parameters of different age are kept apart."""
+        that is restored next); parameters of different age are kept apart.
+        `factors`: {pattern of parameter names: factor of the learning rate}, as a head's own rate.
+        `apart`: the patterns that `step` may be told to let rest."""
         import deepspeed
 
         self.processes = start(machine)
@@ -77,19 +82,27 @@ class Engine:
             world=self.world, stage=machine.stage, precision=machine.precision
         )
         self._rejected: tuple[int, ...] = ()
+        freeze(model, optimizer.freeze)
+        names = [name for name, _ in model.named_parameters()]
+        self._resting = Resting(apart, names)
         self._optimizer = build_optimizer(
             model,
             optimizer,
             zero_stage=machine.stage,
             checked=machine.checks_itself,
             steps=steps,
+            factors=rate_factors(names, optimizer.layer_decay, factors),
+            apart=self._resting.patterns,
         )
+        self._frozen = portable.frozen_shares(model, self.rank, self.world)
+        self._averages, self._swapped = optimizer.ema > 0, False
         _check_precision(machine, self.device)
         self._engine: Any = deepspeed.initialize(
             model=model, optimizer=self._optimizer, config=self.config
         )[0]
         if self.world == 1 and machine.stage == 0:
             self._engine.enable_backward_allreduce = False  # it would copy every gradient twice
+        self._resting.watch(self._engine.module)
         self._watchdog = Watchdog(machine.watchdog_minutes * 60)
 
     # -- training --
@@ -101,20 +114,23 @@ class Engine:
         step: int,
         weights: Mapping[str, float] | None = None,
         stop: bool = False,
+        rest: Iterable[str] = (),
     ) -> StepResult:
         """One optimizer step over this process's micro-batches of it.
 
         `weights`: what each task counts for (1 where not given). A step whose gradients are not
-        finite changes nothing; `skipped_steps` counts it.
+        finite changes nothing; `skipped_steps` counts it. `rest`: patterns, of those given as
+        `apart`; parameters that they fit are as if they were no parameters in this step: weights,
+        moments and their count of steps stay, and the norm that is clipped is that of the others.
         """
+        assert not self._swapped, "the averages stand in the weights' place"
         assert len(batches) == self.accumulation, (len(batches), self.accumulation)
         counts, tokens, stop = self._agree(batches, step, stop)
         scales = {
             task: (weights or {}).get(task, 1.0) * self.world / max(counts[task], 1)
             for task in self.tasks
         }
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
+        self._resting.prepare(self._optimizer.param_groups, lr, rest)
         # Dropout depends on (seed, step, rank) alone: no random state has to be saved.
         torch.manual_seed(keyed.key(self.seed, "dropout", step, self.rank))
         sums = _Sums(self.tasks)
@@ -201,8 +217,10 @@ class Engine:
         """On rank 0 every weight whole, in fp32, on the host; elsewhere an empty dict. All
         processes take part, one weight at a time, so that the device holds one extra at most."""
         out: dict[str, torch.Tensor] = {}
-        for name, parameter in self._engine.module.named_parameters():
-            full = self._full(parameter)
+        held = self._held()
+        for name, parameter in held.parameters.items():
+            frozen = name in self._frozen
+            full = held.whole(name, self.device) if frozen else self._full(parameter)
             if self.rank == 0:
                 out[name] = full.detach().to("cpu", torch.float32, copy=True)
         if self.rank == 0:
@@ -220,6 +238,24 @@ class Engine:
         assert full is not None
         return full
 
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Within, the model has the running averages for weights (`optimizer.ema`; without it, its
+        own weights): to evaluate, and for `full_state_dict`. Afterwards it has its own again, bit
+        for bit. All processes take part; steps and checkpoints have to wait."""
+        if not self._averages:
+            yield
+            return
+        assert not self._swapped
+        held = self._held()
+        held.swap()
+        self._swapped = True
+        try:
+            yield
+        finally:
+            held.swap()
+            self._swapped = False
+
     # -- checkpoints --
 
     def save(
@@ -228,6 +264,7 @@ class Engine:
         """Publish a checkpoint of `step` with the caller's `state` (JSON) in `folder`; keep the
         newest `keep`. Raises checkpoint.SaveError, on all processes, when it cannot be written;
         the run may go on after it."""
+        assert not self._swapped, "the averages stand in the weights' place"
         self._watchdog.beat()
         held = self._held()
 
@@ -295,6 +332,7 @@ class Engine:
             stage=self.machine.stage,
             rank=self.rank,
             world=self.world,
+            frozen=self._frozen,
         )
 
     def _counters(self) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 """Weights and moments by the parameter's name: what a checkpoint keeps of them.
 
     stretch   a run of one parameter's values (flattened), with the optimizer's running means of the
-              gradient and of its square beside it; views, so that reading and writing are the same
+              gradient and of its square beside it, and the running average of the weights where
+              there is one; views, so that reading and writing are the same
 
 ZeRO 1 and 2 cut the parameters of a group, laid end to end, into one range a process; ZeRO 3 cuts
-each parameter; under ZeRO 0 everybody has all, and the writing is shared out. A stretch says which
+each parameter; under ZeRO 0 everybody has all, and the writing is shared out. A frozen parameter
+has weights only, and each process keeps a share of them in fp32. A stretch says which
 values of which parameter it holds, so a file of stretches can be read by any number of processes
 under any ZeRO stage, and by a model that has grown.
 
@@ -15,18 +17,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch import distributed as dist
 from torch import nn
 
 from palm_ds.errors import UserError
+from palm_ds.optim import Averaging
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+AVERAGE = "average"
 KINDS = ("weight", *MOMENTS)
+"""What every parameter that trains has."""
 _FILE_BYTES = 1 << 30
 """A process writes files of about this size: it needs so much more memory while it saves."""
 
@@ -37,16 +44,42 @@ class Stretch:
 
     name: str
     start: int
-    tensors: Mapping[str, torch.Tensor]  # of each of KINDS, (length,) fp32
+    tensors: Mapping[str, torch.Tensor]  # by kind, (length,) fp32
     state: dict[str, Any] = field(compare=False)  # the optimizer's entry that the moments are in
 
     def __len__(self) -> int:
         return len(self.tensors["weight"])
 
 
+@dataclass(frozen=True)
+class Share:
+    """A process's share of a frozen parameter: values [start, start + len(values)) in fp32, on the
+    host. The model itself may hold rounded ones."""
+
+    start: int
+    values: torch.Tensor
+
+
+def frozen_shares(model: nn.Module, rank: int, world: int) -> dict[str, Share]:
+    """Of every parameter that needs no gradient, before anything rounds or cuts it."""
+    shares = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            start, end = _share(parameter.numel(), rank, world)
+            values = parameter.detach().view(-1)[start:end]
+            shares[name] = Share(start, values.to("cpu", torch.float32, copy=True))
+    return shares
+
+
+def _share(size: int, rank: int, world: int) -> tuple[int, int]:
+    """As ZeRO 3 cuts a parameter: equal parts, the last ones shorter or empty."""
+    part = -(-size // world)
+    return min(rank * part, size), min((rank + 1) * part, size)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """The optimizer states of this process, seen as stretches. `zero` is DeepSpeed's ZeRO
+    """What this process holds of the parameters, seen as stretches. `zero` is DeepSpeed's ZeRO
     optimizer (none under ZeRO 0), `base` the one that computes the update."""
 
     parameters: Mapping[str, nn.Parameter]
@@ -55,23 +88,30 @@ class Held:
     stage: int
     rank: int
     world: int
+    frozen: Mapping[str, Share] = field(default_factory=dict)
+    """This process's shares of the parameters that do not train."""
 
     def stretches(self) -> Iterator[Stretch]:
         """Every stretch this process holds; under ZeRO 0 that is every parameter."""
         of = {0: self._whole, 1: self._fragment, 2: self._fragment, 3: self._partition}[self.stage]
         for name, parameter in self.parameters.items():
-            stretch = of(name, parameter)
+            stretch = self._still(name) if name in self.frozen else of(name, parameter)
             if stretch is not None and len(stretch):
                 yield stretch
 
     def written(self) -> Iterator[Stretch]:
         """Every stretch this process is to write: together the processes write each value once."""
-        for number, stretch in enumerate(self.stretches()):
-            if self.stage or number % self.world == self.rank:
+        mine = set(list(self.parameters)[self.rank :: self.world])
+        for stretch in self.stretches():
+            if self.stage or stretch.name in self.frozen or stretch.name in mine:
                 yield stretch
 
+    def _still(self, name: str) -> Stretch:
+        share = self.frozen[name]
+        return Stretch(name, share.start, {"weight": share.values}, {"step": 0})
+
     def _whole(self, name: str, parameter: nn.Parameter) -> Stretch:
-        return _stretch(name, 0, parameter.data.view(-1), self._state(parameter), slice(None))
+        return self._stretch(name, 0, parameter, slice(None))
 
     def _fragment(self, name: str, parameter: Any) -> Stretch | None:
         place = parameter._hp_mapping
@@ -80,15 +120,22 @@ class Held:
         flat = self.base.param_groups[place.param_group_index]["params"][0]
         here = place.hp_fragment_address
         inside = slice(here.start, here.start + here.numel)
-        state = self._state(flat)
-        return _stretch(name, place.lp_fragment_address.start, flat.data[inside], state, inside)
+        return self._stretch(name, place.lp_fragment_address.start, flat, inside)
 
     def _partition(self, name: str, parameter: Any) -> Stretch:
         group, first, size = self.zero.grad_position[self.zero.get_param_id(parameter)]
         flat = self.zero.fp32_partitioned_groups_flat[group]
         start = self.rank * size
         inside = slice(first, first + max(min(size, parameter.ds_numel - start), 0))
-        return _stretch(name, start, flat.data[inside], self._state(flat), inside)
+        return self._stretch(name, start, flat, inside)
+
+    def _stretch(self, name: str, start: int, key: torch.Tensor, inside: slice) -> Stretch:
+        """The part `inside` of a tensor that the base optimizer updates."""
+        state = self._state(key)
+        tensors = {"weight": key.data} | {kind: state[kind] for kind in MOMENTS}
+        if isinstance(self.base, Averaging) and self.base.ema:
+            tensors[AVERAGE] = self.base.average_of(key)
+        return Stretch(name, start, {k: t.view(-1)[inside] for k, t in tensors.items()}, state)
 
     def _state(self, key: torch.Tensor) -> dict[str, Any]:
         """The optimizer's entry of a tensor; as it begins where there is none yet."""
@@ -112,12 +159,38 @@ class Held:
                 self.zero._reassign_or_swap_out_partitioned_parameters(group)
             self.zero.checkpoint_event_epilogue()  # gathers what is kept whole everywhere
 
+    def swap(self) -> None:
+        """Weights and their running averages change places; a second time, and each is back, bit
+        for bit. All processes take part."""
+        assert isinstance(self.base, Averaging)
+        for weight, average in self.base.averages.items():
+            before = weight.detach().clone()
+            weight.data.copy_(average)
+            average.copy_(before)
+        self.share()
 
-def _stretch(
-    name: str, start: int, weight: torch.Tensor, state: dict[str, Any], inside: slice
-) -> Stretch:
-    moments = {kind: state[kind].view(-1)[inside] for kind in MOMENTS}
-    return Stretch(name, start, {"weight": weight, **moments}, state)
+    def place(self, name: str, read: Callable[[int, int], torch.Tensor]) -> None:
+        """Give the model the values of a frozen parameter; `read(start, end)` has them."""
+        parameter: Any = self.parameters[name]
+        if self.stage < 3:
+            parameter.data.copy_(read(0, parameter.numel()).view(parameter.shape))
+            return
+        start, end = _share(parameter.ds_numel, self.rank, self.world)
+        parameter.ds_tensor.data.view(-1)[: end - start].copy_(read(start, end))
+
+    def whole(self, name: str, device: torch.device) -> torch.Tensor:
+        """A frozen parameter in fp32, as it was before rounding. All processes take part."""
+        parameter: Any = self.parameters[name]
+        shape = parameter.ds_shape if self.stage == 3 else parameter.shape
+        values = self.frozen[name].values
+        if self.world > 1:
+            size = _share(shape.numel(), 0, self.world)[1]  # the first share is the longest
+            mine = torch.zeros(size, device=device)
+            mine[: len(values)] = values
+            parts = [torch.empty_like(mine) for _ in range(self.world)]
+            dist.all_gather(parts, mine)
+            values = torch.cat(parts)[: shape.numel()]
+        return values.view(shape)
 
 
 def steps_of(stretches: Iterable[Stretch]) -> dict[str, int]:
@@ -159,9 +232,11 @@ class Stored:
     def __init__(self, files: Sequence[Path]):
         self._files = [safe_open(str(path), framework="pt") for path in files]
         self._found: dict[str, list[tuple[int, int, int]]] = {}
+        self._kinds: dict[str, set[str]] = {}
         for number, file in enumerate(self._files):
             for key in file.keys():  # noqa: SIM118 - not a dict
                 kind, start, name = key.split("/", 2)
+                self._kinds.setdefault(name, set()).add(kind)
                 if kind == "weight":
                     size = file.get_slice(key).get_shape()[0]
                     place = (int(start), int(start) + size, number)
@@ -188,7 +263,13 @@ class Stored:
         return True
 
     def read(self, name: str, kind: str, start: int, end: int) -> torch.Tensor:
-        """(end - start,) values [start, end) of a parameter, or of one of its moments."""
+        """(end - start,) values [start, end) of a parameter, of one of its moments, or of its
+        running average. Moments of one that was frozen are as they begin; so is an average that
+        was not kept: the weights."""
+        if kind not in self._kinds[name]:
+            if kind in MOMENTS:
+                return torch.zeros(end - start)
+            kind = "weight"
         out = torch.empty(end - start, dtype=torch.float32)
         filled = 0
         for first, last, number in self._found[name]:
@@ -211,7 +292,8 @@ class Grown:
 
     def read(self, stored: Stored, name: str, kind: str, start: int, end: int) -> torch.Tensor:
         width = self.first.shape[1]
-        whole = self.first.float().clone() if kind == "weight" else torch.zeros_like(self.first)
+        first = self.first.float()
+        whole = torch.zeros_like(first) if kind in MOMENTS else first.clone()
         for row, old in enumerate(self.rows):
             if old >= 0:
                 whole[row] = stored.read(name, kind, old * width, (old + 1) * width)
@@ -226,20 +308,28 @@ def restore(
     grown: Mapping[str, Grown] | None = None,
     fresh: Iterable[str] = (),
 ) -> None:
-    """Put stored weights and moments into this process's stretches. `fresh` parameters are left as
-    they are. All processes take part. Raises UserError where a parameter was not stored."""
+    """Put stored weights, moments and averages into this process's stretches. `fresh` parameters
+    are left as they are. All processes take part. Raises UserError where a parameter was not
+    stored."""
     left = set(fresh)
+
+    def read(name: str, kind: str, start: int, end: int) -> torch.Tensor:
+        reader = (grown or {}).get(name)
+        place = (name, kind, start, end)
+        return reader.read(stored, *place) if reader else stored.read(*place)
+
+    for name in held.parameters:
+        if name not in stored and name not in left:
+            raise UserError(f"the checkpoint has no parameter {name!r}")
     for stretch in held.stretches():
-        if stretch.name in left:
-            continue
-        if stretch.name not in stored:
-            raise UserError(f"the checkpoint has no parameter {stretch.name!r}")
-        reader = (grown or {}).get(stretch.name)
-        for kind, tensor in stretch.tensors.items():
-            place = (stretch.name, kind, stretch.start, stretch.start + len(stretch))
-            values = reader.read(stored, *place) if reader else stored.read(*place)
-            tensor.copy_(values)
-        _set_step(stretch.state, steps[stretch.name])
+        if stretch.name not in left:
+            for kind, tensor in stretch.tensors.items():
+                end = stretch.start + len(stretch)
+                tensor.copy_(read(stretch.name, kind, stretch.start, end))
+            _set_step(stretch.state, steps[stretch.name])
+    for name in held.frozen:
+        if name not in left:
+            held.place(name, partial(read, name, "weight"))
     held.share()
 
 

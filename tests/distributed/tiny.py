@@ -54,8 +54,11 @@ def make_engine(
     dropout: float = 0.0,
     kind: type[Model] = Model,
     rows: int = ROWS,
+    scale_power: int = 16,
+    **more: Any,
 ) -> Engine:
-    """`precision`: fp32, bf16 or fp16, with "-offload" behind it: optimizer state on the host."""
+    """`precision`: fp32, bf16 or fp16 (whose loss scale begins at 2 ** `scale_power`), with
+    "-offload" behind it: optimizer state on the host. `more` goes to the engine."""
     precision, _, offload = precision.partition("-")
     values: dict[str, Any] = {"zero_optimization": {"stage": stage}}
     if offload:
@@ -67,9 +70,11 @@ def make_engine(
         from deepspeed.accelerator import get_accelerator
 
         get_accelerator().is_fp16_supported = lambda: True
+        values["fp16"]["initial_scale_power"] = scale_power
     model = make_model(dropout, kind)
     machine = make_machine(values)
-    return Engine(model, machine=machine, optimizer=OPTIMIZER, rows=rows, seed=1)
+    more = {"optimizer": OPTIMIZER} | more
+    return Engine(model, machine=machine, rows=rows, seed=1, **more)
 
 
 def row(step: int, number: int, tasks: Sequence[str] = ("words", "order")) -> Example:

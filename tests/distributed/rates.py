@@ -1,0 +1,143 @@
+"""Rates by parameter, frozen parameters, parameters that rest in some steps, and running averages,
+all in one run: under each of --runs (stage:precision), and by hand in plain torch.
+
+Each run is saved after SAVED steps in its own folder of --folder, goes on, and is then resumed by a
+new engine; --from says which run's checkpoint each resumes (stage:precision, of --origin's runs).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tiny import LR, ROWS, arguments, make_engine, make_model, share, write
+
+from palm_ds.engine import Engine
+from palm_ds.optim import OptimizerConfig
+from palm_ds.processes import leave
+
+STEPS, SAVED = 7, 4
+FROZEN = ("backbone.word.weight", "backbone.layers.0.attention_norm.*")
+FACTORS = {"heads.*": 2.0, "heads.order.*": 10.0}
+REST = {1: ("backbone.layers.1.*",), 3: ("heads.words.*",), 5: ("backbone.layers.1.*", "heads.*")}
+"""What rests in which step."""
+APART = ("backbone.layers.1.*", "heads.words.*", "heads.*")
+OPTIMIZER = OptimizerConfig(
+    lr=LR, clip=0.5, weight_decay=0.1, layer_decay=0.5, freeze=FROZEN, ema=0.8
+)
+
+
+def build(run: str) -> Engine:
+    stage, precision = run.split(":")
+    settings: dict[str, Any] = dict(optimizer=OPTIMIZER, factors=FACTORS, apart=APART)
+    return make_engine(int(stage), precision, scale_power=8, **settings)  # fp16 skips no step
+
+
+def train(engine: Engine, steps: range) -> list[float]:
+    losses = []
+    for step in steps:
+        batches = share(step, engine.rank, engine.world, engine.micro_rows)
+        result = engine.step(batches, LR * (step + 1), step, rest=REST.get(step, ()))
+        sums = engine.reduce(result.loss_sums)
+        losses.append(sum(sums[task] / max(result.counts[task], 1) for task in sums))
+    return losses
+
+
+def flat(state: dict[str, torch.Tensor]) -> dict[str, list[float]]:
+    return {name: tensor.double().flatten().tolist() for name, tensor in state.items()}
+
+
+def held_out(engine: Engine) -> float:
+    loss = 0.0
+    for batch in share(99, engine.rank, engine.world, engine.micro_rows):
+        outputs = engine.evaluate(batch)
+        loss += engine.reduce({"x": sum(output.loss_sum for output in outputs.values())})["x"]
+    return loss
+
+
+def seen(engine: Engine) -> dict[str, Any]:
+    """Weights, averages, the loss of each; what was before the averages came is there again."""
+    model: dict[str, Any] = dict(engine._engine.module.named_parameters())
+    kept = {n: getattr(p, "ds_tensor", p).detach().clone() for n, p in model.items()}
+    weights, loss = engine.full_state_dict(), held_out(engine)
+    with engine.averaged():
+        averages, averaged = engine.full_state_dict(), held_out(engine)
+    again = engine.full_state_dict()
+    back = all(torch.equal(weights[name], again[name]) for name in weights)
+    back &= all(torch.equal(kept[n], getattr(p, "ds_tensor", p)) for n, p in model.items())
+    return {
+        "weights": flat(weights),
+        "averages": flat(averages),
+        "held out": [loss, averaged, held_out(engine)],
+        "back": back,
+    }
+
+
+def by_hand() -> dict[str, Any]:
+    """A group a parameter, factors written out, no gradient for what rests."""
+    model = make_model()
+    frozen = {"backbone.word.weight"}
+    frozen |= {f"backbone.layers.0.attention_norm.{part}" for part in ("weight", "bias")}
+    first = {name: p.detach().clone() for name, p in model.named_parameters()}
+    moving = {name: p for name, p in model.named_parameters() if name not in frozen}
+    average = {name: p.detach().clone() for name, p in model.named_parameters()}
+    groups = []
+    for name, p in moving.items():
+        factor = 0.5**3  # embeddings, 2 layers
+        if name.startswith("backbone.layers."):
+            factor = {"0": 0.25, "1": 0.5}[name.split(".")[2]]
+        elif name.startswith("backbone.pooler."):
+            factor = 1.0
+        elif name.startswith("heads."):
+            factor = 10.0 if name.startswith("heads.order.") else 2.0
+        decay = 0.1 if name.startswith("backbone.") and p.ndim == 2 else 0.0
+        groups.append({"params": [p], "weight_decay": decay, "factor": factor})
+    optimizer = torch.optim.AdamW(groups, lr=LR, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps)
+    losses = []
+    for step in range(STEPS):
+        (batch,) = share(step, 0, 1, ROWS)
+        total = torch.zeros(())
+        for task, output in model(batch).items():
+            count = len(batch.labels[task][0]) if task in batch.labels else 1
+            total = total + output.loss_sum / count
+        model.zero_grad()
+        total.backward()
+        starts = tuple(pattern.removesuffix("*") for pattern in REST.get(step, ()))
+        for name, p in model.named_parameters():
+            if name in frozen or (starts and name.startswith(starts)):
+                p.grad = None
+        torch.nn.utils.clip_grad_norm_(moving.values(), 0.5)
+        for group in optimizer.param_groups:
+            group["lr"] = LR * (step + 1) * group["factor"]
+        optimizer.step()
+        for name, p in moving.items():
+            average[name] = 0.8 * average[name] + 0.2 * p.detach()
+        losses.append(total.item())
+    weights = flat({name: p.detach() for name, p in model.named_parameters()})
+    first = flat({name: tensor for name, tensor in first.items() if name in frozen})
+    return {"losses": losses, "weights": weights, "averages": flat(average), "first": first}
+
+
+def main() -> None:
+    options = arguments(folder="", runs="", sources="", origin="")
+    results: dict[str, Any] = {"by hand": by_hand()}  # before ZeRO 3: it replaces F.linear
+    folder, engine = Path(options.folder), None
+    origin = Path(options.origin or folder)
+    for run, source in zip(options.runs.split(","), options.sources.split(","), strict=True):
+        engine = build(run)
+        losses = train(engine, range(SAVED))
+        engine.save(folder / run, {"step": SAVED}, step=SAVED)
+        losses += train(engine, range(SAVED, STEPS))
+        results[run] = seen(engine) | {"losses": losses}
+        engine = build(run)
+        assert engine.load(origin / source) == {"step": SAVED}
+        losses = train(engine, range(SAVED, STEPS))
+        results[f"{run} after {source}"] = seen(engine) | {"losses": losses}
+    assert engine is not None
+    write(options.out, engine.rank, results)
+    engine.close()
+    leave(0)
+
+
+main()

@@ -1,0 +1,48 @@
+"""Each parameter at its own rate, some not at all, some not in this step; averages of all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.distributed
+
+RUNS = ["0:fp32", "1:bf16", "1:fp32", "2:fp16", "2:fp32", "3:bf16", "3:fp32"]
+BACKWARDS = ["3:fp32", "1:bf16", "0:fp32", "2:fp16", "1:fp32", "3:bf16", "2:fp32"]
+"""Whose checkpoint each run goes on from where the number of processes has changed."""
+
+
+def check(result: dict[str, Any], name: str, first: int) -> None:
+    """A run that began at step `first` against the loop by hand."""
+    run, hand = result[name], result["by hand"]
+    exact = ":fp32" in name
+    tolerance: dict[str, Any] = dict(rtol=1e-5) if exact else dict(rtol=5e-3)
+    np.testing.assert_allclose(run["losses"], hand["losses"][first:], err_msg=name, **tolerance)
+    assert set(run["weights"]) == set(hand["weights"]) and run["back"], name
+    for kind in ("weights", "averages"):
+        for parameter, wanted in hand[kind].items():
+            found, atol = run[kind][parameter], 2e-6 if exact else 2e-2
+            message = f"{name} {kind} {parameter}"
+            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=atol, err_msg=message)
+    for parameter, value in hand["first"].items():
+        assert run["weights"][parameter] == run["averages"][parameter] == value, (name, parameter)
+    before, averaged, after = run["held out"]
+    assert before == after != averaged, name
+
+
+def test_rates_rests_and_averages_equal_a_loop_by_hand(run_distributed, tmp_path) -> None:
+    two, one = tmp_path / "two", tmp_path / "one"
+    same = ("--runs", ",".join(RUNS), "--sources", ",".join(RUNS))
+    first = run_distributed("rates.py", "--folder", two, *same).result
+    for run in RUNS:
+        check(first, run, 0)
+        whole, resumed = first[run], first[f"{run} after {run}"]
+        assert resumed.pop("losses") == whole["losses"][4:], run
+        assert {k: whole[k] for k in resumed} == resumed, run
+    moved = ("--runs", ",".join(RUNS), "--sources", ",".join(BACKWARDS), "--origin", two)
+    second = run_distributed("rates.py", "--folder", one, *moved, launcher="python").result
+    for run, source in zip(RUNS, BACKWARDS, strict=True):
+        check(second, run, 0)
+        check(second, f"{run} after {source}", 4)
