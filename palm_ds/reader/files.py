@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import glob
 import hashlib
 import json
@@ -107,7 +108,8 @@ def _is_lines(path: Path) -> bool:
 
 def contents_hash(files: Sequence[File], settings: TableSettings) -> str:
     """Changes with the bytes of the files, their order and the settings; not with their names."""
-    digest = hashlib.blake2b(repr(sorted(vars(settings).items())).encode(), digest_size=16)
+    said = json.dumps(dataclasses.asdict(settings), sort_keys=True)
+    digest = hashlib.blake2b(said.encode(), digest_size=16)
     for file in files:
         path = Path(file.path)
         parts = [*sorted(path.glob("*.arrow")), *path.glob("dataset_info.json")]

@@ -30,6 +30,7 @@ _CHOICES = {
     "bad_rows": ("stop", "skip"),
     "lost_answers": ("stop", "keep", "drop"),
 }
+_JOINED = ("choices", "text_a", "text_b", "text_b_neg")
 _SCALARS = ("label", "id", "qid", "text_a", "text_b", "text_b_neg", "question", "context")
 
 
@@ -39,7 +40,8 @@ class TableSettings:
 
     format: str = "auto"  # by the file's name, or one of FORMATS
     columns: Mapping[str, str | int | list[str | int]] = field(default_factory=dict)
-    # role: the column's name (`a.b`: b inside a), its number from 0, or ""; choices: several
+    # role: the column's name (`a.b`: b inside a), its number from 0, or "";
+    # several columns are choices, or a text joined with spaces
     header: bool = True  # the first line of tsv and csv holds names
     delimiter: str = ""  # between cells; "": a tab, for csv a comma, for conll tab or white space
     tag_delimiter: str = TAG_DELIMITER  # between tokens, tags or choices within one cell
@@ -61,9 +63,10 @@ class TableSettings:
                 if role not in roles:
                     raise UserError(f"{key}.{role}: unknown role{suggest(role, roles)}")
         for role, column in self.columns.items():
-            if isinstance(column, list) and (role != "choices" or len(column) < 2):
-                raise UserError(f"columns.{role}: {column!r}: one column; two or more for choices")
-        if self.strip_spaces and {"spans", "answers"} & set(self.columns):
-            raise UserError("strip_spaces: would move the characters that spans and answers count")
+            if isinstance(column, list) and (role not in _JOINED or len(column) < 2):
+                raise UserError(
+                    f"columns.{role}: {column!r}: give one column; two or more are for "
+                    f"{', '.join(_JOINED)}"
+                )
         if not self.tag_delimiter:
             raise UserError("tag_delimiter: empty; give what stands between two tokens of a cell")

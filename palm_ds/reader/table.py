@@ -15,7 +15,7 @@ from palm_ds.reader.columns import Key, pick, value_of
 from palm_ds.reader.files import File, contents_hash, find_files
 from palm_ds.reader.options import TAG_DELIMITER, TableSettings
 from palm_ds.reader.rows import Row, read_csv, read_json, read_jsonl, read_tsv
-from palm_ds.reader.values import label_text, parse
+from palm_ds.reader.values import parse
 
 _READERS: dict[str, Callable[[File, TableSettings], Iterator[Row]]] = {
     "tsv": read_tsv,
@@ -92,6 +92,7 @@ class _Notes:
 
     def __init__(self, settings: TableSettings) -> None:
         self.settings = settings
+        self.drops = {role: {_plain(x) for x in values} for role, values in settings.drop.items()}
         self.found: dict[str, tuple[int, str]] = {}
 
     def add(self, kind: str, first: str) -> None:
@@ -117,25 +118,15 @@ def open_table(paths: str | Sequence[str], settings: TableSettings | None = None
     files = find_files(paths, settings)
     notes = _Notes(settings)
     roles, places, raw = _raw_rows(files, settings, notes)
-    split = (
-        settings.tag_delimiter == TAG_DELIMITER and "tokens" not in roles and "tags" not in roles
-    )
-    split &= "text_a" in roles and _has_delimiter(raw, roles.index("text_a"))
+    if settings.strip_spaces and "spans" in roles:
+        raise UserError(f"{files[0].path}: strip_spaces: would move the characters spans count")
+    split = _is_split(roles, raw, settings)
     kept: list[Place] = []
     columns: dict[str, list[Any]] = {}
-    drops = {role: {_drop_text(x) for x in values} for role, values in settings.drop.items()}
     for (number, at), cells in zip(places, raw, strict=True):
-        place = where(files[number], at)
         row = dict(zip(roles, cells, strict=True))
-        if kind := _dropped(row, drops):
-            notes.add(kind, place)
-            continue
-        try:
-            values = parse(row, settings, split, lambda kind, place=place: notes.add(kind, place))
-            if columns and values.keys() != columns.keys():
-                raise BadRecordError(f"columns {', '.join(values)}, not {', '.join(columns)}")
-        except BadRecordError as bad:
-            notes.bad(place, bad.args[0])
+        values = _values(row, where(files[number], at), split, notes)
+        if values is None:
             continue
         kept.append((number, at))
         for role, value in values.items():
@@ -145,6 +136,29 @@ def open_table(paths: str | Sequence[str], settings: TableSettings | None = None
     return Table(
         files, columns, kept, notes=notes.lines(), fingerprint=contents_hash(files, settings)
     )
+
+
+def _is_split(
+    roles: Sequence[str], raw: Sequence[tuple[Any, ...]], settings: TableSettings
+) -> bool:
+    """Whether text_a and label are PALM's cells of tokens and tags: there is a control B."""
+    named = {"tokens", "tags"} & set(roles) or "text_a" not in roles
+    if settings.tag_delimiter != TAG_DELIMITER or named:
+        return False
+    at = roles.index("text_a")
+    return any(isinstance(cells[at], str) and TAG_DELIMITER in cells[at] for cells in raw)
+
+
+def _values(row: dict[str, Any], place: str, split: bool, notes: _Notes) -> dict[str, Any] | None:
+    """The row as tasks want it; None where it is left out."""
+    if kind := _dropped(row, notes.drops):
+        notes.add(kind, place)
+        return None
+    try:
+        return parse(row, notes.settings, split, lambda kind: notes.add(kind, place))
+    except BadRecordError as bad:
+        notes.bad(place, bad.args[0])
+        return None
 
 
 def _raw_rows(
@@ -167,7 +181,7 @@ def _raw_rows(
             except BadRecordError as bad:
                 notes.bad(where(file, row.place), bad.args[0])
         if not keys:
-            notes.add("file without rows", file.path)
+            notes.add("file without a row", file.path)
     return roles, places, raw
 
 
@@ -194,21 +208,16 @@ def _check_roles(roles: Sequence[str], keys: dict[str, Key], first: File, file: 
         )
 
 
-def _has_delimiter(raw: Sequence[tuple[Any, ...]], at: int) -> bool:
-    return any(isinstance(cells[at], str) and TAG_DELIMITER in cells[at] for cells in raw)
-
-
-def _drop_text(value: Any) -> str:
-    return "null" if value is None else label_text(value) if value != "" else ""
-
-
 def _dropped(row: dict[str, Any], drops: dict[str, set[str]]) -> str:
     """What is said of a row that the settings leave out; "" of any other."""
     for role, values in drops.items():
-        value = row.get(role, "")
-        if isinstance(value, list | dict):
-            continue
-        text = str(value).strip() if isinstance(value, str) else _drop_text(value)
-        if text in values and role in row:
+        if role in row and (text := _plain(row[role])) in values:
             return f"row with {role} {text!r}, left out"
     return ""
+
+
+def _plain(value: Any) -> str:
+    """A value as the settings write it."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return value.strip() if isinstance(value, str) else repr(value)

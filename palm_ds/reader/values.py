@@ -34,6 +34,8 @@ def parse(
 
 
 def _text(value: Any, role: str, settings: TableSettings) -> str:
+    if role in TEXTS and isinstance(value, list) and isinstance(settings.columns.get(role), list):
+        return " ".join(filter(None, (_text(x, role, settings) for x in value)))
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str) or value.strip():
