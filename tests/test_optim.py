@@ -6,7 +6,16 @@ import torch
 from torch import nn
 
 from palm_ds.errors import UserError
-from palm_ds.optim import CheckedAdamW, CheckedLamb, OptimizerConfig, build_optimizer
+from palm_ds.optim import (
+    CheckedAdamW,
+    CheckedLamb,
+    OptimizerConfig,
+    Resting,
+    build_optimizer,
+    freeze,
+    matching,
+    rate_factors,
+)
 from palm_ds.optim import parameter_groups as groups_of
 
 
@@ -52,6 +61,131 @@ def test_real_model_groups_cover_everything_once() -> None:
     assert sorted(together) == sorted(id(p) for p in model.parameters())
     assert id(backbone.word.weight) in {id(p) for p in decayed["params"]}
     assert all(p.ndim >= 2 for p in decayed["params"])
+
+
+NAMES = [
+    "backbone.word.weight",
+    "backbone.norm.bias",
+    *(f"backbone.layers.{i}.qkv.weight" for i in range(12)),
+    "backbone.pooler.dense.weight",
+    "heads.tags.out.weight",
+    "heads.tags.crf.moves",
+]
+
+
+def test_layers_are_numbered_as_in_ernie() -> None:
+    """ERNIE: decay ** (layers - i) for layer i from 0, decay ** (layers + 1) for embeddings."""
+    factors = rate_factors(NAMES, 0.8)
+    wanted = {f"backbone.layers.{i}.qkv.weight": 0.8 ** (12 - i) for i in range(12)}
+    wanted |= dict.fromkeys(NAMES[:2], 0.8**13) | dict.fromkeys(NAMES[-3:], 1.0)
+    assert factors == pytest.approx(wanted)
+    assert set(rate_factors(NAMES, 1.0).values()) == {1.0}
+
+
+def test_a_factor_of_its_own_stands_above_the_layers() -> None:
+    given = {"heads.tags.*": 4.0, "heads.tags.crf.*": 50.0, "backbone.layers.11.*": 1.5}
+    factors = rate_factors(NAMES, 0.5, given)
+    assert [factors[name] for name in NAMES[-4:]] == [1.5, 1.0, 4.0, 50.0]
+    assert factors["backbone.layers.10.qkv.weight"] == 0.25
+
+
+def test_layer_decay_without_layers_is_refused() -> None:
+    with pytest.raises(UserError, match=r"optimizer.layer_decay: .* backbone.layers.0"):
+        rate_factors(["backbone.word.weight", "heads.out.weight"], 0.9)
+
+
+def test_each_factor_has_its_groups() -> None:
+    model = Tied()
+    names = {id(p): n for n, p in model.named_parameters()}
+    factors = rate_factors(list(names.values()), 1.0, {"heads.order.*": 3.0, "*.dense.*": 0.5})
+    groups = groups_of(model, 0.01, factors=factors)
+    found = [(g["factor"], g["weight_decay"], {names[id(p)] for p in g["params"]}) for g in groups]
+    assert sorted(found, key=str) == sorted(
+        [
+            (1.0, 0.01, {"backbone.word.weight"}),
+            (0.5, 0.01, {"backbone.dense.weight"}),
+            (1.0, 0.0, {"backbone.norm.weight", "backbone.norm.bias"}),
+            (3.0, 0.0, {"heads.order.weight", "heads.order.bias"}),
+            (
+                0.5,
+                0.0,
+                {"backbone.dense.bias", "heads.words.dense.weight", "heads.words.dense.bias"},
+            ),
+        ],
+        key=str,
+    )
+
+
+def test_what_is_frozen_is_in_no_group() -> None:
+    model = Tied()
+    freeze(model, ("backbone.*",))
+    assert not model.backbone["word"].weight.requires_grad  # nor for the head that shares it
+    grouped = {id(p) for group in groups_of(model, 0.01) for p in group["params"]}
+    assert grouped == {id(p) for n, p in model.named_parameters() if n.startswith("heads.")}
+
+
+@pytest.mark.parametrize(
+    ("patterns", "wanted"),
+    [
+        (("backbone.wrod.weight",), "called 'backbone.wrod.weight'; .*\"backbone.word.weight\""),
+        (("backbone.word",), 'did you mean "backbone.word.*"'),
+        (("backbone.norm.*", "head.*"), 'did you mean "heads.*"'),
+        (("encoder.embedding_7",), r"known: backbone.\*, backbone.dense.\*, .*heads.words.\*"),
+        (("backbone.*", "heads.*"), r"\['backbone.\*', 'heads.\*'\] freezes every parameter"),
+    ],
+)
+def test_patterns_that_cannot_be_meant(patterns: tuple[str, ...], wanted: str) -> None:
+    with pytest.raises(UserError, match=f"^optimizer.freeze: .*{wanted}"):
+        freeze(Tied(), patterns)
+
+
+def test_patterns_know_case_and_dots() -> None:
+    assert matching(["backbone.layers.1*"], NAMES, "x") == {
+        f"backbone.layers.{i}.qkv.weight" for i in (1, 10, 11)
+    }
+    with pytest.raises(UserError, match="^x: no parameter is called 'Heads"):
+        matching(["Heads.*"], NAMES, "x")
+
+
+@pytest.mark.parametrize("kind", ["adamw", "lamb"])
+def test_what_rests_is_as_if_it_were_no_parameter(kind: str) -> None:
+    """The same gradients with the resting ones taken away by hand, in torch's way."""
+    ours, theirs = Tied(), Tied()
+    config = OptimizerConfig(kind=kind, lr=0.1, clip=0.5)  # type: ignore[arg-type]
+    names = [name for name, _ in ours.named_parameters()]
+    rests = {1: "heads.*", 2: "backbone.dense.*"}
+    resting = Resting(rests.values(), names)
+    mine = build_optimizer(ours, config, zero_stage=0, checked=True, apart=resting.patterns)
+    by_hand = build_optimizer(theirs, config, zero_stage=0, checked=True)
+    resting.watch(ours)
+    for step in range(4):
+        pattern = rests.get(step)
+        resting.prepare(mine.param_groups, 0.1, [pattern] if pattern else [])
+        for model in (ours, theirs):
+            model.zero_grad()
+            sum((p * (step + 1 + p)).sum() for p in model.parameters()).backward()  # type: ignore
+        for name, parameter in theirs.named_parameters():
+            if pattern and name.startswith(pattern[:-1]):
+                parameter.grad = None
+        mine.step()
+        by_hand.step()
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+            states = mine.state[a], by_hand.state[b]
+            assert int(states[0]["step"]) == int(states[1]["step"])
+
+
+def test_averages_begin_as_the_first_weights_and_skip_what_is_skipped() -> None:
+    model = Tied()
+    optimizer = build_optimizer(model, OptimizerConfig(ema=0.75), zero_stage=0, checked=True)
+    assert isinstance(optimizer, CheckedAdamW)
+    wanted = [p.detach().clone() for p in model.parameters()]
+    for scale in (1.0, float("inf"), 2.0):
+        train(model, optimizer, [scale])
+        if not optimizer.overflow:
+            wanted = [0.75 * a + 0.25 * p for a, p in zip(wanted, model.parameters(), strict=True)]
+    for average, p in zip(wanted, model.parameters(), strict=True):
+        torch.testing.assert_close(optimizer.average_of(p), average)
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, gradients: list[float]) -> None:
@@ -142,6 +276,10 @@ def test_lamb_under_zero_is_refused() -> None:
         ({"betas": (0.9, 1.0)}, r"optimizer.betas: each must be in \[0, 1\), got \[0.9, 1.0\]"),
         ({"clip": -1.0}, "optimizer.clip: must not be negative"),
         ({"weight_decay": -0.1}, "optimizer.weight_decay: must not be negative"),
+        ({"fgm": -0.1}, "optimizer.fgm: must not be negative"),
+        ({"layer_decay": 0.0}, r"optimizer.layer_decay: must be in \(0, 1\], got 0.0"),
+        ({"layer_decay": 1.1}, r"optimizer.layer_decay: must be in \(0, 1\], got 1.1"),
+        ({"ema": 1.0}, r"optimizer.ema: must be in \[0, 1\), got 1.0"),
     ],
 )
 def test_bad_numbers(values: dict[str, object], wanted: str) -> None:

@@ -3,6 +3,7 @@ distributed/test_engine.py."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from torch import nn
 
 from palm_ds import portable
 from palm_ds.errors import UserError
+from palm_ds.optim import AveragingAdamW, parameter_groups
 from palm_ds.portable import Grown, Held, Stored, Stretch
 
 
@@ -141,3 +143,64 @@ def test_what_is_fresh_stays_and_what_is_missing_is_named(tmp_path: Path) -> Non
     assert torch.equal(named["2.bias"], before)
     assert int(fresh.state[named["2.weight"]]["step"]) == 3
     assert int(fresh.state[named["2.bias"]]["step"]) == 0
+
+
+def test_frozen_parameters_have_weights_only(tmp_path: Path) -> None:
+    """Each process writes its share, in fp32 although the model computes with rounded weights."""
+    model, base = trained(0, steps=2)
+    model[1].requires_grad_(False)  # type: ignore[index]
+    names = dict(model.named_parameters())
+    exact = {n: p.detach().clone() for n, p in names.items() if not p.requires_grad}
+    assert len(exact) == 2
+    files: list[Path] = []
+
+    def write(name: str, make: Callable[[Path], None]) -> None:
+        make(tmp_path / name)
+        files.append(tmp_path / name)
+
+    shares = [portable.frozen_shares(model, rank, 4) for rank in range(4)]
+    for name in exact:  # what the engine's precision does to them
+        names[name].data.copy_(names[name].data.bfloat16())
+    for rank in range(4):
+        here = dataclasses.replace(held(model, base, rank, 4), frozen=shares[rank])
+        portable.write_stretches(here.written(), f"process_{rank}", write)
+    stored = Stored(files)
+    assert stored.names() == sorted(names)
+    for name, value in exact.items():
+        assert torch.equal(stored.read(name, "weight", 0, value.numel()), value.view(-1))
+        assert not stored.read(name, "exp_avg", 0, value.numel()).any()
+    keys = [key for file in files for key in safe_open(file, framework="pt").keys()]  # noqa: SIM118
+    assert not [k for k in keys if not k.startswith("weight/") and k.split("/")[2] in exact]
+
+    other, fresh = trained(1, steps=0)
+    other[1].requires_grad_(False)  # type: ignore[index]
+    there = dataclasses.replace(held(other, fresh), frozen=portable.frozen_shares(other, 0, 1))
+    portable.restore(there, stored, dict.fromkeys(names, 2))
+    for name, parameter in other.named_parameters():
+        assert torch.equal(parameter, exact.get(name, names[name])), name
+    for name, value in exact.items():
+        assert torch.equal(there.whole(name, torch.device("cpu")), value)
+    assert portable.steps_of(there.stretches()) == {n: 0 if n in exact else 2 for n in names}
+
+
+def test_an_average_that_was_not_kept_begins_as_the_weights(tmp_path: Path) -> None:
+    model, base = trained(0, steps=3)
+    stored = store(tmp_path, 2, model, base)
+    other, _ = trained(1, steps=0)
+    averaging = AveragingAdamW(parameter_groups(other, 0.0), lr=0.1, ema=0.9)
+    there = held(other, averaging)  # type: ignore[arg-type]
+    portable.restore(there, stored, portable.steps_of(held(model, base).stretches()))
+    for mine, theirs in zip(other.parameters(), model.parameters(), strict=True):
+        assert torch.equal(averaging.average_of(mine), theirs)
+        averaging.average_of(mine).add_(1)
+    average = portable.Grown(rows=(1, -1), first=torch.full((2, 3), 0.5))
+    table = average.read(stored, "0.weight", portable.AVERAGE, 0, 6).view(2, 3)
+    assert torch.equal(table[1], average.first[1])
+    assert torch.equal(table[0], dict(model.named_parameters())["0.weight"][1])
+
+    before = [p.detach().clone() for p in other.parameters()]
+    there.swap()
+    for value, p in zip(before, other.parameters(), strict=True):
+        torch.testing.assert_close(p.detach(), value + 1)
+    there.swap()
+    assert all(torch.equal(p, value) for value, p in zip(before, other.parameters(), strict=True))

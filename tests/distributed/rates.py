@@ -1,8 +1,9 @@
 """Rates by parameter, frozen parameters, parameters that rest in some steps, and running averages,
-all in one run: under each of --runs (stage:precision), and by hand in plain torch.
+all in one run: under each of --runs (stage:precision), and by hand in plain torch. Runs called
+stage:precision:fgm have adversarial word vectors instead.
 
 Each run is saved after SAVED steps in its own folder of --folder, goes on, and is then resumed by a
-new engine; --from says which run's checkpoint each resumes (stage:precision, of --origin's runs).
+new engine; --sources says which run's checkpoint each resumes, of those in --origin.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import torch
 from tiny import LR, ROWS, arguments, make_engine, make_model, share, write
 
 from palm_ds.engine import Engine
-from palm_ds.optim import OptimizerConfig
+from palm_ds.example import Batch
+from palm_ds.model import Model
+from palm_ds.optim import OptimizerConfig, parameter_groups
 from palm_ds.processes import leave
 
 STEPS, SAVED = 7, 4
@@ -26,11 +29,14 @@ APART = ("backbone.layers.1.*", "heads.words.*", "heads.*")
 OPTIMIZER = OptimizerConfig(
     lr=LR, clip=0.5, weight_decay=0.1, layer_decay=0.5, freeze=FROZEN, ema=0.8
 )
+ATTACK = OptimizerConfig(lr=LR, clip=0.5, weight_decay=0.1, fgm=0.7)
 
 
 def build(run: str) -> Engine:
-    stage, precision = run.split(":")
+    stage, precision, *fgm = run.split(":")
     settings: dict[str, Any] = dict(optimizer=OPTIMIZER, factors=FACTORS, apart=APART)
+    if fgm:
+        settings = dict(optimizer=ATTACK, apart=APART)
     return make_engine(int(stage), precision, scale_power=8, **settings)  # fp16 skips no step
 
 
@@ -97,12 +103,8 @@ def by_hand() -> dict[str, Any]:
     losses = []
     for step in range(STEPS):
         (batch,) = share(step, 0, 1, ROWS)
-        total = torch.zeros(())
-        for task, output in model(batch).items():
-            count = len(batch.labels[task][0]) if task in batch.labels else 1
-            total = total + output.loss_sum / count
         model.zero_grad()
-        total.backward()
+        losses.append(backward(model, batch))
         starts = tuple(pattern.removesuffix("*") for pattern in REST.get(step, ()))
         for name, p in model.named_parameters():
             if name in frozen or (starts and name.startswith(starts)):
@@ -113,15 +115,62 @@ def by_hand() -> dict[str, Any]:
         optimizer.step()
         for name, p in moving.items():
             average[name] = 0.8 * average[name] + 0.2 * p.detach()
-        losses.append(total.item())
     weights = flat({name: p.detach() for name, p in model.named_parameters()})
     first = flat({name: tensor for name, tensor in first.items() if name in frozen})
     return {"losses": losses, "weights": weights, "averages": flat(average), "first": first}
 
 
+def backward(model: Model, batch: Batch) -> float:
+    total = torch.zeros(())
+    for task, output in model(batch).items():
+        count = len(batch.labels[task][0]) if task in batch.labels else 1
+        total = total + output.loss_sum / count
+    total.backward()
+    return total.item()
+
+
+def attacked_by_hand() -> dict[str, Any]:
+    model = make_model()
+    groups = parameter_groups(model, 0.1)
+    optimizer = torch.optim.AdamW(groups, lr=LR, betas=ATTACK.betas, eps=ATTACK.eps)
+    seen: list[torch.Tensor] = []
+    change = torch.zeros(())
+
+    def hook(_module: Any, _inputs: Any, vectors: torch.Tensor) -> torch.Tensor:
+        vectors.retain_grad()
+        seen.append(vectors)
+        return vectors + change
+
+    model.backbone.word.register_forward_hook(hook)
+    losses = []
+    for step in range(STEPS):
+        (batch,) = share(step, 0, 1, ROWS)
+        model.zero_grad()
+        change = torch.zeros(())
+        losses.append(backward(model, batch))
+        gradient = seen[-1].grad
+        assert gradient is not None
+        change = torch.zeros_like(gradient)
+        for text in range(len(gradient)):  # one in each row, and padding, which has no gradient
+            if gradient[text].norm() > 0:
+                change[text] = ATTACK.fgm * gradient[text] / gradient[text].norm()
+        backward(model, batch)
+        starts = tuple(pattern.removesuffix("*") for pattern in REST.get(step, ()))
+        for name, p in model.named_parameters():
+            if starts and name.startswith(starts):
+                p.grad = None
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        for group in optimizer.param_groups:
+            group["lr"] = LR * (step + 1)
+        optimizer.step()
+    weights = flat({name: p.detach() for name, p in model.named_parameters()})
+    return {"losses": losses, "weights": weights, "averages": weights, "first": {}}
+
+
 def main() -> None:
     options = arguments(folder="", runs="", sources="", origin="")
-    results: dict[str, Any] = {"by hand": by_hand()}  # before ZeRO 3: it replaces F.linear
+    # before ZeRO 3: it replaces F.linear
+    results: dict[str, Any] = {"by hand": by_hand(), "attacked by hand": attacked_by_hand()}
     folder, engine = Path(options.folder), None
     origin = Path(options.origin or folder)
     for run, source in zip(options.runs.split(","), options.sources.split(","), strict=True):

@@ -1,4 +1,5 @@
-"""Each parameter at its own rate, some not at all, some not in this step; averages of all."""
+"""Each parameter at its own rate, some not at all, some not in this step; averages of all; and
+adversarial word vectors."""
 
 from __future__ import annotations
 
@@ -9,14 +10,17 @@ import pytest
 
 pytestmark = pytest.mark.distributed
 
-RUNS = ["0:fp32", "1:bf16", "1:fp32", "2:fp16", "2:fp32", "3:bf16", "3:fp32"]
-BACKWARDS = ["3:fp32", "1:bf16", "0:fp32", "2:fp16", "1:fp32", "3:bf16", "2:fp32"]
+RUNS = ["0:fp32", "0:fp32:fgm", "1:bf16", "1:fp32", "2:fp16", "2:fp16:fgm", "2:fp32", "2:fp32:fgm"]
+RUNS += ["3:bf16", "3:fp32", "3:fp32:fgm"]
+BACKWARDS = ["3:fp32", "3:fp32:fgm", "3:bf16", "0:fp32", "2:fp16", "2:fp16:fgm", "1:fp32"]
+BACKWARDS += ["2:fp32:fgm", "1:bf16", "2:fp32", "0:fp32:fgm"]
 """Whose checkpoint each run goes on from where the number of processes has changed."""
 
 
 def check(result: dict[str, Any], name: str, first: int) -> None:
     """A run that began at step `first` against the loop by hand."""
-    run, hand = result[name], result["by hand"]
+    run, attacked = result[name], ":fgm" in name
+    hand = result["attacked by hand" if attacked else "by hand"]
     exact = ":fp32" in name
     tolerance: dict[str, Any] = dict(rtol=1e-5) if exact else dict(rtol=5e-3)
     np.testing.assert_allclose(run["losses"], hand["losses"][first:], err_msg=name, **tolerance)
@@ -29,7 +33,7 @@ def check(result: dict[str, Any], name: str, first: int) -> None:
     for parameter, value in hand["first"].items():
         assert run["weights"][parameter] == run["averages"][parameter] == value, (name, parameter)
     before, averaged, after = run["held out"]
-    assert before == after != averaged, name
+    assert before == after and (averaged == before) == attacked, name
 
 
 def test_rates_rests_and_averages_equal_a_loop_by_hand(run_distributed, tmp_path) -> None:
