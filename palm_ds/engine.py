@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import nn
 
 from palm_ds import checkpoint, keyed, portable
+from palm_ds.adversarial import WordAttack
 from palm_ds.errors import UserError
 from palm_ds.example import Batch
 from palm_ds.machine import Machine
@@ -77,6 +78,7 @@ class Engine:
         self.machine, self.seed = machine, seed
         self.micro_rows, self.accumulation = machine.split(rows, self.world)
         self.config = machine.deepspeed_config(rows=rows, world=self.world, clip=optimizer.clip)
+        self._attack = self._attacked(model, optimizer.fgm) if optimizer.fgm else None
         self.tasks = tuple(model.head_of)  # type: ignore[arg-type]
         self.layout = checkpoint.Layout(
             world=self.world, stage=machine.stage, precision=machine.precision
@@ -136,16 +138,33 @@ class Engine:
         sums = _Sums(self.tasks)
         self._engine.train()
         for batch in batches:
-            outputs = self._engine(batch.to(self.device))
-            total = sum(outputs[task].loss_sum * scales[task] for task in self.tasks)
-            # The average over processes that follows undoes `world`.
-            self._engine.backward(total, scale_wrt_gas=False)
-            self._engine.step()
-            sums.add(outputs)
+            batch = batch.to(self.device)
+            if self._attack:
+                self._attack.begin(batch)
+            sums.add(self._pass(batch, scales))
+            if self._attack:
+                self._attack.strike()
+                self._pass(batch, scales)
+                self._attack.end()
         self._watchdog.beat()
         return StepResult(
             loss_sums=sums.loss, correct=sums.correct, counts=counts, tokens=tokens, stop=stop
         )
+
+    def _pass(self, batch: Batch, scales: Mapping[str, float]) -> dict[str, Any]:
+        """Forward, backward; a step as well where DeepSpeed has counted enough of these."""
+        outputs = self._engine(batch)
+        total = sum(outputs[task].loss_sum * scales[task] for task in self.tasks)
+        # The average over processes that follows undoes `world`.
+        self._engine.backward(total, scale_wrt_gas=False)
+        self._engine.step()
+        return outputs
+
+    def _attacked(self, model: Any, length: float) -> WordAttack:
+        """For DeepSpeed each micro-batch is then two."""
+        for key in ("train_batch_size", "gradient_accumulation_steps"):
+            self.config[key] *= 2
+        return WordAttack(model.backbone.word, length)
 
     def _agree(
         self, batches: Sequence[Batch], step: int, stop: bool
@@ -346,7 +365,8 @@ class Engine:
     def _set_counters(self, counters: Mapping[str, Any]) -> None:
         for name in _COUNTERS:
             setattr(self._engine, name, counters[name])
-        self._engine.micro_steps = counters["global_steps"] * self.accumulation
+        passes = self.config["gradient_accumulation_steps"]
+        self._engine.micro_steps = counters["global_steps"] * passes
         if self.machine.precision == "fp16" and "scaler" in counters:
             for name, value in counters["scaler"].items():
                 setattr(self._engine.optimizer.loss_scaler, name, value)
