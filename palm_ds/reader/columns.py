@@ -31,14 +31,15 @@ ALIASES = {
 }
 """Columns that play a role where none has the role's own name."""
 _NUMBERED = ("tsv", "csv", "conll")
-_OPEN = ("jsonl", "json")  # a row need not have what the first one has
+OPEN = ("jsonl", "json")
+"""Formats whose rows may each have other columns; a role is one that any row has."""
 Key = str | int | list[str | int]
 
 
 def pick(
     names: Sequence[str | int], first: Mapping[Any, Any], settings: TableSettings, file: File
 ) -> dict[str, Key]:
-    """The column or columns of each role, given the columns of a file and its first row."""
+    """The column or columns of each role, given the columns of a file and a value of each."""
     picked: dict[str, Key] = {
         role: _named(key, names, f"{file.path}: columns.{role}", file.format)
         for role, key in settings.columns.items()
@@ -75,7 +76,7 @@ def _one(key: str | int, names: Sequence[str | int], where: str, format: str) ->
         if not -len(names) <= key < len(names):
             raise UserError(f"{where}: no column {key}; there are {len(names)}, counted from 0")
         return names[key]
-    if key in names or key.split(".")[0] in names or format in _OPEN:
+    if key in names or key.split(".")[0] in names or format in OPEN:
         return key
     if names and isinstance(names[0], int):
         raise UserError(f"{where}: `{key}`: no names here; give a number, 0 to {len(names) - 1}")

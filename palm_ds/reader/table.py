@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from palm_ds.corpus.records import BadRecordError
 from palm_ds.errors import UserError
 from palm_ds.reader.blocks import read_conll, read_smart
 from palm_ds.reader.columnar import read_arrow, read_parquet
-from palm_ds.reader.columns import Key, pick, value_of
+from palm_ds.reader.columns import OPEN, Key, pick, value_of
 from palm_ds.reader.files import File, contents_hash, find_files
 from palm_ds.reader.options import TAG_DELIMITER, TableSettings
 from palm_ds.reader.rows import Row, read_csv, read_json, read_jsonl, read_tsv
@@ -94,10 +94,17 @@ class _Notes:
         self.settings = settings
         self.drops = {role: {_plain(x) for x in values} for role, values in settings.drop.items()}
         self.found: dict[str, tuple[int, str]] = {}
+        self.asked: set[str] = set()
 
     def add(self, kind: str, first: str) -> None:
         count, place = self.found.get(kind, (0, first))
         self.found[kind] = count + 1, place
+
+    def ask(self, identity: str | int) -> None:
+        """Predictions are known by the question's id, so it is of one question."""
+        if str(identity) in self.asked:
+            raise BadRecordError(f"a second question has the id {identity}")
+        self.asked.add(str(identity))
 
     def bad(self, place: str, reason: str) -> None:
         """A row that cannot be read ends it all, unless such rows are to be skipped."""
@@ -155,7 +162,10 @@ def _values(row: dict[str, Any], place: str, split: bool, notes: _Notes) -> dict
         notes.add(kind, place)
         return None
     try:
-        return parse(row, notes.settings, split, lambda kind: notes.add(kind, place))
+        values = parse(row, notes.settings, split, lambda kind: notes.add(kind, place))
+        if "question" in values and "id" in values:
+            notes.ask(values["id"])
+        return values
     except BadRecordError as bad:
         notes.bad(place, bad.args[0])
         return None
@@ -170,9 +180,9 @@ def _raw_rows(
     raw: list[tuple[Any, ...]] = []
     for number, file in enumerate(files):
         keys: dict[str, Key] = {}
-        for row in _full_rows(file, settings, notes):
+        for row, sample in _with_sample(_full_rows(file, settings, notes), file.format):
             if not keys:
-                keys = pick(list(row.values), row.values, settings, file)
+                keys = pick(list(sample), sample, settings, file)
                 roles = roles or tuple(keys)
                 _check_roles(roles, keys, files[0], file)
             try:
@@ -183,6 +193,18 @@ def _raw_rows(
         if not keys:
             notes.add("file without a row", file.path)
     return roles, places, raw
+
+
+def _with_sample(rows: Iterator[Row], format: str) -> Iterator[tuple[Row, Mapping[Any, Any]]]:
+    """Each row with a value of every column: the row itself, or where rows differ, all of them."""
+    if format not in OPEN:
+        yield from ((row, row.values) for row in rows)
+        return
+    every = list(rows)
+    sample: dict[Any, Any] = {}
+    for row in reversed(every):
+        sample.update(row.values)
+    yield from ((row, sample) for row in every)
 
 
 def _full_rows(file: File, settings: TableSettings, notes: _Notes) -> Iterator[Row]:

@@ -255,7 +255,13 @@ CASES: list[Case] = [
         ", article 1, paragraph 1, question 1: a JSON int",
     ),
     ("no id", "t.json", squad(question(None)), {}, ", article 1, paragraph 1, question 1: no `id`"),
-    ("id twice", "t.json", squad(question(), question()), {}, ", question q7: a second question"),
+    (
+        "id twice",
+        "t.json",
+        squad(question(), question()),
+        {},
+        ", question q7: a second question has the id q7",
+    ),
     (
         "no question",
         "t.json",
@@ -500,3 +506,22 @@ def test_files_of_one_table_have_the_same_columns(tmp_path: Path) -> None:
     (tmp_path / "b.tsv").write_bytes(b"text_a\nb\n")
     with pytest.raises(UserError, match=r"b.tsv: has text_a, but .*a.tsv has text_a, label"):
         open_table(str(tmp_path / "*.tsv"))
+
+
+def test_a_label_that_only_later_rows_have(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(line(text_a="a") + b"\n" + GOOD)
+    with pytest.raises(UserError, match=r"t.jsonl:1: no field `label`; it has `text_a`$"):
+        open_table(str(path))
+    table = open_table(str(path), TableSettings(columns={"label": ""}))
+    assert (len(table), table.columns) == (2, ("text_a",))
+
+
+def test_a_question_asked_in_two_files(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(squad(question(1)))
+    (tmp_path / "b.json").write_bytes(squad(question("2"), question("1")))
+    with pytest.raises(UserError, match=r"b.json, question 1: a second question has the id 1$"):
+        open_table(str(tmp_path / "*.json"))
+    table = open_table(str(tmp_path / "*.json"), TableSettings(bad_rows="skip"))
+    assert table.column("id") == [1, "2"]
+    assert "1 x bad row, left out" in table.notes[0]
