@@ -55,4 +55,4 @@ def _question(item: Any, context: str, place: str) -> Found:
         "answers": item.get("answers"),
         "impossible": item.get("is_impossible", False),
     }
-    return f"question {identity}", values, ""
+    return f"question {' '.join(str(identity).split())}", values, ""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from palm_ds.errors import UserError
 from palm_ds.reader import TableSettings, open_table
@@ -350,22 +353,38 @@ CASES: list[Case] = [
 
 
 @pytest.mark.parametrize(
-    ("file", "contents", "settings", "message"),
+    ("file", "contents", "how", "message"),
     [case[1:] for case in CASES],
     ids=[case[0] for case in CASES],
 )
 def test_a_bad_row_is_named(
-    file: str, contents: bytes, settings: dict[str, Any], message: str, tmp_path: Path
+    file: str, contents: bytes, how: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / file
     path.write_bytes(contents)
     with pytest.raises(UserError, match=rf"^{path}{message}") as caught:
-        open_table(str(path), TableSettings(**settings))
+        open_table(str(path), TableSettings(**how))
     assert "\n" not in str(caught.value)
 
 
 def test_there_are_many_of_them() -> None:
     assert len({contents for _, _, contents, _, _ in CASES}) >= 60
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.sampled_from(CASES), st.binary(max_size=3), st.integers(0, 60), st.booleans())
+def test_no_bytes_are_beyond_words(case: Case, put: bytes, at: int, skip: bool) -> None:
+    _, file, contents, given_settings, _ = case
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / file
+        path.write_bytes(contents[:at] + put + contents[at + 1 :])
+        how = TableSettings(**given_settings, bad_rows="skip" if skip else "stop")
+        try:
+            table = open_table(str(path), how)
+        except UserError as error:
+            assert str(path) in str(error) and "\n" not in str(error)
+        else:
+            assert json.dumps([table[i] for i in range(len(table))])
 
 
 WHOLE: list[Case] = [
@@ -437,23 +456,23 @@ WHOLE: list[Case] = [
 
 
 @pytest.mark.parametrize(
-    ("file", "contents", "settings", "message"),
+    ("file", "contents", "how", "message"),
     [case[1:] for case in WHOLE],
     ids=[case[0] for case in WHOLE],
 )
 def test_a_file_that_is_wrong_as_a_whole(
-    file: str, contents: bytes, settings: dict[str, Any], message: str, tmp_path: Path
+    file: str, contents: bytes, how: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / file
     path.write_bytes(contents)
     expected = message.replace("||", r"\|\|") if message[0] == "d" else f"{path}{message}"
     with pytest.raises(UserError, match=rf"^(input )?{expected}") as caught:
-        open_table(str(path), TableSettings(**settings))
+        open_table(str(path), TableSettings(**how))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("how", "message"),
     [
         ({"format": "tvs"}, "format 'tvs': unknown; did you mean \"tsv\""),
         ({"bad_rows": "drop"}, "bad_rows 'drop': unknown; "),
@@ -465,9 +484,9 @@ def test_a_file_that_is_wrong_as_a_whole(
         ({"tag_delimiter": ""}, "tag_delimiter: empty"),
     ],
 )
-def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:
+def test_settings_are_checked(how: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        TableSettings(**settings)
+        TableSettings(**how)
 
 
 def test_files_that_are_not_there(tmp_path: Path) -> None:
