@@ -13,6 +13,7 @@ from hypothesis import strategies as some
 from palm_ds.errors import UserError
 from palm_ds.metrics import chunks as it
 from palm_ds.metrics.chunks import Chunk, Invalid
+from tests.metrics.patient import patiently
 
 # conlleval ---------------------------------------------------------------------------------------
 
@@ -66,6 +67,7 @@ def sentences(letters: str) -> some.SearchStrategy[list[list[tuple[str, str]]]]:
 
 @pytest.mark.parametrize("letters", ["BI", "IE", "I"])
 def test_chunks_are_counted_as_conlleval_does(letters: str) -> None:
+    @patiently
     @given(sentences(letters))
     def check(pairs: list[list[tuple[str, str]]]) -> None:
         predictions = [[tag for tag, _ in sentence] for sentence in pairs]
@@ -129,6 +131,7 @@ def test_tag_ids_are_scored_as_paddle_does(scheme: str) -> None:
     last = 3 * PADDLE.get(scheme, (1,))[0]
     ids = some.integers(0, last)
 
+    @patiently
     @given(some.lists(some.lists(some.tuples(ids, ids), max_size=12), max_size=4))
     def check(pairs: list[list[tuple[int, int]]]) -> None:
         predictions = [[number for number, _ in sentence] for sentence in pairs]
@@ -176,6 +179,7 @@ def test_every_scheme_by_hand(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", KEEPING)
 def test_writing_and_reading_lose_nothing(scheme: str) -> None:
+    @patiently
     @given(sentences("BIES"))
     def check(pairs: list[list[tuple[str, str]]]) -> None:
         for sentence in pairs:
@@ -203,6 +207,7 @@ RULES = {
     [("BIO", "BI"), ("IOB1", "BI"), ("IOE2", "IE"), ("IOE1", "IE"), ("BIOES", "BIES")],
 )
 def test_what_breaks_a_scheme_is_found(scheme: str, letters: str) -> None:
+    @patiently
     @given(sentences(letters))
     def check(pairs: list[list[tuple[str, str]]]) -> None:
         for sentence in pairs:

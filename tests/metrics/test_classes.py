@@ -13,6 +13,7 @@ from sklearn import metrics as sklearn
 
 from palm_ds.errors import UserError
 from palm_ds.metrics import classes
+from tests.metrics.patient import patiently
 
 ZERO: dict[str, Any] = {"zero_division": 0}
 PAIRS = some.lists(some.tuples(some.integers(0, 3), some.integers(0, 3)), min_size=1, max_size=40)
@@ -21,6 +22,7 @@ TABLES = some.integers(1, 8).flatmap(
 )
 
 
+@patiently
 @given(PAIRS)
 def test_classes_are_scored_as_scikit_learn_does(pairs: list[tuple[int, int]]) -> None:
     predictions, labels = np.array(pairs).T
@@ -43,6 +45,7 @@ def test_classes_are_scored_as_scikit_learn_does(pairs: list[tuple[int, int]]) -
             assert 0 <= found.f1 <= 1
 
 
+@patiently
 @given(PAIRS)
 def test_confusion_is_scikit_learns(pairs: list[tuple[int, int]]) -> None:
     predictions, labels = np.array(pairs).T
@@ -50,6 +53,7 @@ def test_confusion_is_scikit_learns(pairs: list[tuple[int, int]]) -> None:
     assert (ours == sklearn.confusion_matrix(labels, predictions, labels=range(4))).all()
 
 
+@patiently
 @given(PAIRS)
 @pytest.mark.filterwarnings("ignore:A single label was found")
 def test_matthews_is_scikit_learns(pairs: list[tuple[int, int]]) -> None:
@@ -59,6 +63,7 @@ def test_matthews_is_scikit_learns(pairs: list[tuple[int, int]]) -> None:
     assert classes.matthews(labels, predictions) == pytest.approx(found)
 
 
+@patiently
 @given(TABLES)
 def test_several_classes_at_once_are_scored_as_scikit_learn_does(rows: tuple[list[int]]) -> None:
     both = np.array(rows).reshape(len(rows), 2, 6)
