@@ -36,6 +36,8 @@ KINDS = ("weight", *MOMENTS)
 """What every parameter that trains has."""
 _FILE_BYTES = 1 << 30
 """A process writes files of about this size: it needs so much more memory while it saves."""
+_MAPPED_BYTES = 64 << 20
+"""A reader of a checkpoint has about so much of its files in memory."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,7 @@ class Held:
         if self.stage < 3:
             parameter.data.copy_(read(0, parameter.numel()).view(parameter.shape))
             return
+        assert parameter.ds_tensor.is_floating_point(), "quantised weights cannot be given values"
         start, end = _share(parameter.ds_numel, self.rank, self.world)
         parameter.ds_tensor.data.view(-1)[: end - start].copy_(read(start, end))
 
@@ -227,13 +230,19 @@ def write_stretches(
 
 
 class Stored:
-    """The stretches in a checkpoint's files, whoever wrote them. Values are read when asked for."""
+    """The stretches in a checkpoint's files, whoever wrote them. Values are read when asked for.
+
+    What was read of a mapped file counts as this process's memory while the file is open, so files
+    are opened anew after every `_MAPPED_BYTES`."""
 
     def __init__(self, files: Sequence[Path]):
-        self._files = [safe_open(str(path), framework="pt") for path in files]
+        self._paths = tuple(files)
+        self._open: dict[int, Any] = {}
+        self._mapped = 0  # bytes read since files were last closed
         self._found: dict[str, list[tuple[int, int, int]]] = {}
         self._kinds: dict[str, set[str]] = {}
-        for number, file in enumerate(self._files):
+        for number in range(len(self._paths)):
+            file = self._file(number)
             for key in file.keys():  # noqa: SIM118 - not a dict
                 kind, start, name = key.split("/", 2)
                 self._kinds.setdefault(name, set()).add(kind)
@@ -275,11 +284,23 @@ class Stored:
         for first, last, number in self._found[name]:
             low, high = max(first, start), min(last, end)
             if low < high:
-                part = self._files[number].get_slice(f"{kind}/{first}/{name}")
+                part = self._file(number).get_slice(f"{kind}/{first}/{name}")
                 out[low - start : high - start] = part[low - first : high - first]
                 filled += high - low
+                self._mapped += (high - low) * 4
         assert filled == end - start, f"{name}: {filled} of {end - start} values"
         return out
+
+    def _file(self, number: int) -> Any:
+        if self._mapped >= _MAPPED_BYTES:
+            self._open.clear()
+            self._mapped = 0
+        if number not in self._open:
+            try:
+                self._open[number] = safe_open(str(self._paths[number]), framework="pt")
+            except FileNotFoundError:  # a run that goes on deletes its old checkpoints
+                raise UserError(f"{self._paths[number]}: has been deleted meanwhile") from None
+        return self._open[number]
 
 
 @dataclass(frozen=True, kw_only=True)

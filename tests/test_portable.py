@@ -106,6 +106,25 @@ def test_large_shares_go_into_several_files(tmp_path: Path, monkeypatch) -> None
     assert torch.equal(stored.read("1.weight", "weight", 0, 15), whole.detach().view(-1))
 
 
+def test_files_are_closed_and_opened_again(tmp_path: Path, monkeypatch) -> None:
+    """So that a checkpoint is never in memory as mapped pages."""
+    monkeypatch.setattr(portable, "_MAPPED_BYTES", 60)
+    model, base = trained(0, steps=2)
+    stored = store(tmp_path, 2, model, base)
+    open_ever: set[int] = set()
+    for name, parameter in model.named_parameters():
+        for kind, values in (("weight", parameter.data), *base.state[parameter].items()):
+            if kind != "step":
+                found = stored.read(name, kind, 0, parameter.numel())
+                assert torch.equal(found, values.flatten())
+                open_ever.add(len(stored._open))
+    assert open_ever == {1, 2}
+    (tmp_path / "process_1_000.safetensors").unlink()
+    with pytest.raises(UserError, match="process_1_000.safetensors: has been deleted meanwhile"):
+        for _ in range(3):
+            stored.read("1.weight", "weight", 0, 15)
+
+
 def test_a_table_with_other_rows(tmp_path: Path) -> None:
     """Old rows wherever they go, with their moments; new rows as they begin, without any."""
     model, base = trained(0, steps=5)
