@@ -288,7 +288,7 @@ def open_dataset(path: str | Path):
         if Path(path).is_dir():
             return datasets.Dataset.load_from_disk(str(path))
         return datasets.Dataset.from_file(str(path))
-    except (pa.ArrowInvalid, json.JSONDecodeError, FileNotFoundError, KeyError) as error:
+    except (pa.ArrowInvalid, json.JSONDecodeError, OSError, KeyError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"input {path}: not an Arrow dataset: {reason}") from None
 

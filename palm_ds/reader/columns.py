@@ -69,7 +69,7 @@ def _named(key: Key, names: Sequence[str | int], where: str, format: str) -> Key
 
 
 def _one(key: str | int, names: Sequence[str | int], where: str, format: str) -> str | int:
-    has = ", ".join(f"`{name}`" for name in names[:20])
+    has = _shown(names)
     if isinstance(key, int):
         if format not in _NUMBERED:
             raise UserError(f"{where}: {key}: the columns of {format} have names: {has}")
@@ -115,7 +115,7 @@ def _nothing(names: Sequence[str | int], file: File, settings: TableSettings) ->
             f"{file.path}: {len(names)} columns without names; say which is which, as in "
             "columns: {text_a: 0, label: 1}"
         )
-    has = ", ".join(f"`{name}`" for name in list(names)[:20])
+    has = _shown(names)
     hint = "; header: false if it has no line of names" if file.format in ("tsv", "csv") else ""
     return (
         f"{file.path}: no known column among {has}; say which is which, as in "
@@ -132,7 +132,12 @@ def value_of(values: Mapping[Any, Any], key: Key) -> Any:
     inside: Any = values
     for name in str(key).split("."):
         if not isinstance(inside, Mapping) or name not in inside:
-            has = ", ".join(f"`{x}`" for x in list(values)[:8]) or "none"
+            has = _shown(list(values)) or "none"
             raise BadRecordError(f"no field `{key}`; it has {has}")
         inside = inside[name]
     return inside
+
+
+def _shown(names: Sequence[str | int]) -> str:
+    """The first names in one line."""
+    return ", ".join(f"`{' '.join(str(name).split())}`" for name in names[:12])

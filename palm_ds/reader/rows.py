@@ -125,7 +125,7 @@ def _header(cells: list[str], where: str) -> list[str]:
     names = [name.strip() for name in cells]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise UserError(f"{where}: two columns are named `{twice[0]}`")
+        raise UserError(f"{where}: two columns are named `{' '.join(twice[0].split())}`")
     return names
 
 

@@ -449,6 +449,8 @@ WHOLE: list[Case] = [
     ("no zstd", "t.tsv.zst", b"label", {}, ": damaged zstd file"),
     ("no parquet", "t.parquet", b"label", {}, ": damaged or no parquet file"),
     ("no arrow", "t.arrow", b"label", {}, ": not an Arrow dataset"),
+    ("odd arrow", "t.arrow", b"lab\xff :", {}, ": not an Arrow dataset"),
+    ("lines in names", "t.csv", b'"x\ny",z\n1,2\n', {}, ": no known column among `x y`, `z`"),
     ("zipped parquet", "t.parquet.gz", b"label", {}, ": a parquet file is compressed within"),
     ("spans move", "t.jsonl", spans([]), {"strip_spaces": True}, ": strip_spaces: would move"),
     ("two letters", "t.csv", b"a", {"delimiter": "||"}, "delimiter '||': csv takes one character"),
