@@ -32,12 +32,24 @@ OPTIMIZER = OptimizerConfig(
 ATTACK = OptimizerConfig(lr=LR, clip=0.5, weight_decay=0.1, fgm=0.7)
 
 
-def build(run: str) -> Engine:
+class Other(Model):
+    """Begins with other weights, so that what is not restored shows."""
+
+    def __init__(self, *parts: Any):
+        super().__init__(*parts)
+        for parameter in self.parameters():
+            torch.nn.init.normal_(parameter)
+
+
+def build(run: str, kind: type[Model] = Model) -> Engine:
     stage, precision, *fgm = run.split(":")
-    settings: dict[str, Any] = dict(optimizer=OPTIMIZER, factors=FACTORS, apart=APART)
+    # With that loss scale fp16 skips no step.
+    settings: dict[str, Any] = dict(
+        scale_power=8, optimizer=OPTIMIZER, factors=FACTORS, apart=APART
+    )
     if fgm:
-        settings = dict(optimizer=ATTACK, apart=APART)
-    return make_engine(int(stage), precision, scale_power=8, **settings)  # fp16 skips no step
+        settings = dict(scale_power=8, optimizer=ATTACK, apart=APART)
+    return make_engine(int(stage), precision, kind=kind, **settings)
 
 
 def train(engine: Engine, steps: range) -> list[float]:
@@ -179,7 +191,7 @@ def main() -> None:
             engine.save(folder / run, {"step": SAVED}, step=SAVED)
             losses += train(engine, range(SAVED, STEPS))
             results[run] = seen(engine) | {"losses": losses}
-        engine = build(run)
+        engine = build(run, Other)
         assert engine.load(folder / source) == {"step": SAVED}
         losses = train(engine, range(SAVED, STEPS))
         results[f"{run} after {source}"] = seen(engine) | {"losses": losses}
