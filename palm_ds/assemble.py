@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
-from palm_ds import keyed
+from palm_ds import keyed, weights
 from palm_ds.backbone import Backbone
 from palm_ds.backbone_config import BackboneConfig
 from palm_ds.budget import Measure
@@ -19,57 +20,132 @@ from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.errors import UserError
 from palm_ds.evaluate import HeldOut, held_out
 from palm_ds.example import Vocabulary
+from palm_ds.example_stream import ExampleStream
 from palm_ds.feed import Feed, make_feeds
 from palm_ds.kernels import choose_kernels
 from palm_ds.machine import Machine
 from palm_ds.model import Model
 from palm_ds.plan import tasks_of
-from palm_ds.run import Recipe, SourceSettings
-from palm_ds.source import Source, split
+from palm_ds.reader import Table, open_table
+from palm_ds.run import Recipe, SourceSettings, make_recipe, read_values
+from palm_ds.source import split
 from palm_ds.stream import Stream
 from palm_ds.task import Task
+from palm_ds.texts import split_rows
+from palm_ds.tokenizer import Tokenizer, load_tokenizer
 
+AnyStream: TypeAlias = Stream | ExampleStream
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+Side: TypeAlias = Mapping[str, list[tuple[str, Any, float]]]
+"""Of each source of a recipe: (corpus or table, Source or TableSource, weight)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """The opened corpora of a recipe."""
+    """The opened corpora and tables of a recipe."""
 
-    train: Mapping[str, list[tuple[str, Source, float]]]
-    held_out: Mapping[str, list[tuple[str, Source, float]]]
+    train: Side
+    held_out: Side
     corpora: Mapping[str, Corpus]
+    tables: Mapping[str, Table]
+    tokenizer: Tokenizer
 
     @property
     def vocabulary(self) -> Vocabulary:
-        return next(iter(self.corpora.values())).vocabulary
+        return self.tokenizer.vocabulary
 
 
-def open_data(recipe: Recipe) -> Data:
-    """Every corpus of the recipe, opened and checked: one tokenizer, the columns its tasks read."""
-    corpora: dict[str, Corpus] = {}
-    train_sources: dict[str, list[tuple[str, Source, float]]] = {}
-    held_sources: dict[str, list[tuple[str, Source, float]]] = {}
-    for name, source in recipe.sources.items():
+@dataclass
+class _Opening:
+    """What was opened so far."""
+
+    recipe: Recipe
+    corpora: dict[str, Corpus] = field(default_factory=dict)
+    tables: dict[str, Table] = field(default_factory=dict)
+    tokenizers: dict[str, Tokenizer] = field(default_factory=dict)
+    """Of each corpus or table, by its name."""
+    train: dict[str, list[tuple[str, Any, float]]] = field(default_factory=dict)
+    held_out: dict[str, list[tuple[str, Any, float]]] = field(default_factory=dict)
+
+    def corpus(self, name: str, source: SourceSettings) -> None:
+        recipe = self.recipe
         readers = [task for task in recipe.built_tasks.values() if task.source == name]
         blended = [_tasks_beside(recipe, task.name) for task in readers]
         marks = sorted({mark for tasks in blended for task in tasks for mark in task.marks()})
         share = 0.0 if source.validation else recipe.held_out
         for folder, weight in source.weights.items():
-            training, held = split(_opened(source, folder, corpora), share, marks)
-            train_sources.setdefault(name, []).append((folder, training, weight))
-            held_sources.setdefault(name, []).append((folder, held, weight))
+            training, held = split(_opened(source, folder, self.corpora), share, marks)
+            self.train.setdefault(name, []).append((folder, training, weight))
+            self.held_out.setdefault(name, []).append((folder, held, weight))
         if folder := source.validation_folder:
-            everything, _ = split(_opened(source, folder, corpora), 0.0, marks)
-            held_sources[name] = [(folder, everything, 1.0)]
-    prints = {c.manifest.tokenizer["fingerprint"]: folder for folder, c in corpora.items()}
+            everything, _ = split(_opened(source, folder, self.corpora), 0.0, marks)
+            self.held_out[name] = [(folder, everything, 1.0)]
+        for folder in [*source.weights, *filter(None, [source.validation_folder])]:
+            self.tokenizers[folder] = self.corpora[folder].tokenizer()
+
+    def table(self, name: str, source: SourceSettings) -> None:
+        tokenizer = self._tokenizer(name, source)
+        share = 0.0 if source.validation else self.recipe.held_out
+        training, held = split_rows(self._table(source.table, source), share, tokenizer, name)
+        if source.validation:
+            rows = self._table(source.validation, source)
+            held, _ = split_rows(rows, 0.0, tokenizer, f"{name} (validation)")
+        self.train[name], self.held_out[name] = [(name, training, 1.0)], [(name, held, 1.0)]
+        self.tokenizers[f"sources.{name}"] = tokenizer
+
+    def _tokenizer(self, name: str, source: SourceSettings) -> Tokenizer:
+        """That of a table; the same object for the same vocabulary."""
+        where = Path(source.tokenizer) if source.tokenizer else self._given_with_weights(name)
+        known = {tokenizer.origin: tokenizer for tokenizer in self.tokenizers.values()}
+        tokenizer = load_tokenizer(where)
+        return known.get(tokenizer.origin, tokenizer)
+
+    def _given_with_weights(self, name: str) -> Path:
+        start = self.recipe.init_from
+        found = weights.tokenizer_in(Path(start)) if start else None
+        if found is None:
+            why = f"{start} has none with it" if start else "there is no `init_from`"
+            raise UserError(f"sources.{name}.tokenizer: missing, and {why}; name a vocabulary")
+        return found
+
+    def _table(self, paths: str | list[str], source: SourceSettings) -> Table:
+        key = paths if isinstance(paths, str) else ", ".join(paths)
+        if key not in self.tables:
+            self.tables[key] = open_table(paths, source.read)
+        return self.tables[key]
+
+
+def read_run_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe file; where it names no encoder, with that of its `init_from`."""
+    values = read_values(path, overrides)
+    if values.get("init_from") and not values.get("backbone"):
+        config = weights.read_info(Path(values["init_from"])).backbone
+        values["backbone"] = asdict(config)
+    return make_recipe(values, str(path))
+
+
+def open_data(recipe: Recipe) -> Data:
+    """Every corpus and table of the recipe, opened and checked: one tokenizer, the columns its
+    tasks read."""
+    opening = _Opening(recipe)
+    for name, source in recipe.sources.items():
+        getattr(opening, source.reads)(name, source)
+    prints = {t.fingerprint: name for name, t in opening.tokenizers.items()}
     if len(prints) > 1:
         first, second, *_ = prints.values()
         raise UserError(
-            f"sources: {first} and {second} were prepared with different tokenizers; "
-            f"prepare them with the same one (--tokenizer {first}/tokenizer)"
+            f"sources: {first} and {second} have different tokenizers; prepare corpora with the "
+            f"same one (--tokenizer {first}/tokenizer), give tables the same `tokenizer`"
         )
-    return Data(train=train_sources, held_out=held_sources, corpora=corpora)
+    return Data(
+        train=opening.train,
+        held_out=opening.held_out,
+        corpora=opening.corpora,
+        tables=opening.tables,
+        tokenizer=next(iter(opening.tokenizers.values())),
+    )
 
 
 def _opened(source: SourceSettings, folder: str, corpora: dict[str, Corpus]) -> Corpus:
@@ -94,25 +170,69 @@ def _tasks_beside(recipe: Recipe, name: str) -> list[Task]:
 
 
 def settle(recipe: Recipe, data: Data | None = None) -> Recipe:
-    """The same recipe with its stages in steps of each blend, where they are written otherwise
-    (tokens, sequences, a sampler); itself where they are not. Corpora are opened where it takes
-    them and `data` is not given."""
+    """The same recipe with nothing left to the data: its stages in steps of each blend, where they
+    are written otherwise (tokens, sequences, epochs, a sampler), and its tasks with what they learn
+    of their training rows (the names of their classes). Itself where nothing is open. Corpora and
+    tables are opened where it takes them and `data` is not given."""
+    reading = [task for task in recipe.built_tasks.values() if task.reads == "table"]
     outline = recipe.outline
-    if outline.settled:
+    if outline.settled and not reading:
         return recipe
     measures = None
-    if outline.needs_corpus:
-        measures = measure(recipe, data if data is not None else open_data(recipe))
+    if outline.needs_corpus or reading:
+        data = data if data is not None else open_data(recipe)
+        recipe = _with_settled_tasks(recipe, data)
+    if outline.needs_corpus and data is not None:
+        measures = measure(recipe, data)
     return replace(recipe, stages=outline.plan(recipe.step_tokens, measures).explicit())
 
 
+def _with_settled_tasks(recipe: Recipe, data: Data) -> Recipe:
+    values = dict(recipe.tasks)
+    row = _usual_row(recipe)
+    for name, task in recipe.built_tasks.items():
+        if task.reads == "corpus":
+            continue
+        for _, source, _ in data.train[task.source]:
+            settled = task.settled(source)
+            if settled.task_id < 0:
+                settled = replace(settled, task_id=row)
+            fields = {k: v for k, v in asdict(settled).items() if k != "name"}
+            values[name] = {"kind": recipe.tasks[name].get("kind", name)} | fields
+    return replace(recipe, tasks=values)
+
+
+def check_tables(recipe: Recipe, data: Data) -> None:
+    """Raises UserError at the first row of a table that cannot be learned from or scored."""
+    for task in recipe.built_tasks.values():
+        if task.reads == "table":
+            for side in (data.train, data.held_out):
+                for _, source, _ in side[task.source]:
+                    task.check(source, labelled=True)
+
+
+def _usual_row(recipe: Recipe) -> int:
+    """The row of the task embedding that texts of no pretraining task get."""
+    if not recipe.init_from or not recipe.backbone_config.task_slots:
+        return 0
+    return weights.read_info(Path(recipe.init_from)).task_id
+
+
 def measure(recipe: Recipe, data: Data) -> dict[str, Measure]:
-    """What the training documents hold for each blend; the same for every seed."""
+    """What the training data hold for each blend; the same for every seed."""
     feeds, feeds_of = _feeds(recipe, recipe.outline.blends, data.train, seed=0)
     return {
-        blend: _measure([(feeds[number], share) for number, share in mixture])
+        blend: _counted(recipe, blend, [feeds[number] for number, _ in mixture])
+        if recipe.examples
+        else _measure([(feeds[number], share) for number, share in mixture])
         for blend, mixture in feeds_of.items()
     }
+
+
+def _counted(recipe: Recipe, blend: str, feeds: Sequence[Feed]) -> Measure:
+    """Where a step is so many examples, it is what is counted in."""
+    items, each = sum(len(feed.items) for feed in feeds), recipe.examples_of(blend)
+    return Measure(tokens=items / each, mean_length=1 / each)
 
 
 def _measure(mixture: Sequence[tuple[Feed, float]]) -> Measure:
@@ -127,7 +247,7 @@ def _measure(mixture: Sequence[tuple[Feed, float]]) -> Measure:
 def _feeds(
     recipe: Recipe,
     blends: Sequence[str],
-    side: Mapping[str, list[tuple[str, Source, float]]],
+    side: Side,
     *,
     seed: int,
     fixed: bool = False,
@@ -141,12 +261,28 @@ def _feeds(
         seed=seed,
         length=recipe.length,
         fixed=fixed,
+        segments=recipe.backbone_config.segments,
     )
 
 
-def build_stream(recipe: Recipe, data: Data) -> Stream:
-    """The training rows of a recipe."""
+def build_stream(
+    recipe: Recipe, data: Data, room_for: Callable[[int], int] = lambda rows: rows
+) -> AnyStream:
+    """The training rows of a recipe. Where a step is so many examples, `room_for` makes of the rows
+    of the largest step those that machine and processes divide."""
     feeds, feeds_of = _feeds(recipe, recipe.plan.blends, data.train, seed=recipe.seed)
+    if recipe.examples:
+        stream = ExampleStream(
+            plan=recipe.plan,
+            feeds=feeds,
+            feeds_of=feeds_of,
+            examples={blend: recipe.examples_of(blend) for blend in recipe.plan.blends},
+            length=recipe.length,
+            seed=recipe.seed,
+            pad=data.vocabulary.pad,
+        )
+        stream.rows = room_for(stream.most_rows())
+        return stream
     return Stream(
         plan=recipe.plan,
         feeds=feeds,
@@ -161,7 +297,7 @@ def build_stream(recipe: Recipe, data: Data) -> Stream:
 def build_held_out(recipe: Recipe, data: Data) -> HeldOut:
     """The held-out rows of a recipe; the same for every seed of one recipe's tasks."""
     feeds, _ = _feeds(recipe, recipe.plan.blends, data.held_out, seed=0, fixed=True)
-    feeds = [feed for feed in feeds if len(feed.source.documents)]
+    feeds = [feed for feed in feeds if len(feed.source)]
     return held_out(feeds, recipe.evaluate.examples, recipe.length, data.vocabulary.pad)
 
 

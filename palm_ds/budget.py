@@ -1,13 +1,14 @@
 """How many steps a blend gets: amounts in steps, tokens or examples, and samplers that share out.
 
-    5000 | 20_000_000 tokens | 300_000 sequences            an amount
+    5000 | 20_000_000 tokens | 300_000 sequences | 3 epochs     an amount
     uniform | proportional | {temperature: 2}               a sampler: shares of a total
     {weights: {blend: 3, ...}}
     {mix_ratio: {blend: 0.5, ...}, reference: blend, epochs: 3}     PaddlePALM's: steps themselves
 
 A step is a fixed number of tokens. How much of it an example takes, and how many there are, only
-an open corpus knows: a `Measure` of each blend brings that here. Everything is exact arithmetic,
-so that a plan is the same wherever it is worked out.
+an open corpus knows: a `Measure` of each blend brings that here. (Where a step is a fixed number of
+examples, a step counts as one token, and an example as its share of a step.) Everything is exact
+arithmetic, so that a plan is the same wherever it is worked out.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from typing import Any, Literal, TypeAlias
 
 from palm_ds.errors import UserError, suggest
 
-Unit = Literal["steps", "tokens", "sequences"]
-_AMOUNT = re.compile(r"(\d[\d_]*)\s*(steps|tokens|sequences)?")
+Unit = Literal["steps", "tokens", "sequences", "epochs"]
+_AMOUNT = re.compile(r"(\d[\d_]*(?:\.\d+)?)\s*(steps|tokens|sequences|epochs?|ep)?")
 
 
 @dataclass(frozen=True)
@@ -42,33 +43,40 @@ Measures: TypeAlias = Mapping[str, Measure]
 class Amount:
     """So much training."""
 
-    number: int
+    number: float
+    """Whole, but for epochs."""
     unit: Unit = "steps"
 
     def __str__(self) -> str:
         return f"{self.number:,} {self.unit}"
 
-    def steps(self, step_tokens: int, mean_length: float | None, where: str) -> int:
-        """In steps of so many tokens, the last one begun counted as a whole; `mean_length` is that
-        of an example. Raises UserError where one of them is wanted and not known."""
+    def steps(self, step_tokens: int, measure: Measure | None, where: str) -> int:
+        """In steps of so many tokens, the last one begun counted as a whole; `measure` is that of
+        the blend. Raises UserError where one of them is wanted and not known."""
         if self.unit == "steps":
-            return self.number
-        if not step_tokens or (self.unit == "sequences" and mean_length is None):
+            return int(self.number)
+        if not step_tokens or (self.unit != "tokens" and measure is None):
             raise UserError(f"{where}: {self} are so many steps only once the corpora are open")
-        length = _exact(mean_length or 0) if self.unit == "sequences" else 1
-        return math.ceil(self.number * length / step_tokens)
+        return math.ceil(_exact(self.number) * self._tokens(measure) / step_tokens)
+
+    def _tokens(self, measure: Measure | None) -> Fraction:
+        if measure is None or self.unit == "tokens":
+            return Fraction(1)
+        return _exact(measure.tokens if self.unit == "epochs" else measure.mean_length)
 
 
 def read_amount(value: Any, where: str) -> Amount:
-    """`5000`, `5_000 steps`, `20_000_000 tokens` or `300_000 sequences`."""
+    """`5000`, `5_000 steps`, `20_000_000 tokens`, `300_000 sequences`, `3 epochs` or `3ep`."""
     match = _AMOUNT.fullmatch(str(value).strip())
-    if isinstance(value, bool) or match is None:
+    unit: Any = (match and match[2]) or "steps"
+    unit = "epochs" if unit.startswith("ep") else unit
+    if isinstance(value, bool) or match is None or ("." in match[1] and unit != "epochs"):
         raise UserError(
-            f"{where}: expected a whole number of steps, `N tokens` or `N sequences`, got {value!r}"
+            f"{where}: expected a whole number of steps, `N tokens`, `N sequences` or `N epochs`, "
+            f"got {value!r}"
         )
-    number = int(match[1].replace("_", ""))
-    unit: Any = match[2] or "steps"
-    return Amount(number, unit)
+    written = match[1].replace("_", "")
+    return Amount(float(written) if "." in written else int(written), unit)
 
 
 @dataclass(frozen=True)
@@ -156,12 +164,15 @@ def sampled(
     return steps
 
 
-def _mean(shares: Mapping[str, Fraction], measures: Measures | None) -> float | None:
-    """Tokens of an example, over all blends, when these are their shares of the tokens."""
+def _mean(shares: Mapping[str, Fraction], measures: Measures | None) -> Measure | None:
+    """Of all blends together, when these are their shares of the tokens."""
     if measures is None:
         return None
     examples = sum(share / _exact(measures[b].mean_length) for b, share in shares.items())
-    return float(sum(shares.values()) / examples)
+    return Measure(
+        tokens=sum(measures[blend].tokens for blend in shares),
+        mean_length=float(sum(shares.values()) / examples),
+    )
 
 
 def read_sampler(value: Any, blends: Sequence[str], spell: Callable[[str], str]) -> Sampler:

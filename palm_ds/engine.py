@@ -14,7 +14,7 @@ The same program runs under `deepspeed`, `torchrun`, `mpirun` (with mpi4py) and 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -209,26 +209,15 @@ class Engine:
 
     # -- reading --
 
-    def evaluate(self, batch: Batch) -> dict[str, Any]:
-        """Loss sum and right guesses of each task, without gradients or dropout. This process's
-        sums: add them up and `reduce` them. Every process must evaluate equally often (ZeRO 3
-        gathers weights together): pad with batches of empty rows."""
+    def evaluate(self, batch: Batch, scores: Collection[str] = ()) -> dict[str, Any]:
+        """Loss sum and right guesses of each task, without gradients or dropout, and the scores of
+        those named. This process's sums: add them up and `reduce` them. Every process must evaluate
+        equally often (ZeRO 3 gathers weights together): pad with batches of empty rows."""
         self._watchdog.beat()
         self._engine.eval()
         try:
             with torch.no_grad():
-                return self._engine(batch.to(self.device))
-        finally:
-            self._engine.train()
-
-    def scores(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """Of each task that has labels in this process's batch: (labels, any) what its head makes
-        of those positions, without dropout. Every process must call it equally often."""
-        self._watchdog.beat()
-        self._engine.eval()
-        try:
-            with torch.no_grad():
-                return self._engine(batch.to(self.device), scores=True)
+                return self._engine(batch.to(self.device), scores)
         finally:
             self._engine.train()
 

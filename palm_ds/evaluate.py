@@ -4,14 +4,15 @@ nothing would give."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 
-from palm_ds.feed import Feed, Row, build_rows, held_out_rows
+from palm_ds.feed import Built, Feed, Row, build_examples, collate_built, held_out_rows
+from palm_ds.predict import Decoded, decoded, gathered
 from palm_ds.task import Task
 
 if TYPE_CHECKING:
@@ -28,6 +29,13 @@ class Score:
     accuracy: float
     baseline_loss: float
     baseline_accuracy: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What the task scores its predictions by; the first is the one that counts."""
+
+    @property
+    def value(self) -> float:
+        """What counts: the first metric, else the accuracy."""
+        return next(iter(self.metrics.values()), self.accuracy)
 
     @property
     def perplexity(self) -> float:
@@ -64,45 +72,51 @@ class HeldOut:
     length: int
     pad: int
 
-    def batches(self, rank: int, world: int, micro_rows: int) -> list[Batch]:
-        """This process's micro-batches; all processes get the same number, the last ones may hold
-        empty rows."""
+    def batches(self, rank: int, world: int, micro_rows: int) -> Iterator[tuple[Built, Batch]]:
+        """This process's micro-batches, with the examples in them; all processes get the same
+        number, the last ones may hold empty rows."""
         each = -(-len(self.rows) // (world * micro_rows))
         padded = [*self.rows, *([[]] * (each * world * micro_rows - len(self.rows)))]
         mine = padded[rank::world]
-        return [
-            build_rows(self.feeds, mine[i : i + micro_rows], self.length, self.pad)
-            for i in range(0, len(mine), micro_rows)
-        ]
+        for i in range(0, len(mine), micro_rows):
+            built = build_examples(self.feeds, mine[i : i + micro_rows])
+            yield built, collate_built(self.feeds, built, self.length, self.pad)
 
 
 def held_out(feeds: Sequence[Feed], examples: int, length: int, pad: int) -> HeldOut:
-    """The first `examples` held-out examples of every feed."""
-    rows = [
-        row for number, feed in enumerate(feeds) for row in held_out_rows(feed, number, examples)
-    ]
+    """The first `examples` held-out examples of every feed over a corpus, all of one over a
+    table."""
+    rows = []
+    for number, feed in enumerate(feeds):
+        most = len(feed.items) if feed.tasks[0].reads == "table" else examples
+        rows += held_out_rows(feed, number, most)
     return HeldOut(feeds, rows, length, pad)
 
 
 def evaluate(engine: Engine, data: HeldOut, tasks: Mapping[str, Task]) -> dict[str, Score]:
     """Every task that has labels in the held-out rows. All processes call it and get the same."""
     sums: dict[str, torch.Tensor | float] = {}
+    sources: list[Any] = [feed.source for feed in data.feeds]
     source_of = {task.name: feed.source for feed in data.feeds for task in feed.tasks}
+    scored = [name for name in source_of if tasks[name].reads == "table"]
+    pieces: list[Decoded] = []
 
     def add(task: str, name: str, value: torch.Tensor | float) -> None:
         sums[f"{name} {task}"] = sums.get(f"{name} {task}", 0.0) + value
 
-    for batch in data.batches(engine.rank, engine.world, engine.micro_rows):
-        outputs = engine.evaluate(batch)
-        for name in source_of:
+    for built, batch in data.batches(engine.rank, engine.world, engine.micro_rows):
+        outputs = engine.evaluate(batch, scored)
+        pieces += decoded(built, outputs, tasks, sources)
+        for name, source in source_of.items():
             targets = batch.labels[name][1].numpy() if name in batch.labels else np.empty(0, int)
-            base_loss, base_right = tasks[name].baseline(targets, source_of[name])
+            base_loss, base_right = tasks[name].baseline(targets, cast(Any, source))
             add(name, "loss", outputs[name].loss_sum)
             add(name, "right", outputs[name].correct)
             add(name, "base loss", float(base_loss.sum()))
             add(name, "base right", float(base_right.sum()))
-            add(name, "count", float(len(targets)))
+            add(name, "count", float(batch.count(name)))
     totals = engine.reduce(sums)
+    metrics = _metrics(engine, pieces, tasks, sources)
     return {
         name: Score(
             count=int(count),
@@ -110,7 +124,17 @@ def evaluate(engine: Engine, data: HeldOut, tasks: Mapping[str, Task]) -> dict[s
             accuracy=totals[f"right {name}"] / count,
             baseline_loss=totals[f"base loss {name}"] / count,
             baseline_accuracy=totals[f"base right {name}"] / count,
+            metrics=metrics.get(name, {}),
         )
         for name in source_of
         if (count := totals[f"count {name}"])
     }
+
+
+def _metrics(
+    engine: Engine, pieces: list[Decoded], tasks: Mapping[str, Task], sources: list[Any]
+) -> dict[str, dict[str, float]]:
+    """{task: {metric: value}} of the predictions of all processes; on every process."""
+    everybody = [piece for mine in engine.processes.gather(pieces) for piece in mine]
+    found = gathered(everybody, tasks, sources)
+    return {name: tasks[name].metrics(made, sources[feed]) for name, (feed, made) in found.items()}

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from palm_ds.packing import pack
 from palm_ds.plan import tasks_of
 from palm_ds.source import Source
 from palm_ds.task import Task
+from palm_ds.texts import TableSource
 
 _SAMPLE = 4096
 
@@ -30,11 +32,13 @@ class Feed:
     name: str
     tasks: tuple[Task, ...]
     task_id: int
-    source: Source
+    source: Source | TableSource
     seed: int
     room: int
     fixed: bool = False
     """Held-out: the items in their order, every epoch the same."""
+    segments: int = 0
+    """How many segments the encoder tells apart; 0: enough. Further ones count as the last."""
 
     @cached_property
     def key(self) -> int:
@@ -42,17 +46,26 @@ class Feed:
 
     @cached_property
     def items(self) -> np.ndarray:
-        items = self.tasks[0].items(self.source, self.room)
+        items = self._task.items(self.source, self.room)
         if not len(items):
             raise UserError(
-                f"tasks.{self.tasks[0].name}: nothing in {self.source.corpus.path} is long enough "
-                f"({len(self.source.documents)} documents read)"
+                f"tasks.{self.tasks[0].name}: nothing in {self.source.name} is long enough "
+                f"({len(self.source)} documents or rows read)"
             )
         return items
 
+    def about(self) -> str:
+        """A line for the beginning of a run, or nothing."""
+        return self._task.about(self.source)
+
+    @property
+    def _task(self) -> Any:
+        """The task that arranges; it reads this kind of source (run.Recipe sees to it)."""
+        return self.tasks[0]
+
     def layouts(self, n: np.ndarray) -> np.ndarray:
         """(len(n), any): the layouts of these examples; column 0 is the length."""
-        task = self.tasks[0]
+        task = self._task
         index = n % len(self.items)
         if not self.fixed:
             epochs = n // len(self.items)
@@ -72,15 +85,18 @@ class Feed:
 
     def example(self, n: int, layout: np.ndarray) -> Example:
         """The n-th example, arranged by the first task of the blend and labelled by all."""
-        first = self.tasks[0]
+        first = self._task
         example = first.example(layout, self.source, self._generator(first, "example", n))
         if len(example) != layout[0]:
             raise UserError(
                 f"tasks.{first.name}: example() made {len(example)} tokens where layout() said "
                 f"{layout[0]}; the two must agree"
             )
+        source: Any = self.source
         for task in self.tasks:
-            task.label(example, self.source, self._generator(task, "label", n))
+            task.label(example, source, self._generator(task, "label", n))
+        if self.segments:
+            np.minimum(example.segments, self.segments - 1, out=example.segments)
         return example
 
     def _generator(self, task: Task, use: str, n: int) -> np.random.Generator:
@@ -112,13 +128,24 @@ def fill(row: Row, room: int) -> Row:
     return row
 
 
+Built: TypeAlias = list[list[tuple[Entry, Example]]]
+"""Rows of examples, each with where it comes from."""
+
+
+def build_examples(feeds: Sequence[Feed], rows: Sequence[Row]) -> Built:
+    """The examples of rows."""
+    return [[(entry, feeds[entry[0]].example(*entry[1:])) for entry in row] for row in rows]
+
+
+def collate_built(feeds: Sequence[Feed], built: Built, length: int, pad: int) -> Batch:
+    """Examples that were built, as one batch."""
+    rows = [[(example, feeds[entry[0]].task_id) for entry, example in row] for row in built]
+    return collate(rows, length=length, pad=pad)
+
+
 def build_rows(feeds: Sequence[Feed], rows: Sequence[Row], length: int, pad: int) -> Batch:
     """Examples of the rows, built and collated."""
-    built = [
-        [(feeds[feed].example(n, layout), feeds[feed].task_id) for feed, n, layout in row]
-        for row in rows
-    ]
-    return collate(built, length=length, pad=pad)
+    return collate_built(feeds, build_examples(feeds, rows), length, pad)
 
 
 def held_out_rows(feed: Feed, feed_number: int, most: int) -> list[Row]:
@@ -133,15 +160,16 @@ def make_feeds(
     blends: Sequence[str],
     tasks: Mapping[str, Task],
     task_ids: Mapping[str, int],
-    sources: Mapping[str, Sequence[tuple[str, Source, float]]],
+    sources: Mapping[str, Sequence[tuple[str, Any, float]]],
     *,
     seed: int,
     length: int,
     fixed: bool = False,
+    segments: int = 0,
 ) -> tuple[list[Feed], dict[str, list[tuple[int, float]]]]:
     """The feeds of every blend, and which of them a blend draws from in what share.
 
-    `sources[name]` are the (corpus name, documents, weight) of a recipe's source."""
+    `sources[name]` are the (corpus or table, documents or rows, weight) of a recipe's source."""
     feeds: list[Feed] = []
     feeds_of: dict[str, list[tuple[int, float]]] = {}
     for blend in blends:
@@ -160,6 +188,7 @@ def make_feeds(
                     seed=seed,
                     room=length,
                     fixed=fixed,
+                    segments=segments,
                 )
             )
     return feeds, feeds_of

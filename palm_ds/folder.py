@@ -11,20 +11,20 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from palm_ds import checkpoint
-from palm_ds.assemble import Data, settle
+from palm_ds.assemble import AnyStream, Data, build_stream, open_data, settle
 from palm_ds.corpus.store import Corpus
 from palm_ds.errors import UserError
 from palm_ds.log import environment
 from palm_ds.machine import Machine
 from palm_ds.model import Model
 from palm_ds.run import NOT_LEARNED, Recipe, differences, make_recipe, read_yaml
-from palm_ds.stream import Stream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +38,11 @@ class Run:
     @property
     def checkpoints(self) -> Path:
         return self.folder / "checkpoints"
+
+    @property
+    def best(self) -> Path:
+        """The weights of the best evaluation (`evaluate.best`)."""
+        return self.folder / "best"
 
 
 def check_folder(run: Run, data: Data) -> None:
@@ -70,6 +75,7 @@ def _kept_before(file: Path) -> dict[str, Any]:
 def _as_kept(run: Run, data: Data) -> dict[str, Any]:
     """What a run folder remembers of the recipe and the corpora."""
     prints = {folder: content_of(corpus) for folder, corpus in data.corpora.items()}
+    prints |= {name: table.fingerprint for name, table in data.tables.items()}
     return run.recipe.learned() | {"corpora": prints}
 
 
@@ -90,25 +96,42 @@ def write_folder(run: Run, config: Mapping[str, Any], data: Data) -> None:
     (run.folder / "environment.json").write_text(json.dumps(environment(), indent=1) + "\n")
 
 
-def overview(run: Run, stream: Stream, model: Model, world: int) -> str:
+def overview(run: Run, stream: AnyStream, model: Model, world: int) -> str:
     """What is about to happen: the plan, the model, the epochs."""
     recipe = run.recipe
     parameters = sum(p.numel() for p in model.parameters())
-    micro, accumulation = run.machine.split(recipe.rows, world)
-    words = stream.plan.steps * recipe.rows * recipe.length
+    micro, accumulation = run.machine.split(stream.rows, world)
     items = ", ".join(f"{feed.name}: {len(feed.items):,}" for feed in stream.feeds)
-    found = dict.fromkeys(feed.tasks[0].about(feed.source) for feed in stream.feeds)
+    found = dict.fromkeys(feed.about() for feed in stream.feeds)
     return "\n".join(
         [
             *filter(None, found),
             recipe.plan_table(),
             f"model: {parameters / 1e6:,.1f} M parameters; task ids {recipe.task_ids}",
-            f"step: {recipe.rows} rows of {recipe.length}, {recipe.rows * recipe.length:,} tokens; "
+            f"step: {_step_size(recipe, stream)}; "
             f"{world} x {accumulation} x {micro} rows (processes, accumulation, micro-batch)",
-            f"all: {words:,} tokens; items of an epoch: {items}",
+            f"all: {_everything(recipe, stream)}; items of an epoch: {items}",
             f"ZeRO {run.machine.stage}, {run.machine.precision}; written to {run.folder}",
         ]
     )
+
+
+def _step_size(recipe: Recipe, stream: AnyStream) -> str:
+    if recipe.rows:
+        return f"{recipe.rows} rows of {recipe.length}, {recipe.step_tokens:,} tokens"
+    each = {recipe.examples_of(blend) for blend in stream.plan.blends}
+    return f"{_range(each)} examples in up to {stream.rows} rows of {recipe.length}"
+
+
+def _range(numbers: set[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
+def _everything(recipe: Recipe, stream: AnyStream) -> str:
+    if recipe.rows:
+        return f"{stream.plan.steps * recipe.step_tokens:,} tokens"
+    return f"{sum(stream.consumed().values()):,} examples"
 
 
 def describe(run: Run) -> None:
@@ -117,5 +140,9 @@ def describe(run: Run) -> None:
     recipe = settle(run.recipe)
     print(yaml.safe_dump(recipe.resolved(), sort_keys=False, allow_unicode=True))
     print(recipe.plan_table())
-    config = run.machine.deepspeed_config(rows=recipe.rows, world=world, clip=recipe.optimizer.clip)
+    rows = recipe.rows
+    if recipe.examples:
+        room_for = partial(run.machine.room_for, world=world)
+        rows = build_stream(recipe, open_data(recipe), room_for).rows
+    config = run.machine.deepspeed_config(rows=rows, world=world, clip=recipe.optimizer.clip)
     print(json.dumps(config, indent=1))

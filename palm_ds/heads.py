@@ -39,25 +39,38 @@ class Head(nn.Module):
         return torch.zeros(1, dtype=torch.int64, device=device)
 
 
-def class_loss(logits: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
-    """Cross-entropy in fp32, summed."""
-    loss = F.cross_entropy(logits.float(), targets, reduction="sum")
+def class_loss(logits: torch.Tensor, targets: torch.Tensor, smoothing: float = 0.0) -> HeadOutput:
+    """Cross-entropy in fp32, summed; `smoothing`: the share of a target spread over all classes."""
+    loss = F.cross_entropy(logits.float(), targets, reduction="sum", label_smoothing=smoothing)
     return HeadOutput(loss, (logits.detach().argmax(-1) == targets).sum())
 
 
 class ClassHead(Head):
     """One of `classes`, by a linear map."""
 
-    def __init__(self, width: int, classes: int, *, pooled: bool = False, init_range: float = 0.02):
+    def __init__(
+        self,
+        width: int,
+        classes: int,
+        *,
+        pooled: bool = False,
+        init_range: float = 0.02,
+        dropout: float = 0.0,
+        smoothing: float = 0.0,
+    ):
         super().__init__()
         self.pooled, self.classes = pooled, classes
+        self.dropout, self.smoothing = dropout, smoothing
         self.out = nn.Linear(width, classes)
         initialise(self, init_range)
 
     def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
-        return class_loss(self.logits(rows), targets)
+        smoothing = self.smoothing if self.training else 0.0
+        return class_loss(self.logits(rows), targets, smoothing)
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        if self.dropout:
+            rows = F.dropout(rows, self.dropout, self.training)
         return self.out(rows)  # (n, classes)
 
 

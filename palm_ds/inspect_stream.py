@@ -147,7 +147,7 @@ def _check(rows: int) -> None:
 
 
 def _tokenizer(data: Data) -> Tokenizer:
-    return next(iter(data.corpora.values())).tokenizer()
+    return data.tokenizer
 
 
 def tasks_of_words(recipe: Recipe, vocabulary: Vocabulary) -> frozenset[str]:

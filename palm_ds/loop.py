@@ -10,9 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
-from palm_ds import checkpoint
+from palm_ds import checkpoint, weights
+from palm_ds.assemble import AnyStream
+from palm_ds.best import Best
 from palm_ds.engine import Engine, StepResult
 from palm_ds.evaluate import HeldOut, Score, evaluate
 from palm_ds.example import Batch
@@ -22,8 +25,9 @@ from palm_ds.folder import Run
 from palm_ds.heads import MaskedWordHead
 from palm_ds.log import RunLog
 from palm_ds.model import Model
+from palm_ds.plan import order_of, tasks_of
 from palm_ds.run import Recipe
-from palm_ds.stream import Stream
+from palm_ds.tokenizer import Tokenizer
 
 EventHandler = Callable[[str, Mapping[str, Any]], None]
 STOPPED = 3
@@ -78,14 +82,17 @@ class Loop:
     run: Run
     engine: Engine
     model: Model
-    stream: Stream
+    stream: AnyStream
     validation: HeldOut
     log: RunLog | None
     lineage: Lineage
     tell: EventHandler
+    best: Best
+    tokenizer: Tokenizer
     done: bool = False
     scores: dict[str, Score] = field(default_factory=dict)
     _saved: int = -1
+    _orders: dict[int, np.ndarray] = field(default_factory=dict)
 
     @property
     def recipe(self) -> Recipe:
@@ -98,6 +105,9 @@ class Loop:
         self._event("begin", step=first)
         if recipe.extend and not first and self.validation.rows:
             self._evaluate(0)  # what the old run left
+        if self.best.exhausted:
+            self.done = True
+            return 0
         meter, skipped = Meter(), engine.skipped_steps
         batches_of = prefetched(
             self.stream, engine, range(first, plan.steps), self.run.machine.data_workers
@@ -109,7 +119,7 @@ class Loop:
             if step == plan.stages[plan.stage_at(step)].first:
                 self._event("stage", step=step, stage=plan.stage_at(step))
             lr = recipe.optimizer.lr * recipe.schedule.factor(step, plan)
-            result = engine.step(batches, lr, step, weights_of, asked.now)
+            result = engine.step(batches, lr, step, weights_of, asked.now, self._rest(step))
             meter.add(result, self._flops(batches), waited)
             self.tell("step", {"step": step + 1, "result": result, "lr": lr})
             last = step + 1 == plan.steps
@@ -126,8 +136,27 @@ class Loop:
             paused = time.monotonic()
             self._after(step + 1)
             meter.began += time.monotonic() - paused  # not training time
+            if self.best.exhausted:
+                self._event("patience", f"nothing better since step {self.best.step}; done")
+                self._save(step + 1)
+                break
         self.done = True
         return 0
+
+    def _rest(self, step: int) -> tuple[str, ...]:
+        """The parameters that the tasks of a step leave as they are; such a step is of one
+        blend."""
+        tasks, plan = self.recipe.built_tasks, self.recipe.plan
+        if not any(task.freeze for task in tasks.values()):
+            return ()
+        number = plan.stage_at(step)
+        stage = plan.stages[number]
+        if stage.mix != "step":
+            return ()
+        if number not in self._orders:
+            self._orders[number] = order_of(stage, number, self.recipe.seed)
+        blend, _ = stage.steps_of[self._orders[number][step - stage.first]]
+        return tuple(dict.fromkeys(p for name in tasks_of(blend) for p in tasks[name].freeze))
 
     def _after(self, done: int) -> None:
         """Evaluation and checkpoint when they are due after so many steps."""
@@ -158,12 +187,23 @@ class Loop:
 
     def _evaluate(self, done: int) -> None:
         tasks = self.recipe.built_tasks
-        self.scores = evaluate(self.engine, self.validation, tasks)
+        with self.engine.averaged():
+            self.scores = evaluate(self.engine, self.validation, tasks)
+            if self.best.wanted and done and self.best.see(done, self.scores):
+                self._keep_best(done)
         records = {name: score.record() for name, score in self.scores.items()}
         stage = self.recipe.plan.stage_at(done - 1) if done else -1
         if self.log:
             self.log.evaluation(done, records, stage=stage)
         self.tell("evaluation", {"step": done, "scores": self.scores})
+
+    def _keep_best(self, done: int) -> None:
+        """The weights as they are, in the run folder's best/. All processes take part."""
+        state = self.engine.full_state_dict()
+        if self.engine.rank == 0:
+            info = weights.info_of(self.recipe, self.model, steps=done)
+            weights.save_weights(state, self.run.best, info, tokenizer=self.tokenizer)
+        self._event("best", f"best so far: {self.best.value:.4f}", step=done)
 
     def _save(self, done: int) -> None:
         if self._saved == done:
@@ -174,6 +214,7 @@ class Loop:
             "begun": self.stream.begun,
             "consumed": self.stream.consumed(done),
             "lineage": self.lineage.record(),
+            "best": self.best.record(),
         }
         try:
             self.engine.save(self.run.checkpoints, state, step=done, keep=self.recipe.save.keep)
@@ -216,7 +257,9 @@ class Loop:
         return STOPPED
 
 
-def prefetched(stream: Stream, engine: Engine, steps: range, workers: int) -> Iterator[list[Batch]]:
+def prefetched(
+    stream: AnyStream, engine: Engine, steps: range, workers: int
+) -> Iterator[list[Batch]]:
     """This process's micro-batches of each step; `workers` processes make them ahead."""
     dataset = _StepBatches(stream, engine.rank, engine.world, engine.micro_rows)
     loader = torch.utils.data.DataLoader(
@@ -234,7 +277,7 @@ def prefetched(stream: Stream, engine: Engine, steps: range, workers: int) -> It
 
 @dataclass
 class _StepBatches(torch.utils.data.Dataset):
-    stream: Stream
+    stream: AnyStream
     rank: int
     world: int
     micro_rows: int

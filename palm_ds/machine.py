@@ -112,6 +112,12 @@ class Machine:
             )
         return micro, share // micro
 
+    def room_for(self, rows: int, world: int) -> int:
+        """The fewest rows a step that hold so many and that `split` divides."""
+        share = -(-rows // world)
+        micro = self.micro_rows or min(share, _LARGEST_CHOSEN_MICRO_BATCH)
+        return -(-share // micro) * micro * world
+
     def deepspeed_config(self, *, rows: int, world: int, clip: float) -> dict[str, Any]:
         """The final configuration. Clipping, overflow checks and batch sizes are always explicit:
         DeepSpeed's defaults are not what one would guess (it clips at 1.0)."""

@@ -6,7 +6,7 @@ labels reads one row, times 0. Ranks and steps that run different modules break 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,16 @@ from torch import nn
 from palm_ds.backbone import Backbone
 from palm_ds.errors import UserError, suggest
 from palm_ds.example import Batch
-from palm_ds.heads import Head, HeadOutput
+from palm_ds.heads import Head
+
+
+class TaskOutput(NamedTuple):
+    """Of a task's labels in a batch: what its head says, and their scores (labels, any) where they
+    were asked for."""
+
+    loss_sum: torch.Tensor
+    correct: torch.Tensor
+    scores: torch.Tensor | None = None
 
 
 class _Labels(NamedTuple):
@@ -45,25 +54,24 @@ class Model(nn.Module):
         self.head_of = dict(head_of)
         self.pooled = any(self._head(task).pooled for task in head_of)
 
-    def forward(self, batch: Batch, *, scores: bool = False) -> dict[str, Any]:
-        """HeadOutput of each task, in the order of `head_of`; with `scores` the (labels, any)
-        scores of the tasks that have labels in the batch."""
+    def forward(self, batch: Batch, scores: Collection[str] = ()) -> dict[str, TaskOutput]:
+        """Loss sum and right guesses of each task, in the order of `head_of`; of those named in
+        `scores` that have labels in the batch, their scores as well."""
         flat = self.backbone(batch).flatten(0, 1)  # (rows * length, width)
         labels = [self._labels(batch, task) for task in self.head_of]
         at = torch.cat([each.positions for each in labels])
         pieces = flat.index_select(0, at).split([len(each.positions) for each in labels])
-        outputs: dict[str, Any] = {}
+        outputs = {}
         for task, rows, each in zip(self.head_of, pieces, labels, strict=True):
             # A head without labels gets zeros: its scores are finite whatever the encoder gives,
             # and finite times 0 is 0.
             head, rows = self._head(task), self._read(task, rows * each.real)
-            if scores:
-                found = head.logits(rows, *each.groups)
-                outputs |= {task: found} if each.real else {}
-            else:
-                loss, correct = head(rows, each.targets, *each.groups)
-                outputs[task] = HeadOutput(loss * each.real, correct * each.real)
-        if not self.pooled and not scores:
+            loss, correct = head(rows, each.targets, *each.groups)
+            # asked of every process, labels or not: ZeRO 3 gathers weights together
+            found = head.logits(rows, *each.groups) if task in scores else None
+            found = found if each.real else None
+            outputs[task] = TaskOutput(loss * each.real, correct * each.real, found)
+        if not self.pooled:
             self._touch_pooler(flat, outputs)
         return outputs
 
@@ -94,7 +102,7 @@ class Model(nn.Module):
     def _read(self, task: str, rows: torch.Tensor) -> torch.Tensor:
         return self.backbone.pooler(rows) if self._head(task).pooled else rows
 
-    def _touch_pooler(self, flat: torch.Tensor, outputs: dict[str, HeadOutput]) -> None:
+    def _touch_pooler(self, flat: torch.Tensor, outputs: dict[str, TaskOutput]) -> None:
         """A pooler that no head reads takes part all the same, so that it is one and the same
         thing under every ZeRO stage: a parameter whose gradient is 0."""
         first = next(iter(outputs))

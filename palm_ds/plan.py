@@ -188,8 +188,23 @@ class Outline:
     def needs_corpus(self) -> bool:
         """Steps depend on how many examples there are, or how long they are."""
         amounts = [amount for row in self.amounts for amount in row.values()]
-        by_example = any(a.unit == "sequences" for a in [*amounts, *filter(None, [self.total])])
+        units = {a.unit for a in [*amounts, *filter(None, [self.total])]}
+        by_example = not units <= {"steps", "tokens"}
         return by_example or isinstance(self.sampler, (BySize, MixRatio))
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Some amount is written in tokens."""
+        amounts = [amount for row in self.amounts for amount in row.values()]
+        return any(a.unit == "tokens" for a in [*amounts, *filter(None, [self.total])])
+
+    @property
+    def mix_of(self) -> dict[str, str]:
+        """{blend: how its steps are mixed}; `batch` where it is so in any of its stages."""
+        if self.shape != "explicit":
+            return dict.fromkeys(self.blends, self.mixes[0])
+        found = [(b, mix) for row, mix in zip(self.amounts, self.mixes, strict=True) for b in row]
+        return {b: min(mix for other, mix in found if other == b) for b, _ in found}
 
     def plan(self, step_tokens: int = 0, measures: Measures | None = None) -> Plan:
         """In steps of so many tokens. Raises UserError where it takes `measures` of the blends
@@ -213,9 +228,7 @@ class Outline:
     ) -> dict[str, int]:
         return {
             blend: amount.steps(
-                step_tokens,
-                measures[blend].mean_length if measures else None,
-                f"stages: {blend}",
+                step_tokens, measures[blend] if measures else None, f"stages: {blend}"
             )
             for blend, amount in row.items()
         }
@@ -237,8 +250,8 @@ def parse_stages(values: Any, tasks: Sequence[str]) -> Outline:
     {sequential: [blend, ...], steps: B}  one blend after another
     [{blend: steps, ...}, ...]            as written; in a mapping: {explicit: [...]}
 
-    Steps are a number, `20_000_000 tokens` or `300_000 sequences` (examples), rounded up to whole
-    steps; for all blends, or {blend: steps, ...}.
+    Steps are a number, `20_000_000 tokens`, `300_000 sequences` (examples) or `3 epochs` (every
+    example so often), rounded up to whole steps; for all blends, or {blend: steps, ...}.
     sampler: how `steps`, then the total of all blends, is shared out
         uniform | proportional            evenly, or by the tokens of each blend's epoch
         {temperature: T}                  by those to the power 1/T

@@ -23,6 +23,7 @@ from palm_ds.backbone_config import BackboneConfig
 from palm_ds.errors import UserError, suggest
 from palm_ds.optim import OptimizerConfig
 from palm_ds.plan import Outline, Plan, parse_stages, tasks_of
+from palm_ds.reader import TableSettings
 from palm_ds.schedule import Schedule
 from palm_ds.task import Task, build
 
@@ -38,8 +39,8 @@ def _not_negative(where: str, values: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceSettings:
-    """Where a source's text comes from: one prepared corpus, a mixture of them, or ERNIE 1.0's own
-    data files."""
+    """Where a source's text comes from: one prepared corpus, a mixture of them, ERNIE 1.0's own
+    data files, or a table of rows."""
 
     corpus: str = ""
     """Folder of a corpus made by launch/prepare.py."""
@@ -48,18 +49,25 @@ class SourceSettings:
     ernie: str = ""
     """A list of ERNIE 1.0's pretraining files. A corpus is made of them beside it, as FILE.corpus,
     when it is first read."""
+    table: str | list[str] = ""
+    """A file of rows, several of them, a pattern such as `data/*.tsv`, or a folder that `datasets`
+    saved (docs/finetuning.md)."""
+    read: TableSettings = TableSettings()
+    """With `table`: how it is read."""
     tokenizer: str = ""
-    """With `ernie`: the vocabulary its token ids are of, a vocab.txt."""
-    validation: str = ""
-    """Another corpus (with `ernie`: another list) to evaluate on; then nothing of the source itself
-    is held out."""
+    """With `ernie`: the vocabulary its token ids are of, a vocab.txt. With `table`: the vocabulary
+    its texts are read with; by default that of `init_from`."""
+    validation: str | list[str] = ""
+    """Another corpus (with `ernie`: another list; with `table`: another table) to evaluate on; then
+    nothing of the source itself is held out."""
 
     def __post_init__(self) -> None:
-        if sum(map(bool, (self.corpus, self.mix, self.ernie))) != 1:
+        if sum(map(bool, (self.corpus, self.mix, self.ernie, self.table))) != 1:
             raise UserError(
-                "give one of `corpus: FOLDER`, `mix: {FOLDER: weight, ...}` and `ernie: FILELIST`"
+                "give one of `corpus: FOLDER`, `mix: {FOLDER: weight, ...}`, `ernie: FILELIST` and "
+                "`table: FILE`"
             )
-        if bool(self.ernie) != bool(self.tokenizer):
+        if not self.table and bool(self.ernie) != bool(self.tokenizer):
             raise UserError("`ernie: FILELIST` and `tokenizer: vocab.txt` go together")
         for folder, weight in self.mix.items():
             if weight <= 0:
@@ -73,7 +81,18 @@ class SourceSettings:
     @property
     def validation_folder(self) -> str:
         """The corpus to evaluate on; empty: documents held out of the source's own."""
-        return f"{self.validation}.corpus" if self.ernie and self.validation else self.validation
+        return f"{self.validation}.corpus" if self.ernie and self.validation else self._one_folder
+
+    @property
+    def _one_folder(self) -> str:
+        if not isinstance(self.validation, str):
+            raise UserError("validation: of a corpus it is one folder")
+        return self.validation
+
+    @property
+    def reads(self) -> str:
+        """What tasks see of it."""
+        return "table" if self.table else "corpus"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +102,20 @@ class EvaluateSettings:
     every: int = 0
     """Steps between two evaluations; 0: at the end of each stage only."""
     examples: int = 1000
-    """Held-out examples of every blend."""
+    """Held-out examples of every blend over corpora; of tables every row is evaluated."""
+    best: str = ""
+    """Whose weights a run ends with: `task.metric`, or `mean` of the first metric of every task
+    that is not auxiliary, where it was best; empty: those of the last step. Loss counts the other
+    way round."""
+    patience: int = 0
+    """With `best`: stop after so many evaluations without a better one; 0: never."""
 
     def __post_init__(self) -> None:
-        _not_negative("evaluate", self)
+        for name in ("every", "examples", "patience"):
+            if getattr(self, name) < 0:
+                raise UserError(f"evaluate.{name}: {getattr(self, name)} is negative")
+        if self.patience and not self.best:
+            raise UserError("evaluate.patience: set `best` as well: better in what?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,23 +152,26 @@ class Recipe:
 
     seed: int = 1
     """Decides weights, order, masks and dropout."""
-    backbone: dict[str, Any]
-    """The encoder: `preset: NAME` and any of its numbers (the keys of `backbone`, below)."""
+    backbone: dict[str, Any] = field(default_factory=dict)
+    """The encoder: `preset: NAME` and any of its numbers (the keys of `backbone`, below); empty:
+    that of `init_from`."""
     length: int = 512
     """Tokens of a packed row."""
     batch: str
-    """Of one step, over all processes: `393216 tokens` or `768 rows`."""
+    """Of one step, over all processes: `393216 tokens` or `768 rows`; or `32 examples` of each
+    blend, packed into as few rows as they need."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """How weights are updated."""
     schedule: Schedule = Schedule()
     """How the learning rate moves."""
     sources: dict[str, SourceSettings]
-    """{name: {corpus: FOLDER}}: the texts, by names that tasks refer to."""
+    """{name: {corpus: FOLDER} or {table: FILE}}: the texts, by names that tasks refer to."""
     held_out: float = 0.01
-    """Share of every corpus's documents that is kept from training, for evaluation."""
+    """Share of every corpus's documents, and every table's rows, that is kept from training, for
+    evaluation."""
     tasks: dict[str, dict[str, Any]]
-    """{name: {kind, source, ...}}: the tasks; `kind` is a file of palm_ds/pretrain (by default the
-    name) or `module.Class`; the other keys are the task's own."""
+    """{name: {kind, source, ...}}: the tasks; `kind` is a file of palm_ds/pretrain or palm_ds/tasks
+    (by default the name) or `module.Class`; the other keys are the task's own."""
     stages: Any
     """Steps of each blend in each stage: {continual | joint | alternate | sequential: [blend, ...],
     steps: B} or a list of {blend: steps}; more under `stages`, below."""
@@ -170,19 +202,16 @@ class Recipe:
             raise UserError("tasks: empty; name at least one")
         if self.extend and self.init_from:
             raise UserError("extend, init_from: a run starts from one of the two; leave one out")
-        assert self.rows and self.outline.blends and self.backbone_config  # each checks itself
+        assert self.step_size and self.outline.blends and self.backbone_config  # each checks itself
         for name, task in self.built_tasks.items():
-            if task.source not in self.sources:
-                known = suggest(task.source, self.sources)
-                raise UserError(f"tasks.{name}.source: no {task.source!r} in `sources`{known}")
-            if task.share and task.share not in self.tasks:
-                known = suggest(task.share, self.tasks)
-                raise UserError(f"tasks.{name}.share: no {task.share!r} in `tasks`{known}")
+            self._check_task(name, task)
         if self.export_task and self.export_task not in self.tasks:
             known = suggest(self.export_task, self.tasks)
             raise UserError(f"export_task: no {self.export_task!r} in `tasks`{known}")
         if self.export_task and not self.backbone_config.task_slots:
             raise UserError("export_task: backbone.task_slots is 0, there are no task embeddings")
+        if self.examples and self.outline.counts_tokens:
+            raise UserError("stages: a step is so many examples; count in steps, sequences, epochs")
         for blend in self.outline.blends:
             shared = {self.built_tasks[name].source for name in tasks_of(blend)}
             if len(shared) > 1:
@@ -197,12 +226,36 @@ class Recipe:
                     f"backbone.segments is {self.backbone_config.segments}"
                 )
 
+    def _check_task(self, name: str, task: Task) -> None:
+        if task.source not in self.sources:
+            known = suggest(task.source, self.sources)
+            raise UserError(f"tasks.{name}.source: no {task.source!r} in `sources`{known}")
+        if task.share and task.share not in self.tasks:
+            known = suggest(task.share, self.tasks)
+            raise UserError(f"tasks.{name}.share: no {task.share!r} in `tasks`{known}")
+        if (found := self.sources[task.source].reads) != task.reads:
+            raise UserError(
+                f"tasks.{name}: it reads a {task.reads}, but sources.{task.source} is a {found}"
+            )
+        if task.batch and not self.examples:
+            raise UserError(f"tasks.{name}.batch: for this let `batch` count in examples as well")
+        mixes = {mix for b, mix in self.outline.mix_of.items() if name in tasks_of(b)}
+        if task.freeze and mixes != {"step"}:
+            raise UserError(f"tasks.{name}.freeze: its stages need `mix: step`")
+        if task.task_id >= max(self.backbone_config.task_slots, 1):
+            slots = self.backbone_config.task_slots
+            raise UserError(
+                f"tasks.{name}.task_id: {task.task_id}, but the task embedding has {slots} rows"
+            )
+
     @cached_property
-    def rows(self) -> int:
-        """Rows of a step, over all processes."""
-        match = re.fullmatch(r"([\d_]+)\s*(tokens|rows)", str(self.batch).strip())
+    def step_size(self) -> tuple[int, str]:
+        """What `batch` says: a number, and rows or examples."""
+        match = re.fullmatch(r"([\d_]+)\s*(tokens|rows|examples)", str(self.batch).strip())
         if not match:
-            raise UserError(f"batch: {self.batch!r} is not like `393216 tokens` or `768 rows`")
+            raise UserError(
+                f"batch: {self.batch!r} is not like `393216 tokens`, `768 rows` or `32 examples`"
+            )
         number, unit = int(match[1].replace("_", "")), match[2]
         if unit == "tokens" and number % self.length:
             near = max(round(number / self.length), 1) * self.length
@@ -210,15 +263,31 @@ class Recipe:
                 f"batch: {number} tokens are no whole number of rows of length {self.length}; "
                 f"take {near} tokens"
             )
-        rows = number // self.length if unit == "tokens" else number
-        if rows < 1:
+        number = number // self.length if unit == "tokens" else number
+        if number < 1:
             raise UserError(f"batch: {self.batch!r} holds not one row of length {self.length}")
-        return rows
+        return number, "examples" if unit == "examples" else "rows"
+
+    @property
+    def rows(self) -> int:
+        """Rows of a step, over all processes; 0 where it is so many examples."""
+        number, unit = self.step_size
+        return number if unit == "rows" else 0
+
+    @property
+    def examples(self) -> int:
+        """Examples of a step, of each blend; 0 where it is so many rows."""
+        number, unit = self.step_size
+        return number if unit == "examples" else 0
+
+    def examples_of(self, blend: str) -> int:
+        """Examples of a step of this blend: as its first task has it, or the recipe."""
+        return self.built_tasks[tasks_of(blend)[0]].batch or self.examples
 
     @property
     def step_tokens(self) -> int:
-        """Tokens of a step, over all processes."""
-        return self.rows * self.length
+        """Tokens of a step, over all processes; 1 where a step is so many examples."""
+        return self.rows * self.length or 1
 
     @cached_property
     def outline(self) -> Outline:
@@ -233,7 +302,8 @@ class Recipe:
 
     def plan_table(self) -> str:
         """The plan, its tokens and its warm-ups, for a person."""
-        return self.plan.table(step_tokens=self.step_tokens, schedule=self.schedule)
+        tokens = self.step_tokens if self.rows else 0
+        return self.plan.table(step_tokens=tokens, schedule=self.schedule)
 
     @cached_property
     def built_tasks(self) -> dict[str, Task]:
@@ -252,14 +322,15 @@ class Recipe:
 
     @cached_property
     def task_ids(self) -> dict[str, int]:
-        """The row of the task embedding of each task: in the recipe's order, shared where the head
-        is; 0 for all without a task embedding."""
+        """The row of the task embedding of each task: as it says, else in the recipe's order (tasks
+        over tables: row 0), shared where the head is; 0 for all without a task embedding."""
         slots = self.backbone_config.task_slots
         ids: dict[str, int] = {}
         for name, task in self.built_tasks.items():
             if not task.share:
-                ids[name] = len(ids) if slots else 0
-        if slots and len(ids) > slots:
+                given = task.task_id if task.task_id >= 0 or task.reads == "corpus" else 0
+                ids[name] = (given if given >= 0 else len(ids)) if slots else 0
+        if slots and max(ids.values(), default=0) >= slots:
             raise UserError(f"tasks: {len(ids)} of them, but backbone.task_slots is {slots}")
         shared = {name: task.share for name, task in self.built_tasks.items() if task.share}
         for name, other in shared.items():

@@ -31,6 +31,13 @@ class Source:
     documents: np.ndarray  # (documents,) indices, ascending
     marks: tuple[str, ...] = ()
 
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    @property
+    def name(self) -> str:
+        return str(self.corpus.path)
+
     @property
     def vocabulary(self) -> Vocabulary:
         return self.corpus.vocabulary

@@ -15,7 +15,7 @@ import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from torch import nn
@@ -47,7 +47,22 @@ class Task(ABC):
     """What the task's loss counts for in the sum over tasks."""
     share: str = ""
     """Use the head and the task embedding of this other task (for example: the same masked words
-    in another stage, chosen by another strategy)."""
+    in another stage, chosen by another strategy; or one head for the data of two domains)."""
+    task_id: int = -1
+    """The row of the task embedding its texts get. -1: tasks over corpora get one each, in the
+    recipe's order; those over tables the row of `init_from`'s `export_task`, or 0."""
+    head_lr: float = 0.0
+    """Peak learning rate of its head; 0: the optimizer's `lr`."""
+    freeze: tuple[str, ...] = ()
+    """Patterns of parameters that this task's steps leave as they are (`backbone.layers.0.*`); its
+    stages need `mix: step`."""
+    batch: int = 0
+    """Examples of a step, where `batch` counts in examples; 0: as many as that says."""
+    auxiliary: bool = False
+    """It is there to help the others: its scores decide nothing."""
+
+    reads: ClassVar[Literal["corpus", "table"]] = "corpus"
+    """What its source is."""
 
     columns: ClassVar[Mapping[str, Any]] = {}
     """Columns the corpus must have: {name: function(document) -> one value a token}; the function
@@ -108,6 +123,33 @@ class Task(ABC):
     def about(self, source: Source) -> str:
         """A line for the beginning of a run: what the task found in its source; or nothing."""
         return ""
+
+    def settled(self, source: Any) -> Task:
+        """The task with what it learns of its training data before anything is trained, such as
+        the names of its classes: what a recipe may leave open and a run folder has to hold."""
+        return self
+
+    def check(self, source: Any, *, labelled: bool) -> None:
+        """Raises UserError, with the row's place, where a row of its table cannot be used;
+        `labelled`: labels are wanted (training, evaluation), else none need be there."""
+        return
+
+    def decode(self, scores: np.ndarray, example: Example, source: Any) -> dict[str, Any]:
+        """What the scores (labels of the example, any) float32 of its head say of one example, as
+        JSON."""
+        raise UserError(f"tasks.{self.name}: its predictions are not for people")
+
+    def gather(
+        self, pieces: Mapping[int, Sequence[dict[str, Any]]], source: Any
+    ) -> dict[int, dict[str, Any]]:
+        """{item: prediction} of {item: what was decoded of each of its examples, in order}. By
+        default an item is one example."""
+        return {item: dict(found[0]) for item, found in pieces.items()}
+
+    def metrics(self, predictions: Mapping[int, dict[str, Any]], source: Any) -> dict[str, float]:
+        """{metric: value} of predictions beside what the source has as labels; the first is the
+        one that counts. Empty where a task has none but loss and accuracy."""
+        return {}
 
     def class_name(self, label: int) -> str:
         """What a class is called where a person reads it (launch/inspect_stream.py)."""

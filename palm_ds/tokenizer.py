@@ -140,11 +140,16 @@ class Tokenizer:
     def encode_texts(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each text its ids (int64) and the character at which each token begins (int64).
         Special tokens are neither added nor found in the text."""
+        return [(ids, spans[:, 0]) for ids, spans in self.encode_spans(texts)]
+
+    def encode_spans(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """For each text its ids (int64) and (tokens, 2) the characters [from, to) of each token.
+        Special tokens are neither added nor found in the text."""
         encodings = self.backend.encode_batch(list(texts), add_special_tokens=False)
         return [
             (
                 self._plain[np.array(encoding.ids, np.int64)],
-                np.array([start for start, _ in encoding.offsets], np.int64),
+                np.array(encoding.offsets, np.int64).reshape(-1, 2),
             )
             for encoding in encodings
         ]

@@ -4,24 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
 from palm_ds import __version__, checkpoint, fill_mask, weights
-from palm_ds.assemble import Data, build_held_out, build_model, build_stream, open_data, settle
+from palm_ds.assemble import (
+    AnyStream,
+    Data,
+    build_held_out,
+    build_model,
+    build_stream,
+    check_tables,
+    open_data,
+    settle,
+)
+from palm_ds.best import Best
 from palm_ds.engine import Engine, start, stop, warn_on_stderr
 from palm_ds.extend import Inheritance, Lineage, inherit
 from palm_ds.folder import Run, check_folder, overview, write_folder
 from palm_ds.formats.model_card import Made
+from palm_ds.formats.own import WEIGHTS
 from palm_ds.heads import MaskedWordHead
 from palm_ds.log import RunLog
 from palm_ds.loop import EventHandler, Loop, stop_signals
 from palm_ds.model import Model
 from palm_ds.processes import Processes
 from palm_ds.report import write_report
+from palm_ds.run import Recipe
 from palm_ds.source import Source
-from palm_ds.stream import Stream
 
 
 def train(run: Run, event_handler: EventHandler | None = None, *, dry_run: bool = False) -> int:
@@ -33,9 +46,11 @@ def train(run: Run, event_handler: EventHandler | None = None, *, dry_run: bool 
     data = open_data(run.recipe)
     run = replace(run, recipe=settle(run.recipe, data))
     recipe = run.recipe
+    check_tables(recipe, data)
     check_folder(run, data)
-    stream, validation = build_stream(recipe, data), build_held_out(recipe, data)
     processes = start(run.machine)
+    stream = build_stream(recipe, data, partial(run.machine.room_for, world=processes.world))
+    validation = build_held_out(recipe, data)
 
     def say(text: str) -> None:
         if processes.rank == 0:
@@ -46,7 +61,7 @@ def train(run: Run, event_handler: EventHandler | None = None, *, dry_run: bool 
     origin = find_origin(run, model, lineage, stream, processes, say)
     say(overview(run, stream, model, processes.world))
     if dry_run:
-        stream.batches(0, 0, 1, recipe.rows)
+        stream.batches(0, 0, 1, stream.rows)
         say("dry run: everything fits together; nothing was trained")
         stop()
         return 0
@@ -54,11 +69,15 @@ def train(run: Run, event_handler: EventHandler | None = None, *, dry_run: bool 
         model,
         machine=run.machine,
         optimizer=recipe.optimizer,
-        rows=recipe.rows,
+        rows=stream.rows,
         seed=recipe.seed,
         steps=origin.ages,
+        factors=_head_rates(recipe),
+        apart=[pattern for task in recipe.built_tasks.values() for pattern in task.freeze],
     )
     first = origin.enter(engine, stream, say)
+    best = Best(recipe.evaluate, recipe.built_tasks)
+    best.restore(origin.found.state.get("best", {}) if origin.found else {})
     log = _open_log(run, engine, data, first)
     loop = Loop(
         run=run,
@@ -69,6 +88,8 @@ def train(run: Run, event_handler: EventHandler | None = None, *, dry_run: bool 
         log=log,
         lineage=lineage,
         tell=event_handler or (lambda name, facts: None),
+        best=best,
+        tokenizer=data.tokenizer,
     )
     try:
         with stop_signals() as asked:
@@ -80,6 +101,16 @@ def train(run: Run, event_handler: EventHandler | None = None, *, dry_run: bool 
             log.close()
     engine.close()
     return code
+
+
+def _head_rates(recipe: Recipe) -> dict[str, float]:
+    """{pattern of a head's parameters: factor of the learning rate} of tasks with one of their
+    own."""
+    return {
+        f"heads.{name}.*": task.head_lr / recipe.optimizer.lr
+        for name, task in recipe.built_tasks.items()
+        if task.head_lr
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +128,7 @@ class Origin:
             return self.found.parameters
         return self.inheritance.steps if self.inheritance else None
 
-    def enter(self, engine: Engine, stream: Stream, say: Callable[[str], None]) -> int:
+    def enter(self, engine: Engine, stream: AnyStream, say: Callable[[str], None]) -> int:
         """Put engine and stream there; the step that is next."""
         if self.found:
             engine.restore(self.found)
@@ -116,7 +147,7 @@ def find_origin(
     run: Run,
     model: Model,
     lineage: Lineage,
-    stream: Stream,
+    stream: AnyStream,
     processes: Processes,
     say: Callable[[str], None],
 ) -> Origin:
@@ -137,11 +168,10 @@ def find_origin(
 
 
 def _lineage(run: Run, model: Model, data: Data) -> Lineage:
-    corpus = next(iter(data.corpora.values()))
     return Lineage(
         backbone=model.backbone.config,
         task_ids=run.recipe.task_ids,
-        tokenizer=corpus.manifest.tokenizer["fingerprint"],
+        tokenizer=data.tokenizer.fingerprint,
         token_heads=weights.token_heads_of(model),
     )
 
@@ -160,11 +190,14 @@ def _open_log(run: Run, engine: Engine, data: Data, step: int) -> RunLog | None:
 
 def finish(run: Run, engine: Engine, model: Model, data: Data, log: RunLog | None) -> None:
     """The weights, portable and for Hugging Face, and the report. All processes take part."""
-    state = engine.full_state_dict()
+    with engine.averaged():
+        state = engine.full_state_dict()
     if log:
+        if run.recipe.evaluate.best and run.best.exists():
+            state = load_file(run.best / WEIGHTS)
         export(run, model, state, data)
         log.event("end", f"weights: {run.folder / 'weights'}; Hugging Face: {run.folder / 'hf'}")
-        for line in fill_mask.examples(run.folder / "hf", _some_source(data)):
+        for line in _fill_mask_examples(run, model, data):
             log.event("example", line)
         log.forgetting(run.recipe.plan)
         log.event("report", f"report: {write_report(run.folder)}")
@@ -175,20 +208,8 @@ def export(run: Run, model: Model, state: Mapping[str, torch.Tensor], data: Data
     """weights/ and hf/ of the run folder; hf/ reads texts as the recipe's `export_task` did, or as
     the first task of masked words."""
     recipe, config = run.recipe, model.backbone.config
-    words = [t for t, h in model.head_of.items() if isinstance(model.heads[h], MaskedWordHead)]
-    info = weights.WeightsInfo(
-        backbone=config,
-        task_ids=recipe.task_ids,
-        head_of=model.head_of,
-        export_task=recipe.export_task or next(iter(words), ""),
-        token_heads=weights.token_heads_of(model),
-        made_by={
-            "palm_ds": __version__,
-            "recipe": recipe.fingerprint,
-            "steps": recipe.plan.steps,
-        },
-    )
-    tokenizer = next(iter(data.corpora.values())).tokenizer()
+    info = weights.info_of(recipe, model, steps=recipe.plan.steps)
+    tokenizer = data.tokenizer
     weights.save_weights(state, run.folder / "weights", info, tokenizer=tokenizer)
     weights.export_hf(
         state,
@@ -204,12 +225,16 @@ def export(run: Run, model: Model, state: Mapping[str, torch.Tensor], data: Data
     )
 
 
-def _some_source(data: Data) -> Source:
-    """Held-out documents where there are some."""
-    return next(
+def _fill_mask_examples(run: Run, model: Model, data: Data) -> list[str]:
+    """Of held-out documents where there are some; none where no words or no documents are read."""
+    words = any(isinstance(head, MaskedWordHead) for head in model.heads.values())
+    if not words or not data.corpora:
+        return []
+    source: Source = next(
         source
         for side in (data.held_out, data.train)
-        for corpora in side.values()
-        for _, source, _ in corpora
-        if len(source.documents)
+        for opened in side.values()
+        for _, source, _ in opened
+        if isinstance(source, Source) and len(source)
     )
+    return list(fill_mask.examples(run.folder / "hf", source))

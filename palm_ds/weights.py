@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from palm_ds import __version__
 from palm_ds.backbone_config import BackboneConfig
 from palm_ds.errors import UserError
 from palm_ds.formats import own
@@ -32,6 +33,7 @@ from palm_ds.formats.publish import publish
 from palm_ds.formats.tensor_files import held
 from palm_ds.heads import ClassHead, MaskedWordHead
 from palm_ds.model import Model
+from palm_ds.run import Recipe
 
 # What must agree for weights to mean the same in another model.
 _SHAPE = ("vocab_size", "width", "layers", "heads", "inner", "positions", "segments", "task_slots")
@@ -79,6 +81,20 @@ def save_weights(
             tokenizer.save(part / "tokenizer")
 
     publish(folder, write)
+
+
+def info_of(recipe: Recipe, model: Model, *, steps: int) -> WeightsInfo:
+    """What a folder of a run's weights says of itself after so many steps."""
+    words = [t for t, h in model.head_of.items() if isinstance(model.heads[h], MaskedWordHead)]
+    return WeightsInfo(
+        backbone=model.backbone.config,
+        task_ids=recipe.task_ids,
+        head_of=model.head_of,
+        export_task=recipe.export_task or next(iter(words or recipe.task_ids), ""),
+        token_heads=token_heads_of(model),
+        made_by={"palm_ds": __version__, "recipe": recipe.fingerprint, "steps": steps},
+        recipe=recipe.resolved(),
+    )
 
 
 def export_hf(
@@ -138,6 +154,11 @@ def read_info(folder: Path) -> WeightsInfo:
     if (folder / INFO).is_file():
         return own.read_info(folder / INFO)
     return _info(open_checkpoint(folder))
+
+
+def tokenizer_in(folder: Path) -> Path | None:
+    """What `load_tokenizer` reads of a checkpoint of any format; None where there is none."""
+    return open_checkpoint(Path(folder)).tokenizer
 
 
 def _info(contents: Contents) -> WeightsInfo:

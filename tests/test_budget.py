@@ -52,10 +52,13 @@ def test_other_amounts_are_refused(written):
         (Amount(100, "sequences"), 40.96, 1),
         (Amount(101, "sequences"), 40.96, 2),
         (Amount(3, "sequences"), 10.0, 1),
+        (Amount(1, "epochs"), 1.0, 11),
+        (Amount(0.5, "epochs"), 1.0, 6),
     ],
 )
 def test_amounts_in_steps_of_4096_tokens_the_last_one_counted_whole(amount, mean_length, steps):
-    assert amount.steps(4096, mean_length, "stages.steps") == steps
+    measure = Measure(tokens=40_961, mean_length=mean_length) if mean_length else None
+    assert amount.steps(4096, measure, "stages.steps") == steps
 
 
 def test_what_only_an_open_corpus_knows_is_an_error_without_one():

@@ -40,6 +40,7 @@ LAYERS = (
     ("folder", "inspect_stream"),
     ("loop",),
     ("train", "ablate"),
+    ("command",),
 )
 """Bottom to top. A package (corpus, pretrain, ...) has one place as a whole."""
 APART = ("pretrain", "tasks")

@@ -9,9 +9,9 @@ import torch
 from palm_ds.backbone import Backbone, BackboneConfig
 from palm_ds.errors import UserError
 from palm_ds.example import Batch, Example, collate
-from palm_ds.heads import ClassHead, HeadOutput, MaskedWordHead
+from palm_ds.heads import ClassHead, MaskedWordHead
 from palm_ds.kernels import Kernels, choose_kernels
-from palm_ds.model import Model
+from palm_ds.model import Model, TaskOutput
 
 FAST = Kernels(attention="tiles", word_loss="chunked", dropout="bits")
 CONFIG = BackboneConfig(
@@ -50,7 +50,7 @@ def test_outputs_come_in_the_order_of_tasks_whatever_the_labels() -> None:
         outputs = net(batch(**labels))
         assert list(outputs) == ["a", "b", "c", "d"]
         for task, output in outputs.items():
-            assert isinstance(output, HeadOutput)
+            assert isinstance(output, TaskOutput)
             assert output.loss_sum.requires_grad and output.loss_sum.dtype == torch.float32
             assert (output.loss_sum.item() > 0) == (task in labels)
 

@@ -48,7 +48,9 @@ class WeightsInfo:
     token_heads: tuple[str, ...] = ()
     """The heads of classes that read tokens; the others read whole texts, through the pooler."""
     made_by: Mapping[str, Any] = field(default_factory=dict)
-    """Free: program, version, step, recipe ..."""
+    """Free: program, version, step ..."""
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    """The run's recipe, with everything filled in: tasks and the names of their classes."""
 
     @property
     def task_id(self) -> int:
@@ -67,7 +69,7 @@ def read_info(path: Path) -> WeightsInfo:
         raise UserError(f"{path}: format {about.get('format')!r}; this version reads {FORMAT}")
     if not isinstance(about.get("backbone"), dict):
         raise UserError(f"{path}: no `backbone`, the encoder's numbers")
-    keys = ("task_ids", "head_of", "made_by")
+    keys = ("task_ids", "head_of", "made_by", "recipe")
     rest = {key: about[key] for key in keys if isinstance(about.get(key), dict)}
     if isinstance(about.get("export_task"), str):  # folders written before it have none
         rest["export_task"] = about["export_task"]

@@ -1,0 +1,79 @@
+"""Which evaluation of a run was the best, and whether to go on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from palm_ds.errors import UserError, suggest
+from palm_ds.evaluate import Score
+from palm_ds.run import EvaluateSettings
+from palm_ds.task import Task
+
+
+@dataclass
+class Best:
+    """`value` at `step`, and how many evaluations there have been since."""
+
+    settings: EvaluateSettings
+    tasks: Mapping[str, Task]
+    value: float = -math.inf
+    step: int = -1
+    since: int = 0
+
+    def __post_init__(self) -> None:
+        name = self.settings.best.partition(".")[0]
+        if self.settings.best and name != "mean" and name not in self.tasks:
+            raise UserError(
+                f"evaluate.best: {self.settings.best!r} is neither `mean` nor `task.metric` of a "
+                f"task{suggest(name, self.tasks)}"
+            )
+
+    @property
+    def wanted(self) -> bool:
+        return bool(self.settings.best)
+
+    @property
+    def exhausted(self) -> bool:
+        """There has been nothing better for as long as patience lasts."""
+        return bool(self.settings.patience) and self.since >= self.settings.patience
+
+    def see(self, step: int, scores: Mapping[str, Score]) -> bool:
+        """Whether these are the best so far; of equals the first is."""
+        value = self._value(scores)
+        if math.isfinite(value) and value > self.value:
+            self.value, self.step, self.since = value, step, 0
+            return True
+        self.since += 1
+        return False
+
+    def _value(self, scores: Mapping[str, Score]) -> float:
+        name, _, metric = self.settings.best.partition(".")
+        if name == "mean":
+            targets = [s.value for t, s in scores.items() if not self.tasks[t].auxiliary]
+            return sum(targets) / len(targets) if targets else math.nan
+        if name not in scores:
+            raise UserError(
+                f"evaluate.best: nothing to evaluate {name!r} on; give its source `validation`, or "
+                "set held_out"
+            )
+        score = scores[name]
+        known = {**score.metrics, "accuracy": score.accuracy, "loss": -score.loss}
+        if metric and metric not in known:
+            known_names = ", ".join(known)
+            raise UserError(f"evaluate.best: {name} has no {metric!r}; it has {known_names}")
+        return known[metric] if metric else score.value
+
+    def record(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        value = self.value if math.isfinite(self.value) else None
+        return {"value": value, "step": self.step, "since": self.since}
+
+    def restore(self, record: Mapping[str, Any]) -> None:
+        """As it was when the checkpoint was saved."""
+        if record:
+            value = record["value"]
+            self.value = -math.inf if value is None else value
+            self.step, self.since = record["step"], record["since"]

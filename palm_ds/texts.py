@@ -1,0 +1,145 @@
+"""Rows of a table as a source: texts by row and column, tokenised once.
+
+    table ──rows──> TableSource.encoded("text_a") ──> the tokens of a row's text, and the characters
+                                                      each of them stands for
+
+A row's number within the source is what tasks call an item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from palm_ds import keyed
+from palm_ds.errors import UserError, suggest
+from palm_ds.example import Piece, Vocabulary
+from palm_ds.reader import Table
+from palm_ds.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Texts as tokens, one after the other."""
+
+    ids: np.ndarray  # (tokens,) int64
+    spans: np.ndarray  # (tokens, 2) int64: characters [from, to) of the text
+    starts: np.ndarray  # (texts + 1,) int64: where each text's tokens begin
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(texts,) tokens of each."""
+        return np.diff(self.starts)
+
+    def read(self, text: int, first: int = 0, last: int | None = None) -> Piece:
+        """The tokens [first, last) of a text. What `Example.origin` says of a token of it is its
+        place among all tokens here; `place` turns that into one within the text."""
+        start, end = self.starts[text], self.starts[text + 1]
+        stop = end if last is None else min(start + last, end)
+        return Piece(int(start + first), self.ids[start + first : stop])
+
+    def place(self, text: int, origin: np.ndarray) -> np.ndarray:
+        """Places within the text of tokens that came from it."""
+        return origin - self.starts[text]
+
+    def spans_of(self, text: int) -> np.ndarray:
+        """(tokens of the text, 2) the characters of each."""
+        return self.spans[self.starts[text] : self.starts[text + 1]]
+
+
+@dataclass(frozen=True)
+class TableSource:
+    """Some rows of a table, with the tokenizer that reads their texts."""
+
+    table: Table
+    numbers: np.ndarray  # (rows,) which rows of the table, ascending
+    tokenizer: Tokenizer
+    name: str
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self.once("vocabulary", lambda: self.tokenizer.vocabulary)
+
+    @property
+    def columns(self) -> Sequence[str]:
+        return self.table.columns
+
+    def row(self, item: int) -> Mapping[str, Any]:
+        """The columns of a row."""
+        return self.table[int(self.numbers[item])]
+
+    def where(self, item: int) -> str:
+        """The file and the line of a row, for messages."""
+        return self.table.where(int(self.numbers[item]))
+
+    def need(self, column: str, what: str) -> None:
+        """Raises UserError where the table has no such column; `what` names who wants it."""
+        if column not in self.columns:
+            raise UserError(
+                f"{what}: {self.name} has no column {column!r}{suggest(column, self.columns)}; it "
+                f"has {', '.join(self.columns)}; map one with `columns: {{{column}: NAME}}`"
+            )
+
+    def column(self, name: str) -> list[Any]:
+        """A column's values, row by row; None where a row has none."""
+        return self.once(
+            f"column {name}", lambda: [self.row(i).get(name) for i in range(len(self))]
+        )
+
+    def encoded(self, column: str) -> Encoded:
+        """A column of texts, tokenised the first time it is asked for."""
+        return self.once(f"encoded {column}", lambda: self._encode(column))
+
+    def _encode(self, column: str) -> Encoded:
+        texts = self.column(column)
+        for item, text in enumerate(texts):
+            if not isinstance(text, str):
+                got = "nothing" if text is None else repr(text)
+                raise UserError(f"{self.where(item)}: {column}: expected a text, got {got}")
+        return encode(texts, self.tokenizer)
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """`make()`, called the first time only: what a task works out of this source and keeps."""
+        kept = self.__dict__.setdefault("_kept", {})
+        if name not in kept:
+            kept[name] = make()
+        return kept[name]
+
+
+def encode(texts: Sequence[str], tokenizer: Tokenizer) -> Encoded:
+    """Texts as tokens, without special tokens."""
+    ids, spans = [], []
+    for begin in range(0, len(texts), _AT_ONCE):
+        for found, places in tokenizer.encode_spans(texts[begin : begin + _AT_ONCE]):
+            ids.append(found)
+            spans.append(places)
+    starts = np.concatenate([[0], np.cumsum([len(each) for each in ids])]).astype(np.int64)
+    if not ids:
+        return Encoded(np.empty(0, np.int64), np.empty((0, 2), np.int64), starts)
+    return Encoded(np.concatenate(ids), np.concatenate(spans), starts)
+
+
+_AT_ONCE = 8192  # texts given to the tokenizer together
+
+
+def split_rows(
+    table: Table, held_out: float, tokenizer: Tokenizer, name: str
+) -> tuple[TableSource, TableSource]:
+    """The rows to train on and those held out: which, depends on the row's number alone."""
+    numbers = np.arange(len(table))
+    draw = keyed.uniform(keyed.key("held out"), numbers, 1)[:, 0]
+    out = draw < held_out
+    if len(table) and held_out and out.all():
+        raise UserError(f"{name}: held_out {held_out} leaves none of {len(table)} rows to train on")
+    return (
+        TableSource(table, numbers[~out], tokenizer, name),
+        TableSource(table, numbers[out], tokenizer, name),
+    )
