@@ -58,7 +58,7 @@ def pick(
         picked["spans"] = picked.pop("label")  # CLUENER: {type: {words: [[first, last]]}}
     if not picked:
         raise UserError(_nothing(names, file, settings))
-    return {role: picked[role] for role in ROLES if role in picked}
+    return {role: picked[role] for role in dict.fromkeys([*ROLES, *picked]) if role in picked}
 
 
 def _named(key: Key, names: Sequence[str | int], where: str, format: str) -> Key:

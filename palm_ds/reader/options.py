@@ -12,6 +12,7 @@ ROLES = {
     "text_b": "the second text of a pair",
     "text_b_neg": "a text that matches text_a less well than text_b",
     "label": "a class, several classes (a list), or a number; always as text",
+    "label_NAME": "a further label, of another task on the same texts; NAME is yours",
     "qid": "rows with the same one are ranked together",
     "id": "the row's own name",
     "tokens": "a list of words or characters",
@@ -24,6 +25,7 @@ ROLES = {
     "impossible": "true: the context does not answer the question",
 }
 FORMATS = ("auto", "tsv", "csv", "jsonl", "json", "conll", "smart", "parquet", "arrow")
+FURTHER_LABEL = "label_"
 TAG_DELIMITER = "\x02"
 _CHOICES = {
     "format": FORMATS,
@@ -60,7 +62,7 @@ class TableSettings:
                 )
         for key, roles in (("columns", tuple(ROLES)), ("drop", _SCALARS)):
             for role in getattr(self, key):
-                if role not in roles:
+                if role not in roles and not role.startswith(FURTHER_LABEL):
                     raise UserError(f"{key}.{role}: unknown role{suggest(role, roles)}")
         for role, column in self.columns.items():
             if isinstance(column, list) and (role not in _JOINED or len(column) < 2):

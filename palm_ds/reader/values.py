@@ -21,7 +21,8 @@ def parse(
     if split:
         names = {"text_a": "tokens", "label": "tags"}
         row = {names.get(role, role): value for role, value in row.items()}
-    values = {role: _PARSERS[role](value, role, settings) for role, value in row.items()}
+    parsers = {role: _PARSERS.get(role, _label) for role in row}  # others are further labels
+    values = {role: parsers[role](value, role, settings) for role, value in row.items()}
     for role in TEXTS:
         if role in values and not values[role].strip():
             note(f"empty {role}")

@@ -149,3 +149,12 @@ def test_settings_from_a_recipe() -> None:
     assert settings.drop == {"label": ["-", 0, None]}
     with pytest.raises(UserError, match=r"sources.x.colums: unknown key; did you mean"):
         parse(TableSettings, {"colums": {}}, "sources.x")
+
+
+def test_further_labels_of_other_tasks_on_the_same_texts(tmp_path) -> None:
+    (tmp_path / "pairs.tsv").write_text("a\tb\tentails\tnear\nx\ty\tyes\t3.5\n")
+    columns = {"text_a": "a", "text_b": "b", "label": "entails", "label_near": "near"}
+    table = open_table(str(tmp_path / "pairs.tsv"), TableSettings(columns=columns))
+    assert table[0] == {"text_a": "x", "text_b": "y", "label": "yes", "label_near": "3.5"}
+    with pytest.raises(UserError, match="columns.lable_near: unknown role"):
+        TableSettings(columns={"lable_near": "near"})
