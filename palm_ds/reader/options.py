@@ -12,7 +12,6 @@ ROLES = {
     "text_b": "the second text of a pair",
     "text_b_neg": "a text that matches text_a less well than text_b",
     "label": "a class, several classes (a list), or a number; always as text",
-    "label_NAME": "a further label, of another task on the same texts; NAME is yours",
     "qid": "rows with the same one are ranked together",
     "id": "the row's own name",
     "tokens": "a list of words or characters",
@@ -26,6 +25,7 @@ ROLES = {
 }
 FORMATS = ("auto", "tsv", "csv", "jsonl", "json", "conll", "smart", "parquet", "arrow")
 FURTHER_LABEL = "label_"
+"""A role that begins so is a further label, of another task on the same texts."""
 TAG_DELIMITER = "\x02"
 _CHOICES = {
     "format": FORMATS,
