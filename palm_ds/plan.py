@@ -95,7 +95,7 @@ class Plan:
         if step_tokens:
             rows = [[*row, row[-1] * step_tokens] for row in rows]
         if schedule and schedule.warmup:
-            each = [schedule.warmup_in(number) for number in range(len(self.stages))]
+            each = [schedule.warmup_in(number, self) for number in range(len(self.stages))]
             rows.append(["warm-up", *each])
         if any(stage.mix == "step" for stage in self.stages):
             rows.append(["mix", *(stage.mix for stage in self.stages)])

@@ -289,6 +289,16 @@ def test_schedules():
     assert factors(Schedule(kind="constant"), plan) == [1.0] * 8
 
 
+def test_warm_up_as_a_share_of_the_steps():
+    plan = read_stages([{"a": 20}, {"b": 40}], TASKS)
+    share, counted = Schedule(warmup=0.1), Schedule(warmup=6)
+    assert factors(share, plan) == factors(counted, plan)
+    restarted = Schedule(warmup=0.1, restart="stage")
+    assert [restarted.warmup_in(number, plan) for number in (0, 1)] == [2, 4]
+    with pytest.raises(UserError, match="neither a number of steps nor a share"):
+        Schedule(warmup=2.5)
+
+
 def test_restart_at_each_stage():
     plan = read_stages([{"a": 4}, {"b": 4}], TASKS)
     schedule = Schedule(kind="noam", warmup=2, restart="stage")
@@ -324,5 +334,5 @@ def test_a_restarted_stage_is_a_run_of_its_own_on_every_schedule(stages, values)
         alone = Plan((Stage(stage.steps_of, stage.mix, 0),))
         part = whole[stage.first : stage.first + stage.steps]
         assert part == factors(Schedule(**values), alone)
-        assert part.index(1.0) == schedule.warmup_in(number) - 1
-    assert Schedule(**values).warmup_in(1) == 0
+        assert part.index(1.0) == schedule.warmup_in(number, plan) - 1
+    assert Schedule(**values).warmup_in(1, plan) == 0
