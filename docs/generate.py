@@ -28,6 +28,7 @@ from palm_ds.backbone_config import PRESETS, BackboneConfig  # noqa: E402
 from palm_ds.machine import Comms, Machine  # noqa: E402
 from palm_ds.optim import OptimizerConfig  # noqa: E402
 from palm_ds.plan import parse_stages  # noqa: E402
+from palm_ds.reader import TableSettings  # noqa: E402
 from palm_ds.run import (  # noqa: E402
     EvaluateSettings,
     LogSettings,
@@ -43,6 +44,7 @@ SECTIONS = {
     "optimizer": OptimizerConfig,
     "schedule": Schedule,
     "sources.NAME": SourceSettings,
+    "sources.NAME.read": TableSettings,
     "evaluate": EvaluateSettings,
     "save": SaveSettings,
     "log": LogSettings,

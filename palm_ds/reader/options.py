@@ -40,19 +40,27 @@ _SCALARS = ("label", "id", "qid", "text_a", "text_b", "text_b_neg", "question", 
 class TableSettings:
     """How files become rows."""
 
-    format: str = "auto"  # by the file's name, or one of FORMATS
+    format: str = "auto"
+    """`auto` goes by the file's name; else tsv, csv, jsonl, json, conll, smart, parquet or arrow."""
     columns: Mapping[str, str | int | list[str | int]] = field(default_factory=dict)
-    # role: the column's name (`a.b`: b inside a), its number from 0, or "";
-    # several columns are choices, or a text joined with spaces
-    header: bool = True  # the first line of tsv and csv holds names
-    delimiter: str = ""  # between cells; "": a tab, for csv a comma, for conll tab or white space
-    tag_delimiter: str = TAG_DELIMITER  # between tokens, tags or choices within one cell
-    strip_spaces: bool = False  # takes all spaces out of texts, for Chinese
+    """{role: column}: the column's name (`a.b`: b inside a), its number from 0, or empty for none;
+    several for choices, or for a text joined of them."""
+    header: bool = True
+    """The first line of tsv and csv holds names."""
+    delimiter: str = ""
+    """What stands between cells; empty: a tab, for csv a comma, for conll a tab or white space."""
+    tag_delimiter: str = TAG_DELIMITER
+    """What stands between tokens, tags or choices within one cell."""
+    strip_spaces: bool = False
+    """Takes all spaces out of texts, for Chinese."""
     drop: Mapping[str, list[str | int | float | bool | None]] = field(default_factory=dict)
-    # role: values whose rows are left out
-    bad_rows: str = "stop"  # or skip: leave them out, and say how many
-    lost_answers: str = "stop"  # answers that stand nowhere in the context: stop, keep, drop
-    split: str = ""  # of a Hugging Face DatasetDict folder
+    """{role: values} whose rows are left out, and counted."""
+    bad_rows: str = "stop"
+    """Or `skip`: leave them out, and say how many."""
+    lost_answers: str = "stop"
+    """Answers that stand nowhere in their context: stop, keep (for scoring) or drop them."""
+    split: str = ""
+    """Which part of a Hugging Face DatasetDict folder."""
 
     def __post_init__(self) -> None:
         for key, known in _CHOICES.items():
