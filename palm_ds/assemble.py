@@ -119,11 +119,16 @@ class _Opening:
 
 def read_run_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """A recipe file; where it names no encoder, with that of its `init_from`."""
-    values = read_values(path, overrides)
+    return make_complete(read_values(path, overrides), str(path))
+
+
+def make_complete(values: Mapping[str, Any], where: str = "recipe") -> Recipe:
+    """A recipe from what stands in its file; where it names no encoder, with that of its
+    `init_from`."""
     if values.get("init_from") and not values.get("backbone"):
         config = weights.read_info(Path(values["init_from"])).backbone
-        values["backbone"] = asdict(config)
-    return make_recipe(values, str(path))
+        values = {**values, "backbone": asdict(config)}
+    return make_recipe(values, where)
 
 
 def open_data(recipe: Recipe) -> Data:
