@@ -360,9 +360,16 @@ class Engine:
             for name, value in counters["scaler"].items():
                 setattr(self._engine.optimizer.loss_scaler, name, value)
 
-    def close(self) -> None:
-        """End the run in good order, on all processes."""
+    def release(self) -> None:
+        """Let go of weights and optimizer; other engines of this process go on. A released engine
+        is of no more use."""
         self._watchdog.close()
+        self._engine.destroy()
+        self._engine = self._optimizer = None
+
+    def close(self) -> None:
+        """End the run in good order, on all processes: the engine, and the joining of them."""
+        self.release()
         stop()
 
 

@@ -87,10 +87,18 @@ def start(machine: Machine) -> Processes:
 
 
 def stop() -> None:
-    """Leave the run in good order. Without it DeepSpeed's stage 3 sometimes aborts at exit."""
+    """Leave the run in good order; `start` may join anew. Without it DeepSpeed's stage 3 sometimes
+    aborts at exit."""
     if dist.is_initialized():
         dist.barrier()
-        dist.destroy_process_group()
+        _forget()
+
+
+def _forget() -> None:
+    """DeepSpeed's own way to leave: it keeps groups of its own, and would use them again."""
+    import deepspeed.comm
+
+    deepspeed.comm.destroy_process_group()
 
 
 def leave(code: int) -> NoReturn:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 
 from palm_ds import __version__, checkpoint, fill_mask, weights
@@ -29,7 +30,7 @@ from palm_ds.formats.model_card import Made
 from palm_ds.formats.own import WEIGHTS
 from palm_ds.heads import MaskedWordHead
 from palm_ds.log import RunLog
-from palm_ds.loop import EventHandler, Loop, stop_signals
+from palm_ds.loop import EventHandler, Loop, StopAsked, stop_signals
 from palm_ds.model import Model
 from palm_ds.processes import Processes
 from palm_ds.report import write_report
@@ -43,6 +44,58 @@ def train(run: Run, event_handler: EventHandler | None = None, *, dry_run: bool 
 
     `event_handler(name, facts)` is called, on every process, with begin, stage, step, evaluation,
     save and end."""
+    opened = open_run(run, event_handler, dry_run=dry_run)
+    if opened is None:
+        stop()
+        return 0
+    try:
+        with stop_signals() as asked:
+            code = opened.go(asked)
+    finally:
+        opened.close_log()
+    opened.close()
+    stop()
+    return code
+
+
+@dataclass
+class Opened:
+    """A run that stands ready: its data, its model on the engine, its next step."""
+
+    run: Run
+    data: Data
+    model: Model
+    loop: Loop
+    first: int
+    """The step that is next."""
+
+    def go(self, asked: StopAsked) -> int:
+        """From there to the end, with what a run leaves; the exit code. All processes take
+        part."""
+        code = self.loop.go(self.first, asked)
+        if self.loop.done:
+            finish(self.run, self.loop.engine, self.model, self.data, self.loop.log)
+        return code
+
+    def close_log(self) -> None:
+        if self.loop.log:
+            self.loop.log.close()
+
+    def close(self) -> None:
+        """Let go of the log and the engine; other engines of this process stay."""
+        self.close_log()
+        self.loop.engine.release()
+
+
+def open_run(
+    run: Run,
+    event_handler: EventHandler | None = None,
+    *,
+    dry_run: bool = False,
+    console: Console | None = None,
+) -> Opened | None:
+    """Everything of a run opened and checked; None of a dry run, which ends there. What is logged
+    is shown on `console` (default: the terminal, with a live display)."""
     data = open_data(run.recipe)
     run = replace(run, recipe=settle(run.recipe, data))
     recipe = run.recipe
@@ -63,8 +116,7 @@ def train(run: Run, event_handler: EventHandler | None = None, *, dry_run: bool 
     if dry_run:
         stream.batches(0, 0, 1, stream.rows)
         say("dry run: everything fits together; nothing was trained")
-        stop()
-        return 0
+        return None
     engine = Engine(
         model,
         machine=run.machine,
@@ -78,29 +130,19 @@ def train(run: Run, event_handler: EventHandler | None = None, *, dry_run: bool 
     first = origin.enter(engine, stream, say)
     best = Best(recipe.evaluate, recipe.built_tasks)
     best.restore(origin.found.state.get("best", {}) if origin.found else {})
-    log = _open_log(run, engine, data, first)
     loop = Loop(
         run=run,
         engine=engine,
         model=model,
         stream=stream,
         validation=validation,
-        log=log,
+        log=_open_log(run, engine, data, first, console),
         lineage=lineage,
         tell=event_handler or (lambda name, facts: None),
         best=best,
         tokenizer=data.tokenizer,
     )
-    try:
-        with stop_signals() as asked:
-            code = loop.go(first, asked)
-        if loop.done:
-            finish(run, engine, model, data, log)
-    finally:
-        if log:
-            log.close()
-    engine.close()
-    return code
+    return Opened(run=run, data=data, model=model, loop=loop, first=first)
 
 
 def _head_rates(recipe: Recipe) -> dict[str, float]:
@@ -176,13 +218,16 @@ def _lineage(run: Run, model: Model, data: Data) -> Lineage:
     )
 
 
-def _open_log(run: Run, engine: Engine, data: Data, step: int) -> RunLog | None:
+def _open_log(
+    run: Run, engine: Engine, data: Data, step: int, console: Console | None
+) -> RunLog | None:
     """Rank 0's log; the run folder's other files are written with it."""
     if engine.rank:
         return None
     write_folder(run, engine.config, data)
     steps = run.recipe.plan.steps
-    log = RunLog(run.folder, list(run.recipe.tasks), total_steps=steps, start=step)
+    tasks = list(run.recipe.tasks)
+    log = RunLog(run.folder, tasks, total_steps=steps, start=step, console=console)
     if step:
         log.event("resume", f"goes on from step {step}", step=step)
     return log
