@@ -92,6 +92,8 @@ class Loop:
     done: bool = False
     scores: dict[str, Score] = field(default_factory=dict)
     _saved: int = -1
+    _meter: Meter = field(default_factory=Meter)
+    _skipped: int = 0
     _orders: dict[int, np.ndarray] = field(default_factory=dict)
 
     @property
@@ -99,49 +101,68 @@ class Loop:
         return self.run.recipe
 
     def go(self, first: int, asked: StopAsked) -> int:
-        """From step `first` to the end of the plan, or until somebody asks to stop."""
-        recipe, engine, plan = self.recipe, self.engine, self.recipe.plan
-        weights_of = {name: task.weight for name, task in recipe.built_tasks.items()}
-        self._event("begin", step=first)
-        if recipe.extend and not first and self.validation.rows:
-            self._evaluate(0)  # what the old run left
-        if self.best.exhausted:
-            self.done = True
-            return 0
-        meter, skipped = Meter(), engine.skipped_steps
-        batches_of = prefetched(
-            self.stream, engine, range(first, plan.steps), self.run.machine.data_workers
-        )
-        for step in range(first, plan.steps):
+        """From step `first` to the end of the plan, or until somebody asks to stop; the exit
+        code."""
+        self.begin(first)
+        steps = range(first, self.recipe.plan.steps)
+        batches_of = self.batches(steps)
+        for step in steps:
+            if self.done:
+                break
             begun = time.monotonic()
             batches = next(batches_of)
             waited = time.monotonic() - begun
-            if step == plan.stages[plan.stage_at(step)].first:
-                self._event("stage", step=step, stage=plan.stage_at(step))
-            lr = recipe.optimizer.lr * recipe.schedule.factor(step, plan)
-            result = engine.step(batches, lr, step, weights_of, asked.now, self._rest(step))
-            meter.add(result, self._flops(batches), waited)
-            self.tell("step", {"step": step + 1, "result": result, "lr": lr})
-            last = step + 1 == plan.steps
-            if (step + 1) % recipe.log.every == 0 or last or result.stop:
-                self._log_step(step, lr, meter)
-                now = engine.skipped_steps
-                if self._bad(step, now - skipped, meter):
-                    return self._nonfinite(step, asked)
-                meter, skipped = Meter(), now
-            if result.stop:
-                self._save(step + 1)
-                self._event("stopped", f"stopped on request; goes on from step {step + 1}")
-                return 0
-            paused = time.monotonic()
-            self._after(step + 1)
-            meter.began += time.monotonic() - paused  # not training time
-            if self.best.exhausted:
-                self._event("patience", f"nothing better since step {self.best.step}; done")
-                self._save(step + 1)
-                break
+            ended = self.one(step, batches, stop=asked.now, waited=waited)
+            if ended is not None:
+                return ended
         self.done = True
         return 0
+
+    def begin(self, first: int) -> None:
+        """Before the first step."""
+        self._event("begin", step=first)
+        if self.recipe.extend and not first and self.validation.rows:
+            self._evaluate(0)  # what the old run left
+        self.done = self.best.exhausted
+        self._meter, self._skipped = Meter(), self.engine.skipped_steps
+
+    def batches(self, steps: range) -> Iterator[list[Batch]]:
+        """This process's micro-batches of steps."""
+        return prefetched(self.stream, self.engine, steps, self.run.machine.data_workers)
+
+    def one(
+        self, step: int, batches: list[Batch], *, stop: bool = False, waited: float = 0.0
+    ) -> int | None:
+        """One step and what is due after it; the exit code where the run ends with it. It is done
+        as well when `done` says so."""
+        recipe, engine, plan = self.recipe, self.engine, self.recipe.plan
+        if step == plan.stages[plan.stage_at(step)].first:
+            self._event("stage", step=step, stage=plan.stage_at(step))
+        self.tell("next", {"step": step})
+        weights_of = {name: task.weight for name, task in recipe.built_tasks.items()}
+        lr = recipe.optimizer.lr * recipe.schedule.factor(step, plan)
+        result = engine.step(batches, lr, step, weights_of, stop, self._rest(step))
+        self._meter.add(result, self._flops(batches), waited)
+        self.tell("step", {"step": step + 1, "result": result, "lr": lr})
+        last = step + 1 == plan.steps
+        if (step + 1) % recipe.log.every == 0 or last or result.stop:
+            self._log_step(step, lr, self._meter)
+            now = engine.skipped_steps
+            if self._bad(step, now - self._skipped, self._meter) and not self._taken_back(step):
+                return STOPPED
+            self._meter, self._skipped = Meter(), engine.skipped_steps
+        if result.stop:
+            self._save(step + 1)
+            self._event("stopped", f"stopped on request; goes on from step {step + 1}")
+            return 0
+        paused = time.monotonic()
+        self._after(step + 1)
+        self._meter.began += time.monotonic() - paused  # not training time
+        if self.best.exhausted:
+            self._event("patience", f"nothing better since step {self.best.step}; done")
+            self._save(step + 1)
+            self.done = True
+        return None
 
     def _rest(self, step: int) -> tuple[str, ...]:
         """The parameters that the tasks of a step leave as they are; such a step is of one
@@ -239,7 +260,8 @@ class Loop:
         searching = self.engine.machine.precision == "fp16" and skipped < meter.steps
         return not searching or self.engine.loss_scale <= 1
 
-    def _nonfinite(self, step: int, asked: StopAsked) -> int:
+    def _taken_back(self, step: int) -> bool:
+        """Whether the run may go on after a step that was not finite, from older weights."""
         where = f"a loss or gradient was not finite within the {self.recipe.log.every} steps to "
         where += f"step {step + 1}; it was not applied"
         if self.recipe.nonfinite == "rollback":
@@ -247,14 +269,14 @@ class Loop:
             if state is not None:
                 back = f"{where}; back to the weights of step {state['step']}, on from {step + 2}"
                 self._event("rollback", back, step=step + 1)
-                return self.go(step + 1, asked)
+                return True
         self._save(step + 1)
         self._event(
             "nonfinite",
             f"{where}. Stopped; the weights are good. Lower optimizer.lr, look at those steps' "
             "data, or set `nonfinite: skip`",
         )
-        return STOPPED
+        return False
 
 
 def prefetched(

@@ -42,8 +42,8 @@ def train(run: Run, event_handler: EventHandler | None = None, *, dry_run: bool 
     """Train a run to its end, or from where its folder says it stopped. The exit code: 0 when the
     plan is done or the run was asked to stop, 3 when a non-finite loss stopped it.
 
-    `event_handler(name, facts)` is called, on every process, with begin, stage, step, evaluation,
-    save and end."""
+    `event_handler(name, facts)` is called, on every process, with begin, stage, next (a step
+    begins), step (it is done), evaluation and save, and what a run that ends early ends with."""
     opened = open_run(run, event_handler, dry_run=dry_run)
     if opened is None:
         stop()
@@ -93,10 +93,12 @@ def open_run(
     *,
     dry_run: bool = False,
     console: Console | None = None,
+    data: Data | None = None,
 ) -> Opened | None:
     """Everything of a run opened and checked; None of a dry run, which ends there. What is logged
-    is shown on `console` (default: the terminal, with a live display)."""
-    data = open_data(run.recipe)
+    is shown on `console` (default: the terminal, with a live display). `data` of the recipe may
+    have been opened before."""
+    data = data if data is not None else open_data(run.recipe)
     run = replace(run, recipe=settle(run.recipe, data))
     recipe = run.recipe
     check_tables(recipe, data)
