@@ -106,7 +106,8 @@ def evaluate(engine: Engine, data: HeldOut, tasks: Mapping[str, Task]) -> dict[s
 
     for built, batch in data.batches(engine.rank, engine.world, engine.micro_rows):
         outputs = engine.evaluate(batch, scored)
-        pieces += decoded(built, outputs, tasks, sources)
+        scores = {name: x.scores for name, x in outputs.items() if x.scores is not None}
+        pieces += decoded(built, scores, tasks, sources)
         for name, source in source_of.items():
             targets = batch.labels[name][1].numpy() if name in batch.labels else np.empty(0, int)
             base_loss, base_right = tasks[name].baseline(targets, cast(Any, source))

@@ -80,6 +80,15 @@ class Model(nn.Module):
         if task not in self.head_of:
             raise UserError(f'no task "{task}"{suggest(task, self.head_of)}')
         flat = self.backbone(batch).flatten(0, 1)
+        return self._logits(flat, batch, task)
+
+    def scores(self, batch: Batch, tasks: Collection[str]) -> dict[str, torch.Tensor]:
+        """The same of those of several tasks that have positions in the batch; the encoder and
+        their heads run, and nothing else."""
+        flat = self.backbone(batch).flatten(0, 1)
+        return {t: self._logits(flat, batch, t) for t in tasks if t in batch.labels}
+
+    def _logits(self, flat: torch.Tensor, batch: Batch, task: str) -> torch.Tensor:
         each = self._labels(batch, task)
         rows = self._read(task, flat.index_select(0, each.positions))
         return self._head(task).logits(rows, *each.groups)

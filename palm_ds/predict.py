@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import torch
+
 from palm_ds.feed import Built
-from palm_ds.model import TaskOutput
 from palm_ds.task import Task
 
 
@@ -22,16 +23,12 @@ class Decoded(NamedTuple):
 
 
 def decoded(
-    built: Built, outputs: Mapping[str, TaskOutput], tasks: Mapping[str, Task], sources: Any
+    built: Built, given: Mapping[str, torch.Tensor], tasks: Mapping[str, Task], sources: Any
 ) -> Iterator[Decoded]:
-    """Of every example of a batch that carries labels of a task whose scores are there.
+    """Of every example of a batch that carries labels of a task whose scores were given.
 
     `sources[feed]` are the feeds' sources."""
-    scores = {
-        name: output.scores.float().cpu().numpy()
-        for name, output in outputs.items()
-        if output.scores is not None
-    }
+    scores = {name: found.float().cpu().numpy() for name, found in given.items()}
     used = dict.fromkeys(scores, 0)
     for row in built:
         for (feed, number, _), example in row:
