@@ -237,7 +237,7 @@ def measure(recipe: Recipe, data: Data) -> dict[str, Measure]:
 def _counted(recipe: Recipe, blend: str, feeds: Sequence[Feed]) -> Measure:
     """Where a step is so many examples, it is what is counted in."""
     items, each = sum(len(feed.items) for feed in feeds), recipe.examples_of(blend)
-    return Measure(tokens=items / each, mean_length=1 / each)
+    return Measure(tokens=Fraction(items, each), mean_length=Fraction(1, each))
 
 
 def _measure(mixture: Sequence[tuple[Feed, float]]) -> Measure:

@@ -30,9 +30,9 @@ _AMOUNT = re.compile(r"(\d[\d_]*(?:\.\d+)?)\s*(steps|tokens|sequences|epochs?|ep
 class Measure:
     """The examples of a blend, as the open corpora have them."""
 
-    tokens: float
+    tokens: float | Fraction
     """Of the rows of an epoch, every item once."""
-    mean_length: float
+    mean_length: float | Fraction
     """Tokens of a row that an example takes."""
 
 
@@ -102,7 +102,7 @@ class BySize:
             raise UserError("stages.sampler: sizes are known only once the corpora are open")
         largest = max(measures[blend].tokens for blend in self.blends)
         power = 1 / self.temperature
-        return {b: _exact((measures[b].tokens / largest) ** power) for b in self.blends}
+        return {b: _exact(float(measures[b].tokens / largest) ** power) for b in self.blends}
 
 
 @dataclass(frozen=True)
@@ -132,9 +132,9 @@ class MixRatio:
 Sampler: TypeAlias = Weights | BySize | MixRatio
 
 
-def _exact(number: float) -> Fraction:
+def _exact(number: float | Fraction) -> Fraction:
     """The number that was written: 0.1 is a tenth."""
-    return Fraction(repr(number))
+    return number if isinstance(number, Fraction) else Fraction(repr(number))
 
 
 def share_out(total: int, shares: Mapping[str, Fraction]) -> dict[str, int]:
@@ -171,7 +171,7 @@ def _mean(shares: Mapping[str, Fraction], measures: Measures | None) -> Measure 
     examples = sum(share / _exact(measures[b].mean_length) for b, share in shares.items())
     return Measure(
         tokens=sum(measures[blend].tokens for blend in shares),
-        mean_length=float(sum(shares.values()) / examples),
+        mean_length=sum(shares.values(), Fraction(0)) / examples,
     )
 
 

@@ -5,8 +5,9 @@ step), as palm_ds/stream.py is of rows.
          ──> dealt out over processes and micro-batches, evenly, in order
 
 A blend's n-th step takes its examples n * batch to (n + 1) * batch. With `mix: step` a step is of
-one blend; with `mix: batch` every step has its share of each, in exact proportion, so that over the
-stage each blend gets as many examples as with steps of its own. Nothing here knows of processes
+one blend; with `mix: batch` the examples of the whole stage, each blend as many as with steps of
+its own, are spread evenly over one another and then cut into steps: equally many examples a step,
+none empty, each blend within one of its share at every moment. Nothing here knows of processes
 until `batches`.
 
 How many rows a step needs differs from step to step. `most_rows` looks through them, so that every
@@ -73,24 +74,22 @@ class ExampleStream:
 
     def _within(self, number: int, steps: int) -> dict[str, int]:
         """Examples of each blend in the first so many steps of a stage."""
-        stage = self.plan.stages[number]
-        if stage.mix == "step":
-            order = self._orders[number][:steps]
-            counts = np.bincount(order, minlength=len(stage.steps_of))
-            return {
-                blend: int(count) * self.examples[blend]
-                for (blend, _), count in zip(stage.steps_of, counts, strict=True)
-            }
+        stage, order = self.plan.stages[number], self._orders[number]
+        one = stage.mix == "step"
+        done = order[:steps] if one else order[: len(order) * steps // stage.steps]
+        counts = np.bincount(done, minlength=len(stage.steps_of))
         return {
-            blend: steps * of_blend * self.examples[blend] // stage.steps
-            for blend, of_blend in stage.steps_of
+            blend: int(count) * (self.examples[blend] if one else 1)
+            for (blend, _), count in zip(stage.steps_of, counts, strict=True)
         }
 
     @cached_property
     def _orders(self) -> list[np.ndarray]:
-        """Of each stage (steps,) which blend a step belongs to; empty where it is of all."""
+        """Of each stage which blend each step (`mix: step`), or each example, belongs to."""
         return [
-            order_of(stage, number, self.seed) if stage.mix == "step" else np.empty(0, np.uint8)
+            order_of(stage, number, self.seed)
+            if stage.mix == "step"
+            else spread([steps * self.examples[blend] for blend, steps in stage.steps_of])
             for number, stage in enumerate(self.plan.stages)
         ]
 
@@ -166,3 +165,15 @@ class ExampleStream:
             if blend in dict(stage.steps_of) and step > stage.first:
                 done += self._within(number, min(step - stage.first, stage.steps))[blend]
         return done
+
+
+def spread(counts: Sequence[int]) -> np.ndarray:
+    """(sum of counts,) uint8: so many of each number 0, 1, ..., each spread evenly over the whole:
+    the k-th of n stands at (k + 1/2) / n (Webster's method); of equal places the first number's.
+
+    >>> spread([4, 2])
+    array([0, 1, 0, 0, 1, 0], dtype=uint8)
+    """
+    places = np.concatenate([(2 * np.arange(n) + 1) / (2 * n) for n in counts if n])
+    numbers = np.repeat(np.arange(len(counts), dtype=np.uint8), counts)
+    return numbers[np.argsort(places, kind="stable")]

@@ -19,6 +19,9 @@ from palm_ds.texts import TableSource
 MOST_LABELS = 10_000
 """More different labels than this are taken for a mistake in the columns."""
 
+SHORTEST = 8
+"""Fewer tokens than this are no text."""
+
 LabelledTask = TypeVar("LabelledTask", bound="ClassesTask")
 
 
@@ -49,6 +52,8 @@ class TextTask(Task):
 
     def room(self, room: int) -> int:
         """Most tokens of an example in rows of so many."""
+        if self.max_length < 0 or 0 < self.max_length < SHORTEST:
+            raise UserError(f"{self.where}.max_length: {self.max_length}; at least {SHORTEST}")
         if self.max_length > room:
             raise UserError(
                 f"{self.where}.max_length: {self.max_length} tokens, but rows hold {room}; raise "
