@@ -1,0 +1,373 @@
+"""Where in a text does the answer to a question stand? (SQuAD, CMRC2018, DRCD)
+
+[CLS] question [SEP] window of the context [SEP]; a context that is too long is read in windows that
+overlap, and the best span of all of them is the answer, as text of the original context.
+PaddlePALM's MRC head, BERT's run_squad.py: two scores a token, that the answer begins and that it
+ends here, each a softmax over the window.
+
+    predictions {item: {"text", "start", "score", "n_best": [...], "null_odds"}}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from palm_ds.answer_spans import Answers, find_answers, join_windows, trimmed
+from palm_ds.backbone import Backbone
+from palm_ds.errors import UserError
+from palm_ds.example import Example, arrange
+from palm_ds.heads import ClassHead, HeadOutput
+from palm_ds.metrics.answers import cmrc, squad_v1, squad_v2
+from palm_ds.text_task import TextTask
+from palm_ds.texts import Encoded, TableSource
+from palm_ds.tokenizer import CHINESE
+from palm_ds.windows import best_spans, cut, different, most_context
+
+LONGEST, LONGEST_CHINESE = 30, 100  # tokens of an answer
+_SAMPLE = 200  # contexts that are looked at to know the language
+_HAN, _VISIBLE = re.compile(f"[{CHINESE}]"), re.compile(r"\S")
+_RULES = {"squad1": squad_v1, "squad2": squad_v2, "cmrc": cmrc}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading(TextTask):
+    """Answers that are spans of a context."""
+
+    texts: tuple[str, ...] = ("question", "context")
+    """The columns of the question and of the text that answers it."""
+    label_column: str = "answers"
+    """The column of the answers."""
+    stride: int = 128
+    """Tokens between the beginnings of two windows of a context."""
+    max_query: int = 64
+    """Most tokens of a question; the rest of it is cut off."""
+    max_answer: int = 0
+    """Most tokens of an answer that is given; 0: 30, or 100 where the contexts of the training rows
+    are mostly Chinese."""
+    n_best: int = 20
+    """How many different answers are listed, with their probabilities among these."""
+    unanswerable: bool | None = None
+    """Whether there may be no answer: windows without it are learned as such, and none is given
+    where that has better odds. Otherwise such windows are not trained on. Where it is not said, it
+    is so if a training row is marked `impossible`."""
+    null_threshold: float = 0.0
+    """With `unanswerable`: no answer is given where its score is above that of the best by more."""
+    answer: Literal["first", "random"] = "first"
+    """Which answer is learned of several that stand in a window: the first in the row's order, or
+    one drawn anew each time."""
+    score: Literal["auto", "squad1", "squad2", "cmrc"] = "auto"
+    """Whose rules: SQuAD 1.1 or 2.0, or CMRC2018 (and DRCD). auto: squad2 where a training row is
+    marked `impossible`, else cmrc where the contexts are mostly Chinese, else squad1."""
+
+    def __post_init__(self) -> None:
+        if len(self.texts) != 2:
+            raise UserError(f"{self.where}.texts: a question's column and a context's, these two")
+        for name in ("stride", "max_query", "n_best"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{self.where}.{name}: {getattr(self, name)} is not positive")
+        if self.max_answer < 0:
+            raise UserError(f"{self.where}.max_answer: {self.max_answer} is negative")
+
+    # -- what it learns of its training rows --
+
+    def settled(self, source: TableSource) -> Reading:
+        self.columns_of(source)
+        return replace(
+            self,
+            max_answer=self._longest(source),
+            unanswerable=self._may_refuse(source),
+            score=self._rules(source),
+        )
+
+    def _longest(self, source: TableSource) -> int:
+        return self.max_answer or (LONGEST_CHINESE if self._chinese(source) else LONGEST)
+
+    def _may_refuse(self, source: TableSource) -> bool:
+        if self.unanswerable is not None:
+            return self.unanswerable
+        return bool(_impossible(source).any())
+
+    def _rules(self, source: TableSource) -> str:
+        if self.score != "auto":
+            return self.score
+        if _impossible(source).any():
+            return "squad2"
+        return "cmrc" if self._chinese(source) else "squad1"
+
+    def _chinese(self, source: TableSource) -> bool:
+        """Whether more than half of the characters are."""
+        column = self.texts[1]
+
+        def count() -> bool:
+            text = "".join(filter(None, source.column(column)[:_SAMPLE]))
+            return 2 * len(_HAN.findall(text)) > len(_VISIBLE.findall(text))
+
+        return source.once(f"chinese {column}", count)
+
+    def check(self, source: TableSource, *, labelled: bool) -> None:
+        self.columns_of(source)
+        if not labelled:
+            return
+        source.need(self.label_column, self.where)
+        rules, impossible = self._rules(source), _impossible(source)
+        for item, answers in enumerate(source.column(self.label_column)):
+            if answers is None or not (answers or impossible[item]):
+                raise UserError(
+                    f"{source.where(item)}: {self.label_column} is empty; a question without an "
+                    "answer is marked `impossible`"
+                )
+            if not answers and rules != "squad2":
+                raise UserError(
+                    f"{source.where(item)}: a question without an answer, which the rules of "
+                    f"{rules} do not know; set {self.where}.score: squad2"
+                )
+        self._answers(source)
+
+    def about(self, source: Any) -> str:
+        answers, longest = self._answers(source), self._longest(source)
+        long = np.diff(answers.tokens, axis=1) >= longest
+        facts = {
+            "without an answer": _impossible(source).sum(),
+            "answers": len(answers.tokens),
+            "answers that begin or end within a token": (~answers.exact).sum(),
+            f"answers of more than {longest} tokens (max_answer)": long.sum(),
+            "answers that stand nowhere in their context": answers.lost,
+        }
+        told = [f"{int(count):,} {what}" for what, count in facts.items() if count]
+        return "; ".join([f"{self.name}: {len(source):,} questions", *told])
+
+    def _answers(self, source: TableSource) -> Answers:
+        context, answers = self.texts[1], self.label_column
+        return source.once(
+            f"{answers} in {context}", lambda: find_answers(source, context, answers)
+        )
+
+    # -- examples --
+
+    def items(self, source: TableSource, room: int) -> np.ndarray:  # type: ignore[override]
+        """(windows, 6): row, tokens of the question, first token of the context and the one after
+        the last, size of windows of that context and how far they are apart."""
+        question, context = (source.encoded(column) for column in self.columns_of(source))
+        query = np.minimum(question.lengths, self.max_query)
+        sizes = self.room(room) - 3 - query
+        if len(sizes) and sizes.min() < 1:
+            raise UserError(
+                f"{self.where}: {self.room(room)} tokens leave no room for a context beside a "
+                f"question of {query.max()}; raise `max_length` and `length` or lower `max_query`"
+            )
+        row, *rest = cut(context.lengths, sizes, self.stride)
+        return np.column_stack([row, query[row], *rest])
+
+    def training_items(self, source: TableSource, room: int) -> np.ndarray:
+        """`items` without the windows that there is nothing to learn from: where there always is an
+        answer, those that do not hold it; else those of rows whose answer stands nowhere."""
+        items = self.items(source, room)
+        answers = self._answers(source)
+        held = answers.within(items[:, 0], items[:, 2], items[:, 3])
+        if self._may_refuse(source):
+            known = (np.diff(answers.starts) > 0) | _impossible(source)
+            held |= known[items[:, 0]]
+        if not held.any():
+            raise UserError(f"{self.where}: no window of {source.name} holds an answer")
+        return items[held]
+
+    def layout(  # type: ignore[override]
+        self, items: np.ndarray, uniform: np.ndarray, source: TableSource, room: int
+    ) -> np.ndarray:
+        """(n, 8): length, 0, and the columns of `items`."""
+        total = 3 + items[:, 1] + items[:, 3] - items[:, 2]
+        return np.column_stack([total, np.zeros_like(total), items])
+
+    def example(  # type: ignore[override]
+        self, layout: np.ndarray, source: TableSource, rng: np.random.Generator
+    ) -> Example:
+        """A window. Its mark `most_context` says which tokens have the most context here, where
+        there are other windows."""
+        item, query, first, last, size, step = (int(x) for x in layout[2:])
+        question, context = (source.encoded(column) for column in self.texts)
+        pieces = [question.read(item, 0, query), context.read(item, first, last)]
+        example = arrange(pieces, source.vocabulary)
+        example.item = item
+        length = int(context.lengths[item])
+        if last - first < length:
+            mark = example.marks["most_context"] = np.zeros(len(example), np.uint8)
+            mark[query + 2 : -1] = most_context(first, last, size=size, step=step, length=length)
+        return example
+
+    def label(self, example: Example, source: Any, rng: np.random.Generator) -> None:
+        """(tokens, 2): whether the answer begins here, whether it ends here; no answer does both at
+        [CLS]; all 0 where there is nothing to learn."""
+        targets = np.zeros((len(example), 2), np.int64)
+        at, places = self._window(example, source)
+        answers = self._answers(source).of(example.item)
+        first, last = (places[0], places[-1]) if len(places) else (0, -1)
+        held = answers[(answers[:, 0] >= first) & (answers[:, 1] <= last)]
+        if len(held):
+            drawn = rng.integers(len(held)) if self.answer == "random" else 0
+            begin, end = at[held[drawn] - first]
+            targets[begin, 0] = targets[end, 1] = 1
+        elif self._may_refuse(source) and (len(answers) or _impossible(source)[example.item]):
+            targets[0] = 1
+        example.labels[self.name] = np.arange(len(example)), targets
+        example.whole.add(self.name)
+
+    def _window(self, example: Example, source: TableSource) -> tuple[np.ndarray, np.ndarray]:
+        """Positions in the example of the tokens of its context, and their places in the context;
+        whichever task arranged it."""
+        encoded, item = source.encoded(self.texts[1]), example.item
+        at = np.flatnonzero(example.origin >= 0)
+        for run in reversed(np.split(at, np.flatnonzero(np.diff(at) > 1) + 1)):
+            places = encoded.place(item, example.origin[run])
+            if _is_read(encoded, item, places, example.original[run]):
+                return run, places
+        if encoded.lengths[item]:
+            raise UserError(
+                f"{self.where}: its texts are arranged by a task that leaves out the "
+                f"{self.texts[1]}; name {self.name} first in the blend"
+            )
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+
+    def head(self, backbone: Backbone) -> SpanHead:
+        return SpanHead(backbone.width, 2)
+
+    # -- predictions --
+
+    def decode(self, scores: np.ndarray, example: Example, source: Any) -> dict[str, Any]:
+        """Of a window: `null`, the scores of no answer, and `found`: [start score, end score, first
+        character, the one after the last] of its best different answers."""
+        scores = scores.astype(np.float64)
+        at, places = self._window(example, source)
+        mark = example.marks.get("most_context", np.ones(len(example)))
+        longest, most = self._longest(source), 2 * self.n_best
+        while True:
+            spans = best_spans(*scores[at].T, longest=longest, most=most, allowed=mark[at] > 0)
+            found, enough = self._different(places[spans], example.item, source)
+            if enough or len(spans) < most:
+                break
+            most *= 4
+        logits = np.take_along_axis(scores[at], spans, 0)[list(found)]  # (found, 2)
+        listed = [[*pair, *found[k]] for k, pair in zip(found, logits.tolist(), strict=True)]
+        return {"null": scores[0].tolist(), "found": listed}
+
+    def _different(
+        self, spans: np.ndarray, item: int, source: TableSource
+    ) -> tuple[dict[int, tuple[int, int]], bool]:
+        """{number of a span: characters of the context} of those with different texts, and whether
+        they are as many as are wanted."""
+        column = self.texts[1]
+        context, characters = source.column(column)[item], source.encoded(column).spans_of(item)
+        ranges = [
+            trimmed(context, characters[first, 0], characters[last, 1]) for first, last in spans
+        ]
+        kept = different([context[start:end] for start, end in ranges], self.n_best)
+        return {number: ranges[number] for number in kept}, len(kept) == self.n_best
+
+    def gather(
+        self, pieces: Mapping[int, Sequence[dict[str, Any]]], source: Any
+    ) -> dict[int, dict[str, Any]]:
+        contexts = source.column(self.texts[1])
+        threshold = self.null_threshold if self._may_refuse(source) else None
+        return {
+            item: join_windows(
+                windows, contexts[item], n_best=self.n_best, null_threshold=threshold
+            )
+            for item, windows in pieces.items()
+        }
+
+    def metrics(self, predictions: Mapping[int, dict[str, Any]], source: Any) -> dict[str, float]:
+        """By the rules of `score`, over the questions that were predicted."""
+        if self.label_column not in source.columns:
+            return {}
+        answers = source.column(self.label_column)
+        wanted = {str(i): [each["text"] for each in answers[i] or ()] for i in predictions}
+        rules = self._rules(source)
+        if rules == "squad2" and self._may_refuse(source):
+            texts = {str(i): _best_text(each) for i, each in predictions.items()}
+            odds = {str(i): each["null_odds"] for i, each in predictions.items()}
+            found = squad_v2(texts, wanted, odds, self.null_threshold)
+        else:
+            found = _RULES[rules]({str(i): x["text"] for i, x in predictions.items()}, wanted)
+        return {k: v for k, v in found.items() if not k.endswith(("total", "skipped"))}
+
+    def files(
+        self, predictions: Mapping[int, dict[str, Any]], source: TableSource
+    ) -> dict[str, dict[str, Any]]:
+        """{file name: its JSON} as PaddlePALM and the official scripts have them: by the question's
+        id (or its row's number) the answer's text, the list of best ones, and the odds that there
+        is none."""
+        ids = source.column("id") if "id" in source.columns else source.numbers
+        name = {item: str(ids[item]) for item in predictions}
+        listed = {name[i]: each["n_best"] for i, each in predictions.items()}
+        odds = {name[i]: x["null_odds"] for i, x in predictions.items() if "null_odds" in x}
+        return {
+            "predictions.json": {name[i]: each["text"] for i, each in predictions.items()},
+            "nbest_predictions.json": listed,
+            **({"null_odds.json": odds} if odds else {}),
+        }
+
+
+class SpanHead(ClassHead):
+    """Two scores a token: that the answer begins here, that it ends here. The loss of a window is
+    the mean of both cross-entropies over its tokens; 0 where no token is the target."""
+
+    grouped = True
+
+    def forward(  # type: ignore[override]
+        self, rows: torch.Tensor, targets: torch.Tensor, groups: torch.Tensor
+    ) -> HeadOutput:
+        logits = self.logits(rows, groups).float()  # (n, 2)
+        peak, total = _of_windows(logits, groups)
+        loss = (peak + total.log() - logits) * targets
+        right = targets * (logits.detach() >= peak).to(targets.dtype)
+        right = torch.zeros_like(right).index_add_(0, groups, right)  # (windows and empty, 2)
+        return HeadOutput(loss.sum() / 2, (right > 0).all(1).sum())
+
+    def logits(  # type: ignore[override]
+        self, rows: torch.Tensor, groups: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return super().logits(rows)  # (n, 2)
+
+    def blank(self, device: torch.device) -> torch.Tensor:
+        return torch.zeros(1, 2, dtype=torch.int64, device=device)
+
+
+def _of_windows(logits: torch.Tensor, groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each row (n, k) the highest score of its window, and the sum of exp(score - highest).
+
+    There are at most as many windows as rows: with so many places nobody has to wait for the device
+    to count them, and no sum depends on the order in which threads come."""
+    index = groups[:, None].expand_as(logits)
+    floor = torch.full_like(logits, -torch.inf)
+    peak = floor.scatter_reduce(0, index, logits.detach(), "amax").index_select(0, groups)
+    sizes = torch.zeros_like(groups).index_add_(0, groups, torch.ones_like(groups))
+    shares = (logits - peak).exp()
+    total = torch.segment_reduce(shares, "sum", lengths=sizes, initial=0.0, unsafe=True)
+    return peak, total.index_select(0, groups)
+
+
+def _impossible(source: TableSource) -> np.ndarray:
+    """(rows,) bool: whether a row is known to have no answer."""
+
+    def read() -> np.ndarray:
+        known = source.column("impossible") if "impossible" in source.columns else [False]
+        return np.broadcast_to(np.array(known, bool), len(source))
+
+    return source.once("impossible rows", read)
+
+
+def _best_text(prediction: Mapping[str, Any]) -> str:
+    """The best answer that is one."""
+    return next((each["text"] for each in prediction["n_best"] if each["text"]), "")
+
+
+def _is_read(encoded: Encoded, item: int, places: np.ndarray, ids: np.ndarray) -> bool:
+    """Whether these are the tokens of a text at these places."""
+    if not len(places) or places[0] < 0 or places[-1] >= encoded.lengths[item]:
+        return False
+    return bool((encoded.read(item).ids[places] == ids).all())
