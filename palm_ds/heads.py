@@ -6,6 +6,7 @@ divides by the count over the whole step) and how many it got right; `logits` gi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -39,9 +40,18 @@ class Head(nn.Module):
         return torch.zeros(1, dtype=torch.int64, device=device)
 
 
-def class_loss(logits: torch.Tensor, targets: torch.Tensor, smoothing: float = 0.0) -> HeadOutput:
-    """Cross-entropy in fp32, summed; `smoothing`: the share of a target spread over all classes."""
-    loss = F.cross_entropy(logits.float(), targets, reduction="sum", label_smoothing=smoothing)
+def class_loss(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    smoothing: float = 0.0,
+    weights: Sequence[float] = (),
+) -> HeadOutput:
+    """Cross-entropy in fp32, summed; `smoothing`: the share of a target spread over all classes;
+    `weights`: what each class counts for, if not 1."""
+    weight = logits.new_tensor(weights, dtype=torch.float32) if weights else None
+    loss = F.cross_entropy(
+        logits.float(), targets, weight, reduction="sum", label_smoothing=smoothing
+    )
     return HeadOutput(loss, (logits.detach().argmax(-1) == targets).sum())
 
 
@@ -57,16 +67,18 @@ class ClassHead(Head):
         init_range: float = 0.02,
         dropout: float = 0.0,
         smoothing: float = 0.0,
+        weights: Sequence[float] = (),
     ):
         super().__init__()
         self.pooled, self.classes = pooled, classes
-        self.dropout, self.smoothing = dropout, smoothing
+        self.dropout, self.smoothing, self.weights = dropout, smoothing, tuple(weights)
         self.out = nn.Linear(width, classes)
         initialise(self, init_range)
 
     def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
-        smoothing = self.smoothing if self.training else 0.0
-        return class_loss(self.logits(rows), targets, smoothing)
+        if not self.training:  # held-out losses are of the plain objective
+            return class_loss(self.logits(rows), targets)
+        return class_loss(self.logits(rows), targets, self.smoothing, self.weights)
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         if self.dropout:

@@ -42,7 +42,7 @@ LAYERS = (
         "downloader",
         "answer_spans",
     ),
-    ("text_heads", "text_task"),
+    ("text_heads", "text_task", "given"),
     ("label_values",),
     ("pretrain", "tasks"),
     ("run", "feed", "model", "log", "curves", "proof"),
@@ -52,7 +52,7 @@ LAYERS = (
     ("folder", "inspect_stream", "predictor"),
     ("loop",),
     ("train", "ablate"),
-    ("command",),
+    ("command", "api"),
 )
 """Bottom to top. A package (corpus, pretrain, ...) has one place as a whole."""
 APART = ("pretrain", "tasks")

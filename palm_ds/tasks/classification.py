@@ -1,24 +1,26 @@
 """Which class a text, or a pair of texts, belongs to.
 
-[CLS] text_a [SEP] (text_b [SEP]); the label is at [CLS]. PaddlePALM's Classify head (and its Match
-head learned pointwise), ERNIE's run_classifier. As PaddlePALM writes predictions: `label`, `logits`
-and `probs`, here beside the label's name.
+[CLS] text_a [SEP] (text_b [SEP]); the label is at [CLS]. PaddlePALM's Classify head, ERNIE's
+run_classifier. As PaddlePALM writes predictions: `label`, `logits` and `probs`, `label` being the
+class's name and the others in the order of `labels`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 
+from palm_ds import label_values
 from palm_ds.backbone import Backbone
-from palm_ds.errors import UserError
+from palm_ds.errors import UserError, suggest
 from palm_ds.example import Example
 from palm_ds.heads import ClassHead
 from palm_ds.metrics.classes import accuracy, f1, macro, matthews
 from palm_ds.task import guess
+from palm_ds.text_heads import rounded, softmax
 from palm_ds.text_task import ClassesTask
 from palm_ds.texts import TableSource
 
@@ -33,65 +35,90 @@ class Classification(ClassesTask):
     """Label smoothing: this share of a target is spread over all classes."""
     positive: str = ""
     """The class whose F1 is reported; by default, of two classes, the second."""
+    class_weights: dict[str | int, float] | Literal["balanced"] = field(default_factory=dict)
+    """{class: what its loss counts for while training}, 1 where it is not named; `balanced`: as
+    much as makes all classes count the same over the training rows."""
 
     def __post_init__(self) -> None:
-        if self.positive and self.labels and self.positive not in self.labels:
-            raise UserError(f"{self.where}.positive: {self.positive!r} is none of `labels`")
+        if len(set(self.labels)) < len(self.labels):
+            raise UserError(f"{self.where}.labels: a name stands there twice")
+        if len(self.labels) == 1:
+            raise UserError(
+                f"{self.where}: {self.labels[0]!r} is the only label; there must be two or more"
+            )
+        named = [self.positive] if self.positive else []
+        if isinstance(self.class_weights, dict):
+            named += map(str, self.class_weights)
+            if not all(0 <= weight < np.inf for weight in self.class_weights.values()):
+                raise UserError(f"{self.where}.class_weights: a weight is negative or no number")
+        for name in named if self.labels else []:
+            if name not in self.labels:
+                key = "positive" if name == self.positive else "class_weights"
+                raise UserError(
+                    f"{self.where}.{key}: {name!r} is no label{suggest(name, self.labels)}"
+                )
         if not 0 <= self.smoothing < 1:
             raise UserError(f"{self.where}.smoothing: {self.smoothing} is not from 0 to below 1")
+
+    def settled(self, source: TableSource) -> Classification:
+        """With the labels, and the weights where they are to be balanced."""
+        task = super().settled(source)
+        if task.class_weights != "balanced":
+            return task
+        known = task.targets(source)[task.targets(source) >= 0]
+        counts = np.maximum(np.bincount(known, minlength=len(task.labels)), 1)
+        shares = len(known) / (len(task.labels) * counts)
+        weights = dict(zip(task.labels, rounded(shares), strict=True))
+        return replace(task, class_weights=weights)
 
     def check(self, source: TableSource, *, labelled: bool) -> None:
         self.columns_of(source)
         if labelled:
-            self.targets(source)
+            label_values.classes(self, source, strict=True)
 
     def targets(self, source: TableSource) -> np.ndarray:
-        """(rows,) int64 classes; -1 where the table has no label."""
-        return source.once(f"classes {self.name}", lambda: self._targets(source))
-
-    def _targets(self, source: TableSource) -> np.ndarray:
-        names = source.column(self.label_column) if self.label_column in source.columns else []
-        classes = [
-            -1 if name is None else self.number(name, source, item)
-            for item, name in enumerate(names)
-        ]
-        return np.array(classes or [-1] * len(source), np.int64)
+        """(rows,) int64 classes; -1 where the table has no label that is one of them."""
+        return source.once(f"classes {self.name}", lambda: label_values.classes(self, source))
 
     def label(self, example: Example, source: Any, rng: np.random.Generator) -> None:
         target = self.targets(source)[example.item]
         example.labels[self.name] = np.zeros(1, np.int64), np.array([max(target, 0)])
 
     def head(self, backbone: Backbone) -> ClassHead:
+        assert isinstance(self.class_weights, dict), "settled before there is a head"
+        of = {str(name): weight for name, weight in self.class_weights.items()}
         return ClassHead(
             backbone.width,
             len(self.labels),
             pooled=True,
             dropout=self.dropout,
             smoothing=self.smoothing,
+            weights=[of.get(name, 1.0) for name in self.labels] if of else (),
         )
 
     def baseline(self, targets: np.ndarray, source: Any) -> tuple[np.ndarray, np.ndarray]:
-        counts = np.bincount(self.targets(source), minlength=len(self.labels))
-        return guess(targets, counts)
+        known = self.targets(source)
+        return guess(targets, np.bincount(known[known >= 0], minlength=len(self.labels)))
 
     def decode(self, scores: np.ndarray, example: Example, source: Any) -> dict[str, Any]:
-        logits = scores[0].astype(np.float64)
-        shares = np.exp(logits - logits.max())
-        shares /= shares.sum()
-        best = int(logits.argmax())
         return {
-            "label": self.class_name(best),
-            "logits": [round(float(x), 6) for x in logits],
-            "probs": [round(float(x), 6) for x in shares],
+            "label": self.class_name(int(scores[0].argmax())),
+            "logits": rounded(scores[0]),
+            "probs": rounded(softmax(scores[0])),
         }
 
     def metrics(self, predictions: Mapping[int, dict[str, Any]], source: Any) -> dict[str, float]:
+        """Over the rows that have a label; none, none."""
         targets = self.targets(source)[list(predictions)]
+        known = targets >= 0
         found = np.array([self.labels.index(each["label"]) for each in predictions.values()])
+        if not known.any():
+            return {}
+        found, targets = found[known], targets[known]
         scores = {"accuracy": accuracy(found, targets)}
-        if len(self.labels) == 2:
+        if self.positive or len(self.labels) == 2:
             positive = self.labels.index(self.positive) if self.positive else 1
             scores["f1"] = f1(found, targets, positive=positive)
-        else:
+        if len(self.labels) > 2:
             scores["macro_f1"] = macro(found, targets, range(len(self.labels))).f1
         return scores | {"matthews": matthews(found, targets)}
