@@ -87,7 +87,7 @@ class Engine:
         freeze(model, optimizer.freeze)
         names = [name for name, _ in model.named_parameters()]
         self._resting = Resting(apart, names)
-        self._optimizer = build_optimizer(
+        self._optimizer: Any = build_optimizer(
             model,
             optimizer,
             zero_stage=machine.stage,

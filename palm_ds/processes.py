@@ -6,6 +6,7 @@ module and the launch scripts look at the environment.
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import os
 import sys
@@ -74,7 +75,7 @@ def start(machine: Machine) -> Processes:
         _choose_cpu_collectives(machine)
         timeout = timedelta(minutes=machine.timeout_minutes)
         _set_timeouts(timeout)
-        if _alone():
+        if alone():
             os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed looks there
             _set_device()
             store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]  # no port
@@ -94,11 +95,18 @@ def stop() -> None:
         _forget()
 
 
+def leave_at_exit() -> None:
+    """When this interpreter ends, leave without waiting for the others. May be called again."""
+    atexit.unregister(_forget)
+    atexit.register(_forget)
+
+
 def _forget() -> None:
     """DeepSpeed's own way to leave: it keeps groups of its own, and would use them again."""
     import deepspeed.comm
 
-    deepspeed.comm.destroy_process_group()
+    if dist.is_initialized():
+        deepspeed.comm.destroy_process_group()
 
 
 def leave(code: int) -> NoReturn:
@@ -110,7 +118,7 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _alone() -> bool:
+def alone() -> bool:
     """No launcher told us of others: one process."""
     launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     return not launched and int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1")) == 1

@@ -1,0 +1,26 @@
+"""What a person uses from Python: PaddlePALM's words, over the recipes and the engine of commands.
+
+Backbone + tasks on their files ──Trainer, MultiHeadTrainer──> a Recipe and a Machine ──> a Run,
+opened and gone through as `launch/finetune.py` does
+"""
+
+from palm_ds.api import event
+from palm_ds.api.encoder import Encoder as Backbone
+from palm_ds.api.trainer import MultiHeadTrainer, Trainer
+from palm_ds.given import TaskOn
+from palm_ds.heads import Head, HeadOutput
+from palm_ds.task import Task
+from palm_ds.text_task import ClassesTask, TextTask
+
+__all__ = [
+    "Backbone",
+    "ClassesTask",
+    "Head",
+    "HeadOutput",
+    "MultiHeadTrainer",
+    "Task",
+    "TaskOn",
+    "TextTask",
+    "Trainer",
+    "event",
+]

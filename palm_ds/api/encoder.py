@@ -1,0 +1,56 @@
+"""Where a trainer's encoder comes from: `palm.Backbone`.
+
+Not a module with weights: those are built, and loaded, when training begins, each time anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from palm_ds import downloader
+from palm_ds.backbone_config import BackboneConfig
+from palm_ds.errors import UserError
+from palm_ds.weights import tokenizer_in
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoder:
+    """An encoder to start from: a checkpoint, or numbers alone."""
+
+    folder: str = ""
+    """A checkpoint of any format."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Without one: the keys of a recipe's `backbone`."""
+    tokenizer: str = ""
+    """A vocabulary; empty: that of the checkpoint."""
+
+    @classmethod
+    def from_pretrained(
+        cls, name: str | Path, *, tokenizer: str | Path = "", path: str | Path = "."
+    ) -> Encoder:
+        """A folder of weights (a run, an export, a Hugging Face, Paddle, DeepSpeed or TensorFlow
+        checkpoint), or a name to download to `path`/pretrain: one of PaddlePALM's, as
+        ERNIE-v2-en-base, or `org/name` on the Hugging Face hub."""
+        folder = Path(name) if Path(name).exists() else downloader.download(str(name), path=path)
+        if not tokenizer and tokenizer_in(folder) is None:
+            raise UserError(f"{folder}: there is no vocabulary with it; name one: tokenizer=FILE")
+        return cls(folder=str(folder), tokenizer=str(tokenizer))
+
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, Any] | str | Path, *, tokenizer: str | Path
+    ) -> Encoder:
+        """First weights drawn by the seed. `config`: numbers as a recipe's `backbone` has them, or
+        as ERNIE, PALM and Hugging Face call them, or a JSON file of these."""
+        if not isinstance(config, Mapping):
+            config = json.loads(Path(config).read_text(encoding="utf-8"))
+        numbers = BackboneConfig.from_dict(dict(config))  # type: ignore[arg-type]
+        return cls(config=asdict(numbers), tokenizer=str(tokenizer))
+
+    def values(self) -> dict[str, Any]:
+        """What it says in a recipe."""
+        return {"init_from": self.folder} if self.folder else {"backbone": dict(self.config)}

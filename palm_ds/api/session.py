@@ -1,0 +1,314 @@
+"""One training from Python: a recipe made of what was said, run as the commands run theirs.
+
+Trainer and MultiHeadTrainer differ in how they say which steps there are. All processes of a run
+(under `deepspeed` or `torchrun`) make the same calls in the same order.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from palm_ds import weights
+from palm_ds.api.asking import asked, predictions_of, scores_of
+from palm_ds.api.encoder import Encoder
+from palm_ds.api.event import Metrics
+from palm_ds.api.progress import Teller, told
+from palm_ds.api.settings import merged, read_settings
+from palm_ds.assemble import Data, make_complete, open_data, settle
+from palm_ds.errors import UserError
+from palm_ds.example import Batch
+from palm_ds.folder import Run
+from palm_ds.given import Rows, TaskOn, files
+from palm_ds.loop import STOPPED, stop_signals
+from palm_ds.predictor import Predictor, asked_tasks, open_predictor
+from palm_ds.processes import Processes, alone, leave_at_exit, start
+from palm_ds.run import Recipe
+from palm_ds.train import Opened, finish, open_run
+
+EventHandler = Callable[[Any], None]
+_NOT_FINITE = "a loss or gradient was not finite: lower lr, or look at the data"
+
+
+class Session(ABC):
+    """A training, its model, and what is asked of them."""
+
+    def __init__(self, backbone: Encoder | None, values: Mapping[str, Any]):
+        self.backbone = backbone
+        self.settings = read_settings(values, type(self).__name__)
+        self.scores: Metrics = {}
+        """Of the last evaluation of the training: {task: {metric: value}}."""
+        self.cur_train_step = 0
+        """Steps that are done."""
+        self._opened: Opened | None = None
+        self._batches: Iterator[list[Batch]] | None = None
+        self._begun = self._ended = False
+        self._predictor: Predictor | None = None
+
+    # -- what is learned --
+
+    @abstractmethod
+    def blends(self) -> Sequence[Sequence[TaskOn]]:
+        """The tasks; those that share one text stand together."""
+
+    @abstractmethod
+    def stages(self) -> Any:
+        """A recipe's `stages`."""
+
+    reference = ""
+    """The task whose epochs are counted; empty: the first."""
+
+    @property
+    def tasks(self) -> dict[str, TaskOn]:
+        """By name."""
+        return {task.name: task for blend in self.blends() for task in blend}
+
+    @cached_property
+    def folder(self) -> Path:
+        """The run folder."""
+        if self.settings.folder:
+            return Path(self.settings.folder)
+        if not alone():
+            raise UserError("folder: name one that all processes of the run see")
+        return self._temporary()
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """What `launch/finetune.py` would be given."""
+        names = [task.name for blend in self.blends() for task in blend]
+        for name in names:
+            if names.count(name) > 1:
+                raise UserError(f"two tasks are called {name!r}; give them names: name=...")
+        if self.backbone is None:
+            raise UserError("backbone: missing; give palm.Backbone.from_pretrained(FOLDER or NAME)")
+        sources: dict[str, Any] = {}
+        tasks: dict[str, Any] = {}
+        for blend in self.blends():
+            first = blend[0]
+            sources[first.name] = first.source(self.folder / "rows")
+            if self.backbone.tokenizer:
+                sources[first.name]["tokenizer"] = self.backbone.tokenizer
+            tasks |= {task.name: task.entry(first.name) for task in blend}
+        said = {"sources": sources, "tasks": tasks, "stages": self.stages()}
+        values = self.settings.values() | self.backbone.values() | said
+        return make_complete(merged(values, self.settings.recipe), type(self).__name__)
+
+    @cached_property
+    def run(self) -> Run:
+        """With tasks as their rows have them, and steps counted."""
+        settled = settle(self.recipe, self.data)
+        if not self.settings.evaluate_every:
+            every = math.ceil(settled.plan.steps / math.ceil(self.settings.epochs))
+            settled = replace(settled, evaluate=replace(settled.evaluate, every=every))
+        return Run(recipe=settled, machine=self.settings.machine(), folder=self.folder)
+
+    @cached_property
+    def data(self) -> Data:
+        """The rows, opened."""
+        return open_data(self.recipe)
+
+    def changed(self) -> None:
+        """What is learned is something else than before. Raises UserError once training began."""
+        if self._opened or self._ended:
+            raise UserError("the training has begun: say this before")
+        for name in ("recipe", "run", "data"):
+            if name in self.__dict__:
+                delattr(self, name)
+
+    @property
+    def steps(self) -> int:
+        """Of the whole training."""
+        return self.run.recipe.plan.steps
+
+    def examples_of(self, task: str) -> int:
+        """Rows that a task learns from."""
+        source = self.run.recipe.built_tasks[task].source
+        return sum(len(rows) for _, rows, _ in self.data.train[source])
+
+    def steps_per_epoch_of(self, task: str) -> int:
+        """As PaddlePALM counts: of whole batches."""
+        blend = next(b for b in self.run.recipe.plan.blends if task in b.split(" + "))
+        return max(self.examples_of(task) // self.run.recipe.examples_of(blend), 1)
+
+    # -- training --
+
+    def train(self, event_handler: EventHandler | None = None) -> Metrics:
+        """To the end of the plan; the scores of the last evaluation. `event_handler` is told of
+        palm.event's. Interrupted (Ctrl-C, "interrupt" of a notebook), it saves and returns; called
+        again, or in another process with the same `folder`, it goes on from there."""
+        opened = self._open()
+        teller = self._listen(opened, event_handler)
+        opened.first, self._batches = self.cur_train_step, None
+        with stop_signals() as asked:
+            code = opened.go(asked)
+        self.cur_train_step = teller.done
+        self._ended = opened.loop.done
+        self.scores = told(opened.loop.scores) or self.scores
+        teller.end()
+        self._close()
+        if code == STOPPED:
+            raise UserError(f"{_NOT_FINITE}; the weights before it are in checkpoints/")
+        return self.scores
+
+    def _listen(
+        self, opened: Opened, handler: EventHandler | None, *, read: bool = False
+    ) -> Teller:
+        reference = self.reference or next(iter(self.tasks))
+        opened.loop.tell = teller = Teller(opened.loop, reference, handler, read=read)
+        teller.done = self.cur_train_step
+        return teller
+
+    def get_one_batch(self) -> list[Batch]:
+        """What this process computes of the next step, one Batch a micro-batch; each call is one
+        step further."""
+        opened = self._open()
+        if self._batches is None:
+            self._batches = opened.loop.batches(range(self.cur_train_step, self.steps))
+        try:
+            return next(self._batches)
+        except StopIteration:
+            raise UserError(f"all {self.steps} steps were given out") from None
+
+    def train_one_step(self, batch: list[Batch] | None = None) -> dict[str, float]:
+        """The next step of the plan (on a batch of `get_one_batch`): {task: loss}. After the last
+        one the weights are written."""
+        opened = self._open()
+        if self._ended:
+            raise UserError(f"all {self.steps} steps are done")
+        batch = self.get_one_batch() if batch is None else batch
+        teller = self._listen(opened, None, read=True)
+        if not self._begun:
+            opened.loop.begin(self.cur_train_step)
+        self._begun = True
+        if opened.loop.one(self.cur_train_step, batch) == STOPPED:
+            raise UserError(f"{_NOT_FINITE}; this step was not applied")
+        self.cur_train_step = teller.done
+        self.scores = told(opened.loop.scores) or self.scores
+        if self.cur_train_step == self.steps or opened.loop.done:
+            finish(opened.run, opened.loop.engine, opened.model, opened.data, opened.loop.log)
+            self._ended = True
+            self._close()
+        return teller.losses
+
+    def _open(self) -> Opened:
+        """The run on its engine; where its folder says that it was, if it was."""
+        if self._ended:
+            raise UserError(f"the training is over: all {self.steps} steps are done")
+        if self._opened is None:
+            leave_at_exit()
+            self._predictor = None
+            console = Console(width=140, force_terminal=False, force_jupyter=False)
+            opened = open_run(self.run, console=console, data=self.data)
+            assert opened is not None
+            self._opened, self.cur_train_step = opened, opened.first
+        return self._opened
+
+    def _close(self) -> None:
+        if self._opened:
+            self._opened.close()
+        self._opened = self._batches = None
+
+    # -- what came of it --
+
+    def save(self, folder: str | Path, *, huggingface: bool = False) -> Path:
+        """The weights, with all that reading them takes: for `palm.Backbone.from_pretrained`,
+        launch/predict.py and `init_from`; or as Hugging Face has them (the encoder)."""
+        folder = Path(folder)
+        if self._opened is None:
+            kept = self.folder / ("hf" if huggingface else "weights")
+            if not kept.is_dir():
+                raise UserError("nothing to save: nothing was trained")
+            if self._first_process:
+                shutil.copytree(kept, folder, dirs_exist_ok=True)
+            return folder
+        opened = self._opened
+        state = opened.loop.engine.full_state_dict()
+        if self._first_process:
+            tokenizer, config = opened.data.tokenizer, opened.model.backbone.config
+            info = weights.info_of(opened.run.recipe, opened.model, steps=self.cur_train_step)
+            if huggingface:
+                heads, row = info.token_heads, info.task_id
+                weights.export_hf(
+                    state,
+                    folder,
+                    config=config,
+                    tokenizer=tokenizer,
+                    task_id=row,
+                    token_heads=heads,
+                )
+            else:
+                weights.save_weights(state, folder, info, tokenizer=tokenizer)
+        return folder
+
+    def predict(
+        self, rows: Rows, *, task: str = "", columns: Mapping[str, Any] | None = None
+    ) -> dict[str, list[dict[str, Any]]]:
+        """{task: a prediction for every row, in their order}, of all tasks that can read such rows
+        or of one. Labels need not be there. While training goes on, of the weights as they are;
+        afterwards of those that it ended with."""
+        path = files(rows, self._scratch / "rows.jsonl")
+        return predictions_of(self._asked(task), path, self._processes, columns)
+
+    def predict_one_batch(self, rows: Rows) -> dict[str, list[dict[str, Any]]]:
+        """The same of a few rows."""
+        return self.predict(rows)
+
+    def evaluate(self, rows: Rows | None = None, *, task: str = "") -> Metrics:
+        """{task: {metric: value}} on the rows of `dev`, or on others with labels."""
+        found: dict[str, dict[str, float]] = {}
+        asking = self._asked(task)
+        for name in asking.tasks:
+            source = self.run.recipe.sources[self.run.recipe.built_tasks[name].source]
+            where = source.validation if rows is None else files(rows, self._scratch / "dev.jsonl")
+            if where:
+                found[name] = scores_of(asking, name, where, self._processes)
+        if not found:
+            raise UserError("evaluate: give rows with labels; the tasks were given no `dev`")
+        return found
+
+    @cached_property
+    def _scratch(self) -> Path:
+        return self._temporary()
+
+    def _temporary(self) -> Path:
+        """A folder that goes with this object."""
+        folder = tempfile.mkdtemp(prefix="palm_ds_")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return Path(folder)
+
+    def _asked(self, task: str) -> Predictor:
+        """The model as it is now."""
+        names = [task] if task else []
+        if self._opened is None:
+            if self._predictor is None:
+                self._predictor = open_predictor(self.folder, device=self._processes.device)
+            return asked(self._predictor, names, self.folder)
+        opened = self._opened
+        if opened.run.machine.stage == 3:
+            raise UserError("predict: ZeRO 3 has weights in pieces; train to the end, or `save`")
+        return Predictor(
+            model=opened.model,
+            recipe=opened.run.recipe,
+            tokenizer=opened.data.tokenizer,
+            tasks=asked_tasks(opened.run.recipe, names, self.folder),
+            device=opened.loop.engine.device,
+        )
+
+    @cached_property
+    def _processes(self) -> Processes:
+        leave_at_exit()
+        return start(self.run.machine)
+
+    @property
+    def _first_process(self) -> bool:
+        return self._processes.rank == 0

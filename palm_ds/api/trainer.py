@@ -1,0 +1,169 @@
+"""`palm.Trainer`: one task, or tasks that share one text. `palm.MultiHeadTrainer`: many tasks on
+one encoder, a step of each in PaddlePALM's proportions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from palm_ds.api.encoder import Encoder
+from palm_ds.api.session import Session
+from palm_ds.errors import UserError, suggest
+from palm_ds.given import TaskOn
+
+
+class Trainer(Session):
+    """One task on an encoder.
+
+    trainer = palm.Trainer(task, backbone=backbone, batch=32, epochs=3, lr=5e-5)
+    """
+
+    def __init__(
+        self,
+        task: TaskOn,
+        *,
+        backbone: Encoder | None = None,
+        mix_ratio: float | None = None,
+        reuse_head_with: str | Trainer = "",
+        **settings: Any,
+    ):
+        """`settings`: the fields of api.settings.TrainSettings. `backbone` may be left to the
+        MultiHeadTrainer that this one is given to; `mix_ratio` and `reuse_head_with` are said of
+        the task."""
+        super().__init__(backbone, settings)
+        self.task = task
+        if mix_ratio is not None:
+            self.mix_ratio = mix_ratio
+        if reuse_head_with:
+            other = reuse_head_with
+            task.options["share"] = other if isinstance(other, str) else other.name
+
+    @property
+    def name(self) -> str:
+        return self.task.name
+
+    @property
+    def mix_ratio(self) -> float:
+        """Steps of this task for each of the reference, times their epochs' proportion."""
+        return self.task.mix_ratio
+
+    @mix_ratio.setter
+    def mix_ratio(self, ratio: float) -> None:
+        self.task.mix_ratio = ratio
+        self.changed()
+
+    def set_as_aux(self) -> None:
+        """The task is there to help the others: its scores decide nothing."""
+        self.task.options["auxiliary"] = True
+        self.changed()
+
+    @property
+    def num_examples(self) -> int:
+        return self.examples_of(self.name)
+
+    @property
+    def num_epochs(self) -> float:
+        return self.settings.epochs
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.steps_per_epoch_of(self.name)
+
+    steps_pur_epoch = steps_per_epoch
+    """As PaddlePALM spells it."""
+
+    def blends(self) -> Sequence[Sequence[TaskOn]]:
+        return [[self.task]]
+
+    def stages(self) -> Any:
+        return [{self.name: f"{self.settings.epochs:g} epochs"}]
+
+
+Member: TypeAlias = TaskOn | Trainer | Sequence[TaskOn | Trainer]
+
+
+class MultiHeadTrainer(Session):
+    """Several tasks on one encoder. A tuple of tasks shares one text: all label the same rows.
+
+    trainer = palm.MultiHeadTrainer([match, mask], backbone=backbone, mix_ratio={"mask": 0.5})
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Member],
+        *,
+        backbone: Encoder | None = None,
+        mix_ratio: Mapping[str, float] | Sequence[float] | None = None,
+        reference: str | TaskOn | Trainer = "",
+        mix: str = "step",
+        **settings: Any,
+    ):
+        """PaddlePALM's arithmetic: a task gets int(epochs * mix_ratio * steps of an epoch of the
+        `reference`, by default the first task); a step is of one task (`mix="batch"`: of all, in
+        proportion)."""
+        members = [_members(each) for each in tasks]
+        trainers = [m for blend in members for m in blend if isinstance(m, Trainer)]
+        backbone = backbone or next((t.backbone for t in trainers if t.backbone), None)
+        super().__init__(backbone, settings)
+        self._blends = [[_task(member) for member in blend] for blend in members]
+        self._mix = mix
+        names = list(self.tasks)
+        if isinstance(mix_ratio, Sequence):
+            if len(mix_ratio) != len(self._blends):
+                raise UserError(
+                    f"mix_ratio: {len(mix_ratio)} numbers for {len(self._blends)} tasks"
+                )
+            mix_ratio = {b[0].name: r for b, r in zip(self._blends, mix_ratio, strict=True)}
+        for name, ratio in (mix_ratio or {}).items():
+            if name not in names:
+                raise UserError(f"mix_ratio: no task {name!r}{suggest(name, names)}")
+            self.tasks[name].mix_ratio = ratio
+        self.reference: str = reference if isinstance(reference, str) else reference.name
+        if self.reference and self.reference not in names:
+            raise UserError(
+                f"reference: no task {self.reference!r}{suggest(self.reference, names)}"
+            )
+
+    @property
+    def mix_ratio(self) -> dict[str, float]:
+        return {blend[0].name: blend[0].mix_ratio for blend in self._blends}
+
+    @property
+    def num_examples(self) -> dict[str, int]:
+        return {name: self.examples_of(name) for name in self.tasks}
+
+    @property
+    def steps_per_epoch(self) -> dict[str, int]:
+        return {name: self.steps_per_epoch_of(name) for name in self.tasks}
+
+    @property
+    def expected_steps(self) -> dict[str, int]:
+        """Of each task, over the whole training."""
+        plan = self.run.recipe.plan
+        return {
+            name: sum(plan.total_of(b) for b in plan.blends if name in b.split(" + "))
+            for name in self.tasks
+        }
+
+    def blends(self) -> Sequence[Sequence[TaskOn]]:
+        return self._blends
+
+    def stages(self) -> Any:
+        names = [" + ".join(task.name for task in blend) for blend in self._blends]
+        ratios = [blend[0].mix_ratio for blend in self._blends]
+        first = self.reference or self._blends[0][0].name
+        reference = next(b for b in names if first in b.split(" + "))
+        sampler = {
+            "mix_ratio": dict(zip(names, ratios, strict=True)),
+            "reference": reference,
+            "epochs": self.settings.epochs,
+        }
+        return {"joint": names, "mix": self._mix, "sampler": sampler}
+
+
+def _members(given: Member) -> Sequence[TaskOn | Trainer]:
+    return [given] if isinstance(given, TaskOn | Trainer) else given
+
+
+def _task(member: TaskOn | Trainer) -> TaskOn:
+    return member.task if isinstance(member, Trainer) else member
