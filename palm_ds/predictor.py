@@ -39,6 +39,7 @@ from palm_ds.predict import Decoded, decoded, gathered
 from palm_ds.reader import Table, TableSettings
 from palm_ds.run import Recipe, make_recipe, read_yaml
 from palm_ds.task import Task
+from palm_ds.tasks.masked_words import MaskedWords
 from palm_ds.text_task import TextTask
 from palm_ds.texts import TableSource
 from palm_ds.tokenizer import Tokenizer, load_tokenizer
@@ -254,18 +255,8 @@ def even_parts(lengths: np.ndarray, most: int) -> list[np.ndarray]:
 
 
 def chunks(source: TableSource) -> list[np.ndarray]:
-    """The rows of each chunk: neighbours, but those that are ranked together stay together."""
-    if "qid" not in source.columns:
-        return np.split(source.numbers, range(CHUNK, len(source), CHUNK))
-    groups: dict[Any, list[int]] = {}
-    for number, qid in zip(source.numbers.tolist(), source.column("qid"), strict=True):
-        groups.setdefault(qid, []).append(number)
-    made: list[list[int]] = [[]]
-    for rows in groups.values():
-        if len(made[-1]) >= CHUNK:
-            made.append([])
-        made[-1] += rows
-    return [np.array(sorted(rows)) for rows in made]
+    """The rows of each chunk."""
+    return np.split(source.numbers, range(CHUNK, len(source), CHUNK))
 
 
 def ahead(values: Iterator[T]) -> Iterator[T]:
@@ -296,7 +287,9 @@ def asked_tasks(recipe: Recipe, names: Sequence[str], where: Path) -> dict[str, 
     able = [
         name
         for name, task in tasks.items()
-        if task.reads == "table" and type(task).decode is not Task.decode
+        if task.reads == "table"
+        and type(task).decode is not Task.decode
+        and not isinstance(task, MaskedWords)  # launch/fill_mask.py does
     ]
     for name in names:
         if name not in tasks:

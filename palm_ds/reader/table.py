@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import copy
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,12 @@ class Table:
     def names(self) -> tuple[str, ...]:
         """The files, as they were named."""
         return tuple(file.path for file in self.files)
+
+    def without(self, roles: Collection[str]) -> Table:
+        """The same rows, these roles left out."""
+        left = copy.copy(self)
+        left._columns = {role: x for role, x in self._columns.items() if role not in roles}
+        return left
 
     def where(self, i: int) -> str:
         """`file:line` of a row, or `file, row 7` where there are no lines."""
