@@ -60,13 +60,13 @@ def built_of(feed: Feed) -> tuple[Built, Batch]:
     return built, collate_built([feed], built, feed.room, 0)
 
 
-def model_of(*tasks: Task, noise: float = 0.1, width: int = 16) -> Model:
+def model_of(*tasks: Task) -> Model:
     """A small encoder without dropout, with a head for each task, all its weights noisy."""
     torch.manual_seed(3)
     backbone = Backbone(
         BackboneConfig(
             vocab_size=small_tokenizer().size,
-            width=width,
+            width=16,
             layers=2,
             heads=2,
             positions=128,
@@ -83,7 +83,7 @@ def model_of(*tasks: Task, noise: float = 0.1, width: int = 16) -> Model:
     )
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * noise)
+            parameter.add_(torch.randn_like(parameter) * 0.1)
     return model.eval()
 
 
@@ -100,9 +100,9 @@ def predictions(
     return {name: found for name, (_, found) in gathered(pieces, by_name, [source]).items()}
 
 
-def learned(source: TableSource, task: Task, *, steps: int = 60, lr: float = 5e-3) -> Model:
+def learned(source: TableSource, task: Task, *, steps: int = 60, lr: float = 1e-2) -> Model:
     """A small model after some steps over all rows at once, by plain torch."""
-    model = model_of(task, noise=0.0)
+    model = model_of(task)
     _, batch = built_of(feed_of(source, task))
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     model.train()

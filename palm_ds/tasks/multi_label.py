@@ -1,0 +1,108 @@
+"""Which classes a text, or a pair of texts, belongs to: none, one, or several.
+
+A label is a list (`["sport", "politics"]`) or a text with a separator (`sport,politics`). Every
+class has a sigmoid of its own, and is predicted where that reaches `threshold`. Predictions:
+`labels`, the names of those, and `logits` and `probs` of all, in the order of `labels`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from palm_ds import label_values
+from palm_ds.backbone import Backbone
+from palm_ds.errors import UserError
+from palm_ds.example import Example
+from palm_ds.metrics.classes import exact_match, multilabel_macro, multilabel_micro
+from palm_ds.text_heads import MultiLabelHead, rounded, sigmoid
+from palm_ds.text_task import ClassesTask
+from palm_ds.texts import TableSource
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiLabel(ClassesTask):
+    """Any number of several classes."""
+
+    threshold: float = 0.5
+    """A class is predicted from this probability on."""
+    separator: str = ","
+    """What stands between the classes of a cell that is a text."""
+    nothing: str = "none"
+    """What a cell says whose row has no class (where cells are lists: an empty one)."""
+    dropout: float = 0.1
+    """Of what the head reads, while training."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.threshold < 1:
+            raise UserError(f"{self.where}.threshold: {self.threshold} is not between 0 and 1")
+        if not self.separator:
+            raise UserError(f"{self.where}.separator: empty; give what stands between two classes")
+        if len(set(self.labels)) < len(self.labels):
+            raise UserError(f"{self.where}.labels: a name stands there twice")
+
+    def names_in(self, source: TableSource) -> set[str]:
+        values = source.column(self.label_column)
+        cells = (label_values.split_names(value, self.separator, self.nothing) for value in values)
+        return {name for names in cells for name in names}
+
+    def check(self, source: TableSource, *, labelled: bool) -> None:
+        self.columns_of(source)
+        if labelled:
+            label_values.class_sets(self, source, self.separator, self.nothing, strict=True)
+
+    def targets(self, source: TableSource) -> np.ndarray:
+        """(rows, classes) float32 of 0 and 1; NaN where a row has no label."""
+        return source.once(
+            f"class sets {self.name}",
+            lambda: label_values.class_sets(self, source, self.separator, self.nothing),
+        )
+
+    def label(self, example: Example, source: Any, rng: np.random.Generator) -> None:
+        target = np.nan_to_num(self.targets(source)[example.item])
+        example.labels[self.name] = np.zeros(1, np.int64), target[None]
+
+    def head(self, backbone: Backbone) -> MultiLabelHead:
+        return MultiLabelHead(
+            backbone.width, len(self.labels), threshold=self.threshold, dropout=self.dropout
+        )
+
+    def baseline(self, targets: np.ndarray, source: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Knowing how often each class occurs, one added to each count."""
+        if not len(targets):
+            return np.empty(0), np.empty(0)
+        known = self.targets(source)
+        known = known[~np.isnan(known[:, 0])]
+        share = (known.sum(0) + 1) / (len(known) + 2)
+        loss = -np.log(np.where(targets > 0.5, share, 1 - share)).mean(-1)
+        return loss, ((share >= self.threshold) == (targets > 0.5)).all(-1).astype(float)
+
+    def decode(self, scores: np.ndarray, example: Example, source: Any) -> dict[str, Any]:
+        probs = sigmoid(scores[0])
+        return {
+            "labels": [n for n, p in zip(self.labels, probs, strict=True) if p >= self.threshold],
+            "logits": rounded(scores[0]),
+            "probs": rounded(probs),
+        }
+
+    def metrics(self, predictions: Mapping[int, dict[str, Any]], source: Any) -> dict[str, float]:
+        """Over the rows that have labels; none, none."""
+        targets = self.targets(source)[list(predictions)]
+        found = np.array(
+            [[name in each["labels"] for name in self.labels] for each in predictions.values()]
+        ).reshape(targets.shape)
+        known = ~np.isnan(targets).any(1)
+        if not known.any():
+            return {}
+        found, targets = found[known], targets[known]
+        micro, macro = multilabel_micro(found, targets), multilabel_macro(found, targets)
+        return {
+            "micro_f1": micro.f1,
+            "macro_f1": macro.f1,
+            "exact_match": exact_match(found, targets),
+            "precision": micro.precision,
+            "recall": micro.recall,
+        }
