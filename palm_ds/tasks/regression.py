@@ -1,0 +1,107 @@
+"""A number for a text, or for a pair of texts: how alike, how good, how hard to read.
+
+[CLS] text_a [SEP] (text_b [SEP]); squared error at [CLS]. ERNIE's run_classifier with
+`is_regression`. What is learned are the numbers of the file or, with `scale`, how many standard
+deviations they are from their mean; `value`, the prediction, is in the units of the file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from palm_ds import label_values
+from palm_ds.backbone import Backbone
+from palm_ds.errors import UserError
+from palm_ds.example import Example
+from palm_ds.metrics.numbers import mse, pearson_and_spearman
+from palm_ds.task import Task
+from palm_ds.text_heads import NumberHead
+from palm_ds.text_task import TextTask
+from palm_ds.texts import TableSource
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regression(TextTask):
+    """A number."""
+
+    low: float | None = None
+    """Predictions below it are raised to it."""
+    high: float | None = None
+    """Predictions above it are lowered to it."""
+    scale: bool = False
+    """Learn the numbers less their mean, divided by their standard deviation."""
+    mean: float = 0.0
+    """With `scale`: what is subtracted; found in the training rows."""
+    deviation: float = 0.0
+    """With `scale`: what is divided by; 0: both are found in the training rows."""
+    dropout: float = 0.1
+    """Of what the head reads, while training."""
+
+    def __post_init__(self) -> None:
+        if self.low is not None and self.high is not None and not self.low < self.high:
+            raise UserError(f"{self.where}: low {self.low} is not below high {self.high}")
+        if self.deviation < 0 or not math.isfinite(self.deviation + self.mean):
+            raise UserError(
+                f"{self.where}: mean {self.mean} and deviation {self.deviation} must be numbers, "
+                "the deviation not negative"
+            )
+
+    def like(self, origin: Task) -> Regression:
+        """In the units of the task whose head it shares."""
+        super().like(origin)
+        assert isinstance(origin, Regression)
+        return replace(self, scale=origin.scale, mean=origin.mean, deviation=origin.deviation)
+
+    def settled(self, source: TableSource) -> Regression:
+        """With the mean and deviation of the training rows, where they are wanted."""
+        if not self.scale or self.deviation:
+            return self
+        known = label_values.numbers(self, source, strict=True)
+        # of numbers that are all the same there is nothing to scale
+        return replace(self, mean=float(known.mean()), deviation=float(known.std()) or 1.0)
+
+    def check(self, source: TableSource, *, labelled: bool) -> None:
+        self.columns_of(source)
+        if labelled:
+            label_values.numbers(self, source, strict=True)
+
+    def targets(self, source: TableSource) -> np.ndarray:
+        """(rows,) float64 in the units of the file; NaN where a row has no number."""
+        return source.once(f"numbers {self.name}", lambda: label_values.numbers(self, source))
+
+    def label(self, example: Example, source: Any, rng: np.random.Generator) -> None:
+        target = self._inside(self.targets(source)[[example.item]])
+        example.labels[self.name] = np.zeros(1, np.int64), np.nan_to_num(target)
+
+    def head(self, backbone: Backbone) -> NumberHead:
+        return NumberHead(backbone.width, dropout=self.dropout)
+
+    def baseline(self, targets: np.ndarray, source: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Knowing the mean."""
+        mean = np.nanmean(self._inside(self.targets(source)))
+        return (targets - mean) ** 2, np.full(len(targets), np.nan)
+
+    def decode(self, scores: np.ndarray, example: Example, source: Any) -> dict[str, Any]:
+        value = float(scores[0, 0])
+        value = value * self.deviation + self.mean if self.scale else value
+        value = value if self.low is None else max(value, self.low)
+        return {"value": round(value if self.high is None else min(value, self.high), 6)}
+
+    def metrics(self, predictions: Mapping[int, dict[str, Any]], source: Any) -> dict[str, float]:
+        """Over the rows that have a number; none, none."""
+        targets = self.targets(source)[list(predictions)]
+        found = np.array([each["value"] for each in predictions.values()])
+        known = ~np.isnan(targets)
+        if not known.any():
+            return {}
+        both = found[known], targets[known]
+        return pearson_and_spearman(*both) | {"mse": mse(*both)}
+
+    def _inside(self, numbers: np.ndarray) -> np.ndarray:
+        """As they are learned."""
+        return (numbers - self.mean) / self.deviation if self.scale else numbers

@@ -1,0 +1,162 @@
+"""Numbers: equal to BertForSequenceClassification, in the units of the file, clipped."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import pearsonr, spearmanr
+from transformers import BertForSequenceClassification
+
+from palm_ds.errors import UserError
+from palm_ds.task import build
+from palm_ds.tasks.regression import Regression
+from tests.text_tables import (
+    bert_config,
+    built_of,
+    feed_of,
+    learned,
+    model_of,
+    opened,
+    padded,
+    predictions,
+    same_weights,
+    source_of,
+)
+
+ROWS = [
+    {"text_a": "so good", "text_b": "good", "label": 4.5},
+    {"text_a": "bad", "text_b": "very good ?", "label": 1},
+    {"text_a": "", "text_b": "x", "label": "2.5"},
+]
+VALUES = np.array([4.5, 1, 2.5])
+
+
+def task_of(**values) -> Regression:
+    task = build("degree", {"kind": "regression", "source": "s", **values})
+    assert isinstance(task, Regression)
+    return task
+
+
+@pytest.mark.parametrize("scale", [False, True])
+def test_predictions_and_loss_are_those_of_transformers(tmp_path: Path, scale: bool) -> None:
+    source = source_of(tmp_path, ROWS)
+    task = task_of(scale=scale).settled(source)
+    config = bert_config(num_labels=1, problem_type="regression")
+    theirs = BertForSequenceClassification(config).eval()
+    model = model_of(task)
+    same_weights(model, theirs, "degree")
+    mean, deviation = (VALUES.mean(), VALUES.std()) if scale else (0.0, 1.0)
+    labels = torch.tensor((VALUES - mean) / deviation, dtype=torch.float32)
+    rows = padded([(row["text_a"], row["text_b"]) for row in ROWS])
+    with torch.no_grad():
+        expected = theirs(**rows.arguments, labels=labels)
+    made = predictions(model, source, task)["degree"]
+    found = [made[item]["value"] for item in range(3)]
+    assert found == pytest.approx((expected.logits[:, 0] * deviation + mean).tolist(), abs=1e-5)
+    _, batch = built_of(feed_of(source, task))
+    with torch.no_grad():
+        output = model(batch)["degree"]
+    torch.testing.assert_close(output.loss_sum / 3, expected.loss, atol=1e-5, rtol=0)
+    assert math.isnan(output.correct)
+
+
+def test_what_is_found_in_the_training_rows_stays(tmp_path: Path) -> None:
+    task = task_of(scale=True).settled(source_of(tmp_path, ROWS))
+    assert (task.mean, task.deviation) == pytest.approx((VALUES.mean(), VALUES.std()))
+    assert task.settled(source_of(tmp_path, ROWS[:2])) == task
+    same = task_of(scale=True).settled(source_of(tmp_path, ROWS[:1] * 2))
+    assert (same.mean, same.deviation) == (4.5, 1.0)
+    assert task_of().settled(source_of(tmp_path, ROWS)) == task_of()
+
+
+@pytest.mark.parametrize(("score", "value"), [(-3.0, 1.0), (2.25, 2.25), (9.0, 5.0)])
+def test_predictions_are_clipped(score: float, value: float) -> None:
+    task = task_of(low=1, high=5)
+    scores = np.array([[score]], np.float32)
+    assert task.decode(scores, None, None) == {"value": value}  # type: ignore[arg-type]
+    # in the units of the file: 0 deviations from the mean is the mean
+    scaled = replace(task, scale=True, mean=4.0, deviation=2.0)
+    expected = min(max(score * 2 + 4, 1), 5)
+    assert scaled.decode(scores, None, None)["value"] == expected  # type: ignore[arg-type]
+
+
+def test_scores_are_those_of_scipy_over_rows_with_a_number(tmp_path: Path) -> None:
+    rows = [{"text_a": "x", "label": y} for y in (1, 2, "n/a", 3.5, 2, 0)]
+    source, found = source_of(tmp_path, rows), [0.5, 2.5, 9, 3, 1, 1]
+    scores = task_of().metrics({i: {"value": x} for i, x in enumerate(found)}, source)
+    truth, guess = [1, 2, 3.5, 2, 0], [0.5, 2.5, 3, 1, 1]
+    linear, ranks = pearsonr(guess, truth).statistic, spearmanr(guess, truth).statistic
+    expected = {
+        "pearson_and_spearman": (linear + ranks) / 2,
+        "pearson": linear,
+        "spearman": ranks,
+        "mse": np.mean(np.subtract(guess, truth) ** 2),
+    }
+    assert list(scores) == list(expected)
+    assert scores == pytest.approx(expected)
+    assert task_of().metrics({2: {"value": 1.0}}, source) == {}
+
+
+def test_knowing_the_mean_is_the_baseline(tmp_path: Path) -> None:
+    source = source_of(tmp_path, ROWS)
+    for task, unit in ((task_of(), 1.0), (task_of(scale=True).settled(source), VALUES.std())):
+        _, batch = built_of(feed_of(source, task))
+        loss, right = task.baseline(batch.labels["degree"][1].numpy(), source)
+        assert loss.mean() == pytest.approx(VALUES.var() / unit**2)
+        assert np.isnan(right).all()
+
+
+def test_a_table_without_numbers_is_predicted(tmp_path: Path) -> None:
+    source = source_of(tmp_path, [{"text_a": "good"}, {"text_a": "x " * 200}])
+    task_of().check(source, labelled=False)
+    made = predictions(model_of(task_of()), source, task_of())["degree"]
+    assert all(math.isfinite(made[item]["value"]) for item in (0, 1))
+
+
+def test_it_learns(tmp_path: Path) -> None:
+    rows = [
+        {"text_a": f"{c} {word}", "label": 100 + 10 * number}
+        for number, word in enumerate(("bad", "so", "very", "good"))
+        for c in "abcdef"
+    ]
+    source = source_of(tmp_path, rows)
+    task = task_of(dropout=0.0, scale=True, low=100, high=130).settled(source)
+    scores = task.metrics(predictions(learned(source, task), source, task)["degree"], source)
+    assert scores["pearson_and_spearman"] > 0.9
+    assert scores["mse"] < 20
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("text_a\tlabel\nx\t1\ny\thigh\n", r":3: label: 'high' is not a number; .* such as 3.5"),
+        ("text_a\tlabel\nx\tnan\n", r":2: label: 'nan' is not a number"),
+        ("text_a\tlabel\nx\t1,5\n", r":2: label: '1,5' is not a number"),
+        ("text_a\nx\n", r"tasks.degree: .* has no column 'label'"),
+    ],
+)
+@pytest.mark.parametrize("scale", [False, True])
+def test_bad_rows_are_refused_with_their_place(tmp_path, lines, message, scale) -> None:
+    file = tmp_path / "train.tsv"
+    file.write_text(lines)
+    with pytest.raises(UserError, match=message) as raised:
+        task_of(scale=scale).settled(opened(file)).check(opened(file), labelled=True)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"low": 5, "high": 1}, "tasks.degree: low 5.0 is not below high 1.0"),
+        ({"deviation": -1}, "tasks.degree: mean 0.0 and deviation -1.0"),
+        ({"low": "one"}, "tasks.degree.low"),
+    ],
+)
+def test_bad_settings_are_refused(values, message) -> None:
+    with pytest.raises(UserError, match=message):
+        task_of(**values)
