@@ -1,0 +1,188 @@
+"""How well two texts match (PaddlePALM's Match).
+
+    pointwise   [CLS] text_a [SEP] text_b [SEP]               match or not: two classes
+    pairwise    the same of text_a and text_b, and of         text_b should lead text_b_neg, by the
+                text_a and text_b_neg, both through one       sigmoid of a score: max(0, margin -
+                encoder and one head                          positive + negative)
+
+The label of a pair is one of two names; the second is the match (of 0 and 1 it is 1). Learned
+pairwise there is no label: text_b is the better text. Predictions, as PaddlePALM writes them:
+`label`, `logits` and `probs`; pairwise `probs`, that of text_b (and `probs_neg`, where there is a
+text_b_neg).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from palm_ds import label_values
+from palm_ds.backbone import Backbone
+from palm_ds.errors import UserError
+from palm_ds.example import Example, arrange, join
+from palm_ds.heads import ClassHead, Head
+from palm_ds.metrics.classes import accuracy, f1, matthews
+from palm_ds.task import Task, guess
+from palm_ds.text_heads import PairHead, rounded, sigmoid, softmax
+from palm_ds.text_task import ClassesTask, level, missing
+from palm_ds.texts import TableSource
+
+_COLUMNS = ("text_a", "text_b", "text_b_neg")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matching(ClassesTask):
+    """Whether, or how well, two texts match."""
+
+    strategy: Literal["pointwise", "pairwise"] = "pointwise"
+    """Learn from labelled pairs, or from a better and a worse text_b for one text_a."""
+    margin: float = 0.5
+    """Pairwise: by how much the better should lead; probabilities are compared."""
+    dropout: float = 0.1
+    """Of what the head reads, while training."""
+
+    def __post_init__(self) -> None:
+        most = 3 if self.pairwise else 2
+        if self.texts and not 2 <= len(self.texts) <= most:
+            raise UserError(
+                f"{self.where}.texts: {len(self.texts)} columns; {self.strategy} matching reads "
+                f"{', '.join(_COLUMNS[:most])}, or what stands for them"
+            )
+        if not 0 < self.margin <= 1:
+            raise UserError(f"{self.where}.margin: {self.margin} is not above 0 and at most 1")
+        if self.labels and self.pairwise:
+            raise UserError(f"{self.where}.labels: pairwise matching reads no labels; remove this")
+        if self.labels and len(set(self.labels)) != 2:
+            known = ", ".join(self.labels[:8]) + (", ..." if len(self.labels) > 8 else "")
+            raise UserError(
+                f"{self.where}: labels {known}; matching tells two apart, `kind: classification` "
+                "any number"
+            )
+
+    @property
+    def pairwise(self) -> bool:
+        return self.strategy == "pairwise"
+
+    def like(self, origin: Task) -> Matching:
+        """Learned in the way of the task whose head it shares."""
+        found = super().like(origin)
+        assert isinstance(origin, Matching)
+        if origin.strategy != self.strategy:
+            raise UserError(
+                f"{self.where}.share: {origin.name!r} matches {origin.strategy}, this one "
+                f"{self.strategy}"
+            )
+        return found
+
+    def settled(self, source: TableSource) -> Matching:
+        return self if self.pairwise else super().settled(source)
+
+    def check(self, source: TableSource, *, labelled: bool) -> None:
+        columns = self.columns_of(source)
+        if labelled and self.pairwise:
+            worse = self.texts[2] if len(self.texts) > 2 else _COLUMNS[2]
+            source.need(worse, self.where)
+            missing(source.column(columns[2]), source, worse)
+        elif labelled:
+            label_values.classes(self, source, strict=True)
+
+    def columns_of(self, source: TableSource) -> tuple[str, ...]:
+        """Two of them, or with a worse text three."""
+        columns = self.texts or _COLUMNS
+        worse = self.pairwise and len(columns) > 2 and columns[2] in source.columns
+        columns = columns[: 3 if worse else 2]
+        for column in columns:
+            source.need(column, self.where)
+        return columns
+
+    # -- pairwise: two texts that do not see one another --
+
+    def layout(  # type: ignore[override]
+        self, items: np.ndarray, uniform: np.ndarray, source: TableSource, room: int
+    ) -> np.ndarray:
+        """Pairwise (n, 5 or 7): length, 0, item, and of one pair or of both the tokens of each
+        text. A pair is cut to half a row, whatever it stands beside: its score is its own."""
+        if not self.pairwise:
+            return super().layout(items, uniform, source, room)
+        if 2 * self.max_length > room:
+            raise UserError(
+                f"{self.where}.max_length: two pairs of {self.max_length} tokens, but rows hold "
+                f"{room}; raise `length` to {2 * self.max_length} or lower it"
+            )
+        item = items[:, 0]
+        first, *others = (source.encoded(c).lengths[item] for c in self.columns_of(source))
+        most = (self.max_length or room // 2) - 3
+        kept = [level(np.stack([first, other], 1), most) for other in others]
+        total = np.sum([each.sum(1) + 3 for each in kept], 0)
+        return np.column_stack([total, np.zeros_like(total), item, *kept])
+
+    def example(  # type: ignore[override]
+        self, layout: np.ndarray, source: TableSource, rng: np.random.Generator
+    ) -> Example:
+        if not self.pairwise:
+            return super().example(layout, source, rng)
+        item = int(layout[2])
+        first, *others = (source.encoded(column) for column in self.columns_of(source))
+        tokens = layout[3:].reshape(-1, 2)
+        pairs = [
+            arrange([first.read(item, 0, int(a)), other.read(item, 0, int(b))], source.vocabulary)
+            for other, (a, b) in zip(others, tokens, strict=True)
+        ]
+        example = join(pairs)
+        example.item = item
+        return example
+
+    def label(self, example: Example, source: Any, rng: np.random.Generator) -> None:
+        if not self.pairwise:
+            target = self.targets(source)[example.item]
+            example.labels[self.name] = np.zeros(1, np.int64), np.array([max(target, 0)])
+            return
+        if len(example.parts) != len(self.columns_of(source)) - 1:
+            raise UserError(f"{self.where}: it arranges its pairs itself; name it first in a blend")
+        first = np.cumsum([0, *example.parts[:-1]])
+        example.labels[self.name] = first, (first == 0).astype(np.int64)
+        example.whole.add(self.name)
+
+    # -- what is learned and said of it --
+
+    def targets(self, source: TableSource) -> np.ndarray:
+        """Pointwise: (rows,) int64, 1 a match; -1 where the table has no label."""
+        return source.once(f"classes {self.name}", lambda: label_values.classes(self, source))
+
+    def head(self, backbone: Backbone) -> Head:
+        if self.pairwise:
+            return PairHead(backbone.width, margin=self.margin, dropout=self.dropout)
+        return ClassHead(backbone.width, 2, pooled=True, dropout=self.dropout)
+
+    def baseline(self, targets: np.ndarray, source: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Knowing how many match; pairwise, giving all texts the same score."""
+        if self.pairwise:
+            examples = np.ones(int(targets.sum()))
+            return self.margin * examples, 0.5 * examples
+        known = self.targets(source)
+        return guess(targets, np.bincount(known[known >= 0], minlength=2))
+
+    def decode(self, scores: np.ndarray, example: Example, source: Any) -> dict[str, Any]:
+        if not self.pairwise:
+            return {
+                "label": self.class_name(int(scores[0].argmax())),
+                "logits": rounded(scores[0]),
+                "probs": rounded(softmax(scores[0])),
+            }
+        return dict(zip(("probs", "probs_neg"), rounded(sigmoid(scores[:, 0])), strict=False))
+
+    def metrics(self, predictions: Mapping[int, dict[str, Any]], source: Any) -> dict[str, float]:
+        """Pointwise of the rows that have a label; pairwise how often the better text leads."""
+        if self.pairwise:
+            led = [p["probs"] > p["probs_neg"] for p in predictions.values() if "probs_neg" in p]
+            return {"accuracy": float(np.mean(led))} if led else {}
+        targets = self.targets(source)[list(predictions)]
+        found = np.array([self.labels.index(each["label"]) for each in predictions.values()])
+        known = targets >= 0
+        if not known.any():
+            return {}
+        both = found[known], targets[known]
+        return {"accuracy": accuracy(*both), "f1": f1(*both), "matthews": matthews(*both)}

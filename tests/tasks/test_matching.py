@@ -1,0 +1,255 @@
+"""Matching: pointwise as a classifier of pairs; pairwise two pairs through one tower."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import f1_score
+from torch.nn import functional as F  # noqa: N812
+from transformers import BertForSequenceClassification
+
+from palm_ds.errors import UserError
+from palm_ds.task import build
+from palm_ds.tasks.classification import Classification
+from palm_ds.tasks.matching import Matching
+from tests.text_tables import (
+    bert_config,
+    built_of,
+    feed_of,
+    learned,
+    model_of,
+    opened,
+    padded,
+    predictions,
+    same_weights,
+    small_tokenizer,
+    source_of,
+)
+
+TRIPLES = [
+    {"text_a": "so good ?", "text_b": "good", "text_b_neg": "bad bad"},
+    {"text_a": "x y", "text_b": "x", "text_b_neg": "very bads"},
+    {"text_a": "", "text_b": "z z z", "text_b_neg": "y"},
+]
+PAIRS = [
+    {"text_a": "so good", "text_b": "good", "label": "1"},
+    {"text_a": "x y", "text_b": "bad", "label": "0"},
+    {"text_a": "z", "text_b": "", "label": "1"},
+]
+
+
+def task_of(**values) -> Matching:
+    task = build("match", {"kind": "matching", "source": "s", **values})
+    assert isinstance(task, Matching)
+    return task
+
+
+def test_pointwise_is_a_classifier_of_pairs(tmp_path: Path) -> None:
+    source = source_of(tmp_path, PAIRS)
+    task = task_of().settled(source)
+    assert task.labels == ("0", "1")
+    theirs = BertForSequenceClassification(bert_config(num_labels=2)).eval()
+    model = model_of(task)
+    same_weights(model, theirs, "match")
+    rows = padded([(row["text_a"], row["text_b"]) for row in PAIRS])
+    with torch.no_grad():
+        expected = theirs(**rows.arguments, labels=torch.tensor([1, 0, 1]))
+    made = predictions(model, source, task)["match"]
+    for item, logits in enumerate(expected.logits):
+        assert list(made[item]) == ["label", "logits", "probs"]
+        assert made[item]["logits"] == pytest.approx(logits.tolist(), abs=1e-5)
+        assert made[item]["probs"] == pytest.approx(logits.softmax(-1).tolist(), abs=1e-5)
+        assert made[item]["label"] == str(int(logits.argmax()))
+    _, batch = built_of(feed_of(source, task))
+    with torch.no_grad():
+        output = model(batch)["match"]
+    torch.testing.assert_close(output.loss_sum / 3, expected.loss, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("margin", [0.5, 0.05])
+def test_pairwise_is_the_hinge_of_two_sigmoids(tmp_path: Path, margin: float) -> None:
+    source = source_of(tmp_path, TRIPLES)
+    task = task_of(strategy="pairwise", margin=margin).settled(source)
+    theirs = BertForSequenceClassification(bert_config(num_labels=1)).eval()
+    model = model_of(task)
+    same_weights(model, theirs, "match")
+    with torch.no_grad():
+        good, bad = (
+            theirs(**padded([(row["text_a"], row[name]) for row in TRIPLES]).arguments)
+            .logits[:, 0]
+            .sigmoid()
+            for name in ("text_b", "text_b_neg")
+        )
+    _, batch = built_of(feed_of(source, task))
+    assert batch.count("match") == 3
+    with torch.no_grad():
+        output = model(batch)["match"]
+    expected = F.margin_ranking_loss(good, bad, torch.ones(3), margin=margin, reduction="sum")
+    torch.testing.assert_close(output.loss_sum, expected, atol=1e-5, rtol=0)
+    assert output.correct == (good > bad).sum()
+    made = predictions(model, source, task)["match"]
+    for item in range(3):
+        assert made[item]["probs"] == pytest.approx(float(good[item]), abs=1e-5)
+        assert made[item]["probs_neg"] == pytest.approx(float(bad[item]), abs=1e-5)
+    led = float((good > bad).float().mean())
+    assert task.metrics(made, source) == {"accuracy": pytest.approx(led)}
+
+
+def test_the_score_of_a_pair_does_not_depend_on_a_worse_text(tmp_path: Path) -> None:
+    long = {"text_a": "x y " * 40, "text_b": "good " * 40, "text_b_neg": "bad " * 3}
+    triples = [*TRIPLES, long]
+    pairs = [{k: row[k] for k in ("text_a", "text_b")} for row in triples]
+    task = task_of(strategy="pairwise")
+    model = model_of(task)
+    with_worse = predictions(model, source_of(tmp_path, triples), task)["match"]
+    source = source_of(tmp_path, pairs)
+    task.check(source, labelled=False)
+    alone = predictions(model, source, task)["match"]
+    assert all(list(made) == ["probs"] for made in alone.values())
+    for item in range(4):
+        assert alone[item]["probs"] == pytest.approx(with_worse[item]["probs"], abs=1e-6)
+    assert task.metrics(alone, source) == {}
+
+
+def test_one_text_alone_has_no_loss_but_takes_part() -> None:
+    task = task_of(strategy="pairwise", dropout=0.0)
+    head = task.head(model_of(task).backbone)
+    rows = torch.randn(3, 16)
+    loss, correct = head(rows, torch.tensor([1, 0, 1]), torch.tensor([0, 0, 1]))
+    pair, _ = head(rows[:2], torch.tensor([1, 0]), torch.tensor([0, 0]))
+    assert loss == pair
+    assert correct <= 1
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in head.parameters())
+
+
+def test_both_pairs_are_apart_and_cut_alike(tmp_path: Path) -> None:
+    long = {"text_a": "x y " * 40, "text_b": "good " * 40, "text_b_neg": "bad " * 3}
+    source = source_of(tmp_path, [*TRIPLES, long])
+    built, batch = built_of(feed_of(source, task_of(strategy="pairwise"), room=40))
+    (example,) = (e for row in built for _, e in row if e.item == 3)
+    assert example.parts == (20, 3 + 14 + 3)
+    tokens = small_tokenizer().tokens(example.ids)
+    assert tokens[:10] == ["[CLS]", *["x", "y"] * 4, "x"]
+    assert (tokens[10], tokens[19], tokens[20], tokens[-4:]) == (
+        "[SEP]",
+        "[SEP]",
+        "[CLS]",
+        ["bad", "bad", "bad", "[SEP]"],
+    )
+    assert batch.longest == 20
+    at, target = example.labels["match"]
+    assert (at.tolist(), target.tolist()) == ([0, 20], [1, 0])
+
+
+def test_the_second_label_is_the_match(tmp_path: Path) -> None:
+    rows = [{**PAIRS[0], "label": x} for x in ("same", "other", "same", "unknown", "other")]
+    source = source_of(tmp_path, rows)
+    task = task_of(labels=["other", "same"])
+    found = ["same", "same", "other", "same", "other"]
+    scores = task.metrics({i: {"label": x} for i, x in enumerate(found)}, source)
+    assert scores["accuracy"] == 0.5
+    assert scores["f1"] == pytest.approx(f1_score([1, 0, 1, 0], [1, 1, 0, 0]))
+    assert task.metrics({3: {"label": "same"}}, source) == {}
+
+
+def test_knowing_nothing(tmp_path: Path) -> None:
+    task = task_of(strategy="pairwise", margin=0.4)
+    source = source_of(tmp_path, TRIPLES)
+    loss, right = task.baseline(np.array([1, 0, 1, 0]), source)
+    assert (loss.sum(), right.sum()) == pytest.approx((0.8, 1.0))
+    pointwise = task_of(labels=["0", "1"])
+    loss, right = pointwise.baseline(np.array([1, 0]), source_of(tmp_path, PAIRS))
+    assert loss == pytest.approx(-np.log([3 / 5, 2 / 5]))
+    assert right.tolist() == [1, 0]
+
+
+def test_pointwise_stands_in_a_blend(tmp_path: Path) -> None:
+    source = source_of(tmp_path, PAIRS)
+    first = build("kind", {"kind": "classification", "source": "s"})
+    assert isinstance(first, Classification)
+    first, second = first.settled(source), task_of().settled(source)
+    model = model_of(first, second)
+    both = predictions(model, source, first, second)
+    assert both["match"] == predictions(model, source, second)["match"]
+    assert both["kind"] == predictions(model, source, first)["kind"]
+
+
+def test_pairwise_arranges_its_own_texts(tmp_path: Path) -> None:
+    source = source_of(tmp_path, TRIPLES)
+    first = build("kind", {"kind": "classification", "source": "s", "labels": ["a", "b"]})
+    with pytest.raises(UserError, match="tasks.match: it arranges its pairs itself"):
+        built_of(feed_of(source, first, task_of(strategy="pairwise")))
+
+
+@pytest.mark.parametrize("strategy", ["pointwise", "pairwise"])
+def test_it_learns(tmp_path: Path, strategy: str) -> None:
+    words = "abcdef"
+    if strategy == "pairwise":
+        rows = [
+            {"text_a": x, "text_b": f"{y} good", "text_b_neg": f"{y} bad"}
+            for x in words
+            for y in words[:3]
+        ]
+    else:
+        rows = [
+            {"text_a": x, "text_b": y, "label": int(y == "good")}
+            for x in words
+            for y in ("good", "bad", "so")
+        ]
+    source = source_of(tmp_path, rows)
+    task = task_of(strategy=strategy, dropout=0.0).settled(source)
+    made = predictions(learned(source, task), source, task)["match"]
+    assert task.metrics(made, source)["accuracy"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("lines", "strategy", "message"),
+    [
+        ("text_a\tlabel\nx\t1\n", "pointwise", r"has no column 'text_b'"),
+        ("text_a\ttext_b\tlabel\nx\ty\t1\nx\ty\t2\n", "pointwise", r":3: label: no label '2'"),
+        ("text_a\ttext_b\nx\ty\n", "pointwise", r"has no column 'label'"),
+        ("text_a\ttext_b\nx\ty\n", "pairwise", r"has no column 'text_b_neg'"),
+        ("text_a\ttext_b\ttext_b_neg\nx\ty\tz\nx\ty\t\n", "pairwise", r":3: text_b_neg is empty"),
+    ],
+)
+def test_bad_rows_are_refused_with_their_place(tmp_path, lines, strategy, message) -> None:
+    file = tmp_path / "train.tsv"
+    file.write_text(lines)
+    values = {"labels": ["0", "1"]} if strategy == "pointwise" else {}
+    with pytest.raises(UserError, match=message) as raised:
+        task_of(strategy=strategy, **values).check(opened(file), labelled=True)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"strategy": "listwise"}, "tasks.match.strategy"),
+        ({"margin": 0}, "tasks.match.margin: 0.0 is not above 0"),
+        ({"margin": 2}, "tasks.match.margin: 2.0"),
+        ({"labels": ["a", "b", "c"]}, "matching tells two apart, `kind: classification`"),
+        ({"labels": ["a", "b"], "strategy": "pairwise"}, "pairwise matching reads no labels"),
+        ({"texts": ["q", "p", "n"]}, "tasks.match.texts: 3 columns; pointwise matching"),
+        ({"texts": ["q"], "strategy": "pairwise"}, "tasks.match.texts: 1 columns; pairwise"),
+    ],
+)
+def test_bad_settings_are_refused(values, message) -> None:
+    with pytest.raises(UserError, match=message):
+        task_of(**values)
+
+
+def test_two_pairs_must_fit_in_a_row(tmp_path: Path) -> None:
+    source = source_of(tmp_path, TRIPLES)
+    with pytest.raises(UserError, match="two pairs of 40 tokens, but rows hold 64; .* to 80"):
+        built_of(feed_of(source, task_of(strategy="pairwise", max_length=40)))
+
+
+def test_heads_are_shared_by_tasks_of_one_strategy() -> None:
+    origin = task_of(strategy="pairwise")
+    assert task_of(strategy="pairwise").like(origin).labels == ()
+    with pytest.raises(UserError, match="'match' matches pairwise, this one pointwise"):
+        task_of().like(origin)
