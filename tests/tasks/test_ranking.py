@@ -1,0 +1,165 @@
+"""Ranking by group: learned as pairs, scored as scikit-learn scores each group."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import average_precision_score, f1_score, ndcg_score
+from transformers import BertForSequenceClassification
+
+from palm_ds.errors import UserError
+from palm_ds.task import build
+from palm_ds.tasks.ranking import Ranking
+from tests.text_tables import (
+    bert_config,
+    built_of,
+    feed_of,
+    learned,
+    model_of,
+    opened,
+    padded,
+    predictions,
+    same_weights,
+    source_of,
+)
+
+ROWS = [
+    {"qid": 7, "text_a": "so ?", "text_b": "good", "label": 2},
+    {"qid": 7, "text_a": "so ?", "text_b": "bad x", "label": 0},
+    {"qid": 3, "text_a": "very ?", "text_b": "", "label": 1},
+]
+
+
+def task_of(**values) -> Ranking:
+    task = build("answers", {"kind": "ranking", "source": "s", **values})
+    assert isinstance(task, Ranking)
+    return task
+
+
+@pytest.mark.parametrize(("relevant_from", "labels"), [(1, [1, 0, 1]), (2, [1, 0, 0])])
+def test_pairs_are_classified_as_by_transformers(tmp_path: Path, relevant_from, labels) -> None:
+    source = source_of(tmp_path, ROWS)
+    task = task_of(relevant_from=relevant_from)
+    task.check(source, labelled=True)
+    theirs = BertForSequenceClassification(bert_config(num_labels=2)).eval()
+    model = model_of(task)
+    same_weights(model, theirs, "answers")
+    rows = padded([(row["text_a"], row["text_b"]) for row in ROWS])
+    with torch.no_grad():
+        expected = theirs(**rows.arguments, labels=torch.tensor(labels))
+    made = predictions(model, source, task)["answers"]
+    for item, logits in enumerate(expected.logits):
+        assert made[item]["logits"] == pytest.approx(logits.tolist(), abs=1e-5)
+        assert made[item]["probs"] == pytest.approx(logits.softmax(-1).tolist(), abs=1e-5)
+        assert made[item]["score"] == pytest.approx(float(logits[1] - logits[0]), abs=1e-5)
+        assert made[item]["label"] == int(logits.argmax())
+    assert json.loads(json.dumps(made[0])) == made[0]
+    _, batch = built_of(feed_of(source, task))
+    with torch.no_grad():
+        output = model(batch)["answers"]
+    torch.testing.assert_close(output.loss_sum / 3, expected.loss, atol=1e-5, rtol=0)
+
+
+def ranked_rows(groups: int, rng: np.random.Generator) -> list[dict]:
+    """Candidates of groups in a drawn order; the grades of some groups are all 0."""
+    rows = [
+        {"qid": f"q{group}", "text_a": f"{group}", "text_b": "x", "label": int(grade)}
+        for group in range(groups)
+        for grade in rng.integers(0, 1 if group % 4 == 0 else 4, rng.integers(2, 9))
+    ]
+    return [rows[i] for i in rng.permutation(len(rows))]
+
+
+@pytest.mark.parametrize("relevant_from", [1, 3])
+@pytest.mark.parametrize("by", ["qid", "text_a", "named"])
+def test_scores_are_those_of_each_group(tmp_path: Path, relevant_from: int, by: str) -> None:
+    rng = np.random.default_rng(2)
+    rows = ranked_rows(13, rng)
+    if by == "text_a":
+        rows = [{k: v for k, v in row.items() if k != "qid"} for row in rows]
+    task = task_of(relevant_from=relevant_from, k=3, group="qid" if by == "named" else "")
+    found = rng.normal(size=len(rows))
+    made = {i: {"score": x, "label": int(x > 0)} for i, x in enumerate(found)}
+    scores = task.metrics(made, source_of(tmp_path, rows))
+    expected = {"mrr": [], "map": [], "ndcg@3": []}
+    for group in range(13):
+        mine = [i for i, row in enumerate(rows) if row["text_a"] == str(group)]
+        grades = np.array([rows[i]["label"] for i in mine])
+        relevant = grades >= relevant_from
+        if grades.any():
+            expected["ndcg@3"].append(ndcg_score([grades], [found[mine]], k=3))
+        if relevant.any():
+            order = np.argsort(-found[mine])
+            expected["mrr"].append(1 / (1 + np.flatnonzero(relevant[order])[0]))
+            expected["map"].append(average_precision_score(relevant, found[mine]))
+    means = {name: float(np.mean(values)) for name, values in expected.items()}
+    relevant = [row["label"] >= relevant_from for row in rows]
+    assert list(scores) == ["mrr", "map", "ndcg@3", "f1"]
+    assert scores == pytest.approx(means | {"f1": f1_score(relevant, found > 0)})
+
+
+def test_rows_without_a_grade_are_ranked_but_not_scored(tmp_path: Path) -> None:
+    rows = [{k: v for k, v in row.items() if k != "label"} for row in ROWS]
+    source = source_of(tmp_path, rows)
+    task_of().check(source, labelled=False)
+    made = predictions(model_of(task_of()), source, task_of())["answers"]
+    assert sorted(made) == [0, 1, 2]
+    assert task_of().metrics(made, source) == {}
+
+
+def test_knowing_how_many_are_relevant_is_the_baseline(tmp_path: Path) -> None:
+    loss, right = task_of().baseline(np.array([1, 0]), source_of(tmp_path, ROWS))
+    assert loss == pytest.approx(-np.log([3 / 5, 2 / 5]))
+    assert right.tolist() == [1, 0]
+
+
+def test_it_learns(tmp_path: Path) -> None:
+    rows = [
+        {"qid": q, "text_a": q, "text_b": f"{q} {x}", "label": int(x == "good")}
+        for q in "abcdefg"
+        for x in ("bad", "good", "so")
+    ]
+    source = source_of(tmp_path, rows)
+    task = task_of(dropout=0.0)
+    scores = task.metrics(predictions(learned(source, task), source, task)["answers"], source)
+    assert scores["mrr"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("qid\ttext_a\ttext_b\tlabel\n1\tx\ty\t0\n1\tx\tz\t-1\n", r":3: label: -1 is below 0"),
+        ("qid\ttext_a\ttext_b\tlabel\n1\tx\ty\tyes\n", r":2: label: 'yes' is not a number"),
+        ("qid\ttext_a\tlabel\n1\tx\t0\n", r"tasks.answers: .* has no column 'text_b'"),
+        ("qid\ttext_a\ttext_b\n1\tx\ty\n", r"tasks.answers: .* has no column 'label'"),
+        ("text_a\ttext_b\tlabel\n\ty\t0\n", r":2: text_a is empty"),
+    ],
+)
+def test_bad_rows_are_refused_with_their_place(tmp_path, lines, message) -> None:
+    file = tmp_path / "train.tsv"
+    file.write_text(lines)
+    with pytest.raises(UserError, match=message) as raised:
+        task_of().check(opened(file), labelled=True)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"k": 0}, "tasks.answers.k: 0; nDCG looks at 1 candidate"),
+        ({"relevant_from": 0}, "tasks.answers.relevant_from: 0.0; 0 is irrelevant"),
+        ({"texts": ["text_b"]}, "tasks.answers.texts: name two columns"),
+    ],
+)
+def test_bad_settings_are_refused(values, message) -> None:
+    with pytest.raises(UserError, match=message):
+        task_of(**values)
+
+
+def test_a_group_column_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="tasks.answers: .* has no column 'question'"):
+        task_of(group="question").check(source_of(tmp_path, ROWS), labelled=False)
