@@ -69,7 +69,7 @@ class Matching(ClassesTask):
     def like(self, origin: Task) -> Matching:
         """Learned in the way of the task whose head it shares."""
         found = super().like(origin)
-        assert isinstance(origin, Matching)
+        assert isinstance(found, Matching) and isinstance(origin, Matching)
         if origin.strategy != self.strategy:
             raise UserError(
                 f"{self.where}.share: {origin.name!r} matches {origin.strategy}, this one "

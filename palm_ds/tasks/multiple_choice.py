@@ -1,0 +1,216 @@
+"""Which of several choices goes with a text: a question and its answers, a beginning and its ends.
+
+[CLS] text_a [SEP] (text_b [SEP]) choice [SEP] for each choice; none sees another. Each gets a
+score, and a softmax over those of the question says which is right. Questions may have differing
+numbers of choices. Predictions: `label`, as the labels of the file are written, and `logits` and
+`probs`, one a choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from palm_ds import label_values
+from palm_ds.backbone import Backbone
+from palm_ds.errors import UserError
+from palm_ds.example import Example, arrange, join
+from palm_ds.metrics.classes import accuracy
+from palm_ds.text_heads import ChoiceHead, rounded, softmax
+from palm_ds.text_task import TextTask, level
+from palm_ds.texts import Encoded, TableSource, encode
+
+_FEWEST = 8  # tokens of a choice with its text; of less nothing can be told
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultipleChoice(TextTask):
+    """One of the choices of a row."""
+
+    choices: str = "choices"
+    """The column of the choices."""
+    answers: Literal["", "number", "letter", "text"] = ""
+    """What a label is: the number of a choice, its letter (A, B, ...), or the choice itself; by
+    default what fits the training rows."""
+    count_from: int = -1
+    """The number of the first choice; by default 0, or 1 where the training rows say so."""
+    dropout: float = 0.1
+    """Of what the head reads, while training."""
+
+    def settled(self, source: TableSource) -> MultipleChoice:
+        """With how the labels of the training rows are written."""
+        self.columns_of(source)
+        source.need(self.label_column, self.where)
+        labels = [str(value) for value in source.column(self.label_column)]
+        answers = self.answers or _written(labels)
+        first = self.count_from
+        if first < 0:
+            numbers = [int(x) if x.isdecimal() else -1 for x in labels]
+            last = [x == len(c) for x, c in zip(numbers, self._choices(source), strict=True)]
+            first = int(answers == "number" and 0 not in numbers and any(last))
+        return replace(self, answers=answers, count_from=first)
+
+    def check(self, source: TableSource, *, labelled: bool) -> None:
+        self.columns_of(source)
+        for item, choices in enumerate(self._choices(source)):
+            several = isinstance(choices, list) and len(choices) > 1
+            if not several or not all(isinstance(choice, str) for choice in choices):
+                raise UserError(
+                    f"{source.where(item)}: {self.choices}: expected a list of two texts or more, "
+                    f"got {choices!r}"
+                )
+        for item in range(len(source)) if labelled else ():
+            self._right(source, item)
+
+    def columns_of(self, source: TableSource) -> tuple[str, ...]:
+        source.need(self.choices, self.where)
+        return super().columns_of(source)
+
+    def _choices(self, source: TableSource) -> list[list[str]]:
+        return source.column(self.choices)
+
+    # -- labels --
+
+    def targets(self, source: TableSource) -> np.ndarray:
+        """(rows,) int64: the right choice, from 0; -1 where a row has no label that is one."""
+        return source.once(f"choices of {self.name}", lambda: self._targets(source))
+
+    def _targets(self, source: TableSource) -> np.ndarray:
+        if self.label_column not in source.columns:
+            return np.full(len(source), -1)
+        pairs = zip(source.column(self.label_column), self._choices(source), strict=True)
+        return np.array([self._number(label, choices) for label, choices in pairs], np.int64)
+
+    def _number(self, label: Any, choices: list[str]) -> int:
+        """Which choice a label is; -1: none."""
+        text = str(label).strip()
+        if self.answers == "text":
+            stripped = [choice.strip() for choice in choices]
+            return stripped.index(text) if text in stripped else -1
+        if self.answers == "letter":
+            letter = len(text) == 1 and "A" <= text.upper() <= "Z"
+            number = ord(text.upper()) - ord("A") if letter else -1
+        else:
+            number = int(text) - self.count_from if text.isdecimal() else -1
+        return number if 0 <= number < len(choices) else -1
+
+    def _right(self, source: TableSource, item: int) -> None:
+        """Raises UserError where a row's label is none of its choices."""
+        source.need(self.label_column, self.where)
+        label, choices = source.column(self.label_column)[item], self._choices(source)[item]
+        label_values.one_value(label, self, source, item)
+        if self._number(label, choices) < 0:
+            known = [self._name(number, choices) for number in (0, len(choices) - 1)]
+            between = " or " if len(choices) == 2 else " to "
+            wanted = "one of them" if self.answers == "text" else between.join(known)
+            raise UserError(
+                f"{source.where(item)}: {self.label_column}: {str(label)!r} is none of the row's "
+                f"{len(choices)} choices; {self.where} wants {wanted}"
+            )
+
+    def _name(self, number: int, choices: list[str]) -> str:
+        """A choice as labels are written."""
+        if self.answers == "text":
+            return choices[number]
+        first = max(self.count_from, 0)
+        return chr(ord("A") + number) if self.answers == "letter" else str(number + first)
+
+    # -- examples --
+
+    def _encoded(self, source: TableSource) -> tuple[Encoded, np.ndarray]:
+        """All choices of all rows, and (rows + 1,) where those of each begin."""
+        return source.once(f"encoded {self.choices}", lambda: self._encode(source))
+
+    def _encode(self, source: TableSource) -> tuple[Encoded, np.ndarray]:
+        every = self._choices(source)
+        starts = np.cumsum([0, *map(len, every)])
+        return encode([choice for row in every for choice in row], source.tokenizer), starts
+
+    def layout(  # type: ignore[override]
+        self, items: np.ndarray, uniform: np.ndarray, source: TableSource, room: int
+    ) -> np.ndarray:
+        """(n, 3 + most choices): length, 0, item, tokens of each choice with its texts.
+
+        The choices of a question share a row; where they are too long, the longest are cut."""
+        item = items[:, 0]
+        encoded, starts = self._encoded(source)
+        columns = self.columns_of(source)
+        lengths = np.stack([source.encoded(column).lengths for column in columns])
+        shared = lengths.sum(0) + 2 + len(columns)
+        number = np.diff(starts)
+        places = np.arange(number.max()) < number[item][:, None]  # (n, choices) which there are
+        whole = np.zeros(places.shape, np.int64)
+        nth = np.minimum(starts[item][:, None] + np.arange(number.max()), len(encoded.lengths) - 1)
+        whole[places] = (shared[item][:, None] + encoded.lengths[nth])[places]
+        kept = level(np.minimum(whole, self.room(room)), room)
+        for row in np.flatnonzero(((kept < np.minimum(whole, _FEWEST)) & places).any(1)):
+            raise UserError(
+                f"{source.where(item[row])}: {number[item[row]]} choices leave each less than "
+                f"{_FEWEST} tokens of a row of {room}; raise `length`"
+            )
+        total = kept.sum(1)
+        return np.column_stack([total, np.zeros_like(total), item, kept])
+
+    def example(  # type: ignore[override]
+        self, layout: np.ndarray, source: TableSource, rng: np.random.Generator
+    ) -> Example:
+        item = int(layout[2])
+        encoded, starts = self._encoded(source)
+        texts = [source.encoded(column) for column in self.columns_of(source)]
+        parts = []
+        for choice, tokens in zip(range(starts[item], starts[item + 1]), layout[3:], strict=False):
+            lengths = [*(text.lengths[item] for text in texts), encoded.lengths[choice]]
+            *kept, last = level(np.array([lengths]), tokens - 1 - len(lengths))[0].tolist()
+            pieces = [text.read(item, 0, many) for text, many in zip(texts, kept, strict=True)]
+            pieces.append(encoded.read(choice, 0, last))
+            parts.append(arrange(pieces, source.vocabulary, [0, *[1] * len(texts)]))
+        example = join(parts)
+        example.item = item
+        return example
+
+    def label(self, example: Example, source: Any, rng: np.random.Generator) -> None:
+        if len(example.parts) != len(self._choices(source)[example.item]):
+            raise UserError(
+                f"{self.where}: it arranges its choices itself; name it first in a blend"
+            )
+        right = max(self.targets(source)[example.item], 0)
+        first = np.cumsum([0, *example.parts[:-1]])
+        example.labels[self.name] = first, (np.arange(len(first)) == right).astype(np.int64)
+        example.whole.add(self.name)
+
+    # -- what is learned and said of it --
+
+    def head(self, backbone: Backbone) -> ChoiceHead:
+        return ChoiceHead(backbone.width, dropout=self.dropout)
+
+    def baseline(self, targets: np.ndarray, source: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Choosing at random, one a question: what that is on average over the source's."""
+        number = np.diff(self._encoded(source)[1])
+        questions = np.ones(int(targets.sum()))
+        return np.log(number).mean() * questions, (1 / number).mean() * questions
+
+    def decode(self, scores: np.ndarray, example: Example, source: Any) -> dict[str, Any]:
+        logits = scores[:, 0]
+        choices = self._choices(source)[example.item]
+        return {
+            "label": self._name(int(logits.argmax()), choices),
+            "logits": rounded(logits),
+            "probs": rounded(softmax(logits)),
+        }
+
+    def metrics(self, predictions: Mapping[int, dict[str, Any]], source: Any) -> dict[str, float]:
+        """Over the rows that have a label; none, none."""
+        targets = self.targets(source)[list(predictions)]
+        found = np.array([np.argmax(each["logits"]) for each in predictions.values()])
+        known = targets >= 0
+        return {"accuracy": accuracy(found[known], targets[known])} if known.any() else {}
+
+
+def _written(labels: list[str]) -> Literal["number", "letter", "text"]:
+    """How labels are written."""
+    if all(label.isdecimal() for label in labels):
+        return "number"
+    return "letter" if all(len(x) == 1 and "A" <= x.upper() <= "Z" for x in labels) else "text"

@@ -1,0 +1,248 @@
+"""Multiple choice: equal to BertForMultipleChoice; questions of any number of choices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F  # noqa: N812
+from transformers import BertForMultipleChoice
+
+from palm_ds.errors import UserError
+from palm_ds.task import build
+from palm_ds.tasks.multiple_choice import MultipleChoice
+from palm_ds.text_heads import ChoiceHead
+from tests.text_tables import (
+    bert_config,
+    built_of,
+    feed_of,
+    learned,
+    model_of,
+    padded,
+    predictions,
+    same_weights,
+    small_tokenizer,
+    source_of,
+)
+
+ROWS = [
+    {"text_a": "so ?", "choices": ["good", "bad x", "y"], "label": 1},
+    {"text_a": "very bads ?", "choices": ["a b c", "x"], "label": 0},
+    {"text_a": "", "choices": ["z", "", "y", "w v"], "label": 3},
+]
+
+
+def task_of(**values) -> MultipleChoice:
+    task = build("exam", {"kind": "multiple_choice", "source": "s", **values})
+    assert isinstance(task, MultipleChoice)
+    return task
+
+
+def test_logits_and_loss_are_those_of_transformers(tmp_path: Path) -> None:
+    source = source_of(tmp_path, ROWS)
+    task = task_of().settled(source)
+    task.check(source, labelled=True)
+    theirs = BertForMultipleChoice(bert_config()).eval()
+    model = model_of(task)
+    same_weights(model, theirs, "exam")
+    made = predictions(model, source, task)["exam"]
+    losses, right = [], 0
+    for item, row in enumerate(ROWS):  # theirs wants as many choices of all questions of a batch
+        rows = padded([(row["text_a"], choice) for choice in row["choices"]])
+        arguments = {name: values[None] for name, values in rows.arguments.items()}
+        with torch.no_grad():
+            expected = theirs(**arguments, labels=torch.tensor([row["label"]]))
+        logits = expected.logits[0]
+        assert made[item]["logits"] == pytest.approx(logits.tolist(), abs=1e-5)
+        assert made[item]["probs"] == pytest.approx(logits.softmax(-1).tolist(), abs=1e-5)
+        assert made[item]["label"] == str(int(logits.argmax()))
+        losses.append(expected.loss)
+        right += int(logits.argmax()) == row["label"]
+    _, batch = built_of(feed_of(source, task))
+    assert batch.count("exam") == 3
+    with torch.no_grad():
+        output = model(batch)["exam"]
+    torch.testing.assert_close(output.loss_sum, torch.stack(losses).sum(), atol=1e-5, rtol=0)
+    assert output.correct == right
+    assert task.metrics(made, source) == {"accuracy": pytest.approx(right / 3)}
+
+
+def test_the_loss_of_ragged_groups_is_that_of_each() -> None:
+    torch.manual_seed(2)
+    head = ChoiceHead(8)
+    rows = torch.randn(12, 8, requires_grad=True)
+    sizes, right = [3, 2, 1, 6], [2, 0, 0, 4]
+    groups = torch.repeat_interleave(torch.arange(4), torch.tensor(sizes))
+    targets = torch.cat([F.one_hot(torch.tensor(r), s) for r, s in zip(right, sizes, strict=True)])
+    loss, correct = head(rows, targets, groups)
+    scores = head.out(rows)[:, 0].split(sizes)
+    each = [F.cross_entropy(s[None], torch.tensor([r])) for s, r in zip(scores, right, strict=True)]
+    torch.testing.assert_close(loss, torch.stack(each).sum())
+    assert correct == sum(int(s.argmax()) == r for s, r in zip(scores, right, strict=True))
+    mine, theirs = (torch.autograd.grad(x, rows, retain_graph=True)[0] for x in (loss, sum(each)))
+    torch.testing.assert_close(mine, theirs)
+
+
+def test_equal_scores_are_decided_for_the_first_in_training_and_prediction() -> None:
+    head = ChoiceHead(4)
+    rows, groups = torch.ones(4, 4), torch.tensor([0, 0, 1, 1])
+    assert head(rows, torch.tensor([1, 0, 0, 1]), groups).correct == 1
+    task = task_of(answers="number", count_from=0)
+    scores = head.logits(rows, groups)[:2].detach().numpy()
+    assert np.argmax(scores[:, 0]) == 0
+    assert task._name(0, ["a", "b"]) == "0"
+
+
+@pytest.mark.parametrize(
+    ("labels", "answers", "count_from", "targets"),
+    [
+        ([1, 0, 3], "number", 0, [1, 0, 3]),
+        ([2, 1, 4], "number", 1, [1, 0, 3]),
+        ([2, 1, 3], "number", 0, [2, 1, 3]),
+        (["B", "a", "D"], "letter", 0, [1, 0, 3]),
+        (["bad x", "a b c", " w v"], "text", 0, [1, 0, 3]),
+    ],
+)
+def test_labels_are_read_and_written_as_in_the_file(
+    tmp_path, labels, answers, count_from, targets
+) -> None:
+    rows = [{**row, "label": label} for row, label in zip(ROWS, labels, strict=True)]
+    source = source_of(tmp_path, rows)
+    task = task_of().settled(source)
+    assert (task.answers, task.count_from) == (answers, count_from)
+    assert task.targets(source).tolist() == targets
+    task.check(source, labelled=True)
+    written = predictions(model_of(task), source, task)["exam"]
+    for item, row in enumerate(ROWS):
+        best = int(np.argmax(written[item]["logits"]))
+        names = {
+            "number": str(best + count_from),
+            "letter": "ABCD"[best],
+            "text": row["choices"][best],
+        }
+        assert written[item]["label"] == names[answers]
+    assert task.settled(source) == task
+
+
+def test_what_a_recipe_says_of_labels_is_kept(tmp_path: Path) -> None:
+    source = source_of(tmp_path, [{**ROWS[0], "choices": ["3", "1", "2"], "label": 1}])
+    assert task_of(answers="text").settled(source).targets(source).tolist() == [1]
+    source = source_of(tmp_path, [{**ROWS[0], "choices": ["3", "1", "2"], "label": 1}])
+    assert task_of(count_from=1).settled(source).targets(source).tolist() == [0]
+
+
+def test_too_long_choices_are_cut_and_none_is_lost(tmp_path: Path) -> None:
+    rows = [
+        {"text_a": "x " * 100, "choices": ["a " * 50, "b", "c " * 9], "label": 2},
+        {"text_a": "x " * 4, "choices": ["a " * 50, "b"], "label": 1},
+        ROWS[0],
+    ]
+    source = source_of(tmp_path, rows)
+    task = task_of().settled(source)
+    built, batch = built_of(feed_of(source, task, room=60))
+    parts = {e.item: e.parts for row in built for _, e in row}
+    assert parts == {0: (20, 20, 20), 1: (52, 8), 2: (6, 7, 6)}  # short ones are left whole
+    (example,) = (e for row in built for _, e in row if e.item == 0)
+    tokens = small_tokenizer().tokens(example.ids)
+    assert tokens[20:40] == ["[CLS]", *["x"] * 16, "[SEP]", "b", "[SEP]"]
+    assert example.segments[20:40].tolist() == [0] * 18 + [1] * 2
+    assert batch.count("exam") == 3
+    assert example.labels["exam"][1].tolist() == [0, 0, 1]
+
+
+def test_a_second_text_stands_before_the_choice(tmp_path: Path) -> None:
+    rows = [{"text_a": "x", "text_b": "y ?", "choices": ["a", "b"], "label": 0}]
+    source = source_of(tmp_path, rows)
+    built, _ = built_of(feed_of(source, task_of().settled(source)))
+    tokens = small_tokenizer().tokens(built[0][0][1].ids)
+    assert tokens[:8] == ["[CLS]", "x", "[SEP]", "y", "?", "[SEP]", "a", "[SEP]"]
+
+
+def test_choices_without_a_label_are_predicted(tmp_path: Path) -> None:
+    rows = [{k: v for k, v in row.items() if k != "label"} for row in ROWS]
+    source = source_of(tmp_path, rows)
+    task = task_of(answers="letter")
+    task.check(source, labelled=False)
+    made = predictions(model_of(task), source, task)["exam"]
+    assert [len(made[item]["probs"]) for item in range(3)] == [3, 2, 4]
+    assert all(made[item]["label"] in "ABCD" for item in range(3))
+    assert task.metrics(made, source) == {}
+
+
+def test_choosing_at_random_is_the_baseline(tmp_path: Path) -> None:
+    source = source_of(tmp_path, ROWS)
+    task = task_of().settled(source)
+    _, batch = built_of(feed_of(source, task))
+    loss, right = task.baseline(batch.labels["exam"][1].numpy(), source)
+    assert loss.sum() == pytest.approx(np.log(3 * 2 * 4))
+    assert right.sum() == pytest.approx(1 / 3 + 1 / 2 + 1 / 4)
+
+
+def test_it_learns(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = []
+    for text in "abcdefghijkl":
+        choices = ["good", *rng.choice(["bad", "so", "very"], rng.integers(1, 4), replace=False)]
+        order = rng.permutation(len(choices))
+        rows.append(
+            {
+                "text_a": text,
+                "choices": [choices[i] for i in order],
+                "label": int(np.flatnonzero(order == 0)[0]),
+            }
+        )
+    source = source_of(tmp_path, rows)
+    task = task_of(dropout=0.0).settled(source)
+    made = predictions(learned(source, task), source, task)["exam"]
+    assert task.metrics(made, source) == {"accuracy": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("row", "values", "message"),
+    [
+        (
+            {"label": 4},
+            {"count_from": 0},
+            r":2: label: '4' is none of the row's 3 choices; .* 0 to 2",
+        ),
+        ({"label": 0}, {"count_from": 1}, r":2: label: '0' is none .* wants 1 to 3"),
+        ({"label": "D"}, {"answers": "letter"}, r":2: label: 'D' is none .* wants A to C"),
+        ({"label": "maybe"}, {"answers": "text"}, r":2: label: 'maybe' .* wants one of them"),
+        ({"label": ["0", "1"]}, {}, r":2: label: 2 labels"),
+    ],
+)
+def test_bad_rows_are_refused_with_their_place(tmp_path, row, values, message) -> None:
+    good = {"text_a": "x", "choices": ["no", "yes", "so"]}
+    label = {"letter": "A", "text": "no"}.get(values.get("answers"), 1)
+    source = source_of(tmp_path, [{**good, "label": label}, {**good, **row}])
+    task = task_of(**{"answers": "number", "count_from": 0} | values)
+    with pytest.raises(UserError, match=message) as raised:
+        task.check(source, labelled=True)
+    assert "\n" not in str(raised.value)
+
+
+def test_columns_that_are_not_there_are_named(tmp_path: Path) -> None:
+    source = source_of(tmp_path, [{"text_a": "x", "label": 1}])
+    with pytest.raises(UserError, match="tasks.exam: .* has no column 'choices'"):
+        task_of().settled(source)
+    source = source_of(tmp_path, [{"text_a": "x", "choices": ["a", "b"]}])
+    with pytest.raises(UserError, match="tasks.exam: .* has no column 'label'"):
+        task_of().settled(source)
+    with pytest.raises(UserError, match="tasks.exam: .* has no column 'label'"):
+        task_of(answers="number").check(source, labelled=True)
+
+
+def test_choices_that_leave_no_room_are_refused_with_their_place(tmp_path: Path) -> None:
+    rows = [ROWS[0], {"text_a": "x " * 9, "choices": ["a b c"] * 9, "label": 0}]
+    source = source_of(tmp_path, rows)
+    with pytest.raises(UserError, match=r":2: 9 choices leave each less than 8 tokens of a row of"):
+        built_of(feed_of(source, task_of().settled(source), room=64))
+
+
+def test_it_arranges_its_own_texts(tmp_path: Path) -> None:
+    source = source_of(tmp_path, ROWS)
+    first = build("kind", {"kind": "classification", "source": "s", "labels": ["a", "b"]})
+    with pytest.raises(UserError, match="tasks.exam: it arranges its choices itself"):
+        built_of(feed_of(source, first, task_of().settled(source)))
