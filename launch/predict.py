@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from palm_ds.errors import UserError, exit_on_user_error
+from palm_ds.errors import exit_on_user_error
 
 if TYPE_CHECKING:
     from palm_ds.predicting import Report
@@ -50,11 +50,12 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     args = arguments()
     with exit_on_user_error():
-        columns = columns_of(args.columns)
         from palm_ds.outputs import check_output
         from palm_ds.predicting import Job, predict_files
         from palm_ds.predictor import BATCH_TOKENS, open_predictor
+        from palm_ds.reader.options import columns_of
 
+        columns = columns_of(args.columns)
         check_output(args.output)
         group, device = processes(args.device)
         predictor = open_predictor(
@@ -77,15 +78,6 @@ def main() -> int:
             show(report, args.output, group.world)
         return 0
     return 2
-
-
-def columns_of(texts: list[str]) -> dict[str, str | int]:
-    """{role: column} of role=name; a column without a name by its number."""
-    for text in texts:
-        if "=" not in text:
-            raise UserError(f"--columns {text!r}: expected ROLE=NAME, such as text_a=sentence")
-    pairs = [text.split("=", 1) for text in texts]
-    return {role: int(name) if name.lstrip("-").isdecimal() else name for role, name in pairs}
 
 
 def processes(device: str) -> tuple[Any, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from palm_ds.formats.own import INFO, WEIGHTS, WeightsInfo
 from palm_ds.formats.publish import publish
 from palm_ds.formats.tensor_files import held
 from palm_ds.heads import ClassHead, MaskedWordHead
+from palm_ds.hf_head import HeadTaken
 from palm_ds.model import Model
 from palm_ds.run import Recipe
 
@@ -105,6 +106,7 @@ def export_hf(
     tokenizer: SavesFiles | None = None,
     task_id: int = 0,
     token_heads: Sequence[str] = (),
+    head: HeadTaken | None = None,
     made: Made | None = None,
 ) -> None:
     """Write a folder that AutoModel, AutoModelForMaskedLM and AutoTokenizer open.
@@ -114,14 +116,20 @@ def export_hf(
     classes; the heads of other tasks have no place there. Hugging Face fills in task 0 where a
     caller gives none: rows 0 and `task_id` of the task table change places, so that this is the
     task of your choice. `token_heads`: those that do not read whole texts (a Model knows its own).
-    `made`: what a README.md says; none: there is none. formats.huggingface_writer does more.
+    `head`: one over classes that goes with it in place of those (AutoModelForSequenceClassification
+    opens it then, or what else it is). `made`: what a README.md says; none: there is none. formats.huggingface_writer does more.
     """
     tensors = _state(state)
     if isinstance(state, Model):
         token_heads = token_heads_of(state)
     heads = own.heads_of({name: tuple(x.shape) for name, x in tensors.items()}, token_heads)
     entries = {name: held(name, tensor) for name, tensor in tensors.items()}
-    planned = plan(entries, config, heads, Target(task_id=task_id))
+    target = Target(task_id=task_id)
+    if head:
+        heads[head.name] = replace(heads[head.name], labels=head.labels)
+        target = Target(task_id=head.task_id, head=head.name, head_class=head.head_class)
+    planned = plan(entries, config, heads, target)
+    planned = replace(planned, about={**planned.about, **(head.about if head else {})})
     card = model_card(planned, made) if made else ""
     publish(folder, lambda part: write(planned, part, tokenizer=tokenizer, card=card))
 

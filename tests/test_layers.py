@@ -13,7 +13,7 @@ import pytest
 
 LAYERS = (
     ("errors", "keyed"),
-    ("budget", "unpack", "transfer", "optim"),
+    ("budget", "unpack", "transfer", "optim", "children"),
     (
         "settings",
         "example",
@@ -46,13 +46,14 @@ LAYERS = (
     ("label_values",),
     ("pretrain", "tasks"),
     ("run", "feed", "model", "log", "curves", "proof"),
+    ("hf_head",),
     ("weights", "report", "predict", "stream", "example_stream", "convert", "outputs", "judge"),
     ("evaluate",),
     ("assemble", "extend", "fill_mask", "edit", "best"),
     ("folder", "inspect_stream", "predictor"),
     ("predicting",),
     ("loop",),
-    ("train", "ablate"),
+    ("train", "ablate", "suite"),
     ("command", "api"),
 )
 """Bottom to top. A package (corpus, pretrain, ...) has one place as a whole."""

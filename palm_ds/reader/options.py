@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from palm_ds.errors import UserError, suggest
@@ -80,3 +80,13 @@ class TableSettings:
                 )
         if not self.tag_delimiter:
             raise UserError("tag_delimiter: empty; give what stands between two tokens of a cell")
+
+
+def columns_of(texts: Sequence[str]) -> dict[str, str | int]:
+    """{role: column} of `role=name`, as a person types them; a column without a name by its number,
+    none for `role=`."""
+    for text in texts:
+        if "=" not in text:
+            raise UserError(f"columns: {text!r}: expected ROLE=NAME, such as text_a=sentence")
+    pairs = [text.split("=", 1) for text in texts]
+    return {role: int(name) if name.lstrip("-").isdecimal() else name for role, name in pairs}
