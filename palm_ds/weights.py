@@ -117,7 +117,8 @@ def export_hf(
     caller gives none: rows 0 and `task_id` of the task table change places, so that this is the
     task of your choice. `token_heads`: those that do not read whole texts (a Model knows its own).
     `head`: one over classes that goes with it in place of those (AutoModelForSequenceClassification
-    opens it then, or what else it is). `made`: what a README.md says; none: there is none. formats.huggingface_writer does more.
+    opens it then, or what else it is). `made`: what a README.md says; none: there is none.
+    formats.huggingface_writer does more.
     """
     tensors = _state(state)
     if isinstance(state, Model):
