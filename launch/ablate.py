@@ -11,14 +11,12 @@ Each run is a launch/pretrain.py of its own. The same command goes on where it w
 from __future__ import annotations
 
 import argparse
-import shlex
-import shutil
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
-from palm_ds.errors import UserError, exit_on_user_error
+from palm_ds.children import interrupt, launcher_of
+from palm_ds.errors import exit_on_user_error
 
 PRETRAIN = Path(__file__).resolve().with_name("pretrain.py")
 
@@ -84,22 +82,6 @@ def main() -> int:
         say(f"also in {ablation.out / 'ablation.md'} and ablation.json")
         return 0
     return 2
-
-
-def launcher_of(text: str) -> list[str]:
-    """The words of --launcher; this python where it is empty."""
-    try:
-        words = shlex.split(text) or [sys.executable]
-    except ValueError as error:
-        raise UserError(f"--launcher {text!r}: {error}") from None
-    if shutil.which(words[0]) is None:
-        raise UserError(f"--launcher: there is no program {words[0]!r}")
-    return words
-
-
-def interrupt(number: int, frame: Any) -> None:
-    """As Ctrl-C does."""
-    raise KeyboardInterrupt
 
 
 def say(text: str) -> None:

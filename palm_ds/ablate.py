@@ -10,19 +10,16 @@ not run again, one that was interrupted goes on.
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import yaml
 
 from palm_ds.assemble import open_data, settle
 from palm_ds.budget import read_amount
+from palm_ds.children import run_alone
 from palm_ds.errors import UserError, suggest
 from palm_ds.folder import Run, check_folder
 from palm_ds.log import FILE, read_metrics
@@ -32,8 +29,6 @@ from palm_ds.run import Recipe, make_recipe, read_values
 
 SCHEDULES = ("sequential", "joint", "continual")
 """What is compared unless said otherwise."""
-_PATIENCE_SECONDS = 120
-"""For a run that was asked to stop, to save and leave."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,34 +148,6 @@ def run_all(
             raise UserError(
                 f"{variant.name}: the run stopped before its end; the same command goes on with it"
             )
-
-
-def run_alone(command: Sequence[str]) -> int:
-    """A command in a session of its own; its exit code. Interrupted, it asks the processes once, as
-    a terminal does, to stop, waits until they have saved and left, and is interrupted itself."""
-    child = subprocess.Popen(command, start_new_session=True)
-    try:
-        return child.wait()
-    except KeyboardInterrupt:
-        _stop(child)
-        raise
-
-
-def _stop(child: subprocess.Popen[bytes]) -> None:
-    """A launcher may leave before the processes it started: all are waited for."""
-    try:
-        launcher = psutil.Process(child.pid)
-        family = [launcher, *launcher.children(recursive=True)]
-        os.killpg(child.pid, signal.SIGINT)
-    except (psutil.NoSuchProcess, ProcessLookupError):
-        return
-    left = family
-    try:
-        _, left = psutil.wait_procs(family, timeout=_PATIENCE_SECONDS)
-    finally:  # a second interrupt does not wait
-        for process in left:
-            if process.is_running():
-                process.kill()
 
 
 # The table -------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ LAYERS = (
         "windows",
     ),
     ("tokenizer", "machine", "schedule", "adversarial"),
-    ("corpus", "processes", "readable", "forgetting", "extra_tokens"),
+    ("corpus", "processes", "readable", "forgetting", "score_tables", "extra_tokens"),
     ("source", "reader"),
     ("kernels", "texts"),
     ("attention", "backbone_config"),

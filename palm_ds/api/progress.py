@@ -8,7 +8,6 @@ from typing import Any
 from palm_ds.api import event
 from palm_ds.evaluate import Score
 from palm_ds.loop import Loop
-from palm_ds.plan import tasks_of
 
 
 def told(scores: Mapping[str, Score]) -> dict[str, dict[str, float]]:
