@@ -193,17 +193,21 @@ def settle(recipe: Recipe, data: Data | None = None) -> Recipe:
 
 
 def _with_settled_tasks(recipe: Recipe, data: Data) -> Recipe:
-    values = dict(recipe.tasks)
+    values, settled = dict(recipe.tasks), dict(recipe.built_tasks)
     row = _usual_row(recipe)
-    for name, task in recipe.built_tasks.items():
+    for name in sorted(settled, key=lambda name: bool(settled[name].share)):  # heads' owners first
+        task = settled[name]
         if task.reads == "corpus":
             continue
+        if task.share:
+            task = task.like(settled[task.share])
         for _, source, _ in data.train[task.source]:
-            settled = task.settled(source)
-            if settled.task_id < 0:
-                settled = replace(settled, task_id=row)
-            fields = {k: v for k, v in asdict(settled).items() if k != "name"}
-            values[name] = {"kind": recipe.tasks[name].get("kind", name)} | fields
+            task = task.settled(source)
+        if task.task_id < 0:
+            task = replace(task, task_id=row)
+        settled[name] = task
+        fields = {k: v for k, v in asdict(task).items() if k != "name"}
+        values[name] = {"kind": recipe.tasks[name].get("kind", name)} | fields
     return replace(recipe, tasks=values)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,23 @@ class Best:
                 f"task{suggest(name, self.tasks)}"
             )
 
+    def check(self, scored: Collection[str]) -> None:
+        """Raises UserError where the tasks that there are rows to evaluate on cannot decide it."""
+        name = self.settings.best.partition(".")[0]
+        if name == "mean" and not any(not self.tasks[task].auxiliary for task in scored):
+            raise UserError(
+                "evaluate.best: no task that is not auxiliary has rows to evaluate on; give a "
+                "source `validation`, or set held_out"
+            )
+        if name and name != "mean" and name not in scored:
+            raise UserError(
+                f"evaluate.best: nothing to evaluate {name!r} on; give its source `validation`, or "
+                "set held_out"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.settings.best} {abs(self.value):.4f}"  # a loss counts as its negative
+
     @property
     def wanted(self) -> bool:
         return bool(self.settings.best)
@@ -54,16 +71,13 @@ class Best:
         if name == "mean":
             targets = [s.value for t, s in scores.items() if not self.tasks[t].auxiliary]
             return sum(targets) / len(targets) if targets else math.nan
-        if name not in scores:
-            raise UserError(
-                f"evaluate.best: nothing to evaluate {name!r} on; give its source `validation`, or "
-                "set held_out"
-            )
+        self.check(scores)
         score = scores[name]
         known = {**score.metrics, "accuracy": score.accuracy, "loss": -score.loss}
         if metric and metric not in known:
             known_names = ", ".join(known)
-            raise UserError(f"evaluate.best: {name} has no {metric!r}; it has {known_names}")
+            near = suggest(metric, known)
+            raise UserError(f"evaluate.best: {name} has no {metric!r}{near}; it has {known_names}")
         return known[metric] if metric else score.value
 
     def record(self) -> dict[str, Any]:

@@ -21,6 +21,8 @@ _POINTS = 1500
 _STAGES = 20
 """More stages than this are not marked in the curves."""
 _TRAIN, _HELD_OUT, _CHANCE, _INK = "#2f6fb3", "#d9691e", "#8a8f98", "#30343b"
+_LINES = (_HELD_OUT, "#19774a", "#7b4fa3", "#b3261e", _CHANCE)
+"""Of several metrics in one panel, the one that counts first."""
 
 
 def figure(panels: Sequence[Panel], *, height: float) -> str:
@@ -59,6 +61,24 @@ def task_panel(metrics: Metrics, plan: Plan | None, task: str, name: str) -> Pan
         if name == "accuracy":
             axes.set_ylim(0, min(1.0, 1.15 * max([*values, *held, *chance[-1:], 0.1])))
         _finish(axes, metrics, plan, name)
+
+    return draw
+
+
+def metrics_panel(metrics: Metrics, plan: Plan | None, task: str) -> Panel | None:
+    """What a task is scored by, over the evaluations; None where it is scored by none."""
+    scores = [(record.get("scores") or {}).get(task) or {} for record in metrics.evaluations]
+    names = dict.fromkeys(name for score in scores for name in score.get("metrics") or {})
+    if not names:
+        return None
+
+    def draw(axes: Axes) -> None:
+        for number, name in enumerate(names):
+            steps, values = series(metrics.evaluations, "scores", task, "metrics", name)
+            colour = _LINES[number % len(_LINES)]
+            axes.plot(steps, values, "o-", color=colour, markersize=4, linewidth=1.4, label=name)
+        axes.legend(fontsize=7, frameon=False, loc="best")
+        _finish(axes, metrics, plan, "scores")
 
     return draw
 

@@ -31,6 +31,8 @@ class Score:
     baseline_accuracy: float
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What the task scores its predictions by; the first is the one that counts."""
+    tables: Mapping[str, list[list[Any]]] = field(default_factory=dict)
+    """What the task shows of its predictions: {title: rows of cells, the first the heads}."""
 
     @property
     def value(self) -> float:
@@ -117,7 +119,8 @@ def evaluate(engine: Engine, data: HeldOut, tasks: Mapping[str, Task]) -> dict[s
             add(name, "base right", float(base_right.sum()))
             add(name, "count", float(batch.count(name)))
     totals = engine.reduce(sums)
-    metrics = _metrics(engine, pieces, tasks, sources)
+    everybody = [piece for mine in engine.processes.gather(pieces) for piece in mine]
+    found = gathered(everybody, tasks, sources)
     return {
         name: Score(
             count=int(count),
@@ -125,17 +128,18 @@ def evaluate(engine: Engine, data: HeldOut, tasks: Mapping[str, Task]) -> dict[s
             accuracy=totals[f"right {name}"] / count,
             baseline_loss=totals[f"base loss {name}"] / count,
             baseline_accuracy=totals[f"base right {name}"] / count,
-            metrics=metrics.get(name, {}),
+            **(_scored(tasks[name], *found[name], sources) if name in found else {}),
         )
         for name in source_of
         if (count := totals[f"count {name}"])
     }
 
 
-def _metrics(
-    engine: Engine, pieces: list[Decoded], tasks: Mapping[str, Task], sources: list[Any]
-) -> dict[str, dict[str, float]]:
-    """{task: {metric: value}} of the predictions of all processes; on every process."""
-    everybody = [piece for mine in engine.processes.gather(pieces) for piece in mine]
-    found = gathered(everybody, tasks, sources)
-    return {name: tasks[name].metrics(made, sources[feed]) for name, (feed, made) in found.items()}
+def _scored(
+    task: Task, feed: int, predictions: Mapping[int, dict[str, Any]], sources: list[Any]
+) -> dict[str, Any]:
+    """What the predictions of all processes are worth; the same on every process."""
+    return {
+        "metrics": task.metrics(predictions, sources[feed]),
+        "tables": task.tables(predictions, sources[feed]),
+    }

@@ -39,6 +39,7 @@ from rich.text import Text
 
 from palm_ds.forgetting import stage_ends, tables
 from palm_ds.plan import Plan
+from palm_ds.score_tables import metrics_text, number, score_tables, share
 
 FILE = "metrics.jsonl"
 _PACKAGES = (
@@ -67,10 +68,10 @@ def read_metrics(path: str | Path) -> Metrics:
     """Every whole line of the file; one that was cut off or damaged is named in `broken`."""
     metrics = Metrics()
     kinds = {"step": metrics.steps, "evaluation": metrics.evaluations, "event": metrics.events}
-    for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
+    for line_number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
         record = _record(line)
         if record is None:
-            metrics.broken.append(f"line {number} of {FILE} is broken and left out")
+            metrics.broken.append(f"line {line_number} of {FILE} is broken and left out")
         else:
             kinds[record["kind"]].append(record)
     return metrics
@@ -126,7 +127,7 @@ class RunLog:
         self._file = path.open("a", encoding="utf-8")
         self._began = time.monotonic()
         self._board = _board(Path(folder) / "tensorboard", start, self._console)
-        self._held_out: Mapping[str, Mapping[str, float]] = {}
+        self._held_out: Mapping[str, Mapping[str, Any]] = {}
         self._live: Live | None = None
         if self._console.is_terminal:
             # No refresh thread: the display is drawn when there is something new to show.
@@ -160,16 +161,15 @@ class RunLog:
         else:
             self._console.print(self._line(record, left), highlight=False, soft_wrap=True)
 
-    def evaluation(
-        self, step: int, scores: Mapping[str, Mapping[str, float]], **fields: Any
-    ) -> None:
+    def evaluation(self, step: int, scores: Mapping[str, Mapping[str, Any]], **fields: Any) -> None:
         """Held-out scores of every task: loss, accuracy, and what else `evaluate` gives."""
         self._held_out = scores
         self._write("evaluation", {"step": step, "scores": scores, **fields})
         for task, score in scores.items():
-            for name, value in score.items():
+            for name, value in [*score.items(), *score.get("metrics", {}).items()]:
                 self._scalar(f"{name}/{task}/held_out", value, step)
-        self._console.print(score_table(scores, f"held out, step {step:,}"))
+        for table in score_tables(scores, f"held out, step {step:,}"):
+            self._console.print(table)
 
     def forgetting(self, plan: Plan) -> None:
         """Every task after every stage, where more than one has ended; to be shown at the end."""
@@ -237,16 +237,16 @@ class RunLog:
     def _task_table(self, record: Mapping[str, Any]) -> Table:
         table = Table(box=None, pad_edge=False, padding=(0, 2))
         table.add_column("task")
-        for name in ("loss", "accuracy", "held-out loss", "held-out accuracy"):
+        for name in ("loss", "accuracy", "held-out loss", "held-out score"):
             table.add_column(name, justify="right")
         for task in self._tasks:
             held_out = self._held_out.get(task, {})
             table.add_row(
                 task,
-                _number(record.get("loss", {}).get(task)),
-                _share(record.get("accuracy", {}).get(task)),
-                _number(held_out.get("loss")),
-                _share(held_out.get("accuracy")),
+                number(record.get("loss", {}).get(task)),
+                share(record.get("accuracy", {}).get(task)),
+                number(held_out.get("loss")),
+                metrics_text(held_out, most=1) or share(held_out.get("accuracy")),
             )
         return table
 
@@ -290,29 +290,6 @@ def _version(package: str) -> str | None:
         return None
 
 
-def score_table(scores: Mapping[str, Mapping[str, float]], title: str) -> Table:
-    """Held-out scores as a table for the screen; chance is what knowing nothing would give."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2), title=title, title_justify="left")
-    table.add_column("task")
-    for name in ("loss", "chance", "perplexity", "accuracy", "chance", "above chance", "labels"):
-        table.add_column(name, justify="right")
-    for task, score in scores.items():
-        above = score.get("standard_errors_above")
-        error = score.get("standard_error")
-        plus_minus = f" ± {100 * error:.1f}" if error is not None else ""
-        table.add_row(
-            task,
-            _number(score.get("loss")),
-            _number(score.get("baseline_loss")),
-            _number(score.get("perplexity"), ",.1f"),
-            _share(score.get("accuracy")) + plus_minus,
-            _share(score.get("baseline_accuracy")),
-            "" if above is None or not math.isfinite(above) else f"{above:+,.1f} s.e.",
-            _number(score.get("count"), ",.0f"),
-        )
-    return table
-
-
 def _console() -> Console:
     """The terminal; a file or a pipe gets lines wide enough for every table."""
     console = Console()
@@ -352,14 +329,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _number(value: float | None, form: str = ".4f") -> str:
-    return "-" if value is None or not math.isfinite(value) else format(value, form)
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None or not math.isfinite(value) else f"{100 * value:.1f} %"
 
 
 def _short(value: float) -> str:

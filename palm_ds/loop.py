@@ -91,6 +91,8 @@ class Loop:
     tokenizer: Tokenizer
     done: bool = False
     scores: dict[str, Score] = field(default_factory=dict)
+    evaluated: int = -1
+    """After how many steps the last evaluation was."""
     _saved: int = -1
     _meter: Meter = field(default_factory=Meter)
     _skipped: int = 0
@@ -123,6 +125,8 @@ class Loop:
         self._event("begin", step=first)
         if self.recipe.extend and not first and self.validation.rows:
             self._evaluate(0)  # what the old run left
+        if first and self.evaluated < first and self._evaluation_due(first):
+            self._evaluate(first)  # a run that is asked to stop saves and leaves, nothing more
         self.done = self.best.exhausted
         self._meter, self._skipped = Meter(), self.engine.skipped_steps
 
@@ -181,13 +185,16 @@ class Loop:
 
     def _after(self, done: int) -> None:
         """Evaluation and checkpoint when they are due after so many steps."""
-        plan, settings = self.recipe.plan, self.recipe
-        stage_ends = any(done == stage.first + stage.steps for stage in plan.stages)
-        every = settings.evaluate.every
-        if self.validation.rows and (stage_ends or every and done % every == 0):
+        every = self.recipe.save.every
+        if self._evaluation_due(done):
             self._evaluate(done)
-        if done == plan.steps or (settings.save.every and done % settings.save.every == 0):
+        if done == self.recipe.plan.steps or (every and done % every == 0):
             self._save(done)
+
+    def _evaluation_due(self, done: int) -> bool:
+        every = self.recipe.evaluate.every
+        ends = any(done == stage.first + stage.steps for stage in self.recipe.plan.stages)
+        return bool(self.validation.rows) and (ends or bool(every) and done % every == 0)
 
     def _flops(self, batches: list[Batch]) -> float:
         heads, config = self.model.heads, self.model.backbone.config
@@ -207,15 +214,20 @@ class Loop:
             self.log.step(record)
 
     def _evaluate(self, done: int) -> None:
-        tasks = self.recipe.built_tasks
+        tasks, better = self.recipe.built_tasks, False
         with self.engine.averaged():
             self.scores = evaluate(self.engine, self.validation, tasks)
-            if self.best.wanted and done and self.best.see(done, self.scores):
+            self.evaluated = done
+            if self.best.wanted and done:
+                better = self.best.see(done, self.scores)
+            if better:
                 self._keep_best(done)
         records = {name: score.record() for name, score in self.scores.items()}
         stage = self.recipe.plan.stage_at(done - 1) if done else -1
         if self.log:
             self.log.evaluation(done, records, stage=stage)
+        if better:
+            self._event("best", f"the best so far: {self.best}", step=done)
         self.tell("evaluation", {"step": done, "scores": self.scores})
 
     def _keep_best(self, done: int) -> None:
@@ -224,7 +236,6 @@ class Loop:
         if self.engine.rank == 0:
             info = weights.info_of(self.recipe, self.model, steps=done)
             weights.save_weights(state, self.run.best, info, tokenizer=self.tokenizer)
-        self._event("best", f"best so far: {self.best.value:.4f}", step=done)
 
     def _save(self, done: int) -> None:
         if self._saved == done:
@@ -236,6 +247,7 @@ class Loop:
             "consumed": self.stream.consumed(done),
             "lineage": self.lineage.record(),
             "best": self.best.record(),
+            "evaluated": self.evaluated,
         }
         try:
             self.engine.save(self.run.checkpoints, state, step=done, keep=self.recipe.save.keep)

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import yaml
 
-from palm_ds.curves import figure, run_panel, series, task_panel
+from palm_ds.curves import figure, metrics_panel, run_panel, series, task_panel
 from palm_ds.errors import UserError
 from palm_ds.forgetting import Measure, change_cell, lines, stage_ends, value_cell
 from palm_ds.log import FILE, Metrics, clock, read_metrics
 from palm_ds.plan import Plan, read_stages
+from palm_ds.score_tables import metrics_text
 
 
 @dataclass(frozen=True)
@@ -151,14 +152,67 @@ def _summary(story: Story) -> str:
 
 
 def _held_out(story: Story) -> str:
-    """The last score of every task, with how sure it is."""
+    """The score of every task that its weights have, with how sure it is."""
+    last = _last_scores(story)
+    by_metrics = {task: found for task, found in last.items() if found[1].get("metrics")}
+    rows = [_score_row(task, *last[task]) for task in last if task not in by_metrics]
+    return "\n".join(
+        part for part in (_metric_scores(by_metrics), _loss_scores(rows), _details_of(by_metrics))
+    )
+
+
+def _last_scores(story: Story) -> dict[str, tuple[int, Mapping[str, Any]]]:
+    """{task: (step, score)} of the evaluation whose weights the run ended with: the best, where it
+    chose one, else the last that each task was in."""
+    chosen = [e["of_step"] for e in story.metrics.events if e.get("event") == "chosen"]
     last: dict[str, tuple[int, Mapping[str, Any]]] = {}
     for record in story.metrics.evaluations:
         for task, score in (record.get("scores") or {}).items():
-            last[task] = (record["step"], score)
-    if not last:
+            if not chosen or record["step"] <= chosen[-1]:
+                last[task] = (record["step"], score)
+    return {task: last[task] for task in story.tasks if task in last}
+
+
+def _metric_scores(found: Mapping[str, tuple[int, Mapping[str, Any]]]) -> str:
+    if not found:
         return ""
-    rows = [_score_row(task, *last[task]) for task in story.tasks if task in last]
+    rows = [
+        [
+            _text(task),
+            _text(metrics_text(score)),
+            f"{step:,}",
+            _number(score.get("loss"), ".4f"),
+            _number(score.get("baseline_loss"), ".4f"),
+            _number(score.get("count"), ",.0f"),
+        ]
+        for task, (step, score) in found.items()
+    ]
+    table = _table(["task", "scores", "step", "loss", "chance", "labels"], rows, numbers_from=2)
+    return (
+        "<h2>Scores</h2>" + table + "<p class='key'>On the rows to evaluate on. Chance is the loss "
+        "of knowing nothing of the text. ± is one standard error.</p>"
+    )
+
+
+def _details_of(found: Mapping[str, tuple[int, Mapping[str, Any]]]) -> str:
+    """The tables that tasks show of their predictions."""
+    return "\n".join(
+        f"<h3>{_text(task)}: {_text(title)}</h3>"
+        + _table([_text(x) for x in heads], [[_text(_cell(x)) for x in row] for row in rows], 1)
+        for task, (_, score) in found.items()
+        for title, (heads, *rows) in (score.get("tables") or {}).items()
+    )
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    return f"{value:,}" if isinstance(value, int) else str("-" if value is None else value)
+
+
+def _loss_scores(rows: list[list[str]]) -> str:
+    if not rows:
+        return ""
     heads = ["task", "step", "loss", "chance", "perplexity", "accuracy", "chance", "above chance"]
     table = _table([*heads, "labels"], rows, numbers_from=1)
     return (
@@ -220,7 +274,11 @@ def _curves(story: Story) -> str:
     figures = [
         f"<h3>{_text(task)}</h3>"
         + figure(
-            [task_panel(story.metrics, story.plan, task, name) for name in ("loss", "accuracy")],
+            [
+                task_panel(story.metrics, story.plan, task, "loss"),
+                metrics_panel(story.metrics, story.plan, task)
+                or task_panel(story.metrics, story.plan, task, "accuracy"),
+            ],
             height=2.5,
         )
         for task in story.tasks
@@ -288,7 +346,7 @@ def _details(title: str, text: str) -> str:
     return f"<details><summary>{title}</summary><pre>{_text(text)}</pre></details>" if text else ""
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, numbers_from: int) -> str:
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers_from: int) -> str:
     """Cells are HTML already; columns from `numbers_from` on stand to the right."""
 
     def line(tag: str, cells: Sequence[str]) -> str:

@@ -233,6 +233,10 @@ class Recipe:
         if task.share and task.share not in self.tasks:
             known = suggest(task.share, self.tasks)
             raise UserError(f"tasks.{name}.share: no {task.share!r} in `tasks`{known}")
+        if task.share and task.head_lr:
+            raise UserError(
+                f"tasks.{name}.head_lr: its head is that of tasks.{task.share}; set it there"
+            )
         if (found := self.sources[task.source].reads) != task.reads:
             raise UserError(
                 f"tasks.{name}: it reads a {task.reads}, but sources.{task.source} is a {found}"

@@ -16,7 +16,7 @@ class Schedule:
     kind: Literal["noam", "linear", "wsd", "constant"] = "linear"
     """noam: falls with the square root of the steps; linear: to `end`; wsd: stays, then falls
     to `end` over the last `decay` steps; constant."""
-    warmup: float = 0
+    warmup: float = 0.0
     """Steps in which it rises from 0; below 1: that share of all steps (`restart: stage`: of the
     stage's)."""
     decay: int = 0

@@ -129,6 +129,11 @@ class Task(ABC):
         the names of its classes: what a recipe may leave open and a run folder has to hold."""
         return self
 
+    def like(self, origin: Task) -> Task:
+        """The task with what it takes over of the one whose head it shares (`share`), settled
+        already. Raises UserError where it cannot use that head."""
+        return self
+
     def check(self, source: Any, *, labelled: bool) -> None:
         """Raises UserError, with the row's place, where a row of its table cannot be used;
         `labelled`: labels are wanted (training, evaluation), else none need be there."""
@@ -149,6 +154,13 @@ class Task(ABC):
     def metrics(self, predictions: Mapping[int, dict[str, Any]], source: Any) -> dict[str, float]:
         """{metric: value} of predictions beside what the source has as labels; the first is the
         one that counts. Empty where a task has none but loss and accuracy."""
+        return {}
+
+    def tables(
+        self, predictions: Mapping[int, dict[str, Any]], source: Any
+    ) -> dict[str, list[list[Any]]]:
+        """{title: rows of cells, the first the heads}: what the report shows of the predictions
+        beside `metrics`, small (which classes are taken for which, scores of each kind of tag)."""
         return {}
 
     def class_name(self, label: int) -> str:

@@ -13,11 +13,15 @@ import numpy as np
 
 from palm_ds.errors import UserError, suggest
 from palm_ds.example import Example, arrange
+from palm_ds.metrics.classes import confusion
 from palm_ds.task import Task
 from palm_ds.texts import TableSource
 
 MOST_LABELS = 10_000
 """More different labels than this are taken for a mistake in the columns."""
+
+MOST_SHOWN = 12
+"""Lines and columns of a table in the report."""
 
 SHORTEST = 8
 """Fewer tokens than this are no text."""
@@ -42,6 +46,14 @@ class TextTask(Task):
     def where(self) -> str:
         """The task in the recipe, for messages."""
         return f"tasks.{self.name}"
+
+    def like(self, origin: Task) -> Task:
+        if type(origin) is not type(self):
+            mine, its = type(self).__name__, type(origin).__name__
+            raise UserError(
+                f"{self.where}.share: {origin.name!r} is another kind of task ({its}, not {mine})"
+            )
+        return self
 
     def columns_of(self, source: TableSource) -> tuple[str, ...]:
         """The columns of its texts in this source, all of them there."""
@@ -114,6 +126,17 @@ class ClassesTask(TextTask):
             )
         return replace(self, labels=tuple(found))
 
+    def like(self, origin: Task) -> Task:
+        """With the labels of the task whose head it shares: a class is the same to both."""
+        super().like(origin)
+        assert isinstance(origin, ClassesTask)
+        if self.labels and self.labels != origin.labels:
+            raise UserError(
+                f"{self.where}.labels: not those of tasks.{origin.name}, whose head it shares; "
+                "leave them out here"
+            )
+        return replace(self, labels=origin.labels)
+
     def names_in(self, source: TableSource) -> set[str]:
         """Every label that occurs."""
         return {str(value) for value in source.column(self.label_column) if value is not None}
@@ -130,6 +153,27 @@ class ClassesTask(TextTask):
 
     def class_name(self, label: int) -> str:
         return self.labels[label] if label < len(self.labels) else str(label)
+
+
+def confusion_table(
+    found: Sequence[int], targets: Sequence[int], names: Sequence[str]
+) -> dict[str, list[list[Any]]]:
+    """{title: rows}: how often each class (row) was taken for which (column); of more classes than
+    a page holds, the pairs that are taken for one another most often."""
+    counts = confusion(found, targets, range(len(names)))
+    if len(names) <= MOST_SHOWN:
+        heads = ["is", *(f"taken for {name}" for name in names)]
+        rows = zip(names, counts.tolist(), strict=True)
+        return {"Confusion": [heads, *([name, *row] for name, row in rows)]}
+    np.fill_diagonal(counts, 0)
+    worst = np.argsort(-counts, axis=None, kind="stable")[:MOST_SHOWN]
+    pairs = [divmod(int(place), len(names)) for place in worst]
+    rows = [[names[is_], names[taken], int(counts[is_, taken])] for is_, taken in pairs]
+    return {"Confusion, the most frequent": [["is", "taken for", "rows"], *filter(_some, rows)]}
+
+
+def _some(row: Sequence[Any]) -> bool:
+    return row[-1] > 0
 
 
 def _order(name: str) -> tuple[int, float, str]:

@@ -29,6 +29,7 @@ from palm_ds.folder import Run, check_folder, overview, write_folder
 from palm_ds.formats.model_card import Made
 from palm_ds.formats.own import WEIGHTS
 from palm_ds.heads import MaskedWordHead
+from palm_ds.hf_head import head_taken
 from palm_ds.log import RunLog
 from palm_ds.loop import EventHandler, Loop, StopAsked, stop_signals
 from palm_ds.model import Model
@@ -106,6 +107,8 @@ def open_run(
     processes = start(run.machine)
     stream = build_stream(recipe, data, partial(run.machine.room_for, world=processes.world))
     validation = build_held_out(recipe, data)
+    best = Best(recipe.evaluate, recipe.built_tasks)
+    best.check({task.name for feed in validation.feeds for task in feed.tasks})
 
     def say(text: str) -> None:
         if processes.rank == 0:
@@ -130,7 +133,6 @@ def open_run(
         apart=[pattern for task in recipe.built_tasks.values() for pattern in task.freeze],
     )
     first = origin.enter(engine, stream, say)
-    best = Best(recipe.evaluate, recipe.built_tasks)
     best.restore(origin.found.state.get("best", {}) if origin.found else {})
     loop = Loop(
         run=run,
@@ -143,6 +145,7 @@ def open_run(
         tell=event_handler or (lambda name, facts: None),
         best=best,
         tokenizer=data.tokenizer,
+        evaluated=origin.found.state.get("evaluated", first) if origin.found else -1,
     )
     return Opened(run=run, data=data, model=model, loop=loop, first=first)
 
@@ -240,9 +243,15 @@ def finish(run: Run, engine: Engine, model: Model, data: Data, log: RunLog | Non
     with engine.averaged():
         state = engine.full_state_dict()
     if log:
-        if run.recipe.evaluate.best and run.best.exists():
-            state = load_file(run.best / WEIGHTS)
-        export(run, model, state, data)
+        steps, best = run.recipe.plan.steps, run.recipe.evaluate.best
+        if best and run.best.exists():
+            state, steps = (
+                load_file(run.best / WEIGHTS),
+                weights.read_info(run.best).made_by["steps"],
+            )
+            said = f"the weights are those of step {steps:,}, the best by {best}"
+            log.event("chosen", said, of_step=steps)
+        export(run, model, state, data, steps)
         log.event("end", f"weights: {run.folder / 'weights'}; Hugging Face: {run.folder / 'hf'}")
         for line in _fill_mask_examples(run, model, data):
             log.event("example", line)
@@ -251,11 +260,13 @@ def finish(run: Run, engine: Engine, model: Model, data: Data, log: RunLog | Non
     engine.processes.barrier()
 
 
-def export(run: Run, model: Model, state: Mapping[str, torch.Tensor], data: Data) -> None:
-    """weights/ and hf/ of the run folder; hf/ reads texts as the recipe's `export_task` did, or as
-    the first task of masked words."""
+def export(
+    run: Run, model: Model, state: Mapping[str, torch.Tensor], data: Data, steps: int
+) -> None:
+    """weights/ and hf/ of the run folder, after so many steps; hf/ reads texts as the recipe's
+    `export_task` did, or as the first task of masked words."""
     recipe, config = run.recipe, model.backbone.config
-    info = weights.info_of(recipe, model, steps=recipe.plan.steps)
+    info = weights.info_of(recipe, model, steps=steps)
     tokenizer = data.tokenizer
     weights.save_weights(state, run.folder / "weights", info, tokenizer=tokenizer)
     weights.export_hf(
@@ -265,8 +276,9 @@ def export(run: Run, model: Model, state: Mapping[str, torch.Tensor], data: Data
         tokenizer=tokenizer,
         task_id=info.task_id,
         token_heads=info.token_heads,
+        head=head_taken(recipe, state),
         made=Made(
-            source=f"a run of {recipe.plan.steps:,} steps by recipe {recipe.fingerprint}",
+            source=f"a run of {steps:,} steps by recipe {recipe.fingerprint}",
             program=f"palm_ds {__version__}",
         ),
     )

@@ -7,11 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from palm_ds.assemble import build_model, check_tables, open_data, settle
 from palm_ds.errors import UserError
 from palm_ds.feed import make_feeds
+from palm_ds.machine import make_machine
+from palm_ds.run import Recipe, make_recipe
 from palm_ds.task import build
 from palm_ds.text_task import level
 from palm_ds.texts import TableSource
@@ -163,3 +167,66 @@ def test_other_columns_may_be_its_texts(vocabulary, tmp_path) -> None:
         assert example.ids[1:-1].tolist() == text.tolist()
     with pytest.raises(UserError, match="tasks.t: t has no column 'text_c'"):
         feed_of(task(texts=["text_c"], labels=["c0", "c1"]), source, 64).layouts(np.arange(3))
+
+
+# One head for two tasks ------------------------------------------------------------------------
+
+
+def shared_recipe(folder: Path, vocabulary: Path, **second: Any) -> Recipe:
+    source = {"tokenizer": str(vocabulary)}
+    values = {
+        "backbone": {"preset": "tiny", "positions": 32},
+        "length": 32,
+        "batch": "4 examples",
+        "held_out": 0.0,
+        "sources": {
+            name: {"table": str(folder / f"{name}.tsv"), **source} for name in ("one", "two")
+        },
+        # the one that shares stands first: its origin is settled before it all the same
+        "tasks": {
+            "second": {"kind": "classification", "source": "two", "share": "first", **second},
+            "first": {"kind": "classification", "source": "one"},
+        },
+        "stages": [{"first": "1 epochs", "second": "1 epochs"}],
+    }
+    return make_recipe(values, "recipe.yaml")
+
+
+def write_labels(path: Path, *labels: str) -> None:
+    write_table(path, [["w1", label] for label in labels], "text_a", "label")
+
+
+def test_tasks_that_share_a_head_share_its_labels(vocabulary, tmp_path) -> None:
+    """Found apart, a class would be another number in each."""
+    write_labels(tmp_path / "one.tsv", "c", "a", "b")
+    write_labels(tmp_path / "two.tsv", "c", "b", "b")
+    made = shared_recipe(tmp_path, vocabulary)
+    data = open_data(made)
+    settled = settle(made, data)
+    first, second = (settled.built_tasks[name] for name in ("first", "second"))
+    assert first.labels == second.labels == ("a", "b", "c")
+    assert second.targets(data.train["two"][0][1]).tolist() == [2, 1, 1]
+    check_tables(settled, data)
+    assert settle(settled, data).tasks == settled.tasks
+    machine = make_machine({})
+    model = build_model(settled, machine, data.vocabulary, device=torch.device("cpu"))
+    assert list(model.heads) == ["first"] and model.head_of["second"] == "first"
+
+
+@pytest.mark.parametrize(
+    ("labels", "second", "told"),
+    [
+        (("c", "d"), {}, "no label 'd'.*tasks.second knows a, b, c"),
+        (("c", "b"), {"labels": ["b", "c"]}, "second.labels: not those of tasks.first"),
+        (("1", "2"), {"kind": "regression"}, "another kind of task .Classification, not Regr"),
+        (("c", "b"), {"head_lr": 1e-3}, "head_lr: its head is that of tasks.first; set it there"),
+    ],
+    ids=["another label", "another order", "another kind", "another rate"],
+)
+def test_what_cannot_be_shared_is_told(vocabulary, tmp_path, labels, second, told) -> None:
+    write_labels(tmp_path / "one.tsv", "c", "a", "b")
+    write_labels(tmp_path / "two.tsv", *labels)
+    with pytest.raises(UserError, match=told):
+        made = shared_recipe(tmp_path, vocabulary, **second)
+        data = open_data(made)
+        check_tables(settle(made, data), data)

@@ -21,7 +21,7 @@ from palm_ds.heads import ClassHead
 from palm_ds.metrics.classes import accuracy, f1, macro, matthews
 from palm_ds.task import guess
 from palm_ds.text_heads import rounded, softmax
-from palm_ds.text_task import ClassesTask
+from palm_ds.text_task import ClassesTask, confusion_table
 from palm_ds.texts import TableSource
 
 
@@ -109,12 +109,9 @@ class Classification(ClassesTask):
 
     def metrics(self, predictions: Mapping[int, dict[str, Any]], source: Any) -> dict[str, float]:
         """Over the rows that have a label; none, none."""
-        targets = self.targets(source)[list(predictions)]
-        known = targets >= 0
-        found = np.array([self.labels.index(each["label"]) for each in predictions.values()])
-        if not known.any():
+        found, targets = self._compared(predictions, source)
+        if not len(found):
             return {}
-        found, targets = found[known], targets[known]
         scores = {"accuracy": accuracy(found, targets)}
         if self.positive or len(self.labels) == 2:
             positive = self.labels.index(self.positive) if self.positive else 1
@@ -122,3 +119,17 @@ class Classification(ClassesTask):
         if len(self.labels) > 2:
             scores["macro_f1"] = macro(found, targets, range(len(self.labels))).f1
         return scores | {"matthews": matthews(found, targets)}
+
+    def tables(
+        self, predictions: Mapping[int, dict[str, Any]], source: Any
+    ) -> dict[str, list[list[Any]]]:
+        found, targets = self._compared(predictions, source)
+        return confusion_table(found.tolist(), targets.tolist(), self.labels)
+
+    def _compared(
+        self, predictions: Mapping[int, dict[str, Any]], source: Any
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(n,) classes found and (n,) classes they should be, of the rows that have a label."""
+        targets = self.targets(source)[list(predictions)]
+        found = np.array([self.labels.index(each["label"]) for each in predictions.values()])
+        return found[targets >= 0], targets[targets >= 0]
