@@ -1,0 +1,127 @@
+"""Guess hidden words of a table's texts: PaddlePALM's MaskLM, to go on pretraining on the texts of
+a task, or beside it.
+
+Alone it reads the texts of each row; in a blend (`sentiment + masked_words`) it hides words of
+what the first task arranged, so that the first sees them hidden too. Predictions: `word_id`, as
+PaddlePALM writes them, and `words`, one for each hidden token in order.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from palm_ds.backbone import Backbone
+from palm_ds.errors import UserError
+from palm_ds.example import Example
+from palm_ds.heads import MaskedWordHead
+from palm_ds.masking import choose_units, shown
+from palm_ds.text_task import TextTask
+from palm_ds.texts import TableSource
+from palm_ds.tokenizer import CHINESE, Tokenizer
+
+_TEXTS = ("text_a", "text_b", "question", "context")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedWords(TextTask):
+    """Hidden words."""
+
+    rate: float = 0.15
+    """Share of a text's tokens that is predicted, special tokens not counted; one word at least."""
+    whole_words: bool = True
+    """Hide whole words; else token by token."""
+    mask_rate: float = 0.8
+    """Share of the predicted tokens shown as [MASK]."""
+    random_rate: float = 0.1
+    """Share of the predicted tokens shown as a random token; the rest is shown unchanged."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate < 1:
+            raise UserError(f"{self.where}.rate: {self.rate} is not between 0 and 1")
+        if min(self.mask_rate, self.random_rate) < 0 or self.mask_rate + self.random_rate > 1:
+            raise UserError(
+                f"{self.where}: mask_rate {self.mask_rate} and random_rate {self.random_rate} must "
+                "not be negative nor add up to more than 1"
+            )
+
+    def check(self, source: TableSource, *, labelled: bool) -> None:
+        if self.texts:  # in a blend another task arranges the text, of whatever columns
+            self.columns_of(source)
+
+    def label(self, example: Example, source: Any, rng: np.random.Generator) -> None:
+        unit = self.units(example, source)
+        if not (unit >= 0).any():
+            return  # a text without a word has none to hide
+        where = np.flatnonzero(choose_units(unit, self.rate, rng))
+        example.labels[self.name] = where, example.original[where]
+        example.ids[where] = shown(
+            example.original[where],
+            source.vocabulary,
+            rng,
+            mask_rate=self.mask_rate,
+            random_rate=self.random_rate,
+        )
+
+    def units(self, example: Example, source: TableSource) -> np.ndarray:
+        """(tokens,) the number of the word each token belongs to, ascending; -1: a special
+        token."""
+        inside = example.origin >= 0
+        begins = inside.copy()
+        if self.whole_words:
+            goes_on = source.once("goes on", lambda: _goes_on(source.tokenizer))
+            follows = np.diff(example.origin, prepend=-1) == 1  # the one before it in its text
+            follows[0] = False
+            follows[1:] &= inside[:-1]
+            begins &= ~(goes_on[example.original] & follows)
+        return np.where(inside, np.cumsum(begins) - 1, -1)
+
+    def head(self, backbone: Backbone) -> MaskedWordHead:
+        return MaskedWordHead(backbone)
+
+    def baseline(self, targets: np.ndarray, source: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Guessing by the unigram frequencies of the source's texts, one added to each count."""
+        share = source.once(f"unigrams {self.name}", lambda: self._unigrams(source))
+        return -np.log(share[targets]), (targets == share.argmax()).astype(float)
+
+    def _unigrams(self, source: TableSource) -> np.ndarray:
+        counts = np.ones(source.vocabulary.size)
+        for column in self.texts or [c for c in _TEXTS if c in source.columns]:
+            counts += np.bincount(source.encoded(column).ids, minlength=len(counts))
+        return counts / counts.sum()
+
+    def decode(self, scores: np.ndarray, example: Example, source: Any) -> dict[str, Any]:
+        words = scores.argmax(-1)
+        targets = example.labels[self.name][1]
+        best = scores.max(-1)
+        totals = best + np.log(np.exp(scores - best[:, None]).sum(-1, dtype=np.float64))
+        losses = totals - np.take_along_axis(scores, targets[:, None], 1)[:, 0]
+        return {
+            "word_id": words.tolist(),
+            "words": source.tokenizer.tokens(words),
+            "right": int((words == targets).sum()),
+            "loss": float(losses.sum()),
+        }
+
+    def metrics(self, predictions: Mapping[int, dict[str, Any]], source: Any) -> dict[str, float]:
+        """Over all hidden tokens; the accuracy is the one that counts, being better when higher."""
+        many = sum(len(each["word_id"]) for each in predictions.values())
+        loss = sum(each["loss"] for each in predictions.values()) / many
+        right = sum(each["right"] for each in predictions.values()) / many
+        return {"accuracy": right, "perplexity": math.exp(min(loss, 700.0))}
+
+
+def _goes_on(tokenizer: Tokenizer) -> np.ndarray:
+    """(vocabulary,) bool: the token goes on with the word of the one before it. WordPiece says so
+    (`##`); of other vocabularies it is one that neither follows a space nor is Chinese nor a
+    mark."""
+    tokens = tokenizer.tokens(range(tokenizer.size))
+    if tokenizer.kind == "wordpiece":
+        return np.array([token.startswith("##") for token in tokens])
+    new = re.compile(f"[▁Ġ{CHINESE}]")
+    return np.array([token[:1].isalnum() and not new.match(token) for token in tokens])

@@ -1,0 +1,216 @@
+"""Masked words of rows: whole words, the 80/10/10, losses of BertForMaskedLM, blends."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers
+from transformers import BertForMaskedLM
+
+from palm_ds.errors import UserError
+from palm_ds.formats.hf_names import from_names
+from palm_ds.task import Task, build
+from palm_ds.tasks.masked_words import MaskedWords
+from palm_ds.tokenizer import SPECIALS, Tokenizer
+from tests.text_tables import (
+    bert_config,
+    built_of,
+    feed_of,
+    learned,
+    model_of,
+    predictions,
+    small_tokenizer,
+    source_of,
+)
+
+MASK, SPECIAL = 4, 5
+ROWS = [
+    {"text_a": "so goods bads ? xyz", "text_b": "very good", "label": "1"},
+    {"text_a": "a b c d e f g h", "text_b": "", "label": "0"},
+    {"text_a": "good", "text_b": "x", "label": "1"},
+]
+
+
+def task_of(**values) -> MaskedWords:
+    task = build("words", {"kind": "masked_words", "source": "s", **values})
+    assert isinstance(task, MaskedWords)
+    return task
+
+
+def examples_of(source, *tasks: Task, room: int = 64) -> list:
+    built, _ = built_of(feed_of(source, *tasks, room=room))
+    return sorted((example for row in built for _, example in row), key=lambda each: each.item)
+
+
+def test_scores_and_perplexity_are_those_of_transformers(tmp_path: Path) -> None:
+    source = source_of(tmp_path, ROWS)
+    task = task_of()
+    theirs = BertForMaskedLM(bert_config()).eval()
+    torch.manual_seed(4)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    state, _ = from_names(theirs.state_dict(), "bert")
+    model = model_of(task)
+    state = {name.replace("heads.masked_words.", "heads.words."): x for name, x in state.items()}
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert missing == ["backbone.pooler.dense.weight", "backbone.pooler.dense.bias"]
+    assert unexpected == []
+    made = predictions(model, source, task)["words"]
+    loss = count = right = 0
+    for example in examples_of(source, task):
+        where, targets = example.labels["words"]
+        labels = torch.full((1, len(example)), -100)
+        labels[0, where] = torch.from_numpy(targets)
+        ids, segments = (torch.from_numpy(x)[None] for x in (example.ids, example.segments))
+        with torch.no_grad():
+            expected = theirs(input_ids=ids, token_type_ids=segments, labels=labels)
+        words = expected.logits[0, where].argmax(-1)
+        assert made[example.item]["word_id"] == words.tolist()
+        assert made[example.item]["words"] == small_tokenizer().tokens(words.numpy())
+        mean = float(expected.loss)
+        assert made[example.item]["loss"] == pytest.approx(mean * len(where), abs=1e-5)
+        loss, count = loss + mean * len(where), count + len(where)
+        right += int((words == torch.from_numpy(targets)).sum())
+    scores = task.metrics(made, source)
+    assert list(scores) == ["accuracy", "perplexity"]
+    assert scores["accuracy"] == right / count
+    assert scores["perplexity"] == pytest.approx(math.exp(loss / count), rel=1e-5)
+
+
+def test_words_are_hidden_whole(tmp_path: Path) -> None:
+    source = source_of(tmp_path, ROWS)
+    example = examples_of(source, task_of())[0]
+    tokens = small_tokenizer().tokens(example.original)
+    assert tokens[1:9] == ["so", "good", "##s", "bad", "##s", "?", "x", "##y"]
+    units = task_of().units(example, source)
+    assert units.tolist() == [-1, 0, 1, 1, 2, 2, 3, 4, 4, 4, -1, 5, 6, -1]
+    each = task_of(whole_words=False).units(example, source)
+    assert each.tolist() == [-1, *range(9), -1, 9, 10, -1]
+
+
+def test_words_of_vocabularies_without_a_mark_for_what_goes_on(tmp_path: Path) -> None:
+    tokens = [*SPECIALS, "▁so", "▁good", "s", "▁", "光", "荣", "?", "▁'", "t", "1"]
+    backend = Backend(models.Unigram([(token, -1.0) for token in tokens], unk_id=1))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    source = source_of(tmp_path, [{"text_a": "so goods光荣? 't so1"}])
+    source = replace(source, tokenizer=Tokenizer(backend))
+    (example,) = examples_of(source, task_of())
+    found = source.tokenizer.tokens(example.original)[1:-1]
+    assert found == ["▁so", "▁good", "s", "光", "荣", "?", "▁'", "t", "▁so", "1"]
+    assert task_of().units(example, source)[1:-1].tolist() == [0, 1, 1, 2, 3, 4, 5, 5, 6, 6]
+
+
+def test_the_share_and_what_is_shown(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    rows = [{"text_a": " ".join(rng.choice(list("abcdefgh"), 40))} for _ in range(400)]
+    source = source_of(tmp_path, rows)
+    hidden = same = masked = 0
+    for example in examples_of(source, task_of()):
+        where, targets = example.labels["words"]
+        assert (example.original[where] == targets).all()
+        assert (targets >= SPECIAL).all()
+        untouched = np.setdiff1d(np.arange(len(example)), where)
+        assert (example.ids[untouched] == example.original[untouched]).all()
+        hidden += len(where)
+        masked += int((example.ids[where] == MASK).sum())
+        same += int((example.ids[where] == targets).sum())
+    deviation = math.sqrt(0.8 * 0.2 / hidden)
+    assert hidden / (400 * 40) == pytest.approx(0.15, abs=0.002)
+    assert masked / hidden == pytest.approx(0.8, abs=4 * deviation)
+    assert same / hidden == pytest.approx(0.1 + 0.1 / 64, abs=4 * deviation)
+
+
+@pytest.mark.parametrize("room", [64, 12])
+def test_every_text_with_a_word_has_one_hidden(tmp_path: Path, room: int) -> None:
+    source = source_of(tmp_path, [*ROWS, {"text_a": "x " * 50, "text_b": "?", "label": "0"}])
+    for rate in (0.01, 0.99):
+        for example in examples_of(source, task_of(rate=rate), room=room):
+            assert len(example.labels["words"][0]) >= 1
+            assert len(example) <= room
+
+
+def test_a_text_without_words_has_nothing_to_guess(tmp_path: Path) -> None:
+    source = source_of(tmp_path, [{"text_a": ""}, {"text_a": "good"}])
+    assert [sorted(e.labels) for e in examples_of(source, task_of())] == [[], ["words"]]
+    assert sorted(predictions(model_of(task_of()), source, task_of())["words"]) == [1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("classification", {"labels": ["0", "1"]}),
+        ("matching", {"strategy": "pairwise"}),
+        ("multiple_choice", {"answers": "number"}),
+    ],
+)
+def test_words_are_hidden_in_what_another_task_arranged(tmp_path, kind, values) -> None:
+    rows = [{**row, "text_b_neg": "bad", "choices": ["yes", "so goods"]} for row in ROWS]
+    source = source_of(tmp_path, rows)
+    first = build("first", {"kind": kind, "source": "s", **values})
+    plain = {example.item: example for example in examples_of(source, first)}
+    for example in examples_of(source, first, task_of()):
+        assert sorted(example.labels) == ["first", "words"]
+        assert (example.original == plain[example.item].ids).all()
+        assert example.parts == plain[example.item].parts
+        where, targets = example.labels["words"]
+        assert (example.original[where] == targets).all()
+        assert (targets >= SPECIAL).all()
+    model = model_of(first, task_of())
+    made = predictions(model, source, first, task_of())
+    assert sorted(made["first"]) == sorted(made["words"]) == [0, 1, 2]
+
+
+def test_held_out_words_are_the_same_every_time_and_others_each_epoch(tmp_path: Path) -> None:
+    source = source_of(tmp_path, ROWS)
+    first, second = (examples_of(source, task_of())[1] for _ in range(2))
+    assert (first.ids == second.ids).all()
+    feed = feed_of(source, task_of(), fixed=False)
+    shown = {
+        tuple(feed.example(n, layout).labels["words"][0])
+        for n, layout in enumerate(feed.layouts(np.arange(30)))
+    }
+    assert len(shown) > 5
+
+
+def test_unigrams_are_the_baseline(tmp_path: Path) -> None:
+    source = source_of(tmp_path, [{"text_a": "x x x y"}])
+    x, y = (small_tokenizer().encode_words([word])[0][0] for word in "xy")
+    loss, right = task_of().baseline(np.array([x, y]), source)
+    total = small_tokenizer().size + 4
+    assert loss == pytest.approx(-np.log([4 / total, 2 / total]))
+    assert right.tolist() == [1, 0]
+
+
+def test_it_learns(tmp_path: Path) -> None:
+    rows = [{"text_a": f"{word} {word} {word}"} for word in "abcdefgh"]
+    source = source_of(tmp_path, rows)
+    task = task_of(mask_rate=1.0, random_rate=0.0)
+    scores = task.metrics(predictions(learned(source, task), source, task)["words"], source)
+    assert scores["accuracy"] > 0.8
+    assert scores["perplexity"] < 4
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rate": 0}, "tasks.words.rate: 0.0 is not between 0 and 1"),
+        ({"mask_rate": 0.9, "random_rate": 0.2}, "tasks.words: mask_rate 0.9 and random_rate 0.2"),
+        ({"units": ["word"]}, "tasks.words.units: unknown key"),
+    ],
+)
+def test_bad_settings_are_refused(values, message) -> None:
+    with pytest.raises(UserError, match=message):
+        task_of(**values)
+
+
+def test_columns_that_are_not_there_are_named(tmp_path: Path) -> None:
+    source = source_of(tmp_path, [{"text_a": "x"}])
+    with pytest.raises(UserError, match="tasks.words: .* has no column 'context'"):
+        task_of(texts=["context"]).check(source, labelled=False)
