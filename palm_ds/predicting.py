@@ -14,7 +14,8 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,7 @@ def open_inputs(predictor: Predictor, job: Job) -> list[_Opened]:
     tables: dict[str, _Opened] = {}
     for each in predictor.passes:
         if repr(each.read) not in tables:
-            tables[repr(each.read)] = open_input(job, each.read)
+            tables[repr(each.read)] = open_input(job, each.read, predictor.tasks.values())
     if len(counts := {each.rows for each in tables.values()}) > 1:
         raise UserError(
             f"{', '.join(job.inputs)}: read as {' or '.join(map(str, sorted(counts)))} rows, for "
@@ -139,9 +140,9 @@ def open_inputs(predictor: Predictor, job: Job) -> list[_Opened]:
     return opened
 
 
-def open_input(job: Job, read: TableSettings) -> _Opened:
-    """The rows of a job's files, read as a recipe says. Labels need not be there; those that cannot
-    be read are as if they were not."""
+def open_input(job: Job, read: TableSettings, tasks: Iterable[Task] = ()) -> _Opened:
+    """The rows of a job's files, read as a recipe says. Labels need not be there; of those that the
+    tasks want, each that cannot be read is as if it were not."""
     settings = replace(
         read,
         format=job.format or read.format,
@@ -151,21 +152,27 @@ def open_input(job: Job, read: TableSettings) -> _Opened:
         lost_answers="keep",
     )
     try:
-        table = open_table(list(job.inputs), settings)
+        return _opened(job, settings)
     except UserError as error:
-        try:
-            table = open_table(list(job.inputs), without_labels(settings))
-        except UserError:
-            raise error from None
-        return _Opened(table=table, notes=(*table.notes, f"read without labels: {error}"))
+        bare = _opened(job, without_labels(settings))
+        kept: list[str] = []
+        for role in dict.fromkeys(getattr(task, "label_column", "") for task in tasks):
+            if is_label(role):
+                with suppress(UserError):
+                    bare = _opened(job, without_labels(settings, [*kept, role]))
+                    kept.append(role)
+        return replace(bare, notes=(*bare.notes, f"labels that are not read: {error}"))
+
+
+def _opened(job: Job, settings: TableSettings) -> _Opened:
+    table = open_table(list(job.inputs), settings)
     return _Opened(table=table, notes=table.notes)
 
 
-def without_labels(read: TableSettings) -> TableSettings:
-    """The same, but that columns of labels are not looked for."""
-    columns = {role: column for role, column in read.columns.items() if not is_label(role)}
-    further = [role for role in read.columns if is_label(role)]
-    return replace(read, columns={**columns, **dict.fromkeys([*LABELS, *further], "")})
+def without_labels(read: TableSettings, kept: Collection[str] = ()) -> TableSettings:
+    """The same, but that columns of labels are not looked for, other than those kept."""
+    blank = {role: "" for role in (*LABELS, *read.columns) if is_label(role) and role not in kept}
+    return replace(read, columns={**read.columns, **blank})
 
 
 def is_label(role: str) -> bool:

@@ -1,0 +1,34 @@
+"""launch/predict.py by several processes: the same files, byte for byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from palm_ds.predictor import CHUNK
+from tests.saved_model import save_model, texts, write_rows
+
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+
+PREDICT = str(Path(__file__).resolve().parent.parent.parent / "launch" / "predict.py")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
+
+
+def test_any_number_of_processes_writes_the_same(run_distributed, tmp_path) -> None:
+    run = save_model(tmp_path / "run", ["mood", "topic", "size"])
+    rows = write_rows(tmp_path / "rows.jsonl", texts(3 * CHUNK + 100, seed=6, longest=8))
+    found = {}
+    for launcher, processes in (("python", 1), ("torchrun", 2), ("deepspeed", 3)):
+        out = tmp_path / launcher
+        arguments = (run, "--input", rows, "--output", out, "--tsv")
+        done = run_distributed(
+            PREDICT, *arguments, processes=processes, launcher=launcher, writes=False
+        )
+        assert f"{3 * CHUNK + 100:,} rows, 1 pass(es), {processes} process(es)" in done.output
+        found[processes] = contents(out)
+    assert set(found[1]) >= {"mood.predictions.json", "topic.tsv", "scores.json", "about.json"}
+    assert found[1] == found[2] == found[3]

@@ -1,0 +1,272 @@
+"""launch/predict.py: every row out, in order, the same whatever is asked beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from palm_ds import predictor as predictor_module
+from palm_ds import weights
+from palm_ds.hf_head import head_taken
+from palm_ds.weights import load_weights
+from tests.launch.conftest import Said
+from tests.saved_model import pairs, questions, recipe_of, save_model, texts, write_rows
+
+TEXT_TASKS = ("mood", "topic", "size")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    return save_model(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture
+def predict(enter: Callable[..., Said], tmp_path: Path) -> Callable[..., Path]:
+    """predict(run, rows, option, ...): the folder that the command has written."""
+    made: list[Path] = []
+
+    def predict(run: Path, rows: list[dict[str, Any]], *options: str) -> Path:
+        made.append(tmp_path / f"out{len(made)}")
+        file = write_rows(tmp_path / f"input{len(made)}.jsonl", rows)
+        said = enter("predict", run, "--input", file, "--output", made[-1], *options)
+        assert said.code == 0, said.err
+        assert f"{len(rows):,} rows" in said.out
+        assert not list(tmp_path.glob(".*")), "something was left beside the output"
+        return made[-1]
+
+    return predict
+
+
+def lines(folder: Path, task: str, name: str = "predictions") -> list[dict[str, Any]]:
+    return [json.loads(x) for x in (folder / f"{task}.{name}.json").read_text().splitlines()]
+
+
+def test_every_row_has_a_line_for_each_task_in_order(run, predict, monkeypatch) -> None:
+    monkeypatch.setattr(predictor_module, "CHUNK", 7)
+    rows = texts(40, seed=9, longest=60)
+    out = predict(run, rows, "--tasks", ",".join(TEXT_TASKS), "--batch_tokens", "50")
+    for task in TEXT_TASKS:
+        assert [line["index"] for line in lines(out, task)] == list(range(40))
+    assert set(lines(out, "mood")[0]) == {"index", "label", "logits", "probs"}
+    about = json.loads((out / "about.json").read_text())
+    assert about["rows"] == 40
+    assert set(about["tasks"]) == set(TEXT_TASKS)
+
+
+def test_a_task_alone_says_what_it_says_beside_others(run, predict, monkeypatch) -> None:
+    monkeypatch.setattr(predictor_module, "CHUNK", 16)
+    rows = texts(40, seed=9)
+    together = predict(run, rows, "--tasks", ",".join(TEXT_TASKS))
+    for task in TEXT_TASKS:
+        alone = predict(run, rows, "--tasks", task)
+        ours, theirs = lines(alone, task), lines(together, task)
+        assert [{**x, "logits": 0, "probs": 0, "value": 0} for x in ours] == [
+            {**x, "logits": 0, "probs": 0, "value": 0} for x in theirs
+        ]
+        for name in ("logits", "probs", "value"):
+            numbers = [torch.tensor([x.get(name, 0.0) for x in y]) for y in (ours, theirs)]
+            torch.testing.assert_close(*numbers, atol=1e-5, rtol=0)
+
+
+def test_tasks_on_the_same_texts_take_one_pass_of_the_encoder(run) -> None:
+    asked = predictor_module.open_predictor(run, tasks=TEXT_TASKS)
+    assert [len(each.tasks) for each in asked.passes] == [3]
+    everything = predictor_module.open_predictor(run)
+    assert [tuple(task.name for task in each.tasks) for each in everything.passes] == [
+        TEXT_TASKS,
+        ("pair",),
+        ("answer",),
+    ]
+
+
+def test_a_blend_is_arranged_as_in_training_whichever_of_it_is_asked(tmp_path, predict) -> None:
+    tasks = {
+        "answer": {"kind": "reading", "source": "questions", "stride": 8, "max_query": 4},
+        "mood": {"kind": "classification", "source": "questions", "texts": ["context"]},
+    }
+    tasks["mood"]["labels"] = ["no", "yes"]
+    run = save_model(tmp_path / "run", ["answer + mood"], tasks=tasks)
+    rows = questions(9, seed=3)
+    alone = predict(run, rows, "--tasks", "mood")
+    together = predict(run, rows)
+    assert (alone / "mood.predictions.json").read_bytes() == (
+        together / "mood.predictions.json"
+    ).read_bytes()
+    arranger = predictor_module.arranger_of(recipe_of(run), "mood")
+    assert arranger.name == "answer"
+
+
+def test_labels_change_no_prediction_and_are_scored(run, predict) -> None:
+    rows = texts(20, seed=4)
+    asked = ("--tasks", ",".join(TEXT_TASKS))
+    with_labels = predict(run, rows, *asked)
+    without = predict(run, [{"text_a": row["text_a"]} for row in rows], *asked)
+    for task in TEXT_TASKS:
+        assert lines(with_labels, task) == lines(without, task)
+    scores = json.loads((with_labels / "scores.json").read_text())
+    found = [line["label"] for line in lines(with_labels, "mood")]
+    right = sum(label == row["label"] for label, row in zip(found, rows, strict=True))
+    assert scores["mood"]["accuracy"] == pytest.approx(right / 20)
+    assert set(scores) == set(TEXT_TASKS)
+    assert not (without / "scores.json").exists()
+
+
+def test_labels_it_does_not_know_are_no_obstacle(run, enter, tmp_path) -> None:
+    rows = [{"text_a": "so good", "label": "-1"}, {"text_a": "bad", "label": "-1"}]
+    file = write_rows(tmp_path / "test.jsonl", rows)
+    said = enter("predict", run, "--input", file, "--output", tmp_path / "o", "--tasks", "mood")
+    assert said.code == 0
+    assert "mood: not scored:" in said.out
+    assert "no label '-1'" in said.out
+    assert len(lines(tmp_path / "o", "mood")) == 2
+
+
+def test_long_rows_are_cut_and_counted(run, enter, tmp_path) -> None:
+    rows = [{"text_a": "good " * n} for n in (5, 29, 30, 31, 500)]  # 32 with [CLS] and [SEP]
+    file = write_rows(tmp_path / "long.jsonl", rows)
+    said = enter("predict", run, "--input", file, "--output", tmp_path / "o", "--tasks", "mood")
+    assert "note: mood: 2 rows are longer than it reads" in said.out
+    found = lines(tmp_path / "o", "mood")
+    assert found[2]["logits"] == found[3]["logits"] == found[4]["logits"] != found[1]["logits"]
+
+
+def test_reading_leaves_squad_s_files(run, predict) -> None:
+    rows = questions(6, seed=8)
+    out = predict(run, rows, "--tasks", "answer")
+    answers = json.loads((out / "answer.predictions.json").read_text())
+    assert list(answers) == [row["id"] for row in rows]
+    for row in rows:
+        assert answers[row["id"]] in row["context"]
+    best = json.loads((out / "answer.nbest_predictions.json").read_text())
+    assert {name: found[0]["text"] for name, found in best.items()} == answers
+    assert [line["id"] for line in lines(out, "answer", "rows")] == list(answers)
+
+
+def test_a_table_for_submission(run, predict) -> None:
+    rows = texts(5)
+    out = predict(run, rows, "--tasks", "mood,topic", "--tsv")
+    written = (out / "mood.tsv").read_text().splitlines()
+    assert written[0] == "index\tprediction"
+    assert written[1:] == [f"{x['index']}\t{x['label']}" for x in lines(out, "mood")]
+    topics = (out / "topic.tsv").read_text().splitlines()[1:]
+    assert topics == [f"{x['index']}\t{','.join(x['labels'])}" for x in lines(out, "topic")]
+
+
+def test_the_same_as_transformers_reads_in_the_exported_folder(tmp_path, predict) -> None:
+    tasks = {"mood": {"kind": "classification", "source": "pairs"}}
+    run = save_model(tmp_path / "run", ["mood"], tasks=tasks)
+    recipe = recipe_of(run)
+    asked = predictor_module.open_predictor(run)
+    state = asked.model.state_dict()
+    weights.export_hf(
+        asked.model,
+        run / "hf",
+        config=asked.model.backbone.config,
+        tokenizer=asked.tokenizer,
+        head=head_taken(recipe, state),
+    )
+    theirs = AutoModelForSequenceClassification.from_pretrained(run / "hf").eval()
+    tokenizer = AutoTokenizer.from_pretrained(run / "hf")
+    rows = pairs(30, seed=5)
+    made = tokenizer(
+        [row["text_a"] for row in rows],
+        [row["text_b"] for row in rows],
+        truncation=True,
+        max_length=32,
+        padding=True,
+        return_tensors="pt",
+    )
+    with torch.no_grad():
+        logits = theirs(**made).logits
+    found = lines(predict(run, rows), "mood")
+    torch.testing.assert_close(
+        torch.tensor([x["logits"] for x in found]), logits, atol=1e-5, rtol=0
+    )
+    names = [theirs.config.id2label[i] for i in logits.argmax(-1).tolist()]
+    assert [x["label"] for x in found] == names
+    assert (logits.std(0) > 1e-2).all()
+
+
+def test_two_models_in_one_process_do_not_touch_each_other(run, tmp_path, predict) -> None:
+    other = save_model(tmp_path / "other", ["mood"], length=24, seed=3)
+    rows = texts(10)
+    before = predict(run, rows, "--tasks", "mood")
+    first, second = (predictor_module.open_predictor(each, tasks=["mood"]) for each in (run, other))
+    load_weights(other / "weights", second.model)
+    with torch.no_grad():
+        for parameter in second.model.parameters():
+            parameter.mul_(1.5)
+    after = predict(run, rows, "--tasks", "mood")
+    assert lines(before, "mood") == lines(after, "mood")
+    assert lines(predict(other, rows), "mood") != lines(before, "mood")
+    assert first.recipe.length != second.recipe.length
+
+
+def test_a_folder_of_predictions_is_replaced_and_no_other(run, enter, tmp_path) -> None:
+    file, out = write_rows(tmp_path / "in.jsonl", texts(3)), tmp_path / "out"
+    command = ("predict", run, "--input", file, "--output", out, "--tasks", "mood")
+    leftover = tmp_path / ".out.rows"
+    leftover.mkdir()
+    (leftover / "part_0").write_text('["mood", 0, {"label": "of a killed run"}]\n["mo')
+    (leftover / "part_1").write_text("torn")
+    assert enter(*command).code == 0
+    first = (out / "mood.predictions.json").read_bytes()
+    (out / "mood.predictions.json").write_text("torn")
+    assert enter(*command).code == 0
+    assert (out / "mood.predictions.json").read_bytes() == first
+    assert not leftover.exists()
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.tex").write_text("x")
+    said = enter("predict", run, "--input", file, "--output", precious)
+    assert (said.code, said.err.count("\n")) == (2, 1)
+    assert "holds other things than predictions" in said.err
+    assert (precious / "thesis.tex").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"--tasks": "mod"}, "no task 'mod'; did you mean \"mood\"?"),
+        ({"--input": "nothing.tsv"}, "nothing.tsv: no such file"),
+        ({"--columns": "text_a"}, "expected ROLE=NAME"),
+        ({"--columns": "text_q=x"}, "columns.text_q: unknown role"),
+        ({"--precision": "fp64"}, "precision: 'fp64'"),
+        ({"--batch_tokens": "-1"}, "batch_tokens: -1"),
+        ({"model": "nowhere"}, "nowhere: "),
+        ({"--tasks": "pair"}, "tasks.pair"),
+    ],
+)
+def test_mistakes_are_said_in_one_line(run, enter, tmp_path, change, message) -> None:
+    file = write_rows(tmp_path / "in.jsonl", [{"text_a": "good"}])
+    options = {"--input": file, "--output": tmp_path / "out", "--tasks": "mood"} | change
+    model = options.pop("model", run)
+    said = enter("predict", model, *(x for pair in options.items() for x in pair))
+    assert (said.code, said.err.count("\n")) == (2, 1), said.err
+    assert message in said.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_rows_without_what_a_task_reads_are_named(run, enter, tmp_path) -> None:
+    file = tmp_path / "in.jsonl"
+    file.write_text('{"text_a": "good"}\n{"text_a": 7}\n{"text_a": ["x"]}\n')
+    said = enter("predict", run, "--input", file, "--output", tmp_path / "o", "--tasks", "mood")
+    assert said.code == 2
+    assert f"{file}:3: " in said.err
+
+
+def test_a_folder_without_its_recipe_is_refused(tmp_path, enter, run) -> None:
+    import shutil
+
+    shutil.copytree(run / "weights", tmp_path / "weights")
+    about = json.loads((tmp_path / "weights" / "weights.json").read_text())
+    (tmp_path / "weights" / "weights.json").write_text(json.dumps(about | {"recipe": {}}))
+    said = enter("predict", tmp_path / "weights", "--input", "x", "--output", tmp_path / "o")
+    assert said.code == 2
+    assert "does not say which tasks it was trained on" in said.err
