@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = sorted((ROOT / "launch/recipes").glob("*.yaml"))
+FINETUNE = sorted((ROOT / "launch/recipes/finetune").glob("*.yaml"))
 MACHINES = sorted((ROOT / "ds_configs").glob("*.json"))
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("launch/**/*.md")])
 SCRIPTS = [ROOT / ".ci/run", *sorted((ROOT / "launch").rglob("*.sbatch"))]
@@ -183,6 +184,17 @@ def test_recipes_are_valid_and_say_what_they_need_and_reach(path: Path) -> None:
     from palm_ds.run import read_recipe
 
     assert read_recipe(path).plan.steps > 0
+    comment = re.match(r"(?:#.*\n)+", path.read_text())
+    assert comment is not None and len(comment[0].split()) > 20
+
+
+@pytest.mark.parametrize("path", FINETUNE, ids=name_of)
+def test_fine_tuning_recipes_are_valid_and_say_what_they_need_and_reach(path: Path) -> None:
+    from palm_ds.run import make_recipe, read_values
+
+    values = read_values(path) | {"backbone": {"preset": "ernie-2.0-base"}}
+    recipe = make_recipe(values, str(path))
+    assert recipe.examples and recipe.outline.needs_corpus
     comment = re.match(r"(?:#.*\n)+", path.read_text())
     assert comment is not None and len(comment[0].split()) > 20
 
