@@ -72,7 +72,7 @@ def best_spans(
     kept = _largest(scores, most)
     firsts = rows[places[kept, 0]]
     spans = np.column_stack([firsts, firsts + places[kept, 1]])
-    return spans[np.lexsort((spans[:, 1], spans[:, 0], -scores[kept]))]
+    return spans[np.lexsort((spans[:, 1], spans[:, 0], -scores[kept]))][:most]
 
 
 def _largest(values: np.ndarray, most: int) -> np.ndarray:

@@ -31,7 +31,7 @@ from palm_ds.windows import best_spans, cut, different, most_context
 
 LONGEST, LONGEST_CHINESE = 30, 100  # tokens of an answer
 _SAMPLE = 200  # contexts that are looked at to know the language
-_HAN, _VISIBLE = re.compile(f"[{CHINESE}]"), re.compile(r"\S")
+_HAN, _WORD = re.compile(f"[{CHINESE}]"), re.compile("[A-Za-z]+")
 _RULES = {"squad1": squad_v1, "squad2": squad_v2, "cmrc": cmrc}
 
 
@@ -101,12 +101,12 @@ class Reading(TextTask):
         return "cmrc" if self._chinese(source) else "squad1"
 
     def _chinese(self, source: TableSource) -> bool:
-        """Whether more than half of the characters are."""
+        """Whether there are more Chinese characters than words in Latin letters."""
         column = self.texts[1]
 
         def count() -> bool:
             text = "".join(filter(None, source.column(column)[:_SAMPLE]))
-            return 2 * len(_HAN.findall(text)) > len(_VISIBLE.findall(text))
+            return len(_HAN.findall(text)) > len(_WORD.findall(text))
 
         return source.once(f"chinese {column}", count)
 
