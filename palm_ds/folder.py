@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +26,12 @@ from palm_ds.log import environment
 from palm_ds.machine import Machine
 from palm_ds.model import Model
 from palm_ds.run import NOT_LEARNED, Recipe, differences, make_recipe, read_yaml
+from palm_ds.task import Task
+from palm_ds.text_task import ClassesTask, TextTask
+from palm_ds.texts import TableSource
+
+_LABELS = 8
+"""Labels of a task that are counted on the screen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,14 +113,42 @@ def overview(run: Run, stream: AnyStream, model: Model, world: int) -> str:
     return "\n".join(
         [
             *filter(None, found),
+            *about_tables(stream),
             recipe.plan_table(),
-            f"model: {parameters / 1e6:,.1f} M parameters; task ids {recipe.task_ids}",
+            f"model: {parameters / 1e6:,.1f} M parameters{_task_ids(recipe)}",
             f"step: {_step_size(recipe, stream)}; "
             f"{world} x {accumulation} x {micro} rows (processes, accumulation, micro-batch)",
             f"all: {_everything(recipe, stream)}; items of an epoch: {items}",
             f"ZeRO {run.machine.stage}, {run.machine.precision}; written to {run.folder}",
         ]
     )
+
+
+def about_tables(stream: AnyStream) -> list[str]:
+    """Of each task over a table: its rows, how often each label stands there, how many rows are cut
+    to fit; and what is odd about the table."""
+    lines: dict[str, None] = {}
+    for feed in stream.feeds:
+        if isinstance(feed.source, TableSource):
+            lines |= {_about_rows(task, feed.source, feed.room): None for task in feed.tasks}
+            lines |= {f"{feed.source.name}: {note}": None for note in feed.source.table.notes}
+    return list(lines)
+
+
+def _about_rows(task: Task, source: TableSource, room: int) -> str:
+    parts = [f"{task.name}: {len(source):,} rows"]
+    if isinstance(task, ClassesTask) and task.label_column in source.columns:
+        counts = Counter(map(str, source.column(task.label_column)))
+        known = [f"{label} {counts[label]:,}" for label in task.labels if label in counts]
+        more = f", ... ({len(task.labels)} labels)" if len(task.labels) > _LABELS else ""
+        parts += [", ".join(known[:_LABELS]) + more] if known else []
+    if isinstance(task, TextTask) and (cut := task.cut_rows(source, room)):
+        parts.append(f"{cut:,} cut to {task.room(room)} tokens")
+    return "; ".join(parts)
+
+
+def _task_ids(recipe: Recipe) -> str:
+    return f"; task ids {recipe.task_ids}" if recipe.backbone_config.task_slots else ""
 
 
 def _step_size(recipe: Recipe, stream: AnyStream) -> str:

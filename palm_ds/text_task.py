@@ -73,6 +73,15 @@ class TextTask(Task):
             )
         return self.max_length or room
 
+    def cut_rows(self, source: TableSource, room: int) -> int:
+        """How many rows are longer than an example may be; none, where a task has ways of its
+        own."""
+        if type(self).layout is not TextTask.layout:
+            return 0
+        columns = self.columns_of(source)
+        lengths = sum(source.encoded(column).lengths for column in columns)
+        return int(np.sum(lengths + 1 + len(columns) > self.room(room)))
+
     def items(self, source: TableSource, room: int) -> np.ndarray:  # type: ignore[override]
         """(rows, 1): every row."""
         return np.arange(len(source))[:, None]

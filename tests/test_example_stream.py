@@ -23,7 +23,7 @@ from palm_ds.run import Recipe, make_recipe
 from palm_ds.source import split
 from palm_ds.task import build
 from tests.small_corpus import write_small_corpus
-from tests.small_tables import open_source, write_texts, write_vocabulary
+from tests.word_tables import open_source, write_texts, write_vocabulary
 
 SIZES = {"a": 70, "b": 23, "c": 9}
 few = settings(

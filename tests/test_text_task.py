@@ -19,7 +19,7 @@ from palm_ds.run import Recipe, make_recipe
 from palm_ds.task import build
 from palm_ds.text_task import level
 from palm_ds.texts import TableSource
-from tests.small_tables import open_source, write_table, write_texts, write_vocabulary
+from tests.word_tables import open_source, write_table, write_texts, write_vocabulary
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from palm_ds.errors import UserError
 from palm_ds.reader import TableSettings, open_table
 from palm_ds.texts import encode, split_rows
 from palm_ds.tokenizer import load_tokenizer
-from tests.small_tables import WORDS, open_source, write_table, write_texts, write_vocabulary
+from tests.word_tables import WORDS, open_source, write_table, write_texts, write_vocabulary
 
 
 @pytest.fixture(scope="module")
