@@ -94,6 +94,8 @@ class Suite:
     recipes: what stands for `data/` in front of their tables."""
     epochs: float = 3
     """With a template: so often every row."""
+    tokenizer: str = ""
+    """With a template: the vocabulary that texts are read with; empty: that of its `init_from`."""
     sets: dict[str, DataSet] = field(default_factory=dict)
     """More about data sets, by name."""
     only: list[str] = field(default_factory=list)
@@ -171,6 +173,8 @@ def read_suite(path: str | Path, overrides: Sequence[str] = ()) -> Suite:
     """A suite file, with more overrides for all recipes. Raises UserError with file and key."""
     values = read_yaml(path)
     try:
+        for name, own in (values.get("sets") or {}).items():
+            settings.parse(DataSet, own, f"sets.{name}")
         suite = settings.parse(Suite, values, "")
         known = {*_given(suite), *(_folders(suite) if suite.template else {})}
         for name in (*suite.only, *suite.sets):
@@ -262,6 +266,7 @@ def _filled(
         "table": _file(folder, [own.train or "train.*"], "train"),
         "validation": _file(folder, [own.dev or known.get("dev", "")] + list(_DEV), "dev"),
         "read": own.read or known.get("read", {}),
+        "tokenizer": suite.tokenizer,
     }
     best = own.best or known.get("best", "")
     evaluate = {"best": f"{name}.{best}" if best else name, **(values.get("evaluate") or {})}

@@ -1,49 +1,34 @@
-"""Small tables and a vocabulary for them: what fine-tuning reads, in a moment."""
+"""Small tables of two classes that a small encoder learns, and the encoder to learn them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from palm_ds.reader import TableSettings, open_table
-from palm_ds.texts import TableSource, split_rows
-from palm_ds.tokenizer import load_tokenizer
-
-WORDS = tuple(f"w{i}" for i in range(40))
-SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+WORDS = 40
+TINY = {"preset": "tiny", "positions": 64}
 
 
-def write_vocabulary(folder: Path) -> Path:
-    path = folder / "vocab.txt"
-    path.write_text("\n".join([*SPECIALS, *WORDS]) + "\n")
-    return path
+def write_tables(folder: Path, *, train: int = 48, dev: int = 24) -> Path:
+    """vocab.txt, train.tsv, dev.tsv: texts of low words are `no`, of high words `yes`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(WORDS))]
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n")
+    rng = random.Random(0)
+    for name, many in (("train", train), ("dev", dev)):
+        lines = [f"{row['label']}\t{row['text_a']}" for row in rows(rng, many)]
+        (folder / f"{name}.tsv").write_text("\n".join(["label\ttext_a", *lines]) + "\n")
+    return folder
 
 
-def sentence(rng: np.random.Generator, shortest: int = 1, longest: int = 20) -> str:
-    return " ".join(rng.choice(WORDS, int(rng.integers(shortest, longest + 1))))
-
-
-def write_table(path: Path, rows: Sequence[Sequence[Any]], *columns: str) -> Path:
-    lines = ["\t".join(columns), *("\t".join(map(str, row)) for row in rows)]
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
-def write_texts(path: Path, rows: int, *, classes: int = 2, pairs: bool = False) -> Path:
-    """Rows of one text, or of two, whose class can be learned: the first word says it."""
-    rng = np.random.default_rng([rows, classes, pairs])
-    made = []
-    for _ in range(rows):
-        first = sentence(rng)
-        label = WORDS.index(first.split()[0]) % classes
-        made.append([first, *([sentence(rng)] if pairs else []), f"c{label}"])
-    return write_table(path, made, "text_a", *(["text_b"] if pairs else []), "label")
-
-
-def open_source(path: Path, vocabulary: Path, **settings: Any) -> TableSource:
-    """All rows of a file."""
-    table = open_table(str(path), TableSettings(**settings))
-    return split_rows(table, 0.0, load_tokenizer(vocabulary), path.stem)[0]
+def rows(rng: random.Random, many: int) -> list[dict[str, Any]]:
+    """Of both classes, one after the other."""
+    half = WORDS // 2
+    found = []
+    for number in range(many):
+        words = [
+            f"w{rng.randrange(half) + half * (number % 2)}" for _ in range(rng.randrange(2, 9))
+        ]
+        found.append({"label": ("no", "yes")[number % 2], "text_a": " ".join(words)})
+    return found

@@ -14,7 +14,7 @@ from typing import Any
 from palm_ds import downloader
 from palm_ds.backbone_config import BackboneConfig
 from palm_ds.errors import UserError
-from palm_ds.weights import tokenizer_in
+from palm_ds.weights import backbone_config_from, tokenizer_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +50,13 @@ class Encoder:
             config = json.loads(Path(config).read_text(encoding="utf-8"))
         numbers = BackboneConfig.from_dict(dict(config))  # type: ignore[arg-type]
         return cls(config=asdict(numbers), tokenizer=str(tokenizer))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row that it reads."""
+        if self.folder:
+            return backbone_config_from(Path(self.folder)).longest
+        return BackboneConfig.from_dict(self.config).longest
 
     def values(self) -> dict[str, Any]:
         """What it says in a recipe."""

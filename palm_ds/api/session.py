@@ -100,7 +100,7 @@ class Session(ABC):
                 sources[first.name]["tokenizer"] = self.backbone.tokenizer
             tasks |= {task.name: task.entry(first.name) for task in blend}
         said = {"sources": sources, "tasks": tasks, "stages": self.stages()}
-        values = self.settings.values() | self.backbone.values() | said
+        values = self.settings.values(self.backbone.longest) | self.backbone.values() | said
         return make_complete(merged(values, self.settings.recipe), type(self).__name__)
 
     @cached_property
@@ -210,8 +210,15 @@ class Session(ABC):
             console = Console(width=140, force_terminal=False, force_jupyter=False)
             opened = open_run(self.run, console=console, data=self.data)
             assert opened is not None
+            weakref.finalize(self, opened.close_log)
             self._opened, self.cur_train_step = opened, opened.first
         return self._opened
+
+    def close(self) -> None:
+        """Let go of the engine before the training is over; with a `folder` of its own, another
+        trainer goes on from the last checkpoint."""
+        self._close()
+        self._ended = True
 
     def _close(self) -> None:
         if self._opened:

@@ -12,6 +12,8 @@ from palm_ds.errors import UserError
 from palm_ds.machine import Machine, make_machine, read_machine
 from palm_ds.processes import accelerator
 
+_USUAL_LENGTH = 128
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
@@ -23,8 +25,9 @@ class TrainSettings:
     """So often every example; with several tasks, of the reference."""
     lr: float = 5e-5
     """Peak learning rate."""
-    length: int = 128
-    """Tokens of a row; examples are packed into rows, longer ones are cut."""
+    length: int = 0
+    """Tokens of a row; examples are packed into rows, longer ones are cut. 0: 128, or as many as
+    the encoder has positions for."""
     schedule: Literal["linear", "noam", "wsd", "constant"] = "linear"
     """How the rate falls."""
     warmup: float = 0.1
@@ -57,11 +60,12 @@ class TrainSettings:
             name = "batch" if self.batch < 1 else "epochs"
             raise UserError(f"{name}: expected a number above 0, got {getattr(self, name)}")
 
-    def values(self) -> dict[str, Any]:
-        """What of it stands in a recipe, beside backbone, sources, tasks and stages."""
+    def values(self, longest: int) -> dict[str, Any]:
+        """What of it stands in a recipe, beside backbone, sources, tasks and stages; `longest`: row
+        that the encoder reads."""
         return {
             "seed": self.seed,
-            "length": self.length,
+            "length": self.length or min(_USUAL_LENGTH, longest),
             "batch": f"{self.batch} examples",
             "optimizer": {"lr": self.lr, "weight_decay": self.weight_decay},
             "schedule": {"kind": self.schedule, "warmup": self.warmup},

@@ -66,6 +66,11 @@ class Trainer(Session):
         return self.settings.epochs
 
     @property
+    def cur_train_epoch(self) -> int:
+        """How often all rows were read."""
+        return self.cur_train_step * self.run.recipe.examples_of(self.name) // self.num_examples
+
+    @property
     def steps_per_epoch(self) -> int:
         return self.steps_per_epoch_of(self.name)
 

@@ -1,0 +1,70 @@
+"""What a person may write in a file of their own: a task with its head and metric, a reader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+import palm_ds as palm
+
+
+class SquareHead(palm.Head):
+    """A number, squared error, by a linear map of the pooled text."""
+
+    pooled = True
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.out = torch.nn.Linear(width, 1)
+
+    def blank(self, device: torch.device) -> torch.Tensor:
+        return torch.zeros(1, device=device)
+
+    def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> palm.HeadOutput:
+        error = (self.logits(rows)[:, 0].float() - targets.float()) ** 2
+        return palm.HeadOutput(error.sum(), torch.full((), float("nan"), device=rows.device))
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.out(rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HowMany(palm.TextTask):
+    """How many words a text has, as `label` says."""
+
+    unit: float = 1.0
+    """What counts as one."""
+
+    def label(self, example: Any, source: Any, rng: np.random.Generator) -> None:
+        value = float(source.row(example.item).get("label") or 0) / self.unit
+        example.labels[self.name] = np.zeros(1, np.int64), np.array([value], np.float32)
+
+    def head(self, backbone: Any) -> SquareHead:
+        return SquareHead(backbone.width)
+
+    def decode(self, scores: np.ndarray, example: Any, source: Any) -> dict[str, Any]:
+        return {"value": float(scores[0, 0])}
+
+    def metrics(self, predictions: Mapping[int, dict[str, Any]], source: Any) -> dict[str, float]:
+        wrong = [
+            abs(each["value"] - float(source.row(item)["label"]) / self.unit)
+            for item, each in predictions.items()
+        ]
+        return {"minus_error": -float(np.mean(wrong))}
+
+
+class Counting:
+    """A reader: rows made while they are asked for."""
+
+    def __init__(self, rows: int):
+        self.rows = rows
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for number in range(self.rows):
+            many = 1 + number % 6
+            words = " ".join(f"w{(number + k) % 40}" for k in range(many))
+            yield {"text_a": words, "label": np.int64(many)}
