@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -32,6 +32,8 @@ from palm_ds.formats.contents import BUFFER, COPY, OPTIMIZER, Entry
 from palm_ds.formats.tensor_files import held
 
 LATEST = "latest"
+_MAPPED_BYTES = 256 << 20
+"""A reader of shards has about so much of their weights in memory."""
 GENUINE = (
     "deepspeed.utils.tensor_fragment.fragment_address",
     "deepspeed.runtime.fp16.loss_scaler.LossScaler",
@@ -76,8 +78,43 @@ def tag_folder(path: Path) -> Path | None:
 
 def open_shards(folder: Path) -> Shards:
     """Every parameter of a folder of shards. Raises UserError where a file is missing, damaged, or
-    holds what a genuine one does not."""
+    holds what a genuine one does not.
+
+    What was read of mapped files counts as this process's memory while they are open, so the
+    shards of ZeRO 1 to 3 are opened anew after every `_MAPPED_BYTES`."""
+    shards = _opened(folder)
+    if not shards.stage:  # one file of whole tensors, whose fp32 weights took a search to be named
+        return shards
+    reader = _Reader(shards)
+    entries = {
+        name: replace(entry, read=partial(reader.read, name))
+        for name, entry in shards.entries.items()
+    }
+    return replace(shards, entries=entries)
+
+
+class _Reader:
+    """Reads shards, and lets go of what was read."""
+
+    def __init__(self, shards: Shards):
+        self.folder = shards.folder
+        self._entries: Mapping[str, Entry] = shards.entries
+        self._mapped = 0  # bytes read since the shards were opened
+
+    def read(self, name: str) -> torch.Tensor:
+        if self._mapped >= _MAPPED_BYTES:
+            self._entries, self._mapped = _opened(self.folder).entries, 0
+        if name not in self._entries:
+            raise UserError(f"{self.folder}: {name} is gone: other shards than when it was opened")
+        values = self._entries[name].read()
+        self._mapped += values.nbytes
+        return values
+
+
+def _opened(folder: Path) -> Shards:
     models, optims = _by_rank(folder, _MODEL), _by_rank(folder, _OPTIM)
+    if not models:
+        raise UserError(f"{folder}: its shards have been deleted meanwhile")
     model = _load(models[0])
     try:
         if not optims:

@@ -34,6 +34,8 @@ _CODES = {
     torch.bfloat16: "BF16",
     torch.float64: "F64",
 }
+_MAPPED_BYTES = 64 << 20
+"""A reader of safetensors has about so much of its file in memory."""
 _LARGEST_INDEX = 1 << 26  # bytes of a JSON file; the largest genuine ones have a hundredth
 
 
@@ -68,26 +70,45 @@ def open_tensors(folder: Path) -> dict[str, Entry]:
 
 def open_safetensors(path: Path) -> dict[str, Entry]:
     """The tensors of one safetensors file."""
-    try:
-        # Not closed: the entries read from it, for as long as there are any.
-        file: Any = safe_open(path, "pt")
-        return {
-            name: Entry(
-                theirs=(name,),
-                shape=tuple(file.get_slice(name).get_shape()),
-                read=partial(_read_safetensor, file, name, path),
-            )
-            for name in sorted(file.keys())  # by name in every version
-        }
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: cannot be read as safetensors: {_line(error)}") from None
+    file = _Safetensors(path)
+    return {
+        name: Entry(theirs=(name,), shape=shape, read=partial(file.read, name))
+        for name, shape in file.shapes().items()
+    }
 
 
-def _read_safetensor(file: Any, name: str, path: Path) -> torch.Tensor:
-    try:
-        return file.get_tensor(name)
-    except (OSError, SafetensorError, ValueError, RuntimeError) as error:
-        raise UserError(f"{path}: {name} cannot be read: {_line(error)}") from None
+class _Safetensors:
+    """A file whose entries read from it, for as long as there are any.
+
+    What was read of a mapped file counts as this process's memory while the file is open, so it is
+    opened anew after every `_MAPPED_BYTES`."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._file: Any = None
+        self._mapped = 0  # bytes read since the file was opened
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        try:
+            file = self._opened()
+            names = sorted(file.keys())  # by name in every version
+            return {name: tuple(file.get_slice(name).get_shape()) for name in names}
+        except (OSError, SafetensorError) as error:
+            what = f"{self.path}: cannot be read as safetensors: {_line(error)}"
+            raise UserError(what) from None
+
+    def read(self, name: str) -> torch.Tensor:
+        try:
+            tensor = self._opened().get_tensor(name)
+        except (OSError, SafetensorError, ValueError, RuntimeError) as error:
+            raise UserError(f"{self.path}: {name} cannot be read: {_line(error)}") from None
+        self._mapped += tensor.nbytes
+        return tensor
+
+    def _opened(self) -> Any:
+        if self._file is None or self._mapped >= _MAPPED_BYTES:
+            self._file, self._mapped = safe_open(self.path, "pt"), 0
+        return self._file
 
 
 def open_bin(path: Path) -> dict[str, Entry]:

@@ -124,6 +124,36 @@ def test_every_stage_gives_the_fp32_weights(stage: int, world: int, tmp_path: Pa
     assert contents.left["optimizer_state_dict"] == OPTIMIZER
 
 
+@pytest.mark.parametrize("stage", [1, 3])
+def test_shards_are_opened_anew_after_so_many_bytes(
+    stage: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that their weights are never in memory as mapped pages."""
+    monkeypatch.setattr(deepspeed_files, "_MAPPED_BYTES", 200)
+    net = model()
+    path = shards(tmp_path / "run", net, stage, 2, torch.float32)
+    opened: list[Path] = []
+    load = deepspeed_files._load
+    monkeypatch.setattr(deepspeed_files, "_load", lambda file: (opened.append(file), load(file))[1])
+    contents = deepspeed.open_contents(path)
+    once, state = len(opened), net.state_dict()
+    sizes = []
+    for name, entry in contents.entries.items():
+        values = entry.read()
+        assert torch.equal(values, state[name]), name
+        sizes.append(values.nbytes)
+    wanted, mapped = 1, 0
+    for size in sizes:
+        if mapped >= 200:
+            wanted, mapped = wanted + 1, 0
+        mapped += size
+    assert len(opened) == wanted * once and wanted > 5
+    shutil.rmtree(path / "global_step3")
+    with pytest.raises(UserError, match="global_step3: its shards have been deleted meanwhile"):
+        for _ in range(2):
+            contents.entries["backbone.word.weight"].read()
+
+
 @pytest.mark.parametrize("tag", ["", "global_step3"])
 def test_numbers_of_ours_beside_them_do_not_make_them_a_folder_of_weights(
     tag: str, tmp_path: Path

@@ -19,6 +19,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 from palm_ds.backbone import Backbone
 from palm_ds.backbone_config import BackboneConfig
 from palm_ds.errors import UserError
+from palm_ds.formats import tensor_files
 from palm_ds.formats.contents import Contents, Entry
 from palm_ds.formats.hf_target import HEAD_CLASSES
 from palm_ds.formats.huggingface import open_contents, recognises
@@ -806,6 +807,30 @@ def test_a_model_is_never_there_whole(tmp_path: Path) -> None:
     assert calls == []
     publish(tmp_path / "out", lambda part: write(planned, part))
     assert sorted(calls) == sorted(entries)
+
+
+def test_a_file_is_mapped_anew_after_so_many_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read of it is let go: a model is never in memory as mapped pages."""
+    monkeypatch.setattr(tensor_files, "_MAPPED_BYTES", 1 << 20)
+    saved = {name: torch.full((1 << 18,), float(i)) for i, name in enumerate("abcdefgh")}
+    save_file(saved, tmp_path / "model.safetensors")
+    entries = tensor_files.open_safetensors(tmp_path / "model.safetensors")
+    for name, entry in entries.items():
+        assert torch.equal(entry.read(), saved[name])
+        assert resident(tmp_path / "model.safetensors") < 2 << 20
+
+
+def resident(file: Path) -> int:
+    """Bytes of a mapped file that count as this process's memory."""
+    found, here = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0] and not line.split()[0].endswith(":"):
+            here = line.endswith(str(file))
+        elif here and line.startswith("Rss:"):
+            found += int(line.split()[1]) << 10
+    return found
 
 
 def test_an_encoder_of_ours_is_what_its_numbers_say() -> None:
