@@ -27,6 +27,7 @@ from palm_ds.train import train
 from tests.own_task import Counting, HowMany
 from tests.small_tables import TINY, rows, write_tables
 
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of DeepSpeed's
 ROOT = Path(__file__).resolve().parent.parent
 QUIET: dict[str, Any] = {
     "batch": 8,
