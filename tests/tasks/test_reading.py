@@ -387,7 +387,7 @@ def test_no_answer_of_real_data_is_lost(
             found = table[item]["context"][places[first, 0] : places[last, 1]]
             total += 1
             same += found == text.strip()
-    assert total == len(answers.tokens) and same / total >= 0.999
+    assert total == len(answers.tokens) and same / total >= 0.998
     # some questions all the way: windows, scores, text
     some_rows = np.arange(0, len(table), max(1, len(table) // 300))
     part = TableSource(table, some_rows, tokenizer, "part")
