@@ -144,9 +144,9 @@ def test_a_sentence_does_not_depend_on_those_beside_it() -> None:
 
 def test_half_precision_is_summed_in_full() -> None:
     emissions, transitions, gold, groups = made([300], 3, seed=7)
-    half = [x.half() for x in (emissions * 40, transitions)]
-    found = sentence_losses(*half, gold, groups)
-    full = sentence_losses(*(x.float() for x in half), gold, groups)
+    half, also = (emissions * 40).half(), transitions.half()
+    found = sentence_losses(half, also, gold, groups)
+    full = sentence_losses(half.float(), also.float(), gold, groups)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, full)
 

@@ -34,6 +34,8 @@ LAYERS = (
     (
         "task",
         "crf",
+        "tags",
+        "sentences",
         "pairs",
         "paragraphs",
         "markers",
@@ -43,7 +45,7 @@ LAYERS = (
         "answer_spans",
     ),
     ("text_heads", "text_task", "given"),
-    ("label_values",),
+    ("label_values", "tags_task"),
     ("pretrain", "tasks"),
     ("run", "feed", "model", "log", "curves", "proof"),
     ("hf_head",),

@@ -1,0 +1,268 @@
+"""Which tag each word of a sentence gets: names, slots, chunks, parts of speech.
+
+[CLS] tokens of the words [SEP]; a word's label is at its first token. Words are those of `tokens`,
+or of a text that is cut into words or characters, whose labels are spans of characters then. A
+sentence that is too long is read in several windows; each word is judged where it has most context.
+So every word has a tag, and none is lost in training.
+
+PaddlePALM's and ERNIE's sequence labelling; with `crf: true` the tags of a sentence are scored
+together (palm_ds/crf.py). PaddlePALM gave transitions a rate of 1e-3: here that is `head_lr`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from palm_ds import tags as tagsets
+from palm_ds.backbone import Backbone
+from palm_ds.crf import CrfHead, best_tags
+from palm_ds.errors import UserError
+from palm_ds.example import Example, arrange
+from palm_ds.heads import ClassHead
+from palm_ds.metrics.chunks import chunk_scores, chunks, convert
+from palm_ds.metrics.classes import accuracy
+from palm_ds.metrics.counts import Counts
+from palm_ds.sentences import Seen, joined, seen, seen_in_text, windows
+from palm_ds.tags_task import SPANS, TagsTask
+from palm_ds.task import Task, guess
+from palm_ds.text_task import MOST_SHOWN
+from palm_ds.texts import TableSource
+
+_AT_ONCE = 256  # sentences whose best tags are looked for together
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tagging(TagsTask):
+    """A tag for every word."""
+
+    crf: bool = False
+    """Score the tags of a sentence together."""
+    constrain: bool = False
+    """Predict only sequences of tags that the scheme allows."""
+    overlap: int = 0
+    """Tokens that two windows of a long sentence share at least; 0: a quarter of a window."""
+    dropout: float = 0.1
+    """Of what the head reads, while training."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.overlap < 0:
+            raise UserError(f"{self.where}.overlap: {self.overlap} is below 0")
+
+    def like(self, origin: Task) -> Tagging:
+        task = super().like(origin)
+        if self.crf != getattr(origin, "crf", None):
+            raise UserError(
+                f"{self.where}.crf: not that of tasks.{origin.name}, whose head it shares"
+            )
+        return task
+
+    # ---- windows ----
+
+    def items(self, source: TableSource, room: int) -> np.ndarray:  # type: ignore[override]
+        """(windows, 3): row, its tokens [first, last)."""
+        words, most = self.words(source), self.room(room) - 2
+        overlap = self.overlap or most // 4
+        if overlap >= most:
+            raise UserError(f"{self.where}.overlap: {overlap} tokens of windows of {most}")
+        return windows(words, most, overlap)
+
+    def layout(  # type: ignore[override]
+        self, items: np.ndarray, uniform: np.ndarray, source: TableSource, room: int
+    ) -> np.ndarray:
+        """(n, 5): length, 0, row, its tokens [first, last)."""
+        total = items[:, 2] - items[:, 1] + 2
+        return np.column_stack([total, np.zeros_like(total), items])
+
+    def example(  # type: ignore[override]
+        self, layout: np.ndarray, source: TableSource, rng: np.random.Generator
+    ) -> Example:
+        item, first, last = (int(x) for x in layout[2:])
+        example = arrange([self.words(source).tokens.read(item, first, last)], source.vocabulary)
+        example.item = item
+        return example
+
+    def label(self, example: Example, source: Any, rng: np.random.Generator) -> None:
+        """At the first token of each word; of a text without words at [CLS], so that it has a
+        prediction."""
+        seen = self._seen(example, source)
+        if self.crf:
+            example.whole.add(self.name)
+        if not len(seen.words):
+            nothing = self.labels.index("O") if "O" in self.labels else 0
+            example.labels[self.name] = np.zeros(1, np.int64), np.array([nothing])
+            return
+        mine = self.targets(source)[self.words(source).of(example.item)]
+        example.labels[self.name] = seen.positions, np.maximum(mine[seen.words], 0)
+
+    def _seen(self, example: Example, source: TableSource) -> Seen:
+        """The words of the example's first text: tokens of this task's own, or of the same text as
+        another task of the blend has it."""
+        words, row = self.words(source), source.row(example.item)
+        if found := seen(example, words):
+            return found
+        (column,) = self.columns_of(source)
+        mine = row[column] if isinstance(row[column], str) else " ".join(row[column])
+        if mine == row.get("text_a"):
+            found = seen_in_text(example, words, source.encoded("text_a"))
+        if not found:
+            raise UserError(
+                f"{source.where(example.item)}: {self.where}: its words are not those of the text "
+                "that another task of the blend arranges; put it first in the blend, or let that "
+                f"task read `texts: [{column}]`"
+            )
+        return found
+
+    # ---- head and predictions ----
+
+    def head(self, backbone: Backbone) -> ClassHead | CrfHead:
+        if not self.crf:
+            return ClassHead(backbone.width, len(self.labels), dropout=self.dropout)
+        allowed = torch.from_numpy(self._allowed()) if self._constrains else None
+        return CrfHead(backbone.width, len(self.labels), dropout=self.dropout, allowed=allowed)
+
+    @property
+    def _constrains(self) -> bool:
+        return self.constrain and self.trained != tagsets.NONE
+
+    def _allowed(self) -> np.ndarray:
+        return tagsets.allowed(self.labels, self.trained)
+
+    def baseline(self, targets: np.ndarray, source: Any) -> tuple[np.ndarray, np.ndarray]:
+        known = self.targets(source)
+        counts = np.bincount(known[known >= 0], minlength=len(self.labels))
+        losses, right = guess(targets, counts)
+        return losses, right * np.nan if self.crf else right  # a CRF's accuracy is of sentences
+
+    def class_name(self, label: int) -> str:
+        return self.labels[label] if label < len(self.labels) else str(label)
+
+    def decode(self, scores: np.ndarray, example: Example, source: Any) -> dict[str, Any]:
+        """Of one window: the words in it, their context, their best tags and the logarithms of the
+        tags' probabilities. `gather` makes a prediction of these."""
+        seen = self._seen(example, source)
+        scores = scores[: len(seen.words)].astype(np.float64)
+        if self.crf:
+            best, shares = scores[:, 0].astype(np.int64), scores[:, 1:]
+        else:
+            best, shares = scores.argmax(1), scores - np.logaddexp.reduce(scores, 1, keepdims=True)
+        kept = shares if self._constrains else shares[np.arange(len(best)), best]
+        return {
+            "words": seen.words.tolist(),
+            "context": seen.context.tolist(),
+            "best": best.tolist(),
+            "shares": kept.tolist(),
+        }
+
+    def gather(
+        self, pieces: Mapping[int, Sequence[dict[str, Any]]], source: Any
+    ) -> dict[int, dict[str, Any]]:
+        """{"tags", "probs"}, one a word, the probabilities of the tags; of texts that were cut into
+        units also these ("tokens") and the "spans" that the tags make. A word that another task of
+        the blend cut off has O and 0."""
+        items = list(pieces)
+        sizes = np.diff(self.words(source).starts)
+        found = [joined(pieces[item], sizes[item]) for item in items]
+        if self._constrains:
+            self._choose_allowed(found)
+        return {
+            item: self._prediction(best, shares, item, source)
+            for item, (best, shares) in zip(items, found, strict=True)
+        }
+
+    def _choose_allowed(self, found: list[tuple[np.ndarray, np.ndarray]]) -> None:
+        """Puts the best sequences that are allowed in the place of those that are not."""
+        allowed = self._allowed()
+        wanting = [(b, s) for b, s in found if (b >= 0).all() and not _keeps(b, allowed)]
+        transitions = torch.from_numpy(np.where(allowed, 0.0, -1e4))
+        for i in range(0, len(wanting), _AT_ONCE):
+            some = wanting[i : i + _AT_ONCE]
+            scores = torch.from_numpy(np.concatenate([np.maximum(s, -1e3) for _, s in some]))
+            sizes = torch.tensor([len(best) for best, _ in some])
+            groups = torch.repeat_interleave(torch.arange(len(some)), sizes)
+            chosen = best_tags(scores, transitions, groups).split(sizes.tolist())
+            for (best, _), mine in zip(some, chosen, strict=True):
+                best[:] = mine.numpy()
+
+    def _prediction(
+        self, best: np.ndarray, shares: np.ndarray, item: int, source: TableSource
+    ) -> dict[str, Any]:
+        nothing = "O" if "O" in self.labels else self.labels[0]
+        names = [self.labels[i] if i >= 0 else nothing for i in best]
+        if self.written != tagsets.NONE:
+            names = convert(names, self.written)
+        if shares.ndim == 2:
+            shares = shares[np.arange(len(best)), best]
+        made: dict[str, Any] = {
+            "tags": names,
+            "probs": [round(float(x), 6) for x in np.exp(shares)],
+        }
+        (column,) = self.columns_of(source)
+        text = source.row(item)[column]
+        if isinstance(text, str):
+            words = self.words(source)
+            places = words.spans[words.of(item)]
+            made["tokens"] = [text[start:end] for start, end in places]
+            if self.written != tagsets.NONE:
+                made["spans"] = tagsets.spans_of_chunks(chunks(names), places)
+        return made
+
+    def metrics(self, predictions: Mapping[int, dict[str, Any]], source: Any) -> dict[str, float]:
+        """Over rows with labels: F1, precision and recall of chunks, and the share of right tags;
+        of tags that are no chunks the share alone. Spans count as they were given: one that could
+        not be learned was not found."""
+        tags, expected, types = self._scored(predictions, source)
+        if not tags:
+            return {}
+        right = accuracy(np.concatenate(tags), np.concatenate(expected))
+        if self.written == tagsets.NONE:
+            return {"accuracy": right}
+        all_types = sum(types.values(), Counts())
+        return {
+            "f1": all_types.f1,
+            "precision": all_types.precision,
+            "recall": all_types.recall,
+            "accuracy": right,
+        }
+
+    def tables(
+        self, predictions: Mapping[int, dict[str, Any]], source: Any
+    ) -> dict[str, list[list[Any]]]:
+        """The scores of each type of chunk, the most frequent first."""
+        _, _, types = self._scored(predictions, source)
+        often = sorted(types, key=lambda kind: (-types[kind].expected, kind))[:MOST_SHOWN]
+        rows = [
+            [kind, x.expected, *(round(y, 4) for y in (x.f1, x.precision, x.recall))]
+            for kind in often
+            for x in [types[kind]]
+        ]
+        return {"Types": [["type", "there", "f1", "precision", "recall"], *rows]} if rows else {}
+
+    def _scored(
+        self, predictions: Mapping[int, dict[str, Any]], source: TableSource
+    ) -> tuple[list[list[str]], list[list[str]], dict[str, Counts]]:
+        """The tags of rows that have some, those that are due, and counts of each type."""
+        column, words, targets = self.labelled_by(source), self.words(source), self.targets(source)
+        known = [i for i in predictions if column and (targets[words.of(i)] >= 0).all()]
+        tags = [predictions[item]["tags"] for item in known]
+        expected = [self.expected(source, item) for item in known]
+        if self.written == tagsets.NONE or not known:
+            return tags, expected, {}
+        expected = [convert(row, self.written) for row in expected]
+        if column != SPANS:
+            return tags, expected, chunk_scores(tags, expected).types
+        given = source.column(SPANS)
+        pairs = [(predictions[item]["spans"], given[item] or []) for item in known]
+        return tags, expected, tagsets.span_counts(pairs)
+
+
+def _keeps(best: np.ndarray, allowed: np.ndarray) -> bool:
+    if not len(best):
+        return True
+    inside = allowed[2 + best[:-1], best[1:]].all()
+    return bool(allowed[0, best[0]] and inside and allowed[1, best[-1]])

@@ -1,0 +1,563 @@
+"""Tags of words: what goes in comes out again, however long the sentence, whatever the scheme."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from palm_ds.backbone import Backbone
+from palm_ds.backbone_config import BackboneConfig
+from palm_ds.crf import CrfHead
+from palm_ds.errors import UserError
+from palm_ds.example import Example
+from palm_ds.feed import Feed, build_examples, collate_built
+from palm_ds.heads import ClassHead
+from palm_ds.metrics.chunks import SCHEMES, check_scheme, chunks, convert
+from palm_ds.model import Model
+from palm_ds.predict import decoded, gathered
+from palm_ds.reader import TableSettings, open_table
+from palm_ds.tags import allowed, labels_of
+from palm_ds.tasks.classification import Classification
+from palm_ds.tasks.tagging import Tagging
+from palm_ds.texts import TableSource, split_rows
+from palm_ds.tokenizer import wordpiece
+
+SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
+
+
+def source_of(path: Path | str, settings: dict[str, Any] | None = None) -> TableSource:
+    """A table, read by a tokenizer that knows its commonest words and all characters."""
+    table = open_table(str(path), TableSettings(**(settings or {})))
+    counts: Counter[str] = Counter()
+    for i in range(len(table)):
+        row = table[i]
+        words = row["tokens"] if "tokens" in row else row["text_a"].split()
+        counts.update(word.lower() for word in words)
+    common = [word for word, _ in counts.most_common(300) if word.isalnum()]
+    characters = sorted({c for word in counts for c in word} | set(LETTERS))
+    pieces = [*characters, *(f"##{c}" for c in characters)]
+    vocabulary = dict.fromkeys([*SPECIALS, *pieces, *common])
+    return split_rows(table, 0.0, wordpiece(list(vocabulary), lower=True), "small")[0]
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Callable[..., TableSource]:
+    """rows({"tokens": ...}, ...): a source of these."""
+
+    def make(*every: dict[str, Any]) -> TableSource:
+        path = tmp_path / "t.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in every), encoding="utf-8")
+        return source_of(path)
+
+    return make
+
+
+def tagging(source: TableSource | None = None, **keys: Any) -> Tagging:
+    task = Tagging(name="slots", source="small", **keys)
+    return task.settled(source) if source else task
+
+
+def examples(task: Tagging, source: TableSource, room: int = 512) -> list[Example]:
+    items = task.items(source, room)
+    made = []
+    for layout in task.layout(items, np.empty((len(items), 0)), source, room):
+        example = task.example(layout, source, np.random.default_rng(0))
+        task.label(example, source, np.random.default_rng(0))
+        assert len(example) == layout[0] <= (task.max_length or room)
+        made.append(example)
+    return made
+
+
+def oracle(task: Tagging, targets: np.ndarray) -> np.ndarray:
+    """The scores of a head that knows the labels."""
+    scores = np.full((len(targets), len(task.labels)), -9.0, np.float32)
+    scores[np.arange(len(targets)), targets] = 0.0
+    return np.column_stack([targets, scores]).astype(np.float32) if task.crf else scores
+
+
+def predictions(
+    task: Tagging,
+    source: TableSource,
+    made: Sequence[Example],
+    scores: Callable[[Tagging, np.ndarray], np.ndarray] = oracle,
+) -> dict[int, dict[str, Any]]:
+    pieces: dict[int, list[dict[str, Any]]] = {}
+    for example in made:
+        given = scores(task, example.labels[task.name][1])
+        piece = task.decode(given, example, source)
+        pieces.setdefault(example.item, []).append(piece)
+    return task.gather(pieces, source)
+
+
+def there_and_back(task: Tagging, source: TableSource, room: int = 512) -> dict[int, Any]:
+    return predictions(task, source, examples(task, source, room))
+
+
+# ---- real data ----
+
+MSRA = {"header": False, "columns": {"id": 0, "tokens": 1, "tags": 2}}
+CONLL = {"format": "conll"}
+TAGGED = [
+    ("en/wikigold/wikigold.conll.txt", CONLL, "IOB1", 9),
+    ("en/wnut17/emerging.dev.conll", CONLL, "BIO", 13),
+    ("zh/msra_ner_sample/test.tsv", MSRA, "BIO", 7),
+    pytest.param("en/wnut17/wnut17train.conll", CONLL, "BIO", 13, marks=pytest.mark.slow),
+    pytest.param("zh/msra_ner_sample/train.tsv", MSRA, "BIO", 7, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("path", "settings", "scheme", "count"), TAGGED)
+def test_real_tags_come_back_as_they_were(
+    shared: Path, path: str, settings: dict[str, Any], scheme: str, count: int
+) -> None:
+    source = source_of(shared / "data/finetune" / path, settings)
+    for task in (
+        tagging(source),
+        tagging(source, max_length=16, crf=True, trained_scheme="BIOES", constrain=True),
+    ):
+        assert task.scheme == scheme
+        assert len(task.labels) == (count if task.trained_scheme == scheme else count * 2 - 1)
+        assert ("characters" if "msra" in path else "words") == task.units
+        task.check(source, labelled=True)
+        made = examples(task, source)
+        assert (len(made) > len(source)) == bool(task.max_length)
+        found = predictions(task, source, made)
+        assert list(found) == list(range(len(source)))
+        for item, prediction in found.items():
+            assert prediction["tags"] == source.row(item)["tags"], source.where(item)
+            assert set(prediction) == {"tags", "probs"}
+        scores = task.metrics(found, source)
+        assert next(iter(scores)) == "f1"
+        assert set(scores.values()) == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("path", "spans", "out", "moved"),
+    [
+        pytest.param("en/restaurant8k/train_0.json", 7635, 59, 5, marks=pytest.mark.slow),
+        ("en/restaurant8k/test.json", 3477, 18, 4),
+        ("zh/cluener/dev.json", 3072, 0, 0),
+    ],
+)
+def test_real_spans_come_back_as_they_were(
+    shared: Path, path: str, spans: int, out: int, moved: int
+) -> None:
+    source = source_of(shared / "data/finetune" / path)
+    wanted = [source.row(i)["spans"] for i in range(len(source))]
+    assert sum(map(len, wanted)) == spans
+    for task in (tagging(source), tagging(source, max_length=16, crf=True)):
+        task.check(source, labelled=True)
+        found = there_and_back(task, source)
+        same = sum(span in found[i]["spans"] for i, row in enumerate(wanted) for span in row)
+        assert same == spans - out - moved
+        assert sum(len(each["spans"]) for each in found.values()) == spans - out
+        scores = task.metrics(found, source)
+        assert scores["recall"] == pytest.approx(same / spans)
+        assert scores["accuracy"] == 1.0
+        assert task.about(source).startswith(f"slots: {out} spans" if out else "")
+
+
+def test_real_tags_are_learned_by_every_word_at_least_once(shared: Path) -> None:
+    source = source_of(shared / "data/finetune/en/wnut17/emerging.dev.conll", CONLL)
+    task = tagging(source, max_length=16)
+    learned: dict[int, set[int]] = {}
+    for example in examples(task, source):
+        positions, targets = example.labels["slots"]
+        seen = task._seen(example, source)
+        assert np.array_equal(positions, seen.positions)
+        words = source.row(example.item)["tags"]
+        assert [task.labels[i] for i in targets] == [words[i] for i in seen.words]
+        learned.setdefault(example.item, set()).update(seen.words.tolist())
+    assert all(learned[i] == set(range(len(source.row(i)["tags"]))) for i in range(len(source)))
+
+
+# ---- schemes ----
+
+
+@pytest.mark.parametrize("written", SCHEMES)
+@pytest.mark.parametrize("trained", ["BIO", "BIOES", "IOE1"])
+def test_any_scheme_can_be_trained_in_any_other(
+    rows: Callable[..., TableSource], written: str, trained: str
+) -> None:
+    every = [
+        ["B-x", "I-x", "O", "B-y", "B-x"],
+        ["O", "B-y", "I-y", "I-y", "O"],
+        ["B-x", "B-x", "I-x", "O", "B-y"] if written != "IO" else ["O"] * 5,
+    ]
+    source = rows(*({"tokens": list("abcde"), "tags": convert(tags, written)} for tags in every))
+    task = tagging(source, scheme=written, trained_scheme=trained)
+    assert set(task.labels) == set(labels_of({"x", "y"}, trained))
+    found = there_and_back(task, source)
+    assert [found[i]["tags"] for i in range(3)] == [convert(tags, written) for tags in every]
+
+
+@pytest.mark.parametrize("scheme", sorted({*SCHEMES} - {"IO"}))  # IOB1 may write all that IO does
+def test_a_scheme_is_found_where_the_rows_show_it(
+    rows: Callable[..., TableSource], scheme: str
+) -> None:
+    tags = ["B-x", "B-x", "I-x", "O", "B-y", "I-y", "I-y", "B-x"]
+    source = rows({"tokens": list("abcdefgh"), "tags": convert(tags, scheme)})
+    assert tagging(source).scheme == scheme
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_what_may_follow_is_what_the_scheme_ever_writes(scheme: str) -> None:
+    labels = labels_of({"x", "y"}, scheme)
+    assert labels[-1] == "O"
+    found = allowed(labels, scheme)
+    expected = np.zeros_like(found)
+    stack: list[tuple[str, ...]] = [()]
+    for _ in range(4):  # every sequence of up to four tags that the scheme writes
+        stack = [(*before, tag) for before in stack for tag in labels]
+        for tags in stack:
+            if check_scheme(tags, scheme) is None:
+                number = [labels.index(tag) for tag in tags]
+                expected[0, number[0]] = expected[1, number[-1]] = True
+                for a, b in zip(number, number[1:], strict=False):
+                    expected[2 + a, b] = True
+    assert np.array_equal(found, expected)
+
+
+def test_tags_that_are_no_chunks_are_taken_as_they_are(rows: Callable[..., TableSource]) -> None:
+    source = rows(
+        {"tokens": ["the", "film"], "tags": ["DT", "NN"]}, {"tokens": ["go"], "tags": ["VB"]}
+    )
+    task = tagging(source, constrain=True, crf=True)
+    assert (task.scheme, task.labels) == ("none", ("DT", "NN", "VB"))
+    found = there_and_back(task, source)
+    assert [found[i]["tags"] for i in (0, 1)] == [["DT", "NN"], ["VB"]]
+    assert json.loads(json.dumps(found)) == {"0": found[0], "1": found[1]}
+    found[1]["tags"] = ["NN"]
+    assert task.metrics(found, source) == {"accuracy": pytest.approx(2 / 3)}
+
+
+def test_rows_that_break_the_scheme_are_read_by_the_rules_and_told(
+    rows: Callable[..., TableSource],
+) -> None:
+    source = rows(
+        {"tokens": ["a", "b"], "tags": ["B-x", "B-x"]},
+        {"tokens": ["a", "b"], "tags": ["O", "I-x"]},
+        {"tokens": ["a", "b"], "tags": ["B-y", "I-x"]},
+    )
+    task = tagging(source)
+    assert task.scheme == "BIO"
+    assert "2 rows break BIO" in task.about(source)
+    assert "t.jsonl:2, tag 2: I-x for B-x" in task.about(source)
+    found = there_and_back(task, source)
+    assert found[2]["tags"] == ["B-y", "B-x"]
+    assert task.metrics(found, source)["f1"] == 1.0
+
+
+def test_types_have_scores_of_their_own(rows: Callable[..., TableSource]) -> None:
+    """Beside scikit-learn's, of one word a chunk."""
+    from sklearn.metrics import classification_report
+
+    rng = np.random.default_rng(5)
+    every = rng.choice(["S-x", "S-y", "S-z", "O"], (2, 40), p=[0.5, 0.2, 0.1, 0.2]).tolist()
+    source = rows({"tokens": ["a"] * 40, "tags": every[0]})
+    task = tagging(source, scheme="BIOES")
+    predicted = {0: {"tags": every[1]}}
+    kinds = ["S-x", "S-y", "S-z"]
+    report: Any = classification_report(*every, labels=kinds, output_dict=True)
+    (table,) = task.tables(predicted, source).values()
+    assert table[0] == ["type", "there", "f1", "precision", "recall"]
+    for kind in kinds:
+        values = [report[kind][x] for x in ("support", "f1-score", "precision", "recall")]
+        assert [kind[2:], *(pytest.approx(x, abs=1e-4) for x in values)] in table
+    scores = task.metrics(predicted, source)
+    assert list(scores) == ["f1", "precision", "recall", "accuracy"]
+    assert scores["f1"] == pytest.approx(report["micro avg"]["f1-score"])
+    assert scores["precision"] == pytest.approx(report["micro avg"]["precision"])
+    assert scores["recall"] == pytest.approx(report["micro avg"]["recall"])
+
+
+def test_a_task_on_the_same_head_may_have_rows_in_another_scheme(
+    rows: Callable[..., TableSource],
+) -> None:
+    first = tagging(rows({"tokens": ["a", "b"], "tags": ["B-x", "I-x"]}))
+    source = rows({"tokens": ["a", "b"], "tags": ["S-x", "O"]})
+    other = Tagging(name="other", source="small", share="slots").like(first).settled(source)
+    assert (other.labels, other.trained_scheme, other.scheme) == (first.labels, "BIO", "BIOES")
+    assert there_and_back(other, source)[0]["tags"] == ["S-x", "O"]
+    with pytest.raises(UserError, match="tasks.other.crf: not that of tasks.slots, whose head"):
+        Tagging(name="other", source="small", share="slots", crf=True).like(first)
+    with pytest.raises(UserError, match="tasks.other.share: 'i' is another kind of task"):
+        Tagging(name="other", source="small").like(Classification(name="i", source="small"))
+
+
+# ---- windows ----
+
+
+def test_words_near_a_border_are_judged_where_they_have_context(
+    rows: Callable[..., TableSource],
+) -> None:
+    tags = ["O"] * 40
+    source = rows({"tokens": ["a"] * 40, "tags": [*tags[:-1], "B-x"]})
+    task = tagging(source, max_length=22, overlap=10)
+    made = examples(task, source)
+    assert [(e.origin[1], e.origin[-2]) for e in made] == [(0, 19), (10, 29), (20, 39)]
+
+    def by_context(task: Tagging, targets: np.ndarray) -> np.ndarray:
+        """Sure of the middle of a window, wrong within five words of its borders."""
+        right = oracle(task, np.zeros(20, np.int64))
+        right[:5] = right[-5:] = oracle(task, np.full(5, 2))
+        return right
+
+    found = predictions(task, source, made, by_context)[0]["tags"]
+    wrong = {i for i, tag in enumerate(found) if tag != "B-x"}
+    assert wrong == {*range(5), *range(35, 40)}
+
+
+def test_words_longer_than_a_window_are_each_in_one(rows: Callable[..., TableSource]) -> None:
+    words = ["b" * 30, "a", "c" * 30, "d" * 30, "a", "e" * 5]
+    tags = ["B-x", "I-x", "O", "B-x", "O", "B-y"]
+    source = rows({"tokens": words, "tags": tags})
+    task = tagging(source, max_length=10)
+    assert there_and_back(task, source)[0]["tags"] == tags
+
+
+def test_empty_words_and_rows_have_their_tags(rows: Callable[..., TableSource]) -> None:
+    source = rows(
+        {"tokens": ["a", "\x07", "\u200b", "b"], "tags": ["O", "B-x", "I-x", "O"]},
+        {"tokens": [], "tags": []},
+        {"tokens": ["\x07"], "tags": ["B-x"]},
+    )
+    for crf in (False, True):
+        task = tagging(source, crf=crf, constrain=True)
+        found = there_and_back(task, source)
+        assert [found[i]["tags"] for i in range(3)] == [["O", "B-x", "I-x", "O"], [], ["B-x"]]
+        assert len(found[0]["probs"]) == 4
+        assert task.metrics(found, source)["f1"] == 1.0
+
+
+@pytest.mark.parametrize("max_length", [0, 10])
+def test_predictions_keep_to_the_scheme_where_asked(
+    rows: Callable[..., TableSource], max_length: int
+) -> None:
+    """Against plain Viterbi with the words' own scores and nothing but what is allowed."""
+    rng = np.random.default_rng(3)
+    size = 24
+    tags = ["O", "B-x", "I-x", "E-x", "S-y", "O"] * (size // 6)
+    source = rows({"tokens": list(LETTERS[:size]), "tags": tags})
+    task = tagging(source, constrain=True, max_length=max_length)
+    assert task.scheme == "BIOES"
+    every = rng.normal(size=(size, len(task.labels))).astype(np.float32)
+    pieces = []
+    for example in examples(task, source):
+        scores = every[task._seen(example, source).words]
+        pieces.append(task.decode(scores, example, source))
+    found = task.gather({0: pieces}, source)[0]
+    assert check_scheme(found["tags"], "BIOES") is None
+    assert [task.labels[i] for i in every.argmax(1)] != found["tags"]
+    shares = torch.log_softmax(torch.from_numpy(every), 1).numpy()
+    score = sum(shares[i, task.labels.index(tag)] for i, tag in enumerate(found["tags"]))
+    assert score == pytest.approx(_best_allowed(shares, task.labels), abs=1e-3)
+    np.testing.assert_allclose(
+        found["probs"],
+        [np.exp(shares[i, task.labels.index(tag)]) for i, tag in enumerate(found["tags"])],
+        atol=2e-6,
+    )
+
+
+def _best_allowed(shares: np.ndarray, labels: Sequence[str]) -> float:
+    may = allowed(labels, "BIOES")
+    best = {i: shares[0, i] for i in range(len(labels)) if may[0, i]}
+    for row in shares[1:]:
+        best = {
+            b: row[b] + max(score for a, score in best.items() if may[2 + a, b])
+            for b in range(len(labels))
+            if any(may[2 + a, b] for a in best)
+        }
+    return max(score for i, score in best.items() if may[1, i])
+
+
+# ---- texts without tokens, and other tasks ----
+
+
+def test_a_text_alone_is_cut_into_words_and_its_spans_are_told(
+    rows: Callable[..., TableSource],
+) -> None:
+    text = "a table, for two at 5pm"
+    source = rows({"text_a": text, "spans": [{"start": 13, "end": 16, "type": "people"}]})
+    task = tagging(source)
+    bare = rows({"text_a": text})
+    task.check(bare, labelled=False)
+    found = predictions(task, bare, examples(task, bare))[0]
+    assert found["tokens"] == ["a", "table", ",", "for", "two", "at", "5pm"]
+    assert found["tags"] == [task.labels[0]] * 7  # no label: what is asked of it is the first
+    assert found["spans"][0] == {"start": 0, "end": 1, "type": "people"}
+    assert task.metrics({0: found}, bare) == {}
+
+
+def test_another_task_may_arrange_the_text(rows: Callable[..., TableSource]) -> None:
+    tokens, tags = ["fly", "to", "paris\x07texas", "\x07", "now"], ["O", "O", "B-city", "O", "B-t"]
+    source = rows({"text_a": " ".join(tokens), "tokens": tokens, "tags": tags, "label": "f"})
+    task = tagging(source)
+    for texts in (("tokens",), ("text_a",)):
+        intent = Classification(name="intent", source="small", texts=texts, labels=("f", "g"))
+        layout = intent.layout(np.array([[0]]), np.empty((1, 0)), source, 64)[0]
+        example = intent.example(layout, source, np.random.default_rng(0))
+        intent.label(example, source, np.random.default_rng(0))
+        task.label(example, source, np.random.default_rng(0))
+        assert example.labels["intent"][0].tolist() == [0]
+        found = predictions(task, source, [example])[0]
+        assert found["tags"] == tags
+        assert found["probs"][3] == (0.0 if texts == ("text_a",) else pytest.approx(0.9995, 1e-3))
+
+
+def test_words_that_another_task_cut_off_are_o(rows: Callable[..., TableSource]) -> None:
+    tokens = ["a"] * 20
+    source = rows({"tokens": tokens, "tags": ["B-x"] * 20, "label": "f"})
+    intent = Classification(name="i", source="small", texts=("tokens",), max_length=8)
+    layout = intent.layout(np.array([[0]]), np.empty((1, 0)), source, 64)[0]
+    example = intent.example(layout, source, np.random.default_rng(0))
+    task = tagging(source, crf=True, constrain=True)
+    task.label(example, source, np.random.default_rng(0))
+    assert predictions(task, source, [example])[0]["tags"] == ["B-x"] * 6 + ["O"] * 14
+
+
+def test_a_text_of_other_words_is_refused(rows: Callable[..., TableSource]) -> None:
+    source = rows({"text_a": "quite another", "tokens": ["a", "b"], "tags": ["O", "B-x"]})
+    intent = Classification(name="intent", source="small")
+    layout = intent.layout(np.array([[0]]), np.empty((1, 0)), source, 64)[0]
+    example = intent.example(layout, source, np.random.default_rng(0))
+    with pytest.raises(UserError, match=r"t.jsonl:1: tasks.slots: its words .* put it first"):
+        tagging(source).label(example, source, np.random.default_rng(0))
+
+
+# ---- mistakes ----
+
+GOOD = {"tokens": ["a", "b"], "tags": ["O", "B-x"]}
+WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"tokens": ["a"], "tags": ["B_x"]}, {}, r't.jsonl:2: tags: tag 1: "B_x" is no tag'),
+    ({"tokens": ["a"], "tags": ["x"]}, {}, r't.jsonl:2: tags: tag 1: "x" is no tag'),
+    (
+        {"tokens": ["a"], "tags": ["E-x"]},
+        {"scheme": "BIO"},
+        r't.jsonl:2: tags: tag 1: "E-x" is none of BIO, which has B-TYPE, I-TYPE and O',
+    ),
+    (
+        {"tokens": ["a"], "tags": ["B-z"]},
+        {"labels": ("B-x", "I-x", "O")},
+        r"t.jsonl:2: tags, word 1: no tag 'B-z'; did you mean .B-x.\?; tasks.slots knows B-x, I-x",
+    ),
+    (
+        {"tokens": ["a"], "tags": ["B-x"]},
+        {"labels": ("B-x", "x")},
+        r'tasks.slots.labels: tag 2: "x" is no tag',
+    ),
+    ({"tokens": ["a"], "tags": ["B-x"]}, {"label_column": "label"}, "no column 'label'"),
+    ({"tokens": ["a"], "tags": ["B-x"]}, {"texts": ("text_a",)}, "no column 'text_a'"),
+]
+
+
+@pytest.mark.parametrize(("row", "keys", "message"), WRONG)
+def test_rows_that_cannot_be_learned_are_named(
+    rows: Callable[..., TableSource], row: dict[str, Any], keys: dict[str, Any], message: str
+) -> None:
+    source = rows(GOOD, row)
+    with pytest.raises(UserError, match=message) as caught:
+        tagging(source, **keys).check(source, labelled=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_tags_of_other_rows_are_named_but_do_not_hinder_predictions(
+    rows: Callable[..., TableSource],
+) -> None:
+    task = tagging(rows(GOOD))
+    held = rows(GOOD, {"tokens": ["a", "b", "c"], "tags": ["O", "B-place", "I-place"]})
+    with pytest.raises(UserError, match=r"t.jsonl:2: tags, word 2: no tag 'B-place'"):
+        task.check(held, labelled=True)
+    task.check(held, labelled=False)
+    found = predictions(task, held, examples(task, held))
+    assert len(found[1]["tags"]) == 3
+    assert task.metrics(found, held)["f1"] == 1.0  # of the row that it knows
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"scheme": "BIEO"}, "tasks.slots.scheme: no tagging scheme"),
+        ({"trained_scheme": "x"}, "tasks.slots.trained_scheme: no tagging scheme"),
+        ({"units": "letters"}, "tasks.slots.units: 'letters'; one of words, characters"),
+        ({"texts": ("a", "b")}, "it tags one text"),
+        ({"labels": ("O", "O")}, "stands there twice"),
+        ({"overlap": -1}, "overlap: -1 is below 0"),
+    ],
+)
+def test_keys_that_make_no_sense_are_named(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        tagging(None, **keys)
+
+
+def test_no_tag_but_o_is_a_mistake(rows: Callable[..., TableSource]) -> None:
+    source = rows({"tokens": ["a"], "tags": ["O"]})
+    with pytest.raises(UserError, match="has no tag but O in column 'tags'"):
+        tagging(source)
+    with pytest.raises(UserError, match="overlap: 30 tokens of windows of 30"):
+        tagging(rows(GOOD), overlap=30).items(source, 32)
+
+
+# ---- through a model ----
+
+
+@pytest.mark.parametrize("crf", [False, True])
+def test_a_small_model_learns_tags_that_follow_from_words(
+    rows: Callable[..., TableSource], crf: bool
+) -> None:
+    """Packed rows, windows, loss, scores, predictions: all of it, as a run does it."""
+    rng = np.random.default_rng(0)
+    every = []
+    for _ in range(48):
+        words = rng.choice(["to", "from", "paris", "new", "york", "now"], rng.integers(1, 12))
+        tags = [
+            {"paris": "B-city", "new": "B-city", "york": "I-city"}.get(word, "O") for word in words
+        ]
+        every.append({"tokens": words.tolist(), "tags": tags})
+    source = rows(*every)
+    task = tagging(source, crf=crf, max_length=8, dropout=0.0)
+    feed = Feed("slots", (task,), 0, source, seed=1, room=24, fixed=True)
+    torch.manual_seed(0)
+    config = BackboneConfig(
+        vocab_size=source.vocabulary.size, width=32, layers=1, heads=2, positions=24,
+        task_slots=0, dropout=0.0, attention_dropout=0.0,
+    )  # fmt: skip
+    backbone = Backbone(config)
+    head = task.head(backbone)
+    assert isinstance(head, CrfHead if crf else ClassHead)
+    model = Model(backbone, {"slots": head}, {"slots": "slots"})
+    layouts = feed.layouts(np.arange(len(feed.items)))
+    packed = [
+        [(0, n, layouts[n]) for n in range(i, min(i + 3, len(layouts)))]
+        for i in range(0, len(layouts), 3)
+    ]
+    built = build_examples([feed], packed)
+    batch = collate_built([feed], built, 24, source.vocabulary.pad)
+    assert batch.count("slots") == (len(layouts) if crf else len(batch.labels["slots"][0]))
+    optimizer = torch.optim.Adam(model.parameters(), 5e-3)
+    for _ in range(30):
+        optimizer.zero_grad()
+        (model(batch)["slots"].loss_sum / batch.count("slots")).backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        scores = {"slots": model.logits(batch, "slots")}
+        correct = int(model(batch)["slots"].correct)
+    pieces = list(decoded(built, scores, {"slots": task}, [source]))
+    found = gathered(pieces, {"slots": task}, [source])
+    _, made = found["slots"]
+    assert list(made) == list(range(48))
+    assert task.metrics(made, source)["f1"] > 0.95
+    assert correct > 0.8 * batch.count("slots")
+    assert chunks(made[0]["tags"]) == chunks(every[0]["tags"])
+    losses, right = task.baseline(batch.labels["slots"][1].numpy(), source)
+    assert np.isfinite(losses).all()
+    assert np.isnan(right).all() == crf
