@@ -10,6 +10,7 @@ checkpoint's own numbers, on the CPU in fp32. One side is let go before the othe
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -140,8 +141,16 @@ def _run(side: Side, inputs: Sequence[Texts]) -> list[Outputs]:
     with torch.no_grad():
         found = [run(texts) for texts in inputs]
     del run
-    gc.collect()  # modules are cycles; the other side needs the room
+    _hand_back()
     return found
+
+
+def _hand_back() -> None:
+    """What one side had: modules are cycles, and glibc keeps for later what is freed in pieces."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _other_name(name: str, heads: Mapping[str, str]) -> str:

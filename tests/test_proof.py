@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -155,3 +156,21 @@ def test_what_is_said_of_it() -> None:
     other = reference(changed("heads.tags.out.bias", lambda x: x + 0.5))
     found = compare(reference(ours), other, inputs_for(ours, ours, WORDS))
     assert "(head tags" in str(found) and found.worst.largest == pytest.approx(0.5)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="not glibc")
+def test_what_one_side_had_goes_back_to_the_system() -> None:
+    """Also what was freed between things that stay, which glibc keeps."""
+    pieces = [b"x" * 100_000 for _ in range(1000)]
+    kept = pieces[::50]
+    del pieces
+    before = resident()
+    proof._hand_back()
+    assert resident() < before - 70_000_000
+    assert len(kept) == 20
+
+
+def resident() -> int:
+    """Bytes of memory of this process that no file has."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(x.split()[1]) << 10 for x in lines if x.startswith("RssAnon"))
