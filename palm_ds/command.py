@@ -35,7 +35,7 @@ def arguments(description: str | None) -> argparse.Namespace:
     return parser.parse_intermixed_args()
 
 
-def main(description: str | None) -> int:
+def main(description: str | None = None) -> int:
     """Train a recipe as the command line says; the exit code."""
     args = arguments(description)
     with exit_on_user_error():

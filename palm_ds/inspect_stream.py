@@ -103,7 +103,8 @@ def open_held_out(recipe: Recipe, *, rows: int) -> View:
     """The rows of every evaluation; the first `rows` of each blend to be shown."""
     _check(rows)
     data = open_data(recipe)
-    held = build_held_out(settle(recipe, data), data)
+    recipe = settle(recipe, data)
+    held = build_held_out(recipe, data)
     if not held.rows:
         raise UserError("--held_out: the recipe's held_out is 0, nothing is held out")
     feed_of = np.array([row[0][0] for row in held.rows])

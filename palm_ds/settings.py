@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -44,9 +44,14 @@ def _check_keys(cls: type, values: Any, where: str) -> None:
     for key, value in values.items():
         if key not in known:
             raise UserError(f"{where}.{key}: unknown key{suggest(key, known)}".lstrip("."))
-        hint = hints.get(key)
-        if dataclasses.is_dataclass(hint) and isinstance(hint, type) and isinstance(value, Mapping):
-            _check_keys(hint, value, f"{where}.{key}")
+        hint, each = hints.get(key), {f"{where}.{key}": value}
+        if get_origin(hint) is dict and isinstance(value, Mapping):  # {name: dataclass}
+            hint = get_args(hint)[1]
+            each = {f"{where}.{key}.{name}": inner for name, inner in value.items()}
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            for place, inner in each.items():
+                if isinstance(inner, Mapping):
+                    _check_keys(hint, inner, place.lstrip("."))
 
 
 def _one_line(error: ValidationError, where: str) -> str:

@@ -104,11 +104,11 @@ def open_run(
     recipe = run.recipe
     check_tables(recipe, data)
     check_folder(run, data)
-    processes = start(run.machine)
-    stream = build_stream(recipe, data, partial(run.machine.room_for, world=processes.world))
     validation = build_held_out(recipe, data)
     best = Best(recipe.evaluate, recipe.built_tasks)
     best.check({task.name for feed in validation.feeds for task in feed.tasks})
+    processes = start(run.machine)
+    stream = build_stream(recipe, data, partial(run.machine.room_for, world=processes.world))
 
     def say(text: str) -> None:
         if processes.rank == 0:

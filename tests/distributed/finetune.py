@@ -1,0 +1,312 @@
+"""Joint fine-tuning runs of tasks of many kinds: whole, killed, moved to other processes, and by
+hand. Writes what each left.
+
+The processes are forked from one that has imported everything, so that a start costs little.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from tiny import arguments
+
+from palm_ds.assemble import build_model, build_stream, open_data, settle
+from palm_ds.example_stream import ExampleStream
+from palm_ds.folder import Run
+from palm_ds.machine import make_machine
+from palm_ds.run import Recipe, make_recipe
+from palm_ds.train import Opened, finish, open_run, train
+
+WORDS = [f"w{i}" for i in range(30)]
+KILLED, STOPPED = 8, 6
+"""The step in which a run is killed, and the one after which another is asked to stop."""
+
+
+# Data and recipes ------------------------------------------------------------------------------
+
+
+def write_data(folder: Path) -> None:
+    (folder / "vocab.txt").write_text(
+        "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])
+    )
+    rng = np.random.default_rng(3)
+
+    def text(most: int = 12) -> str:
+        return " ".join(rng.choice(WORDS, int(rng.integers(2, most))))
+
+    def class_of(words: str) -> str:
+        return "xyz"[WORDS.index(words.split()[0]) % 3]
+
+    def tagged() -> dict[str, Any]:
+        words = text().split()
+        return {"tokens": words, "tags": ["B-N" if w < "w2" else "O" for w in words]}
+
+    def asked() -> dict[str, Any]:
+        words = text(30).split()
+        answer = words[len(words) // 2]
+        start = len(" ".join(words[: len(words) // 2])) + (len(words) > 1)
+        row = {"question": text(5), "context": " ".join(words), "id": str(rng.integers(2**40))}
+        return row | {"answers": [{"text": answer, "start": start}]}
+
+    makers = {
+        "first": lambda: (lambda t: {"text_a": t, "label": class_of(t)})(text()),
+        "second": lambda: (lambda t: {"text_a": t, "label": class_of(t)})(text(6)),
+        "number": lambda: {"text_a": text(), "text_b": text(), "label": float(rng.random())},
+        "better": lambda: {"text_a": text(), "text_b": text(), "text_b_neg": text()},
+        "tags": tagged,
+        "reading": asked,
+    }
+    for name, make in makers.items():
+        for part, rows in (("train", 40), ("dev", 11)):
+            lines = [json.dumps(make()) + "\n" for _ in range(rows)]
+            (folder / f"{name}_{part}.jsonl").write_text("".join(lines))
+
+
+TASKS: dict[str, dict[str, Any]] = {
+    "first": {"kind": "classification"},
+    "second": {"kind": "classification", "share": "first", "batch": 3, "weight": 0.5},
+    "number": {"kind": "regression"},
+    "better": {"kind": "matching", "strategy": "pairwise", "batch": 2},
+    "tags": {"kind": "tagging", "crf": True},
+    "reading": {"kind": "reading", "stride": 8},
+    "words": {"kind": "masked_words", "source": "first", "auxiliary": True},
+}
+
+
+def recipe_of(folder: Path, dropout: float, **changes: Any) -> Recipe:
+    still = {} if dropout else {"dropout": 0.0}
+    tasks = {
+        name: {"source": name, **values, **(still if name not in ("words", "reading") else {})}
+        for name, values in TASKS.items()
+    }
+    files = {
+        name: {
+            "table": str(folder / f"{name}_train.jsonl"),
+            "validation": str(folder / f"{name}_dev.jsonl"),
+            "tokenizer": str(folder / "vocab.txt"),
+        }
+        for name in TASKS
+        if name != "words"
+    }
+    values = {
+        "backbone": {
+            "width": 32,
+            "layers": 2,
+            "heads": 2,
+            "positions": 48,
+            "dropout": dropout,
+            "attention_dropout": dropout,
+        },
+        "length": 48,
+        "batch": "4 examples",
+        "optimizer": {"lr": 3.0e-3, "weight_decay": 0.01},
+        "schedule": {"kind": "linear", "warmup": 2},
+        "sources": files,
+        "tasks": tasks,
+        "stages": [
+            {name: 1 for name in TASKS},
+            {**{name: 1 for name in TASKS}, "mix": "step"},
+        ],
+        "evaluate": {"every": 3, "best": "first.accuracy"},
+        "save": {"every": 3},
+        "log": {"every": 1},
+        **changes,
+    }
+    return make_recipe(values, "recipe")
+
+
+def machine_of(stage: int) -> Any:
+    return make_machine(
+        {"zero_optimization": {"stage": stage}, "train_micro_batch_size_per_gpu": 2}
+    )
+
+
+# Processes -------------------------------------------------------------------------------------
+
+
+def attempt(job: Mapping[str, Any], world: int, base: Path) -> list[int]:
+    """Exit codes of the processes of a job (negative: the signal)."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    pids = [_start(job, rank, world, port, base) for rank in range(world)]
+    codes: dict[int, int] = {}
+    while len(codes) < world:
+        pid, status = os.wait()
+        codes[pid] = os.waitstatus_to_exitcode(status)
+        if codes[pid]:
+            for other in set(pids) - set(codes):  # a launcher ends the others
+                os.kill(other, signal.SIGKILL)
+    return [codes[pid] for pid in pids]
+
+
+def _start(job: Mapping[str, Any], rank: int, world: int, port: int, base: Path) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    log = os.open(base / f"log{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    try:
+        os._exit(work(job, base))
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def work(job: Mapping[str, Any], base: Path) -> int:
+    recipe = recipe_of(base, job["dropout"], **job.get("changes", {}))
+    run = Run(recipe=recipe, machine=machine_of(job["stage"]), folder=base / job["folder"])
+    if job.get("watch"):
+        return watched(run, base)
+
+    def handler(name: str, facts: Mapping[str, Any]) -> None:
+        if name == "step" and facts["step"] == job.get("kill"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if name == "next" and facts["step"] + 1 == job.get("stop"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return train(run, handler)
+
+
+# Rates, rests and averages through a recipe ----------------------------------------------------
+
+WATCHED = {
+    "optimizer": {"lr": 3.0e-3, "layer_decay": 0.5, "ema": 0.9, "freeze": ["backbone.word.*"]},
+    "stages": [{"first": 4, "number": 3, "mix": "step"}],
+    "evaluate": {},
+    "schedule": {"kind": "constant"},
+}
+RESTS = "backbone.layers.0.*"
+
+
+def watched(run: Run, base: Path) -> int:
+    """Every step's tasks and which parameters moved in it; averages worked out beside."""
+    opened = open_run(run)
+    assert isinstance(opened, Opened)
+    loop, engine = opened.loop, opened.loop.engine
+    loop.begin(0)
+    steps = range(run.recipe.outline.plan().steps)
+    now = engine.full_state_dict()
+    average = {name: tensor.clone() for name, tensor in now.items()}
+    seen = []
+    for step, batches in zip(steps, loop.batches(steps), strict=True):
+        before = now
+        assert loop.one(step, batches) is None
+        now = engine.full_state_dict()
+        for name, tensor in now.items():
+            average[name] = 0.9 * average[name] + 0.1 * tensor
+        moved = [name for name in now if not torch.equal(before[name], now[name])]
+        change = {n: (now[n] - before[n]).abs().max().item() for n in now}
+        tasks = sorted({task for batch in batches for task in batch.labels})
+        seen.append({"tasks": tasks, "moved": moved, "change": change})
+    finish(opened.run, engine, opened.model, opened.data, loop.log)
+    left = load_file(run.folder / "weights" / "weights.safetensors")
+    far = max((left[n] - average[n]).abs().max().item() for n in left)
+    (base / "watched.json").write_text(json.dumps({"steps": seen, "far": far}))
+    opened.close()
+    return 0
+
+
+# By hand ---------------------------------------------------------------------------------------
+
+
+def by_hand(recipe: Recipe) -> list[dict[str, float]]:
+    """The losses of each step in plain torch: one process, one batch a step."""
+    data = open_data(recipe)
+    recipe = settle(recipe, data)
+    stream = build_stream(recipe, data)
+    assert isinstance(stream, ExampleStream)
+    model = build_model(recipe, machine_of(0), data.vocabulary, device=torch.device("cpu"))
+    decayed, kept = [], []
+    for name, parameter in model.named_parameters():
+        plain = name.startswith("backbone.") and parameter.ndim == 2
+        (decayed if plain else kept).append(parameter)
+    settings = recipe.optimizer
+    groups = [
+        {"params": decayed, "weight_decay": settings.weight_decay},
+        {"params": kept, "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps)
+    losses = []
+    for step in range(recipe.plan.steps):
+        batch = stream.build(stream.step_rows(step))
+        optimizer.zero_grad()
+        total, mean = torch.zeros(()), {}
+        for task, output in model(batch).items():
+            loss = output.loss_sum / max(batch.count(task), 1)
+            total = total + loss * recipe.built_tasks[task].weight
+            if batch.count(task):
+                mean[task] = loss.item()
+        total.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+        for group in optimizer.param_groups:
+            group["lr"] = settings.lr * recipe.schedule.factor(step, recipe.plan)
+        optimizer.step()
+        losses.append(mean)
+    return losses
+
+
+def left(folder: Path) -> dict[str, Any]:
+    """What a run left: losses, evaluations, what of them was kept, weights."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    weights = load_file(folder / "weights" / "weights.safetensors")
+    return {
+        "losses": [line["loss"] for line in lines if line["kind"] == "step"],
+        "evaluations": [[x["step"], x["scores"]] for x in lines if x["kind"] == "evaluation"],
+        "events": [x["event"] for x in lines if x["kind"] == "event"],
+        "chosen": [x["of_step"] for x in lines if x.get("event") == "chosen"],
+        "heads": sorted({name.split(".")[1] for name in weights if name.startswith("heads.")}),
+        "weights": {name: tensor.double().sum().item() for name, tensor in weights.items()},
+        "bytes": (folder / "weights" / "weights.safetensors").read_bytes().hex()[-4000:],
+    }
+
+
+def main() -> None:
+    options = arguments()
+    base = options.out.parent
+    write_data(base)
+    two = {"dropout": 0.1, "stage": 2}
+    jobs: list[tuple[str, dict[str, Any], int]] = [
+        ("whole", {**two, "folder": "whole"}, 2),
+        ("killed", {**two, "folder": "killed", "kill": KILLED}, 2),
+        ("goes on", {**two, "folder": "killed"}, 2),
+        ("stopped", {"dropout": 0.0, "stage": 2, "folder": "moved", "stop": STOPPED}, 2),
+        ("moved", {"dropout": 0.0, "stage": 0, "folder": "moved"}, 1),
+        ("still", {"dropout": 0.0, "stage": 2, "folder": "still"}, 2),
+        ("watched", {"dropout": 0.1, "stage": 2, "folder": "watched", "watch": True}, 1),
+    ]
+    results: dict[str, Any] = {"codes": {}, "seconds": {}}
+    for name, job, world in jobs:
+        if name == "watched":
+            tasks = recipe_of(base, 0.1).tasks
+            tasks["number"] = {**tasks["number"], "freeze": [RESTS]}
+            tasks["first"] = {**tasks["first"], "head_lr": 3.0e-2}
+            job["changes"] = WATCHED | {"tasks": tasks}
+        begun = time.monotonic()
+        results["codes"][name] = attempt(job, world, base)
+        results["seconds"][name] = round(time.monotonic() - begun, 1)
+    for name in ("whole", "killed", "moved", "still"):
+        folder = base / name
+        results[name] = left(folder) if (folder / "weights").exists() else None
+    watched_file = base / "watched.json"
+    results["watched"] = json.loads(watched_file.read_text()) if watched_file.exists() else None
+    results["by hand"] = by_hand(recipe_of(base, 0.0))
+    results["log"] = (base / "log0.txt").read_text()
+    options.out.write_text(json.dumps(results))
+
+
+main()

@@ -1,0 +1,83 @@
+"""Six tasks of different kinds learned at once: one curve and the same weights, however the run is
+cut and wherever it goes on; rests, rates and averages through a recipe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.distributed
+
+
+def assert_close(found: list[dict[str, float]], wanted: list[dict[str, float]]) -> None:
+    assert [set(step) for step in found] == [set(step) for step in wanted]
+    for step, (mine, its) in enumerate(zip(found, wanted, strict=True)):
+        for task, loss in its.items():
+            assert mine[task] == pytest.approx(loss, rel=1e-5, abs=1e-7), (step, task)
+
+
+def test_joint_runs(run_distributed) -> None:
+    result = run_distributed("finetune.py", launcher="python", timeout=900).result
+    codes = result["codes"]
+    assert codes.pop("killed") == [-9, -9], result["log"][-3000:]
+    assert all(code == 0 for each in codes.values() for code in each), result["log"][-3000:]
+    one_curve_wherever_it_goes_on(result)
+    killed_and_resumed_to_the_last_bit(result)
+    rests_rates_and_averages(result["watched"])
+
+
+def one_curve_wherever_it_goes_on(result: dict[str, Any]) -> None:
+    """Two processes under ZeRO 2; those stopped after some steps and gone on as one under ZeRO 0;
+    and a plain torch loop."""
+    still, moved = result["still"], result["moved"]
+    assert_close(still["losses"], result["by hand"])
+    assert_close(moved["losses"], result["by hand"])
+    assert "resume" in moved["events"] and "resume" not in still["events"]
+    # The step after which it was stopped had an evaluation due, which is made up for.
+    steps = [step for step, _ in still["evaluations"]]
+    assert steps == [step for step, _ in moved["evaluations"]] == [3, 6, 7, 9, 12, 14]
+    assert still["chosen"] == moved["chosen"]
+    for name, value in still["weights"].items():
+        np.testing.assert_allclose(moved["weights"][name], value, rtol=1e-4, atol=1e-3)
+    assert still["heads"] == ["better", "first", "number", "reading", "tags", "words"]  # no second
+
+
+def killed_and_resumed_to_the_last_bit(result: dict[str, Any]) -> None:
+    """With dropout: the same losses, scores, confusions, best weights."""
+    whole, killed = result["whole"], result["killed"]
+    assert "resume" in killed["events"] and killed["losses"] == whole["losses"]
+    assert killed["evaluations"] == whole["evaluations"] and killed["chosen"] == whole["chosen"]
+    assert killed["weights"] == whole["weights"] and killed["bytes"] == whole["bytes"]
+    assert whole["losses"] != result["still"]["losses"]
+    (chosen,) = whole["chosen"]
+    scores = {step: found["first"]["metrics"]["accuracy"] for step, found in whole["evaluations"]}
+    assert scores[chosen] == max(scores.values())
+    assert chosen == min(step for step, score in scores.items() if score == scores[chosen])
+    last = dict(whole["evaluations"])[14]
+    assert "pearson" in last["number"]["metrics"] and last["number"]["accuracy"] is None
+    rows = last["first"]["tables"]["Confusion"][1:]
+    assert sum(count for row in rows for count in row[1:]) == 11
+
+
+def rests_rates_and_averages(watched: dict[str, Any]) -> None:
+    steps = watched["steps"]
+    tasks = [step["tasks"] for step in steps]
+    assert sorted(tasks) == [["first"]] * 4 + [["number"]] * 3
+    for step in steps:
+        moved = set(step["moved"])
+        assert not any(name.startswith("backbone.word.") for name in moved)  # frozen always
+        rested = not any(name.startswith("backbone.layers.0.") for name in moved)
+        assert rested == (step["tasks"] == ["number"])
+        assert any(name.startswith("backbone.layers.1.") for name in moved)
+    assert watched["far"] < 1e-6  # what is left are the averages
+    # Adam's first step moves every weight by its rate.
+    first = next(step for step in steps if step["tasks"] == ["first"])
+    rates = {
+        "heads.first.out.weight": 3e-2,
+        "backbone.layers.1.project.weight": 3e-3 * 0.5,
+    }
+    if first is steps[0]:
+        for name, rate in rates.items():
+            assert first["change"][name] == pytest.approx(rate, rel=0.1), name

@@ -1,0 +1,204 @@
+"""launch/finetune.py as a person meets it: wrong recipes in one line, what is shown and left."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from palm_ds.assemble import build_stream, open_data, settle
+from palm_ds.folder import about_tables
+from palm_ds.inspect_stream import open_held_out, open_step
+from palm_ds.run import make_recipe
+from tests.word_tables import write_table, write_texts, write_vocabulary
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("finetune")
+    write_vocabulary(folder)
+    write_texts(folder / "a.tsv", 40)
+    write_texts(folder / "b.tsv", 30, pairs=True)
+    write_table(folder / "new.tsv", [["w1", "c0"], ["w2", "other"]], "text_a", "label")
+    write_table(folder / "plain.tsv", [["w1"], ["w2"]], "text_a")
+    write_table(folder / "empty.tsv", [], "text_a", "label")
+    (folder / "broken.tsv").write_text("text_a\tlabel\nw1\tc0\nw2\tc1\tw3\n")
+    return folder
+
+
+def good(folder: Path) -> dict[str, Any]:
+    return {
+        "backbone": {"preset": "tiny", "positions": 32},
+        "length": 32,
+        "batch": "4 examples",
+        "held_out": 0.0,
+        "sources": {
+            name: {
+                "table": str(folder / f"{name}.tsv"),
+                "validation": str(folder / f"{name}.tsv"),
+                "tokenizer": str(folder / "vocab.txt"),
+            }
+            for name in "ab"
+        },
+        "tasks": {name: {"kind": "classification", "source": name} for name in "ab"},
+        "stages": [{"a": "1 epochs", "b": "1 epochs", "mix": "step"}],
+        "evaluate": {"best": "mean"},
+    }
+
+
+WRONG: dict[str, tuple[str, Any, str]] = {
+    "no such table": ("sources.a.table", "FOLDER/none.tsv", "none.tsv"),
+    "a broken row": ("sources.a.table", "FOLDER/broken.tsv", "broken.tsv:3"),
+    "an empty table": ("sources.a.table", "FOLDER/empty.tsv", "empty.tsv"),
+    "a corpus and a table": ("sources.a.corpus", "x", "give one of `corpus: FOLDER`"),
+    "no vocabulary": ("sources.a.tokenizer", "", "sources.a.tokenizer: missing"),
+    "no such vocabulary": ("sources.a.tokenizer", "FOLDER/v.txt", "v.txt"),
+    "a column that is not there": (
+        "sources.a.read",
+        {"columns": {"text_a": "sentence"}},
+        "sentence",
+    ),
+    "an unknown role": ("sources.a.read", {"columns": {"text": "text_a"}}, "unknown role"),
+    "an unknown key of tables": ("sources.a.read", {"colums": {}}, 'did you mean "columns"'),
+    "validation that is not there": ("sources.a.validation", "FOLDER/none.tsv", "none.tsv"),
+    "a label to evaluate on that is unknown": (
+        "sources.a.validation",
+        "FOLDER/new.tsv",
+        "new.tsv:3: label: no label 'other'",
+    ),
+    "nothing to learn": ("sources.a.table", "FOLDER/plain.tsv", "no column 'label'"),
+    "no label to evaluate on": ("sources.a.validation", "FOLDER/plain.tsv", "label"),
+    "another kind of source": ("tasks.a.kind", "knowledge_masking", "it reads a corpus"),
+    "an unknown kind": ("tasks.a.kind", "clasification", 'did you mean "classification"'),
+    "no kind": ("tasks.a.kind", None, "tasks.a"),
+    "an unknown source": ("tasks.a.source", "c", "no 'c' in `sources`"),
+    "an unknown key of a task": ("tasks.a.label", ["x"], 'did you mean "labels"'),
+    "labels that are not all": ("tasks.a.labels", ["c0", "cx"], "no label 'c1'"),
+    "a label twice": ("tasks.a.labels", ["c0", "c0"], "tasks.a.labels"),
+    "a length beyond the rows": ("tasks.a.max_length", 33, "33 tokens, but rows hold 32"),
+    "a length that is none": ("tasks.a.max_length", 2, "at least 8"),
+    "texts that are not there": ("tasks.a.texts", ["text_b"], "no column 'text_b'"),
+    "a shared head of nobody": ("tasks.a.share", "c", "no 'c' in `tasks`"),
+    "a batch without a unit": ("batch", "4", "`32 examples`"),
+    "a batch that is a number": ("batch", 4, "batch: "),
+    "an empty batch": ("batch", "0 examples", "batch"),
+    "a length beyond the positions": ("length", 64, "backbone.positions gives only 32"),
+    "tokens of examples": ("stages", {"joint": ["a"], "steps": "900 tokens"}, "so many examples"),
+    "a ratio without a step": (
+        "stages",
+        {"joint": ["a", "b"], "sampler": {"mix_ratio": {"b": 0.01}, "reference": "a"}},
+        "'b' would get 1 epochs x ratio 0.01 x 10 steps",
+    ),
+    "a reference that is none": (
+        "stages",
+        {"joint": ["a", "b"], "sampler": {"mix_ratio": {}, "reference": "c"}},
+        "c",
+    ),
+    "texts of two tables in one": ("stages", [{"a + b": 3}], "read different sources"),
+    "the best of a task that is none": ("evaluate.best", "c.f1", "neither `mean` nor"),
+    "patience for nothing": ("evaluate", {"patience": 3}, "set `best` as well"),
+}
+TOGETHER: dict[str, tuple[dict[str, Any], str]] = {
+    "a rest in steps of many tasks": (
+        {"tasks.a.freeze": ["backbone.*"], "stages": [{"a": 3, "b": 3}]},
+        "tasks.a.freeze: its stages need `mix: step`",
+    ),
+    "a batch of rows and one of examples": (
+        {"batch": "4 rows", "tasks.a.batch": 3},
+        "tasks.a.batch: for this let `batch` count in examples",
+    ),
+    "the best of helpers": (
+        {"tasks.a.auxiliary": True, "tasks.b.auxiliary": True},
+        "evaluate.best: no task that is not auxiliary has rows to evaluate on",
+    ),
+    "the best of no rows": (
+        {"evaluate.best": "a.f1", "sources.a.validation": ""},
+        "evaluate.best: nothing to evaluate 'a' on",
+    ),
+    "a rate for a head of another": (
+        {"tasks.b.share": "a", "tasks.b.head_lr": 1.0e-3},
+        "tasks.b.head_lr: its head is that of tasks.a; set it there",
+    ),
+    "other labels in a head of another": (
+        {"tasks.b.share": "a", "tasks.b.labels": ["c1", "c0"]},
+        "tasks.b.labels: not those of tasks.a",
+    ),
+}
+
+
+def changed(folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
+    values = copy.deepcopy(good(folder))
+    for key, value in changes.items():
+        *parents, last = key.split(".")
+        at = values
+        for parent in parents:
+            at = at[parent]
+        at[last] = value.replace("FOLDER", str(folder)) if isinstance(value, str) else value
+    return values
+
+
+def enter_recipe(enter, root: Path, tmp_path: Path, values: dict[str, Any], *more: str) -> Any:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(values, sort_keys=False))
+    machine = ("--deepspeed_config", root / "ds_configs/cpu.json")
+    return enter("finetune", recipe, *machine, "--run_dir", tmp_path / "run", *more)
+
+
+@pytest.mark.parametrize("case", [*WRONG, *TOGETHER])
+def test_a_wrong_recipe_is_one_line(case, folder, tmp_path, root, enter) -> None:
+    if case in WRONG:
+        key, value, told = WRONG[case]
+        changes = {key: value}
+    else:
+        changes, told = TOGETHER[case]
+    said = enter_recipe(enter, root, tmp_path, changed(folder, changes), "--dry_run")
+    assert said.code == 2, said
+    assert said.err.startswith("error: ") and said.err.count("\n") == 1, said.err
+    assert told in said.err, said.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_all_is_decided_and_shown_without_training(folder, tmp_path, root, enter) -> None:
+    """--print_config gives a recipe that is the same again, its labels and steps filled in."""
+    said = enter_recipe(enter, root, tmp_path, good(folder), "--print_config")
+    assert said.code == 0 and not (tmp_path / "run").exists()
+    shown = yaml.safe_load(said.out[: said.out.index("\n\n")])
+    assert shown["tasks"]["a"]["labels"] == ["c0", "c1"]
+    assert shown["stages"] == [{"a": 10, "b": 8, "mix": "step"}]
+    again = make_recipe(shown, "shown")
+    assert settle(again).fingerprint == settle(make_recipe(good(folder), "good")).fingerprint
+
+
+def test_tables_are_told_of_before_training(folder) -> None:
+    """Rows, labels, how many are cut, what the reader left out."""
+    changes = {"tasks.a.max_length": 12, "sources.a.read": {"bad_rows": "skip"}}
+    recipe = make_recipe(changed(folder, changes), "recipe")
+    data = open_data(recipe)
+    recipe = settle(recipe, data)
+    first, second = about_tables(build_stream(recipe, data))
+    source = data.train["a"][0][1]
+    cut = int((source.encoded("text_a").lengths > 10).sum())
+    assert 0 < cut < 40
+    counts = [source.column("label").count(label) for label in ("c0", "c1")]
+    assert first == f"a: 40 rows; c0 {counts[0]}, c1 {counts[1]}; {cut} cut to 12 tokens"
+    assert second.startswith("b: 30 rows; c0 ")
+
+
+def test_what_is_left_out_of_a_table_is_told(folder) -> None:
+    read = {"bad_rows": "skip"}
+    changes = {"sources.a.table": "FOLDER/broken.tsv", "sources.a.read": read}
+    recipe = make_recipe(changed(folder, changes | {"tasks.a.labels": ["c0", "c1"]}), "recipe")
+    data = open_data(recipe)
+    lines = about_tables(build_stream(settle(recipe, data), data))
+    assert any("bad row, left out" in line and "broken.tsv:3" in line for line in lines)
+
+
+def test_the_rows_of_a_step_can_be_looked_at(folder) -> None:
+    recipe = make_recipe(good(folder), "recipe")
+    view = open_step(recipe, 1, rows=1)
+    assert sum(len(row) for row in view.rows) == 4  # a step is four examples
+    held = open_held_out(recipe, rows=1)
+    assert sum(len(row) for row in held.rows) == 70
