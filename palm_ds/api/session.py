@@ -235,12 +235,12 @@ class Session(ABC):
             kept = self.folder / ("hf" if huggingface else "weights")
             if not kept.is_dir():
                 raise UserError("nothing to save: nothing was trained")
-            if self._first_process:
+            if self.first_process:
                 shutil.copytree(kept, folder, dirs_exist_ok=True)
             return folder
         opened = self._opened
         state = opened.loop.engine.full_state_dict()
-        if self._first_process:
+        if self.first_process:
             tokenizer, config = opened.data.tokenizer, opened.model.backbone.config
             info = weights.info_of(opened.run.recipe, opened.model, steps=self.cur_train_step)
             if huggingface:
@@ -317,5 +317,6 @@ class Session(ABC):
         return start(self.run.machine)
 
     @property
-    def _first_process(self) -> bool:
+    def first_process(self) -> bool:
+        """This is the one that writes, of the processes of the run."""
         return self._processes.rank == 0
