@@ -46,7 +46,8 @@ class Feed:
 
     @cached_property
     def items(self) -> np.ndarray:
-        items = self._task.items(self.source, self.room)
+        items_of = self._task.items if self.fixed else self._task.training_items
+        items = items_of(self.source, self.room)
         if not len(items):
             raise UserError(
                 f"tasks.{self.tasks[0].name}: nothing in {self.source.name} is long enough "

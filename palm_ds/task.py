@@ -85,6 +85,11 @@ class Task(ABC):
         [SEP] counted; the last of a document is shorter."""
         return passages(source, room - 2)
 
+    def training_items(self, source: Source, room: int) -> np.ndarray:
+        """Those of `items` that are trained on; all, by default. Evaluation and prediction read
+        every item."""
+        return self.items(source, room)
+
     def layout(
         self, items: np.ndarray, uniform: np.ndarray, source: Source, room: int
     ) -> np.ndarray:

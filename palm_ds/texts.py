@@ -156,12 +156,13 @@ class TableSource:
 
 
 def encode(texts: Sequence[str], tokenizer: Tokenizer) -> Encoded:
-    """Texts as tokens, without special tokens."""
-    ids, spans = [], []
-    for begin in range(0, len(texts), _AT_ONCE):
-        for found, places in tokenizer.encode_spans(texts[begin : begin + _AT_ONCE]):
-            ids.append(found)
-            spans.append(places)
+    """Texts as tokens, without special tokens; equal ones are read once."""
+    number = {text: i for i, text in enumerate(dict.fromkeys(texts))}
+    known: list[tuple[np.ndarray, np.ndarray]] = []
+    for begin in range(0, len(number), _AT_ONCE):
+        known += tokenizer.encode_spans(list(number)[begin : begin + _AT_ONCE])
+    ids = [known[number[text]][0] for text in texts]
+    spans = [known[number[text]][1] for text in texts]
     starts = np.concatenate([[0], np.cumsum([len(each) for each in ids])]).astype(np.int64)
     if not ids:
         return Encoded(np.empty(0, np.int64), np.empty((0, 2), np.int64), starts)
