@@ -208,3 +208,33 @@ def test_many_points_are_averaged_in_order() -> None:
     means = _averaged(np.arange(10000.0))
     assert len(means) == 1500 and (np.diff(means) > 0).all()
     assert means[0] == 3 and means[-1] == pytest.approx(9996.5, abs=1)
+
+
+# Tasks that are scored by metrics ---------------------------------------------------------------
+
+
+def tagged(step: int, f1: float) -> dict:
+    score = {
+        "loss": 0.7,
+        "accuracy": None,
+        "baseline_loss": 0.9,
+        "metrics": {"f1": f1, "mse": 12.5},
+        "tables": {
+            "Confusion": [["is", "taken for <a>", "taken for b"], ["<a>", 7, 0], ["b", 1, 2]]
+        },
+        "count": 10,
+    }
+    return {"kind": "evaluation", "step": step, "scores": {DISTANCE: score}, "elapsed": step}
+
+
+def test_metrics_and_confusions_are_those_of_the_weights_that_were_kept(run_folder) -> None:
+    chosen = {"kind": "event", "event": "chosen", "step": 600, "of_step": 500, "elapsed": 600}
+    with (run_folder / "metrics.jsonl").open("a") as file:
+        for record in (tagged(500, 0.8125), tagged(550, 0.75), chosen):
+            file.write(json.dumps(record) + "\n")
+    text = write_report(run_folder).read_text()
+    tags = Tags()
+    tags.feed(text)
+    assert "f1 0.812  mse 12.5" in tags.text and "f1 0.750" not in tags.text
+    assert "sentence_distance: Confusion" in tags.text and "taken for &lt;a&gt;" in text
+    assert not tags.open
