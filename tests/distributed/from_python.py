@@ -1,0 +1,44 @@
+"""A joint training and its predictions from Python, in however many processes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import palm_ds as palm
+from tests.own_task import Counting, HowMany
+from tests.small_tables import TINY
+
+parser = argparse.ArgumentParser()
+for name in ("--out", "--tables", "--folder"):
+    parser.add_argument(name, type=Path)
+parser.add_argument("--local_rank")
+given = parser.parse_args()
+
+tables = given.tables
+classes = palm.tasks.Classification(train=tables / "train.tsv", dev=tables / "dev.tsv", dropout=0.0)
+many = palm.TaskOn(HowMany, train=Counting(24), dev=Counting(7), mix_ratio=2)
+start = palm.Backbone.from_config(
+    {**TINY, "dropout": 0, "attention_dropout": 0}, tokenizer=tables / "vocab.txt"
+)
+trainer = palm.MultiHeadTrainer(
+    [classes, many],
+    backbone=start,
+    batch=8,
+    epochs=1,
+    lr=1e-3,
+    length=32,
+    folder=given.folder,
+    deepspeed_config={"zero_optimization": {"stage": 2}},
+)
+scores = trainer.train()
+rows = [{"text_a": " ".join(f"w{k % 40}" for k in range(i, i + 1 + i % 5))} for i in range(9)]
+result = {
+    "scores": scores,
+    "evaluated": trainer.evaluate(),
+    "predictions": trainer.predict(rows),
+    "steps": trainer.expected_steps,
+}
+if trainer.first_process:
+    given.out.write_text(json.dumps(result))

@@ -1,0 +1,34 @@
+"""The same program from Python in one process and in two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.small_tables import write_tables
+
+pytestmark = pytest.mark.distributed
+
+
+def test_two_processes_learn_and_predict_what_one_does(run_distributed, tmp_path) -> None:
+    tables = write_tables(tmp_path / "tables")
+
+    def run(launcher: str) -> Any:
+        arguments = ("--tables", tables, "--folder", tmp_path / launcher)
+        return run_distributed("from_python.py", *arguments, launcher=launcher).result
+
+    one, two = run("python"), run("torchrun")
+    assert one["steps"] == two["steps"] == {"classification": 6, "howmany": 12}
+    assert two["scores"].keys() == {"classification", "howmany"}
+    scores = [each["evaluated"]["howmany"]["minus_error"] for each in (one, two)]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+    assert one["evaluated"]["classification"].keys() == two["evaluated"]["classification"].keys()
+    for mine, theirs in zip(
+        one["predictions"]["howmany"], two["predictions"]["howmany"], strict=True
+    ):
+        assert mine["value"] == pytest.approx(theirs["value"], abs=1e-4)
+    logits = [[p["logits"] for p in each["predictions"]["classification"]] for each in (one, two)]
+    assert len(logits[0]) == 9
+    np.testing.assert_allclose(logits[0], logits[1], atol=1e-4)
