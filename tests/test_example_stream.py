@@ -333,7 +333,7 @@ def test_steps_are_paddlepalms_expected_steps(
     wanted = {
         n: int(Fraction(str(epochs)) * Fraction(str(ratios.get(n, 1))) * of_epoch) for n in SIZES
     }
-    made = settle(recipe(folder, stages, **tasks))
+    made = settle(recipe(folder, stages, "4 examples", **tasks))
     (stage,) = made.plan.stages
     assert dict(stage.steps_of) == wanted and made.plan.steps == sum(wanted.values())
     stream = build_stream(made, open_data(made))
