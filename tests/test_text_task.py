@@ -203,7 +203,8 @@ def test_tasks_that_share_a_head_share_its_labels(vocabulary, tmp_path) -> None:
     made = shared_recipe(tmp_path, vocabulary)
     data = open_data(made)
     settled = settle(made, data)
-    first, second = (settled.built_tasks[name] for name in ("first", "second"))
+    built: dict[str, Any] = dict(settled.built_tasks)
+    first, second = built["first"], built["second"]
     assert first.labels == second.labels == ("a", "b", "c")
     assert second.targets(data.train["two"][0][1]).tolist() == [2, 1, 1]
     check_tables(settled, data)
