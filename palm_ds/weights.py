@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 
 from palm_ds import __version__
 from palm_ds.backbone_config import BackboneConfig
+from palm_ds.crf import CrfHead
 from palm_ds.errors import UserError
 from palm_ds.formats import own
 from palm_ds.formats.contents import OPTIMIZER, Contents
@@ -239,7 +240,9 @@ def _spread_masked_words(state: State, model: Model) -> State:
 def token_heads_of(model: Model) -> tuple[str, ...]:
     """The heads over classes that read tokens; the others read whole texts, through the pooler."""
     named = model.heads.items()
-    return tuple(x for x, head in named if isinstance(head, ClassHead) and not head.pooled)
+    return tuple(
+        x for x, head in named if isinstance(head, ClassHead | CrfHead) and not head.pooled
+    )
 
 
 def _state(source: Mapping[str, torch.Tensor] | Model) -> State:

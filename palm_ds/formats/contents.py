@@ -40,13 +40,15 @@ class Entry:
 @dataclass(frozen=True, kw_only=True)
 class Head:
     """A head that came along. `kind`: masked_words (heads.NAME.{dense,norm,bias}) or classes
-    (heads.NAME.out)."""
+    (heads.NAME.out, and heads.NAME.crf where there are transitions)."""
 
     kind: str
     classes: int = 0
     pooled: bool = True
     labels: tuple[str, ...] = ()
     """The classes' names, where they are known."""
+    transitions: bool = False
+    """Whether a CRF is over its classes (palm_ds/crf.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)

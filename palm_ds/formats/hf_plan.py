@@ -18,6 +18,7 @@ from palm_ds.errors import UserError
 from palm_ds.formats.contents import Entry, Head
 from palm_ds.formats.hf_names import CLASSIFIER, Names, prefixed, table
 from palm_ds.formats.hf_target import DTYPES, Chosen, Target, check_whole, choose, writes_words
+from palm_ds.formats.shapes import TRANSITIONS
 from palm_ds.formats.tensor_files import TORCH_DTYPES, Group
 
 
@@ -94,6 +95,8 @@ def _names(chosen: Chosen, layers: int) -> Names:
 def _why(name: str, chosen: Chosen, heads: Mapping[str, Head], config: BackboneConfig) -> str:
     """Why something of ours stays behind."""
     head = heads.get(name.split(".")[1]) if name.startswith("heads.") else None
+    if name.endswith(TRANSITIONS) and head is not None:
+        return f"the transitions of a CRF, which {chosen.architecture} does not have"
     words = head is not None and head.kind == "masked_words"
     if words and not writes_words(chosen.kind, config):
         return f"Roberta's masked-word head has gelu always, this encoder {config.activation}"

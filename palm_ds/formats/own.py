@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from palm_ds import checkpoint
 from palm_ds.backbone_config import BackboneConfig
 from palm_ds.errors import UserError
 from palm_ds.formats.contents import OPTIMIZER, Contents, Entry, Head
-from palm_ds.formats.shapes import checked
+from palm_ds.formats.shapes import TRANSITIONS, checked
 from palm_ds.formats.tensor_files import Group, open_safetensors, read_json, write_file
 from palm_ds.portable import MOMENTS, Stored
 from palm_ds.tokenizer import load_tokenizer
@@ -206,7 +207,12 @@ def _shapes(
     """A checkpoint keeps values laid end to end: the shapes follow from the encoder's width."""
     found: dict[str, tuple[int, ...]] = {}
     for name in names:
-        rows, over = divmod(stored.size(name), _columns(name, config))
+        size = stored.size(name)
+        if name.endswith(TRANSITIONS):
+            tags = isqrt(size + 1) - 1  # (tags + 2) * tags of them
+            found[name] = (tags + 2, tags)
+            continue
+        rows, over = divmod(size, _columns(name, config))
         if not over:
             found[name] = (rows, _columns(name, config)) if _is_matrix(name) else (rows,)
     return found
@@ -246,9 +252,14 @@ def heads_of(shapes: Mapping[str, tuple[int, ...]], token_heads: Iterable[str]) 
     for head, names in parts.items():
         if names == set(_MASKED):
             found[head] = Head(kind="masked_words", pooled=False)
-        elif names == set(_CLASSES):
-            classes = shapes[f"heads.{head}.out.bias"][0]
-            found[head] = Head(kind="classes", classes=classes, pooled=head not in token_heads)
+        elif names in (set(_CLASSES), {*_CLASSES, TRANSITIONS}):
+            crf = TRANSITIONS in names
+            found[head] = Head(
+                kind="classes",
+                classes=shapes[f"heads.{head}.out.bias"][0],
+                pooled=not crf and head not in token_heads,
+                transitions=crf,
+            )
     return found
 
 

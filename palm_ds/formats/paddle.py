@@ -24,7 +24,7 @@ from palm_ds.formats.hf_names import CLASSES, CLASSIFIER, MASKED_WORDS, QUESTION
 from palm_ds.formats.paddle_config import About, find_vocabulary, numbers, read_about
 from palm_ds.formats.paddle_names import ERAS, OWN_POOLER, PADDLENLP, STATIC, Era, Role
 from palm_ds.formats.paddle_sources import Source, check_alone, find, tensors
-from palm_ds.formats.shapes import checked
+from palm_ds.formats.shapes import TRANSITIONS, checked
 
 PALM_PREFIX = "__paddlepalm_"
 _QKV = ("query", "key", "value")
@@ -291,12 +291,10 @@ def _same(one: Entry, other: Entry) -> bool:
 
 
 def _drop_broken_heads(roles: dict[str, Role]) -> dict[str, str]:
-    """Takes the heads that are not whole out of `roles`, and a CRF's transitions: why."""
+    """Takes the heads that are not whole out of `roles`: why."""
     left = {}
     for head in _heads_of(roles):
         mine = {_part(role): name for name, role in roles.items() if _head(role) == head}
-        if crf := mine.pop("transitions", None):
-            left[crf] = "the transitions of a CRF: no such head here"
         wanted = _CLASSES_PARTS if set(mine) & set(_CLASSES_PARTS) else _WORDS_PARTS
         if missing := [part for part in wanted if part not in mine]:
             left |= dict.fromkeys(mine.values(), f"its head is not whole, it has no {missing[0]}")
@@ -313,7 +311,7 @@ def _heads(made: _Made, about: About, roles: Mapping[str, Role]) -> dict[str, He
     if about.model.endswith("ForQuestionAnswering"):
         _rename_head(made, CLASSIFIER, QUESTION_ANSWERING)
     of_tokens = {_head(role) for role in roles.values() if not role.pooled}
-    of_tokens |= {_head(role) for role in roles.values() if role.ours.endswith(".transitions")}
+    of_tokens |= {_head(role) for role in roles.values() if role.ours.endswith(TRANSITIONS)}
     of_tokens.add(QUESTION_ANSWERING)
     if about.model.endswith("ForTokenClassification"):
         of_tokens.add(CLASSIFIER)
@@ -325,7 +323,10 @@ def _heads(made: _Made, about: About, roles: Mapping[str, Role]) -> dict[str, He
         elif part == "out.weight":
             count, pooled = entry.shape[0], name not in of_tokens
             labels = about.labels(count) if name == CLASSIFIER else ()
-            heads[name] = Head(kind="classes", classes=count, pooled=pooled, labels=labels)
+            crf = f"heads.{name}.{TRANSITIONS}" in made.entries
+            heads[name] = Head(
+                kind="classes", classes=count, pooled=pooled, labels=labels, transitions=crf
+            )
     return heads
 
 

@@ -4,7 +4,6 @@ A name of theirs becomes a role: our parameter's name, but for
 
     backbone.layers.N.{query,key,value}.*    three here, one `qkv` with us
     heads.NAME.table, heads.NAME.bias_copy   the masked-word head's output table, its bias again
-    heads.NAME.transitions                   a CRF's, which has no place with us
 
 and `Role.pooled` says of a class head whether it reads whole texts.
 """
@@ -109,7 +108,7 @@ def _static_head(module: str, end: str, name: str) -> Role | None:
         ending = "weight" if classes[3] == "w" else "bias"
         return Role(f"heads.{head}.out.{ending}", pooled=not classes[2])
     if crf := re.fullmatch(r"(?:(.+)[._])?crfw", name):
-        return Role(f"heads.{plain(crf[1] or 'classifier')}.transitions")
+        return Role(f"heads.{plain(crf[1] or 'classifier')}.crf.transitions")
     encoder = "encoder_layer_" in module or module.endswith("pooled_fc")  # another one's
     if end and module.endswith("_fc") and not encoder:
         task = module.removesuffix("_fc")

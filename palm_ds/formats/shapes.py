@@ -9,6 +9,8 @@ from palm_ds.errors import UserError
 from palm_ds.formats.contents import Contents, Head
 
 Shape = tuple[int, ...]
+TRANSITIONS = "crf.transitions"
+"""What a head over classes has besides, where a CRF is over them: start, end, step by step."""
 
 
 def backbone_shapes(config: BackboneConfig) -> dict[str, Shape]:
@@ -39,7 +41,8 @@ def head_shapes(name: str, head: Head, config: BackboneConfig) -> dict[str, Shap
     assert config.vocab_size is not None
     prefix, width = f"heads.{name}", config.width
     if head.kind == "classes":
-        return _linear(f"{prefix}.out", head.classes, width)
+        steps: dict[str, Shape] = {f"{prefix}.{TRANSITIONS}": (head.classes + 2, head.classes)}
+        return _linear(f"{prefix}.out", head.classes, width) | (steps if head.transitions else {})
     bias: dict[str, Shape] = {f"{prefix}.bias": (config.vocab_size,)}
     return _linear(f"{prefix}.dense", width, width) | _norm(f"{prefix}.norm", width) | bias
 

@@ -15,6 +15,7 @@ from palm_ds import checkpoint, portable
 from palm_ds.backbone import Backbone
 from palm_ds.backbone_config import BackboneConfig
 from palm_ds.checkpoint import Layout, Written
+from palm_ds.crf import CrfHead
 from palm_ds.errors import UserError
 from palm_ds.extend import Lineage
 from palm_ds.formats import own
@@ -39,6 +40,7 @@ def model(seed: int = 1) -> Model:
         "masking": MaskedWordHead(backbone),
         "distance": ClassHead(8, 3, pooled=True),
         "capital": ClassHead(8, 2),
+        "slots": CrfHead(8, 4),
     }
     return Model(backbone, heads, {name: name for name in heads})
 
@@ -127,7 +129,9 @@ def test_a_checkpoint_holds_the_model(stage: int, world: int, tmp_path: Path) ->
         "masking": ("masked_words", 0, False),
         "distance": ("classes", 3, True),
         "capital": ("classes", 2, False),
+        "slots": ("classes", 4, False),
     }
+    assert contents.heads["slots"].transitions and not contents.heads["capital"].transitions
     state = net.state_dict()
     assert set(contents.entries) == set(state)
     for name, entry in contents.entries.items():

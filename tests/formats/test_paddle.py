@@ -20,6 +20,7 @@ from safetensors.numpy import save_file
 
 from palm_ds.backbone import Backbone
 from palm_ds.backbone_config import BackboneConfig
+from palm_ds.crf import CrfHead
 from palm_ds.errors import UserError
 from palm_ds.example import Batch
 from palm_ds.formats import paddle
@@ -144,6 +145,8 @@ def modules(contents: Contents) -> tuple[Backbone, torch.nn.ModuleDict]:
         {
             name: MaskedWordHead(backbone)
             if head.kind == "masked_words"
+            else CrfHead(backbone.width, head.classes)
+            if head.transitions
             else ClassHead(backbone.width, head.classes, pooled=head.pooled)
             for name, head in contents.heads.items()
         }
@@ -388,7 +391,7 @@ HEADS: dict[str, tuple[Arrays, dict[str, Head]]] = {
     ),
     "with a CRF": (
         classes("slot.cls_out", 5, ("_w", "_b")) | {"slot.crfw": np.ones((7, 5), np.float32)},
-        {"slot": Head(kind="classes", classes=5, pooled=False)},
+        {"slot": Head(kind="classes", classes=5, pooled=False, transitions=True)},
     ),
     "half of one": ({"cls_out_w": np.ones((8, 2), np.float32)}, {}),
     "a part of the masked words'": (
