@@ -44,9 +44,14 @@ class Layer(nn.Module):
         self.contract = nn.Linear(config.inner, width)
         self.output_norm = layer_norm(width, config.eps, kernels.layer_norm)
 
-    def forward(self, x: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, plan: AttentionPlan, at: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """(rows, length, width); or (n, width), of the flat positions `at` (n,) alone."""
         rate = self.attention_rate if self.training else 0.0
         seen = attend(self.qkv(x), plan, heads=self.heads, dropout=rate)  # (rows, length, width)
+        if at is not None:
+            x, seen = (each.flatten(0, 1).index_select(0, at) for each in (x, seen))
         x = self.attention_norm(self._add(x, self.project(seen)))
         inner = self.activation(self.expand(x))  # (rows, length, ffn)
         return self.output_norm(self._add(x, self.contract(inner)))
@@ -96,12 +101,15 @@ class Backbone(nn.Module):
     def width(self) -> int:
         return self.config.width
 
-    def forward(self, batch: Batch) -> torch.Tensor:
-        """(rows, length, width). What stands at padding is finite and means nothing."""
+    def forward(self, batch: Batch, at: torch.Tensor | None = None) -> torch.Tensor:
+        """(rows, length, width). What stands at padding is finite and means nothing. With flat
+        positions `at` (n,): (n, width) of those, and most of the last layer for no others."""
         x = self._embed(batch)
         plan = plan_attention(batch, self.kernels.attention)
-        for layer in self.layers:
-            if self.recompute and torch.is_grad_enabled():
+        for number, layer in enumerate(self.layers, 1):
+            if at is not None and number == len(self.layers):
+                x = layer(x, plan, at)
+            elif self.recompute and torch.is_grad_enabled():
                 x = checkpoint(layer, x, plan, use_reentrant=False)
             else:
                 x = layer(x, plan)

@@ -79,19 +79,22 @@ class Model(nn.Module):
         """(n, any): the scores at the task's positions in `batch.labels`."""
         if task not in self.head_of:
             raise UserError(f'no task "{task}"{suggest(task, self.head_of)}')
-        flat = self.backbone(batch).flatten(0, 1)
-        return self._logits(flat, batch, task)
+        return self.scores(batch, [task])[task]
 
     def scores(self, batch: Batch, tasks: Collection[str]) -> dict[str, torch.Tensor]:
-        """The same of those of several tasks that have positions in the batch; the encoder and
-        their heads run, and nothing else."""
-        flat = self.backbone(batch).flatten(0, 1)
-        return {t: self._logits(flat, batch, t) for t in tasks if t in batch.labels}
-
-    def _logits(self, flat: torch.Tensor, batch: Batch, task: str) -> torch.Tensor:
-        each = self._labels(batch, task)
-        rows = self._read(task, flat.index_select(0, each.positions))
-        return self._head(task).logits(rows, *each.groups)
+        """The same of several tasks; of those that have positions in the batch. Nothing is computed
+        that they do not need."""
+        labels = {task: self._labels(batch, task) for task in tasks if task in batch.labels}
+        if not labels:
+            return {}
+        asked = torch.cat([each.positions for each in labels.values()])
+        at, which = asked.unique(return_inverse=True)
+        rows = self.backbone(batch, at).index_select(0, which)  # (positions of all tasks, width)
+        pieces = rows.split([len(each.positions) for each in labels.values()])
+        return {
+            task: self._head(task).logits(self._read(task, piece), *each.groups)
+            for (task, each), piece in zip(labels.items(), pieces, strict=True)
+        }
 
     def _labels(self, batch: Batch, task: str) -> _Labels:
         """Those of a task; without any: one position and any target, that are not real."""

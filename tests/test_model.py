@@ -105,6 +105,18 @@ def test_losses_are_of_the_labelled_rows() -> None:
     torch.testing.assert_close(outputs["b"].loss_sum, order.loss_sum)
 
 
+@pytest.mark.parametrize("kernels", [Kernels(), FAST])
+def test_scores_alone_are_those_of_the_whole_model(kernels: Kernels) -> None:
+    net = model(kernels).eval()
+    made = batch(a=([4, 2], [9, 1]), b=([0], [3]), c=([2, 4, 8], [0, 1, 1]))
+    with torch.no_grad():
+        expected, found = net(made, ["a", "b", "c"]), net.scores(made, ["c", "b", "a", "d"])
+    assert list(found) == ["c", "b", "a"]
+    for task, scores in found.items():
+        torch.testing.assert_close(scores, expected[task].scores, atol=1e-6, rtol=1e-5)
+    assert net.scores(batch(), ["a"]) == {}
+
+
 def test_logits_are_the_scores_that_the_loss_saw() -> None:
     net = model().eval()
     made = batch(b=([0], [5]), a=([1, 4], [7, 8]))

@@ -200,7 +200,7 @@ class Tagging(TagsTask):
             shares = shares[np.arange(len(best)), best]
         made: dict[str, Any] = {
             "tags": names,
-            "probs": [round(float(x), 6) for x in np.exp(shares)],
+            "probs": [round(float(x), 6) for x in np.exp(np.minimum(shares, 0.0))],
         }
         (column,) = self.columns_of(source)
         text = source.row(item)[column]
