@@ -41,7 +41,7 @@ class TableSettings:
     """How files become rows."""
 
     format: str = "auto"
-    """`auto` goes by the file's name; else tsv, csv, jsonl, json, conll, smart, parquet or arrow."""
+    """`auto` goes by the file's name; tsv, csv, jsonl, json, conll, smart, parquet or arrow."""
     columns: Mapping[str, str | int | list[str | int]] = field(default_factory=dict)
     """{role: column}: the column's name (`a.b`: b inside a), its number from 0, or empty for none;
     several for choices, or for a text joined of them."""
