@@ -306,7 +306,8 @@ def all_examples(stream: Stream) -> list[list[int]]:
     [feed] = stream.feeds
     vocabulary, rng = feed.source.vocabulary, np.random.default_rng(0)
     layouts = feed.layouts(np.arange(len(feed.items)))
-    made = [feed.tasks[0].example(layout, feed.source, rng).ids.tolist() for layout in layouts]
+    source: Any = feed.source
+    made = [feed.tasks[0].example(layout, source, rng).ids.tolist() for layout in layouts]
     assert all(ids[0] == vocabulary.cls and ids[-1] == vocabulary.sep for ids in made)
     return made
 

@@ -164,7 +164,9 @@ class Reading(TextTask):
         row, *rest = cut(context.lengths, sizes, self.stride)
         return np.column_stack([row, query[row], *rest])
 
-    def training_items(self, source: TableSource, room: int) -> np.ndarray:
+    def training_items(  # type: ignore[override]
+        self, source: TableSource, room: int
+    ) -> np.ndarray:
         """`items` without the windows that there is nothing to learn from: where there always is an
         answer, those that do not hold it; else those of rows whose answer stands nowhere."""
         items = self.items(source, room)
