@@ -46,7 +46,7 @@ def test_texts_are_read_as_the_task_that_the_recipe_names(tmp_path, chosen, name
     run = Run(recipe=recipe, machine=machine, folder=tmp_path / "run")
     data = open_data(recipe)
     model = build_model(recipe, machine, data.vocabulary, device=torch.device("cpu"))
-    export(run, model, model.state_dict(), data)
+    export(run, model, model.state_dict(), data, recipe.plan.steps)
     info = read_info(Path(run.folder / "weights"))
     assert (info.export_task, info.task_id) == (name, row)
     theirs = load_file(run.folder / "hf" / "model.safetensors")
