@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -80,12 +80,11 @@ def open_shards(folder: Path) -> Shards:
     """Every parameter of a folder of shards. Raises UserError where a file is missing, damaged, or
     holds what a genuine one does not.
 
-    What was read of mapped files counts as this process's memory while they are open, so the
-    shards of ZeRO 1 to 3 are opened anew after every `_MAPPED_BYTES`."""
-    shards = _opened(folder)
-    if not shards.stage:  # one file of whole tensors, whose fp32 weights took a search to be named
-        return shards
-    reader = _Reader(shards)
+    What was read of mapped files counts as this process's memory while they are open, so they are
+    opened anew after every `_MAPPED_BYTES`."""
+    places: _Places = {}
+    shards = _opened(folder, places)
+    reader = _Reader(shards, places)
     entries = {
         name: replace(entry, read=partial(reader.read, name))
         for name, entry in shards.entries.items()
@@ -96,14 +95,15 @@ def open_shards(folder: Path) -> Shards:
 class _Reader:
     """Reads shards, and lets go of what was read."""
 
-    def __init__(self, shards: Shards):
-        self.folder = shards.folder
+    def __init__(self, shards: Shards, places: _Places):
+        self.folder, self.places = shards.folder, places
         self._entries: Mapping[str, Entry] = shards.entries
-        self._mapped = 0  # bytes read since the shards were opened
+        # Bytes read since the shards were opened; a search for places has read all of them.
+        self._mapped = _MAPPED_BYTES if places else 0
 
     def read(self, name: str) -> torch.Tensor:
         if self._mapped >= _MAPPED_BYTES:
-            self._entries, self._mapped = _opened(self.folder).entries, 0
+            self._entries, self._mapped = _opened(self.folder, self.places).entries, 0
         if name not in self._entries:
             raise UserError(f"{self.folder}: {name} is gone: other shards than when it was opened")
         values = self._entries[name].read()
@@ -111,14 +111,15 @@ class _Reader:
         return values
 
 
-def _opened(folder: Path) -> Shards:
+def _opened(folder: Path, places: _Places) -> Shards:
+    """`places`: where fp32 weights without names are; found where there are none yet."""
     models, optims = _by_rank(folder, _MODEL), _by_rank(folder, _OPTIM)
     if not models:
         raise UserError(f"{folder}: its shards have been deleted meanwhile")
     model = _load(models[0])
     try:
         if not optims:
-            return _stage_0(folder, model)
+            return _stage_0(folder, model, places)
         states = [_load(optims[rank])["optimizer_state_dict"] for rank in sorted(optims)]
         _check_world(folder, model, optims)
         if _SHARES in states[0]:
@@ -209,11 +210,13 @@ def _refusal(said: str) -> str:
 # ---- the stages ----
 
 
-def _stage_0(folder: Path, model: Mapping[str, Any]) -> Shards:
+def _stage_0(folder: Path, model: Mapping[str, Any], places: _Places) -> Shards:
     """All in one file; the fp32 weights of a half-precision run have no names there."""
     parameters = _parameters(model)
-    masters = _masters(model.get("optimizer"))
-    found = _matched(masters, parameters)
+    lines = _masters(model.get("optimizer"))
+    if not places:
+        places.update(_matched(lines, parameters))
+    found = {name: lines[line][start:end] for name, (line, start, end) in places.items()}
     entries = {
         name: _entry(name, [found.get(name, tensor)], tensor.shape)
         for name, tensor in parameters.items()
@@ -345,31 +348,29 @@ def _join(pieces: Sequence[torch.Tensor], shape: tuple[int, ...]) -> torch.Tenso
 # ---- fp32 weights without names ----
 
 
-@dataclass
-class _Masters:
+_Places = dict[str, tuple[int, int, int]]
+"""{name: the line that has its fp32 weights, where they begin and end there}"""
+
+
+def _masters(optimizer: Any) -> list[torch.Tensor]:
     """Lines of fp32 weights, in the order of the optimizer's parameters."""
-
-    lines: list[torch.Tensor] = field(default_factory=list)
-
-
-def _masters(optimizer: Any) -> _Masters:
     if not isinstance(optimizer, Mapping):
-        return _Masters()
+        return []
     groups = optimizer.get("fp32_groups") or [optimizer.get("fp32_groups_flat") or ()]
-    return _Masters([_tensor(x).view(-1) for group in groups for x in group])
+    return [_tensor(x).view(-1) for group in groups for x in group]
 
 
-def _matched(masters: _Masters, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """{name: its fp32 weights}: those that rounded are what the module has."""
+def _matched(lines: Sequence[torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> _Places:
+    """Where each one's fp32 weights are: those that rounded are what the module has."""
     waiting, found = dict(parameters), {}
-    for line in masters.lines:
+    for number, line in enumerate(lines):
         begun = 0
         while begun < len(line):
             name = next((n for n, x in waiting.items() if _is_rounded(x, line[begun:])), None)
             if name is None:
                 break
             size = waiting.pop(name).numel()
-            found[name] = line[begun : begun + size]
+            found[name] = (number, begun, begun + size)
             begun += size
     return found
 

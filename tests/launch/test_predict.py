@@ -148,6 +148,42 @@ def test_reading_leaves_squad_s_files(run, predict) -> None:
     assert [line["id"] for line in lines(out, "answer", "rows")] == list(answers)
 
 
+def test_tags_beside_those_of_the_file(tmp_path, predict, enter) -> None:
+    rows = [
+        {"tokens": ["so", "very goods", "x"], "tags": ["O", "B-A", "B-B"]},
+        {"tokens": ["good"] * 90, "tags": ["O", "B-A", "I-A"] * 30},
+    ]
+    tasks = {"slots": {"kind": "tagging", "source": "tags"}}
+    file = write_rows(tmp_path / "tags.jsonl", rows)
+    source = {"table": str(file), "tokenizer": str(tmp_path / "run" / "vocabulary")}
+    run = save_model(tmp_path / "run", ["slots"], tasks=tasks, sources={"tags": source}, held_out=0)
+    out = predict(run, rows)
+    found = lines(out, "slots")
+    assert [len(line["tags"]) for line in found] == [3, 90]
+    sentences = (out / "slots.conll").read_text().split("\n\n")[:2]
+    for row, line, sentence in zip(rows, found, sentences, strict=True):
+        cells = [x.split("\t") for x in sentence.split("\n")]
+        assert cells == [
+            list(x) for x in zip(row["tokens"], row["tags"], line["tags"], strict=True)
+        ]
+    scores = json.loads((out / "scores.json").read_text())["slots"]
+    said = enter(
+        "evaluate",
+        "--kind",
+        "tagging",
+        "--gold",
+        file,
+        "--predictions",
+        out / "slots.predictions.json",
+        "--json",
+        tmp_path / "s.json",
+    )
+    assert said.code == 0, said.err
+    judged = json.loads((tmp_path / "s.json").read_text())
+    assert judged["f1"] == pytest.approx(scores["f1"])
+    assert judged["accuracy"] == pytest.approx(scores["accuracy"])
+
+
 def test_a_table_for_submission(run, predict) -> None:
     rows = texts(5)
     out = predict(run, rows, "--tasks", "mood,topic", "--tsv")
