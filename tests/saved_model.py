@@ -73,7 +73,7 @@ def save_model(folder: Path, stages: Sequence[str] = tuple(TASKS), **changes: An
     small_tokenizer().save(folder / "vocabulary")
     made = {"texts": texts(12), "pairs": pairs(6), "questions": questions(4)}
     used = [name for blend in stages for name in blend.split(" + ")]
-    tasks = changes.pop("tasks", {name: dict(TASKS[name]) for name in used})
+    tasks = changes.pop("tasks", None) or {name: dict(TASKS[name]) for name in used}
     sources = {
         name: {
             "table": str(write_rows(folder / f"{name}.jsonl", rows)),
