@@ -70,53 +70,54 @@ def open_tensors(folder: Path) -> dict[str, Entry]:
 
 def open_safetensors(path: Path) -> dict[str, Entry]:
     """The tensors of one safetensors file."""
-    file = _Safetensors(path)
+    try:
+        file: Any = safe_open(path, "pt")
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: cannot be read as safetensors: {_line(error)}") from None
+    reader = _Mapped(path, lambda: safe_open(path, "pt").get_tensor)
     return {
-        name: Entry(theirs=(name,), shape=shape, read=partial(file.read, name))
-        for name, shape in file.shapes().items()
+        name: Entry(theirs=(name,), shape=shape, read=partial(reader.read, name))
+        for name, shape in shapes.items()
     }
 
 
-class _Safetensors:
-    """A file whose entries read from it, for as long as there are any.
+class _Mapped:
+    """Tensors of a mapped file, for as long as there are entries that read from it.
 
-    What was read of a mapped file counts as this process's memory while the file is open, so it is
-    opened anew after every `_MAPPED_BYTES`."""
+    What was read of it counts as this process's memory while the file is open, so it is opened
+    anew after every `_MAPPED_BYTES`."""
 
-    def __init__(self, path: Path):
-        self.path = path
-        self._file: Any = None
-        self._mapped = 0  # bytes read since the file was opened
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        try:
-            file = self._opened()
-            names = sorted(file.keys())  # by name in every version
-            return {name: tuple(file.get_slice(name).get_shape()) for name in names}
-        except (OSError, SafetensorError) as error:
-            what = f"{self.path}: cannot be read as safetensors: {_line(error)}"
-            raise UserError(what) from None
+    def __init__(self, path: Path, open_: Callable[[], Callable[[str], torch.Tensor]]):
+        """`open_()` opens the file and gives what reads a tensor of it by name."""
+        self.path, self.open = path, open_
+        self._get: Callable[[str], torch.Tensor] | None = None
+        self._read = 0  # bytes, since the file was opened
 
     def read(self, name: str) -> torch.Tensor:
         try:
-            tensor = self._opened().get_tensor(name)
-        except (OSError, SafetensorError, ValueError, RuntimeError) as error:
+            if self._get is None or self._read >= _MAPPED_BYTES:
+                self._get, self._read = None, 0
+                self._get = self.open()
+            tensor = self._get(name)
+        except UserError:
+            raise
+        except (OSError, SafetensorError, ValueError, KeyError, RuntimeError) as error:
             raise UserError(f"{self.path}: {name} cannot be read: {_line(error)}") from None
-        self._mapped += tensor.nbytes
+        self._read += tensor.nbytes
         return tensor
-
-    def _opened(self) -> Any:
-        if self._file is None or self._mapped >= _MAPPED_BYTES:
-            self._file, self._mapped = safe_open(self.path, "pt"), 0
-        return self._file
 
 
 def open_bin(path: Path) -> dict[str, Entry]:
     """The tensors of one file of torch.save."""
     state = _load_bin(path)
-    if not isinstance(state, dict) or not all(isinstance(x, torch.Tensor) for x in state.values()):
-        raise UserError(f"{path}: holds something else than tensors by name")
-    return {str(name): held(str(name), tensor) for name, tensor in state.items()}
+    if not _is_zipped(path):  # in memory, whole
+        return {name: held(name, tensor) for name, tensor in state.items()}
+    reader = _Mapped(path, lambda: _load_bin(path).__getitem__)
+    return {
+        name: Entry(theirs=(name,), shape=tuple(tensor.shape), read=partial(reader.read, name))
+        for name, tensor in state.items()
+    }
 
 
 def held(name: str, tensor: torch.Tensor) -> Entry:
@@ -124,13 +125,20 @@ def held(name: str, tensor: torch.Tensor) -> Entry:
     return Entry(theirs=(name,), shape=tuple(tensor.shape), read=tensor.detach)
 
 
-def _load_bin(path: Path) -> Any:
+def _load_bin(path: Path) -> dict[str, torch.Tensor]:
     try:
-        with path.open("rb") as file:
-            zipped = file.read(2) == b"PK"  # since torch 1.6; only those can be mapped
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zipped(path))
     except Exception as error:  # pickle raises many kinds; all mean that the file is not weights
         raise UserError(f"{path}: cannot be read as tensors alone: {_line(error)}") from None
+    if not isinstance(state, dict) or not all(isinstance(x, torch.Tensor) for x in state.values()):
+        raise UserError(f"{path}: holds something else than tensors by name")
+    return {str(name): tensor.detach() for name, tensor in state.items()}
+
+
+def _is_zipped(path: Path) -> bool:
+    """As since torch 1.6; only those can be mapped."""
+    with path.open("rb") as file:
+        return file.read(2) == b"PK"
 
 
 def _shards(index: Path) -> dict[str, set[str]]:

@@ -809,17 +809,24 @@ def test_a_model_is_never_there_whole(tmp_path: Path) -> None:
     assert sorted(calls) == sorted(entries)
 
 
+@pytest.mark.parametrize("form", ["safetensors", "bin"])
 def test_a_file_is_mapped_anew_after_so_many_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was read of it is let go: a model is never in memory as mapped pages."""
     monkeypatch.setattr(tensor_files, "_MAPPED_BYTES", 1 << 20)
     saved = {name: torch.full((1 << 18,), float(i)) for i, name in enumerate("abcdefgh")}
-    save_file(saved, tmp_path / "model.safetensors")
-    entries = tensor_files.open_safetensors(tmp_path / "model.safetensors")
+    file = tmp_path / f"model.{form}"
+    save = save_file if form == "safetensors" else torch.save
+    read = tensor_files.open_safetensors if form == "safetensors" else tensor_files.open_bin
+    save(saved, file)
+    entries = read(file)
     for name, entry in entries.items():
         assert torch.equal(entry.read(), saved[name])
-        assert resident(tmp_path / "model.safetensors") < 2 << 20
+        assert 1 << 20 <= resident(file) < 2 << 20
+    file.unlink()
+    with pytest.raises(UserError, match="cannot be read"):
+        entries["a"].read()
 
 
 def resident(file: Path) -> int:
