@@ -27,6 +27,7 @@ def choose_units(unit: np.ndarray, rate: float, rng: np.random.Generator) -> np.
 
 def shown(
     ids: np.ndarray,
+    draws: np.ndarray,
     vocabulary: Vocabulary,
     rng: np.random.Generator,
     *,
@@ -34,8 +35,7 @@ def shown(
     random_rate: float,
 ) -> np.ndarray:
     """(n,) what stands in the place of hidden tokens (n,): [MASK], a random regular token, or the
-    token itself, by a draw of its own each (BERT, section 3.1)."""
-    draws = rng.random(len(ids))
+    token itself, by draws (n,) in [0, 1) (BERT, section 3.1)."""
     other = vocabulary.regular[rng.integers(len(vocabulary.regular), size=len(ids))]
     kept = np.where(draws < mask_rate + random_rate, other, ids)
     return np.where(draws < mask_rate, vocabulary.mask, kept)

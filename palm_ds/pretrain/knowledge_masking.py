@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from palm_ds.errors import UserError
-from palm_ds.example import Example, Vocabulary
+from palm_ds.example import Example
+from palm_ds.masking import choose_units, shown
 from palm_ds.source import Source
 from palm_ds.task import Task
 
@@ -76,7 +77,7 @@ class KnowledgeMasking(Task):
 
     def label(self, example: Example, source: Source, rng: np.random.Generator) -> None:
         unit = units_of(example, self.units if self._is_whole(example, rng) else ())
-        chosen = (choose if self.chosen == "exact" else choose_each)(unit, self.rate, rng)
+        chosen = (choose_units if self.chosen == "exact" else choose_each)(unit, self.rate, rng)
         where = np.flatnonzero(chosen)
         example.labels[self.name] = where, example.ids[where].copy()
         # One draw a token, read at the unit's first token where the unit is corrupted as one.
@@ -84,7 +85,14 @@ class KnowledgeMasking(Task):
         if self.corrupt == "unit":
             first = np.unique(unit[where], return_index=True)[1]
             draws[where] = np.repeat(draws[where[first]], np.diff([*first, len(where)]))
-        example.ids[where] = self._shown(example.ids[where], draws[where], rng, source.vocabulary)
+        example.ids[where] = shown(
+            example.ids[where],
+            draws[where],
+            source.vocabulary,
+            rng,
+            mask_rate=self.mask_rate,
+            random_rate=self.random_rate,
+        )
 
     def _is_whole(self, example: Example, rng: np.random.Generator) -> bool:
         """Whether this text is masked by units; a text of borrowed parts by what its first says."""
@@ -92,13 +100,6 @@ class KnowledgeMasking(Task):
             first = np.flatnonzero(example.origin >= 0)[0]
             return bool(rng.random() * 100 < example.marks[self.whole][first])
         return self.whole == 1 or rng.random() < self.whole
-
-    def _shown(
-        self, ids: np.ndarray, draws: np.ndarray, rng: np.random.Generator, vocabulary: Vocabulary
-    ) -> np.ndarray:
-        other = vocabulary.regular[rng.integers(len(vocabulary.regular), size=len(ids))]
-        shown = np.where(draws < self.mask_rate + self.random_rate, other, ids)
-        return np.where(draws < self.mask_rate, vocabulary.mask, shown)
 
     def head(self, backbone: Backbone) -> nn.Module:
         from palm_ds.heads import MaskedWordHead
@@ -137,24 +138,6 @@ def _whole_spans(mark: np.ndarray, free: np.ndarray) -> np.ndarray:
     span = np.cumsum((mark == 1) | ((mark == 2) & (before == 0)))
     broken = (mark > 0) & ~free | (mark == 2) & (before == 0)
     return (mark > 0) & (np.bincount(span, weights=broken)[span] == 0)
-
-
-def choose(unit: np.ndarray, rate: float, rng: np.random.Generator) -> np.ndarray:
-    """(tokens,) bool: whole units in random order until `rate` of the tokens is reached.
-
-    The unit that would go beyond is taken with the probability that makes the expected share
-    exact; one unit is always taken, so that no sequence is without a prediction."""
-    sizes = np.bincount(unit[unit >= 0])
-    numbers = np.flatnonzero(sizes)
-    order = rng.permutation(numbers)
-    total = np.cumsum(sizes[order])
-    budget = rate * total[-1]
-    whole = int(np.searchsorted(total, budget, side="right"))
-    left = budget - (total[whole - 1] if whole else 0)
-    whole += bool(whole < len(order) and rng.random() * sizes[order[whole]] < left)
-    taken = np.zeros(len(sizes), bool)
-    taken[order[: max(whole, 1)]] = True
-    return (unit >= 0) & taken[unit]
 
 
 def choose_each(unit: np.ndarray, rate: float, rng: np.random.Generator) -> np.ndarray:

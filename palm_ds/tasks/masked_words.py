@@ -62,6 +62,7 @@ class MaskedWords(TextTask):
         example.labels[self.name] = where, example.original[where]
         example.ids[where] = shown(
             example.original[where],
+            rng.random(len(where)),
             source.vocabulary,
             rng,
             mask_rate=self.mask_rate,

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from palm_ds import keyed
 from palm_ds.errors import UserError
 from palm_ds.example import Example, Piece, Vocabulary, arrange
-from palm_ds.pretrain.knowledge_masking import KnowledgeMasking, choose, choose_each, units_of
+from palm_ds.masking import choose_units
+from palm_ds.pretrain.knowledge_masking import KnowledgeMasking, choose_each, units_of
 
 VOCABULARY = Vocabulary(size=1005, pad=0, unk=1, cls=2, sep=3, mask=4, regular=np.arange(5, 1005))
 
@@ -120,7 +121,7 @@ def test_units_equal_the_slow_way(rows):
 )
 def test_whole_units_are_chosen_and_at_least_one(sizes, rate, seed):
     unit = np.concatenate([[-1], np.repeat(np.arange(len(sizes)), sizes), [-1]])
-    chosen = choose(unit, rate, keyed.generator(seed, 0))
+    chosen = choose_units(unit, rate, keyed.generator(seed, 0))
     assert not chosen[unit < 0].any()
     assert chosen.any()
     for number in range(len(sizes)):
@@ -130,7 +131,7 @@ def test_whole_units_are_chosen_and_at_least_one(sizes, rate, seed):
 
 def test_the_expected_share_is_the_rate_exactly():
     unit = np.repeat(np.arange(40), np.tile([1, 2, 3, 4], 10))
-    shares = [choose(unit, 0.15, keyed.generator(1, n)).mean() for n in range(4000)]
+    shares = [choose_units(unit, 0.15, keyed.generator(1, n)).mean() for n in range(4000)]
     error = np.std(shares) / np.sqrt(len(shares))
     assert abs(np.mean(shares) - 0.15) < 4 * error + 1e-4
 
