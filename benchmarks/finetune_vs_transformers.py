@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -202,15 +202,8 @@ def _our_prediction(run: Path, rows: Path) -> float:
 
 
 def _theirs(args: argparse.Namespace, folder: Path) -> dict[str, float]:
-    import numpy as np
     import torch
-    from transformers import (
-        AutoModelForSequenceClassification,
-        AutoTokenizer,
-        DataCollatorWithPadding,
-        Trainer,
-        TrainingArguments,
-    )
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     train, dev = _rows(folder / "train.jsonl"), _rows(folder / "dev.jsonl")
     labels = sorted({row["label"] for row in train})
@@ -227,13 +220,24 @@ def _theirs(args: argparse.Namespace, folder: Path) -> dict[str, float]:
 
     torch.manual_seed(args.seeds[0])
     model = AutoModelForSequenceClassification.from_pretrained(args.model, num_labels=len(labels))
+    training = _their_training(args, folder, model, tokenizer, examples(train))
+    accuracy, prediction = _their_prediction(args, model, tokenizer, dev, examples)
+    return {"accuracy": accuracy, "training": training, "prediction": prediction}
+
+
+def _their_training(
+    args: argparse.Namespace, folder: Path, model: Any, tokenizer: Any, learned: list[Any]
+) -> float:
+    """Real tokens a second."""
+    from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
+
     settings = TrainingArguments(
         output_dir=str(folder / "trainer"),
         per_device_train_batch_size=args.batch,
         num_train_epochs=args.epochs,
         learning_rate=args.lr,
         weight_decay=0.01,
-        warmup_steps=int(0.1 * -(-len(train) // args.batch) * args.epochs),
+        warmup_steps=int(0.1 * -(-len(learned) // args.batch) * args.epochs),
         lr_scheduler_type="linear",
         max_grad_norm=1.0,
         seed=args.seeds[0],
@@ -243,7 +247,6 @@ def _theirs(args: argparse.Namespace, folder: Path) -> dict[str, float]:
         logging_strategy="no",
         use_cpu=True,
     )
-    learned = examples(train)
     trainer = Trainer(
         model=model,
         args=settings,
@@ -253,21 +256,30 @@ def _theirs(args: argparse.Namespace, folder: Path) -> dict[str, float]:
     begun = time.monotonic()
     trainer.train()
     seconds = time.monotonic() - begun
-    real = args.epochs * sum(len(example["input_ids"]) for example in learned)
-    collate, scored = DataCollatorWithPadding(tokenizer), examples(dev)
+    return args.epochs * sum(len(example["input_ids"]) for example in learned) / seconds
+
+
+def _their_prediction(
+    args: argparse.Namespace,
+    model: Any,
+    tokenizer: Any,
+    rows: list[dict[str, str]],
+    examples: Callable[[list[dict[str, str]]], list[dict[str, Any]]],
+) -> tuple[float, float]:
+    """Accuracy, and real tokens a second from texts to predictions."""
+    import torch
+    from transformers import DataCollatorWithPadding
+
+    collate = DataCollatorWithPadding(tokenizer)
     model.eval()
-    right, begun = 0, time.monotonic()
+    right, real, begun = 0, 0, time.monotonic()
     with torch.inference_mode():
-        for at in range(0, len(dev), args.batch):
-            batch = collate(examples(dev[at : at + args.batch]))
+        for at in range(0, len(rows), args.batch):
+            batch = collate(examples(rows[at : at + args.batch]))
             targets = batch.pop("labels")
-            right += int(np.sum(model(**batch).logits.argmax(-1).numpy() == targets.numpy()))
-    predicted = sum(len(example["input_ids"]) for example in scored)
-    return {
-        "accuracy": right / len(dev),
-        "training": real / seconds,
-        "prediction": predicted / (time.monotonic() - begun),
-    }
+            right += int((model(**batch).logits.argmax(-1) == targets).sum())
+            real += int(batch["attention_mask"].sum())
+    return right / len(rows), real / (time.monotonic() - begun)
 
 
 if __name__ == "__main__":
