@@ -439,7 +439,9 @@ def test_the_best_answers_are_those_that_trying_all_finds(
     best: dict[str, float] = {}
     for score, text in sorted(every, reverse=True):
         best.setdefault(text, score)
-    expected = sorted(best.items(), key=lambda pair: -pair[1])[:5] or [("", 0.0)]
+    ranked = sorted(best.items(), key=lambda pair: -pair[1])
+    expected = ranked[:5] or [("", 0.0)]
+    cut_apart = len(ranked) < 6 or ranked[4][1] - ranked[5][1] > 1e-4  # the last is not a tie
     odds = min(nothing) - expected[0][1]
     if refuses:
         given_text = "" if odds > 1.0 else expected[0][0]
@@ -451,7 +453,7 @@ def test_the_best_answers_are_those_that_trying_all_finds(
         assert "null_odds" not in made
     listed = [(each["start_logit"] + each["end_logit"]) for each in made["n_best"]]
     assert listed == pytest.approx([score for _, score in expected], abs=1e-5)
-    if len(set(np.round(listed, 2))) == len(listed):  # no two that are equally good
+    if cut_apart and len(set(np.round(listed, 2))) == len(listed):  # no two equally good
         assert [each["text"] for each in made["n_best"]] == [text for text, _ in expected]
         assert made["text"] == given_text
     shares = np.exp(np.array([score for _, score in expected]))
