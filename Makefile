@@ -38,7 +38,7 @@ $(VENV)/ready: constraints.txt pyproject.toml setup.py
 pretrain: $(VENV)/ready
 	$(BIN)/python launch/prepare.py $(DEMO)/corpus embedded --train wordpiece --vocab_size 8000 --lower
 	DS_ACCELERATOR=cpu $(BIN)/deepspeed --num_gpus 2 --master_port $(PORT) launch/pretrain.py \
-	  launch/recipes/embedded.yaml --deepspeed_config ds_configs/cpu.json --run_dir $(DEMO)/run
+	  launch/recipes/embedded.yaml --deepspeed_config ds_configs/cpu_zero1.json --run_dir $(DEMO)/run
 
 # two at a time: about as many as tests start processes, on the smallest machine it is meant for
 PARALLEL := -n 2 --dist worksteal

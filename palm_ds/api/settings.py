@@ -83,8 +83,9 @@ class TrainSettings:
         given = self.deepspeed_config
         if given is None:
             able = accelerator()
-            fast = able.device_name() != "cpu" and able.is_bf16_supported()
-            precision = {"bf16": {"enabled": True}} if fast else {}
+            if able.device_name() == "cpu":
+                return make_machine({"zero_optimization": {"stage": 0}})
+            precision = {"bf16": {"enabled": True}} if able.is_bf16_supported() else {}
             return make_machine({"zero_optimization": {"stage": 1}, **precision})
         if isinstance(given, Mapping):
             return make_machine(given)
