@@ -52,7 +52,7 @@ def main() -> int:
     with exit_on_user_error():
         from palm_ds.outputs import check_output
         from palm_ds.predicting import Job, predict_files
-        from palm_ds.predictor import BATCH_TOKENS, open_predictor
+        from palm_ds.predictor import open_predictor
         from palm_ds.reader.options import columns_of
 
         columns = columns_of(args.columns)
@@ -62,7 +62,7 @@ def main() -> int:
             args.model,
             tasks=[name.strip() for name in args.tasks.split(",") if name.strip()],
             precision=args.precision,
-            batch_tokens=args.batch_tokens or BATCH_TOKENS,
+            batch_tokens=args.batch_tokens,
             device=device,
         )
         job = Job(

@@ -47,7 +47,6 @@ from palm_ds.tokenizer import Tokenizer, load_tokenizer
 T = TypeVar("T")
 
 CHUNK = 1024  # rows that are tokenised and packed together
-BATCH_TOKENS = 4096
 _ROUND = 8  # batches are padded to a multiple of this
 _LONG_ROWS = ("tiles", "varlen")  # forms of attention that do not mind how long a row is
 _SHORT_ROW = 128
@@ -98,7 +97,7 @@ class Predictor:
     tokenizer: Tokenizer
     tasks: Mapping[str, Task]
     device: torch.device
-    batch_tokens: int = BATCH_TOKENS
+    batch_tokens: int
 
     @cached_property
     def passes(self) -> tuple[Pass, ...]:
@@ -314,15 +313,16 @@ def open_predictor(
     *,
     tasks: Sequence[str] = (),
     precision: str = "fp32",
-    batch_tokens: int = BATCH_TOKENS,
+    batch_tokens: int = 0,
     device: torch.device | str = "cpu",
 ) -> Predictor:
     """Of a run folder (its weights/, else best/, else the newest checkpoint), or of a folder of
-    weights that knows its recipe. Raises UserError."""
+    weights that knows its recipe. `batch_tokens`: of a batch, about; 0: chosen for the device.
+    Raises UserError."""
     if precision not in DTYPES:
         raise UserError(f"precision: {precision!r}{suggest(precision, DTYPES)}")
-    if batch_tokens < 1:
-        raise UserError(f"batch_tokens: {batch_tokens}; at least 1")
+    if batch_tokens < 0:
+        raise UserError(f"batch_tokens: {batch_tokens}; at least 1, or 0: chosen")
     folder, recipe = find_model(Path(path))
     asked = asked_tasks(recipe, tasks, folder)
     tokenizer = _tokenizer(folder, recipe)
@@ -341,8 +341,13 @@ def open_predictor(
         tokenizer=tokenizer,
         tasks=asked,
         device=device,
-        batch_tokens=batch_tokens,
+        batch_tokens=batch_tokens or batch_tokens_for(device),
     )
+
+
+def batch_tokens_for(device: torch.device) -> int:
+    """On a CPU so many that what a layer computes stays in cache."""
+    return 2048 if device.type == "cpu" else 16384
 
 
 def find_model(path: Path) -> tuple[Path, Recipe]:

@@ -31,7 +31,7 @@ from palm_ds.example import Batch
 from palm_ds.folder import Run
 from palm_ds.given import Rows, TaskOn, files
 from palm_ds.loop import STOPPED, stop_signals
-from palm_ds.predictor import Predictor, asked_tasks, open_predictor
+from palm_ds.predictor import Predictor, asked_tasks, batch_tokens_for, open_predictor
 from palm_ds.processes import Processes, alone, leave_at_exit, start
 from palm_ds.run import Recipe
 from palm_ds.train import Opened, finish, open_run
@@ -309,6 +309,7 @@ class Session(ABC):
             tokenizer=opened.data.tokenizer,
             tasks=asked_tasks(opened.run.recipe, names, self.folder),
             device=opened.loop.engine.device,
+            batch_tokens=batch_tokens_for(opened.loop.engine.device),
         )
 
     @cached_property
