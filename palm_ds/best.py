@@ -45,6 +45,12 @@ class Best:
                 "set held_out"
             )
 
+    @property
+    def named(self) -> str:
+        """The task whose metric is named: whether it has it is known when it was scored."""
+        name, _, metric = self.settings.best.partition(".")
+        return name if metric else ""
+
     def __str__(self) -> str:
         return f"{self.settings.best} {abs(self.value):.4f}"  # a loss counts as its negative
 
@@ -67,18 +73,22 @@ class Best:
         return False
 
     def _value(self, scores: Mapping[str, Score]) -> float:
-        name, _, metric = self.settings.best.partition(".")
-        if name == "mean":
+        if self.settings.best == "mean":
             targets = [s.value for t, s in scores.items() if not self.tasks[t].auxiliary]
             return sum(targets) / len(targets) if targets else math.nan
         self.check(scores)
-        score = scores[name]
+        name, _, metric = self.settings.best.partition(".")
+        return self.metric(scores[name]) if metric else scores[name].value
+
+    def metric(self, score: Score) -> float:
+        """The one that is named. Raises UserError where the task has it not."""
+        name, _, metric = self.settings.best.partition(".")
         known = {**score.metrics, "accuracy": score.accuracy, "loss": -score.loss}
-        if metric and metric not in known:
+        if metric not in known:
             known_names = ", ".join(known)
             near = suggest(metric, known)
             raise UserError(f"evaluate.best: {name} has no {metric!r}{near}; it has {known_names}")
-        return known[metric] if metric else score.value
+        return known[metric]
 
     def record(self) -> dict[str, Any]:
         """For a checkpoint."""

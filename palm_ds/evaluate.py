@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -73,6 +73,11 @@ class HeldOut:
     rows: Sequence[Row]
     length: int
     pad: int
+
+    def some(self, task: str, rows: int) -> HeldOut:
+        """The first `rows` rows that have a task, alone."""
+        having = {n for n, feed in enumerate(self.feeds) if task in [t.name for t in feed.tasks]}
+        return replace(self, rows=[row for row in self.rows if row[0][0] in having][:rows])
 
     def batches(self, rank: int, world: int, micro_rows: int) -> Iterator[tuple[Built, Batch]]:
         """This process's micro-batches, with the examples in them; all processes get the same

@@ -20,7 +20,7 @@ def parse(cls: type[T], values: Any, where: str) -> T:
     >>> parse(Schedule, {"kind": "noam", "warmup": 4000}, "schedule")
     """
     _check_keys(cls, values, where)
-    config = ConfigDict(arbitrary_types_allowed=True)
+    config = ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=True)
     adapter = TypeAdapter(_with_config(cls, config))
     try:
         return adapter.validate_python(dict(values))

@@ -24,6 +24,7 @@ from palm_ds.assemble import (
 )
 from palm_ds.best import Best
 from palm_ds.engine import Engine, start, stop, warn_on_stderr
+from palm_ds.evaluate import evaluate
 from palm_ds.extend import Inheritance, Lineage, inherit
 from palm_ds.folder import Run, check_folder, overview, write_folder
 from palm_ds.formats.model_card import Made
@@ -132,6 +133,10 @@ def open_run(
         factors=_head_rates(recipe),
         apart=[pattern for task in recipe.built_tasks.values() for pattern in task.freeze],
     )
+    if best.named and not origin.found:  # not to be told after an epoch
+        few = evaluate(engine, validation.some(best.named, engine.world), recipe.built_tasks)
+        if best.named in few:
+            best.metric(few[best.named])
     first = origin.enter(engine, stream, say)
     best.restore(origin.found.state.get("best", {}) if origin.found else {})
     loop = Loop(

@@ -98,6 +98,7 @@ WRONG: dict[str, tuple[str, Any, str]] = {
         "c",
     ),
     "texts of two tables in one": ("stages", [{"a + b": 3}], "read different sources"),
+    "a batch of nothing": ("batch", 32, "batch: '32' is not like"),
     "the best of a task that is none": ("evaluate.best", "c.f1", "neither `mean` nor"),
     "patience for nothing": ("evaluate", {"patience": 3}, "set `best` as well"),
 }
@@ -159,6 +160,12 @@ def test_a_wrong_recipe_is_one_line(case, folder, tmp_path, root, enter) -> None
     assert said.err.startswith("error: ") and said.err.count("\n") == 1, said.err
     assert told in said.err, said.err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_metric_that_is_none_is_told_before_training(folder, tmp_path, root, enter) -> None:
+    said = enter_recipe(enter, root, tmp_path, changed(folder, {"evaluate.best": "a.f2"}))
+    assert said.code == 2 and "evaluate.best: a has no 'f2'" in said.err, said
+    assert "it has " in said.err and "step " not in said.out
 
 
 def test_all_is_decided_and_shown_without_training(folder, tmp_path, root, enter) -> None:
