@@ -1,7 +1,8 @@
 """Attention within blocks, in four forms.
 
     varlen   torch's own for packed rows: CUDA, half precision, no dropout inside
-    tiles    neighbouring blocks joined up to 128 tokens, one tile after another: CPU
+    tiles    neighbouring blocks joined up to 128 tokens, one tile after another: CPU;
+             where no gradients are wanted and a row is no longer than that, sdpa
     sdpa     torch's scaled_dot_product_attention with a mask
     plain    the definition: softmax(Q K^T / sqrt(head width), within the block) V
 
@@ -45,6 +46,8 @@ def plan_attention(batch: Batch, form: str) -> AttentionPlan:
     """Padding is a block too: it sees itself, so that no row of a softmax is ever empty."""
     if form == "varlen":
         return AttentionPlan(form, starts=batch.starts, longest=batch.longest)
+    if form == "tiles" and batch.ids.shape[1] <= TILE and not torch.is_grad_enabled():
+        form = "sdpa"
     if form == "tiles":
         return AttentionPlan(form, tiles=_tiles(batch.starts.diff().tolist()))
     return AttentionPlan(form, mask=(batch.block[:, :, None] == batch.block[:, None, :])[:, None])

@@ -27,6 +27,7 @@ import torch
 
 from palm_ds import keyed, weights
 from palm_ds.assemble import build_model
+from palm_ds.attention import TILE
 from palm_ds.errors import UserError, suggest
 from palm_ds.example import Batch, Example
 from palm_ds.feed import Built, Entry, Feed, collate_built
@@ -48,8 +49,7 @@ T = TypeVar("T")
 
 CHUNK = 1024  # rows that are tokenised and packed together
 _ROUND = 8  # batches are padded to a multiple of this
-_LONG_ROWS = ("tiles", "varlen")  # forms of attention that do not mind how long a row is
-_SHORT_ROW = 128
+_SHORT_ROWS = (64, TILE)
 _ENDLESS = 10**9
 _APART = ("name", "source", "weight", "share", "head_lr", "freeze", "batch", "auxiliary")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -190,10 +190,13 @@ class Predictor:
         )
 
     def _rows(self, lengths: np.ndarray) -> list[Any]:
-        """Which examples stand in which row: all in one where attention allows it."""
-        if self.model.backbone.kernels.attention in _LONG_ROWS:
+        """Which examples stand in which row: short ones in short rows, of one length; long ones
+        all in one where attention allows it."""
+        form, longest = self.model.backbone.kernels.attention, int(lengths.max())
+        short = [row for row in _SHORT_ROWS if longest <= row]
+        if form == "varlen" or (form == "tiles" and not short):
             return [slice(None)]
-        return pack(lengths, min(self.recipe.length, max(int(lengths.max()), _SHORT_ROW)))
+        return pack(lengths, short[0] if short else longest)
 
     def _collated(self, feed: Feed, built: Built) -> Batch:
         longest = max(sum(len(example) for _, example in row) for row in built)

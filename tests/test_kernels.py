@@ -70,6 +70,18 @@ def test_attention(
         torch.testing.assert_close(other, plain, **TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize(("rows", "length", "heads", "head_width"), SHAPES)
+def test_attention_without_gradients(
+    rows: list[list[int]], length: int, heads: int, head_width: int
+) -> None:
+    batch, qkv = batch_of(rows, length), torch.randn(len(rows), length, 3 * heads * head_width)
+    learning = attend(qkv, plan_attention(batch, "tiles"), heads=heads)
+    with torch.no_grad():
+        plan = plan_attention(batch, "tiles")
+        assert plan.form == ("sdpa" if length <= TILE else "tiles")
+        torch.testing.assert_close(attend(qkv, plan, heads=heads), learning, atol=2e-5, rtol=1e-4)
+
+
 def test_tiled_attention_passes_gradcheck() -> None:
     batch = batch_of([[3, 2], [4]], 6)
     plan = plan_attention(batch, "tiles")
