@@ -12,6 +12,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import psutil
 import pytest
 
@@ -34,6 +35,9 @@ for name, value in {
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
+# The same cases every time, so that a suite that passed passes; `PALM_FUZZ=1` draws new ones.
+hypothesis.settings.register_profile("same", derandomize=True)
+hypothesis.settings.load_profile("default" if os.environ.get("PALM_FUZZ") else "same")
 
 
 @pytest.fixture(scope="session")
