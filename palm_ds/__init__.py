@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from palm_ds.api import (
         Backbone,
         ClassesTask,
+        Encoder,
+        EncoderLayer,
         Head,
         HeadOutput,
         MultiHeadTrainer,
@@ -34,6 +36,8 @@ __version__ = "0.1.0"
 __all__ = [
     "Backbone",
     "ClassesTask",
+    "Encoder",
+    "EncoderLayer",
     "Head",
     "HeadOutput",
     "MultiHeadTrainer",

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from palm_ds import keyed, weights
-from palm_ds.backbone import Backbone
+from palm_ds.backbone import build_backbone
 from palm_ds.backbone_config import BackboneConfig
 from palm_ds.budget import Measure
 from palm_ds.corpus.ernie_lines import open_ernie
@@ -35,6 +35,8 @@ from palm_ds.texts import split_rows
 from palm_ds.tokenizer import Tokenizer, load_tokenizer
 
 AnyStream: TypeAlias = Stream | ExampleStream
+_CLASS = {"kind", "options"}
+"""Keys of `backbone` that are no numbers."""
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -124,10 +126,11 @@ def read_run_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 def make_complete(values: Mapping[str, Any], where: str = "recipe") -> Recipe:
     """A recipe from what stands in its file; where it names no encoder, with that of its
-    `init_from`."""
-    if values.get("init_from") and not values.get("backbone"):
+    `init_from`; so where it names but a class for it."""
+    given = values.get("backbone") or {}
+    if values.get("init_from") and isinstance(given, Mapping) and given.keys() <= _CLASS:
         config = weights.read_info(Path(values["init_from"])).backbone
-        values = {**values, "backbone": asdict(config)}
+        values = {**values, "backbone": {**asdict(config), **given}}
     return make_recipe(values, where)
 
 
@@ -330,7 +333,7 @@ def build_model(
     for line in lines:
         say(line)
     torch.manual_seed(keyed.key(recipe.seed, "backbone") >> 1)
-    backbone = Backbone(config, kernels, recompute=machine.activation_checkpointing)
+    backbone = build_backbone(config, kernels, recompute=machine.activation_checkpointing)
     heads: dict[str, nn.Module] = {}
     head_of = {name: task.share or name for name, task in recipe.built_tasks.items()}
     for name, task in recipe.built_tasks.items():

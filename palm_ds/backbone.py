@@ -20,10 +20,21 @@ from torch.utils.checkpoint import checkpoint
 
 from palm_ds.attention import AttentionPlan, attend, plan_attention
 from palm_ds.backbone_config import PRESETS, BackboneConfig
+from palm_ds.classes import check_options, find_class
 from palm_ds.example import Batch
 from palm_ds.kernels import ACTIVATIONS, Kernels, add_dropped, layer_norm
 
-__all__ = ["PRESETS", "Backbone", "BackboneConfig", "Layer", "Pooler", "initialise"]
+__all__ = [
+    "PRESETS",
+    "Backbone",
+    "BackboneConfig",
+    "Layer",
+    "Pooler",
+    "backbone_class",
+    "build_backbone",
+    "initialise",
+    "picked",
+]
 
 PLAIN = Kernels()
 
@@ -48,16 +59,27 @@ class Layer(nn.Module):
         self, x: torch.Tensor, plan: AttentionPlan, at: torch.Tensor | None = None
     ) -> torch.Tensor:
         """(rows, length, width); or (n, width), of the flat positions `at` (n,) alone."""
-        rate = self.attention_rate if self.training else 0.0
-        seen = attend(self.qkv(x), plan, heads=self.heads, dropout=rate)  # (rows, length, width)
-        if at is not None:
-            x, seen = (each.flatten(0, 1).index_select(0, at) for each in (x, seen))
-        x = self.attention_norm(self._add(x, self.project(seen)))
-        inner = self.activation(self.expand(x))  # (rows, length, ffn)
-        return self.output_norm(self._add(x, self.contract(inner)))
+        x, seen = picked(at, x, self.attended(x, plan))
+        x = self.attention_norm(self.added(x, self.project(seen)))
+        return self.output_norm(self.added(x, self.fed(x)))
 
-    def _add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def attended(self, x: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
+        """(rows, length, width): what each token sees of its block, before `project`."""
+        rate = self.attention_rate if self.training else 0.0
+        return attend(self.qkv(x), plan, heads=self.heads, dropout=rate)
+
+    def fed(self, x: torch.Tensor) -> torch.Tensor:
+        """The feed-forward part, (..., width) -> (..., width)."""
+        return self.contract(self.activation(self.expand(x)))  # within: (..., ffn)
+
+    def added(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """x + dropout(y)."""
         return add_dropped(x, y, self.rate if self.training else 0.0, self.dropout_form)
+
+
+def picked(at: torch.Tensor | None, *each: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Of tensors (rows, length, any) the flat positions `at` (n,), as (n, any); all, without."""
+    return each if at is None else tuple(x.flatten(0, 1).index_select(0, at) for x in each)
 
 
 class Pooler(nn.Module):
@@ -76,6 +98,10 @@ class Backbone(nn.Module):
 
     `recompute` keeps only each layer's input for the backward pass and computes the rest again:
     less memory, a third more work, the same numbers.
+
+    A subclass has layers of its own (`layer`) or a forward of its own, under the same contract; its
+    constructor takes further keywords, a recipe's `backbone.options`. It keeps `word` and `pooler`,
+    and every parameter takes part in every forward.
     """
 
     def __init__(
@@ -90,7 +116,7 @@ class Backbone(nn.Module):
         if config.task_slots:
             self.task = nn.Embedding(config.task_slots, config.width)
         self.norm = layer_norm(config.width, config.eps, kernels.layer_norm)
-        self.layers = nn.ModuleList(Layer(config, kernels) for _ in range(config.layers))
+        self.layers = nn.ModuleList(self.layer(number) for number in range(config.layers))
         self.pooler = Pooler(config.width)
         initialise(self, config.init_range)
         if kernels.compile == "on":
@@ -100,6 +126,10 @@ class Backbone(nn.Module):
     @property
     def width(self) -> int:
         return self.config.width
+
+    def layer(self, number: int) -> nn.Module:
+        """The layer of a number from 0, called as `Layer` is. The last one alone is given `at`."""
+        return Layer(self.config, self.kernels)
 
     def forward(self, batch: Batch, at: torch.Tensor | None = None) -> torch.Tensor:
         """(rows, length, width). What stands at padding is finite and means nothing. With flat
@@ -122,6 +152,24 @@ class Backbone(nn.Module):
         if self.config.task_slots:
             x = x + self.task(batch.task_ids)
         return F.dropout(self.norm(x), self.config.dropout, self.training)
+
+
+def backbone_class(config: BackboneConfig) -> type[Backbone]:
+    """The encoder of a recipe: `backbone.kind`, or the one here. Raises UserError where there is no
+    such class, or it has no such options."""
+    if not config.kind:
+        return Backbone
+    found = find_class(config.kind, Backbone, "backbone.kind")
+    taken = ("kernels", "recompute")
+    check_options(found, config.options, "backbone.options", base=Backbone, taken=taken)
+    return found
+
+
+def build_backbone(
+    config: BackboneConfig, kernels: Kernels = PLAIN, *, recompute: bool = False
+) -> Backbone:
+    """An encoder with first weights, of the class that the numbers are for."""
+    return backbone_class(config)(config, kernels, recompute=recompute, **config.options)
 
 
 def initialise(module: nn.Module, deviation: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from palm_ds import settings
@@ -45,6 +45,11 @@ class BackboneConfig:
     """First row of the position table in use (RoBERTa: 2)."""
     pad: int = 0
     """Id of the padding token."""
+    kind: str = ""
+    """`module.Class`: an encoder of one's own, with these numbers (docs/model.md); empty: the one
+    here."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """With `kind`: further keywords of its constructor."""
 
     def __post_init__(self) -> None:
         for name in ("width", "layers", "heads", "positions", "segments"):
@@ -74,6 +79,10 @@ class BackboneConfig:
             )
         if self.vocab_size is not None and self.pad >= self.vocab_size:
             raise UserError(f"pad: id {self.pad} is not in a vocabulary of {self.vocab_size}")
+        if self.kind and "." not in self.kind:
+            raise UserError(f'kind: "{self.kind}" is no module.Class (numbers are a `preset`)')
+        if self.options and not self.kind:
+            raise UserError("options: are those of a `kind`, a class of one's own")
 
     @property
     def inner(self) -> int:

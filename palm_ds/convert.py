@@ -138,7 +138,15 @@ def _write(contents: Contents, job: _Job, part: Path, tokenizer: Tokenizer | Non
 
 
 def opened(source: Path, *, tokenizer: str | Path | None = None, **opening: Any) -> Contents:
-    """A checkpoint, with the tokenizer of choice."""
+    """A checkpoint, with the tokenizer of choice. Raises UserError for an encoder of one's own,
+    which no other side has."""
+    found = _opened(source, tokenizer, **opening)
+    if kind := found.config.kind:
+        raise UserError(f"{source}: no format but palm_ds's has its encoder, {kind}")
+    return found
+
+
+def _opened(source: Path, tokenizer: str | Path | None, **opening: Any) -> Contents:
     if tokenizer is None:
         return open_checkpoint(source, **opening)
     if source.exists() and reader_of(source) is own:  # a run knows which one it was trained with

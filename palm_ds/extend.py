@@ -8,8 +8,8 @@ both go on where the old run stopped reading. Steps are counted from 0, in a pla
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,10 @@ class Lineage:
     """Fingerprint of the tokenizer."""
     token_heads: tuple[str, ...] = ()
     """As in weights.json: the heads of classes that read tokens."""
+    optimizer: str = "adamw"
+    """The recipe's `optimizer.kind`."""
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Of all parameters, where the encoder is a class of one's own."""
 
     def record(self) -> dict[str, Any]:
         plain = {
@@ -43,6 +47,8 @@ class Lineage:
             "task_ids": dict(self.task_ids),
             "tokenizer": self.tokenizer,
             "token_heads": self.token_heads,
+            "optimizer": self.optimizer,
+            "shapes": dict(self.shapes),
         }
         return json.loads(json.dumps(plain))
 
@@ -119,7 +125,14 @@ def _check(old: Path, before: Mapping[str, Any], lineage: Lineage) -> None:
             f"extend: {old}: its corpora were prepared with another tokenizer; prepare the new "
             "ones with its own (--tokenizer RUN/weights/tokenizer)"
         )
-    encoders = [{k: v for k, v in x["backbone"].items() if k not in _FREE} for x in (before, now)]
+    kinds = (before.get("optimizer", "adamw"), lineage.optimizer)
+    if kinds[0] != kinds[1] and "." in "".join(kinds):  # adamw and lamb keep the same
+        raise UserError(
+            f"extend: {old}: was trained with optimizer.kind {kinds[0]}, this recipe has "
+            f"{kinds[1]}; the state of one means nothing to the other"
+        )
+    theirs = asdict(BackboneConfig.from_dict(before["backbone"], f"{old}: lineage.backbone"))
+    encoders = [{k: v for k, v in x.items() if k not in _FREE} for x in (theirs, now["backbone"])]
     if changed := differences(encoders[0], encoders[1], "backbone"):
         raise UserError(f"extend: {old}: is of another encoder: {'; '.join(changed)}")
     if bool(before["backbone"]["task_slots"]) != bool(now["backbone"]["task_slots"]):

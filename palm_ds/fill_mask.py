@@ -19,7 +19,7 @@ import torch
 from rich.text import Text
 
 from palm_ds import keyed, weights
-from palm_ds.backbone import Backbone
+from palm_ds.backbone import build_backbone
 from palm_ds.errors import UserError, suggest
 from palm_ds.example import Example, collate
 from palm_ds.formats.hf_names import MASKED_WORDS
@@ -204,7 +204,7 @@ def open_filler(folder: str | Path, *, task: str = "") -> Filler:
             "as knowledge_masking"
         )
     task, head = _task_and_head(info, folder, heads, task)
-    backbone = Backbone(info.backbone)
+    backbone = build_backbone(info.backbone)
     model = Model(backbone, {head: MaskedWordHead(backbone)}, {MASKED_WORDS: head})
     weights.load_weights(folder, model)
     return Filler(

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from palm_ds.classes import name_of
 from palm_ds.errors import UserError, suggest
 from palm_ds.task import Task, find, known_kinds
 
@@ -104,12 +105,7 @@ def kind_of(task: type[Task]) -> str:
     for kind, module in known_kinds().items():
         if task.__module__ == module:
             return kind
-    if "." in task.__qualname__:
-        raise UserError(
-            f"{task.__qualname__}: define the class at the top of a file or a notebook cell, where "
-            "a recipe can name it"
-        )
-    return f"{task.__module__}.{task.__qualname__}"
+    return name_of(task)
 
 
 def named(name: str) -> Callable[..., TaskOn]:

@@ -1,4 +1,5 @@
-"""The optimizer: which parameters move, at what rate, which decay; AdamW or LAMB over them.
+"""The optimizer: which parameters move, at what rate, which decay; AdamW, LAMB or a class of one's
+own over them.
 
 Learning rates come step by step from the schedule, so a group keeps only its factor of them.
 Parameters are chosen by patterns over their names, in which * stands for anything, dots too:
@@ -11,16 +12,21 @@ import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from palm_ds.errors import UserError, suggest
+from palm_ds.own_optimizer import Kept, own_class
 
+_KINDS = ("adamw", "lamb")
+_MOMENTS = {"exp_avg": torch.float32, "exp_avg_sq": torch.float32}
+ADAM = Kept(moments=_MOMENTS, step=torch.zeros(()))
+LAMB = Kept(moments=_MOMENTS, step=0)
 _LAYER = re.compile(r"backbone\.layers\.(\d+)\.")
 
 
@@ -28,14 +34,17 @@ _LAYER = re.compile(r"backbone\.layers\.(\d+)\.")
 class OptimizerConfig:
     """How weights follow their gradients."""
 
-    kind: Literal["adamw", "lamb"] = "adamw"
-    """`adamw`, or `lamb` for very large batches (ZeRO 0 only)."""
+    kind: str = "adamw"
+    """`adamw`; `lamb` for very large batches (ZeRO 0 only); or `module.Class`, a
+    torch.optim.Optimizer (docs/engine.md)."""
     lr: float = 1e-4
     """Peak learning rate; the schedule scales it."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Decay of the running mean of gradients and of their squares."""
+    """adamw and lamb: decay of the running mean of gradients and of their squares."""
     eps: float = 1e-6
-    """Added to the root of the mean square."""
+    """adamw and lamb: added to the root of the mean square."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """`module.Class`: further keywords of its constructor, beside `lr` and `weight_decay`."""
     weight_decay: float = 0.01
     """Decoupled decay of the backbone's matrices; biases, LayerNorm and heads have none."""
     clip: float = 1.0
@@ -50,6 +59,7 @@ class OptimizerConfig:
     """Length of an adversarial change to each text's word vectors, trained on as well; 0: none."""
 
     def __post_init__(self) -> None:
+        self._check_kind()
         if self.lr <= 0:
             raise UserError(f"optimizer.lr: must be above 0, got {self.lr}")
         if not all(0 <= beta < 1 for beta in self.betas):
@@ -63,6 +73,20 @@ class OptimizerConfig:
                 raise UserError(
                     f"optimizer.{name}: must not be negative, got {getattr(self, name)}"
                 )
+
+    def _check_kind(self) -> None:
+        if self.kind in _KINDS:
+            if self.options:
+                raise UserError(
+                    f"optimizer.options: are a module.Class's; {self.kind} has `betas`, `eps`"
+                )
+            return
+        if "." not in self.kind:
+            near = suggest(self.kind, _KINDS)
+            raise UserError(f'optimizer.kind: no "{self.kind}"{near} (or module.Class)')
+        for name in ("betas", "eps"):
+            if getattr(self, name) != getattr(OptimizerConfig, name):
+                raise UserError(f"optimizer.{name}: {self.kind} has it under `options`, if at all")
 
 
 def matching(patterns: Iterable[str], names: Sequence[str], where: str) -> set[str]:
@@ -183,19 +207,35 @@ def build_optimizer(
     """`checked`: the optimizer itself clips and skips steps with non-finite gradients. That is for
     ZeRO 0 in fp32, where DeepSpeed does neither well (everywhere else it does both). `factors` of
     the learning rate and patterns that rest `apart`: as in `parameter_groups`."""
+    cls, kept = optimizer_class(config, zero_stage=zero_stage)
     groups = parameter_groups(model, config.weight_decay, steps, factors=factors, apart=apart)
-    settings: dict[str, Any] = dict(lr=config.lr, betas=config.betas, eps=config.eps)
-    settings["ema"] = config.ema
+    settings: dict[str, Any] = dict(lr=config.lr, ema=config.ema, **config.options)
+    if config.kind in _KINDS:
+        settings |= dict(betas=config.betas, eps=config.eps)
+    if config.kind == "adamw":
+        settings["fused"] = True
+    if checked:
+        settings["clip"] = config.clip
+    bases = (*([Checked] if checked else []), Averaging, cls)
+    return type(cls.__name__, bases, {"kept": kept})(groups, **settings)
+
+
+def optimizer_class(
+    config: OptimizerConfig, *, zero_stage: int
+) -> tuple[type[torch.optim.Optimizer], Kept]:
+    """What computes the updates, and what it keeps of each parameter. Raises UserError where that
+    cannot be under a ZeRO stage."""
+    if config.kind == "adamw":
+        return torch.optim.AdamW, ADAM
     if config.kind == "lamb":
         if zero_stage > 0:
             raise UserError(
                 f"optimizer.kind: lamb scales each matrix by its own norm, which ZeRO {zero_stage} "
                 "cuts into flat pieces; use zero_optimization.stage 0, or adamw"
             )
-        return CheckedLamb(groups, clip=config.clip, **settings)
-    if checked:
-        return CheckedAdamW(groups, clip=config.clip, fused=True, **settings)
-    return AveragingAdamW(groups, fused=True, **settings)
+        return Lamb, LAMB
+    decays = config.weight_decay > 0
+    return own_class(config.kind, config.options, decays=decays, zero_stage=zero_stage)
 
 
 class Resting:
@@ -236,6 +276,9 @@ class Averaging(torch.optim.Optimizer):
     where ZeRO has its flat pieces in the groups, so that a process averages only what it updates.
     """
 
+    kept = ADAM
+    """What the optimizer below keeps of each tensor."""
+
     def __init__(self, groups: list[dict[str, Any]], *, ema: float = 0.0, **settings: Any):
         super().__init__(groups, **settings)
         self.ema = ema
@@ -260,7 +303,7 @@ class Averaging(torch.optim.Optimizer):
         return self.averages[weight]
 
 
-class _Checked(torch.optim.Optimizer):
+class Checked(torch.optim.Optimizer):
     """Measures the global gradient norm before each step, clips to `clip`, and leaves everything
     alone where the norm is not finite.
 
@@ -336,19 +379,3 @@ def _trust(parameter: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
     weights, length = parameter.norm(), update.norm()
     usable = (weights > 0) & (length > 0)
     return torch.where(usable, weights / length, torch.ones_like(weights))
-
-
-class AveragingAdamW(Averaging, torch.optim.AdamW):
-    """AdamW whose groups may rest, with running averages."""
-
-
-class AveragingLamb(Averaging, Lamb):
-    """LAMB whose groups may rest, with running averages."""
-
-
-class CheckedAdamW(_Checked, AveragingAdamW):
-    """AdamW that clips and skips non-finite gradients."""
-
-
-class CheckedLamb(_Checked, AveragingLamb):
-    """LAMB that clips and skips non-finite gradients."""

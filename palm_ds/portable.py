@@ -1,12 +1,14 @@
 """Weights and moments by the parameter's name: what a checkpoint keeps of them.
 
-    stretch   a run of one parameter's values (flattened), with the optimizer's running means of the
-              gradient and of its square beside it, and the running average of the weights where
-              there is one; views, so that reading and writing are the same
+    stretch   a run of one parameter's values (flattened), with the optimizer's moments beside it
+              (AdamW's: the running means of the gradient and of its square), and the running
+              average of the weights where there is one; views, so that reading and writing are the
+              same
 
 ZeRO 1 and 2 cut the parameters of a group, laid end to end, into one range a process; ZeRO 3 cuts
 each parameter; under ZeRO 0 everybody has all, and the writing is shared out. A frozen parameter
-has weights only, and each process keeps a share of them in fp32. A stretch says which
+has weights only, and each process keeps a share of them in fp32; one that has not been updated yet
+has no moments either. A stretch says which
 values of which parameter it holds, so a file of stretches can be read by any number of processes
 under any ZeRO stage, and by a model that has grown.
 
@@ -15,11 +17,11 @@ Files are safetensors; `KIND/START/NAME` is the key of a tensor. Nothing here is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from safetensors import safe_open
@@ -28,12 +30,11 @@ from torch import distributed as dist
 from torch import nn
 
 from palm_ds.errors import UserError
-from palm_ds.optim import Averaging
+from palm_ds.optim import ADAM, Averaging
+from palm_ds.own_optimizer import Kept
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
-AVERAGE = "average"
-KINDS = ("weight", *MOMENTS)
-"""What every parameter that trains has."""
+WEIGHT, AVERAGE = "weight", "average"
+"""Kinds of values that are no moments."""
 _FILE_BYTES = 1 << 30
 """A process writes files of about this size: it needs so much more memory while it saves."""
 _MAPPED_BYTES = 64 << 20
@@ -50,7 +51,11 @@ class Stretch:
     state: dict[str, Any] = field(compare=False)  # the optimizer's entry that the moments are in
 
     def __len__(self) -> int:
-        return len(self.tensors["weight"])
+        return len(self.tensors[WEIGHT])
+
+
+_Place: TypeAlias = tuple[int, torch.Tensor, slice]
+"""First value of a parameter that is here, the tensor that the optimizer updates, where in it."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +98,26 @@ class Held:
     frozen: Mapping[str, Share] = field(default_factory=dict)
     """This process's shares of the parameters that do not train."""
 
-    def stretches(self) -> Iterator[Stretch]:
-        """Every stretch this process holds; under ZeRO 0 that is every parameter."""
+    @property
+    def kept(self) -> Kept:
+        """What the optimizer keeps of each tensor."""
+        return getattr(self.base, "kept", ADAM)
+
+    def stretches(self, steps: Mapping[str, int] | None = None) -> Iterator[Stretch]:
+        """Every stretch this process holds; under ZeRO 0 that is every parameter. `steps`: first
+        let the optimizer have, for who fills it, the moments that each parameter has after so many
+        updates: none after none."""
         of = {0: self._whole, 1: self._fragment, 2: self._fragment, 3: self._partition}[self.stage]
         for name, parameter in self.parameters.items():
-            stretch = self._still(name) if name in self.frozen else of(name, parameter)
-            if stretch is not None and len(stretch):
+            if name in self.frozen:
+                stretch = self._still(name)
+            elif place := of(name, parameter):
+                if steps is not None:
+                    self._begin(place[1], steps.get(name, 0))
+                stretch = self._stretch(name, *place)
+            else:
+                continue
+            if len(stretch):
                 yield stretch
 
     def written(self) -> Iterator[Stretch]:
@@ -110,44 +129,43 @@ class Held:
 
     def _still(self, name: str) -> Stretch:
         share = self.frozen[name]
-        return Stretch(name, share.start, {"weight": share.values}, {"step": 0})
+        return Stretch(name, share.start, {WEIGHT: share.values}, {"step": 0})
 
-    def _whole(self, name: str, parameter: nn.Parameter) -> Stretch:
-        return self._stretch(name, 0, parameter, slice(None))
+    def _whole(self, name: str, parameter: nn.Parameter) -> _Place:
+        return 0, parameter, slice(None)
 
-    def _fragment(self, name: str, parameter: Any) -> Stretch | None:
+    def _fragment(self, name: str, parameter: Any) -> _Place | None:
         place = parameter._hp_mapping
         if place is None:
             return None
         flat = self.base.param_groups[place.param_group_index]["params"][0]
         here = place.hp_fragment_address
         inside = slice(here.start, here.start + here.numel)
-        return self._stretch(name, place.lp_fragment_address.start, flat, inside)
+        return place.lp_fragment_address.start, flat, inside
 
-    def _partition(self, name: str, parameter: Any) -> Stretch:
+    def _partition(self, name: str, parameter: Any) -> _Place:
         group, first, size = self.zero.grad_position[self.zero.get_param_id(parameter)]
         flat = self.zero.fp32_partitioned_groups_flat[group]
         start = self.rank * size
         inside = slice(first, first + max(min(size, parameter.ds_numel - start), 0))
-        return self._stretch(name, start, flat, inside)
+        return start, flat, inside
 
     def _stretch(self, name: str, start: int, key: torch.Tensor, inside: slice) -> Stretch:
         """The part `inside` of a tensor that the base optimizer updates."""
-        state = self._state(key)
-        tensors = {"weight": key.data} | {kind: state[kind] for kind in MOMENTS}
+        state: dict[str, Any] = self.base.state.get(key) or {"step": 0}
+        tensors: dict[str, torch.Tensor] = {WEIGHT: key.data}
+        tensors |= {k: state[k] for k in self.kept.moments if k in state}
         if isinstance(self.base, Averaging) and self.base.ema:
             tensors[AVERAGE] = self.base.average_of(key)
         return Stretch(name, start, {k: t.view(-1)[inside] for k, t in tensors.items()}, state)
 
-    def _state(self, key: torch.Tensor) -> dict[str, Any]:
-        """The optimizer's entry of a tensor; as it begins where there is none yet."""
-        state = self.base.state[key]
-        if not state:
-            on = key.device if self.base.defaults.get("fused") else "cpu"
-            counts = isinstance(self.base, (torch.optim.AdamW, torch.optim.Adam))
-            state["step"] = torch.zeros((), device=on) if counts else 0
-            state.update({kind: torch.zeros_like(key, requires_grad=False) for kind in MOMENTS})
-        return state
+    def _begin(self, key: torch.Tensor, steps: int) -> None:
+        if not steps:
+            self.base.state.pop(key, None)
+        elif not self.base.state.get(key):
+            defaults = self.base.defaults
+            there = defaults.get("fused") or defaults.get("capturable")
+            self.base.state[key] = self.kept.entry(key, key.device if there else "cpu")
 
     def share(self) -> None:
         """Copy the fp32 weights to those the model computes with. All processes take part."""
@@ -246,7 +264,7 @@ class Stored:
             for key in file.keys():  # noqa: SIM118 - not a dict
                 kind, start, name = key.split("/", 2)
                 self._kinds.setdefault(name, set()).add(kind)
-                if kind == "weight":
+                if kind == WEIGHT:
                     size = file.get_slice(key).get_shape()[0]
                     place = (int(start), int(start) + size, number)
                     self._found.setdefault(name, []).append(place)
@@ -257,6 +275,10 @@ class Stored:
     def names(self) -> list[str]:
         """The parameters that are there, sorted."""
         return sorted(self._found)
+
+    def moments(self, name: str) -> set[str]:
+        """What is there of the optimizer's state of a parameter."""
+        return self._kinds[name] - {WEIGHT, AVERAGE}
 
     def size(self, name: str) -> int:
         """How many values a parameter has."""
@@ -273,12 +295,9 @@ class Stored:
 
     def read(self, name: str, kind: str, start: int, end: int) -> torch.Tensor:
         """(end - start,) values [start, end) of a parameter, of one of its moments, or of its
-        running average. Moments of one that was frozen are as they begin; so is an average that
-        was not kept: the weights."""
-        if kind not in self._kinds[name]:
-            if kind in MOMENTS:
-                return torch.zeros(end - start)
-            kind = "weight"
+        running average; of one that was not kept as it begins: the weights."""
+        if kind == AVERAGE and kind not in self._kinds[name]:
+            kind = WEIGHT
         out = torch.empty(end - start, dtype=torch.float32)
         filled = 0
         for first, last, number in self._found[name]:
@@ -314,7 +333,7 @@ class Grown:
     def read(self, stored: Stored, name: str, kind: str, start: int, end: int) -> torch.Tensor:
         width = self.first.shape[1]
         first = self.first.float()
-        whole = torch.zeros_like(first) if kind in MOMENTS else first.clone()
+        whole = first.clone() if kind in (WEIGHT, AVERAGE) else torch.zeros_like(first)
         for row, old in enumerate(self.rows):
             if old >= 0:
                 whole[row] = stored.read(name, kind, old * width, (old + 1) * width)
@@ -330,19 +349,22 @@ def restore(
     fresh: Iterable[str] = (),
 ) -> None:
     """Put stored weights, moments and averages into this process's stretches. `fresh` parameters
-    are left as they are. All processes take part. Raises UserError where a parameter was not
-    stored."""
+    are left as they are. All processes take part. Raises UserError where a parameter, or a moment
+    of it, was not stored."""
     left = set(fresh)
+    _check_stored(held, stored, steps, left)
+    if grown and not held.kept.from_zero:
+        raise UserError(
+            f"extend: {', '.join(grown)} has other rows than before, and the optimizer's state of "
+            "new ones does not begin at 0"
+        )
 
     def read(name: str, kind: str, start: int, end: int) -> torch.Tensor:
         reader = (grown or {}).get(name)
         place = (name, kind, start, end)
         return reader.read(stored, *place) if reader else stored.read(*place)
 
-    for name in held.parameters:
-        if name not in stored and name not in left:
-            raise UserError(f"the checkpoint has no parameter {name!r}")
-    for stretch in held.stretches():
+    for stretch in held.stretches({name: n for name, n in steps.items() if name not in left}):
         if stretch.name not in left:
             for kind, tensor in stretch.tensors.items():
                 end = stretch.start + len(stretch)
@@ -352,6 +374,21 @@ def restore(
         if name not in left:
             held.place(name, partial(read, name, "weight"))
     held.share()
+
+
+def _check_stored(
+    held: Held, stored: Stored, steps: Mapping[str, int], left: Collection[str]
+) -> None:
+    for name in held.parameters:
+        if name in left:
+            continue
+        if name not in stored:
+            raise UserError(f"the checkpoint has no parameter {name!r}")
+        lacking = held.kept.moments.keys() - stored.moments(name)
+        if lacking and steps[name] and name not in held.frozen:
+            raise UserError(
+                f"the checkpoint has no {min(lacking)!r} of {name}: another optimizer trained it"
+            )
 
 
 def _set_step(state: dict[str, Any], step: int) -> None:

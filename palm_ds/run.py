@@ -19,6 +19,7 @@ from typing import Any, Literal
 import yaml
 
 from palm_ds import settings
+from palm_ds.backbone import backbone_class
 from palm_ds.backbone_config import BackboneConfig
 from palm_ds.errors import UserError, suggest
 from palm_ds.optim import OptimizerConfig
@@ -203,6 +204,7 @@ class Recipe:
         if self.extend and self.init_from:
             raise UserError("extend, init_from: a run starts from one of the two; leave one out")
         assert self.step_size and self.outline.blends and self.backbone_config  # each checks itself
+        assert backbone_class(self.backbone_config)
         for name, task in self.built_tasks.items():
             self._check_task(name, task)
         if self.export_task and self.export_task not in self.tasks:

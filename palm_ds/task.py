@@ -21,6 +21,7 @@ import numpy as np
 from torch import nn
 
 from palm_ds import keyed, settings
+from palm_ds.classes import find_class
 from palm_ds.errors import UserError, suggest
 from palm_ds.example import Example, arrange
 from palm_ds.source import Source
@@ -223,17 +224,7 @@ def find(kind: str, where: str = "kind") -> type[Task]:
         return _task_class(importlib.import_module(known[kind]))
     if "." not in kind:
         raise UserError(f"{where}.kind: no task {kind!r}{suggest(kind, known)} (or module.Class)")
-    module_name, _, class_name = kind.rpartition(".")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UserError(
-            f"{where}.kind: cannot import {module_name!r} ({error}); is its folder on PYTHONPATH?"
-        ) from error
-    found = getattr(module, class_name, None)
-    if not (isinstance(found, type) and issubclass(found, Task)):
-        raise UserError(f"{where}.kind: {kind!r} is not a subclass of palm_ds.task.Task")
-    return found
+    return find_class(kind, Task, f"{where}.kind")
 
 
 def known_kinds() -> dict[str, str]:

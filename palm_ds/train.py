@@ -34,6 +34,8 @@ from palm_ds.hf_head import head_taken
 from palm_ds.log import RunLog
 from palm_ds.loop import EventHandler, Loop, StopAsked, stop_signals
 from palm_ds.model import Model
+from palm_ds.optim import optimizer_class
+from palm_ds.own_backbone import try_backbone
 from palm_ds.processes import Processes
 from palm_ds.report import write_report
 from palm_ds.run import Recipe
@@ -99,7 +101,9 @@ def open_run(
 ) -> Opened | None:
     """Everything of a run opened and checked; None of a dry run, which ends there. What is logged
     is shown on `console` (default: the terminal, with a live display). `data` of the recipe may
-    have been opened before."""
+    have been opened before. Classes of one's own are tried first."""
+    optimizer_class(run.recipe.optimizer, zero_stage=run.machine.stage)
+    try_backbone(run.recipe.backbone_config)
     data = data if data is not None else open_data(run.recipe)
     run = replace(run, recipe=settle(run.recipe, data))
     recipe = run.recipe
@@ -220,11 +224,14 @@ def find_origin(
 
 
 def _lineage(run: Run, model: Model, data: Data) -> Lineage:
+    own = model.backbone.config.kind
     return Lineage(
         backbone=model.backbone.config,
         task_ids=run.recipe.task_ids,
         tokenizer=data.tokenizer.fingerprint,
         token_heads=weights.token_heads_of(model),
+        optimizer=run.recipe.optimizer.kind,
+        shapes={n: tuple(p.shape) for n, p in model.named_parameters()} if own else {},
     )
 
 
@@ -257,7 +264,9 @@ def finish(run: Run, engine: Engine, model: Model, data: Data, log: RunLog | Non
             said = f"the weights are those of step {steps:,}, the best by {best}"
             log.event("chosen", said, of_step=steps)
         export(run, model, state, data, steps)
-        log.event("end", f"weights: {run.folder / 'weights'}; Hugging Face: {run.folder / 'hf'}")
+        kind = model.backbone.config.kind
+        theirs = f"none, it has no encoder like {kind}" if kind else run.folder / "hf"
+        log.event("end", f"weights: {run.folder / 'weights'}; Hugging Face: {theirs}")
         for line in _fill_mask_examples(run, model, data):
             log.event("example", line)
         log.forgetting(run.recipe.plan)
@@ -269,11 +278,13 @@ def export(
     run: Run, model: Model, state: Mapping[str, torch.Tensor], data: Data, steps: int
 ) -> None:
     """weights/ and hf/ of the run folder, after so many steps; hf/ reads texts as the recipe's
-    `export_task` did, or as the first task of masked words."""
+    `export_task` did, or as the first task of masked words. An encoder of one's own has no hf/."""
     recipe, config = run.recipe, model.backbone.config
     info = weights.info_of(recipe, model, steps=steps)
     tokenizer = data.tokenizer
     weights.save_weights(state, run.folder / "weights", info, tokenizer=tokenizer)
+    if config.kind:
+        return
     weights.export_hf(
         state,
         run.folder / "hf",
@@ -301,4 +312,5 @@ def _fill_mask_examples(run: Run, model: Model, data: Data) -> list[str]:
         for _, source, _ in opened
         if isinstance(source, Source) and len(source)
     )
-    return list(fill_mask.examples(run.folder / "hf", source))
+    folder = "weights" if model.backbone.config.kind else "hf"
+    return list(fill_mask.examples(run.folder / folder, source))

@@ -39,7 +39,8 @@ from palm_ds.run import Recipe
 
 # What must agree for weights to mean the same in another model.
 _SHAPE = ("vocab_size", "width", "layers", "heads", "inner", "positions", "segments", "task_slots")
-_SAME = (*_SHAPE, "activation", "eps", "position_offset")
+_NOT_SEEN = ("heads", "activation", "eps", "position_offset")
+_SAME = ("kind", "options", *_SHAPE, *_NOT_SEEN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +140,8 @@ def export_hf(
 def load_weights(folder: Path, model: Model) -> Loaded:
     """Start a model from a checkpoint of any format (formats/open.py).
 
-    The encoder must be the same and all there (a Hugging Face folder may lack the pooler). A head
+    The encoder must be the same and all there (a Hugging Face folder may lack the pooler); one of a
+    class of one's own takes what fits by name of another. A head
     is taken where the folder has one of its name; an imported masked-word head goes to every
     masked-word head. Raises UserError where anything does not fit; the model is then untouched.
     """
@@ -149,7 +151,9 @@ def load_weights(folder: Path, model: Model) -> Loaded:
     state = _spread_masked_words(state, model)
     own = model.state_dict()
     missing = [name for name in own if name not in state]
-    if lacking := [x for x in missing if x.startswith("backbone.") and ".pooler." not in x]:
+    other = info.backbone.kind != model.backbone.config.kind
+    lacking = [x for x in missing if x.startswith("backbone.") and ".pooler." not in x]
+    if lacking and not other:
         raise UserError(f"{folder}: incomplete, it has no {lacking[0]} ({len(lacking)} missing)")
     _check_shapes(own, state, folder)
     taken = {name: tensor for name, tensor in state.items() if name in own}
@@ -204,7 +208,9 @@ def _read(folder: Path) -> tuple[WeightsInfo, State, list[str]]:
 
 
 def _check_same(theirs: BackboneConfig, mine: BackboneConfig, folder: Path) -> None:
-    for name in _SAME:
+    """An encoder of another class may have other shapes: then each tensor shows whether it fits."""
+    names = _SAME if theirs.kind == mine.kind or not mine.kind else _NOT_SEEN
+    for name in names:
         if getattr(theirs, name) != getattr(mine, name):
             key = "ffn" if name == "inner" else name
             raise UserError(

@@ -24,6 +24,8 @@ from palm_ds.errors import UserError
 from palm_ds.folder import Run
 from palm_ds.processes import alone
 from palm_ds.train import train
+from tests.own_encoder import PreNorm
+from tests.own_optimizer import Lion
 from tests.own_task import Counting, HowMany
 from tests.small_tables import TINY, rows, write_tables
 
@@ -237,6 +239,41 @@ def test_tasks_that_share_a_text(tables):
     assert made.num_examples == {"first": 48, "second": 48}
 
 
+def test_an_encoder_and_an_optimizer_of_ones_own(tables, tmp_path):
+    """They learn, are saved, go on where they stopped, and predict the same after reload."""
+
+    def made(name: str) -> Any:
+        own = {
+            "backbone": {"kind": PreNorm, "options": {"scale": 2.0}},
+            "optimizer": {"kind": Lion, "options": {"betas": [0.9, 0.95]}, "ema": 0.2},
+        }
+        return trainer(tables, recipe=own, lr=1e-3, epochs=4, folder=tmp_path / name)
+
+    def interrupt(event: Any) -> None:
+        if isinstance(event, palm.event.EndIteration) and event.batch_id == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    whole, first = made("whole"), made("stopped")
+    scores = whole.train()["classification"]
+    assert scores["accuracy"] > 0.9
+    assert whole.recipe.optimizer.kind == "tests.own_optimizer.Lion"
+    assert whole.recipe.backbone_config.kind == "tests.own_encoder.PreNorm"
+    again = whole.evaluate()["classification"]
+    assert again == pytest.approx({name: scores[name] for name in again})
+    first.train(interrupt)
+    asked = [{"text_a": "w1 w2"}, {"text_a": "w30"}]
+    found = made("stopped").predict(asked)["classification"]  # of the checkpoint alone
+    assert len(found) == 2 and found[0]["label"] in ("no", "yes")
+    second = made("stopped")
+    second.train()
+    assert same(weights_of(second), weights_of(whole))
+    assert "backbone.wide" in weights_of(whole) and not (tmp_path / "whole/hf").exists()
+    start = palm.Backbone.from_pretrained(whole.save(tmp_path / "model"))
+    assert palm.Trainer(classification(tables), backbone=start).recipe.backbone_config.options
+    with pytest.raises(UserError, match="save: Hugging Face has no encoder like tests.own_enc"):
+        whole.save(tmp_path / "hf", huggingface=True)
+
+
 # Mistakes --------------------------------------------------------------------------------------
 
 
@@ -245,6 +282,9 @@ def test_mistakes_are_said_in_a_line(tables, tmp_path):
     two = [classification(tables), classification(tables)]
 
     class Local(palm.TextTask):
+        pass
+
+    class LocalLion(Lion):
         pass
 
     wrong: dict[str, Any] = {
@@ -261,6 +301,15 @@ def test_mistakes_are_said_in_a_line(tables, tmp_path):
             palm.Trainer(palm.tasks.Classification(), backbone=start).recipe
         ),
         "define the class at the top of a file": lambda: palm.TaskOn(Local, train=[]),
+        "LocalLion: define the class at the top of a file": lambda: (
+            palm.Trainer(task, backbone=start, recipe={"optimizer": {"kind": LocalLion}}).recipe
+        ),
+        "optimizer.options.beta: unknown key; did you mean": lambda: trainer(
+            tables, recipe={"optimizer": {"kind": Lion, "options": {"beta": 1}}}
+        ).train(),
+        "tests.own_encoder.Idle: spare.weight takes no part": lambda: trainer(
+            tables, recipe={"backbone": {"kind": "tests.own_encoder.Idle"}}
+        ).train(),
         "row 1 of .*: expected a mapping, got 5": lambda: (
             palm.Trainer(
                 palm.tasks.Classification(train=[{"text_a": "a"}, 5]), backbone=start

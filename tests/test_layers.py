@@ -13,6 +13,8 @@ import pytest
 
 LAYERS = (
     ("errors", "keyed"),
+    ("classes",),
+    ("own_optimizer",),
     ("budget", "unpack", "transfer", "optim", "children"),
     (
         "settings",
@@ -30,6 +32,7 @@ LAYERS = (
     ("kernels", "texts"),
     ("attention", "backbone_config"),
     ("backbone", "flops", "engine"),
+    ("own_backbone",),
     ("heads", "masking", "metrics", "formats", "surgery"),
     (
         "task",

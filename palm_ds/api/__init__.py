@@ -7,6 +7,8 @@ opened and gone through as `launch/finetune.py` does
 from palm_ds.api import event
 from palm_ds.api.encoder import Encoder as Backbone
 from palm_ds.api.trainer import MultiHeadTrainer, Trainer
+from palm_ds.backbone import Backbone as Encoder
+from palm_ds.backbone import Layer as EncoderLayer
 from palm_ds.given import TaskOn
 from palm_ds.heads import Head, HeadOutput
 from palm_ds.task import Task
@@ -15,6 +17,8 @@ from palm_ds.text_task import ClassesTask, TextTask
 __all__ = [
     "Backbone",
     "ClassesTask",
+    "Encoder",
+    "EncoderLayer",
     "Head",
     "HeadOutput",
     "MultiHeadTrainer",

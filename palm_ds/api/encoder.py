@@ -13,6 +13,7 @@ from typing import Any
 
 from palm_ds import downloader
 from palm_ds.backbone_config import BackboneConfig
+from palm_ds.classes import with_names
 from palm_ds.errors import UserError
 from palm_ds.weights import backbone_config_from, tokenizer_in
 
@@ -44,11 +45,12 @@ class Encoder:
     def from_config(
         cls, config: Mapping[str, Any] | str | Path, *, tokenizer: str | Path
     ) -> Encoder:
-        """First weights drawn by the seed. `config`: numbers as a recipe's `backbone` has them, or
-        as ERNIE, PALM and Hugging Face call them, or a JSON file of these."""
+        """First weights drawn by the seed. `config`: numbers as a recipe's `backbone` has them
+        (`kind` may be a class of one's own), or as ERNIE, PALM and Hugging Face call them, or a
+        JSON file of these."""
         if not isinstance(config, Mapping):
             config = json.loads(Path(config).read_text(encoding="utf-8"))
-        numbers = BackboneConfig.from_dict(dict(config))  # type: ignore[arg-type]
+        numbers = BackboneConfig.from_dict(with_names(config))  # type: ignore[arg-type]
         return cls(config=asdict(numbers), tokenizer=str(tokenizer))
 
     @property

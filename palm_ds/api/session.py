@@ -26,6 +26,7 @@ from palm_ds.api.event import Metrics
 from palm_ds.api.progress import Teller, told
 from palm_ds.api.settings import merged, read_settings
 from palm_ds.assemble import Data, make_complete, open_data, settle
+from palm_ds.classes import with_names
 from palm_ds.errors import UserError
 from palm_ds.example import Batch
 from palm_ds.folder import Run
@@ -101,7 +102,8 @@ class Session(ABC):
             tasks |= {task.name: task.entry(first.name) for task in blend}
         said = {"sources": sources, "tasks": tasks, "stages": self.stages()}
         values = self.settings.values(self.backbone.longest) | self.backbone.values() | said
-        return make_complete(merged(values, self.settings.recipe), type(self).__name__)
+        said = with_names(merged(values, self.settings.recipe))
+        return make_complete(said, type(self).__name__)
 
     @cached_property
     def run(self) -> Run:
@@ -231,6 +233,8 @@ class Session(ABC):
         """The weights, with all that reading them takes: for `palm.Backbone.from_pretrained`,
         launch/predict.py and `init_from`; or as Hugging Face has them (the encoder)."""
         folder = Path(folder)
+        if huggingface and (kind := self.recipe.backbone_config.kind):
+            raise UserError(f"save: Hugging Face has no encoder like {kind}; leave it to palm_ds")
         if self._opened is None:
             kept = self.folder / ("hf" if huggingface else "weights")
             if not kept.is_dir():

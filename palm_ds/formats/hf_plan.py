@@ -57,6 +57,8 @@ def plan(
 ) -> Plan:
     """What a Hugging Face folder takes, under which names. Raises UserError where the target is
     not for this encoder and these heads."""
+    if config.kind:
+        raise UserError(f"Hugging Face has no encoder like {config.kind}, a class of one's own")
     if not 0 <= target.task_id < max(config.task_slots, 1):
         raise UserError(f"task_id: {target.task_id} is none of {config.task_slots} task slots")
     chosen = choose(config, heads, target)

@@ -27,7 +27,7 @@ from palm_ds.errors import UserError
 from palm_ds.formats.contents import OPTIMIZER, Contents, Entry, Head
 from palm_ds.formats.shapes import TRANSITIONS, checked
 from palm_ds.formats.tensor_files import Group, open_safetensors, read_json, write_file
-from palm_ds.portable import MOMENTS, Stored
+from palm_ds.portable import Stored
 from palm_ds.tokenizer import load_tokenizer
 
 FORMAT = 1  # of weights.json
@@ -159,7 +159,9 @@ def _from_checkpoint(found: checkpoint.Found, tokenizer: Path | None) -> Content
     stored = _stored(found)
     config = BackboneConfig.from_dict(lineage["backbone"], f"{found.path}: lineage.backbone")
     names = stored.names()
-    shapes = _shapes(names, stored, config)
+    # an encoder of one's own may have shapes that do not follow from its numbers
+    said = {name: tuple(shape) for name, shape in lineage.get("shapes", {}).items()}
+    shapes = said or _shapes(names, stored, config)
     for name in shapes:
         if not stored.covers(name):
             raise UserError(f"{found.path}: {name}: some of its values are in none of the files")
@@ -177,7 +179,8 @@ def _from_checkpoint(found: checkpoint.Found, tokenizer: Path | None) -> Content
         entries=entries,
         heads=heads_of(shapes, tuple(lineage.get("token_heads", ()))),
         task_ids=lineage["task_ids"],
-        left={**{f"{kind}/{n}": OPTIMIZER for n in names for kind in MOMENTS}, **unknown},
+        left={f"{kind}/{n}": OPTIMIZER for n in names for kind in sorted(stored.moments(n))}
+        | unknown,
         tokenizer=_tokenizer_of(found.path, tokenizer, lineage.get("tokenizer")),
     )
     return checked(contents)

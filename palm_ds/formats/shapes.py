@@ -48,12 +48,13 @@ def head_shapes(name: str, head: Head, config: BackboneConfig) -> dict[str, Shap
 
 
 def checked(contents: Contents, called: Mapping[str, str] | None = None) -> Contents:
-    """The contents, if the encoder (but for its pooler) and each head is there whole and of the
-    shape that the numbers say; raises UserError. `called`: {our name: what their file calls it}."""
+    """The contents, if the encoder (but for its pooler; one of somebody's own not at all) and each
+    head is there whole and of the shape that the numbers say; raises UserError. `called`: {our
+    name: what their file calls it}."""
     layers, tensors = contents.config.layers, len(contents.entries)
     if layers > tensors:  # before there are as many names as somebody wrote
         raise UserError(f"{contents.path}: incomplete: {layers} layers in {tensors} tensors")
-    expected = backbone_shapes(contents.config)
+    expected = {} if contents.config.kind else backbone_shapes(contents.config)
     for name, head in contents.heads.items():
         expected |= head_shapes(name, head, contents.config)
     for name, shape in expected.items():

@@ -22,10 +22,11 @@ from palm_ds.formats import own
 from palm_ds.formats.contents import OPTIMIZER
 from palm_ds.heads import ClassHead, MaskedWordHead
 from palm_ds.model import Model
-from palm_ds.portable import KINDS, Stretch
+from palm_ds.portable import Stretch
 from palm_ds.tokenizer import wordpiece
 from palm_ds.weights import save_weights
 
+MOMENTS = ("exp_avg", "exp_avg_sq")
 CONFIG = BackboneConfig(
     vocab_size=11, width=8, layers=2, heads=2, ffn=12, positions=10, segments=3, task_slots=4
 )
@@ -63,7 +64,7 @@ def cut(net: Model, stage: int, world: int, rank: int) -> Iterator[Stretch]:
             high = min(max((rank + 1) * share - begun, 0), size)
         begun += size
         if low < high:
-            moments = {kind: torch.full((high - low,), 0.5) for kind in KINDS[1:]}
+            moments = {kind: torch.full((high - low,), 0.5) for kind in MOMENTS}
             yield Stretch(name, low, {"weight": flat[low:high], **moments}, {})
 
 
@@ -137,7 +138,7 @@ def test_a_checkpoint_holds_the_model(stage: int, world: int, tmp_path: Path) ->
     for name, entry in contents.entries.items():
         assert entry.shape == tuple(state[name].shape)
         assert torch.equal(entry.read(), state[name])
-    assert set(contents.left) == {f"{kind}/{name}" for kind in KINDS[1:] for name in state}
+    assert set(contents.left) == {f"{kind}/{name}" for kind in MOMENTS for name in state}
     assert set(contents.left.values()) == {OPTIMIZER}
 
 

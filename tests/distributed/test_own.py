@@ -1,0 +1,75 @@
+"""Optimizers of one's own on the engine: one curve, any restart, or one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.distributed
+
+LION, SGD = "tests.own_optimizer.Lion", "torch.optim.SGD"
+FIRST = {"lion 2": (LION, 2), "sgd 1": (SGD, 1), "lion 3": (LION, 3)}
+MOVED = {"a": (LION, (2, 0)), "b": (SGD, (0, 2)), "c": (SGD, (1, 0)), "d": (LION, (3, 1))}
+
+
+def runs(*each: tuple[str, str, int, int, int]) -> str:
+    """ZeRO 3 last: it changes the process it runs in."""
+    return ",".join(":".join(map(str, run)) for run in sorted(each, key=lambda run: run[2]))
+
+
+def test_optimizers_of_ones_own(run_distributed, tmp_path) -> None:
+    def run(*each: Any, **options: Any) -> Any:
+        kill = options.pop("kill", -1)
+        arguments = ("--folder", tmp_path, "--kill", kill, "--runs", runs(*each))
+        return run_distributed("own.py", *arguments, **options).result
+
+    whole = [(name, *how, 0, 8) for name, how in FIRST.items()]
+    halves = [(name, kind, stages[0], 0, 4) for name, (kind, stages) in MOVED.items()]
+    two = run(*whole, *halves)
+    hand = two["by hand"]
+    for curve in hand.values():
+        assert curve[-1] < curve[0] - 0.02  # it learns, so that a difference would grow
+    for name, (kind, _) in FIRST.items():
+        losses = [loss for loss, _ in two[name]["steps"]]
+        np.testing.assert_allclose(losses, hand[kind], rtol=1e-5, err_msg=name)
+
+    one = run(
+        ("lion 0", LION, 0, 0, 8),
+        *((name, kind, stages[1], 4, 8) for name, (kind, stages) in MOVED.items()),
+        launcher="python",
+    )
+    found = {"lion 0": one["lion 0"]["steps"]}
+    found |= {name: two[name]["steps"] + one[name]["steps"] for name in MOVED}
+    for name, steps in found.items():
+        kind = LION if name == "lion 0" else MOVED[name][0]
+        losses = [loss for loss, _ in steps]
+        np.testing.assert_allclose(losses, hand[kind], rtol=1e-5, err_msg=name)
+
+    refused = two["refused"]
+    assert "its step of a value" not in refused and len(refused) == 4
+    for kind, text in refused.items():
+        assert text.startswith(f"optimizer.kind: {kind}: ") and "\n" not in text
+    assert "ZeRO 2 cuts parameters" in refused["tests.own_optimizer.OfWhole"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "stage", "launcher", "code"),
+    [(LION, 2, "deepspeed", 247), (SGD, 0, "python", -9)],
+)
+def test_killed_and_resumed_bit_for_bit(
+    kind, stage, launcher, code, run_distributed, tmp_path
+) -> None:
+    def run(first: int, folder: str, **options: Any) -> Any:
+        kill = options.pop("kill", -1)
+        arguments = ("--runs", f"x:{kind}:{stage}:{first}:8", "--kill", kill)
+        place = ("--folder", tmp_path / folder)
+        options = {"launcher": launcher, **options}
+        return run_distributed("own.py", *place, *arguments, **options).result
+
+    whole = run(0, "whole")
+    assert run(0, "killed", kill=5, code=code) is None
+    resumed = run(4, "killed")
+    assert resumed["x"].pop("steps") == whole["x"].pop("steps")[4:]
+    assert resumed["x"] == whole["x"]
