@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,16 @@ def test_dropout_may_change_and_the_encoder_may_not(old: Path) -> None:
         taken(old, make_model({"a": 2, "b": 3}, width=16))
     with pytest.raises(UserError, match="no task embedding"):
         taken(old, make_model({"a": 2, "b": 3}, task_slots=0))
+
+
+def test_the_state_of_another_optimizer_is_refused(old: Path) -> None:
+    model = make_model({"a": 2, "b": 3})
+    for kind in ("adamw", "lamb"):  # which keep the same
+        now = replace(lineage(model), optimizer=kind)
+        assert inherit(old, model, now, [], group=Alone(), warn=print).fresh == ()
+    now = replace(lineage(model), optimizer="mine.Lion")
+    with pytest.raises(UserError, match="optimizer.kind adamw, this recipe has mine.Lion;"):
+        inherit(old, model, now, [], group=Alone(), warn=print)
 
 
 def test_other_classes_another_tokenizer_and_no_run_are_refused(old: Path, tmp_path) -> None:

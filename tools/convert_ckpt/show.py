@@ -70,9 +70,10 @@ def say(contents: Any) -> None:
     show(of_contents(contents).rows(), console)
     count = sum(math.prod(entry.shape) for entry in contents.entries.values())
     heads = [f"{name} ({about(head)})" for name, head in contents.heads.items()]
+    numbers = {k: v for k, v in asdict(contents.config).items() if v not in ("", {})}
     lines = [
         f"{contents.format}: {len(contents.entries)} parameters, {count / 1e6:,.1f} M numbers",
-        f"encoder: {', '.join(f'{k} {v}' for k, v in asdict(contents.config).items())}",
+        f"encoder: {', '.join(f'{k} {v}' for k, v in numbers.items())}",
         f"heads: {', '.join(heads) or 'none'}",
         f"tasks: {dict(contents.task_ids) or 'none named'}",
         f"tokenizer: {contents.tokenizer or 'none'}",
