@@ -154,9 +154,9 @@ def test_rollback_in_a_running_engine(run_distributed) -> None:
         assert again == first, stage
 
 
-def test_shipped_machine_files_train_and_resume(run_distributed) -> None:
+def test_shipped_machine_files_train_and_resume(run_distributed, root) -> None:
     result = run_distributed("shipped.py").result
-    assert len(result) == 6
+    assert result.keys() == {path.stem for path in (root / "ds_configs").glob("*.json")}
     for name, (losses, again, skipped) in result.items():
         assert again == losses, name
         # fp16 begins by finding its loss scale
