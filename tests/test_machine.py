@@ -21,12 +21,12 @@ def test_shipped_files_resolve(path: Path) -> None:
     assert config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] == 96
     assert "auto" not in json.dumps(config)
     assert "palm_ds" not in config and "_about" not in config
-    assert (machine.precision == "fp32") == (path.stem == "cpu")
+    assert (machine.precision == "fp32") == path.stem.startswith("cpu")
     assert machine.offloads == ("offload" in path.stem)
 
 
 def test_there_is_a_file_for_every_stage() -> None:
-    assert {read_machine(path).stage for path in SHIPPED} == {1, 2, 3}
+    assert {read_machine(path).stage for path in SHIPPED} == {0, 1, 2, 3}
 
 
 def test_clipping_and_checks_are_explicit() -> None:
