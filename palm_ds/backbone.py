@@ -137,12 +137,11 @@ class Backbone(nn.Module):
         x = self._embed(batch)
         plan = plan_attention(batch, self.kernels.attention)
         for number, layer in enumerate(self.layers, 1):
-            if at is not None and number == len(self.layers):
-                x = layer(x, plan, at)
-            elif self.recompute and torch.is_grad_enabled():
-                x = checkpoint(layer, x, plan, use_reentrant=False)
+            of = () if at is None or number < len(self.layers) else (at,)
+            if self.recompute and torch.is_grad_enabled():
+                x = checkpoint(layer, x, plan, *of, use_reentrant=False)
             else:
-                x = layer(x, plan)
+                x = layer(x, plan, *of)
         return x
 
     def _embed(self, batch: Batch) -> torch.Tensor:

@@ -11,7 +11,8 @@ from palm_ds.example import Batch
 def training_flops(config: BackboneConfig, batch: Batch, words: Sequence[str]) -> float:
     """Forward and backward of one batch: 6 for each weight of the layers and token, attention
     within the examples, and the vocabulary product at every label of the tasks `words` (tasks with
-    few classes count next to nothing). Recomputed activations and padding are not work done."""
+    few classes count next to nothing). Recomputed activations and padding are not work done. The
+    last layer counts in full, though most of it may be computed at the labels alone."""
     width, layers = config.width, config.layers
     weights = layers * (4 * width**2 + 2 * width * config.inner)
     tokens = int((batch.block >= 0).sum())

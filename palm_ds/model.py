@@ -17,6 +17,8 @@ from palm_ds.errors import UserError, suggest
 from palm_ds.example import Batch
 from palm_ds.heads import Head
 
+_FEW = 0.5  # of a batch's positions: copying more than that costs what it saves
+
 
 class TaskOutput(NamedTuple):
     """Of a task's labels in a batch: what its head says, and their scores (labels, any) where they
@@ -57,10 +59,9 @@ class Model(nn.Module):
     def forward(self, batch: Batch, scores: Collection[str] = ()) -> dict[str, TaskOutput]:
         """Loss sum and right guesses of each task, in the order of `head_of`; of those named in
         `scores` that have labels in the batch, their scores as well."""
-        flat = self.backbone(batch).flatten(0, 1)  # (rows * length, width)
         labels = [self._labels(batch, task) for task in self.head_of]
-        at = torch.cat([each.positions for each in labels])
-        pieces = flat.index_select(0, at).split([len(each.positions) for each in labels])
+        read = self._encoded(batch, torch.cat([each.positions for each in labels]))
+        pieces = read.split([len(each.positions) for each in labels])
         outputs = {}
         for task, rows, each in zip(self.head_of, pieces, labels, strict=True):
             # A head without labels gets zeros: its scores are finite whatever the encoder gives,
@@ -72,7 +73,7 @@ class Model(nn.Module):
             found = found if each.real else None
             outputs[task] = TaskOutput(loss * each.real, correct * each.real, found)
         if not self.pooled:
-            self._touch_pooler(flat, outputs)
+            self._touch_pooler(read, outputs)
         return outputs
 
     def logits(self, batch: Batch, task: str) -> torch.Tensor:
@@ -108,15 +109,23 @@ class Model(nn.Module):
         blank = head.blank(device) if isinstance(head, Head) else nothing
         return _Labels(nothing, blank, (nothing,) if grouped else (), 0)
 
+    def _encoded(self, batch: Batch, at: torch.Tensor) -> torch.Tensor:
+        """(n, width) of the flat positions `at` (n,), which may repeat. The last layer is computed
+        for those alone where they are few; to know how many differ would be to wait for the
+        device."""
+        if len(at) < _FEW * batch.ids.numel():
+            return self.backbone(batch, at)
+        return self.backbone(batch).flatten(0, 1).index_select(0, at)
+
     def _head(self, task: str) -> Any:
         return self.heads[self.head_of[task]]
 
     def _read(self, task: str, rows: torch.Tensor) -> torch.Tensor:
         return self.backbone.pooler(rows) if self._head(task).pooled else rows
 
-    def _touch_pooler(self, flat: torch.Tensor, outputs: dict[str, TaskOutput]) -> None:
+    def _touch_pooler(self, read: torch.Tensor, outputs: dict[str, TaskOutput]) -> None:
         """A pooler that no head reads takes part all the same, so that it is one and the same
         thing under every ZeRO stage: a parameter whose gradient is 0."""
         first = next(iter(outputs))
-        nothing = self.backbone.pooler(flat[:1] * 0).sum() * 0
+        nothing = self.backbone.pooler(read[:1] * 0).sum() * 0
         outputs[first] = outputs[first]._replace(loss_sum=outputs[first].loss_sum + nothing)

@@ -141,6 +141,26 @@ def test_gradients_do_not_depend_on_the_forms() -> None:
             torch.testing.assert_close(other[name], grad, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_last_layer_is_computed_where_labels_are(
+    recompute: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = batch(a=([1, 4, 8], [7, 8, 9]), b=([0], [5]), c=([1, 4], [0, 1]))
+    rows, grads = [], []
+    for few in (0.5, 0.0):
+        monkeypatch.setattr("palm_ds.model._FEW", few)
+        net = model()
+        net.backbone.recompute = recompute
+        for layer in net.backbone.layers:
+            layer.expand.register_forward_hook(lambda _, x, y: rows.append(y[..., 0].numel()))
+        sum(out.loss_sum for out in net(made).values()).backward()  # type: ignore[union-attr]
+        grads.append({name: p.grad for name, p in net.named_parameters()})
+    many = [32, 7] if not recompute else [32, 7, 7, 32]  # 6 labels, and one row for the idle task
+    assert rows == many + [32] * len(many)
+    for name, grad in grads[1].items():
+        torch.testing.assert_close(grads[0][name], grad, atol=1e-6, rtol=1e-5)
+
+
 def test_heads_and_tasks_must_fit_together() -> None:
     backbone = Backbone(CONFIG)
     with pytest.raises(UserError, match='no head "ordr"; did you mean "order"'):
