@@ -28,12 +28,19 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--kind",
         required=True,
-        help="classification, multi_label, regression, tagging, reading or ranking",
+        help="classification, multi_label, regression, matching, multiple_choice, tagging, reading "
+        "or ranking",
     )
     parser.add_argument("--gold", nargs="+", required=True, metavar="FILE", help="with labels")
     parser.add_argument("--predictions", required=True, metavar="FILE")
     parser.add_argument(
         "--columns", nargs="+", default=[], metavar="ROLE=NAME", help="of the gold file"
+    )
+    parser.add_argument(
+        "--format", default="auto", help="of the gold file; by default, by its name"
+    )
+    parser.add_argument(
+        "--no_header", action="store_true", help="the gold file's columns are numbers, from 0"
     )
     parser.add_argument("--positive", default="", help="classification: the class F1 is of")
     parser.add_argument("--separator", default=",", help="multi_label: between classes (,)")
@@ -47,6 +54,7 @@ def main() -> int:
     args = arguments()
     with exit_on_user_error():
         from palm_ds.judge import Rules, judge
+        from palm_ds.reader import TableSettings
         from palm_ds.reader.options import columns_of
 
         rules = Rules(
@@ -56,7 +64,13 @@ def main() -> int:
             scheme=args.scheme,
             style=args.style,
         )
-        scores = judge(args.gold, args.predictions, rules, columns_of(args.columns))
+        read = TableSettings(
+            columns=columns_of(args.columns),
+            format=args.format,
+            header=not args.no_header,
+            lost_answers="keep",
+        )
+        scores = judge(args.gold, args.predictions, rules, read)
         if args.json:
             plain = {k: v if math.isfinite(v) else None for k, v in scores.items()}
             args.json.write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")

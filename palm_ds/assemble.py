@@ -37,6 +37,7 @@ from palm_ds.tokenizer import Tokenizer, load_tokenizer
 AnyStream: TypeAlias = Stream | ExampleStream
 _CLASS = {"kind", "options"}
 """Keys of `backbone` that are no numbers."""
+_FEW_ROWS = 20  # scores on fewer move by five points with a single row
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -221,6 +222,21 @@ def check_tables(recipe: Recipe, data: Data) -> None:
             for side in (data.train, data.held_out):
                 for _, source, _ in side[task.source]:
                     task.check(source, labelled=True)
+
+
+def few_held_out(recipe: Recipe, data: Data) -> list[str]:
+    """A line for each table of which so few rows are held out that their scores say little."""
+    sizes = {
+        name: (len(data.train[name][0][1]), len(data.held_out[name][0][1]))
+        for name, settings in recipe.sources.items()
+        if settings.table and not settings.validation and recipe.held_out
+    }
+    return [
+        f"{name}: {held} of {held + training} rows are held out (held_out: {recipe.held_out:g}), "
+        "too few to score on; give the source `validation`, or hold out more"
+        for name, (training, held) in sizes.items()
+        if held < _FEW_ROWS
+    ]
 
 
 def _usual_row(recipe: Recipe) -> int:

@@ -35,7 +35,16 @@ from palm_ds.metrics.numbers import mse, pearson_and_spearman
 from palm_ds.metrics.ranking import average_precision, mrr, ndcg, rank
 from palm_ds.reader import Table, TableSettings, open_table
 
-KINDS = ("classification", "multi_label", "regression", "tagging", "reading", "ranking")
+KINDS = (
+    "classification",
+    "multi_label",
+    "regression",
+    "matching",
+    "multiple_choice",
+    "tagging",
+    "reading",
+    "ranking",
+)
 STYLES = {"squad1": squad_v1, "squad2": squad_v2, "cmrc": cmrc}
 NO_SCHEME = "none"
 
@@ -78,13 +87,13 @@ class Entry(NamedTuple):
 
 
 def judge(
-    gold: Sequence[str], predictions: str, rules: Rules, columns: Mapping[str, str | int]
+    gold: Sequence[str], predictions: str, rules: Rules, read: TableSettings
 ) -> dict[str, float]:
-    """{metric: value}, the first one the one that counts. Raises UserError."""
-    settings = TableSettings(columns=columns, lost_answers="keep")
+    """{metric: value}, the first one the one that counts. `read`: how the gold files are read.
+    Raises UserError."""
     if rules.kind == "tagging" and list(gold) == [predictions]:
         return _tagging(*_beside(predictions), rules)
-    table = open_table(list(gold), settings)
+    table = open_table(list(gold), read)
     entries = matched(list(read_predictions(Path(predictions), rules.kind)), table, predictions)
     return _JUDGES[rules.kind](table, entries, rules)
 
@@ -105,7 +114,7 @@ def read_predictions(path: Path, kind: str) -> Iterator[Entry]:
         yield from (Entry(f"{path}, {key!r}", key, {"text": v}) for key, v in whole.items())
     elif text.lstrip()[0] in "{[" and _is_json(text.splitlines()[0]):
         yield from _json_lines(path, text)
-    elif kind == "tagging":
+    elif kind == "tagging" and text.split("\n", 1)[0].split() != ["index", "prediction"]:
         yield from _sentences(str(path), -1)
     else:
         yield from _cells(path, text)
@@ -270,6 +279,11 @@ def _classification(table: Table, entries: Sequence[Entry], rules: Rules) -> dic
     right = [str(x) for x in _gold(table, "label")]
     found = [str(_value(entry, "label")) for entry in entries]
     labels = sorted({*right, *found}, key=_order)
+    if len(set(right)) > 1 and not set(right) & set(found):
+        raise UserError(
+            f"{entries[0].place}: no row is given a class that is right for any row: predicted are "
+            f"{_some(found)}, right are {_some(right)}"
+        )
     positive = rules.positive or (labels[-1] if len(labels) == 2 else "")
     if positive and positive not in labels:
         raise UserError(f"--positive {positive!r}: no such label{suggest(positive, labels)}")
@@ -279,6 +293,11 @@ def _classification(table: Table, entries: Sequence[Entry], rules: Rules) -> dic
     if len(labels) != 2:
         scores["macro_f1"] = macro(found, right).f1
     return scores | {"matthews": matthews(found, right)}
+
+
+def _some(names: Sequence[str]) -> str:
+    several = sorted(set(names), key=_order)
+    return ", ".join(several[:5]) + (", ..." if len(several) > 5 else "")
 
 
 def _multi_label(table: Table, entries: Sequence[Entry], rules: Rules) -> dict[str, float]:
@@ -352,11 +371,15 @@ def _ranking(table: Table, entries: Sequence[Entry], rules: Rules) -> dict[str, 
     scores = [_score(entry) for entry in entries]
     relevant = [grade >= 1 for grade in grades]
     ranking = rank(groups, scores, relevant)
-    return {
+    found = {
         "mrr": mrr(ranking),
         "map": average_precision(ranking),
         f"ndcg@{rules.k}": ndcg(rank(groups, scores, grades), rules.k),
     }
+    if all("label" in entry.values for entry in entries):
+        guesses = [int(_number(entry.values["label"], entry.place, "label")) for entry in entries]
+        found["f1"] = f1(guesses, [int(each) for each in relevant])
+    return found
 
 
 def _score(entry: Entry) -> float:
@@ -380,6 +403,8 @@ _JUDGES: Mapping[str, Callable[[Table, Sequence[Entry], Rules], dict[str, float]
     "classification": _classification,
     "multi_label": _multi_label,
     "regression": _regression,
+    "matching": _classification,
+    "multiple_choice": _classification,
     "tagging": _tags,
     "reading": _reading,
     "ranking": _ranking,

@@ -24,7 +24,8 @@ from palm_ds.texts import TableSource
 
 ABOUT, SCORES = "about.json", "scores.json"
 LINES = "predictions.json"
-_VALUES = ("label", "labels", "value", "tags", "text", "probs")  # what a prediction says, in a word
+# What a prediction says, in a word. Candidates of a ranking are ordered by their score.
+_VALUES = ("text", "score", "label", "labels", "value", "tags", "probs")
 
 
 def file_names(tasks: Iterable[str]) -> dict[str, str]:

@@ -14,8 +14,8 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -126,7 +126,9 @@ def open_inputs(predictor: Predictor, job: Job) -> list[_Opened]:
     tables: dict[str, _Opened] = {}
     for each in predictor.passes:
         if repr(each.read) not in tables:
-            tables[repr(each.read)] = open_input(job, each.read, predictor.tasks.values())
+            alike = [x for x in predictor.passes if repr(x.read) == repr(each.read)]
+            with _wanted_by([task for x in alike for task in x.tasks], predictor):
+                tables[repr(each.read)] = open_input(job, each.read, predictor.tasks.values())
     if len(counts := {each.rows for each in tables.values()}) > 1:
         raise UserError(
             f"{', '.join(job.inputs)}: read as {' or '.join(map(str, sorted(counts)))} rows, for "
@@ -135,9 +137,22 @@ def open_inputs(predictor: Predictor, job: Job) -> list[_Opened]:
     opened = [tables[repr(each.read)] for each in predictor.passes]
     for each, found in zip(predictor.passes, opened, strict=True):
         source = predictor.source(found.bare)
-        for task in (each.arranger, *each.tasks):
-            task.check(source, labelled=False)
+        with _wanted_by(each.tasks, predictor):
+            for task in (each.arranger, *each.tasks):
+                task.check(source, labelled=False)
     return opened
+
+
+@contextmanager
+def _wanted_by(tasks: Collection[Task], predictor: Predictor) -> Iterator[None]:
+    """What keeps an input from being read says which tasks want that, where others do not."""
+    try:
+        yield
+    except UserError as error:
+        if len(tasks) == len(predictor.tasks):
+            raise
+        names = ", ".join(task.name for task in tasks)
+        raise UserError(f"{error} (so {names} wants it; --tasks asks others alone)") from error
 
 
 def open_input(job: Job, read: TableSettings, tasks: Iterable[Task] = ()) -> _Opened:

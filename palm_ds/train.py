@@ -19,6 +19,7 @@ from palm_ds.assemble import (
     build_model,
     build_stream,
     check_tables,
+    few_held_out,
     open_data,
     settle,
 )
@@ -34,7 +35,7 @@ from palm_ds.hf_head import head_taken
 from palm_ds.log import RunLog
 from palm_ds.loop import EventHandler, Loop, StopAsked, stop_signals
 from palm_ds.model import Model
-from palm_ds.optim import optimizer_class
+from palm_ds.optim import Resting, freeze, optimizer_class
 from palm_ds.own_backbone import try_backbone
 from palm_ds.processes import Processes
 from palm_ds.report import write_report
@@ -123,8 +124,17 @@ def open_run(
     lineage = _lineage(run, model, data)
     origin = find_origin(run, model, lineage, stream, processes, say)
     say(overview(run, stream, model, processes.world))
+    for text in few_held_out(recipe, data):
+        say(text)
+    apart = [pattern for task in recipe.built_tasks.values() for pattern in task.freeze]
     if dry_run:
         stream.batches(0, 0, 1, stream.rows)
+        freeze(model, recipe.optimizer.freeze)
+        Resting(apart, [name for name, _ in model.named_parameters()])
+        if best.named:
+            say(
+                f"evaluate.best: {recipe.evaluate.best}: whether there is such a metric is not seen"
+            )
         say("dry run: everything fits together; nothing was trained")
         return None
     engine = Engine(
@@ -135,7 +145,7 @@ def open_run(
         seed=recipe.seed,
         steps=origin.ages,
         factors=_head_rates(recipe),
-        apart=[pattern for task in recipe.built_tasks.values() for pattern in task.freeze],
+        apart=apart,
     )
     if best.named and not origin.found:  # not to be told after an epoch
         few = evaluate(engine, validation.some(best.named, engine.world), recipe.built_tasks)

@@ -11,6 +11,7 @@ formats/open.py knows (`--init_from`). Folders appear complete or not at all.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -80,6 +81,8 @@ def save_weights(
     def write(part: Path) -> None:
         save_file(tensors, part / WEIGHTS, {"format": "pt"})
         _write_json(part / INFO, info.record())
+        # safetensors lets nobody else read what it writes; other files here follow the umask
+        shutil.copymode(part / INFO, part / WEIGHTS)
         if tokenizer is not None:
             tokenizer.save(part / "tokenizer")
 

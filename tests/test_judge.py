@@ -12,6 +12,7 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from palm_ds.errors import UserError
 from palm_ds.judge import Rules, judge
+from palm_ds.reader import TableSettings
 
 LABELS = ["a", "b", "b", "a", "c", "a"]
 FOUND = ["a", "b", "a", "a", "c", "c"]
@@ -55,9 +56,9 @@ def lines(name: str, values: list[Any]) -> str:
 
 
 def score(folder: Path, right: str, predictions: Any, **rules: Any) -> dict[str, float]:
-    columns = rules.pop("columns", {})
+    read = TableSettings(lost_answers="keep", **rules.pop("read", {}))
     file = write(folder / "predictions", predictions)
-    return judge([right], file, Rules(**rules), columns)
+    return judge([right], file, Rules(**rules), read)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_tags_in_two_files_or_beside_each_other(tmp_path) -> None:
         assert found["accuracy"] == 0.8
     both = "a B-X B-X\nb I-X I-X\nc O O\n\nd O B-Y\ne B-Y B-Y\n"
     file = write(tmp_path / "both.conll", both)
-    assert judge([file], file, Rules(kind="tagging"), {}) == found
+    assert judge([file], file, Rules(kind="tagging"), TableSettings()) == found
     plain = score(tmp_path, right, lines("tags", tags), kind="tagging", scheme="none")
     assert plain == {"accuracy": 0.8}
 
@@ -129,6 +130,11 @@ def test_candidates(tmp_path) -> None:
     for name, values in (("score", [s for *_, s in rows]), ("probs", [[0, s] for *_, s in rows])):
         found = score(tmp_path, right, lines(name, values), kind="ranking")
         assert found["mrr"] == found["map"] == 0.75
+    made = [{"index": i, "score": s, "label": y} for i, (_, y, s) in enumerate(rows)]
+    labelled = "".join(json.dumps(each) + "\n" for each in made)
+    assert score(tmp_path, right, labelled, kind="ranking")["f1"] == 1.0
+    cells = "index\tprediction\n" + "".join(f"{i}\t{s}\n" for i, (*_, s) in enumerate(rows))
+    assert score(tmp_path, right, cells, kind="ranking")["mrr"] == 0.75  # predict.py --tsv
 
 
 MISTAKES = {
@@ -136,6 +142,19 @@ MISTAKES = {
     "extra": ("label", [*LABELS, "a"], "predictions:7: no row has the index 6; {gold}: 6 rows"),
     "wrong key": ("answer", LABELS, "predictions:1: no label; it has index, answer"),
 }
+
+
+def test_a_gold_file_without_a_header(tmp_path) -> None:
+    right = write(tmp_path / "gold.tsv", "one\ta\ntwo\tb\n")
+    read = {"header": False, "columns": {"text_a": 0, "label": 1}}
+    for kind in ("classification", "matching", "multiple_choice"):
+        assert score(tmp_path, right, "a\na\n", kind=kind, read=read)["accuracy"] == 0.5
+
+
+def test_classes_of_another_task(tmp_path) -> None:
+    with pytest.raises(UserError, match="predicted are x, y, right are a, b, c$"):
+        score(tmp_path, gold(tmp_path), "x\ny\n" * 3, kind="classification")
+    assert score(tmp_path, gold(tmp_path, ["a"]), "x\n", kind="classification")["accuracy"] == 0
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

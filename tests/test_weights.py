@@ -98,6 +98,7 @@ def test_a_portable_folder_comes_back_bit_for_bit(tmp_path: Path) -> None:
     net, other = model(), model(seed=2)
     save_weights(net, tmp_path / "weights", info())
     assert sorted(os.listdir(tmp_path / "weights")) == ["weights.json", "weights.safetensors"]
+    assert len({file.stat().st_mode for file in (tmp_path / "weights").iterdir()}) == 1
     loaded = load_weights(tmp_path / "weights", other)
     assert same(net, other) and not loaded.fresh and not loaded.left_over
     assert read_info(tmp_path / "weights") == info()

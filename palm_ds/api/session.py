@@ -44,7 +44,9 @@ _NOT_FINITE = "a loss or gradient was not finite: lower lr, or look at the data"
 class Session(ABC):
     """A training, its model, and what is asked of them."""
 
-    def __init__(self, backbone: Encoder | None, values: Mapping[str, Any]):
+    def __init__(self, backbone: Encoder | str | Path | None, values: Mapping[str, Any]):
+        if isinstance(backbone, str | Path):
+            backbone = Encoder.from_pretrained(backbone)
         self.backbone = backbone
         self.settings = read_settings(values, type(self).__name__)
         self.scores: Metrics = {}
@@ -302,6 +304,8 @@ class Session(ABC):
         names = [task] if task else []
         if self._opened is None:
             if self._predictor is None:
+                if not self.folder.exists():
+                    raise UserError("not trained yet: call train() first, or name its `folder`")
                 self._predictor = open_predictor(self.folder, device=self._processes.device)
             return asked(self._predictor, names, self.folder)
         opened = self._opened

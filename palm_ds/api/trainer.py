@@ -4,6 +4,7 @@ one encoder, a step of each in PaddlePALM's proportions."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from palm_ds.api.encoder import Encoder
@@ -22,12 +23,13 @@ class Trainer(Session):
         self,
         task: TaskOn,
         *,
-        backbone: Encoder | None = None,
+        backbone: Encoder | str | Path | None = None,
         mix_ratio: float | None = None,
         reuse_head_with: str | Trainer = "",
         **settings: Any,
     ):
-        """`settings`: the fields of api.settings.TrainSettings. `backbone` may be left to the
+        """`settings`: the fields of api.settings.TrainSettings. `backbone`: what
+        palm.Backbone makes, or what its `from_pretrained` takes; it may be left to the
         MultiHeadTrainer that this one is given to; `mix_ratio` and `reuse_head_with` are said of
         the task."""
         super().__init__(backbone, settings)
@@ -97,7 +99,7 @@ class MultiHeadTrainer(Session):
         self,
         tasks: Sequence[Member],
         *,
-        backbone: Encoder | None = None,
+        backbone: Encoder | str | Path | None = None,
         mix_ratio: Mapping[str, float] | Sequence[float] | None = None,
         reference: str | TaskOn | Trainer = "",
         mix: str = "step",

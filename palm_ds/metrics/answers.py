@@ -224,7 +224,7 @@ def _best_of_each(
 def _all_answerable(references: Mapping[str, Sequence[str]]) -> None:
     for name, answers in references.items():
         if not answers:
-            raise UserError(f'question "{name}" has no answer; SQuAD 2.0\'s measure knows such')
+            raise UserError(f'question "{name}" has no answer; squad2 (SQuAD 2.0) knows such')
 
 
 def _totals(

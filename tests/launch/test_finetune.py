@@ -100,6 +100,11 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "texts of two tables in one": ("stages", [{"a + b": 3}], "read different sources"),
     "a batch of nothing": ("batch", 32, "batch: '32' is not like"),
     "the best of a task that is none": ("evaluate.best", "c.f1", "neither `mean` nor"),
+    "a freeze of nothing": (
+        "optimizer",
+        {"freeze": ["backbone.layer.*"]},
+        "no parameter is called",
+    ),
     "patience for nothing": ("evaluate", {"patience": 3}, "set `best` as well"),
 }
 TOGETHER: dict[str, tuple[dict[str, Any], str]] = {
@@ -166,6 +171,12 @@ def test_a_metric_that_is_none_is_told_before_training(folder, tmp_path, root, e
     said = enter_recipe(enter, root, tmp_path, changed(folder, {"evaluate.best": "a.f2"}))
     assert said.code == 2 and "evaluate.best: a has no 'f2'" in said.err, said
     assert "it has " in said.err and "step " not in said.out
+
+
+def test_scores_on_next_to_no_rows_are_told_of(folder, tmp_path, root, enter) -> None:
+    few = {"sources.a.validation": "", "held_out": 0.2, "evaluate": {}}
+    said = enter_recipe(enter, root, tmp_path, changed(folder, few), "--dry_run")
+    assert said.code == 0 and "rows are held out (held_out: 0.2), too few to score on" in said.out
 
 
 def test_all_is_decided_and_shown_without_training(folder, tmp_path, root, enter) -> None:

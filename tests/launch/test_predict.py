@@ -59,6 +59,13 @@ def test_every_row_has_a_line_for_each_task_in_order(run, predict, monkeypatch) 
     assert set(about["tasks"]) == set(TEXT_TASKS)
 
 
+def test_rows_that_some_tasks_cannot_read(run, tmp_path, enter) -> None:
+    file = write_rows(tmp_path / "input.jsonl", texts(3, seed=1))
+    said = enter("predict", run, "--input", file, "--output", tmp_path / "out")
+    assert said.code == 2 and said.err.count("\n") == 1, said
+    assert "has no column" in said.err and "wants it; --tasks asks others alone)" in said.err
+
+
 def test_a_task_alone_says_what_it_says_beside_others(run, predict, monkeypatch) -> None:
     monkeypatch.setattr(predictor_module, "CHUNK", 16)
     rows = texts(40, seed=9)
