@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +33,7 @@ from palm_ds.metrics.classes import (
 )
 from palm_ds.metrics.numbers import mse, pearson_and_spearman
 from palm_ds.metrics.ranking import average_precision, mrr, ndcg, rank
+from palm_ds.outputs import ABOUT
 from palm_ds.reader import Table, TableSettings, open_table
 
 KINDS = (
@@ -54,8 +55,12 @@ class Rules:
     """How predictions of a kind are scored."""
 
     kind: str
+    labels: tuple[str, ...] = ()
+    """classification, multi_label: all classes, in the task's order; by default, those of the
+    task that launch/predict.py asked, else those seen."""
     positive: str = ""
-    """classification: the class whose F1 is reported; by default, of two, the second."""
+    """classification: the class whose F1 is reported; by default the task's, or of two, the
+    second."""
     separator: str = ","
     """multi_label: what stands between the classes of a cell."""
     nothing: str = "none"
@@ -95,7 +100,20 @@ def judge(
         return _tagging(*_beside(predictions), rules)
     table = open_table(list(gold), read)
     entries = matched(list(read_predictions(Path(predictions), rules.kind)), table, predictions)
-    return _JUDGES[rules.kind](table, entries, rules)
+    return _JUDGES[rules.kind](table, entries, _as_asked(rules, Path(predictions)))
+
+
+def _as_asked(rules: Rules, predictions: Path) -> Rules:
+    """With the classes that launch/predict.py noted beside its files, where none are given."""
+    try:
+        about = json.loads((predictions.parent / ABOUT).read_text(encoding="utf-8"))
+        task = next(name for name, files in about["tasks"].items() if predictions.name in files)
+        classes, positive = about["classes"].get(task, ()), about["positive"].get(task, "")
+    except (OSError, ValueError, LookupError, AttributeError, TypeError, StopIteration):
+        return rules  # not its files
+    return replace(
+        rules, labels=rules.labels or tuple(classes), positive=rules.positive or positive
+    )
 
 
 # ---- reading ----
@@ -278,7 +296,7 @@ def _gold(table: Table, role: str) -> list[Any]:
 def _classification(table: Table, entries: Sequence[Entry], rules: Rules) -> dict[str, float]:
     right = [str(x) for x in _gold(table, "label")]
     found = [str(_value(entry, "label")) for entry in entries]
-    labels = sorted({*right, *found}, key=_order)
+    labels = _classes(rules, right, found)
     if len(set(right)) > 1 and not set(right) & set(found):
         raise UserError(
             f"{entries[0].place}: no row is given a class that is right for any row: predicted are "
@@ -291,8 +309,14 @@ def _classification(table: Table, entries: Sequence[Entry], rules: Rules) -> dic
     if positive:
         scores["f1"] = f1(found, right, positive=positive)
     if len(labels) != 2:
-        scores["macro_f1"] = macro(found, right).f1
+        scores["macro_f1"] = macro(found, right, labels).f1
     return scores | {"matthews": matthews(found, right)}
+
+
+def _classes(rules: Rules, *seen: Collection[str]) -> Sequence[str]:
+    """All that there are, in order: those that are known, unless others are seen."""
+    every = set().union(*seen)
+    return rules.labels if every <= set(rules.labels) else sorted(every, key=_order)
 
 
 def _some(names: Sequence[str]) -> str:
@@ -306,7 +330,7 @@ def _multi_label(table: Table, entries: Sequence[Entry], rules: Rules) -> dict[s
 
     right = [split(x) for x in _gold(table, "label")]
     found = [split(_value(entry, "labels")) for entry in entries]
-    labels = sorted(set().union(*right, *found), key=_order)
+    labels = _classes(rules, *right, *found)
     cells = [np.array([[x in row for x in labels] for row in rows]) for rows in (found, right)]
     total = multilabel_micro(*cells)
     return {

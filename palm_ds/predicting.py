@@ -278,7 +278,8 @@ def _publish(
     scores: Mapping[str, Mapping[str, float]],
 ) -> list[Path]:
     """The folder of predictions, whole or not at all; its files."""
-    names = file_names(predictor.tasks)
+    tasks: Mapping[str, Any] = predictor.tasks
+    names = file_names(tasks)
     listed: dict[str, list[str]] = {}
     tables = {
         task.name: found.table
@@ -287,7 +288,7 @@ def _publish(
     }
 
     def write(folder: Path) -> None:
-        for name, task in predictor.tasks.items():
+        for name, task in tasks.items():
             source = predictor.source(tables[name])
             found = predictions[name]
             listed[name] = write_task(folder, names[name], task, found, source, tsv=job.tsv)
@@ -297,6 +298,9 @@ def _publish(
             "inputs": list(map(str, job.inputs)),
             "rows": len(next(iter(tables.values()))),
             "tasks": listed,
+            # what launch/evaluate.py cannot see in rows
+            "classes": {n: list(t.labels) for n, t in tasks.items() if getattr(t, "labels", ())},
+            "positive": {n: t.positive for n, t in tasks.items() if getattr(t, "positive", "")},
         }
         _write_json(folder / ABOUT, about)
         if scores:

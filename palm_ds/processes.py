@@ -71,9 +71,6 @@ def start(machine: Machine) -> Processes:
     quieten()
     import deepspeed
 
-    # The moments of words that are rarely seen fall below the smallest normal number after some
-    # 700 steps, and CPUs take several times as long for those: an update would take five times.
-    torch.set_flush_denormal(True)
     if not dist.is_initialized():
         _choose_cpu_collectives(machine)
         timeout = timedelta(minutes=machine.timeout_minutes)

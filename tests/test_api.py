@@ -315,7 +315,6 @@ def test_mistakes_are_said_in_a_line(tables, tmp_path):
                 palm.tasks.Classification(train=[{"text_a": "a"}, 5]), backbone=start
             ).recipe
         ),
-        "not trained yet": lambda: palm.Trainer(task, backbone=start).predict([]),
         'no "elsewhere" to download': lambda: palm.Trainer(task, backbone="elsewhere"),
         "nothing to save": lambda: palm.Trainer(task, backbone=start).save(tmp_path / "x"),
         'no "nowhere" to download': lambda: palm.Backbone.from_pretrained("nowhere"),

@@ -151,6 +151,20 @@ def test_a_gold_file_without_a_header(tmp_path) -> None:
         assert score(tmp_path, right, "a\na\n", kind=kind, read=read)["accuracy"] == 0.5
 
 
+def test_classes_are_those_of_the_task_that_was_asked(tmp_path) -> None:
+    right = gold(tmp_path, ["a", "b", "b", "a", "a", "a"])
+    plain = score(tmp_path, right, lines("label", list("ababaa")), kind="classification")
+    about = {"tasks": {"t": ["predictions"]}, "classes": {"t": list("cba")}, "positive": {"t": "a"}}
+    write(tmp_path / "about.json", about)
+    found = score(tmp_path, right, lines("label", list("ababaa")), kind="classification")
+    classes = {"labels": list("abc"), "zero_division": 0}
+    actual, guessed = list("abbaaa"), list("ababaa")
+    assert found["macro_f1"] == pytest.approx(f1_score(actual, guessed, average="macro", **classes))
+    assert found["f1"] == pytest.approx(f1_score(actual, guessed, pos_label="a"))
+    assert "macro_f1" not in plain
+    assert plain["f1"] == pytest.approx(f1_score(actual, guessed, pos_label="b"))
+
+
 def test_classes_of_another_task(tmp_path) -> None:
     with pytest.raises(UserError, match="predicted are x, y, right are a, b, c$"):
         score(tmp_path, gold(tmp_path), "x\ny\n" * 3, kind="classification")

@@ -304,8 +304,6 @@ class Session(ABC):
         names = [task] if task else []
         if self._opened is None:
             if self._predictor is None:
-                if not self.folder.exists():
-                    raise UserError("not trained yet: call train() first, or name its `folder`")
                 self._predictor = open_predictor(self.folder, device=self._processes.device)
             return asked(self._predictor, names, self.folder)
         opened = self._opened
