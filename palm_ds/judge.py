@@ -314,9 +314,9 @@ def _classification(table: Table, entries: Sequence[Entry], rules: Rules) -> dic
 
 
 def _classes(rules: Rules, *seen: Collection[str]) -> Sequence[str]:
-    """All that there are, in order: those that are known, unless others are seen."""
-    every = set().union(*seen)
-    return rules.labels if every <= set(rules.labels) else sorted(every, key=_order)
+    """All that there are: those that are known, in their order, then others that are seen."""
+    others = set().union(*seen) - set(rules.labels)
+    return [*rules.labels, *sorted(others, key=_order)]
 
 
 def _some(names: Sequence[str]) -> str:
