@@ -145,14 +145,14 @@ def open_inputs(predictor: Predictor, job: Job) -> list[_Opened]:
 
 @contextmanager
 def _wanted_by(tasks: Collection[Task], predictor: Predictor) -> Iterator[None]:
-    """What keeps an input from being read says which tasks want that, where others do not."""
+    """What keeps an input from being read for some tasks says for which."""
     try:
         yield
     except UserError as error:
         if len(tasks) == len(predictor.tasks):
             raise
         names = ", ".join(task.name for task in tasks)
-        raise UserError(f"{error} (so {names} wants it; --tasks asks others alone)") from error
+        raise UserError(f"{error} (needed for {names}; --tasks A,B asks only some)") from error
 
 
 def open_input(job: Job, read: TableSettings, tasks: Iterable[Task] = ()) -> _Opened:

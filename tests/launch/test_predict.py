@@ -63,7 +63,8 @@ def test_rows_that_some_tasks_cannot_read(run, tmp_path, enter) -> None:
     file = write_rows(tmp_path / "input.jsonl", texts(3, seed=1))
     said = enter("predict", run, "--input", file, "--output", tmp_path / "out")
     assert said.code == 2 and said.err.count("\n") == 1, said
-    assert "has no column" in said.err and "wants it; --tasks asks others alone)" in said.err
+    assert "has no column" in said.err
+    assert "(needed for pair; --tasks A,B asks only some)" in said.err
 
 
 def test_a_task_alone_says_what_it_says_beside_others(run, predict, monkeypatch) -> None:
