@@ -132,9 +132,7 @@ def open_run(
         freeze(model, recipe.optimizer.freeze)
         Resting(apart, [name for name, _ in model.named_parameters()])
         if best.named:
-            say(
-                f"evaluate.best: {recipe.evaluate.best}: whether there is such a metric is not seen"
-            )
+            say(f"evaluate.best: whether there is a {recipe.evaluate.best} shows before step 1")
         say("dry run: everything fits together; nothing was trained")
         return None
     engine = Engine(
