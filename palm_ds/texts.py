@@ -19,7 +19,7 @@ import numpy as np
 from tokenizers import Regex, pre_tokenizers
 
 from palm_ds import keyed
-from palm_ds.errors import UserError, suggest
+from palm_ds.errors import UserError
 from palm_ds.example import Piece, Vocabulary
 from palm_ds.reader import Table
 from palm_ds.tokenizer import CHINESE, Tokenizer
@@ -102,9 +102,11 @@ class TableSource:
     def need(self, column: str, what: str) -> None:
         """Raises UserError where the table has no such column; `what` names who wants it."""
         if column not in self.columns:
+            unused = self.table.unused
+            also = f", and without a role {', '.join(unused[:12])}" if unused else ""
             raise UserError(
-                f"{what}: {self.name} has no column {column!r}{suggest(column, self.columns)}; it "
-                f"has {', '.join(self.columns)}; map one with `columns: {{{column}: NAME}}`"
+                f"{what}: {self.name} has no column {column!r}; it has {', '.join(self.columns)}"
+                f"{also}; map one with `columns: {{{column}: NAME}}`"
             )
 
     def column(self, name: str) -> list[Any]:

@@ -317,7 +317,10 @@ def test_mistakes_are_said_in_a_line(tables, tmp_path):
         ),
         'no "elsewhere" to download': lambda: palm.Trainer(task, backbone="elsewhere"),
         "nothing to save": lambda: palm.Trainer(task, backbone=start).save(tmp_path / "x"),
-        'no "nowhere" to download': lambda: palm.Backbone.from_pretrained("nowhere"),
+        'no such folder, and none was downloaded: no "nowhere" to download': lambda: (
+            palm.Backbone.from_pretrained("nowhere")
+        ),
+        "nothing was trained: call train": lambda: trainer(tables).predict([{"text": "a"}]),
         "tasks.classification.dropuot: unknown key": lambda: (
             palm.Trainer(classification(tables, dropuot=0.1), backbone=start).recipe
         ),

@@ -103,11 +103,18 @@ def test_nothing_left_to_train_on_is_told(vocabulary, tmp_path) -> None:
 
 
 def test_a_column_that_is_not_there_is_told_with_those_that_are(vocabulary, tmp_path) -> None:
-    source = open_source(write_texts(tmp_path / "t.tsv", 3), vocabulary)
+    (tmp_path / "t.tsv").write_text("text_a\tnote\tlabel\nx\ty\t1\n")
+    source = open_source(tmp_path / "t.tsv", vocabulary)
     with pytest.raises(UserError) as told:
         source.need("text_b", "tasks.x")
-    assert "tasks.x: t has no column 'text_b'" in str(told.value)
-    assert "did you mean" in str(told.value) and "columns: {text_b: NAME}" in str(told.value)
+    assert str(told.value) == (
+        "tasks.x: t has no column 'text_b'; it has text_a, label, and without a role note; "
+        "map one with `columns: {text_b: NAME}`"
+    )
+    both = open_table(
+        str(tmp_path / "t.tsv"), TableSettings(columns={"text_a": ["text_a", "note"]})
+    )
+    assert both.unused == ()
 
 
 def test_a_row_without_its_text_is_told_with_its_place(vocabulary, tmp_path) -> None:

@@ -36,7 +36,12 @@ class Encoder:
         """A folder of weights (a run, an export, a Hugging Face, Paddle, DeepSpeed or TensorFlow
         checkpoint), or a name to download to `path`/pretrain: one of PaddlePALM's, as
         ERNIE-v2-en-base, or `org/name` on the Hugging Face hub."""
-        folder = Path(name) if Path(name).exists() else downloader.download(str(name), path=path)
+        folder = Path(name)
+        if not folder.exists():
+            try:
+                folder = downloader.download(str(name), path=path)
+            except UserError as error:
+                raise UserError(f"no such folder, and none was downloaded: {error}") from None
         if not tokenizer and tokenizer_in(folder) is None:
             raise UserError(f"{folder}: there is no vocabulary with it; name one: tokenizer=FILE")
         return cls(folder=str(folder), tokenizer=str(tokenizer))

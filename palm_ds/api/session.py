@@ -304,6 +304,8 @@ class Session(ABC):
         names = [task] if task else []
         if self._opened is None:
             if self._predictor is None:
+                if not (self.folder / "recipe.yaml").is_file():
+                    raise UserError("nothing was trained: call train() first")
                 self._predictor = open_predictor(self.folder, device=self._processes.device)
             return asked(self._predictor, names, self.folder)
         opened = self._opened

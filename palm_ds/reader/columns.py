@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from palm_ds.corpus.records import BadRecordError
@@ -59,6 +59,13 @@ def pick(
     if not picked:
         raise UserError(_nothing(names, file, settings))
     return {role: picked[role] for role in dict.fromkeys([*ROLES, *picked]) if role in picked}
+
+
+def without_role(names: Sequence[str | int], keys: Iterable[Key]) -> list[str]:
+    """The columns that no key is of."""
+    used = {x for key in keys for x in (key if isinstance(key, list) else [key])}
+    used |= {x.split(".")[0] for x in used if isinstance(x, str)}
+    return [str(name) for name in names if name not in used]
 
 
 def _named(key: Key, names: Sequence[str | int], where: str, format: str) -> Key:

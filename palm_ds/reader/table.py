@@ -12,7 +12,7 @@ from palm_ds.corpus.records import BadRecordError
 from palm_ds.errors import UserError
 from palm_ds.reader.blocks import read_conll, read_smart
 from palm_ds.reader.columnar import read_arrow, read_parquet
-from palm_ds.reader.columns import OPEN, Key, pick, value_of
+from palm_ds.reader.columns import OPEN, Key, pick, value_of, without_role
 from palm_ds.reader.files import File, contents_hash, find_files
 from palm_ds.reader.options import TAG_DELIMITER, TableSettings
 from palm_ds.reader.rows import Row, read_csv, read_json, read_jsonl, read_tsv
@@ -41,12 +41,15 @@ class Table:
         columns: dict[str, list[Any]],
         places: Sequence[Place],
         *,
+        unused: Sequence[str],
         notes: Sequence[str],
         fingerprint: str,
     ) -> None:
         self.files, self._columns = tuple(files), columns
         self._file = np.array([file for file, _ in places], np.int32)
         self._at = [at for _, at in places]
+        self.unused = tuple(unused)
+        """Columns of the first file's that were read and play no role."""
         self.notes = tuple(notes)
         """What was left out or is odd, each with its number of rows and the first of them."""
         self.fingerprint = fingerprint
@@ -131,7 +134,7 @@ def open_table(paths: str | Sequence[str], settings: TableSettings | None = None
     settings = settings or TableSettings()
     files = find_files(paths, settings)
     notes = _Notes(settings)
-    roles, places, raw = _raw_rows(files, settings, notes)
+    roles, unused, places, raw = _raw_rows(files, settings, notes)
     if settings.strip_spaces and "spans" in roles:
         raise UserError(f"{files[0].path}: strip_spaces: would move the characters spans count")
     split = _is_split(roles, raw, settings)
@@ -148,7 +151,12 @@ def open_table(paths: str | Sequence[str], settings: TableSettings | None = None
     if not kept:
         raise UserError("; ".join([f"{', '.join(f.path for f in files)}: no rows", *notes.lines()]))
     return Table(
-        files, columns, kept, notes=notes.lines(), fingerprint=contents_hash(files, settings)
+        files,
+        columns,
+        kept,
+        unused=unused,
+        notes=notes.lines(),
+        fingerprint=contents_hash(files, settings),
     )
 
 
@@ -180,9 +188,10 @@ def _values(row: dict[str, Any], place: str, split: bool, notes: _Notes) -> dict
 
 def _raw_rows(
     files: Sequence[File], settings: TableSettings, notes: _Notes
-) -> tuple[tuple[str, ...], list[Place], list[tuple[Any, ...]]]:
-    """The roles, and each row's place and values in the order of the roles."""
+) -> tuple[tuple[str, ...], list[str], list[Place], list[tuple[Any, ...]]]:
+    """The roles, columns without one, and each row's place and values in the order of the roles."""
     roles: tuple[str, ...] = ()
+    unused: list[str] = []
     places: list[Place] = []
     raw: list[tuple[Any, ...]] = []
     for number, file in enumerate(files):
@@ -190,7 +199,8 @@ def _raw_rows(
         for row, sample in _with_sample(_full_rows(file, settings, notes), file.format):
             if not keys:
                 keys = pick(list(sample), sample, settings, file)
-                roles = roles or tuple(keys)
+                if not roles:
+                    roles, unused = tuple(keys), without_role(list(sample), keys.values())
                 _check_roles(roles, keys, files[0], file)
             try:
                 raw.append(tuple(value_of(row.values, keys[role]) for role in roles))
@@ -199,7 +209,7 @@ def _raw_rows(
                 notes.bad(where(file, row.place), bad.args[0])
         if not keys:
             notes.add("file without a row", file.path)
-    return roles, places, raw
+    return roles, unused, places, raw
 
 
 def _with_sample(rows: Iterator[Row], format: str) -> Iterator[tuple[Row, Mapping[Any, Any]]]:
