@@ -31,10 +31,12 @@ from palm_ds.metrics.classes import (
     multilabel_macro,
     multilabel_micro,
 )
+from palm_ds.metrics.counts import Counts
 from palm_ds.metrics.numbers import mse, pearson_and_spearman
 from palm_ds.metrics.ranking import average_precision, mrr, ndcg, rank
 from palm_ds.outputs import ABOUT
 from palm_ds.reader import Table, TableSettings, open_table
+from palm_ds.tags import span_counts
 
 KINDS = (
     "classification",
@@ -349,6 +351,9 @@ def _regression(table: Table, entries: Sequence[Entry], rules: Rules) -> dict[st
 
 
 def _tags(table: Table, entries: Sequence[Entry], rules: Rules) -> dict[str, float]:
+    if "spans" in table.columns and "tags" not in table.columns:
+        given = [spans or [] for spans in table.column("spans")]
+        return _chunk_scores(span_counts(zip(map(_spans, entries), given, strict=True)))
     right, found = _gold(table, "tags"), []
     for row, entry in enumerate(entries):
         tags = _value(entry, "tags")
@@ -371,13 +376,25 @@ def _tagging(
         [convert(row, rules.scheme) for row in found], [convert(row, rules.scheme) for row in right]
     )
     same = [a == b for x, y in zip(found, right, strict=True) for a, b in zip(x, y, strict=True)]
-    return {
-        "f1": scores.overall.f1,
-        "precision": scores.overall.precision,
-        "recall": scores.overall.recall,
-        "accuracy": float(np.mean(same)),
-        **{f"f1 {kind}": counts.f1 for kind, counts in scores.types.items()},
-    }
+    return _chunk_scores(scores.types, accuracy=float(np.mean(same)))
+
+
+def _spans(entry: Entry) -> list[Mapping[str, Any]]:
+    """A prediction's spans of characters, as launch/predict.py writes them."""
+    spans = _value(entry, "spans")
+    for span in spans if isinstance(spans, list) else [spans]:
+        if not isinstance(span, dict) or not {"type", "start", "end"} <= set(span):
+            raise UserError(
+                f'{entry.place}: spans: expected [{{"type": "x", "start": 0, "end": 3}}, ...], '
+                f"got {json.dumps(span, ensure_ascii=False)}"
+            )
+    return spans
+
+
+def _chunk_scores(types: Mapping[str, Counts], **further: float) -> dict[str, float]:
+    every = sum(types.values(), Counts())
+    scores = {"f1": every.f1, "precision": every.precision, "recall": every.recall} | further
+    return scores | {f"f1 {kind}": counts.f1 for kind, counts in types.items()}
 
 
 def _reading(table: Table, entries: Sequence[Entry], rules: Rules) -> dict[str, float]:

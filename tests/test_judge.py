@@ -113,6 +113,18 @@ def test_tags_in_two_files_or_beside_each_other(tmp_path) -> None:
     assert plain == {"accuracy": 0.8}
 
 
+def test_spans_of_characters(tmp_path) -> None:
+    text = "Rome and Paris"
+    rome, paris = {"type": "x", "start": 0, "end": 4}, {"type": "y", "start": 9, "end": 14}
+    rows = [{"text_a": text, "spans": [rome, paris]}, {"text_a": text, "spans": []}]
+    right = write(tmp_path / "gold.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    found = score(tmp_path, right, lines("spans", [[rome], [paris]]), kind="tagging")
+    assert found == {"f1": 0.5, "precision": 0.5, "recall": 0.5, "f1 x": 1.0, "f1 y": 0.0}
+    for wrong in ([{"type": "x"}], 5, [7]):
+        with pytest.raises(UserError, match=r"predictions:2: spans: expected \[.*, got "):
+            score(tmp_path, right, lines("spans", [[rome], wrong]), kind="tagging")
+
+
 def test_answers(tmp_path) -> None:
     right = write(tmp_path / "squad.json", SQUAD)
     written = {"q2": "Hastings", "q1": "1066"}
