@@ -124,6 +124,8 @@ def test_it_learns_and_scores_and_predicts(tables, trained):
     asked = rows(random.Random(5), 30)
     unlabelled = [{"text_a": row["text_a"]} for row in asked]
     (labels,) = made.predict(unlabelled).values()
+    odd = [{**row, "label_desc": 5, "gold_label": [7]} for row in unlabelled]  # not looked at
+    assert made.predict(odd) == {"classification": labels}
     right = sum(p["label"] == row["label"] for p, row in zip(labels, asked, strict=True))
     assert right >= 27
     assert made.evaluate(asked)["classification"]["accuracy"] == pytest.approx(right / 30)

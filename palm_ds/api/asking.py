@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.errors import UserError
+from palm_ds.predicting import without_labels
 from palm_ds.predictor import Pass, Predictor, asked_tasks
 from palm_ds.processes import Processes
 from palm_ds.reader import open_table
-from palm_ds.reader.options import FURTHER_LABEL
 from palm_ds.texts import TableSource
-
-_LABELS = ("label", "tags", "spans", "answers", "impossible")
 
 
 def asked(predictor: Predictor, names: Sequence[str], where: Path) -> Predictor:
@@ -34,11 +32,10 @@ def predictions_of(
     found: dict[str, list[dict[str, Any]]] = {}
     why = ""
     for each in predictor.passes:
-        given = {r: c for r, c in each.read.columns.items() if not _is_label(r)}
-        unlabelled = {**given, **(columns or {})}
-        read = replace(each.read, columns=unlabelled, drop={}, bad_rows="stop", split="")
+        chosen = {**each.read.columns, **(columns or {})}
+        read = replace(each.read, columns=chosen, drop={}, bad_rows="stop", split="")
         try:
-            source = predictor.source(open_table(path, read))
+            source = predictor.source(open_table(path, without_labels(read)))
             for task in (each.arranger, *each.tasks):
                 task.check(source, labelled=False)
         except UserError as error:
@@ -88,7 +85,3 @@ def _reading(predictor: Predictor) -> Iterator[None]:
         yield
     finally:
         predictor.model.train(training)
-
-
-def _is_label(role: str) -> bool:
-    return role in _LABELS or role.startswith(FURTHER_LABEL)
