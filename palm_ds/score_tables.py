@@ -23,7 +23,7 @@ def metric_table(scores: Mapping[str, Mapping[str, Any]], title: str) -> Table:
     knowing nothing."""
     table = Table(box=None, pad_edge=False, padding=(0, 2), title=title, title_justify="left")
     table.add_column("task")
-    table.add_column("scores", max_width=44)
+    table.add_column("scores", max_width=52)
     for name in ("loss", "chance", "labels"):
         table.add_column(name, justify="right")
     for task, score in scores.items():
