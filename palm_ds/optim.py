@@ -27,6 +27,7 @@ _KINDS = ("adamw", "lamb")
 _MOMENTS = {"exp_avg": torch.float32, "exp_avg_sq": torch.float32}
 ADAM = Kept(moments=_MOMENTS, step=torch.zeros(()))
 LAMB = Kept(moments=_MOMENTS, step=0)
+_TINY, _SETTLED_EVERY = 1e-33, 64
 _LAYER = re.compile(r"backbone\.layers\.(\d+)\.")
 
 
@@ -291,6 +292,9 @@ class Averaging(torch.optim.Optimizer):
         averages = [self.average_of(weight) for weight in weights]
         self.param_groups = [group for group in groups if not group.get("rests")]
         super().step()
+        for group in self.param_groups:
+            for weight in group["params"]:
+                _settle(self.state.get(weight), self.kept)
         self.param_groups = groups
         if weights:
             foreach: Any = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage]
@@ -301,6 +305,18 @@ class Averaging(torch.optim.Optimizer):
         if weight not in self.averages:
             self.averages[weight] = weight.detach().clone()
         return self.averages[weight]
+
+
+def _settle(state: Mapping[str, Any] | None, kept: Kept) -> None:
+    """Now and then makes 0 of moments that are nearly that, on CPUs. Those of a word that is read
+    no more shrink to denormal numbers and stay there (0.9 of the smallest ones rounds to
+    themselves), which CPUs compute with many times slower. `eps` hides them from the weights long
+    before."""
+    if kept not in (ADAM, LAMB) or not state or state["exp_avg"].device.type != "cpu":
+        return
+    if int(state["step"]) % _SETTLED_EVERY == 0:
+        for name in kept.moments:
+            torch.hardshrink(state[name], _TINY, out=state[name])
 
 
 class Checked(torch.optim.Optimizer):

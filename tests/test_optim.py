@@ -214,6 +214,36 @@ def test_checked_adamw_is_clipped_adamw() -> None:
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("kind", ["adamw", "lamb"])
+def test_moments_of_what_is_read_no_more_end_at_0(kind: str, monkeypatch) -> None:
+    """They would stay denormal for ever; the weights are the same to the last bit."""
+
+    def trained() -> tuple[torch.optim.Optimizer, torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.ModuleDict({"word": nn.Embedding(4, 8)})
+        words: nn.Parameter = model["word"].weight  # type: ignore[assignment]
+        config = OptimizerConfig(kind=kind, weight_decay=0.0)  # type: ignore[arg-type]
+        optimizer = build_optimizer(model, config, zero_stage=0, checked=True)
+        for step in range(1100):
+            words.grad = torch.zeros_like(words)
+            words.grad[0] = 0.01  # of every step
+            words.grad[1] = 0.01 * (step < 3)  # of the first ones alone; 2 and 3 of none
+            optimizer.step()
+        return optimizer, words
+
+    def denormal(optimizer: torch.optim.Optimizer, words: torch.Tensor) -> bool:
+        mean = optimizer.state[words]["exp_avg"].abs()
+        return bool(((mean > 0) & (mean < torch.finfo(torch.float32).tiny)).any())
+
+    settled, words = trained()
+    assert not denormal(settled, words)
+    assert settled.state[words]["exp_avg"][0].min() > 0.009
+    monkeypatch.setattr("palm_ds.optim._settle", lambda state, kept: None)
+    plain, other = trained()
+    assert denormal(plain, other)
+    assert torch.equal(words, other)
+
+
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 @pytest.mark.parametrize("kind", ["adamw", "lamb", "tests.own_optimizer.Lion"])
 def test_a_gradient_that_is_not_finite_changes_nothing(kind: str, bad: float) -> None:
