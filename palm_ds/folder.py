@@ -59,12 +59,16 @@ def check_folder(run: Run, data: Data) -> None:
         if checkpoint.steps_in(run.checkpoints):
             raise UserError(f"{run.folder}: has checkpoints but no recipe.yaml; not a run folder")
         return
-    changed = differences(_kept_before(file), _as_kept(run, data))
+    before, now = _kept_before(file), _as_kept(run, data)
+    prints = before.pop("corpora"), now.pop("corpora")
+    both = [name for name in prints[0] if name in prints[1]]  # any other is named by the recipe
+    changed = [f"the contents of {name}" for name in both if prints[0][name] != prints[1][name]]
+    changed += differences(before, now)
     if changed:
         more = f" (and {len(changed) - 4} more)" if len(changed) > 4 else ""
         raise UserError(
             f"{run.folder}: holds a run of a different recipe: {'; '.join(changed[:4])}{more}. "
-            f"Choose another --run_dir, or restore the recipe"
+            "Choose another --run_dir, or restore the recipe and its data"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -179,6 +180,17 @@ def test_interrupted_it_saves_and_another_goes_on_from_there(tables, tmp_path, t
     assert same(weights_of(second), trained.weights)
     with pytest.raises(UserError, match="holds a run of a different recipe: .*lr"):
         trainer(tables, epochs=3, lr=1e-4, folder=tmp_path / "run").train()
+
+
+def test_rows_that_changed_are_told_by_the_name_of_their_file(tables, tmp_path):
+    changing = Path(shutil.copytree(tables, tmp_path / "tables"))
+    trainer(changing, folder=tmp_path / "run").train_one_step()
+    train = changing / "train.tsv"
+    lines = train.read_text().splitlines()
+    train.write_text("\n".join([*lines[:-1], lines[-1].replace("w", "v")]) + "\n")
+    message = rf"run: holds a run of a different recipe: the contents of {train}\. Choose another"
+    with pytest.raises(UserError, match=message):
+        trainer(changing, folder=tmp_path / "run").train()
 
 
 def test_in_a_thread_and_saved_and_started_from(tables, tmp_path, trained):
