@@ -383,12 +383,17 @@ def _spans(entry: Entry) -> list[Mapping[str, Any]]:
     """A prediction's spans of characters, as launch/predict.py writes them."""
     spans = _value(entry, "spans")
     for span in spans if isinstance(spans, list) else [spans]:
-        if not isinstance(span, dict) or not {"type", "start", "end"} <= set(span):
+        if not _is_span(span):
             raise UserError(
                 f'{entry.place}: spans: expected [{{"type": "x", "start": 0, "end": 3}}, ...], '
                 f"got {json.dumps(span, ensure_ascii=False)}"
             )
     return spans
+
+
+def _is_span(value: Any) -> bool:
+    whole = isinstance(value, dict) and isinstance(value.get("type"), str)
+    return whole and all(type(value.get(key)) is int for key in ("start", "end"))
 
 
 def _chunk_scores(types: Mapping[str, Counts], **further: float) -> dict[str, float]:

@@ -120,7 +120,7 @@ def test_spans_of_characters(tmp_path) -> None:
     right = write(tmp_path / "gold.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     found = score(tmp_path, right, lines("spans", [[rome], [paris]]), kind="tagging")
     assert found == {"f1": 0.5, "precision": 0.5, "recall": 0.5, "f1 x": 1.0, "f1 y": 0.0}
-    for wrong in ([{"type": "x"}], 5, [7]):
+    for wrong in ([{"type": "x"}], 5, [7], [{**rome, "type": []}], [{**rome, "end": "4"}]):
         with pytest.raises(UserError, match=r"predictions:2: spans: expected \[.*, got "):
             score(tmp_path, right, lines("spans", [[rome], wrong]), kind="tagging")
 
