@@ -7,7 +7,7 @@
             chunk.predictions["sentiment"][0]      # {"label": "good", "logits": ..., "probs": ...}
 
     rows ──chunks──> texts as tokens ──> batches without padding ──encoder──> every head ──> rows
-           a thread makes batches ahead ┘        one pass for all tasks that arrange texts alike
+   a spare core makes batches ahead ┘            one pass for all tasks that arrange texts alike
 
 Which rows are computed together depends on the rows alone: neither on the processes that share them
 nor on which tasks are asked. Nothing here looks at a label.
@@ -15,6 +15,7 @@ nor on which tasks are asked. Nothing here looks at a label.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -143,7 +144,8 @@ class Predictor:
         mine = [replace(source, numbers=rows) for rows in chunks(source)[rank::world]]
         tasks = {task.name: task for task in each.tasks}
         pieces: list[Decoded] = []
-        for work in ahead(self._batches(each, mine)):
+        batches = self._batches(each, mine)
+        for work in ahead(batches) if _core_to_spare(self.device) else batches:
             if work.batch is not None:
                 scores = self._scores(work.batch, tasks)
                 pieces += decoded(work.built, scores, tasks, [work.source])
@@ -271,6 +273,11 @@ def ahead(values: Iterator[T]) -> Iterator[T]:
             yield value
 
 
+def _core_to_spare(device: torch.device) -> bool:
+    """Beside the threads that compute on a CPU: a further one would make all of them wait."""
+    return device.type != "cpu" or (os.cpu_count() or 1) > torch.get_num_threads()
+
+
 # ---- which tasks ----
 
 
@@ -350,7 +357,7 @@ def open_predictor(
 
 def batch_tokens_for(device: torch.device) -> int:
     """On a CPU so many that what a layer computes stays in cache."""
-    return 2048 if device.type == "cpu" else 16384
+    return 1024 if device.type == "cpu" else 16384
 
 
 def find_model(path: Path) -> tuple[Path, Recipe]:

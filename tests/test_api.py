@@ -114,7 +114,7 @@ def test_it_is_the_recipe_of_the_command_and_ends_with_the_same_weights(tables, 
     assert same(theirs, trained.weights)
 
 
-def test_it_learns_and_scores_and_predicts(tables, trained):
+def test_it_learns_and_scores_and_predicts(tables, trained, monkeypatch):
     made = trained.trainer
     assert (made.num_examples, made.steps_per_epoch, made.num_epochs) == (48, 6, 3)
     assert made.cur_train_step == made.steps == 18
@@ -127,6 +127,9 @@ def test_it_learns_and_scores_and_predicts(tables, trained):
     (labels,) = made.predict(unlabelled).values()
     odd = [{**row, "label_desc": 5, "gold_label": [7]} for row in unlabelled]  # not looked at
     assert made.predict(odd) == {"classification": labels}
+    for spare in (True, False):  # batches are made beside the encoder, or between
+        monkeypatch.setattr("palm_ds.predictor._core_to_spare", lambda device, s=spare: s)
+        assert made.predict(unlabelled) == {"classification": labels}
     right = sum(p["label"] == row["label"] for p, row in zip(labels, asked, strict=True))
     assert right >= 27
     assert made.evaluate(asked)["classification"]["accuracy"] == pytest.approx(right / 30)
