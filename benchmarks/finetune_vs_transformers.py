@@ -191,13 +191,15 @@ def _our_prediction(run: Path, rows: Path) -> float:
     (each,) = predictor.passes
     table = open_table(str(rows), each.read)
 
+    source = predictor.source(table)  # to count its tokens: they are made anew in each pass
+    columns = [column for column in ("text_a", "text_b") if column in table.columns]
+    lengths = sum(source.encoded(column).lengths + 1 for column in columns) + 1
+    tokens = float(np.minimum(lengths, predictor.recipe.length).sum())
+
     def predict() -> float:
-        source = predictor.source(table)
-        predicted = sum(len(chunk.predictions["task"]) for chunk in predictor.predict(each, source))
-        assert predicted == len(table)
-        columns = [column for column in ("text_a", "text_b") if column in table.columns]
-        lengths = sum(source.encoded(column).lengths + 1 for column in columns) + 1
-        return float(np.minimum(lengths, predictor.recipe.length).sum())
+        found = predictor.predict(each, predictor.source(table))
+        assert sum(len(chunk.predictions["task"]) for chunk in found) == len(table)
+        return tokens
 
     return _rate(predict)
 
