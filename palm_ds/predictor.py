@@ -7,7 +7,7 @@
             chunk.predictions["sentiment"][0]      # {"label": "good", "logits": ..., "probs": ...}
 
     rows ──chunks──> texts as tokens ──> batches without padding ──encoder──> every head ──> rows
-   a spare core makes batches ahead ┘            one pass for all tasks that arrange texts alike
+       a spare core makes batches ahead ┘        one pass for all tasks that arrange texts alike
 
 Which rows are computed together depends on the rows alone: neither on the processes that share them
 nor on which tasks are asked. Nothing here looks at a label.
