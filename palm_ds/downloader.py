@@ -68,6 +68,10 @@ PRETRAIN: dict[str, Archive] = {
     "BERT-multilingual-cased-base": Archive(_BERT + "multi_cased_L-12_H-768_A-12.tar.gz"),
     "BERT-zh-base": Archive(_BERT + "chinese_L-12_H-768_A-12.tar.gz"),
 }
+_FORMER_NAMES = {  # of PaddlePALM before 1.0; bert-cn-large was listed too, and never had an archive
+    "ernie-en-uncased-base": "ERNIE-v2-en-base",
+    "ernie-en-uncased-large": "ERNIE-v2-en-large",
+}
 GROUPS: dict[str, dict[str, Archive]] = {
     "pretrain": PRETRAIN,
     # PaddlePALM lists these too and never put anything into them.
@@ -121,7 +125,8 @@ def download(
     """Download a pretrained model; returns its folder, `path`/pretrain/NAME.
 
     `item` is a group and `scope` a name in it or `all`, as in PaddlePALM, or `item` is a name by
-    itself; names in any case, `-cn-` is `-zh-`. `org/name` is a repository of the Hugging Face hub,
+    itself; names in any case, also PaddlePALM's former ones (`ernie-en-uncased-large`,
+    `bert-cn-base`). `org/name` is a repository of the Hugging Face hub,
     at `revision`. `places`: by default PALM_MIRROR and the user's cache folder. `again`: even if
     the folder is there. Raises UserError in one line.
     """
@@ -154,8 +159,9 @@ def _group(item: str) -> str:
 
 
 def _name(given: str, archives: dict[str, Archive]) -> str:
-    """The name as it is listed: any case will do, and `cn` for `zh`, as PaddlePALM had it once."""
+    """The name as it is listed. Any case will do, `cn` for `zh`, and PaddlePALM's former names."""
     known = {name.lower(): name for name in archives}
+    known |= {old: name for old, name in _FORMER_NAMES.items() if name in archives}
     plain = re.sub(r"(?<=-)cn(?=-|$)", "zh", given.lower().replace("_", "-"))
     if plain not in known:
         near = suggest(plain, known)

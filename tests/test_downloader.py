@@ -99,6 +99,8 @@ def test_ls_says_what_paddlepalm_said(capsys: pytest.CaptureFixture[str]) -> Non
         ("roberta-cn-base", "RoBERTa-zh-base"),
         ("RoBERTa-CN-large", "RoBERTa-zh-large"),
         ("bert-cn-base", "BERT-zh-base"),
+        ("ernie-en-uncased-base", "ERNIE-v2-en-base"),
+        ("ernie-en-uncased-large", "ERNIE-v2-en-large"),
         ("ernie-v1-cn-base-max-len-512", "ERNIE-v1-zh-base-max-len-512"),
         ("BERT_EN_UNCASED_BASE", "BERT-en-uncased-base"),
     ],
