@@ -68,7 +68,8 @@ PRETRAIN: dict[str, Archive] = {
     "BERT-multilingual-cased-base": Archive(_BERT + "multi_cased_L-12_H-768_A-12.tar.gz"),
     "BERT-zh-base": Archive(_BERT + "chinese_L-12_H-768_A-12.tar.gz"),
 }
-_FORMER_NAMES = {  # of PaddlePALM before 1.0; bert-cn-large was listed too, and never had an archive
+# Of PaddlePALM before 1.0. Its bert-cn-large was listed too, and never had an archive.
+_FORMER_NAMES = {
     "ernie-en-uncased-base": "ERNIE-v2-en-base",
     "ernie-en-uncased-large": "ERNIE-v2-en-large",
 }

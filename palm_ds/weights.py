@@ -26,7 +26,8 @@ from palm_ds.crf import CrfHead
 from palm_ds.errors import UserError
 from palm_ds.formats import own
 from palm_ds.formats.contents import OPTIMIZER, Contents
-from palm_ds.formats.hf_names import MASKED_WORDS, State, lost
+from palm_ds.formats.contents import Head as HeadInfo
+from palm_ds.formats.hf_names import State, lost
 from palm_ds.formats.huggingface_writer import SavesFiles, Target, plan, write
 from palm_ds.formats.model_card import Made, model_card
 from palm_ds.formats.open import open_checkpoint
@@ -143,18 +144,18 @@ def export_hf(
 def load_weights(folder: Path, model: Model) -> Loaded:
     """Start a model from a checkpoint of any format (formats/open.py).
 
-    The encoder must be the same and all there (a Hugging Face folder may lack the pooler); one of a
-    class of one's own takes what fits by name of another. A head
-    is taken where the folder has one of its name; an imported masked-word head goes to every
-    masked-word head. Raises UserError where anything does not fit; the model is then untouched.
+    The encoder must be the same and complete (a Hugging Face folder may lack the pooler); a custom
+    encoder takes what fits by name. Heads are matched by name, but the folder's only masked-word
+    head goes to every masked-word head, whatever the tasks are called. Raises UserError where
+    anything does not fit; the model is then untouched.
     """
     folder = Path(folder)
-    info, state, unknown = _read(folder)
-    _check_same(info.backbone, model.backbone.config, folder)
-    state = _spread_masked_words(state, model)
+    contents, state, unknown = _read(folder)
+    _check_same(contents.config, model.backbone.config, folder)
+    state = _share_masked_word_head(state, contents.heads, model)
     own = model.state_dict()
     missing = [name for name in own if name not in state]
-    other = info.backbone.kind != model.backbone.config.kind
+    other = contents.config.kind != model.backbone.config.kind
     lacking = [x for x in missing if x.startswith("backbone.") and ".pooler." not in x]
     if lacking and not other:
         raise UserError(f"{folder}: incomplete, it has no {lacking[0]} ({len(lacking)} missing)")
@@ -200,11 +201,11 @@ def task_ids(folder: Path | None) -> dict[str, int]:
 # ---- reading ----
 
 
-def _read(folder: Path) -> tuple[WeightsInfo, State, list[str]]:
+def _read(folder: Path) -> tuple[Contents, State, list[str]]:
     contents = open_checkpoint(folder)
     state = {name: entry.read() for name, entry in contents.entries.items()}
     left = {name: why for name, why in contents.left.items() if not why.startswith(OPTIMIZER)}
-    return _info(contents), state, lost(left)
+    return contents, state, lost(left)
 
 
 # ---- fitting ----
@@ -230,17 +231,20 @@ def _check_shapes(own: State, state: State, folder: Path) -> None:
             )
 
 
-def _spread_masked_words(state: State, model: Model) -> State:
-    """An imported masked-word head under the name of every masked-word head of the model."""
-    prefix = f"heads.{MASKED_WORDS}."
-    names = [name for name, head in model.heads.items() if isinstance(head, MaskedWordHead)]
-    imported = {
-        name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)
-    }
-    if not imported or not names or MASKED_WORDS in model.heads:
+def _share_masked_word_head(state: State, heads: Mapping[str, HeadInfo], model: Model) -> State:
+    """The checkpoint's only masked-word head, also under the name of each masked-word head of the
+    model that has no weights of its own there: whatever the task was called, its head is the same.
+    """
+    sources = [name for name, head in heads.items() if head.kind == "masked_words"]
+    targets = [name for name, head in model.heads.items() if isinstance(head, MaskedWordHead)]
+    targets = [name for name in targets if name not in sources]
+    if len(sources) != 1 or not targets:
         return state
+    prefix = f"heads.{sources[0]}."
+    parts = {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}
     rest = {name: x for name, x in state.items() if not name.startswith(prefix)}
-    return rest | {f"heads.{name}.{end}": x for name in names for end, x in imported.items()}
+    kept = [*targets, *(name for name in sources if name in model.heads)]
+    return rest | {f"heads.{name}.{part}": x for name in kept for part, x in parts.items()}
 
 
 # ---- writing ----

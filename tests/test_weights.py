@@ -309,6 +309,39 @@ def test_every_masked_word_head_gets_the_imported_one(tmp_path: Path) -> None:
     assert torch.equal(net.heads["one"].dense.weight, net.heads["two"].dense.weight)  # type: ignore[union-attr, arg-type]
 
 
+@pytest.mark.parametrize("own", [True, False], ids=["weights", "hf"])
+def test_the_only_masked_word_head_goes_to_tasks_of_any_name(own: bool, tmp_path: Path) -> None:
+    """Starting from a run whose task was called otherwise must not begin the head anew."""
+    source = model()
+    if own:
+        save_weights(source, tmp_path / "from", WeightsInfo(backbone=CONFIG))
+    else:
+        export_hf(source, tmp_path / "from", config=CONFIG)
+    torch.manual_seed(3)
+    backbone = Backbone(CONFIG)
+    heads = {name: MaskedWordHead(backbone) for name in ("mlm", "masking", "masked_words")}
+    loaded = load_weights(tmp_path / "from", Model(backbone, heads, {x: x for x in heads}))
+    assert loaded.fresh == ()
+    assert not any("masking" in name for name in loaded.left_over)
+    wanted = source.heads["masking"].state_dict()
+    for name, head in heads.items():
+        for part, values in wanted.items():
+            assert torch.equal(head.state_dict()[part], values), (name, part)
+
+
+def test_of_two_masked_word_heads_only_names_decide(tmp_path: Path) -> None:
+    backbone = Backbone(CONFIG)
+    two = {name: MaskedWordHead(backbone) for name in ("one", "two")}
+    save_weights(
+        Model(backbone, two, {x: x for x in two}), tmp_path / "w", WeightsInfo(backbone=CONFIG)
+    )
+    other = Backbone(CONFIG)
+    heads = {name: MaskedWordHead(other) for name in ("two", "three")}
+    loaded = load_weights(tmp_path / "w", Model(other, heads, {x: x for x in heads}))
+    assert {name.split(".")[1] for name in loaded.fresh} == {"three"}
+    assert {name.split(".")[1] for name in loaded.left_over} == {"one"}
+
+
 def test_old_names_of_layer_norms_and_bare_models_are_read(tmp_path: Path) -> None:
     net = model(BERT)
     export_hf(net, tmp_path / "hf", config=BERT)
