@@ -1,18 +1,18 @@
-"""One file over HTTP, whole: goes on where it broke off, waits and tries again, checks, publishes.
+"""Downloads one file over HTTP: resumes, retries, checks size and hash, then renames it into place.
 
-    file.part        what is there so far       file.part.json   of which URL and version
+    file.part        the bytes so far           file.part.json   their URL and version
     file.lock        held by the process that downloads
-    file             there whole or not at all
+    file             whole or absent
 
-A server that ignores `Range`, or has another version by now, makes it begin from 0. What a server
-states is believed for its size alone; `size` and `sha256` are for what is known beforehand.
+If the server ignores `Range` or has a new version of the file, the download restarts from 0. Not
+`pooch`, which has no resume and no lock, nor huggingface_hub's `http_get`, which can join bytes of
+two versions of a file (no If-Range, no check of Content-Range) and takes files of any size.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
-import http.client
 import json
 import os
 import re
@@ -25,37 +25,39 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from email.message import Message
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
 
 from palm_ds.errors import UserError
 
 Progress = Callable[[int, int | None], None]
-"""Called with the bytes that are there and, where known, those of the whole."""
+"""Called with the bytes so far and, if known, the size of the whole file."""
 
 _CHUNK = 1 << 18
-_AGAIN = {408, 425, 429, 500, 502, 503, 504}  # what another try may put right
+_AGAIN = {408, 425, 429, 500, 502, 503, 504}  # worth another try
 
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long to try. A try that brings new bytes starts the count again."""
+    """When to give up. A try that brings new bytes resets the count."""
 
     tries: int = 6
     wait: float = 1.0
-    """Seconds before the second try; twice as long before each further one."""
+    """Seconds before the second try; doubled before each further one."""
     longest_wait: float = 30.0
     timeout: float = 60.0
-    """Seconds without a byte after which a connection is broken."""
+    """Seconds without a byte after which a connection counts as broken."""
     most: int = 64 << 30
-    """Bytes after which a file is no file."""
+    """Bytes; a larger file is refused."""
 
 
 PATIENCE = Patience()
 
 
-class _Broken(Exception):  # noqa: N818  a state of a try, nobody else sees it
-    """This try failed and another may do better. `wait`: as long as the server asks for."""
+class _RetryableError(Exception):
+    """This try failed, another may succeed. `wait`: seconds, if the server asks for them."""
 
     def __init__(self, why: str, wait: float | None = None):
         super().__init__(why)
@@ -71,11 +73,11 @@ def fetch(
     patience: Patience = PATIENCE,
     progress: Progress = lambda done, total: None,
 ) -> Path:
-    """Download `url` as `file`, unless it is there; returns it.
+    """Downloads `url` as `file`, unless the file exists; returns it.
 
-    Other processes wait for the one that downloads. Raises UserError in one line: what the server
-    said, a host that cannot be reached, a full disk, a wrong size or checksum; of a wrong file
-    nothing is kept, of a broken connection the part.
+    Other processes wait for the one that downloads. Raises UserError in one line: the server's
+    answer, an unreachable host, a full disk, a wrong size or hash. After a broken connection the
+    partial file is kept, a wrong file never is.
     """
     if not re.match(r"https?://[^/\s]+/\S*$", url, re.IGNORECASE):
         raise UserError(f"{url}: not an http or https address")
@@ -88,8 +90,10 @@ def fetch(
                 if not part.done:
                     part.forget()
                 raise
-            _check(file.with_name(file.name + ".part"), url, size, sha256)
-            _publish(file)
+            _check(part, sha256)
+            with _writing(file):
+                os.replace(part.path, file)
+            part.forget()
     return file
 
 
@@ -97,13 +101,12 @@ def _fetch(part: _Part, patience: Patience, progress: Progress) -> None:
     failed, best = 0, part.done
     while True:
         try:
-            _one_try(part, patience, progress)
-            return
-        except _Broken as broken:
+            return _one_try(part, patience, progress)
+        except _RetryableError as broken:
             failed = 1 if part.done > best else failed + 1
             best = max(best, part.done)
             if failed >= patience.tries:
-                so_far = f" ({part.done:,} bytes are kept to go on from)" if part.done else ""
+                so_far = f" ({part.done:,} bytes are kept for the next try)" if part.done else ""
                 raise UserError(f"{part.url}: {broken}, {failed} times{so_far}") from None
             wait = patience.wait * 2 ** (failed - 1) if broken.wait is None else broken.wait
             wait = min(wait, patience.longest_wait)
@@ -112,11 +115,11 @@ def _fetch(part: _Part, patience: Patience, progress: Progress) -> None:
             time.sleep(wait)
 
 
-# ---- the part that is there ----
+# ---- the partial file ----
 
 
 class _Part:
-    """The bytes that are there, and what they are bytes of."""
+    """The bytes so far, and the URL and version they belong to."""
 
     def __init__(self, url: str, file: Path, size: int | None):
         self.url, self.known_size = url, size
@@ -130,7 +133,7 @@ class _Part:
         return self.path.stat().st_size if self.path.exists() else 0
 
     def _recall(self) -> None:
-        """What `remember` wrote; a part of another URL, or of an unknown one, is none."""
+        """Reads what `remember` wrote; bytes of another or unknown URL are deleted."""
         try:
             about = json.loads(self.about.read_text("utf-8"))
             url, version, total = (about[key] for key in ("url", "version", "total"))
@@ -164,16 +167,18 @@ def _one_try(part: _Part, patience: Patience, progress: Progress) -> None:
             headers["If-Range"] = part.version
     try:
         with _open(part.url, headers, patience.timeout) as response:
-            total = _settle(part, response)
+            total = _resume_or_restart(part, response)
             _check_room(part, total, patience)
             _read(part, response, total, patience, progress)
     except urllib.error.HTTPError as error:
         error.close()
         _http_error(part, error)
     except urllib.error.URLError as error:
-        raise _Broken(f"{_host(part.url)} cannot be reached ({_reason(error.reason)})") from None
-    except (OSError, http.client.HTTPException, UnicodeError) as error:
-        raise _Broken(f"the connection broke ({_reason(error)})") from None
+        raise _RetryableError(
+            f"{_host(part.url)} cannot be reached ({_reason(error.reason)})"
+        ) from None
+    except (OSError, HTTPException, UnicodeError) as error:
+        raise _RetryableError(f"the connection broke ({_reason(error)})") from None
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
@@ -187,13 +192,14 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def _open(url: str, headers: dict[str, str], timeout: float) -> Any:
+def _open(url: str, headers: dict[str, str], timeout: float) -> HTTPResponse:
     opener = urllib.request.build_opener(_Redirects)
     return opener.open(urllib.request.Request(url, headers=headers), timeout=timeout)
 
 
-def _settle(part: _Part, response: Any) -> int | None:
-    """Whether the answer goes on with the part or begins anew; the size of the whole, if said."""
+def _resume_or_restart(part: _Part, response: HTTPResponse) -> int | None:
+    """Resumes the partial file or restarts it, as the answer allows; returns the size of the
+    whole file, if known."""
     version = _version(response.headers)
     length = response.headers.get("Content-Length", "")
     if response.status == 206:
@@ -205,15 +211,15 @@ def _settle(part: _Part, response: Any) -> int | None:
             part.remember(version or part.version, total)
             return total
         part.forget()
-        raise _Broken("the server sent another part than was asked for", wait=0)
+        raise _RetryableError("the server sent another range than was requested", wait=0)
     total = int(length) if re.fullmatch(r"\d{1,18}", length) else None
     part.forget()
     part.remember(version, total)
     return total
 
 
-def _version(headers: Any) -> str:
-    """What tells versions of a file apart: a strong ETag, or a date."""
+def _version(headers: Message) -> str:
+    """Identifies the version of a file: a strong ETag, or a date."""
     tag = headers.get("ETag", "")
     return tag if tag.startswith('"') else headers.get("Last-Modified", "")
 
@@ -223,20 +229,20 @@ def _check_room(part: _Part, total: int | None, patience: Patience) -> None:
         return
     if part.known_size is not None and total != part.known_size:
         part.forget()
-        raise UserError(f"{part.url}: {total:,} bytes there, {part.known_size:,} are right")
+        raise UserError(f"{part.url}: {total:,} bytes; {part.known_size:,} expected")
     if total > patience.most:
         part.forget()
-        raise UserError(f"{part.url}: {total:,} bytes; more than {patience.most:,} are not taken")
+        raise UserError(f"{part.url}: {total:,} bytes; at most {patience.most:,} are accepted")
     free = shutil.disk_usage(part.path.parent).free
     if total - part.done > free:
         raise UserError(
-            f"{part.path}: the disk is full: {total - part.done:,} bytes are to come, "
+            f"{part.path}: the disk is full: {total - part.done:,} bytes are missing, "
             f"{free:,} are free"
         )
 
 
 def _read(
-    part: _Part, response: Any, total: int | None, patience: Patience, progress: Progress
+    part: _Part, response: HTTPResponse, total: int | None, patience: Patience, progress: Progress
 ) -> None:
     done = part.done
     progress(done, total)
@@ -253,7 +259,7 @@ def _read(
                 file.flush()
             progress(done, total)
     if total is not None and done < total:
-        raise _Broken(f"the connection ended after {done:,} of {total:,} bytes")
+        raise _RetryableError(f"the connection ended after {done:,} of {total:,} bytes")
 
 
 def _http_error(part: _Part, error: urllib.error.HTTPError) -> None:
@@ -262,11 +268,11 @@ def _http_error(part: _Part, error: urllib.error.HTTPError) -> None:
         if whole and int(whole[1]) == part.done:
             return
         part.forget()
-        raise _Broken("the server has nothing beyond the part that is here", wait=0)
+        raise _RetryableError("the server has nothing after the bytes that are here", wait=0)
     said = f"the server says {error.code} {_line(error.reason)}"
     if error.code in _AGAIN:
         asked = error.headers.get("Retry-After", "")
-        raise _Broken(said, wait=float(asked) if asked.isdecimal() else None)
+        raise _RetryableError(said, wait=float(asked) if asked.isdecimal() else None)
     raise UserError(f"{part.url}: {said}") from None
 
 
@@ -279,7 +285,7 @@ def _reason(error: object) -> str:
 
 
 def _line(said: object) -> str:
-    """One line of what a stranger said, without what a terminal would obey."""
+    """One line of an untrusted text, without control characters for the terminal."""
     first = (str(said).splitlines() or [""])[0][:200]
     return "".join(letter if letter.isprintable() else "?" for letter in first)
 
@@ -287,33 +293,26 @@ def _line(said: object) -> str:
 # ---- publishing ----
 
 
-def _check(part: Path, url: str, size: int | None, sha256: str | None) -> None:
-    found = part.stat().st_size
-    wrong = f"{found:,} bytes came, {size:,} are right" if size not in (None, found) else ""
-    if not wrong and sha256 is not None:
-        with part.open("rb") as file:
+def _check(part: _Part, sha256: str | None) -> None:
+    wrong, size = "", part.known_size
+    if size not in (None, part.done):
+        wrong = f"{part.done:,} bytes came, {size:,} expected"
+    elif sha256 is not None:
+        with part.path.open("rb") as file:
             digest = hashlib.sha256()
             while chunk := file.read(1 << 20):
                 digest.update(chunk)
         if digest.hexdigest() != sha256.lower():
-            wrong = f"sha256 is {digest.hexdigest()}, {sha256.lower()} is right"
+            wrong = f"sha256 is {digest.hexdigest()}, {sha256.lower()} expected"
     if wrong:
-        for path in (part, part.with_name(part.name + ".json")):
-            path.unlink(missing_ok=True)
-        raise UserError(f"{url}: {wrong}; nothing is kept of it")
-
-
-def _publish(file: Path) -> None:
-    part = file.with_name(file.name + ".part")
-    with _writing(file):
-        os.replace(part, file)
-    part.with_name(part.name + ".json").unlink(missing_ok=True)
+        part.forget()
+        raise UserError(f"{part.url}: {wrong}; the file is deleted")
 
 
 @contextmanager
 def locked(file: Path, name: str) -> Iterator[None]:
-    """One process at a time, by `file`.lock. The lock goes with its process, however that ends.
-    `name`: of what others wait for."""
+    """One process at a time, by `file`.lock; the lock ends with its process, however that ends.
+    `name`: what the others wait for."""
     with _writing(file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
         handle = file.with_name(file.name + ".lock").open("ab")
@@ -321,14 +320,14 @@ def locked(file: Path, name: str) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"{name}: another process is at it; waiting", file=sys.stderr, flush=True)
+            print(f"{name}: another process is working on it; waiting", file=sys.stderr, flush=True)
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """A disk that is full, a folder that is not ours: no fault of the connection's."""
+    """A full disk or a folder without write access is not the connection's fault."""
     try:
         yield
     except OSError as error:

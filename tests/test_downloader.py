@@ -277,7 +277,7 @@ def test_of_two_at_once_one_makes_the_folder(
     for thread in both:
         thread.join()
     said += capfd.readouterr().err  # the line may have been read before its end was written
-    assert said == f"{tmp_path / 'pretrain' / NAME}: another process is at it; waiting\n"
+    assert said == f"{tmp_path / 'pretrain' / NAME}: another process is working on it; waiting\n"
     assert contents(got[0]) == FILES and got[0] == got[1] and len(server.asked) == 1
 
 

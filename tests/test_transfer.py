@@ -65,7 +65,7 @@ def test_it_goes_on_where_it_broke_off(server: Server, file: Path) -> None:
 
 def test_another_process_goes_on_too(server: Server, file: Path) -> None:
     server.does(broken_off(5000), loopback.gone, loopback.gone, loopback.gone)
-    with pytest.raises(UserError, match="3 times .5,000 bytes are kept to go on from."):
+    with pytest.raises(UserError, match="3 times .5,000 bytes are kept for the next try."):
         get(server, file)
     assert left(file) == ["a.tgz.part", "a.tgz.part.json"]
     server.asked.clear()
@@ -150,17 +150,19 @@ WRONG = {
         [loopback.redirect("ftp://127.0.0.1/a")], "leads to 'ftp://127.0.0.1/a', which is not"
     ),
     "another size than is right": Wrong(
-        [], "300,000 bytes there, 300,001 are right", options={"size": 300_001}
+        [], "300,000 bytes; 300,001 expected", options={"size": 300_001}
     ),
     "no size said, and wrong": Wrong(
-        [loopback.without_size], "300,000 bytes came, 5 are right; nothing", options={"size": 5}
+        [loopback.without_size],
+        "300,000 bytes came, 5 expected; the file is deleted",
+        options={"size": 5},
     ),
     "sends more than it says": Wrong([loopback.saying(50)], "sha256 is", options={"sha256": SHA}),
-    "another checksum": Wrong([], f"sha256 is {SHA}, 00 is right", options={"sha256": "00"}),
+    "another checksum": Wrong([], f"sha256 is {SHA}, 00 expected", options={"sha256": "00"}),
     "a size of many digits": Wrong(
-        [loopback.saying("9" * 5000)], "bytes came, 1,048,576 are right", options={"size": 1 << 20}
+        [loopback.saying("9" * 5000)], "bytes came, 1,048,576 expected", options={"size": 1 << 20}
     ),
-    "too large": Wrong([loopback.saying(11 << 20)], "more than 10,485,760 are not taken"),
+    "too large": Wrong([loopback.saying(11 << 20)], "at most 10,485,760 are accepted"),
 }
 
 
@@ -228,7 +230,7 @@ def test_a_disk_that_is_too_small_is_seen_before(
         free: int = 4000
 
     monkeypatch.setattr(transfer.shutil, "disk_usage", lambda path: Usage())
-    with pytest.raises(UserError, match="the disk is full: 300,000 bytes are to come, 4,000"):
+    with pytest.raises(UserError, match="the disk is full: 300,000 bytes are missing, 4,000"):
         get(server, file)
 
 
@@ -264,7 +266,7 @@ def test_of_two_processes_one_downloads(server: Server, file: Path) -> None:
         server.gate.set()
         assert second.wait(20) == 0
     first.join()
-    assert said == "a.tgz: another process is at it; waiting\n"
+    assert said == "a.tgz: another process is working on it; waiting\n"
     assert file.read_bytes() == DATA and len(server.asked) == 1
 
 
