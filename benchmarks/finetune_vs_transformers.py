@@ -132,9 +132,9 @@ def _ours(args: argparse.Namespace, folder: Path) -> dict[str, float]:
     import contextlib
     import io
 
-    from palm_ds.assemble import make_complete
     from palm_ds.folder import Run
     from palm_ds.machine import read_machine
+    from palm_ds.run import make_recipe
     from palm_ds.train import train
 
     recipe = {
@@ -170,7 +170,7 @@ def _ours(args: argparse.Namespace, folder: Path) -> dict[str, float]:
 
     machine = read_machine(ROOT / "ds_configs/cpu.json")
     run_folder = folder / f"palm_ds-{args.seeds[0]}"
-    run = Run(recipe=make_complete(recipe), machine=machine, folder=run_folder)
+    run = Run(recipe=make_recipe(recipe), machine=machine, folder=run_folder)
     with contextlib.redirect_stdout(io.StringIO()):
         assert train(run, hear) == 0
     return {

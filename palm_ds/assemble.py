@@ -27,7 +27,7 @@ from palm_ds.machine import Machine
 from palm_ds.model import Model
 from palm_ds.plan import tasks_of
 from palm_ds.reader import Table, open_table
-from palm_ds.run import Recipe, SourceSettings, make_recipe, read_values
+from palm_ds.run import Recipe, SourceSettings
 from palm_ds.source import split
 from palm_ds.stream import Stream
 from palm_ds.task import Task
@@ -35,8 +35,6 @@ from palm_ds.texts import split_rows
 from palm_ds.tokenizer import Tokenizer, load_tokenizer
 
 AnyStream: TypeAlias = Stream | ExampleStream
-_CLASS = {"kind", "options"}
-"""Keys of `backbone` that are no numbers."""
 _FEW_ROWS = 20  # scores on fewer move by five points with a single row
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -118,21 +116,6 @@ class _Opening:
         if key not in self.tables:
             self.tables[key] = open_table(paths, source.read)
         return self.tables[key]
-
-
-def read_run_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """A recipe file; where it names no encoder, with that of its `init_from`."""
-    return make_complete(read_values(path, overrides), str(path))
-
-
-def make_complete(values: Mapping[str, Any], where: str = "recipe") -> Recipe:
-    """A recipe from what stands in its file; where it names no encoder, with that of its
-    `init_from`; so where it names but a class for it."""
-    given = values.get("backbone") or {}
-    if values.get("init_from") and isinstance(given, Mapping) and given.keys() <= _CLASS:
-        config = weights.read_info(Path(values["init_from"])).backbone
-        values = {**values, "backbone": {**asdict(config), **given}}
-    return make_recipe(values, where)
 
 
 def open_data(recipe: Recipe) -> Data:

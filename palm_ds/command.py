@@ -42,9 +42,9 @@ def main(description: str | None = None) -> int:
         wrong = [text for text in args.overrides if "=" not in text]
         if wrong:
             raise UserError(f"override {wrong[0]!r}: expected key=value")
-        from palm_ds.assemble import read_run_recipe
         from palm_ds.folder import Run, describe
         from palm_ds.machine import read_machine
+        from palm_ds.run import read_recipe
         from palm_ds.train import train
 
         overrides = list(args.overrides)
@@ -52,7 +52,7 @@ def main(description: str | None = None) -> int:
             overrides.append(f"init_from={args.init_from}")
         if args.extend:
             overrides.append(f"extend={args.extend}")
-        recipe = read_run_recipe(args.recipe, overrides)
+        recipe = read_recipe(args.recipe, overrides)
         folder = Path(args.run_dir or Path("runs") / Path(args.recipe).stem)
         run = Run(recipe=recipe, machine=read_machine(args.deepspeed_config), folder=folder)
         if args.print_config:

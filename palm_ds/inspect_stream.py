@@ -125,21 +125,10 @@ def open_held_out(recipe: Recipe, *, rows: int) -> View:
 def read_before(old: Path) -> dict[str, int]:
     """{feed: examples} that the run to extend has read: the new one goes on behind them."""
     folder = old / "checkpoints"
-    found = checkpoint.find(folder, group=_Alone(), warn=lambda line: None)
+    found = checkpoint.find(folder, group=checkpoint.ALONE, warn=lambda line: None)
     if found is None:
         raise UserError(f"extend: {old}: no checkpoint in {folder}; name a run folder")
     return dict(found.state["consumed"])
-
-
-@dataclass
-class _Alone:
-    """The processes of a program that has one."""
-
-    rank: int = 0
-    world: int = 1
-
-    def gather(self, value: Any) -> list[Any]:
-        return [value]
 
 
 def _check(rows: int) -> None:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -22,12 +22,14 @@ from palm_ds import settings
 from palm_ds.backbone import backbone_class
 from palm_ds.backbone_config import BackboneConfig
 from palm_ds.errors import UserError, suggest
+from palm_ds.formats.open import read_info
 from palm_ds.optim import OptimizerConfig
 from palm_ds.plan import Outline, Plan, parse_stages, tasks_of
 from palm_ds.reader import TableSettings
 from palm_ds.schedule import Schedule
 from palm_ds.task import Task, build
 
+_ENCODER_CLASS = {"kind", "options"}  # keys of `backbone` that are not hyperparameters
 NOT_LEARNED = ("evaluate", "save", "log", "export_task")
 """Keys that change nothing of what is learned: a run may be continued with others."""
 
@@ -347,11 +349,11 @@ class Recipe:
 
     def resolved(self) -> dict[str, Any]:
         """The whole recipe as a plain mapping, every default filled in."""
-        plain = dataclasses.asdict(self)
-        plain["backbone"] = dataclasses.asdict(self.backbone_config)
+        plain = asdict(self)
+        plain["backbone"] = asdict(self.backbone_config)
         plain["tasks"] = {
             name: {"kind": self.tasks[name].get("kind", name)}
-            | {k: v for k, v in dataclasses.asdict(task).items() if k != "name"}
+            | {k: v for k, v in asdict(task).items() if k != "name"}
             for name, task in self.built_tasks.items()
         }
         return json.loads(json.dumps(plain, default=list))
@@ -367,7 +369,8 @@ class Recipe:
 
 
 def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """A recipe file with `a.b=c` overrides. Raises UserError with the file and the key."""
+    """A recipe file with `a.b=c` overrides: the only reader of recipes. Raises UserError that names
+    the file and the key."""
     return make_recipe(read_values(path, overrides), str(path))
 
 
@@ -379,14 +382,28 @@ def read_values(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, An
     return values
 
 
-def make_recipe(values: Mapping[str, Any], where: str) -> Recipe:
-    """A recipe from what stands in its file, which is named in errors."""
+def make_recipe(values: Mapping[str, Any], where: str = "recipe") -> Recipe:
+    """A recipe from a mapping; `where` names its file in errors. Without an encoder of its own it
+    gets that of `init_from`."""
     try:
-        recipe = settings.parse(Recipe, values, "")
+        recipe = settings.parse(Recipe, _with_encoder(values), "")
         assert recipe.task_ids  # checks itself
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     return recipe
+
+
+def _with_encoder(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The mapping with the encoder of `init_from`, if it names none or only a class for it."""
+    given = values.get("backbone") or {}
+    start = values.get("init_from")
+    if not start or not isinstance(given, Mapping) or not given.keys() <= _ENCODER_CLASS:
+        return values
+    try:
+        config = read_info(str(start)).backbone
+    except UserError as error:
+        raise UserError(f"init_from: {error}") from None
+    return {**values, "backbone": {**asdict(config), **given}}
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:

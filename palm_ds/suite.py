@@ -24,11 +24,10 @@ from typing import Any
 import yaml
 
 from palm_ds import settings
-from palm_ds.assemble import make_complete
 from palm_ds.children import start_alone, stop
 from palm_ds.errors import UserError, suggest
 from palm_ds.log import FILE, read_metrics
-from palm_ds.run import differences, read_values, read_yaml
+from palm_ds.run import differences, make_recipe, read_values, read_yaml
 
 _PAIR = {"text_a": "sentence1", "text_b": "sentence2"}
 KNOWN: dict[str, dict[str, Any]] = {
@@ -211,7 +210,7 @@ def members(suite: Suite, out: Path) -> list[Member]:
     for name, values in _recipes(suite):
         for seed in suite.seed_list:
             own = {**copy.deepcopy(values), "seed": seed}
-            make_complete(own, f"{name}, seed {seed}")
+            make_recipe(own, f"{name}, seed {seed}")
             member = Member(name=name, seed=seed, values=own, folder=out / name / f"seed_{seed}")
             _check_same(member)
             found.append(member)

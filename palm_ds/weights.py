@@ -30,7 +30,7 @@ from palm_ds.formats.contents import Head as HeadInfo
 from palm_ds.formats.hf_names import State, lost
 from palm_ds.formats.huggingface_writer import SavesFiles, Target, plan, write
 from palm_ds.formats.model_card import Made, model_card
-from palm_ds.formats.open import open_checkpoint
+from palm_ds.formats.open import open_checkpoint, read_info
 from palm_ds.formats.own import INFO, WEIGHTS, WeightsInfo
 from palm_ds.formats.publish import publish
 from palm_ds.formats.tensor_files import held
@@ -166,26 +166,9 @@ def load_weights(folder: Path, model: Model) -> Loaded:
     return Loaded(folder=folder, taken=tuple(taken), fresh=tuple(missing), left_over=left_over)
 
 
-def read_info(folder: Path) -> WeightsInfo:
-    """What a checkpoint says of itself; those of others know only their encoder."""
-    folder = Path(folder)
-    if (folder / INFO).is_file():
-        return own.read_info(folder / INFO)
-    return _info(open_checkpoint(folder))
-
-
 def tokenizer_in(folder: Path) -> Path | None:
     """What `load_tokenizer` reads of a checkpoint of any format; None where there is none."""
     return open_checkpoint(Path(folder)).tokenizer
-
-
-def _info(contents: Contents) -> WeightsInfo:
-    return WeightsInfo(
-        backbone=contents.config,
-        task_ids=contents.task_ids,
-        head_of=contents.head_of,
-        export_task=contents.export_task,
-    )
 
 
 def backbone_config_from(folder: Path) -> BackboneConfig:

@@ -20,10 +20,10 @@ import torch
 from safetensors.torch import load_file
 
 import palm_ds as palm
-from palm_ds.assemble import make_complete
 from palm_ds.errors import UserError
 from palm_ds.folder import Run
 from palm_ds.processes import alone
+from palm_ds.run import make_recipe
 from palm_ds.train import train
 from tests.own_encoder import PreNorm
 from tests.own_optimizer import Lion
@@ -106,7 +106,7 @@ def test_it_is_the_recipe_of_the_command_and_ends_with_the_same_weights(tables, 
         "tasks": {"classification": {"source": "classification"}},
         "stages": [{"classification": "3 epochs"}],
     }
-    recipe = make_complete(values, "recipe.yaml")
+    recipe = make_recipe(values, "recipe.yaml")
     assert trained.trainer.recipe.learned() == recipe.learned()
     machine = trained.trainer.run.machine
     assert train(Run(recipe=recipe, machine=machine, folder=tmp_path / "run")) == 0

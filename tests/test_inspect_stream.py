@@ -19,7 +19,6 @@ from palm_ds.assemble import build_held_out, build_stream, open_data
 from palm_ds.errors import UserError
 from palm_ds.inspect_stream import (
     View,
-    _Alone,
     as_record,
     as_text,
     open_held_out,
@@ -229,7 +228,7 @@ def test_a_run_that_extends_another_reads_on_behind_it(
         parameters={},
         engine={},
         state={"consumed": dict.fromkeys(BLENDS, 2000)},
-        group=_Alone(),
+        group=checkpoint.ALONE,
         keep=1,
     )
     view = open_step(extended, 1, rows=1)

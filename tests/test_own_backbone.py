@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from palm_ds import weights
-from palm_ds.assemble import make_complete
 from palm_ds.backbone import Backbone, BackboneConfig, build_backbone
 from palm_ds.convert import convert
 from palm_ds.errors import UserError
@@ -18,6 +17,7 @@ from palm_ds.formats.own import WeightsInfo
 from palm_ds.heads import ClassHead
 from palm_ds.model import Model
 from palm_ds.own_backbone import try_backbone
+from palm_ds.run import make_recipe
 
 OWN = "tests.own_encoder.PreNorm"
 SIZE: dict[str, Any] = dict(width=16, layers=2, heads=2, positions=20, segments=2, task_slots=3)
@@ -64,7 +64,7 @@ def test_ordinary_weights_fill_what_fits(tmp_path: Path) -> None:
     folder = saved(tmp_path / "weights", model_of(config("")))
     values = {"init_from": str(folder), "backbone": {"kind": OWN, "options": {"scale": 2.0}}}
     with pytest.raises(UserError, match="batch: missing"):  # the encoder is complete before
-        make_complete(values)
+        make_recipe(values)
     model = model_of(config(scale=2.0), seed=1)
     loaded = weights.load_weights(folder, model)
     assert loaded.fresh == ("backbone.wide", "backbone.last.weight", "backbone.last.bias")

@@ -25,7 +25,7 @@ from palm_ds.api.encoder import Encoder
 from palm_ds.api.event import Metrics
 from palm_ds.api.progress import Teller, told
 from palm_ds.api.settings import merged, read_settings
-from palm_ds.assemble import Data, make_complete, open_data, settle
+from palm_ds.assemble import Data, open_data, settle
 from palm_ds.classes import with_names
 from palm_ds.errors import UserError
 from palm_ds.example import Batch
@@ -34,7 +34,7 @@ from palm_ds.given import Rows, TaskOn, files
 from palm_ds.loop import STOPPED, stop_signals
 from palm_ds.predictor import Predictor, asked_tasks, batch_tokens_for, open_predictor
 from palm_ds.processes import Processes, alone, leave_at_exit, start
-from palm_ds.run import Recipe
+from palm_ds.run import Recipe, make_recipe
 from palm_ds.train import Opened, finish, open_run
 
 EventHandler = Callable[[Any], None]
@@ -105,7 +105,7 @@ class Session(ABC):
         said = {"sources": sources, "tasks": tasks, "stages": self.stages()}
         values = self.settings.values(self.backbone.longest) | self.backbone.values() | said
         said = with_names(merged(values, self.settings.recipe))
-        return make_complete(said, type(self).__name__)
+        return make_recipe(said, type(self).__name__)
 
     @cached_property
     def run(self) -> Run:

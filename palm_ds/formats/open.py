@@ -14,6 +14,7 @@ from typing import Any
 from palm_ds.errors import UserError, suggest
 from palm_ds.formats import deepspeed, huggingface, own, paddle, tensorflow
 from palm_ds.formats.contents import Contents
+from palm_ds.formats.own import INFO, WeightsInfo
 
 READERS: tuple[tuple[ModuleType, str], ...] = (
     (deepspeed, "DeepSpeed: latest, or *_model_states.pt"),  # a weights.json may be beside them
@@ -36,6 +37,20 @@ def open_checkpoint(path: str | Path, **options: Any) -> Contents:
     reader = reader_of(path)
     given = {name: value for name, value in options.items() if value is not None}
     return reader.open_contents(path, **_fitting(reader, given, path))
+
+
+def read_info(path: str | Path) -> WeightsInfo:
+    """Encoder, tasks and origin of a checkpoint; foreign formats know only their encoder."""
+    path = Path(path)
+    if (path / INFO).is_file():
+        return own.read_info(path / INFO)
+    contents = open_checkpoint(path)
+    return WeightsInfo(
+        backbone=contents.config,
+        task_ids=contents.task_ids,
+        head_of=contents.head_of,
+        export_task=contents.export_task,
+    )
 
 
 def reader_of(path: Path) -> ModuleType:

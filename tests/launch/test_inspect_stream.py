@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.saved_model import save_model
 from tests.small_corpus import write_small_corpus
 
 
@@ -62,3 +63,29 @@ def test_mistakes_are_one_line_and_exit_code_2(
     said = enter("inspect_stream", recipe, *arguments)
     assert (said.code, said.out) == (2, "") and message in said.err
     assert said.err.startswith("error: ") and said.err.count("\n") == 1
+
+
+def test_a_recipe_without_an_encoder_is_read_with_that_of_its_weights(
+    tmp_path: Path, enter
+) -> None:
+    encoder = {"width": 16, "layers": 1, "heads": 2, "positions": 1024, "segments": 1}
+    run = save_model(tmp_path / "run", ["mood"], backbone={**encoder, "task_slots": 0})
+    values = {
+        "init_from": str(run / "weights"),
+        "length": 600,
+        "batch": "2 rows",
+        "sources": {"texts": {"table": str(run / "texts.jsonl")}},
+        "held_out": 0,
+        "tasks": {"mood": {"kind": "classification", "source": "texts"}},
+        "stages": [{"mood": 2}],
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(values))
+    shown = enter("inspect_stream", tmp_path / "recipe.yaml", "--json")
+    assert (shown.code, shown.err) == (0, "")
+    records = [json.loads(line) for line in shown.out.splitlines()]
+    assert {kind for record in records for kind in record["segments"]} == {0}
+    assert {record["task_id"] for record in records} == {0}
+    said = enter("inspect_stream", tmp_path / "recipe.yaml", "length=2000")
+    assert said.code == 2 and "backbone.positions gives only 1024" in said.err
+    said = enter("inspect_stream", tmp_path / "recipe.yaml", "init_from=nowhere/weights")
+    assert said.code == 2 and "recipe.yaml: init_from: nowhere/weights: no such" in said.err
