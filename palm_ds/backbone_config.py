@@ -126,13 +126,22 @@ def _check(name: str, value: float, least: int, below: int | None) -> None:
 
 PRESETS: dict[str, dict[str, Any]] = {
     # The published sizes; the vocabulary is the tokenizer's. ERNIE: the configs of its `repro`
-    # branch and of its released archives. 1.0 is Chinese; 2.0 in Chinese has relu.
+    # branch and of its released archives; PaddleNLP lists the same numbers. 1.0 is Chinese; 2.0 in
+    # Chinese has relu. Tiny has ERNIE 1.0's two segments and no task embedding.
     "ernie-1.0-base": dict(activation="relu", positions=513, segments=2, task_slots=0, eps=1e-5),
     "ernie-2.0-base": dict(eps=1e-5),
     "ernie-2.0-large": dict(width=1024, layers=24, heads=16, eps=1e-5),
     "ernie-2.0-base-zh": dict(activation="relu", positions=513, eps=1e-5),
+    "ernie-2.0-large-zh": dict(width=1024, layers=24, heads=16, activation="relu", eps=1e-5),
     "ernie-tiny": dict(
-        width=1024, layers=3, heads=16, activation="relu", positions=600, segments=2, eps=1e-5
+        width=1024,
+        layers=3,
+        heads=16,
+        activation="relu",
+        positions=600,
+        segments=2,
+        task_slots=0,
+        eps=1e-5,
     ),
     "bert-base": dict(segments=2, task_slots=0),
     "bert-large": dict(width=1024, layers=24, heads=16, segments=2, task_slots=0),

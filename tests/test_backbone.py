@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -304,6 +305,32 @@ def test_presets_are_the_published_sizes() -> None:
     assert chinese.task_slots == 0
     for name in PRESETS:
         assert BackboneConfig.from_dict({"preset": name, "dropout": 0.0}).dropout == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "positions", "segments", "task_slots"),
+    [
+        ("ernie-2.0-base-zh", 12, 513, 4, 16),
+        ("ernie-2.0-large-zh", 24, 512, 4, 16),
+        ("ernie-tiny", 3, 600, 2, 0),
+    ],
+)
+def test_chinese_presets_have_relu_and_the_published_tables(
+    name: str, layers: int, positions: int, segments: int, task_slots: int
+) -> None:
+    config = BackboneConfig.from_dict({"preset": name})
+    assert (config.activation, config.eps) == ("relu", 1e-5)
+    assert (config.layers, config.positions) == (layers, positions)
+    assert (config.segments, config.task_slots) == (segments, task_slots)
+
+
+def test_the_table_of_presets_is_that_of_the_code(root: Path) -> None:
+    rows = re.findall(r"^\| (`.*?) \|.*\| (\d), (\w+)", (root / "docs/model.md").read_text(), re.M)
+    shown = {name: row for row in rows for name in re.findall(r"`([\w.-]+)`", row[0])}
+    assert shown.keys() == PRESETS.keys()
+    for name, (_, segments, task_slots) in shown.items():
+        config = BackboneConfig.from_dict({"preset": name})
+        assert (str(config.segments), str(config.task_slots or "none")) == (segments, task_slots)
 
 
 @pytest.mark.parametrize("kind", list(HF))

@@ -188,6 +188,15 @@ def test_recipes_are_valid_and_say_what_they_need_and_reach(path: Path) -> None:
     assert comment is not None and len(comment[0].split()) > 20
 
 
+def test_chinese_recipes_train_the_chinese_encoder(root: Path) -> None:
+    from palm_ds.run import read_recipe
+
+    base = read_recipe(root / "launch/recipes/ernie2_zh_base.yaml").backbone_config
+    large = read_recipe(root / "launch/recipes/ernie2_zh_large.yaml").backbone_config
+    assert (base.activation, base.positions, base.layers) == ("relu", 513, 12)
+    assert (large.activation, large.positions, large.layers) == ("relu", 512, 24)
+
+
 @pytest.mark.parametrize("path", FINETUNE, ids=name_of)
 def test_fine_tuning_recipes_are_valid_and_say_what_they_need_and_reach(path: Path) -> None:
     from palm_ds.run import make_recipe, read_values
