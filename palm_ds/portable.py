@@ -13,6 +13,9 @@ values of which parameter it holds, so a file of stretches can be read by any nu
 under any ZeRO stage, and by a model that has grown.
 
 Files are safetensors; `KIND/START/NAME` is the key of a tensor. Nothing here is pickled.
+
+`torch.distributed.checkpoint` and DeepSpeed's universal checkpoints were considered: neither loads
+a table that has grown, and neither promises a bit-identical run under another ZeRO stage.
 """
 
 from __future__ import annotations

@@ -19,17 +19,21 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from contextvars import ContextVar
 from multiprocessing.connection import wait
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from palm_ds.errors import UserError
+
+if TYPE_CHECKING:
+    from multiprocessing.sharedctypes import SynchronizedArray
 
 IN_FLIGHT = 2  # units handed out for each worker
 _POLL_SECONDS = 0.2
 
 
 class Watch(Protocol):
-    """Called now and then with the bytes of text and of input that have been worked on."""
+    """Called from time to time with the bytes of text and of input that are done."""
 
     def __call__(self, text_bytes: int, input_bytes: int) -> None: ...
 
@@ -37,25 +41,36 @@ class Watch(Protocol):
 Run = Callable[[Callable[..., Any], Iterable[Any]], Iterator[Any]]
 
 
-class _Here:
-    """What the work in this process counts into; a worker's is shared with its parent."""
-
-    counts: Any = None
-    watch: Watch | None = None
-    text = 0
-    input = 0
+_COUNT: ContextVar[Watch] = ContextVar("count")
+"""Where the work counts into: set for the time of a run here, for good in a worker process."""
 
 
 def count(text_bytes: int, input_bytes: int) -> None:
-    """Says, from inside the work, how much has been done."""
-    if _Here.counts is not None:
-        with _Here.counts.get_lock():
-            _Here.counts[0] += text_bytes
-            _Here.counts[1] += input_bytes
-    elif _Here.watch is not None:
-        _Here.text += text_bytes
-        _Here.input += input_bytes
-        _Here.watch(_Here.text, _Here.input)
+    """Reports, from inside the work, how much has just been done."""
+    _COUNT.get(lambda text_bytes, input_bytes: None)(text_bytes, input_bytes)
+
+
+def _sum_for(watch: Watch) -> Watch:
+    """Calls `watch` with the sums of what is counted."""
+    text, done = 0, 0
+
+    def add(text_bytes: int, input_bytes: int) -> None:
+        nonlocal text, done
+        text, done = text + text_bytes, done + input_bytes
+        watch(text, done)
+
+    return add
+
+
+def _add_to(counts: SynchronizedArray[int]) -> Watch:
+    """Adds what is counted to an array shared with the parent process."""
+
+    def add(text_bytes: int, input_bytes: int) -> None:
+        with counts.get_lock():
+            counts[0] += text_bytes
+            counts[1] += input_bytes
+
+    return add
 
 
 @contextmanager
@@ -85,11 +100,14 @@ def open_executor(*, workers: int, mpi: bool, watch: Watch | None = None) -> Ite
 @contextmanager
 def _watched(watch: Watch | None) -> Iterator[None]:
     """What is counted in this process goes to `watch`."""
-    _Here.watch, _Here.text, _Here.input = watch, 0, 0
+    if watch is None:
+        yield
+        return
+    token = _COUNT.set(_sum_for(watch))
     try:
         yield
     finally:
-        _Here.watch = None
+        _COUNT.reset(token)
 
 
 def _in_order(
@@ -130,11 +148,11 @@ def _result(future: Future, report: Callable[[], None] | None) -> Any:
                 report()
 
 
-def _begin_worker(counts: Any) -> None:
-    """A worker has one core, counts for its parent and ends when its parent does."""
+def _begin_worker(counts: SynchronizedArray[int]) -> None:
+    """A worker uses one core, counts for its parent and ends with it."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this
-    _Here.counts = counts
+    _COUNT.set(_add_to(counts))
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()

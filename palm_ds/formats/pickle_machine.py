@@ -1,9 +1,9 @@
-"""A machine that runs Paddle's pickles and nothing else.
+"""Reads Paddle's pickles to file offsets: `pickle.Unpickler` would load every array into memory.
 
-A pickle is a small program. The machine knows the instructions that Paddle's files of every era
-have (protocol 2 to 4, Python 2 and 3) and the few things that they name; it refuses everything else
-by name, before anything happens. Nothing that a file names is ever imported or called: an array
-becomes a `Stored`, a place in the file whose shape and type were checked.
+A pickle is a small program. This interpreter knows the instructions that Paddle's files of every
+era use (protocol 2 to 4, Python 2 and 3) and the few names in them; it refuses anything else by
+name, before anything happens. It never imports or calls what a file names: an array becomes a
+`Stored`, a place in the file whose shape and type were checked.
 """
 
 from __future__ import annotations

@@ -1,0 +1,42 @@
+"""Work is counted where it is watched: in this process, in worker processes, in nested runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from palm_ds.corpus.executors import Watch, count, open_executor
+
+
+def work(size: int) -> int:
+    count(size, 2 * size)
+    return size
+
+
+def last_into(seen: dict[str, tuple[int, int]], name: str) -> Watch:
+    def watch(text_bytes: int, input_bytes: int) -> None:
+        seen[name] = (text_bytes, input_bytes)
+
+    return watch
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_counts_are_summed(workers: int) -> None:
+    seen: dict[str, tuple[int, int]] = {}
+    with open_executor(workers=workers, mpi=False, watch=last_into(seen, "all")) as run:
+        assert list(run(work, [1, 2, 3, 4])) == [1, 2, 3, 4]
+    assert seen == {"all": (10, 20)}
+
+
+def test_a_run_within_another_counts_for_itself() -> None:
+    seen: dict[str, tuple[int, int]] = {}
+    with open_executor(workers=1, mpi=False, watch=last_into(seen, "outer")) as run:
+        list(run(work, [1]))
+        with open_executor(workers=1, mpi=False, watch=last_into(seen, "inner")) as inner:
+            list(inner(work, [5]))
+        list(run(work, [2]))
+    assert seen == {"outer": (3, 6), "inner": (5, 10)}
+
+
+def test_unwatched_work_counts_nowhere() -> None:
+    with open_executor(workers=1, mpi=False) as run:
+        assert list(run(work, [1])) == [1]
