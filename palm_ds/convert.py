@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,7 @@ def convert(
         to=to,
         account=job.account,
         proof=found[0] if found else None,
-        notes=(*contents.notes, *_notes(contents, tokenizer), *job.notes),
+        notes=(*contents.notes, *_notes(contents, tokenizer)),
     )
 
 
@@ -189,8 +189,6 @@ class _Job:
     task_id: int
     target_task_id: int = 0
     plan: Plan | None = None
-    notes: tuple[str, ...] = ()
-    reopening: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _job(contents: Contents, to: str, options: Options) -> _Job:
@@ -209,14 +207,11 @@ def _job(contents: Contents, to: str, options: Options) -> _Job:
     )
     writer = huggingface_writer if to == "huggingface" else paddle_writer
     plan = writer.plan(contents.entries, contents.config, contents.heads, target)
-    note = paddle_writer.eps_note(plan) if to == "paddle" else ""
     return _Job(
         account=account.of_plan(contents, plan),
         write=lambda part, tokenizer: writer.write(plan, part, tokenizer=tokenizer),
         task_id=task_id,
         plan=plan,
-        notes=(note,) if note else (),
-        reopening={"eps": plan.config.eps} if to == "paddle" else {},
     )
 
 
@@ -324,7 +319,7 @@ def _prove(
     opening: Mapping[str, Any],
 ) -> Proof:
     """Raises UserError where the two sides are too far apart."""
-    written = open_checkpoint(part, **job.reopening)
+    written = open_checkpoint(part)  # with the numbers that whoever opens it will compute with
     sides = (
         _side(contents, job.task_id, plain=opening.keys() <= {"tokenizer"}),
         _side(written, job.target_task_id, plain=True),

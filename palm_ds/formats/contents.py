@@ -10,7 +10,7 @@ Nothing disappears: every tensor of the checkpoint is in `entries` (as the sourc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -72,3 +72,14 @@ class Contents:
     """A vocab.txt, tokenizer.json, sentencepiece model, or a folder with one of them."""
     notes: tuple[str, ...] = ()
     """What a person should know: an eps that was taken for granted, rows beyond the vocabulary."""
+
+
+def with_eps(contents: Contents, eps: float | None) -> Contents:
+    """The checkpoint computed with this LayerNorm eps instead of its own; a note says so."""
+    own = contents.config.eps
+    if eps is None or eps == own:
+        return contents
+    note = f"LayerNorm eps {eps:g}, as asked; the checkpoint itself has {own:g}"
+    return replace(
+        contents, config=replace(contents.config, eps=eps), notes=(*contents.notes, note)
+    )

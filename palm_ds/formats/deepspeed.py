@@ -15,7 +15,7 @@ from pathlib import Path
 from palm_ds.backbone_config import BackboneConfig
 from palm_ds.errors import UserError
 from palm_ds.formats import own
-from palm_ds.formats.contents import Contents, Entry, Head
+from palm_ds.formats.contents import Contents, Entry, Head, with_eps
 from palm_ds.formats.deepspeed_files import Shards, open_shards, tag_folder
 from palm_ds.formats.hf_names import (
     CLASSIFIER,
@@ -49,10 +49,7 @@ def open_contents(path: Path, *, config: Path | None = None, eps: float | None =
     prefix, ours = _prefix(shards)
     file = _config_file(folder, config)
     open_ = _ours if ours else _huggingface
-    contents = open_(shards, prefix, file)
-    if eps is not None:
-        contents = replace(contents, config=replace(contents.config, eps=eps))
-    return checked(contents)
+    return checked(with_eps(open_(shards, prefix, file), eps))
 
 
 def _prefix(shards: Shards) -> tuple[str, bool]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from palm_ds.backbone_config import FOREIGN_KEYS, BackboneConfig
 from palm_ds.errors import UserError
-from palm_ds.formats.contents import Contents, Entry, Head
+from palm_ds.formats.contents import Contents, Entry, Head, with_eps
 from palm_ds.formats.hf_names import (
     CLASSES,
     CLASSIFIER,
@@ -67,7 +67,6 @@ def open_contents(path: Path, *, eps: float | None = None) -> Contents:
     """A folder, opened. `eps`: of LayerNorm, where config.json is wrong about it."""
     path = Path(path)
     about, config = read_config(path)
-    config = config if eps is None else replace(config, eps=eps)
     found = open_tensors(path)
     entries, left = to_ours(found, about["model_type"], config.layers, str(path))
     _check_tied(about, found, entries, path)
@@ -85,7 +84,8 @@ def open_contents(path: Path, *, eps: float | None = None) -> Contents:
     )
     names = table(about["model_type"], config.layers).items()
     return checked(
-        contents, {ours: prefixed(theirs[0], about["model_type"]) for ours, theirs in names}
+        with_eps(contents, eps),
+        {ours: prefixed(theirs[0], about["model_type"]) for ours, theirs in names},
     )
 
 

@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from palm_ds import checkpoint
 from palm_ds.backbone_config import BackboneConfig
 from palm_ds.errors import UserError
-from palm_ds.formats.contents import OPTIMIZER, Contents, Entry, Head
+from palm_ds.formats.contents import OPTIMIZER, Contents, Entry, Head, with_eps
 from palm_ds.formats.shapes import TRANSITIONS, checked
 from palm_ds.formats.tensor_files import Group, open_safetensors, read_json, write_file
 from palm_ds.portable import Stored
@@ -88,13 +88,19 @@ def recognises(path: Path) -> bool:
     return _is_checkpoint(path) or (path / INFO).is_file() or _within(path) is not None
 
 
-def open_contents(path: Path, *, tokenizer: Path | None = None) -> Contents:
+def open_contents(
+    path: Path, *, tokenizer: Path | None = None, eps: float | None = None
+) -> Contents:
     """What a folder of weights, a run, or one of its checkpoints holds.
 
     `tokenizer`: the file or folder of the one it was trained with (checkpoints know only its
-    fingerprint, which is compared). Raises UserError where anything is missing or damaged.
+    fingerprint, which is compared). `eps`: of LayerNorm, where the target's must be accepted.
+    Raises UserError where anything is missing or damaged.
     """
-    path = Path(path)
+    return with_eps(_opened(Path(path), tokenizer), eps)
+
+
+def _opened(path: Path, tokenizer: Path | None) -> Contents:
     if (path / INFO).is_file():
         found = _from_weights(path)
         return replace(found, tokenizer=Path(tokenizer)) if tokenizer else found
@@ -104,7 +110,7 @@ def open_contents(path: Path, *, tokenizer: Path | None = None) -> Contents:
     if within is None:
         raise UserError(f"{path}: no {INFO} and no checkpoint")
     if (within / INFO).is_file():
-        return open_contents(within, tokenizer=tokenizer)
+        return _opened(within, tokenizer)
     # What a save that died has left is nobody's business here; a bad checkpoint is.
     said: list[str] = []
     found = checkpoint.find(within, group=checkpoint.ALONE, warn=said.append)

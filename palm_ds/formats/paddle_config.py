@@ -20,6 +20,8 @@ from palm_ds.formats.tensor_files import read_json
 from palm_ds.tokenizer import load_tokenizer
 
 CONFIGS = ("ernie_config.json", "bert_config.json", "config.json", "model_config.json")
+ERNIE_EPS = 1e-12
+"""LayerNorm's eps in PaddleNLP's Ernie, whatever its config says; its Bert and Roberta read it."""
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "hidden_act")
 # Of the config, what the tensors or the source say better.
 _SEEN = {
@@ -182,7 +184,7 @@ def _eps(era: Era, palm: bool, about: About, asked: float | None) -> tuple[float
         return 1e-5, "LayerNorm eps 1e-05, as ERNIE computes"
     if about.kind in ("ernie", ""):
         why = "as PaddleNLP's Ernie computes since 2.3 whatever its config says"
-        return 1e-12, f"LayerNorm eps 1e-12, {why}; {trained}"
+        return ERNIE_EPS, f"LayerNorm eps {ERNIE_EPS:g}, {why}; {trained}"
     told = about.values.get("layer_norm_eps")
     if told is None:
         return 1e-12, "LayerNorm eps 1e-12, PaddleNLP's default"

@@ -28,6 +28,7 @@ from palm_ds.formats.hf_names import NEXT_SENTENCE
 from palm_ds.formats.hf_plan import Plan
 from palm_ds.formats.hf_plan import plan as hf_plan
 from palm_ds.formats.hf_target import Target
+from palm_ds.formats.paddle_config import ERNIE_EPS
 from palm_ds.formats.paddle_pickle import NAME_TABLE
 from palm_ds.formats.publish import publish
 from palm_ds.formats.tensor_files import Group, held, read_json
@@ -79,6 +80,7 @@ def plan(
     if theirs.architecture.endswith("ForNextSentencePrediction"):  # nor one for that head alone
         rest = {name: head for name, head in heads.items() if name != NEXT_SENTENCE}
         theirs = hf_plan(entries, config, rest, target)
+    _check_eps(theirs)
     named = theirs.architecture.replace("ForPreTraining", "ForPretraining")
     more = {"architectures": [named], "pool_act": "tanh", "paddlenlp_version": None}
     return replace(
@@ -90,14 +92,15 @@ def plan(
     )
 
 
-def eps_note(plan: Plan) -> str:
-    """What to know of LayerNorm's eps; empty where PaddleNLP computes with the model's."""
-    if plan.about["model_type"] != "ernie" or plan.config.eps == 1e-12:
-        return ""
-    return (
-        "PaddleNLP's Ernie computes with a LayerNorm eps of 1e-12 whatever config.json says, this "
-        f"model has {plan.config.eps:g}; its Bert (a task folded in) would take that"
-    )
+def _check_eps(plan: Plan) -> None:
+    """Raises UserError where PaddleNLP would compute with another eps than the model."""
+    if plan.about["model_type"] == "ernie" and plan.config.eps != ERNIE_EPS:
+        raise UserError(
+            f"eps: PaddleNLP's Ernie computes with a LayerNorm eps of {ERNIE_EPS:g} whatever its "
+            f"config says, this model has {plan.config.eps:g}; accept the change with --eps "
+            f"{ERNIE_EPS:g}, or write a Bert, which keeps the model's (--family bert folds a task "
+            "in)"
+        )
 
 
 def write(plan: Plan, folder: Path, *, tokenizer: SavesFiles | None = None) -> None:

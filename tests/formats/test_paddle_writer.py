@@ -22,7 +22,7 @@ from palm_ds.formats import paddle
 from palm_ds.formats.contents import COPY, Head
 from palm_ds.formats.hf_target import Target
 from palm_ds.formats.paddle_pickle import NAME_TABLE, read_pickle
-from palm_ds.formats.paddle_writer import WEIGHTS, eps_note, write_paddle
+from palm_ds.formats.paddle_writer import WEIGHTS, write_paddle
 from palm_ds.heads import ClassHead, MaskedWordHead
 from palm_ds.tokenizer import load_tokenizer, wordpiece
 
@@ -211,13 +211,17 @@ def test_a_task_folded_into_a_bert(tmp_path: Path) -> None:
     assert (plan.architecture, contents.config.task_slots) == ("BertModel", 0)
 
 
-def test_what_is_said_of_eps(tmp_path: Path) -> None:
-    for config, said in ((CONFIG, False), (replace(CONFIG, eps=1e-5), True), (BERT, False)):
-        plan = write_paddle(state_of(config), tmp_path / "out", config)
-        assert ("1e-12 whatever config.json says" in eps_note(plan)) is said
-        assert (
-            json.loads((tmp_path / "out/config.json").read_text())["layer_norm_eps"] == config.eps
-        )
+def test_an_eps_that_paddlenlp_would_not_compute_with_is_refused(tmp_path: Path) -> None:
+    config = replace(CONFIG, eps=1e-5)
+    with pytest.raises(UserError, match=r"PaddleNLP's Ernie .* 1e-12 .* this model has 1e-05"):
+        write_paddle(state_of(config), tmp_path / "out", config)
+    assert not any(tmp_path.iterdir())
+    for kept in (CONFIG, BERT):
+        write_paddle(state_of(kept), tmp_path / "out", kept)
+        about = json.loads((tmp_path / "out/config.json").read_text())
+        assert about["layer_norm_eps"] == kept.eps
+    write_paddle(state_of(config), tmp_path / "out", config, target=Target(family="bert"))
+    assert paddle.open_contents(tmp_path / "out").config.eps == 1e-5
 
 
 @pytest.mark.parametrize(("config", "named"), [(CONFIG, "Ernie"), (BERT, "Bert")])

@@ -139,7 +139,7 @@ MISTAKES: dict[str, tuple[str, list[str], str]] = {
     "target there": ("convert", ["{0}/source", "{0}/source"], "is there already"),
     "target in a file": ("convert", ["{0}/source", "{0}/source/weights.json/x"], "is no folder"),
     "no such format": ("convert", ["{0}/source", "{0}/out", "--to=paddl"], 'did you mean "paddle"'),
-    "no such option": ("convert", ["{0}/source", "{0}/out", "--eps=1e-5"], "no option 'eps'"),
+    "no such option": ("convert", ["{0}/source", "{0}/out", "--config={0}"], "no option 'config'"),
     "no texts": ("convert", ["{0}/source", "{0}/out", "--texts={0}/none"], "cannot be read"),
     "no config": ("show", ["{0}/source", "--config={0}"], "no option 'config'"),
     "no tokenizer": (

@@ -38,7 +38,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", default="float32", help="float32 (default), float16, bfloat16")
     parser.add_argument("--shard_size", default="5GB", help="of a file of weights (5GB)")
     parser.add_argument(
-        "--eps", type=float, help="of LayerNorm, where the source is wrong about it"
+        "--eps",
+        type=float,
+        help="of LayerNorm, where the source's is wrong, or the target can have no other",
     )
     parser.add_argument("--config", type=Path, help="the encoder's numbers, if not beside SOURCE")
     parser.add_argument("--tokenizer", type=Path, help="where SOURCE has none with it")
