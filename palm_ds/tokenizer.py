@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tokenizers import (
     AddedToken,
-    Regex,
     decoders,
     models,
     normalizers,
@@ -31,6 +30,7 @@ from tokenizers import (
 from tokenizers import Tokenizer as Backend
 
 from palm_ds.errors import UserError
+from palm_ds.sentencepiece_model import compile_listed, compile_model, find_model, lists_pieces
 
 if TYPE_CHECKING:
     from palm_ds.example import Vocabulary
@@ -45,14 +45,12 @@ _ROLES = {
 }
 _NOT_REGULAR = re.compile(r"\[unused\d+\]|<unused_?\d+>|<extra_id_\d+>|<0x[0-9A-F]{2}>")
 _SPECIAL, _CAPITAL = re.compile(r"\[.+\]|<.+>"), re.compile("[A-Z]")
-_SENTENCEPIECE_NAMES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
-
-
 # The ideographs that BERT takes to be a word each (`handle_chinese_chars`), inside a [...].
 CHINESE = (
     "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002b81f"
     "\U0002b920-\U0002ceaf\U0002f800-\U0002fa1f"
 )
+_SENTENCEPIECE_NAMES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
 
 
 class Tokenizer:
@@ -204,7 +202,8 @@ def _template(roles: dict[str, str], known: dict[str, int]) -> processors.Templa
 
 
 def load_tokenizer(path: str | Path, *, lower: bool | None = None) -> Tokenizer:
-    """A vocab.txt, a tokenizer.json, a SentencePiece .model, or a folder with one of them.
+    """A vocab.txt, a tokenizer.json, a SentencePiece .model, or a folder with one of them. A
+    vocab.txt that lists SentencePiece's pieces needs the .model beside it.
 
     `lower` is for vocab.txt alone, which does not say it: None lower-cases where no token of the
     vocabulary holds a capital letter A to Z.
@@ -220,7 +219,7 @@ def load_tokenizer(path: str | Path, *, lower: bool | None = None) -> Tokenizer:
     if file.suffix == ".json":
         return _load_json(file)
     if file.suffix == ".txt":
-        return wordpiece(_read_vocabulary(file), lower=lower, origin=str(file))
+        return _load_vocabulary(file, lower)
     if file.suffix == ".model":
         return sentencepiece(_read_bytes(file), origin=str(file))
     raise UserError(
@@ -305,10 +304,32 @@ def _read_vocabulary(file: Path) -> list[str]:
     return list(seen)
 
 
+def _load_vocabulary(file: Path, lower: bool | None) -> Tokenizer:
+    """A vocab.txt of WordPiece's tokens, or of SentencePiece's with the model beside it."""
+    tokens = _read_vocabulary(file)
+    if not lists_pieces(tokens):
+        return wordpiece(tokens, lower=lower, origin=str(file))
+    known, origin = {token: i for i, token in enumerate(tokens)}, str(file)
+    backend = compile_listed(
+        _read_bytes(find_model(file)),
+        tokens,
+        origin=origin,
+        unknown=_find_role("unk", known, origin),
+        special=[_find_role(role, known, origin) for role in _ROLES],
+        lower=_loses_capitals(tokens) if lower is None else lower,
+    )
+    return Tokenizer(backend, origin=origin)
+
+
+def _loses_capitals(tokens: Sequence[str]) -> bool:
+    """Whether no token holds a capital letter A to Z."""
+    return not any(_CAPITAL.search(t) for t in tokens if not _SPECIAL.fullmatch(t))
+
+
 def wordpiece(tokens: Sequence[str], *, lower: bool | None, origin: str = "trained") -> Tokenizer:
     """BERT's tokenizer over this vocabulary; one Chinese character a token."""
     if lower is None:
-        lower = not any(_CAPITAL.search(t) for t in tokens if not _SPECIAL.fullmatch(t))
+        lower = _loses_capitals(tokens)
     known = {token: i for i, token in enumerate(tokens)}
     specials = [_find_role(role, known, origin) for role in _ROLES]
     unk = _find_role("unk", known, origin)
@@ -326,74 +347,5 @@ def sentencepiece(model: bytes, *, origin: str, chinese: bool = False) -> Tokeni
     `chinese`: every Chinese character is a token of its own (models trained here; a model from
     elsewhere keeps its own pieces).
     """
-    from sentencepiece import sentencepiece_model_pb2 as schema
-
-    proto = schema.ModelProto()  # pyright: ignore[reportAttributeAccessIssue]
-    try:
-        proto.ParseFromString(model)
-    except Exception as error:  # protobuf's DecodeError has no stable home
-        raise UserError(f"tokenizer {origin}: not a SentencePiece model: {error}") from None
-    if not proto.pieces:
-        raise UserError(f"tokenizer {origin}: not a SentencePiece model: it has no pieces")
-    backend = Backend(_piece_model(proto, origin))
-    backend.normalizer = _piece_normalizer(proto.normalizer_spec)
-    scheme = "always" if proto.normalizer_spec.add_dummy_prefix else "never"
-    metaspace = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme)
-    backend.pre_tokenizer = _split_chinese(metaspace) if chinese else metaspace
-    backend.decoder = decoders.Metaspace(replacement="▁", prepend_scheme=scheme)
-    control = [p.piece for p in proto.pieces if p.type in (2, 3)]  # UNKNOWN, CONTROL
-    control += [p.piece for p in proto.pieces if p.piece in _ROLES["mask"] and p.type != 3]
-    backend.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in control])
-    return Tokenizer(backend, origin=origin)
-
-
-def _piece_model(proto, origin: str) -> models.Model:
-    # Nine digits are all of a float32, and few enough to come back from JSON as they were.
-    pieces = [(p.piece, float(f"{p.score:.9g}")) for p in proto.pieces]
-    kind = proto.trainer_spec.model_type  # 1 unigram, 2 BPE
-    unk = next((i for i, p in enumerate(proto.pieces) if p.type == 2), None)
-    if unk is None:
-        raise UserError(f"tokenizer {origin}: the model has no unknown piece")
-    fallback = proto.trainer_spec.byte_fallback
-    if kind == 1:
-        return models.Unigram(pieces, unk, fallback)
-    if kind == 2:
-        known = {piece: i for i, (piece, _) in enumerate(pieces)}
-        return models.BPE(
-            known,
-            _merges(known),
-            unk_token=pieces[unk][0],
-            fuse_unk=True,
-            byte_fallback=fallback,
-        )
-    raise UserError(f"tokenizer {origin}: SentencePiece kind {kind}; unigram and BPE are known")
-
-
-def _merges(known: dict[str, int]) -> list[tuple[str, str]]:
-    """SentencePiece merges whichever pair makes the piece of the lowest id."""
-    merges = []
-    for piece in sorted(known, key=known.__getitem__):
-        pairs = [(piece[:i], piece[i:]) for i in range(1, len(piece))]
-        pairs = [(a, b) for a, b in pairs if a in known and b in known]
-        merges += sorted(pairs, key=lambda pair: (known[pair[0]], known[pair[1]]))
-    return merges
-
-
-def _piece_normalizer(spec) -> normalizers.Normalizer:
-    steps: list[normalizers.Normalizer] = []
-    if spec.precompiled_charsmap:
-        steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
-    if spec.remove_extra_whitespaces:
-        steps.append(normalizers.Strip(left=True, right=True))
-        steps.append(normalizers.Replace(Regex(" {2,}"), " "))
-    return normalizers.Sequence(steps)
-
-
-def _split_chinese(metaspace: pre_tokenizers.Metaspace) -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence(
-        [
-            metaspace,
-            pre_tokenizers.Split(Regex(f"▁(?=[{CHINESE}])"), "removed"),
-            pre_tokenizers.Split(Regex(f"[{CHINESE}]"), "isolated"),
-        ]
-    )
+    single = CHINESE if chinese else ""
+    return Tokenizer(compile_model(model, origin=origin, single=single), origin=origin)

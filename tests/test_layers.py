@@ -15,7 +15,7 @@ LAYERS = (
     ("errors", "keyed"),
     ("classes",),
     ("own_optimizer",),
-    ("budget", "unpack", "transfer", "optim", "children"),
+    ("budget", "unpack", "transfer", "optim", "children", "sentencepiece_model"),
     (
         "settings",
         "example",

@@ -190,3 +190,63 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         load_tokenizer(tmp_path / "nowhere.txt")
     with pytest.raises(UserError, match="holds no tokenizer"):
         load_tokenizer(tmp_path)
+
+
+def listed(folder: Path, kind: str = "unigram") -> tuple[Path, bytes, list[str]]:
+    """A vocab.txt that lists the pieces of a model in another order, the model, and its tokens."""
+    import io
+
+    import sentencepiece as spm
+
+    model = io.BytesIO()
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter(text.lower() for text in TEXTS),
+        model_writer=model,
+        model_type=kind,
+        vocab_size=120,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    pieces = spm.SentencePieceProcessor(model_proto=model.getvalue())
+    names = [pieces.id_to_piece(i) for i in range(pieces.get_piece_size())][3:]
+    tokens = [*SPECIALS, *reversed(names)]
+    folder.mkdir(exist_ok=True)
+    lines = [f"{token}\t{number}\n" for number, token in enumerate(tokens)]
+    (folder / "vocab.txt").write_text("".join(lines), "utf-8")
+    return folder / "vocab.txt", model.getvalue(), tokens
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+@pytest.mark.parametrize("place", ["spm.model", "subword/spm.model"])
+def test_pieces_listed_in_a_vocab_txt_have_its_ids(kind: str, place: str, tmp_path: Path) -> None:
+    import sentencepiece as spm
+
+    file, model, tokens = listed(tmp_path / "tiny", kind)
+    (file.parent / place).parent.mkdir(exist_ok=True)
+    (file.parent / place).write_bytes(model)
+    known = {token: number for number, token in enumerate(tokens)}
+    theirs = spm.SentencePieceProcessor(model_proto=model)
+    for ours in (load_tokenizer(file), load_tokenizer(file.parent)):
+        assert (ours.size, ours.lower, ours.kind) == (len(tokens), True, kind)
+        for text in [*TEXTS[:3], "Dogs on 北京 ¤", "[MASK] fox"]:
+            expected = [known.get(p, 1) for p in theirs.encode(text.lower(), out_type=str)]
+            assert ours.encode_texts([text])[0][0].tolist() == expected, text
+    ours.save(tmp_path / "saved")
+    assert load_tokenizer(tmp_path / "saved").fingerprint == ours.fingerprint
+
+
+def test_a_vocab_txt_of_pieces_is_never_read_as_wordpiece(tmp_path: Path) -> None:
+    file, model, tokens = listed(tmp_path)
+    with pytest.raises(UserError, match="vocab.txt: lists SentencePiece .* put the .model"):
+        load_tokenizer(file)
+    (tmp_path / "a.model").write_bytes(model)
+    (tmp_path / "b.model").write_bytes(model)
+    with pytest.raises(UserError, match=r"several models beside it \(a.model, b.model\)"):
+        load_tokenizer(file)
+    (tmp_path / "b.model").unlink()
+    file.write_text("\n".join(tokens[:-1]) + "\n", "utf-8")
+    with pytest.raises(UserError, match="1 pieces of .* not listed, such as"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "dict.wordseg.pickle").write_bytes(b"never read")
+    with pytest.raises(UserError, match="ERNIE tiny splits texts into the words"):
+        load_tokenizer(tmp_path)
