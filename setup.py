@@ -1,5 +1,38 @@
-"""Everything about the package stands in pyproject.toml; this file is for tools that ask for it."""
+"""Puts the recipes and DeepSpeed files into the wheel; everything else is in pyproject.toml."""
+
+from pathlib import Path
 
 from setuptools import setup
+from setuptools.command.build_py import build_py
 
-setup()
+SHIPPED = {"recipes": Path("launch/recipes"), "ds_configs": Path("ds_configs")}
+
+
+class BuildWithShippedFiles(build_py):
+    """Copies them to palm_ds/shipped; palm_ds/cli/shipped.py finds them there."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:  # a checkout has them beside the package
+            for source, target in self.shipped():
+                self.mkpath(str(Path(target).parent))
+                self.copy_file(source, target, preserve_mode=False)
+
+    def shipped(self) -> list[tuple[str, str]]:
+        """Each file, and where the build has it."""
+        build = Path(self.build_lib) / "palm_ds/shipped"
+        return [
+            (str(file), str(build / kind / file.relative_to(folder)))
+            for kind, folder in SHIPPED.items()
+            for file in sorted([*folder.rglob("*.yaml"), *folder.rglob("*.json")])
+        ]
+
+    def get_source_files(self) -> list[str]:
+        return [*super().get_source_files(), *(source for source, _ in self.shipped())]
+
+    def get_outputs(self, include_bytecode: bool = True) -> list[str]:
+        built = super().get_outputs(include_bytecode)
+        return built if self.editable_mode else [*built, *(target for _, target in self.shipped())]
+
+
+setup(cmdclass={"build_py": BuildWithShippedFiles})

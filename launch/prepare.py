@@ -1,8 +1,8 @@
-"""Raw text to a corpus: `python launch/prepare.py OUT INPUT...`; --help says the rest."""
+"""`palm-ds prepare` from a checkout: `python launch/prepare.py --help` has examples."""
 
-from palm_ds.corpus.cli import main
-from palm_ds.errors import exit_on_user_error
+from palm_ds.cli.prepare import COMMAND
+
+main = COMMAND.main
 
 if __name__ == "__main__":
-    with exit_on_user_error():
-        main()
+    COMMAND.start()

@@ -226,7 +226,7 @@ def _weights_folder(folder: Path) -> Path:
     done = f"{steps[-1]['step']:,}{_of_all(folder)} steps done" if steps else "not a step logged"
     raise UserError(
         f"{folder}: this run is not finished ({done}), there is no weights/ yet; the same "
-        "launch/pretrain.py command goes on with it"
+        "palm-ds pretrain command goes on with it"
     )
 
 

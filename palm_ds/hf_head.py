@@ -8,7 +8,7 @@
     multiple_choice               AutoModelForMultipleChoice
 
 A run of several tasks leaves the encoder alone there: a folder of Hugging Face's holds one head.
-tools/convert_ckpt/convert.py writes any one of them (--head NAME).
+palm-ds convert writes any one of them (--head NAME).
 """
 
 from __future__ import annotations

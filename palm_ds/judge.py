@@ -59,7 +59,7 @@ class Rules:
     kind: str
     labels: tuple[str, ...] = ()
     """classification, multi_label: all classes, in the task's order; by default, those of the
-    task that launch/predict.py asked, else those seen."""
+    task that palm-ds predict asked, else those seen."""
     positive: str = ""
     """classification: the class whose F1 is reported; by default the task's, or of two, the
     second."""
@@ -106,7 +106,7 @@ def judge(
 
 
 def _as_asked(rules: Rules, predictions: Path) -> Rules:
-    """With the classes that launch/predict.py noted beside its files, where none are given."""
+    """With the classes that palm-ds predict noted beside its files, where none are given."""
     try:
         about = json.loads((predictions.parent / ABOUT).read_text(encoding="utf-8"))
         task = next(name for name, files in about["tasks"].items() if predictions.name in files)
@@ -380,7 +380,7 @@ def _tagging(
 
 
 def _spans(entry: Entry) -> list[Mapping[str, Any]]:
-    """A prediction's spans of characters, as launch/predict.py writes them."""
+    """A prediction's spans of characters, as palm-ds predict writes them."""
     spans = _value(entry, "spans")
     for span in spans if isinstance(spans, list) else [spans]:
         if not _is_span(span):

@@ -3,7 +3,7 @@
     corpus of pairs ──ready_made──> (pairs, 4) ──balance──> items ──pick──> a pair
                                                     lay_out, arrange_pair: [CLS] a [SEP] b [SEP]
 
-A corpus of pairs (`launch/prepare.py --format pairs`) holds one document a pair, two sentences
+A corpus of pairs (`palm-ds prepare --format pairs`) holds one document a pair, two sentences
 each, and the number of the pair's label in the column `label`.
 """
 
@@ -35,7 +35,7 @@ def ready_made(source: Source) -> np.ndarray:
     path = source.corpus.path
     if not is_ready_made(source):
         raise UserError(
-            f"{path}: the corpus has no column label; make one of pairs with launch/prepare.py "
+            f"{path}: the corpus has no column label; make one of pairs with palm-ds prepare "
             f"--format pairs"
         )
     sentences = source.last_sentences - source.first_sentences
@@ -44,7 +44,7 @@ def ready_made(source: Source) -> np.ndarray:
         raise UserError(
             f"{path}: document {number} ({source.corpus.document(number, ())[0]}) has "
             f"{sentences[wrong[0]]} sentences, a pair has two; make the corpus with "
-            f"launch/prepare.py --format pairs"
+            f"palm-ds prepare --format pairs"
         )
     label = source.corpus.take(source.starts, "label").astype(np.int64)
     if len(label) and label.max() >= len(label_names(source)):
@@ -62,7 +62,7 @@ def label_names(source: Source) -> list[str]:
     if not names:
         raise UserError(
             f"{source.corpus.path}: the manifest names no labels; make the corpus with "
-            f"launch/prepare.py --format pairs"
+            f"palm-ds prepare --format pairs"
         )
     return [str(name) for name in names]
 

@@ -298,7 +298,7 @@ def _publish(
             "inputs": list(map(str, job.inputs)),
             "rows": len(next(iter(tables.values()))),
             "tasks": listed,
-            # what launch/evaluate.py cannot see in rows
+            # what palm-ds evaluate cannot see in rows
             "classes": {n: list(t.labels) for n, t in tasks.items() if getattr(t, "labels", ())},
             "positive": {n: t.positive for n, t in tasks.items() if getattr(t, "positive", "")},
         }

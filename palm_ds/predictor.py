@@ -298,7 +298,7 @@ def asked_tasks(recipe: Recipe, names: Sequence[str], where: Path) -> dict[str, 
         for name, task in tasks.items()
         if task.reads == "table"
         and type(task).decode is not Task.decode
-        and not isinstance(task, MaskedWords)  # launch/fill_mask.py does
+        and not isinstance(task, MaskedWords)  # palm-ds fill-mask does
     ]
     for name in names:
         if name not in tasks:
@@ -368,7 +368,7 @@ def find_model(path: Path) -> tuple[Path, Recipe]:
             if not values.get("tasks"):
                 raise UserError(
                     f"{folder}: its {own.INFO} does not say which tasks it was trained on; give "
-                    "what launch/finetune.py left"
+                    "what palm-ds finetune left"
                 )
             return folder, make_recipe(dict(values), str(folder / own.INFO))
     if not own.recognises(path):

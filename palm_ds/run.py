@@ -46,7 +46,7 @@ class SourceSettings:
     data files, or a table of rows."""
 
     corpus: str = ""
-    """Folder of a corpus made by launch/prepare.py."""
+    """Folder of a corpus made by palm-ds prepare."""
     mix: dict[str, float] = field(default_factory=dict)
     """{folder: weight}: several corpora, sampled by weight in tokens."""
     ernie: str = ""

@@ -128,7 +128,7 @@ def split(corpus: Corpus, held_out: float, marks: Sequence[str]) -> tuple[Source
     if missing:
         raise UserError(
             f"{corpus.path}: the corpus has no column {', '.join(missing)}; "
-            f"add it with: launch/prepare.py --add {missing[0]} {corpus.path} INPUT..."
+            f"add it with: palm-ds corpus annotate {corpus.path} INPUT... --annotation {missing[0]}"
         )
     numbers = np.arange(len(corpus))
     draw = keyed.uniform(keyed.key("held out"), numbers, 1)[:, 0]

@@ -67,7 +67,7 @@ class Task(ABC):
 
     columns: ClassVar[Mapping[str, Any]] = {}
     """Columns the corpus must have: {name: function(document) -> one value a token}; the function
-    lets `launch/prepare.py --add` make the column."""
+    lets `palm-ds corpus annotate` make the column."""
     segments: ClassVar[int] = 1
     """How many texts of an example it tells apart by the segment embedding."""
     class_names: ClassVar[Sequence[str]] = ()
@@ -170,7 +170,7 @@ class Task(ABC):
         return {}
 
     def class_name(self, label: int) -> str:
-        """What a class is called where a person reads it (launch/inspect_stream.py)."""
+        """What a class is called where a person reads it (palm-ds inspect)."""
         return self.class_names[label] if self.class_names else str(label)
 
 

@@ -148,10 +148,10 @@ def _in_use(path: Path) -> bool:
 
 
 def _prepared(folder: Path, inputs: list[Path], *options: str) -> Corpus:
-    from palm_ds.corpus.cli import main
+    from palm_ds.cli.prepare import COMMAND
     from palm_ds.corpus.store import open_corpus
 
-    main([str(folder), *map(str, inputs), *options])
+    COMMAND.call([str(folder), *map(str, inputs), *options])
     return open_corpus(folder)
 
 

@@ -270,7 +270,7 @@ def test_an_interrupt_waits_until_every_process_has_saved_and_left(tmp_path, num
     (tmp_path / "slow.py").write_text(SLOW)
     told = tmp_path / "told"
     code = (
-        "import signal, sys; from launch.ablate import interrupt; "
+        "import signal, sys; from palm_ds.children import interrupt; "
         "from palm_ds.ablate import run_alone; signal.signal(signal.SIGTERM, interrupt); "
         f"run_alone([sys.executable, {str(tmp_path / 'slow.py')!r}, {str(told)!r}, 'launcher'])"
     )

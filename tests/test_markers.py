@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
-from palm_ds.corpus.cli import main as prepare
+from palm_ds.cli.prepare import COMMAND as PREPARE
 from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.errors import UserError
 from palm_ds.markers import Finder, Marker, mine, plain_name, read_markers, spellings
@@ -247,7 +247,7 @@ def test_another_tokenizer_finds_the_same_markers(shared, tmp_path, language):
     for tokenizer, options in tokenizers.items():
         folder = tmp_path / tokenizer
         options = [*options, "--language", language]
-        prepare([str(folder), str(tmp_path / "some.jsonl"), *options])
+        PREPARE.call([str(folder), str(tmp_path / "some.jsonl"), *options])
         corpus, classes = open_corpus(folder), read_markers(language, "x")
         (table,) = mine(corpus, Finder.of(classes, corpus), shortest=3, unmarked=-1)
         sentence = np.searchsorted(corpus.sentence_starts, table[:, 1])

@@ -87,7 +87,7 @@ class Session(ABC):
 
     @cached_property
     def recipe(self) -> Recipe:
-        """What `launch/finetune.py` would be given."""
+        """What `palm-ds finetune` would be given."""
         names = [task.name for blend in self.blends() for task in blend]
         for name in names:
             if names.count(name) > 1:
@@ -233,7 +233,7 @@ class Session(ABC):
 
     def save(self, folder: str | Path, *, huggingface: bool = False) -> Path:
         """The weights, with all that reading them takes: for `palm.Backbone.from_pretrained`,
-        launch/predict.py and `init_from`; or as Hugging Face has them (the encoder)."""
+        palm-ds predict and `init_from`; or as Hugging Face has them (the encoder)."""
         folder = Path(folder)
         if huggingface and (kind := self.recipe.backbone_config.kind):
             raise UserError(f"save: Hugging Face has no encoder like {kind}; leave it to palm_ds")

@@ -1,6 +1,6 @@
 """Adds a mark to a corpus that exists, from the same input.
 
-    prepare.py --add capital data/wiki wiki/*.jsonl.gz
+    palm-ds corpus annotate data/wiki wiki/*.jsonl.gz --annotation capital
 
 Every shard is written anew under a name of its own, with the column added and the ids compared on
 the way. Then `state.json` and the manifest are replaced, each in one step and each right whichever

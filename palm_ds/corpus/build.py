@@ -82,7 +82,8 @@ class Prepare:
             self._check_ernie()
         for name in self.marks:
             if name in GIVEN and self.input.structure not in GIVEN[name]:
-                raise UserError(f"--mark {name}: comes with --format {' and '.join(GIVEN[name])}")
+                formats = " and ".join(GIVEN[name])
+                raise UserError(f"--annotation {name}: comes with --format {formats}")
 
     def _check_ernie(self) -> None:
         """Lines of ids leave no choice of tokenizer, and none about text."""

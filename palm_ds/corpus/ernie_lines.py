@@ -62,7 +62,7 @@ def open_ernie(
     except OSError as error:
         raise UserError(
             f"{lines}: its corpus cannot be written to {folder} ({error.strerror or error}); make "
-            f"one elsewhere with launch/prepare.py OUT {lines} --format ernie --tokenizer "
+            f"one elsewhere with palm-ds prepare OUT {lines} --format ernie --tokenizer "
             f"{tokenizer}, and name that"
         ) from None
 
@@ -158,11 +158,9 @@ def write_ernie(
     second text, by chance, is from another document. The file appears in one step."""
     source, file = open_corpus(corpus), Path(file)
     if file.suffix != ".gz":
-        raise UserError(
-            f"--write_ernie {file}: ERNIE reads files named .gz alone; call it {file}.gz"
-        )
+        raise UserError(f"{file}: ERNIE reads only files named .gz; call it {file}.gz")
     if file.exists():
-        raise UserError(f"--write_ernie {file}: is there already; give another name or remove it")
+        raise UserError(f"{file}: exists already; give another name, or remove it")
     if length is not None and length < 8:
         raise UserError(f"--length {length}: must be at least 8")
     if "label" in source.marks:
@@ -200,7 +198,7 @@ def _write(file: Path, source: Corpus, pairs: Iterator[_Pair]) -> int:
             raise UserError(f"corpus {source.path}: not one document has two sentences")
         partial.replace(file)
     except OSError as error:
-        raise UserError(f"--write_ernie {file}: {error.strerror or error}") from None
+        raise UserError(f"{file}: {error.strerror or error}") from None
     finally:
         partial.unlink(missing_ok=True)
     return count

@@ -178,7 +178,7 @@ def check_mpi() -> int:
     if workers < 1 or getattr(_core, "SharedPool", True) is None:
         raise UserError(
             "--mpi: no workers; start it as mpirun -n N python -m mpi4py.futures "
-            "launch/prepare.py ..., with N at least 2"
+            "-m palm_ds.cli.prepare ..., with N at least 2"
         )
     return workers
 

@@ -58,7 +58,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a folder that should be a corpus."""
     if not folder.is_dir():
-        raise UserError(f"corpus {folder}: no such folder; make one with launch/prepare.py")
+        raise UserError(f"corpus {folder}: no such folder; make one with palm-ds prepare")
     file = folder / NAME
     if not file.is_file():
         raise UserError(f"corpus {folder}: no {NAME}; not a corpus, or not finished")

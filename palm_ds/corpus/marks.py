@@ -3,7 +3,7 @@
     def sentence(document: Document) -> np.ndarray     # 1 at the first token of a sentence
 
 A task that needs a mark of its own declares such a function (`columns` of a task), and
-`launch/prepare.py --add module:function CORPUS INPUT` writes its column.
+`palm-ds corpus annotate CORPUS INPUT --annotation module:function` writes its column.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class Corpus:
     def _no_mark(self, name: str) -> UserError:
         return UserError(
             f"corpus {self.path} has no mark {name!r}{suggest(name, self.marks)} "
-            "(`launch/prepare.py --add` adds one)"
+            "(`palm-ds corpus annotate` adds one)"
         )
 
     def document(self, number: int, marks: Sequence[str] | None = None) -> tuple[str, Piece]:

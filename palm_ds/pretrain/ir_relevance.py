@@ -1,6 +1,6 @@
 """Does this text answer that query? 0 strong, 1 weak, 2 irrelevant (ERNIE 2.0, section 4.2.3).
 
-From a search engine's logs, as in the paper: a corpus of pairs query, title (`launch/prepare.py
+From a search engine's logs, as in the paper: a corpus of pairs query, title (`palm-ds prepare
 --format pairs`) labelled strong (shown and clicked), weak (shown, not clicked), random.
 
 Where there are no logs, *weak supervision from structure*: a heading stands for the query, and a
@@ -143,9 +143,9 @@ class IrRelevance(Task):
         corpus = source.corpus
         if "heading" not in corpus.marks:
             raise UserError(
-                f"tasks.{self.name}: {corpus.path} holds neither labelled pairs (launch/prepare.py "
-                f"--format pairs) nor the mark heading (launch/prepare.py --add heading "
-                f"{corpus.path} INPUT...)"
+                f"tasks.{self.name}: {corpus.path} holds neither labelled pairs (palm-ds prepare "
+                f"--format pairs) nor the annotation heading (palm-ds corpus annotate "
+                f"{corpus.path} INPUT... --annotation heading)"
             )
         found = _grouped(source) if self.group else _headed(source)
         starts = corpus.sentence_starts
@@ -161,7 +161,7 @@ class IrRelevance(Task):
                 f"here have {len(found)} headings, {len(long_enough[long_enough])} with "
                 f"{_FEWEST} tokens or more below, and {(count >= 2).sum()} "
                 f"{'groups' if self.group else 'documents'} have two such; 2 are needed "
-                f"(launch/prepare.py --title_field makes titles headings{hint})"
+                f"(palm-ds prepare --title_field makes titles headings{hint})"
             )
         low, high = np.searchsorted(unit, unit), np.searchsorted(unit, unit, side="right")
         return np.column_stack([table[:, :3], low, high])

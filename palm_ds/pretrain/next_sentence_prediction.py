@@ -1,7 +1,7 @@
 """Does the second text follow the first in its document? (BERT, section 3.1; ERNIE 1.0's code)
 
 1: it does, 0: it is from another document; half of each. A corpus of ready-made pairs (ERNIE 1.0's
-own lines, `launch/prepare.py --format ernie`; or `--format pairs` with the labels 0 and 1) is taken
+own lines, `palm-ds prepare --format ernie`; or `--format pairs` with the labels 0 and 1) is taken
 as it is.
 """
 

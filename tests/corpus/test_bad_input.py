@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import zstandard
 
+from palm_ds.cli.main import main
 from palm_ds.corpus.build import Prepare, prepare
-from palm_ds.corpus.cli import main
 from palm_ds.corpus.store import open_corpus
 from palm_ds.errors import exit_on_user_error
 from palm_ds.tokenizer import SPECIALS
@@ -125,14 +125,17 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "no number": (words(*OUT, *TRAIN, "--workers", "many"), "invalid int value: 'many'"),
     "empty lexicon": (words(*OUT, *TRAIN, "--lexicon_phrase", "{}/phrases.txt"), "no entries"),
     "no lexicon": (words(*OUT, *TRAIN, "--lexicon_entity", "{}/x.txt"), "x.txt: cannot be read"),
-    "unknown mark": (words(*OUT, *TRAIN, "--mark", "capitl"), 'did you mean "capital"'),
-    "bad mark": (words(*OUT, *TRAIN, "--mark", "nowhere:mark"), "cannot import 'nowhere'"),
+    "unknown mark": (words(*OUT, *TRAIN, "--annotation", "capitl"), 'did you mean "capital"'),
+    "bad mark": (words(*OUT, *TRAIN, "--annotation", "nowhere:mark"), "cannot import 'nowhere'"),
     "no segmenter": (words(*OUT, *TRAIN, "--segmenter", "json:cut"), "'json' has no 'cut'"),
     "bad segmenter": (words(*OUT, *TRAIN, "--segmenter", "json"), "give it as module:function"),
-    "inspect nothing": (words("--inspect", "{}/nowhere"), "nowhere: no such folder"),
-    "inspect with input": (words("--inspect", *OUT), "takes one corpus and no input"),
-    "inspect a folder": (words("--inspect", "{}/empty"), "no manifest.json"),
-    "add to nothing": (words("--add", "capital", *OUT), "out: no such folder"),
+    "inspect nothing": (words("corpus", "inspect", "{}/nowhere"), "nowhere: no such folder"),
+    "inspect with input": (words("corpus", "inspect", *OUT), "unrecognized arguments: "),
+    "inspect a folder": (words("corpus", "inspect", "{}/empty"), "no manifest.json"),
+    "add to nothing": (
+        words("corpus", "annotate", *OUT, "--annotation", "capital"),
+        "out: no such folder",
+    ),
     "truncated gzip": (file("a.jsonl.gz", gzip.compress(GOOD)[:-20]), "damaged gzip file after"),
     "no gzip": (file("a.jsonl.gz", b"plain text"), "damaged gzip file"),
     "truncated zstd": (file("a.jsonl.zst", zstandard.compress(GOOD)[:-20]), "damaged zstd file"),
@@ -199,19 +202,22 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "truncated lines": (lines(b"1 2\n" * 99, packed=12), "damaged gzip file after line"),
     "lines, strict": (lines(b"1;2", "--strict"), "a.gz: line 1: 2 fields where 5 are due"),
     "mark of others": (
-        words(*OUT, *TRAIN, "--mark", "role"),
-        "--mark role: comes with --format dia",
+        words(*OUT, *TRAIN, "--annotation", "role"),
+        "--annotation role: comes with --format dia",
     ),
-    "write nothing": (words("--write_ernie", "{}/x.gz", "{}/nowhere"), "nowhere: no such folder"),
-    "write with input": (words("--write_ernie", "{}/x.gz", *OUT), "takes one corpus and no input"),
-    "length alone": (words(*OUT, *TRAIN, "--length", "9"), "--length: is for --write_ernie"),
+    "write nothing": (
+        words("corpus", "export-ernie", "{}/nowhere", "{}/x.gz"),
+        "nowhere: no such folder",
+    ),
+    "write to no gz": (words("corpus", "export-ernie", "{}/empty", "{}/x"), "no manifest.json"),
+    "another's option": (words(*OUT, *TRAIN, "--length", "9"), "unrecognized arguments: --length"),
 }
 
 
 def line_of(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
     """The one line that the command prints before it ends with 2."""
     with pytest.raises(SystemExit) as caught, exit_on_user_error():
-        main(arguments)
+        main(arguments if arguments[:1] == ["corpus"] else ["prepare", *arguments])
     assert caught.value.code == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1
@@ -306,7 +312,7 @@ def test_an_index_of_another_size(corpus_files: dict[str, bytes], tmp_path: Path
 def test_other_options_than_those_of_out(tmp_path: Path, capsys) -> None:
     (tmp_path / "a.jsonl").write_bytes(GOOD)
     command = [str(tmp_path / "out"), str(tmp_path / "a.jsonl"), *TRAIN]
-    main(command)
+    assert main(["prepare", *command]) == 0
     error = line_of(capsys, [*command, "--lower"])
     assert "text.lower: false there, true now" in error
     (tmp_path / "a.jsonl").write_bytes(GOOD + GOOD)
@@ -344,7 +350,7 @@ def test_a_worker_was_killed(tmp_path: Path, root: Path) -> None:
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, str(root / "launch/prepare.py"), "out", "a.jsonl", *TRAIN]
     ended = subprocess.run(
-        [*command, "--workers", "2", "--mark", "deadly_marks:die"],
+        [*command, "--workers", "2", "--annotation", "deadly_marks:die"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,

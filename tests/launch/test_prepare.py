@@ -23,22 +23,27 @@ def run(*arguments: str, cwd: Path, before: tuple[str, ...] = ()) -> subprocess.
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
 
 
+def corpus(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "palm_ds.cli.corpus", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "a.txt").write_text(TEXT)
     return tmp_path
 
 
-def test_prepare_inspect_and_add(folder: Path) -> None:
+def test_prepare_inspect_and_annotate(folder: Path) -> None:
     ended = run("out", "a.txt", *OPTIONS, cwd=folder)
     assert ended.returncode == 0, ended.stderr
     assert "90 documents, 180 sentences" in ended.stdout
     assert ended.stderr == ""
     again = run("out", "a.txt", *OPTIONS, cwd=folder)
     assert again.returncode == 0 and "complete already" in again.stdout
-    added = run("--add", "capital", "out", "a.txt", cwd=folder)
+    added = corpus("annotate", "out", "a.txt", "--annotation", "capital", cwd=folder)
     assert added.returncode == 0 and "capital" in added.stdout
-    shown = run("--inspect", "out", "--documents", "1", "--first", "89", cwd=folder)
+    shown = corpus("inspect", "out", "--documents", "1", "--first", "89", cwd=folder)
     assert "a.txt@" in shown.stdout and "capital" in shown.stdout
 
 
@@ -56,7 +61,14 @@ def test_rejected_lines_are_summed_up(folder: Path) -> None:
 def test_help_names_every_option(folder: Path) -> None:
     ended = run("--help", cwd=folder)
     assert ended.returncode == 0
-    for option in ("--tokenizer", "--train", "--lexicon_phrase", "--segmenter", "--mpi", "--add"):
+    for option in (
+        "--tokenizer",
+        "--train",
+        "--lexicon_phrase",
+        "--segmenter",
+        "--mpi",
+        "--annotation",
+    ):
         assert option in ended.stdout
 
 
@@ -69,7 +81,7 @@ def test_an_interrupt_is_one_line(folder: Path) -> None:
     script = Path(__file__).resolve().parents[2] / "launch" / "prepare.py"
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     running = subprocess.Popen(
-        [sys.executable, str(script), "out", "a.txt", *OPTIONS, "--mark", "slow_marks:slow"]
+        [sys.executable, str(script), "out", "a.txt", *OPTIONS, "--annotation", "slow_marks:slow"]
         + ["--workers", "2"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": path},
@@ -85,7 +97,7 @@ def test_an_interrupt_is_one_line(folder: Path) -> None:
     os.killpg(running.pid, signal.SIGINT)
     _, error = running.communicate(timeout=60)
     assert running.returncode == 130
-    assert error == "stopped; the same command goes on from here\n"
+    assert error == "stopped; run the same command again to continue\n"
 
 
 def mpirun() -> str | None:

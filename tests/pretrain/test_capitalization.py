@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from palm_ds.corpus.cli import main
+from palm_ds.cli.prepare import COMMAND
 from palm_ds.corpus.store import open_corpus
 from palm_ds.corpus.writer import write_corpus
 from palm_ds.errors import UserError
@@ -67,7 +67,7 @@ def text(tmp_path_factory) -> tuple[Source, list[str]]:
     texts = [" ".join([*rng.choice(words, rng.integers(30, 200)), "end ."]) for _ in range(30)]
     (folder / "in.txt").write_text("\n\n".join(texts), "utf-8")
     options = ["--language", "en", "--lower", "--train", "wordpiece", "--vocab_size", "100"]
-    main([str(folder / "corpus"), str(folder / "in.txt"), *options])
+    COMMAND.call([str(folder / "corpus"), str(folder / "in.txt"), *options])
     marks = ("capital", "word", "phrase", "entity")
     return split(open_corpus(folder / "corpus"), 0.0, marks)[0], texts
 

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from palm_ds.corpus.cli import main as prepare
+from palm_ds.cli.prepare import COMMAND as PREPARE
 from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.errors import UserError
 from palm_ds.example import Example
@@ -205,9 +205,9 @@ def test_held_out_documents_stay_apart(corpus):
 @pytest.fixture(scope="module")
 def textbooks(shared, tmp_path_factory) -> Corpus:
     folder = tmp_path_factory.mktemp("openstax") / "corpus"
-    options = ["--language", "en", "--lower", "--title_field", "title", "--mark", "heading"]
+    options = ["--language", "en", "--lower", "--title_field", "title", "--annotation", "heading"]
     options += ["--tokenizer", str(shared / "data/ernie/vocab_en.txt"), "--no_collocations"]
-    prepare([str(folder), str(shared / "data/corpus/en/openstax.jsonl"), *options])
+    PREPARE.call([str(folder), str(shared / "data/corpus/en/openstax.jsonl"), *options])
     return open_corpus(folder)
 
 
@@ -287,4 +287,4 @@ def test_mistakes_are_one_clear_line(corpus, tmp_path):
     assert "groups have two such; 2 are needed" in refused(first, group=True)
     bare = write_small_corpus(tmp_path / "bare", documents=5)
     said = refused(whole(bare))
-    assert "neither labelled pairs" in said and "--add heading" in said
+    assert "neither labelled pairs" in said and "--annotation heading" in said

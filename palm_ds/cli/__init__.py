@@ -1,0 +1,7 @@
+"""The console command `palm-ds`: one module for each sub-command, and main.py over them.
+
+palm-ds pretrain ...                               palm_ds/cli/pretrain.py
+python -m palm_ds.cli.pretrain ...                 the same
+deepspeed --module palm_ds.cli.pretrain ...        the same, in many processes
+python launch/pretrain.py ...                      the same, from a checkout
+"""

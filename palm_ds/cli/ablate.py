@@ -1,0 +1,82 @@
+"""`palm-ds ablate`"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from palm_ds.children import launcher_of
+from palm_ds.cli.command import CONTINUES, Command
+from palm_ds.cli.options import add_ds_config, add_recipe, check_overrides, names
+from palm_ds.cli.runs import add_launcher, command_of, say, stop_on_signals
+from palm_ds.cli.shipped import find_ds_config, find_recipe
+
+if TYPE_CHECKING:
+    from palm_ds.ablate import Variant
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_recipe(parser, "its blends and their steps are scheduled")
+    add_ds_config(parser)
+    add = parser.add_argument
+    add("--out", required=True, metavar="DIR", help="folder of all runs and the table")
+    add(
+        "--schedules",
+        default="sequential,joint,continual",
+        metavar="A,B",
+        help="some of sequential, joint, continual, alternate (the first three)",
+    )
+    add("--always", default="", metavar="TASK", help="each once more with TASK in every blend")
+    add("--steps", default="", metavar="N", help="of each blend (as in the recipe)")
+    add_launcher(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    check_overrides(args.overrides)
+    launcher = launcher_of(args.launcher)
+    recipe, ds_config = find_recipe(args.recipe), find_ds_config(args.deepspeed_config)
+    from palm_ds.ablate import Ablation, compare, run_all, variants
+    from palm_ds.machine import read_machine
+
+    ablation = Ablation(
+        recipe=Path(recipe),
+        machine=read_machine(ds_config),
+        out=Path(args.out),
+        overrides=args.overrides,
+        schedules=names(args.schedules),
+        always=args.always,
+        steps=args.steps,
+    )
+    found = variants(ablation)
+
+    def command(variant: Variant) -> list[str]:
+        machine = ("--deepspeed_config", ds_config)
+        folder = ("--run_dir", variant.run.folder)
+        return command_of(launcher, "pretrain", variant.file, *machine, *folder)
+
+    stop_on_signals()
+    run_all(found, command, say)
+    say(compare(ablation, found))
+    say(f"also in {ablation.out / 'ablation.md'} and ablation.json")
+    return 0
+
+
+COMMAND = Command(
+    name="ablate",
+    summary="Train one recipe under several schedules with equal budgets, and compare the results.",
+    usage="RECIPE --deepspeed_config FILE --out DIR [options] [a.b=c ...]",
+    examples="""
+palm-ds ablate RECIPE.yaml --deepspeed_config cpu.json --out runs/ablation
+palm-ds ablate RECIPE.yaml --deepspeed_config FILE --out DIR optimizer.lr=1e-4 \\
+    --launcher "deepspeed --num_gpus 8" --schedules continual,alternate \\
+    --always knowledge_masking --steps 2000
+""",
+    notes="Each run is a `palm-ds pretrain` in its own process. Run it again to continue.",
+    interrupted=CONTINUES,
+    add_arguments=add_arguments,
+    run=run,
+)
+
+if __name__ == "__main__":
+    COMMAND.start()

@@ -1,0 +1,176 @@
+"""What a sub-command is: its arguments, its help on one screen, its errors and its exit codes.
+
+    COMMAND = Command(name="report", summary="...", usage="...", examples="...",
+                      add_arguments=add_arguments, run=run)
+
+Exit codes: 0 success; 1 a negative result (`verify`: the checkpoints differ); 2 a mistake in the
+arguments or the input, explained in one line; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from palm_ds.errors import UserError, exit_on_user_error, suggest
+
+CONTINUES = "stopped; run the same command again to continue"
+_WIDTH = 100
+"""Columns of a help text at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One sub-command."""
+
+    name: str
+    """As typed after `palm-ds`: `fill-mask`, `corpus inspect`."""
+    summary: str
+    """One line, in the list of commands and on top of its own help."""
+    usage: str
+    """Its arguments in a line."""
+    examples: str
+    """Command lines that begin with `palm-ds NAME`; a script shows its own name instead."""
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+    """Does it, and returns the exit code."""
+    notes: str = ""
+    """What else its help says, under the examples."""
+    piped: bool = False
+    """End quietly when whoever reads the output has seen enough, as in `| head`."""
+    interrupted: str = "interrupted"
+    """The line that an interrupt ends with."""
+
+    def parser(self) -> Parser:
+        invocation, launched = _invocation(self.name)
+        examples = self.examples.replace(f"palm-ds {self.name}", invocation)
+        examples = re.sub(r"(-m|--module) palm_ds\.cli\.\w+", launched or r"\g<0>", examples)
+        parts = [f"examples:\n{_indented(examples)}", self.notes.strip()]
+        parser = Parser(
+            prog=invocation,
+            usage=f"{invocation} {self.usage}",
+            description=self.summary,
+            epilog="\n\n".join(filter(None, parts)),
+            formatter_class=_Formatter,
+            add_help=False,
+        )
+        parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
+        self.add_arguments(parser)
+        return parser
+
+    def call(self, argv: Sequence[str] | None = None) -> int:
+        """Parse and run. Raises UserError."""
+        return self.run(self.parser().parse_intermixed_args(argv))
+
+    def main(self, argv: Sequence[str] | None = None) -> int:
+        """Parse and run; a mistake ends with one line and exit code 2."""
+        with exit_on_user_error():
+            return self.call(argv)
+        return 2
+
+    def start(self, argv: Sequence[str] | None = None) -> NoReturn:
+        """The whole program: run, and end this process."""
+        if self.piped:
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        try:
+            code = self.main(argv)
+        except KeyboardInterrupt:
+            print(self.interrupted, file=sys.stderr, flush=True)
+            code = 130
+        _leave(code)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Sub-commands under one word, as `palm-ds corpus inspect`."""
+
+    name: str
+    summary: str
+    commands: Mapping[str, Command]
+    default: Command | None = None
+    """Runs where the next word is no sub-command; None: the list of them is shown."""
+
+    def find(self, argv: Sequence[str]) -> tuple[Command, Sequence[str]]:
+        """The sub-command that the words name, and its arguments. Raises UserError."""
+        word = argv[0] if argv else "--help"
+        if word in self.commands:
+            return self.commands[word], argv[1:]
+        if self.default is not None:
+            return self.default, argv
+        if word in ("-h", "--help"):
+            print(self.help())
+            raise SystemExit(0)
+        raise UserError(
+            f"palm-ds {self.name} {word}: no such command{suggest(word, self.commands)}"
+        )
+
+    def help(self) -> str:
+        head = f"usage: palm-ds {self.name} COMMAND [options]\n\n{self.summary}\n"
+        rows = {word: command.summary for word, command in self.commands.items()}
+        return f"{head}\n{table(rows)}\n\n`palm-ds {self.name} COMMAND --help` has examples."
+
+    def main(self, argv: Sequence[str] | None = None) -> int:
+        with exit_on_user_error():
+            command, rest = self.find(sys.argv[1:] if argv is None else argv)
+            return command.call(rest)
+        return 2
+
+    def start(self, argv: Sequence[str] | None = None) -> NoReturn:
+        with exit_on_user_error():
+            command, rest = self.find(sys.argv[1:] if argv is None else argv)
+        command.start(rest)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with the project's errors: one line, and the nearest known option."""
+
+    def error(self, message: str) -> NoReturn:
+        unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
+        if unknown:
+            known = [text for text in self._option_string_actions if text.startswith("--")]
+            hint = suggest(unknown[1], known)
+            message += hint if "did you mean" in hint else ""
+        raise UserError(f"{message}; see `{self.prog} --help`")
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """An option a line, where it fits."""
+
+    def __init__(self, prog: str):
+        columns = min(shutil.get_terminal_size().columns - 2, _WIDTH)
+        super().__init__(prog, max_help_position=30, width=columns)
+
+
+def table(rows: Mapping[str, str], indent: int = 2) -> str:
+    """Words and what they mean, in two columns."""
+    width = max(map(len, rows)) + 2
+    return "\n".join(f"{' ' * indent}{word:<{width}}{text}" for word, text in rows.items())
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.strip().splitlines())
+
+
+def _invocation(name: str) -> tuple[str, str]:
+    """How this command was called, and what a launcher calls it ("": as the module)."""
+    script = Path(sys.argv[0])
+    if script.suffix == ".py" and script.parent.name in ("launch", "convert_ckpt"):
+        return f"python {script}", str(script)
+    return f"palm-ds {name}", ""
+
+
+def _leave(code: int) -> NoReturn:
+    """End this process: at once where DeepSpeed runs in it, whose threads may abort an interpreter
+    that shuts down in the usual way."""
+    if "deepspeed" in sys.modules:
+        from palm_ds.processes import leave
+
+        leave(code)
+    sys.exit(code)

@@ -1,0 +1,105 @@
+"""`palm-ds convert`"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from palm_ds.cli.command import Command
+from palm_ds.errors import UserError
+
+if TYPE_CHECKING:
+    from palm_ds.convert import Converted
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("source", type=Path, metavar="SOURCE")
+    add("target", type=Path, metavar="TARGET", help="a new folder")
+    add("--to", default="palm_ds", help="palm_ds, huggingface or paddle (palm_ds)")
+    add("--family", default="", help="ernie, bert or roberta")
+    add("--task", default="", help="read texts as this task, or row of the task embedding, does")
+    add("--head", default="", metavar="NAME", help="write this classification head")
+    add("--head_class", default="", metavar="CLASS", help="as this, such as ForTokenClassification")
+    add("--words", default="", metavar="NAME", help="write this masked-word head")
+    add("--dtype", default="float32", help="float32, float16 or bfloat16 (float32)")
+    add("--shard_size", default="5GB", help="of a file of weights (5GB)")
+    add("--eps", type=float, help="of LayerNorm, if the source is wrong or the target needs another")
+    add("--config", type=Path, help="the encoder's config, if not in SOURCE")
+    add("--tokenizer", type=Path, help="the tokenizer, if not in SOURCE")
+    add("--texts", type=Path, help="real texts to check with, one per line")
+    add("--strict", action="store_true", help="skip no tensor")
+    add("--unchecked", action="store_true", help="do not compare the outputs")
+    add("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    from palm_ds.convert import Options, convert
+
+    options = Options(
+        family=args.family,
+        task=args.task,
+        head=args.head,
+        head_class=args.head_class,
+        words=args.words,
+        dtype=args.dtype,
+        shard_size=args.shard_size,
+        strict=args.strict,
+        verify=not args.unchecked,
+        **({} if args.texts is None else {"texts": _read_texts(args.texts)}),
+    )
+    opening = {name: getattr(args, name) for name in ("eps", "config", "tokenizer")}
+    done = convert(args.source, args.target, args.to, options, **opening)
+    if args.json:
+        print(json.dumps(done.record(), ensure_ascii=False, default=str))
+    else:
+        _show(done)
+    return 0
+
+
+def _read_texts(file: Path) -> list[str]:
+    """The lines of a file that are not empty. Raises UserError."""
+    try:
+        lines = [line.strip() for line in file.read_text("utf-8").split("\n")]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--texts {file}: cannot be read: {error}") from None
+    if not any(lines):
+        raise UserError(f"--texts {file}: there is no text in it")
+    return [line for line in lines if line]
+
+
+def _show(done: Converted) -> None:
+    """The tensors, the notes, and how far apart the outputs are."""
+    from rich.console import Console
+
+    from palm_ds.account import show
+
+    console = Console(soft_wrap=True, highlight=False)
+    show(done.account.rows(), console)
+    for note in done.notes:
+        console.print(f"note: {note}", markup=False)
+    console.print(f"{done.format} -> {done.to}: {done.target}", markup=False)
+    console.print(f"checked: {done.proof or 'not at all'}", markup=False)
+
+
+COMMAND = Command(
+    name="convert",
+    summary="Convert a checkpoint, and check that the result computes the same.",
+    usage="SOURCE TARGET [--to FORMAT] [options]",
+    examples="""
+palm-ds convert runs/mine out --to huggingface
+palm-ds convert runs/mine out --to huggingface --family bert --task NAME
+palm-ds convert ernie/params out --to palm_ds --eps 1e-5 --dtype bfloat16
+""",
+    notes="""
+SOURCE is a run, one of its checkpoints, its weights/; a folder of Hugging Face, Paddle (ERNIE,
+PALM, PaddleNLP) or DeepSpeed; a TensorFlow BERT checkpoint. TARGET is complete or absent.""",
+    piped=True,
+    add_arguments=add_arguments,
+    run=run,
+)
+
+if __name__ == "__main__":
+    COMMAND.start()

@@ -1,0 +1,135 @@
+"""`palm-ds corpus inspect|annotate|export-ernie`: what is done with a corpus that exists."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from palm_ds.cli.command import CONTINUES, Command, Group
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(soft_wrap=True, highlight=False)
+
+
+# ---- inspect ----
+
+
+def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("corpus", type=Path, metavar="CORPUS", help="a folder that `palm-ds prepare` made")
+    add("--documents", type=int, default=3, metavar="N", help="how many to show (3)")
+    add("--first", type=int, default=0, metavar="N", help="the first document to show (0)")
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    from palm_ds.corpus.inspect import inspect
+
+    inspect(args.corpus, documents=args.documents, first=args.first, console=_console())
+    return 0
+
+
+INSPECT = Command(
+    name="corpus inspect",
+    summary="Show documents of a corpus in colour, with their annotations.",
+    usage="CORPUS [options]",
+    examples="""
+palm-ds corpus inspect data/wiki
+palm-ds corpus inspect data/wiki --documents 1 --first 250
+""",
+    piped=True,
+    add_arguments=_inspect_arguments,
+    run=_inspect,
+)
+
+
+# ---- annotate ----
+
+
+def _annotate_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("corpus", type=Path, metavar="CORPUS", help="a folder that `palm-ds prepare` made")
+    add("input", nargs="+", metavar="INPUT", help="the same input that it was made of")
+    add(
+        "--annotation",
+        action="append",
+        required=True,
+        metavar="NAME",
+        help="capital, heading or [name=]module:function; repeatable",
+    )
+    add("--workers", type=int, default=1, metavar="N", help="processes on this machine (1)")
+    add("--mpi", action="store_true", help="processes on any machines, under mpirun")
+
+
+def _annotate(args: argparse.Namespace) -> int:
+    from palm_ds.corpus.add import add_marks
+
+    add_marks(
+        args.corpus,
+        args.input,
+        args.annotation,
+        workers=args.workers,
+        mpi=args.mpi,
+        console=_console(),
+    )
+    return 0
+
+
+ANNOTATE = Command(
+    name="corpus annotate",
+    summary="Add annotations, one value per token, to a corpus.",
+    usage="CORPUS INPUT... --annotation NAME [options]",
+    examples="""
+palm-ds corpus annotate data/wiki wiki/*.jsonl.gz --annotation capital
+palm-ds corpus annotate data/wiki wiki/*.jsonl.gz --annotation number=my_annotations:is_number
+""",
+    interrupted=CONTINUES,
+    add_arguments=_annotate_arguments,
+    run=_annotate,
+)
+
+
+# ---- export-ernie ----
+
+
+def _export_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("corpus", type=Path, metavar="CORPUS", help="a folder that `palm-ds prepare` made")
+    add("file", metavar="FILE.gz", help="a new file")
+    add("--length", type=int, metavar="N", help="maximum tokens in a line (512)")
+    add("--seed", type=int, default=0, metavar="N", help="of the cuts and random texts (0)")
+
+
+def _export(args: argparse.Namespace) -> int:
+    from palm_ds.corpus.ernie_lines import write_ernie
+
+    write_ernie(args.corpus, args.file, length=args.length, seed=args.seed, console=_console())
+    return 0
+
+
+EXPORT_ERNIE = Command(
+    name="corpus export-ernie",
+    summary="Write a corpus as ERNIE 1.0's training lines.",
+    usage="CORPUS FILE.gz [options]",
+    examples="palm-ds corpus export-ernie data/wiki wiki.gz --length 128",
+    notes="""
+A corpus of pairs is written as it is. Documents are cut into pairs; in half of them the second text
+is from another document.""",
+    add_arguments=_export_arguments,
+    run=_export,
+)
+
+COMMAND = Group(
+    name="corpus",
+    summary="Inspect, annotate or export a corpus.",
+    commands={"inspect": INSPECT, "annotate": ANNOTATE, "export-ernie": EXPORT_ERNIE},
+)
+
+if __name__ == "__main__":
+    COMMAND.start()

@@ -1,0 +1,54 @@
+"""`palm-ds download`"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from palm_ds.cli.command import CONTINUES, Command
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("names", nargs="+", metavar="NAME", help="a model's name; `ls` lists them")
+    add("--path", type=Path, default=Path(), help="models go to PATH/pretrain/NAME (.)")
+    add("--mirror", help="a base URL or a folder (PALM_MIRROR)")
+    add("--revision", help="of a repository on the hub: a branch, tag or commit")
+    add("--again", action="store_true", help="even if the folder exists")
+
+
+def run(args: argparse.Namespace) -> int:
+    from palm_ds import downloader
+
+    if args.names == ["ls"]:
+        downloader.ls()
+        return 0
+    places = downloader.places_from_environment()
+    if args.mirror is not None:
+        places = replace(places, mirror=args.mirror)
+    for name in args.names:
+        folder = downloader.download(
+            name, path=args.path, places=places, again=args.again, revision=args.revision
+        )
+        print(folder, flush=True)
+    return 0
+
+
+COMMAND = Command(
+    name="download",
+    summary="Download pretrained models by PaddlePALM's names, or from the Hugging Face hub.",
+    usage="NAME [NAME ...] [options]",
+    examples="""
+palm-ds download ls
+palm-ds download ERNIE-v2-en-base BERT-zh-base --path models
+palm-ds download org/name --revision main
+""",
+    notes="PALM_MIRROR names a mirror of the archives: a base URL, or a folder.",
+    interrupted=CONTINUES,
+    add_arguments=add_arguments,
+    run=run,
+)
+
+if __name__ == "__main__":
+    COMMAND.start()

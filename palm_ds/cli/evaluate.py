@@ -1,0 +1,89 @@
+"""`palm-ds evaluate`"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from palm_ds.cli.command import Command
+
+KINDS = (
+    "classification, multi_label, regression, matching, multiple_choice, tagging, reading, ranking"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--kind", required=True, help=KINDS)
+    add("--gold", nargs="+", required=True, metavar="FILE", help="with labels")
+    add("--predictions", required=True, metavar="FILE")
+    add("--columns", nargs="+", default=[], metavar="ROLE=NAME", help="of the gold file")
+    add("--format", default="auto", help="of the gold file (by its name)")
+    add("--no_header", action="store_true", help="the gold file's columns are numbers, from 0")
+    add("--positive", default="", help="classification: the class F1 is of")
+    add("--separator", default=",", help="multi_label: between classes (,)")
+    add("--scheme", default="BIO", help="tagging: BIO, IOB1, ...; none: no chunks")
+    add("--style", default="squad1", help="reading: squad1, squad2 or cmrc")
+    add("--json", type=Path, metavar="FILE", help="write the scores here as well")
+
+
+def run(args: argparse.Namespace) -> int:
+    from palm_ds.judge import Rules, judge
+    from palm_ds.reader import TableSettings
+    from palm_ds.reader.options import columns_of
+
+    rules = Rules(
+        kind=args.kind,
+        positive=args.positive,
+        separator=args.separator,
+        scheme=args.scheme,
+        style=args.style,
+    )
+    read = TableSettings(
+        columns=columns_of(args.columns),
+        format=args.format,
+        header=not args.no_header,
+        lost_answers="keep",
+    )
+    scores = judge(args.gold, args.predictions, rules, read)
+    if args.json:
+        plain = {k: v if math.isfinite(v) else None for k, v in scores.items()}
+        args.json.write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
+    _show(scores)
+    return 0
+
+
+def _show(scores: Mapping[str, float]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("metric", "score")
+    for name, value in scores.items():
+        table.add_row(name, f"{value:.4f}")
+    Console(highlight=False).print(table)
+
+
+COMMAND = Command(
+    name="evaluate",
+    summary="Score a file of predictions against a file of labels; no model is needed.",
+    usage="--kind KIND --gold FILE... --predictions FILE [options]",
+    examples="""
+palm-ds evaluate --kind classification --gold dev.tsv --predictions DIR/sst2.tsv
+palm-ds evaluate --kind reading --style squad2 --gold dev-v2.0.json \\
+    --predictions DIR/squad.predictions.json
+palm-ds evaluate --kind tagging --gold FILE --predictions FILE     # one CoNLL file: its last
+    # column is predicted, the one before it is the label
+""",
+    notes="""
+Predictions are the files of `palm-ds predict`, SQuAD's object of answers, CoNLL, or one a line in
+the order of the rows.""",
+    piped=True,
+    add_arguments=add_arguments,
+    run=run,
+)
+
+if __name__ == "__main__":
+    COMMAND.start()

@@ -1,0 +1,71 @@
+"""`palm-ds fill-mask`"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+
+from palm_ds.cli.command import Command
+from palm_ds.errors import UserError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="a --run_dir, its weights/, or a Hugging Face folder")
+    add("texts", nargs="*", metavar="TEXT", help="with one [MASK] or more")
+    add("--top", type=int, default=5, metavar="N", help="predictions to show (5)")
+    add("--task", default="", help="read texts as this task does (its embedding)")
+    add("--hide", default="", metavar="WORD", help="mask this word of the texts")
+    add("--json", action="store_true", help="one JSON object per text")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.top < 1:
+        raise UserError(f"--top {args.top}: at least 1 guess")
+    from rich.console import Console
+
+    from palm_ds.fill_mask import as_record, as_text, open_filler
+
+    filler = open_filler(args.model, task=args.task)
+    console = Console(soft_wrap=True, highlight=False)
+    for text in args.texts or _lines():
+        filled = filler.fill(text, top=args.top, hide=args.hide)
+        if args.json:
+            print(json.dumps(as_record(filler, text, filled), ensure_ascii=False), flush=True)
+        else:
+            console.print(as_text(filler, filled))
+    return 0
+
+
+def _lines() -> Iterator[str]:
+    """The lines of the input that are not empty."""
+    if sys.stdin.isatty():
+        print("type a text with [MASK] on each line; end with Ctrl-D", file=sys.stderr, flush=True)
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        try:
+            text = line.decode().strip()
+        except UnicodeDecodeError:
+            raise UserError(f"line {number} of the input is not UTF-8 text") from None
+        if text:
+            yield text
+
+
+COMMAND = Command(
+    name="fill-mask",
+    summary="Predict masked words with a run, a folder of weights, or a Hugging Face folder.",
+    usage="MODEL [TEXT ...] [options]",
+    examples="""
+palm-ds fill-mask runs/mine "The capital of [MASK] is Paris."
+palm-ds fill-mask runs/mine/hf --hide Paris "The capital of France is Paris."
+palm-ds fill-mask runs/mine --json < texts.txt
+""",
+    notes="Without TEXT, every line of the input is one. Each [MASK] is filled by itself.",
+    piped=True,
+    add_arguments=add_arguments,
+    run=run,
+)
+
+if __name__ == "__main__":
+    COMMAND.start()

@@ -1,0 +1,82 @@
+"""`palm-ds inspect`"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from palm_ds.cli.command import Command
+from palm_ds.cli.options import add_recipe, check_overrides
+from palm_ds.errors import UserError
+
+if TYPE_CHECKING:
+    from palm_ds.inspect_stream import View
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_recipe(parser)
+    add = parser.add_argument
+    add("--step", type=int, metavar="N", help="a step, counted from 1 (1)")
+    add("--rows", type=int, default=2, metavar="K", help="rows to show (2)")
+    add("--held_out", action="store_true", help="the held-out rows, K of each blend")
+    add("--json", action="store_true", help="one JSON object per sequence")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.held_out and args.step is not None:
+        raise UserError("--held_out: the same rows at every step; leave out --step")
+    check_overrides(args.overrides)
+    from palm_ds.cli.shipped import find_recipe
+    from palm_ds.inspect_stream import as_record, open_held_out, open_step, sequences
+    from palm_ds.run import read_recipe
+
+    recipe = read_recipe(find_recipe(args.recipe), args.overrides)
+    if args.held_out:
+        view = open_held_out(recipe, rows=args.rows)
+    else:
+        view = open_step(recipe, 1 if args.step is None else args.step, rows=args.rows)
+    if args.json:
+        for seen in sequences(view, view.shown):
+            print(json.dumps(as_record(view, seen), ensure_ascii=False))
+    else:
+        _show(view)
+    return 0
+
+
+def _show(view: View) -> None:
+    """In colour on a terminal; elsewhere a line stays a line, however long."""
+    from rich.console import Console
+
+    from palm_ds.inspect_stream import as_text, summary
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=160)
+    for row in view.shown:
+        console.print(as_text(view, row), soft_wrap=not console.is_terminal)
+    for part in summary(view):
+        console.print(part)
+        console.print()
+
+
+COMMAND = Command(
+    name="inspect",
+    summary="Show the packed rows of a training step, with masks and labels; nothing is trained.",
+    usage="RECIPE [options] [a.b=c ...]",
+    examples="""
+palm-ds inspect RECIPE.yaml --step 500 --rows 3
+palm-ds inspect RECIPE.yaml length=128 --held_out
+palm-ds inspect RECIPE.yaml --rows 0        # only the summary of a whole step
+palm-ds inspect RECIPE.yaml --json          # one object per sequence
+""",
+    notes="""
+The original stands in brackets behind a masked or replaced token, (=) behind one that is predicted
+although it is unchanged. A late step of a long run takes a while: all before it is packed.""",
+    piped=True,
+    add_arguments=add_arguments,
+    run=run,
+)
+
+if __name__ == "__main__":
+    COMMAND.start()

@@ -1,0 +1,44 @@
+"""What the command line of DeepSpeed's launcher said, where it is one of our parents.
+
+`deepspeed --hostfile FILE` with a FILE that does not exist trains on this machine alone, after a
+warning in its log. The launcher passes nothing on about it, but it is a parent of the processes it
+starts, so its command line and working directory can be read. Where they cannot (another user's
+launcher, another namespace), nothing is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from palm_ds.errors import UserError
+
+
+def check_hostfile() -> None:
+    """Refuse a run whose launcher was given a hostfile that does not exist. Raises UserError."""
+    for parent in psutil.Process().parents():
+        try:
+            line, folder = parent.cmdline(), Path(parent.cwd())
+        except (psutil.Error, OSError):
+            continue
+        if not any("deepspeed" in Path(word).name for word in line[:4]):
+            continue
+        name = hostfile_of(line)
+        if name and not (folder / name).is_file():
+            raise UserError(
+                f"--hostfile {name}: no such file; deepspeed would train on this machine alone. "
+                "Correct the name, or leave out --hostfile"
+            )
+
+
+def hostfile_of(line: Sequence[str]) -> str | None:
+    """The file that `deepspeed` was given as --hostfile, -H or an abbreviation."""
+    for word, following in zip(line, [*line[1:], ""], strict=True):
+        option, equals, value = word.partition("=")
+        if len(option) > 3 and "--hostfile".startswith(option):
+            return value if equals else following
+        if word.startswith("-H"):
+            return word[2:].removeprefix("=") or following
+    return None

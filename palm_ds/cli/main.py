@@ -1,0 +1,81 @@
+"""`palm-ds`: finds the sub-command and runs it. Only that one is imported."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from palm_ds.cli.command import Command, Group, table
+from palm_ds.errors import UserError, exit_on_user_error, suggest
+
+SECTIONS: Mapping[str, Sequence[str]] = {
+    "Text to corpus": ("prepare", "corpus"),
+    "Training": ("pretrain", "finetune", "suite", "ablate", "inspect", "report"),
+    "Using a model": ("predict", "evaluate", "fill-mask"),
+    "Checkpoints": ("convert", "verify", "show", "resize", "download"),
+    "Shipped files": ("recipes",),
+}
+"""Every sub-command; `fill-mask` is the module fill_mask."""
+_HEAD = """usage: palm-ds COMMAND [options]
+
+Multi-task pretraining and fine-tuning of text encoders on a DeepSpeed engine.
+"""
+_TAIL = """
+`palm-ds COMMAND --help` has examples. Several processes:
+  deepspeed --module palm_ds.cli.pretrain RECIPE --deepspeed_config FILE   (or finetune, predict)
+  torchrun --nproc_per_node 8 --module palm_ds.cli.pretrain RECIPE --deepspeed_config FILE"""
+
+
+def load(word: str) -> Command | Group:
+    """The sub-command of that name."""
+    return importlib.import_module(f"palm_ds.cli.{word.replace('-', '_')}").COMMAND
+
+
+def help_text() -> str:
+    """Every sub-command with its summary."""
+    parts = [_HEAD]
+    width = max(len(word) for words in SECTIONS.values() for word in words)
+    for title, words in SECTIONS.items():
+        rows = {f"{word:<{width}}": load(word).summary for word in words}
+        parts.append(f"{title}\n{table(rows)}")
+    return "\n".join([*parts, _TAIL])
+
+
+def find(argv: Sequence[str]) -> tuple[Command, Sequence[str]]:
+    """The sub-command that the words name, and its arguments. Raises UserError, and SystemExit
+    after a text that was asked for."""
+    word = argv[0] if argv else "--help"
+    if word in ("-h", "--help", "help"):
+        print(help_text())
+        raise SystemExit(0)
+    if word == "--version":
+        from palm_ds import __version__
+
+        print(f"palm_ds {__version__}")
+        raise SystemExit(0)
+    known = [word for words in SECTIONS.values() for word in words]
+    if word not in known:
+        raise UserError(f"palm-ds {word}: no such command{suggest(word, known)}")
+    found = load(word)
+    return found.find(argv[1:]) if isinstance(found, Group) else (found, argv[1:])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line; the exit code."""
+    with exit_on_user_error():
+        command, rest = find(sys.argv[1:] if argv is None else argv)
+        return command.call(rest)
+    return 2
+
+
+def start() -> NoReturn:
+    """The console script."""
+    with exit_on_user_error():
+        command, rest = find(sys.argv[1:])
+    command.start(rest)
+
+
+if __name__ == "__main__":
+    start()

@@ -1,0 +1,158 @@
+"""`palm-ds predict`"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from palm_ds.cli.command import Command
+from palm_ds.cli.options import names
+
+if TYPE_CHECKING:
+    import torch
+    from rich.progress import Task
+
+    from palm_ds.checkpoint import Group
+    from palm_ds.predicting import Report
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="a --run_dir of `palm-ds finetune`, or its weights/")
+    add("--input", nargs="+", required=True, metavar="FILE", help="the rows")
+    add("--output", required=True, type=Path, metavar="DIR", help="a new folder")
+    add("--tasks", default="", metavar="A,B", help="which tasks (all)")
+    add(
+        "--columns",
+        nargs="+",
+        default=[],
+        metavar="ROLE=NAME",
+        help="columns that are named otherwise than in training; `ROLE=`: there is none",
+    )
+    add("--format", default="", help="of the files, where other than in training")
+    add("--tsv", action="store_true", help="write TASK.tsv too (index, prediction)")
+    add("--precision", default="fp32", help="fp32, bf16 or fp16 (fp32)")
+    add("--batch_tokens", type=int, default=0, metavar="N", help="tokens in a batch")
+    add("--device", default="", help="cpu, cuda, cuda:1 (a GPU where there is one)")
+    add("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)  # from the launcher
+
+
+def run(args: argparse.Namespace) -> int:
+    from palm_ds.cli.launcher import check_hostfile
+    from palm_ds.outputs import check_output
+    from palm_ds.predicting import Job, predict_files
+    from palm_ds.predictor import open_predictor
+    from palm_ds.reader.options import columns_of
+
+    check_hostfile()
+    columns = columns_of(args.columns)
+    check_output(args.output)
+    group, device = _processes(args.device)
+    predictor = open_predictor(
+        args.model,
+        tasks=names(args.tasks),
+        precision=args.precision,
+        batch_tokens=args.batch_tokens,
+        device=device,
+    )
+    job = Job(
+        inputs=args.input,
+        output=args.output,
+        columns=columns,
+        format=args.format,
+        tsv=args.tsv,
+    )
+    with _progress(group.rank == 0) as done:
+        report = predict_files(predictor, job, group, done)
+    if report:
+        _show(report, args.output, group.world)
+    return 0
+
+
+def _processes(device: str) -> tuple[Group, torch.device]:
+    """Those of the run, and what this one computes on; DeepSpeed joins them where there are
+    several."""
+    import torch
+
+    from palm_ds.checkpoint import ALONE
+
+    if int(os.environ.get("WORLD_SIZE", os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))) > 1:
+        from palm_ds.machine import Machine
+        from palm_ds.processes import start
+
+        found = start(Machine(path="", sections={}, stage=0, precision="fp32"))
+        return found, torch.device(device) if device else found.device
+    gpu = torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu"
+    return ALONE, torch.device(device or ("cuda" if gpu else "cpu"))
+
+
+@contextmanager
+def _progress(shown: bool) -> Iterator[Callable[[int, int], None]]:
+    """A bar with rows and rows per second, on a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    class Speed(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(f"{task.finished_speed or task.speed or 0:,.0f} rows/s")
+
+    console = Console(stderr=True)
+    texts = TextColumn("{task.completed:,}/{task.total:,} rows")
+    bar = Progress(BarColumn(), texts, Speed(), TimeRemainingColumn(), console=console)
+    if not shown or not console.is_terminal:
+        yield lambda rows, of: None
+        return
+    with bar:
+        number = bar.add_task("predict", total=None)
+        yield lambda rows, of: bar.update(number, completed=rows, total=of)
+
+
+def _show(report: Report, output: Path, world: int) -> None:
+    """Scores, notes, how many rows were truncated, and the final line."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(soft_wrap=True, highlight=False)
+    if report.scores:
+        table = Table("task", "metric", "score")
+        for task, metrics in report.scores.items():
+            for name, value in metrics.items():
+                table.add_row(task, name, f"{value:.4f}")
+        console.print(table)
+    for note in report.notes:
+        console.print(f"note: {note}", markup=False)
+    for task, rows in report.cut.items():
+        if rows:
+            console.print(f"note: {task}: {rows:,} rows are longer than it reads", markup=False)
+    speed = report.rows / max(report.seconds, 1e-9)
+    console.print(
+        f"{report.rows:,} rows, {report.passes} pass(es), {world} process(es), "
+        f"{report.seconds:.1f} s, {speed:,.0f} rows/s; written to {output}",
+        markup=False,
+    )
+
+
+COMMAND = Command(
+    name="predict",
+    summary="Predict the rows of files with a trained model, all of its tasks in one pass.",
+    usage="MODEL --input FILE... --output DIR [options]",
+    examples="""
+palm-ds predict runs/joint --input new.tsv --output predictions
+palm-ds predict runs/joint --input new.tsv --output predictions --tasks ner,topic --tsv
+palm-ds predict runs/joint/weights --input new.jsonl --output out --columns text_a=review
+torchrun --nproc_per_node 4 --module palm_ds.cli.predict runs/joint --input new.tsv --output out
+""",
+    notes="""
+Rows need no labels; where they have some, scores are shown and written. The files are the same for
+any number of processes, also under deepspeed.""",
+    add_arguments=add_arguments,
+    run=run,
+)
+
+if __name__ == "__main__":
+    COMMAND.start()

@@ -1,0 +1,209 @@
+"""`palm-ds prepare`"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from palm_ds.cli.command import CONTINUES, Command
+from palm_ds.errors import UserError
+
+if TYPE_CHECKING:
+    from palm_ds.corpus.build import Prepare
+    from palm_ds.corpus.inputs import InputOptions
+    from palm_ds.corpus.options import TextOptions
+
+
+def run(args: argparse.Namespace) -> int:
+    options = _options(args)
+    from rich.console import Console
+
+    from palm_ds.corpus.build import prepare
+
+    prepare(args.out, args.input, options, console=Console(soft_wrap=True, highlight=False))
+    return 0
+
+
+def _options(args: argparse.Namespace) -> Prepare:
+    from palm_ds.corpus.build import Prepare
+
+    return Prepare(
+        text=_text_options(args),
+        input=_input_options(args),
+        tokenizer=args.tokenizer,
+        train=args.train,
+        vocab_size=args.vocab_size,
+        marks=tuple(args.annotation),
+        strict=args.strict,
+        shard_mb=args.shard_mb,
+        sample_mb=args.sample_mb,
+        workers=args.workers,
+        mpi=args.mpi,
+    )
+
+
+def _text_options(args: argparse.Namespace) -> TextOptions:
+    from palm_ds.corpus.options import TextOptions
+
+    return TextOptions(
+        language=args.language,
+        lower=args.lower,
+        simplify=args.simplify,
+        newline=args.newline,
+        segmenter=args.segmenter,
+        lexicon_phrase=tuple(args.lexicon_phrase),
+        lexicon_entity=tuple(args.lexicon_entity),
+        collocations=not args.no_collocations,
+        collocation_count=args.collocation_count,
+        collocation_npmi=args.collocation_npmi,
+    )
+
+
+def _input_options(args: argparse.Namespace) -> InputOptions:
+    from palm_ds.corpus.inputs import InputOptions
+
+    return InputOptions(
+        format=args.format,
+        text_field=args.text_field,
+        id_field=args.id_field,
+        title_field=args.title_field,
+        pair_fields=_pair_fields(args),
+        turns_field=args.turns_field,
+        text_documents=args.text_documents,
+    )
+
+
+def _pair_fields(args: argparse.Namespace) -> tuple[str, ...]:
+    for name, given in (("--pair_fields", args.pair_fields), ("--no_label", args.no_label)):
+        if given and args.format != "pairs":
+            raise UserError(f"{name}: is for --format pairs")
+    fields = tuple(args.pair_fields or ("text_a", "text_b", "label"))
+    if args.no_label:
+        return fields[:2] if len(fields) == 3 else fields
+    if len(fields) == 2:
+        raise UserError(f"--pair_fields {' '.join(fields)}: name the label too, or say --no_label")
+    return fields
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("out", type=Path, metavar="OUT", help="the corpus: a new folder")
+    parser.add_argument(
+        "input", nargs="*", metavar="INPUT", help="files, folders, patterns, or `embedded`"
+    )
+    _add_reading(parser.add_argument_group("reading"))
+    _add_text(parser.add_argument_group("text"))
+    _add_tokenizer(parser.add_argument_group("tokenizer"))
+    _add_work(parser.add_argument_group("work"))
+
+
+def _add_reading(group: argparse._ArgumentGroup) -> None:
+    from palm_ds.corpus.inputs import DOCUMENTS, FORMATS
+
+    add = group.add_argument
+    add("--format", choices=FORMATS, default="auto", metavar="KIND", help=", ".join(FORMATS))
+    add("--text_field", default="text", metavar="NAME", help="field of the text (text)")
+    add("--id_field", metavar="NAME", help="field of the id (id, else file and place)")
+    add("--title_field", metavar="NAME", help="field of a title; becomes a heading of the text")
+    add("--pair_fields", nargs="+", metavar="F", help="of pairs (text_a text_b label)")
+    add("--no_label", action="store_true", help="the pairs have no label")
+    add("--turns_field", metavar="NAME", help="of dialogues (turns, else messages)")
+    add(
+        "--text_documents",
+        choices=DOCUMENTS,
+        default="blank_line",
+        metavar="END",
+        help="in text files: a document per blank_line, line or file (blank_line)",
+    )
+    add("--strict", action="store_true", help="stop at the first bad line instead of listing it")
+
+
+def _add_text(group: argparse._ArgumentGroup) -> None:
+    from palm_ds.corpus.options import LANGUAGES, NEWLINES
+
+    add = group.add_argument
+    add(
+        "--language",
+        choices=LANGUAGES,
+        default="mixed",
+        metavar="L",
+        help="en, zh or mixed (mixed)",
+    )
+    add("--lower", action="store_true", help="lower-case; `capital` keeps the capitals")
+    add("--simplify", action="store_true", help="traditional to simplified Chinese")
+    add(
+        "--newline",
+        choices=NEWLINES,
+        default="auto",
+        metavar="AS",
+        help="a line end is a break or a space (auto: as the text suggests)",
+    )
+    add("--segmenter", metavar="M:F", help="Chinese words by module:function(text) -> words")
+    add(
+        "--lexicon_phrase",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="phrases, one per line",
+    )
+    add("--lexicon_entity", action="append", default=[], metavar="FILE", help="entities likewise")
+    add("--no_collocations", action="store_true", help="mine no English phrases")
+    add("--collocation_count", type=int, default=8, metavar="N", help="minimum count of a pair (8)")
+    add(
+        "--collocation_npmi",
+        type=float,
+        default=0.35,
+        metavar="X",
+        help="minimum normalized PMI of a pair (0.35)",
+    )
+    add(
+        "--annotation",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="capital, heading or [name=]module:function; repeatable",
+    )
+
+
+def _add_tokenizer(group: argparse._ArgumentGroup) -> None:
+    from palm_ds.corpus.vocabulary import KINDS
+
+    add = group.add_argument
+    add("--tokenizer", metavar="PATH", help="vocab.txt, tokenizer.json, spiece.model or a folder")
+    add("--train", choices=KINDS, metavar="KIND", help=f"train one instead: {', '.join(KINDS)}")
+    add("--vocab_size", type=int, default=30_522, metavar="N", help="tokens to train (30522)")
+
+
+def _add_work(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--workers", type=int, default=1, metavar="N", help="processes on this machine (1)")
+    add("--mpi", action="store_true", help="processes on any machines, under mpirun")
+    add("--shard_mb", type=float, metavar="X", help="MiB of input in a shard (1/256, 4 to 128)")
+    add(
+        "--sample_mb",
+        type=float,
+        default=64.0,
+        metavar="X",
+        help="MiB of text to train a tokenizer and mine phrases on (64)",
+    )
+
+
+COMMAND = Command(
+    name="prepare",
+    summary="Turn raw text into a corpus: tokens and their annotations, memory-mapped.",
+    usage="OUT INPUT... (--tokenizer PATH | --train KIND) [options]",
+    examples="""
+palm-ds prepare data/small embedded --train wordpiece --vocab_size 8000 --lower
+palm-ds prepare data/wiki wiki/*.jsonl.gz --tokenizer bert-base-uncased/ --workers 16
+palm-ds prepare data/zh books/ --language zh --tokenizer ernie/vocab.txt --simplify
+palm-ds prepare data/pairs pairs.tsv --format pairs --tokenizer vocab.txt
+palm-ds prepare data/demo demo_train_set.gz --format ernie --tokenizer ernie/vocab.txt
+mpirun -n 64 python -m mpi4py.futures -m palm_ds.cli.prepare data/wiki wiki/ ... --mpi
+""",
+    interrupted=CONTINUES,
+    add_arguments=add_arguments,
+    run=run,
+)
+
+if __name__ == "__main__":
+    COMMAND.start()

@@ -1,0 +1,85 @@
+"""`palm-ds recipes`, `palm-ds recipes copy`"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from palm_ds.cli import shipped
+from palm_ds.cli.command import Command, Group, table
+
+# ---- list ----
+
+
+def _list_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--paths", action="store_true", help="show where each file is")
+
+
+def _list(args: argparse.Namespace) -> int:
+    for title, files in (
+        ("recipes", shipped.recipes()),
+        ("DeepSpeed files", shipped.ds_configs()),
+    ):
+        about = {
+            name: str(path) if args.paths else shipped.description(path)
+            for name, path in files.items()
+        }
+        print(f"{title}\n{table(about)}\n")
+    print("Name one where a command takes a file; `palm-ds recipes copy NAME` copies it here.")
+    return 0
+
+
+LIST = Command(
+    name="recipes",
+    summary="List the shipped recipes and DeepSpeed files, or copy one.",
+    usage="[--paths] | copy NAME [DESTINATION]",
+    examples="""
+palm-ds recipes
+palm-ds recipes copy embedded.yaml
+palm-ds recipes copy finetune/rte mine.yaml
+palm-ds pretrain embedded.yaml --deepspeed_config cpu.json       # shipped files by name
+""",
+    piped=True,
+    add_arguments=_list_arguments,
+    run=_list,
+)
+
+
+# ---- copy ----
+
+
+def _copy_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("name", metavar="NAME", help="of a shipped recipe or DeepSpeed file")
+    add(
+        "destination",
+        nargs="?",
+        default=Path(),
+        type=Path,
+        metavar="DESTINATION",
+        help="a folder that exists, or a new file (this folder)",
+    )
+
+
+def _copy(args: argparse.Namespace) -> int:
+    print(shipped.copy(args.name, args.destination))
+    return 0
+
+
+COPY = Command(
+    name="recipes copy",
+    summary="Copy a shipped recipe or DeepSpeed file, to be changed.",
+    usage="NAME [DESTINATION]",
+    examples="""
+palm-ds recipes copy embedded.yaml
+palm-ds recipes copy finetune/rte mine.yaml
+palm-ds recipes copy cpu.json
+""",
+    add_arguments=_copy_arguments,
+    run=_copy,
+)
+
+COMMAND = Group(name="recipes", summary=LIST.summary, commands={"copy": COPY}, default=LIST)
+
+if __name__ == "__main__":
+    COMMAND.start()

@@ -1,0 +1,33 @@
+"""`palm-ds report`"""
+
+from __future__ import annotations
+
+import argparse
+
+from palm_ds.cli.command import Command
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_dir", nargs="+", metavar="RUN", help="a --run_dir")
+
+
+def run(args: argparse.Namespace) -> int:
+    from palm_ds.report import write_report
+
+    for folder in args.run_dir:
+        print(write_report(folder), flush=True)
+    return 0
+
+
+COMMAND = Command(
+    name="report",
+    summary="Write report.html of a run folder: curves, scores, speed.",
+    usage="RUN [RUN ...]",
+    examples="palm-ds report runs/mine",
+    notes="At any time: while the run trains, after it was killed, or when it is done.",
+    add_arguments=add_arguments,
+    run=run,
+)
+
+if __name__ == "__main__":
+    COMMAND.start()

@@ -1,0 +1,57 @@
+"""`palm-ds resize`"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from palm_ds.cli.command import Command
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("weights", type=Path, metavar="WEIGHTS", help="a checkpoint of any format")
+    add("out", type=Path, metavar="OUT", help="a new folder")
+    add("--add_tokens", type=Path, metavar="FILE", help="new tokens, one per line")
+    add("--reuse_unused", action="store_true", help="new tokens take [unused1] ... first")
+    add("--multiple", type=int, metavar="N", help="make the vocabulary a multiple of N")
+    add("--positions", type=int, metavar="N", help="new maximum length in tokens")
+    add("--how", default="tile", help="tile or interpolate positions (tile)")
+    add("--tokenizer", type=Path, help="the tokenizer, if not in WEIGHTS")
+    add("--seed", type=int, default=0, help="of random rows (0)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from palm_ds.edit import Edit, edit
+
+    wanted = Edit(
+        tokens=args.add_tokens,
+        reuse_unused=args.reuse_unused,
+        multiple=args.multiple,
+        positions=args.positions,
+        how=args.how,
+        tokenizer=args.tokenizer,
+        seed=args.seed,
+    )
+    print("\n".join(edit(args.weights, args.out, wanted)))
+    return 0
+
+
+COMMAND = Command(
+    name="resize",
+    summary="Resize a checkpoint's embeddings: more tokens, a padded vocabulary, longer texts.",
+    usage="WEIGHTS OUT [options]",
+    examples="""
+palm-ds resize runs/mine out --add_tokens tokens.txt --multiple 64
+palm-ds resize models/bert out --positions 1024 --how tile
+""",
+    notes="""
+A Hugging Face folder becomes one, everything else a weights/ folder. FILE has one token per line
+and, after a tab, words whose mean embedding it starts from (by default: the pieces that the
+tokenizer made of it so far).""",
+    add_arguments=add_arguments,
+    run=run,
+)
+
+if __name__ == "__main__":
+    COMMAND.start()

@@ -1,0 +1,36 @@
+"""What `palm-ds ablate` and `palm-ds suite` share: the commands of their runs."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from palm_ds.children import interrupt
+
+
+def add_launcher(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--launcher",
+        default="",
+        metavar="COMMAND",
+        help='of each run: "deepspeed --num_gpus 8", "torchrun ..." (python)',
+    )
+
+
+def command_of(launcher: Sequence[str], module: str, *arguments: object) -> list[str]:
+    """A launcher's words, then a module of palm_ds.cli and its arguments."""
+    deepspeed = any("deepspeed" in Path(word).name for word in launcher)
+    option = "--module" if deepspeed else "-m"
+    return [*launcher, option, f"palm_ds.cli.{module}", *map(str, arguments)]
+
+
+def stop_on_signals() -> None:
+    """SIGTERM and SIGHUP stop the runs as Ctrl-C does."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupt)
+
+
+def say(text: str) -> None:
+    print(text, flush=True)

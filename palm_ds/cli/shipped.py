@@ -1,0 +1,115 @@
+"""The recipes and DeepSpeed files that come with the package.
+
+                                        in a checkout       in a wheel
+    embedded.yaml, finetune/rte.yaml    launch/recipes      palm_ds/shipped/recipes
+    cpu.json, zero1_bf16.json           ds_configs          palm_ds/shipped/ds_configs
+
+A command that is given a name instead of a file takes the shipped file of that name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+
+from palm_ds.errors import UserError
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_FOLDERS = {
+    "recipes": (_PACKAGE / "shipped/recipes", _PACKAGE.parent / "launch/recipes"),
+    "ds_configs": (_PACKAGE / "shipped/ds_configs", _PACKAGE.parent / "ds_configs"),
+}
+"""Where a wheel and a checkout have them."""
+_PREFIX = re.compile(r"^(?:launch/)?(?:recipes|ds_configs)/")
+
+
+def recipes() -> dict[str, Path]:
+    """The shipped recipes, by name."""
+    return _files("recipes", ".yaml")
+
+
+def ds_configs() -> dict[str, Path]:
+    """The shipped DeepSpeed files, by name."""
+    return _files("ds_configs", ".json")
+
+
+def find_recipe(text: str) -> str:
+    """A recipe file that exists, or the shipped one of this name. Raises UserError."""
+    return _find(text, recipes(), "recipe")
+
+
+def find_ds_config(text: str) -> str:
+    """A DeepSpeed file that exists, or the shipped one of this name. Raises UserError."""
+    return _find(text, ds_configs(), "DeepSpeed file")
+
+
+def description(path: Path) -> str:
+    """What a shipped file says about itself first, in a line."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".json":
+        about = str(json.loads(text).get("_about", ""))
+    else:
+        comment = re.match(r"(?:#.*\n)+", text)
+        about = re.sub(r"\s*#\s*", " ", comment[0]).strip() if comment else ""
+    sentence = re.split(r"(?<=[.?])\s", about, maxsplit=1)[0]
+    return textwrap.shorten(sentence, 76, placeholder=" ...")
+
+
+def copy(name: str, destination: Path) -> Path:
+    """Copy a shipped file to a folder that exists or to a new file. Raises UserError."""
+    files = {**recipes(), **ds_configs()}
+    found = _named(name, files)
+    if found is None:
+        raise UserError(f"{name}: no shipped file of this name{_near(name, files)}")
+    target = destination / found.name if destination.is_dir() else destination
+    if target.exists():
+        raise UserError(f"{target}: exists already; give another name, or remove it")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(found, target)
+    except OSError as error:
+        raise UserError(f"{target}: cannot be written: {error.strerror or error}") from None
+    return target
+
+
+def _files(kind: str, suffix: str) -> dict[str, Path]:
+    folders = [folder for folder in _FOLDERS[kind] if folder.is_dir()]
+    if not folders:
+        return {}
+    found = sorted(folders[0].rglob(f"*{suffix}"))
+    return {path.relative_to(folders[0]).as_posix(): path for path in found}
+
+
+def _find(text: str, files: Mapping[str, Path], what: str) -> str:
+    if os.path.exists(text):
+        return text
+    found = _named(text, files)
+    if found is None:
+        raise UserError(
+            f"{text}: no such file, and no shipped {what} of this name{_near(text, files)}"
+        )
+    if os.environ.get("RANK", "0") == "0":
+        print(f"note: {text}: the shipped {what} {found}", file=sys.stderr, flush=True)
+    return str(found)
+
+
+def _named(text: str, files: Mapping[str, Path]) -> Path | None:
+    """The file that a name means: `finetune/rte.yaml`, `finetune/rte`, `rte.yaml` or `rte`, also
+    with the checkout's folder in front."""
+    name = _PREFIX.sub("", text.removeprefix("./"))
+    for key, path in files.items():
+        if name in (key, key.rpartition(".")[0], path.name, path.stem):
+            return path
+    return None
+
+
+def _near(text: str, files: Mapping[str, Path]) -> str:
+    near = difflib.get_close_matches(_PREFIX.sub("", text), files, n=1)
+    return f'; did you mean "{near[0]}"?' if near else "; `palm-ds recipes` lists them"

@@ -1,0 +1,99 @@
+"""`palm-ds show`"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from palm_ds.cli.command import Command
+
+if TYPE_CHECKING:
+    from palm_ds.formats.contents import Contents, Head
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("path", type=Path, metavar="PATH", help="a checkpoint of any format")
+    add("--eps", type=float, help="of LayerNorm, where the checkpoint is wrong about it")
+    add("--config", type=Path, help="the encoder's config, if not in PATH")
+    add("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    from palm_ds.formats.open import open_checkpoint
+
+    contents = open_checkpoint(args.path, eps=args.eps, config=args.config)
+    if args.json:
+        print(json.dumps(_record(contents), ensure_ascii=False, default=str))
+    else:
+        _show(contents)
+    return 0
+
+
+def _record(contents: Contents) -> Mapping[str, object]:
+    """Plain values for JSON."""
+    return {
+        "path": str(contents.path),
+        "format": contents.format,
+        "config": asdict(contents.config),
+        "heads": {name: asdict(head) for name, head in contents.heads.items()},
+        "task_ids": dict(contents.task_ids),
+        "tensors": {
+            name: {"shape": list(entry.shape), "theirs": list(entry.theirs), "how": entry.how}
+            for name, entry in contents.entries.items()
+        },
+        "left": dict(contents.left),
+        "tokenizer": str(contents.tokenizer) if contents.tokenizer else None,
+        "notes": list(contents.notes),
+    }
+
+
+def _show(contents: Contents) -> None:
+    from rich.console import Console
+
+    from palm_ds.account import of_contents, show
+
+    console = Console(soft_wrap=True, highlight=False)
+    show(of_contents(contents).rows(), console)
+    count = sum(math.prod(entry.shape) for entry in contents.entries.values())
+    heads = [f"{name} ({_describe(head)})" for name, head in contents.heads.items()]
+    numbers = {k: v for k, v in asdict(contents.config).items() if v not in ("", {})}
+    lines = [
+        f"{contents.format}: {len(contents.entries)} tensors, {count / 1e6:,.1f} M parameters",
+        f"encoder: {', '.join(f'{k} {v}' for k, v in numbers.items())}",
+        f"heads: {', '.join(heads) or 'none'}",
+        f"tasks: {dict(contents.task_ids) or 'none named'}",
+        f"tokenizer: {contents.tokenizer or 'none'}",
+        *(f"note: {note}" for note in contents.notes),
+    ]
+    for line in lines:
+        console.print(line, markup=False)
+
+
+def _describe(head: Head) -> str:
+    """What a head does, in a few words."""
+    if head.kind == "masked_words":
+        return "masked words"
+    return f"{head.classes} classes of {'whole texts' if head.pooled else 'tokens'}"
+
+
+COMMAND = Command(
+    name="show",
+    summary="Show what is in a checkpoint of any format, without converting it.",
+    usage="PATH [options]",
+    examples="""
+palm-ds show models/ernie/params
+palm-ds show runs/mine/checkpoints/step_00001000 --json
+""",
+    piped=True,
+    add_arguments=add_arguments,
+    run=run,
+)
+
+if __name__ == "__main__":
+    COMMAND.start()

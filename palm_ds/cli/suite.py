@@ -1,0 +1,95 @@
+"""`palm-ds suite`"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from palm_ds.children import launcher_of
+from palm_ds.cli.command import CONTINUES, Command
+from palm_ds.cli.options import add_ds_config, check_overrides
+from palm_ds.cli.runs import add_launcher, command_of, say, stop_on_signals
+from palm_ds.cli.shipped import find_ds_config
+from palm_ds.errors import UserError
+
+if TYPE_CHECKING:
+    from palm_ds.suite import Member
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("suite", metavar="SUITE", help="data sets, recipes, seeds: a YAML file (docs/api.md)")
+    add("overrides", nargs="*", metavar="a.b=c", help="other values for keys of all recipes")
+    add_ds_config(parser)
+    add("--out", required=True, metavar="DIR", help="folder of all runs and the table")
+    add("--jobs", type=int, default=0, metavar="N", help="runs at a time on CPU (1)")
+    add("--table", action="store_true", help="show the table; run nothing")
+    add_launcher(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    check_overrides(args.overrides)
+    launcher = launcher_of(args.launcher)
+    ds_config = find_ds_config(args.deepspeed_config)
+    from palm_ds.machine import read_machine
+    from palm_ds.suite import compare, members, read_suite, run_all
+
+    read_machine(ds_config)
+    out = Path(args.out)
+    found = members(read_suite(args.suite, args.overrides), out)
+
+    def command(member: Member) -> list[str]:
+        machine = ("--deepspeed_config", ds_config)
+        return command_of(launcher, "finetune", member.file, *machine, "--run_dir", member.folder)
+
+    failed: dict[str, str] = {}
+    if not args.table:
+        stop_on_signals()
+        failed = run_all(found, command, slots_of(args.jobs, bool(args.launcher)), say)
+    say(compare(found, failed, out))
+    say(f"also in {out / 'suite.md'} and suite.json")
+    return 1 if failed else 0
+
+
+def slots_of(jobs: int, shared: bool) -> list[dict[str, str]]:
+    """The environment of each run that may go on at a time: a device of its own, on CPU a share of
+    the cores; one slot where a launcher gives each run all devices."""
+    from palm_ds.processes import accelerator
+
+    device = accelerator()
+    if jobs < 0:
+        raise UserError(f"--jobs {jobs}: expected a number of runs")
+    if shared:
+        return [{}]
+    if device.device_name() == "cpu":
+        jobs = jobs or 1
+        cores = str(max((os.cpu_count() or 1) // jobs, 1))
+        return [{} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": cores}] * jobs
+    if jobs:
+        raise UserError("--jobs: is for CPU; here one run goes on at a time on each device")
+    names = device.visible_devices_envs()
+    visible = os.environ.get(names[0], "")
+    ids = visible.split(",") if visible else [str(i) for i in range(device.device_count())]
+    return [dict.fromkeys(names, each) for each in ids]
+
+
+COMMAND = Command(
+    name="suite",
+    summary="Fine-tune on many data sets with several seeds each; one table of medians and spread.",
+    usage="SUITE --deepspeed_config FILE --out DIR [options] [a.b=c ...]",
+    examples="""
+palm-ds suite SUITE.yaml --deepspeed_config zero1_bf16.json --out runs/glue
+palm-ds suite SUITE.yaml --deepspeed_config cpu.json --out DIR --jobs 2 optimizer.lr=3e-5
+""",
+    notes="""
+Each run is a `palm-ds finetune` in its own process: one per device, or --jobs at a time on CPU. Run
+it again to continue, and to retry what failed (exit code 1).""",
+    interrupted=CONTINUES,
+    add_arguments=add_arguments,
+    run=run,
+)
+
+if __name__ == "__main__":
+    COMMAND.start()

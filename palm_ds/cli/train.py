@@ -1,0 +1,60 @@
+"""What `palm-ds pretrain` and `palm-ds finetune` share."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from palm_ds.cli.options import add_ds_config, add_recipe, check_overrides
+
+USAGE = "RECIPE --deepspeed_config FILE [options] [a.b=c ...]"
+NOTES = """
+A run folder with a checkpoint continues from it. RECIPE and FILE may name shipped files
+(`palm-ds recipes`)."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_recipe(parser)
+    add_ds_config(parser)
+    add = parser.add_argument
+    add("--run_dir", metavar="DIR", help="where everything is written (runs/RECIPE)")
+    add("--init_from", metavar="PATH", help="start from these weights: a run or a checkpoint")
+    add(
+        "--extend",
+        metavar="RUN",
+        help="start from this run's weights, optimizer state and place in the data: the recipe "
+        "has a task or a corpus more",
+    )
+    add("--dry_run", action="store_true", help="check everything, train nothing")
+    add("--print_config", action="store_true", help="show every resolved setting and stop")
+    add("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)  # from the launcher
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train a recipe; the exit code. Raises UserError."""
+    from palm_ds.cli.launcher import check_hostfile
+    from palm_ds.cli.shipped import find_ds_config, find_recipe
+
+    check_hostfile()
+    check_overrides(args.overrides)
+    recipe_file = find_recipe(args.recipe)
+    ds_config = find_ds_config(args.deepspeed_config)
+
+    from palm_ds.folder import Run, describe
+    from palm_ds.machine import read_machine
+    from palm_ds.run import read_recipe
+    from palm_ds.train import train
+
+    recipe = read_recipe(recipe_file, _overrides(args))
+    folder = Path(args.run_dir or Path("runs") / Path(recipe_file).stem)
+    found = Run(recipe=recipe, machine=read_machine(ds_config), folder=folder)
+    if args.print_config:
+        describe(found)
+        return 0
+    return train(found, dry_run=args.dry_run)
+
+
+def _overrides(args: argparse.Namespace) -> list[str]:
+    """Those of the command line, and the options that are recipe keys."""
+    given = {"init_from": args.init_from, "extend": args.extend}
+    return [*args.overrides, *(f"{key}={value}" for key, value in given.items() if value)]

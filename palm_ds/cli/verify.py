@@ -1,0 +1,57 @@
+"""`palm-ds verify`"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from palm_ds.cli.command import Command
+from palm_ds.errors import UserError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("a", type=Path, metavar="A", help="a checkpoint of any format")
+    add("b", type=Path, metavar="B", help="another")
+    add("--eps", type=float, help="of LayerNorm, where A is wrong about it")
+    add("--config", type=Path, help="the encoder's config, if not in A")
+    add("--tokenizer", type=Path, help="the tokenizer, if not in A")
+    add("--tolerance", type=float, help="relative to the largest number (1e-5)")
+    add("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    from palm_ds.convert import verify_only
+
+    if args.tolerance is not None and not args.tolerance >= 0:
+        raise UserError(f"--tolerance {args.tolerance}: at least 0")
+    opening = {name: getattr(args, name) for name in ("eps", "config", "tokenizer")}
+    proof = verify_only(args.a, args.b, tolerance=args.tolerance, **opening)
+    if args.json:
+        print(json.dumps(proof.record(), ensure_ascii=False))
+    else:
+        for each in proof.differences:
+            print(f"{each.kind}\t{each.name}\t{each.largest:.1e}\tof {each.scale:.3g}")
+        print(f"{'the same' if proof.holds else 'NOT the same'}: {proof}")
+    return 0 if proof.holds else 1
+
+
+COMMAND = Command(
+    name="verify",
+    summary="Check that two checkpoints compute the same. Exit code 0: yes; 1: no.",
+    usage="A B [options]",
+    examples="""
+palm-ds verify runs/mine out
+palm-ds verify ernie/params other/hf --eps 1e-5
+""",
+    notes="""
+A and B are of any format that `palm-ds convert` reads. Heads are compared where both have one of
+that name, or both have exactly one of that kind. Exit code 2: they cannot be compared.""",
+    piped=True,
+    add_arguments=add_arguments,
+    run=run,
+)
+
+if __name__ == "__main__":
+    COMMAND.start()
