@@ -26,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--words", default="", metavar="NAME", help="write this masked-word head")
     add("--dtype", default="float32", help="float32, float16 or bfloat16 (float32)")
     add("--shard_size", default="5GB", help="of a file of weights (5GB)")
-    add("--eps", type=float, help="of LayerNorm, if the source is wrong or the target needs another")
+    add(
+        "--eps", type=float, help="of LayerNorm, if the source is wrong or the target needs another"
+    )
     add("--config", type=Path, help="the encoder's config, if not in SOURCE")
     add("--tokenizer", type=Path, help="the tokenizer, if not in SOURCE")
     add("--texts", type=Path, help="real texts to check with, one per line")
