@@ -77,7 +77,7 @@ def make(folder: Path, gigabytes: float) -> int:
     config.save_pretrained(folder / "source")
     state = {name: x for name, x in model.state_dict().items() if ".decoder." not in name}
     torch.save(state, folder / "source" / "pytorch_model.bin")
-    from palm_ds.convert import Options, convert
+    from palm_ds.weights.convert.convert import Options, convert
 
     shutil.rmtree(folder / "ours", ignore_errors=True)
     convert(folder / "source", folder / "ours", "palm_ds", Options(verify=False))
@@ -117,7 +117,7 @@ def prepared(way: str, folder: Path, target: Path) -> Callable[[], object]:
     """The work, its libraries imported."""
     if way == "plain":
         return lambda: plain(folder / "source", target)
-    from palm_ds.convert import Options, convert
+    from palm_ds.weights.convert.convert import Options, convert
 
     source = folder / ("ours" if way == "from ours" else "source")
     to = "palm_ds" if way == "to ours" else "huggingface"
@@ -150,7 +150,7 @@ class Watch:
     def __enter__(self) -> Watch:
         import transformers  # noqa: F401  not what is measured
 
-        from palm_ds import convert  # noqa: F401
+        from palm_ds.weights.convert import convert  # noqa: F401
 
         self.process, self.done = psutil.Process(), threading.Event()
         self.first = self.most = self.process.memory_info().rss

@@ -26,15 +26,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import torch
 
-from palm_ds.backbone import Backbone
-from palm_ds.backbone_config import BackboneConfig
+from palm_ds.data.example import Batch, Example, collate
 from palm_ds.engine import Engine
-from palm_ds.example import Batch, Example, collate
-from palm_ds.heads import ClassHead, MaskedWordHead
-from palm_ds.kernels import Kernels, choose_kernels
-from palm_ds.machine import make_machine
-from palm_ds.model import Model
-from palm_ds.optim import OptimizerConfig, parameter_groups
+from palm_ds.model.config import BackboneConfig
+from palm_ds.model.encoder import Backbone
+from palm_ds.model.heads import ClassHead, MaskedWordHead
+from palm_ds.model.kernels import Kernels, choose_kernels
+from palm_ds.model.multi_task_model import Model
+from palm_ds.runtime.ds_config import make_machine
+from palm_ds.runtime.optimizer import OptimizerConfig, parameter_groups
 
 ROWS, LENGTH, WORDS, MASKED = 32, 128, 30_522, 19
 WARM = 3  # first steps, not counted

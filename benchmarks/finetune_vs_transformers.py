@@ -102,7 +102,7 @@ def _write_rows(args: argparse.Namespace, folder: Path) -> None:
     """The rows that both read, as jsonl."""
     import numpy as np
 
-    from palm_ds.reader import TableSettings, open_table
+    from palm_ds.data.reader import TableSettings, open_table
 
     columns = dict(pair.split("=", 1) for pair in args.columns)
     for name, path, most in (("train", args.train, args.rows), ("dev", args.dev, args.dev_rows)):
@@ -132,10 +132,10 @@ def _ours(args: argparse.Namespace, folder: Path) -> dict[str, float]:
     import contextlib
     import io
 
-    from palm_ds.folder import Run
-    from palm_ds.machine import read_machine
-    from palm_ds.run import make_recipe
+    from palm_ds.runtime.ds_config import read_machine
     from palm_ds.train import train
+    from palm_ds.train.recipe import make_recipe
+    from palm_ds.train.run_folder import Run
 
     recipe = {
         "seed": args.seeds[0],
@@ -184,8 +184,8 @@ def _our_prediction(run: Path, rows: Path) -> float:
     """Real tokens a second, from texts to predictions."""
     import numpy as np
 
-    from palm_ds.predictor import open_predictor
-    from palm_ds.reader import open_table
+    from palm_ds.data.reader import open_table
+    from palm_ds.inference.predictor import open_predictor
 
     predictor = open_predictor(str(run))
     (each,) = predictor.passes

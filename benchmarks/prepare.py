@@ -23,12 +23,12 @@ from pathlib import Path
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from palm_ds.corpus.build import Prepare, plan, prepare  # noqa: E402
+from palm_ds.common.errors import exit_on_user_error  # noqa: E402
 from palm_ds.corpus.options import TextOptions  # noqa: E402
-from palm_ds.corpus.vocabulary import train_tokenizer  # noqa: E402
-from palm_ds.corpus.work import UnitReader  # noqa: E402
-from palm_ds.errors import exit_on_user_error  # noqa: E402
-from palm_ds.tokenizer import load_tokenizer  # noqa: E402
+from palm_ds.corpus.prepare import Prepare, plan, prepare  # noqa: E402
+from palm_ds.corpus.worker import UnitReader  # noqa: E402
+from palm_ds.text.tokenizer import load_tokenizer  # noqa: E402
+from palm_ds.text.train_tokenizer import train_tokenizer  # noqa: E402
 
 
 def main() -> None:

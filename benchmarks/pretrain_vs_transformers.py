@@ -67,19 +67,19 @@ if ARGUMENTS is not None:  # before torch reads them
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from palm_ds import keyed  # noqa: E402
-from palm_ds.backbone import Backbone, BackboneConfig  # noqa: E402
+from palm_ds.common import rng as keyed  # noqa: E402
 from palm_ds.corpus.store import Corpus, open_corpus  # noqa: E402
-from palm_ds.example import Example, arrange  # noqa: E402
-from palm_ds.feed import make_feeds  # noqa: E402
-from palm_ds.heads import MaskedWordHead  # noqa: E402
-from palm_ds.kernels import choose_kernels  # noqa: E402
-from palm_ds.model import Model  # noqa: E402
-from palm_ds.optim import OptimizerConfig, parameter_groups  # noqa: E402
-from palm_ds.plan import read_stages  # noqa: E402
+from palm_ds.data.blend_dataset import make_feeds  # noqa: E402
+from palm_ds.data.corpus_source import Source, split  # noqa: E402
+from palm_ds.data.example import Example, arrange  # noqa: E402
+from palm_ds.data.packed_stream import Stream  # noqa: E402
+from palm_ds.data.stages import read_stages  # noqa: E402
+from palm_ds.model.encoder import Backbone, BackboneConfig  # noqa: E402
+from palm_ds.model.heads import MaskedWordHead  # noqa: E402
+from palm_ds.model.kernels import choose_kernels  # noqa: E402
+from palm_ds.model.multi_task_model import Model  # noqa: E402
 from palm_ds.pretrain.knowledge_masking import KnowledgeMasking  # noqa: E402
-from palm_ds.source import Source, split  # noqa: E402
-from palm_ds.stream import Stream  # noqa: E402
+from palm_ds.runtime.optimizer import OptimizerConfig, parameter_groups  # noqa: E402
 
 Measured = tuple[int, float]  # real tokens, seconds
 Contender = Callable[[], Measured]
@@ -92,8 +92,8 @@ def open_input(name: str, folder: Path) -> Corpus:
     """A prepared corpus, or one prepared now."""
     if (Path(name) / "manifest.json").is_file():
         return open_corpus(name)
-    from palm_ds.corpus.build import Prepare, prepare
     from palm_ds.corpus.options import TextOptions
+    from palm_ds.corpus.prepare import Prepare, prepare
 
     text = TextOptions(language="en", lower=True)
     prepare(folder, [name], Prepare(text=text, train="wordpiece", vocab_size=WORDS))
@@ -201,7 +201,7 @@ def plain_loop(stream: Stream, args: argparse.Namespace) -> Contender:
 def engine_loop(file: str, stream: Stream, args: argparse.Namespace) -> Contender:
     """palm_ds on its engine."""
     from palm_ds.engine import Engine
-    from palm_ds.machine import read_machine
+    from palm_ds.runtime.ds_config import read_machine
 
     engine = Engine(
         build_model(args.shape, stream.length),

@@ -24,20 +24,14 @@ from typing import Literal, get_origin
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from palm_ds.backbone_config import PRESETS, BackboneConfig  # noqa: E402
-from palm_ds.machine import Comms, Machine  # noqa: E402
-from palm_ds.optim import OptimizerConfig  # noqa: E402
-from palm_ds.plan import parse_stages  # noqa: E402
-from palm_ds.reader import TableSettings  # noqa: E402
-from palm_ds.run import (  # noqa: E402
-    EvaluateSettings,
-    LogSettings,
-    Recipe,
-    SaveSettings,
-    SourceSettings,
-)
-from palm_ds.schedule import Schedule  # noqa: E402
-from palm_ds.task import Task, known_kinds  # noqa: E402
+from palm_ds.data.reader import TableSettings  # noqa: E402
+from palm_ds.data.stages import parse_stages  # noqa: E402
+from palm_ds.data.task import Task, known_kinds  # noqa: E402
+from palm_ds.model.config import PRESETS, BackboneConfig  # noqa: E402
+from palm_ds.runtime.ds_config import Comms, Machine  # noqa: E402
+from palm_ds.runtime.optimizer import OptimizerConfig  # noqa: E402
+from palm_ds.train.lr_schedule import Schedule  # noqa: E402
+from palm_ds.train.recipe import EvaluateSettings, LogSettings, Recipe, SaveSettings, SourceSettings
 
 SECTIONS = {
     "backbone": BackboneConfig,

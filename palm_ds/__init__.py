@@ -29,7 +29,9 @@ if TYPE_CHECKING:
         TaskOn,
         TextTask,
         Trainer,
-        event,
+    )
+    from palm_ds.api import (
+        events as event,
     )
 
 __version__ = "0.1.0"
@@ -47,14 +49,19 @@ __all__ = [
     "Trainer",
     "event",
 ]
-_MODULES = ("downloader", "heads", "metrics", "tasks")
+_MODULES = {
+    "downloader": "palm_ds.weights.download.downloader",
+    "heads": "palm_ds.model.heads",
+    "metrics": "palm_ds.tasks.metrics",
+    "tasks": "palm_ds.tasks",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
         return getattr(importlib.import_module("palm_ds.api"), name)
     if name in _MODULES:
-        return importlib.import_module(f"palm_ds.{name}")
+        return importlib.import_module(_MODULES[name])
     raise AttributeError(f"module 'palm_ds' has no attribute {name!r}")
 
 

@@ -24,13 +24,21 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from palm_ds import checkpoint, keyed, portable
-from palm_ds.adversarial import WordAttack
-from palm_ds.errors import UserError
-from palm_ds.example import Batch
-from palm_ds.machine import Machine
-from palm_ds.optim import OptimizerConfig, Resting, build_optimizer, freeze, rate_factors
-from palm_ds.processes import Watchdog, accelerator, start, stop
+from palm_ds.common import rng as keyed
+from palm_ds.common.errors import UserError
+from palm_ds.data.example import Batch
+from palm_ds.model.fgm import WordAttack
+from palm_ds.runtime import checkpoint
+from palm_ds.runtime import sharded_state as portable
+from palm_ds.runtime.ds_config import Machine
+from palm_ds.runtime.optimizer import (
+    OptimizerConfig,
+    Resting,
+    build_optimizer,
+    freeze,
+    rate_factors,
+)
+from palm_ds.runtime.processes import Watchdog, accelerator, start, stop
 
 _COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 _SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")

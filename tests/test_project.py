@@ -181,7 +181,7 @@ def test_the_embedded_recipe_is_shipped() -> None:
 
 @pytest.mark.parametrize("path", RECIPES, ids=name_of)
 def test_recipes_are_valid_and_say_what_they_need_and_reach(path: Path) -> None:
-    from palm_ds.run import read_recipe
+    from palm_ds.train.recipe import read_recipe
 
     assert read_recipe(path).plan.steps > 0
     comment = re.match(r"(?:#.*\n)+", path.read_text())
@@ -189,7 +189,7 @@ def test_recipes_are_valid_and_say_what_they_need_and_reach(path: Path) -> None:
 
 
 def test_chinese_recipes_train_the_chinese_encoder(root: Path) -> None:
-    from palm_ds.run import read_recipe
+    from palm_ds.train.recipe import read_recipe
 
     base = read_recipe(root / "launch/recipes/ernie2_zh_base.yaml").backbone_config
     large = read_recipe(root / "launch/recipes/ernie2_zh_large.yaml").backbone_config
@@ -199,7 +199,7 @@ def test_chinese_recipes_train_the_chinese_encoder(root: Path) -> None:
 
 @pytest.mark.parametrize("path", FINETUNE, ids=name_of)
 def test_fine_tuning_recipes_are_valid_and_say_what_they_need_and_reach(path: Path) -> None:
-    from palm_ds.run import make_recipe, read_values
+    from palm_ds.train.recipe import make_recipe, read_values
 
     values = read_values(path) | {"backbone": {"preset": "ernie-2.0-base"}}
     recipe = make_recipe(values, str(path))
@@ -210,7 +210,7 @@ def test_fine_tuning_recipes_are_valid_and_say_what_they_need_and_reach(path: Pa
 
 @pytest.mark.parametrize("path", MACHINES, ids=name_of)
 def test_deepspeed_files_are_valid_and_say_what_they_are_for(path: Path) -> None:
-    from palm_ds.machine import read_machine
+    from palm_ds.runtime.ds_config import read_machine
 
     assert read_machine(path).stage in range(4)
     assert '"_about": "' in path.read_text()

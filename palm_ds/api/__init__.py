@@ -4,15 +4,15 @@ Backbone + tasks on their files ──Trainer, MultiHeadTrainer──> a Recipe 
 opened and gone through as `palm-ds finetune` does
 """
 
-from palm_ds.api import event
-from palm_ds.api.encoder import Encoder as Backbone
+from palm_ds.api import events as event
+from palm_ds.api.pretrained import Encoder as Backbone
 from palm_ds.api.trainer import MultiHeadTrainer, Trainer
-from palm_ds.backbone import Backbone as Encoder
-from palm_ds.backbone import Layer as EncoderLayer
-from palm_ds.given import TaskOn
-from palm_ds.heads import Head, HeadOutput
-from palm_ds.task import Task
-from palm_ds.text_task import ClassesTask, TextTask
+from palm_ds.data.task import Task
+from palm_ds.data.task_with_data import TaskOn
+from palm_ds.model.encoder import Backbone as Encoder
+from palm_ds.model.encoder import Layer as EncoderLayer
+from palm_ds.model.heads import Head, HeadOutput
+from palm_ds.tasks.shared.text_task import ClassesTask, TextTask
 
 __all__ = [
     "Backbone",

@@ -20,22 +20,22 @@ from typing import Any
 from rich.console import Console
 
 from palm_ds import weights
-from palm_ds.api.asking import asked, predictions_of, scores_of
-from palm_ds.api.encoder import Encoder
-from palm_ds.api.event import Metrics
-from palm_ds.api.progress import Teller, told
-from palm_ds.api.settings import merged, read_settings
-from palm_ds.assemble import Data, open_data, settle
-from palm_ds.classes import with_names
-from palm_ds.errors import UserError
-from palm_ds.example import Batch
-from palm_ds.folder import Run
-from palm_ds.given import Rows, TaskOn, files
-from palm_ds.loop import STOPPED, stop_signals
-from palm_ds.predictor import Predictor, asked_tasks, batch_tokens_for, open_predictor
-from palm_ds.processes import Processes, alone, leave_at_exit, start
-from palm_ds.run import Recipe, make_recipe
-from palm_ds.train import Opened, finish, open_run
+from palm_ds.api.event_relay import Teller, told
+from palm_ds.api.events import Metrics
+from palm_ds.api.predictions import asked, predictions_of, scores_of
+from palm_ds.api.pretrained import Encoder
+from palm_ds.api.train_settings import merged, read_settings
+from palm_ds.common.errors import UserError
+from palm_ds.common.plugins import with_names
+from palm_ds.data.example import Batch
+from palm_ds.data.task_with_data import Rows, TaskOn, files
+from palm_ds.inference.predictor import Predictor, asked_tasks, batch_tokens_for, open_predictor
+from palm_ds.runtime.processes import Processes, alone, leave_at_exit, start
+from palm_ds.train.build import Data, open_data, settle
+from palm_ds.train.loop import STOPPED, stop_signals
+from palm_ds.train.recipe import Recipe, make_recipe
+from palm_ds.train.run_folder import Run
+from palm_ds.train.train import Opened, finish, open_run
 
 EventHandler = Callable[[Any], None]
 _NOT_FINITE = "a loss or gradient was not finite: lower lr, or look at the data"

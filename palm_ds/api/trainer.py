@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from palm_ds.api.encoder import Encoder
+from palm_ds.api.pretrained import Encoder
 from palm_ds.api.session import Session
-from palm_ds.errors import UserError, suggest
-from palm_ds.given import TaskOn
+from palm_ds.common.errors import UserError, suggest
+from palm_ds.data.task_with_data import TaskOn
 
 
 class Trainer(Session):

@@ -6,14 +6,14 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from palm_ds.children import launcher_of
 from palm_ds.cli.command import CONTINUES, Command
 from palm_ds.cli.options import add_ds_config, add_recipe, check_overrides, names
 from palm_ds.cli.runs import add_launcher, command_of, say, stop_on_signals
 from palm_ds.cli.shipped import find_ds_config, find_recipe
+from palm_ds.train.sweeps.subprocesses import launcher_of
 
 if TYPE_CHECKING:
-    from palm_ds.ablate import Variant
+    from palm_ds.train.sweeps.ablation import Variant
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,8 +36,8 @@ def run(args: argparse.Namespace) -> int:
     check_overrides(args.overrides)
     launcher = launcher_of(args.launcher)
     recipe, ds_config = find_recipe(args.recipe), find_ds_config(args.deepspeed_config)
-    from palm_ds.ablate import Ablation, compare, run_all, variants
-    from palm_ds.machine import read_machine
+    from palm_ds.runtime.ds_config import read_machine
+    from palm_ds.train.sweeps.ablation import Ablation, compare, run_all, variants
 
     ablation = Ablation(
         recipe=Path(recipe),

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from palm_ds.errors import UserError, exit_on_user_error, suggest
+from palm_ds.common.errors import UserError, exit_on_user_error, suggest
 
 CONTINUES = "stopped; run the same command again to continue"
 _WIDTH = 100
@@ -170,7 +170,7 @@ def _leave(code: int) -> NoReturn:
     """End this process: at once where DeepSpeed runs in it, whose threads may abort an interpreter
     that shuts down in the usual way."""
     if "deepspeed" in sys.modules:
-        from palm_ds.processes import leave
+        from palm_ds.runtime.processes import leave
 
         leave(code)
     sys.exit(code)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import Command
-from palm_ds.errors import UserError
+from palm_ds.common.errors import UserError
 
 if TYPE_CHECKING:
-    from palm_ds.convert import Converted
+    from palm_ds.weights.convert.convert import Converted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from palm_ds.convert import Options, convert
+    from palm_ds.weights.convert.convert import Options, convert
 
     options = Options(
         family=args.family,
@@ -76,7 +76,7 @@ def _show(done: Converted) -> None:
     """The tensors, the notes, and how far apart the outputs are."""
     from rich.console import Console
 
-    from palm_ds.account import show
+    from palm_ds.weights.convert.mapping_report import show
 
     console = Console(soft_wrap=True, highlight=False)
     show(done.account.rows(), console)

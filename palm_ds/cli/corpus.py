@@ -68,7 +68,7 @@ def _annotate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _annotate(args: argparse.Namespace) -> int:
-    from palm_ds.corpus.add import add_marks
+    from palm_ds.corpus.add_annotation import add_marks
 
     add_marks(
         args.corpus,
@@ -107,7 +107,7 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _export(args: argparse.Namespace) -> int:
-    from palm_ds.corpus.ernie_lines import write_ernie
+    from palm_ds.corpus.ernie_dataset import write_ernie
 
     write_ernie(args.corpus, args.file, length=args.length, seed=args.seed, console=_console())
     return 0

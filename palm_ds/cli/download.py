@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from palm_ds import downloader
+    from palm_ds.weights.download import downloader
 
     if args.names == ["ls"]:
         downloader.ls()

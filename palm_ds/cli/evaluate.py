@@ -31,9 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from palm_ds.judge import Rules, judge
-    from palm_ds.reader import TableSettings
-    from palm_ds.reader.options import columns_of
+    from palm_ds.data.reader import TableSettings
+    from palm_ds.data.reader.options import columns_of
+    from palm_ds.inference.score_files import Rules, judge
 
     rules = Rules(
         kind=args.kind,

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 from palm_ds.cli.command import Command
-from palm_ds.errors import UserError
+from palm_ds.common.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--top {args.top}: at least 1 guess")
     from rich.console import Console
 
-    from palm_ds.fill_mask import as_record, as_text, open_filler
+    from palm_ds.inference.fill_mask import as_record, as_text, open_filler
 
     filler = open_filler(args.model, task=args.task)
     console = Console(soft_wrap=True, highlight=False)

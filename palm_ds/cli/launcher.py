@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from palm_ds.errors import UserError
+from palm_ds.common.errors import UserError
 
 
 def check_hostfile() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from palm_ds.cli.command import Command, Group, table
-from palm_ds.errors import UserError, exit_on_user_error, suggest
+from palm_ds.common.errors import UserError, exit_on_user_error, suggest
 
 SECTIONS: Mapping[str, Sequence[str]] = {
     "Text to corpus": ("prepare", "corpus"),

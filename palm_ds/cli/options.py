@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from palm_ds.errors import UserError
+from palm_ds.common.errors import UserError
 
 
 def add_recipe(

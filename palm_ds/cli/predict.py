@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import torch
     from rich.progress import Task
 
-    from palm_ds.checkpoint import Group
-    from palm_ds.predicting import Report
+    from palm_ds.inference.predict_files import Report
+    from palm_ds.runtime.checkpoint import Group
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,10 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from palm_ds.cli.launcher import check_hostfile
-    from palm_ds.outputs import check_output
-    from palm_ds.predicting import Job, predict_files
-    from palm_ds.predictor import open_predictor
-    from palm_ds.reader.options import columns_of
+    from palm_ds.data.reader.options import columns_of
+    from palm_ds.inference.predict_files import Job, predict_files
+    from palm_ds.inference.prediction_files import check_output
+    from palm_ds.inference.predictor import open_predictor
 
     check_hostfile()
     columns = columns_of(args.columns)
@@ -78,11 +78,11 @@ def _processes(device: str) -> tuple[Group, torch.device]:
     several."""
     import torch
 
-    from palm_ds.checkpoint import ALONE
+    from palm_ds.runtime.checkpoint import ALONE
 
     if int(os.environ.get("WORLD_SIZE", os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))) > 1:
-        from palm_ds.machine import Machine
-        from palm_ds.processes import start
+        from palm_ds.runtime.ds_config import Machine
+        from palm_ds.runtime.processes import start
 
         found = start(Machine(path="", sections={}, stage=0, precision="fp32"))
         return found, torch.device(device) if device else found.device

@@ -7,26 +7,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import CONTINUES, Command
-from palm_ds.errors import UserError
+from palm_ds.common.errors import UserError
 
 if TYPE_CHECKING:
-    from palm_ds.corpus.build import Prepare
-    from palm_ds.corpus.inputs import InputOptions
+    from palm_ds.corpus.input.discover import InputOptions
     from palm_ds.corpus.options import TextOptions
+    from palm_ds.corpus.prepare import Prepare
 
 
 def run(args: argparse.Namespace) -> int:
     options = _options(args)
     from rich.console import Console
 
-    from palm_ds.corpus.build import prepare
+    from palm_ds.corpus.prepare import prepare
 
     prepare(args.out, args.input, options, console=Console(soft_wrap=True, highlight=False))
     return 0
 
 
 def _options(args: argparse.Namespace) -> Prepare:
-    from palm_ds.corpus.build import Prepare
+    from palm_ds.corpus.prepare import Prepare
 
     return Prepare(
         text=_text_options(args),
@@ -61,7 +61,7 @@ def _text_options(args: argparse.Namespace) -> TextOptions:
 
 
 def _input_options(args: argparse.Namespace) -> InputOptions:
-    from palm_ds.corpus.inputs import InputOptions
+    from palm_ds.corpus.input.discover import InputOptions
 
     return InputOptions(
         format=args.format,
@@ -98,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_reading(group: argparse._ArgumentGroup) -> None:
-    from palm_ds.corpus.inputs import DOCUMENTS, FORMATS
+    from palm_ds.corpus.input.discover import DOCUMENTS, FORMATS
 
     add = group.add_argument
     add("--format", choices=FORMATS, default="auto", metavar="KIND", help=", ".join(FORMATS))
@@ -166,7 +166,7 @@ def _add_text(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_tokenizer(group: argparse._ArgumentGroup) -> None:
-    from palm_ds.corpus.vocabulary import KINDS
+    from palm_ds.text.train_tokenizer import KINDS
 
     add = group.add_argument
     add("--tokenizer", metavar="PATH", help="vocab.txt, tokenizer.json, spiece.model or a folder")

@@ -12,7 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from palm_ds.report import write_report
+    from palm_ds.train.report.html_report import write_report
 
     for folder in args.run_dir:
         print(write_report(folder), flush=True)

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from palm_ds.edit import Edit, edit
+    from palm_ds.weights.convert.resize import Edit, edit
 
     wanted = Edit(
         tokens=args.add_tokens,

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from palm_ds.children import interrupt
+from palm_ds.train.sweeps.subprocesses import interrupt
 
 
 def add_launcher(parser: argparse.ArgumentParser) -> None:

@@ -19,7 +19,7 @@ import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
-from palm_ds.errors import UserError
+from palm_ds.common.errors import UserError
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _FOLDERS = {

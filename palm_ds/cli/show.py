@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from palm_ds.cli.command import Command
 
 if TYPE_CHECKING:
-    from palm_ds.formats.contents import Contents, Head
+    from palm_ds.weights.formats.contents import Contents, Head
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from palm_ds.formats.open import open_checkpoint
+    from palm_ds.weights.formats.open import open_checkpoint
 
     contents = open_checkpoint(args.path, eps=args.eps, config=args.config)
     if args.json:
@@ -56,7 +56,7 @@ def _record(contents: Contents) -> Mapping[str, object]:
 def _show(contents: Contents) -> None:
     from rich.console import Console
 
-    from palm_ds.account import of_contents, show
+    from palm_ds.weights.convert.mapping_report import of_contents, show
 
     console = Console(soft_wrap=True, highlight=False)
     show(of_contents(contents).rows(), console)

@@ -7,15 +7,15 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from palm_ds.children import launcher_of
 from palm_ds.cli.command import CONTINUES, Command
 from palm_ds.cli.options import add_ds_config, check_overrides
 from palm_ds.cli.runs import add_launcher, command_of, say, stop_on_signals
 from palm_ds.cli.shipped import find_ds_config
-from palm_ds.errors import UserError
+from palm_ds.common.errors import UserError
+from palm_ds.train.sweeps.subprocesses import launcher_of
 
 if TYPE_CHECKING:
-    from palm_ds.suite import Member
+    from palm_ds.train.sweeps.suite import Member
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,8 +33,8 @@ def run(args: argparse.Namespace) -> int:
     check_overrides(args.overrides)
     launcher = launcher_of(args.launcher)
     ds_config = find_ds_config(args.deepspeed_config)
-    from palm_ds.machine import read_machine
-    from palm_ds.suite import compare, members, read_suite, run_all
+    from palm_ds.runtime.ds_config import read_machine
+    from palm_ds.train.sweeps.suite import compare, members, read_suite, run_all
 
     read_machine(ds_config)
     out = Path(args.out)
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 def slots_of(jobs: int, shared: bool) -> list[dict[str, str]]:
     """The environment of each run that may go on at a time: a device of its own, on CPU a share of
     the cores; one slot where a launcher gives each run all devices."""
-    from palm_ds.processes import accelerator
+    from palm_ds.runtime.processes import accelerator
 
     device = accelerator()
     if jobs < 0:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from palm_ds.cli.command import Command
-from palm_ds.errors import UserError
+from palm_ds.common.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from palm_ds.convert import verify_only
+    from palm_ds.weights.convert.convert import verify_only
 
     if args.tolerance is not None and not args.tolerance >= 0:
         raise UserError(f"--tolerance {args.tolerance}: at least 0")

@@ -23,7 +23,7 @@ from contextvars import ContextVar
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, Protocol
 
-from palm_ds.errors import UserError
+from palm_ds.common.errors import UserError
 
 if TYPE_CHECKING:
     from multiprocessing.sharedctypes import SynchronizedArray

@@ -8,10 +8,10 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from palm_ds.common.errors import UserError
 from palm_ds.corpus.store import Corpus, open_corpus
-from palm_ds.errors import UserError
-from palm_ds.example import Piece
-from palm_ds.tokenizer import Tokenizer
+from palm_ds.data.example import Piece
+from palm_ds.text.tokenizer import Tokenizer
 
 _STYLES = {"phrase": "bold cyan", "entity": "bold magenta", "both": "bold yellow"}
 _HEADING, _LABEL, _SPEAKERS = "bold underline", "bold green", ("blue", "green", "red", "magenta")

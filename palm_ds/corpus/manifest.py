@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from palm_ds.errors import UserError
+from palm_ds.common.errors import UserError
 
 VERSION = 1
 NAME = "manifest.json"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from palm_ds.errors import UserError, suggest
+from palm_ds.common.errors import UserError, suggest
 
 LANGUAGES = ("en", "zh", "mixed")
 NEWLINES = ("auto", "space", "break")

@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from palm_ds.common.errors import UserError, suggest
 from palm_ds.corpus.manifest import Manifest, check_files, read_manifest
-from palm_ds.errors import UserError, suggest
-from palm_ds.example import Piece, Vocabulary
-from palm_ds.tokenizer import Tokenizer, load_tokenizer
+from palm_ds.data.example import Piece, Vocabulary
+from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from palm_ds.corpus.manifest import (
 )
 
 if TYPE_CHECKING:
-    from palm_ds.tokenizer import Tokenizer
+    from palm_ds.text.tokenizer import Tokenizer
 
 BATCH_TOKENS = 1 << 19  # a record batch is closed once it holds this many
 
@@ -255,7 +255,7 @@ def write_corpus(
     marks: Sequence[str] = ("sentence", "word", "phrase", "entity"),
 ) -> None:
     """A corpus of one shard from (id, ids, marks) triples: for tests and for programs that have
-    their own way of making ids. Everything else is `palm_ds.corpus.build.prepare`."""
+    their own way of making ids. Everything else is `palm_ds.corpus.prepare.prepare`."""
     folder = Path(folder)
     folder.mkdir(parents=True)
     ids_type = smallest_unsigned(tokenizer.size)

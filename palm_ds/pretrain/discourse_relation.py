@@ -19,18 +19,19 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from palm_ds import keyed, pairs
+from palm_ds.common import rng as keyed
+from palm_ds.common.errors import UserError
 from palm_ds.corpus.store import Corpus
-from palm_ds.errors import UserError
-from palm_ds.example import Example
-from palm_ds.markers import Finder, Marker, mine, plain_name, read_markers
-from palm_ds.source import Source
-from palm_ds.task import Task
+from palm_ds.data.corpus_source import Source
+from palm_ds.data.example import Example
+from palm_ds.data.task import Task
+from palm_ds.pretrain.shared import sentence_pairs as pairs
+from palm_ds.pretrain.shared.discourse_markers import Finder, Marker, mine, plain_name, read_markers
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from palm_ds.backbone import Backbone
+    from palm_ds.model.encoder import Backbone
 
 UNMARKED = "[no-conn]"
 """What the Discovery data call the class of pairs without a marker."""
@@ -114,7 +115,7 @@ class DiscourseRelation(Task):
         return example
 
     def head(self, backbone: Backbone) -> nn.Module:
-        from palm_ds.heads import ClassHead
+        from palm_ds.model.heads import ClassHead
 
         return ClassHead(backbone.config.width, classes=self.class_count, pooled=True)
 

@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from palm_ds import keyed, pairs
+from palm_ds.common import rng as keyed
+from palm_ds.common.errors import UserError
 from palm_ds.corpus.store import Corpus
-from palm_ds.errors import UserError
-from palm_ds.example import Example
-from palm_ds.source import Source
-from palm_ds.task import Task
+from palm_ds.data.corpus_source import Source
+from palm_ds.data.example import Example
+from palm_ds.data.task import Task
+from palm_ds.pretrain.shared import sentence_pairs as pairs
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from palm_ds.backbone import Backbone
+    from palm_ds.model.encoder import Backbone
 
 STRONG, WEAK, IRRELEVANT = range(3)
 NAMES = ("strong", "weak", "irrelevant")
@@ -98,7 +99,7 @@ class IrRelevance(Task):
         return example
 
     def head(self, backbone: Backbone) -> nn.Module:
-        from palm_ds.heads import ClassHead
+        from palm_ds.model.heads import ClassHead
 
         return ClassHead(backbone.config.width, classes=3, pooled=True)
 

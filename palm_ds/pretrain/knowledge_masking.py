@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from palm_ds.errors import UserError
-from palm_ds.example import Example
-from palm_ds.masking import choose_units, shown
-from palm_ds.source import Source
-from palm_ds.task import Task
+from palm_ds.common.errors import UserError
+from palm_ds.data.corpus_source import Source
+from palm_ds.data.example import Example
+from palm_ds.data.masking import choose_units, shown
+from palm_ds.data.task import Task
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from palm_ds.backbone import Backbone
+    from palm_ds.model.encoder import Backbone
 
 Unit = Literal["token", "word", "phrase", "entity"]
 _LARGEST_FIRST: tuple[Unit, ...] = ("entity", "phrase", "word")
@@ -102,7 +102,7 @@ class KnowledgeMasking(Task):
         return self.whole == 1 or rng.random() < self.whole
 
     def head(self, backbone: Backbone) -> nn.Module:
-        from palm_ds.heads import MaskedWordHead
+        from palm_ds.model.heads import MaskedWordHead
 
         return MaskedWordHead(backbone)
 

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from palm_ds import pairs
-from palm_ds.errors import UserError
-from palm_ds.example import Example
-from palm_ds.source import Source
-from palm_ds.task import Task, guess
+from palm_ds.common.errors import UserError
+from palm_ds.data.corpus_source import Source
+from palm_ds.data.example import Example
+from palm_ds.data.task import Task, guess
+from palm_ds.pretrain.shared import sentence_pairs as pairs
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from palm_ds.backbone import Backbone
+    from palm_ds.model.encoder import Backbone
 
 RANDOM, NEXT = range(2)
 
@@ -108,7 +108,7 @@ class NextSentencePrediction(Task):
         return example
 
     def head(self, backbone: Backbone) -> nn.Module:
-        from palm_ds.heads import ClassHead
+        from palm_ds.model.heads import ClassHead
 
         return ClassHead(backbone.config.width, classes=2, pooled=True)
 

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from palm_ds.errors import UserError
-from palm_ds.example import Example
-from palm_ds.pairs import anchors, arrange_pair
-from palm_ds.source import Source
-from palm_ds.task import Task
+from palm_ds.common.errors import UserError
+from palm_ds.data.corpus_source import Source
+from palm_ds.data.example import Example
+from palm_ds.data.task import Task
+from palm_ds.pretrain.shared.sentence_pairs import anchors, arrange_pair
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from palm_ds.backbone import Backbone
+    from palm_ds.model.encoder import Backbone
 
 ADJACENT, SAME_DOCUMENT, OTHER_DOCUMENT = range(3)
 _NAMES = ("adjacent", "same document", "other document")
@@ -110,7 +110,7 @@ class SentenceDistance(Task):
         return example
 
     def head(self, backbone: Backbone) -> nn.Module:
-        from palm_ds.heads import ClassHead
+        from palm_ds.model.heads import ClassHead
 
         return ClassHead(backbone.config.width, classes=3, pooled=True)
 

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from palm_ds.errors import UserError
-from palm_ds.example import Example, arrange
-from palm_ds.paragraphs import lay_out, paragraphs, segments
-from palm_ds.source import Source
-from palm_ds.task import Task
+from palm_ds.common.errors import UserError
+from palm_ds.data.corpus_source import Source
+from palm_ds.data.example import Example, arrange
+from palm_ds.data.task import Task
+from palm_ds.pretrain.shared.paragraphs import lay_out, paragraphs, segments
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from palm_ds.backbone import Backbone
+    from palm_ds.model.encoder import Backbone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class SentenceReordering(Task):
         return self.most
 
     def head(self, backbone: Backbone) -> nn.Module:
-        from palm_ds.heads import ClassHead
+        from palm_ds.model.heads import ClassHead
 
         return ClassHead(backbone.config.width, classes=len(self.orders), pooled=True)
 

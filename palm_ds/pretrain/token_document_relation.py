@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from palm_ds import keyed
-from palm_ds.errors import UserError
-from palm_ds.example import Example, arrange
-from palm_ds.source import Source
-from palm_ds.task import Task, guess, passages
+from palm_ds.common import rng as keyed
+from palm_ds.common.errors import UserError
+from palm_ds.data.corpus_source import Source
+from palm_ds.data.example import Example, arrange
+from palm_ds.data.task import Task, guess, passages
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from palm_ds.backbone import Backbone
+    from palm_ds.model.encoder import Backbone
 
 _SAMPLE, _SAMPLE_ROOM = 512, 256  # examples, and tokens of one, that chance is measured on
 
@@ -109,7 +109,7 @@ class TokenDocumentRelation(Task):
         return source.once(f"tokens above {self.frequent}", find)
 
     def head(self, backbone: Backbone) -> nn.Module:
-        from palm_ds.heads import ClassHead
+        from palm_ds.model.heads import ClassHead
 
         return ClassHead(backbone.config.width, classes=2)
 

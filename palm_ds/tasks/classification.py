@@ -13,16 +13,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from palm_ds import label_values
-from palm_ds.backbone import Backbone
-from palm_ds.errors import UserError, suggest
-from palm_ds.example import Example
-from palm_ds.heads import ClassHead
-from palm_ds.metrics.classes import accuracy, f1, macro, matthews
-from palm_ds.task import guess
-from palm_ds.text_heads import rounded, softmax
-from palm_ds.text_task import ClassesTask, confusion_table
-from palm_ds.texts import TableSource
+from palm_ds.common.errors import UserError, suggest
+from palm_ds.data.example import Example
+from palm_ds.data.table_source import TableSource
+from palm_ds.data.task import guess
+from palm_ds.model.encoder import Backbone
+from palm_ds.model.heads import ClassHead
+from palm_ds.model.text_heads import rounded, softmax
+from palm_ds.tasks.metrics.classes import accuracy, f1, macro, matthews
+from palm_ds.tasks.shared import labels as label_values
+from palm_ds.tasks.shared.text_task import ClassesTask, confusion_table
 
 
 @dataclass(frozen=True, kw_only=True)

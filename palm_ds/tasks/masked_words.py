@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from palm_ds.backbone import Backbone
-from palm_ds.errors import UserError
-from palm_ds.example import Example
-from palm_ds.heads import MaskedWordHead
-from palm_ds.masking import choose_units, shown
-from palm_ds.text_task import TextTask
-from palm_ds.texts import TableSource
-from palm_ds.tokenizer import CHINESE, Tokenizer
+from palm_ds.common.errors import UserError
+from palm_ds.data.example import Example
+from palm_ds.data.masking import choose_units, shown
+from palm_ds.data.table_source import TableSource
+from palm_ds.model.encoder import Backbone
+from palm_ds.model.heads import MaskedWordHead
+from palm_ds.tasks.shared.text_task import TextTask
+from palm_ds.text.tokenizer import CHINESE, Tokenizer
 
 _TEXTS = ("text_a", "text_b", "question", "context")
 

@@ -19,16 +19,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from palm_ds import label_values
-from palm_ds.backbone import Backbone
-from palm_ds.errors import UserError
-from palm_ds.example import Example, arrange, join
-from palm_ds.heads import ClassHead, Head
-from palm_ds.metrics.classes import accuracy, f1, matthews
-from palm_ds.task import Task, guess
-from palm_ds.text_heads import PairHead, rounded, sigmoid, softmax
-from palm_ds.text_task import ClassesTask, level, missing
-from palm_ds.texts import TableSource
+from palm_ds.common.errors import UserError
+from palm_ds.data.example import Example, arrange, join
+from palm_ds.data.table_source import TableSource
+from palm_ds.data.task import Task, guess
+from palm_ds.model.encoder import Backbone
+from palm_ds.model.heads import ClassHead, Head
+from palm_ds.model.text_heads import PairHead, rounded, sigmoid, softmax
+from palm_ds.tasks.metrics.classes import accuracy, f1, matthews
+from palm_ds.tasks.shared import labels as label_values
+from palm_ds.tasks.shared.text_task import ClassesTask, level, missing
 
 _COLUMNS = ("text_a", "text_b", "text_b_neg")
 

@@ -14,14 +14,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from palm_ds import label_values
-from palm_ds.backbone import Backbone
-from palm_ds.errors import UserError
-from palm_ds.example import Example, arrange, join
-from palm_ds.metrics.classes import accuracy
-from palm_ds.text_heads import ChoiceHead, rounded, softmax
-from palm_ds.text_task import TextTask, level
-from palm_ds.texts import Encoded, TableSource, encode
+from palm_ds.common.errors import UserError
+from palm_ds.data.example import Example, arrange, join
+from palm_ds.data.table_source import Encoded, TableSource, encode
+from palm_ds.model.encoder import Backbone
+from palm_ds.model.text_heads import ChoiceHead, rounded, softmax
+from palm_ds.tasks.metrics.classes import accuracy
+from palm_ds.tasks.shared import labels as label_values
+from palm_ds.tasks.shared.text_task import TextTask, level
 
 _FEWEST = 8  # tokens of a choice with its text; of less nothing can be told
 

@@ -14,17 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from palm_ds import label_values
-from palm_ds.backbone import Backbone
-from palm_ds.errors import UserError
-from palm_ds.example import Example
-from palm_ds.heads import ClassHead
-from palm_ds.metrics.classes import f1
-from palm_ds.metrics.ranking import average_precision, mrr, ndcg, rank
-from palm_ds.task import guess
-from palm_ds.text_heads import rounded, softmax
-from palm_ds.text_task import TextTask, missing
-from palm_ds.texts import TableSource
+from palm_ds.common.errors import UserError
+from palm_ds.data.example import Example
+from palm_ds.data.table_source import TableSource
+from palm_ds.data.task import guess
+from palm_ds.model.encoder import Backbone
+from palm_ds.model.heads import ClassHead
+from palm_ds.model.text_heads import rounded, softmax
+from palm_ds.tasks.metrics.classes import f1
+from palm_ds.tasks.metrics.ranking import average_precision, mrr, ndcg, rank
+from palm_ds.tasks.shared import labels as label_values
+from palm_ds.tasks.shared.text_task import TextTask, missing
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,16 +18,16 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from palm_ds.answer_spans import Answers, find_answers, join_windows, trimmed
-from palm_ds.backbone import Backbone
-from palm_ds.errors import UserError
-from palm_ds.example import Example, arrange
-from palm_ds.heads import ClassHead, HeadOutput
-from palm_ds.metrics.answers import cmrc, squad_v1, squad_v2
-from palm_ds.text_task import TextTask
-from palm_ds.texts import Encoded, TableSource
-from palm_ds.tokenizer import CHINESE
-from palm_ds.windows import best_spans, cut, different, most_context
+from palm_ds.common.errors import UserError
+from palm_ds.data.example import Example, arrange
+from palm_ds.data.table_source import Encoded, TableSource
+from palm_ds.model.encoder import Backbone
+from palm_ds.model.heads import ClassHead, HeadOutput
+from palm_ds.tasks.metrics.answers import cmrc, squad_v1, squad_v2
+from palm_ds.tasks.shared.answer_spans import Answers, find_answers, join_windows, trimmed
+from palm_ds.tasks.shared.sliding_windows import best_spans, cut, different, most_context
+from palm_ds.tasks.shared.text_task import TextTask
+from palm_ds.text.tokenizer import CHINESE
 
 LONGEST, LONGEST_CHINESE = 30, 100  # tokens of an answer
 _SAMPLE = 200  # contexts that are looked at to know the language

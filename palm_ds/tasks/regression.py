@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from palm_ds import label_values
-from palm_ds.backbone import Backbone
-from palm_ds.errors import UserError
-from palm_ds.example import Example
-from palm_ds.metrics.numbers import mse, pearson_and_spearman
-from palm_ds.task import Task
-from palm_ds.text_heads import NumberHead
-from palm_ds.text_task import TextTask
-from palm_ds.texts import TableSource
+from palm_ds.common.errors import UserError
+from palm_ds.data.example import Example
+from palm_ds.data.table_source import TableSource
+from palm_ds.data.task import Task
+from palm_ds.model.encoder import Backbone
+from palm_ds.model.text_heads import NumberHead
+from palm_ds.tasks.metrics.numbers import mse, pearson_and_spearman
+from palm_ds.tasks.shared import labels as label_values
+from palm_ds.tasks.shared.text_task import TextTask
 
 
 @dataclass(frozen=True, kw_only=True)

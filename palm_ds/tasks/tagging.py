@@ -6,7 +6,7 @@ sentence that is too long is read in several windows; each word is judged where 
 So every word has a tag, and none is lost in training.
 
 PaddlePALM's and ERNIE's sequence labelling; with `crf: true` the tags of a sentence are scored
-together (palm_ds/crf.py). PaddlePALM gave transitions a rate of 1e-3: here that is `head_lr`.
+together (palm_ds/model/crf.py). PaddlePALM gave transitions a rate of 1e-3: here that is `head_lr`.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from palm_ds import tags as tagsets
-from palm_ds.backbone import Backbone
-from palm_ds.crf import CrfHead, best_tags
-from palm_ds.errors import UserError
-from palm_ds.example import Example, arrange
-from palm_ds.heads import ClassHead
-from palm_ds.metrics.chunks import chunk_scores, chunks, convert
-from palm_ds.metrics.classes import accuracy
-from palm_ds.metrics.counts import Counts
-from palm_ds.sentences import Seen, joined, seen, seen_in_text, windows
-from palm_ds.tags_task import SPANS, TagsTask
-from palm_ds.task import Task, guess
-from palm_ds.text_task import MOST_SHOWN
-from palm_ds.texts import TableSource
+from palm_ds.common.errors import UserError
+from palm_ds.data.example import Example, arrange
+from palm_ds.data.table_source import TableSource
+from palm_ds.data.task import Task, guess
+from palm_ds.model.crf import CrfHead, best_tags
+from palm_ds.model.encoder import Backbone
+from palm_ds.model.heads import ClassHead
+from palm_ds.tasks.metrics.chunks import chunk_scores, chunks, convert
+from palm_ds.tasks.metrics.classes import accuracy
+from palm_ds.tasks.metrics.counts import Counts
+from palm_ds.tasks.shared import tag_schemes as tagsets
+from palm_ds.tasks.shared.tagging_task import SPANS, TagsTask
+from palm_ds.tasks.shared.text_task import MOST_SHOWN
+from palm_ds.tasks.shared.word_windows import Seen, joined, seen, seen_in_text, windows
 
 _AT_ONCE = 256  # sentences whose best tags are looked for together
 

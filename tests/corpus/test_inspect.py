@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from palm_ds.corpus.build import Prepare, prepare
-from palm_ds.corpus.inputs import InputOptions
+from palm_ds.common.errors import UserError
+from palm_ds.corpus.input.discover import InputOptions
 from palm_ds.corpus.inspect import inspect
 from palm_ds.corpus.options import TextOptions
-from palm_ds.errors import UserError
-from palm_ds.tokenizer import SPECIALS
+from palm_ds.corpus.prepare import Prepare, prepare
+from palm_ds.text.tokenizer import SPECIALS
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from palm_ds.common.errors import UserError
 from palm_ds.corpus import writer
-from palm_ds.corpus.build import Prepare, prepare
+from palm_ds.corpus.prepare import Prepare, prepare
 from palm_ds.corpus.store import Corpus, open_corpus
-from palm_ds.errors import UserError
 
 
 @pytest.fixture(scope="module")

@@ -21,12 +21,13 @@ import torch
 from safetensors.torch import load_file
 from tiny import arguments
 
-from palm_ds.assemble import build_model, build_stream, open_data, settle
-from palm_ds.example_stream import ExampleStream
-from palm_ds.folder import Run
-from palm_ds.machine import make_machine
-from palm_ds.run import Recipe, make_recipe
-from palm_ds.train import Opened, finish, open_run, train
+from palm_ds.data.example_stream import ExampleStream
+from palm_ds.runtime.ds_config import make_machine
+from palm_ds.train import train
+from palm_ds.train.build import build_model, build_stream, open_data, settle
+from palm_ds.train.recipe import Recipe, make_recipe
+from palm_ds.train.run_folder import Run
+from palm_ds.train.train import Opened, finish, open_run
 
 WORDS = [f"w{i}" for i in range(30)]
 KILLED, STOPPED = 8, 6

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 import palm_ds as palm
-from tests.own_task import Counting, HowMany
-from tests.small_tables import TINY
+from tests.helpers.own_task import Counting, HowMany
+from tests.helpers.small_tables import TINY
 
 parser = argparse.ArgumentParser()
 for name in ("--out", "--tables", "--folder"):

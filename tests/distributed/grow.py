@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from tiny import LENGTH, LR, OPTIMIZER, ROWS, WORDS, arguments, write
 
-from palm_ds.backbone import Backbone, BackboneConfig
+from palm_ds.data.example import Batch, Example, collate
 from palm_ds.engine import Engine, start, warn_on_stderr
-from palm_ds.example import Batch, Example, collate
-from palm_ds.extend import Lineage, inherit
-from palm_ds.heads import ClassHead, MaskedWordHead
-from palm_ds.machine import make_machine
-from palm_ds.model import Model
-from palm_ds.optim import parameter_groups
-from palm_ds.processes import leave
+from palm_ds.model.encoder import Backbone, BackboneConfig
+from palm_ds.model.heads import ClassHead, MaskedWordHead
+from palm_ds.model.multi_task_model import Model
+from palm_ds.runtime.ds_config import make_machine
+from palm_ds.runtime.optimizer import parameter_groups
+from palm_ds.runtime.processes import leave
+from palm_ds.train.extend import Lineage, inherit
 
 OLD = {"words": 0, "order": 1}
 NEW = {"words": 0, "added": 1, "order": 2}  # the new task stands between, so rows move

@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from tiny import arguments, write
 
-from palm_ds.machine import make_machine
-from palm_ds.processes import start
+from palm_ds.runtime.ds_config import make_machine
+from palm_ds.runtime.processes import start
 
 options = arguments()
 processes = start(make_machine({"palm_ds": {"timeout_minutes": 0.05}}))

@@ -18,7 +18,7 @@ from typing import Any
 
 from tiny import arguments, make_engine, train
 
-from palm_ds import checkpoint
+from palm_ds.runtime import checkpoint
 
 STEPS, EVERY, WORLD = 12, 2, 2
 STAGE = 2

@@ -1,4 +1,4 @@
-"""Runs with optimizers of one's own (tests/own_optimizer.py) and a loop by hand.
+"""Runs with optimizers of one's own (tests/helpers/own_optimizer.py) and a loop by hand.
 
 Each of --runs (name:kind:stage:first:last) goes from its first step to its last in its own folder
 of --folder, from the checkpoint that is there, and saves after every second step; --kill ends the
@@ -15,25 +15,25 @@ from typing import Any
 import torch
 from tiny import LR, ROWS, arguments, make_engine, make_model, share, write
 
+from palm_ds.common.errors import UserError
 from palm_ds.engine import Engine
-from palm_ds.errors import UserError
-from palm_ds.optim import OptimizerConfig
-from palm_ds.processes import leave
-from tests.own_optimizer import Lion
+from palm_ds.runtime.optimizer import OptimizerConfig
+from palm_ds.runtime.processes import leave
+from tests.helpers.own_optimizer import Lion
 
 CLIP, DECAY = 0.5, 0.1
 KINDS: dict[str, dict[str, Any]] = {
-    "tests.own_optimizer.Lion": {"betas": [0.8, 0.95]},
+    "tests.helpers.own_optimizer.Lion": {"betas": [0.8, 0.95]},
     "torch.optim.SGD": {"momentum": 0.9, "dampening": 0.5, "nesterov": False},
 }
 REFUSED = {
-    "tests.own_optimizer.OfWhole": 0.0,
-    "tests.own_optimizer.Rows": DECAY,
-    "tests.own_optimizer.NoDecay": DECAY,
+    "tests.helpers.own_optimizer.OfWhole": 0.0,
+    "tests.helpers.own_optimizer.Rows": DECAY,
+    "tests.helpers.own_optimizer.NoDecay": DECAY,
     "torch.optim.Adagrad": DECAY,
 }
 """With a weight decay."""
-RATES = {"tests.own_optimizer.Lion": 0.3, "torch.optim.SGD": 100.0}
+RATES = {"tests.helpers.own_optimizer.Lion": 0.3, "torch.optim.SGD": 100.0}
 """Times LR, so that both learn."""
 STEPS = 8
 

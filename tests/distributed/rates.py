@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from tiny import LR, ROWS, arguments, make_engine, make_model, share, write
 
+from palm_ds.data.example import Batch
 from palm_ds.engine import Engine
-from palm_ds.example import Batch
-from palm_ds.model import Model
-from palm_ds.optim import OptimizerConfig, parameter_groups
-from palm_ds.processes import leave
+from palm_ds.model.multi_task_model import Model
+from palm_ds.runtime.optimizer import OptimizerConfig, parameter_groups
+from palm_ds.runtime.processes import leave
 
 STEPS, SAVED = 6, 4
 FROZEN = ("backbone.word.weight", "backbone.layers.0.attention_norm.*")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.small_corpus import write_small_corpus
+from tests.helpers.small_corpus import write_small_corpus
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 

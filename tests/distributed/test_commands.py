@@ -16,8 +16,8 @@ import psutil
 import pytest
 import yaml
 
-from palm_ds import checkpoint
-from tests.small_corpus import write_small_corpus
+from palm_ds.runtime import checkpoint
+from tests.helpers.small_corpus import write_small_corpus
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
@@ -263,11 +263,11 @@ def test_a_finished_run_leaves_what_it_promises(uninterrupted) -> None:
     import torch
     from transformers import AutoModel, AutoTokenizer
 
-    from palm_ds.assemble import build_model, open_data
-    from palm_ds.example import arrange, collate
-    from palm_ds.machine import read_machine
-    from palm_ds.run import read_recipe
-    from palm_ds.weights import load_weights
+    from palm_ds.data.example import arrange, collate
+    from palm_ds.runtime.ds_config import read_machine
+    from palm_ds.train.build import build_model, open_data
+    from palm_ds.train.recipe import read_recipe
+    from palm_ds.weights.weights_folder import load_weights
 
     recipe_file, machine, run = uninterrupted
     left = {path.name for path in run.iterdir()}
@@ -341,7 +341,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_spares_the_weights(small, t
 
 BOMB = """
 from dataclasses import dataclass
-from palm_ds.heads import MaskedWordHead
+from palm_ds.model.heads import MaskedWordHead
 from palm_ds.pretrain.knowledge_masking import KnowledgeMasking
 
 class Explosive(MaskedWordHead):

@@ -14,9 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from palm_ds import checkpoint
-from palm_ds.formats import deepspeed
-from palm_ds.portable import Stored
+from palm_ds.runtime import checkpoint
+from palm_ds.runtime.sharded_state import Stored
+from palm_ds.weights.formats.deepspeed import read as deepspeed
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 

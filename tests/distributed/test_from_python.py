@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.small_tables import write_tables
+from tests.helpers.small_tables import write_tables
 
 pytestmark = pytest.mark.distributed
 

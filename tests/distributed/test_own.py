@@ -9,7 +9,7 @@ import pytest
 
 pytestmark = pytest.mark.distributed
 
-LION, SGD = "tests.own_optimizer.Lion", "torch.optim.SGD"
+LION, SGD = "tests.helpers.own_optimizer.Lion", "torch.optim.SGD"
 FIRST = {"lion 2": (LION, 2), "sgd 1": (SGD, 1), "lion 3": (LION, 3)}
 MOVED = {"a": (LION, (2, 0)), "b": (SGD, (0, 2)), "c": (SGD, (1, 0)), "d": (LION, (3, 1))}
 
@@ -51,7 +51,7 @@ def test_optimizers_of_ones_own(run_distributed, tmp_path) -> None:
     assert "its step of a value" not in refused and len(refused) == 4
     for kind, text in refused.items():
         assert text.startswith(f"optimizer.kind: {kind}: ") and "\n" not in text
-    assert "ZeRO 2 cuts parameters" in refused["tests.own_optimizer.OfWhole"]
+    assert "ZeRO 2 cuts parameters" in refused["tests.helpers.own_optimizer.OfWhole"]
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from palm_ds.predictor import CHUNK
-from tests.saved_model import save_model, texts, write_rows
+from palm_ds.inference.predictor import CHUNK
+from tests.helpers.saved_model import save_model, texts, write_rows
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 

@@ -27,7 +27,7 @@ from tests.distributed.test_commands import (
     write_machine,
     write_recipe,
 )
-from tests.small_corpus import write_small_corpus
+from tests.helpers.small_corpus import write_small_corpus
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from palm_ds.backbone import Backbone, BackboneConfig
+from palm_ds.data.example import Batch, Example, collate
 from palm_ds.engine import Engine
-from palm_ds.example import Batch, Example, collate
-from palm_ds.heads import ClassHead, MaskedWordHead
-from palm_ds.machine import make_machine
-from palm_ds.model import Model
-from palm_ds.optim import OptimizerConfig, parameter_groups
+from palm_ds.model.encoder import Backbone, BackboneConfig
+from palm_ds.model.heads import ClassHead, MaskedWordHead
+from palm_ds.model.multi_task_model import Model
+from palm_ds.runtime.ds_config import make_machine
+from palm_ds.runtime.optimizer import OptimizerConfig, parameter_groups
 
 ROWS, LENGTH, WORDS = 16, 32, 101
 LR = 1e-3

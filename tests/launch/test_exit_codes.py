@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_machine import BAD as BAD_MACHINES
-from tests.test_run import GOOD, write
-from tests.test_run import WRONG as WRONG_RECIPES
-from tests.test_tokenizer import BAD as BAD_TOKENIZERS
+from tests.runtime.test_ds_config import BAD as BAD_MACHINES
+from tests.text.test_tokenizer import BAD as BAD_TOKENIZERS
+from tests.train.test_recipe import GOOD, write
+from tests.train.test_recipe import WRONG as WRONG_RECIPES
 
 
 def assert_one_line(code: int, out: str, err: str, named: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_fill_mask import make_model, save
+from tests.inference.test_fill_mask import make_model, save
 
 CAPITAL = "The capital of [MASK] is Paris."
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from palm_ds.assemble import build_stream, open_data, settle
-from palm_ds.folder import about_tables
-from palm_ds.inspect_stream import open_held_out, open_step
-from palm_ds.run import make_recipe
-from tests.word_tables import write_table, write_texts, write_vocabulary
+from palm_ds.train.build import build_stream, open_data, settle
+from palm_ds.train.inspect_stream import open_held_out, open_step
+from palm_ds.train.recipe import make_recipe
+from palm_ds.train.run_folder import about_tables
+from tests.helpers.word_tables import write_table, write_texts, write_vocabulary
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.saved_model import save_model
-from tests.small_corpus import write_small_corpus
+from tests.helpers.saved_model import save_model
+from tests.helpers.small_corpus import write_small_corpus
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,19 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from palm_ds import predictor as predictor_module
 from palm_ds import weights
-from palm_ds.hf_head import head_taken
-from palm_ds.weights import load_weights
+from palm_ds.inference import predictor as predictor_module
+from palm_ds.train.hf_head import head_taken
+from palm_ds.weights.weights_folder import load_weights
+from tests.helpers.saved_model import (
+    pairs,
+    questions,
+    recipe_of,
+    save_model,
+    texts,
+    write_rows,
+)
 from tests.launch.conftest import Said
-from tests.saved_model import pairs, questions, recipe_of, save_model, texts, write_rows
 
 TEXT_TASKS = ("mood", "topic", "size")
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from palm_ds.cli.prepare import COMMAND
+from palm_ds.common.errors import UserError
 from palm_ds.corpus.store import open_corpus
 from palm_ds.corpus.writer import write_corpus
-from palm_ds.errors import UserError
-from palm_ds.feed import Feed
-from palm_ds.source import Source, split
-from palm_ds.task import build
-from palm_ds.tokenizer import wordpiece
-from tests.small_corpus import SPECIALS, write_small_corpus
+from palm_ds.data.blend_dataset import Feed
+from palm_ds.data.corpus_source import Source, split
+from palm_ds.data.task import build
+from palm_ds.text.tokenizer import wordpiece
+from tests.helpers.small_corpus import SPECIALS, write_small_corpus
 
 MARKS = ("capital", "word")
 

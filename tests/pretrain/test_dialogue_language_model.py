@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from palm_ds.common.errors import UserError
 from palm_ds.corpus.store import open_corpus
 from palm_ds.corpus.writer import write_corpus
-from palm_ds.errors import UserError
-from palm_ds.feed import Feed
+from palm_ds.data.blend_dataset import Feed
+from palm_ds.data.corpus_source import Source, split
+from palm_ds.data.task import build
 from palm_ds.pretrain.dialogue_language_model import DialogueLanguageModel, cut_longest
-from palm_ds.source import Source, split
-from palm_ds.task import build
-from palm_ds.tokenizer import wordpiece
-from tests.small_corpus import SPECIALS
+from palm_ds.text.tokenizer import wordpiece
+from tests.helpers.small_corpus import SPECIALS
 
 NAME = "dialogue_language_model"
 WORDS = [f"w{i}" for i in range(200)]

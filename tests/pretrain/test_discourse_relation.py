@@ -7,15 +7,15 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from palm_ds.common.errors import UserError
 from palm_ds.corpus.store import Corpus
-from palm_ds.errors import UserError
-from palm_ds.feed import Feed, fill, held_out_rows
-from palm_ds.markers import read_markers
+from palm_ds.data.blend_dataset import Feed, fill, held_out_rows
+from palm_ds.data.corpus_source import Source, split
+from palm_ds.data.task import build
 from palm_ds.pretrain.discourse_relation import DiscourseRelation
-from palm_ds.source import Source, split
-from palm_ds.task import build
-from tests.full_rows import real_share
-from tests.pair_corpus import (
+from palm_ds.pretrain.shared.discourse_markers import read_markers
+from tests.helpers.full_rows import real_share
+from tests.helpers.pair_corpus import (
     list_file,
     slow_pairs,
     tokenizer_of,

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from palm_ds.cli.prepare import COMMAND as PREPARE
+from palm_ds.common.errors import UserError
 from palm_ds.corpus.store import Corpus, open_corpus
-from palm_ds.errors import UserError
-from palm_ds.example import Example
-from palm_ds.feed import Feed, fill
+from palm_ds.data.blend_dataset import Feed, fill
+from palm_ds.data.corpus_source import Source, split
+from palm_ds.data.example import Example
+from palm_ds.data.task import build
 from palm_ds.pretrain.ir_relevance import IrRelevance
-from palm_ds.source import Source, split
-from palm_ds.task import build
-from tests.full_rows import real_share
-from tests.pair_corpus import tokenizer_of, whole, write_sentences
-from tests.small_corpus import write_small_corpus
+from tests.helpers.full_rows import real_share
+from tests.helpers.pair_corpus import tokenizer_of, whole, write_sentences
+from tests.helpers.small_corpus import write_small_corpus
 
 STRONG, WEAK, IRRELEVANT = range(3)
 

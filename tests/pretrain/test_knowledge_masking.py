@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palm_ds import keyed
-from palm_ds.errors import UserError
-from palm_ds.example import Example, Piece, Vocabulary, arrange
-from palm_ds.masking import choose_units
+from palm_ds.common import rng as keyed
+from palm_ds.common.errors import UserError
+from palm_ds.data.example import Example, Piece, Vocabulary, arrange
+from palm_ds.data.masking import choose_units
 from palm_ds.pretrain.knowledge_masking import KnowledgeMasking, choose_each, units_of
 
 VOCABULARY = Vocabulary(size=1005, pad=0, unk=1, cls=2, sep=3, mask=4, regular=np.arange(5, 1005))

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from palm_ds.errors import UserError
-from palm_ds.feed import Feed, fill
-from palm_ds.pairs import elsewhere
+from palm_ds.common.errors import UserError
+from palm_ds.data.blend_dataset import Feed, fill
+from palm_ds.data.corpus_source import Source, split
+from palm_ds.data.task import build
 from palm_ds.pretrain.next_sentence_prediction import NextSentencePrediction
-from palm_ds.source import Source, split
-from palm_ds.task import build
-from tests.pair_corpus import tokenizer_of, whole, write_sentences
-from tests.small_corpus import write_small_corpus
+from palm_ds.pretrain.shared.sentence_pairs import elsewhere
+from tests.helpers.pair_corpus import tokenizer_of, whole, write_sentences
+from tests.helpers.small_corpus import write_small_corpus
 
 LENGTH = 96
 NAME = "next_sentence_prediction"

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from palm_ds.corpus.store import Corpus
-from palm_ds.feed import make_feeds
-from palm_ds.plan import read_stages, tasks_of
-from palm_ds.source import split
-from palm_ds.stream import Stream
-from palm_ds.task import build
+from palm_ds.data.blend_dataset import make_feeds
+from palm_ds.data.corpus_source import split
+from palm_ds.data.packed_stream import Stream
+from palm_ds.data.stages import read_stages, tasks_of
+from palm_ds.data.task import build
 
 BLENDS = [
     "capitalization",

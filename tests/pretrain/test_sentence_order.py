@@ -7,12 +7,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from palm_ds.errors import UserError
-from palm_ds.feed import Feed, fill
+from palm_ds.common.errors import UserError
+from palm_ds.data.blend_dataset import Feed, fill
+from palm_ds.data.corpus_source import Source, split
 from palm_ds.pretrain.sentence_order import SentenceOrder
-from palm_ds.source import Source, split
-from tests.pair_corpus import tokenizer_of, whole, write_sentences
-from tests.small_corpus import write_small_corpus
+from tests.helpers.pair_corpus import tokenizer_of, whole, write_sentences
+from tests.helpers.small_corpus import write_small_corpus
 
 LENGTH = 96
 

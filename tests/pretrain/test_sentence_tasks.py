@@ -9,11 +9,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from palm_ds.errors import UserError
-from palm_ds.feed import Feed, fill
-from palm_ds.source import Source, split
-from palm_ds.task import build
-from tests.small_corpus import write_small_corpus
+from palm_ds.common.errors import UserError
+from palm_ds.data.blend_dataset import Feed, fill
+from palm_ds.data.corpus_source import Source, split
+from palm_ds.data.task import build
+from tests.helpers.small_corpus import write_small_corpus
 
 LENGTH = 96
 

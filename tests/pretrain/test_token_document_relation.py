@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from palm_ds.common.errors import UserError
+from palm_ds.common.rng import generator
 from palm_ds.corpus.store import open_corpus
 from palm_ds.corpus.writer import write_corpus
-from palm_ds.errors import UserError
-from palm_ds.example import Example, arrange
-from palm_ds.feed import Feed, fill
-from palm_ds.keyed import generator
+from palm_ds.data.blend_dataset import Feed, fill
+from palm_ds.data.corpus_source import Source, split
+from palm_ds.data.example import Example, arrange
+from palm_ds.data.task import build
 from palm_ds.pretrain.token_document_relation import TokenDocumentRelation
-from palm_ds.source import Source, split
-from palm_ds.task import build
-from palm_ds.tokenizer import wordpiece
-from tests.small_corpus import SPECIALS, write_small_corpus
+from palm_ds.text.tokenizer import wordpiece
+from tests.helpers.small_corpus import SPECIALS, write_small_corpus
 
 LENGTH = 96
 MARKS = ("word", "phrase", "entity")

@@ -11,10 +11,10 @@ from sklearn.metrics import f1_score
 from torch.nn import functional as F  # noqa: N812
 from transformers import BertForSequenceClassification
 
-from palm_ds.errors import UserError
-from palm_ds.task import build
+from palm_ds.common.errors import UserError
+from palm_ds.data.task import build
 from palm_ds.tasks.classification import Classification
-from tests.text_tables import (
+from tests.helpers.text_tables import (
     bert_config,
     built_of,
     feed_of,
@@ -145,7 +145,7 @@ def test_long_texts_are_cut_and_keep_their_label(tmp_path: Path) -> None:
 
 
 def small_words(ids) -> list[str]:
-    from tests.text_tables import small_tokenizer
+    from tests.helpers.text_tables import small_tokenizer
 
     return small_tokenizer().tokens(ids)
 

@@ -13,12 +13,12 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 from transformers import BertForMaskedLM
 
-from palm_ds.errors import UserError
-from palm_ds.formats.hf_names import from_names
-from palm_ds.task import Task, build
+from palm_ds.common.errors import UserError
+from palm_ds.data.task import Task, build
 from palm_ds.tasks.masked_words import MaskedWords
-from palm_ds.tokenizer import SPECIALS, Tokenizer
-from tests.text_tables import (
+from palm_ds.text.tokenizer import SPECIALS, Tokenizer
+from palm_ds.weights.formats.huggingface.names import from_names
+from tests.helpers.text_tables import (
     bert_config,
     built_of,
     feed_of,

@@ -11,11 +11,11 @@ from sklearn.metrics import f1_score
 from torch.nn import functional as F  # noqa: N812
 from transformers import BertForSequenceClassification
 
-from palm_ds.errors import UserError
-from palm_ds.task import build
+from palm_ds.common.errors import UserError
+from palm_ds.data.task import build
 from palm_ds.tasks.classification import Classification
 from palm_ds.tasks.matching import Matching
-from tests.text_tables import (
+from tests.helpers.text_tables import (
     bert_config,
     built_of,
     feed_of,

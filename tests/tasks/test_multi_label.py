@@ -11,10 +11,10 @@ import torch
 from sklearn.metrics import f1_score
 from transformers import BertForSequenceClassification
 
-from palm_ds.errors import UserError
-from palm_ds.task import build
+from palm_ds.common.errors import UserError
+from palm_ds.data.task import build
 from palm_ds.tasks.multi_label import MultiLabel
-from tests.text_tables import (
+from tests.helpers.text_tables import (
     bert_config,
     built_of,
     feed_of,

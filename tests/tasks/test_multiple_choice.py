@@ -10,11 +10,11 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 from transformers import BertForMultipleChoice
 
-from palm_ds.errors import UserError
-from palm_ds.task import build
+from palm_ds.common.errors import UserError
+from palm_ds.data.task import build
+from palm_ds.model.text_heads import ChoiceHead
 from palm_ds.tasks.multiple_choice import MultipleChoice
-from palm_ds.text_heads import ChoiceHead
-from tests.text_tables import (
+from tests.helpers.text_tables import (
     bert_config,
     built_of,
     feed_of,

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from palm_ds.feed import Feed
-from palm_ds.reader import TableSettings, open_table
-from palm_ds.task import build
-from palm_ds.texts import TableSource
-from palm_ds.tokenizer import load_tokenizer
+from palm_ds.data.blend_dataset import Feed
+from palm_ds.data.reader import TableSettings, open_table
+from palm_ds.data.table_source import TableSource
+from palm_ds.data.task import build
+from palm_ds.text.tokenizer import load_tokenizer
 
 STS = {"header": False, "columns": {"text_a": 0, "text_b": 1, "label": 2}}
 SICK = {"text_a": "sentence_A", "text_b": "sentence_B"}

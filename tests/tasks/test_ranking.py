@@ -11,10 +11,10 @@ import torch
 from sklearn.metrics import average_precision_score, f1_score, ndcg_score
 from transformers import BertForSequenceClassification
 
-from palm_ds.errors import UserError
-from palm_ds.task import build
+from palm_ds.common.errors import UserError
+from palm_ds.data.task import build
 from palm_ds.tasks.ranking import Ranking
-from tests.text_tables import (
+from tests.helpers.text_tables import (
     bert_config,
     built_of,
     feed_of,

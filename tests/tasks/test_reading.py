@@ -19,22 +19,22 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import BertForQuestionAnswering
 
 from palm_ds import weights
-from palm_ds.errors import UserError
-from palm_ds.example import Example
-from palm_ds.formats.hf_names import from_names
-from palm_ds.formats.huggingface_writer import Target, plan, write
-from palm_ds.formats.own import WeightsInfo, open_contents
-from palm_ds.formats.publish import publish
-from palm_ds.metrics.answers import normalised
-from palm_ds.model import Model
-from palm_ds.reader import TableSettings, open_table
-from palm_ds.settings import parse
-from palm_ds.task import build
+from palm_ds.common.atomic import publish
+from palm_ds.common.config import parse
+from palm_ds.common.errors import UserError
+from palm_ds.data.example import Example
+from palm_ds.data.reader import TableSettings, open_table
+from palm_ds.data.table_source import TableSource
+from palm_ds.data.task import build
+from palm_ds.model.multi_task_model import Model
 from palm_ds.tasks.classification import Classification
+from palm_ds.tasks.metrics.answers import normalised
 from palm_ds.tasks.reading import Reading, SpanHead
-from palm_ds.texts import TableSource
-from palm_ds.tokenizer import load_tokenizer
-from tests.text_tables import (
+from palm_ds.text.tokenizer import load_tokenizer
+from palm_ds.weights.formats.huggingface.names import from_names
+from palm_ds.weights.formats.huggingface.write import Target, plan, write
+from palm_ds.weights.formats.native import WeightsInfo, open_contents
+from tests.helpers.text_tables import (
     bert_config,
     built_of,
     feed_of,

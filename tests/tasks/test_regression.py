@@ -12,10 +12,10 @@ import torch
 from scipy.stats import pearsonr, spearmanr
 from transformers import BertForSequenceClassification
 
-from palm_ds.errors import UserError
-from palm_ds.task import build
+from palm_ds.common.errors import UserError
+from palm_ds.data.task import build
 from palm_ds.tasks.regression import Regression
-from tests.text_tables import (
+from tests.helpers.text_tables import (
     bert_config,
     built_of,
     feed_of,

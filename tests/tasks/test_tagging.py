@@ -12,22 +12,22 @@ import numpy as np
 import pytest
 import torch
 
-from palm_ds.backbone import Backbone
-from palm_ds.backbone_config import BackboneConfig
-from palm_ds.crf import CrfHead
-from palm_ds.errors import UserError
-from palm_ds.example import Example
-from palm_ds.feed import Feed, build_examples, collate_built
-from palm_ds.heads import ClassHead
-from palm_ds.metrics.chunks import SCHEMES, check_scheme, chunks, convert
-from palm_ds.model import Model
-from palm_ds.predict import decoded, gathered
-from palm_ds.reader import TableSettings, open_table
-from palm_ds.tags import allowed, labels_of
+from palm_ds.common.errors import UserError
+from palm_ds.data.blend_dataset import Feed, build_examples, collate_built
+from palm_ds.data.decode import decoded, gathered
+from palm_ds.data.example import Example
+from palm_ds.data.reader import TableSettings, open_table
+from palm_ds.data.table_source import TableSource, split_rows
+from palm_ds.model.config import BackboneConfig
+from palm_ds.model.crf import CrfHead
+from palm_ds.model.encoder import Backbone
+from palm_ds.model.heads import ClassHead
+from palm_ds.model.multi_task_model import Model
 from palm_ds.tasks.classification import Classification
+from palm_ds.tasks.metrics.chunks import SCHEMES, check_scheme, chunks, convert
+from palm_ds.tasks.shared.tag_schemes import allowed, labels_of
 from palm_ds.tasks.tagging import Tagging
-from palm_ds.texts import TableSource, split_rows
-from palm_ds.tokenizer import wordpiece
+from palm_ds.text.tokenizer import wordpiece
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"

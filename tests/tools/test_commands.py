@@ -13,12 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from palm_ds.backbone import Backbone
-from palm_ds.backbone_config import BackboneConfig
-from palm_ds.heads import ClassHead, MaskedWordHead
-from palm_ds.model import Model
-from palm_ds.tokenizer import wordpiece
-from palm_ds.weights import WeightsInfo, save_weights
+from palm_ds.model.config import BackboneConfig
+from palm_ds.model.encoder import Backbone
+from palm_ds.model.heads import ClassHead, MaskedWordHead
+from palm_ds.model.multi_task_model import Model
+from palm_ds.text.tokenizer import wordpiece
+from palm_ds.weights.weights_folder import WeightsInfo, save_weights
 
 FOLDER = Path(__file__).resolve().parents[2] / "tools" / "convert_ckpt"
 CONFIG = BackboneConfig(

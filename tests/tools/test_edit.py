@@ -15,14 +15,20 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from palm_ds.backbone import Backbone, BackboneConfig
-from palm_ds.edit import Edit, edit
-from palm_ds.errors import UserError
-from palm_ds.example import Example, collate
-from palm_ds.heads import ClassHead, MaskedWordHead
-from palm_ds.model import Model
-from palm_ds.tokenizer import load_tokenizer, wordpiece
-from palm_ds.weights import WeightsInfo, export_hf, load_weights, read_info, save_weights
+from palm_ds.common.errors import UserError
+from palm_ds.data.example import Example, collate
+from palm_ds.model.encoder import Backbone, BackboneConfig
+from palm_ds.model.heads import ClassHead, MaskedWordHead
+from palm_ds.model.multi_task_model import Model
+from palm_ds.text.tokenizer import load_tokenizer, wordpiece
+from palm_ds.weights.convert.resize import Edit, edit
+from palm_ds.weights.weights_folder import (
+    WeightsInfo,
+    export_hf,
+    load_weights,
+    read_info,
+    save_weights,
+)
 
 WORDS = ["[PAD]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cov", "##id", "the", "york"]
 CONFIG = BackboneConfig(

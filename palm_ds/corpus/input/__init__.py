@@ -1,0 +1,1 @@
+"""Input formats of a corpus: which files there are, and their records."""

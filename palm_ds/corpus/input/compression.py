@@ -1,0 +1,84 @@
+"""Files as they are or compressed, opened as bytes; damage is named, never read over."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from palm_ds.common.errors import UserError
+
+COMPRESSED = (".gz", ".zst")
+
+
+def open_bytes(path: str | Path) -> BinaryIO:
+    """The file's contents, decompressed if its name ends in .gz or .zst."""
+    path = str(path)
+    if path.endswith(".gz"):
+        return cast(BinaryIO, gzip.open(path, "rb"))
+    if path.endswith(".zst"):
+        return io.BufferedReader(_Zstandard(path), 1 << 20)
+    return open(path, "rb", buffering=1 << 20)
+
+
+@contextmanager
+def reading(path: str | Path, at: Callable[[], str] = lambda: "") -> Iterator[None]:
+    """Says what is wrong with the file, and after which place (`at`)."""
+    try:
+        yield
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        where = at()
+        raise UserError(f"input {path}: damaged gzip file{where}: {error}") from None
+    except OSError as error:
+        raise UserError(f"input {path}: cannot be read: {error.strerror or error}") from None
+
+
+def first_bytes(path: Path, size: int = 4096) -> bytes:
+    """The beginning of a file's contents."""
+    with reading(path), open_bytes(path) as handle:
+        return handle.read(size)
+
+
+class _Zstandard(io.RawIOBase):
+    """Decompresses frame after frame and, unlike the library's reader, notices a file cut short."""
+
+    def __init__(self, path: str) -> None:
+        import zstandard
+
+        self.path, self._handle = path, open(path, "rb")  # noqa: SIM115
+        self._error = zstandard.ZstdError
+        self._new = zstandard.ZstdDecompressor().decompressobj
+        self._frame = self._new()
+        self._ready, self._waiting, self._begun = b"", b"", False
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._handle.close()
+        super().close()
+
+    def readinto(self, buffer) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        while not self._ready:
+            data = self._waiting or self._handle.read(1 << 16)
+            if not data:
+                if self._begun:
+                    raise UserError(f"input {self.path}: damaged zstd file: it ends too early")
+                return 0
+            self._advance(data)
+        n = min(len(buffer), len(self._ready))
+        buffer[:n], self._ready = self._ready[:n], self._ready[n:]
+        return n
+
+    def _advance(self, data: bytes) -> None:
+        try:
+            self._ready, self._begun = self._frame.decompress(data), True
+        except self._error as error:
+            raise UserError(f"input {self.path}: damaged zstd file: {error}") from None
+        self._waiting = b""
+        if self._frame.eof:
+            self._waiting, self._frame, self._begun = self._frame.unused_data, self._new(), False

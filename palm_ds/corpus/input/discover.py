@@ -1,0 +1,362 @@
+"""Files, folders and names to units of work.
+
+    inputs = find_inputs(["news/*.jsonl.gz", "books/", "embedded"], InputOptions())
+    units = cut(inputs, InputOptions(), size=4 << 20)
+
+A unit is a list of spans: parts of files that end where a document ends. Units depend on the
+order and the size of the inputs alone, so that whoever works on one makes the same shard of it.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from palm_ds.common.errors import UserError, suggest
+from palm_ds.corpus.input import ernie_lines as ernie_format
+from palm_ds.corpus.input import python_docs as embedded
+from palm_ds.corpus.input.compression import COMPRESSED, first_bytes
+
+STRUCTURES = ("pairs", "dialogues", "ernie")  # formats that say what a record is, not its file
+FORMATS = ("auto", "jsonl", "text", "parquet", "arrow", *STRUCTURES)
+DOCUMENTS = ("blank_line", "file", "line")
+_KINDS = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",  # or "array": its first byte tells
+    ".txt": "text",
+    ".text": "text",
+    ".md": "text",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".tsv": "tsv",
+    ".csv": "csv",
+}
+_ROWS = ("jsonl", "parquet", "arrow")
+_TAKES = {
+    "documents": (*_ROWS, "text"),
+    "pairs": (*_ROWS, "tsv", "csv"),
+    "dialogues": _ROWS,
+    "ernie": (),
+}
+_SQUEEZED = 3  # text is about so many times smaller when compressed
+EMBEDDED = "embedded"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputOptions:
+    """How files become documents."""
+
+    format: str = "auto"  # by the file's name, or one of FORMATS for all of them
+    text_field: str = "text"  # of jsonl, parquet and Arrow rows
+    id_field: str | None = None  # None: "id" where there is one, else file and place
+    title_field: str | None = None  # of a text's heading
+    pair_fields: tuple[str, ...] = ("text_a", "text_b", "label")  # two: the pairs have no label
+    turns_field: str | None = None  # None: turns, else messages
+    text_documents: str = (
+        "blank_line"  # what ends a document in a text file: blank_line, file, line
+    )
+
+    def __post_init__(self) -> None:
+        for key, value, known in (
+            ("format", self.format, FORMATS),
+            ("text_documents", self.text_documents, DOCUMENTS),
+        ):
+            if value not in known:
+                raise UserError(f"--{key} {value!r}: unknown{suggest(value, known)}")
+        given = " ".join(self.pair_fields)
+        if len(self.pair_fields) not in (2, 3):
+            raise UserError(
+                f"--pair_fields {given}: give three names, of the two texts and the label (or two, "
+                "with --no_label), after OUT and INPUT"
+            )
+        if len(set(self.pair_fields)) < len(self.pair_fields):
+            raise UserError(f"--pair_fields {given}: the same field twice")
+        if self.title_field and self.structure != "documents":
+            raise UserError(f"--title_field: --format {self.format} has no titles")
+
+    @property
+    def structure(self) -> str:
+        """What a record is: documents, pairs, dialogues or ernie."""
+        return self.format if self.format in STRUCTURES else "documents"
+
+
+def input_options(state: Mapping[str, Any]) -> InputOptions:
+    """Options as JSON gives them back, perhaps from an older version that knew fewer."""
+    values: dict[str, Any] = {
+        key: tuple(v) if isinstance(v, list) else v for key, v in state.items()
+    }
+    return InputOptions(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """One file, Arrow folder, or the embedded text."""
+
+    name: str  # what ids and messages call it
+    path: str
+    kind: str  # jsonl, array, text, tsv, csv, parquet, arrow, embedded, ernie
+    compression: str = ""  # "", .gz, .zst
+    bytes: int
+    rows: int = 0  # of parquet row groups, Arrow rows or embedded documents; 0: counted in bytes
+    modified: int = 0  # nanoseconds
+    mask_word: int = 0  # of ERNIE's lines: in so many percent of passes whole words are masked
+
+
+@dataclass(frozen=True)
+class Span:
+    """Bytes, row groups or rows of an input."""
+
+    input: int
+    start: int
+    end: int
+    bytes: int  # about so many of the input's bytes, for progress and for filling units
+
+
+Unit = tuple[Span, ...]
+
+
+def find_inputs(
+    names: Sequence[str], options: InputOptions
+) -> tuple[tuple[Input, ...], tuple[str, ...]]:
+    """The inputs in the order given, a folder's and a pattern's files in the order of their names;
+    and the files in folders that are left out because nobody knows their kind."""
+    found: list[Input] = []
+    ignored: list[str] = []
+    for name in names:
+        if name == EMBEDDED:
+            found.append(_embedded(options))
+            continue
+        paths, skipped = _expand(name, options)
+        ignored += skipped
+        for path, shown in paths:
+            found += _listed(path, shown, options)
+    if not found:
+        raise UserError("no input; give files, folders, patterns or `embedded`")
+    return _distinct(found), tuple(ignored)
+
+
+def _listed(path: Path, shown: str, options: InputOptions) -> list[Input]:
+    """The file itself, or for a list of ERNIE's files those that it names."""
+    if options.structure != "ernie":
+        return [_describe(path, shown, options)]
+    if not ernie_format.is_list(path):
+        return [replace(_describe(path, shown, options), mask_word=100)]
+    return [
+        replace(_describe(file, file.name, options), mask_word=percent)
+        for file, percent in ernie_format.read_list(path)
+    ]
+
+
+def _embedded(options: InputOptions) -> Input:
+    if options.structure != "documents":
+        raise UserError(f"input {EMBEDDED}: holds documents, not {options.structure}")
+    documents = embedded.all_documents()
+    size = sum(len(text.encode("utf-8")) for _, text in documents)
+    return Input(name=EMBEDDED, path="", kind="embedded", bytes=size, rows=len(documents))
+
+
+def _distinct(found: list[Input]) -> tuple[Input, ...]:
+    """Refuses a file given twice; calls files of the same name by their paths."""
+    paths = [item.path for item in found]
+    for i, path in enumerate(paths):
+        if path in paths[:i]:
+            raise UserError(f"input {path or EMBEDDED} is given twice")
+    names = [item.name for item in found]
+    return tuple(
+        item if names.count(item.name) == 1 else Input(**{**vars(item), "name": item.path})
+        for item in found
+    )
+
+
+def _expand(name: str, options: InputOptions) -> tuple[list[tuple[Path, str]], list[str]]:
+    """(path, shown name) of the files that an argument means, and the files left out."""
+    path = Path(name)
+    if path.is_dir():
+        return _folder(path, options)
+    if path.exists():
+        return [(path, path.name)], []
+    if glob.has_magic(name):
+        matches = sorted(map(Path, glob.glob(name, recursive=True)))
+        files = [(match, match.name) for match in matches if match.is_file()]
+        if files:
+            return files, []
+        raise UserError(f"input {name}: no file matches this pattern")
+    raise UserError(f"input {name}: no such file or folder")
+
+
+def _folder(folder: Path, options: InputOptions) -> tuple[list[tuple[Path, str]], list[str]]:
+    if (folder / "dataset_dict.json").is_file():
+        splits = sorted(p.name for p in folder.iterdir() if p.is_dir())
+        raise UserError(f"input {folder}: several splits; give one of {', '.join(splits)}")
+    if _is_dataset(folder):
+        return [(folder, folder.name)], []
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    files = [p for p in files if not any(x[0] == "." for x in p.relative_to(folder).parts)]
+    known, ignored = [], []
+    for file in files:
+        shown = file.relative_to(folder).as_posix()
+        if _kind(file, options)[0]:
+            known.append((file, shown))
+        else:
+            ignored.append(str(file))
+    if not known:
+        there = f"its {len(ignored)} files are of unknown kinds" if ignored else "it has no files"
+        raise UserError(f"input {folder}: nothing to read: {there}; known: {_known(options)}")
+    return known, ignored
+
+
+def _is_dataset(folder: Path) -> bool:
+    return (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file()
+
+
+def _kind(file: Path, options: InputOptions) -> tuple[str, str]:
+    """(kind, compression) by the file's name; kind "" where it says nothing."""
+    compression = file.suffix if file.suffix in COMPRESSED else ""
+    if options.structure == "ernie":
+        return "ernie", compression
+    kind = options.format
+    if options.format == "auto" or options.structure != "documents":
+        kind = _KINDS.get(Path(file.name.removesuffix(compression)).suffix.lower(), "")
+        if kind not in _TAKES[options.structure] or compression and kind in ("parquet", "arrow"):
+            return "", compression
+        if file.suffixes[-2 if compression else -1].lower() == ".json" and _is_array(file):
+            kind = "array"
+    return kind, compression
+
+
+def _is_array(file: Path) -> bool:
+    return first_bytes(file).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
+
+
+def _known(options: InputOptions) -> str:
+    takes = _TAKES[options.structure]
+    return ", ".join(ending for ending, kind in _KINDS.items() if kind in takes) or "any"
+
+
+def _describe(path: Path, shown: str, options: InputOptions) -> Input:
+    kind, compression = ("arrow", "") if path.is_dir() else _kind(path, options)
+    if not kind:
+        of = "" if options.structure == "documents" else f" of {options.structure}"
+        hint = "; name it with --format" if options.structure == "documents" else ""
+        raise UserError(f"input {path}: unknown kind of file{of} ({_known(options)}){hint}")
+    size, rows = _measure(path, kind)
+    return Input(
+        name=shown,
+        path=str(path),
+        kind=kind,
+        compression=compression,
+        bytes=size,
+        rows=rows,
+        modified=path.stat().st_mtime_ns,
+    )
+
+
+def _measure(path: Path, kind: str) -> tuple[int, int]:
+    """Bytes on the disk, and row groups or rows where the format knows them."""
+    try:
+        if kind == "parquet":
+            return path.stat().st_size, _parquet_groups(path)
+        if kind == "arrow":
+            table = open_dataset(path)
+            return max(1, table.data.nbytes), len(table)
+        with path.open("rb"):
+            return path.stat().st_size, 0
+    except OSError as error:
+        raise UserError(f"input {path}: cannot be read: {error.strerror or error}") from None
+
+
+def _parquet_groups(path: Path) -> int:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.ParquetFile(path).metadata.num_row_groups
+    except pa.ArrowInvalid as error:
+        raise UserError(f"input {path}: not a parquet file: {error}") from None
+
+
+def open_dataset(path: str | Path):
+    """An Arrow folder (`save_to_disk`) or file, memory-mapped by `datasets`."""
+    import datasets
+    import pyarrow as pa
+
+    try:
+        if Path(path).is_dir():
+            return datasets.Dataset.load_from_disk(str(path))
+        return datasets.Dataset.from_file(str(path))
+    except (pa.ArrowInvalid, json.JSONDecodeError, OSError, KeyError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"input {path}: not an Arrow dataset: {reason}") from None
+
+
+def cut(inputs: Sequence[Input], options: InputOptions, *, size: int) -> tuple[Unit, ...]:
+    """Units of about `size` bytes of input, in order."""
+    units: list[Unit] = []
+    filling: list[Span] = []
+    for number, item in enumerate(inputs):
+        for span in _spans(number, item, options, size):
+            if filling and unit_bytes(filling) + span.bytes > size:
+                units.append(tuple(filling))
+                filling = []
+            filling.append(span)
+    if filling:
+        units.append(tuple(filling))
+    return tuple(units)
+
+
+def unit_bytes(unit: Sequence[Span]) -> int:
+    """About so many bytes of input."""
+    return sum(span.bytes for span in unit)
+
+
+def _spans(number: int, item: Input, options: InputOptions, size: int) -> Iterable[Span]:
+    if item.compression:
+        return [Span(number, 0, -1, item.bytes * _SQUEEZED)]
+    pieces = -(-item.bytes // size)
+    if item.kind == "parquet" or item.rows:
+        return _row_spans(number, item, min(pieces, item.rows))
+    as_one = item.kind in ("array", "csv")
+    as_one |= item.kind == "text" and options.text_documents == "file"
+    if pieces <= 1 or as_one:
+        return [Span(number, 0, item.bytes, item.bytes)]
+    ends_at_blank = item.kind == "text" and options.text_documents == "blank_line"
+    return _byte_spans(number, item, pieces, ends_at_blank)
+
+
+def _row_spans(number: int, item: Input, pieces: int) -> list[Span]:
+    edges = [item.rows * i // pieces for i in range(pieces + 1)] if pieces else []
+    return [
+        Span(number, start, end, item.bytes * (end - start) // item.rows)
+        for start, end in zip(edges, edges[1:], strict=False)
+    ]
+
+
+def _byte_spans(number: int, item: Input, pieces: int, blank: bool) -> list[Span]:
+    """Equal parts, each moved on to where a document ends."""
+    edges = [0]
+    with open(item.path, "rb") as handle:
+        for i in range(1, pieces):
+            edges.append(_next_edge(handle, max(edges[-1], item.bytes * i // pieces), blank))
+    edges.append(item.bytes)
+    return [
+        Span(number, start, end, end - start)
+        for start, end in zip(edges, edges[1:], strict=False)
+        if end > start
+    ]
+
+
+def _next_edge(handle: BinaryIO, at: int, blank: bool) -> int:
+    """The first place after `at` that follows a line end, or a line that is empty as a whole."""
+    handle.seek(at)
+    whole = False  # whether what is read next begins with the beginning of a line
+    while line := handle.readline(1 << 20):
+        ended = line.endswith(b"\n")
+        if ended and (not blank or (whole and not line.strip())):
+            break
+        whole = ended
+    return handle.tell()

@@ -1,0 +1,235 @@
+"""What a line, a row or a file's part is as a document: a text, a pair of texts, or a dialogue.
+
+    record = record_of({"text_a": "...", "text_b": "...", "label": "but"}, place, options)
+
+A record's *parts* are texts. The first `whole` of them are one sentence each, whatever stands in
+them: a title, the two texts of a pair, the turns of a dialogue; the others are cut into sentences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from palm_ds.corpus.input.discover import InputOptions
+
+JOINT = "\n\n"  # between the parts of a text
+MOST_VALUES = 256  # of a column: it is uint8
+_LONGEST_LABEL = 100
+_TEXTS = ("text", "message", "utterance", "content")  # of a turn that has fields
+_SPEAKERS = ("speaker", "role")
+
+
+class BadRecordError(Exception):
+    """Why something is no document."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a record stands."""
+
+    id: str  # what it is called if it has no id of its own
+    line: int  # counted from 1 within the span; a row of a table from 0 within the input
+    cost: int  # bytes of the input, for progress
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Two texts as ids that were made elsewhere, without special tokens."""
+
+    ids: np.ndarray  # (tokens,) int64, both texts
+    word: np.ndarray  # (tokens,) bool: a word begins
+    second: int  # where the second text begins
+    specials: tuple[int, int, int]  # the ids that stood for [CLS], [SEP] and [SEP]
+    excerpt: str  # of the line
+
+
+@dataclass(frozen=True)
+class Record:
+    """A document as it stands in the input."""
+
+    id: str
+    parts: tuple[str, ...]
+    line: int
+    cost: int
+    whole: int = 0
+    titled: bool = False  # the first part is a title
+    columns: Mapping[str, Sequence[int]] = field(default_factory=dict)  # a value for each part
+    label: str | None = None  # the name of the pair's label
+    tokens: Tokens | None = None  # in place of parts
+
+    @property
+    def text(self) -> str:
+        return JOINT.join(self.parts)
+
+    @property
+    def excerpt(self) -> str:
+        return self.tokens.excerpt if self.tokens else self.text[:80]
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A line or row that is no document."""
+
+    reason: str
+    excerpt: str
+    line: int
+    cost: int
+
+
+Found = Record | Rejected
+
+
+def wanted_fields(options: InputOptions) -> list[tuple[str, ...]]:
+    """The fields a record is made of; of each tuple the first that is there. `id` is apart."""
+    if options.structure == "pairs":
+        return [(name,) for name in options.pair_fields]
+    if options.structure == "dialogues":
+        return [(options.turns_field,) if options.turns_field else ("turns", "messages")]
+    return [(options.text_field,), *([(options.title_field,)] if options.title_field else [])]
+
+
+def record_of(row: Mapping[str, Any], place: Place, options: InputOptions) -> Record:
+    """The record of a row that has fields; BadRecordError says why it is none."""
+    make = {"pairs": _pair, "dialogues": _dialogue}.get(options.structure, _document)
+    return make(row, place, options)
+
+
+def plain_record(text: str, place: Place) -> Record:
+    """The record of a text that is nothing but text."""
+    return Record(place.id, (checked(text, "the text"),), place.line, place.cost)
+
+
+def _document(row: Mapping[str, Any], place: Place, options: InputOptions) -> Record:
+    text = checked(_field(row, options.text_field), f"field `{options.text_field}`")
+    identity = _identity(row, place, options)
+    if options.title_field is None:
+        return Record(identity, (text,), place.line, place.cost)
+    title = _field(row, options.title_field)
+    if title is None or (isinstance(title, str) and not title.strip()):
+        return Record(identity, (text,), place.line, place.cost)
+    title = " ".join(checked(title, f"field `{options.title_field}`").split())
+    parts = (title, text.strip("\n"))
+    return Record(identity, parts, place.line, place.cost, whole=1, titled=True)
+
+
+def _pair(row: Mapping[str, Any], place: Place, options: InputOptions) -> Record:
+    texts = [
+        checked(_field(row, name), f"field `{name}`", f"field `{name}`: empty text").strip()
+        for name in options.pair_fields[:2]
+    ]
+    label = ""
+    if len(options.pair_fields) > 2:
+        label = _label(_field(row, options.pair_fields[2], _NO_LABEL), options.pair_fields[2])
+    identity = _identity(row, place, options)
+    return Record(identity, tuple(texts), place.line, place.cost, whole=2, label=label)
+
+
+_NO_LABEL = " (--no_label if the pairs have none)"
+
+
+def _label(value: object, name: str) -> str:
+    if isinstance(value, bool | np.bool_):
+        return str(value).lower()
+    if isinstance(value, int):
+        return str(value)
+    text = checked(value, f"the label in field `{name}`", "empty label").strip()
+    if "\n" in text or len(text) > _LONGEST_LABEL:
+        raise BadRecordError(
+            f"the label in field `{name}` has several lines or over {_LONGEST_LABEL} characters"
+        )
+    return text
+
+
+def _dialogue(row: Mapping[str, Any], place: Place, options: InputOptions) -> Record:
+    names = wanted_fields(options)[0]
+    name = next((name for name in names if name in row), names[0])
+    turns = _field(row, name, "" if options.turns_field else " (--turns_field names another)")
+    if not isinstance(turns, Sequence) or isinstance(turns, str):
+        raise BadRecordError(f"field `{name}` is {kind_of(turns)}, not a list of turns")
+    if not turns:
+        raise BadRecordError(f"field `{name}` has no turns")
+    spoken = [_turn(turn, f"turn {number}") for number, turn in enumerate(turns, 1)]
+    roles = _roles([speaker for speaker, _ in spoken])
+    texts = tuple(text for _, text in spoken)
+    return Record(
+        _identity(row, place, options),
+        texts,
+        place.line,
+        place.cost,
+        whole=len(texts),
+        columns={"role": roles},
+    )
+
+
+def _turn(turn: object, what: str) -> tuple[str | int | None, str]:
+    """(speaker, text); speaker None where the turn names none."""
+    speaker, text = None, turn
+    if isinstance(turn, Mapping):
+        key = next((key for key in _TEXTS if key in turn), None)
+        if key is None:
+            raise BadRecordError(f"{what} has none of the fields {', '.join(_TEXTS)}")
+        text = turn[key]
+        speaker = next((turn[key] for key in _SPEAKERS if turn.get(key) is not None), None)
+    elif isinstance(turn, Sequence) and not isinstance(turn, str):
+        if len(turn) != 2:
+            raise BadRecordError(f"{what} is a list of {len(turn)}, not a [speaker, text] pair")
+        speaker, text = turn
+    if speaker is not None and not isinstance(speaker, str | int):
+        raise BadRecordError(f"{what}: the speaker is {kind_of(speaker)}, not a name or number")
+    return speaker, checked(text, what, f"{what}: empty text").strip()
+
+
+def _roles(speakers: Sequence[str | int | None]) -> list[int]:
+    """Numbers in the order of first appearance; turns without speakers alternate."""
+    unnamed = [number for number, speaker in enumerate(speakers, 1) if speaker is None]
+    if len(unnamed) == len(speakers):
+        return [i % 2 for i in range(len(speakers))]
+    if unnamed:
+        raise BadRecordError(f"turn {unnamed[0]} names no speaker, though other turns do")
+    numbers = {speaker: i for i, speaker in enumerate(dict.fromkeys(speakers))}
+    if len(numbers) > MOST_VALUES:
+        raise BadRecordError(f"{len(numbers)} speakers, where {MOST_VALUES} are the most")
+    return [numbers[speaker] for speaker in speakers]
+
+
+def _field(row: Mapping[str, Any], name: str, hint: str = "") -> Any:
+    if name not in row:
+        has = ", ".join(f"`{key}`" for key in list(row)[:8]) or "none"
+        raise BadRecordError(f"no field `{name}`; it has {has}{hint}")
+    return row[name]
+
+
+def _identity(row: Mapping[str, Any], place: Place, options: InputOptions) -> str:
+    name = options.id_field
+    value = row.get(name or "id")
+    if isinstance(value, str | int) and not isinstance(value, bool) and value != "":
+        return checked(str(value), "the id")
+    if name is None:
+        return place.id
+    what = "no field" if name not in row else f"{type(value).__name__} in field"
+    raise BadRecordError(f"{what} `{name}`, which is to be the id")
+
+
+def checked(text: object, what: str, empty: str = "empty text") -> str:
+    """The text, if it is one."""
+    if not isinstance(text, str):
+        raise BadRecordError(f"{what} is {kind_of(text)}, not text")
+    if not text.strip():
+        raise BadRecordError(empty)
+    if not text.isascii():
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            where = f"half a surrogate pair at character {error.start + 1}"
+            raise BadRecordError(f"{what}: {where}") from None
+    return text
+
+
+def kind_of(value: object) -> str:
+    """What a value is, in a message."""
+    return "null" if value is None else type(value).__name__

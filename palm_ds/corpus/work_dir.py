@@ -1,0 +1,210 @@
+"""A preparation in progress: `OUT.partial`, which a run that was stopped finds again.
+
+    OUT.partial/job.json            what is to be made, and of what; a run with another is refused
+                tokenizer/          as loaded or trained
+                collocations.tsv    as mined
+                labels.json         of pairs: their labels' names
+                data-*.arrow        finished shards
+                parts/00003.json    written last: shard 3 is done, with this hash
+
+Workers, on whatever machine, read all they need from this folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from palm_ds.common.errors import UserError
+from palm_ds.corpus.input.discover import Input, InputOptions, Span, Unit, input_options
+from palm_ds.corpus.manifest import Shard, hash_file, replace_text
+from palm_ds.corpus.options import TextOptions
+from palm_ds.corpus.writer import ShardSummary, save_arrays, shard_name
+
+NAME = "job.json"
+COLLOCATIONS = "collocations.tsv"
+LABELS = "labels.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """All that decides the bytes of a corpus."""
+
+    text: TextOptions
+    input: InputOptions
+    tokenizer: Mapping[str, Any]  # {"path", "fingerprint"} or {"train", "vocab_size"}
+    marks: tuple[str, ...]  # names, or module:function
+    strict: bool
+    sample_bytes: int  # of text, for training a tokenizer and mining collocations
+    lexicons: Mapping[str, str]  # sha256 of each lexicon file
+    inputs: tuple[Input, ...]
+    units: tuple[Unit, ...]
+
+    def options(self) -> dict[str, Any]:
+        """What the manifest keeps of it."""
+        return {
+            "text": asdict(self.text),
+            "input": asdict(self.input),
+            "tokenizer": dict(self.tokenizer),
+            "sample_bytes": self.sample_bytes,
+            "lexicons": dict(self.lexicons),
+            "units": [[list(vars(span).values()) for span in unit] for unit in self.units],
+        }
+
+    def input_entries(self) -> tuple[dict[str, Any], ...]:
+        """The manifest's list of inputs."""
+        keys = ("name", "kind", "compression", "bytes", "rows")
+        entries = tuple({key: getattr(item, key) for key in keys} for item in self.inputs)
+        for item, entry in zip(self.inputs, entries, strict=True):
+            if item.kind == "ernie":
+                entry["mask_word"] = item.mask_word
+        return entries
+
+
+def save_job(folder: Path, job: Job) -> None:
+    """Writes job.json."""
+    replace_text(folder / NAME, json.dumps(_state(job), indent=1, ensure_ascii=False) + "\n")
+
+
+def _state(job: Job) -> dict[str, Any]:
+    return json.loads(json.dumps(asdict(job)))  # tuples as lists, as they come back
+
+
+def load_job(folder: Path) -> Job:
+    """The job of a folder that this program made."""
+    state = json.loads((folder / NAME).read_text("utf-8"))
+    state["text"] = text_options(state["text"])
+    state["input"] = input_options(state["input"])
+    state["marks"] = tuple(state["marks"])
+    state["inputs"] = tuple(Input(**item) for item in state["inputs"])
+    state["units"] = tuple(tuple(Span(**s) for s in unit) for unit in state["units"])
+    return Job(**state)
+
+
+def text_options(state: Mapping[str, Any]) -> TextOptions:
+    """Options as JSON gives them back: lists are tuples again."""
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in state.items()}
+    return TextOptions(**values)
+
+
+def difference(folder: Path, job: Job) -> str | None:
+    """The first thing in which the folder's job is another: "text.lower: true there, false now"."""
+    try:
+        there = json.loads((folder / NAME).read_text("utf-8"))
+    except (OSError, ValueError):
+        return "its job.json cannot be read"
+    return first_difference(there, _state(job))
+
+
+def first_difference(there: Any, now: Any, path: str = "") -> str | None:
+    """Where two JSON values differ first, in words."""
+    if there == now:
+        return None
+    if isinstance(there, dict) and isinstance(now, dict):
+        for key in [*now, *(k for k in there if k not in now)]:
+            inner = f"{path}.{key}".lstrip(".")
+            if found := first_difference(there.get(key), now.get(key), inner):
+                return found
+    if isinstance(there, list) and isinstance(now, list) and len(there) == len(now):
+        pairs = enumerate(zip(there, now, strict=True))
+        return next(d for i, (a, b) in pairs if (d := first_difference(a, b, f"{path}[{i}]")))
+    if isinstance(there, list) and isinstance(now, list):
+        return f"{path}: {len(there)} of them there, {len(now)} now"
+    return f"{path}: {json.dumps(there)} there, {json.dumps(now)} now"
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One preparation at a time in a folder. The lock ends with the process, however it ends."""
+    with (folder / ".lock").open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{folder}: another preparation is writing there") from None
+        yield
+
+
+def part_file(folder: Path, number: int, suffix: str) -> Path:
+    """parts/00003.json and its companions."""
+    return folder / "parts" / f"{number:05d}{suffix}"
+
+
+def save_part(folder: Path, number: int, summary: ShardSummary, about: Mapping[str, Any]) -> None:
+    """Says that a shard is done; `about`: counts of lines and rejections."""
+    save_arrays(part_file(folder, number, ".npz"), summary)
+    state = {
+        "shard": asdict(summary.shard),
+        "text_bytes": summary.text_bytes,
+        "file": dict(summary.file),
+        "arrays": hash_file(part_file(folder, number, ".npz")),
+        **about,
+    }
+    replace_text(part_file(folder, number, ".json"), json.dumps(state) + "\n")
+
+
+def load_part(folder: Path, number: int) -> tuple[ShardSummary, dict[str, Any]]:
+    """A finished shard's summary and what `save_part` was told about it."""
+    state = json.loads(part_file(folder, number, ".json").read_text("utf-8"))
+    with np.load(part_file(folder, number, ".npz")) as arrays:
+        summary = ShardSummary(
+            shard=Shard(**state["shard"]),
+            text_bytes=state["text_bytes"],
+            file=state["file"],
+            **{name: arrays[name] for name in arrays.files},
+        )
+    return summary, state
+
+
+def is_done(folder: Path, number: int, units: int) -> bool:
+    """Whether a shard was finished, and is still what was written then."""
+    try:
+        state = json.loads(part_file(folder, number, ".json").read_text("utf-8"))
+        shard = folder / shard_name(number, units)
+        return (
+            hash_file(shard) == state["file"]["sha256"]
+            and hash_file(part_file(folder, number, ".npz")) == state["arrays"]
+            and (not state["rejected"] or part_file(folder, number, ".rejected").is_file())
+        )
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def read_collocations(folder: Path) -> list[tuple[str, str]]:
+    """The pairs in collocations.tsv."""
+    file = folder / COLLOCATIONS
+    if not file.is_file():
+        return []
+    rows = (line.split("\t")[:2] for line in file.read_text("utf-8").split("\n")[1:] if line)
+    return [(a, b) for a, b in rows]
+
+
+def read_labels(folder: Path) -> list[str]:
+    """The names in labels.json."""
+    file = folder / LABELS
+    return json.loads(file.read_text("utf-8")) if file.is_file() else []
+
+
+def hash_lexicons(files: Sequence[str]) -> dict[str, str]:
+    """sha256 of each file."""
+    out = {}
+    for file in files:
+        try:
+            out[file] = hash_file(Path(file))
+        except OSError as error:
+            raise UserError(f"lexicon {file}: cannot be read: {error.strerror}") from None
+    return out
+
+
+def tokenizer_hash(folder: Path) -> str:
+    """A hash of a tokenizer's file or folder, without loading it."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else [folder]
+    digest = hashlib.sha256("".join(map(hash_file, files)).encode())
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""Corpora and tables to the packed rows of a step."""

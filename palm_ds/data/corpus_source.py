@@ -1,0 +1,145 @@
+"""A source: the documents of one corpus that a run trains on, or holds out.
+
+Positions are global token offsets of the corpus, so that an example can say where each of its
+tokens came from and a task can look around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+
+from palm_ds.common import rng as keyed
+from palm_ds.common.errors import UserError
+from palm_ds.corpus.store import Corpus
+from palm_ds.data.example import Piece, Vocabulary
+
+_SAMPLE_TOKENS = 2_000_000
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Some documents of a corpus, with the marks its readers asked for."""
+
+    corpus: Corpus
+    documents: np.ndarray  # (documents,) indices, ascending
+    marks: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    @property
+    def name(self) -> str:
+        return str(self.corpus.path)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self.corpus.vocabulary
+
+    def read(self, start: int, end: int) -> Piece:
+        """The tokens [start, end), which lie in one document."""
+        return self.corpus.read(int(start), int(end), self.marks)
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """(documents,) where each document begins."""
+        return np.asarray(self.corpus.document_starts)[self.documents]
+
+    @cached_property
+    def ends(self) -> np.ndarray:
+        """(documents,) where each document ends."""
+        return np.asarray(self.corpus.document_starts)[self.documents + 1]
+
+    @cached_property
+    def first_sentences(self) -> np.ndarray:
+        """(documents,) the number of each document's first sentence."""
+        return np.asarray(self.corpus.first_sentence)[self.documents]
+
+    @cached_property
+    def last_sentences(self) -> np.ndarray:
+        """(documents,) one past the number of each document's last sentence."""
+        return np.asarray(self.corpus.first_sentence)[self.documents + 1]
+
+    @cached_property
+    def paragraphs(self) -> np.ndarray:
+        """(paragraphs, 2) sentences [first, last) of every paragraph, in order. A document of a
+        corpus that knows none is one paragraph."""
+        count = self.last_sentences - self.first_sentences
+        inside = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+        number = np.repeat(self.first_sentences, count) + inside
+        if "sentence" in self.corpus.marks:
+            begins = self.corpus.take(self.corpus.sentence_starts[number], "sentence") == 2
+        else:
+            begins = np.zeros(len(number), bool)
+        first = number[begins | (inside == 0)]
+        document = np.searchsorted(self.first_sentences, first, side="right") - 1
+        following = np.append(first[1:], self.last_sentences[-1:])
+        return np.column_stack([first, np.minimum(following, self.last_sentences[document])])
+
+    def sentence_end(self, first: np.ndarray, limit: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """One past the last of the whole sentences from `first` that fit in so many tokens;
+        at least one sentence, never beyond sentence `limit`."""
+        offsets = self.corpus.sentence_starts
+        last = np.searchsorted(offsets, offsets[first] + tokens, side="right") - 1
+        return np.clip(last, first + 1, limit)
+
+    def tokens_around(self, start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """How many tokens each document has before and after its stretch [start, end)."""
+        document = np.searchsorted(self.starts, start, side="right") - 1
+        return start - self.starts[document], self.ends[document] - end
+
+    @cached_property
+    def unigrams(self) -> np.ndarray:
+        """(vocabulary,) relative frequencies in up to two million tokens, one added to each count:
+        what a model that only counts would predict."""
+        counts = np.ones(self.vocabulary.size, np.float64)
+        for piece in self.sample(()):
+            counts += np.bincount(piece.ids, minlength=len(counts))
+        return counts / counts.sum()
+
+    def sample(self, marks: Sequence[str]) -> Iterator[Piece]:
+        """Whole documents in a drawn order, always the same one, of some two million tokens."""
+        seen, count = 0, len(self.documents)
+        for document in keyed.permute(keyed.key("unigrams"), count, np.arange(count)):
+            piece = self.corpus.read(int(self.starts[document]), int(self.ends[document]), marks)
+            yield piece
+            seen += len(piece)
+            if seen > _SAMPLE_TOKENS:
+                return
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """`make()`, called the first time only: what a task works out of this source and keeps."""
+        kept = self.__dict__.setdefault("_kept", {})
+        if name not in kept:
+            kept[name] = make()
+        return kept[name]
+
+
+def split(corpus: Corpus, held_out: float, marks: Sequence[str]) -> tuple[Source, Source]:
+    """The training and the held-out documents. Which are held out depends on the document's
+    number alone, so every run over a corpus agrees."""
+    missing = sorted(set(marks) - set(corpus.marks))
+    if missing:
+        raise UserError(
+            f"{corpus.path}: the corpus has no column {', '.join(missing)}; "
+            f"add it with: palm-ds corpus annotate {corpus.path} INPUT... --annotation {missing[0]}"
+        )
+    numbers = np.arange(len(corpus))
+    draw = keyed.uniform(keyed.key("held out"), numbers, 1)[:, 0]
+    out = draw < held_out
+    if held_out > 0 and not out.any():
+        out[draw.argmin()] = True
+    if out.all():
+        raise UserError(
+            f"{corpus.path}: held_out {held_out} leaves none of {len(corpus)} documents to train on"
+        )
+    return (
+        Source(corpus, numbers[~out], tuple(marks)),
+        Source(corpus, numbers[out], tuple(marks)),
+    )

@@ -1,0 +1,41 @@
+"""Which tokens are hidden for a model to guess, and what it is shown in their place."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from palm_ds.data.example import Vocabulary
+
+
+def choose_units(unit: np.ndarray, rate: float, rng: np.random.Generator) -> np.ndarray:
+    """(tokens,) bool: whole units in random order until `rate` of the tokens is reached. `unit` is
+    the number of the one each token belongs to, -1: none.
+
+    The unit that would go beyond is taken with the probability that makes the expected share
+    exact; one is always taken, so that no text is without a prediction."""
+    sizes = np.bincount(unit[unit >= 0])
+    order = rng.permutation(np.flatnonzero(sizes))
+    total = np.cumsum(sizes[order])
+    budget = rate * total[-1]
+    whole = int(np.searchsorted(total, budget, side="right"))
+    left = budget - (total[whole - 1] if whole else 0)
+    whole += bool(whole < len(order) and rng.random() * sizes[order[whole]] < left)
+    taken = np.zeros(len(sizes), bool)
+    taken[order[: max(whole, 1)]] = True
+    return (unit >= 0) & taken[unit]
+
+
+def shown(
+    ids: np.ndarray,
+    draws: np.ndarray,
+    vocabulary: Vocabulary,
+    rng: np.random.Generator,
+    *,
+    mask_rate: float,
+    random_rate: float,
+) -> np.ndarray:
+    """(n,) what stands in the place of hidden tokens (n,): [MASK], a random regular token, or the
+    token itself, by draws (n,) in [0, 1) (BERT, section 3.1)."""
+    other = vocabulary.regular[rng.integers(len(vocabulary.regular), size=len(ids))]
+    kept = np.where(draws < mask_rate + random_rate, other, ids)
+    return np.where(draws < mask_rate, vocabulary.mask, kept)

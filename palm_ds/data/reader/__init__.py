@@ -1,0 +1,11 @@
+"""Tables: rows of labelled data, whatever file they stand in, by the names that tasks know.
+
+table = open_table("train.tsv", TableSettings(columns={"text_a": "review"}))
+table[0]        # {"text_a": "a fine film", "label": "1"}
+table.where(0)  # "train.tsv:2"
+"""
+
+from palm_ds.data.reader.options import ROLES, TableSettings
+from palm_ds.data.reader.table import Table, open_table
+
+__all__ = ["ROLES", "Table", "TableSettings", "open_table"]

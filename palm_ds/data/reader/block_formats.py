@@ -1,0 +1,97 @@
+"""Rows of several lines: CoNLL's sentences, and SMART's documents and queries."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from palm_ds.common.errors import UserError
+from palm_ds.corpus.input.read_records import decoded
+from palm_ds.corpus.input.records import BadRecordError
+from palm_ds.data.reader.find_files import File
+from palm_ds.data.reader.options import TableSettings
+from palm_ds.data.reader.text_formats import Row, lines_of
+
+_BLANKS = re.compile(r"[ \t]+")
+Numbered = list[tuple[int, str]]
+
+
+def read_conll(file: File, settings: TableSettings) -> Iterator[Row]:
+    """A token a line, an empty line after a sentence; columns are lists, by their numbers."""
+    delimiter = settings.delimiter
+    width = 0
+    for block in _sentences(file):
+        if isinstance(block, Row):
+            yield block
+            continue
+        if not width:
+            line = next((x for _, x in block if not x.startswith("# ")), block[0][1])
+            delimiter = delimiter or ("\t" if "\t" in line else "")
+            width = len(_cells(line, delimiter))
+        while block and _is_comment(block[0][1], delimiter, width):
+            block = block[1:]
+        if block:
+            yield _sentence(block, delimiter, width)
+
+
+def _is_comment(line: str, delimiter: str, width: int) -> bool:
+    """A line before a sentence that begins with `# ` and is no token of a file with such rows."""
+    return line.startswith("# ") and len(_cells(line, delimiter)) != width
+
+
+def _cells(line: str, delimiter: str) -> list[str]:
+    return line.split(delimiter) if delimiter else _BLANKS.split(line.strip(" \t"))
+
+
+def _sentences(file: File) -> Iterator[Numbered | Row]:
+    """The lines between empty ones; a Row in place of those that are no text."""
+    held: Numbered = []
+    bad: Row | None = None
+    for number, _, line, _ in lines_of(file):
+        if line.strip(b" \t") and not line.startswith(b"-DOCSTART-"):
+            try:
+                held.append((number, decoded(line)))
+            except BadRecordError as error:
+                bad = bad or Row(number, bad=error.args[0])
+            continue
+        if bad or held:
+            yield bad or held
+        held, bad = [], None
+    if bad or held:
+        yield bad or held
+
+
+def _sentence(block: Numbered, delimiter: str, width: int) -> Row:
+    rows = [_cells(line, delimiter) for _, line in block]
+    for (number, _), cells in zip(block, rows, strict=True):
+        if len(cells) != width:
+            many = f"{len(cells)} column{'s' * (len(cells) != 1)}"
+            return Row(number, bad=f"{many} where the file's first sentence has {width}")
+        if "" in cells:
+            return Row(number, bad=f"column {cells.index('')} is empty")
+    return Row(block[0][0], {i: list(column) for i, column in enumerate(zip(*rows, strict=True))})
+
+
+def read_smart(file: File, settings: TableSettings) -> Iterator[Row]:
+    """`.I 7` begins a record; `.T`, `.W` and the like begin its columns T, W, ..."""
+    values: dict[str, str] = {}
+    first, name = 0, ""
+    for number, _, line, _ in lines_of(file):
+        try:
+            text = decoded(line)
+        except BadRecordError as bad:
+            yield Row(number, bad=bad.args[0])
+            continue
+        if re.match(r"\.I(\s|$)", text):
+            if len(values) > 1:  # a bare `.I` may end the file
+                yield Row(first, values)
+            values, first, name = {"I": text[3:].strip()}, number, ""
+        elif re.fullmatch(r"\.[A-Z]\s*", text) and first:
+            name = text[1]
+            values[name] = ""
+        elif name:
+            values[name] += (" " if values[name] else "") + text.strip()
+        elif text.strip():
+            raise UserError(f"{file.path}:{number}: `.I NUMBER` or `.W` is due here")
+    if len(values) > 1:
+        yield Row(first, values)

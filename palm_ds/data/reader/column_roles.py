@@ -1,0 +1,150 @@
+"""Which column plays which role: as the settings say, by the role's own name, or by an alias."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from palm_ds.common.errors import UserError
+from palm_ds.corpus.input.records import BadRecordError
+from palm_ds.data.reader.find_files import File
+from palm_ds.data.reader.options import ROLES, TableSettings
+
+TEXTS = (
+    ("sentence",),
+    ("text",),
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("s1", "s2"),
+    ("query", "title"),
+)
+"""Columns that are text_a, or text_a and text_b, where there is no text_a. A pair counts as a
+whole."""
+ALIASES = {
+    "label": ("label_desc", "gold_label", "labels"),
+    "id": ("idx",),
+    "qid": ("query_id",),
+    "tags": ("ner_tags",),
+    "choices": ("options",),
+    "impossible": ("is_impossible",),
+}
+"""Columns that play a role where none has the role's own name."""
+_NUMBERED = ("tsv", "csv", "conll")
+OPEN = ("jsonl", "json")
+"""Formats whose rows may each have other columns; a role is one that any row has."""
+Key = str | int | list[str | int]
+
+
+def pick(
+    names: Sequence[str | int], first: Mapping[Any, Any], settings: TableSettings, file: File
+) -> dict[str, Key]:
+    """The column or columns of each role, given the columns of a file and a value of each."""
+    picked: dict[str, Key] = {
+        role: _named(key, names, f"{file.path}: columns.{role}", file.format)
+        for role, key in settings.columns.items()
+        if key != ""
+    }
+    used = [x for key in picked.values() for x in (key if isinstance(key, list) else [key])]
+    free = [name for name in names if name not in used]
+    if file.format == "conll":
+        if not settings.columns:
+            picked = {"tokens": 0, "tags": names[-1]} if len(names) > 1 else {"tokens": 0}
+    else:
+        taken = settings.columns.keys()
+        picked |= {role: role for role in ROLES if role in free and role not in taken}
+        picked |= _by_alias(free, picked.keys() | taken, file.path)
+    if isinstance(picked.get("label"), str) and isinstance(first.get(picked["label"]), dict):
+        picked["spans"] = picked.pop("label")  # CLUENER: {type: {words: [[first, last]]}}
+    if not picked:
+        raise UserError(_nothing(names, file, settings))
+    return {role: picked[role] for role in dict.fromkeys([*ROLES, *picked]) if role in picked}
+
+
+def without_role(names: Sequence[str | int], keys: Iterable[Key]) -> list[str]:
+    """The columns that no key is of."""
+    used = {x for key in keys for x in (key if isinstance(key, list) else [key])}
+    used |= {x.split(".")[0] for x in used if isinstance(x, str)}
+    return [str(name) for name in names if name not in used]
+
+
+def _named(key: Key, names: Sequence[str | int], where: str, format: str) -> Key:
+    """The key itself, if such a column is there; a number as the column's name."""
+    if isinstance(key, list):
+        return [_one(x, names, where, format) for x in key]
+    return _one(key, names, where, format)
+
+
+def _one(key: str | int, names: Sequence[str | int], where: str, format: str) -> str | int:
+    has = _shown(names)
+    if isinstance(key, int):
+        if format not in _NUMBERED:
+            raise UserError(f"{where}: {key}: the columns of {format} have names: {has}")
+        if not -len(names) <= key < len(names):
+            raise UserError(f"{where}: no column {key}; there are {len(names)}, counted from 0")
+        return names[key]
+    if key in names or key.split(".")[0] in names or format in OPEN:
+        return key
+    if names and isinstance(names[0], int):
+        raise UserError(f"{where}: `{key}`: no names here; give a number, 0 to {len(names) - 1}")
+    raise UserError(f"{where}: no column `{key}`; it has {has}")
+
+
+def _by_alias(free: Sequence[str | int], taken: Any, path: str) -> dict[str, Key]:
+    found: dict[str, Key] = {}
+    for role, aliases in ALIASES.items():
+        there = [name for name in aliases if name in free]
+        if there and role not in taken:
+            found[role] = _only(there, role, path)
+    there = [some for some in TEXTS if all(name in free for name in some)]
+    if there and "text_a" not in taken:
+        _only([" and ".join(some) for some in there], "text_a", path)
+        found |= {
+            role: name
+            for role, name in zip(("text_a", "text_b"), there[0], strict=False)
+            if role not in taken
+        }
+    return found
+
+
+def _only(names: list[str], role: str, path: str) -> str:
+    if len(names) > 1:
+        raise UserError(
+            f"{path}: {role} may be {' or '.join(f'`{x}`' for x in names)}; "
+            f"say which with columns: {{{role}: NAME}}"
+        )
+    return names[0]
+
+
+def _nothing(names: Sequence[str | int], file: File, settings: TableSettings) -> str:
+    if file.format in ("tsv", "csv") and not settings.header:
+        return (
+            f"{file.path}: {len(names)} columns without names; say which is which, as in "
+            "columns: {text_a: 0, label: 1}"
+        )
+    has = _shown(names)
+    hint = "; header: false if it has no line of names" if file.format in ("tsv", "csv") else ""
+    return (
+        f"{file.path}: no known column among {has}; say which is which, as in "
+        f"columns: {{text_a: NAME, label: NAME}}{hint}"
+    )
+
+
+def value_of(values: Mapping[Any, Any], key: Key) -> Any:
+    """The value under a name, or under a path of names with dots."""
+    if isinstance(key, list):
+        return [value_of(values, x) for x in key]
+    if key in values:
+        return values[key]
+    inside: Any = values
+    for name in str(key).split("."):
+        if not isinstance(inside, Mapping) or name not in inside:
+            has = _shown(list(values)) or "none"
+            raise BadRecordError(f"no field `{key}`; it has {has}")
+        inside = inside[name]
+    return inside
+
+
+def _shown(names: Sequence[str | int]) -> str:
+    """The first names in one line."""
+    return ", ".join(f"`{' '.join(str(name).split())}`" for name in names[:12])

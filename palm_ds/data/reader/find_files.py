@@ -1,0 +1,121 @@
+"""Paths, patterns and dataset folders to files whose format is known."""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from palm_ds.common.errors import UserError
+from palm_ds.corpus.input.compression import COMPRESSED, open_bytes, reading
+from palm_ds.data.reader.options import TableSettings
+
+_KINDS = {
+    ".tsv": "tsv",
+    ".csv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",  # or "jsonl": its first line tells
+    ".conll": "conll",
+    ".bio": "conll",
+    ".iob": "conll",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
+_BLOCK = 1 << 22
+
+
+@dataclass(frozen=True)
+class File:
+    """One file, or a folder of a dataset."""
+
+    path: str
+    format: str
+
+
+def find_files(paths: str | Sequence[str], settings: TableSettings) -> tuple[File, ...]:
+    """The files in the order given, a pattern's in the order of their names."""
+    given = [paths] if isinstance(paths, str) else list(paths)
+    if not given:
+        raise UserError("no file is named")
+    found = [file for name in given for file in _expand(str(name), settings)]
+    for i, file in enumerate(found):
+        if file in found[:i]:
+            raise UserError(f"{file.path}: given twice")
+    return tuple(found)
+
+
+def _expand(name: str, settings: TableSettings) -> list[File]:
+    path = Path(name)
+    if path.is_dir():
+        return [File(str(_dataset(path, settings.split)), "arrow")]
+    if path.exists():
+        return [File(name, _format(path, settings.format))]
+    if not glob.has_magic(name):
+        raise UserError(f"{name}: no such file")
+    files = [x for x in sorted(glob.glob(name, recursive=True)) if Path(x).is_file()]
+    if not files:
+        raise UserError(f"{name}: no file matches this pattern")
+    return [File(x, _format(Path(x), settings.format)) for x in files]
+
+
+def _dataset(folder: Path, split: str) -> Path:
+    """The folder of one dataset in what `save_to_disk` wrote."""
+    if (folder / "dataset_dict.json").is_file():
+        splits = sorted(p.name for p in folder.iterdir() if p.is_dir())
+        if split not in splits:
+            what = f"no split {split!r}" if split else "several splits"
+            raise UserError(f"{folder}: {what}; split: one of {', '.join(splits)}")
+        return folder / split
+    if not (folder / "state.json").is_file():
+        raise UserError(f"{folder}: a folder, but no dataset; name its files, or {folder}/*.tsv")
+    if split:
+        raise UserError(f"{folder}: split: {split}, but it is one dataset without splits")
+    return folder
+
+
+def _format(path: Path, wanted: str) -> str:
+    compression = path.suffix if path.suffix in COMPRESSED else ""
+    kind = wanted
+    if wanted == "auto":
+        kind = _KINDS.get(Path(path.name.removesuffix(compression)).suffix.lower(), "")
+        if not kind:
+            raise UserError(
+                f"{path}: its name does not say what it is ({', '.join(_KINDS)}); "
+                "give format: tsv, csv, jsonl, json, conll, parquet or arrow"
+            )
+        if kind == "json" and _is_lines(path):
+            kind = "jsonl"
+    if compression and kind in ("parquet", "arrow"):
+        raise UserError(f"{path}: a {kind} file is compressed within; unpack it first")
+    return kind
+
+
+def _is_lines(path: Path) -> bool:
+    """Whether the first line is an object by itself, and not one that holds all data."""
+    with reading(path), open_bytes(path) as handle:
+        line = handle.readline().removeprefix(b"\xef\xbb\xbf")
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and not isinstance(value.get("data"), list)
+
+
+def contents_hash(files: Sequence[File], settings: TableSettings) -> str:
+    """Changes with the bytes of the files, their order and the settings; not with their names."""
+    said = json.dumps(dataclasses.asdict(settings), sort_keys=True)
+    digest = hashlib.blake2b(said.encode(), digest_size=16)
+    for file in files:
+        path = Path(file.path)
+        parts = [*sorted(path.glob("*.arrow")), *path.glob("dataset_info.json")]
+        for part in parts if path.is_dir() else [path]:
+            digest.update(f"{part.stat().st_size} ".encode())
+            with part.open("rb") as handle:
+                while block := handle.read(_BLOCK):
+                    digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,92 @@
+"""What a person says about a table: its format, which column is what, what to do with bad rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from palm_ds.common.errors import UserError, suggest
+
+ROLES = {
+    "text_a": "the first or only text",
+    "text_b": "the second text of a pair",
+    "text_b_neg": "a text that matches text_a less well than text_b",
+    "label": "a class, several classes (a list), or a number; always as text",
+    "qid": "rows with the same one are ranked together",
+    "id": "the row's own name",
+    "tokens": "a list of words or characters",
+    "tags": "a list of tags, one for each token",
+    "spans": "a list of {start, end, type}: text_a[start:end] is of this type",
+    "choices": "a list of texts, of which one is right",
+    "question": "a question about the context",
+    "context": "a text that may answer the question",
+    "answers": "a list of {text, start}: where it stands in the context; -1: nowhere",
+    "impossible": "true: the context does not answer the question",
+}
+FORMATS = ("auto", "tsv", "csv", "jsonl", "json", "conll", "smart", "parquet", "arrow")
+FURTHER_LABEL = "label_"
+"""A role that begins so is a further label, of another task on the same texts."""
+TAG_DELIMITER = "\x02"
+_CHOICES = {
+    "format": FORMATS,
+    "bad_rows": ("stop", "skip"),
+    "lost_answers": ("stop", "keep", "drop"),
+}
+_JOINED = ("choices", "text_a", "text_b", "text_b_neg")
+_SCALARS = ("label", "id", "qid", "text_a", "text_b", "text_b_neg", "question", "context")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSettings:
+    """How files become rows."""
+
+    format: str = "auto"
+    """`auto` goes by the file's name; tsv, csv, jsonl, json, conll, smart, parquet or arrow."""
+    columns: Mapping[str, str | int | list[str | int]] = field(default_factory=dict)
+    """{role: column}: the column's name (`a.b`: b inside a), its number from 0, or empty for none;
+    several for choices, or for a text joined of them."""
+    header: bool = True
+    """The first line of tsv and csv holds names."""
+    delimiter: str = ""
+    """What stands between cells; empty: a tab, for csv a comma, for conll a tab or white space."""
+    tag_delimiter: str = TAG_DELIMITER
+    """What stands between tokens, tags or choices within one cell."""
+    strip_spaces: bool = False
+    """Takes all spaces out of texts, for Chinese."""
+    drop: Mapping[str, list[str | int | float | bool | None]] = field(default_factory=dict)
+    """{role: values} whose rows are left out, and counted."""
+    bad_rows: str = "stop"
+    """Or `skip`: leave them out, and say how many."""
+    lost_answers: str = "stop"
+    """Answers that stand nowhere in their context: stop, keep (for scoring) or drop them."""
+    split: str = ""
+    """Which part of a Hugging Face DatasetDict folder."""
+
+    def __post_init__(self) -> None:
+        for key, known in _CHOICES.items():
+            if getattr(self, key) not in known:
+                raise UserError(
+                    f"{key} {getattr(self, key)!r}: unknown{suggest(getattr(self, key), known)}"
+                )
+        for key, roles in (("columns", tuple(ROLES)), ("drop", _SCALARS)):
+            for role in getattr(self, key):
+                if role not in roles and not role.startswith(FURTHER_LABEL):
+                    raise UserError(f"{key}.{role}: unknown role{suggest(role, roles)}")
+        for role, column in self.columns.items():
+            if isinstance(column, list) and (role not in _JOINED or len(column) < 2):
+                raise UserError(
+                    f"columns.{role}: {column!r}: give one column; two or more are for "
+                    f"{', '.join(_JOINED)}"
+                )
+        if not self.tag_delimiter:
+            raise UserError("tag_delimiter: empty; give what stands between two tokens of a cell")
+
+
+def columns_of(texts: Sequence[str]) -> dict[str, str | int]:
+    """{role: column} of `role=name`, as a person types them; a column without a name by its number,
+    none for `role=`."""
+    for text in texts:
+        if "=" not in text:
+            raise UserError(f"columns: {text!r}: expected ROLE=NAME, such as text_a=sentence")
+    pairs = [text.split("=", 1) for text in texts]
+    return {role: int(name) if name.lstrip("-").isdecimal() else name for role, name in pairs}

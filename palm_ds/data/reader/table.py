@@ -1,0 +1,262 @@
+"""A table: rows by number, each a dict by role, and where in which file each stands."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from palm_ds.common.errors import UserError
+from palm_ds.corpus.input.records import BadRecordError
+from palm_ds.data.reader.block_formats import read_conll, read_smart
+from palm_ds.data.reader.cell_values import parse
+from palm_ds.data.reader.column_roles import OPEN, Key, pick, value_of, without_role
+from palm_ds.data.reader.columnar_formats import read_arrow, read_parquet
+from palm_ds.data.reader.find_files import File, contents_hash, find_files
+from palm_ds.data.reader.options import TAG_DELIMITER, TableSettings
+from palm_ds.data.reader.text_formats import Row, read_csv, read_json, read_jsonl, read_tsv
+
+_READERS: dict[str, Callable[[File, TableSettings], Iterator[Row]]] = {
+    "tsv": read_tsv,
+    "csv": read_csv,
+    "jsonl": read_jsonl,
+    "json": read_json,
+    "conll": read_conll,
+    "smart": read_smart,
+    "parquet": read_parquet,
+    "arrow": read_arrow,
+}
+_NOUNS = {"json": "element", "parquet": "row", "arrow": "row"}  # the others' places are lines
+Place = tuple[int, int | str]  # file, and line, number or name in it
+
+
+class Table:
+    """Rows in the order of the files. Every row has every column."""
+
+    def __init__(
+        self,
+        files: Sequence[File],
+        columns: dict[str, list[Any]],
+        places: Sequence[Place],
+        *,
+        unused: Sequence[str],
+        notes: Sequence[str],
+        fingerprint: str,
+    ) -> None:
+        self.files, self._columns = tuple(files), columns
+        self._file = np.array([file for file, _ in places], np.int32)
+        self._at = [at for _, at in places]
+        self.unused = tuple(unused)
+        """Columns of the first file's that were read and play no role."""
+        self.notes = tuple(notes)
+        """What was left out or is odd, each with its number of rows and the first of them."""
+        self.fingerprint = fingerprint
+        """Changes with the files' contents and the settings."""
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {role: values[i] for role, values in self._columns.items()}
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The roles there are."""
+        return tuple(self._columns)
+
+    def column(self, role: str) -> list[Any]:
+        """All rows' values of a role."""
+        if role not in self._columns:
+            has = ", ".join(self._columns)
+            raise UserError(f"{', '.join(self.names)}: no column is {role}; there are {has}")
+        return self._columns[role]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The files, as they were named."""
+        return tuple(file.path for file in self.files)
+
+    def without(self, roles: Collection[str]) -> Table:
+        """The same rows, these roles left out."""
+        left = copy.copy(self)
+        left._columns = {role: x for role, x in self._columns.items() if role not in roles}
+        return left
+
+    def where(self, i: int) -> str:
+        """`file:line` of a row, or `file, row 7` where there are no lines."""
+        return where(self.files[int(self._file[i])], self._at[i])
+
+
+def where(file: File, at: int | str) -> str:
+    """What a place in a file is called."""
+    if isinstance(at, str):
+        return f"{file.path}, {at}"
+    noun = _NOUNS.get(file.format)
+    return f"{file.path}, {noun} {at}" if noun else f"{file.path}:{at}"
+
+
+class _Notes:
+    """Counts what happens to rows, and keeps the first place of each kind."""
+
+    def __init__(self, settings: TableSettings) -> None:
+        self.settings = settings
+        self.drops = {role: {_plain(x) for x in values} for role, values in settings.drop.items()}
+        self.found: dict[str, tuple[int, str]] = {}
+        self.asked: set[str] = set()
+
+    def add(self, kind: str, first: str) -> None:
+        count, place = self.found.get(kind, (0, first))
+        self.found[kind] = count + 1, place
+
+    def ask(self, identity: str | int) -> None:
+        """Predictions are known by the question's id, so it is of one question."""
+        if str(identity) in self.asked:
+            raise BadRecordError(f"a second question has the id {identity}")
+        self.asked.add(str(identity))
+
+    def bad(self, place: str, reason: str) -> None:
+        """A row that cannot be read ends it all, unless such rows are to be skipped."""
+        if self.settings.bad_rows == "stop":
+            raise UserError(f"{place}: {reason}")
+        self.add("bad row, left out", f"{place}: {reason}")
+
+    def lines(self) -> list[str]:
+        return [f"{n:,} x {kind}; the first: {place}" for kind, (n, place) in self.found.items()]
+
+
+def open_table(paths: str | Sequence[str], settings: TableSettings | None = None) -> Table:
+    """The rows of a file, several, a pattern, or a dataset folder, all in memory.
+
+    UserError names file and line of a row that is none, or the columns where roles are unclear.
+    """
+    settings = settings or TableSettings()
+    files = find_files(paths, settings)
+    notes = _Notes(settings)
+    roles, unused, places, raw = _raw_rows(files, settings, notes)
+    if settings.strip_spaces and "spans" in roles:
+        raise UserError(f"{files[0].path}: strip_spaces: would move the characters spans count")
+    split = _is_split(roles, raw, settings)
+    kept: list[Place] = []
+    columns: dict[str, list[Any]] = {}
+    for (number, at), cells in zip(places, raw, strict=True):
+        row = dict(zip(roles, cells, strict=True))
+        values = _values(row, where(files[number], at), split, notes)
+        if values is None:
+            continue
+        kept.append((number, at))
+        for role, value in values.items():
+            columns.setdefault(role, []).append(value)
+    if not kept:
+        raise UserError("; ".join([f"{', '.join(f.path for f in files)}: no rows", *notes.lines()]))
+    return Table(
+        files,
+        columns,
+        kept,
+        unused=unused,
+        notes=notes.lines(),
+        fingerprint=contents_hash(files, settings),
+    )
+
+
+def _is_split(
+    roles: Sequence[str], raw: Sequence[tuple[Any, ...]], settings: TableSettings
+) -> bool:
+    """Whether text_a and label are PALM's cells of tokens and tags: there is a control B."""
+    named = {"tokens", "tags"} & set(roles) or "text_a" not in roles
+    if settings.tag_delimiter != TAG_DELIMITER or named:
+        return False
+    at = roles.index("text_a")
+    return any(isinstance(cells[at], str) and TAG_DELIMITER in cells[at] for cells in raw)
+
+
+def _values(row: dict[str, Any], place: str, split: bool, notes: _Notes) -> dict[str, Any] | None:
+    """The row as tasks want it; None where it is left out."""
+    if kind := _dropped(row, notes.drops):
+        notes.add(kind, place)
+        return None
+    try:
+        values = parse(row, notes.settings, split, lambda kind: notes.add(kind, place))
+        if "question" in values and "id" in values:
+            notes.ask(values["id"])
+        return values
+    except BadRecordError as bad:
+        notes.bad(place, bad.args[0])
+        return None
+
+
+def _raw_rows(
+    files: Sequence[File], settings: TableSettings, notes: _Notes
+) -> tuple[tuple[str, ...], list[str], list[Place], list[tuple[Any, ...]]]:
+    """The roles, columns without one, and each row's place and values in the order of the roles."""
+    roles: tuple[str, ...] = ()
+    unused: list[str] = []
+    places: list[Place] = []
+    raw: list[tuple[Any, ...]] = []
+    for number, file in enumerate(files):
+        keys: dict[str, Key] = {}
+        for row, sample in _with_sample(_full_rows(file, settings, notes), file.format):
+            if not keys:
+                keys = pick(list(sample), sample, settings, file)
+                if not roles:
+                    roles, unused = tuple(keys), without_role(list(sample), keys.values())
+                _check_roles(roles, keys, files[0], file)
+            try:
+                raw.append(tuple(value_of(row.values, keys[role]) for role in roles))
+                places.append((number, row.place))
+            except BadRecordError as bad:
+                notes.bad(where(file, row.place), bad.args[0])
+        if not keys:
+            notes.add("file without a row", file.path)
+    return roles, unused, places, raw
+
+
+def _with_sample(rows: Iterator[Row], format: str) -> Iterator[tuple[Row, Mapping[Any, Any]]]:
+    """Each row with a value of every column: the row itself, or where rows differ, all of them."""
+    if format not in OPEN:
+        yield from ((row, row.values) for row in rows)
+        return
+    every = list(rows)
+    sample: dict[Any, Any] = {}
+    for row in reversed(every):
+        sample.update(row.values)
+    yield from ((row, sample) for row in every)
+
+
+def _full_rows(file: File, settings: TableSettings, notes: _Notes) -> Iterator[Row]:
+    """The rows that can be read. Empty lines are noted, unless the file ends with them."""
+    empty: list[str] = []
+    for row in _READERS[file.format](file, settings):
+        if row.bad:
+            notes.bad(where(file, row.place), row.bad)
+        elif row.values:
+            for place in empty:
+                notes.add("empty line", place)
+            empty = []
+            yield row
+        else:
+            empty.append(where(file, row.place))
+
+
+def _check_roles(roles: Sequence[str], keys: dict[str, Key], first: File, file: File) -> None:
+    if set(roles) != set(keys):
+        raise UserError(
+            f"{file.path}: has {', '.join(keys)}, but {first.path} has {', '.join(roles)}; "
+            "files of one table have the same columns"
+        )
+
+
+def _dropped(row: dict[str, Any], drops: dict[str, set[str]]) -> str:
+    """What is said of a row that the settings leave out; "" of any other."""
+    for role, values in drops.items():
+        if role in row and (text := _plain(row[role])) in values:
+            return f"row with {role} {text!r}, left out"
+    return ""
+
+
+def _plain(value: Any) -> str:
+    """A value as the settings write it."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return value.strip() if isinstance(value, str) else repr(value)

@@ -1,0 +1,183 @@
+"""Rows as they stand in files of lines or JSON: values by column, or why there are none."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from palm_ds.common.errors import UserError
+from palm_ds.corpus.input.compression import open_bytes, reading
+from palm_ds.corpus.input.read_records import Lines, decoded, json_row
+from palm_ds.corpus.input.records import BadRecordError, kind_of
+from palm_ds.data.reader.find_files import File
+from palm_ds.data.reader.options import TableSettings
+from palm_ds.data.reader.questions import questions
+
+NumberedLines = Iterable[tuple[int, int, bytes, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of a file; it is empty where the line is, and `bad` says why it cannot be read."""
+
+    place: int | str  # a line or number from 1, or what a person would call it
+    values: Mapping[Any, Any] = field(default_factory=dict)
+    bad: str = ""
+
+
+def lines_of(file: File) -> Iterator[tuple[int, int, bytes, int]]:
+    """The lines of a file, which a line feed alone ends: (number, offset, line, bytes)."""
+    lines: Lines | None = None
+    with (
+        reading(file.path, lambda: f" after line {lines.count if lines else 0}"),
+        open_bytes(file.path) as handle,
+    ):
+        lines = Lines(handle, 0, -1)
+        yield from lines
+
+
+def read_tsv(file: File, settings: TableSettings) -> Iterator[Row]:
+    """Cells between tabs; a quote is a quote. With a space as delimiter: any number of them."""
+    delimiter = settings.delimiter or "\t"
+
+    def split(text: str) -> list[str]:
+        return text.split(delimiter) if delimiter != " " else re.split(" +", text.strip(" "))
+
+    def cells() -> Iterator[tuple[int, list[str] | str]]:
+        for number, _, line, _ in lines_of(file):
+            try:
+                yield number, split(decoded(line)) if line else []
+            except BadRecordError as bad:
+                yield number, bad.args[0]
+
+    return _named(cells(), file, settings)
+
+
+def read_csv(file: File, settings: TableSettings) -> Iterator[Row]:
+    """Cells between commas, in quotes where they hold commas, quotes or line ends (RFC 4180)."""
+    if len(settings.delimiter) > 1:
+        raise UserError(f"delimiter {settings.delimiter!r}: csv takes one character")
+    return _named(_csv_cells(lines_of(file), settings.delimiter or ","), file, settings)
+
+
+class _Decoded:
+    """Lines as text. Unlike a generator it goes on after a line that is none."""
+
+    def __init__(self, lines: NumberedLines) -> None:
+        self.lines, self.number = iter(lines), 0
+
+    def __iter__(self) -> _Decoded:
+        return self
+
+    def __next__(self) -> str:
+        self.number, _, line, _ = next(self.lines)
+        return decoded(line) + "\n"
+
+
+def _csv_cells(lines: NumberedLines, delimiter: str) -> Iterator[tuple[int, list[str] | str]]:
+    text = _Decoded(lines)
+    reader = csv.reader(text, delimiter=delimiter, strict=True)
+    while True:
+        first = text.number + 1
+        try:
+            yield first, next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield first, f"not CSV: {error}"
+        except BadRecordError as bad:
+            yield text.number, bad.args[0]
+
+
+def _named(
+    rows: Iterator[tuple[int, list[str] | str]], file: File, settings: TableSettings
+) -> Iterator[Row]:
+    """Cells by the names in the first line; without a header by their numbers."""
+    names: list[str] | list[int] = []
+    of = ""
+    for number, cells in rows:
+        if isinstance(cells, str):
+            if settings.header and not names:
+                raise UserError(f"{file.path}:{number}: the names of the columns: {cells}")
+            yield Row(number, bad=cells)
+        elif not cells:
+            yield Row(number)
+        elif not names and settings.header:
+            names, of = _header(cells, f"{file.path}:{number}"), "the header"
+        else:
+            if not names:
+                names, of = list(range(len(cells))), f"line {number}"
+            if len(cells) == len(names):
+                yield Row(number, dict(zip(names, cells, strict=True)))
+            else:
+                yield Row(number, bad=f"{_count(cells)} where {of} has {len(names)}")
+
+
+def _count(cells: list[str]) -> str:
+    return f"{len(cells)} cell{'s' * (len(cells) != 1)}"
+
+
+def _header(cells: list[str], where: str) -> list[str]:
+    names = [name.strip() for name in cells]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UserError(f"{where}: two columns are named `{' '.join(twice[0].split())}`")
+    return names
+
+
+def read_jsonl(file: File, settings: TableSettings) -> Iterator[Row]:
+    """An object on every line."""
+    for number, _, line, _ in lines_of(file):
+        if not line.strip():
+            yield Row(number)
+            continue
+        try:
+            yield Row(number, unfold(json_row(line)))
+        except BadRecordError as bad:
+            yield Row(number, bad=bad.args[0])
+
+
+def read_json(file: File, settings: TableSettings) -> Iterator[Row]:
+    """One JSON value: objects in an array, perhaps under `data`; or SQuAD's articles."""
+    value = _document(file)
+    items = value.get("data") if isinstance(value, dict) else value
+    if not isinstance(items, list):
+        what = "no array under `data`" if isinstance(value, dict) else f"a JSON {kind_of(value)}"
+        raise UserError(f"{file.path}:1: {what}; an array of objects, or SQuAD's layout, is due")
+    if any(isinstance(item, dict) and "paragraphs" in item for item in items[:1]):
+        yield from (Row(*found) for found in questions(items))
+        return
+    for number, item in enumerate(items, 1):
+        if isinstance(item, dict):
+            yield Row(number, unfold(item))
+        else:
+            yield Row(number, bad=f"a JSON {kind_of(item)} where an object is due")
+
+
+def _document(file: File) -> Any:
+    with reading(file.path), open_bytes(file.path) as handle:
+        data = handle.read()
+    try:
+        return json.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{file.path}:{line}: invalid UTF-8 at byte {error.start + 1}") from None
+    except json.JSONDecodeError as error:
+        where = f"{file.path}:{error.lineno}"
+        raise UserError(f"{where}: not JSON: {error.msg} at character {error.colno}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file.path}:1: not JSON: {error}") from None
+
+
+def unfold(row: dict[str, Any]) -> dict[str, Any]:
+    """Restaurants-8k's layout as plain columns; any other row as it is. No `labels` there: no
+    span."""
+    user = row.get("userInput")
+    if not isinstance(user, dict) or "text" not in user:
+        return row
+    rest = {key: x for key, x in row.items() if key not in ("userInput", "context", "labels")}
+    return {"text_a": user["text"], "spans": row.get("labels", []), **rest}

@@ -1,0 +1,245 @@
+"""Rows of a table as a source: texts by row and column, tokenised once.
+
+    table ──rows──> TableSource.encoded("text_a") ──> the tokens of a row's text, and the characters
+                                                      each of them stands for
+
+A row's number within the source is what tasks call an item. A column of lists (tokens) is encoded
+word by word; a text can be as well (`TableSource.words`), cut into its words or its characters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+import numpy as np
+from tokenizers import Regex, pre_tokenizers
+
+from palm_ds.common import rng as keyed
+from palm_ds.common.errors import UserError
+from palm_ds.data.example import Piece, Vocabulary
+from palm_ds.data.reader import Table
+from palm_ds.text.tokenizer import CHINESE, Tokenizer
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Texts as tokens, one after the other."""
+
+    ids: np.ndarray  # (tokens,) int64
+    spans: np.ndarray  # (tokens, 2) int64: characters [from, to) of the text
+    starts: np.ndarray  # (texts + 1,) int64: where each text's tokens begin
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(texts,) tokens of each."""
+        return np.diff(self.starts)
+
+    def read(self, text: int, first: int = 0, last: int | None = None) -> Piece:
+        """The tokens [first, last) of a text. What `Example.origin` says of a token of it is its
+        place among all tokens here; `place` turns that into one within the text."""
+        start, end = self.starts[text], self.starts[text + 1]
+        stop = end if last is None else min(start + last, end)
+        return Piece(int(start + first), self.ids[start + first : stop])
+
+    def place(self, text: int, origin: np.ndarray) -> np.ndarray:
+        """Places within the text of tokens that came from it."""
+        return origin - self.starts[text]
+
+    def spans_of(self, text: int) -> np.ndarray:
+        """(tokens of the text, 2) the characters of each."""
+        return self.spans[self.starts[text] : self.starts[text + 1]]
+
+
+@dataclass(frozen=True)
+class Words:
+    """Texts that were encoded word by word. Every word has a token at least."""
+
+    tokens: Encoded
+    firsts: np.ndarray  # (words,) int64: the place of each word's first token among all tokens
+    starts: np.ndarray  # (texts + 1,) int64: where each text's words begin
+    spans: np.ndarray  # (words, 2) int64: characters [from, to) of the text; of a list: of its
+    # words with a space between two
+
+    def of(self, text: int) -> slice:
+        """Which of all words are a text's."""
+        return slice(int(self.starts[text]), int(self.starts[text + 1]))
+
+
+@dataclass(frozen=True)
+class TableSource:
+    """Some rows of a table, with the tokenizer that reads their texts."""
+
+    table: Table
+    numbers: np.ndarray  # (rows,) which rows of the table, ascending
+    tokenizer: Tokenizer
+    name: str
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self.once("vocabulary", lambda: self.tokenizer.vocabulary)
+
+    @property
+    def columns(self) -> Sequence[str]:
+        return self.table.columns
+
+    def row(self, item: int) -> Mapping[str, Any]:
+        """The columns of a row."""
+        return self.table[int(self.numbers[item])]
+
+    def where(self, item: int) -> str:
+        """The file and the line of a row, for messages."""
+        return self.table.where(int(self.numbers[item]))
+
+    def need(self, column: str, what: str) -> None:
+        """Raises UserError where the table has no such column; `what` names who wants it."""
+        if column not in self.columns:
+            unused = self.table.unused
+            also = f", and without a role {', '.join(unused[:12])}" if unused else ""
+            raise UserError(
+                f"{what}: {self.name} has no column {column!r}; it has {', '.join(self.columns)}"
+                f"{also}; map one with `columns: {{{column}: NAME}}`"
+            )
+
+    def column(self, name: str) -> list[Any]:
+        """A column's values, row by row; None where a row has none."""
+        return self.once(
+            f"column {name}", lambda: [self.row(i).get(name) for i in range(len(self))]
+        )
+
+    def encoded(self, column: str) -> Encoded:
+        """A column of texts, tokenised the first time it is asked for; of lists, word by word."""
+        return self.once(f"encoded {column}", lambda: self._encode(column))
+
+    def words(self, column: str, unit: str = "words") -> Words:
+        """A column word by word: its lists as they are, its texts cut into `unit` (`spans_in`)."""
+        return self.once(f"{unit} of {column}", lambda: self._words(column, unit))
+
+    def _words(self, column: str, unit: str) -> Words:
+        lists, spans = [], []
+        for item, value in enumerate(self.column(column)):
+            if isinstance(value, str):
+                places = spans_in(value, unit)
+                lists.append([value[start:end] for start, end in places])
+            elif isinstance(value, list) and all(isinstance(word, str) for word in value):
+                lists.append(value)
+                ends = np.cumsum([len(word) + 1 for word in value], dtype=np.int64) - 1
+                places = [(end - len(word), end) for word, end in zip(value, ends, strict=True)]
+            else:
+                got = "nothing" if value is None else repr(value)
+                raise UserError(f"{self.where(item)}: {column}: expected words, got {got}")
+            spans.append(np.array(places, np.int64).reshape(-1, 2))
+        return encode_lists(lists, spans, self.tokenizer)
+
+    def _encode(self, column: str) -> Encoded:
+        texts = self.column(column)
+        if any(isinstance(value, list) for value in texts):
+            return self.words(column).tokens
+        for item, text in enumerate(texts):
+            if not isinstance(text, str):
+                got = "nothing" if text is None else repr(text)
+                raise UserError(f"{self.where(item)}: {column}: expected a text, got {got}")
+        return encode(texts, self.tokenizer)
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """`make()`, called the first time only: what a task works out of this source and keeps."""
+        kept = self.__dict__.setdefault("_kept", {})
+        if name not in kept:
+            kept[name] = make()
+        return kept[name]
+
+
+def encode(texts: Sequence[str], tokenizer: Tokenizer) -> Encoded:
+    """Texts as tokens, without special tokens; equal ones are read once."""
+    number = {text: i for i, text in enumerate(dict.fromkeys(texts))}
+    known: list[tuple[np.ndarray, np.ndarray]] = []
+    for begin in range(0, len(number), _AT_ONCE):
+        known += tokenizer.encode_spans(list(number)[begin : begin + _AT_ONCE])
+    ids = [known[number[text]][0] for text in texts]
+    spans = [known[number[text]][1] for text in texts]
+    starts = np.concatenate([[0], np.cumsum([len(each) for each in ids])]).astype(np.int64)
+    if not ids:
+        return Encoded(np.empty(0, np.int64), np.empty((0, 2), np.int64), starts)
+    return Encoded(np.concatenate(ids), np.concatenate(spans), starts)
+
+
+def encode_lists(
+    lists: Sequence[Sequence[str]], spans: Sequence[np.ndarray], tokenizer: Tokenizer
+) -> Words:
+    """Lists of words, each word by itself; `spans[i]` (words, 2) where those of list i stand.
+
+    A word of which the tokenizer leaves nothing (control characters) becomes [UNK]."""
+    every = [word for words in lists for word in words]
+    number = {word: i for i, word in enumerate(dict.fromkeys(every))}
+    known = encode(list(number), tokenizer)
+    which = np.array([number[word] for word in every], np.int64)  # (words,)
+    found = known.lengths[which]
+    lengths = np.maximum(found, 1)
+    ends = np.cumsum(lengths)
+    place = np.concatenate([np.empty((0, 2), np.int64), *spans])
+    within = np.arange(lengths.sum()) - np.repeat(ends - lengths, lengths)
+    source = np.repeat(known.starts[which], lengths) + within  # token of `known`
+    lost = np.repeat(found == 0, lengths)
+    unknown = tokenizer.vocabulary.unk
+    ids = np.append(known.ids, unknown)[np.where(lost, len(known.ids), source)]
+    inside = np.concatenate([known.spans, [[0, 0]]])[np.where(lost, len(known.ids), source)]
+    inside[lost, 1] = (place[:, 1] - place[:, 0])[found == 0]
+    text_ends = np.cumsum([0, *(len(words) for words in lists)])
+    return Words(
+        tokens=Encoded(
+            ids, inside + np.repeat(place[:, :1], lengths, 0), np.append(0, ends)[text_ends]
+        ),
+        firsts=ends - lengths,
+        starts=text_ends,
+        spans=place,
+    )
+
+
+UNITS = ("words", "characters")
+
+
+def spans_in(text: str, unit: str) -> list[tuple[int, int]]:
+    """The characters [from, to) of each unit of a text. `words`: what white space and punctuation
+    part, one Chinese character each (as BERT has them); `characters`: all but white space."""
+    if unit == "characters":
+        return [(i, i + 1) for i, character in enumerate(text) if not character.isspace()]
+    assert unit == "words", unit
+    return [span for _, span in _splitter().pre_tokenize_str(text)]
+
+
+def chinese_share(texts: Sequence[str | Sequence[str] | None]) -> float:
+    """The share of Chinese characters among all that are not white space."""
+    text = "".join("".join("".join(each or "") for each in texts).split())
+    return len(re.findall(f"[{CHINESE}]", text)) / max(len(text), 1)
+
+
+@cache
+def _splitter() -> pre_tokenizers.PreTokenizer:
+    chinese = pre_tokenizers.Split(Regex(f"[{CHINESE}]"), "isolated")
+    return pre_tokenizers.Sequence([chinese, pre_tokenizers.BertPreTokenizer()])
+
+
+_AT_ONCE = 8192  # texts given to the tokenizer together
+
+
+def split_rows(
+    table: Table, held_out: float, tokenizer: Tokenizer, name: str
+) -> tuple[TableSource, TableSource]:
+    """The rows to train on and those held out: which, depends on the row's number alone."""
+    numbers = np.arange(len(table))
+    draw = keyed.uniform(keyed.key("held out"), numbers, 1)[:, 0]
+    out = draw < held_out
+    if len(table) and held_out and out.all():
+        raise UserError(f"{name}: held_out {held_out} leaves none of {len(table)} rows to train on")
+    return (
+        TableSource(table, numbers[~out], tokenizer, name),
+        TableSource(table, numbers[out], tokenizer, name),
+    )

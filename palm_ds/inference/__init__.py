@@ -1,0 +1,1 @@
+"""Trained models in use: prediction, scoring, filling masks."""

@@ -1,0 +1,338 @@
+"""What a trained model puts in place of a hidden word.
+
+    filler = open_filler("runs/mine")        # a run, its weights/, or somebody's checkpoint
+    filler.fill("The capital of [MASK] is Paris.", top=5)
+
+Several [MASK]s in one text are guessed each by itself: none sees what another would be.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.text import Text
+
+from palm_ds.common import rng as keyed
+from palm_ds.common.errors import UserError, suggest
+from palm_ds.data.corpus_source import Source
+from palm_ds.data.example import Example, collate
+from palm_ds.data.stages import read_stages
+from palm_ds.model.encoder import build_backbone
+from palm_ds.model.heads import MaskedWordHead
+from palm_ds.model.multi_task_model import Model
+from palm_ds.text.display import LETTER, readable
+from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
+from palm_ds.train.recipe import read_yaml
+from palm_ds.train.report.run_log import FILE, read_metrics
+from palm_ds.weights import weights_folder as weights
+from palm_ds.weights.formats.huggingface.names import MASKED_WORDS
+from palm_ds.weights.formats.open import open_checkpoint
+
+MASK = "[MASK]"
+_SENTENCE = (8, 30)  # tokens
+_ANCHORS = (",", "。", "-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hidden:
+    """One hidden token of a text: where it stands, the best guesses, and what it was (-1, and a
+    probability of 0: nobody knows)."""
+
+    position: int
+    guesses: Sequence[tuple[int, float]]
+    truth: int = -1
+    truth_probability: float = 0.0
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A text as the model sees it, and its hidden tokens."""
+
+    ids: np.ndarray
+    hidden: Sequence[Hidden]
+
+
+@dataclass(frozen=True)
+class Filler:
+    """A model with a masked-word head and its tokenizer. `task` is what it is read as: the name of
+    the task whose row of the task embedding is used, "" where nothing knows its name."""
+
+    model: Model
+    tokenizer: Tokenizer
+    folder: Path
+    task: str = ""
+    task_id: int = 0
+
+    def probabilities(self, ids: np.ndarray, at: np.ndarray) -> torch.Tensor:
+        """(len(at), vocabulary): what stands at these positions of a text, which is given with
+        its special tokens."""
+        nothing = np.zeros(len(ids), np.int64)
+        labels = {MASKED_WORDS: (at, np.zeros(len(at), np.int64))}
+        example = Example(ids=ids, segments=nothing, origin=nothing, marks={}, labels=labels)
+        batch = collate([[(example, self.task_id)]], length=len(ids), pad=0)
+        with torch.no_grad():
+            return self.model.logits(batch, MASKED_WORDS).float().softmax(-1)
+
+    def fill(self, text: str, *, top: int, hide: str = "") -> Filled:
+        """The guesses for every [MASK] of a text, and for every token of the word `hide`."""
+        vocabulary = self.tokenizer.vocabulary
+        parts = self._parts(text)
+        if hide:
+            parts = [piece for part in parts for piece in self._hidden(part, hide)]
+        ids = np.array([vocabulary.cls, *(i for part in parts for i in part.ids), vocabulary.sep])
+        truths = np.array([-1, *(i for part in parts for i in part.truths), -1])
+        at = np.flatnonzero(ids == vocabulary.mask)
+        if not len(at):
+            missing = f"the word {hide!r} is not in" if hide else f"there is no {MASK} in"
+            raise UserError(
+                f"{missing} {_short(text)!r}; write {MASK} where a word is missing, such as "
+                f"'The capital of {MASK} is Paris.', or name a word of the text with --hide WORD"
+            )
+        longest = self.model.backbone.config.longest
+        if len(ids) > longest:
+            raise UserError(
+                f"{len(ids)} tokens in {_short(text)!r}: the model reads {longest} at most, [CLS] "
+                "and [SEP] counted; shorten it"
+            )
+        return Filled(ids, self.guess(ids, at, truths[at], top=top))
+
+    def guess(
+        self, ids: np.ndarray, at: np.ndarray, truths: np.ndarray, *, top: int
+    ) -> list[Hidden]:
+        """The guesses at some positions of a text, beside what stood there."""
+        probabilities = self.probabilities(ids, at)
+        best = probabilities.topk(min(top, probabilities.shape[1]))
+        return [
+            Hidden(
+                position=int(place),
+                guesses=list(zip(best.indices[k].tolist(), best.values[k].tolist(), strict=True)),
+                truth=int(truth),
+                truth_probability=float(probabilities[k, truth]) if truth >= 0 else 0.0,
+            )
+            for k, (place, truth) in enumerate(zip(at, truths, strict=True))
+        ]
+
+    def _parts(self, text: str) -> list[_Part]:
+        """The text between its masks, and the masks."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"a text is not Unicode: {error}") from None
+        marks = {MASK, self.tokenizer.roles["mask"]}
+        cut = re.split("|".join(map(re.escape, sorted(marks))), text)
+        mask = self.tokenizer.vocabulary.mask
+        parts: list[_Part] = []
+        for number, piece in enumerate(cut):
+            if number:
+                parts.append(_Part("", [mask], [-1], [0]))
+            # A vocabulary that knows of spaces has the one before a word within its token.
+            if number + 1 < len(cut) and not self.tokenizer.by_word:
+                piece = piece.rstrip()
+            ids, starts = self._encode(piece, inside=number > 0)
+            parts.append(_Part(piece, ids, [-1] * len(ids), starts))
+        return parts
+
+    def _encode(self, text: str, *, inside: bool) -> tuple[list[int], list[int]]:
+        """The ids of a text and where each begins. SentencePiece puts a space before every text;
+        `inside`, after a mask, it has none but its own."""
+        ids, starts = self.tokenizer.encode_texts([text])[0]
+        glued = inside and text[:1].strip() and self.tokenizer.tokens(ids[:1])[0].startswith("▁")
+        for anchor in _ANCHORS if glued else ():
+            more, places = self.tokenizer.encode_texts([anchor + text])[0]
+            if (places == len(anchor)).any():
+                own = places >= len(anchor)
+                return more[own].tolist(), (places[own] - len(anchor)).tolist()
+        return ids.tolist(), starts.tolist()
+
+    def _hidden(self, part: _Part, word: str) -> list[_Part]:
+        """The part with every token of a word hidden, wherever the word stands in it."""
+        inside = [False] * len(part.ids)
+        for found in _whole_word(word, any_case=self.tokenizer.lower).finditer(part.text):
+            first, last = found.span()
+            first -= part.text[first - 1 : first] == " "  # a space may belong to the token after it
+            inside = [
+                old or first <= at < last for old, at in zip(inside, part.starts, strict=True)
+            ]
+        mask = self.tokenizer.vocabulary.mask
+        ids = [mask if hide else i for i, hide in zip(part.ids, inside, strict=True)]
+        truths = [
+            i if hide else t for i, t, hide in zip(part.ids, part.truths, inside, strict=True)
+        ]
+        return [_Part(part.text, ids, truths, part.starts)]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A stretch of a text: its ids, what they were before a word was hidden (-1: the same), and
+    the character at which each begins."""
+
+    text: str
+    ids: list[int]
+    truths: list[int]
+    starts: list[int] = field(default_factory=list)
+
+
+def _whole_word(word: str, *, any_case: bool) -> re.Pattern[str]:
+    """A word that is not part of a longer one; Chinese has no such borders."""
+    before = r"(?<![^\W_])" if LETTER.match(word[:1]) else ""
+    after = r"(?![^\W_])" if LETTER.match(word[-1:]) else ""
+    return re.compile(before + re.escape(word) + after, re.IGNORECASE if any_case else 0)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+# Opening a model ---------------------------------------------------------------------------------
+
+
+def open_filler(folder: str | Path, *, task: str = "") -> Filler:
+    """A run folder, or a checkpoint of any format with its tokenizer. `task`: whose task embedding
+    is used; its head too, where it has one for masked words. Raises UserError where there is no
+    model yet, or no masked-word head."""
+    folder = _weights_folder(Path(folder))
+    info = weights.read_info(folder)
+    heads = masked_word_heads(folder)
+    if not heads:
+        raise UserError(
+            f"{folder}: no masked-word head in it; train one of the tasks that predict words, such "
+            "as knowledge_masking"
+        )
+    task, head = _task_and_head(info, folder, heads, task)
+    backbone = build_backbone(info.backbone)
+    model = Model(backbone, {head: MaskedWordHead(backbone)}, {MASKED_WORDS: head})
+    weights.load_weights(folder, model)
+    return Filler(
+        model=model.eval(),
+        tokenizer=load_tokenizer(open_checkpoint(folder).tokenizer or folder),
+        folder=folder,
+        task=task,
+        task_id=info.task_ids.get(task, 0) if info.backbone.task_slots else 0,
+    )
+
+
+def _weights_folder(folder: Path) -> Path:
+    """The folder with the weights: the one named, or that of a run."""
+    if (folder / "weights").is_dir():
+        return folder / "weights"
+    if not any((folder / name).is_file() for name in ("recipe.yaml", FILE)):
+        return folder
+    steps = read_metrics(folder / FILE).steps if (folder / FILE).is_file() else []
+    done = f"{steps[-1]['step']:,}{_of_all(folder)} steps done" if steps else "not a step logged"
+    raise UserError(
+        f"{folder}: this run is not finished ({done}), there is no weights/ yet; the same "
+        "palm-ds pretrain command goes on with it"
+    )
+
+
+def _of_all(folder: Path) -> str:
+    """` of 1,680`, where the run folder tells it."""
+    try:
+        recipe = read_yaml(folder / "recipe.yaml")
+        return f" of {read_stages(recipe.get('stages'), list(recipe.get('tasks') or {})).steps:,}"
+    except UserError:
+        return ""
+
+
+def masked_word_heads(folder: Path) -> list[str]:
+    """The names of a checkpoint's masked-word heads, in the order of their tasks."""
+    contents = open_checkpoint(folder)
+    words = [name for name, head in contents.heads.items() if head.kind == "masked_words"]
+    of_tasks = dict.fromkeys(contents.head_of.values())
+    return [*(x for x in of_tasks if x in words), *(x for x in words if x not in of_tasks)]
+
+
+def _task_and_head(
+    info: weights.WeightsInfo, folder: Path, heads: Sequence[str], task: str
+) -> tuple[str, str]:
+    """The task whose embedding is used, and the head that reads."""
+    if task and task not in info.task_ids:
+        known = suggest(task, info.task_ids) if info.task_ids else "; it names no tasks"
+        raise UserError(f"--task {task}: no such task in {folder}{known}")
+    reading = [name for name, head in info.head_of.items() if head in heads]
+    task = task or info.export_task or next(iter(reading), "")
+    head = info.head_of.get(task, heads[0])
+    return task, head if head in heads else heads[0]
+
+
+# Showing it --------------------------------------------------------------------------------------
+
+
+def named(filler: Filler, hidden: Hidden) -> list[tuple[str, float]]:
+    """The guesses for a hidden token in words, with their probabilities."""
+    words = readable(filler.tokenizer, [word for word, _ in hidden.guesses])
+    return [(word, p) for word, (_, p) in zip(words, hidden.guesses, strict=True)]
+
+
+def as_text(filler: Filler, filled: Filled) -> Text:
+    """The text as the model sees it, and under it a line of guesses for each hidden token."""
+    seen = Text(filler.tokenizer.decode(filled.ids[1:-1], skip_special=False))
+    seen.highlight_regex(re.escape(filler.tokenizer.roles["mask"]), "bold yellow")
+    for number, hidden in enumerate(filled.hidden, 1):
+        seen.append("\n  " + (f"{number}  " if len(filled.hidden) > 1 else ""), "dim")
+        for rank, (word, p) in enumerate(named(filler, hidden)):
+            seen.append("   " if rank else "")
+            seen.append(word, "" if rank else "bold green")
+            seen.append(f" {100 * p:.1f} %", "dim")
+        if hidden.truth >= 0:
+            was = readable(filler.tokenizer, [hidden.truth])[0]
+            seen.append(f"   (it was: {was}, {100 * hidden.truth_probability:.1f} %)", "cyan")
+    return seen
+
+
+def as_record(filler: Filler, text: str, filled: Filled) -> dict[str, Any]:
+    """The same as plain values for JSON. `position` counts the model's tokens from [CLS], 0."""
+    masks = []
+    for hidden in filled.hidden:
+        guesses = [
+            {"token": word, "id": i, "probability": p}
+            for (word, p), (i, _) in zip(named(filler, hidden), hidden.guesses, strict=True)
+        ]
+        mask: dict[str, Any] = {"position": hidden.position, "guesses": guesses}
+        if hidden.truth >= 0:
+            was = readable(filler.tokenizer, [hidden.truth])[0]
+            mask |= {"was": was, "was_probability": hidden.truth_probability}
+        masks.append(mask)
+    return {"text": text, "task": filler.task, "masks": masks}
+
+
+# A look at a run that has just ended -------------------------------------------------------------
+
+
+def examples(folder: Path, source: Source, *, count: int = 3, top: int = 3) -> list[str]:
+    """Sentences of a source with one word hidden, and the guesses, a line each. None where the
+    folder has no masked-word head."""
+    if not masked_word_heads(folder):
+        return []
+    filler = open_filler(folder)
+    vocabulary = source.vocabulary
+    lines = []
+    for number, (start, end) in enumerate(_sentences(source, count)):
+        ids = np.array([vocabulary.cls, *source.read(start, end).ids, vocabulary.sep])
+        rng = keyed.generator(keyed.key("hidden word"), number)
+        hidden = rng.choice(np.flatnonzero(np.isin(ids, vocabulary.regular)), 1)
+        truth, ids[hidden] = ids[hidden], vocabulary.mask
+        (found,) = filler.guess(ids, hidden, truth, top=top)
+        text = filler.tokenizer.decode(ids[1:-1], skip_special=False)
+        said = ", ".join(f"{word} {100 * p:.0f} %" for word, p in named(filler, found))
+        lines.append(f"{text}  ->  {said}  (it was: {readable(filler.tokenizer, truth)[0]})")
+    return lines
+
+
+def _sentences(source: Source, count: int) -> list[tuple[int, int]]:
+    """Some sentences of middling length, the same ones every time."""
+    starts = source.corpus.sentence_starts
+    first = [
+        np.arange(a, b) for a, b in zip(source.first_sentences, source.last_sentences, strict=True)
+    ]
+    numbers = np.concatenate(first)
+    size = starts[numbers + 1] - starts[numbers]
+    fitting = numbers[(size >= _SENTENCE[0]) & (size <= _SENTENCE[1])]
+    order = keyed.permute(keyed.key("sentences"), len(fitting), np.arange(min(count, len(fitting))))
+    return [(int(starts[n]), int(starts[n + 1])) for n in fitting[order]]

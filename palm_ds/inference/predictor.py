@@ -1,0 +1,397 @@
+"""A trained model and what it needs to read rows: predictions of many heads in few passes.
+
+    predictor = open_predictor("runs/mine", tasks=["sentiment"])
+    for each in predictor.passes:
+        source = predictor.source(open_table("new.tsv", each.read))
+        for chunk in predictor.predict(each, source):
+            chunk.predictions["sentiment"][0]      # {"label": "good", "logits": ..., "probs": ...}
+
+    rows ──chunks──> texts as tokens ──> batches without padding ──encoder──> every head ──> rows
+       a spare core makes batches ahead ┘        one pass for all tasks that arrange texts alike
+
+Which rows are computed together depends on the rows alone: neither on the processes that share them
+nor on which tasks are asked. Nothing here looks at a label.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from palm_ds.common import rng as keyed
+from palm_ds.common.errors import UserError, suggest
+from palm_ds.data.blend_dataset import Built, Entry, Feed, collate_built
+from palm_ds.data.decode import Decoded, decoded, gathered
+from palm_ds.data.example import Batch, Example
+from palm_ds.data.packing import pack
+from palm_ds.data.reader import Table, TableSettings
+from palm_ds.data.stages import tasks_of
+from palm_ds.data.table_source import TableSource
+from palm_ds.data.task import Task
+from palm_ds.model.attention import TILE
+from palm_ds.model.multi_task_model import Model
+from palm_ds.runtime.ds_config import Machine
+from palm_ds.tasks.masked_words import MaskedWords
+from palm_ds.tasks.shared.text_task import TextTask
+from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
+from palm_ds.train.build import build_model
+from palm_ds.train.recipe import Recipe, make_recipe, read_yaml
+from palm_ds.weights import weights_folder as weights
+from palm_ds.weights.formats import native as own
+
+T = TypeVar("T")
+
+CHUNK = 1024  # rows that are tokenised and packed together
+_ROUND = 8  # batches are padded to a multiple of this
+_SHORT_ROWS = (64, TILE)
+_ENDLESS = 10**9
+_APART = ("name", "source", "weight", "share", "head_lr", "freeze", "batch", "auxiliary")
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """Tasks whose texts are arranged alike, by `arranger`: one pass of the encoder."""
+
+    arranger: Task
+    tasks: tuple[Task, ...]
+    task_id: int
+    read: TableSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """Some rows and what was predicted of them."""
+
+    rows: np.ndarray  # (n,) their numbers in the table
+    predictions: Mapping[str, Sequence[dict[str, Any]]]
+    """{task: one prediction a row}; an empty one where the task says nothing of a row."""
+    cut: int
+    """Rows whose texts were too long to be read whole."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """A batch, with the examples in it."""
+
+    source: TableSource
+    built: Built
+    batch: Batch | None
+    cut: int
+    last: bool
+    """Of its chunk."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictor:
+    """A model on a device, the recipe it was trained by, and the tasks that are asked."""
+
+    model: Model
+    recipe: Recipe
+    tokenizer: Tokenizer
+    tasks: Mapping[str, Task]
+    device: torch.device
+    batch_tokens: int
+
+    @cached_property
+    def passes(self) -> tuple[Pass, ...]:
+        """As few passes of the encoder as the tasks' texts need."""
+        alike: dict[str, list[tuple[Task, Task]]] = {}
+        for name, task in self.tasks.items():
+            arranger = arranger_of(self.recipe, name)
+            alike.setdefault(self._arrangement(arranger), []).append((arranger, task))
+        return tuple(
+            Pass(
+                arranger=found[0][0],
+                tasks=tuple(task for _, task in found),
+                task_id=self.recipe.task_ids[found[0][0].name],
+                read=self.recipe.sources[found[0][0].source].read,
+            )
+            for found in alike.values()
+        )
+
+    def _arrangement(self, task: Task) -> str:
+        """The same for tasks that make the same examples of a row."""
+        kind = type(task)
+        makers = ("items", "layout", "example", "columns_of", "room")
+        made_by = [getattr(kind, name, None) for name in makers]
+        if isinstance(task, TextTask) and made_by[:3] == [TextTask.__dict__[n] for n in makers[:3]]:
+            how: dict[str, Any] = {"texts": task.texts, "max_length": task.max_length}
+        else:  # any of its settings may matter
+            how = {k: v for k, v in asdict(task).items() if k not in _APART}
+        return repr((made_by, how, self.recipe.task_ids[task.name], self.read_of(task)))
+
+    def read_of(self, task: Task) -> TableSettings:
+        """How the task's tables were read in training."""
+        return self.recipe.sources[task.source].read
+
+    def source(self, table: Table) -> TableSource:
+        """All rows of a table."""
+        return TableSource(table, np.arange(len(table)), self.tokenizer, ", ".join(table.names))
+
+    def predict(
+        self, each: Pass, source: TableSource, *, rank: int = 0, world: int = 1
+    ) -> Iterator[Chunk]:
+        """What the tasks of a pass say of every `world`-th chunk of the rows, from the `rank`-th
+        on."""
+        mine = [replace(source, numbers=rows) for rows in chunks(source)[rank::world]]
+        tasks = {task.name: task for task in each.tasks}
+        pieces: list[Decoded] = []
+        batches = self._batches(each, mine)
+        for work in ahead(batches) if _core_to_spare(self.device) else batches:
+            if work.batch is not None:
+                scores = self._scores(work.batch, tasks)
+                pieces += decoded(work.built, scores, tasks, [work.source])
+            if work.last:
+                yield _chunk(work, pieces, tasks)
+                pieces = []
+
+    def _scores(self, batch: Batch, tasks: Collection[str]) -> dict[str, torch.Tensor]:
+        with torch.inference_mode():
+            return self.model.scores(batch.to(self.device), tasks)
+
+    def _batches(self, each: Pass, sources: Sequence[TableSource]) -> Iterator[_Work]:
+        for source in sources:
+            feed = self._feed(each, source)
+            if not (many := len(each.arranger.items(source, feed.room))):  # type: ignore[arg-type]
+                yield _Work(source=source, built=[], batch=None, cut=0, last=True)
+                continue
+            layouts = feed.layouts(np.arange(many))
+            cut = _cut(feed, layouts)
+            parts = even_parts(layouts[:, 0], self.batch_tokens)
+            for number, part in enumerate(parts):
+                built = [
+                    [_example(feed, each.tasks, int(n), layouts[n]) for n in part[row]]
+                    for row in self._rows(layouts[part, 0])
+                ]
+                yield _Work(
+                    source=source,
+                    built=built,
+                    batch=self._collated(feed, built),
+                    cut=cut,
+                    last=number + 1 == len(parts),
+                )
+
+    def _feed(self, each: Pass, source: TableSource) -> Feed:
+        return Feed(
+            name=each.arranger.name,
+            tasks=(each.arranger,),
+            task_id=each.task_id,
+            source=source,
+            seed=0,
+            room=self.recipe.length,
+            fixed=True,
+            segments=self.recipe.backbone_config.segments,
+        )
+
+    def _rows(self, lengths: np.ndarray) -> list[Any]:
+        """Which examples stand in which row: short ones in short rows, of one length; long ones
+        all in one where attention allows it."""
+        form, longest = self.model.backbone.kernels.attention, int(lengths.max())
+        short = [row for row in _SHORT_ROWS if longest <= row]
+        if form == "varlen" or (form == "tiles" and not short):
+            return [slice(None)]
+        return pack(lengths, short[0] if short else longest)
+
+    def _collated(self, feed: Feed, built: Built) -> Batch:
+        longest = max(sum(len(example) for _, example in row) for row in built)
+        length = -(-longest // _ROUND) * _ROUND
+        return collate_built([feed], built, length, self._pad)
+
+    @cached_property
+    def _pad(self) -> int:
+        return self.tokenizer.vocabulary.pad
+
+
+def _example(
+    feed: Feed, tasks: Sequence[Task], n: int, layout: np.ndarray
+) -> tuple[Entry, Example]:
+    """As `Feed.example`, but labelled by the tasks that are asked alone: others might hide words
+    of it."""
+    arranger: Any = feed.tasks[0]
+    example = arranger.example(layout, feed.source, keyed.generator(feed.key, n))
+    for task in tasks:
+        task.label(example, feed.source, keyed.generator(feed.key, n))  # type: ignore[arg-type]
+    np.minimum(example.segments, feed.segments - 1, out=example.segments)
+    return (0, n, layout), example
+
+
+def _cut(feed: Feed, layouts: np.ndarray) -> int:
+    """How many rows are not read whole; 0 for tasks that read rows in several pieces."""
+    task, source = feed.tasks[0], feed.source
+    if not isinstance(task, TextTask) or len(layouts) != len(source):
+        return 0
+    wide, items = replace(task, max_length=0), feed.items
+    nothing = np.empty((len(items), task.draws))
+    whole = wide.layout(items, nothing, source, _ENDLESS)  # type: ignore[arg-type]
+    return int((whole[:, 0] > layouts[:, 0]).sum())
+
+
+def _chunk(work: _Work, pieces: list[Decoded], tasks: Mapping[str, Task]) -> Chunk:
+    found = {name: made for name, (_, made) in gathered(pieces, tasks, [work.source]).items()}
+    return Chunk(
+        rows=work.source.numbers,
+        predictions={
+            name: [found.get(name, {}).get(item, {}) for item in range(len(work.source))]
+            for name in tasks
+        },
+        cut=work.cut,
+    )
+
+
+def even_parts(lengths: np.ndarray, most: int) -> list[np.ndarray]:
+    """Neighbouring examples, about `most` tokens together, each part about as many tokens.
+
+    >>> even_parts(np.array([5, 5, 5, 5]), 10)
+    [array([0, 1]), array([2, 3])]
+    """
+    ends = np.cumsum(lengths)
+    parts = -(-int(ends[-1]) // most)
+    part_of = (ends - lengths) * parts // ends[-1]
+    return np.split(np.arange(len(lengths)), np.flatnonzero(np.diff(part_of)) + 1)
+
+
+def chunks(source: TableSource) -> list[np.ndarray]:
+    """The rows of each chunk."""
+    return np.split(source.numbers, range(CHUNK, len(source), CHUNK))
+
+
+def ahead(values: Iterator[T]) -> Iterator[T]:
+    """The same values, the next one always in the making while one is used."""
+    end: Any = object()
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(next, values, end)
+        while (value := coming.result()) is not end:
+            coming = pool.submit(next, values, end)
+            yield value
+
+
+def _core_to_spare(device: torch.device) -> bool:
+    """Beside the threads that compute on a CPU: a further one would make all of them wait."""
+    return device.type != "cpu" or (os.cpu_count() or 1) > torch.get_num_threads()
+
+
+# ---- which tasks ----
+
+
+def arranger_of(recipe: Recipe, name: str) -> Task:
+    """The task that arranges the texts of a task: itself, or where it only stood in blends with
+    others, the first of the first of them, as in training."""
+    tasks = recipe.built_tasks
+    blends = [tasks_of(blend) for blend in recipe.outline.blends]
+    mine = [blend[0] for blend in blends if name in blend and tasks[blend[0]].reads == "table"]
+    return tasks[name if name in mine or not mine else mine[0]]
+
+
+def asked_tasks(recipe: Recipe, names: Sequence[str], where: Path) -> dict[str, Task]:
+    """The tasks of these names; all that can be predicted, without any. In the recipe's order."""
+    tasks = recipe.built_tasks
+    able = [
+        name
+        for name, task in tasks.items()
+        if task.reads == "table"
+        and type(task).decode is not Task.decode
+        and not isinstance(task, MaskedWords)  # palm-ds fill-mask does
+    ]
+    for name in names:
+        if name not in tasks:
+            raise UserError(f"{where}: no task {name!r}{suggest(name, able)}")
+        if name not in able:
+            raise UserError(f"{where}: {name!r} says nothing of rows of a table; ask{_or(able)}")
+    wanted = names or [name for name in able if not tasks[name].auxiliary] or able
+    if not wanted:
+        raise UserError(f"{where}: none of its tasks ({', '.join(tasks)}) reads rows of a table")
+    return {name: tasks[name] for name in able if name in wanted}
+
+
+def _or(names: Sequence[str]) -> str:
+    return f" {' or '.join(names)}" if names else " another model: none of its tasks does"
+
+
+# ---- opening ----
+
+
+def open_predictor(
+    path: str | Path,
+    *,
+    tasks: Sequence[str] = (),
+    precision: str = "fp32",
+    batch_tokens: int = 0,
+    device: torch.device | str = "cpu",
+) -> Predictor:
+    """Of a run folder (its weights/, else best/, else the newest checkpoint), or of a folder of
+    weights that knows its recipe. `batch_tokens`: of a batch, about; 0: chosen for the device.
+    Raises UserError."""
+    if precision not in DTYPES:
+        raise UserError(f"precision: {precision!r}{suggest(precision, DTYPES)}")
+    if batch_tokens < 0:
+        raise UserError(f"batch_tokens: {batch_tokens}; at least 1, or 0: chosen")
+    folder, recipe = find_model(Path(path))
+    asked = asked_tasks(recipe, tasks, folder)
+    tokenizer = _tokenizer(folder, recipe)
+    device = torch.device(device)
+    machine = Machine(path="", sections={}, stage=0, precision=precision)  # type: ignore[arg-type]
+    model = build_model(recipe, machine, tokenizer.vocabulary, device=device)
+    loaded = weights.load_weights(folder, model)
+    for name in asked:
+        head = model.head_of[name]
+        needed = (f"heads.{head}.", "backbone.")
+        if lacking := [each for each in loaded.fresh if each.startswith(needed)]:
+            raise UserError(f"{folder}: incomplete for task {name!r}, it has no {lacking[0]}")
+    return Predictor(
+        model=model.to(device, DTYPES[precision]).eval(),
+        recipe=recipe,
+        tokenizer=tokenizer,
+        tasks=asked,
+        device=device,
+        batch_tokens=batch_tokens or batch_tokens_for(device),
+    )
+
+
+def batch_tokens_for(device: torch.device) -> int:
+    """On a CPU so many that what a layer computes stays in cache."""
+    return 1024 if device.type == "cpu" else 16384
+
+
+def find_model(path: Path) -> tuple[Path, Recipe]:
+    """The folder that has the weights, and the recipe they were trained by."""
+    for folder in (path, path / "weights", path / "best"):
+        if (folder / own.INFO).is_file():
+            values = weights.read_info(folder).recipe
+            if not values.get("tasks"):
+                raise UserError(
+                    f"{folder}: its {own.INFO} does not say which tasks it was trained on; give "
+                    "what palm-ds finetune left"
+                )
+            return folder, make_recipe(dict(values), str(folder / own.INFO))
+    if not own.recognises(path):
+        raise UserError(
+            f"{path}: neither a run folder nor a folder of weights: no weights/, best/ or "
+            "checkpoints/ in it"
+        )
+    files = [folder / "recipe.yaml" for folder in (path, *path.absolute().parents[:2])]
+    for file in files:
+        if file.is_file():
+            values = read_yaml(file)
+            values.pop("corpora", None)  # what a run folder adds
+            return path, make_recipe(values, str(file))
+    raise UserError(f"{path}: no recipe.yaml beside its checkpoints; give the run folder")
+
+
+def _tokenizer(folder: Path, recipe: Recipe) -> Tokenizer:
+    """The one kept with the weights; that of the recipe's sources for a checkpoint."""
+    named = [source.tokenizer for source in recipe.sources.values() if source.tokenizer]
+    found = weights.tokenizer_in(folder) or next((Path(x) for x in named), None)
+    if found is None and recipe.init_from:
+        found = weights.tokenizer_in(Path(recipe.init_from))
+    if found is None:
+        raise UserError(f"{folder}: no tokenizer with it, and none in its recipe")
+    return load_tokenizer(found)

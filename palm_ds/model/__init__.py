@@ -1,0 +1,1 @@
+"""The model: configuration, encoder, heads, and the kernels they run on."""

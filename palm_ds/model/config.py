@@ -1,0 +1,250 @@
+"""The numbers of an encoder, and how ERNIE, PALM and Hugging Face call them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from palm_ds.common import config as settings
+from palm_ds.common.errors import UserError, suggest
+from palm_ds.model.kernels import ACTIVATIONS
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackboneConfig:
+    """The numbers of an encoder."""
+
+    vocab_size: int | None = None
+    """Rows of the word table; none: as many as the tokenizer has words."""
+    width: int = 768
+    """Numbers that a token is."""
+    layers: int = 12
+    """Encoder layers."""
+    heads: int = 12
+    """Attention heads of a layer; they share the width evenly."""
+    ffn: int | None = None
+    """Width inside the feed-forward part; none: 4 times the width."""
+    positions: int = 512
+    """Rows of the position table."""
+    segments: int = 4
+    """Rows of the segment table: how many texts of one example can be told apart."""
+    task_slots: int = 16
+    """Rows of the task table (ERNIE 2.0's task embedding); 0: none."""
+    activation: str = "gelu"
+    """Of the feed-forward part and the masked-word head: gelu, relu or gelu_new."""
+    eps: float = 1e-12
+    """Of LayerNorm. ERNIE was trained with 1e-5."""
+    dropout: float = 0.1
+    """After the embeddings, the attention and the feed-forward part."""
+    attention_dropout: float = 0.1
+    """Inside the attention."""
+    init_range: float = 0.02
+    """Standard deviation of the first weights, cut at two of them."""
+    position_offset: int = 0
+    """First row of the position table in use (RoBERTa: 2)."""
+    pad: int = 0
+    """Id of the padding token."""
+    kind: str = ""
+    """`module.Class`: an encoder of one's own, with these numbers (docs/model.md); empty: the one
+    here."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """With `kind`: further keywords of its constructor."""
+
+    def __post_init__(self) -> None:
+        for name in ("width", "layers", "heads", "positions", "segments"):
+            _check(name, getattr(self, name), 1, None)
+        for name in ("task_slots", "position_offset", "pad"):
+            _check(name, getattr(self, name), 0, None)
+        for name in ("vocab_size", "ffn"):
+            if getattr(self, name) is not None:
+                _check(name, getattr(self, name), 1, None)
+        for name in ("dropout", "attention_dropout"):
+            _check(name, getattr(self, name), 0, 1)
+        if self.eps <= 0 or self.init_range <= 0:
+            name = "eps" if self.eps <= 0 else "init_range"
+            raise UserError(f"{name}: must be above 0, got {getattr(self, name)}")
+        if self.width % self.heads:
+            raise UserError(
+                f"heads: {self.heads} heads cannot share a width of {self.width} evenly; "
+                f"take a divisor of {self.width}"
+            )
+        if self.activation not in ACTIVATIONS:
+            raise UserError(
+                f'activation: no "{self.activation}"{suggest(self.activation, ACTIVATIONS)}'
+            )
+        if self.position_offset >= self.positions:
+            raise UserError(
+                f"position_offset: {self.position_offset} leaves none of {self.positions} positions"
+            )
+        if self.vocab_size is not None and self.pad >= self.vocab_size:
+            raise UserError(f"pad: id {self.pad} is not in a vocabulary of {self.vocab_size}")
+        if self.kind and "." not in self.kind:
+            raise UserError(f'kind: "{self.kind}" is no module.Class (numbers are a `preset`)')
+        if self.options and not self.kind:
+            raise UserError("options: are those of a `kind`, a class of one's own")
+
+    @property
+    def inner(self) -> int:
+        """The width inside the feed-forward part."""
+        return 4 * self.width if self.ffn is None else self.ffn
+
+    @property
+    def longest(self) -> int:
+        """How many tokens the longest example may have."""
+        return self.positions - self.position_offset
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], where: str = "backbone") -> BackboneConfig:
+        """From our own keys (and `preset`), or the keys of ERNIE, PALM and Hugging Face configs.
+
+        Foreign mappings bring their own defaults: two segments, no task embedding, and a LayerNorm
+        eps of 1e-12 (Hugging Face: a `model_type`), 1e-6 (PALM: `use_task_emb`) or 1e-5 (ERNIE).
+        Raises UserError for unknown keys, keys that contradict one another, and architectures that
+        are not this one; `where` begins its message.
+        """
+        if not isinstance(values, Mapping):
+            raise UserError(f"{where}: expected keys and values, got {values!r}")
+        own, foreign = _sort_keys(values, where)
+        preset = own.pop("preset", None)
+        if preset is not None and preset not in PRESETS:
+            raise UserError(f'{where}.preset: no "{preset}"{suggest(str(preset), PRESETS)}')
+        given = _translate(foreign, where)
+        if foreign and preset is None and own.keys() <= {"vocab_size"}:
+            given = {**_usual(foreign), **given}
+        if foreign.get("model_type") == "roberta":
+            given["position_offset"] = given.setdefault("pad", 1) + 1
+        _check_agreement(own, given, where)
+        return settings.parse(cls, {**PRESETS.get(preset or "", {}), **given, **own}, where)
+
+
+def _check(name: str, value: float, least: int, below: int | None) -> None:
+    if value < least or (below is not None and value >= below):
+        limit = f"at least {least}" + ("" if below is None else f" and below {below}")
+        raise UserError(f"{name}: must be {limit}, got {value}")
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # The published sizes; the vocabulary is the tokenizer's. ERNIE: the configs of its `repro`
+    # branch and of its released archives; PaddleNLP lists the same numbers. 1.0 is Chinese; 2.0 in
+    # Chinese has relu. Tiny has ERNIE 1.0's two segments and no task embedding.
+    "ernie-1.0-base": dict(activation="relu", positions=513, segments=2, task_slots=0, eps=1e-5),
+    "ernie-2.0-base": dict(eps=1e-5),
+    "ernie-2.0-large": dict(width=1024, layers=24, heads=16, eps=1e-5),
+    "ernie-2.0-base-zh": dict(activation="relu", positions=513, eps=1e-5),
+    "ernie-2.0-large-zh": dict(width=1024, layers=24, heads=16, activation="relu", eps=1e-5),
+    "ernie-tiny": dict(
+        width=1024,
+        layers=3,
+        heads=16,
+        activation="relu",
+        positions=600,
+        segments=2,
+        task_slots=0,
+        eps=1e-5,
+    ),
+    "bert-base": dict(segments=2, task_slots=0),
+    "bert-large": dict(width=1024, layers=24, heads=16, segments=2, task_slots=0),
+    "roberta-base": dict(
+        positions=514, position_offset=2, pad=1, segments=1, task_slots=0, eps=1e-5
+    ),
+    "roberta-large": dict(
+        width=1024,
+        layers=24,
+        heads=16,
+        positions=514,
+        position_offset=2,
+        pad=1,
+        segments=1,
+        task_slots=0,
+        eps=1e-5,
+    ),
+    # ERNIE 2.0's shape in sizes for a CPU.
+    "tiny": dict(width=128, layers=2, heads=2, eps=1e-5),
+    "mini": dict(width=256, layers=2, heads=4, eps=1e-5),
+    "small": dict(width=256, layers=4, heads=4, eps=1e-5),
+    "medium": dict(width=512, layers=8, heads=8, eps=1e-5),
+}
+
+_ALIASES = {
+    "hidden_size": "width",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "intermediate_size": "ffn",
+    "max_position_embeddings": "positions",
+    "type_vocab_size": "segments",
+    "sent_type_vocab_size": "segments",  # wins over type_vocab_size, as in ERNIE's code
+    "hidden_act": "activation",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "initializer_range": "init_range",
+    "layer_norm_eps": "eps",
+    "pad_token_id": "pad",
+}
+_TASK_KEYS = ("task_type_vocab_size", "use_task_id", "use_task_emb")
+_MUST_BE: dict[str, tuple[Any, ...]] = {  # the values that are this architecture
+    "model_type": ("bert", "ernie", "roberta"),
+    "is_decoder": (False,),
+    "add_cross_attention": (False,),
+    "position_embedding_type": ("absolute",),
+    "tie_word_embeddings": (True,),
+    "weight_sharing": (True,),
+    "has_pooler": (True,),
+    "rel_pos_size": (0, None),
+}
+_WITHOUT_EFFECT = set(
+    """architectures auto_map bos_token_id chunk_size_feed_forward classifier_dropout cls_token_id
+    do_sample dtype eos_token_id finetuning_task gradient_checkpointing id2label init_class
+    is_encoder_decoder is_pairwise label2id mask_token_id max_seq_len max_seqlen name_or_path
+    num_labels output_attentions output_hidden_states output_past pooler_fc_size
+    pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type problem_type
+    return_dict sep_token_id torch_dtype torchscript transformers_version unk_token_id use_cache
+    _name_or_path""".split()  # noqa: SIM905  a wall of quotes reads worse
+)
+FOREIGN_KEYS = {*_ALIASES, *_TASK_KEYS, *_MUST_BE, *_WITHOUT_EFFECT, "emb_size", "vocab_size"}
+
+
+def _sort_keys(values: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Our keys and foreign ones."""
+    known = {"preset", *BackboneConfig.__dataclass_fields__}
+    for key in values:
+        if key not in known | FOREIGN_KEYS:
+            near = suggest(key, known | {*_ALIASES, *_TASK_KEYS})
+            raise UserError(f"{where}.{key}: unknown key{near}")
+    own = {key: value for key, value in values.items() if key in known}
+    return own, {key: value for key, value in values.items() if key in FOREIGN_KEYS - known}
+
+
+def _translate(foreign: dict[str, Any], where: str) -> dict[str, Any]:
+    """Foreign keys in our words."""
+    for key, right in _MUST_BE.items():
+        if key in foreign and foreign[key] not in right:
+            names = " or ".join(map(repr, right))
+            raise UserError(f"{where}.{key}: only {names} is this encoder, got {foreign[key]!r}")
+    if "emb_size" in foreign and foreign["emb_size"] != foreign.get("hidden_size"):
+        raise UserError(f"{where}.emb_size: must equal hidden_size in this encoder")
+    filled: dict[str, Any] = {}
+    for key, name in _ALIASES.items():  # in their order: the later wins
+        if foreign.get(key) is not None:
+            filled[name] = foreign[key]
+    if any(key in foreign for key in _TASK_KEYS):
+        wanted = foreign.get("use_task_id") or foreign.get("use_task_emb")
+        filled["task_slots"] = foreign.get("task_type_vocab_size", 3) if wanted else 0
+    return filled
+
+
+def _usual(foreign: dict[str, Any]) -> dict[str, Any]:
+    """What a config that leaves it out means, by where it comes from."""
+    ernie_or_palm = 1e-6 if "use_task_emb" in foreign else 1e-5
+    eps = 1e-12 if "model_type" in foreign else ernie_or_palm
+    return {"segments": 2, "task_slots": 0, "eps": eps}
+
+
+def _check_agreement(own: dict[str, Any], given: dict[str, Any], where: str) -> None:
+    """A number may be said twice, in our word and a foreign one, but not differently."""
+    for name, value in own.items():
+        if name in given and given[name] != value:
+            raise UserError(
+                f"{where}.{name}: {value!r} contradicts the {given[name]!r} that the same mapping "
+                f"gives under another name"
+            )

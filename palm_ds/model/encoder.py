@@ -1,0 +1,180 @@
+"""The encoder: ERNIE 2.0, BERT and RoBERTa are one shape with different numbers.
+
+    word + position + segment (+ task) embeddings -> LayerNorm -> dropout
+    layers x (attention within the block, add, LayerNorm; feed-forward, add, LayerNorm)   (post-LN)
+    pooler: tanh of a linear map of a row, for heads that read whole texts
+
+It runs on packed rows: a token sees the tokens of its own block, whatever else is in its row.
+
+Weights start as BERT's and ERNIE's do: matrices and embeddings from a normal distribution of
+deviation `init_range`, cut at two deviations; biases 0, LayerNorm scales 1. They are drawn in
+module order from torch's generator, so that `torch.manual_seed` decides them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint
+
+from palm_ds.common.plugins import check_options, find_class
+from palm_ds.data.example import Batch
+from palm_ds.model.attention import AttentionPlan, attend, plan_attention
+from palm_ds.model.config import PRESETS, BackboneConfig
+from palm_ds.model.kernels import ACTIVATIONS, Kernels, add_dropped, layer_norm
+
+__all__ = [
+    "PRESETS",
+    "Backbone",
+    "BackboneConfig",
+    "Layer",
+    "Pooler",
+    "backbone_class",
+    "build_backbone",
+    "initialise",
+    "picked",
+]
+
+PLAIN = Kernels()
+
+
+class Layer(nn.Module):
+    """One encoder layer: each half ends in dropout, add, LayerNorm ("dan" in ERNIE's code)."""
+
+    def __init__(self, config: BackboneConfig, kernels: Kernels):
+        super().__init__()
+        width = config.width
+        self.heads, self.activation = config.heads, ACTIVATIONS[config.activation]
+        self.rate, self.attention_rate = config.dropout, config.attention_dropout
+        self.dropout_form = kernels.dropout
+        self.qkv = nn.Linear(width, 3 * width)
+        self.project = nn.Linear(width, width)
+        self.attention_norm = layer_norm(width, config.eps, kernels.layer_norm)
+        self.expand = nn.Linear(width, config.inner)
+        self.contract = nn.Linear(config.inner, width)
+        self.output_norm = layer_norm(width, config.eps, kernels.layer_norm)
+
+    def forward(
+        self, x: torch.Tensor, plan: AttentionPlan, at: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """(rows, length, width); or (n, width), of the flat positions `at` (n,) alone."""
+        x, seen = picked(at, x, self.attended(x, plan))
+        x = self.attention_norm(self.added(x, self.project(seen)))
+        return self.output_norm(self.added(x, self.fed(x)))
+
+    def attended(self, x: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
+        """(rows, length, width): what each token sees of its block, before `project`."""
+        rate = self.attention_rate if self.training else 0.0
+        return attend(self.qkv(x), plan, heads=self.heads, dropout=rate)
+
+    def fed(self, x: torch.Tensor) -> torch.Tensor:
+        """The feed-forward part, (..., width) -> (..., width)."""
+        return self.contract(self.activation(self.expand(x)))  # within: (..., ffn)
+
+    def added(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """x + dropout(y)."""
+        return add_dropped(x, y, self.rate if self.training else 0.0, self.dropout_form)
+
+
+def picked(at: torch.Tensor | None, *each: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Of tensors (rows, length, any) the flat positions `at` (n,), as (n, any); all, without."""
+    return each if at is None else tuple(x.flatten(0, 1).index_select(0, at) for x in each)
+
+
+class Pooler(nn.Module):
+    """What a head of whole texts reads: tanh of a linear map, (n, width) -> (n, width)."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.dense = nn.Linear(width, width)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.dense(rows))
+
+
+class Backbone(nn.Module):
+    """Packed rows of ids to a vector for every token.
+
+    `recompute` keeps only each layer's input for the backward pass and computes the rest again:
+    less memory, a third more work, the same numbers.
+
+    A subclass has layers of its own (`layer`) or a forward of its own, under the same contract; its
+    constructor takes further keywords, a recipe's `backbone.options`. It keeps `word` and `pooler`,
+    and every parameter takes part in every forward.
+    """
+
+    def __init__(
+        self, config: BackboneConfig, kernels: Kernels = PLAIN, *, recompute: bool = False
+    ):
+        super().__init__()
+        assert config.vocab_size is not None, "vocab_size is filled from the tokenizer before"
+        self.config, self.kernels, self.recompute = config, kernels, recompute
+        self.word = nn.Embedding(config.vocab_size, config.width)
+        self.position = nn.Embedding(config.positions, config.width)
+        self.segment = nn.Embedding(config.segments, config.width)
+        if config.task_slots:
+            self.task = nn.Embedding(config.task_slots, config.width)
+        self.norm = layer_norm(config.width, config.eps, kernels.layer_norm)
+        self.layers = nn.ModuleList(self.layer(number) for number in range(config.layers))
+        self.pooler = Pooler(config.width)
+        initialise(self, config.init_range)
+        if kernels.compile == "on":
+            for layer in self.layers:
+                layer.compile()
+
+    @property
+    def width(self) -> int:
+        return self.config.width
+
+    def layer(self, number: int) -> nn.Module:
+        """The layer of a number from 0, called as `Layer` is. The last one alone is given `at`."""
+        return Layer(self.config, self.kernels)
+
+    def forward(self, batch: Batch, at: torch.Tensor | None = None) -> torch.Tensor:
+        """(rows, length, width). What stands at padding is finite and means nothing. With flat
+        positions `at` (n,): (n, width) of those, and most of the last layer for no others."""
+        x = self._embed(batch)
+        plan = plan_attention(batch, self.kernels.attention)
+        for number, layer in enumerate(self.layers, 1):
+            of = () if at is None or number < len(self.layers) else (at,)
+            if self.recompute and torch.is_grad_enabled():
+                x = checkpoint(layer, x, plan, *of, use_reentrant=False)
+            else:
+                x = layer(x, plan, *of)
+        return x
+
+    def _embed(self, batch: Batch) -> torch.Tensor:
+        # ERNIE's order of summation: word, position, segment, task.
+        x = self.word(batch.ids) + self.position(batch.positions + self.config.position_offset)
+        x = x + self.segment(batch.segments)
+        if self.config.task_slots:
+            x = x + self.task(batch.task_ids)
+        return F.dropout(self.norm(x), self.config.dropout, self.training)
+
+
+def backbone_class(config: BackboneConfig) -> type[Backbone]:
+    """The encoder of a recipe: `backbone.kind`, or the one here. Raises UserError where there is no
+    such class, or it has no such options."""
+    if not config.kind:
+        return Backbone
+    found = find_class(config.kind, Backbone, "backbone.kind")
+    taken = ("kernels", "recompute")
+    check_options(found, config.options, "backbone.options", base=Backbone, taken=taken)
+    return found
+
+
+def build_backbone(
+    config: BackboneConfig, kernels: Kernels = PLAIN, *, recompute: bool = False
+) -> Backbone:
+    """An encoder with first weights, of the class that the numbers are for."""
+    return backbone_class(config)(config, kernels, recompute=recompute, **config.options)
+
+
+def initialise(module: nn.Module, deviation: float) -> None:
+    """The first weights of every linear map and embedding within, in module order."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear | nn.Embedding):
+            nn.init.trunc_normal_(part.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+        if isinstance(part, nn.Linear):
+            nn.init.zeros_(part.bias)

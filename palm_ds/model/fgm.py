@@ -1,0 +1,69 @@
+"""Training on texts whose word vectors were changed for the worse (FGM: Miyato et al. 2017).
+
+A micro-batch is run twice. The first time as it is, and the gradient of its loss with respect to
+the word vectors is kept; the second time each text's vectors are moved by `length` along its own
+gradient. The gradients of both losses add up.
+
+What is moved are the vectors of the texts and not the table they come from: a table may be cut
+over processes, and a word would be moved alike in all texts of the batch. As each text is moved by
+the same length whatever its loss is multiplied with, what is learned depends neither on how texts
+are shared out nor on the loss scale of fp16.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from palm_ds.data.example import Batch
+
+_SMALL = 1e-30
+
+
+class WordAttack:
+    """Watches a model's word table: `begin(batch)`, forward, backward; `strike()`, forward,
+    backward; `end()`. Outside of that it does nothing."""
+
+    def __init__(self, words: nn.Module, length: float):
+        self.length = length
+        self._batch: Batch | None = None
+        self._gradient: torch.Tensor | None = None
+        self._change: torch.Tensor | None = None
+        words.register_forward_hook(self._vectors)
+
+    def begin(self, batch: Batch) -> None:
+        self._batch, self._gradient, self._change = batch, None, None
+
+    def strike(self) -> None:
+        assert self._batch is not None and self._gradient is not None
+        self._change = change_of(self._gradient, self._batch.starts, self.length)
+
+    def end(self) -> None:
+        self._batch = self._gradient = self._change = None
+
+    def _vectors(self, _module: nn.Module, _inputs: Any, vectors: torch.Tensor) -> torch.Tensor:
+        """The word vectors that the model goes on with."""
+        if self._change is not None:
+            return vectors + self._change.to(vectors.dtype)
+        if self._batch is not None:
+            if not vectors.requires_grad:  # a frozen table
+                vectors.requires_grad_()
+            vectors.register_hook(self._keep)
+        return vectors
+
+    def _keep(self, gradient: torch.Tensor) -> None:
+        self._gradient = gradient.detach()
+
+
+def change_of(gradient: torch.Tensor, starts: torch.Tensor, length: float) -> torch.Tensor:
+    """(rows, tokens, width) fp32: for each text (`starts` as in a Batch) its gradient, brought to
+    `length`; 0 for a text that has no part in the loss."""
+    flat = gradient.float().flatten(0, 1)  # (rows * tokens, width)
+    sizes = starts.diff().long()
+    text = torch.repeat_interleave(torch.arange(len(sizes), device=flat.device), sizes)
+    flat = flat / flat.abs().amax().clamp_min(_SMALL)  # so that squares neither vanish nor overflow
+    squares = flat.new_zeros(len(sizes)).index_add(0, text, flat.square().sum(1))
+    norms = squares.sqrt().clamp_min(_SMALL)
+    return (flat * (length / norms)[text, None]).view_as(gradient)

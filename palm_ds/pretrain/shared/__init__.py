@@ -1,0 +1,1 @@
+"""What several pretraining tasks share. Modules of this folder are no tasks."""

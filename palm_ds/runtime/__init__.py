@@ -1,0 +1,1 @@
+"""What the engine is made of: processes, DeepSpeed configuration, optimizers, checkpoints."""

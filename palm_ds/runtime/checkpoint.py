@@ -1,0 +1,356 @@
+"""Checkpoints that are complete or absent.
+
+    checkpoints/
+      step_00001000/            published: every file is listed in manifest.json with size and hash
+      step_00002000.partial/    being written, or left by a run that died; never loaded
+
+All processes write their files into the .partial folder and hash them. When all are done rank 0
+writes the manifest, syncs, and renames the folder: that rename is the moment the checkpoint exists.
+Before loading, sizes and hashes are compared (no reader notices a flipped bit); a bad checkpoint is
+skipped with a line that says what is wrong, and the next older one is tried.
+
+The caller decides what is in the files (palm_ds/runtime/sharded_state.py: weights and moments by name); it does
+not depend on how many processes wrote them. Every function here is called by all processes
+together.
+
+`torch.distributed.checkpoint` and DeepSpeed's universal checkpoints were considered: they store no
+hashes, so they load a damaged file, and they pickle metadata.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from safetensors import SafetensorError
+
+from palm_ds.common.errors import UserError
+
+FORMAT = 2
+MANIFEST = "manifest.json"
+PARTIAL = ".partial"
+_OLD = ".old" + PARTIAL  # on its way out
+_NAME = re.compile(r"step_(\d{8,})")
+_BLOCK = 1 << 22
+
+
+class SaveError(UserError):
+    """A checkpoint could not be written. Training may go on; older checkpoints are untouched."""
+
+
+class Group(Protocol):
+    """The processes of a run, as far as checkpoints need them."""
+
+    rank: int
+    world: int
+
+    def gather(self, value: Any) -> list[Any]:
+        """Everybody's value, by rank, on every rank."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How the run that saved was laid out: for people, and for who wants to be bit for bit."""
+
+    world: int
+    stage: int
+    precision: str
+
+    def __str__(self) -> str:
+        processes = "process" if self.world == 1 else "processes"
+        return f"{self.world} {processes}, ZeRO {self.stage}, {self.precision}"
+
+
+@dataclass
+class Written:
+    """What one process wrote: files with size and hash, and the first thing that went wrong."""
+
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    error: str = ""
+
+    def write(self, path: str | Path, make: Callable[[Path], None]) -> None:
+        """Make a file by `make(path)`, sync it to the disk and hash it. A failure is noted, not
+        raised: processes must stay in step until all know of it."""
+        if self.error:
+            return
+        path = Path(path)
+        try:
+            make(path)
+            with open(path, "rb+") as file:
+                os.fsync(file.fileno())
+            self.files[path.name] = {"size": path.stat().st_size, "sha256": _hash(path)}
+        except (OSError, SafetensorError) as error:
+            self.error = f"{path.name}: {_reason(error)}"
+
+
+def _hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def name_of(step: int) -> str:
+    return f"step_{step:08d}"
+
+
+def steps_in(folder: Path) -> list[int]:
+    """Steps of the published checkpoints, newest first."""
+    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+    return sorted((int(m[1]) for m in map(_NAME.fullmatch, names) if m), reverse=True)
+
+
+# ---- saving ----
+
+
+def save(
+    folder: Path,
+    step: int,
+    *,
+    write: Callable[[Path, Written], None],
+    layout: Layout,
+    parameters: Mapping[str, int],
+    engine: Mapping[str, Any],
+    state: Mapping[str, Any],
+    group: Group,
+    keep: int,
+    reject: Sequence[int] = (),
+) -> Path:
+    """Publish `step` and keep the newest `keep` checkpoints.
+
+    `write(folder, written)` lets this process write its files there through `written`.
+    `parameters` are the updates that each parameter this process holds has had; `engine` and
+    `state` (JSON) are kept as they are. `reject` are steps known to be bad: they go once the new
+    one is there.
+    """
+    published, partial = folder / name_of(step), folder / (name_of(step) + PARTIAL)
+    _agree(group, _at_rank0(group, lambda: _make_room(folder, partial)), published)
+    written = Written()
+    write(partial, written)
+    parts = group.gather((written.files, written.error, dict(parameters)))
+    for rank, (_, error, _) in enumerate(parts):
+        if error:
+            _at_rank0(group, lambda: shutil.rmtree(partial, ignore_errors=True))
+            raise _failed(published, f"process {rank}: {error}")
+    manifest = {
+        "format": FORMAT,
+        "step": step,
+        "layout": vars(layout),
+        "engine": dict(engine),
+        "state": dict(state),
+        "parameters": {name: n for _, _, steps in parts for name, n in steps.items()},
+        "files": {name: entry for files, _, _ in parts for name, entry in files.items()},
+    }
+    error = _at_rank0(group, lambda: _publish(partial, published, manifest))
+    if error:
+        _at_rank0(group, lambda: shutil.rmtree(partial, ignore_errors=True))
+    _agree(group, error, published)
+    _at_rank0(group, lambda: prune(folder, step, keep=keep, reject=reject))
+    return published
+
+
+def _make_room(folder: Path, partial: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for entry in folder.glob("*" + PARTIAL):
+        shutil.rmtree(entry)
+    partial.mkdir()
+
+
+def _publish(partial: Path, published: Path, manifest: Mapping[str, Any]) -> None:
+    with open(partial / MANIFEST, "w", encoding="utf-8") as file:
+        json.dump(manifest, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync(partial)
+    if published.exists():  # of the same step: bad, or the same again
+        os.replace(published, published.with_name(published.name + _OLD))
+    os.replace(partial, published)
+    _sync(published.parent)
+
+
+def prune(folder: Path, newest: int, *, keep: int, reject: Sequence[int] = ()) -> None:
+    """Delete bad checkpoints and all but the `keep` newest up to step `newest`."""
+    good = [step for step in steps_in(folder) if step <= newest and step not in reject]
+    for step in [*good[max(keep, 1) :], *(s for s in reject if s != newest)]:
+        doomed = folder / (name_of(step) + _OLD)
+        if (folder / name_of(step)).exists():
+            os.replace(folder / name_of(step), doomed)  # a half-deleted one is never "published"
+    for entry in folder.glob("*" + _OLD):
+        shutil.rmtree(entry, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _at_rank0(group: Group, action: Callable[[], None]) -> str:
+    """Run on rank 0 only; what went wrong, or nothing."""
+    if group.rank == 0:
+        try:
+            action()
+        except OSError as error:
+            return _reason(error)
+    return ""
+
+
+def _agree(group: Group, error: str, published: Path) -> None:
+    for rank, one in enumerate(group.gather(error)):
+        if one:
+            raise _failed(published, f"process {rank}: {one}")
+
+
+def _failed(published: Path, why: str) -> SaveError:
+    older = [step for step in steps_in(published.parent) if name_of(step) != published.name]
+    last = f"the last one is {name_of(older[0])}" if older else "there is no older one"
+    return SaveError(f"{published}: could not be saved: {why}; {last}")
+
+
+# ---- loading ----
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A checkpoint that was verified. `rejected` are newer ones that were not good."""
+
+    path: Path
+    step: int
+    state: dict[str, Any]
+    engine: dict[str, Any]
+    parameters: dict[str, int]
+    """How many updates each parameter has had."""
+    layout: Layout
+    files: tuple[Path, ...]
+    rejected: tuple[int, ...] = ()
+
+
+def find(folder: Path, *, group: Group, warn: Callable[[str], None]) -> Found | None:
+    """The newest good checkpoint, or None where there is none at all.
+
+    Bad ones are skipped and reported through `warn` (on rank 0). Raises UserError when there are
+    checkpoints but no good one.
+    """
+    if group.rank == 0:
+        for entry in sorted(folder.glob("*" + PARTIAL)):
+            what = "deletion" if entry.name.endswith(_OLD) else "save"
+            warn(f"{entry}: a {what} that did not finish; not used")
+    # what rank 0 sees decides for all
+    steps = group.gather(steps_in(folder) if group.rank == 0 else None)[0]
+    rejected: list[int] = []
+    reasons: list[str] = []
+    for step in steps:
+        path = folder / name_of(step)
+        manifest, problem = group.gather(_manifest(path) if group.rank == 0 else None)[0]
+        if not problem:
+            problem = _verify(path, manifest["files"], group)
+        if not problem:
+            return _found(path, manifest, tuple(rejected))
+        rejected.append(step)
+        reasons.append(f"{path.name}: {problem}")
+        if group.rank == 0:
+            warn(f"{path}: not used: {problem}")
+    if rejected:
+        raise UserError(
+            f"{folder}: no good checkpoint among {len(rejected)} ({'; '.join(reasons)}); "
+            "restore one, or choose another run folder to start again"
+        )
+    return None
+
+
+@dataclass
+class _Alone:
+    """One process, whatever started it."""
+
+    rank: int = 0
+    world: int = 1
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+
+ALONE: Group = _Alone()
+"""For a program that reads checkpoints and is no run."""
+
+
+def open_one(path: Path) -> Found:
+    """This checkpoint, verified. Raises UserError where it is not good."""
+    manifest, problem = _manifest(path)
+    problem = problem or _verify(path, manifest["files"], ALONE)
+    if problem:
+        raise UserError(f"{path}: {problem}")
+    return _found(path, manifest, ())
+
+
+def _found(path: Path, manifest: Mapping[str, Any], rejected: tuple[int, ...]) -> Found:
+    return Found(
+        path=path,
+        step=manifest["step"],
+        state=manifest["state"],
+        engine=manifest["engine"],
+        parameters=manifest["parameters"],
+        layout=Layout(**manifest["layout"]),
+        files=tuple(path / name for name in sorted(manifest["files"])),
+        rejected=rejected,
+    )
+
+
+def _manifest(path: Path) -> tuple[dict[str, Any], str]:
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        if manifest["format"] != FORMAT:
+            return (
+                {},
+                f"{MANIFEST} is of format {manifest['format']!r}, this version reads {FORMAT}",
+            )
+        for name, entry in manifest["files"].items():
+            assert entry["size"] >= 0 and len(entry["sha256"]) == 64 and "/" not in name
+        assert all(isinstance(n, int) for n in manifest["parameters"].values())
+        assert isinstance(manifest["state"], dict) and isinstance(manifest["engine"], dict)
+        Layout(**manifest["layout"])
+    except FileNotFoundError:
+        return {}, f"{MANIFEST} is missing"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError):
+        return {}, f"{MANIFEST} is damaged"
+    return manifest, ""
+
+
+def _verify(path: Path, files: Mapping[str, Mapping[str, Any]], group: Group) -> str:
+    """What is wrong with the files, or nothing. Processes share the work."""
+    mine = sorted(files)[group.rank :: group.world]
+    problems = [check_file(path / name, files[name]) for name in mine]
+    found = [problem for part in group.gather(problems) for problem in part if problem]
+    return found[0] if found else ""
+
+
+def check_file(path: Path, entry: Mapping[str, Any]) -> str:
+    """What is wrong with a file, compared with its size and hash in the manifest; or nothing."""
+    try:
+        size = path.stat().st_size
+        if size != entry["size"]:
+            return f"{path.name} has {size} bytes instead of {entry['size']}"
+        digest = _hash(path)
+    except FileNotFoundError:
+        return f"{path.name} is missing"
+    except OSError as error:
+        return f"{path.name} cannot be read: {_reason(error)}"
+    if digest != entry["sha256"]:
+        return f"{path.name} has changed since it was written (checksum)"
+    return ""
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return (str(error).splitlines() or [type(error).__name__])[0]

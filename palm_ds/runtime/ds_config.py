@@ -1,0 +1,389 @@
+"""The DeepSpeed JSON file: how the machine computes. It decides speed and memory, never the result.
+
+    read_machine("ds_configs/zero2_bf16.json") -> Machine
+    machine.deepspeed_config(rows=256, world=8, clip=1.0) -> what DeepSpeed is given
+
+The file is DeepSpeed's own, less what belongs to the recipe (batch, optimizer, schedule, clipping),
+with one section of ours, "palm_ds", and a line "_about" that says what the file is for. Every
+"auto" is resolved here: DeepSpeed itself would crash on some and ignore others. Names are checked
+against those DeepSpeed itself asks for, so that they follow the version installed.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from palm_ds.common.errors import UserError, suggest
+from palm_ds.runtime.ds_config_check import Answer, ask, processes_now, reason, short
+
+_TEXTS = ("communication_data_type", "seq_parallel_communication_data_type", "log_level")
+
+_LARGEST_CHOSEN_MICRO_BATCH = 8
+_OF_THE_RECIPE = {
+    "optimizer": "set `optimizer.lr` and its like in the recipe",
+    "scheduler": "set `schedule` in the recipe",
+    "train_batch_size": "set `batch` in the recipe",
+    "gradient_clipping": "set `optimizer.clip` in the recipe",
+    "gradient_accumulation_steps": "it follows from the recipe's `batch`, the number of processes "
+    "and train_micro_batch_size_per_gpu",
+    "lr": "set `optimizer.lr` in the recipe",
+    "learning_rate": "set `optimizer.lr` in the recipe",
+    "seed": "set `seed` in the recipe",
+    "curriculum_learning": "set `stages` in the recipe",
+    "data_efficiency": "set `stages` in the recipe",
+}
+_NOT_WITH_US = {
+    "managed_gradient_accumulation": "micro-batches are counted here",
+    "gradient_allreduce_op": "the loss is already divided by the count of the whole step",
+    "hybrid_engine": "it is for generation",
+    "autotuning": "it wants to start the training script its own way",
+    "pipeline": "models are not cut into pipeline stages",
+    "tensor_parallel": "models are not cut within a layer",
+    "expert_parallel": "models have no experts",
+    "sequence_parallel_size": "rows are never cut",
+    "torch_autocast": "use bf16 or fp16",
+    "use_node_local_storage": "a checkpoint is one folder that all processes see",
+    "checkpoint": "checkpoints are written here",
+    "data_types": "use bf16 or fp16",
+    "bfloat16": 'write "bf16"',
+    "activation_checkpointing": "set palm_ds.activation_checkpointing",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comms:
+    """How processes talk."""
+
+    shm_all_reduce: bool = False
+    """On CPU, DeepSpeed's shared-memory all-reduce: compiled at first use, leaves files in
+    /dev/shm and, when killed, a lock that stops later runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """A checked DeepSpeed file."""
+
+    path: str
+    sections: Mapping[str, Any]
+    """What DeepSpeed is given, but for what depends on the batch."""
+    stage: int
+    """ZeRO stage."""
+    precision: Literal["fp32", "bf16", "fp16"]
+    micro_rows: int | None = None
+    """Rows of a micro-batch; none: chosen."""
+    data_workers: int = 0
+    """Processes that make batches ahead; 0: the training process does."""
+    compile: bool = False
+    """Run the model through torch.compile."""
+    activation_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them."""
+    kernels: Mapping[str, str] = field(default_factory=dict)
+    """Which form of which kernel, by name."""
+    comms: Comms = Comms()
+    timeout_minutes: float = 30.0
+    """How long a process waits for the others before it gives up."""
+    watchdog_minutes: float = 0.0
+    """End the process (exit code 42) when no step ends within so many minutes; 0: never."""
+
+    @property
+    def offloads(self) -> bool:
+        zero = self.sections.get("zero_optimization", {})
+        device = (zero.get("offload_optimizer") or {}).get("device", "none")
+        return device != "none"
+
+    def split(self, rows: int, world: int) -> tuple[int, int]:
+        """(rows of a micro-batch, micro-batches a step), of `rows` a step in `world` processes."""
+        if rows % world:
+            raise UserError(
+                f"a step of {rows} rows cannot be shared evenly by {world} processes; "
+                f"choose a `batch` that is a multiple of {world} rows"
+            )
+        share = rows // world
+        micro = self.micro_rows or largest_divisor(share, _LARGEST_CHOSEN_MICRO_BATCH)
+        if share % micro:
+            raise UserError(
+                f"{self.path}: train_micro_batch_size_per_gpu: {micro} rows do not divide the "
+                f'{share} rows a process has of each step; use a divisor of {share}, or "auto"'
+            )
+        return micro, share // micro
+
+    def room_for(self, rows: int, world: int) -> int:
+        """The fewest rows a step that hold so many and that `split` divides."""
+        share = -(-rows // world)
+        micro = self.micro_rows or min(share, _LARGEST_CHOSEN_MICRO_BATCH)
+        return -(-share // micro) * micro * world
+
+    def deepspeed_config(self, *, rows: int, world: int, clip: float) -> dict[str, Any]:
+        """The final configuration. Clipping, overflow checks and batch sizes are always explicit:
+        DeepSpeed's defaults are not what one would guess (it clips at 1.0)."""
+        micro, accumulation = self.split(rows, world)
+        config = copy.deepcopy(dict(self.sections))
+        config |= {
+            "train_batch_size": rows,
+            "train_micro_batch_size_per_gpu": micro,
+            "gradient_accumulation_steps": accumulation,
+            "gradient_clipping": 0.0 if self.checks_itself else float(clip),
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+        }
+        if self.precision == "bf16":
+            config["bf16"] = {**config["bf16"], "check_grad_overflow": True}
+        return config
+
+    @property
+    def checks_itself(self) -> bool:
+        """ZeRO 0 in fp32: DeepSpeed does not look for non-finite gradients; our optimizer does."""
+        return self.stage == 0
+
+
+def largest_divisor(number: int, most: int) -> int:
+    return next(k for k in range(min(number, most), 0, -1) if number % k == 0)
+
+
+def read_machine(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Machine:
+    """Read and check a DeepSpeed file. `overrides` are dotted keys, as
+    {"zero_optimization.stage": 2}, applied before the checks."""
+    path = Path(path)
+    values = _parse(path)
+    for key, value in (overrides or {}).items():
+        _override(values, key, value, str(path))
+    return make_machine(values, where=str(path))
+
+
+def make_machine(values: Mapping[str, Any], *, where: str = "deepspeed config") -> Machine:
+    """A Machine from the parsed file; `where` names it in errors."""
+    sections = copy.deepcopy(dict(values))
+    sections.pop("_about", None)
+    ours = _our_section(sections.pop("palm_ds", {}), where)
+    micro_rows = _micro_rows(sections.pop("train_micro_batch_size_per_gpu", "auto"), where)
+    _refuse(sections, where)
+    _resolve_auto(sections, where)
+    _check_kinds(sections, where)
+    stage = _stage(sections, where)
+    precision = _precision(sections, stage, where)
+    machine = Machine(
+        path=where,
+        sections=sections,
+        stage=stage,
+        precision=precision,
+        micro_rows=micro_rows,
+        **ours,
+    )
+    _ask_deepspeed(machine)
+    return machine
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {reason(error)}") from None
+    try:
+        values = json.loads(text, object_pairs_hook=_no_doubles(path))
+    except json.JSONDecodeError as error:
+        place = f"{path}:{error.lineno}:{error.colno}"
+        raise UserError(f"{place}: not JSON: {error.msg}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected an object {{...}}, got {short(values)}")
+    return values
+
+
+def _no_doubles(path: Path) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
+    def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in values:
+                raise UserError(f'{path}: "{key}" is written twice')
+            values[key] = value
+        return values
+
+    return build
+
+
+def _override(values: dict[str, Any], key: str, value: Any, where: str) -> None:
+    *parents, last = key.split(".")
+    for parent in parents:
+        values = values.setdefault(parent, {})
+        if not isinstance(values, dict):
+            raise UserError(f"{where}: {key}: {parent} is not a section")
+    values[last] = value
+
+
+def _our_section(values: Any, where: str) -> dict[str, Any]:
+    """The "palm_ds" section: only known names, only the right types."""
+    _expect_object(values, f"{where}: palm_ds")
+    defaults = {
+        f.name: f.default if f.name != "kernels" else {}
+        for f in fields(Machine)
+        if f.name not in ("path", "sections", "stage", "precision", "micro_rows")
+    }
+    for key, value in values.items():
+        if key not in defaults:
+            raise UserError(f"{where}: palm_ds.{key}: unknown key{suggest(key, defaults)}")
+        if key == "comms":
+            continue
+        _expect_like(defaults[key], value, f"{where}: palm_ds.{key}")
+    out = dict(values)
+    if "comms" in out:
+        out["comms"] = _comms(out["comms"], where)
+    return out
+
+
+def _comms(values: Any, where: str) -> Comms:
+    _expect_object(values, f"{where}: palm_ds.comms")
+    for key, value in values.items():
+        if key != "shm_all_reduce":
+            known = ["shm_all_reduce"]
+            raise UserError(f"{where}: palm_ds.comms.{key}: unknown key{suggest(key, known)}")
+        _expect_like(False, value, f"{where}: palm_ds.comms.{key}")
+    return Comms(**values)
+
+
+def _expect_object(value: Any, what: str) -> None:
+    if not isinstance(value, Mapping):
+        raise UserError(f"{what}: expected a section {{...}}, got {short(value)}")
+
+
+def _expect_like(default: Any, value: Any, what: str) -> None:
+    if isinstance(default, bool):
+        right, wanted = isinstance(value, bool), "true or false"
+    elif isinstance(default, Mapping):
+        right, wanted = isinstance(value, Mapping), "a section {...}"
+    else:
+        kinds = (int,) if isinstance(default, int) else (int, float)
+        right = isinstance(value, kinds) and not isinstance(value, bool) and value >= 0
+        wanted = "a whole number, 0 or more" if kinds == (int,) else "a number, 0 or more"
+    if not right:
+        raise UserError(f"{what}: expected {wanted}, got {short(value)}")
+
+
+def _micro_rows(value: Any, where: str) -> int | None:
+    if value == "auto":
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UserError(
+            f"{where}: train_micro_batch_size_per_gpu: expected rows of a micro-batch, 1 or more, "
+            f'or "auto", got {short(value)}'
+        )
+    return value
+
+
+def _refuse(sections: dict[str, Any], where: str) -> None:
+    for key in list(sections):
+        if key in _OF_THE_RECIPE:
+            if sections[key] == "auto":  # "somebody else decides": true here
+                del sections[key]
+                continue
+            raise UserError(f"{where}: {key}: does not belong here; {_OF_THE_RECIPE[key]}")
+        if key in _NOT_WITH_US:
+            raise UserError(f"{where}: {key}: not supported; {_NOT_WITH_US[key]}")
+
+
+def _resolve_auto(values: dict[str, Any], where: str, path: str = "") -> None:
+    """ "auto" among ZeRO's sizes means DeepSpeed's default; elsewhere nobody would resolve it."""
+    for key in list(values):
+        value, name = values[key], f"{path}{key}"
+        if isinstance(value, dict):
+            _resolve_auto(value, where, f"{name}.")
+        elif value == "auto":
+            if not name.startswith("zero_optimization.") or key == "stage":
+                raise UserError(
+                    f'{where}: {name}: "auto" is not resolved by anybody; write a value'
+                )
+            del values[key]
+
+
+def _stage(sections: dict[str, Any], where: str) -> int:
+    zero = sections.setdefault("zero_optimization", {})
+    _expect_object(zero, f"{where}: zero_optimization")
+    stage = zero.setdefault("stage", 0)
+    if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
+        raise UserError(
+            f"{where}: zero_optimization.stage: expected 0, 1, 2 or 3, got {short(stage)}"
+        )
+    for part in ("offload_optimizer", "offload_param"):
+        if stage == 0 and zero.get(part):
+            raise UserError(f"{where}: zero_optimization.{part}: needs stage 1, 2 or 3, got 0")
+    offload = zero.get("offload_optimizer")
+    if isinstance(offload, Mapping) and offload.get("device") == "nvme":
+        raise UserError(
+            f"{where}: zero_optimization.offload_optimizer.device: checkpoints are written from "
+            'memory; "nvme" is not supported, use "cpu"'
+        )
+    if zero.get("compute_grad_norm") is False:
+        raise UserError(
+            f"{where}: zero_optimization.compute_grad_norm: must be true; the norm is how "
+            "non-finite gradients are kept from the weights"
+        )
+    return stage
+
+
+def _precision(sections: dict[str, Any], stage: int, where: str) -> Literal["fp32", "bf16", "fp16"]:
+    on = [name for name in ("fp16", "bf16") if _enabled(sections, name, where)]
+    if len(on) == 2:
+        raise UserError(f"{where}: fp16 and bf16 are both enabled; enable one")
+    if on and stage == 0:
+        reason = {
+            "fp16": "DeepSpeed does not scale the loss there but divides gradients by the scale",
+            "bf16": "DeepSpeed makes one optimizer step too many there when it starts",
+        }[on[0]]
+        raise UserError(f"{where}: {on[0]} needs zero_optimization.stage 1, 2 or 3; {reason}")
+    if on == ["bf16"] and sections["bf16"].get("check_grad_overflow") is False:
+        raise UserError(
+            f"{where}: bf16.check_grad_overflow: must be true; it keeps non-finite gradients "
+            "from the weights"
+        )
+    for name in ("fp16", "bf16"):
+        if name not in on:
+            sections.pop(name, None)
+    return on[0] if on else "fp32"  # type: ignore[return-value]
+
+
+def _enabled(sections: Mapping[str, Any], name: str, where: str) -> bool:
+    values = sections.get(name, {})
+    _expect_object(values, f"{where}: {name}")
+    enabled = values.get("enabled", False)
+    if not isinstance(enabled, bool):
+        raise UserError(f"{where}: {name}.enabled: expected true or false, got {short(enabled)}")
+    return enabled
+
+
+def _trial(machine: Machine) -> Answer:
+    world = processes_now()  # DeepSpeed compares the batch with them
+    rows = (machine.micro_rows or 1) * world
+    return ask(machine.deepspeed_config(rows=rows, world=world, clip=1.0), machine.sections)
+
+
+def _ask_deepspeed(machine: Machine) -> None:
+    """Let DeepSpeed parse the file as it will later: what it does not ask for, it does not know."""
+    answer = _trial(machine)
+    if answer.problem:
+        culprit = "" if answer.named else _culprit(machine)
+        raise UserError(f"{machine.path}: {culprit}{answer.problem}")
+    for key in machine.sections:
+        if key not in answer.asked:
+            known = (answer.asked | {"palm_ds"}) - set(_OF_THE_RECIPE) - set(_NOT_WITH_US)
+            raise UserError(f"{machine.path}: {key}: unknown key{suggest(key, known)}")
+
+
+def _culprit(machine: Machine) -> str:
+    """The section without which DeepSpeed reads the file."""
+    for key in machine.sections:
+        rest = {k: v for k, v in machine.sections.items() if k != key}
+        if key != machine.precision and not _trial(replace(machine, sections=rest)).problem:
+            return f"{key}: "
+    return ""
+
+
+def _check_kinds(sections: Mapping[str, Any], where: str) -> None:
+    """DeepSpeed takes any value for its plain switches and numbers, and stumbles later."""
+    for key, value in sections.items():
+        if value is None or (isinstance(value, str) and key not in _TEXTS):
+            raise UserError(
+                f"{where}: {key}: expected a number, true, false or a section, got {short(value)}"
+            )

@@ -1,0 +1,1 @@
+"""What several fine-tuning tasks share. Modules of this folder are no tasks."""

@@ -1,0 +1,105 @@
+"""What stands in a table's column of labels: one class, several, or a number.
+
+Every function gives a value a row. Where a row has no label, or none that the task knows (a file to
+predict on may hold anything), that is -1 or NaN; with `strict` it is a mistake, said with the row's
+place.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from palm_ds.common.errors import UserError
+from palm_ds.data.table_source import TableSource
+from palm_ds.tasks.shared.text_task import ClassesTask, TextTask
+
+
+def classes(task: ClassesTask, source: TableSource, *, strict: bool = False) -> np.ndarray:
+    """(rows,) int64: the number of each row's class among `task.labels`."""
+    number = {name: i for i, name in enumerate(task.labels)}
+    found = np.full(len(source), -1, np.int64)
+    for item, value in enumerate(_column(task, source, strict)):
+        if strict:
+            one_value(value, task, source, item)
+            task.number(value, source, item)
+        found[item] = number.get(str(value), -1)
+    return found
+
+
+def class_sets(
+    task: ClassesTask, source: TableSource, separator: str, nothing: str, *, strict: bool = False
+) -> np.ndarray:
+    """(rows, classes) float32 of 0 and 1: which classes each row has, NaN all along where nothing
+    is known of it."""
+    number = {name: i for i, name in enumerate(task.labels)}
+    found = np.full((len(source), len(number)), np.nan, np.float32)
+    for item, value in enumerate(_column(task, source, strict)):
+        if strict and value is None:
+            one_value(value, task, source, item)
+        names = split_names(value, separator, nothing)
+        if strict:
+            for name in names:
+                task.number(name, source, item)
+        if value is not None and all(name in number for name in names):
+            found[item] = 0
+            found[item, [number[name] for name in names]] = 1
+    return found
+
+
+def split_names(value: Any, separator: str, nothing: str) -> list[str]:
+    """The names of the classes in one cell: a list, or a text with a separator between them.
+
+    >>> split_names("sport, politics", ",", "none")
+    ['sport', 'politics']
+    """
+    if value is None:
+        return []
+    names = value if isinstance(value, list) else str(value).split(separator)
+    stripped = [str(name).strip() for name in names]
+    return [name for name in stripped if name and name != nothing]
+
+
+def numbers(task: TextTask, source: TableSource, *, strict: bool = False) -> np.ndarray:
+    """(rows,) float64."""
+    found = np.full(len(source), np.nan)
+    for item, value in enumerate(_column(task, source, strict)):
+        if strict:
+            one_value(value, task, source, item)
+        found[item] = _number(value)
+        if strict and np.isnan(found[item]):
+            raise UserError(
+                f"{source.where(item)}: {task.label_column}: {value!r} is not a number; "
+                f"{task.where} wants one, such as 3.5"
+            )
+    return found
+
+
+def one_value(value: Any, task: TextTask, source: TableSource, item: int) -> None:
+    """Raises UserError where a row has no label, or several."""
+    if value is None or value == "":
+        raise UserError(f"{source.where(item)}: {task.label_column} is empty")
+    if isinstance(value, list):
+        raise UserError(
+            f"{source.where(item)}: {task.label_column}: {len(value)} labels, where {task.where} "
+            "wants one; several at once are for `kind: multi_label`"
+        )
+
+
+def _column(task: TextTask, source: TableSource, strict: bool) -> list[Any]:
+    if strict:
+        source.need(task.label_column, task.where)
+    if task.label_column not in source.columns:
+        return [None] * len(source)
+    return source.column(task.label_column)
+
+
+def _number(value: Any) -> float:
+    """NaN where it is no number, or one that is not finite."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return math.nan
+    return number if math.isfinite(number) else math.nan

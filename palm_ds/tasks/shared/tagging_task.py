@@ -1,0 +1,245 @@
+"""What tasks that tag words share: which words, which tags, where both come from.
+
+    tokens, tags      lists in a row
+    text_a, spans     a text that is cut into words or characters, and spans of its characters
+
+Tags are written in one scheme and may be trained in another (palm_ds/tasks/metrics/chunks.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from palm_ds.common.errors import UserError, suggest
+from palm_ds.data.table_source import UNITS, TableSource, Words, chinese_share
+from palm_ds.data.task import Task
+from palm_ds.tasks.metrics.chunks import Chunk, check_scheme, chunks, convert, tags_of
+from palm_ds.tasks.shared import tag_schemes as tagsets
+from palm_ds.tasks.shared.text_task import MOST_LABELS, TextTask
+
+SPANS = "spans"
+
+Tagged = TypeVar("Tagged", bound="TagsTask")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TagsTask(TextTask):
+    """A text task with a label for every word: a tag."""
+
+    label_column: str = "tags"
+    """The column of its tags; where there is no `tags`, `spans` are read."""
+    labels: tuple[str, ...] = ()
+    """The tags the head has; by default all that the scheme has for the types of the training rows,
+    type by type, O last."""
+    scheme: str = ""
+    """What the rows' tags are written in: BIO, IOB1, IOE1, IOE2, BIOES, IO, or `none` for tags that
+    are no chunks; by default as they are found to be. Predictions are written so too."""
+    trained_scheme: str = ""
+    """What it is trained in; by default the same."""
+    units: str = ""
+    """What a text without `tokens` is cut into: words or characters; by default characters where
+    the training texts are mostly Chinese."""
+
+    def __post_init__(self) -> None:
+        for key in ("scheme", "trained_scheme"):
+            if value := getattr(self, key):
+                try:
+                    tagsets.named(value)
+                except UserError as error:
+                    raise UserError(f"{self.where}.{key}: {error}") from None
+        if self.units and self.units not in UNITS:
+            raise UserError(f"{self.where}.units: {self.units!r}; one of {', '.join(UNITS)}")
+        if len(self.texts) > 1:
+            raise UserError(f"{self.where}.texts: {len(self.texts)} columns; it tags one text")
+        if len(set(self.labels)) < len(self.labels):
+            raise UserError(f"{self.where}.labels: a tag stands there twice")
+
+    # ---- columns ----
+
+    def columns_of(self, source: TableSource) -> tuple[str, ...]:
+        """The one column of its words."""
+        listed = "tokens" in source.columns and self.labelled_by(source) != SPANS
+        (column,) = self.texts or ("tokens" if listed else "text_a",)
+        source.need(column, self.where)
+        return (column,)
+
+    def labelled_by(self, source: TableSource) -> str:
+        """The column of its labels; nothing where there is none."""
+        if self.label_column in source.columns:
+            return self.label_column
+        return SPANS if self.label_column == "tags" and SPANS in source.columns else ""
+
+    def words(self, source: TableSource) -> Words:
+        """Those of all rows, encoded."""
+        return source.once(
+            f"words {self.name} {self.units}",
+            lambda: source.words(self.columns_of(source)[0], self.units or "words"),
+        )
+
+    @property
+    def written(self) -> str:
+        """The scheme of the rows and the predictions."""
+        return tagsets.named(self.scheme or "BIO")
+
+    @property
+    def trained(self) -> str:
+        """The scheme of the head's tags."""
+        return tagsets.named(self.trained_scheme or self.scheme or "BIO")
+
+    # ---- what is learned of the training rows ----
+
+    def settled(self: Tagged, source: TableSource) -> Tagged:
+        """With the scheme, the units and the tags of the training rows."""
+        task = replace(self, units=self.units or _usual_unit(source, self.columns_of(source)[0]))
+        if self.labelled_by(source) == SPANS:
+            types = {span["type"] for row in source.column(SPANS) for span in row or []}
+        else:
+            task, types = task._with_scheme(source)
+        task = replace(task, scheme=task.written, trained_scheme=task.trained)
+        if (scheme := task.trained) != tagsets.NONE:
+            try:
+                tagsets.check_tags(task.labels, scheme)
+            except UserError as error:
+                raise UserError(f"{self.where}.labels: {error}") from None
+        return task if task.labels else replace(task, labels=task._labels(types, source))
+
+    def _with_scheme(self: Tagged, source: TableSource) -> tuple[Tagged, set[str]]:
+        """With the scheme that the rows are written in; and their types."""
+        rows = [self._row(source, item) for item in range(len(source))]
+        scheme = self.scheme or ("" if tagsets.of_chunks(rows) else tagsets.NONE)
+        if tagsets.named(scheme or "BIO") == tagsets.NONE:
+            return replace(self, scheme=tagsets.NONE), {tag for row in rows for tag in row}
+        for item in range(len(source)):
+            self._check_tags(source, item, tagsets.named(scheme) if scheme else "")
+        task = replace(self, scheme=scheme or tagsets.found_scheme(rows))
+        return task, {chunk.type for row in rows for chunk in chunks(row)}
+
+    def like(self: Tagged, origin: Task) -> Tagged:
+        """With the tags, and the scheme, of the task whose head it shares; rows may be written in
+        another."""
+        super().like(origin)
+        assert isinstance(origin, TagsTask)
+        for key in ("labels", "trained_scheme"):
+            if getattr(self, key) not in ((), "", getattr(origin, key)):
+                raise UserError(
+                    f"{self.where}.{key}: not that of tasks.{origin.name}, whose head it shares"
+                )
+        return replace(self, labels=origin.labels, trained_scheme=origin.trained_scheme)
+
+    def _labels(self, types: set[str], source: TableSource) -> tuple[str, ...]:
+        if not types:
+            raise UserError(
+                f"{self.where}: {source.name} has no tag but O in column "
+                f"{self.labelled_by(source)!r}"
+            )
+        none = self.trained == tagsets.NONE
+        found = tuple(sorted(types)) if none else tagsets.labels_of(types, self.trained)
+        if len(found) > MOST_LABELS:
+            raise UserError(
+                f"{self.where}: {len(found)} different tags in column "
+                f"{self.labelled_by(source)!r} of {source.name}; is this the right column?"
+            )
+        return found
+
+    def about(self, source: Any) -> str:
+        """What of the labels cannot be learned as it stands."""
+        if self.labelled_by(source) == SPANS:
+            found = [self._chunks(source, item)[1:] for item in range(len(source))]
+            out, moved = (sum(each[i] for each in found) for i in (0, 1))
+            said = [f"{out:,} spans overlap a longer one and are not learned"] * (out > 0)
+            said += [f"{moved:,} spans that part a word are learned with all of it"] * (moved > 0)
+            return f"{self.name}: {'; '.join(said)}" if said else ""
+        if self.written == tagsets.NONE or not self.labelled_by(source):
+            return ""
+        every = source.column(self.labelled_by(source))
+        broken = [i for i, row in enumerate(every) if row and check_scheme(row, self.written)]
+        if not broken:
+            return ""
+        wrong = check_scheme(every[broken[0]], self.written)
+        assert wrong is not None
+        return (
+            f"{self.name}: {len(broken):,} rows break {self.written} and are read as conlleval "
+            f"does; the first: {source.where(broken[0])}, tag {wrong.position + 1}: {wrong.tag} "
+            f"for {wrong.right}"
+        )
+
+    # ---- labels ----
+
+    def check(self, source: TableSource, *, labelled: bool) -> None:
+        self.words(source)
+        if labelled:
+            if not self.labelled_by(source):
+                source.need(self.label_column, self.where)
+            for item in range(len(source)):
+                self._targets_of(source, item)
+
+    def targets(self, source: TableSource) -> np.ndarray:
+        """(words of all rows,) int64 tags; -1 in rows that have no labels it knows."""
+        return source.once(
+            f"tags {self.trained} {self.name} {self.labels}", lambda: self._targets(source)
+        )
+
+    def _targets(self, source: TableSource) -> np.ndarray:
+        words = self.words(source)
+        found = np.full(len(words.firsts), -1, np.int64)
+        for item in range(len(source) if self.labelled_by(source) else 0):
+            try:
+                found[words.of(item)] = self._targets_of(source, item)
+            except UserError:  # those who want all of them call `check`, which raises it
+                continue
+        return found
+
+    def _targets_of(self, source: TableSource, item: int) -> list[int]:
+        number = {label: i for i, label in enumerate(self.labels)}
+        expected = self.expected(source, item)
+        for place, tag in enumerate(expected, 1):
+            if tag not in number:
+                raise UserError(
+                    f"{source.where(item)}: {self.labelled_by(source)}, word {place}: no tag "
+                    f"{tag!r}{suggest(tag, self.labels)}; {self.where} knows "
+                    f"{', '.join(self.labels[:12])}{', ...' * (len(self.labels) > 12)}"
+                )
+        return [number[tag] for tag in expected]
+
+    def expected(self, source: TableSource, item: int) -> list[str]:
+        """A row's tags as the head knows them."""
+        column, words = self.labelled_by(source), self.words(source)
+        size = len(words.spans[words.of(item)])
+        if column == SPANS:
+            return tags_of(self._chunks(source, item)[0], size, self.trained)
+        row = self._row(source, item)
+        if len(row) != size:
+            raise UserError(f"{source.where(item)}: {len(row)} {column}, but {size} words")
+        if self.written == tagsets.NONE:
+            return row
+        self._check_tags(source, item, self.written)
+        return convert(row, self.trained)
+
+    def _row(self, source: TableSource, item: int) -> list[str]:
+        """A row's tags as they stand in the table."""
+        if not (column := self.labelled_by(source)):
+            source.need(self.label_column, self.where)
+        row = source.column(column)[item]
+        if not isinstance(row, list):
+            got = "nothing" if row is None else repr(row)
+            raise UserError(f"{source.where(item)}: {column}: expected a list of tags, got {got}")
+        return row
+
+    def _check_tags(self, source: TableSource, item: int, scheme: str) -> None:
+        try:
+            tagsets.check_tags(self._row(source, item), scheme)
+        except UserError as error:
+            where = f"{source.where(item)}: {self.labelled_by(source)}"
+            raise UserError(f"{where}: {error}") from None
+
+    def _chunks(self, source: TableSource, item: int) -> tuple[list[Chunk], int, int]:
+        words = self.words(source)
+        row = source.column(SPANS)[item] or []
+        return tagsets.chunks_of_spans(row, words.spans[words.of(item)])
+
+
+def _usual_unit(source: TableSource, column: str) -> str:
+    return "characters" if chinese_share(source.column(column)) > 0.5 else "words"

@@ -1,0 +1,1 @@
+"""Strings to tokens: tokenizers, words, sentences, phrases."""

@@ -1,0 +1,74 @@
+"""Headings that a text shows by its layout alone: short lines that stand between paragraphs.
+
+A block is what empty lines separate, or a line in a text that has no empty lines. It is taken for
+a heading if it is one line of a dozen words (25 Chinese characters) at most, begins with a letter,
+a number or Markdown's #, and does not end like a sentence or a list's introduction; and if prose
+follows it, and before it stands the end of a sentence, another heading, or nothing. So the lines
+of a list, a poem or a list of names are none: few texts are marked, and those surely.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from palm_ds.text.sentence_splitter import is_wrapped
+from palm_ds.text.tokenizer import CHINESE
+
+MOST_WORDS = 12
+MOST_CHINESE = 25  # characters
+MOST_CHARACTERS = 100
+PROSE = 60  # columns, a Chinese character being two: a heading is followed by more than that
+
+_BLOCKS = re.compile(r"\S(?:[^\n]|\n(?![^\S\n]*\n))*")
+_LINES = re.compile(r"\S[^\n]*")
+_BLANK = re.compile(r"\n[^\S\n]*\n")
+_HAN = re.compile(f"[{CHINESE}]")
+_BEGINS = re.compile(r"(?:#{1,6} |§+ ?|[(（《【])?[^\W_]")
+_ENDED = re.compile(r"[.!?。！？…⋯][\"'”’)\]}»›」』】）》〉]*$")
+_LAST = re.compile(r"[\w)\]>）》】」』]$")
+_INNER = re.compile(r"\w{3}[.!?][\"'”’´)]*\s|[;$=\\@]|https?:|www\.")  # a sentence ends, or worse
+_CHINESE_INNER = re.compile("[，；：。！？$=@]")
+
+
+def find_headings(text: str, start: int = 0) -> list[tuple[int, int]]:
+    """(first, one past the last) character of each heading in text[start:], left to right."""
+    blocks = list(_blocks(text, start))
+    found: list[tuple[int, int]] = []
+    before_run = True  # what stands before the block, or before the heading before it, is ended
+    for i, (first, last) in enumerate(blocks[:-1]):
+        block = text[first:last]
+        follows = text[slice(*blocks[i + 1])]
+        if before_run and _may_be(block):
+            if _is_prose(follows):
+                found.append((first, last))
+            elif _may_be(follows) and _is_prose(text[slice(*(blocks[i + 2 :] or [(0, 0)])[0])]):
+                found += [(first, last), blocks[i + 1]]  # another heading, and prose under that
+            before_run = False
+        else:
+            before_run = bool(_ENDED.search(block))
+    return found
+
+
+def _blocks(text: str, start: int) -> Iterator[tuple[int, int]]:
+    body = text[start:]
+    by_line = not _BLANK.search(body) and not is_wrapped(body)
+    for match in (_LINES if by_line else _BLOCKS).finditer(text, start):
+        yield match.start(), match.start() + len(match.group().rstrip())
+
+
+def _may_be(block: str) -> bool:
+    """Whether the block could be a heading, if it stands in the right place."""
+    if len(block) > MOST_CHARACTERS or "\n" in block or block[0].islower():
+        return False
+    if not _BEGINS.match(block) or not _LAST.search(block) or _ENDED.search(block):
+        return False
+    if _HAN.search(block):
+        return 2 <= len(block) <= MOST_CHINESE and not _CHINESE_INNER.search(block)
+    return len(block.split()) <= MOST_WORDS and not _INNER.search(block)
+
+
+def _is_prose(block: str) -> bool:
+    """Whether the block is a text that a heading can stand over."""
+    columns = len(block) + len(_HAN.findall(block[:PROSE]))
+    return columns >= PROSE and bool(_ENDED.search(block) or block.endswith((":", "：")))

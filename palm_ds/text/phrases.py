@@ -1,0 +1,224 @@
+"""Phrases and entities: what knowledge masking masks whole.
+
+    Lexicon        the user's own lists, longest match
+    Collocations   pairs of words that the corpus joins more often than chance, in chains
+    capital_runs   English names: capitalised words, not a sentence's first alone
+
+Spans are (n, 2) arrays: first and one past the last of the words, or characters where said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from palm_ds.common.errors import UserError
+from palm_ds.text.word_features import (
+    ALL_CAPITALS,
+    BEFORE_NUMBER,
+    CAPITAL,
+    CLOSER,
+    CONNECTOR,
+    END,
+    HAN,
+    INITIAL,
+    LETTER,
+    OPENER,
+    PERIOD,
+    PRONOUN_I,
+    SPACE,
+    STARTER,
+    TITLE,
+    is_han,
+)
+from palm_ds.text.words import split_words
+
+LONGEST_NAME = 8  # words; a longer run of capitals is a heading
+LONGEST_CHAIN = 5  # words of chained collocations
+
+
+def atoms_of(word: str) -> list[tuple[str, int]]:
+    """What lexicons are matched by, with its first character: each Chinese character (so that an
+    entry matches whatever the segmenter did), and any other word in lower case."""
+    core = word.lstrip()
+    lead = len(word) - len(core)
+    if core and is_han(core[0]):
+        return [(c, lead + i if i else 0) for i, c in enumerate(core)]
+    return [(core.lower(), 0)] if core else []
+
+
+class Lexicon:
+    """A trie over atoms, walked from every place of a document at once.
+
+    English matches in any case; an entry with capitals given with `exact` matches only as written
+    (the entity "US" is not the word "us").
+    """
+
+    def __init__(self, entries: Iterable[str], *, exact: bool = False) -> None:
+        self.numbers: dict[str, int] = {}  # atom -> number from 1; 0: in no entry
+        self._exact: set[str] = set()
+        self._any_case: set[str] = set()
+        edges: dict[tuple[int, int], int] = {}
+        final: set[int] = set()
+        for entry in entries:
+            atoms = [atom for word in split_words(entry) for atom, _ in atoms_of(word)]
+            cased = exact and entry != entry.lower()
+            (self._exact if cased else self._any_case).add(_key(entry, cased))
+            state = 0
+            for atom in atoms:
+                number = self.numbers.setdefault(atom, len(self.numbers) + 1)
+                state = edges.setdefault((state, number), len(edges) + 1)
+            final.add(state)
+        self._freeze(edges, final)
+
+    def _freeze(self, edges: dict[tuple[int, int], int], final: set[int]) -> None:
+        width = len(self.numbers) + 1
+        pairs = sorted((state * width + number, to) for (state, number), to in edges.items())
+        self._width = width
+        self._keys = np.array([k for k, _ in pairs], np.int64)
+        self._to = np.array([to for _, to in pairs], np.int64)
+        self._final = np.zeros(len(edges) + 1, bool)
+        self._final[list(final)] = True
+
+    def match(self, atoms: np.ndarray, barriers: np.ndarray) -> np.ndarray:
+        """(atoms,) length of the longest entry that begins at each atom, 0 for none. No entry
+        runs over a barrier: `barriers` (atoms,) bool, true where a sentence begins."""
+        longest = np.zeros(len(atoms), np.int64)
+        if not len(self._keys):
+            return longest
+        at = np.flatnonzero(atoms)
+        state = np.zeros(len(at), np.int64)
+        depth = 0
+        while len(at):
+            key = state * self._width + atoms[at + depth]
+            where = np.minimum(np.searchsorted(self._keys, key), len(self._keys) - 1)
+            found = self._keys[where] == key
+            at, state = at[found], self._to[where[found]]
+            depth += 1
+            longest[at[self._final[state]]] = depth
+            on = at + depth < len(atoms)
+            at, state = at[on], state[on]
+            on = ~barriers[at + depth] & (atoms[at + depth] != 0)
+            at, state = at[on], state[on]
+        return longest
+
+    def spans(
+        self, text: str, atoms: np.ndarray, begins: np.ndarray, barriers: np.ndarray
+    ) -> np.ndarray:
+        """(n, 2) characters of the entries found, left to right, none overlapping. `begins`:
+        (atoms + 1,) the character at which each atom begins, and the text's length."""
+        longest = self.match(atoms, barriers)
+        out, free = [], 0
+        for at in np.flatnonzero(longest).tolist():
+            if at < free:
+                continue
+            start, end = int(begins[at]), int(begins[at + longest[at]])
+            if self._holds(text[start:end]):
+                out.append((start, end))
+                free = at + int(longest[at])
+        return np.array(out, np.int64).reshape(-1, 2)
+
+    def _holds(self, found: str) -> bool:
+        return _key(found, True) in self._exact or _key(found, False) in self._any_case
+
+
+def _key(text: str, cased: bool) -> str:
+    joined = "".join(text.split())
+    return joined if cased else joined.lower()
+
+
+def read_lexicon(file: str | Path) -> list[str]:
+    """One entry a line; a tab and what follows it are left out."""
+    file = Path(file)
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise UserError(f"lexicon {file}: cannot be read: {error.strerror}") from None
+    entries = []
+    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+        try:
+            entry = line.decode("utf-8").partition("\t")[0].strip()
+        except UnicodeDecodeError:
+            raise UserError(f"lexicon {file}: line {number}: not UTF-8 text") from None
+        if entry:
+            entries.append(entry)
+    if not entries:
+        raise UserError(f"lexicon {file}: has no entries; give one a line")
+    return entries
+
+
+class Collocations:
+    """Pairs of words that go together, as the miner found them; pairs chain into phrases."""
+
+    def __init__(self, pairs: Sequence[tuple[str, str]]) -> None:
+        words = sorted({word for pair in pairs for word in pair})
+        self.numbers = {word: i for i, word in enumerate(words, 1)}
+        self._width = len(words) + 1
+        keys = (self.numbers[a] * self._width + self.numbers[b] for a, b in pairs)
+        self._keys = np.unique(np.fromiter(keys, np.int64))
+
+    def spans(self, numbers: np.ndarray, barriers: np.ndarray) -> np.ndarray:
+        """(n, 2) words: chains of pairs, cut at LONGEST_CHAIN and at the `barriers`."""
+        if not len(self._keys) or len(numbers) < 2:
+            return np.zeros((0, 2), np.int64)
+        candidates = np.flatnonzero((numbers[:-1] > 0) & (numbers[1:] > 0) & ~barriers[1:])
+        key = numbers[candidates] * self._width + numbers[candidates + 1]
+        where = np.minimum(np.searchsorted(self._keys, key), len(self._keys) - 1)
+        links = candidates[self._keys[where] == key]  # word i goes with word i + 1
+        if not len(links):
+            return np.zeros((0, 2), np.int64)
+        new = np.append(True, np.diff(links) != 1)
+        first = links[np.maximum.accumulate(np.where(new, np.arange(len(links)), 0))]
+        keep = (links - first) % LONGEST_CHAIN != LONGEST_CHAIN - 1  # a chain's sixth word is cut
+        links, first = links[keep], first[keep]
+        block = first + (links - first) // LONGEST_CHAIN * LONGEST_CHAIN
+        begins = np.append(True, (np.diff(links) != 1) | (np.diff(block) != 0))
+        heads = np.flatnonzero(begins)
+        tails = np.append(heads[1:], len(links)) - 1
+        return np.stack([links[heads], links[tails] + 2], axis=1)
+
+
+def capital_runs(flags: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """(n, 2) words: runs of capitalised words, with what joins them (of, van, an initial's full
+    stop). A run of a sentence's first word alone is not one: any word is capitalised there."""
+    capital = ((flags & CAPITAL) != 0) & ((flags & (PRONOUN_I | HAN | BEFORE_NUMBER)) == 0)
+    before = np.append(0, flags[:-1])
+    opening = starts | ((before & (OPENER | END | CLOSER)) != 0)
+    capital &= ~(opening & ((flags & STARTER) != 0))
+    capital &= ~_in_headings(flags, starts)
+    inside = _joined(flags, capital, starts)
+    run = capital | inside
+    heads = np.flatnonzero(run & ~(np.append(False, run[:-1]) & ~starts))
+    ends = np.flatnonzero(run & ~np.append(run[1:] & ~starts[1:], False)) + 1
+    length = ends - heads
+    keep = (length > 1) | ~opening[heads]
+    keep &= length <= LONGEST_NAME
+    keep &= ~((length == 1) & ((flags[heads] & (INITIAL | TITLE)) != 0))
+    return np.stack([heads[keep], ends[keep]], axis=1)
+
+
+def _in_headings(flags: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """(words,) bool: in a sentence of three words or more that is all in capitals."""
+    sentence = np.cumsum(starts) - 1
+    letters = (flags & LETTER) != 0
+    capitals = letters & ((flags & ALL_CAPITALS) != 0)
+    words = np.bincount(sentence, letters)
+    heading = (np.bincount(sentence, capitals) == words) & (words > 2)
+    return heading[sentence]
+
+
+def _joined(flags: np.ndarray, capital: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """(words,) bool: stands between two capitalised words of one name."""
+    after = np.append(capital[1:], False) & np.append(~starts[1:], False)
+    previous = np.append(False, capital[:-1]) & ~starts
+    connector = (flags & CONNECTOR) != 0
+    short = np.append(0, flags[:-1]) & (INITIAL | TITLE)
+    stop = ((flags & PERIOD) != 0) & (short != 0) & ((flags & SPACE) == 0)
+    single = (connector | stop) & previous & after & ~capital
+    # two connectors in a row: Bank of the West
+    left = connector & previous & ~capital
+    right = connector & after & ~capital & ~starts
+    pair = left & np.append(right[1:], False)
+    return single | pair | np.append(False, pair[:-1])

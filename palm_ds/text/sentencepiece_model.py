@@ -1,0 +1,161 @@
+"""A SentencePiece model, unigram or BPE, as a compiled tokenizer of the `tokenizers` library.
+
+spiece.model              ──> backend, ids as in the model
+spiece.model + vocab.txt  ──> backend, ids as in vocab.txt (ERNIE lists its pieces that way)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from palm_ds.common.errors import UserError
+
+WORD_START = "▁"
+_UNIGRAM, _BPE = 1, 2  # kinds of model
+_UNKNOWN, _CONTROL, _UNUSED = 2, 3, 5  # kinds of piece that no text becomes
+_MASKS = ("[MASK]", "<mask>")
+_SPLITTER = "dict.wordseg.pickle"  # ERNIE tiny's words, which its texts are split into first
+
+
+def lists_pieces(tokens: Sequence[str]) -> bool:
+    """Whether a vocab.txt lists SentencePiece's pieces, not WordPiece's."""
+    begins = sum(len(token) > 1 and token.startswith(WORD_START) for token in tokens)
+    return begins > sum(len(token) > 2 and token.startswith("##") for token in tokens)
+
+
+def find_model(vocabulary: Path) -> Path:
+    """The SentencePiece model of a vocab.txt that lists its pieces, beside it or in `subword/`."""
+    for folder in (vocabulary.parent, vocabulary.parent / "subword"):
+        if (folder / _SPLITTER).is_file():
+            raise UserError(
+                f"tokenizer {vocabulary}: ERNIE tiny splits texts into the words of {_SPLITTER} "
+                "first, which is not supported; separate the words of your texts by spaces and "
+                "remove that file"
+            )
+        found = sorted(folder.glob("*.model"))
+        if len(found) > 1:
+            names = ", ".join(file.name for file in found)
+            raise UserError(f"tokenizer {vocabulary}: several models beside it ({names}); keep one")
+        if found:
+            return found[0]
+    raise UserError(
+        f"tokenizer {vocabulary}: lists SentencePiece pieces ({WORD_START}...), but the model that "
+        "splits texts into them is missing; put the .model file beside it"
+    )
+
+
+def compile_model(model: bytes, *, origin: str, single: str = "") -> Backend:
+    """The tokenizer of a model, with its ids. `single`: characters, as inside a regular
+    expression's [...], that are a token each."""
+    proto = _parse(model, origin)
+    # Nine digits are all of a float32, and few enough to come back from JSON as they were.
+    pieces = [(p.piece, float(f"{p.score:.9g}")) for p in proto.pieces]
+    unknown = next((p.piece for p in proto.pieces if p.type == _UNKNOWN), None)
+    if unknown is None:
+        raise UserError(f"tokenizer {origin}: the model has no unknown piece")
+    special = [p.piece for p in proto.pieces if p.type in (_UNKNOWN, _CONTROL)]
+    special += [p.piece for p in proto.pieces if p.piece in _MASKS and p.type != _CONTROL]
+    return _backend(proto, pieces, unknown, special, origin=origin, single=single)
+
+
+def compile_listed(
+    model: bytes,
+    tokens: Sequence[str],
+    *,
+    origin: str,
+    unknown: str,
+    special: Sequence[str],
+    lower: bool,
+) -> Backend:
+    """The tokenizer of a model whose pieces have the ids of a vocab.txt: `tokens`, by line."""
+    proto = _parse(model, origin)
+    scores = {p.piece: float(f"{p.score:.9g}") for p in proto.pieces}
+    without = (_UNKNOWN, _CONTROL, _UNUSED)
+    missing = {p.piece for p in proto.pieces if p.type not in without} - set(tokens)
+    if missing:
+        raise UserError(
+            f"tokenizer {origin}: {len(missing):,} pieces of the SentencePiece model beside it are "
+            f"not listed, such as {min(missing)!r}; it is another vocabulary's model"
+        )
+    least = min(scores.values())
+    pieces = [(token, scores.get(token, least)) for token in tokens]
+    return _backend(proto, pieces, unknown, special, origin=origin, lower=lower)
+
+
+def _backend(
+    proto,
+    pieces: Sequence[tuple[str, float]],
+    unknown: str,
+    special: Sequence[str],
+    *,
+    origin: str,
+    single: str = "",
+    lower: bool = False,
+) -> Backend:
+    backend = Backend(_model(proto, pieces, unknown, origin))
+    backend.normalizer = _normalizer(proto.normalizer_spec, lower)
+    scheme = "always" if proto.normalizer_spec.add_dummy_prefix else "never"
+    metaspace = pre_tokenizers.Metaspace(replacement=WORD_START, prepend_scheme=scheme)
+    backend.pre_tokenizer = _split_single(metaspace, single) if single else metaspace
+    backend.decoder = decoders.Metaspace(replacement=WORD_START, prepend_scheme=scheme)
+    backend.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
+    return backend
+
+
+def _parse(model: bytes, origin: str):
+    from sentencepiece import sentencepiece_model_pb2 as schema
+
+    proto = schema.ModelProto()  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        proto.ParseFromString(model)
+    except Exception as error:  # protobuf's DecodeError has no stable home
+        raise UserError(f"tokenizer {origin}: not a SentencePiece model: {error}") from None
+    if not proto.pieces:
+        raise UserError(f"tokenizer {origin}: not a SentencePiece model: it has no pieces")
+    return proto
+
+
+def _model(proto, pieces: Sequence[tuple[str, float]], unknown: str, origin: str) -> models.Model:
+    known = {piece: i for i, (piece, _) in enumerate(pieces)}
+    kind, fallback = proto.trainer_spec.model_type, proto.trainer_spec.byte_fallback
+    if kind == _UNIGRAM:
+        return models.Unigram(list(pieces), known[unknown], fallback)
+    if kind == _BPE:
+        merges = _merges([p.piece for p in proto.pieces])
+        return models.BPE(known, merges, unk_token=unknown, fuse_unk=True, byte_fallback=fallback)
+    raise UserError(f"tokenizer {origin}: SentencePiece kind {kind}; unigram and BPE are known")
+
+
+def _merges(pieces: Sequence[str]) -> list[tuple[str, str]]:
+    """SentencePiece merges whichever pair makes the piece of the lowest id."""
+    rank = {piece: i for i, piece in enumerate(pieces)}
+    merges = []
+    for piece in pieces:
+        pairs = [(piece[:i], piece[i:]) for i in range(1, len(piece))]
+        pairs = [(a, b) for a, b in pairs if a in rank and b in rank]
+        merges += sorted(pairs, key=lambda pair: (rank[pair[0]], rank[pair[1]]))
+    return merges
+
+
+def _normalizer(spec, lower: bool) -> normalizers.Normalizer:
+    steps: list[normalizers.Normalizer] = [normalizers.Lowercase()] if lower else []
+    if spec.precompiled_charsmap:
+        steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
+    if spec.remove_extra_whitespaces:
+        steps.append(normalizers.Strip(left=True, right=True))
+        steps.append(normalizers.Replace(Regex(" {2,}"), " "))
+    return normalizers.Sequence(steps)
+
+
+def _split_single(metaspace: pre_tokenizers.Metaspace, single: str) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence(
+        [
+            metaspace,
+            pre_tokenizers.Split(Regex(f"{WORD_START}(?=[{single}])"), "removed"),
+            pre_tokenizers.Split(Regex(f"[{single}]"), "isolated"),
+        ]
+    )

@@ -1,0 +1,150 @@
+"""Trains a tokenizer on texts, always to the same bytes from the same texts.
+
+The WordPiece trainer of the `tokenizers` library numbers its "##" letters in the order of a hash
+table that changes from process to process, and breaks ties by these numbers. Here the words are
+counted first and their inner letters are written as letters of their own (from a private plane of
+Unicode); the plain BPE trainer, which sorts its alphabet, then gives the same merges every time.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, normalizers, pre_tokenizers, trainers
+
+from palm_ds.common.errors import UserError, suggest
+from palm_ds.text.tokenizer import CHINESE, SPECIALS, Tokenizer, sentencepiece, wordpiece
+from palm_ds.text.words import split_words
+
+KINDS = ("wordpiece", "sentencepiece")
+_PRIVATE = 0xF0000  # inner letters are written from here on
+_LEAST = 2  # times a word or letter must be met
+_FEED = 1 << 16  # characters given to the trainer at once
+_LONGEST_LINE = 2000  # characters; SentencePiece leaves out lines over about 4,000 bytes
+_LONGEST_WORD = 50  # characters
+
+
+def train_tokenizer(
+    texts: Iterable[str], *, kind: str, vocab_size: int, lower: bool = True
+) -> Tokenizer:
+    """A WordPiece or SentencePiece (unigram) tokenizer of at most `vocab_size` tokens, with one
+    Chinese character a token."""
+    if kind not in KINDS:
+        raise UserError(f"--train {kind!r}: unknown{suggest(kind, KINDS)}")
+    if vocab_size < 100:
+        raise UserError(f"--vocab_size {vocab_size}: must be at least 100")
+    if kind == "wordpiece":
+        return _train_wordpiece(texts, vocab_size, lower)
+    return _train_sentencepiece(texts, vocab_size, lower)
+
+
+def _train_wordpiece(texts: Iterable[str], vocab_size: int, lower: bool) -> Tokenizer:
+    counts = _count_words(texts, lower)
+    letters = _alphabet(counts, (vocab_size - len(SPECIALS)) * 3 // 4)
+    inner = {letter: chr(_PRIVATE + i) for i, letter in enumerate(sorted(letters))}
+    outer = {private: letter for letter, private in inner.items()}
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(SPECIALS), min_frequency=_LEAST, show_progress=False
+    )
+    backend.train_from_iterator(_feed(counts, inner), trainer)
+    known = sorted(backend.get_vocab().items(), key=lambda entry: entry[1])
+    tokens = [
+        ("##" if token[0] in outer else "") + "".join(outer.get(c, c) for c in token)
+        for token, _ in known
+    ]
+    specials = [token for token in SPECIALS if token not in tokens]
+    return wordpiece([*specials, *tokens][:vocab_size], lower=lower)
+
+
+def _count_words(texts: Iterable[str], lower: bool) -> Counter[str]:
+    """How often each word occurs, as BERT cuts and normalises them."""
+    raw: Counter[str] = Counter()
+    for text in texts:
+        raw.update(split_words(text))
+    normalize = normalizers.BertNormalizer(lowercase=lower).normalize_str
+    split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
+    counts: Counter[str] = Counter()
+    for word, n in raw.items():
+        for piece, _ in split(normalize(word)):
+            counts[piece] += n
+    if not counts:
+        raise UserError("no words to train a tokenizer on")
+    return counts
+
+
+def _alphabet(counts: Counter[str], most: int) -> set[str]:
+    """The letters met often enough, at most so many, the most frequent first."""
+    letters: Counter[str] = Counter()
+    for word, n in counts.items():
+        for letter in word:
+            letters[letter] += n
+    ranked = sorted(letters.items(), key=lambda entry: (-entry[1], entry[0]))
+    private = range(_PRIVATE, 0x110000)
+    kept = [c for c, n in ranked if n >= _LEAST and ord(c) not in private]
+    return set(kept[:most])
+
+
+def _feed(counts: Counter[str], inner: dict[str, str]) -> Iterator[str]:
+    """Every word as often as it was met, its inner letters written from the private plane."""
+    for word in sorted(counts):
+        if counts[word] < _LEAST or len(word) > _LONGEST_WORD or not all(c in inner for c in word):
+            continue
+        written = word[0] + "".join(inner[c] for c in word[1:]) + " "
+        at_once = max(1, _FEED // len(written))
+        for done in range(0, counts[word], at_once):
+            yield written * min(at_once, counts[word] - done)
+
+
+def _train_sentencepiece(texts: Iterable[str], vocab_size: int, lower: bool) -> Tokenizer:
+    import sentencepiece as spm
+
+    model = io.BytesIO()
+    pad, unk, cls, sep, mask = SPECIALS
+    try:
+        spm.SentencePieceTrainer.train(  # pyright: ignore[reportAttributeAccessIssue]
+            sentence_iterator=_lines(texts),
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=vocab_size,
+            hard_vocab_limit=False,
+            character_coverage=0.9998,
+            normalization_rule_name="nmt_nfkc_cf" if lower else "nmt_nfkc",
+            pretokenization_delimiter=_DELIMITER,
+            max_sentence_length=5 * _LONGEST_LINE,
+            num_threads=4,  # the same sums in the same order, whatever the machine
+            pad_id=0,
+            unk_id=1,
+            bos_id=2,
+            eos_id=3,
+            pad_piece=pad,
+            unk_piece=unk,
+            bos_piece=cls,
+            eos_piece=sep,
+            control_symbols=[mask],
+            minloglevel=2,
+        )
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise UserError(f"--train sentencepiece, --vocab_size {vocab_size}: {reason}") from None
+    return sentencepiece(model.getvalue(), origin="trained", chinese=True)
+
+
+_DELIMITER = "\u2063"  # an invisible separator: no piece crosses it
+
+
+def _lines(texts: Iterable[str]) -> Iterator[str]:
+    """Lines of a length that the trainer takes, Chinese characters kept apart."""
+    import re
+
+    han = re.compile(f"([{CHINESE}])")
+    for text in texts:
+        for line in text.replace(_DELIMITER, "").replace("\0", "").split("\n"):
+            for start in range(0, len(line), _LONGEST_LINE):
+                piece = line[start : start + _LONGEST_LINE].strip()
+                if piece:
+                    yield han.sub(f"{_DELIMITER}\\1{_DELIMITER}", piece)

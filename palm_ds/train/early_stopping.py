@@ -1,0 +1,103 @@
+"""Which evaluation of a run was the best, and whether to go on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from palm_ds.common.errors import UserError, suggest
+from palm_ds.data.task import Task
+from palm_ds.train.evaluate import Score
+from palm_ds.train.recipe import EvaluateSettings
+
+
+@dataclass
+class Best:
+    """`value` at `step`, and how many evaluations there have been since."""
+
+    settings: EvaluateSettings
+    tasks: Mapping[str, Task]
+    value: float = -math.inf
+    step: int = -1
+    since: int = 0
+
+    def __post_init__(self) -> None:
+        name = self.settings.best.partition(".")[0]
+        if self.settings.best and name != "mean" and name not in self.tasks:
+            raise UserError(
+                f"evaluate.best: {self.settings.best!r} is neither `mean` nor `task.metric` of a "
+                f"task{suggest(name, self.tasks)}"
+            )
+
+    def check(self, scored: Collection[str]) -> None:
+        """Raises UserError where the tasks that there are rows to evaluate on cannot decide it."""
+        name = self.settings.best.partition(".")[0]
+        if name == "mean" and not any(not self.tasks[task].auxiliary for task in scored):
+            raise UserError(
+                "evaluate.best: no task that is not auxiliary has rows to evaluate on; give a "
+                "source `validation`, or set held_out"
+            )
+        if name and name != "mean" and name not in scored:
+            raise UserError(
+                f"evaluate.best: nothing to evaluate {name!r} on; give its source `validation`, or "
+                "set held_out"
+            )
+
+    @property
+    def named(self) -> str:
+        """The task whose metric is named: whether it has it is known when it was scored."""
+        name, _, metric = self.settings.best.partition(".")
+        return name if metric else ""
+
+    def __str__(self) -> str:
+        return f"{self.settings.best} {abs(self.value):.4f}"  # a loss counts as its negative
+
+    @property
+    def wanted(self) -> bool:
+        return bool(self.settings.best)
+
+    @property
+    def exhausted(self) -> bool:
+        """There has been nothing better for as long as patience lasts."""
+        return bool(self.settings.patience) and self.since >= self.settings.patience
+
+    def see(self, step: int, scores: Mapping[str, Score]) -> bool:
+        """Whether these are the best so far; of equals the first is."""
+        value = self._value(scores)
+        if math.isfinite(value) and value > self.value:
+            self.value, self.step, self.since = value, step, 0
+            return True
+        self.since += 1
+        return False
+
+    def _value(self, scores: Mapping[str, Score]) -> float:
+        if self.settings.best == "mean":
+            targets = [s.value for t, s in scores.items() if not self.tasks[t].auxiliary]
+            return sum(targets) / len(targets) if targets else math.nan
+        self.check(scores)
+        name, _, metric = self.settings.best.partition(".")
+        return self.metric(scores[name]) if metric else scores[name].value
+
+    def metric(self, score: Score) -> float:
+        """The one that is named. Raises UserError where the task has it not."""
+        name, _, metric = self.settings.best.partition(".")
+        known = {**score.metrics, "accuracy": score.accuracy, "loss": -score.loss}
+        if metric not in known:
+            known_names = ", ".join(known)
+            near = suggest(metric, known)
+            raise UserError(f"evaluate.best: {name} has no {metric!r}{near}; it has {known_names}")
+        return known[metric]
+
+    def record(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        value = self.value if math.isfinite(self.value) else None
+        return {"value": value, "step": self.step, "since": self.since}
+
+    def restore(self, record: Mapping[str, Any]) -> None:
+        """As it was when the checkpoint was saved."""
+        if record:
+            value = record["value"]
+            self.value = -math.inf if value is None else value
+            self.step, self.since = record["step"], record["since"]

@@ -1,0 +1,160 @@
+"""One more task or corpus for a run that exists (ERNIE 2.0, section 3.1).
+
+A new run folder begins with the weights *and* the optimizer state of the old one: what both models
+have goes on as it was, new heads and new rows of the task embedding begin afresh, and the feeds of
+both go on where the old run stopped reading. Steps are counted from 0, in a plan of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from palm_ds.common.errors import UserError
+from palm_ds.model.config import BackboneConfig
+from palm_ds.model.multi_task_model import Model
+from palm_ds.runtime import checkpoint
+from palm_ds.runtime.checkpoint import Found
+from palm_ds.runtime.sharded_state import Grown, Stored
+from palm_ds.train.recipe import differences
+
+_TASK_TABLE = "backbone.task.weight"
+_FREE = ("task_slots", "dropout", "attention_dropout", "init_range")
+"""What may change in an encoder that is extended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lineage:
+    """What a run's weights are of; its checkpoints remember it for the runs that extend it."""
+
+    backbone: BackboneConfig
+    task_ids: Mapping[str, int]
+    tokenizer: str
+    """Fingerprint of the tokenizer."""
+    token_heads: tuple[str, ...] = ()
+    """As in weights.json: the heads of classes that read tokens."""
+    optimizer: str = "adamw"
+    """The recipe's `optimizer.kind`."""
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Of all parameters, where the encoder is a class of one's own."""
+
+    def record(self) -> dict[str, Any]:
+        plain = {
+            "backbone": asdict(self.backbone),
+            "task_ids": dict(self.task_ids),
+            "tokenizer": self.tokenizer,
+            "token_heads": self.token_heads,
+            "optimizer": self.optimizer,
+            "shapes": dict(self.shapes),
+        }
+        return json.loads(json.dumps(plain))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inheritance:
+    """What a new run takes over from an old one."""
+
+    found: Found
+    grown: Mapping[str, Grown]
+    fresh: tuple[str, ...]
+    """Parameters that the old run had not."""
+    left: tuple[str, ...]
+    """Parameters of the old run that have no place in the new one."""
+    consumed: Mapping[str, int]
+    """Examples of each feed that the old run has read."""
+
+    @property
+    def steps(self) -> dict[str, int]:
+        """How many updates each inherited parameter has had."""
+        return {n: k for n, k in self.found.parameters.items() if n not in self.left}
+
+    def lines(self) -> list[str]:
+        """For a person."""
+        lines = [f"extends {self.found.path.parent.parent}, as it was after step {self.found.step}"]
+        if self.fresh:
+            lines.append(f"extends: begun afresh: {', '.join(self.fresh)}")
+        if self.left:
+            lines.append(f"extends: left behind: {', '.join(self.left)}")
+        goes_on = [f"{feed} from {n:,}" for feed, n in self.consumed.items() if n]
+        return [*lines, f"extends: reading goes on: {'; '.join(goes_on) or 'nowhere'}"]
+
+
+def inherit(
+    old: Path,
+    model: Model,
+    lineage: Lineage,
+    feeds: Iterable[str],
+    *,
+    group: checkpoint.Group,
+    warn: Callable[[str], None],
+) -> Inheritance:
+    """What `model` takes over from the run folder `old`: its newest good checkpoint. All processes
+    take part. Raises UserError where the two do not fit."""
+    found = checkpoint.find(old / "checkpoints", group=group, warn=warn)
+    if found is None:
+        raise UserError(f"extend: {old}: no checkpoint in {old / 'checkpoints'}; name a run folder")
+    before = found.state["lineage"]
+    _check(old, before, lineage)
+    stored = Stored(found.files)
+    parameters = dict(model.named_parameters())
+    fresh = tuple(name for name in parameters if name not in stored)
+    grown = _grown(before["task_ids"], lineage.task_ids, parameters, stored)
+    for name, parameter in parameters.items():
+        if name not in fresh and name not in grown and stored.size(name) != parameter.numel():
+            raise UserError(
+                f"extend: {old}: {name} has {stored.size(name):,} values there, and "
+                f"{parameter.numel():,} here; a task of the same name must have the same classes"
+            )
+    read = found.state["consumed"]
+    return Inheritance(
+        found=found,
+        grown=grown,
+        fresh=fresh,
+        left=tuple(name for name in found.parameters if name not in parameters),
+        consumed={feed: read[feed] for feed in feeds if feed in read},
+    )
+
+
+def _check(old: Path, before: Mapping[str, Any], lineage: Lineage) -> None:
+    now = lineage.record()
+    if before["tokenizer"] != now["tokenizer"]:
+        raise UserError(
+            f"extend: {old}: its corpora were prepared with another tokenizer; prepare the new "
+            "ones with its own (--tokenizer RUN/weights/tokenizer)"
+        )
+    kinds = (before.get("optimizer", "adamw"), lineage.optimizer)
+    if kinds[0] != kinds[1] and "." in "".join(kinds):  # adamw and lamb keep the same
+        raise UserError(
+            f"extend: {old}: was trained with optimizer.kind {kinds[0]}, this recipe has "
+            f"{kinds[1]}; the state of one means nothing to the other"
+        )
+    theirs = asdict(BackboneConfig.from_dict(before["backbone"], f"{old}: lineage.backbone"))
+    encoders = [{k: v for k, v in x.items() if k not in _FREE} for x in (theirs, now["backbone"])]
+    if changed := differences(encoders[0], encoders[1], "backbone"):
+        raise UserError(f"extend: {old}: is of another encoder: {'; '.join(changed)}")
+    if bool(before["backbone"]["task_slots"]) != bool(now["backbone"]["task_slots"]):
+        raise UserError(f"extend: {old}: one of the two encoders has no task embedding")
+
+
+def _grown(
+    old_ids: Mapping[str, int],
+    ids: Mapping[str, int],
+    parameters: Mapping[str, Any],
+    stored: Stored,
+) -> dict[str, Grown]:
+    """The task embedding: each task keeps its row, wherever it stands now; a new task begins with
+    a first row of its own."""
+    if _TASK_TABLE not in parameters:
+        return {}
+    table = parameters[_TASK_TABLE].detach().float().cpu().clone()  # (task slots, width)
+    before = stored.size(_TASK_TABLE) // table.shape[1]
+    of_new_tasks = set(ids.values()) - {ids[name] for name in ids if name in old_ids}
+    rows = [-1 if i >= before or i in of_new_tasks else i for i in range(len(table))]
+    for name, row in ids.items():
+        if name in old_ids:
+            rows[row] = old_ids[name]
+    same = len(table) == before and rows == list(range(before))
+    return {} if same else {_TASK_TABLE: Grown(rows=tuple(rows), first=table)}

@@ -1,0 +1,374 @@
+"""Shows a person the packed rows that a step trains on: who stands in them, what is hidden, what
+is asked.
+
+    recipe ──open_view──> View ──sequences──> Seen ──as_text / as_record──> screen / JSON
+                                                └──summary──> tables over a whole step
+
+No engine is started, nothing is trained: rows are a pure function of the recipe and the corpus.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+from palm_ds.common.errors import UserError
+from palm_ds.data.blend_dataset import Feed, Row
+from palm_ds.data.example import Example, Vocabulary
+from palm_ds.data.task import Task
+from palm_ds.model.encoder import Backbone
+from palm_ds.model.heads import MaskedWordHead
+from palm_ds.runtime import checkpoint
+from palm_ds.text.display import surface
+from palm_ds.text.tokenizer import Tokenizer
+from palm_ds.train.build import (
+    Data,
+    build_held_out,
+    build_stream,
+    full_config,
+    open_data,
+    settle,
+)
+from palm_ds.train.recipe import Recipe
+
+_COLOURS = ("cyan", "magenta", "green", "blue", "yellow")
+_TOKENS = 12
+"""Tokens of a class that are named."""
+_CLASSES = 9
+"""Classes of a task that are named in the summary; the rest is counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """Rows to look at, and what it takes to read them."""
+
+    title: str
+    feeds: Sequence[Feed]
+    rows: Sequence[Row]
+    shown: Sequence[int]
+    """The numbers of the rows that are shown whole; the summary is of all."""
+    length: int
+    tokenizer: Tokenizer
+    predict_words: frozenset[str]
+    """The tasks whose labels are words of the vocabulary, not classes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """One sequence of a row."""
+
+    row: int
+    start: int
+    """The position in the row of its first token."""
+    feed: Feed
+    number: int
+    """Which example of its feed it is."""
+    example: Example
+
+
+# Opening ---------------------------------------------------------------------------------------
+
+
+def open_step(recipe: Recipe, step: int, *, rows: int) -> View:
+    """The rows of a training step, counted from 1 as in the log; the first `rows` to be shown."""
+    _check(rows)
+    data = open_data(recipe)
+    recipe = settle(recipe, data)
+    if not 1 <= step <= recipe.plan.steps:
+        raise UserError(f"--step {step}: the plan has steps 1 to {recipe.plan.steps}")
+    stream = build_stream(recipe, data)
+    if recipe.extend:
+        stream.begun = read_before(Path(recipe.extend))
+    packed = stream.step_rows(step - 1)
+    stage = recipe.plan.stage_at(step - 1) + 1
+    return View(
+        title=f"step {step:,} of {recipe.plan.steps:,}, stage {stage}",
+        feeds=stream.feeds,
+        rows=packed,
+        shown=range(min(rows, len(packed))),
+        length=recipe.length,
+        tokenizer=_tokenizer(data),
+        predict_words=tasks_of_words(recipe, data.vocabulary),
+    )
+
+
+def open_held_out(recipe: Recipe, *, rows: int) -> View:
+    """The rows of every evaluation; the first `rows` of each blend to be shown."""
+    _check(rows)
+    data = open_data(recipe)
+    recipe = settle(recipe, data)
+    held = build_held_out(recipe, data)
+    if not held.rows:
+        raise UserError("--held_out: the recipe's held_out is 0, nothing is held out")
+    feed_of = np.array([row[0][0] for row in held.rows])
+    shown = [
+        number for feed in np.unique(feed_of) for number in np.flatnonzero(feed_of == feed)[:rows]
+    ]
+    return View(
+        title="held out",
+        feeds=held.feeds,
+        rows=held.rows,
+        shown=[int(number) for number in shown],
+        length=recipe.length,
+        tokenizer=_tokenizer(data),
+        predict_words=tasks_of_words(recipe, data.vocabulary),
+    )
+
+
+def read_before(old: Path) -> dict[str, int]:
+    """{feed: examples} that the run to extend has read: the new one goes on behind them."""
+    folder = old / "checkpoints"
+    found = checkpoint.find(folder, group=checkpoint.ALONE, warn=lambda line: None)
+    if found is None:
+        raise UserError(f"extend: {old}: no checkpoint in {folder}; name a run folder")
+    return dict(found.state["consumed"])
+
+
+def _check(rows: int) -> None:
+    if rows < 0:
+        raise UserError(f"--rows {rows}: a number of rows to show; 0: the summary alone")
+
+
+def _tokenizer(data: Data) -> Tokenizer:
+    return data.tokenizer
+
+
+def tasks_of_words(recipe: Recipe, vocabulary: Vocabulary) -> frozenset[str]:
+    """The tasks with a masked-word head, found by making every head once, over a tiny encoder."""
+    config = full_config(recipe.backbone_config, vocabulary)
+    backbone = Backbone(replace(config, width=8, layers=1, heads=1, ffn=8))
+    tasks = recipe.built_tasks
+    heads = {name: tasks[task.share or name].head(backbone) for name, task in tasks.items()}
+    return frozenset(name for name, head in heads.items() if isinstance(head, MaskedWordHead))
+
+
+def sequences(view: View, rows: Iterable[int]) -> Iterator[Seen]:
+    """The sequences of some rows, built as training builds them."""
+    for row in rows:
+        start = 0
+        for feed, number, layout in view.rows[row]:
+            example = view.feeds[feed].example(number, layout)
+            yield Seen(row=row, start=start, feed=view.feeds[feed], number=number, example=example)
+            start += len(example)
+
+
+# As text ---------------------------------------------------------------------------------------
+
+
+def as_text(view: View, row: int) -> Text:
+    """A row: every sequence in a colour of its own, its labels in words under it."""
+    seen = list(sequences(view, [row]))
+    real = sum(len(each.example) for each in seen)
+    text = Text(f"row {row + 1}")
+    text.append(f"  {_many(len(seen), 'sequence')}, {real} of {view.length} positions\n", "dim")
+    for number, each in enumerate(seen):
+        text.append_text(_sequence(view, each, _COLOURS[number % len(_COLOURS)]))
+    return text
+
+
+def _sequence(view: View, seen: Seen, colour: str) -> Text:
+    example, feed = seen.example, seen.feed
+    text = Text("  ")
+    text.append(feed.name, f"bold {colour}")
+    end = seen.start + len(example) - 1
+    place = f"positions {seen.start} to {end}, example {seen.number:,}, task id {feed.task_id}"
+    text.append(f"  {place}\n", "dim")
+    for first, last in _segments(example.segments):
+        text.append(f"    segment {example.segments[first]}  ", "dim")
+        text.append_text(_tokens(view, example, first, last, colour))
+        text.append("\n")
+    for task in feed.tasks:
+        text.append(f"    {task.name}: ", "bold")
+        text.append(describe(view, task, example) + "\n")
+    return text
+
+
+def _segments(segments: np.ndarray) -> list[tuple[int, int]]:
+    """[first, last) of every run of one segment number."""
+    cuts = np.flatnonzero(np.diff(segments)) + 1
+    return list(zip([0, *cuts.tolist()], [*cuts.tolist(), len(segments)], strict=True))
+
+
+def _tokens(view: View, example: Example, first: int, last: int, colour: str) -> Text:
+    """Tokens apart, `·` within a word; what was hidden or replaced in brackets behind it, `(=)`
+    behind a word that is predicted though it stands there."""
+    vocabulary = view.tokenizer.vocabulary
+    asked = np.zeros(len(example), bool)
+    for task in view.predict_words & example.labels.keys():
+        asked[example.labels[task][0]] = True
+    now = surface(view.tokenizer, example.ids[first:last])
+    before = surface(view.tokenizer, example.original[first:last])
+    text = Text()
+    for at, (word, goes_on), (was, _) in zip(range(first, last), now, before, strict=True):
+        changed = example.ids[at] != example.original[at]
+        goes_on = goes_on and not changed
+        if at > first:
+            text.append("·" if goes_on else " ", "dim")
+        if changed:
+            hidden = example.ids[at] == vocabulary.mask
+            text.append(word, "bold reverse" if hidden else "bold red")
+            text.append(f"({was})", "dim")
+        elif asked[at]:
+            text.append(word, f"underline {colour}")
+            text.append("(=)", "dim")
+        else:
+            text.append(word, "dim" if example.origin[at] < 0 else colour)
+    return text
+
+
+def describe(view: View, task: Task, example: Example) -> str:
+    """A task's labels on a text, in words."""
+    if task.name not in example.labels or not len(example.labels[task.name][0]):
+        return "nothing asked"
+    where, targets = example.labels[task.name]
+    if task.name in view.predict_words:
+        names = [text for text, _ in surface(view.tokenizer, targets)]
+        return f"{_many(len(where), 'word')}: {', '.join(names)}"
+    if len(where) == 1 and where[0] == 0:
+        return task.class_name(int(targets[0]))
+    return "; ".join(_class(view, task, example, int(k)) for k in np.unique(targets))
+
+
+def _class(view: View, task: Task, example: Example, label: int) -> str:
+    """`capital 3 (the, france, paris)`"""
+    where, targets = example.labels[task.name]
+    here = where[targets == label]
+    words = [text for text, _ in surface(view.tokenizer, example.original[here[:_TOKENS]])]
+    more = ", ..." if len(here) > _TOKENS else ""
+    return f"{task.class_name(label)} {len(here)} ({', '.join(words)}{more})"
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
+# As values -------------------------------------------------------------------------------------
+
+
+def as_record(view: View, seen: Seen) -> dict[str, Any]:
+    """A sequence as plain values for JSON. Positions count from its [CLS], 0; `original` holds the
+    tokens that are not shown as they were."""
+    example = seen.example
+    changed = np.flatnonzero(example.ids != example.original)
+    originals = view.tokenizer.tokens(example.original[changed])
+    return {
+        "row": seen.row + 1,
+        "start": seen.start,
+        "length": len(example),
+        "blend": seen.feed.name,
+        "task_id": seen.feed.task_id,
+        "example": seen.number,
+        "tokens": view.tokenizer.tokens(example.ids),
+        "segments": example.segments.tolist(),
+        "original": dict(zip(map(str, changed.tolist()), originals, strict=True)),
+        "labels": {
+            task.name: _label_records(view, task, example)
+            for task in seen.feed.tasks
+            if task.name in example.labels
+        },
+    }
+
+
+def _label_records(view: View, task: Task, example: Example) -> list[dict[str, Any]]:
+    where, targets = example.labels[task.name]
+    if task.name in view.predict_words:
+        names = view.tokenizer.tokens(targets)
+    else:
+        names = [task.class_name(int(target)) for target in targets]
+    return [
+        {"position": int(at), "label": int(target), "name": name}
+        for at, target, name in zip(where, targets, names, strict=True)
+    ]
+
+
+# Summed up -------------------------------------------------------------------------------------
+
+
+def summary(view: View) -> list[Text | Table]:
+    """All rows of the view: how full they are, sequences of each blend, labels of each task."""
+    seen = list(sequences(view, range(len(view.rows))))
+    real, room = sum(len(each.example) for each in seen), view.length * len(view.rows)
+    head = (
+        f"{view.title}: {_many(len(view.rows), 'row')} of {view.length}, "
+        f"{_many(len(seen), 'sequence')}, {real:,} of {room:,} positions are real tokens "
+        f"({100 * real / max(room, 1):.1f} %)"
+    )
+    return [Text(head, "bold"), _blend_table(seen, real), _task_table(view, seen)]
+
+
+def _blend_table(seen: Sequence[Seen], real: int) -> Table:
+    columns = ("sequences", "shortest", "mean", "longest", "tokens", "share")
+    table = _table("blend", columns)
+    for name in dict.fromkeys(each.feed.name for each in seen):
+        lengths = np.array([len(each.example) for each in seen if each.feed.name == name])
+        table.add_row(
+            name,
+            f"{len(lengths):,}",
+            str(lengths.min()),
+            f"{lengths.mean():.1f}",
+            str(lengths.max()),
+            f"{lengths.sum():,}",
+            f"{100 * lengths.sum() / real:.1f} %",
+        )
+    return table
+
+
+def _task_table(view: View, seen: Sequence[Seen]) -> Table:
+    table = _table("task", ("labels", "a sequence"))
+    table.add_column("which")
+    tasks = {task.name: task for each in seen for task in each.feed.tasks}
+    for name, task in tasks.items():
+        examples = [each.example for each in seen if task in each.feed.tasks]
+        labels = sum(len(e.labels[name][0]) for e in examples if name in e.labels)
+        which = (
+            _shown_as(view, name, examples)
+            if name in view.predict_words
+            else _classes(task, examples)
+        )
+        table.add_row(name, f"{labels:,}", f"{labels / len(examples):.2f}", which)
+    return table
+
+
+def _shown_as(view: View, name: str, examples: Sequence[Example]) -> str:
+    """What the model sees in place of the words it is asked for."""
+    counts: Counter[str] = Counter()
+    for example in examples:
+        where, targets = example.labels.get(name, (np.empty(0, int),) * 2)
+        ids, mask = example.ids[where], view.tokenizer.vocabulary.mask
+        counts["[MASK]"] += int((ids == mask).sum())
+        counts["as it was"] += int((ids == targets).sum())
+        counts["another token"] += int(((ids != mask) & (ids != targets)).sum())
+    return _shares(counts)
+
+
+def _classes(task: Task, examples: Sequence[Example]) -> str:
+    counts: Counter[str] = Counter()
+    for example in examples:
+        if task.name in example.labels:
+            labels, many = np.unique(example.labels[task.name][1], return_counts=True)
+            counts.update(
+                {task.class_name(int(k)): int(n) for k, n in zip(labels, many, strict=True)}
+            )
+    return _shares(counts)
+
+
+def _shares(counts: Mapping[str, int]) -> str:
+    total = max(sum(counts.values()), 1)
+    largest = Counter(counts).most_common(_CLASSES)
+    text = ", ".join(f"{name} {100 * n / total:.1f} %" for name, n in largest)
+    return text + (f", and {len(counts) - _CLASSES} more" if len(counts) > _CLASSES else "")
+
+
+def _table(first: str, columns: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2))
+    table.add_column(first, overflow="fold")
+    for name in columns:
+        table.add_column(name, justify="right")
+    return table

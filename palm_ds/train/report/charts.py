@@ -1,0 +1,158 @@
+"""The curves of a report: panels side by side, as <svg> elements whose text stays text."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from palm_ds.data.stages import Plan
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from palm_ds.train.report.run_log import Metrics
+
+Panel = Callable[["Axes"], None]
+_POINTS = 1500
+"""A curve with more points is averaged down to so many; the screen shows no more."""
+_STAGES = 20
+"""More stages than this are not marked in the curves."""
+_TRAIN, _HELD_OUT, _CHANCE, _INK = "#2f6fb3", "#d9691e", "#8a8f98", "#30343b"
+_LINES = (_HELD_OUT, "#19774a", "#7b4fa3", "#b3261e", _CHANCE)
+"""Of several metrics in one panel, the one that counts first."""
+
+
+def figure(panels: Sequence[Panel], *, height: float) -> str:
+    """Panels side by side, as an <svg> element. The text stays text."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 9, "axes.labelsize": 9}):
+        figure = Figure(figsize=(10.6, height), layout="constrained")
+        for axes, panel in zip(figure.subplots(1, 2).flat, [*panels, None], strict=False):
+            if panel is None:
+                axes.set_axis_off()
+                continue
+            for side in ("top", "right"):
+                axes.spines[side].set_visible(False)
+            axes.grid(axis="y", color="#eceef1")
+            axes.tick_params(colors=_INK, length=3)
+            panel(axes)
+        out = io.StringIO()
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    svg = out.getvalue()
+    return svg[svg.index("<svg") :]
+
+
+def task_panel(metrics: Metrics, plan: Plan | None, task: str, name: str) -> Panel:
+    """Loss or accuracy of a task: training, held out, chance."""
+    steps, values = series(metrics.steps, name, task)
+    held_steps, held = series(metrics.evaluations, "scores", task, name)
+    chance = series(metrics.evaluations, "scores", task, f"baseline_{name}")[1]
+
+    def draw(axes: Axes) -> None:
+        _curve(axes, steps, values)
+        axes.plot(held_steps, held, "o", color=_HELD_OUT, markersize=4.5, zorder=3)
+        if len(chance):
+            axes.axhline(chance[-1], color=_CHANCE, linestyle=(0, (4, 3)), linewidth=1.2)
+        if name == "accuracy":
+            axes.set_ylim(0, min(1.0, 1.15 * max([*values, *held, *chance[-1:], 0.1])))
+        _finish(axes, metrics, plan, name)
+
+    return draw
+
+
+def metrics_panel(metrics: Metrics, plan: Plan | None, task: str) -> Panel | None:
+    """What a task is scored by, over the evaluations; None where it is scored by none."""
+    scores = [(record.get("scores") or {}).get(task) or {} for record in metrics.evaluations]
+    names = dict.fromkeys(name for score in scores for name in score.get("metrics") or {})
+    if not names:
+        return None
+
+    def draw(axes: Axes) -> None:
+        for number, name in enumerate(names):
+            steps, values = series(metrics.evaluations, "scores", task, "metrics", name)
+            colour = _LINES[number % len(_LINES)]
+            axes.plot(steps, values, "o-", color=colour, markersize=4, linewidth=1.4, label=name)
+        axes.legend(fontsize=7, frameon=False, loc="best")
+        _finish(axes, metrics, plan, "scores")
+
+    return draw
+
+
+def run_panel(metrics: Metrics, plan: Plan | None, name: str, label: str) -> Panel:
+    steps, values = series(metrics.steps, name)
+
+    def draw(axes: Axes) -> None:
+        _curve(axes, steps, values, smooth=name != "lr")
+        if name != "lr":
+            # A first compilation or one exploding step must not hide the rest.
+            axes.set_ylim(0, 1.25 * float(np.quantile(values, 0.99)) or 1)
+        else:
+            axes.set_ylim(bottom=0)
+            axes.yaxis.set_major_formatter("{x:.1e}")
+        _finish(axes, metrics, plan, label)
+
+    return draw
+
+
+def _curve(axes: Axes, steps: np.ndarray, values: np.ndarray, *, smooth: bool = True) -> None:
+    """The values as they are, pale, and their running mean."""
+    x, y = _averaged(steps), _averaged(values)
+    if not smooth or len(y) < 20:
+        axes.plot(x, y, color=_TRAIN, linewidth=1.6)
+        return
+    axes.plot(x, y, color=_TRAIN, linewidth=0.8, alpha=0.3)
+    axes.plot(x, running_mean(y, len(y) / 40), color=_TRAIN, linewidth=1.6)
+
+
+def _finish(axes: Axes, metrics: Metrics, plan: Plan | None, label: str) -> None:
+    axes.set_xlabel("step", color=_INK)
+    axes.set_ylabel(label, color=_INK)
+    last = metrics.steps[-1]["step"] if metrics.steps else 1
+    axes.set_xlim(0, max(last, 1) * 1.01)
+    if plan and 1 < len(plan.stages) <= _STAGES:
+        for number, stage in enumerate(plan.stages):
+            if stage.first <= last:
+                axes.axvline(stage.first, color="#d5d8dd", linewidth=0.8, zorder=0)
+                place = axes.get_xaxis_transform()
+                text = f" stage {number + 1}"
+                axes.text(stage.first, 1.0, text, transform=place, size=7, color=_CHANCE)
+
+
+def series(records: Sequence[Mapping[str, Any]], *keys: str) -> tuple[np.ndarray, np.ndarray]:
+    """(steps, values) of the records that have a number under the nested keys."""
+    steps, values = [], []
+    for record in records:
+        value: Any = record
+        for key in keys:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if isinstance(value, (int, float)) and np.isfinite(value):
+            steps.append(record["step"])
+            values.append(value)
+    return np.array(steps, np.int64), np.array(values, np.float64)
+
+
+def _averaged(values: np.ndarray) -> np.ndarray:
+    """Means of equal parts, so that a long run stays a small file."""
+    if len(values) <= _POINTS:
+        return values
+    return np.array([part.mean() for part in np.array_split(values, _POINTS)])
+
+
+def running_mean(values: np.ndarray, span: float) -> np.ndarray:
+    """Mean of about `span` values to each side, weighted less the further they are: no lag."""
+    keep = 1 - 1 / max(span, 1)
+
+    def one_way(ordered: np.ndarray) -> np.ndarray:
+        total = weight = 0.0
+        means = np.empty(len(ordered))
+        for index, value in enumerate(ordered):
+            total, weight = keep * total + value, keep * weight + 1
+            means[index] = total / weight
+        return means
+
+    return (one_way(values) + one_way(values[::-1])[::-1]) / 2

@@ -1,0 +1,374 @@
+"""report.html: what a run learned and how it ran, in one file that needs nothing beside it.
+
+It is made from the run folder alone (metrics.jsonl, recipe.yaml, ds_config.json,
+environment.json), so it can be made again at any time, also of a run that goes on or was killed.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from palm_ds.common.errors import UserError
+from palm_ds.data.stages import Plan, read_stages
+from palm_ds.train.report.charts import figure, metrics_panel, run_panel, series, task_panel
+from palm_ds.train.report.forgetting import Measure, change_cell, lines, stage_ends, value_cell
+from palm_ds.train.report.run_log import FILE, Metrics, clock, read_metrics
+from palm_ds.train.report.score_tables import metrics_text
+
+
+@dataclass(frozen=True)
+class Story:
+    """What the folder tells; `notes` are said on top of the page."""
+
+    name: str
+    metrics: Metrics
+    recipe: Mapping[str, Any]
+    machine: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    plan: Plan | None
+    notes: Sequence[str] = field(default_factory=list)
+
+    @property
+    def tasks(self) -> list[str]:
+        """In the recipe's order; else in the order of their first loss."""
+        seen = [task for record in self.metrics.steps for task in record.get("loss") or {}]
+        seen += [task for record in self.metrics.evaluations for task in record.get("scores") or {}]
+        order = list(self.recipe.get("tasks") or {})
+        found = dict.fromkeys(seen)
+        return [t for t in order if t in found] + [t for t in found if t not in order]
+
+
+def write_report(folder: str | Path) -> Path:
+    """Make `folder`/report.html. Raises UserError where there is no metrics.jsonl."""
+    story = _read(Path(folder))
+    path = Path(folder) / "report.html"
+    path.write_text(_page(story), encoding="utf-8")
+    return path
+
+
+# Reading ---------------------------------------------------------------------------------------
+
+
+def _read(folder: Path) -> Story:
+    if not (folder / FILE).is_file():
+        raise UserError(f"{folder}: not a run folder, there is no {FILE} in it")
+    metrics = read_metrics(folder / FILE)
+    notes = list(metrics.broken)
+    recipe = _mapping(folder / "recipe.yaml", yaml.safe_load, notes)
+    plan = None
+    if recipe.get("stages"):
+        try:
+            plan = read_stages(recipe["stages"], list(recipe.get("tasks") or {}))
+        except UserError as error:
+            notes.append(f"recipe.yaml: {error}")
+    return Story(
+        name="/".join(folder.resolve().parts[-2:]),
+        metrics=metrics,
+        recipe=recipe,
+        machine=_mapping(folder / "ds_config.json", json.loads, notes),
+        environment=_mapping(folder / "environment.json", json.loads, notes),
+        plan=plan,
+        notes=notes,
+    )
+
+
+def _mapping(path: Path, parse: Callable[[str], Any], notes: list[str]) -> Mapping[str, Any]:
+    try:
+        values = parse(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        notes.append(f"there is no {path.name}")
+        return {}
+    except (ValueError, yaml.YAMLError) as error:
+        notes.append(f"{path.name} cannot be read: {str(error).splitlines()[0]}")
+        return {}
+    return values if isinstance(values, Mapping) else {}
+
+
+# The page --------------------------------------------------------------------------------------
+
+_STYLE = """
+:root { color-scheme: light; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #30343b; max-width: 1060px;
+       margin: 2.5rem auto; padding: 0 1.2rem; background: #fff; }
+h1 { font-size: 1.7rem; margin: 0; } h2 { font-size: 1.2rem; margin: 2.4rem 0 .6rem; }
+h3 { font-size: 1rem; margin: 1.2rem 0 0; } .lead { color: #6a707a; margin: .2rem 0 0; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .9rem .3rem 0; text-align: left; vertical-align: top; }
+th { font-weight: 600; color: #6a707a; border-bottom: 1px solid #d5d8dd; }
+td { border-bottom: 1px solid #eceef1; } .n { text-align: right; }
+td.n, td:first-child { white-space: nowrap; }
+.note { background: #fff4e5; border-left: 4px solid #d9691e; padding: .5rem .9rem;
+        margin: 1rem 0 0; }
+.good { color: #19774a; font-weight: 600; } .bad { color: #b3261e; font-weight: 600; }
+ .key { color: #6a707a; font-size: .9rem; }
+svg { width: 100%; height: auto; } pre { background: #f5f6f8; padding: 1rem; overflow: auto;
+      font-size: .85rem; } summary { cursor: pointer; font-weight: 600; margin-top: 1rem; }
+.train { color: #2f6fb3; } .held { color: #d9691e; } .chance { color: #8a8f98; }
+"""
+
+
+def _page(story: Story) -> str:
+    notes = "".join(f'<p class="note">{_text(note)}</p>' for note in story.notes)
+    parts = [
+        f"<h1>{_text(story.name)}</h1><p class='lead'>{_text(_summary(story))}</p>{notes}",
+        _held_out(story),
+        _forgetting(story),
+        _curves(story),
+        _plan(story),
+        _running(story),
+        _environment(story),
+        _details("Events", "\n".join(_event_line(event) for event in story.metrics.events)),
+        _details("Recipe", _yaml(story.recipe)),
+        _details("DeepSpeed", json.dumps(story.machine, indent=2) if story.machine else ""),
+    ]
+    return (
+        "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width'>"
+        f"<title>{_text(story.name)}</title><style>{_STYLE}</style></head>\n<body>\n"
+        + "\n".join(part for part in parts if part)
+        + "\n</body></html>\n"
+    )
+
+
+def _summary(story: Story) -> str:
+    steps = story.metrics.steps
+    if not steps:
+        return "No step was logged yet."
+    last = steps[-1]
+    total = f" of {story.plan.steps:,}" if story.plan else ""
+    parts = [f"step {last['step']:,}{total}", f"{clock(last.get('elapsed') or 0)} of running"]
+    speed = series(steps, "tokens_per_second")[1]
+    if len(speed):
+        parts.append(f"{np.median(speed):,.0f} real tokens a second (median)")
+    return ", ".join(parts)
+
+
+def _held_out(story: Story) -> str:
+    """The score of every task that its weights have, with how sure it is."""
+    last = _last_scores(story)
+    by_metrics = {task: found for task, found in last.items() if found[1].get("metrics")}
+    rows = [_score_row(task, *last[task]) for task in last if task not in by_metrics]
+    return "\n".join(
+        part for part in (_metric_scores(by_metrics), _loss_scores(rows), _details_of(by_metrics))
+    )
+
+
+def _last_scores(story: Story) -> dict[str, tuple[int, Mapping[str, Any]]]:
+    """{task: (step, score)} of the evaluation whose weights the run ended with: the best, where it
+    chose one, else the last that each task was in."""
+    chosen = [e["of_step"] for e in story.metrics.events if e.get("event") == "chosen"]
+    last: dict[str, tuple[int, Mapping[str, Any]]] = {}
+    for record in story.metrics.evaluations:
+        for task, score in (record.get("scores") or {}).items():
+            if not chosen or record["step"] <= chosen[-1]:
+                last[task] = (record["step"], score)
+    return {task: last[task] for task in story.tasks if task in last}
+
+
+def _metric_scores(found: Mapping[str, tuple[int, Mapping[str, Any]]]) -> str:
+    if not found:
+        return ""
+    rows = [
+        [
+            _text(task),
+            _text(metrics_text(score)),
+            f"{step:,}",
+            _number(score.get("loss"), ".4f"),
+            _number(score.get("baseline_loss"), ".4f"),
+            _number(score.get("count"), ",.0f"),
+        ]
+        for task, (step, score) in found.items()
+    ]
+    table = _table(["task", "scores", "step", "loss", "chance", "labels"], rows, numbers_from=2)
+    return (
+        "<h2>Scores</h2>" + table + "<p class='key'>On the rows to evaluate on. Chance is the loss "
+        "of knowing nothing of the text. ± is one standard error.</p>"
+    )
+
+
+def _details_of(found: Mapping[str, tuple[int, Mapping[str, Any]]]) -> str:
+    """The tables that tasks show of their predictions."""
+    return "\n".join(
+        f"<h3>{_text(task)}: {_text(title)}</h3>"
+        + _table([_text(x) for x in heads], [[_text(_cell(x)) for x in row] for row in rows], 1)
+        for task, (_, score) in found.items()
+        for title, (heads, *rows) in (score.get("tables") or {}).items()
+    )
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    return f"{value:,}" if isinstance(value, int) else str("-" if value is None else value)
+
+
+def _loss_scores(rows: list[list[str]]) -> str:
+    if not rows:
+        return ""
+    heads = ["task", "step", "loss", "chance", "perplexity", "accuracy", "chance", "above chance"]
+    table = _table([*heads, "labels"], rows, numbers_from=1)
+    return (
+        "<h2>Held-out documents</h2>" + table + "<p class='key'>Chance is what knowing nothing of "
+        "the text gives: word frequencies for masked words, 1 in the number of answers for "
+        "classes. ± is one standard error; above chance is in standard errors.</p>"
+    )
+
+
+def _score_row(task: str, step: int, score: Mapping[str, Any]) -> list[str]:
+    above = score.get("standard_errors_above")
+    sure = f"<span class='good'>{above:+,.1f}</span>" if above and above > 5 else _number(above)
+    error = score.get("standard_error")
+    plus_minus = f" ± {100 * error:.2f}" if error is not None else ""
+    return [
+        _text(task),
+        f"{step:,}",
+        _number(score.get("loss"), ".4f"),
+        _number(score.get("baseline_loss"), ".4f"),
+        _number(score.get("perplexity"), ",.2f"),
+        _percent(score.get("accuracy")) + plus_minus,
+        _percent(score.get("baseline_accuracy")),
+        sure,
+        _number(score.get("count"), ",.0f"),
+    ]
+
+
+def _forgetting(story: Story) -> str:
+    """Every task after every stage, where there was more than one."""
+    ends = stage_ends(story.metrics, story.plan)
+    if len(ends) < 2:
+        return ""
+
+    def table(measure: Measure) -> str:
+        heads = [measure, *(f"{end.name}<br>step {end.step:,}" for end in ends), "last - best"]
+        rows = []
+        for line in lines(ends, measure, story.tasks):
+            cells = [_text(value_cell(line, stage, measure)) for stage in range(len(ends))]
+            if line.best is not None:
+                cells[line.best] = f"<span class='good'>{cells[line.best]}</span>"
+            bad = " class='bad'" if line.clearly_forgotten else ""
+            change = f"<span{bad}>{_text(change_cell(line, measure))}</span>"
+            rows.append([_text(line.task), *cells, change])
+        return _table(heads, rows, numbers_from=1)
+
+    return (
+        "<h2>Forgetting</h2>"
+        + table("accuracy")
+        + "<br>"
+        + table("loss")
+        + "<p class='key'>Held-out "
+        "scores at the end of each stage; * the best stage of a task; in brackets: before the task "
+        "began. Accuracies change in points of a hundred, ± one standard error, red where the last "
+        "is lower by more than two. Perplexity is e to the loss.</p>"
+    )
+
+
+def _curves(story: Story) -> str:
+    figures = [
+        f"<h3>{_text(task)}</h3>"
+        + figure(
+            [
+                task_panel(story.metrics, story.plan, task, "loss"),
+                metrics_panel(story.metrics, story.plan, task)
+                or task_panel(story.metrics, story.plan, task, "accuracy"),
+            ],
+            height=2.5,
+        )
+        for task in story.tasks
+    ]
+    if not figures:
+        return ""
+    key = (
+        "<p class='key'><span class='train'>■ training</span> &nbsp; "
+        "<span class='held'>● held out</span> &nbsp; <span class='chance'>┅ chance</span></p>"
+    )
+    return "<h2>Learning</h2>" + key + "\n".join(figures)
+
+
+def _plan(story: Story) -> str:
+    if story.plan is None:
+        return ""
+    stages = story.plan.stages
+    rows = []
+    for blend in story.plan.blends:
+        counts = [dict(stage.steps_of).get(blend, 0) for stage in stages]
+        cells = [f"{count:,}" if count else "" for count in counts]
+        rows.append([_text(blend), *cells, f"{sum(counts):,}"])
+    rows.append(["steps", *(f"{stage.steps:,}" for stage in stages), f"{story.plan.steps:,}"])
+    heads = ["blend", *(f"stage {i + 1}" for i in range(len(stages))), "all"]
+    return "<h2>Plan</h2>" + _table(heads, rows, numbers_from=1)
+
+
+def _running(story: Story) -> str:
+    names = {
+        "lr": "learning rate",
+        "grad_norm": "gradient norm",
+        "tokens_per_second": "real tokens per second",
+        "data_wait": "share of time spent waiting",
+    }
+    present = {k: v for k, v in names.items() if len(series(story.metrics.steps, k)[0])}
+    if not present:
+        return ""
+    panels = [run_panel(story.metrics, story.plan, name, label) for name, label in present.items()]
+    pairs = [panels[i : i + 2] for i in range(0, len(panels), 2)]
+    return "<h2>Running</h2>" + "\n".join(figure(pair, height=2.3) for pair in pairs)
+
+
+def _environment(story: Story) -> str:
+    if not story.environment:
+        return ""
+    rows = []
+    for name, value in story.environment.items():
+        if isinstance(value, Mapping):
+            value = ", ".join(f"{k} {v}" for k, v in value.items())
+        elif isinstance(value, list):
+            value = ", ".join(map(str, value)) or "none"
+        rows.append([_text(name.replace("_", " ")), _text("-" if value is None else value)])
+    return "<h2>Environment</h2>" + _table(["", ""], rows, numbers_from=2)
+
+
+def _event_line(event: Mapping[str, Any]) -> str:
+    rest = {k: v for k, v in event.items() if k not in ("kind", "event", "step", "elapsed")}
+    when = clock(event.get("elapsed") or 0)
+    said = rest.pop("message", "")
+    more = " ".join(f"{k}={v}" for k, v in rest.items())
+    return f"{when:>9}  step {event['step']:<9} {event.get('event')}  {said} {more}".rstrip()
+
+
+def _details(title: str, text: str) -> str:
+    return f"<details><summary>{title}</summary><pre>{_text(text)}</pre></details>" if text else ""
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers_from: int) -> str:
+    """Cells are HTML already; columns from `numbers_from` on stand to the right."""
+
+    def line(tag: str, cells: Sequence[str]) -> str:
+        marks = [" class='n'" if i >= numbers_from else "" for i in range(len(cells))]
+        return "".join(f"<{tag}{m}>{c}</{tag}>" for m, c in zip(marks, cells, strict=True))
+
+    body = "\n".join(f"<tr>{line('td', row)}</tr>" for row in rows)
+    head = f"<tr>{line('th', heads)}</tr>" if any(heads) else ""
+    return f"<table>{head}\n{body}</table>"
+
+
+def _text(value: Any) -> str:
+    return html.escape(str(value))
+
+
+def _yaml(values: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True) if values else ""
+
+
+def _number(value: float | None, form: str = "+,.1f") -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f} %"

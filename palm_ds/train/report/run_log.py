@@ -1,0 +1,344 @@
+"""What a run tells while it goes on: metrics.jsonl, TensorBoard, and the screen.
+
+metrics.jsonl holds one JSON object a line, of three kinds:
+
+    {"kind": "step", "step": 120, "stage": 0, "lr": ..., "loss": {task: ...},
+     "accuracy": {task: ...}, "grad_norm": ..., "tokens_per_second": ..., "flops_per_second": ...,
+     "data_wait": ..., "loss_scale": ..., "skipped": ..., "elapsed": ...}
+    {"kind": "evaluation", "step": 120, "scores": {task: {"loss": ..., "accuracy": ..., ...}}, ...}
+    {"kind": "event", "event": "save", "step": 120, ...}
+
+`step` counts the steps done. `elapsed` is in seconds of running, over all the run's restarts;
+`data_wait` is the share of the time that was spent waiting for rows; tokens are real ones, without
+padding. A number that is not finite is null. Lines are flushed as they are written, so the file of
+a killed run ends at most in one broken line, and a resumed run first takes back the lines of the
+steps that it will do again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from palm_ds.data.stages import Plan
+from palm_ds.train.report.forgetting import stage_ends, tables
+from palm_ds.train.report.score_tables import metrics_text, number, score_tables, share
+
+FILE = "metrics.jsonl"
+_PACKAGES = (
+    "palm_ds",
+    "torch",
+    "deepspeed",
+    "transformers",
+    "tokenizers",
+    "datasets",
+    "pyarrow",
+    "numpy",
+) + ("safetensors", "sentencepiece", "rjieba", "triton", "apex", "flash-attn", "mpi4py")
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """The lines of a metrics.jsonl by kind; `broken` says which could not be read."""
+
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+
+
+def read_metrics(path: str | Path) -> Metrics:
+    """Every whole line of the file; one that was cut off or damaged is named in `broken`."""
+    metrics = Metrics()
+    kinds = {"step": metrics.steps, "evaluation": metrics.evaluations, "event": metrics.events}
+    for line_number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
+        record = _record(line)
+        if record is None:
+            metrics.broken.append(f"line {line_number} of {FILE} is broken and left out")
+        else:
+            kinds[record["kind"]].append(record)
+    return metrics
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    known = isinstance(record, dict) and record.get("kind") in ("step", "evaluation", "event")
+    return record if known and isinstance(record.get("step"), int) else None
+
+
+def take_back(path: Path, step: int) -> float:
+    """Drop the lines of later steps, and broken ones; returns the seconds that had run by then."""
+    if not path.exists():
+        return 0.0
+    kept, elapsed = [], 0.0
+    for line in path.read_bytes().splitlines(keepends=True):
+        record = _record(line)
+        if record is not None and record["step"] <= step:
+            kept.append(line.rstrip(b"\n") + b"\n")
+            elapsed = record.get("elapsed") or elapsed
+    part = path.with_suffix(".part")
+    part.write_bytes(b"".join(kept))
+    os.replace(part, path)
+    return elapsed
+
+
+class RunLog:
+    """Rank 0's record of a run. Records are plain numbers; nothing here touches a device.
+
+    `start` is the number of steps that were done before (0: a new run). On a terminal a live
+    display stands below the other output; elsewhere every record is one line.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        tasks: Sequence[str],
+        *,
+        total_steps: int,
+        start: int = 0,
+        console: Console | None = None,
+    ):
+        self._tasks, self._total, self._first = tuple(tasks), total_steps, start
+        self._step = start
+        self._console = console or _console()
+        path = Path(folder) / FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._before = take_back(path, start)
+        self._file = path.open("a", encoding="utf-8")
+        self._began = time.monotonic()
+        self._board = _board(Path(folder) / "tensorboard", start, self._console)
+        self._held_out: Mapping[str, Mapping[str, Any]] = {}
+        self._live: Live | None = None
+        if self._console.is_terminal:
+            # No refresh thread: the display is drawn when there is something new to show.
+            self._live = Live(console=self._console, auto_refresh=False, transient=False)
+            self._live.start()
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds this run has been running, restarts included."""
+        return self._before + time.monotonic() - self._began
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        """The numbers of one logged step (keys as in the module's first lines)."""
+        self._step = record["step"]
+        self._write("step", record)
+        self._to_board(record)
+        left = self._seconds_left()
+        if self._live:
+            self._live.update(self._display(record, left), refresh=True)
+        else:
+            self._console.print(self._line(record, left), highlight=False, soft_wrap=True)
+
+    def evaluation(self, step: int, scores: Mapping[str, Mapping[str, Any]], **fields: Any) -> None:
+        """Held-out scores of every task: loss, accuracy, and what else `evaluate` gives."""
+        self._held_out = scores
+        self._write("evaluation", {"step": step, "scores": scores, **fields})
+        for task, score in scores.items():
+            for name, value in [*score.items(), *score.get("metrics", {}).items()]:
+                self._scalar(f"{name}/{task}/held_out", value, step)
+        for table in score_tables(scores, f"held out, step {step:,}"):
+            self._console.print(table)
+
+    def forgetting(self, plan: Plan) -> None:
+        """Every task after every stage, where more than one has ended; to be shown at the end."""
+        ends = stage_ends(read_metrics(self._file.name), plan)
+        for table in tables(ends, self._tasks):
+            self._console.print(table)
+
+    def event(self, kind: str, message: str = "", **fields: Any) -> None:
+        """Something that happened: `message` is shown, all is written."""
+        shown = {"message": message} if message else {}
+        self._write("event", {"event": kind, "step": self._step, **shown, **fields})
+        if message:
+            self._console.print(message, highlight=False, soft_wrap=True, markup=False)
+
+    def close(self) -> None:
+        """Leaves the last state of the display on the screen. May be called twice."""
+        if self._live:
+            self._live.stop()
+            self._live = None
+        if self._board:
+            self._board.close()
+            self._board = None
+        self._file.close()
+
+    def _write(self, kind: str, record: Mapping[str, Any]) -> None:
+        whole = {"kind": kind, **record}
+        whole.setdefault("elapsed", round(self.elapsed, 3))
+        self._file.write(json.dumps(_finite(whole), ensure_ascii=False, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def _scalar(self, name: str, value: Any, step: int) -> None:
+        if self._board and isinstance(value, (int, float)):
+            self._board.add_scalar(name, value, step)
+
+    def _to_board(self, record: Mapping[str, Any]) -> None:
+        for name, value in record.items():
+            if isinstance(value, Mapping):
+                for task, each in value.items():
+                    self._scalar(f"{name}/{task}", each, record["step"])
+            elif name not in ("step", "elapsed"):
+                self._scalar(f"run/{name}", value, record["step"])
+
+    def _seconds_left(self) -> float:
+        done = max(self._step - self._first, 1)
+        return (time.monotonic() - self._began) / done * (self._total - self._step)
+
+    def _line(self, record: Mapping[str, Any], left: float) -> Text:
+        losses = record.get("loss", {})
+        parts = [f"step {record['step']:>{len(str(self._total))}}/{self._total}"]
+        parts += [f"{task} {losses[task]:.4f}" for task in self._tasks if task in losses]
+        parts += _run_numbers(record)
+        return Text("  ".join([*parts, f"{clock(left)} left"]))
+
+    def _display(self, record: Mapping[str, Any], left: float) -> RenderableType:
+        done = Table.grid(padding=(0, 1))
+        share = f"{100 * self._step / max(self._total, 1):.1f} %"
+        done.add_row(
+            f"step {self._step:,} of {self._total:,}",
+            ProgressBar(total=max(self._total, 1), completed=self._step, width=30),
+            f"{share}, {clock(left)} left",
+        )
+        numbers = Text("  ".join(_run_numbers(record)), style="dim")
+        return Group(done, self._task_table(record), numbers)
+
+    def _task_table(self, record: Mapping[str, Any]) -> Table:
+        table = Table(box=None, pad_edge=False, padding=(0, 2))
+        table.add_column("task")
+        for name in ("loss", "accuracy", "held-out loss", "held-out score"):
+            table.add_column(name, justify="right")
+        for task in self._tasks:
+            held_out = self._held_out.get(task, {})
+            table.add_row(
+                task,
+                number(record.get("loss", {}).get(task)),
+                share(record.get("accuracy", {}).get(task)),
+                number(held_out.get("loss")),
+                metrics_text(held_out, most=1) or share(held_out.get("accuracy")),
+            )
+        return table
+
+
+def environment() -> dict[str, Any]:
+    """Where a run runs: machine, devices, versions, and the command that started it."""
+    import torch
+
+    gpus = []
+    for index in range(torch.cuda.device_count()):
+        device = torch.cuda.get_device_properties(index)
+        gpus.append(f"{device.name}, {device.total_memory / 2**30:.0f} GiB")
+    return {
+        "started": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+        "command": " ".join(sys.argv),
+        "host": platform.node(),
+        "system": platform.platform(),
+        "cpu": _cpu_name(),
+        "cores": psutil.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "gpus": gpus,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "packages": {name: found for name in _PACKAGES if (found := _version(name))},
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _console() -> Console:
+    """The terminal; a file or a pipe gets lines wide enough for every table."""
+    console = Console()
+    return console if console.is_terminal else Console(width=140)
+
+
+def _board(folder: Path, start: int, console: Console) -> Any:
+    """A TensorBoard writer that hides the events of steps that are done again, or None."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        console.print("TensorBoard is not installed: metrics.jsonl is the only record of the run")
+        return None
+    return SummaryWriter(str(folder), purge_step=start + 1 if start else None, flush_secs=10)
+
+
+def _run_numbers(record: Mapping[str, Any]) -> list[str]:
+    """The numbers of a step that belong to no task, as far as they are known."""
+    forms = {
+        "stage": lambda x: f"stage {x + 1}",
+        "lr": lambda x: f"lr {x:.2e}",
+        "grad_norm": lambda x: f"norm {x:.2f}",
+        "tokens_per_second": lambda x: f"{x:,.0f} tokens/s",
+        "flops_per_second": lambda x: f"{_short(x)}FLOP/s",
+        "data_wait": lambda x: f"waits {100 * x:.0f} %",
+        "loss_scale": lambda x: f"scale {x:g}" if x != 1 else "",
+        "skipped": lambda x: f"skipped {x}" if x else "",
+    }
+    shown = [form(record[name]) for name, form in forms.items() if record.get(name) is not None]
+    return [text for text in shown if text]
+
+
+def _finite(value: Any) -> Any:
+    """The same with None for numbers that are not finite, which JSON does not know."""
+    if isinstance(value, Mapping):
+        return {str(key): _finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _short(value: float) -> str:
+    """1234567 -> "1.23 M", to stand before a unit."""
+    power = min(max(math.floor(math.log10(max(abs(value), 1)) / 3 + 1e-4), 0), 5)
+    return f"{value / 1000**power:.3g} {' kMGTP'[power].strip()}"
+
+
+def clock(seconds: float) -> str:
+    """3725 -> "1:02:05"."""
+    minutes, second = divmod(round(max(seconds, 0)), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

@@ -1,0 +1,187 @@
+"""The run folder: what it is a run of, and what a run leaves in it.
+
+recipe.yaml and ds_config.json as resolved, environment.json, metrics.jsonl, TensorBoard events,
+report.html, checkpoints/, weights/ (portable) and hf/ (opens with AutoModel).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from palm_ds.common.errors import UserError
+from palm_ds.corpus.store import Corpus
+from palm_ds.data.table_source import TableSource
+from palm_ds.data.task import Task
+from palm_ds.model.multi_task_model import Model
+from palm_ds.runtime import checkpoint
+from palm_ds.runtime.ds_config import Machine
+from palm_ds.tasks.shared.text_task import ClassesTask, TextTask
+from palm_ds.train.build import AnyStream, Data, build_stream, open_data, settle
+from palm_ds.train.recipe import NOT_LEARNED, Recipe, differences, make_recipe, read_yaml
+from palm_ds.train.report.run_log import environment
+
+_LABELS = 8
+"""Labels of a task that are counted on the screen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What is learned, how it is computed, where it is written."""
+
+    recipe: Recipe
+    machine: Machine
+    folder: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @property
+    def best(self) -> Path:
+        """The weights of the best evaluation (`evaluate.best`)."""
+        return self.folder / "best"
+
+
+def check_folder(run: Run, data: Data) -> None:
+    """A folder of another recipe or corpus is refused with the difference shown."""
+    file = run.folder / "recipe.yaml"
+    if not file.exists():
+        if checkpoint.steps_in(run.checkpoints):
+            raise UserError(f"{run.folder}: has checkpoints but no recipe.yaml; not a run folder")
+        return
+    before, now = _kept_before(file), _as_kept(run, data)
+    prints = before.pop("corpora"), now.pop("corpora")
+    both = [name for name in prints[0] if name in prints[1]]  # any other is named by the recipe
+    changed = [f"the contents of {name}" for name in both if prints[0][name] != prints[1][name]]
+    changed += differences(before, now)
+    if changed:
+        more = f" (and {len(changed) - 4} more)" if len(changed) > 4 else ""
+        raise UserError(
+            f"{run.folder}: holds a run of a different recipe: {'; '.join(changed[:4])}{more}. "
+            "Choose another --run_dir, or restore the recipe and its data"
+        )
+
+
+def _kept_before(file: Path) -> dict[str, Any]:
+    """The recipe and corpora of a run folder, keys that came later with their defaults."""
+    values = read_yaml(file)
+    corpora = values.pop("corpora", {})
+    try:
+        values = make_recipe(values, str(file)).learned()
+    except UserError:  # a task of another version, or one that is not here: compared as written
+        values = {k: v for k, v in values.items() if k not in NOT_LEARNED}
+    return values | {"corpora": corpora}
+
+
+def _as_kept(run: Run, data: Data) -> dict[str, Any]:
+    """What a run folder remembers of the recipe and the corpora."""
+    prints = {folder: content_of(corpus) for folder, corpus in data.corpora.items()}
+    prints |= {name: table.fingerprint for name, table in data.tables.items()}
+    return run.recipe.learned() | {"corpora": prints}
+
+
+def content_of(corpus: Corpus) -> str:
+    """A corpus's contents in a few letters, from the hashes in its manifest."""
+    shards = {shard.name: corpus.manifest.files[shard.name] for shard in corpus.manifest.shards}
+    text = json.dumps([shards, dict(corpus.manifest.tokenizer)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def write_folder(run: Run, config: Mapping[str, Any], data: Data) -> None:
+    """recipe.yaml, ds_config.json and environment.json, as this run resolved them."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    kept = run.recipe.resolved() | _as_kept(run, data)
+    text = yaml.safe_dump(kept, sort_keys=False, allow_unicode=True)
+    (run.folder / "recipe.yaml").write_text(text, encoding="utf-8")
+    (run.folder / "ds_config.json").write_text(json.dumps(config, indent=1) + "\n")
+    (run.folder / "environment.json").write_text(json.dumps(environment(), indent=1) + "\n")
+
+
+def overview(run: Run, stream: AnyStream, model: Model, world: int) -> str:
+    """What is about to happen: the plan, the model, the epochs."""
+    recipe = run.recipe
+    parameters = sum(p.numel() for p in model.parameters())
+    micro, accumulation = run.machine.split(stream.rows, world)
+    items = ", ".join(f"{feed.name}: {len(feed.items):,}" for feed in stream.feeds)
+    found = dict.fromkeys(feed.about() for feed in stream.feeds)
+    return "\n".join(
+        [
+            *filter(None, found),
+            *about_tables(stream),
+            recipe.plan_table(),
+            f"model: {parameters / 1e6:,.1f} M parameters{_task_ids(recipe)}",
+            f"step: {_step_size(recipe, stream)}; "
+            f"{world} x {accumulation} x {micro} rows (processes, accumulation, micro-batch)",
+            f"all: {_everything(recipe, stream)}; items of an epoch: {items}",
+            f"ZeRO {run.machine.stage}, {run.machine.precision}; written to {run.folder}",
+        ]
+    )
+
+
+def about_tables(stream: AnyStream) -> list[str]:
+    """Of each task over a table: its rows, how often each label stands there, how many rows are cut
+    to fit; and what is odd about the table."""
+    lines: dict[str, None] = {}
+    for feed in stream.feeds:
+        if isinstance(feed.source, TableSource):
+            lines |= {_about_rows(task, feed.source, feed.room): None for task in feed.tasks}
+            lines |= {f"{feed.source.name}: {note}": None for note in feed.source.table.notes}
+    return list(lines)
+
+
+def _about_rows(task: Task, source: TableSource, room: int) -> str:
+    parts = [f"{task.name}: {len(source):,} rows"]
+    if isinstance(task, ClassesTask) and task.label_column in source.columns:
+        counts = Counter(map(str, source.column(task.label_column)))
+        known = [f"{label} {counts[label]:,}" for label in task.labels if label in counts]
+        more = f", ... ({len(task.labels)} labels)" if len(task.labels) > _LABELS else ""
+        parts += [", ".join(known[:_LABELS]) + more] if known else []
+    if isinstance(task, TextTask) and (cut := task.cut_rows(source, room)):
+        parts.append(f"{cut:,} cut to {task.room(room)} tokens")
+    return "; ".join(parts)
+
+
+def _task_ids(recipe: Recipe) -> str:
+    return f"; task ids {recipe.task_ids}" if recipe.backbone_config.task_slots else ""
+
+
+def _step_size(recipe: Recipe, stream: AnyStream) -> str:
+    if recipe.rows:
+        return f"{recipe.rows} rows of {recipe.length}, {recipe.step_tokens:,} tokens"
+    each = {recipe.examples_of(blend) for blend in stream.plan.blends}
+    return f"{_range(each)} examples in up to {stream.rows} rows of {recipe.length}"
+
+
+def _range(numbers: set[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
+def _everything(recipe: Recipe, stream: AnyStream) -> str:
+    if recipe.rows:
+        return f"{stream.plan.steps * recipe.step_tokens:,} tokens"
+    return f"{sum(stream.consumed().values()):,} examples"
+
+
+def describe(run: Run) -> None:
+    """Print the filled recipe, the plan and the DeepSpeed config."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    recipe = settle(run.recipe)
+    print(yaml.safe_dump(recipe.resolved(), sort_keys=False, allow_unicode=True))
+    print(recipe.plan_table())
+    rows = recipe.rows
+    if recipe.examples:
+        room_for = partial(run.machine.room_for, world=world)
+        rows = build_stream(recipe, open_data(recipe), room_for).rows
+    config = run.machine.deepspeed_config(rows=rows, world=world, clip=recipe.optimizer.clip)
+    print(json.dumps(config, indent=1))

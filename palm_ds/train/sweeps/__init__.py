@@ -1,0 +1,1 @@
+"""Many runs: suites of data sets and ablations."""

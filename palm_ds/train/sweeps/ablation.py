@@ -1,0 +1,228 @@
+"""One recipe under several schedules: the same blends and budgets, one table of what came out.
+
+    recipe ──variants──> OUT/joint.yaml ... ──each in a process of its own──> OUT/joint/ (a run
+    folder) ... ──compare──> OUT/ablation.md, OUT/ablation.json
+
+A schedule with a + has a task in every blend (ERNIE 2.0's CMTL+ and Alt.+). A run that is done is
+not run again, one that was interrupted goes on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from palm_ds.common.errors import UserError, suggest
+from palm_ds.data.budgets import read_amount
+from palm_ds.data.stages import SHAPES, tasks_of
+from palm_ds.runtime.ds_config import Machine
+from palm_ds.train.build import open_data, settle
+from palm_ds.train.recipe import Recipe, make_recipe, read_values
+from palm_ds.train.report.run_log import FILE, read_metrics
+from palm_ds.train.run_folder import Run, check_folder
+from palm_ds.train.sweeps.subprocesses import run_alone
+
+SCHEDULES = ("sequential", "joint", "continual")
+"""What is compared unless said otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ablation:
+    """What is compared."""
+
+    recipe: Path
+    machine: Machine
+    out: Path
+    """Folder of all runs and the table."""
+    overrides: Sequence[str] = ()
+    """a.b=c, other values for the recipe's keys."""
+    schedules: Sequence[str] = SCHEDULES
+    always: str = ""
+    """Every schedule once more with this task in every blend."""
+    steps: str = ""
+    """Of each blend; empty: what the recipe gives it."""
+
+    def __post_init__(self) -> None:
+        for name in self.schedules:
+            if name not in SHAPES:
+                raise UserError(f"--schedules: no {name!r}{suggest(name, SHAPES)}")
+        if len(set(self.schedules)) < len(self.schedules):
+            raise UserError("--schedules: one stands there twice")
+        if self.steps:
+            read_amount(self.steps, "--steps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One schedule of the comparison."""
+
+    name: str
+    values: Mapping[str, Any]
+    """What stands in its recipe file."""
+    run: Run
+
+    @property
+    def file(self) -> Path:
+        """Its recipe file, beside its run folder."""
+        return self.run.folder.with_name(f"{self.name}.yaml")
+
+    def scores(self) -> dict[str, dict[str, float]] | None:
+        """Held-out scores of each task at the end; None: the run is not done."""
+        path = self.run.folder / FILE
+        if not path.is_file():
+            return None
+        metrics, steps = read_metrics(path), self.run.recipe.plan.steps
+        ended = any(event["event"] == "end" for event in metrics.events)
+        last = [record["scores"] for record in metrics.evaluations if record["step"] == steps]
+        return last[-1] if ended and last else None
+
+    def seconds(self) -> float:
+        """How long the run has been running, restarts included."""
+        metrics = read_metrics(self.run.folder / FILE)
+        records = [*metrics.steps, *metrics.evaluations, *metrics.events]
+        return max((record.get("elapsed") or 0.0 for record in records), default=0.0)
+
+
+def variants(ablation: Ablation) -> list[Variant]:
+    """The recipes to compare, all with the same budget for each blend."""
+    values = read_values(ablation.recipe, ablation.overrides)
+    base = make_recipe(values, str(ablation.recipe))
+    if base.held_out == 0:
+        raise UserError(f"{ablation.recipe}: held_out: 0 leaves nothing to compare on")
+    if ablation.steps:
+        stages = {"joint": list(base.outline.blends), "steps": ablation.steps}
+        base = make_recipe({**values, "stages": stages | {"mix": _mix(base)}}, "--steps")
+    plan = settle(base).plan
+    budgets = {blend: plan.total_of(blend) for blend in plan.blends}
+    always = ablation.always
+    if always and all(always in tasks_of(blend) for blend in budgets):
+        raise UserError(f"--always: {always!r} is in every blend of the recipe already")
+    found = []
+    for name in [*ablation.schedules, *(f"{n}+" for n in ablation.schedules if always)]:
+        shape = name.removesuffix("+")
+        stages: dict[str, Any] = {shape: list(budgets), "steps": dict(budgets)}
+        stages |= {"always": always} if name.endswith("+") else {}
+        stages |= {} if shape == "alternate" else {"mix": _mix(base)}
+        own = {**values, "stages": stages}
+        recipe = make_recipe(own, f"{ablation.recipe}, {name}")
+        run = Run(recipe=recipe, machine=ablation.machine, folder=ablation.out / name)
+        found.append(Variant(name=name, values=own, run=run))
+    return found
+
+
+def _mix(base: Recipe) -> str:
+    """The recipe's own way to mix, where it has one for all stages."""
+    chosen = set(base.outline.mixes)
+    return chosen.pop() if base.outline.shape != "alternate" and len(chosen) == 1 else "batch"
+
+
+def run_all(
+    found: Sequence[Variant],
+    command: Callable[[Variant], Sequence[str]],
+    say: Callable[[str], None] = print,
+) -> None:
+    """Train every variant that is not done, each in processes of its own. `command` is what starts
+    one. Raises UserError where a run does not come to its end."""
+    data = open_data(found[0].run.recipe)
+    for variant in found:
+        check_folder(variant.run, data)
+    for number, variant in enumerate(found, 1):
+        title = f"{variant.name} ({number} of {len(found)})"
+        if variant.scores() is not None:
+            say(f"== {title}: done, in {variant.run.folder}")
+            continue
+        say(f"== {title}: {variant.run.recipe.plan.steps:,} steps, in {variant.run.folder}")
+        _write(variant.file, yaml.safe_dump(dict(variant.values), sort_keys=False))
+        code = run_alone(command(variant))
+        if code:
+            raise UserError(
+                f"{variant.name}: the run ended with exit code {code}; what it said stands above. "
+                "The same command goes on with it"
+            )
+        if variant.scores() is None:
+            raise UserError(
+                f"{variant.name}: the run stopped before its end; the same command goes on with it"
+            )
+
+
+# The table -------------------------------------------------------------------------------------
+
+
+def compare(ablation: Ablation, found: Sequence[Variant]) -> str:
+    """The table; also written to ablation.md and ablation.json."""
+    scores = {variant.name: variant.scores() or {} for variant in found}
+    text = table(scores)
+    record = {
+        "recipe": ablation.recipe.name,
+        "schedules": {v.name: _facts(v) | {"scores": scores[v.name]} for v in found},
+    }
+    _write(ablation.out / "ablation.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    _write(ablation.out / "ablation.md", _page(ablation.recipe.name, text, found))
+    return text
+
+
+def _facts(variant: Variant) -> dict[str, Any]:
+    recipe = variant.run.recipe
+    return {
+        "steps": recipe.plan.steps,
+        "tokens": recipe.plan.steps * recipe.step_tokens,
+        "stages": recipe.plan.explicit(),
+        "seconds": variant.seconds(),
+    }
+
+
+def table(scores: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """{schedule: {task: its held-out score}} as a Markdown table, a column a schedule."""
+    rows = [["task", "held out", *scores]]
+    for task in dict.fromkeys(task for each in scores.values() for task in each):
+        of_task = [each.get(task) for each in scores.values()]
+        for number, (what, form) in enumerate(_LINES.items()):
+            cells = ["-" if score is None else form(score) for score in of_task]
+            rows.append(["" if number else task, what, *cells])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    rule = ["-" * width if i < 2 else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
+    return "\n".join(_line(row, widths) for row in [rows[0], rule, *rows[1:]])
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    """Words to the left, numbers to the right."""
+    cells = zip(row, widths, strict=True)
+    return (
+        f"| {' | '.join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(cells))} |"
+    )
+
+
+def _above(score: Mapping[str, float]) -> str:
+    above = 100 * (score["accuracy"] - score["baseline_accuracy"])
+    return f"{above:+.1f} ± {100 * score['standard_error']:.1f}"
+
+
+_LINES: dict[str, Callable[[Mapping[str, float]], str]] = {
+    "loss": lambda score: f"{score['loss']:.3f}",
+    "accuracy, %": lambda score: f"{100 * score['accuracy']:.1f}",
+    "above chance": _above,
+}
+
+
+def _page(recipe: str, text: str, found: Sequence[Variant]) -> str:
+    plans = [f"**{v.name}**\n\n```\n{v.run.recipe.plan_table()}\n```" for v in found]
+    note = (
+        "Held-out scores at the end of each run; ± is one standard error of the accuracy, the "
+        "labels taken as independent. One seed each: differences between seeds are not in it."
+    )
+    if any(variant.name.endswith("+") for variant in found):
+        note += (
+            " With a +, a task stands in every blend, and its scores are over the texts of all "
+            "these blends: compare its lines among schedules of the same kind."
+        )
+    return "\n\n".join([f"# Schedules of {recipe}", text, note, "## Plans", *plans]) + "\n"
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")

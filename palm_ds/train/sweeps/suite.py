@@ -1,0 +1,452 @@
+"""Many data sets, several seeds each: one table of medians and spread.
+
+    suite.yaml ──members──> OUT/SET/seed_1.yaml ... ──each in a process of its own, one a device──>
+    OUT/SET/seed_1/ (a run folder), seed_1.log ... ──compare──> OUT/suite.md, suite.json
+
+A run that is done is not run again, one that was interrupted goes on, one that failed is a marked
+cell and is tried again by the next call.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from palm_ds.common import config as settings
+from palm_ds.common.errors import UserError, suggest
+from palm_ds.train.recipe import differences, make_recipe, read_values, read_yaml
+from palm_ds.train.report.run_log import FILE, read_metrics
+from palm_ds.train.sweeps.subprocesses import start_alone, stop
+
+_PAIR = {"text_a": "sentence1", "text_b": "sentence2"}
+KNOWN: dict[str, dict[str, Any]] = {
+    "cola": {"read": {"header": False, "columns": {"text_a": 3, "label": 1}}, "best": "matthews"},
+    "sst-2": {"read": {"columns": {"text_a": "sentence"}}},
+    "mrpc": {
+        "read": {"columns": {"text_a": "#1 String", "text_b": "#2 String", "label": "Quality"}}
+    },
+    "sts-b": {
+        "read": {"columns": {**_PAIR, "label": "score"}},
+        "task": {"kind": "regression", "low": 0, "high": 5},
+    },
+    "qqp": {
+        "read": {"columns": {"text_a": "question1", "text_b": "question2", "label": "is_duplicate"}}
+    },
+    "mnli": {"dev": "dev_matched.*", "read": {"columns": {**_PAIR, "label": "gold_label"}}},
+    "qnli": {"read": {"columns": {"text_a": "question", "text_b": "sentence"}}},
+    "rte": {"read": {"columns": _PAIR}},
+    "wnli": {"read": {"columns": _PAIR}},
+    "afqmc": {"read": {"format": "jsonl", "columns": _PAIR}},
+    "cmnli": {"read": {"format": "jsonl", "columns": _PAIR, "drop": {"label": ["-"]}}},
+    "ocnli": {"read": {"format": "jsonl", "columns": _PAIR, "drop": {"label": ["-"]}}},
+    "tnews": {"read": {"format": "jsonl", "columns": {"text_a": "sentence"}}},
+    "iflytek": {"read": {"format": "jsonl", "columns": {"text_a": "sentence"}}},
+    "cluener": {"read": {"format": "jsonl"}, "task": {"kind": "tagging"}},
+    "cmrc2018": {"read": {"lost_answers": "keep"}, "task": {"kind": "reading"}},
+    "drcd": {"read": {"lost_answers": "keep"}, "task": {"kind": "reading"}},
+}
+"""How GLUE and CLUE lay out their folders."""
+_DEV = ("dev.*", "valid.*", "validation.*", "val.*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSet:
+    """One data set of a suite."""
+
+    train: str = ""
+    """With a template: the pattern of its training rows in its folder; by default `train.*`."""
+    dev: str = ""
+    """With a template: that of the rows to evaluate on; by default `dev.*`, or `valid*.*`."""
+    read: dict[str, Any] = field(default_factory=dict)
+    """With a template: how its tables are read, as in a recipe."""
+    task: dict[str, Any] = field(default_factory=dict)
+    """With a template: its task's keys; by default `kind: classification`."""
+    best: str = ""
+    """With a template: the metric whose best evaluation counts; by default the task's first."""
+    overrides: list[str] = field(default_factory=list)
+    """a.b=c, after those of the suite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """A suite file."""
+
+    seeds: int | list[int] = 5
+    """How many, or which."""
+    recipes: list[str] | dict[str, str] = field(default_factory=list)
+    """Recipe files, by the files' names or by others."""
+    template: str = ""
+    """A recipe without sources, tasks and stages, for every folder in `data`."""
+    data: str = ""
+    """With a template: a folder with a folder for each data set (GLUE's and CLUE's are known). With
+    recipes: what stands for `data/` in front of their tables."""
+    epochs: float = 3
+    """With a template: so often every row."""
+    tokenizer: str = ""
+    """With a template: the vocabulary that texts are read with; empty: that of its `init_from`."""
+    sets: dict[str, DataSet] = field(default_factory=dict)
+    """More about data sets, by name."""
+    only: list[str] = field(default_factory=list)
+    """These data sets alone."""
+    overrides: list[str] = field(default_factory=list)
+    """a.b=c, for all recipes."""
+
+    def __post_init__(self) -> None:
+        if bool(self.recipes) == bool(self.template):
+            raise UserError("give `recipes`, or `template` and `data`")
+        if self.template and not self.data:
+            raise UserError("data: missing; `template` is for the data sets in a folder")
+        if not self.seed_list or len(set(self.seed_list)) < len(self.seed_list):
+            raise UserError(f"seeds: expected at least one, each once, got {self.seeds!r}")
+
+    @property
+    def seed_list(self) -> list[int]:
+        return list(range(1, self.seeds + 1)) if isinstance(self.seeds, int) else self.seeds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """One run of a suite."""
+
+    name: str
+    """Of its data set."""
+    seed: int
+    values: Mapping[str, Any]
+    """What stands in its recipe file."""
+    folder: Path
+    """Its run folder."""
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}, seed {self.seed}"
+
+    @property
+    def file(self) -> Path:
+        return self.folder.with_name(f"seed_{self.seed}.yaml")
+
+    @property
+    def output(self) -> Path:
+        """What its command says."""
+        return self.folder.with_name(f"seed_{self.seed}.log")
+
+    def scores(self) -> dict[str, dict[str, float]] | None:
+        """{task: {metric: value}} of the weights it ended with; None: it is not done."""
+        path = self.folder / FILE
+        if not path.is_file():
+            return None
+        metrics = read_metrics(path)
+        if not any(event["event"] == "end" for event in metrics.events):
+            return None
+        best = [event["step"] for event in metrics.events if event["event"] == "best"]
+        found = [e["scores"] for e in metrics.evaluations if not best or e["step"] == best[-1]]
+        return {task: _numbers(score) for task, score in found[-1].items()} if found else None
+
+    def failure(self) -> str:
+        """What its command said last, in a line."""
+        text = self.output.read_text(encoding="utf-8", errors="replace")
+        lines = [line for line in text.splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("error: ")]
+        return (errors or lines or ["nothing was said"])[-1]
+
+
+def _numbers(score: Mapping[str, Any]) -> dict[str, float]:
+    """The task's metrics, the one that counts first; accuracy where it has none."""
+    return dict(score.get("metrics") or {"accuracy": score["accuracy"]})
+
+
+# ---- reading ----
+
+
+def read_suite(path: str | Path, overrides: Sequence[str] = ()) -> Suite:
+    """A suite file, with more overrides for all recipes. Raises UserError with file and key."""
+    values = read_yaml(path)
+    try:
+        for name, own in (values.get("sets") or {}).items():
+            settings.parse(DataSet, own, f"sets.{name}")
+        suite = settings.parse(Suite, values, "")
+        known = {*_given(suite), *(_folders(suite) if suite.template else {})}
+        for name in (*suite.only, *suite.sets):
+            if name not in known:
+                raise UserError(f"no data set {name!r}{suggest(name, known)}")
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    return settings.parse(Suite, {**values, "overrides": [*suite.overrides, *overrides]}, str(path))
+
+
+def _given(suite: Suite) -> dict[str, str]:
+    """{name: recipe file}."""
+    if isinstance(suite.recipes, Mapping):
+        return dict(suite.recipes)
+    return {Path(file).stem: file for file in suite.recipes}
+
+
+def _folders(suite: Suite) -> dict[str, Path]:
+    """{name: folder} of the data sets of a folder."""
+    top = Path(suite.data)
+    if not top.is_dir():
+        raise UserError(f"data: {top} is no folder")
+    found = {each.name: each for each in sorted(top.iterdir()) if each.is_dir()}
+    found = {name: each for name, each in found.items() if any(each.glob("train*.*"))}
+    if not found:
+        raise UserError(f"data: no folder in {top} has a file train.*")
+    return found
+
+
+def members(suite: Suite, out: Path) -> list[Member]:
+    """Every run, checked. Raises UserError where a recipe is wrong, or where `out` holds runs of
+    other recipes."""
+    found = []
+    for name, values in _recipes(suite):
+        for seed in suite.seed_list:
+            own = {**copy.deepcopy(values), "seed": seed}
+            make_recipe(own, f"{name}, seed {seed}")
+            member = Member(name=name, seed=seed, values=own, folder=out / name / f"seed_{seed}")
+            _check_same(member)
+            found.append(member)
+    return found
+
+
+def _check_same(member: Member) -> None:
+    if not member.file.is_file():
+        return
+    changed = differences(read_yaml(member.file), member.values)
+    if changed and member.folder.exists():
+        raise UserError(
+            f"{member.file}: holds another recipe: {'; '.join(changed[:3])}; choose another --out, "
+            "or remove that run"
+        )
+
+
+def _recipes(suite: Suite) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(name, what stands in the recipe) of every data set."""
+    names = _folders(suite) if suite.template else _given(suite)
+    for name, where in names.items():
+        if suite.only and name not in suite.only:
+            continue
+        own = suite.sets.get(name, DataSet())
+        overrides = [*suite.overrides, *own.overrides]
+        values = read_values(suite.template or str(where), overrides)
+        if suite.template:
+            values = _filled(suite, name, Path(where), own, values)
+        elif suite.data:
+            _move(values, suite.data)
+        yield name, values
+
+
+def _move(values: dict[str, Any], data: str) -> None:
+    """`data/...` in front of tables becomes `data`."""
+    for source in (values.get("sources") or {}).values():
+        for key in ("table", "validation"):
+            listed = isinstance(source.get(key), list)
+            paths = source[key] if listed else [source[key]] if key in source else []
+            moved = [re.sub(r"^data/", f"{data.rstrip('/')}/", str(path)) for path in paths]
+            if moved:
+                source[key] = moved if listed else moved[0]
+
+
+def _filled(
+    suite: Suite, name: str, folder: Path, own: DataSet, values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The template's values with a data set's source, task and stages."""
+    known = KNOWN.get(name.lower(), {})
+    task = {"kind": "classification", **known.get("task", {}), **own.task, "source": name}
+    source = {
+        "table": _file(folder, [own.train or "train.*"], "train"),
+        "validation": _file(folder, [own.dev or known.get("dev", "")] + list(_DEV), "dev"),
+        "read": own.read or known.get("read", {}),
+        "tokenizer": suite.tokenizer,
+    }
+    best = own.best or known.get("best", "")
+    evaluate = {"best": f"{name}.{best}" if best else name, **(values.get("evaluate") or {})}
+    return {
+        **values,
+        "sources": {name: {key: value for key, value in source.items() if value}},
+        "tasks": {name: task},
+        "stages": [{name: f"{suite.epochs:g} epochs"}],
+        "evaluate": evaluate,
+    }
+
+
+def _file(folder: Path, patterns: Sequence[str], what: str) -> str:
+    for pattern in filter(None, patterns):
+        if found := sorted(folder.glob(pattern)):
+            return str(found[0])
+    tried = " or ".join(filter(None, patterns))
+    raise UserError(f"{folder}: no file {tried}; say which under `sets`: {what}: PATTERN")
+
+
+# ---- running ----
+
+
+@dataclass
+class _Running:
+    member: Member
+    child: subprocess.Popen[bytes]
+    slot: int
+    began: float
+
+
+def run_all(
+    found: Sequence[Member],
+    command: Callable[[Member], Sequence[str]],
+    slots: Sequence[Mapping[str, str]],
+    say: Callable[[str], None] = print,
+) -> dict[str, str]:
+    """Run every member that is not done, one at a time in each slot, whose environment it gets;
+    {title: why} of those that failed. Interrupted, it waits until the runs have saved."""
+    todo = [member for member in found if member.scores() is None]
+    if len(todo) < len(found):
+        say(f"{len(found) - len(todo)} of {len(found)} runs are done")
+    free, running, failed = list(range(len(slots))), [], {}
+    with ExitStack() as open_files:
+        try:
+            while todo or running:
+                while todo and free:
+                    slot = free.pop(0)
+                    running.append(_begin(todo.pop(0), command, slots[slot], slot, open_files))
+                    say(f"== {running[-1].member.title}: in {running[-1].member.folder}")
+                time.sleep(0.1)
+                for each in [each for each in running if each.child.poll() is not None]:
+                    running.remove(each)
+                    free.append(each.slot)
+                    if why := _ended(each, say):
+                        failed[each.member.title] = why
+        except KeyboardInterrupt:
+            stop([each.child for each in running])
+            raise
+    return failed
+
+
+def _begin(
+    member: Member,
+    command: Callable[[Member], Sequence[str]],
+    environment: Mapping[str, str],
+    slot: int,
+    open_files: ExitStack,
+) -> _Running:
+    member.folder.parent.mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump(dict(member.values), sort_keys=False, allow_unicode=True)
+    member.file.write_text(text, encoding="utf-8")
+    output = open_files.enter_context(member.output.open("wb"))
+    child = start_alone(command(member), output, environment)
+    return _Running(member=member, child=child, slot=slot, began=time.monotonic())
+
+
+def _ended(each: _Running, say: Callable[[str], None]) -> str:
+    """Why a run failed; empty: it did not."""
+    member, code, scores = each.member, each.child.returncode, each.member.scores()
+    if code or scores is None:
+        why = member.failure() if code else "it stopped before its end, or evaluated nothing"
+        say(f"== {member.title}: failed (exit code {code}): {why}")
+        return f"exit code {code}: {why}"
+    seconds = time.monotonic() - each.began
+    named = [f"{t} {m} {v:.4f}" for t, values in scores.items() for m, v in values.items()]
+    say(f"== {member.title}: done in {seconds:.0f} s: {', '.join(named)}")
+    return ""
+
+
+# ---- the table ----
+
+
+def compare(
+    found: Sequence[Member],
+    failed: Mapping[str, str],
+    out: Path,
+    say: Callable[[str], None] = print,
+) -> str:
+    """The table; also written to OUT/suite.md and suite.json."""
+    record = {name: _record([m for m in found if m.name == name], failed) for name in _names(found)}
+    text = table(record)
+    notes = "\n".join(f"- {title}: {why}" for title, why in failed.items())
+    page = ["# Scores", text, _NOTE, *(["## Failed", notes] if failed else [])]
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "suite.md").write_text("\n\n".join(page) + "\n", encoding="utf-8")
+    whole = {"sets": record, "average": average(record), "failed": dict(failed)}
+    (out / "suite.json").write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
+    return text
+
+
+_NOTE = (
+    "Median over the seeds, the lowest and the highest, times 100; n: seeds that are done. Scores "
+    "are those of the weights a run ended with: of its best evaluation where the recipe keeps it. "
+    "The average is of the first metric of every task."
+)
+
+
+def _names(found: Sequence[Member]) -> list[str]:
+    return list(dict.fromkeys(member.name for member in found))
+
+
+def _record(of_set: Sequence[Member], failed: Mapping[str, str]) -> dict[str, Any]:
+    """{task: {metric: its numbers}} of a data set's runs, and how many there are."""
+    done = {member.seed: scores for member in of_set if (scores := member.scores()) is not None}
+    tasks: dict[str, dict[str, Any]] = {}
+    for seed, scores in done.items():
+        for task, values in scores.items():
+            for metric, value in values.items():
+                each = tasks.setdefault(task, {}).setdefault(metric, {"values": {}})
+                each["values"][str(seed)] = value
+    for metrics in tasks.values():
+        for each in metrics.values():
+            values = list(each["values"].values())
+            each["median"] = statistics.median(values)
+            each |= {"lowest": min(values), "highest": max(values), "n": len(values)}
+    missing = [m.seed for m in of_set if m.seed not in done]
+    return {
+        "runs": len(of_set),
+        "failed": [m.seed for m in of_set if m.title in failed],
+        "missing": missing,
+        "tasks": tasks,
+    }
+
+
+def average(record: Mapping[str, Any]) -> float | None:
+    """The mean of the medians of the first metrics; None until every data set has one."""
+    firsts = []
+    for each in record.values():
+        if not each["tasks"]:
+            return None
+        firsts += [next(iter(metrics.values()))["median"] for metrics in each["tasks"].values()]
+    return statistics.fmean(firsts) if firsts else None
+
+
+def table(record: Mapping[str, Any]) -> str:
+    """Markdown: a line for each metric of each data set."""
+    rows = [["data set", "metric", "median", "lowest - highest", "n"]]
+    for name, each in record.items():
+        count = f"of {each['runs']}"
+        mark = f", {len(each['failed'])} failed" if each["failed"] else ""
+        if not each["tasks"]:
+            rows.append([name, "-", "failed" if each["failed"] else "-", "-", f"0 {count}{mark}"])
+        first = name
+        for task, metrics in each["tasks"].items():
+            for metric, of in metrics.items():
+                title = metric if task == name or len(each["tasks"]) == 1 else f"{task} {metric}"
+                spread = f"{100 * of['lowest']:.2f} - {100 * of['highest']:.2f}"
+                rows.append(
+                    [first, title, f"{100 * of['median']:.2f}", spread, f"{of['n']} {count}{mark}"]
+                )
+                first = mark = ""
+    if len(record) > 1:
+        mean = average(record)
+        rows.append(["average", "", "-" if mean is None else f"{100 * mean:.2f}", "", ""])
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    rule = ["-" * widths[0], "-" * widths[1], *("-" * (width - 1) + ":" for width in widths[2:])]
+    return "\n".join(_line(row, widths) for row in [rows[0], rule, *rows[1:]])
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    cells = zip(row, widths, strict=True)
+    texts = [c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(cells)]
+    return f"| {' | '.join(texts)} |"

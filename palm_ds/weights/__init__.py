@@ -1,0 +1,1 @@
+"""Weights on disk: our own folder, other formats, conversion between them, downloads."""

@@ -1,0 +1,1 @@
+"""Downloads of published models: HTTP, archives, the Hugging Face hub."""

@@ -1,0 +1,313 @@
+"""Pretrained models by name, in PaddlePALM's words, and from the Hugging Face hub.
+
+    ls()                                         which there are
+    download("pretrain", "ERNIE-v1-zh-base")     ./pretrain/ERNIE-v1-zh-base/, which is returned
+    download("ERNIE-v1-zh-base", path="models")  models/pretrain/ERNIE-v1-zh-base/
+    download("org/name")                         ./pretrain/org/name/, from the hub
+
+Archives come over HTTP (palm_ds.weights.download.http) into a cache, or from a mirror, and are unpacked as
+strangers' (palm_ds.weights.download.archive). A folder is there whole or not at all; one that is there is not
+downloaded again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256 as hash_of
+from pathlib import Path
+from typing import Any
+
+from palm_ds.common.atomic import publish
+from palm_ds.common.errors import UserError, suggest
+from palm_ds.weights.download.archive import BadArchiveError, unpack
+from palm_ds.weights.download.http import PATIENCE, Patience, Progress, fetch, locked
+
+
+@dataclass(frozen=True)
+class Archive:
+    """Where a pretrained model is, and what is known of it beforehand."""
+
+    url: str
+    size: int | None = None
+    sha256: str | None = None
+
+    @property
+    def file(self) -> str:
+        return self.url.rpartition("/")[2]
+
+
+_BERT = "https://bert-models.bj.bcebos.com/"
+_ERNIE = "https://ernie.bj.bcebos.com/"
+_XLNET = "https://xlnet.bj.bcebos.com/"
+_NLP = "https://baidu-nlp.bj.bcebos.com/"
+PRETRAIN: dict[str, Archive] = {
+    # As PaddlePALM lists them. Their sizes and checksums were never published.
+    "RoBERTa-zh-base": Archive(_BERT + "chinese_roberta_wwm_ext_L-12_H-768_A-12.tar.gz"),
+    "RoBERTa-zh-large": Archive(_BERT + "chinese_roberta_wwm_large_ext_L-24_H-1024_A-16.tar.gz"),
+    "ERNIE-v2-en-base": Archive(_ERNIE + "ERNIE_Base_en_stable-2.0.0.tar.gz"),
+    "ERNIE-v2-en-large": Archive(_ERNIE + "ERNIE_Large_en_stable-2.0.0.tar.gz"),
+    "XLNet-cased-base": Archive(_XLNET + "xlnet_cased_L-12_H-768_A-12.tgz"),
+    "XLNet-cased-large": Archive(_XLNET + "xlnet_cased_L-24_H-1024_A-16.tgz"),
+    "ERNIE-v1-zh-base": Archive(_NLP + "ERNIE_stable-1.0.1.tar.gz"),
+    "ERNIE-v1-zh-base-max-len-512": Archive(_ERNIE + "ERNIE_1.0_max-len-512.tar.gz"),
+    "BERT-en-uncased-large-whole-word-masking": Archive(
+        _BERT + "wwm_uncased_L-24_H-1024_A-16.tar.gz"
+    ),
+    "BERT-en-cased-large-whole-word-masking": Archive(_BERT + "wwm_cased_L-24_H-1024_A-16.tar.gz"),
+    "BERT-en-uncased-base": Archive(_BERT + "uncased_L-12_H-768_A-12.tar.gz"),
+    "BERT-en-uncased-large": Archive(_BERT + "uncased_L-24_H-1024_A-16.tar.gz"),
+    "BERT-en-cased-base": Archive(_BERT + "cased_L-12_H-768_A-12.tar.gz"),
+    "BERT-en-cased-large": Archive(_BERT + "cased_L-24_H-1024_A-16.tar.gz"),
+    "BERT-multilingual-uncased-base": Archive(_BERT + "multilingual_L-12_H-768_A-12.tar.gz"),
+    "BERT-multilingual-cased-base": Archive(_BERT + "multi_cased_L-12_H-768_A-12.tar.gz"),
+    "BERT-zh-base": Archive(_BERT + "chinese_L-12_H-768_A-12.tar.gz"),
+}
+# Of PaddlePALM before 1.0. Its bert-cn-large was listed too, and never had an archive.
+_FORMER_NAMES = {
+    "ernie-en-uncased-base": "ERNIE-v2-en-base",
+    "ernie-en-uncased-large": "ERNIE-v2-en-large",
+}
+GROUPS: dict[str, dict[str, Archive]] = {
+    "pretrain": PRETRAIN,
+    # PaddlePALM lists these too and never put anything into them.
+    "vocab": {},
+    "backbone": {},
+    "head": {},
+    "reader": {},
+}
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_FILES = ("*.json", "*.txt", "*.model", "*.md", "LICENSE*")
+_HUB_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")  # these where there are none of those
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where archives are taken from and kept."""
+
+    mirror: str = ""
+    """A base URL, or a folder, that has the archives under their own file names; empty: where
+    they were published."""
+    cache: Path = Path("~/.cache/palm_ds")
+    """Downloaded archives stay here."""
+    patience: Patience = PATIENCE
+
+
+def places_from_environment() -> Places:
+    """PALM_MIRROR, and the user's cache folder (XDG_CACHE_HOME). Nothing else reads them."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "palm_ds"
+    return Places(mirror=os.environ.get("PALM_MIRROR", ""), cache=cache)
+
+
+def ls(item: str = "all", scope: str = "all") -> None:
+    """Print what can be downloaded: all groups or one, all of its names or one."""
+    groups = GROUPS if item.lower() == "all" else {_group(item): GROUPS[_group(item)]}
+    for group, archives in groups.items():
+        names = archives if scope.lower() == "all" else [_name(scope, archives)]
+        print(f"Available {group} items:")
+        for name in names:
+            print(f"  => {name}")
+
+
+def download(
+    item: str,
+    scope: str = "all",
+    path: str | Path = ".",
+    *,
+    places: Places | None = None,
+    again: bool = False,
+    revision: str | None = None,
+) -> Path:
+    """Download a pretrained model; returns its folder, `path`/pretrain/NAME.
+
+    `item` is a group and `scope` a name in it or `all`, as in PaddlePALM, or `item` is a name by
+    itself; names in any case, also PaddlePALM's former ones (`ernie-en-uncased-large`,
+    `bert-cn-base`). `org/name` is a repository of the Hugging Face hub,
+    at `revision`. `places`: by default PALM_MIRROR and the user's cache folder. `again`: even if
+    the folder is there. Raises UserError in one line.
+    """
+    path, places = Path(path), places or places_from_environment()
+    if _HUB_NAME.fullmatch(item):
+        folder = path / "pretrain" / item
+        return _made(folder, lambda folder: _from_hub(item, folder, revision), places, again)
+    if revision is not None:
+        raise UserError(f"revision: {item} has none; the hub's `org/name` have")
+    if item.lower() not in GROUPS and item.lower() != "all":
+        return _from_archive(_name(item, PRETRAIN), path / "pretrain", places, again)
+    groups = list(GROUPS) if item.lower() == "all" else [_group(item)]
+    if item.lower() != "all" and not GROUPS[groups[0]]:
+        raise UserError(f"{item}: PaddlePALM has the group, but nothing in it")
+    for group in groups:
+        names = GROUPS[group] if scope.lower() == "all" else [_name(scope, GROUPS[group])]
+        found = [_from_archive(name, path / group, places, again) for name in names]
+        if scope.lower() != "all":
+            return found[0]
+    return path / groups[0]
+
+
+# ---- names ----
+
+
+def _group(item: str) -> str:
+    if item.lower() not in GROUPS:
+        raise UserError(f'no "{item}" among the groups{suggest(item.lower(), GROUPS)}')
+    return item.lower()
+
+
+def _name(given: str, archives: dict[str, Archive]) -> str:
+    """The name as it is listed. Any case will do, `cn` for `zh`, and PaddlePALM's former names."""
+    known = {name.lower(): name for name in archives}
+    known |= {old: name for old, name in _FORMER_NAMES.items() if name in archives}
+    plain = re.sub(r"(?<=-)cn(?=-|$)", "zh", given.lower().replace("_", "-"))
+    if plain not in known:
+        near = suggest(plain, known)
+        for lower, name in known.items():
+            near = near.replace(f'"{lower}"', f'"{name}"')
+        raise UserError(f'no "{given}" to download{near}')
+    return known[plain]
+
+
+# ---- archives ----
+
+
+def _from_archive(name: str, group: Path, places: Places, again: bool) -> Path:
+    """One name's folder, from the mirror folder, the cache, or the network."""
+
+    def make(folder: Path) -> None:
+        file, url = _archive_file(name, places)
+        try:
+            _unpack(file, folder)
+        except BadArchiveError as error:
+            if not url:
+                raise
+            file.unlink(missing_ok=True)
+            raise BadArchiveError(f"{error} (of {url}; it is deleted)") from None
+
+    return _made(group / name, make, places, again)
+
+
+def _made(folder: Path, make: Callable[[Path], None], places: Places, again: bool) -> Path:
+    """A folder that is there, or is made by one process at a time. The lock is in the cache, not
+    beside the folder."""
+    if again or not _there(folder):
+        mark = hash_of(str(folder.absolute()).encode()).hexdigest()[:16]
+        with locked(places.cache.expanduser() / "locks" / mark, str(folder)):
+            if again or not _there(folder):  # still
+                make(folder)
+    return folder
+
+
+def _archive_file(name: str, places: Places) -> tuple[Path, str]:
+    """The archive as a file, and the address it came from; empty for a mirror folder."""
+    archive = PRETRAIN[name]
+    if places.mirror and "://" not in places.mirror:
+        file = Path(places.mirror).expanduser() / archive.file
+        if not file.is_file():
+            raise UserError(f"{name}: no {archive.file} in the mirror {places.mirror}")
+        return file, ""
+    url = f"{places.mirror.rstrip('/')}/{archive.file}" if places.mirror else archive.url
+    file = _cached(url, places.cache)
+    known = {"size": archive.size, "sha256": archive.sha256}
+    try:
+        with _bar(name) as progress:
+            fetch(url, file, **known, patience=places.patience, progress=progress)
+    except UserError as error:
+        elsewhere = f"; PALM_MIRROR may name another place that has {archive.file}"
+        ours = not str(error).startswith(url)  # a full disk, a folder that cannot be written
+        raise UserError(f"{error}{'' if ours else elsewhere}") from None
+    return file, url
+
+
+def _cached(url: str, cache: Path) -> Path:
+    """A file of its own for each address: what one mirror sent is not taken for another's."""
+    mark = hash_of(url.rpartition("/")[0].encode()).hexdigest()[:8]
+    return cache.expanduser() / "archives" / mark / url.rpartition("/")[2]
+
+
+def _unpack(file: Path, folder: Path) -> None:
+    def write(part: Path) -> None:
+        unpack(file, part, flatten=True)
+
+    _publish(folder, write)
+
+
+def _publish(folder: Path, write: Callable[[Path], None]) -> None:
+    try:
+        publish(folder, write)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written: {error.strerror}") from None
+
+
+def _there(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir())
+
+
+@contextmanager
+def _bar(name: str) -> Iterator[Progress]:
+    """How far a download is, on a terminal; elsewhere nothing is said."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda done, total: None
+        return
+    columns = (TextColumn(name), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console) as bars:
+        task = bars.add_task("", total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+# ---- the hub ----
+
+
+def _from_hub(name: str, folder: Path, revision: str | None) -> None:
+    """A copy of the hub's snapshot: huggingface_hub has its own cache, resumes, and knows
+    HF_HUB_OFFLINE, tokens and mirrors."""
+    for weights in _HUB_WEIGHTS:
+        snapshot = _snapshot(name, revision, [*_HUB_FILES, weights])
+        if any(snapshot.glob(weights)):
+            break
+    else:
+        raise UserError(f"{name}: holds no {' and no '.join(_HUB_WEIGHTS)}")
+    files = {file for pattern in (*_HUB_FILES, weights) for file in snapshot.glob(pattern)}
+    _publish(folder, lambda part: _copy(files, part))
+
+
+def _copy(files: Iterable[Path], folder: Path) -> None:
+    for file in files:
+        shutil.copyfile(file, folder / file.name)
+
+
+def _snapshot(name: str, revision: str | None, patterns: list[str]) -> Path:
+    import huggingface_hub
+    from huggingface_hub import errors
+    from huggingface_hub.utils import disable_progress_bars
+
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    here: dict[str, Any] = {"allow_patterns": patterns, "ignore_patterns": ["*/*"]}
+    try:
+        return Path(huggingface_hub.snapshot_download(name, revision=revision, **here))
+    except errors.GatedRepoError:
+        why = (
+            "its owner wants to be asked first: do so on the hub, then log in with `hf auth login`"
+        )
+    except errors.RepositoryNotFoundError:
+        why = "the hub has no such repository, or it is private"
+    except errors.RevisionNotFoundError:
+        why = f"no revision {revision!r} there"
+    except errors.LocalEntryNotFoundError as error:
+        offline = huggingface_hub.is_offline_mode()
+        why = "HF_HUB_OFFLINE is set" if offline else "the hub cannot be reached"
+        if isinstance(error.__cause__, errors.HfHubHTTPError):
+            why = f"the hub cannot answer ({str(error.__cause__).splitlines()[0]})"
+        why += ", and the cache of the hub does not hold it whole"
+    except Exception as error:  # of several libraries; all say that it did not come
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+    raise UserError(f"{name}: {why}") from None

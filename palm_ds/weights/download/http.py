@@ -1,0 +1,334 @@
+"""Downloads one file over HTTP: resumes, retries, checks size and hash, then renames it into place.
+
+    file.part        the bytes so far           file.part.json   their URL and version
+    file.lock        held by the process that downloads
+    file             whole or absent
+
+If the server ignores `Range` or has a new version of the file, the download restarts from 0. Not
+`pooch`, which has no resume and no lock, nor huggingface_hub's `http_get`, which can join bytes of
+two versions of a file (no If-Range, no check of Content-Range) and takes files of any size.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from email.message import Message
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+from typing import Any
+
+from palm_ds.common.errors import UserError
+
+Progress = Callable[[int, int | None], None]
+"""Called with the bytes so far and, if known, the size of the whole file."""
+
+_CHUNK = 1 << 18
+_AGAIN = {408, 425, 429, 500, 502, 503, 504}  # worth another try
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """When to give up. A try that brings new bytes resets the count."""
+
+    tries: int = 6
+    wait: float = 1.0
+    """Seconds before the second try; doubled before each further one."""
+    longest_wait: float = 30.0
+    timeout: float = 60.0
+    """Seconds without a byte after which a connection counts as broken."""
+    most: int = 64 << 30
+    """Bytes; a larger file is refused."""
+
+
+PATIENCE = Patience()
+
+
+class _RetryableError(Exception):
+    """This try failed, another may succeed. `wait`: seconds, if the server asks for them."""
+
+    def __init__(self, why: str, wait: float | None = None):
+        super().__init__(why)
+        self.wait = wait
+
+
+def fetch(
+    url: str,
+    file: Path,
+    *,
+    size: int | None = None,
+    sha256: str | None = None,
+    patience: Patience = PATIENCE,
+    progress: Progress = lambda done, total: None,
+) -> Path:
+    """Downloads `url` as `file`, unless the file exists; returns it.
+
+    Other processes wait for the one that downloads. Raises UserError in one line: the server's
+    answer, an unreachable host, a full disk, a wrong size or hash. After a broken connection the
+    partial file is kept, a wrong file never is.
+    """
+    if not re.match(r"https?://[^/\s]+/\S*$", url, re.IGNORECASE):
+        raise UserError(f"{url}: not an http or https address")
+    with locked(file, file.name):
+        if not file.exists():
+            part = _Part(url, file, size)
+            try:
+                _fetch(part, patience, progress)
+            except UserError:
+                if not part.done:
+                    part.forget()
+                raise
+            _check(part, sha256)
+            with _writing(file):
+                os.replace(part.path, file)
+            part.forget()
+    return file
+
+
+def _fetch(part: _Part, patience: Patience, progress: Progress) -> None:
+    failed, best = 0, part.done
+    while True:
+        try:
+            return _one_try(part, patience, progress)
+        except _RetryableError as broken:
+            failed = 1 if part.done > best else failed + 1
+            best = max(best, part.done)
+            if failed >= patience.tries:
+                so_far = f" ({part.done:,} bytes are kept for the next try)" if part.done else ""
+                raise UserError(f"{part.url}: {broken}, {failed} times{so_far}") from None
+            wait = patience.wait * 2 ** (failed - 1) if broken.wait is None else broken.wait
+            wait = min(wait, patience.longest_wait)
+            if wait >= 1:
+                print(f"{part.url}: {broken}; again in {wait:.0f} s", file=sys.stderr, flush=True)
+            time.sleep(wait)
+
+
+# ---- the partial file ----
+
+
+class _Part:
+    """The bytes so far, and the URL and version they belong to."""
+
+    def __init__(self, url: str, file: Path, size: int | None):
+        self.url, self.known_size = url, size
+        self.path = file.with_name(file.name + ".part")
+        self.about = file.with_name(file.name + ".part.json")
+        self.version, self.total = "", size
+        self._recall()
+
+    @property
+    def done(self) -> int:
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def _recall(self) -> None:
+        """Reads what `remember` wrote; bytes of another or unknown URL are deleted."""
+        try:
+            about = json.loads(self.about.read_text("utf-8"))
+            url, version, total = (about[key] for key in ("url", "version", "total"))
+        except (OSError, ValueError, LookupError, TypeError):
+            url, version, total = "", "", None
+        if url == self.url and isinstance(version, str) and isinstance(total, int | None):
+            self.version, self.total = version, total
+        else:
+            self.forget()
+
+    def remember(self, version: str, total: int | None) -> None:
+        self.version, self.total = version, total
+        about = {"url": self.url, "version": version, "total": total}
+        with _writing(self.about):
+            self.about.write_text(json.dumps(about) + "\n", "utf-8")
+
+    def forget(self) -> None:
+        self.version, self.total = "", self.known_size
+        for path in (self.path, self.about):
+            path.unlink(missing_ok=True)
+
+
+# ---- one try ----
+
+
+def _one_try(part: _Part, patience: Patience, progress: Progress) -> None:
+    headers = {"User-Agent": "palm_ds", "Accept-Encoding": "identity"}
+    if part.done:
+        headers["Range"] = f"bytes={part.done}-"
+        if part.version:
+            headers["If-Range"] = part.version
+    try:
+        with _open(part.url, headers, patience.timeout) as response:
+            total = _resume_or_restart(part, response)
+            _check_room(part, total, patience)
+            _read(part, response, total, patience, progress)
+    except urllib.error.HTTPError as error:
+        error.close()
+        _http_error(part, error)
+    except urllib.error.URLError as error:
+        raise _RetryableError(
+            f"{_host(part.url)} cannot be reached ({_reason(error.reason)})"
+        ) from None
+    except (OSError, HTTPException, UnicodeError) as error:
+        raise _RetryableError(f"the connection broke ({_reason(error)})") from None
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Redirects stay with http and https, and never leave https."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str):
+        old, new = (urllib.parse.urlsplit(url).scheme for url in (req.full_url, newurl))
+        if new not in ("http", "https") or (old, new) == ("https", "http"):
+            fp.close()
+            raise UserError(f"{req.full_url}: leads to {newurl[:200]!r}, which is not followed")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _open(url: str, headers: dict[str, str], timeout: float) -> HTTPResponse:
+    opener = urllib.request.build_opener(_Redirects)
+    return opener.open(urllib.request.Request(url, headers=headers), timeout=timeout)
+
+
+def _resume_or_restart(part: _Part, response: HTTPResponse) -> int | None:
+    """Resumes the partial file or restarts it, as the answer allows; returns the size of the
+    whole file, if known."""
+    version = _version(response.headers)
+    length = response.headers.get("Content-Length", "")
+    if response.status == 206:
+        found = re.fullmatch(
+            r"bytes (\d{1,18})-\d+/(\d{1,18}|\*)", response.headers.get("Content-Range", "").strip()
+        )
+        total = int(found[2]) if found and found[2] != "*" else None
+        if found and int(found[1]) == part.done and part.total in (None, total):
+            part.remember(version or part.version, total)
+            return total
+        part.forget()
+        raise _RetryableError("the server sent another range than was requested", wait=0)
+    total = int(length) if re.fullmatch(r"\d{1,18}", length) else None
+    part.forget()
+    part.remember(version, total)
+    return total
+
+
+def _version(headers: Message) -> str:
+    """Identifies the version of a file: a strong ETag, or a date."""
+    tag = headers.get("ETag", "")
+    return tag if tag.startswith('"') else headers.get("Last-Modified", "")
+
+
+def _check_room(part: _Part, total: int | None, patience: Patience) -> None:
+    if total is None:
+        return
+    if part.known_size is not None and total != part.known_size:
+        part.forget()
+        raise UserError(f"{part.url}: {total:,} bytes; {part.known_size:,} expected")
+    if total > patience.most:
+        part.forget()
+        raise UserError(f"{part.url}: {total:,} bytes; at most {patience.most:,} are accepted")
+    free = shutil.disk_usage(part.path.parent).free
+    if total - part.done > free:
+        raise UserError(
+            f"{part.path}: the disk is full: {total - part.done:,} bytes are missing, "
+            f"{free:,} are free"
+        )
+
+
+def _read(
+    part: _Part, response: HTTPResponse, total: int | None, patience: Patience, progress: Progress
+) -> None:
+    done = part.done
+    progress(done, total)
+    with _writing(part.path):
+        file = part.path.open("ab")
+    with file:
+        while chunk := response.read1(_CHUNK):
+            done += len(chunk)
+            if done > (patience.most if total is None else total):
+                part.forget()
+                raise UserError(f"{part.url}: the server sends more than it should")
+            with _writing(part.path):
+                file.write(chunk)
+                file.flush()
+            progress(done, total)
+    if total is not None and done < total:
+        raise _RetryableError(f"the connection ended after {done:,} of {total:,} bytes")
+
+
+def _http_error(part: _Part, error: urllib.error.HTTPError) -> None:
+    if error.code == 416:  # nothing beyond the part: it is the whole, or of another file
+        whole = re.fullmatch(r"bytes \*/(\d{1,18})", error.headers.get("Content-Range", "").strip())
+        if whole and int(whole[1]) == part.done:
+            return
+        part.forget()
+        raise _RetryableError("the server has nothing after the bytes that are here", wait=0)
+    said = f"the server says {error.code} {_line(error.reason)}"
+    if error.code in _AGAIN:
+        asked = error.headers.get("Retry-After", "")
+        raise _RetryableError(said, wait=float(asked) if asked.isdecimal() else None)
+    raise UserError(f"{part.url}: {said}") from None
+
+
+def _host(url: str) -> str:
+    return urllib.parse.urlsplit(url).netloc
+
+
+def _reason(error: object) -> str:
+    return _line((error.strerror if isinstance(error, OSError) else None) or error or repr(error))
+
+
+def _line(said: object) -> str:
+    """One line of an untrusted text, without control characters for the terminal."""
+    first = (str(said).splitlines() or [""])[0][:200]
+    return "".join(letter if letter.isprintable() else "?" for letter in first)
+
+
+# ---- publishing ----
+
+
+def _check(part: _Part, sha256: str | None) -> None:
+    wrong, size = "", part.known_size
+    if size not in (None, part.done):
+        wrong = f"{part.done:,} bytes came, {size:,} expected"
+    elif sha256 is not None:
+        with part.path.open("rb") as file:
+            digest = hashlib.sha256()
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+        if digest.hexdigest() != sha256.lower():
+            wrong = f"sha256 is {digest.hexdigest()}, {sha256.lower()} expected"
+    if wrong:
+        part.forget()
+        raise UserError(f"{part.url}: {wrong}; the file is deleted")
+
+
+@contextmanager
+def locked(file: Path, name: str) -> Iterator[None]:
+    """One process at a time, by `file`.lock; the lock ends with its process, however that ends.
+    `name`: what the others wait for."""
+    with _writing(file.parent):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle = file.with_name(file.name + ".lock").open("ab")
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"{name}: another process is working on it; waiting", file=sys.stderr, flush=True)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """A full disk or a folder without write access is not the connection's fault."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from None

@@ -1,0 +1,166 @@
+"""A model in DeepSpeed's own shards: ours, or one of Hugging Face's that somebody trained.
+
+    FOLDER/latest, FOLDER/TAG/*_states.pt       (deepspeed_files.py reads them)
+    config.json or weights.json beside them     the encoder's numbers, which the shards do not have
+
+Parameters go by the names of the module that was trained, perhaps inside another (`model.`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from palm_ds.common.errors import UserError
+from palm_ds.model.config import BackboneConfig
+from palm_ds.weights.formats import native as own
+from palm_ds.weights.formats.contents import Contents, Entry, Head, with_eps
+from palm_ds.weights.formats.deepspeed.zero_shards import Shards, open_shards, tag_folder
+from palm_ds.weights.formats.expected_shapes import checked
+from palm_ds.weights.formats.huggingface.names import (
+    CLASSIFIER,
+    MASKED_WORDS,
+    NEXT_SENTENCE,
+    QUESTION_ANSWERING,
+    to_ours,
+)
+from palm_ds.weights.formats.huggingface.read import CONFIG, TOKENIZERS, read_config
+
+_OURS, _THEIRS = "backbone.word.weight", "embeddings.word_embeddings.weight"
+
+
+def recognises(path: Path) -> bool:
+    """A folder of shards, or one whose `latest` names such a folder."""
+    return tag_folder(Path(path)) is not None
+
+
+def open_contents(path: Path, *, config: Path | None = None, eps: float | None = None) -> Contents:
+    """A model in shards, opened.
+
+    `config`: the config.json or weights.json with the encoder's numbers, or its folder; by default
+    one beside the shards. `eps`: of LayerNorm, where that file is wrong about it.
+    """
+    path = Path(path)
+    folder = tag_folder(path)
+    if folder is None:
+        raise UserError(f"{path}: no shards of DeepSpeed: no *_model_states.pt, no latest")
+    shards = open_shards(folder)
+    prefix, ours = _prefix(shards)
+    file = _config_file(folder, config)
+    open_ = _ours if ours else _huggingface
+    return checked(with_eps(open_(shards, prefix, file), eps))
+
+
+def _prefix(shards: Shards) -> tuple[str, bool]:
+    """What the wrapper puts before each name, and whether the names are ours."""
+    for end, ours in ((_OURS, True), (_THEIRS, False)):
+        for name in shards.entries:
+            if name == end or name.endswith("." + end):
+                return name.removesuffix(end), ours
+    some = ", ".join(list(shards.entries)[:3])
+    raise UserError(
+        f"{shards.folder}: neither a model of palm_ds (no {_OURS}) nor one of Hugging Face's Bert, "
+        f"Ernie or Roberta (no {_THEIRS}); it has {some}, ..."
+    )
+
+
+def _config_file(folder: Path, given: Path | None) -> Path:
+    places = [Path(given)] if given else [folder, folder.parent]
+    for place in places:
+        for file in (place, place / CONFIG, place / own.INFO):
+            if file.is_file():
+                return file
+    where = str(given) if given else f"{folder} or {folder.parent}"
+    raise UserError(
+        f"{folder}: the shards do not say the encoder's numbers, and there is no {CONFIG} or "
+        f"{own.INFO} in {where}; name one (--config)"
+    )
+
+
+def _numbers(file: Path) -> tuple[BackboneConfig, str]:
+    """The encoder's numbers, and Hugging Face's model_type ("" where the file is ours)."""
+    if file.name == own.INFO:
+        return own.read_info(file).backbone, ""
+    if file.name != CONFIG:
+        raise UserError(f"{file}: a {CONFIG} or a {own.INFO} is wanted")
+    about, config = read_config(file.parent)
+    return config, about["model_type"]
+
+
+def _ours(shards: Shards, prefix: str, file: Path) -> Contents:
+    config, _ = _numbers(file)
+    inside, left = _within(shards, prefix)
+    inside = {name: inside[name] for name in own.ordered(inside)}
+    shapes = {name: entry.shape for name, entry in inside.items()}
+    info = own.read_info(file) if file.name == own.INFO else None
+    return Contents(
+        path=shards.folder,
+        format=_format(shards, "palm_ds"),
+        config=_with_words(config, inside),
+        entries=inside,
+        heads=own.heads_of(shapes, info.token_heads if info else ()),
+        task_ids=info.task_ids if info else {},
+        head_of=info.head_of if info else {},
+        export_task=info.export_task if info else "",
+        left=left,
+        tokenizer=_tokenizer(file.parent),
+        notes=shards.notes,
+    )
+
+
+def _huggingface(shards: Shards, prefix: str, file: Path) -> Contents:
+    config, kind = _numbers(file)
+    if not kind:
+        raise UserError(f"{shards.folder}: a model of Hugging Face's, but {file} is palm_ds's")
+    inside, left = _within(shards, prefix.removesuffix(f"{kind}."))
+    entries, more = to_ours(inside, kind, config.layers, str(shards.folder))
+    return Contents(
+        path=shards.folder,
+        format=_format(shards, f"Hugging Face {kind.capitalize()}"),
+        config=_with_words(config, entries),
+        entries=entries,
+        heads=_heads(entries),
+        left={**left, **more},
+        tokenizer=_tokenizer(file.parent),
+        notes=shards.notes,
+    )
+
+
+def _heads(entries: Mapping[str, Entry]) -> dict[str, Head]:
+    """A classifier reads whole texts where the model has a pooler: shards do not name its class."""
+    found: dict[str, Head] = {}
+    if f"heads.{MASKED_WORDS}.bias" in entries:
+        found[MASKED_WORDS] = Head(kind="masked_words", pooled=False)
+    for name in (NEXT_SENTENCE, CLASSIFIER, QUESTION_ANSWERING):
+        out = entries.get(f"heads.{name}.out.bias")
+        if out is not None:
+            pooled = name != QUESTION_ANSWERING and "backbone.pooler.dense.weight" in entries
+            found[name] = Head(kind="classes", classes=out.shape[0], pooled=pooled)
+    return found
+
+
+def _within(shards: Shards, prefix: str) -> tuple[dict[str, Entry], dict[str, str]]:
+    """The model's tensors without the wrapper's prefix, and what else stays behind."""
+    inside = {n.removeprefix(prefix): e for n, e in shards.entries.items() if n.startswith(prefix)}
+    outside = [name for name in shards.entries if not name.startswith(prefix)]
+    why = f"outside the model, which is under {prefix}" if prefix else ""
+    return inside, {**shards.left, **dict.fromkeys(outside, why)}
+
+
+def _with_words(config: BackboneConfig, entries: Mapping[str, Entry]) -> BackboneConfig:
+    words = entries.get(_OURS)
+    if config.vocab_size is None and words is not None:
+        return replace(config, vocab_size=words.shape[0])
+    return config
+
+
+def _format(shards: Shards, whose: str) -> str:
+    return f"DeepSpeed ZeRO {shards.stage}, {whose}"
+
+
+def _tokenizer(folder: Path) -> Path | None:
+    for place in (folder / "tokenizer", folder):
+        if any((place / name).is_file() for name in TOKENIZERS):
+            return place
+    return None

@@ -1,0 +1,386 @@
+"""DeepSpeed's own shards, any ZeRO stage, as fp32 tensors by name. DeepSpeed is not needed.
+
+    TAG/mp_rank_00_model_states.pt                  the module in its own precision; stages 0 to 2
+    TAG/zero_pp_rank_R_mp_rank_00_model_states.pt   stage 3: shapes, shares of what is frozen
+    TAG/[bf16_]zero_pp_rank_R_mp_rank_00_optim_states.pt   share R of the fp32 weights and moments
+
+ZeRO 1 and 2 lay the parameters of a group end to end and give each process a range; ZeRO 3 gives
+each process a share of every parameter. The names and shapes are in the model's file; a parameter
+that is in no group (frozen) is in the module itself, which DeepSpeed's own script forgets at
+stage 1.
+
+The files are pickles. torch's loader of tensors alone reads them; the three classes of DeepSpeed's
+that genuine files hold are replaced by a stand-in that does nothing, any other is refused by name.
+Values are mapped, not read, until somebody asks.
+"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from palm_ds.common.errors import UserError
+from palm_ds.weights.formats.contents import BUFFER, COPY, OPTIMIZER, Entry
+from palm_ds.weights.formats.tensor_files import held
+
+LATEST = "latest"
+_MAPPED_BYTES = 256 << 20
+"""A reader of shards has about so much of their weights in memory."""
+GENUINE = (
+    "deepspeed.utils.tensor_fragment.fragment_address",
+    "deepspeed.runtime.fp16.loss_scaler.LossScaler",
+    "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
+    "deepspeed.runtime.zero.config.ZeroStageEnum",
+)
+"""The classes that DeepSpeed's files hold beside tensors and plain values."""
+_MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
+_OPTIM = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
+_FLAT, _SHARES = "single_partition_of_fp32_groups", "fp32_flat_groups"  # stages 1 and 2; stage 3
+_KNOWN = set(
+    """module buffer_names optimizer param_shapes frozen_param_shapes shared_params
+    frozen_param_fragments lr_scheduler data_sampler random_ltd sparse_tensor_module_names
+    skipped_steps global_steps global_samples dp_world_size mp_world_size num_experts
+    checkpoint_parallel_dimensions ds_config ds_version universal_checkpoint_info
+    """.split()  # noqa: SIM905  a wall of quotes reads worse
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shards:
+    """What a folder of shards holds, under the module's names."""
+
+    folder: Path
+    stage: int
+    entries: Mapping[str, Entry]
+    left: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+
+def tag_folder(path: Path) -> Path | None:
+    """The folder of shards: this one, or the one that `latest` in it names."""
+    if _named(path, _MODEL):
+        return path
+    try:
+        tag = (path / LATEST).read_bytes()[:200].decode().strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    inside = tag and Path(tag).name == tag and tag not in (".", "..")
+    return path / tag if inside and _named(path / tag, _MODEL) else None
+
+
+def open_shards(folder: Path) -> Shards:
+    """Every parameter of a folder of shards. Raises UserError where a file is missing, damaged, or
+    holds what a genuine one does not.
+
+    What was read of mapped files counts as this process's memory while they are open, so they are
+    opened anew after every `_MAPPED_BYTES`."""
+    places: _Places = {}
+    shards = _opened(folder, places)
+    reader = _Reader(shards, places)
+    entries = {
+        name: replace(entry, read=partial(reader.read, name))
+        for name, entry in shards.entries.items()
+    }
+    return replace(shards, entries=entries)
+
+
+class _Reader:
+    """Reads shards, and lets go of what was read."""
+
+    def __init__(self, shards: Shards, places: _Places):
+        self.folder, self.places = shards.folder, places
+        self._entries: Mapping[str, Entry] = shards.entries
+        # Bytes read since the shards were opened; a search for places has read all of them.
+        self._mapped = _MAPPED_BYTES if places else 0
+
+    def read(self, name: str) -> torch.Tensor:
+        if self._mapped >= _MAPPED_BYTES:
+            self._entries, self._mapped = _opened(self.folder, self.places).entries, 0
+        if name not in self._entries:
+            raise UserError(f"{self.folder}: {name} is gone: other shards than when it was opened")
+        values = self._entries[name].read()
+        self._mapped += values.nbytes
+        return values
+
+
+def _opened(folder: Path, places: _Places) -> Shards:
+    """`places`: where fp32 weights without names are; found where there are none yet."""
+    models, optims = _by_rank(folder, _MODEL), _by_rank(folder, _OPTIM)
+    if not models:
+        raise UserError(f"{folder}: its shards have been deleted meanwhile")
+    model = _load(models[0])
+    try:
+        if not optims:
+            return _stage_0(folder, model, places)
+        states = [_load(optims[rank])["optimizer_state_dict"] for rank in sorted(optims)]
+        _check_world(folder, model, optims)
+        if _SHARES in states[0]:
+            _check_ranks(folder, models, len(states))
+            others = [_load(models[rank]) for rank in range(1, len(models))]
+            return _stage_3(folder, [model, *others], states)
+        return _stages_1_and_2(folder, model, states)
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise UserError(
+            f"{folder}: not laid out as DeepSpeed lays out its shards: {what}"
+        ) from None
+
+
+# ---- the files ----
+
+
+def _named(folder: Path, pattern: re.Pattern[str]) -> list[str]:
+    try:
+        return sorted(p.name for p in folder.iterdir() if pattern.fullmatch(p.name))
+    except OSError:
+        return []
+
+
+def _by_rank(folder: Path, pattern: re.Pattern[str]) -> dict[int, Path]:
+    found: dict[int, Path] = {}
+    for name in _named(folder, pattern):
+        match = pattern.fullmatch(name)
+        assert match is not None
+        if int(match[2]):
+            raise UserError(f"{folder / name}: of a model split over tensor-parallel processes")
+        found[int(match[1] or 0)] = folder / name
+    if found:
+        _check_ranks(folder, found, len(found))
+    return found
+
+
+def _check_ranks(folder: Path, files: Mapping[int, Path], world: int) -> None:
+    missing = [rank for rank in range(max(world, max(files) + 1)) if rank not in files]
+    if missing:
+        kind = files[min(files)].name.rsplit("_", 2)[-2]
+        raise UserError(f"{folder}: the {kind}_states file of process {missing[0]} is missing")
+
+
+def _check_world(folder: Path, model: Mapping[str, Any], optims: Mapping[int, Path]) -> None:
+    world = model.get("dp_world_size", len(optims))
+    if world != len(optims):
+        raise UserError(f"{folder}: saved by {world} processes, there are files of {len(optims)}")
+
+
+class _StandIn:
+    """In the place of a class of DeepSpeed's: takes what it is given and does nothing."""
+
+    def __init__(self, *_arguments: object, **_named: object):
+        pass
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+def _load(path: Path) -> dict[str, Any]:
+    # A class each: torch's loader tells them apart by what they are, not by the name asked for.
+    allowed: list[Any] = [(type("StandIn", (_StandIn,), {}), name) for name in GENUINE]
+    try:
+        with torch.serialization.safe_globals(allowed):
+            state = torch.load(
+                path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+            )
+    except Exception as error:  # pickle raises many kinds; all mean that it is none of theirs
+        raise UserError(f"{path}: {_refusal(str(error))}") from None
+    if not isinstance(state, dict):
+        raise UserError(f"{path}: holds {type(state).__name__}, not DeepSpeed's keys and values")
+    return state
+
+
+def _refusal(said: str) -> str:
+    """What a pickle asked for that is not allowed, else why it cannot be read."""
+    if asked := re.search(r"GLOBAL ([\w.]+)", said):
+        return f"refused: it asks for {asked[1]}, which DeepSpeed's own files do not"
+    if other := re.search(r"Unsupported [^\n]*", said):
+        return f"refused: {other[0]}"
+    lines = [line.strip() for line in said.splitlines() if line.strip()] or ["empty"]
+    return f"cannot be read as DeepSpeed's shard: {lines[0]}"
+
+
+# ---- the stages ----
+
+
+def _stage_0(folder: Path, model: Mapping[str, Any], places: _Places) -> Shards:
+    """All in one file; the fp32 weights of a half-precision run have no names there."""
+    parameters = _parameters(model)
+    lines = _masters(model.get("optimizer"))
+    if not places:
+        places.update(_matched(lines, parameters))
+    found = {name: lines[line][start:end] for name, (line, start, end) in places.items()}
+    entries = {
+        name: _entry(name, [found.get(name, tensor)], tensor.shape)
+        for name, tensor in parameters.items()
+    }
+    half = [n for n, x in parameters.items() if x.dtype != torch.float32 and n not in found]
+    notes = [f"{len(half)} parameters in half precision: no fp32 weights of them are there"]
+    return _shards(folder, 0, entries, model, notes if half else [])
+
+
+def _stages_1_and_2(folder: Path, model: Mapping[str, Any], states: Sequence[Any]) -> Shards:
+    entries: dict[str, Entry] = {}
+    for number, shapes in enumerate(model["param_shapes"]):
+        line = [_tensor(state[_FLAT][number]).view(-1) for state in states]
+        begun = 0
+        for name, shape in shapes.items():
+            entries[name] = _entry(name, _range(line, begun, prod(shape)), shape)
+            begun += prod(shape)
+        _check_size(folder, sum(map(len, line)), begun, len(states))
+    entries |= {  # frozen ones
+        name: held(name, tensor)
+        for name, tensor in _parameters(model).items()
+        if name not in entries
+    }
+    stage = (model.get("ds_config") or {}).get("zero_optimization", {}).get("stage", 1)
+    return _shards(folder, stage, entries, model)
+
+
+def _stage_3(folder: Path, models: Sequence[Any], states: Sequence[Any]) -> Shards:
+    # A process's groups laid end to end: one line of its shares of all parameters.
+    lines = [[_tensor(x).view(-1) for x in state[_SHARES]] for state in states]
+    entries: dict[str, Entry] = {}
+    begun, world = 0, len(states)
+    for shapes in models[0]["param_shapes"]:
+        for name, shape in shapes.items():
+            share = -(-prod(shape) // world)
+            pieces = [piece for line in lines for piece in _range(line, begun, share)]
+            entries[name] = _entry(name, pieces, shape)
+            begun += share
+    for line in lines:
+        _check_size(folder, sum(map(len, line)), begun, world)
+    for name, shape in (models[0].get("frozen_param_shapes") or {}).items():
+        pieces = [_tensor(each["frozen_param_fragments"][name]).view(-1) for each in models]
+        entries[name] = _entry(name, pieces, shape)
+    return _shards(folder, 3, entries, models[0])
+
+
+def _shards(
+    folder: Path,
+    stage: int,
+    entries: dict[str, Entry],
+    model: Mapping[str, Any],
+    notes: Sequence[str] = (),
+) -> Shards:
+    """In the module's order, and what stays behind."""
+    shared = model.get("shared_params") or {}
+    left = {name: COPY + source for name, source in shared.items()}
+    left |= dict.fromkeys(model.get("buffer_names") or (), BUFFER)
+    own = [key for key in model if key not in _KNOWN and not key.startswith("rng")]
+    left |= {key: _client(model[key]) for key in own}
+    left["optimizer_state_dict"] = OPTIMIZER
+    if model.get("lr_scheduler"):
+        left["lr_scheduler"] = OPTIMIZER
+    order = [name for name in model["module"] if name in entries and name not in left]
+    order += [name for name in entries if name not in order and name not in left]
+    kept = {name: entries[name] for name in order}
+    return Shards(folder=folder, stage=stage, entries=kept, left=left, notes=tuple(notes))
+
+
+def _client(value: Any) -> str:
+    """Why a value that the training program had saved stays behind; one with tensors is a loss."""
+    what = "a value of the program that trained"
+    return f"{what}, with tensors in it" if _has_tensor(value) else f"{OPTIMIZER}: {what}"
+
+
+def _has_tensor(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_has_tensor, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_tensor, value))
+    return isinstance(value, torch.Tensor)
+
+
+def _parameters(model: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The module's tensors, without its buffers and the second names of shared ones."""
+    without = {*(model.get("buffer_names") or ()), *(model.get("shared_params") or {})}
+    return {
+        name: _tensor(tensor)
+        for name, tensor in model["module"].items()
+        if name not in without and tensor is not None
+    }
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"a tensor was due, not {type(value).__name__}")
+    return value.detach()
+
+
+def _range(line: Sequence[torch.Tensor], start: int, size: int) -> list[torch.Tensor]:
+    """Views of values [start, start + size) of tensors laid end to end."""
+    pieces, begun = [], 0
+    for tensor in line:
+        low, high = max(start - begun, 0), min(start + size - begun, len(tensor))
+        if low < high:
+            pieces.append(tensor[low:high])
+        begun += len(tensor)
+    return pieces
+
+
+def _check_size(folder: Path, there: int, wanted: int, world: int) -> None:
+    """Ranges are padded to a multiple of twice the processes, or not at all."""
+    if not wanted <= there <= wanted + 2 * world:
+        raise UserError(f"{folder}: {there:,} fp32 weights are there, the shapes want {wanted:,}")
+
+
+def _entry(name: str, pieces: Sequence[torch.Tensor], shape: Iterable[int]) -> Entry:
+    shape = tuple(int(n) for n in shape)
+    if sum(piece.numel() for piece in pieces) < prod(shape):
+        raise ValueError(f"{name}: fewer values than its shape {shape}")
+    how = f"of {len(pieces)} shares" if len(pieces) > 1 else ""
+    return Entry(theirs=(name,), shape=shape, read=partial(_join, pieces, shape), how=how)
+
+
+def _join(pieces: Sequence[torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
+    flat = torch.cat([x.reshape(-1) for x in pieces]) if len(pieces) > 1 else pieces[0].reshape(-1)
+    return flat[: prod(shape)].view(shape)
+
+
+# ---- fp32 weights without names ----
+
+
+_Places = dict[str, tuple[int, int, int]]
+"""{name: the line that has its fp32 weights, where they begin and end there}"""
+
+
+def _masters(optimizer: Any) -> list[torch.Tensor]:
+    """Lines of fp32 weights, in the order of the optimizer's parameters."""
+    if not isinstance(optimizer, Mapping):
+        return []
+    groups = optimizer.get("fp32_groups") or [optimizer.get("fp32_groups_flat") or ()]
+    return [_tensor(x).view(-1) for group in groups for x in group]
+
+
+def _matched(lines: Sequence[torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> _Places:
+    """Where each one's fp32 weights are: those that rounded are what the module has."""
+    waiting, found = dict(parameters), {}
+    for number, line in enumerate(lines):
+        begun = 0
+        while begun < len(line):
+            name = next((n for n, x in waiting.items() if _is_rounded(x, line[begun:])), None)
+            if name is None:
+                break
+            size = waiting.pop(name).numel()
+            found[name] = (number, begun, begun + size)
+            begun += size
+    return found
+
+
+def _is_rounded(half: torch.Tensor, line: torch.Tensor) -> bool:
+    size = half.numel()
+    if size > len(line):
+        return False
+    flat = half.reshape(-1)
+    head = min(size, 8)  # a glance, before all are compared
+    return torch.equal(line[:head].to(half.dtype), flat[:head]) and torch.equal(
+        line[:size].to(half.dtype), flat
+    )

@@ -1,0 +1,101 @@
+"""A README.md for a converted model: where it is from, what was done, and how it was checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from palm_ds.weights.formats.huggingface.plan import Plan
+
+_PIPELINES = {
+    "ForMaskedLM": "fill-mask",
+    "ForPreTraining": "fill-mask",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForMultipleChoice": "multiple-choice",
+}
+_AUTO = {
+    "ForPreTraining": "AutoModelForPreTraining",
+    "Model": "AutoModel",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """What a card tells beside the plan."""
+
+    source: str
+    """Where the weights are from: a name, a version, a training run. No path of a machine."""
+    format: str = ""
+    """What format that was."""
+    left: Mapping[str, str] = field(default_factory=dict)
+    """{name in the source: why it stayed behind}, beside the plan's own."""
+    difference: float | None = None
+    """The largest difference of any output, where both sides ran."""
+    tolerance: float | None = None
+    notes: tuple[str, ...] = ()
+    program: str = "palm_ds"
+
+
+def model_card(plan: Plan, made: Made) -> str:
+    """The text of README.md."""
+    ending = next((x for x in _PIPELINES if plan.architecture.endswith(x)), "Model")
+    head = ["---", "library_name: transformers"]
+    head += [f"pipeline_tag: {_PIPELINES[ending]}"] if ending in _PIPELINES else []
+    sections = [
+        "\n".join([*head, "---"]),
+        f"# {plan.architecture}",
+        _origin(plan, made),
+        f"```python\n{_example(plan, ending)}\n```",
+        *_section("Note", (f"- {note}" for note in made.notes)),
+        "## How it was checked\n\n" + _checked(made),
+        *_section("Created, being in none of the source's tensors", _rows(plan.created)),
+        *_section("Left behind", _rows({**made.left, **plan.left})),
+        *_section("Mapped", _mapped(plan)),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _origin(plan: Plan, made: Made) -> str:
+    kind = f" ({made.format})" if made.format else ""
+    config = plan.config
+    return (
+        f"Converted by {made.program} from {made.source}{kind}: {config.layers} layers, width "
+        f"{config.width}, {config.heads} heads, {config.vocab_size} words, LayerNorm eps "
+        f"{config.eps:g}, {config.activation}; weights in {plan.about['dtype']}."
+    )
+
+
+def _example(plan: Plan, ending: str) -> str:
+    name = _AUTO.get(ending) or plan.architecture
+    if ending in ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"):
+        name = f"AutoModel{ending}"
+    return f'from transformers import {name}\n\nmodel = {name}.from_pretrained("this folder")'
+
+
+def _checked(made: Made) -> str:
+    if made.difference is None:
+        return "Its outputs were not compared with the source's."
+    within = f" (allowed: {made.tolerance:g})" if made.tolerance is not None else ""
+    return (
+        "The source and this model were run on the same inputs; the largest difference of any "
+        f"output is {made.difference:.3g}{within}."
+    )
+
+
+def _section(title: str, lines: Iterable[str]) -> list[str]:
+    text = "\n".join(lines)
+    return [f"## {title}\n\n{text}"] if text else []
+
+
+def _rows(what: Mapping[str, str]) -> list[str]:
+    return [f"- `{name}`: {why}" for name, why in what.items()]
+
+
+def _mapped(plan: Plan) -> list[str]:
+    rows = [
+        f"| `{theirs}` | {', '.join(f'`{x}`' for x in ours)} | {how} |"
+        for theirs, (ours, how) in plan.mapped.items()
+    ]
+    return ["| here | in palm_ds | how |", "| --- | --- | --- |", *rows]

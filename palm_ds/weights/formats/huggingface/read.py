@@ -1,0 +1,193 @@
+"""Folders of Hugging Face's Bert, Ernie and Roberta, with any of their heads.
+
+config.json + model.safetensors or pytorch_model.bin, whole or in shards; tokenizer files
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from palm_ds.common.errors import UserError
+from palm_ds.model.config import FOREIGN_KEYS, BackboneConfig
+from palm_ds.weights.formats.contents import Contents, Entry, Head, with_eps
+from palm_ds.weights.formats.expected_shapes import checked
+from palm_ds.weights.formats.huggingface.names import (
+    CLASSES,
+    CLASSIFIER,
+    MASKED_WORDS,
+    NEXT_SENTENCE,
+    QUESTION_ANSWERING,
+    prefixed,
+    table,
+    to_ours,
+)
+from palm_ds.weights.formats.tensor_files import (
+    SAFETENSORS,
+    open_safetensors,
+    open_tensors,
+    read_json,
+    weight_files,
+)
+
+CONFIG = "config.json"
+TOKENIZERS = (
+    "tokenizer.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tokenizer.model",
+)
+
+
+def recognises(path: Path) -> bool:
+    """A folder with a config.json of transformers and weights beside it."""
+    path = Path(path)
+    try:
+        if not (path / CONFIG).is_file() or not weight_files(path):
+            return False
+        about = read_json(path / CONFIG)
+    except (UserError, OSError, ValueError):
+        return False
+    paddle = "paddlenlp_version" in about or _has_paddle_names(path / SAFETENSORS)
+    return isinstance(about.get("model_type"), str) and not paddle
+
+
+def _has_paddle_names(path: Path) -> bool:
+    """PaddleNLP writes folders that look the same, with matrices the other way round."""
+    try:
+        return any(".self_attn.q_proj." in name for name in open_safetensors(path))
+    except UserError:
+        return False
+
+
+def open_contents(path: Path, *, eps: float | None = None) -> Contents:
+    """A folder, opened. `eps`: of LayerNorm, where config.json is wrong about it."""
+    path = Path(path)
+    about, config = read_config(path)
+    found = open_tensors(path)
+    entries, left = to_ours(found, about["model_type"], config.layers, str(path))
+    _check_tied(about, found, entries, path)
+    left |= _what_is_not_read(entries, config, about["model_type"])
+    config = _with_vocabulary(config, entries)
+    contents = Contents(
+        path=path,
+        format=f"Hugging Face {_class_of(about)}",
+        config=config,
+        entries=entries,
+        heads=_heads(entries, about),
+        left=left,
+        tokenizer=path if any((path / name).is_file() for name in TOKENIZERS) else None,
+        notes=_notes(entries, about, path),
+    )
+    names = table(about["model_type"], config.layers).items()
+    return checked(
+        with_eps(contents, eps),
+        {ours: prefixed(theirs[0], about["model_type"]) for ours, theirs in names},
+    )
+
+
+def read_config(folder: Path) -> tuple[dict[str, Any], BackboneConfig]:
+    """config.json as it is, and the encoder's numbers in it. Programs of all ages wrote all kinds
+    of keys there; those that would make it another encoder are checked."""
+    path = folder / CONFIG
+    about = read_json(path)
+    kind = about.get("model_type")
+    if not isinstance(kind, str) or kind not in CLASSES:
+        raise UserError(f"{path}: model_type must be bert, ernie or roberta, got {kind!r}")
+    known = {key: value for key, value in about.items() if key in FOREIGN_KEYS}
+    # Whether the tables are one is seen in the weights: _drop_tied compares them.
+    known.pop("tie_word_embeddings", None)
+    return about, BackboneConfig.from_dict(known, str(path))
+
+
+def _check_tied(
+    about: Mapping[str, Any], found: Mapping[str, Entry], entries: Mapping[str, Entry], path: Path
+) -> None:
+    untied = about.get("tie_word_embeddings") is False
+    if (
+        untied
+        and f"heads.{MASKED_WORDS}.bias" in entries
+        and not any(name.endswith("decoder.weight") for name in found)
+    ):
+        raise UserError(
+            f"{path / CONFIG}: tie_word_embeddings is false, but there is no decoder.weight"
+        )
+
+
+def _with_vocabulary(config: BackboneConfig, entries: Mapping[str, Entry]) -> BackboneConfig:
+    words = entries.get("backbone.word.weight")
+    if config.vocab_size is None and words is not None and words.shape:
+        return replace(config, vocab_size=words.shape[0])
+    return config
+
+
+def _class_of(about: Mapping[str, Any]) -> str:
+    """The class of the model, as config.json names it; the base model where it names none."""
+    named = about.get("architectures")
+    if isinstance(named, list) and named and isinstance(named[0], str):
+        return named[0]
+    return CLASSES[about["model_type"]] + "Model"
+
+
+def _what_is_not_read(entries: dict[str, Entry], config: BackboneConfig, kind: str) -> dict:
+    """Takes out what Hugging Face's own model would not read, or read otherwise: why."""
+    left = {}
+    if not config.task_slots and (table := entries.pop("backbone.task.weight", None)):
+        left |= dict.fromkeys(table.theirs, "use_task_id is not set: the model does not read it")
+    if kind == "roberta" and config.activation != "gelu":
+        why = f"Roberta's masked-word head has gelu always, this encoder {config.activation}"
+        for name in [name for name in entries if name.startswith(f"heads.{MASKED_WORDS}.")]:
+            left |= dict.fromkeys(entries.pop(name).theirs, why)
+    return left
+
+
+def _heads(entries: Mapping[str, Entry], about: Mapping[str, Any]) -> dict[str, Head]:
+    heads = {}
+    if f"heads.{MASKED_WORDS}.bias" in entries:
+        heads[MASKED_WORDS] = Head(kind="masked_words", pooled=False)
+    for name in (NEXT_SENTENCE, CLASSIFIER, QUESTION_ANSWERING):
+        out = entries.get(f"heads.{name}.out.weight")
+        if out is not None:
+            pooled = name == NEXT_SENTENCE
+            if name == CLASSIFIER:
+                pooled = _reads_whole_texts(entries, about)
+            classes = out.shape[0] if out.shape else 0
+            labels = _labels(about, classes) if name == CLASSIFIER else ()
+            heads[name] = Head(kind="classes", classes=classes, pooled=pooled, labels=labels)
+    return heads
+
+
+def _reads_whole_texts(entries: Mapping[str, Entry], about: Mapping[str, Any]) -> bool:
+    """A classifier is called the same whether it reads texts or tokens."""
+    named = _class_of(about)
+    if named.endswith(("ForSequenceClassification", "ForMultipleChoice")):
+        return True
+    if named.endswith("ForTokenClassification"):
+        return False
+    return "backbone.pooler.dense.weight" in entries
+
+
+def _labels(about: Mapping[str, Any], classes: int) -> tuple[str, ...]:
+    """The classes' names, where config.json names all of them."""
+    named = about.get("id2label")
+    if not isinstance(named, dict):
+        return ()
+    labels = tuple(named.get(str(i)) for i in range(classes))
+    return labels if all(isinstance(label, str) for label in labels) else ()  # type: ignore[return-value]
+
+
+def _notes(entries: Mapping[str, Entry], about: Mapping[str, Any], path: Path) -> tuple[str, ...]:
+    notes = []
+    if "backbone.pooler.dense.weight" not in entries:
+        notes.append("no pooler: heads of whole texts would begin afresh with it")
+    if f"heads.{CLASSIFIER}.out.weight" in entries and not about.get("architectures"):
+        reads = "whole texts" if _reads_whole_texts(entries, about) else "tokens"
+        notes.append(f"config.json names no class: the classifier is taken to read {reads}")
+    if any((path / name).is_file() for name in ("vocab.json", "merges.txt")) and not (
+        (path / "tokenizer.json").is_file()
+    ):
+        notes.append("vocab.json and merges.txt are not read: save a tokenizer.json beside them")
+    return tuple(notes)

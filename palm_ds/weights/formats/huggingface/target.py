@@ -1,0 +1,195 @@
+"""What a Hugging Face folder shall be: its family, its class, and the heads of ours in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from palm_ds.common.errors import UserError, suggest
+from palm_ds.model.config import BackboneConfig
+from palm_ds.weights.formats.contents import Entry, Head
+from palm_ds.weights.formats.expected_shapes import head_shapes
+from palm_ds.weights.formats.huggingface.names import (
+    CLASSES,
+    CLASSIFIER,
+    MASKED_WORDS,
+    NEXT_SENTENCE,
+    QUESTION_ANSWERING,
+)
+
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadClass:
+    """A class of transformers with one head over classes."""
+
+    name: str
+    """The head's, in the table of names."""
+    pooled: bool
+    classes: int | None = None
+    """How many it must have; none: any number."""
+
+
+HEAD_CLASSES = {
+    "ForSequenceClassification": HeadClass(name=CLASSIFIER, pooled=True),
+    "ForMultipleChoice": HeadClass(name=CLASSIFIER, pooled=True, classes=1),
+    "ForTokenClassification": HeadClass(name=CLASSIFIER, pooled=False),
+    "ForQuestionAnswering": HeadClass(name=QUESTION_ANSWERING, pooled=False, classes=2),
+    "ForNextSentencePrediction": HeadClass(name=NEXT_SENTENCE, pooled=True, classes=2),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What kind of folder is wanted."""
+
+    family: str = ""
+    """ernie, bert or roberta; empty: what the encoder is."""
+    task_id: int = 0
+    """The row of the task embedding that is filled in (ernie) or folded into the segments."""
+    head: str = ""
+    """A head over classes to write, as the only one; empty: the masked-word and next-sentence
+    heads, or an imported classifier where that is the only head."""
+    head_class: str = ""
+    """What becomes of `head`: ForSequenceClassification, ForTokenClassification, ...; empty: what
+    fits it."""
+    words: str = ""
+    """The masked-word head to take along; empty: the first."""
+    dtype: str = "float32"
+    """float32, float16, bfloat16; empty: that of the word table."""
+    most: int = 5 * 10**9
+    """Bytes of a file of weights before there are several."""
+
+    def __post_init__(self) -> None:
+        known = {"family": CLASSES, "head_class": HEAD_CLASSES, "dtype": DTYPES}
+        for key, names in known.items():
+            value = getattr(self, key)
+            if value and value not in names:
+                raise UserError(f'{key}: no "{value}"{suggest(value, names)}')
+        if self.most < 1:
+            raise UserError(f"most: a file of {self.most} bytes holds nothing")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """The class that is written, and the heads that go into it."""
+
+    kind: str
+    ending: str
+    heads: Mapping[str, str]
+    """{our head: its name in the table of names}"""
+
+    @property
+    def architecture(self) -> str:
+        """The class's name."""
+        return CLASSES[self.kind] + self.ending
+
+    @property
+    def own_dense(self) -> bool:
+        """Whether the head holds what is our pooler."""
+        return self.architecture == "RobertaForSequenceClassification"
+
+
+def choose(config: BackboneConfig, heads: Mapping[str, Head], target: Target) -> Chosen:
+    """The class of what is there: never one with a part that would have to be invented."""
+    kind = _family(config, target)
+    name = target.head or _only_head(heads, target)
+    if name:
+        ending = target.head_class or _fitting(name, heads)
+        _check_class(name, heads, CLASSES[kind] + ending, HEAD_CLASSES[ending])
+        return Chosen(kind=kind, ending=ending, heads={name: HEAD_CLASSES[ending].name})
+    chosen = {}
+    if words := _words(heads, target):
+        if not writes_words(kind, config):
+            words = ""
+        else:
+            chosen[words] = MASKED_WORDS
+    pair = heads.get(NEXT_SENTENCE)
+    if kind != "roberta" and pair and (pair.classes, pair.pooled) == (2, True):
+        chosen[NEXT_SENTENCE] = NEXT_SENTENCE
+    only = "ForMaskedLM" if words else "ForNextSentencePrediction" if chosen else "Model"
+    return Chosen(kind=kind, ending="ForPreTraining" if len(chosen) == 2 else only, heads=chosen)
+
+
+def writes_words(kind: str, config: BackboneConfig) -> bool:
+    """Roberta's masked-word head has gelu, whatever its encoder has."""
+    return kind != "roberta" or config.activation == "gelu"
+
+
+def check_whole(
+    chosen: Chosen, heads: Mapping[str, Head], entries: Mapping[str, Entry], config: BackboneConfig
+) -> None:
+    """Every part of the heads is there. Raises UserError."""
+    for name in chosen.heads:
+        for part in head_shapes(name, heads[name], config):
+            if part not in entries:
+                raise UserError(f'head "{name}": {part} is missing')
+    ends = HEAD_CLASSES.get(chosen.ending)
+    pooled = chosen.ending == "ForPreTraining" or (ends is not None and ends.pooled)
+    if pooled and "backbone.pooler.dense.weight" not in entries:
+        raise UserError(f"{chosen.architecture} reads texts through the pooler, and there is none")
+
+
+def _family(config: BackboneConfig, target: Target) -> str:
+    """Which of Hugging Face's models it becomes. Raises UserError where it is none of them."""
+    if target.family:
+        return target.family
+    if config.position_offset == 0:
+        return "ernie" if config.task_slots else "bert"
+    if config.task_slots:
+        raise UserError("Hugging Face has no encoder with task embeddings and a position offset")
+    if config.position_offset != config.pad + 1:
+        raise UserError(
+            f"Hugging Face's Roberta counts positions from pad + 1 = {config.pad + 1}, this "
+            f"encoder from position_offset = {config.position_offset}"
+        )
+    return "roberta"
+
+
+def _only_head(heads: Mapping[str, Head], target: Target) -> str:
+    """The head that a class means, or an imported classifier that came alone: it goes back where
+    it came from."""
+    if target.head_class == "ForNextSentencePrediction":
+        return NEXT_SENTENCE
+    imported = [name for name in (CLASSIFIER, QUESTION_ANSWERING) if name in heads]
+    if imported and (target.head_class or len(heads) == 1):
+        return imported[0]
+    if target.head_class:
+        raise UserError(f"head_class: {target.head_class}: give the head that shall be it")
+    return ""
+
+
+def _fitting(name: str, heads: Mapping[str, Head]) -> str:
+    head = heads.get(name)
+    if head is None or head.pooled:
+        return "ForSequenceClassification"
+    return "ForQuestionAnswering" if name == QUESTION_ANSWERING else "ForTokenClassification"
+
+
+def _words(heads: Mapping[str, Head], target: Target) -> str:
+    found = [name for name, head in heads.items() if head.kind == "masked_words"]
+    if target.words and target.words not in found:
+        raise UserError(
+            f'words: no masked-word head "{target.words}"{suggest(target.words, found)}'
+        )
+    return target.words or next(iter(found), "")
+
+
+def _check_class(
+    name: str, heads: Mapping[str, Head], architecture: str, wanted: HeadClass
+) -> None:
+    """The class reads what the head read, and has as many classes."""
+    head = heads.get(name)
+    if head is None or head.kind != "classes":
+        known = [other for other, head in heads.items() if head.kind == "classes"]
+        raise UserError(f'head: no head over classes "{name}"{suggest(name, known)}')
+    if architecture == "RobertaForNextSentencePrediction":
+        raise UserError(f"Hugging Face has no {architecture}")
+    if head.pooled != wanted.pooled:
+        reads = "whole texts" if head.pooled else "tokens"
+        raise UserError(f'head: "{name}" reads {reads}, which {architecture} does not')
+    if wanted.classes not in (None, head.classes):
+        raise UserError(
+            f'head: "{name}" has {head.classes} classes, {architecture} has {wanted.classes}'
+        )

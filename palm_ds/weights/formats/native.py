@@ -1,0 +1,327 @@
+"""Our own: folders of weights, and the checkpoints of a run.
+
+    weights/                      weights.json + weights.safetensors (+ tokenizer/)
+    RUN                           its weights/ where it is done, else its newest good checkpoint
+    RUN/checkpoints/step_N        stretches by name, of any number of processes and any ZeRO stage
+
+A checkpoint's values are put together parameter by parameter, so what it takes to read one is its
+largest parameter; its moments stay behind. Files are hashed before anything is read from them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from math import isqrt
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from palm_ds.common.errors import UserError
+from palm_ds.model.config import BackboneConfig
+from palm_ds.runtime import checkpoint
+from palm_ds.runtime.sharded_state import Stored
+from palm_ds.text.tokenizer import load_tokenizer
+from palm_ds.weights.formats.contents import OPTIMIZER, Contents, Entry, Head, with_eps
+from palm_ds.weights.formats.expected_shapes import TRANSITIONS, checked
+from palm_ds.weights.formats.tensor_files import Group, open_safetensors, read_json, write_file
+
+FORMAT = 1  # of weights.json
+INFO, WEIGHTS = "weights.json", "weights.safetensors"
+_CHECKPOINTS = "checkpoints"
+_MASKED = ("dense.weight", "dense.bias", "norm.weight", "norm.bias", "bias")
+_CLASSES = ("out.weight", "out.bias")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsInfo:
+    """What weights.json says."""
+
+    backbone: BackboneConfig
+    task_ids: Mapping[str, int] = field(default_factory=dict)
+    head_of: Mapping[str, str] = field(default_factory=dict)
+    export_task: str = ""
+    """The task whose task embedding texts get that say no other (a recipe's `export_task`)."""
+    token_heads: tuple[str, ...] = ()
+    """The heads of classes that read tokens; the others read whole texts, through the pooler."""
+    made_by: Mapping[str, Any] = field(default_factory=dict)
+    """Free: program, version, step ..."""
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    """The run's recipe, with everything filled in: tasks and the names of their classes."""
+
+    @property
+    def task_id(self) -> int:
+        """The row of the task embedding that `export_task` has; 0 where nothing is known."""
+        return self.task_ids.get(self.export_task, 0)
+
+    def record(self) -> dict[str, Any]:
+        """The content of weights.json."""
+        return {"format": FORMAT, **asdict(self), "task_ids": dict(self.task_ids)}
+
+
+def read_info(path: Path) -> WeightsInfo:
+    """A weights.json. Raises UserError."""
+    about = read_json(path)
+    if about.get("format") != FORMAT:
+        raise UserError(f"{path}: format {about.get('format')!r}; this version reads {FORMAT}")
+    if not isinstance(about.get("backbone"), dict):
+        raise UserError(f"{path}: no `backbone`, the encoder's numbers")
+    keys = ("task_ids", "head_of", "made_by", "recipe")
+    rest = {key: about[key] for key in keys if isinstance(about.get(key), dict)}
+    if isinstance(about.get("export_task"), str):  # folders written before it have none
+        rest["export_task"] = about["export_task"]
+    if isinstance(about.get("token_heads"), list):
+        rest["token_heads"] = tuple(map(str, about["token_heads"]))
+    where = f"{path}: backbone"
+    return WeightsInfo(backbone=BackboneConfig.from_dict(about["backbone"], where), **rest)
+
+
+# ---- reading ----
+
+
+def recognises(path: Path) -> bool:
+    """A weights/ folder, a checkpoint, a folder of checkpoints, or a run folder with either."""
+    return _is_checkpoint(path) or (path / INFO).is_file() or _within(path) is not None
+
+
+def open_contents(
+    path: Path, *, tokenizer: Path | None = None, eps: float | None = None
+) -> Contents:
+    """What a folder of weights, a run, or one of its checkpoints holds.
+
+    `tokenizer`: the file or folder of the one it was trained with (checkpoints know only its
+    fingerprint, which is compared). `eps`: of LayerNorm, where the target's must be accepted.
+    Raises UserError where anything is missing or damaged.
+    """
+    return with_eps(_opened(Path(path), tokenizer), eps)
+
+
+def _opened(path: Path, tokenizer: Path | None) -> Contents:
+    if (path / INFO).is_file():
+        found = _from_weights(path)
+        return replace(found, tokenizer=Path(tokenizer)) if tokenizer else found
+    if _is_checkpoint(path):
+        return _from_checkpoint(checkpoint.open_one(path), tokenizer)
+    within = _within(path)
+    if within is None:
+        raise UserError(f"{path}: no {INFO} and no checkpoint")
+    if (within / INFO).is_file():
+        return _opened(within, tokenizer)
+    # What a save that died has left is nobody's business here; a bad checkpoint is.
+    said: list[str] = []
+    found = checkpoint.find(within, group=checkpoint.ALONE, warn=said.append)
+    assert found is not None, "there was a checkpoint a moment ago"
+    opened = _from_checkpoint(found, tokenizer)
+    return replace(opened, notes=(*opened.notes, *said))
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return path.name.startswith("step_") and (path / checkpoint.MANIFEST).is_file()
+
+
+def _within(path: Path) -> Path | None:
+    """The folder inside a run folder that has the weights, or the folder of checkpoints."""
+    if (path / "weights" / INFO).is_file():
+        return path / "weights"
+    folders = [folder for folder in (path / _CHECKPOINTS, path) if checkpoint.steps_in(folder)]
+    return folders[0] if folders else None
+
+
+def _from_weights(folder: Path) -> Contents:
+    info = read_info(folder / INFO)
+    found = open_safetensors(folder / WEIGHTS)
+    entries = {name: found[name] for name in ordered(found)}
+    shapes = {name: entry.shape for name, entry in entries.items()}
+    own = folder / "tokenizer"
+    contents = Contents(
+        path=folder,
+        format="palm_ds weights",
+        config=_filled(info.backbone, shapes.get("backbone.word.weight"), folder),
+        entries=entries,
+        heads=heads_of(shapes, info.token_heads),
+        task_ids=info.task_ids,
+        head_of=info.head_of,
+        export_task=info.export_task,
+        tokenizer=own if own.is_dir() else None,
+    )
+    return checked(contents)
+
+
+def _filled(config: BackboneConfig, words: tuple[int, ...] | None, where: Path) -> BackboneConfig:
+    """The numbers with the words that the table has, where they do not say."""
+    if config.vocab_size is not None:
+        return config
+    if not words:
+        raise UserError(f"{where}: incomplete, it has no backbone.word.weight")
+    return replace(config, vocab_size=words[0])
+
+
+def _from_checkpoint(found: checkpoint.Found, tokenizer: Path | None) -> Contents:
+    lineage = _lineage(found)
+    stored = _stored(found)
+    config = BackboneConfig.from_dict(lineage["backbone"], f"{found.path}: lineage.backbone")
+    names = stored.names()
+    # an encoder of one's own may have shapes that do not follow from its numbers
+    said = {name: tuple(shape) for name, shape in lineage.get("shapes", {}).items()}
+    shapes = said or _shapes(names, stored, config)
+    for name in shapes:
+        if not stored.covers(name):
+            raise UserError(f"{found.path}: {name}: some of its values are in none of the files")
+    entries = {
+        name: Entry(
+            theirs=(name,), shape=shapes[name], read=partial(_whole, stored, name, shapes[name])
+        )
+        for name in ordered(shapes)
+    }
+    unknown = {name: "of a head this version does not know" for name in names if name not in shapes}
+    contents = Contents(
+        path=found.path,
+        format=f"palm_ds checkpoint of step {found.step:,}",
+        config=_filled(config, shapes.get("backbone.word.weight"), found.path),
+        entries=entries,
+        heads=heads_of(shapes, tuple(lineage.get("token_heads", ()))),
+        task_ids=lineage["task_ids"],
+        left={f"{kind}/{n}": OPTIMIZER for n in names for kind in sorted(stored.moments(n))}
+        | unknown,
+        tokenizer=_tokenizer_of(found.path, tokenizer, lineage.get("tokenizer")),
+    )
+    return checked(contents)
+
+
+def _lineage(found: checkpoint.Found) -> dict[str, Any]:
+    lineage = found.state.get("lineage")
+    if not isinstance(lineage, dict) or not isinstance(lineage.get("backbone"), dict):
+        raise UserError(f"{found.path}: {checkpoint.MANIFEST} does not say what encoder it is of")
+    return {"task_ids": {}, **lineage}
+
+
+def _stored(found: checkpoint.Found) -> Stored:
+    try:
+        return Stored(found.files)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise UserError(f"{found.path}: cannot be read: {error}") from None
+
+
+def _whole(stored: Stored, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    return stored.read(name, "weight", 0, stored.size(name)).view(shape)
+
+
+def _shapes(
+    names: Iterable[str], stored: Stored, config: BackboneConfig
+) -> dict[str, tuple[int, ...]]:
+    """A checkpoint keeps values laid end to end: the shapes follow from the encoder's width."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name in names:
+        size = stored.size(name)
+        if name.endswith(TRANSITIONS):
+            tags = isqrt(size + 1) - 1  # (tags + 2) * tags of them
+            found[name] = (tags + 2, tags)
+            continue
+        rows, over = divmod(size, _columns(name, config))
+        if not over:
+            found[name] = (rows, _columns(name, config)) if _is_matrix(name) else (rows,)
+    return found
+
+
+def _is_matrix(name: str) -> bool:
+    return name.endswith(".weight") and "norm" not in name.rsplit(".", 2)[-2]
+
+
+def _columns(name: str, config: BackboneConfig) -> int:
+    if not _is_matrix(name):
+        return 1
+    return config.inner if name.endswith(".contract.weight") else config.width
+
+
+def _tokenizer_of(path: Path, given: Path | None, fingerprint: str | None) -> Path | None:
+    """The one given, or that of a finished run, where it is the one of the checkpoint."""
+    beside = path.parent.parent / "weights" / "tokenizer"
+    found = Path(given) if given else beside if beside.is_dir() else None
+    if found is None or fingerprint is None:
+        return found
+    if load_tokenizer(found).fingerprint == fingerprint:
+        return found
+    if given:
+        raise UserError(f"{path}: was trained with another tokenizer than {given}")
+    return None
+
+
+def heads_of(shapes: Mapping[str, tuple[int, ...]], token_heads: Iterable[str]) -> dict[str, Head]:
+    """The heads that these parameters make, in their order."""
+    parts: dict[str, set[str]] = {}
+    for name in shapes:
+        if name.startswith("heads."):
+            _, head, part = name.split(".", 2)
+            parts.setdefault(head, set()).add(part)
+    found: dict[str, Head] = {}
+    for head, names in parts.items():
+        if names == set(_MASKED):
+            found[head] = Head(kind="masked_words", pooled=False)
+        elif names in (set(_CLASSES), {*_CLASSES, TRANSITIONS}):
+            crf = TRANSITIONS in names
+            found[head] = Head(
+                kind="classes",
+                classes=shapes[f"heads.{head}.out.bias"][0],
+                pooled=not crf and head not in token_heads,
+                transitions=crf,
+            )
+    return found
+
+
+_TOP = ("word", "position", "segment", "task", "norm")
+
+
+def ordered(names: Iterable[str]) -> list[str]:
+    """Names in the model's order, the heads by their names: whoever stored them in whatever
+    order, what is written of them is the same."""
+
+    def key(name: str) -> tuple[Any, ...]:
+        first, _, rest = name.partition(".")
+        part = rest.split(".")[0]
+        if first != "backbone":
+            return (3, 0, name)
+        if part == "layers":
+            number = rest.split(".")[1]
+            return (1, int(number) if number.isdigit() else 0, name)
+        return (0, _TOP.index(part), name) if part in _TOP else (2, 0, name)
+
+    return sorted(names, key=key)
+
+
+# ---- writing ----
+
+
+def write(
+    contents: Contents, folder: Path, *, dtype: torch.dtype = torch.float32, **made_by: Any
+) -> None:
+    """A weights/ folder of what was opened, one tensor after another: it takes the memory of the
+    largest. `folder` is there and empty; who calls publishes it."""
+    info = WeightsInfo(
+        backbone=contents.config,
+        task_ids=dict(contents.task_ids),
+        head_of=dict(contents.head_of) or {name: name for name in contents.heads},
+        export_task=contents.export_task,
+        token_heads=tuple(
+            name
+            for name, head in contents.heads.items()
+            if head.kind == "classes" and not head.pooled
+        ),
+        made_by=made_by,
+    )
+    groups = [
+        Group(names=(name,), shape=entry.shape, make=partial(_one, entry), ours=(name,))
+        for name, entry in contents.entries.items()
+    ]
+    write_file(folder / WEIGHTS, groups, dtype)
+    text = json.dumps(info.record(), indent=2, ensure_ascii=False) + "\n"
+    (folder / INFO).write_text(text, encoding="utf-8")
+    if contents.tokenizer is not None:
+        load_tokenizer(contents.tokenizer).save(folder / "tokenizer")
+
+
+def _one(entry: Entry) -> tuple[torch.Tensor]:
+    return (entry.read(),)

@@ -1,0 +1,1 @@
+"""Paddle checkpoints: ERNIE, PaddlePALM, PaddleNLP."""

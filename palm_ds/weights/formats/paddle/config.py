@@ -1,0 +1,193 @@
+"""The numbers of an encoder that Paddle wrote: of its config, its tensors, and where it is from.
+
+No file of ERNIE's says which eps its LayerNorms have, and PaddleNLP's Ernie computes with its own
+whatever its config says. Segments, task embeddings and the feed-forward width are what the tensors
+have. All that is not simply read from the config is said in notes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from palm_ds.common.errors import UserError
+from palm_ds.model.config import FOREIGN_KEYS, BackboneConfig
+from palm_ds.text.tokenizer import load_tokenizer
+from palm_ds.weights.formats.contents import Entry
+from palm_ds.weights.formats.paddle.names import PADDLENLP, STATIC, Era
+from palm_ds.weights.formats.tensor_files import read_json
+
+CONFIGS = ("ernie_config.json", "bert_config.json", "config.json", "model_config.json")
+ERNIE_EPS = 1e-12
+"""LayerNorm's eps in PaddleNLP's Ernie, whatever its config says; its Bert and Roberta read it."""
+_REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "hidden_act")
+# Of the config, what the tensors or the source say better.
+_SEEN = {
+    "tie_word_embeddings",
+    "weight_sharing",
+    "task_type_vocab_size",
+    "use_task_id",
+    "use_task_emb",
+    "layer_norm_eps",
+    "intermediate_size",
+    "type_vocab_size",
+    "sent_type_vocab_size",
+}
+
+
+@dataclass(frozen=True)
+class About:
+    """A configuration file."""
+
+    path: Path
+    values: dict[str, Any]
+
+    @property
+    def model(self) -> str:
+        """The class of the model, where it is named: ErnieForMaskedLM, ..."""
+        named = self.values.get("architectures")
+        if isinstance(named, list) and named:
+            return str(named[0])
+        return str(self.values.get("init_class") or "")
+
+    def labels(self, classes: int) -> tuple[str, ...]:
+        """The classes' names, where the config names all of them and not LABEL_0, ..."""
+        named = self.values.get("id2label")
+        found = [named.get(str(i)) for i in range(classes)] if isinstance(named, dict) else []
+        told = [x for i, x in enumerate(found) if isinstance(x, str) and x != f"LABEL_{i}"]
+        return tuple(told) if len(told) == classes else ()
+
+    @property
+    def kind(self) -> str:
+        """ernie, bert or roberta, or what else it says; empty where it does not."""
+        named = self.values.get("model_type")
+        if named is not None:
+            return str(named)
+        known = ("roberta", "ernie", "bert")
+        return next((x for x in known if self.model.lower().startswith(x)), "")
+
+
+def read_about(folder: Path, config: Path | None) -> About:
+    """The configuration: the one that is given, or the one that lies beside the tensors or in the
+    folder above. Raises UserError where there is none."""
+    beside = [folder / name for name in CONFIGS]
+    above = [folder.parent / name for name in CONFIGS]
+    for path in [config] if config is not None else [*beside, *above]:
+        if config is not None or path.is_file():
+            return About(path, _flat(read_json(path)))
+    raise UserError(
+        f"{folder}: neither here nor in the folder above is any of {', '.join(CONFIGS)}, to say "
+        "how many attention heads there are; give config="
+    )
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    """PaddleNLP before 2.5 kept the encoder's numbers inside those of the model around it."""
+    inner = values.get("init_args")
+    found = [x for x in inner if isinstance(x, dict)] if isinstance(inner, list) else []
+    return {**found[0], **values} if found else values
+
+
+def find_vocabulary(folder: Path, rows: int) -> Path | None:
+    """The vocab.txt beside the tensors or in the folder above; that folder itself where it says
+    more of the tokenizer. ids in the file are checked against the lines. Raises UserError where it
+    has more tokens than the word table has `rows`."""
+    for place in (folder, folder.parent):
+        path = place / "vocab.txt"
+        if not path.is_file():
+            continue
+        found = place if (place / "tokenizer_config.json").is_file() else path
+        if (size := load_tokenizer(found).size) > rows:
+            raise UserError(f"{path}: {size} tokens, but the word table has {rows} rows")
+        return found
+    return None
+
+
+def numbers(
+    entries: Mapping[str, Entry], about: About, era: Era, *, palm: bool, eps: float | None
+) -> tuple[BackboneConfig, list[str]]:
+    """The encoder's numbers, and what to say about them. `eps`: asked for; none: the source's."""
+    values = dict(about.values)
+    if lacking := [key for key in _REQUIRED if key not in values]:
+        raise UserError(f"{about.path}: has no {lacking[0]}")
+    if values.get("pool_act", "tanh") != "tanh":
+        raise UserError(f"{about.path}: pool_act: only tanh is this pooler's")
+    kind = about.kind or "ernie"
+    known = {key: x for key, x in values.items() if key in FOREIGN_KEYS - _SEEN}
+    base = BackboneConfig.from_dict({**known, "model_type": kind}, str(about.path))
+    sizes = {
+        "vocab_size": _rows(entries, about, "word"),
+        "positions": _rows(entries, about, "position"),
+        "segments": _rows(entries, about, "segment"),
+        "task_slots": _rows(entries, about, "task") if "backbone.task.weight" in entries else 0,
+        "ffn": _rows(entries, about, "layers.0.expand"),
+    }
+    _check_sizes(values, sizes, entries, about)
+    chosen, why = _eps(era, palm, about, eps)
+    notes = [why, *_size_notes(values, sizes)]
+    if kind == "roberta":
+        first = f"positions are counted from pad + 1 = {base.position_offset}"
+        notes.append(f"{first}, as PaddleNLP does since 2.5; before, it did otherwise")
+    return replace(base, eps=chosen, **sizes), notes
+
+
+def _rows(entries: Mapping[str, Entry], about: About, module: str) -> int:
+    entry = entries.get(f"backbone.{module}.weight")
+    if entry is None:
+        raise UserError(f"{about.path}: its tensors are incomplete: no backbone.{module}.weight")
+    return entry.shape[0]
+
+
+def _check_sizes(
+    values: Mapping[str, Any], sizes: Mapping[str, int], entries: Mapping[str, Entry], about: About
+) -> None:
+    """What the config says and the tensors must not contradict."""
+    found = {
+        "vocab_size": sizes["vocab_size"],
+        "max_position_embeddings": sizes["positions"],
+        "num_hidden_layers": len([name for name in entries if name.endswith("qkv.weight")]),
+    }
+    for key, size in found.items():
+        if key in values and values[key] != size:
+            raise UserError(f"{about.path}: {key} is {values[key]!r}, but the tensors have {size}")
+
+
+def _size_notes(values: Mapping[str, Any], sizes: Mapping[str, int]) -> list[str]:
+    """Where the tensors say otherwise than the config, and rightly so."""
+    segments = values.get("sent_type_vocab_size", values.get("type_vocab_size", sizes["segments"]))
+    inner = values.get("intermediate_size", sizes["ffn"])
+    asked = values.get("use_task_id", values.get("use_task_emb", bool(sizes["task_slots"])))
+    notes = []
+    if segments != sizes["segments"]:
+        notes.append(f"{sizes['segments']} segments, as in the tensors; the config says {segments}")
+    if inner != sizes["ffn"]:
+        notes.append(f"ffn {sizes['ffn']}, as in the tensors; the config says {inner}")
+    if bool(asked) != bool(sizes["task_slots"]):
+        there = f"{sizes['task_slots']} task embeddings" if sizes["task_slots"] else "none"
+        notes.append(f"task embeddings: {there}, as in the tensors; the config says {asked!r}")
+    return notes
+
+
+def _eps(era: Era, palm: bool, about: About, asked: float | None) -> tuple[float, str]:
+    """The eps of LayerNorm, and where it is from."""
+    trained = "the released ERNIE models were trained with 1e-05 (eps=1e-5)"
+    if asked is not None:
+        return asked, f"LayerNorm eps {asked:g}, as asked"
+    if palm or "use_task_emb" in about.values:
+        return 1e-6, f"LayerNorm eps 1e-06, as PALM computes; {trained}"
+    if about.path.name == "bert_config.json" and era is STATIC:
+        why = "as Paddle's BERT computes; Google's was trained with 1e-12 (eps=1e-12)"
+        return 1e-5, f"LayerNorm eps 1e-05, {why}"
+    if era is not PADDLENLP:
+        return 1e-5, "LayerNorm eps 1e-05, as ERNIE computes"
+    if about.kind in ("ernie", ""):
+        why = "as PaddleNLP's Ernie computes since 2.3 whatever its config says"
+        return ERNIE_EPS, f"LayerNorm eps {ERNIE_EPS:g}, {why}; {trained}"
+    told = about.values.get("layer_norm_eps")
+    if told is None:
+        return 1e-12, "LayerNorm eps 1e-12, PaddleNLP's default"
+    if not isinstance(told, float | int) or isinstance(told, bool):
+        raise UserError(f"{about.path}: layer_norm_eps: a number is due, got {told!r}")
+    return float(told), f"LayerNorm eps {told:g}, from {about.path.name}"

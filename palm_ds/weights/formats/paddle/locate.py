@@ -1,0 +1,179 @@
+"""Where a Paddle checkpoint's tensors lie, and what they are called there.
+
+In a folder they are looked for in this order:
+
+    params/, persistables/, ckpt.step1/   a file a variable
+    __palmmodel__                         PALM: the same in a tar
+    __params__, params, *.pdiparams       several variables in one file, without names
+    *.pdparams                            pickles of fluid, dygraph and PaddleNLP
+    model.safetensors                     PaddleNLP's: its names, its orientation
+
+and then in the folder `params` within.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from palm_ds.common.errors import UserError
+from palm_ds.weights.formats.contents import Entry
+from palm_ds.weights.formats.paddle.names import ERAS, STATIC, combined_names
+from palm_ds.weights.formats.paddle.pdparams import read_pickle
+from palm_ds.weights.formats.paddle.variable_files import (
+    PALM_ARCHIVE,
+    Stored,
+    is_variables,
+    read_archive,
+    read_combined,
+    read_folder,
+)
+from palm_ds.weights.formats.tensor_files import (
+    SAFETENSORS,
+    open_safetensors,
+    open_tensors,
+    read_json,
+)
+
+_USUAL_PICKLES = ("model_state.pdparams", "saved_weights.pdparams")
+_COMBINED = ("__params__", "params")
+_LAYOUTS = {
+    "folder": "a file a variable",
+    "archive": "in PALM's archive",
+    "combined": "one file of all variables",
+    "pickle": ".pdparams",
+    "safetensors": "safetensors in Paddle's orientation",
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the tensors are, and in which of the layouts."""
+
+    layout: str
+    path: Path
+
+    @property
+    def folder(self) -> Path:
+        return self.path if self.path.is_dir() else self.path.parent
+
+    def __str__(self) -> str:
+        return _LAYOUTS[self.layout]
+
+
+def find(path: Path) -> Source | None:
+    """The checkpoint in a folder, or that a file is; None: no Paddle checkpoint. Never raises."""
+    try:
+        return _of_folder(path) if path.is_dir() else _of_file(path)
+    except (OSError, UserError):
+        return None
+
+
+def check_alone(source: Source, path: Path) -> None:
+    """Raises UserError where a folder has several pickles and none of a name that says which."""
+    if source.layout == "pickle" and path.is_dir() and source.path.name not in _USUAL_PICKLES:
+        names = sorted(file.name for file in source.folder.glob("*.pdparams"))
+        if len(names) > 1:
+            raise UserError(f"{path}: holds {', '.join(names[:4])}; give one of them")
+
+
+def _of_file(path: Path) -> Source | None:
+    if not path.is_file():
+        return None
+    if path.name == PALM_ARCHIVE:
+        return Source("archive", path)
+    if path.suffix == ".pdparams":
+        return Source("pickle", path)
+    if path.suffix == ".safetensors":
+        return Source("safetensors", path) if _in_paddles_way(path) else None
+    return Source("combined", path) if is_variables(path) else None
+
+
+def _of_folder(path: Path) -> Source | None:
+    names = {entry.name for entry in path.iterdir() if entry.is_file()}
+    if _has_variables(names):
+        return Source("folder", path)
+    pickles = [name for name in _USUAL_PICKLES if name in names]
+    pickles += sorted(name for name in names if name.endswith(".pdparams"))
+    lone = sorted(name for name in names if name.endswith(".pdiparams"))
+    for name in (PALM_ARCHIVE, *_COMBINED, *lone, *pickles):
+        if name in names and (found := _of_file(path / name)):
+            return found
+    listed = f"{SAFETENSORS}.index.json"
+    if SAFETENSORS in names and (found := _of_file(path / SAFETENSORS)):
+        return found
+    if listed in names and _nlp_names(read_json(path / listed).get("weight_map", {})):
+        return Source("safetensors", path / listed)
+    return _of_folder(path / "params") if (path / "params").is_dir() else None
+
+
+def _has_variables(names: set[str]) -> bool:
+    return any(name == STATIC.word or name.endswith("_" + STATIC.word) for name in names)
+
+
+def _in_paddles_way(path: Path) -> bool:
+    return _nlp_names(open_safetensors(path))
+
+
+def _nlp_names(names: Any) -> bool:
+    """PaddleNLP's layers, which nobody else calls so."""
+    ends = ("encoder.layers.0.linear1.weight", "embeddings.layer_norm.weight")
+    return all(any(str(name).endswith(end) for name in names) for end in ends)
+
+
+def tensors(
+    source: Source, values: Mapping[str, Any], names: Sequence[str]
+) -> tuple[dict[str, Entry], dict[str, str]]:
+    """({their name: entry in their orientation}, {name: what it is} of what is no tensor).
+
+    `names` are those of a combined file's variables; without any, the usual ones for the `values`
+    of the configuration are tried.
+    """
+    if source.layout == "safetensors":
+        listed = source.path.suffix == ".json"
+        return (open_tensors(source.folder) if listed else open_safetensors(source.path)), {}
+    others: dict[str, str] = {}
+    if source.layout == "pickle":
+        pickled = read_pickle(source.path)
+        found, others = _by_known_names(pickled.tensors, pickled.parameter_names), pickled.others
+    elif source.layout == "archive":
+        found = read_archive(source.path)
+    elif source.layout == "combined":
+        stored = read_combined(source.path)
+        found = dict(zip(_combined(stored, source.path, values, names), stored, strict=True))
+    else:
+        found = read_folder(source.path)
+    return {name: _entry(name, stored) for name, stored in found.items()}, others
+
+
+def _by_known_names(found: dict[str, Stored], parameter_names: dict[str, str]) -> dict[str, Stored]:
+    """Under the parameters' own names, where a model of somebody's own has given them others that
+    say nothing to us, and the file has the table."""
+    known = any(name.endswith(era.word) for name in found for era in ERAS)
+    if known or not any(name.endswith(STATIC.word) for name in parameter_names.values()):
+        return found
+    return {parameter_names.get(name, name): stored for name, stored in found.items()}
+
+
+def _entry(name: str, stored: Stored) -> Entry:
+    def read() -> torch.Tensor:
+        if not stored.dtype.is_floating_point:
+            raise UserError(f"{stored.path}: {name} holds {stored.dtype}, no weights")
+        return stored.read()
+
+    return Entry(theirs=(name,), shape=stored.shape, read=read)
+
+
+def _combined(
+    stored: Sequence[Stored], path: Path, values: Mapping[str, Any], names: Sequence[str]
+) -> list[str]:
+    shapes = [one.shape for one in stored]
+    if not names:
+        return combined_names(shapes, values, str(path))
+    if len(names) != len(stored) or len(set(names)) != len(names):
+        raise UserError(f"{path}: {len(stored)} variables, but {len(set(names))} names were given")
+    return sorted(names)  # as Paddle writes them

@@ -1,0 +1,319 @@
+"""How ERNIE, PALM and PaddleNLP call our parameters: one table an era.
+
+A name of theirs becomes a role: our parameter's name, but for
+
+    backbone.layers.N.{query,key,value}.*    three here, one `qkv` with us
+    heads.NAME.table, heads.NAME.bias_copy   the masked-word head's output table, its bias again
+
+and `Role.pooled` says of a class head whether it reads whole texts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from palm_ds.common.errors import UserError
+from palm_ds.weights.formats.huggingface.names import CLASSIFIER, MASKED_WORDS, NEXT_SENTENCE
+
+_LINEAR = {"dense", "query", "key", "value", "project", "expand", "contract", "out"}
+_LAYER = re.compile(r"(encoder_layer_|encoder_stack\.block\.|encoder\.layers\.)(\d+)(?=[._])")
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a tensor of theirs is with us."""
+
+    ours: str
+    pooled: bool = True
+
+    @property
+    def transposed(self) -> bool:
+        """Paddle's linear maps are (in, out), ours (out, in)."""
+        module, _, end = self.ours.rpartition(".")
+        return end == "weight" and module.rpartition(".")[2] in _LINEAR
+
+
+@dataclass(frozen=True, kw_only=True)
+class Era:
+    """The names of a time. `word` is what the word table is called."""
+
+    title: str
+    word: str
+    modules: Mapping[str, str]
+    """{their module: ours}, {} for a layer's number."""
+    split: Callable[[str], tuple[str, str]]
+    """A name of theirs to its module and `weight`, `bias` or nothing."""
+    head: Callable[[str, str, str], Role | None]
+    """(module, end, name) to what it is in a head."""
+
+    def role(self, name: str) -> Role | None:
+        """What the tensor of this name is; None: nothing of ours."""
+        module, end = self.split(name)
+        numbers = _LAYER.search(module)
+        general = _LAYER.sub(r"\1{}", module, count=1)
+        if general in self.modules:
+            ours = self.modules[general].format(numbers[2] if numbers else "")
+            return Role(f"backbone.{ours}.{end or 'weight'}")
+        return self.head(module, end, name)
+
+
+def _dotted(name: str) -> tuple[str, str]:
+    module, _, end = name.rpartition(".")
+    return (module, end) if end in ("weight", "bias") else (name, "")
+
+
+# ---- ERNIE's static graph, PALM ----
+
+_STATIC_ENDS = {".w_0": "weight", ".b_0": "bias", "_scale": "weight", "_bias": "bias"}
+_STATIC = {
+    "word_embedding": "word",
+    "pos_embedding": "position",
+    "sent_embedding": "segment",
+    "task_embedding": "task",
+    "pre_encoder_layer_norm": "norm",
+    "pooled_fc": "pooler.dense",
+    "encoder_layer_{}_multi_head_att_query_fc": "layers.{}.query",
+    "encoder_layer_{}_multi_head_att_key_fc": "layers.{}.key",
+    "encoder_layer_{}_multi_head_att_value_fc": "layers.{}.value",
+    "encoder_layer_{}_multi_head_att_output_fc": "layers.{}.project",
+    "encoder_layer_{}_post_att_layer_norm": "layers.{}.attention_norm",
+    "encoder_layer_{}_ffn_fc_0": "layers.{}.expand",
+    "encoder_layer_{}_ffn_fc_1": "layers.{}.contract",
+    "encoder_layer_{}_post_ffn_layer_norm": "layers.{}.output_norm",
+}
+_STATIC_WORDS = re.compile(r"(?:(.+)\.)?mask_lm_(trans_fc|trans_layer_norm|out_fc)")
+_STATIC_CLASSES = re.compile(r"(?:(.+)[._])?cls_(\w+_)?out_([wb])")
+_STATIC_PARTS = {"trans_fc": "dense", "trans_layer_norm": "norm"}
+
+
+def _split_static(name: str) -> tuple[str, str]:
+    for ending, end in _STATIC_ENDS.items():
+        if name.endswith(ending):
+            return name.removesuffix(ending), end
+    return name, ""
+
+
+def _static_head(module: str, end: str, name: str) -> Role | None:
+    if words := _STATIC_WORDS.fullmatch(module):
+        head = plain(words[1] or MASKED_WORDS)
+        if words[2] == "out_fc":
+            return Role(f"heads.{head}.{'bias' if end == 'bias' else 'table'}")
+        return Role(f"heads.{head}.{_STATIC_PARTS[words[2]]}.{end}")
+    if classes := _STATIC_CLASSES.fullmatch(name):
+        head = plain(classes[1] or CLASSIFIER)
+        ending = "weight" if classes[3] == "w" else "bias"
+        return Role(f"heads.{head}.out.{ending}", pooled=not classes[2])
+    if crf := re.fullmatch(r"(?:(.+)[._])?crfw", name):
+        return Role(f"heads.{plain(crf[1] or 'classifier')}.crf.transitions")
+    encoder = "encoder_layer_" in module or module.endswith("pooled_fc")  # another one's
+    if end and module.endswith("_fc") and not encoder:
+        task = module.removesuffix("_fc")
+        head = NEXT_SENTENCE if task == "next_sent" else plain(task)
+        return Role(f"heads.{head}.out.{end}")
+    return None
+
+
+STATIC = Era(
+    title="ERNIE",
+    word="word_embedding",
+    modules=_STATIC,
+    split=_split_static,
+    head=_static_head,
+)
+
+# ---- ERNIE's dygraph ----
+
+_DYGRAPH = {
+    "word_emb": "word",
+    "pos_emb": "position",
+    "sent_emb": "segment",
+    "task_emb": "task",
+    "ln": "norm",
+    "pooler": "pooler.dense",
+    "encoder_stack.block.{}.attn.q": "layers.{}.query",
+    "encoder_stack.block.{}.attn.k": "layers.{}.key",
+    "encoder_stack.block.{}.attn.v": "layers.{}.value",
+    "encoder_stack.block.{}.attn.o": "layers.{}.project",
+    "encoder_stack.block.{}.ln1": "layers.{}.attention_norm",
+    "encoder_stack.block.{}.ffn.i": "layers.{}.expand",
+    "encoder_stack.block.{}.ffn.o": "layers.{}.contract",
+    "encoder_stack.block.{}.ln2": "layers.{}.output_norm",
+}
+_DYGRAPH_HEADS = {
+    "mlm": f"{MASKED_WORDS}.dense",
+    "mlm_ln": f"{MASKED_WORDS}.norm",
+    "pooler_heads.0.nsp": f"{NEXT_SENTENCE}.out",
+    "classifier": f"{CLASSIFIER}.out",
+}
+
+
+def _dygraph_head(module: str, end: str, name: str) -> Role | None:
+    if name == "mlm_bias":
+        return Role(f"heads.{MASKED_WORDS}.bias")
+    found = _DYGRAPH_HEADS.get(module) if end else None
+    return Role(f"heads.{found}.{end}") if found else None
+
+
+DYGRAPH = Era(
+    title="ERNIE develop",
+    word="word_emb.weight",
+    modules=_DYGRAPH,
+    split=_dotted,
+    head=_dygraph_head,
+)
+
+# ---- PaddleNLP ----
+
+NLP_MODULES = {
+    "embeddings.word_embeddings": "word",
+    "embeddings.position_embeddings": "position",
+    "embeddings.token_type_embeddings": "segment",
+    "embeddings.task_type_embeddings": "task",
+    "embeddings.layer_norm": "norm",
+    "pooler.dense": "pooler.dense",
+    "encoder.layers.{}.self_attn.q_proj": "layers.{}.query",
+    "encoder.layers.{}.self_attn.k_proj": "layers.{}.key",
+    "encoder.layers.{}.self_attn.v_proj": "layers.{}.value",
+    "encoder.layers.{}.self_attn.out_proj": "layers.{}.project",
+    "encoder.layers.{}.norm1": "layers.{}.attention_norm",
+    "encoder.layers.{}.linear1": "layers.{}.expand",
+    "encoder.layers.{}.linear2": "layers.{}.contract",
+    "encoder.layers.{}.norm2": "layers.{}.output_norm",
+}
+_CLS_WORDS = {  # of Bert and Ernie
+    "cls.predictions.transform": "dense",
+    "cls.predictions.layer_norm": "norm",
+    "cls.predictions.decoder_bias": "bias",
+    "cls.predictions.decoder.weight": "table",
+    "cls.predictions.decoder_weight": "table",
+    "cls.predictions.decoder.bias": "bias_copy",
+}
+_LM_WORDS = {  # of Roberta
+    "lm_head.dense": "dense",
+    "lm_head.layer_norm": "norm",
+    "lm_head.bias": "bias",
+    "lm_head.decoder.weight": "table",
+    "lm_head.decoder_weight": "table",
+    "lm_head.decoder.bias": "bias_copy",
+}
+_NLP_CLASSES = {
+    "cls.seq_relationship": NEXT_SENTENCE,
+    "classifier": CLASSIFIER,
+    "classifier.out_proj": CLASSIFIER,  # of Roberta's classifier of texts, and
+}
+OWN_POOLER = "classifier.dense"  # what is our pooler
+
+
+def _nlp_head(module: str, end: str, name: str) -> Role | None:
+    words = _CLS_WORDS | _LM_WORDS
+    if name in words:
+        return Role(f"heads.{MASKED_WORDS}.{words[name]}")
+    if end and module in words:
+        return Role(f"heads.{MASKED_WORDS}.{words[module]}.{end}")
+    if end and module == OWN_POOLER:
+        return Role(f"backbone.pooler.dense.{end}")
+    if end and module in _NLP_CLASSES:
+        return Role(f"heads.{_NLP_CLASSES[module]}.out.{end}")
+    return None
+
+
+PADDLENLP = Era(
+    title="PaddleNLP",
+    word="embeddings.word_embeddings.weight",
+    modules=NLP_MODULES,
+    split=_dotted,
+    head=_nlp_head,
+)
+
+ERAS = (PADDLENLP, DYGRAPH, STATIC)
+
+
+def plain(name: str) -> str:
+    """A name that a head of ours can have: PALM's may hold dots."""
+    return name.replace(".", "_")
+
+
+# ---- combined files, which hold no names ----
+
+_USUAL_MORE = (  # what a static graph of ERNIE's may have beside its encoder
+    ("task_embedding",),
+    ("pooled_fc.w_0", "pooled_fc.b_0"),
+    (
+        "mask_lm_trans_fc.w_0",
+        "mask_lm_trans_fc.b_0",
+        "mask_lm_trans_layer_norm_scale",
+        "mask_lm_trans_layer_norm_bias",
+        "mask_lm_out_fc.b_0",
+    ),
+    ("mask_lm_out_fc.w_0",),
+    ("next_sent_fc.w_0", "next_sent_fc.b_0"),
+    ("cls_out_w", "cls_out_b"),
+)
+
+
+def _usual_names(layers: int) -> Iterator[list[str]]:
+    """The sets of names that a combined file of ERNIE's may stand for, each in the file's order."""
+    encoder = ["word_embedding", "pos_embedding", "sent_embedding"]
+    encoder += ["pre_encoder_layer_norm_scale", "pre_encoder_layer_norm_bias"]
+    for module in [module for module in _STATIC if "{}" in module]:
+        ends = ("_scale", "_bias") if module.endswith("norm") else (".w_0", ".b_0")
+        encoder += [module.format(layer) + end for layer in range(layers) for end in ends]
+    for chosen in product((False, True), repeat=len(_USUAL_MORE)):
+        more = [names for names, taken in zip(_USUAL_MORE, chosen, strict=True) if taken]
+        if _USUAL_MORE[3] not in more or _USUAL_MORE[2] in more:
+            yield sorted([*encoder, *(name for names in more for name in names)])
+
+
+def combined_names(
+    shapes: Sequence[tuple[int, ...]], values: Mapping[str, Any], where: str
+) -> list[str]:
+    """The names of a combined file's variables, which stand in it sorted by name.
+
+    Those that a graph of ERNIE's has with the numbers of the configuration, if exactly one set of
+    them gives these shapes; else a UserError that begins with `where`.
+    """
+    numbers: list[Any] = [values.get(x) for x in ("hidden_size", "num_hidden_layers", "vocab_size")]
+    if not all(type(x) is int and x > 0 for x in numbers) or numbers[1] > len(shapes):
+        raise UserError(
+            f"{where}: {len(shapes)} variables without names, and the configuration does not say "
+            "of what hidden_size, num_hidden_layers and vocab_size"
+        )
+    width, layers, words = numbers
+    fitting = [names for names in _usual_names(layers) if _fit(names, shapes, width, words)]
+    if len(fitting) == 1:
+        return fitting[0]
+    why = "more than one set" if fitting else "none of the sets"
+    raise UserError(
+        f"{where}: {len(shapes)} variables without names, and {why} of names that ERNIE's graphs "
+        "have gives their shapes with this configuration; give names="
+    )
+
+
+def _fit(names: list[str], shapes: Sequence[tuple[int, ...]], width: int, words: int) -> bool:
+    """Whether variables of these names can have these shapes."""
+    if len(names) != len(shapes):
+        return False
+    due = [_due_shape(name, width, words) for name in names]
+    return all(
+        len(mine) == len(theirs)
+        and all(a is None or a == b for a, b in zip(mine, theirs, strict=True))
+        for mine, theirs in zip(due, shapes, strict=True)
+    )
+
+
+def _due_shape(name: str, width: int, words: int) -> tuple[int | None, ...]:
+    """None: any number of rows, or of classes."""
+    if name.endswith("_embedding"):
+        return (words if name == STATIC.word else None), width
+    if name.startswith(("next_sent_fc", "cls_out")):
+        classes = 2 if name.startswith("next_sent_fc") else None
+        return (classes,) if name.endswith(("b_0", "_b")) else (width, classes)
+    if name.startswith("mask_lm_out_fc"):
+        return (words,) if name.endswith("b_0") else (width, words)
+    rows = 4 * width if "ffn_fc_1" in name else width
+    columns = 4 * width if "ffn_fc_0" in name else width
+    return (rows, columns) if name.endswith("w_0") else (columns,)

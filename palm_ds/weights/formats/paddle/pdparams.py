@@ -1,0 +1,135 @@
+"""The tensors of a .pdparams file, of any era.
+
+    {name: array}                            fluid.save, fluid.save_dygraph, paddle.save
+    "StructuredToParameterName@@"            {structured name: parameter name}
+    "UnpackBigParamInfor@@"                  {name: {OriginShape, slices}}: put together again
+    (name, array); eval("data", {"data": array})     tensors and LoD tensors in other objects
+
+pickle_machine.py says what the file makes, without doing what it says.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from palm_ds.common.errors import UserError
+from palm_ds.weights.formats.paddle.safe_unpickler import (
+    MOST_INSTRUCTIONS,
+    Array,
+    Machine,
+    is_shape,
+    kind_of,
+)
+from palm_ds.weights.formats.paddle.variable_files import Stored
+
+NAME_TABLE, BIG_TABLE = "StructuredToParameterName@@", "UnpackBigParamInfor@@"
+_DEEPEST = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pickled:
+    """A .pdparams file, opened. Names of tensors in dicts and lists are joined by dots."""
+
+    tensors: dict[str, Stored] = field(default_factory=dict)
+    parameter_names: dict[str, str] = field(default_factory=dict)
+    """{structured name: the name that the parameter had in Paddle}, where the file says it."""
+    others: dict[str, str] = field(default_factory=dict)
+    """{name: what stands there} of what is no tensor."""
+
+
+def read_pickle(path: Path) -> Pickled:
+    """The tensors of a .pdparams file. Raises UserError where it is no such file, or asks for
+    anything that Paddle's files do not."""
+    try:
+        with path.open("rb") as file:
+            if file.read(1) != b"\x80":
+                raise UserError(
+                    f"{path}: no pickle of protocol 2 to 4, as .pdparams files are; Paddle 1.6 "
+                    "wrote binary files of this name, which are not read"
+                )
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                machine = Machine(data, path)
+                return _Collector(machine).collect(machine.run())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+class _Collector:
+    """Tensors by name out of what the machine made, which may be a tree, or pretend to be one."""
+
+    def __init__(self, machine: Machine):
+        self.machine, self.left = machine, MOST_INSTRUCTIONS
+        self.found = Pickled()
+
+    def collect(self, made: Any) -> Pickled:
+        for name, value in self.walk(made, "", 0):
+            if isinstance(value, Stored):
+                self.found.tensors[name] = value
+            else:
+                self.found.others[name] = kind_of(value)
+        return self.found
+
+    def walk(self, value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
+        self.left -= 1  # the same dict in a dict again and again grows without end
+        if depth > _DEEPEST or self.left < 0:
+            raise UserError(f"{self.machine.path}: {name[:80]}: nested without end; refused")
+        if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Array):
+            name, value = name or self.machine.text(value[0]), value[1]
+        if isinstance(value, Array):
+            if value.stored is None:
+                raise UserError(f"{self.machine.path}: {name}: an array without values")
+            yield name or "tensor", value.stored
+            return
+        if isinstance(value, dict):
+            items = self.inside(value)
+        elif isinstance(value, list | tuple) and any(isinstance(x, _LIKELY) for x in value):
+            items = {str(i): item for i, item in enumerate(value)}
+        else:
+            yield name or "content", value
+            return
+        for key, item in items.items():
+            yield from self.walk(item, f"{name}.{key}" if name else key, depth + 1)
+
+    def inside(self, values: dict[str, Any]) -> dict[str, Any]:
+        """A dict without Paddle's own tables."""
+        values = dict(values)
+        table = values.pop(NAME_TABLE, {})
+        if not isinstance(table, dict):
+            raise UserError(f"{self.machine.path}: {NAME_TABLE} is no table of names")
+        names = {key: self.machine.text(name) for key, name in table.items()}
+        self.found.parameter_names.update(names)
+        big = values.pop(BIG_TABLE, {})
+        for name, how in big.items() if isinstance(big, dict) else [(BIG_TABLE, big)]:
+            values[name] = self.join(name, how, values)
+        return values
+
+    def join(self, name: str, how: Any, values: dict[str, Any]) -> Array:
+        """A tensor that was cut for protocols that could not hold it; its pieces are taken out of
+        `values`."""
+        where = f"{self.machine.path}: {BIG_TABLE}: {name}"
+        how = how if isinstance(how, dict) else {}
+        shape, slices = how.get("OriginShape", ()), how.get("slices")
+        if not isinstance(slices, list) or not slices or not is_shape(shape):
+            raise UserError(f"{where}: not as Paddle writes it")
+        names = [self.machine.text(part) for part in slices]
+        parts = [values.pop(part, None) for part in names]
+        pieces = [part.stored for part in parts if isinstance(part, Array) and part.stored]
+        usual = len({piece.dtype for piece in pieces}) == 1 and all(
+            len(piece.shape) == 1 for piece in pieces
+        )
+        if len(pieces) != len(names) or not usual:
+            raise UserError(f"{where}: not all of its {len(names)} pieces are there")
+        spans = tuple(span for piece in pieces for span in piece.spans)
+        whole = Stored(
+            path=self.machine.path, dtype=pieces[0].dtype, shape=tuple(shape), spans=spans
+        )
+        if whole.size != sum(piece.size for piece in pieces):
+            raise UserError(f"{where}: its pieces do not make the shape {tuple(shape)}")
+        return Array(whole)
+
+
+_LIKELY = (Array, dict, list, tuple)

@@ -1,0 +1,366 @@
+"""Checkpoints that ERNIE, PALM and PaddleNLP wrote, of every era, read without Paddle.
+
+    open_contents("ERNIE_Base_en_stable-2.0.0")             params/ + ernie_config.json + vocab.txt
+    open_contents("saved_weights.pdparams", eps=1e-5)
+    open_contents("__params__", config=Path("ernie_config.json"))
+
+paddle_sources.py finds the tensors, paddle_names.py knows their names; here they become ours. What
+a config does not say, or says otherwise than the program that wrote it computes, is chosen by where
+the weights are from, and stands in `notes`: above all the eps of LayerNorm.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from palm_ds.common.errors import UserError
+from palm_ds.weights.formats.contents import COPY, OPTIMIZER, Contents, Entry, Head
+from palm_ds.weights.formats.expected_shapes import TRANSITIONS, checked
+from palm_ds.weights.formats.huggingface.names import (
+    CLASSES,
+    CLASSIFIER,
+    MASKED_WORDS,
+    QUESTION_ANSWERING,
+)
+from palm_ds.weights.formats.paddle.config import About, find_vocabulary, numbers, read_about
+from palm_ds.weights.formats.paddle.locate import Source, check_alone, find, tensors
+from palm_ds.weights.formats.paddle.names import (
+    ERAS,
+    OWN_POOLER,
+    PADDLENLP,
+    STATIC,
+    Era,
+    Role,
+)
+
+PALM_PREFIX = "__paddlepalm_"
+_QKV = ("query", "key", "value")
+_WORDS_PARTS = ("dense.weight", "dense.bias", "norm.weight", "norm.bias", "bias")
+_CLASSES_PARTS = ("out.weight", "out.bias")
+_OF_OPTIMIZER = re.compile(
+    r".+_(moment[12]?|velocity|beta[12]_pow_acc|mean_square|mean_grad|momentum)_\d+(\.master)?"
+    r"|learning_rate_\d+|@LR_DECAY_COUNTER@|loss_scaling_\d+|num_(good|bad)_steps_\d+"
+)
+
+
+def recognises(path: Path) -> bool:
+    """A folder that holds a Paddle checkpoint under names of ERNIE's, PALM's or PaddleNLP's, or a
+    file that is one."""
+    return find(Path(path)) is not None
+
+
+def open_contents(
+    path: Path,
+    *,
+    eps: float | None = None,
+    prefix: str | None = None,
+    config: Path | None = None,
+    names: Sequence[str] = (),
+) -> Contents:
+    """A folder, or a file, opened.
+
+    `eps`: of LayerNorm; none: what the program that wrote it computes with. `prefix`: what stands
+    before the encoder's names, where the file holds more than one encoder. `config`: where it does
+    not lie beside. `names`: those of a combined file's variables, where they are not the usual.
+    """
+    path = Path(path)
+    source = find(path)
+    if source is None:
+        what = "no Paddle checkpoint is in it" if path.exists() else "no such file or folder"
+        raise UserError(f"{path}: {what}")
+    check_alone(source, path)
+    about = read_about(source.folder, config)
+    found, others = tensors(source, about.values, names)
+    sorted_out = _sort(found, source, prefix)
+    if not about.kind and sorted_out.base in CLASSES:
+        about = replace(about, values={**about.values, "model_type": sorted_out.base})
+    made = _make(found, sorted_out, source)
+    own, notes = numbers(made.entries, about, sorted_out.era, palm=sorted_out.palm, eps=eps)
+    heads = _heads(made, about, sorted_out.roles)
+    left = {**{name: f"no tensor, but {what}" for name, what in others.items()}, **made.left}
+    contents = Contents(
+        path=path,
+        format=f"{_title(sorted_out, about)}, {source}",
+        config=own,
+        entries=made.entries,
+        heads=heads,
+        left=left,
+        tokenizer=find_vocabulary(source.folder, own.vocab_size or 0),
+        notes=(*notes, *made.notes, *_head_notes(heads, made.entries, about)),
+    )
+    return checked(contents)
+
+
+# ---- whose names they are ----
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sorted:
+    """Whose names the tensors have, and what each is."""
+
+    era: Era
+    base: str
+    """What stands before the encoder's names: PaddleNLP's say whose it is."""
+    palm: bool
+    roles: dict[str, Role]
+    left: dict[str, str]
+
+
+def _sort(found: Mapping[str, Entry], source: Source, prefix: str | None) -> _Sorted:
+    era, prefix = _era(found, source, prefix)
+    left = {name: OPTIMIZER for name in found if _OF_OPTIMIZER.fullmatch(name)}
+    roles: dict[str, Role] = {}
+    for name in found:
+        if name in left:
+            continue
+        bare = name.removesuffix(".master")
+        if name == bare and f"{name}.master" in found:
+            left[name] = f"{COPY}{name}.master in half precision"
+        elif role := era.role(_bare(bare, prefix)):
+            roles[name] = role
+        else:
+            left[name] = "no place here"
+    palm = source.layout == "archive" or any(
+        name.startswith(PALM_PREFIX) or re.match(r".+\.(mask_lm_|cls_\w*out_|crfw)", name)
+        for name in found
+    )
+    base = prefix.strip(".").rpartition(".")[2]
+    return _Sorted(era=era, base=base, palm=era is STATIC and palm, roles=roles, left=left)
+
+
+def _era(names: Collection[str], source: Source, prefix: str | None) -> tuple[Era, str]:
+    """Whose names they are, and what stands before the encoder's; by the word table's."""
+    for era in ERAS:
+        tables = [name for name in names if name.endswith(era.word)]
+        if prefix is not None:
+            tables = [name for name in tables if name == prefix + era.word]
+        befores = [name.removesuffix(era.word) for name in tables]
+        befores = [x for x in befores if x in ("", PALM_PREFIX) or x.endswith((".", "_"))]
+        if len(befores) > 1:
+            shown = " and ".join(map(repr, befores[:4]))
+            raise UserError(f"{source.path}: an encoder each at {shown}; give one as prefix=")
+        if befores:
+            return era, befores[0]
+    what = f"no word table at prefix {prefix!r}" if prefix else "no word table"
+    wanted = ", ".join(era.word for era in ERAS)
+    raise UserError(f"{source.path}: {what} among {len(names)} tensors ({wanted} are known)")
+
+
+def _bare(name: str, prefix: str) -> str:
+    """Without what stands before the encoder's names; heads stand beside the encoder."""
+    if name.startswith(prefix):
+        return name.removeprefix(prefix)
+    outer = prefix.rstrip(".").rpartition(".")[0]
+    return name.removeprefix(f"{outer}." if outer else "").removeprefix(PALM_PREFIX)
+
+
+# ---- ours of theirs ----
+
+
+@dataclass(kw_only=True)
+class _Made:
+    """Our tensors, and what became of the others."""
+
+    entries: dict[str, Entry]
+    left: dict[str, str]
+    notes: list[str]
+
+
+def _make(found: Mapping[str, Entry], sorted_out: _Sorted, source: Source) -> _Made:
+    roles = dict(sorted_out.roles)
+    left = dict(sorted_out.left)
+    _give_the_one_name(roles)
+    _give_the_bias_its_name(roles)
+    left |= _drop_other_pooler(roles)
+    left |= _drop_copies(found, roles)
+    left |= _drop_broken_heads(roles)
+    theirs: dict[str, str] = {}
+    for name, role in roles.items():
+        if role.ours in theirs:
+            raise UserError(f"{source.path}: {theirs[role.ours]} and {name} are one thing here")
+        theirs[role.ours] = name
+    entries = {}
+    for ours, name in theirs.items():
+        target = re.sub(r"\.(query|key|value)\.", ".qkv.", ours)
+        if target not in entries:
+            parts = [re.sub(r"\.qkv\.", f".{x}.", target) for x in _QKV]
+            parts = parts if target != ours else [ours]
+            if missing := [part for part in parts if part not in theirs]:
+                raise UserError(f"{source.path}: incomplete, beside {name} it has no {missing[0]}")
+            pieces = [found[theirs[part]] for part in parts]
+            entries[target] = _entry(pieces, roles[name].transposed, source)
+    notes = [why for why in dict.fromkeys(left.values()) if why.startswith("its output table")]
+    return _Made(entries=entries, left=left, notes=notes)
+
+
+def _entry(pieces: list[Entry], transposed: bool, source: Source) -> Entry:
+    """One of ours, of one or three of theirs."""
+    shapes = [piece.shape for piece in pieces]
+    if len(set(shapes)) > 1 or (transposed and len(shapes[0]) != 2) or not shapes[0]:
+        raise UserError(f"{source.path}: {pieces[0].theirs[0]} has the shape {shapes[0]}")
+    shape = shapes[0][::-1] if transposed else shapes[0]
+
+    def read() -> torch.Tensor:
+        read = [piece.read() for piece in pieces]
+        turned = [x.T if transposed else x for x in read]
+        return torch.cat(turned) if len(turned) > 1 else turned[0].contiguous()
+
+    how = ["three in one"] if len(pieces) > 1 else []
+    return Entry(
+        theirs=tuple(name for piece in pieces for name in piece.theirs),
+        shape=(shape[0] * len(pieces), *shape[1:]),
+        read=read,
+        how=", ".join([*how, "transposed"] if transposed else how),
+    )
+
+
+def _head(role: Role) -> str:
+    return role.ours.split(".")[1] if role.ours.startswith("heads.") else ""
+
+
+def _heads_of(roles: Mapping[str, Role]) -> list[str]:
+    return sorted({_head(role) for role in roles.values()} - {""})
+
+
+def _part(role: Role) -> str:
+    return role.ours.split(".", 2)[2]
+
+
+def _give_the_one_name(roles: dict[str, Role]) -> None:
+    """PALM calls a masked-word head by its trainer; alone it gets the name that all such have."""
+    own = {_head(role) for role in roles.values() if _head(role) and _part(role) == "dense.weight"}
+    if len(own) != 1 or own == {MASKED_WORDS}:
+        return
+    before = f"heads.{own.pop()}."
+    for name, role in roles.items():
+        if role.ours.startswith(before) and not _part(role).startswith("out."):
+            ours = f"heads.{MASKED_WORDS}.{role.ours.removeprefix(before)}"
+            roles[name] = replace(role, ours=ours)
+
+
+def _give_the_bias_its_name(roles: dict[str, Role]) -> None:
+    """Where a tied bias is there under its second name alone."""
+    ours = {role.ours for role in roles.values()}
+    for name, role in roles.items():
+        if _head(role) and _part(role) == "bias_copy":
+            bias = role.ours.removesuffix("_copy")
+            if bias not in ours:
+                roles[name] = replace(role, ours=bias)
+
+
+def _drop_other_pooler(roles: dict[str, Role]) -> dict[str, str]:
+    """Takes the encoder's pooler out of `roles` where the classifier brings its own: why."""
+    poolers = [name for name, role in roles.items() if ".pooler." in role.ours]
+    own = [name for name in poolers if OWN_POOLER in name]
+    left = {
+        name: "the classifier has one of its own" for name in poolers if own and name not in own
+    }
+    for name in left:
+        del roles[name]
+    return left
+
+
+def _drop_copies(found: Mapping[str, Entry], roles: dict[str, Role]) -> dict[str, str]:
+    """Takes the tied tensors' second names out of `roles`, and the head whose output table is not
+    the word table: why."""
+    left = {}
+    word = next(name for name, role in roles.items() if role.ours == "backbone.word.weight")
+    for head in _heads_of(roles):
+        mine = {name: _part(role) for name, role in roles.items() if _head(role) == head}
+        for name in [name for name, part in mine.items() if part == "table"]:
+            if _same(found[name], found[word]):
+                left[name] = COPY + word
+                continue
+            why = f"its output table {name} is not the word table, as it is in our masked-word head"
+            left |= dict.fromkeys(mine, why)
+        left |= _biases_twice(found, mine)
+    for name in left:
+        roles.pop(name, None)
+    return left
+
+
+def _biases_twice(found: Mapping[str, Entry], mine: Mapping[str, str]) -> dict[str, str]:
+    bias = next((name for name, part in mine.items() if part == "bias"), "")
+    copies = [name for name, part in mine.items() if part == "bias_copy"]
+    same = {name: _same(found[name], found[bias]) for name in copies}
+    return {name: COPY + bias if same[name] else f"differs from {bias}" for name in copies}
+
+
+def _same(one: Entry, other: Entry) -> bool:
+    """Whether two tensors are equal, the first perhaps lying the other way round."""
+    if sorted(one.shape) != sorted(other.shape):
+        return False
+    mine = one.read()
+    theirs = other.read().to(mine.dtype)
+    return (mine.shape == theirs.shape and torch.equal(mine, theirs)) or (
+        mine.ndim == 2 and mine.T.shape == theirs.shape and torch.equal(mine.T, theirs)
+    )
+
+
+def _drop_broken_heads(roles: dict[str, Role]) -> dict[str, str]:
+    """Takes the heads that are not whole out of `roles`: why."""
+    left = {}
+    for head in _heads_of(roles):
+        mine = {_part(role): name for name, role in roles.items() if _head(role) == head}
+        wanted = _CLASSES_PARTS if set(mine) & set(_CLASSES_PARTS) else _WORDS_PARTS
+        if missing := [part for part in wanted if part not in mine]:
+            left |= dict.fromkeys(mine.values(), f"its head is not whole, it has no {missing[0]}")
+    for name in left:
+        del roles[name]
+    return left
+
+
+# ---- heads ----
+
+
+def _heads(made: _Made, about: About, roles: Mapping[str, Role]) -> dict[str, Head]:
+    """The heads that came whole; PaddleNLP's classifier of spans gets a name of its own."""
+    if about.model.endswith("ForQuestionAnswering"):
+        _rename_head(made, CLASSIFIER, QUESTION_ANSWERING)
+    of_tokens = {_head(role) for role in roles.values() if not role.pooled}
+    of_tokens |= {_head(role) for role in roles.values() if role.ours.endswith(TRANSITIONS)}
+    of_tokens.add(QUESTION_ANSWERING)
+    if about.model.endswith("ForTokenClassification"):
+        of_tokens.add(CLASSIFIER)
+    heads = {}
+    for ours, entry in made.entries.items():
+        _, name, part = ours.split(".", 2) if ours.startswith("heads.") else ("", "", "")
+        if part == "bias":
+            heads[name] = Head(kind="masked_words")
+        elif part == "out.weight":
+            count, pooled = entry.shape[0], name not in of_tokens
+            labels = about.labels(count) if name == CLASSIFIER else ()
+            crf = f"heads.{name}.{TRANSITIONS}" in made.entries
+            heads[name] = Head(
+                kind="classes", classes=count, pooled=pooled, labels=labels, transitions=crf
+            )
+    return heads
+
+
+def _rename_head(made: _Made, old: str, new: str) -> None:
+    before = f"heads.{old}."
+    for ours in [name for name in made.entries if name.startswith(before)]:
+        made.entries[f"heads.{new}.{ours.removeprefix(before)}"] = made.entries.pop(ours)
+
+
+def _head_notes(heads: Mapping[str, Head], entries: Mapping[str, Entry], about: About) -> list[str]:
+    notes = []
+    if "backbone.pooler.dense.weight" not in entries:
+        notes.append("no pooler: heads of whole texts would begin afresh with it")
+    if CLASSIFIER in heads and not about.model:
+        reads = "whole texts" if heads[CLASSIFIER].pooled else "tokens"
+        notes.append(f"the config names no class: the classifier is taken to read {reads}")
+    return notes
+
+
+def _title(sorted_out: _Sorted, about: About) -> str:
+    if sorted_out.palm:
+        return "PALM"
+    if sorted_out.era is PADDLENLP and about.model:
+        return f"PaddleNLP {about.model}"
+    return sorted_out.era.title

@@ -1,0 +1,400 @@
+"""Reads Paddle's pickles to file offsets: `pickle.Unpickler` would load every array into memory.
+
+A pickle is a small program. This interpreter knows the instructions that Paddle's files of every
+era use (protocol 2 to 4, Python 2 and 3) and the few names in them; it refuses anything else by
+name, before anything happens. It never imports or calls what a file names: an array becomes a
+`Stored`, a place in the file whose shape and type were checked.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import pickletools
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from palm_ds.common.errors import UserError
+from palm_ds.weights.formats.paddle.variable_files import MOST_DIMENSIONS, Span, Stored
+
+# What genuine files name.
+_KNOWN = {
+    ("numpy.core.multiarray", "_reconstruct"): "array",
+    ("numpy._core.multiarray", "_reconstruct"): "array",
+    ("numpy", "ndarray"): "ndarray",
+    ("numpy", "dtype"): "dtype",
+    ("_codecs", "encode"): "encode",
+    ("__builtin__", "bytes"): "bytes",  # of an empty array, at protocol 2
+    ("builtins", "tuple"): "tuple",
+    ("__builtin__", "tuple"): "tuple",
+    ("collections", "OrderedDict"): "dict",
+    ("builtins", "eval"): "eval",
+}
+_TYPES = {
+    "b1": torch.bool,
+    "i1": torch.int8,
+    "i2": torch.int16,
+    "i4": torch.int32,
+    "i8": torch.int64,
+    "u1": torch.uint8,
+    "u2": torch.bfloat16,  # Paddle keeps the bits of bfloat16 in numpy's uint16
+    "f2": torch.float16,
+    "f4": torch.float32,
+    "f8": torch.float64,
+    "c8": torch.complex64,
+    "c16": torch.complex128,
+}
+MOST_INSTRUCTIONS = 3_000_000  # thirty to forty a tensor are usual
+_LONGEST_NAME = 1000
+
+
+class _Name(NamedTuple):
+    """One of _KNOWN."""
+
+    kind: str
+    full: str
+
+
+@dataclass(frozen=True)
+class _Chars:
+    """A string of the file, not read yet. `form`: bytes, utf-8 (text), or encoded (bytes that are
+    written as text)."""
+
+    start: int
+    length: int
+    form: str
+
+
+@dataclass
+class _Type:
+    name: str
+
+
+@dataclass
+class Array:
+    """An array that BUILD fills in."""
+
+    stored: Stored | None = None
+
+
+_PUSH = {
+    b"}": dict,
+    b"]": list,
+    b")": tuple,
+    b"N": lambda: None,
+    b"\x88": lambda: True,
+    b"\x89": lambda: False,
+}
+_NUMBERS = {b"K": "<B", b"M": "<H", b"J": "<i", b"G": ">d"}
+_STRINGS = {
+    b"X": ("<I", "utf-8"),
+    b"\x8c": ("<B", "utf-8"),
+    b"\x8d": ("<Q", "utf-8"),
+    b"U": ("<B", "bytes"),
+    b"T": ("<i", "bytes"),
+    b"C": ("<B", "bytes"),
+    b"B": ("<I", "bytes"),
+    b"\x8e": ("<Q", "bytes"),
+}
+_TUPLES = {b"\x85": 1, b"\x86": 2, b"\x87": 3}
+_PUT, _GET = {b"q": "<B", b"r": "<I"}, {b"h": "<B", b"j": "<I"}
+
+
+class Machine:
+    def __init__(self, data: mmap.mmap, path: Path):
+        self.data, self.path, self.at = data, path, 0
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.memo: dict[int, Any] = {}
+
+    def run(self) -> Any:
+        """What the pickle makes."""
+        for _ in range(MOST_INSTRUCTIONS):
+            code = self.take(1)
+            if code == b".":
+                return self.pop()
+            self.step(code)
+        raise self.error(f"more than {MOST_INSTRUCTIONS} instructions; refused")
+
+    def step(self, code: bytes) -> None:
+        if code in _PUSH:
+            self.stack.append(_PUSH[code]())
+        elif code in _NUMBERS:
+            self.stack.append(self.number(_NUMBERS[code]))
+        elif code in _STRINGS:
+            form, kind = _STRINGS[code]
+            self.stack.append(self.chars(self.number(form), kind))
+        elif code in _TUPLES:
+            self.stack.append(tuple(reversed([self.pop() for _ in range(_TUPLES[code])])))
+        elif code in _PUT:
+            self.memo[int(self.number(_PUT[code]))] = self.top()
+        elif code in _GET:
+            self.stack.append(self.remembered(int(self.number(_GET[code]))))
+        elif code in _OTHERS:
+            _OTHERS[code](self)
+        else:
+            names = {one.code: one.name for one in pickletools.opcodes}
+            name = names.get(code.decode("latin1"), repr(code))
+            raise self.error(f"the instruction {name} is none that Paddle's files have; refused")
+
+    def error(self, what: str) -> UserError:
+        return UserError(f"{self.path}: byte {self.at}: {what}")
+
+    def take(self, size: int) -> bytes:
+        if size > len(self.data) - self.at:
+            raise self.error(f"the file ends here, {size} bytes more are due")
+        self.at += size
+        return self.data[self.at - size : self.at]
+
+    def number(self, form: str) -> Any:
+        return struct.unpack(form, self.take(struct.calcsize(form)))[0]
+
+    def chars(self, length: int, form: str) -> _Chars:
+        if not 0 <= length <= len(self.data) - self.at:
+            raise self.error(f"the file ends inside a string of {length} bytes")
+        self.at += length
+        return _Chars(self.at - length, length, form)
+
+    def pop(self) -> Any:
+        self.top()
+        return self.stack.pop()
+
+    def top(self) -> Any:
+        if len(self.stack) <= (self.marks[-1] if self.marks else 0):
+            raise self.error("garbled: nothing is there to work on")
+        return self.stack[-1]
+
+    def remembered(self, place: int) -> Any:
+        if place not in self.memo:
+            raise self.error(f"garbled: nothing was kept at {place}")
+        return self.memo[place]
+
+    def to_mark(self) -> list[Any]:
+        if not self.marks:
+            raise self.error("garbled: no mark")
+        mark = self.marks.pop()
+        items = self.stack[mark:]
+        del self.stack[mark:]
+        return items
+
+    def text(self, value: Any) -> str:
+        """A string of the file, as a name."""
+        if not isinstance(value, _Chars):
+            raise self.error(f"a name is due, got {kind_of(value)}")
+        if value.length > _LONGEST_NAME:
+            raise self.error(f"a name of {value.length} bytes; refused")
+        raw = self.data[value.start : value.start + value.length]
+        try:
+            found = raw.decode("utf-8" if value.form == "utf-8" else "latin1")
+        except UnicodeDecodeError:
+            raise self.error("garbled: a name that is no UTF-8") from None
+        if not found.isprintable():  # it will stand in messages
+            raise self.error(f"a name that cannot be shown, {found[:40]!r}; refused")
+        return found
+
+    def name(self, module: str, name: str) -> None:
+        kind = _KNOWN.get((module, name))
+        if kind is None:
+            shown = f"{module}.{name}".encode("unicode_escape").decode()
+            raise self.error(f"asks for {shown}, which Paddle's files do not; refused")
+        self.stack.append(_Name(kind, f"{module}.{name}"))
+
+    def line(self) -> str:
+        end = self.data.find(b"\n", self.at, self.at + _LONGEST_NAME)
+        if end < 0:
+            raise self.error("garbled: the name of a thing has no end")
+        return self.take(end + 1 - self.at)[:-1].decode("latin1")
+
+    # ---- instructions ----
+
+    def protocol(self) -> None:
+        if (version := self.take(1)[0]) not in (2, 3, 4):
+            raise self.error(f"a pickle of protocol {version}; Paddle's are of 2 to 4")
+
+    def skip_frame(self) -> None:
+        self.take(8)  # a hint for buffering: how much follows
+
+    def mark(self) -> None:
+        self.marks.append(len(self.stack))
+
+    def memoize(self) -> None:
+        self.memo[len(self.memo)] = self.top()
+
+    def tuple_to_mark(self) -> None:
+        self.stack.append(tuple(self.to_mark()))
+
+    def long(self, form: str) -> None:
+        if (size := self.number(form)) not in range(256):
+            raise self.error(f"an integer of {size} bytes; refused")
+        self.stack.append(int.from_bytes(self.take(size), "little", signed=True))
+
+    def append(self) -> None:
+        item = self.pop()
+        self.extend([item])
+
+    def extend(self, items: list[Any]) -> None:
+        target = self.top()
+        if not isinstance(target, list):
+            raise self.error(f"garbled: {kind_of(target)} is no list")
+        target += items
+
+    def set_item(self) -> None:
+        value, key = self.pop(), self.pop()
+        self.set_items([key, value])
+
+    def set_items(self, items: list[Any]) -> None:
+        target = self.top()
+        if not isinstance(target, dict) or len(items) % 2:
+            raise self.error(f"garbled: keys and values for {kind_of(target)}")
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            target[self.text(key)] = value
+
+    def global_by_line(self) -> None:
+        self.name(self.line(), self.line())
+
+    def global_by_stack(self) -> None:
+        name, module = self.pop(), self.pop()
+        self.name(self.text(module), self.text(name))
+
+    def reduce(self) -> None:
+        arguments, thing = self.pop(), self.pop()
+        if not isinstance(thing, _Name) or not isinstance(arguments, tuple):
+            raise self.error(f"garbled: calls {kind_of(thing)}")
+        made = _CALLS[thing.kind](self, arguments) if thing.kind in _CALLS else None
+        if made is None:
+            raise self.error(f"calls {thing.full} in a way that Paddle's files do not; refused")
+        self.stack.append(made)
+
+    def build(self) -> None:
+        state, thing = self.pop(), self.top()
+        if isinstance(thing, Array) and thing.stored is None and isinstance(state, tuple):
+            thing.stored = self.array(state)
+        elif not (isinstance(thing, _Type) and isinstance(state, tuple) and _plain(self, state)):
+            raise self.error(
+                f"fills in {kind_of(thing)} in a way that Paddle's files do not; refused"
+            )
+
+    # ---- what is called: None where it is not called as in genuine files ----
+
+    def call_array(self, arguments: tuple) -> Array | None:
+        thing, shape, _ = arguments if len(arguments) == 3 else (None, None, None)
+        genuine = isinstance(thing, _Name) and thing.kind == "ndarray" and shape == (0,)
+        return Array() if genuine else None
+
+    def call_dtype(self, arguments: tuple) -> _Type | None:
+        if len(arguments) != 3 or not isinstance(arguments[0], _Chars):
+            return None
+        name = self.text(arguments[0])
+        if name not in _TYPES:
+            raise self.error(f"an array of type {name!r}, which is none of numbers; refused")
+        return _Type(name)
+
+    def call_encode(self, arguments: tuple) -> _Chars | None:
+        text, coding = arguments if len(arguments) == 2 else (None, None)
+        if not isinstance(text, _Chars) or text.form != "utf-8" or self.text(coding) != "latin1":
+            return None
+        return _Chars(text.start, text.length, "encoded")
+
+    def call_bytes(self, arguments: tuple) -> _Chars | None:
+        return None if arguments else _Chars(self.at, 0, "bytes")
+
+    def call_tuple(self, arguments: tuple) -> tuple | None:
+        one = arguments[0] if len(arguments) == 1 else None
+        return one if isinstance(one, tuple) else None
+
+    def call_dict(self, arguments: tuple) -> dict | None:
+        if len(arguments) > 1 or (arguments and not isinstance(arguments[0], list)):
+            return None
+        pairs = arguments[0] if arguments else []  # Python 2 gives them so
+        if any(not isinstance(pair, list | tuple) or len(pair) != 2 for pair in pairs):
+            return None
+        return {self.text(key): value for key, value in pairs}
+
+    def call_eval(self, arguments: tuple) -> Array | None:
+        """A LoD tensor is written as eval("data", {"data": array}), which means: the array."""
+        code, values = arguments if len(arguments) == 2 else (None, None)
+        if not isinstance(code, _Chars) or self.text(code) != "data":
+            return None
+        if not isinstance(values, dict) or list(values) != ["data"]:
+            return None
+        return values["data"] if isinstance(values["data"], Array) else None
+
+    def array(self, state: tuple) -> Stored:
+        """numpy's (1, shape, dtype, by column, values), checked."""
+        version, shape, kind, by_column, values = state if len(state) == 5 else (0, (), 0, 0, 0)
+        if version != 1 or not isinstance(kind, _Type) or not isinstance(values, _Chars):
+            raise self.error("garbled: an array that numpy would not have written")
+        if not is_shape(shape):
+            raise self.error(f"an array of the shape {_shown(shape)}; refused")
+        dtype = _TYPES[kind.name]
+        there, due = self.length(values), math.prod(shape) * dtype.itemsize
+        if there != due:
+            raise self.error(f"an array of {_shown(shape)} {kind.name} in {there} bytes, not {due}")
+        span = Span(start=values.start, length=values.length, text=values.form == "encoded")
+        columns = bool(by_column) and len(shape) > 1
+        return Stored(path=self.path, dtype=dtype, shape=shape, spans=(span,), by_column=columns)
+
+    def length(self, values: _Chars) -> int:
+        """Bytes of an array's values."""
+        if values.form == "bytes":
+            return values.length
+        raw = self.data[values.start : values.start + values.length]
+        try:
+            return len(raw.decode("utf-8", "surrogatepass").encode("latin1"))
+        except UnicodeError:
+            raise self.error("garbled: the values of an array are no bytes") from None
+
+
+_OTHERS = {
+    b"\x80": Machine.protocol,
+    b"\x95": Machine.skip_frame,
+    b"(": Machine.mark,
+    b"\x94": Machine.memoize,
+    b"t": Machine.tuple_to_mark,
+    b"\x8a": lambda machine: machine.long("<B"),
+    b"\x8b": lambda machine: machine.long("<i"),
+    b"a": Machine.append,
+    b"e": lambda machine: machine.extend(machine.to_mark()),
+    b"s": Machine.set_item,
+    b"u": lambda machine: machine.set_items(machine.to_mark()),
+    b"c": Machine.global_by_line,
+    b"\x93": Machine.global_by_stack,
+    b"R": Machine.reduce,
+    b"b": Machine.build,
+}
+_CALLS = {
+    "array": Machine.call_array,
+    "dtype": Machine.call_dtype,
+    "encode": Machine.call_encode,
+    "bytes": Machine.call_bytes,
+    "tuple": Machine.call_tuple,
+    "dict": Machine.call_dict,
+    "eval": Machine.call_eval,
+}
+
+
+def _plain(machine: Machine, state: tuple) -> bool:
+    """Whether the state of a dtype is that of plain little-endian numbers."""
+    if len(state) < 5 or not isinstance(state[1], _Chars) or state[2:5] != (None, None, None):
+        return False
+    return machine.text(state[1]) in ("<", "|")
+
+
+def kind_of(value: Any) -> str:
+    return value.full if isinstance(value, _Name) else type(value).__name__.strip("_").lower()
+
+
+def is_shape(value: Any) -> bool:
+    usual = isinstance(value, tuple | list) and len(value) <= MOST_DIMENSIONS
+    return usual and all(type(size) is int and 0 <= size < 1 << 63 for size in value)
+
+
+def _shown(shape: Any) -> str:
+    """A wrong shape, for a message; never more of it than the outermost."""
+    if not isinstance(shape, tuple):
+        return kind_of(shape)
+    return f"({', '.join(str(x)[:20] if type(x) is int else kind_of(x) for x in shape[:9])})"

@@ -1,0 +1,267 @@
+"""Folders that PaddleNLP's from_pretrained opens: Ernie, Bert or Roberta with the heads they have.
+
+    plan(entries, config, heads, target) ──> Plan            names and shapes; no value is read yet
+    write(plan, folder)    ──> model_state.pdparams, config.json, tokenizer files with vocab.txt
+    write_paddle(state, folder, config)                      both, for weights that are at hand
+
+What goes into which class, the folding of a task's embedding and the moving of positions are as for
+Hugging Face (hf_plan.py); here come PaddleNLP's names and its (in, out) matrices. The pickle is
+written piece by piece, one tensor at a time, as paddle.save writes it (protocol 4, numpy arrays).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import torch
+
+from palm_ds.common.atomic import publish
+from palm_ds.common.errors import UserError
+from palm_ds.model.config import BackboneConfig
+from palm_ds.weights.formats.contents import Entry, Head
+from palm_ds.weights.formats.huggingface.names import NEXT_SENTENCE
+from palm_ds.weights.formats.huggingface.plan import Plan
+from palm_ds.weights.formats.huggingface.plan import plan as hf_plan
+from palm_ds.weights.formats.huggingface.target import Target
+from palm_ds.weights.formats.paddle.config import ERNIE_EPS
+from palm_ds.weights.formats.paddle.pdparams import NAME_TABLE
+from palm_ds.weights.formats.tensor_files import Group, held, read_json
+
+WEIGHTS, CONFIG = "model_state.pdparams", "config.json"
+_TOKENIZERS = {  # PaddleNLP's AutoTokenizer knows its own classes alone
+    "ernie": "ErnieTokenizer",
+    "bert": "BertTokenizer",
+    "roberta": "RobertaChineseTokenizer",  # the one that reads a vocab.txt
+}
+_NAMES = (  # Hugging Face's pieces of a name, and PaddleNLP's
+    (r"\.encoder\.layer\.", ".encoder.layers."),
+    (r"\.attention\.self\.(q)uery\.|\.attention\.self\.(k)ey\.|\.attention\.self\.(v)alue\.", ""),
+    (r"\.attention\.output\.dense\.", ".self_attn.out_proj."),
+    (r"\.attention\.output\.LayerNorm\.", ".norm1."),
+    (r"\.intermediate\.dense\.", ".linear1."),
+    (r"(layers\.\d+)\.output\.dense\.", r"\1.linear2."),
+    (r"(layers\.\d+)\.output\.LayerNorm\.", r"\1.norm2."),
+    (r"embeddings\.LayerNorm\.", "embeddings.layer_norm."),
+    (r"^cls\.predictions\.transform\.LayerNorm\.", "cls.predictions.layer_norm."),
+    (r"^cls\.predictions\.transform\.dense\.", "cls.predictions.transform."),
+    (r"^cls\.predictions\.bias$", "cls.predictions.decoder_bias"),
+    (r"^qa_outputs\.", "classifier."),
+)
+_ALSO = {  # the second names that PaddleNLP writes, of tied tensors
+    "cls.predictions.decoder_bias": "cls.predictions.decoder",
+    "lm_head.bias": "lm_head.decoder",
+}
+_CODES = {torch.float32: "f4", torch.float16: "f2", torch.bfloat16: "u2"}
+
+
+class SavesFiles(Protocol):
+    """A tokenizer, as far as a folder of weights knows."""
+
+    def save(self, folder: Path) -> object: ...
+
+
+def plan(
+    entries: Mapping[str, Entry],
+    config: BackboneConfig,
+    heads: Mapping[str, Head],
+    target: Target,
+) -> Plan:
+    """What a folder of PaddleNLP's takes, under which names. Raises UserError where the target is
+    not for this encoder and these heads."""
+    if target.head_class == "ForNextSentencePrediction":
+        raise UserError("head_class: PaddleNLP has no ForNextSentencePrediction")
+    theirs = hf_plan(entries, config, heads, target)
+    if theirs.architecture.endswith("ForNextSentencePrediction"):  # nor one for that head alone
+        rest = {name: head for name, head in heads.items() if name != NEXT_SENTENCE}
+        theirs = hf_plan(entries, config, rest, target)
+    _check_eps(theirs)
+    named = theirs.architecture.replace("ForPreTraining", "ForPretraining")
+    more = {"architectures": [named], "pool_act": "tanh", "paddlenlp_version": None}
+    return replace(
+        theirs,
+        about={**theirs.about, **more},
+        groups=tuple(_turned(group) for group in theirs.groups),
+        created={paddle_name(name): what for name, what in theirs.created.items()},
+        left={name: _why(why, named) for name, why in theirs.left.items()},
+    )
+
+
+def _check_eps(plan: Plan) -> None:
+    """Raises UserError where PaddleNLP would compute with another eps than the model."""
+    if plan.about["model_type"] == "ernie" and plan.config.eps != ERNIE_EPS:
+        raise UserError(
+            f"eps: PaddleNLP's Ernie computes with a LayerNorm eps of {ERNIE_EPS:g} whatever its "
+            f"config says, this model has {plan.config.eps:g}; accept the change with --eps "
+            f"{ERNIE_EPS:g}, or write a Bert, which keeps the model's (--family bert folds a task "
+            "in)"
+        )
+
+
+def write(plan: Plan, folder: Path, *, tokenizer: SavesFiles | None = None) -> None:
+    """Fill a folder, one tensor after another. `folder` is there and empty; who calls publishes
+    it. Raises UserError where a weight is not a number, or is too large for the type."""
+    _write_json(folder / CONFIG, plan.about)
+    with (folder / WEIGHTS).open("wb") as file:
+        write_pickle(file, plan.groups, plan.dtype, _second_names(plan))
+    if tokenizer is not None:
+        tokenizer.save(folder)
+        _name_tokenizer(folder, plan)
+
+
+def _name_tokenizer(folder: Path, plan: Plan) -> None:
+    path = folder / "tokenizer_config.json"
+    if not path.is_file() or not (folder / "vocab.txt").is_file():
+        return
+    told = read_json(path)
+    kept = {key: x for key, x in told.items() if key.endswith("_token") or key == "do_lower_case"}
+    named = {"tokenizer_class": _TOKENIZERS[plan.about["model_type"]]}
+    _write_json(path, {**named, **kept, "model_max_length": plan.config.longest})
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    text = json.dumps(content, indent=2, ensure_ascii=False, sort_keys=True)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def write_paddle(
+    state: Mapping[str, torch.Tensor],
+    folder: Path,
+    config: BackboneConfig,
+    *,
+    heads: Mapping[str, Head] | None = None,
+    tokenizer: SavesFiles | None = None,
+    target: Target | None = None,
+) -> Plan:
+    """Write weights of ours as a folder of PaddleNLP's, complete or not at all.
+
+    `heads`: those in `state`; none: as their tensors tell, and heads over classes read whole texts.
+    """
+    kept = {name: x for name, x in state.items() if not name.endswith(".tied_words")}
+    entries = {name: held(name, tensor) for name, tensor in kept.items()}
+    planned = plan(entries, config, heads or _heads(entries), target or Target())
+    publish(Path(folder), lambda part: write(planned, part, tokenizer=tokenizer))
+    return planned
+
+
+def paddle_name(name: str) -> str:
+    """PaddleNLP's name of a tensor that Hugging Face calls so."""
+    for theirs, ours in _NAMES:
+        name = re.sub(theirs, ours or _attention, name)
+    return name
+
+
+def _attention(match: re.Match[str]) -> str:
+    letter = next(group for group in match.groups() if group)
+    return f".self_attn.{letter}_proj."
+
+
+def _turned(group: Group) -> Group:
+    """Under PaddleNLP's names, matrices (in, out)."""
+    names = tuple(map(paddle_name, group.names))
+    if len(group.shape) != 2 or names[0].endswith("_embeddings.weight"):
+        return replace(group, names=names)
+    how = f"{group.how}, transposed" if group.how else "transposed"
+
+    def make() -> Sequence[torch.Tensor]:
+        return [tensor.T for tensor in group.make()]
+
+    return replace(group, names=names, shape=group.shape[::-1], make=make, how=how)
+
+
+def _why(why: str, architecture: str) -> str:
+    return f"no place in {architecture}" if why.startswith("no place in") else why
+
+
+def _second_names(plan: Plan) -> dict[str, str]:
+    """{second name: the tensor that it is} of the tied ones."""
+    names = {name for group in plan.groups for name in group.names}
+    words = f"{plan.about['model_type']}.embeddings.word_embeddings.weight"
+    found = {}
+    for bias, decoder in _ALSO.items():
+        if bias in names:
+            found |= {f"{decoder}.weight": words, f"{decoder}.bias": bias}
+    return found
+
+
+def _heads(entries: Mapping[str, Entry]) -> dict[str, Head]:
+    heads = {}
+    for ours, entry in entries.items():
+        _, _, part = ours.partition("heads.")
+        name, _, part = part.partition(".")
+        if part == "norm.weight":
+            heads[name] = Head(kind="masked_words")
+        elif part == "out.weight":
+            heads[name] = Head(kind="classes", classes=entry.shape[0])
+    return heads
+
+
+# ---- the pickle ----
+
+
+def write_pickle(
+    file: BinaryIO, groups: Sequence[Group], dtype: torch.dtype, second_names: Mapping[str, str]
+) -> None:
+    """A dict of numpy arrays and the table of parameter names, as paddle.save writes a state."""
+    file.write(b"\x80\x04}")
+    kept: dict[str, int] = {}  # where pickle's memo has each array
+    for name, shape, make in _tensors(groups):
+        file.write(_text(name) + _array_head(shape, dtype))
+        data = _bytes(name, make(), dtype)
+        file.write(b"\x8e" + struct.pack("<Q", data.nbytes))
+        file.write(data)
+        file.write(b"tb\x94s")  # the state is whole, the array filled in, kept, and put in the dict
+        kept[name] = len(kept)
+    for name, same in second_names.items():
+        file.write(_text(name) + b"j" + struct.pack("<I", kept[same]) + b"s")
+    names = {**dict.fromkeys(kept), **second_names}
+    table = b"".join(_text(name) + _text(same or name) for name, same in names.items())
+    file.write(_text(NAME_TABLE) + b"}(" + table + b"us.")
+
+
+def _tensors(
+    groups: Sequence[Group],
+) -> Iterator[tuple[str, tuple[int, ...], Callable[[], torch.Tensor]]]:
+    for group in groups:
+        made: list[torch.Tensor] = []  # of this group, from its first name to its last
+        for i, name in enumerate(group.names):
+
+            def make(i: int = i, group: Group = group, made: list = made) -> torch.Tensor:
+                if not made:
+                    made.extend(group.make())
+                return made[i]
+
+            yield name, group.shape, make
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return b"X" + struct.pack("<I", len(data)) + data
+
+
+def _integer(number: int) -> bytes:
+    return b"\x8a\x08" + struct.pack("<q", number)
+
+
+def _array_head(shape: tuple[int, ...], dtype: torch.dtype) -> bytes:
+    """What numpy's pickle of an array begins with: all but the values. The module has its name of
+    numpy 1, which numpy 2 knows too."""
+    empty = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R"
+    kind = b"cnumpy\ndtype\n" + _text(_CODES[dtype]) + b"\x89\x88\x87R"
+    kind += b"(K\x03" + _text("<") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    sizes = b"(" + b"".join(map(_integer, shape)) + b"t"
+    return empty + b"(K\x01" + sizes + kind + b"\x89"
+
+
+def _bytes(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> memoryview:
+    result = tensor.detach().to(dtype).contiguous()
+    if not bool(result.isfinite().all()):
+        large = bool(tensor.isfinite().all())
+        what = f"too large for {dtype}" if large else "not finite (NaN or infinite)"
+        raise UserError(f"{name}: has numbers that are {what}")
+    return result.reshape(-1).view(torch.uint8).numpy().data

@@ -1,0 +1,164 @@
+"""BERT as Google published it: bert_model.ckpt of TensorFlow, bert_config.json, vocab.txt.
+
+Their names are Hugging Face's with other separators: one table (hf_names.py) serves both. Matrices
+are (in, out) there, but for the output weights of heads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from palm_ds.common.errors import UserError
+from palm_ds.model.config import FOREIGN_KEYS, BackboneConfig
+from palm_ds.weights.formats.contents import OPTIMIZER, Contents, Entry, Head
+from palm_ds.weights.formats.expected_shapes import checked
+from palm_ds.weights.formats.huggingface.names import (
+    CLASSIFIER,
+    MASKED_WORDS,
+    NEXT_SENTENCE,
+    QUESTION_ANSWERING,
+    to_ours,
+)
+from palm_ds.weights.formats.tensor_files import read_json
+from palm_ds.weights.formats.tensorflow.tensor_bundle import is_index, open_bundle
+
+CONFIG, INDEX = "bert_config.json", ".index"
+_EPS = 1e-12  # in the code, not in the file of numbers
+_WORDS = "bert/embeddings/word_embeddings"
+_ENDS = {
+    "kernel": "weight",
+    "gamma": "weight",
+    "beta": "bias",
+    "output_weights": "weight",
+    "output_bias": "bias",
+    "word_embeddings": "word_embeddings.weight",
+    "position_embeddings": "position_embeddings.weight",
+    "token_type_embeddings": "token_type_embeddings.weight",
+}
+_SPECIAL = {
+    "cls/predictions/output_bias": "cls.predictions.bias",
+    "output_weights": "classifier.weight",  # of run_classifier.py
+    "output_bias": "classifier.bias",
+    "cls/squad/output_weights": "qa_outputs.weight",
+    "cls/squad/output_bias": "qa_outputs.bias",
+}
+_OPTIMIZER = re.compile(r"(^|/)(adam_[mv]|AdamWeightDecayOptimizer(_1)?|LAMBOptimizer.*)$")
+
+
+def recognises(path: Path) -> bool:
+    """A folder with checkpoints of TensorFlow, or the name of one."""
+    try:
+        return any(is_index(file) for file in _found(Path(path)))
+    except (OSError, ValueError):
+        return False
+
+
+def open_contents(path: Path, *, eps: float | None = None) -> Contents:
+    """A checkpoint, opened: the folder, `bert_model.ckpt` in it, or its .index file.
+
+    `eps`: of LayerNorm, where it is not the 1e-12 of BERT's code.
+    """
+    path = Path(path)
+    index = _the_one(path)
+    config = _config(index, eps)
+    bundle = open_bundle(index)
+    if _WORDS not in bundle.entries:
+        raise UserError(f"{index}: not of Google's BERT: it has no {_WORDS}")
+    found, left = _sorted(bundle.entries)
+    entries, more = to_ours(found, "bert", config.layers, str(index))
+    if config.vocab_size is None:
+        config = replace(config, vocab_size=entries["backbone.word.weight"].shape[0])
+    vocabulary = index.parent / "vocab.txt"
+    contents = Contents(
+        path=index.with_suffix(""),
+        format="TensorFlow BERT",
+        config=config,
+        entries=entries,
+        heads=_heads(entries),
+        left={**bundle.left, **left, **more},
+        tokenizer=vocabulary if vocabulary.is_file() else None,
+        notes=_notes(entries, eps),
+    )
+    return checked(contents)
+
+
+def _found(path: Path) -> list[Path]:
+    """The index files that may be meant."""
+    if path.is_dir():
+        return sorted(path.glob(f"*{INDEX}"))
+    file = path if path.suffix == INDEX else path.with_name(path.name + INDEX)
+    return [file] if file.is_file() else []
+
+
+def _the_one(path: Path) -> Path:
+    found = _found(path)
+    if not found:
+        raise UserError(f"{path}: no checkpoint of TensorFlow, *{INDEX}")
+    if len(found) > 1:
+        names = ", ".join(x.name.removesuffix(INDEX) for x in found)
+        raise UserError(f"{path}: holds several checkpoints, name one: {names}")
+    return found[0]
+
+
+def _config(index: Path, eps: float | None) -> BackboneConfig:
+    path = index.parent / CONFIG
+    about = read_json(path)
+    known: dict[str, Any] = {key: value for key, value in about.items() if key in FOREIGN_KEYS}
+    known = {"layer_norm_eps": _EPS, **known} if eps is None else {**known, "layer_norm_eps": eps}
+    return BackboneConfig.from_dict(known, str(path))
+
+
+def _sorted(found: Mapping[str, Entry]) -> tuple[dict[str, Entry], dict[str, str]]:
+    """Under Hugging Face's names and in its orientation, and what is the optimizer's."""
+    entries: dict[str, Entry] = {}
+    left = {}
+    for name, entry in found.items():
+        if name == "global_step" or _OPTIMIZER.search(name):
+            left[name] = OPTIMIZER
+        else:
+            entries[_renamed(name)] = _transposed(entry) if name.endswith("/kernel") else entry
+    return entries, left
+
+
+def _renamed(name: str) -> str:
+    if name in _SPECIAL:
+        return _SPECIAL[name]
+    parts = re.sub(r"/layer_(\d+)/", r"/layer/\1/", name).split("/")
+    return ".".join([*parts[:-1], _ENDS.get(parts[-1], parts[-1])])
+
+
+def _transposed(entry: Entry) -> Entry:
+    if len(entry.shape) != 2:
+        return entry
+    return replace(
+        entry,
+        shape=entry.shape[::-1],
+        read=lambda: entry.read().T.contiguous(),
+        how="transposed",
+    )
+
+
+def _heads(entries: Mapping[str, Entry]) -> dict[str, Head]:
+    heads = {}
+    if f"heads.{MASKED_WORDS}.bias" in entries:
+        heads[MASKED_WORDS] = Head(kind="masked_words", pooled=False)
+    for name in (NEXT_SENTENCE, CLASSIFIER, QUESTION_ANSWERING):
+        out = entries.get(f"heads.{name}.out.weight")
+        if out is not None:
+            pooled = name != QUESTION_ANSWERING
+            classes = out.shape[0] if out.shape else 0
+            heads[name] = Head(kind="classes", classes=classes, pooled=pooled)
+    return heads
+
+
+def _notes(entries: Mapping[str, Entry], eps: float | None) -> tuple[str, ...]:
+    notes = []
+    if eps is None:
+        notes.append("LayerNorm's eps is not in bert_config.json: 1e-12, that of BERT's code")
+    if f"heads.{CLASSIFIER}.out.weight" in entries:
+        notes.append("the classifier is taken to read whole texts, as run_classifier.py has it")
+    return tuple(notes)

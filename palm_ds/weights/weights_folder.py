@@ -1,0 +1,252 @@
+"""Weights on their own: a portable folder, and Hugging Face folders in and out.
+
+    weights/  weights.safetensors   every parameter in fp32 under the model's names, tied ones once
+              weights.json          the encoder's numbers, the tasks' ids and heads, what made it
+    hf/       model.safetensors config.json + tokenizer files: opens with AutoModel.from_pretrained
+
+`load_weights` starts a model from either, and from a checkpoint of any other format that
+formats/open.py knows (`--init_from`). Folders appear complete or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from palm_ds import __version__
+from palm_ds.common.atomic import publish
+from palm_ds.common.errors import UserError
+from palm_ds.model.config import BackboneConfig
+from palm_ds.model.crf import CrfHead
+from palm_ds.model.heads import ClassHead, MaskedWordHead
+from palm_ds.model.multi_task_model import Model
+from palm_ds.train.hf_head import HeadTaken
+from palm_ds.train.recipe import Recipe
+from palm_ds.weights.formats import native as own
+from palm_ds.weights.formats.contents import OPTIMIZER, Contents
+from palm_ds.weights.formats.contents import Head as HeadInfo
+from palm_ds.weights.formats.huggingface.model_card import Made, model_card
+from palm_ds.weights.formats.huggingface.names import State, lost
+from palm_ds.weights.formats.huggingface.write import SavesFiles, Target, plan, write
+from palm_ds.weights.formats.native import INFO, WEIGHTS, WeightsInfo
+from palm_ds.weights.formats.open import open_checkpoint, read_info
+from palm_ds.weights.formats.tensor_files import held
+
+# What must agree for weights to mean the same in another model.
+_SHAPE = ("vocab_size", "width", "layers", "heads", "inner", "positions", "segments", "task_slots")
+_NOT_SEEN = ("heads", "activation", "eps", "position_offset")
+_SAME = ("kind", "options", *_SHAPE, *_NOT_SEEN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """What became of a folder's weights."""
+
+    folder: Path
+    taken: tuple[str, ...]
+    fresh: tuple[str, ...]
+    """Parameters of the model that the folder has not: they keep their first values."""
+    left_over: tuple[str, ...]
+    """Parameters of the folder that the model has not."""
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def lines(self) -> list[str]:
+        """For a person."""
+        lines = [f"weights: {len(self.taken)} parameters from {self.folder}"]
+        if self.fresh:
+            lines.append(f"weights: not in {self.folder}, begun afresh: {', '.join(self.fresh)}")
+        if self.left_over:
+            lines.append(f"weights: left over in {self.folder}: {', '.join(self.left_over)}")
+        return lines
+
+
+def save_weights(
+    state: Mapping[str, torch.Tensor] | Model,
+    folder: Path,
+    info: WeightsInfo,
+    *,
+    tokenizer: SavesFiles | None = None,
+) -> None:
+    """Write a portable folder; an older one of that name is replaced when the new one is whole."""
+    tensors = {name: tensor.contiguous() for name, tensor in _state(state).items()}
+
+    def write(part: Path) -> None:
+        save_file(tensors, part / WEIGHTS, {"format": "pt"})
+        _write_json(part / INFO, info.record())
+        # safetensors lets nobody else read what it writes; other files here follow the umask
+        shutil.copymode(part / INFO, part / WEIGHTS)
+        if tokenizer is not None:
+            tokenizer.save(part / "tokenizer")
+
+    publish(folder, write)
+
+
+def info_of(recipe: Recipe, model: Model, *, steps: int) -> WeightsInfo:
+    """What a folder of a run's weights says of itself after so many steps."""
+    words = [t for t, h in model.head_of.items() if isinstance(model.heads[h], MaskedWordHead)]
+    return WeightsInfo(
+        backbone=model.backbone.config,
+        task_ids=recipe.task_ids,
+        head_of=model.head_of,
+        export_task=recipe.export_task or next(iter(words or recipe.task_ids), ""),
+        token_heads=token_heads_of(model),
+        made_by={"palm_ds": __version__, "recipe": recipe.fingerprint, "steps": steps},
+        recipe=recipe.resolved(),
+    )
+
+
+def export_hf(
+    state: Mapping[str, torch.Tensor] | Model,
+    folder: Path,
+    *,
+    config: BackboneConfig,
+    tokenizer: SavesFiles | None = None,
+    task_id: int = 0,
+    token_heads: Sequence[str] = (),
+    head: HeadTaken | None = None,
+    made: Made | None = None,
+) -> None:
+    """Write a folder that AutoModel, AutoModelForMaskedLM and AutoTokenizer open.
+
+    An encoder with task embeddings becomes an Ernie model with use_task_id, another a Bert or
+    Roberta model; the first masked-word head goes with it, and a head `next_sentence` of two
+    classes; the heads of other tasks have no place there. Hugging Face fills in task 0 where a
+    caller gives none: rows 0 and `task_id` of the task table change places, so that this is the
+    task of your choice. `token_heads`: those that do not read whole texts (a Model knows its own).
+    `head`: one over classes that goes with it in place of those (AutoModelForSequenceClassification
+    opens it then, or what else it is). `made`: what a README.md says; none: there is none.
+    formats.huggingface_writer does more.
+    """
+    tensors = _state(state)
+    if isinstance(state, Model):
+        token_heads = token_heads_of(state)
+    heads = own.heads_of({name: tuple(x.shape) for name, x in tensors.items()}, token_heads)
+    entries = {name: held(name, tensor) for name, tensor in tensors.items()}
+    target = Target(task_id=task_id)
+    if head:
+        heads[head.name] = replace(heads[head.name], labels=head.labels)
+        target = Target(task_id=head.task_id, head=head.name, head_class=head.head_class)
+    planned = plan(entries, config, heads, target)
+    planned = replace(planned, about={**planned.about, **(head.about if head else {})})
+    card = model_card(planned, made) if made else ""
+    publish(folder, lambda part: write(planned, part, tokenizer=tokenizer, card=card))
+
+
+def load_weights(folder: Path, model: Model) -> Loaded:
+    """Start a model from a checkpoint of any format (formats/open.py).
+
+    The encoder must be the same and complete (a Hugging Face folder may lack the pooler); a custom
+    encoder takes what fits by name. Heads are matched by name, but the folder's only masked-word
+    head goes to every masked-word head, whatever the tasks are called. Raises UserError where
+    anything does not fit; the model is then untouched.
+    """
+    folder = Path(folder)
+    contents, state, unknown = _read(folder)
+    _check_same(contents.config, model.backbone.config, folder)
+    state = _share_masked_word_head(state, contents.heads, model)
+    own = model.state_dict()
+    missing = [name for name in own if name not in state]
+    other = contents.config.kind != model.backbone.config.kind
+    lacking = [x for x in missing if x.startswith("backbone.") and ".pooler." not in x]
+    if lacking and not other:
+        raise UserError(f"{folder}: incomplete, it has no {lacking[0]} ({len(lacking)} missing)")
+    _check_shapes(own, state, folder)
+    taken = {name: tensor for name, tensor in state.items() if name in own}
+    model.load_state_dict({**own, **taken})
+    left_over = (*(name for name in state if name not in own), *unknown)
+    return Loaded(folder=folder, taken=tuple(taken), fresh=tuple(missing), left_over=left_over)
+
+
+def tokenizer_in(folder: Path) -> Path | None:
+    """What `load_tokenizer` reads of a checkpoint of any format; None where there is none."""
+    return open_checkpoint(Path(folder)).tokenizer
+
+
+def backbone_config_from(folder: Path) -> BackboneConfig:
+    """The encoder's numbers of a checkpoint of any format."""
+    return read_info(folder).backbone
+
+
+def task_ids(folder: Path | None) -> dict[str, int]:
+    """The tasks that a folder's task embedding knows, and their rows."""
+    return dict(read_info(folder).task_ids) if folder else {}
+
+
+# ---- reading ----
+
+
+def _read(folder: Path) -> tuple[Contents, State, list[str]]:
+    contents = open_checkpoint(folder)
+    state = {name: entry.read() for name, entry in contents.entries.items()}
+    left = {name: why for name, why in contents.left.items() if not why.startswith(OPTIMIZER)}
+    return contents, state, lost(left)
+
+
+# ---- fitting ----
+
+
+def _check_same(theirs: BackboneConfig, mine: BackboneConfig, folder: Path) -> None:
+    """An encoder of another class may have other shapes: then each tensor shows whether it fits."""
+    names = _SAME if theirs.kind == mine.kind or not mine.kind else _NOT_SEEN
+    for name in names:
+        if getattr(theirs, name) != getattr(mine, name):
+            key = "ffn" if name == "inner" else name
+            raise UserError(
+                f"{folder}: made with backbone.{key} {getattr(theirs, name)!r}, this model has "
+                f"{getattr(mine, name)!r}"
+            )
+
+
+def _check_shapes(own: State, state: State, folder: Path) -> None:
+    for name, tensor in state.items():
+        if name in own and tensor.shape != own[name].shape:
+            raise UserError(
+                f"{folder}: {name} is {tuple(tensor.shape)}, this model's {tuple(own[name].shape)}"
+            )
+
+
+def _share_masked_word_head(state: State, heads: Mapping[str, HeadInfo], model: Model) -> State:
+    """The checkpoint's only masked-word head, also under the name of each masked-word head of the
+    model that has no weights of its own there: whatever the task was called, its head is the same.
+    """
+    sources = [name for name, head in heads.items() if head.kind == "masked_words"]
+    targets = [name for name, head in model.heads.items() if isinstance(head, MaskedWordHead)]
+    targets = [name for name in targets if name not in sources]
+    if len(sources) != 1 or not targets:
+        return state
+    prefix = f"heads.{sources[0]}."
+    parts = {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}
+    rest = {name: x for name, x in state.items() if not name.startswith(prefix)}
+    kept = [*targets, *(name for name in sources if name in model.heads)]
+    return rest | {f"heads.{name}.{part}": x for name in kept for part, x in parts.items()}
+
+
+# ---- writing ----
+
+
+def token_heads_of(model: Model) -> tuple[str, ...]:
+    """The heads over classes that read tokens; the others read whole texts, through the pooler."""
+    named = model.heads.items()
+    return tuple(
+        x for x, head in named if isinstance(head, ClassHead | CrfHead) and not head.pooled
+    )
+
+
+def _state(source: Mapping[str, torch.Tensor] | Model) -> State:
+    """fp32 on the CPU, tied tables once (under the backbone's name)."""
+    state = source.state_dict() if isinstance(source, Model) else source
+    kept = {name: x for name, x in state.items() if not name.endswith(".tied_words")}
+    return {name: x.detach().to("cpu", torch.float32) for name, x in kept.items()}
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,416 @@
+"""Training from Python: the same as the commands, in small pieces, several at a time."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import palm_ds as palm
+from palm_ds.common.errors import UserError
+from palm_ds.runtime.processes import alone
+from palm_ds.train import train
+from palm_ds.train.recipe import make_recipe
+from palm_ds.train.run_folder import Run
+from tests.helpers.own_encoder import PreNorm
+from tests.helpers.own_optimizer import Lion
+from tests.helpers.own_task import Counting, HowMany
+from tests.helpers.small_tables import TINY, rows, write_tables
+
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of DeepSpeed's
+ROOT = Path(__file__).resolve().parents[2]
+QUIET: dict[str, Any] = {
+    "batch": 8,
+    "epochs": 2,
+    "lr": 2e-3,
+    "length": 32,
+    "deepspeed_config": {"zero_optimization": {"stage": 0}},
+}
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tables(tmp_path_factory.mktemp("tables"))
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    """Nothing of the process is changed by a training."""
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), sys.stdout
+    yield
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), sys.stdout) == before
+
+
+def backbone(tables: Path) -> Any:
+    return palm.Backbone.from_config(TINY, tokenizer=tables / "vocab.txt")
+
+
+def classification(tables: Path, **values: Any) -> Any:
+    return palm.tasks.Classification(
+        **{"train": tables / "train.tsv", "dev": tables / "dev.tsv", **values}
+    )
+
+
+def trainer(tables: Path, **values: Any) -> Any:
+    return palm.Trainer(classification(tables), backbone=backbone(tables), **{**QUIET, **values})
+
+
+def weights_of(made: Any) -> dict[str, torch.Tensor]:
+    return load_file(made.folder / "weights/weights.safetensors")
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
+
+
+@pytest.fixture(scope="module")
+def trained(tables: Path) -> Any:
+    """A training to its end, and what it told."""
+    made = trainer(tables, epochs=3)
+    told: list[Any] = []
+    scores = made.train(told.append)
+    return types.SimpleNamespace(trainer=made, told=told, scores=scores, weights=weights_of(made))
+
+
+# What is trained -------------------------------------------------------------------------------
+
+
+def test_it_is_the_recipe_of_the_command_and_ends_with_the_same_weights(tables, tmp_path, trained):
+    values = {
+        "backbone": TINY,
+        "length": 32,
+        "batch": "8 examples",
+        "optimizer": {"lr": 2e-3},
+        "schedule": {"warmup": 0.1},
+        "held_out": 0,
+        "sources": {
+            "classification": {
+                "table": str(tables / "train.tsv"),
+                "validation": str(tables / "dev.tsv"),
+                "tokenizer": str(tables / "vocab.txt"),
+            }
+        },
+        "tasks": {"classification": {"source": "classification"}},
+        "stages": [{"classification": "3 epochs"}],
+    }
+    recipe = make_recipe(values, "recipe.yaml")
+    assert trained.trainer.recipe.learned() == recipe.learned()
+    machine = trained.trainer.run.machine
+    assert train(Run(recipe=recipe, machine=machine, folder=tmp_path / "run")) == 0
+    theirs = load_file(tmp_path / "run/weights/weights.safetensors")
+    assert same(theirs, trained.weights)
+
+
+def test_it_learns_and_scores_and_predicts(tables, trained, monkeypatch):
+    made = trained.trainer
+    assert (made.num_examples, made.steps_per_epoch, made.num_epochs) == (48, 6, 3)
+    assert made.cur_train_step == made.steps == 18
+    found = trained.scores["classification"]
+    assert found["accuracy"] > 0.9 and list(found)[0] == "accuracy"
+    again = made.evaluate()["classification"]
+    assert again == pytest.approx({name: found[name] for name in again})
+    asked = rows(random.Random(5), 30)
+    unlabelled = [{"text_a": row["text_a"]} for row in asked]
+    (labels,) = made.predict(unlabelled).values()
+    odd = [{**row, "label_desc": 5, "gold_label": [7]} for row in unlabelled]  # not looked at
+    assert made.predict(odd) == {"classification": labels}
+    for spare in (True, False):  # batches are made beside the encoder, or between
+        monkeypatch.setattr("palm_ds.inference.predictor._core_to_spare", lambda device, s=spare: s)
+        assert made.predict(unlabelled) == {"classification": labels}
+    right = sum(p["label"] == row["label"] for p, row in zip(labels, asked, strict=True))
+    assert right >= 27
+    assert made.evaluate(asked)["classification"]["accuracy"] == pytest.approx(right / 30)
+    one = made.predict_one_batch(unlabelled[3:4])["classification"][0]
+    assert one["logits"] == pytest.approx(labels[3]["logits"], abs=1e-4)
+
+
+def test_the_events_of_a_training(trained):
+    event = palm.event
+    names = [type(each).__name__ for each in trained.told]
+    each_pass = ["BeginPass", *["BeginIteration", "EndIteration"] * 6, "Evaluation", "EndPass"]
+    assert names == ["BeginTraining", *each_pass * 3, "EndTraining"]
+    ends = [each for each in trained.told if isinstance(each, event.EndIteration)]
+    assert [each.batch_id for each in ends] == list(range(18))
+    assert [each.pass_id for each in ends] == [0] * 6 + [1] * 6 + [2] * 6
+    assert ends[-1].cost < 0.5 < ends[0].cost
+    for each in ends:
+        assert each.cost == pytest.approx(each.metrics["classification"]["loss"])
+    last = [each for each in trained.told if isinstance(each, event.EndPass)][-1]
+    assert last.metrics == trained.told[-1].metrics == trained.scores
+
+
+def test_a_loop_by_hand_beside_another_model_ends_with_the_same_weights(tables, trained):
+    mine, other = trainer(tables, epochs=3), trainer(tables, seed=7, lr=1e-2)
+    while mine.cur_train_step < mine.steps:
+        losses = mine.train_one_step(mine.get_one_batch())
+        assert losses.keys() == {"classification"}
+        if other.cur_train_step < other.steps:
+            other.train_one_step()
+        if mine.cur_train_step == 4:
+            mine.predict([{"text_a": "w1"}])  # of the weights as they are
+    assert same(weights_of(mine), trained.weights)
+    assert not same(weights_of(other), trained.weights)
+    assert mine.scores["classification"]["accuracy"] == trained.scores["classification"]["accuracy"]
+    with pytest.raises(UserError, match="all 18 steps are done"):
+        mine.train_one_step()
+
+
+def test_interrupted_it_saves_and_another_goes_on_from_there(tables, tmp_path, trained):
+    def interrupt(event: Any) -> None:
+        if isinstance(event, palm.event.EndIteration) and event.batch_id == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    first = trainer(tables, epochs=3, folder=tmp_path / "run")
+    first.train(interrupt)
+    assert first.cur_train_step == 6
+    second = trainer(tables, epochs=3, folder=tmp_path / "run")
+    told: list[Any] = []
+    second.train(told.append)
+    assert told[0] == palm.event.BeginTraining(step=6)
+    assert same(weights_of(second), trained.weights)
+    with pytest.raises(UserError, match="holds a run of a different recipe: .*lr"):
+        trainer(tables, epochs=3, lr=1e-4, folder=tmp_path / "run").train()
+
+
+def test_rows_that_changed_are_told_by_the_name_of_their_file(tables, tmp_path):
+    changing = Path(shutil.copytree(tables, tmp_path / "tables"))
+    trainer(changing, folder=tmp_path / "run").train_one_step()
+    train = changing / "train.tsv"
+    lines = train.read_text().splitlines()
+    train.write_text("\n".join([*lines[:-1], lines[-1].replace("w", "v")]) + "\n")
+    message = rf"run: holds a run of a different recipe: the contents of {train}\. Choose another"
+    with pytest.raises(UserError, match=message):
+        trainer(changing, folder=tmp_path / "run").train()
+
+
+def test_in_a_thread_and_saved_and_started_from(tables, tmp_path, trained):
+    saved = trained.trainer.save(tmp_path / "model")
+    start = palm.Backbone.from_pretrained(saved)
+    made = palm.Trainer(classification(tables), backbone=start, **QUIET, best="mean", patience=1)
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(made.train()))
+    thread.start()
+    thread.join()
+    assert found[0]["classification"]["accuracy"] > 0.9
+    theirs = trained.trainer.save(tmp_path / "hf", huggingface=True)
+    assert (theirs / "config.json").is_file()
+
+
+# Many tasks ------------------------------------------------------------------------------------
+
+
+def test_many_heads_in_paddlepalms_proportions(tables):
+    main = palm.Trainer(classification(tables, name="main"), backbone=backbone(tables))
+    helping = palm.Trainer(classification(tables, name="helping"), mix_ratio=0.5)
+    helping.set_as_aux()
+    shared = palm.Trainer(classification(tables, name="shared"), reuse_head_with=main)
+    own = palm.TaskOn(HowMany, name="own", train=Counting(20), dev=lambda: Counting(6), unit=2)
+    made = palm.MultiHeadTrainer(
+        [main, helping, shared, own], reference="own", mix_ratio={"own": 1.5, "shared": 1}, **QUIET
+    )
+    # int(epochs * ratio * steps of an epoch of `own`, 20 // 8), as multihead_trainer.py has it
+    assert made.expected_steps == {"main": 4, "helping": 2, "shared": 4, "own": 6}
+    assert made.mix_ratio == {"main": 1.0, "helping": 0.5, "shared": 1, "own": 1.5}
+    assert made.recipe.built_tasks["helping"].auxiliary
+    told: list[Any] = []
+    scores = made.train(told.append)
+    ends = [each for each in told if isinstance(each, palm.event.EndIteration)]
+    seen = [task for each in ends for task in each.metrics]
+    assert {task: seen.count(task) for task in made.tasks} == made.expected_steps
+    names = weights_of(made)
+    assert {name.split(".")[1] for name in names if name.startswith("heads.")} == {
+        "main",
+        "helping",
+        "own",
+    }
+    assert scores.keys() == {"main", "helping", "shared", "own"}
+    assert scores["own"]["minus_error"] < 0
+    predictions = made.predict([{"text_a": "w1 w2"}])
+    assert predictions["main"][0]["logits"] == predictions["shared"][0]["logits"]
+    assert isinstance(predictions["own"][0]["value"], float)
+    alone_ = made.predict([{"text_a": "w1 w2"}], task="own")
+    assert alone_ == {"own": predictions["own"]}
+
+
+def test_tasks_that_share_a_text(tables):
+    made = palm.MultiHeadTrainer(
+        [(classification(tables, name="first"), palm.tasks.Classification(name="second"))],
+        backbone=backbone(tables),
+        **QUIET,
+    )
+    assert made.recipe.outline.blends == ("first + second",)
+    assert made.train_one_step().keys() == {"first", "second"}
+    assert made.num_examples == {"first": 48, "second": 48}
+
+
+def test_an_encoder_and_an_optimizer_of_ones_own(tables, tmp_path):
+    """They learn, are saved, go on where they stopped, and predict the same after reload."""
+
+    def made(name: str) -> Any:
+        own = {
+            "backbone": {"kind": PreNorm, "options": {"scale": 2.0}},
+            "optimizer": {"kind": Lion, "options": {"betas": [0.9, 0.95]}, "ema": 0.2},
+        }
+        return trainer(tables, recipe=own, lr=1e-3, epochs=4, folder=tmp_path / name)
+
+    def interrupt(event: Any) -> None:
+        if isinstance(event, palm.event.EndIteration) and event.batch_id == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    whole, first = made("whole"), made("stopped")
+    scores = whole.train()["classification"]
+    assert scores["accuracy"] > 0.9
+    assert whole.recipe.optimizer.kind == "tests.helpers.own_optimizer.Lion"
+    assert whole.recipe.backbone_config.kind == "tests.helpers.own_encoder.PreNorm"
+    again = whole.evaluate()["classification"]
+    assert again == pytest.approx({name: scores[name] for name in again})
+    first.train(interrupt)
+    asked = [{"text_a": "w1 w2"}, {"text_a": "w30"}]
+    found = made("stopped").predict(asked)["classification"]  # of the checkpoint alone
+    assert len(found) == 2 and found[0]["label"] in ("no", "yes")
+    second = made("stopped")
+    second.train()
+    assert same(weights_of(second), weights_of(whole))
+    assert "backbone.wide" in weights_of(whole) and not (tmp_path / "whole/hf").exists()
+    start = palm.Backbone.from_pretrained(whole.save(tmp_path / "model"))
+    assert palm.Trainer(classification(tables), backbone=start).recipe.backbone_config.options
+    with pytest.raises(UserError, match="save: Hugging Face has no encoder like tests.own_enc"):
+        whole.save(tmp_path / "hf", huggingface=True)
+
+
+# Mistakes --------------------------------------------------------------------------------------
+
+
+def test_mistakes_are_said_in_a_line(tables, tmp_path):
+    task, start = classification(tables), backbone(tables)
+    two = [classification(tables), classification(tables)]
+
+    class Local(palm.TextTask):
+        pass
+
+    class LocalLion(Lion):
+        pass
+
+    wrong: dict[str, Any] = {
+        "Trainer.epoch: unknown key; did you mean": lambda: palm.Trainer(task, epoch=3),
+        "batch: expected a number above 0": lambda: palm.Trainer(task, batch=0),
+        "backbone: missing": lambda: palm.Trainer(task).train(),
+        "two tasks are called 'classification'": lambda: (
+            palm.MultiHeadTrainer(two, backbone=start).recipe
+        ),
+        "mix_ratio: no task 'x'": lambda: palm.MultiHeadTrainer([task], mix_ratio={"x": 1}),
+        "mix_ratio: 2 numbers for 1 tasks": lambda: palm.MultiHeadTrainer([task], mix_ratio=[1, 2]),
+        "reference: no task 'x'": lambda: palm.MultiHeadTrainer([task], reference="x"),
+        "there are no rows to learn from": lambda: (
+            palm.Trainer(palm.tasks.Classification(), backbone=start).recipe
+        ),
+        "define the class at the top of a file": lambda: palm.TaskOn(Local, train=[]),
+        "LocalLion: define the class at the top of a file": lambda: (
+            palm.Trainer(task, backbone=start, recipe={"optimizer": {"kind": LocalLion}}).recipe
+        ),
+        "optimizer.options.beta: unknown key; did you mean": lambda: trainer(
+            tables, recipe={"optimizer": {"kind": Lion, "options": {"beta": 1}}}
+        ).train(),
+        "tests.helpers.own_encoder.Idle: spare.weight takes no part": lambda: trainer(
+            tables, recipe={"backbone": {"kind": "tests.helpers.own_encoder.Idle"}}
+        ).train(),
+        "row 1 of .*: expected a mapping, got 5": lambda: (
+            palm.Trainer(
+                palm.tasks.Classification(train=[{"text_a": "a"}, 5]), backbone=start
+            ).recipe
+        ),
+        'no "elsewhere" to download': lambda: palm.Trainer(task, backbone="elsewhere"),
+        "nothing to save": lambda: palm.Trainer(task, backbone=start).save(tmp_path / "x"),
+        'no such folder, and none was downloaded: no "nowhere" to download': lambda: (
+            palm.Backbone.from_pretrained("nowhere")
+        ),
+        "nothing was trained: call train": lambda: trainer(tables).predict([{"text": "a"}]),
+        "tasks.classification.dropuot: unknown key": lambda: (
+            palm.Trainer(classification(tables, dropuot=0.1), backbone=start).recipe
+        ),
+    }
+    for message, do in wrong.items():
+        with pytest.raises(UserError, match=message) as error:
+            do()
+        assert "\n" not in str(error.value)
+    with pytest.raises(AttributeError, match="no task 'Classificatio'; did you mean"):
+        palm.tasks.Classificatio  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        palm.Nothing  # noqa: B018  # type: ignore[attr-defined]
+
+
+def test_what_is_learned_cannot_change_once_it_began(tables):
+    made = trainer(tables)
+    made.mix_ratio = 2
+    made.train_one_step()
+    with pytest.raises(UserError, match="the training has begun"):
+        made.set_as_aux()
+
+
+def test_all_names_are_there():
+    for name in palm.__all__:
+        assert getattr(palm, name) is not None
+    assert set(palm.__all__) <= set(dir(palm)) and alone()
+
+
+# A program, and the pages ----------------------------------------------------------------------
+
+PROGRAM = """
+import palm_ds as palm
+from dataclasses import dataclass
+from tests.helpers.own_task import Counting, HowMany
+from tests.helpers.small_tables import TINY
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(HowMany):
+    pass
+
+start = palm.Backbone.from_config(TINY, tokenizer="vocab.txt")
+task = palm.TaskOn(Mine, train=Counting(20), dev=Counting(6))
+trainer = palm.Trainer(task, backbone=start, batch=8, epochs=1, length=32)
+trainer.train()
+print(sorted(trainer.evaluate()["mine"]))
+"""
+
+
+def test_a_class_of_a_notebook_and_an_end_without_a_word(tables):
+    """What is typed in, as into a notebook, is a module without a file."""
+    done = subprocess.run(
+        [sys.executable, "-"], input=PROGRAM, capture_output=True, text=True, cwd=tables
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "['minus_error']"
+    assert "Error" not in done.stderr and "terminate" not in done.stderr
+
+
+@pytest.mark.parametrize("page", ["api.md", "coming_from_paddlepalm.md"])
+def test_the_examples_of_the_pages_run(page, tables, tmp_path, monkeypatch, trained):
+    """Top to bottom, in one module, beside files of the names that they use."""
+    monkeypatch.chdir(tmp_path)
+    trained.trainer.save(tmp_path / "models/mine")
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.tsv").write_bytes((tables / f"{name}.tsv").read_bytes())
+    (tmp_path / "new.tsv").write_text("text_a\nw1 w2\nw30 w31\n")
+    (tmp_path / "pairs.tsv").write_text(
+        "text_a\ttext_b\tlabel\n" + "".join(f"w{i}\tw{i + 1}\t{i % 2}\n" for i in range(16))
+    )
+    (tmp_path / "names.conll").write_text("w1 B-X\nw2 O\n\nw3 O\nw4 B-X\n\n" * 8)
+    module = types.ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)
+    examples = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.M | re.S)
+    assert examples
+    for number, example in enumerate(examples):
+        exec(compile(example, f"{page}, example {number}", "exec"), vars(module))

@@ -1,0 +1,245 @@
+"""Marks stand where the text says: tokens are decoded and compared with words and spans."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from palm_ds.common.errors import UserError
+from palm_ds.corpus.analyzer import Analyser
+from palm_ds.corpus.annotations import BUILT_IN, Document, apply_mark, find_mark
+from palm_ds.corpus.options import TextOptions
+from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
+from palm_ds.text.train_tokenizer import train_tokenizer
+
+TEXT = (
+    "The New York Times wrote about machine learning. Unbelievably, John Smith’s 3.14 was right! "
+    "我们在北京学习机器学习。小明毕业于中国科学院。"
+)
+TRAINING = [TEXT, "the new york times machine learning state state art was right"] * 4
+
+
+@pytest.fixture(scope="module", params=["wordpiece", "sentencepiece"])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    return train_tokenizer(TRAINING, kind=request.param, vocab_size=170, lower=True)
+
+
+@pytest.fixture(scope="module")
+def document(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Document:
+    lexicon = tmp_path_factory.mktemp("lexicon") / "phrases.txt"
+    lexicon.write_text("机器学习\n", "utf-8")
+    analyser = Analyser(
+        tokenizer,
+        TextOptions(lexicon_phrase=(str(lexicon),)),
+        collocations=[("machine", "learning")],
+    )
+    return analyser.document("x", TEXT)
+
+
+def pieces(document: Document, first: np.ndarray) -> list[str]:
+    """The text between the tokens where `first` is 1, without white space around it."""
+    starts = document.at[np.flatnonzero(first)].tolist()
+    text = document.text
+    return [text[a:b].strip() for a, b in zip(starts, [*starts[1:], len(text)], strict=True)]
+
+
+def spans(document: Document, mark: np.ndarray) -> list[str]:
+    """The text of every span of a mark of 0, 1 and 2."""
+    ends = [*document.at[1:].tolist(), len(document.text)]
+    out: list[str] = []
+    for i, value in enumerate(mark.tolist()):
+        piece = document.text[document.at[i] : ends[i]]
+        if value == 1:
+            out.append(piece)
+        elif value == 2:
+            out[-1] += piece
+    return [piece.strip() for piece in out]
+
+
+def mark(name: str, document: Document) -> np.ndarray:
+    return apply_mark(name, BUILT_IN[name], document)
+
+
+def test_sentences(document: Document) -> None:
+    assert pieces(document, mark("sentence", document)) == [
+        "The New York Times wrote about machine learning.",
+        "Unbelievably, John Smith’s 3.14 was right!",
+        "我们在北京学习机器学习。",
+        "小明毕业于中国科学院。",
+    ]
+
+
+def test_words(document: Document) -> None:
+    found = pieces(document, mark("word", document))
+    assert found[:9] == [
+        "The",
+        "New",
+        "York",
+        "Times",
+        "wrote",
+        "about",
+        "machine",
+        "learning",
+        ".",
+    ]
+    assert found[9:18] == ["Unbelievably", ",", "John", "Smith", "’s", "3.14", "was", "right", "!"]
+    assert found[18:21] == ["我们", "在", "北京"]
+
+
+def test_phrases(document: Document) -> None:
+    assert spans(document, mark("phrase", document)) == ["machine learning", "机器学习"]
+
+
+def test_entities(document: Document) -> None:
+    found = spans(document, mark("entity", document))
+    assert found == ["New York Times", "John Smith", "北京", "小明", "中国科学院"]
+
+
+def test_capitals(document: Document) -> None:
+    values = mark("capital", document)
+    words = mark("word", document)
+    found = pieces(document, words)
+    of_word = values[words == 1].tolist()
+    assert [w for w, c in zip(found, of_word, strict=True) if c] == [
+        *("The", "New", "York", "Times", "Unbelievably", "John", "Smith")
+    ]
+    for start in np.flatnonzero(words):  # all tokens of a word say the same
+        end = next((i for i in range(start + 1, len(words)) if words[i]), len(words))
+        assert len(set(values[start:end].tolist())) == 1
+
+
+def test_earlier_groups_of_spans_go_first(tokenizer: Tokenizer) -> None:
+    document = Analyser(tokenizer, TextOptions(language="en")).document("x", "the new york times")
+    a, b = np.array([[4, 12]]), np.array([[0, 7], [12, 18]])
+    assert spans(document, document.spans([a, b])) == ["new york", "times"]
+    overlapping = np.array([[0, 3], [3, 12], [7, 12]])
+    assert spans(document, document.spans([overlapping])) == ["the", "new york"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                "The ",
+                "New York ",
+                "cat. ",
+                "Dr. ",
+                "北京",
+                "大学。",
+                "他",
+                "3.5",
+                "\n\n",
+                "“",
+                "”! ",
+                "x",
+            ]
+        ),
+        min_size=1,
+        max_size=25,
+    )
+)
+def test_marks_are_well_formed(parts: list[str]) -> None:
+    text = "".join(parts)
+    document = ANALYSER.document("x", text)
+    if not len(document):
+        return
+    marks = {name: apply_mark(name, function, document) for name, function in BUILT_IN.items()}
+    assert marks["sentence"][0] == 2 and marks["word"][0] == 1
+    assert set(marks["capital"].tolist()) <= {0, 1} and set(marks["sentence"].tolist()) <= {0, 1, 2}
+    assert (marks["word"][marks["sentence"] > 0] == 1).all()  # a sentence begins with a word
+    for name in ("phrase", "entity", "heading"):
+        values = marks[name]
+        inside = np.flatnonzero(values == 2)
+        assert (inside > 0).all() and (values[inside - 1] > 0).all()  # a span has a first token
+        assert not (marks["sentence"][inside]).any()  # and lies in one sentence
+
+
+ANALYSER = Analyser(
+    train_tokenizer(TRAINING, kind="wordpiece", vocab_size=170, lower=True), TextOptions()
+)
+
+
+def test_simplified(tokenizer: Tokenizer) -> None:
+    analyser = Analyser(tokenizer, TextOptions(simplify=True, language="zh"))
+    assert analyser.document("x", "我們學習").text == "我们学习"
+
+
+def test_lower_casing_before_a_cased_tokenizer_keeps_places() -> None:
+    tokenizer = train_tokenizer(TRAINING, kind="sentencepiece", vocab_size=170, lower=False)
+    document = Analyser(tokenizer, TextOptions(lower=True)).document("x", "NEW İstanbul YORK")
+    plain = Analyser(tokenizer, TextOptions()).document("x", "new İstanbul york")
+    assert document.ids.tolist() == plain.ids.tolist()
+    assert document.text == "NEW İstanbul YORK"
+    assert mark("capital", document).any() and mark("capital", document)[0] == 1
+
+
+def test_the_table_of_words_is_bounded(tokenizer: Tokenizer, monkeypatch) -> None:
+    monkeypatch.setattr("palm_ds.corpus.analyzer.MOST_WORDS", 5)
+    analyser = Analyser(tokenizer, TextOptions())
+    documents = [analyser.document("x", TEXT) for _ in range(3)]
+    assert documents[0].ids.tolist() == documents[2].ids.tolist()
+    assert len(analyser.table) < 2 * len(set(TEXT.split()))
+
+
+def test_a_user_s_own_mark(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "my_own_marks.py").write_text(
+        "import numpy as np\n"
+        "def even(document): return np.arange(len(document)) % 2 == 0\n"
+        "def short(document): return np.zeros(1)\n"
+        "def real(document): return np.full(len(document), 0.5)\n"
+        "def large(document): return np.full(len(document), 256)\n"
+        "class Box:\n    def word(document): ...\nvalue = 3\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    document = ANALYSER.document("x", "the new york")
+    name, function = find_mark("my_own_marks:even")
+    assert name == "even"
+    assert find_mark("odd=my_own_marks:even") == ("odd", function)
+    values = apply_mark(name, function, document)
+    assert values.dtype == np.uint8 and values[:2].tolist() == [1, 0]
+    for bad in ("short", "real", "large"):
+        with pytest.raises(UserError, match=f"mark '{bad}': document 'x'"):
+            apply_mark(*find_mark(f"my_own_marks:{bad}"), document)
+    for bad, message in (
+        ("my_own_marks:nothing", "has no 'nothing'"),
+        ("my_own_marks:value", "is not a function"),
+        ("my_own_marks:Box.word", "a column there is already"),
+        ("ids=my_own_marks:even", "a column there is already"),
+        ("no_such_module:x", "cannot import"),
+        ("my_own_marks:", "module:function"),
+        ("capitol", "did you mean"),
+    ):
+        with pytest.raises(UserError, match=message):
+            find_mark(bad)
+
+
+@pytest.mark.parametrize(
+    ("name", "vocabulary"),
+    [
+        ("en/openstax", "vocab_en.txt"),
+        ("en/eltec_eng", "vocab_en.txt"),
+        ("zh/laws", "vocab.txt"),
+        ("zh/wiki_mrc_contexts", "vocab.txt"),
+    ],
+)
+def test_real_documents_have_the_ids_of_the_whole_text(
+    name: str, vocabulary: str, shared: Path
+) -> None:
+    """Words are encoded one by one; the compiled tokenizer on the text as a whole agrees."""
+    import json
+    from itertools import islice
+
+    tokenizer = load_tokenizer(shared / "data/ernie" / vocabulary)
+    analyser = Analyser(tokenizer, TextOptions())
+    with (shared / f"data/corpus/{name}.jsonl").open(encoding="utf-8", newline="\n") as lines:
+        texts = [json.loads(line)["text"] for line in islice(lines, 25)]
+    for text, (ids, at) in zip(texts, tokenizer.encode_texts(texts), strict=True):
+        document = analyser.document("x", text)
+        assert document.ids.tolist() == ids.tolist()
+        assert document.at.tolist() == at.tolist()
+        assert 2 <= (mark("sentence", document) > 0).sum() < len(document) / 4

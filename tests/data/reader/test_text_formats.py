@@ -1,0 +1,317 @@
+"""Every format gives the same rows, whatever the file's line ends, compression or folder."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from palm_ds.common.errors import UserError
+from palm_ds.data.reader import Table, TableSettings, open_table
+
+ROWS = [
+    {"text_a": 'a "b", c', "label": "1"},
+    {"text_a": "two\u2028lines\x85 or\xa0one\u3000", "label": "0"},
+    {"text_a": "光荣", "label": "1"},
+]
+TSV = "label\ttext_a\n" + "".join(f"{row['label']}\t{row['text_a']}\n" for row in ROWS)
+CSV = "label,text_a\n" + "".join(
+    '{},"{}"\n'.format(row["label"], row["text_a"].replace('"', '""')) for row in ROWS
+)
+JSONL = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
+JSON = json.dumps(ROWS, ensure_ascii=False, indent=1)
+
+
+def rows(table: Table) -> list[dict[str, Any]]:
+    return [table[i] for i in range(len(table))]
+
+
+def opened(folder: Path, name: str, contents: str | bytes, **settings: Any) -> Table:
+    path = folder / name
+    path.write_bytes(contents if isinstance(contents, bytes) else contents.encode())
+    return open_table(str(path), TableSettings(**settings))
+
+
+@pytest.mark.parametrize("name, text", [("tsv", TSV), ("csv", CSV), ("jsonl", JSONL)])
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("compression", ["", ".gz", ".zst"])
+def test_lines_however_they_are_written(
+    name: str, text: str, ends: str, mark: str, compression: str, tmp_path: Path
+) -> None:
+    data = (mark + text.replace("\n", ends)).encode()
+    pack = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}
+    table = opened(tmp_path, f"t.{name}{compression}", pack[compression](data))
+    assert rows(table) == ROWS and table.columns == ("text_a", "label")
+    first = 1 if name == "jsonl" else 2
+    path = str(tmp_path / f"t.{name}{compression}")
+    assert [table.where(i) for i in range(3)] == [f"{path}:{first + i}" for i in range(3)]
+    assert table.names == (path,) and table.notes == ()
+
+
+def test_the_last_line_need_not_end(tmp_path: Path) -> None:
+    for name, text in (("t.tsv", TSV), ("t.csv", CSV), ("t.jsonl", JSONL)):
+        assert rows(opened(tmp_path, name, text[:-1])) == ROWS
+
+
+def test_json_is_an_array_or_lines(tmp_path: Path) -> None:
+    table = opened(tmp_path, "t.json", JSON)
+    assert rows(table) == ROWS
+    assert table.where(2) == f"{tmp_path / 't.json'}, element 3"
+    assert rows(opened(tmp_path, "d.json", json.dumps({"data": ROWS}))) == ROWS
+    table = opened(tmp_path, "l.json", "\ufeff" + JSONL)
+    assert rows(table) == ROWS and table.where(2) == f"{tmp_path / 'l.json'}:3"
+    assert rows(opened(tmp_path, "one.json", JSONL.split("\n")[0])) == ROWS[:1]
+
+
+def test_cells_of_several_lines(tmp_path: Path) -> None:
+    table = opened(tmp_path, "t.csv", 'text_a,label\r\n"a\r\nb",1\r\nc,2\r\n')
+    assert rows(table) == [{"text_a": "a\nb", "label": "1"}, {"text_a": "c", "label": "2"}]
+    assert table.where(1).endswith(":4")
+
+
+def test_quotes_in_tsv_are_letters_and_in_csv_quotes(tmp_path: Path) -> None:
+    text = 'text_a\tlabel\n"a\t1\n5" of b\t2\n'
+    assert opened(tmp_path, "t.tsv", text).column("text_a") == ['"a', '5" of b']
+    table = opened(tmp_path, "q.tsv", 'text_a\tlabel\n"a\tb"\t1\n', format="csv", delimiter="\t")
+    assert table.column("text_a") == ["a\tb"]
+
+
+def test_a_headless_layout(tmp_path: Path) -> None:
+    settings = {"header": False, "columns": {"text_a": 0, "text_b": 1, "label": -1}}
+    table = opened(tmp_path, "t.tsv", "a\tb\t1\nc\td\t0\n", **settings)
+    assert table[1] == {"text_a": "c", "text_b": "d", "label": "0"}
+    assert table.where(1).endswith(":2")
+
+
+def test_palms_and_ernies_layouts(tmp_path: Path) -> None:
+    for head in ("label\ttext_a", "text_b\tlabel\ttext_a", "text_a\ttext_b\tlabel\tqid"):
+        names = head.split("\t")
+        table = opened(tmp_path, "t.tsv", f"{head}\n" + "\t".join(f"<{x}>" for x in names) + "\n")
+        assert table[0] == {name: f"<{name}>" for name in names}
+    table = opened(tmp_path, "n.tsv", "text_a\ttext_b\ttext_b_neg\na\tb\tc\n")
+    assert table[0] == {"text_a": "a", "text_b": "b", "text_b_neg": "c"}
+
+
+def test_palms_tags_are_found(tmp_path: Path) -> None:
+    text = "text_a\tlabel\na\x02b\tO\x02B-X\nc\tO\n"
+    expected = [{"tokens": ["a", "b"], "tags": ["O", "B-X"]}, {"tokens": ["c"], "tags": ["O"]}]
+    assert rows(opened(tmp_path, "t.tsv", text)) == expected
+    assert rows(opened(tmp_path, "p.tsv", "text_a\na\x02b\n")) == [{"tokens": ["a", "b"]}]
+    names = {"tokens": "text_a", "tags": "label"}
+    spaced = opened(tmp_path, "s.tsv", text.replace("\x02", " "), columns=names, tag_delimiter=" ")
+    assert rows(spaced) == expected
+
+
+CONLL = (
+    "-DOCSTART- -X- O\n\n# id 7 of news\na NN O\n# SYM I-X\n\n\nb NN O\n\t\n-DOCSTART- -X- O\nc X O"
+)
+
+
+def test_conll(tmp_path: Path) -> None:
+    table = opened(tmp_path, "t.conll", CONLL)
+    assert rows(table) == [
+        {"tokens": ["a", "#"], "tags": ["O", "I-X"]},
+        {"tokens": ["b"], "tags": ["O"]},
+        {"tokens": ["c"], "tags": ["O"]},
+    ]
+    assert [table.where(i)[-2:] for i in range(3)] == [":4", ":8", "11"]
+    parts = opened(tmp_path, "t.conll", CONLL, columns={"tokens": 0, "tags": 1})
+    assert parts.column("tags") == [["NN", "SYM"], ["NN"], ["X"]]
+    bare = opened(tmp_path, "b.conll", "a\nb\n\nc\n")
+    assert rows(bare) == [{"tokens": ["a", "b"]}, {"tokens": ["c"]}]
+
+
+def test_conll_between_tabs_keeps_spaces(tmp_path: Path) -> None:
+    table = opened(tmp_path, "t.conll", "New York\tB-X\n\u3000\tO\r\n\r\n# text\nb\tO\n")
+    assert table[0]["tokens"] == ["New York", "\u3000"] and table[1]["tokens"] == ["b"]
+    crlf = opened(tmp_path, "r.conll", "a  O\r\n\r\nb O\r\n")
+    assert crlf.column("tags") == [["O"], ["O"]]
+
+
+def test_squad_v2(tmp_path: Path) -> None:
+    asked = [
+        {"id": 1, "question": "Who?", "answers": [{"text": "cat", "answer_start": 0}]},
+        {"id": "b", "question": "Why?", "answers": [], "is_impossible": True},
+    ]
+    for item in asked:
+        item.setdefault("is_impossible", False)
+    paragraphs = [{"context": "A cat, a cat.", "qas": asked}]
+    table = opened(tmp_path, "t.json", json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    assert [row["answers"] for row in rows(table)] == [[{"text": "cat", "start": 2}], []]
+    assert table.column("impossible") == [False, True]
+    assert table.column("id") == [1, "b"]
+    assert table.where(1) == f"{tmp_path / 't.json'}, question b"
+    assert table.notes[0].startswith("1 x answer that does not stand where it should, moved")
+    for item in asked:
+        del item["answers"]
+    table = opened(tmp_path, "p.json", json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    assert table.columns == ("id", "question", "context")
+
+
+@pytest.mark.parametrize(("start", "found"), [(-1, 2), (3, 2), (8, 9), (99, 9), (5, 2), (6, 9)])
+def test_a_moved_answer_is_the_nearest(start: int, found: int, tmp_path: Path) -> None:
+    row = {"context": "A cat, a cat.", "answers": [{"text": "cat", "answer_start": start}]}
+    assert opened(tmp_path, "t.jsonl", json.dumps(row))[0]["answers"][0]["start"] == found
+
+
+def test_lost_answers_are_kept_or_dropped(tmp_path: Path) -> None:
+    both = {"text": ["dog", "cat"], "answer_start": [0, 2]}
+    text = json.dumps({"context": "A cat.", "answers": both})
+    kept = opened(tmp_path, "t.jsonl", text, lost_answers="keep")
+    assert [x["start"] for x in kept[0]["answers"]] == [-1, 2]
+    dropped = opened(tmp_path, "t.jsonl", text, lost_answers="drop")
+    assert dropped[0]["answers"] == [{"text": "cat", "start": 2}]
+    assert [table.notes[0][:46] for table in (kept, dropped)] == [
+        "1 x answer that stands nowhere in its context,"
+    ] * 2
+
+
+def test_spans(tmp_path: Path) -> None:
+    text = '{"text": "in Bonn, Bonn", "label": {"city": {"Bonn": [[9, 12], [3, 6]]}}}\n'
+    table = opened(tmp_path, "t.jsonl", text + '{"text": "no", "label": {}}\n')
+    first = [{"start": at, "end": at + 4, "type": "city"} for at in (3, 9)]
+    assert rows(table) == [
+        {"text_a": "in Bonn, Bonn", "spans": first},
+        {"text_a": "no", "spans": []},
+    ]
+    plain = {"text_a": "in Bonn, Bonn", "spans": first[::-1]}
+    assert rows(opened(tmp_path, "p.jsonl", json.dumps(plain))) == [rows(table)[0]]
+    slots = [
+        {
+            "userInput": {"text": "9 at 8"},
+            "context": {"requestedSlots": ["time"]},
+            "labels": [
+                {"slot": "time", "valueSpan": {"startIndex": 5, "endIndex": 6}},
+                {"slot": "people", "valueSpan": {"endIndex": 1}},
+            ],
+        },
+        {"userInput": {"text": "no"}},
+    ]
+    table = opened(tmp_path, "s.json", json.dumps(slots))
+    assert table.columns == ("text_a", "spans")
+    assert table.column("spans") == [
+        [{"start": 0, "end": 1, "type": "people"}, {"start": 5, "end": 6, "type": "time"}],
+        [],
+    ]
+
+
+def test_smart(tmp_path: Path) -> None:
+    text = ".I 7\n.T\na\nb\n.W\n .c\n.I 8\n.W\n.I\n"
+    columns = {"id": "I", "text_a": "W"}
+    table = opened(tmp_path, "t.smart", text, format="smart", columns=columns)
+    assert rows(table) == [{"text_a": ".c", "id": "7"}, {"text_a": "", "id": "8"}]
+    assert [table.where(i)[-2:] for i in (0, 1)] == [":1", ":7"]
+
+
+FEATURES = datasets.Features(
+    {
+        "text_a": datasets.Value("string"),
+        "label": datasets.ClassLabel(names=["bad", "good"]),
+        "tokens": [datasets.Value("string")],
+        "ner_tags": datasets.Sequence(datasets.ClassLabel(names=["O", "B-X"])),
+        "inner": {"kind": datasets.ClassLabel(names=["x", "y"])},
+        "image": datasets.Value("binary"),
+    }
+)
+MANY = 2500  # more than are read at once
+
+
+@pytest.fixture
+def dataset() -> datasets.Dataset:
+    columns = {
+        "text_a": [f"text {i}" for i in range(MANY)],
+        "label": [i % 2 for i in range(MANY)],
+        "tokens": [["a", "b"]] * MANY,
+        "ner_tags": [[0, i % 2] for i in range(MANY)],
+        "inner": [{"kind": i % 2} for i in range(MANY)],
+        "image": [b"x"] * MANY,
+    }
+    return datasets.Dataset.from_dict(columns, features=FEATURES)
+
+
+def check_columns(table: Table, noun: str) -> None:
+    assert table.columns == ("text_a", "label", "qid", "tokens", "tags")
+    assert len(table) == MANY
+    for i in (0, 1, MANY - 1):
+        assert table[i] == {
+            "text_a": f"text {i}",
+            "label": ["bad", "good"][i % 2],
+            "qid": ["x", "y"][i % 2],
+            "tokens": ["a", "b"],
+            "tags": ["O", ["O", "B-X"][i % 2]],
+        }
+    assert table.where(MANY - 1).endswith(f"{noun}, row {MANY}")
+
+
+def test_dataset_folders(dataset: datasets.Dataset, tmp_path: Path) -> None:
+    settings = TableSettings(columns={"qid": "inner.kind"})
+    dataset.save_to_disk(tmp_path / "one")
+    check_columns(open_table(str(tmp_path / "one"), settings), "one")
+    datasets.DatasetDict(train=dataset, test=dataset.select([0])).save_to_disk(tmp_path / "two")
+    train = TableSettings(columns={"qid": "inner.kind"}, split="train")
+    check_columns(open_table(str(tmp_path / "two"), train), "train")
+    with pytest.raises(UserError, match=r"two: several splits; split: one of test, train$"):
+        open_table(str(tmp_path / "two"), settings)
+    with pytest.raises(UserError, match=r"two: no split 'dev'; split: one of test, train$"):
+        open_table(str(tmp_path / "two"), TableSettings(split="dev"))
+    with pytest.raises(UserError, match=r"one: split: train, but it is one dataset"):
+        open_table(str(tmp_path / "one"), TableSettings(split="train"))
+
+
+def test_parquet_and_arrow_files(dataset: datasets.Dataset, tmp_path: Path) -> None:
+    settings = TableSettings(columns={"qid": "inner.kind"})
+    dataset.to_parquet(tmp_path / "t.parquet")
+    check_columns(open_table(str(tmp_path / "t.parquet"), settings), "t.parquet")
+    dataset.save_to_disk(tmp_path / "one")
+    file = next((tmp_path / "one").glob("*.arrow"))
+    check_columns(open_table(str(file), settings), file.name)
+
+
+def test_plain_parquet_and_classes_that_are_unknown(tmp_path: Path) -> None:
+    answers = {"text": ["b"], "answer_start": [2]}
+    table = pa.table({"context": ["a b"], "question": ["?"], "answers": [answers]})
+    pq.write_table(table, tmp_path / "t.parquet")
+    assert open_table(str(tmp_path / "t.parquet"))[0] == {
+        "question": "?",
+        "context": "a b",
+        "answers": [{"text": "b", "start": 2}],
+        "impossible": False,
+    }
+    known = datasets.Features({"text": datasets.Value("string"), "label": FEATURES["label"]})
+    unlabelled = datasets.Dataset.from_dict({"text": ["a"], "label": [-1]}, features=known)
+    unlabelled.save_to_disk(tmp_path / "test")
+    with pytest.raises(UserError, match=r"test, row 1: label is null, not text$"):
+        open_table(str(tmp_path / "test"))
+    table = open_table(str(tmp_path / "test"), TableSettings(columns={"label": ""}))
+    assert rows(table) == [{"text_a": "a"}]
+
+
+def test_many_files_in_order(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / f"{name}.tsv").write_text(f"text_a\tlabel\n{name}1\t1\n{name}2\t2\n")
+    (tmp_path / "c.jsonl").write_text('{"label": 3, "text_a": "c1"}\n')
+    table = open_table([str(tmp_path / "*.tsv"), str(tmp_path / "c.jsonl")])
+    assert table.column("text_a") == ["a1", "a2", "b1", "b2", "c1"]
+    assert [table.where(i) for i in (0, 3, 4)] == [
+        f"{tmp_path / 'a.tsv'}:2",
+        f"{tmp_path / 'b.tsv'}:3",
+        f"{tmp_path / 'c.jsonl'}:1",
+    ]
+
+
+def test_the_fingerprint_is_of_what_is_read_and_how(tmp_path: Path) -> None:
+    first = opened(tmp_path, "a.tsv", TSV)
+    assert opened(tmp_path, "b.tsv", TSV).fingerprint == first.fingerprint
+    assert opened(tmp_path, "b.tsv", TSV + "1\tb\n").fingerprint != first.fingerprint
+    other = opened(tmp_path, "a.tsv", TSV, drop={"label": [0]})
+    assert other.fingerprint != first.fingerprint and len(other) == 2
+    ordered = [str(tmp_path / "a.tsv"), str(tmp_path / "b.tsv")]
+    assert open_table(ordered).fingerprint != open_table(ordered[::-1]).fingerprint

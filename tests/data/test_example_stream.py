@@ -1,0 +1,380 @@
+"""Steps of so many examples: exactly those, once each, whatever processes and micro-batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from palm_ds.common.errors import UserError
+from palm_ds.data.blend_dataset import make_feeds
+from palm_ds.data.corpus_source import split
+from palm_ds.data.example_stream import ExampleStream, spread
+from palm_ds.data.stages import order_of, read_stages
+from palm_ds.data.task import build
+from palm_ds.runtime.ds_config import make_machine
+from palm_ds.train.build import build_stream, open_data, settle
+from palm_ds.train.recipe import Recipe, make_recipe
+from tests.helpers.small_corpus import write_small_corpus
+from tests.helpers.word_tables import open_source, write_texts, write_vocabulary
+
+SIZES = {"a": 70, "b": 23, "c": 9}
+few = settings(
+    max_examples=12,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("tables")
+    write_vocabulary(folder)
+    for name, rows in SIZES.items():
+        write_texts(folder / f"{name}.tsv", rows, classes=3, pairs=name == "b")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sources(folder) -> dict[str, Any]:
+    vocabulary = folder / "vocab.txt"
+    return {name: open_source(folder / f"{name}.tsv", vocabulary) for name in SIZES}
+
+
+def make_stream(sources, stages: Any, examples: dict[str, int], seed: int = 1) -> ExampleStream:
+    labels = ("c0", "c1", "c2")
+    values = {"kind": "classification", "labels": labels}
+    tasks = {name: build(name, {**values, "source": name}) for name in SIZES}
+    plan = read_stages(stages, list(SIZES))
+    tables = {name: [(name, source, 1.0)] for name, source in sources.items()}
+    feeds, feeds_of = make_feeds(
+        plan.blends, tasks, dict.fromkeys(SIZES, 0), tables, seed=seed, length=64
+    )
+    stream = ExampleStream(
+        plan=plan,
+        feeds=feeds,
+        feeds_of=feeds_of,
+        examples=examples,
+        length=64,
+        seed=seed,
+        pad=0,
+    )
+    stream.rows = stream.most_rows()
+    return stream
+
+
+def read(stream: ExampleStream, step: int) -> Counter[tuple[str, int]]:
+    """(feed, n) of the examples of a step."""
+    rows = stream.step_rows(step)
+    return Counter((stream.feeds[feed].name, n) for row in rows for feed, n, _ in row)
+
+
+def slowly(stream: ExampleStream) -> list[Counter[tuple[str, int]]]:
+    """What every step holds, counted out one example at a time."""
+    taken: Counter[str] = Counter()
+    steps: list[Counter[tuple[str, int]]] = []
+    for number, stage in enumerate(stream.plan.stages):
+        blends = [blend for blend, _ in stage.steps_of]
+        if stage.mix == "step":
+            order = [blends[i] for i in order_of(stage, number, stream.seed)]
+            piles = [[blend] * stream.examples[blend] for blend in order]
+        else:
+            wanted = {blend: n * stream.examples[blend] for blend, n in stage.steps_of}
+            given: Counter[str] = Counter()
+            line = []
+            for _ in range(sum(wanted.values())):  # whose next stands earliest in the whole
+                left = [blend for blend in blends if given[blend] < wanted[blend]]
+                nearest = min(left, key=lambda b: Fraction(2 * given[b] + 1, 2 * wanted[b]))
+                line.append(nearest)
+                given[nearest] += 1
+            cuts = [len(line) * step // stage.steps for step in range(stage.steps + 1)]
+            piles = [line[a:b] for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
+        for pile in piles:
+            step: Counter[tuple[str, int]] = Counter()
+            for blend in pile:
+                step[blend, taken[blend]] += 1
+                taken[blend] += 1
+            steps.append(step)
+    return steps
+
+
+shapes = st.fixed_dictionaries(
+    {
+        "stages": st.lists(
+            st.fixed_dictionaries(
+                {name: st.integers(0, 5) for name in SIZES}, optional={"mix": st.just("step")}
+            ).filter(lambda stage: any(stage[name] for name in SIZES)),
+            min_size=1,
+            max_size=3,
+        ),
+        "examples": st.fixed_dictionaries({name: st.integers(1, 17) for name in SIZES}),
+        "seed": st.integers(0, 2**31),
+    }
+)
+
+
+@few
+@given(shape=shapes)
+def test_every_step_takes_its_examples_and_no_others(sources, shape) -> None:
+    stream = make_stream(sources, **shape)
+    expected = slowly(stream)
+    assert len(expected) == stream.plan.steps
+    upto: Counter[str] = Counter({feed.name: 0 for feed in stream.feeds})
+    for step, wanted in enumerate(expected):
+        assert stream.consumed(step) == dict(upto)
+        found = read(stream, step)
+        assert found == wanted and set(found.values()) == {1}  # which also means: none is empty
+        upto.update(feed for feed, _ in found)
+    assert stream.consumed() == dict(upto)
+    for blend in stream.plan.blends:
+        assert upto[blend] == stream.plan.total_of(blend) * shape["examples"][blend]
+
+
+@few
+@given(counts=st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(any))
+def test_spreading_is_exact_and_even(counts) -> None:
+    order = spread(counts)
+    assert np.bincount(order, minlength=len(counts)).tolist() == counts
+    for n in range(len(order) + 1):
+        shares = [n * count / len(order) for count in counts]
+        done = np.bincount(order[:n], minlength=len(counts))
+        assert (abs(done - shares) < max(1, len(counts) / 2)).all()
+    for number, count in enumerate(counts):
+        gaps = np.diff(np.flatnonzero(order == number))
+        assert count < 2 or gaps.max() <= len(order) / count + len(counts)
+
+
+def test_with_mix_batch_every_step_has_as_many_examples_as_the_recipe_says(sources) -> None:
+    stream = make_stream(sources, [{"a": 5, "b": 3, "c": 1}], dict.fromkeys(SIZES, 4))
+    steps = [read(stream, step) for step in range(9)]
+    assert [found.total() for found in steps] == [4] * 9
+    assert all(len({feed for feed, _ in found}) > 1 for found in steps)
+
+
+@few
+@given(shape=shapes, world=st.integers(1, 4), micro=st.sampled_from([None, 1, 2, 3]))
+def test_processes_and_micro_batches_share_out_the_same_rows(sources, shape, world, micro) -> None:
+    stream = make_stream(sources, **shape)
+    sections = {"train_micro_batch_size_per_gpu": micro} if micro else {}
+    machine = make_machine(sections)
+    needed = stream.most_rows()
+    stream.rows = machine.room_for(needed, world)
+    assert stream.rows >= needed and stream.rows - needed < world * (micro or 8)
+    of_micro, accumulation = machine.split(stream.rows, world)
+    for step in {0, stream.plan.steps // 2, stream.plan.steps - 1}:
+        parts = [stream.batches(step, rank, world, of_micro) for rank in range(world)]
+        assert {len(part) for part in parts} == {accumulation}
+        batches = [batch for part in parts for batch in part]
+        sizes = [len(batch.ids) for batch in batches if batch.real_tokens]
+        assert max(sizes) <= of_micro and max(sizes) - min(sizes) <= 1
+        whole = stream.build(stream.step_rows(step))
+        assert texts(batches) == texts([whole])
+        for task, (_, targets) in whole.labels.items():
+            shared = [batch.labels[task][1] for batch in batches if task in batch.labels]
+            assert torch.equal(torch.cat(shared), targets)
+
+
+def texts(batches) -> list[tuple[int, ...]]:
+    """The texts of batches in their order."""
+    found = []
+    for batch in batches:
+        ids, block = batch.ids.flatten(), batch.block.flatten()
+        for a, b in zip(batch.starts[:-1].tolist(), batch.starts[1:].tolist(), strict=True):
+            if block[a] >= 0:
+                found.append(tuple(ids[a:b].tolist()))
+    return found
+
+
+def test_an_epoch_has_every_row_once_in_another_order(sources) -> None:
+    stream = make_stream(sources, [{"b": 46}], {"b": 1})  # two epochs of 23 rows
+    items = [int(row[0][2][2]) for step in range(46) for row in stream.step_rows(step)]
+    assert sorted(items[:23]) == sorted(items[23:]) == list(range(23))
+    assert items[:23] != items[23:] and items[:23] != list(range(23))
+    other = make_stream(sources, [{"b": 46}], {"b": 1}, seed=2)
+    assert [int(other.step_rows(s)[0][0][2][2]) for s in range(23)] != items[:23]
+
+
+def test_any_step_can_be_read_at_once(sources) -> None:
+    stages = [{"a": 6, "b": 5, "c": 4}, {"a": 3, "c": 8, "mix": "step"}]
+    examples = {"a": 7, "b": 3, "c": 2}
+    whole = make_stream(sources, stages, examples)
+    in_turn = [rows_of(whole, step) for step in range(whole.plan.steps)]
+    for step in reversed(range(whole.plan.steps)):
+        again = make_stream(sources, stages, examples)
+        again.seek(whole.cursor(step))
+        assert rows_of(again, step) == in_turn[step]
+
+
+def rows_of(stream: ExampleStream, step: int) -> list:
+    rows = stream.step_rows(step)
+    return [[(feed, n, layout.tolist()) for feed, n, layout in row] for row in rows]
+
+
+def test_a_run_that_extends_another_reads_on_behind_it(sources) -> None:
+    old = make_stream(sources, [{"a": 4}], {"a": 5})
+    new = make_stream(sources, [{"a": 2}], {"a": 5})
+    new.begun = old.consumed()
+    assert new.begun == {"a": 20}
+    found = read(new, 0) + read(new, 1)
+    assert sorted(n for _, n in found) == list(range(20, 30))
+    assert new.consumed() == {"a": 30} and new.consumed(1) == {"a": 25}
+
+
+def test_packing_takes_few_rows_and_rows_are_no_longer_than_they_are_full(sources) -> None:
+    stream = make_stream(sources, [{"a": 5}], {"a": 32})
+    for step in range(5):
+        rows = stream.step_rows(step)
+        used = [sum(int(layout[0]) for _, _, layout in row) for row in rows]
+        assert len(rows) <= -(-sum(used) // 64) + 1  # one more at most than whole rows would be
+        assert max(used) <= 64
+    (batch,) = stream.batches(0, 0, 1, stream.rows)
+    rows = stream.step_rows(0)[:1]
+    short = stream.build([row[:1] for row in rows])
+    length = int(rows[0][0][2][0])
+    assert short.ids.shape == (1, -(-length // 8) * 8) and short.real_tokens == length
+    assert batch.ids.shape[1] <= 64
+
+
+def test_a_process_without_a_text_gets_an_empty_row(sources) -> None:
+    stream = make_stream(sources, [{"c": 2}], {"c": 1})
+    stream.rows = 4
+    parts = [stream.batches(0, rank, 4, 1) for rank in range(4)]
+    assert all(len(part) == 1 for part in parts)
+    assert sum(bool(part[0].labels) for part in parts) == 1
+    assert sum(part[0].real_tokens for part in parts) == len(texts(parts[3])[0])
+
+
+def test_corpora_of_a_source_share_its_examples_by_weight(tmp_path) -> None:
+    corpora = [write_small_corpus(tmp_path / name, seed=i) for i, name in enumerate(("x", "y"))]
+    task = build("m", {"kind": "knowledge_masking", "source": "s"})
+    mixture = [
+        (name, split(corpus, 0.0, ("word", "phrase", "entity"))[0], weight)
+        for name, corpus, weight in zip("xy", corpora, (3.0, 1.0), strict=True)
+    ]
+    plan = read_stages([{"m": 10}], ["m"])
+    feeds, feeds_of = make_feeds(
+        plan.blends, {"m": task}, {"m": 0}, {"s": mixture}, seed=1, length=64
+    )
+    stream = ExampleStream(plan, feeds, feeds_of, {"m": 7}, 64, 1, 0)
+    assert stream.consumed() == {"m @ x": 52, "m @ y": 18}  # of 70, three to one, rounded down
+    seen: Counter[tuple[str, int]] = Counter()
+    for step in range(10):
+        found = read(stream, step)
+        assert found.total() == 7
+        seen += found
+    for name, count in stream.consumed().items():
+        assert sorted(n for feed, n in seen if feed == name) == list(range(count))
+
+
+# Amounts and PaddlePALM's arithmetic, in a recipe ----------------------------------------------
+
+
+def recipe(folder: Path, stages: Any, batch: str = "4 examples", **tasks: Any) -> Recipe:
+    vocabulary = str(folder / "vocab.txt")
+    values = {
+        "backbone": {"preset": "tiny", "positions": 64},
+        "length": 64,
+        "batch": batch,
+        "held_out": 0.0,
+        "sources": {
+            name: {"table": str(folder / f"{name}.tsv"), "tokenizer": vocabulary} for name in SIZES
+        },
+        "tasks": {
+            name: {"kind": "classification", "source": name, **tasks.get(name, {})}
+            for name in SIZES
+        },
+        "stages": stages,
+    }
+    return make_recipe(values, "recipe.yaml")
+
+
+def steps_of(folder: Path, stages: Any, batch: str = "4 examples", **tasks: Any) -> dict:
+    made = recipe(folder, stages, batch, **tasks)
+    (stage,) = settle(made).plan.stages
+    return dict(stage.steps_of)
+
+
+@pytest.mark.parametrize("each", [1, 2, 3, 7, 10, 14, 15, 35, 49, 70])
+@pytest.mark.parametrize("epochs", [1, 3, 6, 7])
+def test_epochs_are_whole_where_they_come_out_even(folder, each, epochs) -> None:
+    """70 rows: no rounding of sevenths and fifteenths makes a step more of it."""
+    steps = -(-70 * epochs // each)
+    assert steps_of(folder, [{"a": f"{epochs} epochs"}], f"{each} examples") == {"a": steps}
+    sequences = 30 * each
+    assert steps_of(folder, [{"a": f"{sequences} sequences"}], f"{each} examples") == {"a": 30}
+
+
+@pytest.mark.parametrize("mix", ["step", "batch"])
+@pytest.mark.parametrize(
+    ("ratios", "reference", "epochs", "batches"),
+    [
+        ({}, "a", 1, {}),
+        ({"a": 1.0, "b": 0.5, "c": 0.25}, "a", 2, {}),
+        ({"a": 0.3, "b": 2, "c": 0.7}, "b", 3, {"b": 2, "a": 8}),
+        ({"b": 0.29}, "a", 2.5, {"a": 1, "c": 3}),
+    ],
+)
+def test_steps_are_paddlepalms_expected_steps(
+    folder, mix, ratios, reference, epochs, batches
+) -> None:
+    """int(num_epochs * mix_ratio * steps_pur_epoch(reference)), steps_pur_epoch = num_examples //
+    batch_size (multihead_trainer.py:237), and exactly so many steps of each task are made."""
+    sampler = {"mix_ratio": ratios, "reference": reference, "epochs": epochs}
+    stages = {"joint": list(SIZES), "mix": mix, "sampler": sampler}
+    tasks = {name: {"batch": n} for name, n in batches.items()}
+    of_epoch = SIZES[reference] // batches.get(reference, 4)
+    wanted = {
+        n: int(Fraction(str(epochs)) * Fraction(str(ratios.get(n, 1))) * of_epoch) for n in SIZES
+    }
+    made = settle(recipe(folder, stages, "4 examples", **tasks))
+    (stage,) = made.plan.stages
+    assert dict(stage.steps_of) == wanted and made.plan.steps == sum(wanted.values())
+    stream = build_stream(made, open_data(made))
+    assert isinstance(stream, ExampleStream)
+    assert stream.consumed() == {n: wanted[n] * batches.get(n, 4) for n in SIZES}
+    if mix == "step":
+        blends = [set(feed for feed, _ in read(stream, step)) for step in range(made.plan.steps)]
+        assert Counter(name for (name,) in blends) == wanted  # one task a step, and all of them
+
+
+def test_the_last_task_of_a_step_is_not_always_the_same(folder) -> None:
+    """Tasks are sampled, not done in turn: the order is drawn, the counts are not."""
+    sampler = {"mix_ratio": {}, "reference": "a", "epochs": 2}
+    stages = {"joint": list(SIZES), "mix": "step", "sampler": sampler}
+    orders = []
+    for seed in (1, 2):
+        made = settle(recipe(folder, stages))
+        orders.append(order_of(made.plan.stages[0], 0, seed).tolist())
+    assert orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1])
+
+
+def test_a_task_that_would_get_no_step_is_an_error_not_a_hang(folder) -> None:
+    sampler = {"mix_ratio": {"c": 0.01}, "reference": "a", "epochs": 1}
+    made = recipe(folder, {"joint": list(SIZES), "mix": "step", "sampler": sampler})
+    with pytest.raises(UserError, match="'c' would get 1 epochs x ratio 0.01 x 17 steps an epoch"):
+        settle(made)
+    sampler = {"mix_ratio": {}, "reference": "c", "epochs": 9}  # 9 rows are no step of 10
+    made = recipe(folder, {"joint": list(SIZES), "sampler": sampler}, "10 examples")
+    with pytest.raises(UserError, match="x 0 steps an epoch of 'c', not one step"):
+        settle(made)
+
+
+def test_samplers_count_in_steps_of_examples(folder) -> None:
+    joint = {"joint": list(SIZES), "steps": 51, "sampler": "uniform"}
+    assert steps_of(folder, joint) == {"a": 17, "b": 17, "c": 17}
+    joint["sampler"] = "proportional"  # of 102 rows; 11.5 and 4.5 steps, the earlier is rounded up
+    assert steps_of(folder, joint) == {"a": 35, "b": 12, "c": 4}
+    joint["sampler"] = {"temperature": 2}
+    roots = {name: rows**0.5 for name, rows in SIZES.items()}
+    exact = {name: 51 * root / sum(roots.values()) for name, root in roots.items()}
+    found = steps_of(folder, joint)
+    assert sum(found.values()) == 51 and all(abs(found[n] - exact[n]) < 1 for n in SIZES)
+    joint |= {"steps": "2 epochs", "sampler": "proportional"}  # 204 examples in all
+    assert steps_of(folder, joint) == {"a": 35, "b": 12, "c": 4}

@@ -1,0 +1,261 @@
+"""The row sequence: seek equals iterate, nothing lost or doubled, well packed, process-free."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from palm_ds.data.blend_dataset import held_out_rows, make_feeds
+from palm_ds.data.corpus_source import split
+from palm_ds.data.packed_stream import Stream
+from palm_ds.data.stages import read_stages
+from palm_ds.data.task import build
+from tests.helpers.small_corpus import write_small_corpus
+
+KINDS = ("knowledge_masking", "sentence_reordering", "sentence_distance")
+BLENDS = ["knowledge_masking", "sentence_reordering + knowledge_masking", "sentence_distance"]
+MARKS = ("word", "phrase", "entity")
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpora")
+    return [
+        write_small_corpus(folder / "one", documents=60, seed=0),
+        write_small_corpus(folder / "two", documents=30, seed=1),
+    ]
+
+
+def make_stream(
+    corpora, *, stages, seed=1, length=64, rows=4, window_rows=32, weights=(1.0,)
+) -> Stream:
+    tasks = {kind: build(kind, {"source": "text"}) for kind in KINDS}
+    plan = read_stages(stages, KINDS)
+    sources = [
+        (f"corpus{i}", split(corpus, 0.1, MARKS)[0], weight)
+        for i, (corpus, weight) in enumerate(zip(corpora, weights, strict=False))
+    ]
+    ids = {kind: i for i, kind in enumerate(KINDS)}
+    feeds, feeds_of = make_feeds(
+        plan.blends, tasks, ids, {"text": sources}, seed=seed, length=length
+    )
+    return Stream(
+        plan=plan,
+        feeds=feeds,
+        feeds_of=feeds_of,
+        rows=rows,
+        length=length,
+        seed=seed,
+        pad=corpora[0].vocabulary.pad,
+        window_rows=window_rows,
+    )
+
+
+def plain(rows) -> list:
+    return [[(feed, n, layout.tolist()) for feed, n, layout in row] for row in rows]
+
+
+plans = st.sampled_from(
+    [
+        {"continual": BLENDS, "steps": 12},
+        {"continual": BLENDS, "steps": 12, "mix": "step"},
+        {"joint": BLENDS, "steps": 9},
+        {"sequential": BLENDS[:2], "steps": 7},
+        [{BLENDS[0]: 3, BLENDS[2]: 17}, {BLENDS[1]: 5, "mix": "step"}, {BLENDS[0]: 4}],
+    ]
+)
+shapes = st.fixed_dictionaries(
+    {
+        "stages": plans,
+        "seed": st.integers(0, 2**31),
+        "length": st.sampled_from([32, 64, 100]),
+        "rows": st.integers(1, 9),
+        "window_rows": st.sampled_from([8, 32, 128]),
+    }
+)
+few = settings(
+    max_examples=15,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+@few
+@given(shape=shapes, data=st.data())
+def test_seek_equals_iterate(corpora, shape, data):
+    """Any step, straight away, from a cursor of any earlier step, or after later ones."""
+    stream = make_stream(corpora[:1], **shape)
+    rows = [plain(stream.step_rows(step)) for step in range(stream.plan.steps)]
+    assert all(len(step) == shape["rows"] for step in rows)
+    at = data.draw(st.integers(0, stream.plan.steps - 1))
+    assert plain(make_stream(corpora[:1], **shape).step_rows(at)) == rows[at]
+    assert plain(stream.step_rows(at)) == rows[at]
+    resumed = make_stream(corpora[:1], **shape)
+    resumed.seek(make_stream(corpora[:1], **shape).cursor(at))
+    later = data.draw(st.integers(at, stream.plan.steps - 1))
+    assert plain(resumed.step_rows(later)) == rows[later]
+    assert [plain(resumed.step_rows(s)) for s in range(at, stream.plan.steps)] == rows[at:]
+
+
+@few
+@given(shape=shapes)
+def test_every_feed_is_consumed_in_order_with_nothing_lost_or_doubled(corpora, shape):
+    stream = make_stream(corpora[:1], **shape)
+    seen = Counter(
+        (feed, n)
+        for step in range(stream.plan.steps)
+        for row in stream.step_rows(step)
+        for feed, n, _ in row
+    )
+    assert set(seen.values()) == {1}
+    consumed = stream.consumed()
+    for number, feed in enumerate(stream.feeds):
+        mine = sorted(n for f, n in seen if f == number)
+        assert mine == list(range(consumed[feed.name])), feed.name
+
+
+def test_an_epoch_has_every_item_once(corpora):
+    stream = make_stream(corpora[:1], stages=[{BLENDS[0]: 400}])
+    feed = stream.feeds[0]
+    items = len(feed.items)
+    for epoch in range(2):
+        layouts = feed.layouts(np.arange(epoch * items, (epoch + 1) * items))
+        assert sorted(layouts[:, 2]) == sorted(feed.items[:, 1])
+    assert not np.array_equal(
+        feed.layouts(np.arange(items)), feed.layouts(np.arange(items, 2 * items))
+    )
+
+
+def test_a_cursor_at_the_end_of_a_run_is_empty_and_harmless(corpora):
+    stream = make_stream(corpora[:1], stages=[{BLENDS[0]: 3}])
+    assert stream.cursor(3) == {}
+    stream.seek({})
+    assert len(stream.step_rows(0)) == 4
+
+
+@few
+@given(
+    shape=shapes,
+    split_to=st.sampled_from([(1, 1), (2, 1), (2, 2), (4, 1), (3, 2)]),
+)
+def test_processes_and_micro_batches_are_slices_of_the_same_rows(corpora, shape, split_to):
+    world, micro = split_to
+    shape = {**shape, "rows": world * micro * 2}
+    whole = make_stream(corpora[:1], **shape).batches(3, 0, 1, shape["rows"])[0]
+    parts = [
+        batch
+        for rank in range(world)
+        for batch in make_stream(corpora[:1], **shape).batches(3, rank, world, micro)
+    ]
+    for name in ("ids", "positions", "segments", "task_ids", "block"):
+        assert torch.equal(torch.cat([getattr(b, name) for b in parts]), getattr(whole, name))
+    for task, (_, targets) in whole.labels.items():
+        given_out = [b.labels[task][1] for b in parts if task in b.labels]
+        assert torch.equal(torch.cat(given_out), targets)
+
+
+@few
+@given(shape=shapes)
+def test_batches_are_well_formed(corpora, shape):
+    stream = make_stream(corpora[:1], **shape)
+    vocabulary = corpora[0].vocabulary
+    (batch,) = stream.batches(stream.plan.steps - 1, 0, 1, shape["rows"])
+    real = batch.block >= 0
+    assert (batch.ids[~real] == vocabulary.pad).all()
+    starts = batch.starts
+    assert starts[0] == 0
+    assert starts[-1] == batch.ids.numel()
+    assert batch.longest == starts.diff().max()
+    # Every block starts with [CLS] at position 0 and has positions 0, 1, 2, ...
+    flat_block, flat_positions = batch.block.flatten(), batch.positions.flatten()
+    for begin, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+        assert len(flat_block[begin:end].unique()) == 1
+        if flat_block[begin] >= 0:
+            assert batch.ids.flatten()[begin] == vocabulary.cls
+            assert flat_positions[begin:end].tolist() == list(range(end - begin))
+    for task, (at, _) in batch.labels.items():
+        assert real.flatten()[at].all(), task
+
+
+def test_a_mixture_of_corpora_keeps_its_weights(corpora):
+    stages = [{BLENDS[0]: 60}]
+    stream = make_stream(corpora, stages=stages, weights=(1.0, 3.0), window_rows=64)
+    tokens = Counter()
+    for step in range(60):
+        for row in stream.step_rows(step):
+            for feed, _, layout in row:
+                tokens[feed] += int(layout[0])
+    assert tokens[1] / tokens[0] == pytest.approx(3.0, rel=0.1)
+
+
+def test_a_stage_mixes_blends_in_proportion_in_every_step(corpora):
+    stages = [{BLENDS[0]: 30, BLENDS[2]: 90}]
+    stream = make_stream(corpora[:1], stages=stages, rows=32, window_rows=64)
+    shares = []
+    for step in range(1, 100, 9):
+        tokens = Counter()
+        for row in stream.step_rows(step):
+            for feed, _, layout in row:
+                tokens[feed] += int(layout[0])
+        shares.append(tokens[1] / tokens.total())
+    assert np.mean(shares) == pytest.approx(0.75, abs=0.05)
+    assert min(shares) > 0.5
+
+
+def test_a_step_of_mix_step_is_of_one_blend(corpora):
+    stream = make_stream(corpora[:1], stages={"joint": BLENDS, "steps": 10, "mix": "step"})
+    counts = Counter()
+    for step in range(30):
+        feeds = {feed for row in stream.step_rows(step) for feed, _, _ in row}
+        assert len(feeds) == 1
+        counts[feeds.pop()] += 1
+    assert counts == {0: 10, 1: 10, 2: 10}
+
+
+def test_stages_go_on_where_the_one_before_stopped(corpora):
+    stages = [{BLENDS[0]: 5}, {BLENDS[0]: 5}]
+    stream = make_stream(corpora[:1], stages=stages)
+    numbers = [
+        [n for step in steps for row in stream.step_rows(step) for _, n, _ in row]
+        for steps in (range(5), range(5, 10))
+    ]
+    assert max(numbers[0]) + 1 == min(numbers[1])
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("length", [128, 512])
+@pytest.mark.parametrize("blends", [[0], [1], [2], [0, 1, 2]])
+def test_packing_of_real_text_is_above_the_bound(request, language, length, blends):
+    corpus = request.getfixturevalue(f"shared_{language}")
+    stages = {"continual": [BLENDS[b] for b in blends], "steps": 24}
+    rows = 16384 // length
+    stream = make_stream([corpus], stages=stages, length=length, rows=rows, window_rows=512)
+    used = [
+        sum(int(layout[0]) for _, _, layout in row)
+        for step in range(stream.plan.steps)
+        for row in stream.step_rows(step)
+    ]
+    assert np.mean(used) / length >= 0.985
+
+
+def test_held_out_rows_are_the_same_for_every_seed(corpora):
+    corpus = corpora[0]
+    _, held = split(corpus, 0.2, MARKS)
+    tasks = {kind: build(kind, {"source": "text"}) for kind in KINDS}
+    ids = dict.fromkeys(KINDS, 0)
+    sources = {"text": [("one", held, 1.0)]}
+    feeds, _ = make_feeds(BLENDS, tasks, ids, sources, seed=0, length=64, fixed=True)
+    rows = held_out_rows(feeds[0], 0, 7)
+    assert sorted(n for row in rows for _, n, _ in row) == list(range(7))
+
+
+def test_held_out_documents_are_not_trained_on(corpora):
+    training, held = split(corpora[0], 0.2, MARKS)
+    assert len(held.documents) > 0
+    assert not set(training.documents) & set(held.documents)
+    assert len(training.documents) + len(held.documents) == len(corpora[0])

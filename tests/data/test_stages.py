@@ -1,0 +1,338 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from palm_ds.common.errors import UserError
+from palm_ds.data.budgets import Measure
+from palm_ds.data.stages import Plan, Stage, order_of, parse_stages, read_stages
+from palm_ds.train.lr_schedule import Schedule
+
+TASKS = ["a", "b", "c", "d"]
+
+
+def steps(plan: Plan) -> list[dict[str, int]]:
+    return [dict(stage.steps_of) for stage in plan.stages]
+
+
+def test_continual_is_the_published_allocation():
+    plan = read_stages({"continual": TASKS, "steps": 50_000}, TASKS)
+    assert steps(plan) == [
+        {"a": 20_000},
+        {"a": 10_000, "b": 30_000},
+        {"a": 10_000, "b": 10_000, "c": 40_000},
+        {"a": 10_000, "b": 10_000, "c": 10_000, "d": 50_000},
+    ]
+    assert plan.steps == 200_000
+
+
+@pytest.mark.parametrize("budget", [5, 7, 50_001, 99_999])
+def test_continual_gives_every_blend_its_budget_exactly(budget):
+    plan = read_stages({"continual": ["a", "b + a", "c"], "steps": budget}, TASKS)
+    totals = {}
+    for row in steps(plan):
+        for blend, n in row.items():
+            totals[blend] = totals.get(blend, 0) + n
+    assert set(totals.values()) == {budget}
+
+
+def test_other_shapes():
+    assert steps(read_stages({"joint": ["a", "b"], "steps": 3}, TASKS)) == [{"a": 3, "b": 3}]
+    assert steps(read_stages({"sequential": ["a", "b"], "steps": 3}, TASKS)) == [
+        {"a": 3},
+        {"b": 3},
+    ]
+    explicit = read_stages([{"a": 1, "b+a": 2, "mix": "step"}, {"c": 4}], TASKS)
+    assert steps(explicit) == [{"a": 1, "b + a": 2}, {"c": 4}]
+    assert [stage.mix for stage in explicit.stages] == ["step", "batch"]
+    assert [explicit.stage_at(s) for s in range(7)] == [0, 0, 0, 1, 1, 1, 1]
+
+
+def test_continual_with_budgets_of_their_own():
+    """Every blend gives B // (N + 1) of its own budget to each later stage."""
+    stages = {"continual": ["a", "b", "c"], "steps": {"b": 80, "a": 40, "c": 7}}
+    assert steps(read_stages(stages, TASKS)) == [
+        {"a": 20},
+        {"a": 10, "b": 60},
+        {"a": 10, "b": 20, "c": 7},
+    ]
+
+
+def test_alternate_is_joint_with_one_task_a_step():
+    plan = read_stages({"alternate": ["a", "b"], "steps": {"a": 3, "b": 1}}, TASKS)
+    same = read_stages({"joint": ["a", "b"], "steps": {"a": 3, "b": 1}, "mix": "step"}, TASKS)
+    assert plan == same
+    assert steps(plan) == [{"a": 3, "b": 1}]
+    assert plan.stages[0].mix == "step"
+
+
+def test_a_task_that_is_always_on():
+    """ERNIE 2.0's CMTL+ and Alt.+: every blend that has not the task gets it."""
+    stages = {
+        "continual": ["d", "a", "b + d"],
+        "always": "d",
+        "steps": {"a": 8, "b+d": 8, "d": 4},
+    }
+    plan = read_stages(stages, TASKS)
+    assert plan.blends == ("d", "a + d", "b + d")
+    assert [plan.total_of(blend) for blend in plan.blends] == [4, 8, 8]
+    several = {"joint": ["a", "b + d"], "always": "d + c", "steps": 1}
+    assert read_stages(several, "abcd").blends == ("a + d + c", "b + d + c")
+    listed = {"explicit": [{"a": 1, "d": 2}, {"a + d": 3}], "always": "d"}
+    assert steps(read_stages(listed, TASKS)) == [{"a + d": 1, "d": 2}, {"a + d": 3}]
+    weights = {"weights": {"a": 3, "b": 1}}
+    sampled = {"alternate": ["a", "b"], "always": "d", "steps": 8, "sampler": weights}
+    assert steps(read_stages(sampled, TASKS)) == [{"a + d": 6, "b + d": 2}]
+
+
+def test_a_list_is_short_for_explicit_and_mix_may_stand_for_all_stages():
+    listed = [{"a": 1, "b": 2}, {"c": 4, "mix": "batch"}]
+    assert read_stages({"explicit": listed}, TASKS) == read_stages(listed, TASKS)
+    plan = read_stages({"explicit": listed, "mix": "step"}, TASKS)
+    assert [stage.mix for stage in plan.stages] == ["step", "batch"]
+
+
+MEASURES = {"a": Measure(10_000, 10.0), "b": Measure(40_000, 25.0), "a + b": Measure(50_000, 40.0)}
+
+
+def test_budgets_in_tokens_and_sequences():
+    """Steps of 1,000 tokens, rounded up."""
+    stages = {"joint": ["a", "b"], "steps": {"a": "12_001 tokens", "b": "200 sequences"}}
+    outline = parse_stages(stages, TASKS)
+    assert outline.needs_corpus and not outline.settled
+    assert steps(outline.plan(1000, MEASURES)) == [{"a": 13, "b": 5}]
+    listed = parse_stages([{"a": "5000 tokens"}, {"a": 2, "b": "40 sequences"}], TASKS)
+    assert steps(listed.plan(1000, MEASURES)) == [{"a": 5}, {"a": 2, "b": 1}]
+    continual = {"continual": ["a", "b"], "steps": "90_000 tokens"}
+    assert steps(read_stages(continual, TASKS, step_tokens=1000)) == [{"a": 60}, {"a": 30, "b": 90}]
+
+
+@pytest.mark.parametrize(
+    ("stages", "needs_corpus", "settled"),
+    [
+        ({"joint": ["a"], "steps": 3}, False, True),
+        ({"joint": ["a"], "steps": "3 steps"}, False, True),
+        ([{"a": 3}], False, True),
+        ({"joint": ["a"], "steps": "3 tokens"}, False, False),
+        ([{"a": 3}, {"b": "3 sequences"}], True, False),
+        ({"joint": ["a", "b"], "steps": 3, "sampler": "uniform"}, False, False),
+        ({"joint": ["a", "b"], "steps": "3 sequences", "sampler": "uniform"}, True, False),
+        ({"joint": ["a", "b"], "steps": 3, "sampler": "proportional"}, True, False),
+        ({"joint": ["a", "b"], "sampler": {"mix_ratio": {}}}, True, False),
+    ],
+)
+def test_what_takes_an_open_corpus(stages, needs_corpus, settled):
+    outline = parse_stages(stages, TASKS)
+    assert (outline.needs_corpus, outline.settled) == (needs_corpus, settled)
+    if needs_corpus:
+        with pytest.raises(UserError, match="only once the corpora are open"):
+            outline.plan(1000)
+
+
+def test_samplers_share_out_a_total():
+    stages = {"joint": ["a", "b", "a + b"], "steps": 10, "sampler": "proportional"}
+    plan = read_stages(stages, TASKS, step_tokens=1000, measures=MEASURES)
+    assert steps(plan) == [{"a": 1, "b": 4, "a + b": 5}]
+    ratios = {"mix_ratio": {"b": 0.5, "a + b": 2}, "reference": "a", "epochs": 3}
+    stages = {"alternate": ["a", "b", "a+b"], "sampler": ratios}
+    plan = read_stages(stages, TASKS, step_tokens=1000, measures=MEASURES)
+    assert steps(plan) == [{"a": 30, "b": 15, "a + b": 60}]
+    # A sampler gives budgets; any shape arranges them.
+    stages = {"continual": ["a", "b"], "steps": 12, "sampler": {"weights": {"a": 1, "b": 3}}}
+    assert steps(read_stages(stages, TASKS)) == [{"a": 2}, {"a": 1, "b": 9}]
+
+
+BLENDS = ["a", "b", "c + a", "d", "b + a"]
+amounts = st.one_of(
+    st.integers(1, 10**6),
+    st.integers(1, 10**9).map("{} tokens".format),
+    st.integers(1, 10**6).map("{} sequences".format),
+)
+
+
+@given(
+    shape=st.sampled_from(["continual", "joint", "alternate", "sequential"]),
+    blends=st.lists(st.sampled_from(BLENDS), min_size=1, unique=True),
+    data=st.data(),
+)
+def test_every_shape_gives_every_blend_its_budget_exactly(shape, blends, data):
+    budgets = {blend: data.draw(amounts) for blend in blends}
+    lengths = {blend: data.draw(st.floats(4, 512)) for blend in blends}
+    measures = {blend: Measure(1e6, length) for blend, length in lengths.items()}
+    plan = read_stages(
+        {shape: blends, "steps": budgets}, TASKS, step_tokens=4096, measures=measures
+    )
+    assert plan.blends == tuple(blends)
+    for blend, amount in budgets.items():
+        number, _, unit = str(amount).partition(" ")
+        tokens = int(number) * {"": 4096, "tokens": 1, "sequences": lengths[blend]}[unit]
+        assert abs(plan.total_of(blend) - math.ceil(tokens / 4096)) <= (unit == "sequences")
+    assert all(count > 0 for stage in plan.stages for _, count in stage.steps_of)
+    assert [stage.first for stage in plan.stages] == [
+        sum(stage.steps for stage in plan.stages[:i]) for i in range(len(plan.stages))
+    ]
+    # As a list of stages, as a settled recipe has it, it is the same plan.
+    assert read_stages(plan.explicit(), TASKS) == plan
+
+
+@given(
+    total=st.integers(10, 10**7),
+    blends=st.lists(st.sampled_from(BLENDS), min_size=1, unique=True),
+    sampler=st.sampled_from(["uniform", "proportional", {"temperature": 3}, "weights"]),
+    data=st.data(),
+)
+def test_samplers_share_out_the_total_exactly(total, blends, sampler, data):
+    sizes = {blend: data.draw(st.integers(50, 100)) for blend in blends}
+    if sampler == "weights":
+        sampler = {"weights": sizes}
+    measures = {blend: Measure(size, 10.0) for blend, size in sizes.items()}
+    stages = {"continual": blends, "steps": total, "sampler": sampler}
+    plan = read_stages(stages, TASKS, step_tokens=64, measures=measures)
+    assert plan.steps == total
+    assert all(plan.total_of(blend) > 0 for blend in blends)
+    by_size = sorted(blends, key=lambda blend: sizes[blend])
+    counts = [plan.total_of(blend) for blend in by_size]
+    assert sampler == "uniform" or all(a <= b + 1 for a, b in zip(counts, counts[1:], strict=False))
+
+
+def test_the_table_says_steps_tokens_warm_ups_and_how_blends_are_mixed():
+    stages = {"continual": ["a", "b + a"], "steps": 3000}
+    plan = read_stages(stages, TASKS)
+    assert plan.table().splitlines() == [
+        "        stage 1   stage 2       all",
+        "a         2,000     1,000     3,000",
+        "b + a         -     3,000     3,000",
+        "steps     2,000     4,000     6,000",
+    ]
+    schedule = Schedule(kind="noam", warmup=400, restart="stage")
+    table = read_stages(stages | {"mix": "step"}, TASKS).table(step_tokens=512, schedule=schedule)
+    assert table.splitlines() == [
+        "          stage 1   stage 2       all     tokens",
+        "a           2,000     1,000     3,000  1,536,000",
+        "b + a           -     3,000     3,000  1,536,000",
+        "steps       2,000     4,000     6,000  3,072,000",
+        "warm-up       400       400",
+        "mix          step      step",
+    ]
+    once = plan.table(schedule=Schedule(kind="noam", warmup=400))
+    assert once.splitlines()[-1].split() == ["warm-up", "400", "-"]
+
+
+def test_the_order_of_mixed_steps_has_exact_counts_and_depends_on_the_seed():
+    stage = Stage((("a", 10), ("b", 30)), "step", 0)
+    order = order_of(stage, 0, seed=1)
+    assert np.bincount(order).tolist() == [10, 30]
+    assert np.array_equal(order, order_of(stage, 0, seed=1))
+    assert not np.array_equal(order, order_of(stage, 0, seed=2))
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ({"continual": ["a"], "stepz": 3}, 'stepz: unknown key; did you mean "steps"'),
+        ({"continual": ["a", "e"], "steps": 3}, "no task 'e'"),
+        ({"continual": ["a", "a"], "steps": 3}, "stands there twice"),
+        ({"continual": [], "steps": 3}, "expected a list of blends"),
+        ({"joint": ["a"], "continual": ["b"], "steps": 3}, "exactly one of"),
+        ({"joint": ["a"]}, "stages.steps: expected a whole number"),
+        ({"joint": ["a"], "steps": -1}, "expected a whole number"),
+        ({"joint": ["a"], "steps": 2.5}, "got 2.5"),
+        ({"joint": ["a"], "steps": 0}, "no steps at all"),
+        ({"joint": ["a"], "steps": 3, "mix": "row"}, "neither batch nor step"),
+        ([{"a + a": 3}], "names a task twice"),
+        ([{"a": "many"}], "stages.0.a"),
+        (["a"], "expected `blend: steps`"),
+        ("a", "expected a list of stages"),
+        ({"alternate": ["a"], "steps": 3, "mix": "batch"}, "`alternate` is `joint` with"),
+        ({"joint": ["a"], "steps": 3, "always": "e"}, "stages.always: no task 'e'"),
+        ({"joint": ["a", "a + d"], "steps": 3, "always": "d"}, "stands there twice"),
+        ({"explicit": [{"a": 3, "a + d": 1}], "always": "d"}, "'a + d' stands there twice"),
+        ({"explicit": [{"a": 3}], "steps": 3}, "listed stages say their steps themselves"),
+        ({"explicit": [{"a": 3}], "sampler": "uniform"}, "listed stages say their steps"),
+        ({"explicit": {"a": 3}}, "stages.explicit: expected a list of stages"),
+        ({"joint": ["a", "b"], "steps": {"a": 3}}, "stages.steps: none for 'b'"),
+        ({"joint": ["a"], "steps": {"a": 3, "b": 2}}, "stages.steps: 'b' is none of the blends"),
+        ({"joint": ["a"], "steps": {"a": "3 rows"}}, "stages.steps.a: expected a whole number"),
+        ({"joint": ["a"], "steps": "0 tokens"}, "no steps at all"),
+        ({"joint": ["a"], "steps": 0, "sampler": "uniform"}, "no steps at all"),
+        ({"joint": ["a"], "sampler": "uniform"}, "stages.steps: expected a whole number"),
+        ({"joint": ["a"], "steps": {"a": 3}, "sampler": "uniform"}, "the total of all blends"),
+        ({"joint": ["a"], "steps": 3, "sampler": {"mix_ratio": {}}}, "leave `steps` out"),
+        ([{}], "no steps at all"),
+        ([{"a+b": 3, "a + b": 2}], "stages.0: 'a + b' stands there twice"),
+    ],
+)
+def test_wrong_stages_say_what_is_wrong(stages, message):
+    with pytest.raises(UserError) as error:
+        read_stages(stages, TASKS)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def factors(schedule: Schedule, plan: Plan) -> list[float]:
+    return [round(schedule.factor(step, plan), 4) for step in range(plan.steps)]
+
+
+def test_schedules():
+    plan = read_stages([{"a": 8}], TASKS)
+    assert factors(Schedule(kind="linear", warmup=4), plan) == [
+        *(0.25, 0.5, 0.75, 1.0),
+        *(1.0, 0.75, 0.5, 0.25),
+    ]
+    noam = factors(Schedule(kind="noam", warmup=2), plan)
+    assert noam[:2] == [0.5, 1.0]
+    assert noam[7] == 0.5  # sqrt(2 / 8)
+    wsd = factors(Schedule(kind="wsd", warmup=2, decay=4, end=0.2), plan)
+    assert wsd == [0.5, 1.0, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4]
+    assert factors(Schedule(kind="constant"), plan) == [1.0] * 8
+
+
+def test_warm_up_as_a_share_of_the_steps():
+    plan = read_stages([{"a": 20}, {"b": 40}], TASKS)
+    share, counted = Schedule(warmup=0.1), Schedule(warmup=6)
+    assert factors(share, plan) == factors(counted, plan)
+    restarted = Schedule(warmup=0.1, restart="stage")
+    assert [restarted.warmup_in(number, plan) for number in (0, 1)] == [2, 4]
+    with pytest.raises(UserError, match="neither a number of steps nor a share"):
+        Schedule(warmup=2.5)
+
+
+def test_restart_at_each_stage():
+    plan = read_stages([{"a": 4}, {"b": 4}], TASKS)
+    schedule = Schedule(kind="noam", warmup=2, restart="stage")
+    assert factors(schedule, plan)[:4] == factors(schedule, plan)[4:]
+    once = Schedule(kind="noam", warmup=2)
+    assert factors(once, plan)[4] < 1
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        {"continual": TASKS, "steps": 20},
+        {"joint": TASKS, "steps": 20},
+        {"alternate": TASKS, "steps": 20},
+        {"sequential": TASKS, "steps": {"a": 20, "b": 7, "c": 12, "d": 9}},
+        [{"a": 20}, {"b": 9, "c": 11, "mix": "step"}],
+    ],
+)
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"kind": "linear", "warmup": 3},
+        {"kind": "wsd", "warmup": 2, "decay": 4, "end": 0.1},
+        {"kind": "noam", "warmup": 3},
+        {"kind": "constant", "warmup": 5},
+    ],
+)
+def test_a_restarted_stage_is_a_run_of_its_own_on_every_schedule(stages, values):
+    plan = read_stages(stages, TASKS)
+    schedule = Schedule(**values, restart="stage")
+    whole = factors(schedule, plan)
+    for number, stage in enumerate(plan.stages):
+        alone = Plan((Stage(stage.steps_of, stage.mix, 0),))
+        part = whole[stage.first : stage.first + stage.steps]
+        assert part == factors(Schedule(**values), alone)
+        assert part.index(1.0) == schedule.warmup_in(number, plan) - 1
+    assert Schedule(**values).warmup_in(1, plan) == 0

@@ -1,0 +1,118 @@
+"""A person's own task, in their own module, without touching the package."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from palm_ds.common.errors import UserError
+from palm_ds.data.blend_dataset import Feed
+from palm_ds.data.corpus_source import Source, split
+from palm_ds.data.task import build, find, known_kinds, passages
+from tests.helpers.small_corpus import write_small_corpus
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Source:
+    corpus = write_small_corpus(tmp_path_factory.mktemp("c") / "corpus")
+    return split(corpus, 0.0, ("word",))[0]
+
+
+@pytest.fixture
+def my_module(tmp_path, monkeypatch):
+    (tmp_path / "my_tasks.py").write_text(
+        textwrap.dedent(
+            '''
+            """Is this the first token of a word?"""
+            from dataclasses import dataclass
+            import numpy as np
+            from palm_ds.model.heads import ClassHead
+            from palm_ds.data.task import Task
+
+            @dataclass(frozen=True, kw_only=True)
+            class WordStarts(Task):
+                every: int = 1
+                def marks(self):
+                    return ("word",)
+                def label(self, example, source, rng):
+                    at = np.flatnonzero(example.origin >= 0)[:: self.every]
+                    example.labels[self.name] = at, example.marks["word"][at]
+                def head(self, backbone):
+                    return ClassHead(backbone.config.width, classes=2)
+
+            @dataclass(frozen=True, kw_only=True)
+            class Liar(WordStarts):
+                def example(self, layout, source, rng):
+                    layout = layout.copy()
+                    layout[0] -= 1
+                    return super().example(layout, source, rng)
+
+            @dataclass(frozen=True, kw_only=True)
+            class TooLong(WordStarts):
+                def layout(self, items, uniform, source, room):
+                    layout = super().layout(items, uniform, source, room)
+                    layout[:, 0] = room + 1
+                    return layout
+            '''
+        )
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("my_tasks", None)
+
+
+def feed_of(source, kind, **values) -> Feed:
+    task = build("starts", {"kind": kind, "source": "text", **values})
+    return Feed(name="starts", tasks=(task,), task_id=0, source=source, seed=1, room=32)
+
+
+def test_a_task_from_a_persons_own_module(my_module, source):
+    feed = feed_of(source, "my_tasks.WordStarts", every=2)
+    (layout,) = feed.layouts(np.array([3]))
+    example = feed.example(3, layout)
+    at, targets = example.labels["starts"]
+    assert at.tolist() == list(range(1, len(example) - 1, 2))
+    assert targets.tolist() == example.marks["word"][at].tolist()
+
+
+def test_a_task_whose_length_is_not_what_it_said(my_module, source):
+    feed = feed_of(source, "my_tasks.Liar")
+    (layout,) = feed.layouts(np.array([3]))
+    with pytest.raises(UserError, match=r"tasks.starts: example\(\) made \d+ tokens"):
+        feed.example(3, layout)
+
+
+def test_a_task_that_is_too_long_for_a_row(my_module, source):
+    with pytest.raises(UserError, match="33 tokens, rows hold 32"):
+        feed_of(source, "my_tasks.TooLong").layouts(np.arange(3))
+
+
+def test_a_class_that_is_not_there(my_module):
+    with pytest.raises(UserError, match="not a subclass"):
+        find("my_tasks.Absent")
+
+
+def test_known_kinds_are_files_of_the_package():
+    known = known_kinds()
+    assert {"knowledge_masking", "sentence_reordering", "sentence_distance"} <= set(known)
+    for kind in known:
+        assert find(kind).__name__.lower() == kind.replace("_", "")
+
+
+def test_passages_cover_every_document_once(source):
+    table = passages(source, 30)
+    covered = np.concatenate([np.arange(a, b) for a, b, _ in table])
+    assert np.array_equal(covered, np.arange(source.corpus.manifest.tokens))
+    assert (table[:, 1] - table[:, 0] <= 30).all()
+    starts = set(source.corpus.document_starts.tolist())
+    for a, b, document in table:
+        assert not starts & set(range(a + 1, b))
+        assert document in starts
+
+
+def test_a_column_that_the_corpus_lacks_is_named(source):
+    with pytest.raises(UserError, match="has no column capital; add it with"):
+        split(source.corpus, 0.1, ("capital", "word"))

@@ -1,0 +1,18 @@
+"""How full rows are packed with one blend alone."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from palm_ds.data.blend_dataset import Feed, fill
+from palm_ds.data.packing import pack
+
+
+def real_share(feed: Feed) -> float:
+    """Of the positions of about 512 rows, those that are real tokens."""
+    count = int(512 * feed.room / float(feed.mean_tokens))
+    layouts = feed.layouts(np.arange(count))
+    packed = pack(layouts[:, 0], feed.room)
+    rows = [fill([(0, i, layouts[i]) for i in row], feed.room) for row in packed]
+    real = sum(int(layout[0]) for row in rows for _, _, layout in row)
+    return real / (len(rows) * feed.room)

@@ -1,0 +1,28 @@
+"""A small model whose every number is some noise, so that none can be mixed up unnoticed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from palm_ds.model.config import BackboneConfig
+from palm_ds.model.encoder import Backbone
+from palm_ds.model.heads import ClassHead, MaskedWordHead
+from palm_ds.model.multi_task_model import Model
+
+
+def noisy_model(
+    config: BackboneConfig, words: str, classes: Mapping[str, tuple[int, bool]]
+) -> Model:
+    """A masked-word head `words`, and {name: (classes, whether it reads whole texts)}."""
+    torch.manual_seed(5)
+    backbone = Backbone(config)
+    heads: dict[str, torch.nn.Module] = {words: MaskedWordHead(backbone)}
+    for name, (number, pooled) in classes.items():
+        heads[name] = ClassHead(config.width, number, pooled=pooled)
+    net = Model(backbone, heads, {name: name for name in heads})
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return net

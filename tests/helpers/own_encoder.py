@@ -1,0 +1,70 @@
+"""Encoders that a person may write in a file of their own, some of which are no encoders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+import palm_ds as palm
+from palm_ds.model.encoder import picked
+
+
+class PreNormLayer(palm.EncoderLayer):
+    """Norms before each half, not after it."""
+
+    def forward(self, x: Any, plan: Any, at: Any = None) -> torch.Tensor:
+        x, seen = picked(at, x, self.attended(self.attention_norm(x), plan))
+        x = self.added(x, self.project(seen))
+        return self.added(x, self.fed(self.output_norm(x)))
+
+
+class PreNorm(palm.Encoder):
+    def __init__(self, config: Any, *rest: Any, scale: float = 1.0, **more: Any):
+        super().__init__(config, *rest, **more)
+        self.last = nn.LayerNorm(config.width)
+        self.wide = nn.Parameter(torch.full((config.width, 3), 1e-3))
+        self.scale = scale
+
+    def layer(self, number: int) -> nn.Module:
+        return PreNormLayer(self.config, self.kernels)
+
+    def forward(self, batch: Any, at: Any = None) -> torch.Tensor:
+        return self.last(super().forward(batch, at)) * self.scale + self.wide.sum(1)
+
+
+class Idle(palm.Encoder):
+    def __init__(self, *given: Any, **more: Any):
+        super().__init__(*given, **more)
+        self.spare = nn.Linear(2, 2)
+
+
+class Mean(palm.Encoder):
+    """All texts of a row see one another."""
+
+    def forward(self, batch: Any, at: Any = None) -> torch.Tensor:
+        x = super().forward(batch)
+        return picked(at, x + x.mean(1, keepdim=True))[0]
+
+
+class Deaf(palm.Encoder):
+    """Knows no `at`."""
+
+    def forward(self, batch: Any, at: Any = None) -> torch.Tensor:
+        return super().forward(batch)
+
+
+class Narrow(palm.Encoder):
+    def forward(self, batch: Any, at: Any = None) -> torch.Tensor:
+        return super().forward(batch, at)[..., :3]
+
+
+class Endless(palm.Encoder):
+    def forward(self, batch: Any, at: Any = None) -> torch.Tensor:
+        return super().forward(batch, at) * float("inf")
+
+
+class Failing(palm.Encoder):
+    def forward(self, batch: Any, at: Any = None) -> torch.Tensor:
+        raise KeyError("first\nsecond")

@@ -1,0 +1,111 @@
+"""A small model with tasks of several kinds over tables, as a run leaves it: its weights/."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from palm_ds import weights
+from palm_ds.runtime.ds_config import Machine
+from palm_ds.train.build import build_model, open_data, settle
+from palm_ds.train.recipe import Recipe, make_recipe
+from tests.helpers.text_tables import WORDS, small_tokenizer
+
+TASKS: Mapping[str, Mapping[str, Any]] = {
+    "mood": {"kind": "classification", "source": "texts"},
+    "topic": {"kind": "multi_label", "source": "texts", "label_column": "label_topic"},
+    "size": {"kind": "regression", "source": "texts", "label_column": "label_size"},
+    "pair": {"kind": "matching", "source": "pairs"},
+    "answer": {"kind": "reading", "source": "questions", "stride": 8, "max_query": 8},
+}
+
+FURTHER = {"label_topic": "label_topic", "label_size": "label_size"}
+
+
+def texts(count: int, seed: int = 0, longest: int = 20) -> list[dict[str, Any]]:
+    """Rows with a text and a label of each of three kinds."""
+    rng = np.random.default_rng(seed)
+    return [
+        {
+            "text_a": " ".join(rng.choice(WORDS[-6:], rng.integers(0, longest))),
+            "label": ["bad", "fair", "good"][number % 3],
+            "label_topic": [["art"], ["art", "sport"], []][int(rng.integers(3))],
+            "label_size": float(rng.normal()),
+        }
+        for number in range(count)
+    ]
+
+
+def pairs(count: int, seed: int = 1) -> list[dict[str, Any]]:
+    rows = texts(2 * count, seed)
+    return [
+        {"text_a": a["text_a"], "text_b": b["text_a"], "label": str(number % 2)}
+        for number, (a, b) in enumerate(zip(rows[::2], rows[1::2], strict=True))
+    ]
+
+
+def questions(count: int, seed: int = 2) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(seed)
+    rows = []
+    for number in range(count):
+        context = " ".join(rng.choice(WORDS[-6:-2], rng.integers(8, 60)))
+        answer = {"text": context.split(" ")[0], "start": 0}
+        rows.append(
+            {"id": f"q{number}", "question": "good ?", "context": context, "answers": [answer]}
+        )
+    return rows
+
+
+def write_rows(file: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def save_model(folder: Path, stages: Sequence[str] = tuple(TASKS), **changes: Any) -> Path:
+    """A run folder with the weights/ of an untrained model of these blends; all its weights are
+    noisy."""
+    folder.mkdir(parents=True, exist_ok=True)
+    small_tokenizer().save(folder / "vocabulary")
+    made = {"texts": texts(12), "pairs": pairs(6), "questions": questions(4)}
+    used = [name for blend in stages for name in blend.split(" + ")]
+    tasks = changes.pop("tasks", None) or {name: dict(TASKS[name]) for name in used}
+    sources = {
+        name: {
+            "table": str(write_rows(folder / f"{name}.jsonl", rows)),
+            "tokenizer": str(folder / "vocabulary"),
+            "read": {"columns": FURTHER if name == "texts" else {}},
+        }
+        for name, rows in made.items()
+        if any(task["source"] == name for task in tasks.values())
+    }
+    values = {
+        "backbone": {"width": 16, "layers": 2, "heads": 2, "positions": 64, "segments": 2},
+        "length": 32,
+        "batch": "4 examples",
+        "sources": sources,
+        "tasks": tasks,
+        "stages": [dict.fromkeys(stages, 2)],
+        **changes,
+    }
+    recipe = make_recipe(values, "recipe")
+    data = open_data(recipe)
+    recipe = settle(recipe, data)
+    machine = Machine(path="", sections={}, stage=0, precision="fp32")
+    model = build_model(recipe, machine, data.vocabulary, device=torch.device("cpu"))
+    torch.manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    info = weights.info_of(recipe, model, steps=2)
+    weights.save_weights(model, folder / "weights", info, tokenizer=data.tokenizer)
+    return folder
+
+
+def recipe_of(folder: Path) -> Recipe:
+    """That of the weights in a run folder."""
+    return make_recipe(dict(weights.read_info(folder / "weights").recipe), "weights.json")

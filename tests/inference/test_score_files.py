@@ -1,0 +1,236 @@
+"""Scores from files alone: every form of predictions, scikit-learn's figures, clear mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
+from palm_ds.common.errors import UserError
+from palm_ds.data.reader import TableSettings
+from palm_ds.inference.score_files import Rules, judge
+
+LABELS = ["a", "b", "b", "a", "c", "a"]
+FOUND = ["a", "b", "a", "a", "c", "c"]
+SQUAD = {
+    "data": [
+        {
+            "paragraphs": [
+                {
+                    "context": "He won in 1066 at Hastings.",
+                    "qas": [
+                        {
+                            "id": "q1",
+                            "question": "When?",
+                            "answers": [{"text": "1066", "answer_start": 10}],
+                        },
+                        {
+                            "id": "q2",
+                            "question": "Where?",
+                            "answers": [{"text": "at Hastings", "answer_start": 15}],
+                        },
+                    ],
+                }
+            ]
+        }
+    ]
+}
+
+
+def write(path: Path, content: Any) -> str:
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(path)
+
+
+def gold(folder: Path, labels: list[Any] = LABELS) -> str:
+    rows = "".join(json.dumps({"text_a": "x", "label": label}) + "\n" for label in labels)
+    return write(folder / "gold.jsonl", rows)
+
+
+def lines(name: str, values: list[Any]) -> str:
+    return "".join(json.dumps({"index": i, name: value}) + "\n" for i, value in enumerate(values))
+
+
+def score(folder: Path, right: str, predictions: Any, **rules: Any) -> dict[str, float]:
+    read = TableSettings(lost_answers="keep", **rules.pop("read", {}))
+    file = write(folder / "predictions", predictions)
+    return judge([right], file, Rules(**rules), read)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        lines("label", FOUND),
+        "".join(sorted(lines("label", FOUND).splitlines(True), reverse=True)),
+        "index\tprediction\n" + "".join(f"{i}\t{x}\n" for i, x in enumerate(FOUND)),
+        "prediction\n" + "".join(f"{x}\n" for x in FOUND),
+        "\r\n".join(FOUND),
+    ],
+    ids=["lines", "lines in another order", "table", "column with a name", "column"],
+)
+def test_classes_in_every_form(tmp_path, written) -> None:
+    found = score(tmp_path, gold(tmp_path), written, kind="classification", positive="a")
+    assert found["accuracy"] == pytest.approx(accuracy_score(LABELS, FOUND))
+    assert found["f1"] == pytest.approx(f1_score(LABELS, FOUND, labels=["a"], average="macro"))
+    assert found["macro_f1"] == pytest.approx(f1_score(LABELS, FOUND, average="macro"))
+    assert found["matthews"] == pytest.approx(matthews_corrcoef(LABELS, FOUND))
+
+
+def test_several_classes(tmp_path) -> None:
+    right, found = [["x", "y"], [], ["y"]], [["x"], ["y"], ["y"]]
+    cells = [np.array([[c in row for c in "xy"] for row in rows]) for rows in (right, found)]
+    scores = score(tmp_path, gold(tmp_path, right), lines("labels", found), kind="multi_label")
+    assert scores["micro_f1"] == pytest.approx(f1_score(*cells, average="micro"))
+    assert scores["macro_f1"] == pytest.approx(f1_score(*cells, average="macro"))
+    assert scores["exact_match"] == pytest.approx(accuracy_score(*cells))
+    written = "index\tprediction\n0\tx\n1\ty\n2\ty\n"
+    assert score(tmp_path, gold(tmp_path, right), written, kind="multi_label") == scores
+
+
+def test_numbers(tmp_path) -> None:
+    right, found = [1.0, 2.5, 4.0, 3.0], [1.5, 2.0, 5.0, 2.0]
+    scores = score(tmp_path, gold(tmp_path, right), lines("value", found), kind="regression")
+    assert scores["pearson"] == pytest.approx(np.corrcoef(right, found)[0, 1])
+    assert scores["mse"] == pytest.approx(np.mean(np.subtract(right, found) ** 2))
+
+
+def test_tags_in_two_files_or_beside_each_other(tmp_path) -> None:
+    conll = "a\tB-X\nb\tI-X\nc\tO\n\nd\tO\ne\tB-Y\n"
+    right = write(tmp_path / "gold.conll", conll)
+    tags = [["B-X", "I-X", "O"], ["B-Y", "B-Y"]]
+    for written in (lines("tags", tags), "a B-X\nb I-X\nc O\n\nd B-Y\ne B-Y\n"):
+        found = score(tmp_path, right, written, kind="tagging")
+        assert (found["precision"], found["recall"]) == (pytest.approx(2 / 3), 1.0)
+        assert found["accuracy"] == 0.8
+    both = "a B-X B-X\nb I-X I-X\nc O O\n\nd O B-Y\ne B-Y B-Y\n"
+    file = write(tmp_path / "both.conll", both)
+    assert judge([file], file, Rules(kind="tagging"), TableSettings()) == found
+    plain = score(tmp_path, right, lines("tags", tags), kind="tagging", scheme="none")
+    assert plain == {"accuracy": 0.8}
+
+
+def test_spans_of_characters(tmp_path) -> None:
+    text = "Rome and Paris"
+    rome, paris = {"type": "x", "start": 0, "end": 4}, {"type": "y", "start": 9, "end": 14}
+    rows = [{"text_a": text, "spans": [rome, paris]}, {"text_a": text, "spans": []}]
+    right = write(tmp_path / "gold.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    found = score(tmp_path, right, lines("spans", [[rome], [paris]]), kind="tagging")
+    assert found == {"f1": 0.5, "precision": 0.5, "recall": 0.5, "f1 x": 1.0, "f1 y": 0.0}
+    for wrong in ([{"type": "x"}], 5, [7], [{**rome, "type": []}], [{**rome, "end": "4"}]):
+        with pytest.raises(UserError, match=r"predictions:2: spans: expected \[.*, got "):
+            score(tmp_path, right, lines("spans", [[rome], wrong]), kind="tagging")
+
+
+def test_answers(tmp_path) -> None:
+    right = write(tmp_path / "squad.json", SQUAD)
+    written = {"q2": "Hastings", "q1": "1066"}
+    found = score(tmp_path, right, written, kind="reading")
+    assert (found["f1"], found["exact"]) == (pytest.approx((1 + 2 / 3) / 2), 0.5)
+    rows = [{"index": i, "id": f"q{i + 1}", "text": written[f"q{i + 1}"]} for i in range(2)]
+    ours = "".join(json.dumps(row) + "\n" for row in rows)
+    assert score(tmp_path, right, ours, kind="reading") == found
+
+
+def test_candidates(tmp_path) -> None:
+    rows = [("a", 0, 0.1), ("a", 1, 0.4), ("a", 0, 0.6), ("b", 1, 0.9), ("b", 0, 0.2)]
+    texts = [{"qid": q, "text_a": "t", "text_b": "c", "label": y} for q, y, _ in rows]
+    right = write(tmp_path / "gold.jsonl", "".join(json.dumps(row) + "\n" for row in texts))
+    for name, values in (("score", [s for *_, s in rows]), ("probs", [[0, s] for *_, s in rows])):
+        found = score(tmp_path, right, lines(name, values), kind="ranking")
+        assert found["mrr"] == found["map"] == 0.75
+    made = [{"index": i, "score": s, "label": y} for i, (_, y, s) in enumerate(rows)]
+    labelled = "".join(json.dumps(each) + "\n" for each in made)
+    assert score(tmp_path, right, labelled, kind="ranking")["f1"] == 1.0
+    cells = "index\tprediction\n" + "".join(f"{i}\t{s}\n" for i, (*_, s) in enumerate(rows))
+    assert score(tmp_path, right, cells, kind="ranking")["mrr"] == 0.75  # predict.py --tsv
+
+
+MISTAKES = {
+    "missing": ("label", LABELS[:5], "no prediction of {gold}:6 (5 predictions, 6 rows)"),
+    "extra": ("label", [*LABELS, "a"], "predictions:7: no row has the index 6; {gold}: 6 rows"),
+    "wrong key": ("answer", LABELS, "predictions:1: no label; it has index, answer"),
+}
+
+
+def test_a_gold_file_without_a_header(tmp_path) -> None:
+    right = write(tmp_path / "gold.tsv", "one\ta\ntwo\tb\n")
+    read = {"header": False, "columns": {"text_a": 0, "label": 1}}
+    for kind in ("classification", "matching", "multiple_choice"):
+        assert score(tmp_path, right, "a\na\n", kind=kind, read=read)["accuracy"] == 0.5
+
+
+def test_classes_are_those_of_the_task_that_was_asked(tmp_path) -> None:
+    right = gold(tmp_path, ["a", "b", "b", "a", "a", "a"])
+    plain = score(tmp_path, right, lines("label", list("ababaa")), kind="classification")
+    about = {"tasks": {"t": ["predictions"]}, "classes": {"t": list("cba")}, "positive": {"t": "a"}}
+    write(tmp_path / "about.json", about)
+    found = score(tmp_path, right, lines("label", list("ababaa")), kind="classification")
+    classes = {"labels": list("abc"), "zero_division": 0}
+    actual, guessed = list("abbaaa"), list("ababaa")
+    assert found["macro_f1"] == pytest.approx(f1_score(actual, guessed, average="macro", **classes))
+    assert found["f1"] == pytest.approx(f1_score(actual, guessed, pos_label="a"))
+    assert "macro_f1" not in plain
+    assert plain["f1"] == pytest.approx(f1_score(actual, guessed, pos_label="b"))
+
+
+def test_classes_of_another_task(tmp_path) -> None:
+    with pytest.raises(UserError, match="predicted are x, y, right are a, b, c$"):
+        score(tmp_path, gold(tmp_path), "x\ny\n" * 3, kind="classification")
+    assert score(tmp_path, gold(tmp_path, ["a"]), "x\n", kind="classification")["accuracy"] == 0
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_rows_and_predictions_must_match(tmp_path, mistake) -> None:
+    name, values, message = MISTAKES[mistake]
+    right = gold(tmp_path)
+    with pytest.raises(UserError) as error:
+        score(tmp_path, right, lines(name, values), kind="classification")
+    assert message.format(gold=right) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "written", "message"),
+    [
+        ("classification", '{"index": 0, "label": "a"}\n{"index": 0, "label": "b"}\n', "a second"),
+        ("classification", '{"index": 0, "label": "a"}\n{"label": "b"}\n', ":2: no index"),
+        ("classification", '{"index": "x", "label": "a"}\n', ":1: index: 'x' is no number"),
+        ("classification", '{"index": 0, "label": "a"}\n{"index": 1,\n', ":2: not JSON"),
+        ("classification", "", "no predictions"),
+        ("classification", "0\ta\n1\tb\n", ":1: 2 columns"),
+        ("classification", "index\tprediction\n0\ta\n1\n", ":3: 1 columns"),
+        ("classification", "\n".join([*LABELS, "a"]), ":7: one prediction more than rows"),
+        ("regression", lines("value", ["a"] * 6), ":1: value: 'a' is not a number"),
+        ("ranking", lines("probs", [[]] * 6), "is not a number"),
+    ],
+)
+def test_a_mistake_is_one_line_with_its_place(tmp_path, kind, written, message) -> None:
+    labels = LABELS if kind == "classification" else [1, 0, 1, 1, 0, 0]
+    with pytest.raises(UserError) as error:
+        score(tmp_path, gold(tmp_path, labels), written, kind=kind)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"kind": "clasification"}, 'did you mean "classification"?'),
+        ({"kind": "reading", "style": "squad"}, 'did you mean "squad'),
+        ({"kind": "tagging", "scheme": "BIOX"}, "no tagging scheme"),
+    ],
+)
+def test_rules_that_do_not_exist(values, message) -> None:
+    with pytest.raises(UserError) as error:
+        Rules(**values)
+    assert message in str(error.value)
+
+
+def test_tags_of_another_length(tmp_path) -> None:
+    right = write(tmp_path / "gold.conll", "a\tB-X\nb\tI-X\n\nd\tO\n")
+    with pytest.raises(UserError, match=r"predictions:1: 1 tags, but .*gold.conll:1 has 2"):
+        score(tmp_path, right, lines("tags", [["O"], ["O"]]), kind="tagging")

@@ -1,0 +1,122 @@
+"""What a run takes of an encoder of one's own, how its weights go in and out, what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from palm_ds import weights
+from palm_ds.common.errors import UserError
+from palm_ds.model.check_custom_encoder import try_backbone
+from palm_ds.model.encoder import Backbone, BackboneConfig, build_backbone
+from palm_ds.model.heads import ClassHead
+from palm_ds.model.multi_task_model import Model
+from palm_ds.train.recipe import make_recipe
+from palm_ds.weights.convert.convert import convert
+from palm_ds.weights.formats.native import WeightsInfo
+
+OWN = "tests.helpers.own_encoder.PreNorm"
+SIZE: dict[str, Any] = dict(width=16, layers=2, heads=2, positions=20, segments=2, task_slots=3)
+
+
+def config(kind: str = OWN, **options: Any) -> BackboneConfig:
+    return BackboneConfig(vocab_size=30, kind=kind, options=options, **SIZE)
+
+
+def model_of(numbers: BackboneConfig, seed: int = 0) -> Model:
+    torch.manual_seed(seed)
+    backbone = build_backbone(numbers)
+    return Model(backbone, {"x": ClassHead(16, 2, pooled=True)}, {"x": "x"})
+
+
+def saved(folder: Path, model: Model) -> Path:
+    numbers = model.backbone.config
+    weights.save_weights(model, folder, WeightsInfo(backbone=numbers, head_of={"x": "x"}))
+    return folder
+
+
+@pytest.mark.parametrize("numbers", [config(""), config(), config(scale=0.5)])
+def test_what_keeps_to_the_contract_is_taken(numbers: BackboneConfig) -> None:
+    try_backbone(numbers)
+    try_backbone(replace(numbers, vocab_size=None, position_offset=2, pad=1, positions=8))
+
+
+def test_weights_go_out_and_in(tmp_path: Path) -> None:
+    model = model_of(config(scale=0.5))
+    folder = saved(tmp_path / "weights", model)
+    assert weights.read_info(folder).backbone == config(scale=0.5)
+    other = model_of(weights.read_info(folder).backbone, seed=1)
+    loaded = weights.load_weights(folder, other)
+    assert not loaded.fresh and not loaded.left_over
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, other.state_dict()[name]), name
+    with pytest.raises(UserError, match="made with backbone.options {'scale': 0.5}, this model"):
+        weights.load_weights(folder, model_of(config()))
+    with pytest.raises(UserError, match=f"made with backbone.kind '{OWN}', this model has ''"):
+        weights.load_weights(folder, model_of(config("")))
+
+
+def test_ordinary_weights_fill_what_fits(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "weights", model_of(config("")))
+    values = {"init_from": str(folder), "backbone": {"kind": OWN, "options": {"scale": 2.0}}}
+    with pytest.raises(UserError, match="batch: missing"):  # the encoder is complete before
+        make_recipe(values)
+    model = model_of(config(scale=2.0), seed=1)
+    loaded = weights.load_weights(folder, model)
+    assert loaded.fresh == ("backbone.wide", "backbone.last.weight", "backbone.last.bias")
+    assert "begun afresh: backbone.wide" in str(loaded) and not loaded.left_over
+    small = model_of(replace(config(), positions=12))
+    with pytest.raises(UserError, match=r"position.weight is \(20, 16\), this model's \(12, 16\)"):
+        weights.load_weights(folder, small)
+    with pytest.raises(UserError, match="made with backbone.eps"):
+        weights.load_weights(folder, model_of(replace(config(), eps=1e-3)))
+
+
+def test_nobody_else_has_it(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "weights", model_of(config()))
+    for to in ("huggingface", "paddle", "palm_ds"):
+        with pytest.raises(UserError, match=f"no format but palm_ds's has its encoder, {OWN}"):
+            convert(folder, tmp_path / "out", to)
+    with pytest.raises(UserError, match=f"Hugging Face has no encoder like {OWN}"):
+        weights.export_hf(model_of(config()), tmp_path / "hf", config=config())
+    assert not (tmp_path / "hf").exists() and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "wanted"),
+    [
+        ("Nothing", {}, "Nothing' is not a subclass of palm_ds.model.encoder.Backbone"),
+        ("PreNorm", {"scael": 1}, 'options.scael: unknown key; did you mean "scale"'),
+        ("PreNorm", {"config": 1}, "options.config: this is not an option"),
+        ("Idle", {}, r"spare.weight takes no part \(2 parameters\)"),
+        ("Mean", {}, "depend on the other texts of its row"),
+        ("Deaf", {}, r"has to give \(positions, width\)"),
+        ("Narrow", {}, r"gives \(2, 12, 3\) for \(2, 12\) tokens of 16 numbers"),
+        ("Endless", {}, "gives NaN or infinite numbers"),
+        ("Failing", {}, "fails in a trial: KeyError: 'first"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_a_line(kind, options, wanted) -> None:
+    with pytest.raises(UserError, match=f"^backbone.*{wanted}") as error:
+        try_backbone(config(f"tests.helpers.own_encoder.{kind}", **options))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ({"kind": "bert"}, 'backbone: kind: "bert" is no module.Class'),
+        ({"options": {"a": 1}}, "backbone: options: are those of a `kind`"),
+    ],
+)
+def test_wrong_keys(values: dict[str, Any], wanted: str) -> None:
+    with pytest.raises(UserError, match=wanted):
+        BackboneConfig.from_dict(values)
+
+
+def test_the_ordinary_one_is_as_it_was() -> None:
+    assert type(build_backbone(config(""))) is Backbone

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from palm_ds.data.example import Batch, Example, collate
+from palm_ds.model.encoder import Backbone, BackboneConfig
+from palm_ds.model.fgm import WordAttack, change_of
+from palm_ds.model.heads import ClassHead
+from palm_ds.model.multi_task_model import Model
+
+LENGTH, WIDTH = 12, 8
+
+
+def batch_of(*rows: tuple[int, ...], labelled: int = 99) -> Batch:
+    """Rows of texts of these lengths, the first `labelled` of which have a label."""
+    made, seed = [], 0
+    for row in rows:
+        made.append([])
+        for size in row:
+            seed += 1
+            ids = torch.randint(5, 30, (size,), generator=torch.Generator().manual_seed(seed))
+            nothing = torch.zeros(size, dtype=torch.int64).numpy()
+            text = Example(ids=ids.numpy(), segments=nothing, origin=nothing, marks={})
+            if seed <= labelled:
+                text.labels["sort"] = (nothing[:1], nothing[:1] + seed % 3)
+            made[-1].append((text, 0))
+    return collate(made, length=LENGTH, pad=0)
+
+
+def model_of() -> Model:
+    torch.manual_seed(0)
+    config = BackboneConfig(
+        vocab_size=30,
+        width=WIDTH,
+        layers=1,
+        heads=2,
+        positions=LENGTH,
+        dropout=0.0,
+        attention_dropout=0.0,
+    )
+    return Model(Backbone(config), {"sort": ClassHead(WIDTH, 3, pooled=True)}, {"sort": "sort"})
+
+
+def test_each_text_is_moved_by_the_same_length() -> None:
+    batch = batch_of((3, 5), (7,), (), (12,))
+    torch.manual_seed(0)
+    gradient = torch.randn(4, LENGTH, WIDTH) * torch.tensor([1e-25, 1.0, 1.0, 1e10])[:, None, None]
+    gradient[batch.block < 0] = 0
+    for scale in (1.0, 1e-12, 1e12):
+        change = change_of(gradient * scale, batch.starts, 0.3)
+        assert change.isfinite().all() and not change[batch.block < 0].any()
+    change = change_of(gradient[1:3], torch.tensor([0, 7, 12, 24]), 0.3)
+    wanted = 0.3 * gradient[1] / gradient[1].norm()
+    torch.testing.assert_close(change[0], wanted)
+    assert not change[1].any()
+
+
+def attack(model: Model, batch: Batch, striker: WordAttack) -> list[float]:
+    losses = []
+    striker.begin(batch)
+    for second in (False, True):
+        if second:
+            striker.strike()
+        loss = model(batch)["sort"].loss_sum
+        loss.backward()
+        losses.append(loss.item())
+    striker.end()
+    return losses
+
+
+def test_the_change_is_for_the_worse_and_ends() -> None:
+    """In packed rows: nearby, the loss grows by |gradient| * length for each text."""
+    model, batch, length = model_of(), batch_of((3, 5), (7, 4), labelled=3), 1e-3
+    striker = WordAttack(model.backbone.word, length)
+    clean = model(batch)["sort"].loss_sum.item()
+    before, after = attack(model, batch, striker)
+    assert before == clean == model(batch)["sort"].loss_sum.item()
+    vectors: list[torch.Tensor] = []
+    keep: Any = lambda module, inputs, output: vectors.append(output)  # noqa: E731
+    handle = model.backbone.word.register_forward_hook(keep)
+    loss = model(batch)["sort"].loss_sum
+    (gradient,) = torch.autograd.grad(loss, vectors)
+    handle.remove()
+    flat = gradient.flatten(0, 1)
+    starts = batch.starts.tolist()
+    steps = [flat[a:b].norm().item() for a, b in zip(starts, starts[1:], strict=False)]
+    assert sum(size > 0 for size in steps) == 3  # the text without a label does not move
+    assert abs((after - before) - length * sum(steps)) < 0.02 * length * sum(steps)
+
+
+def test_a_frozen_table_is_attacked_all_the_same() -> None:
+    batch = batch_of((6,), (9,))
+    free, frozen = model_of(), model_of()
+    frozen.backbone.word.requires_grad_(False)
+    losses = [attack(m, batch, WordAttack(m.backbone.word, 0.5)) for m in (free, frozen)]
+    assert losses[0] == losses[1] and losses[0][1] > losses[0][0]
+    for (name, a), b in zip(free.named_parameters(), frozen.parameters(), strict=True):
+        assert (b.grad is None) == (name == "backbone.word.weight")
+        assert b.grad is None or (a.grad is not None and torch.equal(a.grad, b.grad))
+
+
+def test_embedding_of_strangers() -> None:
+    """Outside of begin and end the hook does nothing at all."""
+    words = nn.Embedding(5, 3)
+    ids = torch.tensor([[1, 2]])
+    before = words(ids)
+    WordAttack(words, 1.0)
+    assert torch.equal(words(ids), before)

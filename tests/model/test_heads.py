@@ -1,0 +1,101 @@
+"""Heads: sums in fp32, ties to the word table, equality with Hugging Face's masked-word heads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F  # noqa: N812
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    ErnieConfig,
+    ErnieForMaskedLM,
+    RobertaConfig,
+    RobertaForMaskedLM,
+)
+
+from palm_ds.model.encoder import Backbone, BackboneConfig
+from palm_ds.model.heads import ClassHead, MaskedWordHead
+from palm_ds.model.kernels import Kernels
+from palm_ds.model.multi_task_model import Model
+from palm_ds.weights.formats.huggingface.names import MASKED_WORDS, from_names
+
+SMALL = dict(
+    vocab_size=61,
+    hidden_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=32,
+    max_position_embeddings=20,
+)
+HF = {
+    "bert": lambda: BertForMaskedLM(BertConfig(**SMALL, hidden_act="relu")),
+    "ernie": lambda: ErnieForMaskedLM(ErnieConfig(**SMALL, use_task_id=True, layer_norm_eps=1e-5)),
+    "roberta": lambda: RobertaForMaskedLM(RobertaConfig(**SMALL, pad_token_id=1)),
+}
+
+
+def backbone(**kernels: str) -> Backbone:
+    torch.manual_seed(1)
+    config = BackboneConfig(vocab_size=61, width=16, layers=1, heads=2, positions=20)
+    return Backbone(config, Kernels(**kernels))
+
+
+@pytest.mark.parametrize("word_loss", ["plain", "chunked"])
+@pytest.mark.parametrize("kind", list(HF))
+def test_masked_word_scores_equal_hugging_face(kind: str, word_loss: str) -> None:
+    torch.manual_seed(2)
+    hf = HF[kind]().eval()
+    with torch.no_grad():
+        for parameter in hf.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    state, left_over = from_names(hf.state_dict(), kind)
+    assert left_over == []
+    body = Backbone(BackboneConfig.from_dict(hf.config.to_dict()), Kernels(word_loss=word_loss))
+    model = Model(body, {MASKED_WORDS: MaskedWordHead(body)}, {"t": MASKED_WORDS}).eval()
+    missing = model.load_state_dict(state, strict=False).missing_keys
+    assert missing == ["backbone.pooler.dense.weight", "backbone.pooler.dense.bias"]
+    rows, targets = torch.randn(7, 16), torch.randint(0, 61, (7,))
+    theirs = hf.lm_head(rows) if kind == "roberta" else hf.cls(rows)
+    head = model.heads[MASKED_WORDS]
+    torch.testing.assert_close(head.logits(rows), theirs, atol=1e-5, rtol=0)  # type: ignore[operator]
+    loss, correct = head(rows, targets)
+    torch.testing.assert_close(loss, F.cross_entropy(theirs, targets, reduction="sum"))
+    assert correct == (theirs.argmax(-1) == targets).sum()
+
+
+def test_the_word_table_is_one_parameter_and_saved_once() -> None:
+    body = backbone()
+    head = MaskedWordHead(body)
+    assert head.tied_words is body.word.weight
+    assert "tied_words" in dict(head.named_parameters())  # ZeRO 3 gathers it for this module
+    model = Model(body, {"words": head, "kind": ClassHead(16, 3)}, {"a": "words", "b": "kind"})
+    assert sum(p is body.word.weight for p in model.parameters()) == 1
+    state = model.state_dict()
+    assert not [name for name in state if "tied" in name]
+    other = Model(body, {"words": head, "kind": ClassHead(16, 3)}, {"a": "words", "b": "kind"})
+    other.load_state_dict(state, strict=True)
+    del state["heads.words.dense.weight"]
+    with pytest.raises(RuntimeError, match="heads.words.dense.weight"):
+        other.load_state_dict(state, strict=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_loss_is_a_sum_in_fp32(dtype: torch.dtype) -> None:
+    torch.manual_seed(3)
+    head = ClassHead(16, 4, pooled=True).to(dtype)
+    rows, targets = torch.randn(9, 16, dtype=dtype), torch.randint(0, 4, (9,))
+    loss, correct = head(rows, targets)
+    assert head.pooled and loss.dtype == torch.float32 and loss.ndim == 0
+    halves = head(rows[:4], targets[:4]), head(rows[4:], targets[4:])
+    torch.testing.assert_close(loss, halves[0].loss_sum + halves[1].loss_sum, atol=1e-4, rtol=1e-4)
+    assert correct == halves[0].correct + halves[1].correct
+    assert head.logits(rows).shape == (9, 4)
+
+
+def test_a_right_guess_counts() -> None:
+    head = ClassHead(2, 2)
+    with torch.no_grad():
+        head.out.weight.copy_(torch.eye(2))
+    rows = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
+    assert head(rows, torch.tensor([0, 1, 1])).correct == 2

@@ -1,0 +1,191 @@
+"""Every head in every forward, in one order; heads without labels change nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from palm_ds.common.errors import UserError
+from palm_ds.data.example import Batch, Example, collate
+from palm_ds.model.encoder import Backbone, BackboneConfig
+from palm_ds.model.heads import ClassHead, MaskedWordHead
+from palm_ds.model.kernels import Kernels, choose_kernels
+from palm_ds.model.multi_task_model import Model, TaskOutput
+
+FAST = Kernels(attention="tiles", word_loss="chunked", dropout="bits")
+CONFIG = BackboneConfig(
+    vocab_size=50, width=16, layers=2, heads=2, positions=16, dropout=0.0, attention_dropout=0.0
+)
+
+
+def model(kernels: Kernels = FAST, **changes: object) -> Model:
+    torch.manual_seed(4)
+    backbone = Backbone(CONFIG, kernels)
+    heads = {
+        "words": MaskedWordHead(backbone),
+        "order": ClassHead(16, 6, pooled=True),
+        "case": ClassHead(16, 2),
+    }
+    return Model(backbone, heads, {"a": "words", "b": "order", "c": "case", "d": "words"})
+
+
+def text(size: int, **labels: tuple[list[int], list[int]]) -> Example:
+    return Example(
+        ids=np.arange(size) + 5,
+        segments=np.zeros(size, np.int64),
+        origin=np.arange(size),
+        marks={},
+        labels={task: (np.array(at), np.array(y)) for task, (at, y) in labels.items()},
+    )
+
+
+def batch(**labels: tuple[list[int], list[int]]) -> Batch:
+    return collate([[(text(5), 0), (text(9, **labels), 1)], [(text(12), 2)]], length=16, pad=0)
+
+
+def test_outputs_come_in_the_order_of_tasks_whatever_the_labels() -> None:
+    net = model()
+    for labels in ({}, {"d": ([1], [7])}, {"c": ([2, 3], [0, 1]), "a": ([4], [9])}):
+        outputs = net(batch(**labels))
+        assert list(outputs) == ["a", "b", "c", "d"]
+        for task, output in outputs.items():
+            assert isinstance(output, TaskOutput)
+            assert output.loss_sum.requires_grad and output.loss_sum.dtype == torch.float32
+            assert (output.loss_sum.item() > 0) == (task in labels)
+
+
+@pytest.mark.parametrize("kernels", [Kernels(), FAST])
+def test_every_parameter_takes_part_and_idle_heads_get_exactly_nothing(kernels: Kernels) -> None:
+    net = model(kernels)
+    outputs = net(batch(c=([0, 3], [1, 0])))
+    sum(output.loss_sum for output in outputs.values()).backward()  # type: ignore[union-attr]
+    for name, parameter in net.named_parameters():
+        assert parameter.grad is not None, name
+        if name.startswith(("heads.words", "heads.order", "backbone.pooler")):
+            assert (parameter.grad == 0).all(), name
+        elif name.startswith(("heads.case", "backbone.layers")) and "qkv.bias" not in name:
+            assert (parameter.grad != 0).any(), name
+
+
+def test_an_idle_head_cannot_poison_the_others() -> None:
+    """Its weights may be anything finite: the infinite scores they would give never come to be."""
+    net = model()
+    with torch.no_grad():
+        net.heads["order"].out.weight.fill_(3e38)
+    net(batch(c=([0], [1])))["b"].loss_sum.backward()
+    grads = [p.grad for p in net.parameters() if p.grad is not None]
+    assert grads and all((grad == 0).all() for grad in grads)
+
+
+def test_a_pooler_without_readers_takes_part_all_the_same() -> None:
+    torch.manual_seed(4)
+    backbone = Backbone(CONFIG)
+    net = Model(backbone, {"case": ClassHead(16, 2)}, {"c": "case"})
+    net(batch(c=([0], [1])))["c"].loss_sum.backward()
+    grad = backbone.pooler.dense.weight.grad
+    assert grad is not None and (grad == 0).all()
+
+
+def test_only_labelled_rows_reach_a_head() -> None:
+    net = model()
+    seen: list[int] = []
+    net.heads["words"].register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+    net(batch(a=([1, 4, 6], [7, 8, 9])))
+    assert seen == [3, 1]  # task a, and task d without labels on the same head
+
+
+def test_losses_are_of_the_labelled_rows() -> None:
+    net = model().eval()
+    made = batch(a=([1, 4], [7, 8]), b=([0], [5]))
+    outputs, hidden = net(made), net.backbone(made)[0]
+    words = net.heads["words"](hidden[[6, 9]], torch.tensor([7, 8]))  # the text begins at 5
+    order = net.heads["order"](net.backbone.pooler(hidden[5:6]), torch.tensor([5]))
+    torch.testing.assert_close(outputs["a"].loss_sum, words.loss_sum)
+    torch.testing.assert_close(outputs["b"].loss_sum, order.loss_sum)
+
+
+@pytest.mark.parametrize("kernels", [Kernels(), FAST])
+def test_scores_alone_are_those_of_the_whole_model(kernels: Kernels) -> None:
+    net = model(kernels).eval()
+    made = batch(a=([4, 2], [9, 1]), b=([0], [3]), c=([2, 4, 8], [0, 1, 1]))
+    with torch.no_grad():
+        expected, found = net(made, ["a", "b", "c"]), net.scores(made, ["c", "b", "a", "d"])
+    assert list(found) == ["c", "b", "a"]
+    for task, scores in found.items():
+        torch.testing.assert_close(scores, expected[task].scores, atol=1e-6, rtol=1e-5)
+    assert net.scores(batch(), ["a"]) == {}
+
+
+def test_logits_are_the_scores_that_the_loss_saw() -> None:
+    net = model().eval()
+    made = batch(b=([0], [5]), a=([1, 4], [7, 8]))
+    with torch.no_grad():
+        outputs = net(made)
+        for task in ("a", "b"):
+            logits, targets = net.logits(made, task), made.labels[task][1]
+            loss = torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
+            torch.testing.assert_close(outputs[task].loss_sum, loss)
+            assert outputs[task].correct == (logits.argmax(-1) == targets).sum()
+
+
+def test_gradients_do_not_depend_on_the_forms() -> None:
+    made = batch(a=([1, 4, 8], [7, 8, 9]), b=([0], [5]), c=([1], [0]))
+    grads = []
+    for kernels in (Kernels(), FAST, Kernels(attention="sdpa")):
+        net = model(kernels)
+        sum(out.loss_sum for out in net(made).values()).backward()  # type: ignore[union-attr]
+        grads.append({name: p.grad for name, p in net.named_parameters()})
+    for other in grads[1:]:
+        for name, grad in grads[0].items():
+            torch.testing.assert_close(other[name], grad, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_last_layer_is_computed_where_labels_are(
+    recompute: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = batch(a=([1, 4, 8], [7, 8, 9]), b=([0], [5]), c=([1, 4], [0, 1]))
+    rows, grads = [], []
+    for few in (0.5, 0.0):
+        monkeypatch.setattr("palm_ds.model.multi_task_model._FEW", few)
+        net = model()
+        net.backbone.recompute = recompute
+        for layer in net.backbone.layers:
+            layer.expand.register_forward_hook(lambda _, x, y: rows.append(y[..., 0].numel()))
+        sum(out.loss_sum for out in net(made).values()).backward()  # type: ignore[union-attr]
+        grads.append({name: p.grad for name, p in net.named_parameters()})
+    many = [32, 7] if not recompute else [32, 7, 7, 32]  # 6 labels, and one row for the idle task
+    assert rows == many + [32] * len(many)
+    for name, grad in grads[1].items():
+        torch.testing.assert_close(grads[0][name], grad, atol=1e-6, rtol=1e-5)
+
+
+def test_heads_and_tasks_must_fit_together() -> None:
+    backbone = Backbone(CONFIG)
+    with pytest.raises(UserError, match='no head "ordr"; did you mean "order"'):
+        Model(backbone, {"order": ClassHead(16, 2)}, {"a": "order", "b": "ordr"})
+    with pytest.raises(UserError, match='head "case": no task'):
+        Model(backbone, {"order": ClassHead(16, 2), "case": ClassHead(16, 2)}, {"a": "order"})
+    with pytest.raises(UserError, match='no task "e"'):
+        model().logits(batch(), "e")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch warns about itself as it compiles
+def test_compiled_layers_give_the_same_gradients() -> None:
+    try:
+        kernels, _ = choose_kernels(
+            {"compile": "on"}, device="cpu", dtype=torch.float32, config=CONFIG
+        )
+    except UserError as error:
+        pytest.skip(str(error))
+    made = batch(a=([1, 4], [7, 8]), b=([0], [5]))
+    grads = []
+    for which in (Kernels(), kernels):
+        net = model(which)
+        sum(out.loss_sum for out in net(made).values()).backward()  # type: ignore[union-attr]
+        grads.append({name: p.grad for name, p in net.named_parameters()})
+    assert grads[0].keys() == grads[1].keys()
+    for name, grad in grads[0].items():
+        torch.testing.assert_close(grads[1][name], grad, atol=1e-5, rtol=1e-4)

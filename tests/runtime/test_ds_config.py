@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palm_ds.common.errors import UserError
+from palm_ds.runtime.ds_config import largest_divisor, make_machine, read_machine
+
+SHIPPED = sorted((Path(__file__).resolve().parents[2] / "ds_configs").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_files_resolve(path: Path) -> None:
+    machine = read_machine(path)
+    assert len(json.loads(path.read_text())["_about"]) > 40
+    config = machine.deepspeed_config(rows=768, world=8, clip=1.0)
+    assert config["train_batch_size"] == 768
+    assert config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] == 96
+    assert "auto" not in json.dumps(config)
+    assert "palm_ds" not in config and "_about" not in config
+    assert (machine.precision == "fp32") == path.stem.startswith("cpu")
+    assert machine.offloads == ("offload" in path.stem)
+
+
+def test_there_is_a_file_for_every_stage() -> None:
+    assert {read_machine(path).stage for path in SHIPPED} == {0, 1, 2, 3}
+
+
+def test_clipping_and_checks_are_explicit() -> None:
+    def config(stage: int, **sections: Any) -> dict[str, Any]:
+        machine = make_machine({"zero_optimization": {"stage": stage}, **sections})
+        return machine.deepspeed_config(rows=8, world=2, clip=0.5)
+
+    assert config(2)["gradient_clipping"] == 0.5
+    assert config(0)["gradient_clipping"] == 0.0  # our optimizer clips there
+    assert config(1, bf16={"enabled": True})["bf16"]["check_grad_overflow"] is True
+    assert "bf16" not in config(1, bf16={"enabled": False})
+
+
+@pytest.mark.parametrize(
+    ("rows", "world", "wanted"),
+    [(32, 1, (8, 4)), (32, 4, (8, 1)), (36, 2, (6, 3)), (7, 1, (7, 1)), (22, 2, (1, 11))],
+)
+def test_micro_batch_is_chosen(rows: int, world: int, wanted: tuple[int, int]) -> None:
+    assert make_machine({}).split(rows, world) == wanted
+    assert wanted[0] == largest_divisor(rows // world, 8)
+
+
+def test_micro_batch_is_taken() -> None:
+    machine = make_machine({"train_micro_batch_size_per_gpu": 16})
+    assert machine.split(64, 2) == (16, 2)
+    with pytest.raises(UserError, match="16 rows do not divide the 24 rows"):
+        machine.split(48, 2)
+    with pytest.raises(UserError, match="cannot be shared evenly by 3 processes"):
+        machine.split(64, 3)
+
+
+def test_overrides(tmp_path: Path) -> None:
+    path = tmp_path / "m.json"
+    path.write_text('{"_about": "x", "zero_optimization": {"stage": 1}}')
+    machine = read_machine(
+        path, {"zero_optimization.stage": 3, "palm_ds.data_workers": 2, "bf16.enabled": True}
+    )
+    assert (machine.stage, machine.data_workers, machine.precision) == (3, 2, "bf16")
+    with pytest.raises(UserError, match=r"m.json: palm_ds.data_wokers: unknown.*data_workers"):
+        read_machine(path, {"palm_ds.data_wokers": 2})
+
+
+def test_our_section() -> None:
+    ours = {
+        "data_workers": 3,
+        "activation_checkpointing": True,
+        "kernels": {"attention": "sdpa"},
+        "comms": {"shm_all_reduce": True},
+        "watchdog_minutes": 2.5,
+    }
+    machine = make_machine({"palm_ds": ours})
+    assert machine.data_workers == 3 and machine.activation_checkpointing
+    assert machine.kernels == {"attention": "sdpa"} and machine.comms.shm_all_reduce
+    assert machine.watchdog_minutes == 2.5
+
+
+def test_auto_of_others_is_resolved() -> None:
+    """Files written for other trainers say "auto" where the recipe or DeepSpeed decides."""
+    machine = make_machine(
+        {
+            "train_batch_size": "auto",
+            "gradient_accumulation_steps": "auto",
+            "gradient_clipping": "auto",
+            "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"},
+        }
+    )
+    assert machine.sections["zero_optimization"] == {"stage": 2}
+
+
+BAD: dict[str, tuple[str, str]] = {
+    "comma": ('{"bf16": {"enabled": true},}', r"m\.json:1:\d+: not JSON: "),
+    "second line": ('{\n "bf16" {}}', r"m\.json:2:9: not JSON: "),
+    "empty": ("", r"m\.json:1:1: not JSON"),
+    "list": ("[1, 2]", "expected an object .* got .1, 2"),
+    "twice": ('{"bf16": {}, "bf16": {}}', '"bf16" is written twice'),
+    "unknown": ('{"zero_optimisation": {}}', 'unknown key; did you mean "zero_optimization"'),
+    "unknown in zero": (
+        '{"zero_optimization": {"stage": 2, "overlap_com": true}}',
+        'zero_optimization.overlap_com: unknown key; did you mean "overlap_comm"',
+    ),
+    "wrong kind in zero": (
+        '{"zero_optimization": {"stage": 2, "reduce_bucket_size": "big"}}',
+        "zero_optimization.reduce_bucket_size: .*integer.* got .big.",
+    ),
+    "deeper": (
+        '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "disk"}}}',
+        "zero_optimization.offload_optimizer.device: .*'none', 'cpu' or 'nvme'",
+    ),
+    "nvme": (
+        '{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}}',
+        'zero_optimization.offload_optimizer.device: .*"nvme" is not supported, use "cpu"',
+    ),
+    "stage": ('{"zero_optimization": {"stage": 4}}', "stage: expected 0, 1, 2 or 3, got 4"),
+    "stage auto": ('{"zero_optimization": {"stage": "auto"}}', 'stage: "auto" is not resolved'),
+    "zero is a number": ('{"zero_optimization": 2}', "zero_optimization: expected a section"),
+    "offload without zero": (
+        '{"zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}}}',
+        "offload_optimizer: needs stage 1, 2 or 3, got 0",
+    ),
+    "no norm": (
+        '{"zero_optimization": {"stage": 1, "compute_grad_norm": false}}',
+        "compute_grad_norm: must be true",
+    ),
+    "optimizer": ('{"optimizer": {"type": "AdamW"}}', "set `optimizer.lr` .* in the recipe"),
+    "scheduler": ('{"scheduler": {}}', "set `schedule` in the recipe"),
+    "batch": ('{"train_batch_size": 32}', "set `batch` in the recipe"),
+    "clipping": ('{"gradient_clipping": 1.0}', "set `optimizer.clip` in the recipe"),
+    "accumulation": ('{"gradient_accumulation_steps": 2}', "follows from the recipe's `batch`"),
+    "micro": ('{"train_micro_batch_size_per_gpu": 0}', "expected rows of a micro-batch, 1 or"),
+    "both": (
+        '{"zero_optimization": {"stage": 1}, "fp16": {"enabled": true}, "bf16": {"enabled": true}}',
+        "fp16 and bf16 are both enabled",
+    ),
+    "fp16 at 0": ('{"fp16": {"enabled": true}}', "fp16 needs .*stage 1, 2 or 3; .*scale"),
+    "bf16 at 0": ('{"bf16": {"enabled": true}}', "bf16 needs .*stage 1, 2 or 3; .*step too many"),
+    "bf16 auto": ('{"bf16": {"enabled": "auto"}}', 'bf16.enabled: "auto" is not resolved'),
+    "bf16 word": ('{"bf16": {"enabled": "yes"}}', "bf16.enabled: expected true or false"),
+    "bf16 unchecked": (
+        '{"zero_optimization": {"stage": 1}, '
+        '"bf16": {"enabled": true, "check_grad_overflow": false}}',
+        "bf16.check_grad_overflow: must be true",
+    ),
+    "fp16 key": (
+        '{"zero_optimization": {"stage": 1}, "fp16": {"enabled": true, "los_scale": 1}}',
+        'fp16.los_scale: unknown key; did you mean "loss_scale"',
+    ),
+    "removed": ('{"nebula": {"enabled": true}}', "Nebula checkpointing has been removed"),
+    "removed amp": ('{"amp": {"enabled": true}}', "Apex AMP integration has been removed"),
+    "removed zero": (
+        '{"zero_optimization": {"stage": 3, "mics_shard_size": 2}}',
+        "MiCS ZeRO-3 sharding has been removed",
+    ),
+    "not with us": ('{"pipeline": {}}', "pipeline: not supported; models are not cut"),
+    "sum": ('{"gradient_allreduce_op": "sum"}', "already divided by the count"),
+    "old name": ('{"bfloat16": {"enabled": true}}', 'write "bf16"'),
+    "text for a number": ('{"steps_per_print": "often"}', "steps_per_print: expected a number"),
+    "null": ('{"wall_clock_breakdown": null}', "wall_clock_breakdown: expected .* got null"),
+    "activations": ('{"activation_checkpointing": {}}', "set palm_ds.activation_checkpointing"),
+    "not a section": ('{"comms_logger": 3}', "comms_logger: DeepSpeed cannot read it"),
+    "neither is this": (
+        '{"comms_logger": {"enabled": 1}, "flops_profiler": 3}',
+        "flops_profiler: DeepSpeed cannot read it",
+    ),
+    "ours is a list": ('{"palm_ds": []}', r"palm_ds: expected a section .* got \[\]"),
+    "ours unknown": ('{"palm_ds": {"worker": 2}}', 'palm_ds.worker: unknown key; did you mean "'),
+    "ours wrong": ('{"palm_ds": {"data_workers": -1}}', "data_workers: expected a whole number"),
+    "ours word": ('{"palm_ds": {"activation_checkpointing": 1}}', "expected true or false"),
+    "comms": (
+        '{"palm_ds": {"comms": {"shm": true}}}',
+        "comms.shm: unknown key; known: shm_all_reduce",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_malformed_files_give_one_clear_line(name: str, tmp_path: Path) -> None:
+    text, wanted = BAD[name]
+    path = tmp_path / "m.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=wanted) as caught:
+        read_machine(path)
+    message = str(caught.value)
+    assert "m.json" in message and "\n" not in message and "validation error" not in message
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="none.json: cannot be read: No such file"):
+        read_machine(tmp_path / "none.json")
+    (tmp_path / "latin.json").write_bytes(b'{"_about": "\xe9"}')
+    with pytest.raises(UserError, match="latin.json: cannot be read: .*utf-8"):
+        read_machine(tmp_path / "latin.json")

@@ -1,0 +1,233 @@
+"""Texts cut as BERT cuts them; labels found, ordered and checked; heads shared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from palm_ds.common.errors import UserError
+from palm_ds.data.blend_dataset import make_feeds
+from palm_ds.data.table_source import TableSource
+from palm_ds.data.task import build
+from palm_ds.runtime.ds_config import make_machine
+from palm_ds.tasks.shared.text_task import level
+from palm_ds.train.build import build_model, check_tables, open_data, settle
+from palm_ds.train.recipe import Recipe, make_recipe
+from tests.helpers.word_tables import open_source, write_table, write_texts, write_vocabulary
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory) -> Path:
+    return write_vocabulary(tmp_path_factory.mktemp("vocabulary"))
+
+
+def task(**values: Any) -> Any:
+    return build("t", {"kind": "classification", "source": "s", **values})
+
+
+def one_token_at_a_time(lengths: list[int], most: int) -> list[int]:
+    """BERT's _truncate_seq_pair (google-research/bert run_classifier.py): while it is too long, the
+    longer text loses its last token; of equally long ones the later."""
+    kept = list(lengths)
+    while sum(kept) > most:
+        longest = max(kept)
+        kept[max(i for i, n in enumerate(kept) if n == longest)] -= 1
+    return kept
+
+
+@given(
+    lengths=st.lists(st.lists(st.integers(0, 40), min_size=3, max_size=3), min_size=1, max_size=9),
+    texts=st.integers(1, 3),
+    most=st.integers(0, 90),
+)
+def test_texts_are_cut_one_token_at_a_time(lengths, texts, most) -> None:
+    rows = [row[:texts] for row in lengths]
+    found = level(np.array(rows), most)
+    assert found.tolist() == [one_token_at_a_time(row, most) for row in rows]
+
+
+def test_every_row_may_have_its_own_room() -> None:
+    rows = np.array([[9, 9], [9, 9], [0, 3]])
+    assert level(rows, np.array([5, 18, 2])).tolist() == [[3, 2], [9, 9], [0, 2]]
+
+
+@pytest.mark.parametrize("max_length", [0, 8, 13])
+def test_an_example_is_cls_text_sep_text_sep(vocabulary, tmp_path, max_length) -> None:
+    source = open_source(write_texts(tmp_path / "t.tsv", 30, pairs=True), vocabulary)
+    made = task(max_length=max_length).settled(source)
+    feeds, _ = make_feeds(
+        ["t"], {"t": made}, {"t": 0}, {"s": [("s", source, 1.0)]}, seed=1, length=24, fixed=True
+    )
+    ids = source.vocabulary
+    lengths = []
+    for layout in feeds[0].layouts(np.arange(30)):
+        item = int(layout[2])
+        example = feeds[0].example(item, layout)
+        assert example.item == item and len(example) == layout[0]
+        texts = [source.encoded(name).read(item).ids.tolist() for name in ("text_a", "text_b")]
+        room = (max_length or 24) - 3
+        kept = one_token_at_a_time([len(text) for text in texts], room)
+        first, second = (text[:n] for text, n in zip(texts, kept, strict=True))
+        assert example.ids.tolist() == [ids.cls, *first, ids.sep, *second, ids.sep]
+        assert example.segments.tolist() == [0] * (len(first) + 2) + [1] * (len(second) + 1)
+        at, target = example.labels["t"]
+        assert at.tolist() == [0]
+        assert made.labels[target[0]] == source.row(item)["label"]
+        lengths.append(len(example))
+    assert max(lengths) == (max_length or 24)  # some were cut
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (["b", "a", "b"], ("a", "b")),
+        (["10", "9", "1"], ("1", "9", "10")),
+        (["0.5", "-1", "2"], ("-1", "0.5", "2")),
+        (["2", "x", "10"], ("2", "10", "x")),
+    ],
+)
+def test_labels_are_those_of_the_training_rows_in_order(
+    vocabulary, tmp_path, found, expected
+) -> None:
+    path = write_table(tmp_path / "t.tsv", [["w1", x] for x in found], "text_a", "label")
+    source = open_source(path, vocabulary)
+    assert task().settled(source).labels == expected
+    assert task(labels=["z", "y"]).settled(source).labels == ("z", "y")
+
+
+def test_numbers_and_truths_of_other_formats_are_labels_too(vocabulary, tmp_path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"text_a": "w1", "label": 1}\n{"text_a": "w2", "label": 0}\n')
+    source = open_source(path, vocabulary)
+    made = task().settled(source)
+    assert made.labels == ("0", "1")
+    assert [made.number(source.row(i)["label"], source, i) for i in range(2)] == [1, 0]
+
+
+def test_a_label_that_is_none_is_told_with_its_place(vocabulary, tmp_path) -> None:
+    path = write_table(tmp_path / "t.tsv", [["w1", "good"], ["w2", "godo"]], "text_a", "label")
+    source = open_source(path, vocabulary)
+    made = task(labels=["good", "bad"])
+    with pytest.raises(UserError) as told:
+        made.check(source, labelled=True)
+    assert f"{path}:3: " in str(told.value)
+    assert "no label 'godo'; did you mean \"good\"" in str(told.value)
+    assert "tasks.t knows good, bad" in str(told.value)
+
+
+def test_as_many_labels_as_rows_are_taken_for_a_wrong_column(
+    vocabulary, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr("palm_ds.tasks.shared.text_task.MOST_LABELS", 20)
+    path = write_table(tmp_path / "t.tsv", [["w1", n] for n in range(21)], "text_a", "label")
+    with pytest.raises(UserError, match="21 different labels in column 'label' of t; is this the"):
+        task().settled(open_source(path, vocabulary))
+
+
+def test_without_any_label_there_is_nothing_to_learn(vocabulary, tmp_path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"text_a": "w1"}\n')
+    with pytest.raises(UserError, match="t has no column 'label'"):
+        task().settled(open_source(path, vocabulary))
+
+
+def feed_of(made: Any, source: TableSource, length: int) -> Any:
+    sources = {"s": [("s", source, 1.0)]}
+    return make_feeds(["t"], {"t": made}, {"t": 0}, sources, seed=1, length=length)[0][0]
+
+
+@pytest.mark.parametrize(
+    ("max_length", "told"),
+    [
+        (65, "65 tokens, but rows hold 64; raise `length` or lower it"),
+        (7, "tasks.t.max_length: 7; at least 8"),
+        (-1, "tasks.t.max_length: -1; at least 8"),
+    ],
+)
+def test_lengths_that_cannot_be_are_told(vocabulary, tmp_path, max_length, told) -> None:
+    source = open_source(write_texts(tmp_path / "t.tsv", 9), vocabulary)
+    made = task(max_length=max_length).settled(source)
+    with pytest.raises(UserError, match=told):
+        feed_of(made, source, 64).layouts(np.arange(3))
+
+
+def test_other_columns_may_be_its_texts(vocabulary, tmp_path) -> None:
+    source = open_source(write_texts(tmp_path / "t.tsv", 9, pairs=True), vocabulary)
+    made = task(texts=["text_b"]).settled(source)
+    feed = feed_of(made, source, 64)
+    for n, layout in enumerate(feed.layouts(np.arange(3))):
+        example = feed.example(n, layout)
+        text = source.encoded("text_b").read(int(layout[2])).ids
+        assert example.ids[1:-1].tolist() == text.tolist()
+    with pytest.raises(UserError, match="tasks.t: t has no column 'text_c'"):
+        feed_of(task(texts=["text_c"], labels=["c0", "c1"]), source, 64).layouts(np.arange(3))
+
+
+# One head for two tasks ------------------------------------------------------------------------
+
+
+def shared_recipe(folder: Path, vocabulary: Path, **second: Any) -> Recipe:
+    source = {"tokenizer": str(vocabulary)}
+    values = {
+        "backbone": {"preset": "tiny", "positions": 32},
+        "length": 32,
+        "batch": "4 examples",
+        "held_out": 0.0,
+        "sources": {
+            name: {"table": str(folder / f"{name}.tsv"), **source} for name in ("one", "two")
+        },
+        # the one that shares stands first: its origin is settled before it all the same
+        "tasks": {
+            "second": {"kind": "classification", "source": "two", "share": "first", **second},
+            "first": {"kind": "classification", "source": "one"},
+        },
+        "stages": [{"first": "1 epochs", "second": "1 epochs"}],
+    }
+    return make_recipe(values, "recipe.yaml")
+
+
+def write_labels(path: Path, *labels: str) -> None:
+    write_table(path, [["w1", label] for label in labels], "text_a", "label")
+
+
+def test_tasks_that_share_a_head_share_its_labels(vocabulary, tmp_path) -> None:
+    """Found apart, a class would be another number in each."""
+    write_labels(tmp_path / "one.tsv", "c", "a", "b")
+    write_labels(tmp_path / "two.tsv", "c", "b", "b")
+    made = shared_recipe(tmp_path, vocabulary)
+    data = open_data(made)
+    settled = settle(made, data)
+    built: dict[str, Any] = dict(settled.built_tasks)
+    first, second = built["first"], built["second"]
+    assert first.labels == second.labels == ("a", "b", "c")
+    assert second.targets(data.train["two"][0][1]).tolist() == [2, 1, 1]
+    check_tables(settled, data)
+    assert settle(settled, data).tasks == settled.tasks
+    machine = make_machine({})
+    model = build_model(settled, machine, data.vocabulary, device=torch.device("cpu"))
+    assert list(model.heads) == ["first"] and model.head_of["second"] == "first"
+
+
+@pytest.mark.parametrize(
+    ("labels", "second", "told"),
+    [
+        (("c", "d"), {}, "no label 'd'.*tasks.second knows a, b, c"),
+        (("c", "b"), {"labels": ["b", "c"]}, "second.labels: not those of tasks.first"),
+        (("1", "2"), {"kind": "regression"}, "another kind of task .Classification, not Regr"),
+        (("c", "b"), {"head_lr": 1e-3}, "head_lr: its head is that of tasks.first; set it there"),
+    ],
+    ids=["another label", "another order", "another kind", "another rate"],
+)
+def test_what_cannot_be_shared_is_told(vocabulary, tmp_path, labels, second, told) -> None:
+    write_labels(tmp_path / "one.tsv", "c", "a", "b")
+    write_labels(tmp_path / "two.tsv", *labels)
+    with pytest.raises(UserError, match=told):
+        made = shared_recipe(tmp_path, vocabulary, **second)
+        data = open_data(made)
+        check_tables(settle(made, data), data)

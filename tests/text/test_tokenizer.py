@@ -1,0 +1,252 @@
+"""WordPiece and SentencePiece: the same ids as the libraries they come from, safe files, words."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from palm_ds.common.errors import UserError
+from palm_ds.text.tokenizer import SPECIALS, Tokenizer, load_tokenizer, sentencepiece, wordpiece
+from palm_ds.text.train_tokenizer import train_tokenizer
+
+TEXTS = [
+    "The quick brown fox jumps over the lazy dog; the dog sleeps. The fox, quicker, jumps again.",
+    "Unbelievable! Dogs and foxes are believable, he said. Jumping foxes sleep quickly.",
+    "我们在北京学习。 学习使我们快乐，北京使我们快乐。 dogs 在北京 sleeping 2024 年。",
+] * 4
+
+
+@pytest.fixture(scope="module")
+def small() -> Tokenizer:
+    return train_tokenizer(TEXTS, kind="wordpiece", vocab_size=220, lower=True)
+
+
+@pytest.fixture(scope="module")
+def pieces() -> Tokenizer:
+    return train_tokenizer(TEXTS, kind="sentencepiece", vocab_size=150, lower=False)
+
+
+def test_wordpiece_splits_words_and_chinese_characters(small: Tokenizer) -> None:
+    ids, at = small.encode_texts(["The foxes 在北京!"])[0]
+    assert small.tokens(ids)[-4:] == ["在", "北", "京", "[UNK]"] or small.tokens(ids)[-1] == "!"
+    assert small.decode(ids).startswith("the foxes 在 北 京")
+    assert at[-4:].tolist() == [10, 11, 12, 13]
+
+
+def test_encode_words_is_each_word_alone(small: Tokenizer) -> None:
+    words = ["Unbelievable", "dogs", "京"]
+    joined = [i for ids in small.encode_words(words) for i in ids]
+    assert joined == small.encode_texts([" ".join(words)])[0][0].tolist()
+
+
+def test_special_tokens_in_a_text_are_text(small: Tokenizer, pieces: Tokenizer) -> None:
+    for tokenizer in (small, pieces):
+        ids = tokenizer.encode_texts(["[MASK] the [SEP]"])[0][0].tolist()
+        v = tokenizer.vocabulary
+        assert not {v.mask, v.sep, v.cls, v.pad} & set(ids)
+
+
+def test_regular_ids_are_neither_special_nor_unused() -> None:
+    tokens = [*SPECIALS, "[unused0]", "[unused17]", "a", "##b"]
+    vocabulary = wordpiece(tokens, lower=None).vocabulary
+    assert vocabulary.regular.tolist() == [7, 8]
+    assert (vocabulary.size, vocabulary.pad, vocabulary.unk) == (9, 0, 1)
+    assert (vocabulary.cls, vocabulary.sep, vocabulary.mask) == (2, 3, 4)
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
+def test_saved_files_open_here_and_in_transformers(kind: str, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = train_tokenizer(TEXTS, kind=kind, vocab_size=150, lower=kind == "wordpiece")
+    tokenizer.save(tmp_path)
+    again, peer = load_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    assert again.fingerprint == tokenizer.fingerprint
+    v = tokenizer.vocabulary
+    assert (peer.pad_token_id, peer.cls_token_id) == (v.pad, v.cls)
+    assert (peer.sep_token_id, peer.mask_token_id, peer.unk_token_id) == (v.sep, v.mask, v.unk)
+    for text in TEXTS[:3]:
+        ids = tokenizer.encode_texts([text])[0][0].tolist()
+        assert peer(text)["input_ids"] == [v.cls, *ids, v.sep]
+        assert again.encode_texts([text])[0][0].tolist() == ids
+
+
+def test_a_tokenizer_pickles(small: Tokenizer) -> None:
+    again = pickle.loads(pickle.dumps(small))
+    assert again.fingerprint == small.fingerprint
+    assert again.encode_words(["foxes"]) == small.encode_words(["foxes"])
+
+
+def test_training_gives_the_same_bytes_every_time(root: Path) -> None:
+    """In other processes too: the library's own WordPiece trainer does not."""
+    import subprocess
+    import sys
+
+    code = (
+        "from tests.text.test_tokenizer import *\n"
+        "for kind in ('wordpiece', 'sentencepiece'):\n"
+        "    print(train_tokenizer(TEXTS, kind=kind, vocab_size=150).fingerprint)"
+    )
+    run = [sys.executable, "-c", code]
+    outputs = {subprocess.run(run, cwd=root, capture_output=True, check=True).stdout for _ in "12"}
+    assert len(outputs) == 1 and len(outputs.pop().split()) == 2
+
+
+def test_wordpiece_training_finds_the_frequent_words(small: Tokenizer) -> None:
+    known = small.backend.get_vocab()
+    assert {"the", "fox", "北", "京"} <= set(known)
+    assert not any(len(t) > 1 and "\u4e00" <= t[-1] <= "\u9fff" for t in known)
+    assert small.size <= 220
+
+
+def test_sentencepiece_model_gives_the_library_s_ids() -> None:
+    """The compiled form against sentencepiece itself, unigram and BPE."""
+    import io
+
+    import sentencepiece as spm
+
+    for kind in ("unigram", "bpe"):
+        model = io.BytesIO()
+        spm.SentencePieceTrainer.train(
+            sentence_iterator=iter(TEXTS),
+            model_writer=model,
+            model_type=kind,
+            vocab_size=120,
+            hard_vocab_limit=False,
+            pad_id=0,
+            unk_id=1,
+            bos_id=2,
+            eos_id=3,
+            control_symbols=["<mask>"],
+            minloglevel=2,
+        )
+        ours = sentencepiece(model.getvalue(), origin="test")
+        theirs = spm.SentencePieceProcessor(model_proto=model.getvalue())
+        for text in [*TEXTS[:3], "  spaces   and\ttabs ", "Ünïcödé fi ２０２４", "dogs"]:
+            ids = ours.encode_texts([text])[0][0].tolist()
+            assert ids == theirs.encode(text), (kind, text)
+
+
+def test_ernie_and_bert_vocabularies(shared: Path) -> None:
+    chinese = load_tokenizer(shared / "data/ernie/vocab.txt")
+    assert (chinese.size, chinese.vocabulary.unk, chinese.lower) == (17_964, 17_963, True)
+    assert chinese.tokens([5, 6]) == ["的", "、"]
+    english = load_tokenizer(shared / "data/ernie/vocab_en.txt")
+    assert english.tokens(english.encode_words(["Unbelievable"])[0]) == ["unbelievable"]
+
+
+def test_a_cased_vocabulary_keeps_capitals(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIALS, "The", "the"]) + "\n", "utf-8")
+    assert not load_tokenizer(tmp_path / "vocab.txt").lower
+    assert load_tokenizer(tmp_path / "vocab.txt", lower=True).lower
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true}')
+    assert load_tokenizer(tmp_path).lower
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(max_size=60))
+def test_any_text_encodes_with_rising_places(text: str) -> None:
+    tokenizer = wordpiece([*SPECIALS, *"abcdefghij", "##a", "##b", "我"], lower=True)
+    text = text.encode("utf-8", "ignore").decode("utf-8")
+    ids, at = tokenizer.encode_texts([text])[0]
+    assert len(ids) == len(at)
+    assert (np.diff(at) >= 0).all() and (at < max(1, len(text))).all()
+
+
+BAD = {
+    "no mask": ("vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n", r"no \[MASK\]"),
+    "twice": ("vocab.txt", "\n".join([*SPECIALS, "a", "b", "a"]), "line 8: 'a' stands on line 6"),
+    "empty line": ("vocab.txt", "\n".join([*SPECIALS, "", "b"]), "line 6 is empty"),
+    "empty": ("vocab.txt", "", "empty"),
+    "wrong id": ("vocab.txt", "[PAD]\t0\n[CLS]\t2\n", "line 2: id '2' where 1 is due"),
+    "not utf-8": ("vocab.txt", b"[PAD]\n\xff\n", "line 2: not UTF-8"),
+    "not json": ("tokenizer.json", "{nope", "not JSON"),
+    "other json": ("tokenizer.json", "[1, 2]", "no key `model`"),
+    "bad json": ("tokenizer.json", json.dumps({"model": {"type": "X"}}), "not a tokenizer.json"),
+    "not a model": ("spiece.model", b"\xff\xff\xff", "not a SentencePiece model"),
+    "empty model": ("spiece.model", b"", "no pieces"),
+    "unknown kind": ("vocab.bin", "x", "unknown kind of file"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_files_are_named(case: str, tmp_path: Path) -> None:
+    name, content, message = BAD[case]
+    file = tmp_path / name
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError, match=message) as caught:
+        load_tokenizer(file)
+    assert str(file) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such file"):
+        load_tokenizer(tmp_path / "nowhere.txt")
+    with pytest.raises(UserError, match="holds no tokenizer"):
+        load_tokenizer(tmp_path)
+
+
+def listed(folder: Path, kind: str = "unigram") -> tuple[Path, bytes, list[str]]:
+    """A vocab.txt that lists the pieces of a model in another order, the model, and its tokens."""
+    import io
+
+    import sentencepiece as spm
+
+    model = io.BytesIO()
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter(text.lower() for text in TEXTS),
+        model_writer=model,
+        model_type=kind,
+        vocab_size=120,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    pieces = spm.SentencePieceProcessor(model_proto=model.getvalue())
+    names = [pieces.id_to_piece(i) for i in range(pieces.get_piece_size())][3:]
+    tokens = [*SPECIALS, *reversed(names)]
+    folder.mkdir(exist_ok=True)
+    lines = [f"{token}\t{number}\n" for number, token in enumerate(tokens)]
+    (folder / "vocab.txt").write_text("".join(lines), "utf-8")
+    return folder / "vocab.txt", model.getvalue(), tokens
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+@pytest.mark.parametrize("place", ["spm.model", "subword/spm.model"])
+def test_pieces_listed_in_a_vocab_txt_have_its_ids(kind: str, place: str, tmp_path: Path) -> None:
+    import sentencepiece as spm
+
+    file, model, tokens = listed(tmp_path / "tiny", kind)
+    (file.parent / place).parent.mkdir(exist_ok=True)
+    (file.parent / place).write_bytes(model)
+    known = {token: number for number, token in enumerate(tokens)}
+    theirs = spm.SentencePieceProcessor(model_proto=model)
+    for ours in (load_tokenizer(file), load_tokenizer(file.parent)):
+        assert (ours.size, ours.lower, ours.kind) == (len(tokens), True, kind)
+        for text in [*TEXTS[:3], "Dogs on 北京 ¤", "[MASK] fox"]:
+            expected = [known.get(p, 1) for p in theirs.encode(text.lower(), out_type=str)]
+            assert ours.encode_texts([text])[0][0].tolist() == expected, text
+    ours.save(tmp_path / "saved")
+    assert load_tokenizer(tmp_path / "saved").fingerprint == ours.fingerprint
+
+
+def test_a_vocab_txt_of_pieces_is_never_read_as_wordpiece(tmp_path: Path) -> None:
+    file, model, tokens = listed(tmp_path)
+    with pytest.raises(UserError, match="vocab.txt: lists SentencePiece .* put the .model"):
+        load_tokenizer(file)
+    (tmp_path / "a.model").write_bytes(model)
+    (tmp_path / "b.model").write_bytes(model)
+    with pytest.raises(UserError, match=r"several models beside it \(a.model, b.model\)"):
+        load_tokenizer(file)
+    (tmp_path / "b.model").unlink()
+    file.write_text("\n".join(tokens[:-1]) + "\n", "utf-8")
+    with pytest.raises(UserError, match="1 pieces of .* not listed, such as"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "dict.wordseg.pickle").write_bytes(b"never read")
+    with pytest.raises(UserError, match="ERNIE tiny splits texts into the words"):
+        load_tokenizer(tmp_path)

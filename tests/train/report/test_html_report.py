@@ -1,0 +1,240 @@
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from palm_ds.common.errors import UserError
+from palm_ds.train.report.charts import _averaged, running_mean
+from palm_ds.train.report.html_report import write_report
+from palm_ds.train.report.run_log import environment
+
+MASKING, DISTANCE = "knowledge_masking", "sentence_distance"
+STAGES = [{MASKING: 300}, {MASKING: 100, f"{DISTANCE} + {MASKING}": 200}]
+
+
+def step_record(step: int) -> dict:
+    loss = {MASKING: 8 - step / 200} | ({DISTANCE: 1.0 - step / 2000} if step > 300 else {})
+    return {
+        "kind": "step",
+        "step": step,
+        "stage": int(step > 300),
+        "lr": 1e-4 * step,
+        "loss": loss,
+        "accuracy": {task: 0.5 for task in loss},
+        "grad_norm": 1.0 if step != 50 else None,
+        "tokens_per_second": 12000.0 + step,
+        "data_wait": 0.01,
+        "elapsed": step / 2,
+    }
+
+
+def evaluation(step: int) -> dict:
+    score = {
+        "loss": 5.4321,
+        "accuracy": 0.625,
+        "perplexity": 228.6,
+        "baseline_loss": 6.7,
+        "baseline_accuracy": 0.0444,
+        "standard_error": 0.0125,
+        "standard_errors_above": 46.4,
+        "count": 1500,
+    }
+    return {"kind": "evaluation", "step": step, "scores": {MASKING: score}, "elapsed": step / 2}
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    records = [step_record(step) for step in range(10, 601, 10)]
+    records.append(evaluation(600))
+    save = {"kind": "event", "event": "save", "step": 600, "message": "saved <600>", "elapsed": 301}
+    records.append(save)
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    recipe = {"seed": 1, "tasks": {DISTANCE: {}, MASKING: {}}, "stages": STAGES}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+    (tmp_path / "environment.json").write_text(json.dumps(environment()))
+    (tmp_path / "ds_config.json").write_text('{"zero_optimization": {"stage": 1}}')
+    return tmp_path
+
+
+class Tags(HTMLParser):
+    """Fails on a tag that is closed out of turn; counts the others; gathers the text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.count: dict[str, int] = {}
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        self.count[tag] = self.count.get(tag, 0) + 1
+        if tag not in ("meta", "br", "path", "use", "rect", "image"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("path", "use", "rect"):
+            return
+        assert self.open and self.open.pop() == tag, f"</{tag}> is out of turn"
+
+    def handle_startendtag(self, tag: str, attrs: list) -> None:
+        self.count[tag] = self.count.get(tag, 0) + 1
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def parsed(path: Path) -> Tags:
+    tags = Tags()
+    tags.feed(path.read_text())
+    assert tags.open == []
+    return tags
+
+
+def test_the_page_stands_for_itself(run_folder: Path) -> None:
+    path = write_report(run_folder)
+    text = path.read_text()
+    page = parsed(path)
+    assert page.count["svg"] == 2 + 2  # a row of curves a task, two rows of how it ran
+    assert not re.search(r'(src|href)="(?!#)', text), "nothing is fetched from elsewhere"
+    assert "class='note'" not in text
+    for shown in ("step 600 of 600", "5:00 of running", "5.4321", "62.50 % ± 1.25", "+46.4"):
+        assert shown in page.text
+
+
+def test_the_plan_and_the_environment_are_on_it(run_folder: Path) -> None:
+    page = parsed(write_report(run_folder))
+    assert re.search(rf"{re.escape(DISTANCE)} \+ {MASKING}\s*200\s*200", page.text)
+    assert re.search(r"steps\s*300\s*300\s*600", page.text)
+    assert "torch" in page.text and '"stage": 1' in page.text
+
+
+def test_what_was_forgotten_is_on_it_where_there_were_stages(run_folder: Path) -> None:
+    assert "Forgetting" not in parsed(write_report(run_folder)).text
+    early, middle = evaluation(300), evaluation(400)
+    early["scores"][MASKING] |= {"accuracy": 0.7, "loss": 5.0}
+    middle["scores"][MASKING] |= {"accuracy": 0.99}
+    with (run_folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(early) + "\n" + json.dumps(middle) + "\n")
+    path = write_report(run_folder)
+    text = parsed(path).text.split("Forgetting")[1].split("Held-out scores")[0]
+    accuracy, loss = text.split("loss", 1)
+    assert re.search(rf"{MASKING}\s*70.0 %\*\s*62.5 %\s*-7.5 ± 1.8", accuracy.replace("</td>", " "))
+    assert "5.0000*" in loss and "+0.4321" in loss and "99.0" not in text
+    assert "<span class='bad'>-7.5" in path.read_text()
+
+
+def test_tasks_stand_in_the_recipes_order(run_folder: Path) -> None:
+    text = write_report(run_folder).read_text()
+    assert text.index(f"<h3>{DISTANCE}</h3>") < text.index(f"<h3>{MASKING}</h3>")
+
+
+def test_a_broken_last_line_is_said_and_the_rest_is_shown(run_folder: Path) -> None:
+    with (run_folder / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "step", "step": 610, "lo')
+    page = parsed(write_report(run_folder))
+    assert "line 63 of metrics.jsonl is broken" in page.text and "step 600 of 600" in page.text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("recipe.yaml", None, "there is no recipe.yaml"),
+        ("recipe.yaml", "a: [", "recipe.yaml cannot be read"),
+        ("recipe.yaml", "stages: 3", "recipe.yaml: stages:"),
+        ("environment.json", "{", "environment.json cannot be read"),
+        ("ds_config.json", None, "there is no ds_config.json"),
+    ],
+)
+def test_what_is_missing_or_broken_is_said(
+    run_folder: Path, name: str, content: str | None, said: str
+) -> None:
+    if content is None:
+        (run_folder / name).unlink()
+    else:
+        (run_folder / name).write_text(content)
+    page = parsed(write_report(run_folder))
+    assert said in page.text and "step 600" in page.text
+
+
+def test_names_and_messages_are_escaped(run_folder: Path) -> None:
+    evil = "<script>alert(1)</script>"
+    line = {"kind": "step", "step": 601, "loss": {evil: 1.0}, "accuracy": {evil: 0.1}}
+    with (run_folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    path = write_report(run_folder)
+    assert "<script" not in path.read_text() and "saved &lt;600&gt;" in path.read_text()
+    assert evil in parsed(path).text
+
+
+@pytest.mark.parametrize("lines", [[], [evaluation(0)], [step_record(1)]])
+def test_a_run_that_has_just_begun_has_a_report(run_folder: Path, lines: list[dict]) -> None:
+    (run_folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in lines))
+    page = parsed(write_report(run_folder))
+    assert ("No step was logged yet" in page.text) == (not lines or lines[0]["step"] == 0)
+
+
+def test_a_long_run_stays_a_small_page(run_folder: Path) -> None:
+    with (run_folder / "metrics.jsonl").open("w") as file:
+        for step in range(1, 30001):
+            file.write(json.dumps(step_record(step)) + "\n")
+    assert write_report(run_folder).stat().st_size < 2_000_000
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"not a run folder, there is no metrics\.jsonl"):
+        write_report(tmp_path)
+
+
+def test_the_command(run_folder: Path, root: Path) -> None:
+    command = [sys.executable, str(root / "launch/report.py"), str(run_folder), "/nowhere"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stdout == f"{run_folder / 'report.html'}\n"
+    assert done.stderr.startswith("error: /nowhere: not a run folder")
+
+
+def test_the_running_mean_keeps_a_constant_and_does_not_lag() -> None:
+    assert running_mean(np.full(50, 3.0), 10) == pytest.approx(np.full(50, 3.0))
+    line = np.arange(400.0)
+    assert running_mean(line, 10)[100:300] == pytest.approx(line[100:300], abs=0.01)
+
+
+def test_many_points_are_averaged_in_order() -> None:
+    means = _averaged(np.arange(10000.0))
+    assert len(means) == 1500 and (np.diff(means) > 0).all()
+    assert means[0] == 3 and means[-1] == pytest.approx(9996.5, abs=1)
+
+
+# Tasks that are scored by metrics ---------------------------------------------------------------
+
+
+def tagged(step: int, f1: float) -> dict:
+    score = {
+        "loss": 0.7,
+        "accuracy": None,
+        "baseline_loss": 0.9,
+        "metrics": {"f1": f1, "mse": 12.5},
+        "tables": {
+            "Confusion": [["is", "taken for <a>", "taken for b"], ["<a>", 7, 0], ["b", 1, 2]]
+        },
+        "count": 10,
+    }
+    return {"kind": "evaluation", "step": step, "scores": {DISTANCE: score}, "elapsed": step}
+
+
+def test_metrics_and_confusions_are_those_of_the_weights_that_were_kept(run_folder) -> None:
+    chosen = {"kind": "event", "event": "chosen", "step": 600, "of_step": 500, "elapsed": 600}
+    with (run_folder / "metrics.jsonl").open("a") as file:
+        for record in (tagged(500, 0.8125), tagged(550, 0.75), chosen):
+            file.write(json.dumps(record) + "\n")
+    text = write_report(run_folder).read_text()
+    tags = Tags()
+    tags.feed(text)
+    assert "f1 0.812  mse 12.5" in tags.text and "f1 0.750" not in tags.text
+    assert "sentence_distance: Confusion" in tags.text and "taken for &lt;a&gt;" in text
+    assert not tags.open

@@ -1,0 +1,215 @@
+import io
+import json
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from palm_ds.data.stages import read_stages
+from palm_ds.train.report.run_log import RunLog, _short, clock, read_metrics, take_back
+
+TASKS = ("knowledge_masking", "sentence_distance")
+
+
+def record(step: int, loss: float = 2.0) -> dict:
+    return {
+        "step": step,
+        "stage": 0,
+        "lr": 1e-4,
+        "loss": {"knowledge_masking": loss, "sentence_distance": 1.1},
+        "accuracy": {"knowledge_masking": 0.25, "sentence_distance": 0.5},
+        "grad_norm": 0.7,
+        "tokens_per_second": 12345.6,
+        "flops_per_second": 2.5e11,
+        "data_wait": 0.02,
+        "loss_scale": 1.0,
+        "skipped": 0,
+    }
+
+
+SCORES = {
+    "sentence_distance": {
+        "loss": 0.9,
+        "accuracy": 0.61,
+        "baseline_loss": 1.0986,
+        "baseline_accuracy": 1 / 3,
+        "standard_error": 0.01,
+        "standard_errors_above": 27.7,
+        "perplexity": 2.46,
+        "count": 2400,
+    }
+}
+
+
+def open_log(folder: Path, *, terminal: bool = False, **more) -> tuple[RunLog, io.StringIO]:
+    shown = io.StringIO()
+    console = Console(file=shown, width=160, force_terminal=terminal, color_system=None)
+    return RunLog(folder, TASKS, total_steps=100, console=console, **more), shown
+
+
+def test_every_record_is_one_line_and_reads_back(tmp_path: Path) -> None:
+    log, _ = open_log(tmp_path)
+    with log:
+        log.step(record(10))
+        log.evaluation(10, SCORES, stage=0)
+        log.event("save", "checkpoint at step 10", folder="checkpoints/10")
+    metrics = read_metrics(tmp_path / "metrics.jsonl")
+    assert [r["loss"]["knowledge_masking"] for r in metrics.steps] == [2.0]
+    assert metrics.evaluations[0]["scores"] == SCORES and metrics.evaluations[0]["stage"] == 0
+    assert metrics.events[0]["event"] == "save" and metrics.events[0]["step"] == 10
+    assert all(r["elapsed"] >= 0 for r in metrics.steps + metrics.evaluations + metrics.events)
+    assert metrics.broken == []
+
+
+def test_a_line_is_on_disk_as_soon_as_it_is_logged(tmp_path: Path) -> None:
+    log, _ = open_log(tmp_path)
+    with log:
+        log.step(record(1))
+        assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
+
+
+def test_numbers_that_are_not_finite_are_null_so_that_every_json_reader_reads_the_file(
+    tmp_path: Path,
+) -> None:
+    log, shown = open_log(tmp_path)
+    with log:
+        log.step(record(1, loss=float("nan")) | {"grad_norm": float("inf")})
+    line = (tmp_path / "metrics.jsonl").read_text()
+    found = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert found["loss"]["knowledge_masking"] is None and found["grad_norm"] is None
+    assert "nan" in shown.getvalue()
+
+
+def test_the_end_of_a_run_of_several_stages_tells_what_was_forgotten(tmp_path: Path) -> None:
+    plan = read_stages([{TASKS[0]: 10}, {TASKS[1]: 10}], TASKS)
+    log, shown = open_log(tmp_path)
+    with log:
+        log.evaluation(10, SCORES, stage=0)
+        log.forgetting(plan)
+        assert "last - best" not in shown.getvalue()
+        worse = {"sentence_distance": SCORES["sentence_distance"] | {"accuracy": 0.5}}
+        log.evaluation(20, worse, stage=1)
+        log.forgetting(plan)
+    found = shown.getvalue().split("held-out accuracy after each stage")[1]
+    assert "last - best" in found and "(61.0 %)" in found and "50.0 %*" in found
+
+
+def test_a_resumed_run_has_no_doubled_lines(tmp_path: Path) -> None:
+    log, _ = open_log(tmp_path)
+    with log:
+        for step in range(1, 8):
+            log.step(record(step))
+        log.evaluation(5, SCORES)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "step", "step": 8, "lo')  # killed while writing
+    log, _ = open_log(tmp_path, start=5)
+    with log:
+        for step in range(6, 9):
+            log.step(record(step, loss=1.0))
+    metrics = read_metrics(tmp_path / "metrics.jsonl")
+    assert [r["step"] for r in metrics.steps] == list(range(1, 9))
+    assert [r["loss"]["knowledge_masking"] for r in metrics.steps] == [2.0] * 5 + [1.0] * 3
+    assert [r["step"] for r in metrics.evaluations] == [5] and metrics.broken == []
+
+
+def test_elapsed_goes_on_over_restarts(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(
+        '{"kind": "step", "step": 3, "elapsed": 70.5}\n{"kind": "step", "step": 9, "elapsed": 99}\n'
+    )
+    assert take_back(path, 5) == 70.5
+    log, _ = open_log(tmp_path, start=3)
+    with log:
+        assert 70.5 <= log.elapsed < 80
+        log.step(record(4))
+    assert read_metrics(path).steps[-1]["elapsed"] >= 70.5
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b'{"kind": "step", "st', b"\x00\x00\x00\x00", b"\xff\xfe\x00", b"[1, 2]", b'{"step": 3}', b""],
+)
+def test_a_broken_line_is_named_and_left_out(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"kind": "step", "step": 1}\n' + damage + b'\n{"kind": "step", "step": 2}\n')
+    metrics = read_metrics(path)
+    assert [r["step"] for r in metrics.steps] == [1, 2]
+    assert len(metrics.broken) == 1 and "line 2 " in metrics.broken[0]
+
+
+def test_without_a_terminal_a_step_is_one_plain_line(tmp_path: Path) -> None:
+    log, shown = open_log(tmp_path)
+    with log:
+        log.step(record(10))
+    (line,) = shown.getvalue().splitlines()
+    assert line.startswith("step  10/100  knowledge_masking 2.0000  sentence_distance 1.1000")
+    for part in ("stage 1", "lr 1.00e-04", "norm 0.70", "12,346 tokens/s", "250 GFLOP/s", "left"):
+        assert part in line
+    assert "scale" not in line and "skipped" not in line and "\x1b" not in line
+
+
+def test_on_a_terminal_the_display_shows_progress_tasks_and_held_out_scores(tmp_path: Path) -> None:
+    log, shown = open_log(tmp_path, terminal=True)
+    with log:
+        log.evaluation(20, SCORES)
+        log.step(record(50))
+        log.event("note", "a checkpoint [was] saved")
+    text = shown.getvalue()
+    assert "step 50 of 100" in text and "50.0 %" in text
+    assert "61.0 % ± 1.0" in text and "33.3 %" in text and "+27.7 s.e." in text
+    assert "a checkpoint [was] saved" in text
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1, "the cursor comes back"
+
+
+def test_tensorboard_hides_the_events_of_steps_that_are_done_again(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for start, loss in ((0, 2.0), (5, 1.0)):
+        log, _ = open_log(tmp_path, start=start)
+        with log:
+            for step in range(start + 1, 9):
+                log.step(record(step, loss=loss))
+            log.evaluation(8, SCORES)
+        # TensorBoard reads files in the order of their names: the second they were begun, and then
+        # a number that counts the writers of this process and is compared as text (10 before 9).
+        time.sleep(1.1)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    seen = [(e.step, e.value) for e in events.Scalars("loss/knowledge_masking")]
+    assert seen == [(s, 2.0) for s in range(1, 6)] + [(s, 1.0) for s in range(6, 9)]
+    assert events.Scalars("accuracy/sentence_distance/held_out")[-1].value == pytest.approx(0.61)
+    assert [e.step for e in events.Scalars("run/lr")] == list(range(1, 9))
+
+
+def test_without_tensorboard_one_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
+    log, shown = open_log(tmp_path)
+    with log:
+        log.step(record(1))
+    assert "TensorBoard is not installed" in shown.getvalue().splitlines()[0]
+    assert not (tmp_path / "tensorboard").exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0 "),
+        (950, "950 "),
+        (1000, "1 k"),
+        (1234567, "1.23 M"),
+        (4.5e14, "450 T"),
+        (2e19, "2e+04 P"),
+    ],
+)
+def test_short_numbers(value: float, text: str) -> None:
+    assert _short(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(-3, "0:00"), (59.6, "1:00"), (61, "1:01"), (3725, "1:02:05")]
+)
+def testclock(seconds: float, text: str) -> None:
+    assert clock(seconds) == text

@@ -1,0 +1,315 @@
+"""Which runs a suite makes, how it runs them, and its table; a small program stands for the
+training, but once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from palm_ds.common.errors import UserError
+from palm_ds.train.sweeps.suite import (
+    Member,
+    Suite,
+    average,
+    compare,
+    members,
+    read_suite,
+    run_all,
+    table,
+)
+from tests.helpers.small_tables import TINY, write_tables
+
+ROOT = Path(__file__).resolve().parents[3]
+GLUE = {"CoLA": "tsv", "SST-2": "tsv", "STS-B": "tsv", "tnews": "json", "mine": "csv"}
+
+
+def write_layout(folder: Path) -> Path:
+    """Folders as GLUE and CLUE have them; a template."""
+    for name, ending in GLUE.items():
+        (folder / "data" / name).mkdir(parents=True)
+        for part in ("train", "dev"):
+            (folder / "data" / name / f"{part}.{ending}").write_text("")
+    (folder / "data/notes").mkdir()
+    vocabulary = write_tables(folder / "tables") / "vocab.txt"
+    template = {"backbone": TINY, "length": 32, "batch": "8 examples", "optimizer": {"lr": 1e-3}}
+    (folder / "template.yaml").write_text(yaml.safe_dump(template))
+    return vocabulary
+
+
+def write_suite(folder: Path, **values: Any) -> Path:
+    path = folder / "suite.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def from_template(folder: Path, **values: Any) -> Path:
+    given = {"template": str(folder / "template.yaml"), "data": str(folder / "data"), "seeds": 1}
+    return write_suite(folder, **{**given, **values})
+
+
+TRAINING = '''
+"""What of a training a suite can see: it writes a log, and ends as it is told."""
+import json, sys, time
+from pathlib import Path
+
+folder, seed, end = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+folder.mkdir(parents=True, exist_ok=True)
+with (folder / "started").open("a") as file:
+    file.write(f"{time.time()}\\n")
+if end == "broken":
+    print("a line")
+    print("error: train.tsv:7: no label")
+    print("another")
+    sys.exit(2)
+time.sleep(float(sys.argv[4]))
+score = lambda value: {"names": {"accuracy": 0.1, "metrics": {"f1": value, "recall": 0.5}}}
+records = [
+    dict(kind="evaluation", step=5, scores=score(seed / 10)),
+    dict(kind="evaluation", step=10, scores=score(0.05)),
+    dict(kind="event", event="end", step=10),
+]
+if end == "best":
+    records.insert(1, dict(kind="event", event="best", step=5))
+with (folder / "metrics.jsonl").open("w") as file:
+    for record in records[: 1 if end == "stopped" else None]:
+        file.write(json.dumps(record) + chr(10))
+'''
+
+
+def made(folder: Path, names: str = "ab", seeds: int = 3) -> list[Member]:
+    return [
+        Member(name=name, seed=seed, values={"seed": seed}, folder=folder / name / f"seed_{seed}")
+        for name in names
+        for seed in range(1, seeds + 1)
+    ]
+
+
+def training(folder: Path, ends: Any = None, seconds: float = 0) -> Any:
+    program = folder / "training.py"
+    program.write_text(TRAINING)
+
+    def command(member: Member) -> list[str]:
+        end = (ends or {}).get(member.title, "done")
+        seed, sleep = str(member.seed), str(seconds)
+        return [sys.executable, str(program), str(member.folder), seed, end, sleep]
+
+    return command
+
+
+# Which runs ------------------------------------------------------------------------------------
+
+
+def test_folders_as_glue_and_clue_have_them(tmp_path):
+    vocabulary = write_layout(tmp_path)
+    sets = {
+        "mine": {"task": {"kind": "multi_label"}, "best": "micro_f1", "overrides": ["length=64"]},
+        "CoLA": {"overrides": ["optimizer.lr=0.5"]},
+    }
+    path = from_template(
+        tmp_path, sets=sets, seeds=[3, 5], epochs=4, overrides=["batch=4 examples"]
+    )
+    found = members(read_suite(path, ["held_out=0"]), tmp_path / "out")
+    assert [m.title for m in found][:2] == ["CoLA, seed 3", "CoLA, seed 5"]
+    assert len(found) == 2 * len(GLUE)
+    values = {m.name: m.values for m in found if m.seed == 5}
+    cola = values["CoLA"]
+    assert cola["sources"]["CoLA"] == {
+        "table": str(tmp_path / "data/CoLA/train.tsv"),
+        "validation": str(tmp_path / "data/CoLA/dev.tsv"),
+        "read": {"header": False, "columns": {"text_a": 3, "label": 1}},
+    }
+    assert (cola["evaluate"], cola["seed"]) == ({"best": "CoLA.matthews"}, 5)
+    assert (cola["optimizer"], cola["stages"]) == ({"lr": 0.5}, [{"CoLA": "4 epochs"}])
+    assert all(v["batch"] == "4 examples" and v["held_out"] == 0 for v in values.values())
+    assert values["STS-B"]["tasks"]["STS-B"]["kind"] == "regression"
+    assert values["tnews"]["sources"]["tnews"]["read"]["format"] == "jsonl"
+    assert values["mine"]["tasks"]["mine"] == {"kind": "multi_label", "source": "mine"}
+    assert values["mine"]["evaluate"] == {"best": "mine.micro_f1"}
+    assert (values["mine"]["length"], values["SST-2"]["length"]) == (64, 32)
+    assert vocabulary.is_file()
+
+
+def test_recipe_files_with_their_data_elsewhere(tmp_path):
+    recipes = [str(ROOT / f"launch/recipes/finetune/{name}.yaml") for name in ("rte", "sst2")]
+    change = ["init_from=''", "backbone={preset: tiny, positions: 512}"]
+    suite = Suite(recipes=recipes, data="/glue", seeds=2, overrides=change)
+    found = members(suite, tmp_path)
+    assert [m.title for m in found] == [f"{n}, seed {s}" for n in ("rte", "sst2") for s in (1, 2)]
+    assert found[0].values["sources"]["rte"]["table"] == "/glue/RTE/train.tsv"
+    assert found[0].values["sources"]["rte"]["validation"] == "/glue/RTE/dev.tsv"
+    named = Suite(recipes={"x": recipes[0]}, only=["x"], seeds=1, overrides=change)
+    assert [m.name for m in members(named, tmp_path)] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"template": "", "data": ""}, "give `recipes`, or `template` and `data`"),
+        ({"data": ""}, "data: missing"),
+        ({"data": "nowhere"}, "data: nowhere is no folder"),
+        ({"seeds": 0}, "seeds: expected at least one"),
+        ({"seeds": [1, 1]}, "seeds: expected at least one, each once"),
+        ({"only": ["SST2"]}, "no data set 'SST2'; did you mean \"SST-2\""),
+        ({"sets": {"x": {}}}, "no data set 'x'"),
+        ({"sets": {"mine": {"rad": {}}}}, "sets.mine.rad: unknown key; did you mean"),
+        ({"sets": {"mine": {"dev": "test.*"}}, "only": ["mine"]}, ""),
+        ({"sets": {"mine": {"train": "all.*"}}, "only": ["mine"]}, "mine: no file all"),
+        ({"overrides": ["lenght=3"], "only": ["mine"]}, "mine, seed 1: lenght: unknown key"),
+        ({"recipe": "x"}, "recipe: unknown key"),
+    ],
+)
+def test_mistakes_in_the_suite_are_said_before_anything_runs(tmp_path, values, message):
+    write_layout(tmp_path)
+    path = from_template(tmp_path, **values)
+    if not message:  # the usual name stands in where the pattern finds nothing
+        assert members(read_suite(path), tmp_path / "out")
+        return
+    with pytest.raises(UserError, match=message) as error:
+        members(read_suite(path), tmp_path / "out")
+    assert "\n" not in str(error.value)
+
+
+def test_runs_of_another_recipe_are_not_mixed_in(tmp_path):
+    write_layout(tmp_path)
+    path = from_template(tmp_path, only=["mine"])
+    (old,) = members(read_suite(path), tmp_path / "out")
+    old.folder.mkdir(parents=True)
+    old.file.write_text(yaml.safe_dump(dict(old.values)))
+    assert members(read_suite(path), tmp_path / "out") == [old]
+    with pytest.raises(UserError, match="holds another recipe: length: 32 -> 64"):
+        members(read_suite(path, ["length=64"]), tmp_path / "out")
+
+
+# Running them ----------------------------------------------------------------------------------
+
+
+def test_a_failed_run_is_no_lost_suite_and_is_tried_again(tmp_path):
+    found, said = made(tmp_path), []
+    command = training(tmp_path, {"a, seed 2": "broken", "b, seed 1": "stopped"})
+    failed = run_all(found, command, [{}, {}], said.append)
+    assert failed == {
+        "a, seed 2": "exit code 2: error: train.tsv:7: no label",
+        "b, seed 1": "exit code 0: it stopped before its end, or evaluated nothing",
+    }
+    text = compare(found, failed, tmp_path)
+    assert "2 of 3, 1 failed" in text
+    assert "error: train.tsv:7" in (tmp_path / "suite.md").read_text()
+    assert run_all(found, training(tmp_path), [{}], said.append) == {}
+    starts = {m.title: len((m.folder / "started").read_text().split()) for m in found}
+    assert starts == {m.title: 2 if m.title in failed else 1 for m in found}
+    assert "4 of 6 runs are done" in said
+    record = json.loads((tmp_path / "suite.json").read_text())
+    assert record["failed"] == failed and record["sets"]["a"]["missing"] == [2]
+
+
+def test_one_run_at_a_time_in_each_slot(tmp_path):
+    found = made(tmp_path, "abc", 2)
+    program = tmp_path / "slots.py"
+    program.write_text(
+        TRAINING + "import os\n(folder / 'slot').write_text("
+        "f'{os.environ[\"SLOT\"]} {sys.argv[5]} {time.time()}')\n"
+    )
+
+    def command(member: Member) -> list[str]:
+        arguments = [str(member.folder), str(member.seed), "done", "0.3", str(time.time())]
+        return [sys.executable, str(program), *arguments]
+
+    assert run_all(found, command, [{"SLOT": "0"}, {"SLOT": "1"}], lambda line: None) == {}
+    spans: dict[str, list[tuple[float, float]]] = {}
+    for member in found:
+        slot, begin, end = (member.folder / "slot").read_text().split()
+        spans.setdefault(slot, []).append((float(begin), float(end)))
+    assert sorted(spans) == ["0", "1"]
+    for each in spans.values():
+        ordered = sorted(each)
+        assert all(end <= begin for (_, end), (begin, _) in zip(ordered, ordered[1:], strict=False))
+
+
+def test_interrupted_it_stops_its_runs_and_goes_on_later(tmp_path):
+    code = (
+        "import signal, sys; from pathlib import Path; "
+        "from palm_ds.train.sweeps.subprocesses import interrupt; "
+        "from palm_ds.train.sweeps.suite import run_all; "
+        "from tests.train.sweeps.test_suite import made, training; "
+        "signal.signal(signal.SIGTERM, interrupt); folder = Path(sys.argv[1]); "
+        "run_all(made(folder, 'a', 2), training(folder, None, 60), [{}, {}], lambda line: None)"
+    )
+    suite = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stderr=subprocess.DEVNULL
+    )
+    found = made(tmp_path, "a", 2)
+    deadline = time.monotonic() + 60
+    while not all((m.folder / "started").exists() for m in found):
+        assert suite.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(suite.pid, signal.SIGTERM)
+    assert suite.wait(30) != 0
+    assert run_all(found, training(tmp_path), [{}], lambda line: None) == {}
+
+
+# The table -------------------------------------------------------------------------------------
+
+
+def test_the_table_has_median_and_spread_of_the_weights_that_stay(tmp_path):
+    found = made(tmp_path)
+    ends = {m.title: "best" for m in found if m.name == "a"}
+    assert run_all(found, training(tmp_path, ends), [{}], lambda line: None) == {}
+    text = compare(found, {}, tmp_path)
+    assert text.splitlines() == [
+        "| data set | metric | median | lowest - highest |      n |",
+        "| -------- | ------ | -----: | ---------------: | -----: |",
+        "| a        | f1     |  20.00 |    10.00 - 30.00 | 3 of 3 |",  # of step 5, the best
+        "|          | recall |  50.00 |    50.00 - 50.00 | 3 of 3 |",
+        "| b        | f1     |   5.00 |      5.00 - 5.00 | 3 of 3 |",  # of the last step
+        "|          | recall |  50.00 |    50.00 - 50.00 | 3 of 3 |",
+        "| average  |        |  12.50 |                  |        |",
+    ]
+    record = json.loads((tmp_path / "suite.json").read_text())
+    assert record["sets"]["a"]["tasks"]["names"]["f1"] == {
+        "values": {"1": 0.1, "2": 0.2, "3": 0.3},
+        "median": 0.2,
+        "lowest": 0.1,
+        "highest": 0.3,
+        "n": 3,
+    }
+    assert record["average"] == pytest.approx(0.125)
+
+
+def test_no_average_before_every_data_set_has_a_score():
+    nothing = {"runs": 2, "failed": [], "missing": [1, 2], "tasks": {}}
+    assert average({"a": nothing}) is None
+    assert "0 of 2" in table({"a": nothing, "b": nothing})
+
+
+# The command -----------------------------------------------------------------------------------
+
+
+@pytest.mark.distributed
+def test_the_command_trains_and_marks_what_fails(tmp_path):
+    tables = write_tables(tmp_path / "tables")
+    for name in ("good", "bad"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for part in ("train", "dev"):
+            text = (tables / f"{part}.tsv").read_text()
+            (tmp_path / "data" / name / f"{part}.tsv").write_text(text + "x\n" * (name == "bad"))
+    template = {"backbone": TINY, "length": 32, "batch": "8 examples"}
+    (tmp_path / "template.yaml").write_text(yaml.safe_dump(template))
+    path = from_template(tmp_path, epochs=1, tokenizer=str(tables / "vocab.txt"))
+    command = [sys.executable, str(ROOT / "launch/suite.py"), str(path)]
+    command += ["--deepspeed_config", str(ROOT / "ds_configs/cpu.json"), "--jobs", "2"]
+    command += ["--out", str(tmp_path / "out"), "optimizer.lr=1e-3"]
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 1, done.stderr
+    assert "bad, seed 1: failed (exit code 2): error: " in done.stdout
+    assert "train.tsv:50: 1 cell" in done.stdout
+    assert "| good     | accuracy" in done.stdout and (tmp_path / "out/suite.json").is_file()

@@ -1,0 +1,250 @@
+"""Stages settled with the corpora open, and what a whole run consumes against its plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from palm_ds.common.errors import UserError
+from palm_ds.data.corpus_source import Source
+from palm_ds.data.stages import read_stages
+from palm_ds.train.build import build_held_out, build_stream, measure, open_data, settle
+from palm_ds.train.recipe import Recipe, make_recipe
+from tests.helpers.small_corpus import write_small_corpus
+
+MASKS, ORDER, APART = "knowledge_masking", "sentence_reordering", "sentence_distance"
+BLENDS = [MASKS, f"{ORDER} + {MASKS}", APART]
+LENGTH, ROWS = 64, 8
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("corpora")
+    write_small_corpus(folder / "one", documents=60)
+    write_small_corpus(folder / "two", documents=40, seed=1)
+    return folder
+
+
+def recipe(corpora: Path, stages: Any, *, mixed: bool = False, **changes: Any) -> Recipe:
+    source: dict[str, Any] = {"corpus": str(corpora / "one")}
+    if mixed:
+        source = {"mix": {str(corpora / "one"): 3.0, str(corpora / "two"): 1.0}}
+    values = {
+        "backbone": {"preset": "tiny", "positions": LENGTH},
+        "length": LENGTH,
+        "batch": f"{ROWS} rows",
+        "sources": {"text": source},
+        "held_out": 0.1,
+        "tasks": {name: {"source": "text"} for name in (MASKS, ORDER, APART)},
+        "stages": stages,
+        **changes,
+    }
+    return make_recipe(values, "recipe.yaml")
+
+
+def slow_measure(made: Recipe, blend: str) -> tuple[float, float]:
+    """(tokens of the rows of an epoch, tokens of a row that an example takes), by packing an epoch
+    with other means: each example into the first row that still takes it, the longest first."""
+    (feed,) = build_stream(make_plain(made, blend), open_data(made)).feeds
+    lengths = [int(feed.layouts(np.array([n]))[0, 0]) for n in range(len(feed.items))]
+    free: list[int] = []
+    for length in sorted(lengths, reverse=True):
+        at = next((i for i, room in enumerate(free) if room >= length), None)
+        if at is None:
+            free.append(LENGTH - length)
+        else:
+            free[at] -= length
+    return float(len(free) * LENGTH), len(free) * LENGTH / len(lengths)
+
+
+def make_plain(made: Recipe, blend: str) -> Recipe:
+    values = made.resolved() | {"stages": [{blend: 1}], "seed": 0}
+    values["backbone"] = {"preset": "tiny", "positions": LENGTH}
+    return make_recipe(values, "recipe.yaml")
+
+
+def test_plain_steps_stay_as_they_are_and_open_nothing(corpora):
+    made = recipe(corpora / "nowhere", {"continual": BLENDS, "steps": 8})
+    assert settle(made) is made
+
+
+def test_tokens_become_steps_without_a_corpus(corpora):
+    stages = {"continual": BLENDS[:2], "steps": f"{9 * LENGTH * ROWS - 1} tokens"}
+    settled = settle(recipe(corpora / "nowhere", stages))
+    assert settled.stages == [{BLENDS[0]: 6}, {BLENDS[0]: 3, BLENDS[1]: 9}]
+    assert settled.outline.settled
+
+
+@pytest.mark.parametrize("blend", BLENDS)
+def test_sequences_become_the_steps_that_so_many_mean_examples_fill(corpora, blend):
+    made = recipe(corpora, {"joint": [blend], "steps": "300 sequences"})
+    _, mean_length = slow_measure(made, blend)
+    expected = int(np.ceil(300 * mean_length / (LENGTH * ROWS)))
+    assert settle(made, open_data(made)).stages == [{blend: expected}]
+
+
+def test_the_stream_of_a_budget_in_sequences_holds_about_so_many(corpora):
+    made = recipe(corpora, {"alternate": BLENDS, "steps": "900 sequences"})
+    data = open_data(made)
+    for feed, examples in build_stream(settle(made, data), data).consumed().items():
+        assert 900 <= examples < 900 * 1.1, feed  # the last step is filled, and rows nearly are
+
+
+def test_proportional_is_by_the_tokens_of_an_epoch(corpora):
+    made = recipe(corpora, {"alternate": BLENDS, "steps": 1000, "sampler": "proportional"})
+    sizes = [slow_measure(made, blend)[0] for blend in BLENDS]
+    (stage,) = settle(made).stages
+    assert stage.pop("mix") == "step"
+    assert sum(stage.values()) == 1000
+    assert all(
+        abs(stage[b] - 1000 * n / sum(sizes)) < 1 for b, n in zip(BLENDS, sizes, strict=True)
+    )
+
+
+def test_mix_ratio_counts_epochs_of_the_reference(corpora):
+    sampler = {"mix_ratio": {APART: 0.5}, "reference": MASKS, "epochs": 3}
+    made = recipe(corpora, {"joint": BLENDS, "sampler": sampler})
+    epoch = int(slow_measure(made, MASKS)[0]) // (LENGTH * ROWS)
+    assert epoch > 2
+    assert settle(made).stages == [
+        {BLENDS[0]: 3 * epoch, BLENDS[1]: 3 * epoch, APART: 3 * epoch // 2}
+    ]
+
+
+def test_a_mix_of_corpora_is_measured_by_its_shares_of_tokens(corpora):
+    stages = {"joint": [MASKS], "steps": "100 sequences"}
+    both = recipe(corpora, stages, mixed=True)
+    measures = measure(both, open_data(both))[MASKS]
+    data = open_data(both)
+    one, two = build_stream(make_plain(both, MASKS), data).feeds
+    alone = [
+        measure(single, open_data(single))[MASKS]
+        for single in (
+            recipe(corpora, stages),
+            recipe(corpora, stages, sources={"text": {"corpus": str(corpora / "two")}}),
+        )
+    ]
+    assert len(one.items) != len(two.items)
+    assert measures.tokens == pytest.approx(sum(each.tokens for each in alone))
+    examples = 0.75 / alone[0].mean_length + 0.25 / alone[1].mean_length  # a token
+    assert measures.mean_length == pytest.approx(1 / examples, rel=0.02)  # names decide the draws
+
+
+def test_settled_stages_do_not_depend_on_the_seed_and_are_settled_again_to_themselves(corpora):
+    stages = {"continual": BLENDS, "steps": "777 sequences"}
+    first, other = (settle(recipe(corpora, stages, seed=seed)) for seed in (1, 2))
+    assert first.stages == other.stages
+    assert settle(first) is first
+    assert first.plan == read_stages(first.stages, [MASKS, ORDER, APART])
+
+
+def test_a_share_without_a_step_is_told(corpora):
+    sampler = {"mix_ratio": {APART: 1e-4}, "reference": MASKS}
+    with pytest.raises(UserError, match="'sentence_distance' would get"):
+        settle(recipe(corpora, {"joint": BLENDS, "sampler": sampler}))
+
+
+def test_ernies_own_files_are_a_source(corpora, tmp_path):
+    """Opened through a list, a corpus beside it; trained from like any other."""
+    words = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *(f"w{i}" for i in range(30))]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    lines = [
+        f"1 {5 + n} 6 2 7 8 2;0 0 0 0 1 1 1;0 1 2 3 4 5 6;-1 0 0 -1 0 1 -1;1" for n in range(9)
+    ]
+    (tmp_path / "part").write_text("\n".join(lines) + "\n")
+    (tmp_path / "list").write_text("part\t0.5\n")
+    source = {"ernie": str(tmp_path / "list"), "tokenizer": str(tmp_path / "vocab.txt")}
+    made = recipe(corpora, {"joint": [MASKS], "steps": 3}, sources={"text": source})
+    data = open_data(made)
+    assert list(data.corpora) == [f"{tmp_path / 'list'}.corpus"]
+    sources = [source for _, source, _ in [*data.train["text"], *data.held_out["text"]]]
+    texts = [source.read(a, b) for source in sources for a, b in spans(source)]
+    assert sorted(int(piece.ids[0]) for piece in texts) == [5 + n for n in range(9)]
+    assert {tuple(piece.ids[1:]) for piece in texts} == {(6, 7, 8)}
+    (batch,) = build_stream(made, data).batches(2, 0, 1, ROWS)
+    assert len(batch.labels[MASKS][0]) >= ROWS
+
+    other = lines[0].replace("1 5 6", "1 30 6")
+    (tmp_path / "valid").write_text(f"{other}\n")
+    source["validation"] = str(tmp_path / "valid")
+    data = open_data(recipe(corpora, {"joint": [MASKS], "steps": 3}, sources={"text": source}))
+    assert len(data.train["text"][0][1].documents) == 9  # all of it
+    ((_, valid, _),) = data.held_out["text"]
+    assert [int(valid.read(a, b).ids[0]) for a, b in spans(valid)] == [30]
+
+
+def test_another_corpus_to_evaluate_on(corpora):
+    folders = [corpora / "one", corpora / "two"]
+    source = {"corpus": str(folders[0]), "validation": str(folders[1])}
+    made = recipe(corpora, {"joint": [MASKS], "steps": 3}, sources={"text": source})
+    data = open_data(made)
+    sizes = [len(corpus) for corpus in data.corpora.values()]
+    assert len(data.train["text"][0][1].documents) == sizes[0]
+    ((name, held, _),) = data.held_out["text"]
+    assert name == str(folders[1]) and len(held.documents) == sizes[1]
+    rows = build_held_out(made, data)
+    assert rows.rows and {feed.source.corpus.path for feed in rows.feeds} == {folders[1]}
+
+
+def spans(source: Source) -> list[tuple[int, int]]:
+    return [(int(a), int(b)) for a, b in zip(source.starts, source.ends, strict=True)]
+
+
+SCHEDULES: dict[str, Any] = {
+    "continual": {"continual": BLENDS, "steps": 12},
+    "continual, budgets": {
+        "continual": BLENDS,
+        "steps": {BLENDS[0]: 16, BLENDS[1]: "5000 tokens", APART: "150 sequences"},
+    },
+    "continual+": {"continual": [MASKS, ORDER, APART], "always": MASKS, "steps": 12},
+    "joint": {"joint": BLENDS, "steps": 9},
+    "joint, proportional": {"joint": BLENDS, "steps": 25, "sampler": "proportional"},
+    "alternate": {"alternate": BLENDS, "steps": 9},
+    "alternate+": {"alternate": [ORDER, APART], "always": MASKS, "steps": 9},
+    "alternate, temperature": {"alternate": BLENDS, "steps": 25, "sampler": {"temperature": 5}},
+    "sequential": {"sequential": BLENDS, "steps": 7},
+    "explicit": [{MASKS: 5}, {MASKS: 2, APART: 7, "mix": "step"}, {BLENDS[1]: 3, APART: 3}],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "mix"),
+    [(n, m) for n in SCHEDULES for m in ("batch", "step") if m == "step" or "alternate" not in n],
+)
+def test_a_whole_run_consumes_what_its_plan_says(corpora, name, mix):
+    """Every row of every step: with `mix: step` each blend has exactly its steps; with `batch` its
+    share of every stage's tokens, to the last window. Each example comes once, in order."""
+    stages = SCHEDULES[name]
+    if isinstance(stages, list):
+        stages = {"explicit": [{b: n for b, n in s.items() if b != "mix"} for s in stages]}
+    made = recipe(corpora, stages | {"mix": mix})
+    data = open_data(made)
+    settled = settle(made, data)
+    plan, stream = settled.plan, build_stream(settled, data)
+    names = [feed.name for feed in stream.feeds]
+    seen: Counter[str] = Counter()
+    steps_of: Counter[tuple[int, str]] = Counter()
+    tokens_of: Counter[tuple[int, str]] = Counter()
+    for step in range(plan.steps):
+        stage = plan.stage_at(step)
+        rows = stream.step_rows(step)
+        assert len(rows) == ROWS
+        blends = {names[feed] for row in rows for feed, _, _ in row}
+        assert mix == "batch" or len(blends) == 1
+        steps_of.update((stage, blend) for blend in blends)
+        for row in rows:
+            for feed, _, layout in row:
+                seen[names[feed]] += 1
+                tokens_of[stage, names[feed]] += int(layout[0])
+    assert dict(seen) == stream.consumed()
+    for number, stage in enumerate(plan.stages):
+        for blend, steps in stage.steps_of:
+            if mix == "step":
+                assert steps_of[number, blend] == steps
+            share = tokens_of[number, blend] / (stage.steps * ROWS * LENGTH)
+            assert share == pytest.approx(steps / stage.steps, abs=0.06)
+    assert sum(stage.steps for stage in plan.stages) == sum(map(plan.total_of, plan.blends))

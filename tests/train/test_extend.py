@@ -1,0 +1,133 @@
+"""What a run takes over from an old one, and what it refuses. Losses are in distributed/."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from palm_ds.common.errors import UserError
+from palm_ds.model.config import BackboneConfig
+from palm_ds.model.encoder import Backbone
+from palm_ds.model.heads import ClassHead
+from palm_ds.model.multi_task_model import Model
+from palm_ds.runtime import checkpoint
+from palm_ds.runtime import sharded_state as portable
+from palm_ds.train.extend import Inheritance, Lineage, inherit
+
+
+class Alone:
+    rank, world = 0, 1
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+
+def make_model(classes: dict[str, int], **changes: Any) -> Model:
+    values = {"vocab_size": 20, "width": 8, "layers": 1, "heads": 2, "positions": 16}
+    backbone = Backbone(BackboneConfig(**{**values, "task_slots": 3, **changes}))
+    heads = {name: ClassHead(8, number) for name, number in classes.items()}
+    return Model(backbone, heads, {name: name for name in heads})
+
+
+def lineage(model: Model, tokenizer: str = "words") -> Lineage:
+    ids = {name: number for number, name in enumerate(model.heads)}
+    return Lineage(backbone=model.backbone.config, task_ids=ids, tokenizer=tokenizer)
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory) -> Path:
+    """A run folder after 5 steps (of nothing): tasks a and b."""
+    run = tmp_path_factory.mktemp("old")
+    torch.manual_seed(0)
+    model = make_model({"a": 2, "b": 3})
+    base = torch.optim.AdamW(model.parameters())
+    parameters = dict(model.named_parameters())
+    held = portable.Held(parameters=parameters, base=base, zero=None, stage=0, rank=0, world=1)
+
+    def write(place: Path, written: checkpoint.Written) -> None:
+        portable.write_stretches(
+            held.written(), "process", lambda name, make: written.write(place / name, make)
+        )
+
+    checkpoint.save(
+        run / "checkpoints",
+        5,
+        write=write,
+        layout=checkpoint.Layout(world=1, stage=0, precision="fp32"),
+        parameters=dict.fromkeys(parameters, 5),
+        engine={},
+        state={"lineage": lineage(model).record(), "consumed": {"a": 70, "b + a": 4}},
+        group=Alone(),
+        keep=1,
+    )
+    return run
+
+
+def taken(old: Path, model: Model, feeds: tuple[str, ...] = ("a", "c")) -> Inheritance:
+    return inherit(old, model, lineage(model), feeds, group=Alone(), warn=pytest.fail)
+
+
+def test_a_task_more(old: Path) -> None:
+    found = taken(old, make_model({"a": 2, "b": 3, "c": 4}))
+    assert found.fresh == ("heads.c.out.weight", "heads.c.out.bias") and found.left == ()
+    assert found.consumed == {"a": 70}
+    assert set(found.steps.values()) == {5} and "heads.c.out.weight" not in found.steps
+    assert found.grown["backbone.task.weight"].rows == (0, 1, -1)  # 2 is the new task's
+    lines = found.lines()
+    assert "as it was after step 5" in lines[0] and "heads.c.out.bias" in lines[1]
+    assert lines[-1] == "extends: reading goes on: a from 70"
+
+
+def test_rows_follow_their_tasks_and_the_table_may_grow(old: Path) -> None:
+    found = taken(old, make_model({"b": 3, "c": 4, "a": 2}, task_slots=5))
+    assert found.grown["backbone.task.weight"].rows == (1, -1, 0, -1, -1)
+
+
+def test_a_task_less_is_named(old: Path) -> None:
+    found = taken(old, make_model({"b": 3, "c": 4}))
+    assert found.left == ("heads.a.out.weight", "heads.a.out.bias")
+    assert not set(found.left) & set(found.steps)
+    assert any("left behind: heads.a.out.weight" in line for line in found.lines())
+
+
+def test_the_same_tasks_on_another_corpus_need_no_other_rows(old: Path) -> None:
+    found = taken(old, make_model({"a": 2, "b": 3}), feeds=("b + a",))
+    assert found.grown == {} and found.fresh == () and found.consumed == {"b + a": 4}
+
+
+def test_dropout_may_change_and_the_encoder_may_not(old: Path) -> None:
+    assert taken(old, make_model({"a": 2, "b": 3}, dropout=0.3)).fresh == ()
+    with pytest.raises(UserError, match=r"another encoder: backbone.width: 8 -> 16"):
+        taken(old, make_model({"a": 2, "b": 3}, width=16))
+    with pytest.raises(UserError, match="no task embedding"):
+        taken(old, make_model({"a": 2, "b": 3}, task_slots=0))
+
+
+def test_the_state_of_another_optimizer_is_refused(old: Path) -> None:
+    model = make_model({"a": 2, "b": 3})
+    for kind in ("adamw", "lamb"):  # which keep the same
+        now = replace(lineage(model), optimizer=kind)
+        assert inherit(old, model, now, [], group=Alone(), warn=print).fresh == ()
+    now = replace(lineage(model), optimizer="mine.Lion")
+    with pytest.raises(UserError, match="optimizer.kind adamw, this recipe has mine.Lion;"):
+        inherit(old, model, now, [], group=Alone(), warn=print)
+
+
+def test_other_classes_another_tokenizer_and_no_run_are_refused(old: Path, tmp_path) -> None:
+    with pytest.raises(UserError, match="heads.b.out.weight has 24 values there, and 32 here"):
+        taken(old, make_model({"a": 2, "b": 4}))
+    model = make_model({"a": 2, "b": 3})
+    with pytest.raises(UserError, match="another tokenizer"):
+        inherit(old, model, lineage(model, "other"), [], group=Alone(), warn=pytest.fail)
+    with pytest.raises(UserError, match="no checkpoint in"):
+        taken(tmp_path, model)
+
+
+def test_what_a_run_remembers_is_json(old: Path) -> None:
+    record = lineage(make_model({"a": 2})).record()
+    assert json.loads(json.dumps(record)) == record

@@ -1,0 +1,253 @@
+"""What a person is shown of a step is what training eats."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from rich.console import Console
+
+from palm_ds.common.errors import UserError
+from palm_ds.runtime import checkpoint
+from palm_ds.train.build import build_held_out, build_stream, open_data
+from palm_ds.train.inspect_stream import (
+    View,
+    as_record,
+    as_text,
+    open_held_out,
+    open_step,
+    sequences,
+    summary,
+)
+from palm_ds.train.recipe import Recipe, read_recipe
+from tests.helpers.small_corpus import write_small_corpus
+
+WORD_STARTS = """
+from dataclasses import dataclass
+import numpy as np
+from palm_ds.model.heads import ClassHead
+from palm_ds.data.task import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordStarts(Task):
+    def marks(self):
+        return ("word",)
+
+    def label(self, example, source, rng):
+        at = np.flatnonzero(example.origin >= 0)
+        example.labels[self.name] = at, example.marks["word"][at]
+
+    def head(self, backbone):
+        return ClassHead(backbone.config.width, classes=2)
+
+    def class_name(self, label):
+        return ("inside", "start")[label]
+"""
+BLENDS = ["masking", "sentence_reordering + starts + masking", "sentence_distance + phrases"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inspect")
+    write_small_corpus(folder / "corpus", documents=60)
+    (folder / "word_starts.py").write_text(WORD_STARTS)
+    recipe = {
+        "backbone": {"preset": "tiny", "positions": 64},
+        "length": 64,
+        "batch": "24 rows",
+        "sources": {"text": {"corpus": str(folder / "corpus")}},
+        "held_out": 0.2,
+        "tasks": {
+            "masking": {"kind": "knowledge_masking", "source": "text"},
+            "phrases": {"kind": "knowledge_masking", "source": "text", "share": "masking"},
+            "sentence_reordering": {"source": "text"},
+            "sentence_distance": {"source": "text"},
+            "starts": {"kind": "word_starts.WordStarts", "source": "text"},
+        },
+        "stages": {"continual": BLENDS, "steps": 8},
+        "evaluate": {"examples": 30},
+    }
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    return folder
+
+
+@pytest.fixture
+def recipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    monkeypatch.syspath_prepend(str(folder))
+    return read_recipe(folder / "recipe.yaml")
+
+
+def plain(view: View, row: int) -> str:
+    return as_text(view, row).plain
+
+
+@pytest.mark.parametrize("step", [1, 9, 24])
+def test_the_sequences_are_those_of_the_batch(recipe: Recipe, step: int) -> None:
+    view = open_step(recipe, step, rows=2)
+    stream = build_stream(recipe, open_data(recipe))
+    (batch,) = stream.batches(step - 1, 0, 1, 24)
+    assert list(view.shown) == [0, 1] and len(view.rows) == 24
+    labels: dict[str, dict[int, int]] = {}
+    covered = np.zeros((24, 64), bool)
+    for seen in sequences(view, range(24)):
+        record = json.loads(json.dumps(as_record(view, seen)))
+        inside = slice(record["start"], record["start"] + record["length"])
+        row = record["row"] - 1
+        assert record["tokens"] == view.tokenizer.tokens(batch.ids[row, inside])
+        assert record["segments"] == batch.segments[row, inside].tolist()
+        assert set(batch.task_ids[row, inside].tolist()) == {record["task_id"]}
+        covered[row, inside] = True
+        for task, entries in record["labels"].items():
+            flat = row * 64 + record["start"]
+            labels.setdefault(task, {}).update({flat + e["position"]: e["label"] for e in entries})
+    assert (covered == (batch.block >= 0).numpy()).all()
+    wanted = {
+        task: dict(zip(*(x.tolist() for x in y), strict=True)) for task, y in batch.labels.items()
+    }
+    assert labels == wanted
+
+
+def test_originals_are_what_the_corpus_says(recipe: Recipe) -> None:
+    view = open_step(recipe, 20, rows=24)
+    changed = 0
+    for seen in sequences(view, range(24)):
+        record, origin = as_record(view, seen), seen.example.origin
+        corpus = seen.feed.source.corpus
+        for at, token in enumerate(record["tokens"]):
+            if origin[at] < 0:
+                assert token in ("[CLS]", "[SEP]") and str(at) not in record["original"]
+                continue
+            truth = view.tokenizer.tokens(
+                corpus.read(int(origin[at]), int(origin[at]) + 1, ()).ids
+            )[0]
+            assert record["original"].get(str(at), token) == truth
+            changed += token != truth
+    assert changed > 100
+
+
+def test_a_row_in_words(recipe: Recipe) -> None:
+    view = open_step(recipe, 24, rows=24)
+    whole = "\n".join(plain(view, row) for row in range(24))
+    count = Counter(seen.feed.name for seen in sequences(view, range(24)))
+    for blend in BLENDS:
+        assert count[blend] > 0
+        assert len(re.findall(rf"^  {re.escape(blend)}  positions", whole, re.M)) == count[blend]
+    assert re.search(
+        r"^    sentence_reordering: (1|1 2|2 1|1 2 3|1 3 2|2 1 3|2 3 1|3 1 2|3 2 1)$", whole, re.M
+    )
+    assert re.search(
+        "^    sentence_distance: (adjacent|same document|other document)$", whole, re.M
+    )
+    assert re.search(
+        r"^    starts: inside \d+ \(w\d+(, w\d+)*(, \.\.\.)?\); start \d+ \(w", whole, re.M
+    )
+    assert re.search(r"^    phrases: \d+ words: w\d+, ", whole, re.M)
+    assert re.search(r"^    segment 2  w", whole, re.M) and "segment 0  [CLS] " in whole
+    assert re.search(r"\[MASK\]\(w\d+\)", whole) and re.search(r" w\d+\(w\d+\)", whole)
+    assert re.search(r" w\d+\(=\)", whole)
+    (first,) = list(sequences(view, [0]))[:1]
+    masked = int((first.example.ids == view.tokenizer.vocabulary.mask).sum())
+    assert plain(view, 0).split("  positions")[1].count("[MASK](") == masked
+
+
+def test_every_sequence_of_a_row_has_a_colour(recipe: Recipe) -> None:
+    view = open_step(recipe, 24, rows=24)
+    row = next(n for n, entries in enumerate(view.rows) if len(entries) > 1)
+    console = Console(force_terminal=True, color_system="standard", width=200)
+    with console.capture() as capture:
+        console.print(as_text(view, row))
+    assert "\x1b[36mw" in capture.get() and "\x1b[35mw" in capture.get()
+    assert "\x1b[1;7m[MASK]" in capture.get()
+
+
+def shown(view: View) -> str:
+    console = Console(width=200)
+    with console.capture() as capture:
+        for part in summary(view):
+            console.print(part)
+    return capture.get()
+
+
+def test_the_summary_counts_the_whole_step(recipe: Recipe) -> None:
+    view = open_step(recipe, 24, rows=0)
+    assert len(view.shown) == 0
+    text, seen = shown(view), list(sequences(view, range(24)))
+    real = sum(len(each.example) for each in seen)
+    assert "step 24 of 24, stage 3: 24 rows of 64" in text
+    assert f"{len(seen)} sequences, {real:,} of 1,536 positions" in text
+    for blend in BLENDS:
+        lengths = [len(each.example) for each in seen if each.feed.name == blend]
+        line = next(line for line in text.splitlines() if line.startswith(f"{blend} "))
+        cells = line.removeprefix(blend).split()
+        assert cells[:4] == [
+            str(len(lengths)),
+            str(min(lengths)),
+            f"{np.mean(lengths):.1f}",
+            str(max(lengths)),
+        ]
+    labels = Counter()
+    for each in seen:
+        labels.update({task: len(at) for task, (at, _) in each.example.labels.items()})
+    for task, many in labels.items():
+        assert re.search(rf"^{task} +{many:,} ", text, re.M)
+    assert re.search(r"^masking .*\[MASK\] \d+\.\d %", text, re.M)
+    assert re.search(r"^starts .*start \d+\.\d %, inside", text, re.M)
+
+
+def test_held_out_rows_are_those_of_the_evaluation(recipe: Recipe) -> None:
+    view = open_held_out(recipe, rows=1)
+    held = build_held_out(recipe, open_data(recipe))
+    assert len(view.rows) == len(held.rows) and len(view.shown) == 3
+    first = [next(iter(sequences(view, [row]))).feed.name for row in view.shown]
+    assert first == BLENDS
+    out = set(view.feeds[0].source.documents.tolist())
+    training = open_step(recipe, 1, rows=0).feeds[0].source.documents.tolist()
+    assert out and not out & set(training)
+    assert shown(view).startswith("held out: ")
+
+
+def test_a_run_that_extends_another_reads_on_behind_it(
+    recipe: Recipe, folder: Path, tmp_path: Path
+) -> None:
+    extended = read_recipe(folder / "recipe.yaml", [f"extend={tmp_path}"])
+    with pytest.raises(UserError, match="extend: .*: no checkpoint in"):
+        open_step(extended, 1, rows=1)
+    checkpoint.save(
+        tmp_path / "checkpoints",
+        5,
+        write=lambda place, written: None,
+        layout=checkpoint.Layout(world=1, stage=0, precision="fp32"),
+        parameters={},
+        engine={},
+        state={"consumed": dict.fromkeys(BLENDS, 2000)},
+        group=checkpoint.ALONE,
+        keep=1,
+    )
+    view = open_step(extended, 1, rows=1)
+    assert min(seen.number for seen in sequences(view, range(24))) >= 2000
+    assert max(seen.number for seen in sequences(open_step(recipe, 1, rows=1), range(24))) < 2000
+
+
+def test_mistakes(recipe: Recipe, folder: Path) -> None:
+    for step in (0, 25, -3):
+        with pytest.raises(UserError, match=f"--step {step}: the plan has steps 1 to 24"):
+            open_step(recipe, step, rows=1)
+    for call in (lambda: open_step(recipe, 1, rows=-1), lambda: open_held_out(recipe, rows=-1)):
+        with pytest.raises(UserError, match="--rows -1: a number of rows to show"):
+            call()
+    nothing = read_recipe(folder / "recipe.yaml", ["held_out=0"])
+    with pytest.raises(UserError, match="held_out is 0"):
+        open_held_out(nothing, rows=1)
+
+
+def test_no_engine_is_started(root: Path) -> None:
+    code = "import sys, palm_ds.train.inspect_stream; sys.exit('deepspeed' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0

@@ -1,0 +1,268 @@
+"""Recipes: read strictly, filled with defaults, and wrong ones told in one line."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import yaml
+
+from palm_ds.common.errors import UserError
+from palm_ds.train.recipe import differences, read_recipe
+
+GOOD = {
+    "backbone": {"preset": "tiny", "positions": 128},
+    "length": 128,
+    "batch": "4096 tokens",
+    "sources": {"text": {"corpus": "somewhere"}},
+    "tasks": {
+        "knowledge_masking": {"source": "text"},
+        "sentence_reordering": {"source": "text", "most": 3},
+    },
+    "stages": {
+        "continual": ["knowledge_masking", "sentence_reordering + knowledge_masking"],
+        "steps": 30,
+    },
+}
+
+
+def write(folder: Path, values: object) -> Path:
+    path = folder / "recipe.yaml"
+    path.write_text(values if isinstance(values, str) else yaml.safe_dump(values))
+    return path
+
+
+def changed(*keys: str, to: object) -> dict:
+    values = copy.deepcopy(GOOD)
+    at = values
+    for key in keys[:-1]:
+        at = at.setdefault(key, {})
+    at[keys[-1]] = to
+    return values
+
+
+def without(key: str) -> dict:
+    return {k: v for k, v in GOOD.items() if k != key}
+
+
+def test_a_good_recipe_is_filled_with_defaults(tmp_path):
+    recipe = read_recipe(write(tmp_path, GOOD), ["optimizer.lr=2e-4", "seed=7"])
+    assert recipe.rows == 32
+    assert recipe.optimizer.lr == 2e-4
+    assert recipe.seed == 7
+    assert recipe.task_ids == {"knowledge_masking": 0, "sentence_reordering": 1}
+    resolved = recipe.resolved()
+    assert resolved["tasks"]["knowledge_masking"]["units"] == ["word", "phrase", "entity"]
+    assert resolved["backbone"]["width"] == 128
+    again = {k: v for k, v in resolved.items() if v is not None}
+    again["backbone"] = {k: v for k, v in again["backbone"].items() if v is not None}
+    same = read_recipe(write(tmp_path, again))
+    assert same.fingerprint == recipe.fingerprint
+
+
+def test_what_is_only_shown_or_saved_is_not_part_of_the_fingerprint(tmp_path):
+    path = write(tmp_path, GOOD)
+    plain = read_recipe(path)
+    assert read_recipe(path, ["log.every=3", "save.every=5"]).fingerprint == plain.fingerprint
+    assert read_recipe(path, ["seed=2"]).fingerprint != plain.fingerprint
+
+
+def test_numbers_written_as_yaml_takes_them_for_text(tmp_path):
+    text = yaml.safe_dump(GOOD) + "optimizer: {lr: 5e-5}\n"
+    assert read_recipe(write(tmp_path, text)).optimizer.lr == 5e-5
+
+
+def test_tasks_that_share_a_head_share_its_id(tmp_path):
+    values = changed(
+        "tasks",
+        "phrases",
+        to={
+            "kind": "knowledge_masking",
+            "source": "text",
+            "units": ["phrase"],
+            "share": "knowledge_masking",
+        },
+    )
+    values["stages"] = {"sequential": ["knowledge_masking", "phrases"], "steps": 3}
+    recipe = read_recipe(write(tmp_path, values))
+    assert recipe.task_ids["phrases"] == recipe.task_ids["knowledge_masking"] == 0
+
+
+def test_what_takes_the_corpora_is_checked_without_them_and_planned_with_them(tmp_path):
+    blends = GOOD["stages"]["continual"]
+    stages = {"joint": blends, "steps": 30, "sampler": "proportional"}
+    recipe = read_recipe(write(tmp_path, changed("stages", to=stages)))
+    assert recipe.outline.blends == tuple(blends)
+    with pytest.raises(UserError, match="only once the corpora are open"):
+        assert recipe.plan
+    stages["joint"] = [*blends, "sentence_distance"]
+    with pytest.raises(UserError, match="no task 'sentence_distance'"):
+        read_recipe(write(tmp_path, changed("stages", to=stages)))
+
+
+def test_budgets_in_tokens_take_no_corpus(tmp_path):
+    stages = {"joint": GOOD["stages"]["continual"], "steps": "40_960 tokens"}
+    recipe = read_recipe(write(tmp_path, changed("stages", to=stages)))
+    assert recipe.plan.steps == 20
+    assert recipe.plan_table().splitlines()[-1].split() == ["steps", "20", "20", "81,920"]
+    assert read_recipe(write(tmp_path, GOOD), ["stages.steps=9"]).plan.steps == 18
+
+
+def test_a_source_may_be_ernies_own_files(tmp_path):
+    source = {"ernie": "data/files.txt", "tokenizer": "vocab.txt"}
+    recipe = read_recipe(write(tmp_path, changed("sources", "text", to=source)))
+    assert recipe.sources["text"].weights == {"data/files.txt.corpus": 1.0}
+
+
+def test_the_task_of_the_export_is_not_part_of_the_fingerprint(tmp_path):
+    path = write(tmp_path, GOOD)
+    chosen = read_recipe(path, ["export_task=sentence_reordering"])
+    assert chosen.export_task == "sentence_reordering"
+    assert chosen.fingerprint == read_recipe(path).fingerprint
+
+
+WRONG = {
+    "unknown key": (changed("lenght", to=3), 'lenght: unknown key; did you mean "length"'),
+    "unknown nested key": (
+        changed("optimizer", "beta", to=1),
+        'optimizer.beta: unknown key; did you mean "betas"',
+    ),
+    "missing batch": (without("batch"), "batch: missing"),
+    "missing tasks": (without("tasks"), "tasks: missing"),
+    "missing stages": (without("stages"), "stages: missing"),
+    "no tasks": (changed("tasks", to={}), "tasks: empty"),
+    "batch without unit": (changed("batch", to="4096"), "is not like `393216 tokens`"),
+    "batch a number": (changed("batch", to=64), "batch"),
+    "batch no whole rows": (changed("batch", to="1000 tokens"), "take 1024 tokens"),
+    "batch of nothing": (changed("batch", to="0 rows"), "holds not one row"),
+    "length too short": (changed("length", to=4), "length: rows of 4 tokens"),
+    "length a word": (changed("length", to="long"), "length"),
+    "length beyond positions": (changed("length", to=256), "backbone.positions gives only 128"),
+    "lr zero": (changed("optimizer", "lr", to=0), "optimizer.lr"),
+    "lr a word": (changed("optimizer", "lr", to="fast"), "optimizer.lr"),
+    "betas": (changed("optimizer", "betas", to=[0.9, 1.5]), "optimizer.betas"),
+    "one beta": (changed("optimizer", "betas", to=[0.9]), "optimizer.betas"),
+    "kind of optimizer": (changed("optimizer", "kind", to="sgd"), "optimizer.kind"),
+    "schedule": (changed("schedule", "kind", to="cosine"), "schedule.kind"),
+    "noam without warmup": (changed("schedule", "kind", to="noam"), "schedule.warmup"),
+    "negative warmup": (changed("schedule", "warmup", to=-1), "schedule.warmup"),
+    "held out all": (changed("held_out", to=1.0), "held_out: 1.0"),
+    "source unknown": (
+        changed("tasks", "knowledge_masking", "source", to="texts"),
+        "tasks.knowledge_masking.source: no 'texts' in `sources`; did you mean \"text\"",
+    ),
+    "source missing": (changed("tasks", "knowledge_masking", to={}), "source: missing"),
+    "source without corpus": (changed("sources", "text", to={}), "sources.text"),
+    "source of both kinds": (
+        changed("sources", "text", to={"corpus": "a", "mix": {"b": 1}}),
+        "sources.text",
+    ),
+    "source of no kind and a tokenizer": (
+        changed("sources", "text", to={"tokenizer": "vocab.txt"}),
+        "sources.text: give one of `corpus: FOLDER`",
+    ),
+    "ernie without tokenizer": (
+        changed("sources", "text", to={"ernie": "files.txt"}),
+        "sources.text: `ernie: FILELIST` and `tokenizer: vocab.txt` go together",
+    ),
+    "tokenizer with a corpus": (
+        changed("sources", "text", to={"corpus": "a", "tokenizer": "vocab.txt"}),
+        "go together",
+    ),
+    "export of an unknown task": (
+        changed("export_task", to="knowledge_maskin"),
+        "export_task: no 'knowledge_maskin' in `tasks`; did you mean \"knowledge_masking\"",
+    ),
+    "export of a task where no task has an embedding": (
+        changed("backbone", to={"preset": "tiny", "positions": 128, "task_slots": 0})
+        | {"export_task": "knowledge_masking"},
+        "export_task: backbone.task_slots is 0",
+    ),
+    "negative weight": (changed("sources", "text", to={"mix": {"b": -1}}), "mix.b"),
+    "task not found": (
+        changed("tasks", "knowlege_masking", to={"source": "text"}),
+        "no task 'knowlege_masking'; did you mean \"knowledge_masking\"",
+    ),
+    "task's key": (
+        changed("tasks", "knowledge_masking", "unit", to=["word"]),
+        'tasks.knowledge_masking.unit: unknown key; did you mean "units"',
+    ),
+    "task's value": (changed("tasks", "knowledge_masking", "rate", to=2), "rate: 2"),
+    "task's unit": (
+        changed("tasks", "knowledge_masking", "units", to=["letter"]),
+        "tasks.knowledge_masking.units",
+    ),
+    "task's name": (changed("tasks", "a + b", to={"source": "text"}), "cannot hold a +"),
+    "task is a word": (changed("tasks", "knowledge_masking", to="yes"), "expected keys"),
+    "module not found": (
+        changed("tasks", "mine", to={"kind": "no_such_module.Task", "source": "text"}),
+        "cannot import 'no_such_module'",
+    ),
+    "not a task": (
+        changed("tasks", "mine", to={"kind": "json.JSONDecoder", "source": "text"}),
+        "not a subclass of palm_ds.data.task.Task",
+    ),
+    "shares with nobody": (
+        changed("tasks", "knowledge_masking", "share", to="nobody"),
+        "tasks.knowledge_masking.share",
+    ),
+    "stage of unknown task": (
+        changed("stages", to={"joint": ["knowledge_maskin"], "steps": 3}),
+        'did you mean "knowledge_masking"',
+    ),
+    "preset": (changed("backbone", "preset", to="ernie"), "backbone.preset"),
+    "more segments than rows": (
+        changed("backbone", "segments", to=2),
+        "tasks.sentence_reordering: its texts have 3 segments, but backbone.segments is 2",
+    ),
+    "two origins": (changed("extend", to="runs/a") | {"init_from": "runs/b"}, "leave one out"),
+    "heads and width": (changed("backbone", "heads", to=3), "heads"),
+    "too many tasks for the table": (changed("backbone", "task_slots", to=1), "task_slots is 1"),
+    "nonfinite": (changed("nonfinite", to="ignore"), "nonfinite"),
+    "keep nothing": (changed("save", "keep", to=0), "save.keep"),
+    "a list": ("- a\n- b\n", "expected keys and values, got list"),
+    "not YAML": ("a: [1, 2\nb: 3\n", "not valid YAML"),
+    "a key twice": ("seed: 1\nseed: 2\n", "stands there twice"),
+    "empty": ("", "expected keys and values"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_recipe_is_one_clear_line(tmp_path, case):
+    values, message = WRONG[case]
+    path = write(tmp_path, values)
+    with pytest.raises(UserError) as error:
+        read_recipe(path)
+    assert message in str(error.value)
+    assert str(error.value).startswith(str(path))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optimizer.lr", "expected key=value"),
+        ("=3", "expected key=value"),
+        ("seed.a=3", "`seed` holds no keys"),
+        ("optimizer.lr=[1", "not valid YAML"),
+        ("optimizer.rate=3", "optimizer.rate: unknown key"),
+    ],
+)
+def test_wrong_overrides(tmp_path, override, message):
+    values = changed("seed", to=1)
+    with pytest.raises(UserError) as error:
+        read_recipe(write(tmp_path, values), [override])
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(UserError, match="no such file"):
+        read_recipe(tmp_path / "none.yaml")
+
+
+def test_differences_name_every_leaf():
+    old = {"a": 1, "b": {"c": 2, "d": [3]}, "gone": 0}
+    new = {"a": 1, "b": {"c": 5, "d": [3]}, "new": 1}
+    assert differences(old, new) == ["b.c: 2 -> 5", "gone: 0 -> None", "new: None -> 1"]

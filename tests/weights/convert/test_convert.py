@@ -1,0 +1,387 @@
+"""Conversion: everything named, the same computed, nothing left of what failed."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+from palm_ds.common.errors import UserError
+from palm_ds.model.config import BackboneConfig
+from palm_ds.model.multi_task_model import Model
+from palm_ds.text.tokenizer import wordpiece
+from palm_ds.weights.convert import convert
+from palm_ds.weights.convert import mapping_report as account
+from palm_ds.weights.convert import parity as proof
+from palm_ds.weights.convert.convert import Options
+from palm_ds.weights.formats import open as door
+from palm_ds.weights.formats.contents import BUFFER, OPTIMIZER
+from palm_ds.weights.formats.open import open_checkpoint
+from palm_ds.weights.formats.paddle import write as paddle_writer
+from palm_ds.weights.weights_folder import WeightsInfo, load_weights, save_weights
+from tests.helpers.noisy_model import noisy_model
+
+CONFIG = BackboneConfig(
+    vocab_size=32, width=16, layers=2, heads=2, ffn=24, positions=20, task_slots=3, eps=1e-5
+)
+WORDS = wordpiece(
+    ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *"abcdefghijklmnopqrst"], lower=True
+)
+ORACLE = {
+    "hf_ernie": "",
+    "hf_bert": "",
+    "hf_roberta": "",
+    "tf_bert": "",
+    "fluid_ernie1": "persistables",
+    "fluid_ernie2": "params",
+    "fluid_fp16": "params",
+    "dygraph185_py37": "",
+    "dygraph185_py27": "",
+    "develop262": "saved_weights.pdparams",
+    "paddlenlp_ernie": "",
+    "paddlenlp_ernie_mlm": "",
+    "paddlenlp_bert": "",
+    "paddlenlp_roberta": "",
+    "palm202": "ckpt.step1",
+    "deepspeed_z1_bf16_wrap_frozen": "",
+    "deepspeed_z3_fp32": "",
+}
+OTHER_EPS = (
+    "fluid_ernie2",
+    "palm202",
+    "hf_ernie",
+    "deepspeed_z1_bf16_wrap_frozen",
+    "deepspeed_z3_fp32",
+)
+"""Ernie models with an eps that PaddleNLP's Ernie does not compute with."""
+ACCEPTED = {"paddle": {"eps": 1e-12}}
+"""Further options by target, for CONFIG's eps of 1e-5."""
+
+
+def model(config: BackboneConfig = CONFIG) -> Model:
+    return noisy_model(config, "masking", {"order": (6, True), "tags": (4, False)})
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    info = WeightsInfo(
+        backbone=CONFIG,
+        task_ids={"masking": 0, "order": 2},
+        head_of={name: name for name in ("masking", "order", "tags")},
+        export_task="order",
+        token_heads=("tags",),
+    )
+    save_weights(model(), tmp_path / "source", info, tokenizer=WORDS)
+    return tmp_path / "source"
+
+
+def left_of(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# ---- what works ----
+
+
+@pytest.mark.parametrize("to", convert.TO)
+@pytest.mark.parametrize("case", ORACLE)
+def test_every_checkpoint_converts_and_computes_the_same(
+    case: str, to: str, shared: Path, tmp_path: Path
+) -> None:
+    folder = shared / "oracle" / case
+    opening: dict[str, Any] = {"config": folder / "cfg"} if (folder / "cfg").is_dir() else {}
+    if to == "paddle" and case in OTHER_EPS:
+        opening["eps"] = 1e-12
+    done = convert.convert(folder / ORACLE[case], tmp_path / "out", to, **opening)
+    assert done.proof and done.proof.holds and done.proof.worst.largest <= 1e-5
+    contents = convert.opened(folder / ORACLE[case], **opening)
+    there = {name for entry in contents.entries.values() for name in entry.theirs}
+    named = {name for each in done.account.mapped for name in each.theirs}
+    assert there <= named | set(done.account.left), "nothing is dropped without being named"
+    assert left_of(tmp_path) == ["out"]
+
+
+def test_to_hugging_face_and_back(source: Path, tmp_path: Path) -> None:
+    out = convert.convert(source, tmp_path / "hf", "huggingface")
+    assert out.proof and {each.kind for each in out.proof.differences} == {"random", "real"}
+    assert set(out.account.lost) == {
+        f"heads.{head}.out.{end}" for head in ("order", "tags") for end in ("weight", "bias")
+    }
+    back = convert.convert(tmp_path / "hf", tmp_path / "back", "palm_ds")
+    assert back.proof and back.proof.holds and not back.account.lost
+    before, after = (load_file(x / "weights.safetensors") for x in (source, tmp_path / "back"))
+    for name, tensor in after.items():
+        if name == "backbone.task.weight":  # the exported task stands first
+            tensor = tensor[[2, 1, 0]]
+        assert torch.equal(tensor, before[name.replace("masked_words", "masking")]), name
+    text = (tmp_path / "hf/README.md").read_text()
+    assert "largest difference" in text and str(tmp_path) not in text
+    assert AutoTokenizer.from_pretrained(tmp_path / "hf")("a b")["input_ids"] == [1, 5, 6, 2]
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_a_task_is_folded_in(family: str, source: Path, tmp_path: Path) -> None:
+    options = Options(family=family, task="masking")
+    out = convert.convert(source, tmp_path / "hf", "huggingface", options)
+    assert out.proof and out.proof.holds
+    other = convert.verify_only(source, tmp_path / "hf")  # the usual task is another
+    assert not other.holds
+
+
+def test_a_head_over_classes_goes_alone(source: Path, tmp_path: Path) -> None:
+    out = convert.convert(source, tmp_path / "hf", "huggingface", Options(head="tags"))
+    names = {each.name for each in out.proof.differences} if out.proof else set()
+    assert "head tags" in names and "head masking" not in names
+    assert AutoModelForTokenClassification.from_pretrained(tmp_path / "hf").num_labels == 4
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "float16"])
+@pytest.mark.parametrize("to", convert.TO)
+def test_half_precision(dtype: str, to: str, source: Path, tmp_path: Path) -> None:
+    options = Options(dtype=dtype)
+    out = convert.convert(source, tmp_path / "out", to, options, **ACCEPTED.get(to, {}))
+    assert out.proof and out.proof.holds and out.proof.tolerance > 1e-5
+    found = open_checkpoint(tmp_path / "out").entries["backbone.norm.weight"].read().dtype
+    assert found == (torch.bfloat16 if dtype == "bf16" else torch.float16)
+
+
+def test_shards_of_a_size(source: Path, tmp_path: Path) -> None:
+    out = convert.convert(source, tmp_path / "hf", "huggingface", Options(shard_size="4KB"))
+    assert out.proof and out.proof.holds
+    assert len(list((tmp_path / "hf").glob("model-*.safetensors"))) > 3
+
+
+def test_a_model_starts_from_any_format(source: Path, tmp_path: Path) -> None:
+    for to in convert.TO:
+        options = Options(task="masking")
+        convert.convert(source, tmp_path / to, to, options, **ACCEPTED.get(to, {}))
+    wanted = model().state_dict()
+    for to in convert.TO:
+        net = model()
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.zero_()
+        if to == "paddle":  # PaddleNLP's Ernie computes with an eps of its own
+            with pytest.raises(UserError, match=r"backbone\.eps"):
+                load_weights(tmp_path / to, net)
+            continue
+        loaded = load_weights(tmp_path / to, net)
+        assert "backbone.word.weight" in loaded.taken
+        for name in loaded.taken:
+            assert torch.equal(net.state_dict()[name], wanted[name]), (to, name)
+
+
+def test_verify_only(source: Path, tmp_path: Path) -> None:
+    convert.convert(source, tmp_path / "hf", "huggingface")
+    found = convert.verify_only(source, tmp_path / "hf")
+    assert found.holds
+    assert {each.name for each in found.differences} >= {"layer 2", "pooled", "head masking"}
+    state = load_file(tmp_path / "hf/model.safetensors")
+    state["cls.predictions.bias"] += 0.01
+    save_file(state, tmp_path / "hf/model.safetensors", {"format": "pt"})
+    found = convert.verify_only(source, tmp_path / "hf")
+    assert not found.holds and found.worst.name == "head masking"
+
+
+def test_an_eps_that_is_given_counts(source: Path, tmp_path: Path) -> None:
+    convert.convert(source, tmp_path / "hf", "huggingface")
+    done = convert.convert(tmp_path / "hf", tmp_path / "out", "huggingface", eps=1e-3)
+    assert done.proof and "our encoder" in done.proof.sides[0]
+    assert json.loads((tmp_path / "out/config.json").read_text())["layer_norm_eps"] == 1e-3
+
+
+def test_paddlenlp_computes_with_an_eps_of_its_own(source: Path, tmp_path: Path) -> None:
+    """What is written for it must be compared as it computes, and never with the model's eps."""
+    with pytest.raises(UserError, match="--eps 1e-12"):
+        convert.convert(source, tmp_path / "paddle", "paddle")
+    done = convert.convert(source, tmp_path / "paddle", "paddle", eps=1e-12)
+    assert done.proof and done.proof.holds
+    assert "LayerNorm eps 1e-12, as asked; the checkpoint itself has 1e-05" in done.notes
+    found = convert.verify_only(source, tmp_path / "paddle")
+    assert not found.holds, "the source itself still has its eps"
+    options = Options(family="bert", task="masking")
+    done = convert.convert(source, tmp_path / "bert", "paddle", options)
+    assert done.proof and done.proof.holds
+    assert open_checkpoint(tmp_path / "bert").config.eps == CONFIG.eps
+
+
+def test_the_proof_takes_the_eps_that_paddlenlp_takes(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paddle_writer, "_check_eps", lambda plan: None)
+    with pytest.raises(UserError, match="does not compute the same, and was removed"):
+        convert.convert(source, tmp_path / "paddle", "paddle")
+    assert left_of(tmp_path) == ["source"]
+
+
+# ---- what is said ----
+
+
+def test_the_account_in_a_terminal_in_a_pipe_and_in_json(source: Path, tmp_path: Path) -> None:
+    done = convert.convert(source, tmp_path / "hf", "huggingface")
+    rows = done.account.rows()
+    assert any("layers.*" in row[1] and "2 layers" in row[3] for row in rows)
+    assert any(row[0] == "left behind" and "heads.order.out.weight" in row[1] for row in rows)
+    terminal = Console(force_terminal=True, width=200)
+    with terminal.capture() as shown:
+        account.show(rows, terminal)
+    assert "in the source" in shown.get()
+    pipe = io.StringIO()
+    account.show(rows, Console(file=pipe))
+    assert pipe.getvalue().startswith("mapped\tbackbone.word.weight\ternie.embeddings.word_emb")
+    record = json.loads(json.dumps(done.record()))
+    assert record["proof"]["holds"] and len(record["mapped"]) > len(rows) / 2
+    assert set(record["left"]) == set(done.account.left)
+
+
+def test_what_loses_nothing_is_no_loss() -> None:
+    left = {"m": OPTIMIZER, "ids": BUFFER, "twin": "a copy of w", "head": "no place"}
+    assert account.Account(mapped=(), left=left).lost == {"head": "no place"}
+
+
+# ---- mistakes, and what must not be left of them ----
+
+
+def strange(path: Path) -> Path:
+    (path / "notes.txt").write_text("nothing")
+    return path
+
+
+def nan(path: Path) -> None:
+    state = load_file(path / "weights.safetensors")
+    state["backbone.layers.1.expand.bias"][3] = np.nan
+    save_file(state, path / "weights.safetensors")
+
+
+def too_large(path: Path) -> None:
+    state = load_file(path / "weights.safetensors")
+    state["backbone.word.weight"][3] = 1e6
+    save_file(state, path / "weights.safetensors")
+
+
+def other_tokenizer(path: Path) -> None:
+    many = [*WORDS.tokens(range(WORDS.size)), *(f"w{i}" for i in range(20))]
+    wordpiece(many, lower=True).save(path / "tokenizer")
+
+
+def no_vocabulary(path: Path) -> None:
+    for file in (path / "tokenizer").iterdir():
+        file.unlink()
+
+
+def cut(path: Path) -> None:
+    file = path / "weights.safetensors"
+    file.write_bytes(file.read_bytes()[:-5])
+
+
+Breaks = Callable[[Path], object]
+MISTAKES: dict[str, tuple[Breaks, str, dict[str, Any], str]] = {
+    "NaN": (nan, "huggingface", {}, "source: .*intermediate.dense.bias: .*NaN"),
+    "NaN to ours": (nan, "palm_ds", {}, "expand.*NaN"),
+    "NaN to paddle": (nan, "paddle", {"family": "bert"}, "linear1.bias: .*NaN"),
+    "eps": (strange, "paddle", {}, "eps: PaddleNLP's Ernie .* --eps 1e-12"),
+    "too large for half": (too_large, "huggingface", {"dtype": "fp16"}, "too large"),
+    "another tokenizer": (other_tokenizer, "palm_ds", {}, "it is another model's"),
+    "no vocabulary": (no_vocabulary, "huggingface", {}, "holds no tokenizer.json"),
+    "cut short": (cut, "palm_ds", {}, "cannot be read as safetensors"),
+    "no such format": (strange, "onnx", {}, 'to: no "onnx"; known: huggingface'),
+    "no such family": (strange, "huggingface", {"family": "gpt"}, 'family: no "gpt"'),
+    "no such head": (strange, "huggingface", {"head": "tag"}, 'did you mean "tags"'),
+    "no such task": (strange, "huggingface", {"task": "ordr"}, 'did you mean "order"'),
+    "no such row": (strange, "huggingface", {"task": "9"}, "row 9 of 3"),
+    "no such type": (strange, "huggingface", {"dtype": "int8"}, "dtype"),
+    "no such type of ours": (strange, "palm_ds", {"dtype": "int8"}, "dtype"),
+    "no size": (strange, "huggingface", {"shard_size": "big"}, "such as 2GB"),
+    "strict": (strange, "huggingface", {"strict": True}, "strict: heads.order.*and 3 more"),
+    "for another target": (strange, "palm_ds", {"family": "bert"}, "for another target"),
+    "no texts": (strange, "palm_ds", {"texts": ()}, "no text"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_one_line_and_leave_nothing(name: str, source: Path, tmp_path: Path) -> None:
+    breaks, to, options, message = MISTAKES[name]
+    breaks(source)
+    with pytest.raises(UserError, match=message) as raised:
+        convert.convert(source, tmp_path / "out", to, Options(**options))
+    assert "\n" not in str(raised.value)
+    assert left_of(tmp_path) == ["source"]
+
+
+def test_the_target_is_a_new_folder(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is there already"):
+        convert.convert(source, source)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="is there already"):
+        convert.convert(source, tmp_path / "file")
+    with pytest.raises(UserError, match="file is no folder"):
+        convert.convert(source, tmp_path / "file" / "out")
+    (tmp_path / "empty").mkdir()
+    assert convert.convert(source, tmp_path / "empty").proof
+
+
+@pytest.mark.parametrize("to", convert.TO)
+def test_what_computes_something_else_is_removed(
+    to: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer that goes wrong: its files look right."""
+    right = convert.open_checkpoint
+
+    def wrong(path: Path, **options: Any) -> Any:
+        found = right(path, **options)
+        if path == source:
+            return found
+        return replace(found, config=replace(found.config, activation="relu"))
+
+    monkeypatch.setattr(convert, "open_checkpoint", wrong)
+    monkeypatch.setattr(proof, "in_transformers", proof.reference)
+    with pytest.raises(UserError, match="does not compute the same, and was removed: largest"):
+        convert.convert(source, tmp_path / "out", to, **ACCEPTED.get(to, {}))
+    assert left_of(tmp_path) == ["source"]
+
+
+def test_unchecked_is_said(source: Path, tmp_path: Path) -> None:
+    done = convert.convert(source, tmp_path / "hf", "huggingface", Options(verify=False))
+    assert done.proof is None
+    assert "were not compared" in (tmp_path / "hf/README.md").read_text()
+
+
+# ---- the door ----
+
+
+def test_what_nobody_knows(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match="looked for: DeepSpeed: .*palm_ds: .*Paddle: .*Hugging Face"
+    ):
+        open_checkpoint(strange(tmp_path))
+    with pytest.raises(UserError, match="gone: no such file or folder"):
+        open_checkpoint(tmp_path / "gone")
+    with pytest.raises(UserError, match="no such file or folder"):
+        open_checkpoint(tmp_path / "gone" / "further")
+
+
+def test_options_are_those_of_the_format(source: Path) -> None:
+    assert open_checkpoint(source, prefix=None).config == CONFIG
+    assert open_checkpoint(source, eps=1e-3).config == replace(CONFIG, eps=1e-3)
+    with pytest.raises(UserError, match="no option 'prefix'"):
+        open_checkpoint(source, prefix="ernie.")
+
+
+@pytest.mark.parametrize("reader", [reader for reader, _ in door.READERS])
+def test_readers_never_stumble_over_strange_files(reader: Any, tmp_path: Path) -> None:
+    (tmp_path / "latest").write_bytes(b"\xff\xfe")
+    (tmp_path / "config.json").write_bytes(b"\x00")
+    (tmp_path / "model_state.pdparams").mkdir()
+    (tmp_path / "step_1").mkdir()
+    (tmp_path / "x.index").write_bytes(b"")
+    for path in (tmp_path, *tmp_path.iterdir(), tmp_path / "none"):
+        assert reader.recognises(path) is False

@@ -1,0 +1,266 @@
+"""Tables that grow and shrink: what was there before computes the same, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from palm_ds.common.errors import UserError
+from palm_ds.data.example import Example, collate
+from palm_ds.model.encoder import Backbone, BackboneConfig
+from palm_ds.model.heads import ClassHead, MaskedWordHead
+from palm_ds.model.multi_task_model import Model
+from palm_ds.weights.convert.embeddings import (
+    POSITIONS,
+    WORDS,
+    Changed,
+    concerned,
+    fit_words,
+    place_words,
+    resize_positions,
+)
+
+CONFIG = BackboneConfig(
+    vocab_size=40, width=16, layers=2, heads=2, ffn=24, positions=20, task_slots=3, eps=1e-5
+)
+ROBERTA = replace(CONFIG, task_slots=0, segments=1, positions=22, position_offset=2, pad=1)
+BIASES = ("heads.one.bias", "heads.two.bias")
+USED = 37  # of the 40 rows
+
+
+def net(config: BackboneConfig, seed: int = 1) -> Model:
+    torch.manual_seed(seed)
+    backbone = Backbone(config)
+    heads: dict[str, torch.nn.Module] = {
+        "one": MaskedWordHead(backbone),
+        "two": MaskedWordHead(backbone),
+        "order": ClassHead(16, 40, pooled=True),  # as many classes as there are words
+    }
+    model = Model(backbone, heads, {name: name for name in heads}).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def rebuilt(changed: Changed) -> Model:
+    model = Model(
+        backbone := Backbone(changed.config),
+        {
+            "one": MaskedWordHead(backbone),
+            "two": MaskedWordHead(backbone),
+            "order": ClassHead(16, 40, pooled=True),
+        },
+        {"one": "one", "two": "two", "order": "order"},
+    )
+    model.load_state_dict(changed.state)
+    return model.eval()
+
+
+@torch.no_grad()
+def outputs(model: Model, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hidden rows and masked-word logits of a text."""
+    row = np.array(ids)
+    text = Example(ids=row, segments=row * 0, origin=row, marks={})
+    batch = collate([[(text, 0)]], length=len(ids), pad=model.backbone.config.pad)
+    hidden = model.backbone(batch)[0]
+    return hidden, model.heads["one"].logits(hidden)  # type: ignore[operator]
+
+
+def assert_the_same(before: Model, after: Model, ids: list[int], words: int) -> None:
+    (old, old_logits), (new, new_logits) = outputs(before, ids), outputs(after, ids)
+    assert torch.equal(old, new)
+    torch.testing.assert_close(old_logits[:, :words], new_logits[:, :words], atol=1e-6, rtol=0)
+
+
+IDS = [5, 6, 36, 8, 9, 5]
+
+
+# ---- words ----
+
+
+@pytest.mark.parametrize("config", [CONFIG, ROBERTA], ids=["ernie", "roberta"])
+@pytest.mark.parametrize("multiple", [1, 8, 37, 64])
+def test_another_number_of_rows(config: BackboneConfig, multiple: int) -> None:
+    model = net(config)
+    state = model.state_dict()
+    before = {name: value.clone() for name, value in state.items()}
+    changed = fit_words(state, config, used=USED, multiple=multiple)
+    size = {1: 37, 8: 40, 37: 37, 64: 64}[multiple]
+    assert changed.config == replace(config, vocab_size=size)
+    assert changed.state[WORDS].shape == (size, 16)
+    assert {len(changed.state[name]) for name in BIASES} == {size}
+    assert changed.state["heads.order.out.bias"] is state["heads.order.out.bias"]
+    assert_the_same(model, rebuilt(changed), IDS, USED)
+    assert all(torch.equal(before[name], value) for name, value in state.items())
+    assert f"40 rows, now {size}, a multiple of {multiple}" in changed.said
+
+
+def test_rows_that_nobody_uses_take_nothing_from_the_others() -> None:
+    model = net(CONFIG)
+    state = model.state_dict()
+    for name in BIASES:
+        state[name][3] = -30.0
+    changed = fit_words(state, CONFIG, used=USED, multiple=64)
+    assert changed.state["heads.one.bias"][40:].eq(-30).all()
+    _, logits = outputs(rebuilt(changed), IDS)
+    assert logits.softmax(-1)[:, 40:].sum() < 1e-8
+    drawn = changed.state[WORDS][40:]
+    assert 0 < drawn.abs().max() <= 2 * CONFIG.init_range
+    again = fit_words(state, CONFIG, used=USED, multiple=64)
+    other = fit_words(state, CONFIG, used=USED, multiple=64, seed=1)
+    assert torch.equal(drawn, again.state[WORDS][40:])
+    assert not torch.equal(drawn, other.state[WORDS][40:])
+
+
+@pytest.mark.parametrize("config", [CONFIG, ROBERTA], ids=["ernie", "roberta"])
+def test_new_words_in_free_rows_and_beyond(config: BackboneConfig) -> None:
+    model = net(config)
+    state = model.state_dict()
+    rows = {4: [], 37: [6, 8], 38: [], 39: [9], 40: [5, 5, 6], 41: []}
+    changed = place_words(state, config, rows, used=USED)
+    assert changed.config.vocab_size == 42
+    assert_the_same(model, rebuilt(changed), IDS, 4)
+    for name in (WORDS, *BIASES):
+        old, new = state[name], changed.state[name]
+        torch.testing.assert_close(new[37], (old[6] + old[8]) / 2)
+        assert torch.equal(new[39], old[9])
+        torch.testing.assert_close(new[40], (2 * old[5] + old[6]) / 3)
+        kept = [i for i in range(37) if i != 4]
+        assert torch.equal(new[kept], old[kept])
+    drawn = changed.state[WORDS][[4, 38, 41]]
+    assert len(torch.unique(drawn, dim=0)) == 3 and drawn.abs().max() <= 2 * config.init_range
+    mean = state["heads.two.bias"][:USED].mean()
+    torch.testing.assert_close(changed.state["heads.two.bias"][41], mean)
+    assert "6 new ones, 3 begun as the mean of others, 3 drawn" in changed.said
+    assert "1 in rows of unused words, 3 in free rows beyond the vocabulary" in changed.said
+    assert changed.said.endswith("40 rows, now 42")
+
+
+def test_growing_and_trimming_again_gives_what_there_was() -> None:
+    state = net(replace(CONFIG, vocab_size=USED)).state_dict()
+    config = replace(CONFIG, vocab_size=USED)
+    grown = fit_words(state, config, used=USED, multiple=64)
+    back = fit_words(grown.state, grown.config, used=USED)
+    assert back.config == config
+    assert all(torch.equal(value, back.state[name]) for name, value in state.items())
+
+
+def test_half_precision_stays_and_no_head_is_needed() -> None:
+    state = {WORDS: net(CONFIG).state_dict()[WORDS].bfloat16()}
+    changed = place_words(state, CONFIG, {40: [5, 6], 41: []}, used=USED)
+    fitted = fit_words(changed.state, changed.config, used=42, multiple=64)
+    assert fitted.state[WORDS].dtype == torch.bfloat16 and fitted.state[WORDS].shape == (64, 16)
+    assert torch.equal(fitted.state[WORDS][:37], state[WORDS][:37])
+
+
+# ---- positions ----
+
+
+@pytest.mark.parametrize("config", [CONFIG, ROBERTA], ids=["ernie", "roberta"])
+@pytest.mark.parametrize("longest", [1, 6, 20, 21, 40, 47])
+def test_tiled_and_cut_positions(config: BackboneConfig, longest: int) -> None:
+    model = net(config)
+    state = model.state_dict()
+    changed = resize_positions(state, config, longest)
+    offset = config.position_offset
+    assert changed.config == replace(config, positions=longest + offset)
+    assert changed.config.longest == longest
+    old, new = state[POSITIONS], changed.state[POSITIONS]
+    assert torch.equal(new[:offset], old[:offset])
+    for i in range(longest):
+        assert torch.equal(new[offset + i], old[offset + i % 20])
+    assert_the_same(model, rebuilt(changed), IDS[:longest], 40)
+    assert f"texts of 20 tokens before, of {longest} now" in changed.said
+
+
+@pytest.mark.parametrize("config", [CONFIG, ROBERTA], ids=["ernie", "roberta"])
+def test_stretched_positions(config: BackboneConfig) -> None:
+    state, offset = net(config).state_dict(), config.position_offset
+    double = resize_positions(state, config, 40, how="interpolate").state[POSITIONS]
+    old = state[POSITIONS]
+    assert torch.equal(double[:offset], old[:offset])
+    assert torch.equal(double[offset::2], old[offset:])  # a text with a gap after every token
+    torch.testing.assert_close(double[offset + 1], (old[offset] + old[offset + 1]) / 2)
+    assert torch.equal(double[-1], old[-1])
+    odd = resize_positions(state, config, 33, how="interpolate")
+    table = odd.state[POSITIONS].clamp(old[offset:].min(), old[offset:].max())
+    assert torch.equal(table[offset:], odd.state[POSITIONS][offset:])
+    assert "train on" in odd.said and outputs(rebuilt(odd), [5] * 33)[0].isfinite().all()
+
+
+@torch.no_grad()
+def test_a_stretched_encoder_finds_the_old_text_between() -> None:
+    model = net(CONFIG)
+    stretched = rebuilt(resize_positions(model.state_dict(), CONFIG, 60, how="interpolate"))
+    row = np.array(IDS)
+    text = Example(ids=row, segments=row * 0, origin=row, marks={})
+    batch = collate([[(text, 0)]], length=len(IDS), pad=0)
+    wide = replace(batch, positions=batch.positions * 3)
+    assert torch.equal(model.backbone(batch), stretched.backbone(wide))
+
+
+# ---- mistakes ----
+
+
+def without(name: str) -> dict[str, torch.Tensor]:
+    return {key: value for key, value in net(CONFIG).state_dict().items() if key != name}
+
+
+def with_bias(size: int) -> dict[str, torch.Tensor]:
+    return net(CONFIG).state_dict() | {"heads.two.bias": torch.zeros(size)}
+
+
+WRONG = {
+    "no word table": (lambda: fit_words(without(WORDS), CONFIG, used=37), f"{WORDS}: not there"),
+    "no positions": (
+        lambda: resize_positions(without(POSITIONS), CONFIG, 30),
+        f"{POSITIONS}: not there",
+    ),
+    "another config": (
+        lambda: fit_words(without(""), replace(CONFIG, vocab_size=41), used=37),
+        r"is \(40, 16\), the encoder's numbers say 41",
+    ),
+    "other positions": (
+        lambda: resize_positions(without(""), replace(CONFIG, positions=19), 30),
+        r"is \(20, 16\), the encoder's numbers say 19",
+    ),
+    "a bias of another size": (
+        lambda: fit_words(with_bias(39), CONFIG, used=37),
+        "heads.two.bias: 39 numbers for 40 words",
+    ),
+    "a larger vocabulary": (
+        lambda: fit_words(without(""), CONFIG, used=41),
+        "40 rows are no table of a vocabulary of 41",
+    ),
+    "trimming all": (lambda: fit_words(without(""), CONFIG, used=0), "a vocabulary of 0"),
+    "no multiple": (lambda: fit_words(without(""), CONFIG, used=37, multiple=0), "at least 1"),
+    "a mean of nothing": (
+        lambda: place_words(without(""), CONFIG, {37: [5, 38]}, used=37),
+        "word 37: is to begin as the mean of 38, of 37 words",
+    ),
+    "a row before the first": (
+        lambda: place_words(without(""), CONFIG, {-1: []}, used=37),
+        "rows begin at 0",
+    ),
+    "no length": (lambda: resize_positions(without(""), CONFIG, 0), "at least 1, got 0"),
+    "no such way": (
+        lambda: resize_positions(without(""), CONFIG, 30, how="tiles"),
+        'no way "tiles"; did you mean "tile"',
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_mistakes_are_one_clear_line(case: str) -> None:
+    make, words = WRONG[case]
+    with pytest.raises(UserError, match=words) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_to_be_read() -> None:
+    assert concerned(net(CONFIG).state_dict()) == [WORDS, POSITIONS, *BIASES]

@@ -1,0 +1,176 @@
+"""Two sides, run: the same is found to be the same, and every kind of mistake is seen."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from palm_ds.common.errors import UserError
+from palm_ds.model.config import BackboneConfig
+from palm_ds.model.multi_task_model import Model
+from palm_ds.text.tokenizer import wordpiece
+from palm_ds.weights.convert import parity as proof
+from palm_ds.weights.convert.parity import compare, in_transformers, inputs_for, reference
+from palm_ds.weights.formats.contents import Contents, Entry, Head
+from palm_ds.weights.formats.huggingface import read as huggingface
+from palm_ds.weights.formats.tensor_files import held
+from palm_ds.weights.weights_folder import export_hf
+from tests.helpers.noisy_model import noisy_model
+
+CONFIG = BackboneConfig(
+    vocab_size=30, width=16, layers=2, heads=2, ffn=24, positions=20, task_slots=3, eps=1e-5
+)
+BERT = replace(CONFIG, task_slots=0, segments=2, activation="relu")
+ROBERTA = replace(CONFIG, task_slots=0, segments=1, positions=22, position_offset=2, pad=1)
+HEADS = {
+    "masked_words": Head(kind="masked_words", pooled=False),
+    "next_sentence": Head(kind="classes", classes=2),
+    "tags": Head(kind="classes", classes=4, pooled=False),
+}
+WORDS = wordpiece(
+    ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *"abcdefghijklmnopqrst"], lower=True
+)
+
+PADDED_AT_1 = wordpiece(["[CLS]", "[PAD]", "[SEP]", "[MASK]", "[UNK]", *"abcdefgh"], lower=True)
+
+
+def model(config: BackboneConfig = CONFIG) -> Model:
+    return noisy_model(config, "masked_words", {"next_sentence": (2, True), "tags": (4, False)})
+
+
+def contents(
+    config: BackboneConfig = CONFIG, state: Mapping[str, torch.Tensor] | None = None
+) -> Contents:
+    state = model(config).state_dict() if state is None else state
+    entries: dict[str, Entry] = {name: held(name, x) for name, x in state.items()}
+    return Contents(path=Path("here"), format="test", config=config, entries=entries, heads=HEADS)
+
+
+@pytest.mark.parametrize("config", [CONFIG, BERT, ROBERTA], ids=["ernie", "bert", "roberta"])
+@pytest.mark.parametrize("task_id", [0, 2])
+def test_our_encoder_and_transformers_agree(
+    config: BackboneConfig, task_id: int, tmp_path: Path
+) -> None:
+    if task_id and not config.task_slots:
+        pytest.skip("has no tasks")
+    export_hf(model(config), tmp_path / "hf", config=config, task_id=task_id)
+    written = huggingface.open_contents(tmp_path / "hf")
+    ours = contents(config)
+    inputs = inputs_for(ours, written, PADDED_AT_1 if config is ROBERTA else WORDS)
+    found = compare(reference(ours, task_id=task_id), in_transformers(written), inputs)
+    assert found.holds and found.worst.largest < 1e-5
+    names = {each.name for each in found.differences}
+    assert {"embeddings", "layer 1", "layer 2", "pooled", "head masked_words"} <= names
+    assert ("head next_sentence" in names) == (config is not ROBERTA)
+    assert {each.kind for each in found.differences} == {"random", "real"}
+
+
+def changed(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Contents:
+    state = dict(model().state_dict())
+    state[name] = change(state[name])
+    return contents(state=state)
+
+
+MISTAKES = {
+    "eps": lambda: contents(replace(CONFIG, eps=1e-12 if CONFIG.eps > 1e-6 else 1e-3)),
+    "activation": lambda: contents(replace(CONFIG, activation="relu")),
+    "attention heads": lambda: contents(replace(CONFIG, heads=4)),
+    "segments": lambda: changed("backbone.segment.weight", lambda x: x.flip(0)),
+    "a matrix turned": lambda: changed("backbone.layers.1.project.weight", lambda x: x.T),
+    "query and key": lambda: changed("backbone.layers.0.qkv.bias", lambda x: x.roll(16)),
+    "one word": lambda: changed("backbone.word.weight", lambda x: x.roll(1, 0)),
+    "positions": lambda: changed("backbone.position.weight", lambda x: x.roll(1, 0)),
+    "pooler": lambda: changed("backbone.pooler.dense.bias", lambda x: x + 1e-3),
+    "a head": lambda: changed("heads.masked_words.bias", lambda x: x + 1e-3),
+    "tags": lambda: changed("heads.tags.out.weight", lambda x: x * 1.01),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_seen(mistake: str) -> None:
+    right, wrong = contents(), MISTAKES[mistake]()
+    inputs = inputs_for(right, right, None)
+    if mistake == "attention heads":
+        with pytest.raises(UserError, match="heads 4, there 2"):
+            compare(reference(right), reference(wrong), inputs)
+        return
+    if mistake == "eps":  # an eps counts where numbers are small
+        small = {n: x * 0.01 if ".norm" not in n else x for n, x in model().state_dict().items()}
+        right, wrong = contents(state=small), contents(wrong.config, small)
+    found = compare(reference(right), reference(wrong), inputs)
+    assert not found.holds, found
+    assert compare(reference(right), reference(right), inputs).holds
+
+
+def test_another_task_is_another_model() -> None:
+    ours = contents()
+    inputs = inputs_for(ours, ours, None)
+    assert not compare(reference(ours), reference(ours, task_id=1), inputs).holds
+
+
+def test_numbers_that_are_none_are_named() -> None:
+    broken = changed("backbone.norm.bias", lambda x: x.index_fill(0, torch.tensor([3]), math.nan))
+    inputs = inputs_for(contents(), broken, None)
+    with pytest.raises(UserError, match=r"backbone\.norm\.bias: has values that are NaN"):
+        compare(reference(contents()), reference(broken), inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rounded_weights_are_allowed_to_differ(dtype: torch.dtype) -> None:
+    exact = contents()
+    half = contents(state={n: x.to(dtype) for n, x in model().state_dict().items()})
+    inputs = inputs_for(exact, half, None)
+    found = compare(reference(exact), reference(half), inputs)
+    assert found.tolerance == proof.TOLERANCE[dtype]
+    assert found.holds and found.worst.largest > 1e-5
+    strict = compare(reference(exact), reference(half), inputs, tolerance=1e-5)
+    assert not strict.holds
+
+
+def test_a_tokenizer_of_another_model_is_refused() -> None:
+    many = wordpiece([*WORDS.tokens(range(WORDS.size)), *(f"w{i}" for i in range(20))], lower=True)
+    ours = contents()
+    with pytest.raises(UserError, match="the word table has 30 rows"):
+        inputs_for(ours, ours, many, ["w18 a"])
+
+
+def test_without_a_pooler_the_rest_is_compared() -> None:
+    state = {n: x for n, x in model().state_dict().items() if ".pooler." not in n}
+    ours = contents(state=state)
+    found = compare(reference(ours), reference(ours), inputs_for(ours, ours, None))
+    names = {each.name for each in found.differences}
+    assert "pooled" not in names and "head next_sentence" not in names and "head tags" in names
+
+
+def test_what_is_said_of_it() -> None:
+    ours = contents()
+    same = compare(reference(ours), reference(ours), inputs_for(ours, ours, WORDS))
+    assert str(same).startswith("no difference; our encoder with test")
+    assert same.record()["holds"] and same.record()["largest"] == 0
+    other = reference(changed("heads.tags.out.bias", lambda x: x + 0.5))
+    found = compare(reference(ours), other, inputs_for(ours, ours, WORDS))
+    assert "(head tags" in str(found) and found.worst.largest == pytest.approx(0.5)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="not glibc")
+def test_what_one_side_had_goes_back_to_the_system() -> None:
+    """Also what was freed between things that stay, which glibc keeps."""
+    pieces = [b"x" * 100_000 for _ in range(1000)]
+    kept = pieces[::50]
+    del pieces
+    before = resident()
+    proof._hand_back()
+    assert resident() < before - 70_000_000
+    assert len(kept) == 20
+
+
+def resident() -> int:
+    """Bytes of memory of this process that no file has."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(x.split()[1]) << 10 for x in lines if x.startswith("RssAnon"))

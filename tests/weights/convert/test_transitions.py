@@ -1,0 +1,92 @@
+"""A head with a CRF goes into folders of weights and out again; Hugging Face takes its linear map
+and the account names the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForTokenClassification
+
+from palm_ds.common.errors import UserError
+from palm_ds.model.config import BackboneConfig
+from palm_ds.model.crf import CrfHead
+from palm_ds.model.encoder import Backbone
+from palm_ds.model.multi_task_model import Model
+from palm_ds.text.tokenizer import wordpiece
+from palm_ds.weights.convert import convert
+from palm_ds.weights.convert.convert import Options
+from palm_ds.weights.formats.contents import Head
+from palm_ds.weights.formats.open import open_checkpoint
+from palm_ds.weights.weights_folder import WeightsInfo, load_weights, save_weights, token_heads_of
+
+CONFIG = BackboneConfig(
+    vocab_size=32, width=16, layers=1, heads=2, ffn=24, positions=20, task_slots=0, eps=1e-5
+)
+WORDS = wordpiece(
+    ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *"abcdefghijklmnopqrst"], lower=True
+)
+
+
+def model(seed: int, allowed: torch.Tensor | None = None) -> Model:
+    torch.manual_seed(seed)
+    net = Model(
+        Backbone(CONFIG), {"tags": CrfHead(CONFIG.width, 5, allowed=allowed)}, {"tags": "tags"}
+    )
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return net
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    net = model(1)
+    info = WeightsInfo(backbone=CONFIG, head_of={"tags": "tags"}, token_heads=token_heads_of(net))
+    save_weights(net, tmp_path / "source", info, tokenizer=WORDS)
+    return tmp_path / "source"
+
+
+def test_a_folder_of_weights_has_all_of_it(source: Path, tmp_path: Path) -> None:
+    contents = open_checkpoint(source)
+    assert contents.heads == {
+        "tags": Head(kind="classes", classes=5, pooled=False, transitions=True)
+    }
+    out = convert.convert(source, tmp_path / "again", "palm_ds", Options(strict=True))
+    assert out.account.lost == {}
+    net = model(2, allowed=torch.ones(7, 5, dtype=torch.bool))
+    loaded = load_weights(tmp_path / "again", net)
+    assert not loaded.fresh and not loaded.left_over
+    expected = model(1).state_dict()
+    assert {name: torch.equal(x, expected[name]) for name, x in net.state_dict().items()} == (
+        dict.fromkeys(expected, True)
+    )
+
+
+@pytest.mark.parametrize("to", ["huggingface", "paddle"])
+def test_elsewhere_the_transitions_stay_behind_and_are_named(
+    to: str, source: Path, tmp_path: Path
+) -> None:
+    out = convert.convert(source, tmp_path / "there", to, Options(head="tags"))
+    assert out.account.lost["heads.tags.crf.transitions"] == (
+        "the transitions of a CRF, which BertForTokenClassification does not have"
+    )
+    assert out.proof
+    assert "head tags" in {each.name for each in out.proof.differences}
+    if to == "huggingface":
+        theirs = AutoModelForTokenClassification.from_pretrained(tmp_path / "there")
+        mine = model(1).state_dict()["heads.tags.out.weight"]
+        assert torch.equal(theirs.classifier.weight, mine)
+    with pytest.raises(UserError, match=r"strict: .*would be left behind"):
+        convert.convert(source, tmp_path / "strict", to, Options(head="tags", strict=True))
+
+
+def test_transitions_of_another_size_are_a_mistake(source: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    state = load_file(source / "weights.safetensors")
+    state["heads.tags.crf.transitions"] = torch.zeros(6, 5)
+    save_file(state, source / "weights.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"crf.transitions gives \(6, 5\), \(7, 5\) is due"):
+        open_checkpoint(source)

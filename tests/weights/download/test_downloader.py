@@ -1,0 +1,420 @@
+"""PaddlePALM's names to folders: names, mirrors, cache, hostile archives, the hub offline."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from palm_ds.common.errors import UserError
+from palm_ds.weights.download import downloader
+from palm_ds.weights.download.downloader import (
+    PRETRAIN,
+    Places,
+    download,
+    ls,
+    places_from_environment,
+)
+from palm_ds.weights.download.http import Patience
+from tests.helpers import loopback
+from tests.helpers.loopback import Server
+from tests.launch.conftest import enter  # noqa: F401  the fixture
+
+NAMES = """RoBERTa-zh-base RoBERTa-zh-large ERNIE-v2-en-base ERNIE-v2-en-large XLNet-cased-base
+    XLNet-cased-large ERNIE-v1-zh-base ERNIE-v1-zh-base-max-len-512
+    BERT-en-uncased-large-whole-word-masking BERT-en-cased-large-whole-word-masking
+    BERT-en-uncased-base BERT-en-uncased-large BERT-en-cased-base BERT-en-cased-large
+    BERT-multilingual-uncased-base BERT-multilingual-cased-base BERT-zh-base""".split()  # noqa: SIM905
+FILES = {"ernie_config.json": b"{}", "params/word_embedding": b"1234", "vocab.txt": b"[PAD]\n"}
+NAME, ARCHIVE = "ERNIE-v2-en-base", "ERNIE_Base_en_stable-2.0.0.tar.gz"
+
+
+def archive(files: dict[str, bytes] = FILES, top: str = "ERNIE/") -> bytes:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz") as made:
+        for name, content in files.items():
+            member = tarfile.TarInfo(top + name)
+            member.size = len(content)
+            made.addfile(member, io.BytesIO(content))
+    return data.getvalue()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is kept in anybody's cache."""
+    folder = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with loopback.serve() as server:
+        server.files["/m/" + ARCHIVE] = archive()
+        yield server
+
+
+@pytest.fixture
+def places(server: Server, tmp_path: Path) -> Places:
+    patience = Patience(tries=2, wait=0.01, timeout=1)
+    return Places(mirror=server.url + "/m/", cache=tmp_path / "cache", patience=patience)
+
+
+# ---- names ----
+
+
+def test_the_seventeen_names_and_their_addresses() -> None:
+    assert list(PRETRAIN) == NAMES
+    assert len({found.url for found in PRETRAIN.values()}) == 17
+    for found in PRETRAIN.values():
+        assert found.url.startswith("https://") and found.file.endswith((".tar.gz", ".tgz"))
+
+
+def test_ls_says_what_paddlepalm_said(capsys: pytest.CaptureFixture[str]) -> None:
+    ls("pretrain")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["Available pretrain items:", *(f"  => {name}" for name in NAMES)]
+    ls()
+    assert "Available reader items:" in capsys.readouterr().out
+    ls("Pretrain", "bert-ZH-base")
+    assert capsys.readouterr().out == "Available pretrain items:\n  => BERT-zh-base\n"
+    with pytest.raises(UserError, match='no "pretrian" among the groups; did you mean "pretrain"'):
+        ls("pretrian")
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        *((name.lower(), name) for name in NAMES),
+        ("roberta-cn-base", "RoBERTa-zh-base"),
+        ("RoBERTa-CN-large", "RoBERTa-zh-large"),
+        ("bert-cn-base", "BERT-zh-base"),
+        ("ernie-en-uncased-base", "ERNIE-v2-en-base"),
+        ("ernie-en-uncased-large", "ERNIE-v2-en-large"),
+        ("ernie-v1-cn-base-max-len-512", "ERNIE-v1-zh-base-max-len-512"),
+        ("BERT_EN_UNCASED_BASE", "BERT-en-uncased-base"),
+    ],
+)
+def test_names_in_any_case_and_the_old_ones(given: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / "pretrain" / name).mkdir(parents=True)
+    (tmp_path / "pretrain" / name / "vocab.txt").write_text("there already")
+    nowhere = Places(mirror=str(tmp_path / "none"))
+    for arguments in ((given,), ("pretrain", given), ("Pretrain", given)):
+        found = download(*arguments, path=tmp_path, places=nowhere)
+        assert found == tmp_path / "pretrain" / name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("ERNIE-v2-en-bse",), 'no "ERNIE-v2-en-bse" to download; did you mean "ERNIE-v2-en-base"'),
+        (("pretrain", "BERT-zh-bas"), 'did you mean "BERT-zh-base"'),
+        (("nothing like it",), "known: "),
+        (("vocab",), "vocab: PaddlePALM has the group, but nothing in it"),
+        (("reader", "cls"), "nothing in it"),
+        (("../evil",), 'no "../evil"'),
+        (("org/../evil",), 'no "org/../evil"'),
+        (("",), 'no "" to download'),
+    ],
+)
+def test_other_names(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        download(*arguments, path=tmp_path, places=Places(mirror=str(tmp_path)))
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert os.listdir(tmp_path) == []
+
+
+# ---- archives ----
+
+
+def test_from_a_mirror_to_a_folder(server: Server, places: Places, tmp_path: Path) -> None:
+    folder = download("pretrain", NAME, str(tmp_path / "models"), places=places)
+    assert folder == tmp_path / "models" / "pretrain" / NAME and contents(folder) == FILES
+    assert os.listdir(folder.parent) == [NAME]
+    assert download(NAME, path=tmp_path / "models", places=places) == folder  # is there
+    assert contents(download(NAME, path=tmp_path / "other", places=places)) == FILES  # the cache
+    assert server.asked == [("/m/" + ARCHIVE, "")]
+
+
+def test_again_replaces_the_folder(places: Places, tmp_path: Path) -> None:
+    folder = download(NAME, path=tmp_path, places=places)
+    (folder / "vocab.txt").write_text("changed")
+    (folder / "stray").write_text("mine")
+    assert contents(download(NAME, path=tmp_path, places=places, again=True)) == FILES
+    assert os.listdir(folder.parent) == [NAME]
+
+
+def test_without_a_mirror_the_published_address_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def fetch(url: str, file: Path, **_options: object) -> Path:
+        asked.append(url)
+        file.parent.mkdir(parents=True)
+        file.write_bytes(archive())
+        return file
+
+    monkeypatch.setattr(downloader, "fetch", fetch)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.delenv("PALM_MIRROR", raising=False)
+    assert contents(download(NAME, path=tmp_path)) == FILES
+    assert asked == [PRETRAIN[NAME].url]
+    assert [path.name for path in (tmp_path / "xdg/palm_ds").rglob("*.gz")] == [ARCHIVE]
+
+
+def test_a_folder_as_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mirror = tmp_path / "mirror"
+    mirror.mkdir()
+    (mirror / ARCHIVE).write_bytes(archive(top=""))
+    monkeypatch.setenv("PALM_MIRROR", str(mirror))
+    assert places_from_environment().mirror == str(mirror)
+    assert contents(download(NAME, path=tmp_path / "models")) == FILES
+    with pytest.raises(UserError, match=r"BERT-zh-base: no chinese_L-12.*gz in the mirror"):
+        download("BERT-zh-base", path=tmp_path / "models")
+    assert os.listdir(tmp_path / "models/pretrain") == [NAME]
+
+
+def test_all_of_a_group(tmp_path: Path) -> None:
+    mirror = tmp_path / "mirror"
+    mirror.mkdir()
+    for found in PRETRAIN.values():
+        (mirror / found.file).write_bytes(archive())
+    places = Places(mirror=str(mirror))
+    assert download("pretrain", path=tmp_path / "one", places=places) == tmp_path / "one/pretrain"
+    download("all", path=tmp_path / "two", places=places)
+    for path in ("one", "two"):
+        assert sorted(os.listdir(tmp_path / path / "pretrain")) == sorted(NAMES)
+
+
+def evil(name: str) -> bytes:
+    return archive({name: b"x"}, top="")
+
+
+def linked() -> bytes:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz") as made:
+        member = tarfile.TarInfo("params")
+        member.type, member.linkname = tarfile.SYMTYPE, "/etc"
+        made.addfile(member)
+    return data.getvalue()
+
+
+def bomb() -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as made:
+        made.writestr("bomb", bytes(70 << 20))
+    return data.getvalue()
+
+
+HOSTILE = {
+    "leads out": (lambda: evil("../../evil"), "'../../evil' is refused"),
+    "absolute": (lambda: evil("/evil"), "'/evil' is refused"),
+    "a link": (linked, "'params' is refused: it is a link"),
+    "a bomb": (bomb, "'bomb' is refused"),
+    "cut off": (lambda: archive()[:-20], "cannot be read"),
+    "a page that says no": (lambda: b"<html>please log in</html>", "cannot be read"),
+    "empty": (lambda: b"", "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_archive_leaves_nothing_and_is_not_kept(
+    case: str, server: Server, places: Places, tmp_path: Path
+) -> None:
+    make, words = HOSTILE[case]
+    server.files["/m/" + ARCHIVE] = make()
+    with pytest.raises(UserError, match=words) as caught:
+        download(NAME, path=tmp_path / "models", places=places)
+    assert "\n" not in str(caught.value) and f"of {server.url}/m/{ARCHIVE}" in str(caught.value)
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock"]
+    assert files == []
+    assert os.listdir(tmp_path / "models/pretrain") == []
+    server.files["/m/" + ARCHIVE] = archive()  # put right there: put right here
+    assert contents(download(NAME, path=tmp_path / "models", places=places)) == FILES
+
+
+def test_a_hostile_archive_does_not_touch_the_folder_that_is_there(
+    server: Server, places: Places, tmp_path: Path
+) -> None:
+    folder = download(NAME, path=tmp_path, places=places)
+    server.files["/m/" + ARCHIVE] = evil("../evil")
+    for file in (tmp_path / "cache").rglob("*.gz"):
+        file.unlink()
+    with pytest.raises(UserError):
+        download(NAME, path=tmp_path, places=places, again=True)
+    assert contents(folder) == FILES and os.listdir(folder.parent) == [NAME]
+
+
+def test_of_two_at_once_one_makes_the_folder(
+    server: Server, places: Places, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server.does(loopback.held_back)
+    got: list[Path] = []
+    both = [
+        threading.Thread(
+            target=lambda: got.append(download(NAME, path=tmp_path, places=places, again=False))
+        )
+        for _ in range(2)
+    ]
+    for thread in both:
+        thread.start()
+    said, until = "", time.monotonic() + 10
+    while "waiting" not in said and time.monotonic() < until:
+        said += capfd.readouterr().err
+        time.sleep(0.01)
+    server.gate.set()
+    for thread in both:
+        thread.join()
+    said += capfd.readouterr().err  # the line may have been read before its end was written
+    assert said == f"{tmp_path / 'pretrain' / NAME}: another process is working on it; waiting\n"
+    assert contents(got[0]) == FILES and got[0] == got[1] and len(server.asked) == 1
+
+
+def test_a_mirror_that_has_it_not(places: Places, tmp_path: Path) -> None:
+    words = (
+        "the server says 404 Not Found; PALM_MIRROR may name another place that has chinese_L-12"
+    )
+    with pytest.raises(UserError, match=words):
+        download("BERT-zh-base", path=tmp_path, places=places)
+
+
+@pytest.mark.parametrize("mirror", ["file:///etc", "ftp://127.0.0.1/m"])
+def test_a_mirror_of_another_kind(mirror: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not an http or https address"):
+        download(NAME, path=tmp_path, places=Places(mirror=mirror, cache=tmp_path))
+
+
+def test_a_path_that_cannot_be_written(places: Places, tmp_path: Path) -> None:
+    (tmp_path / "pretrain").write_text("a file")
+    with pytest.raises(UserError, match="cannot be written"):
+        download(NAME, path=tmp_path, places=places)
+
+
+# ---- the hub ----
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The hub's cache as huggingface_hub lays it out, with org/name in it."""
+    from huggingface_hub import constants
+
+    cache, commit = tmp_path / "hub", "0123456789abcdef0123456789abcdef01234567"
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    snapshot = cache / "models--org--name" / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    blobs = cache / "models--org--name" / "blobs"
+    blobs.mkdir()
+    for name in ("config.json", "vocab.txt", "pytorch_model.bin", "training_args.bin"):
+        (blobs / name).write_text(name)
+        (snapshot / name).symlink_to(f"../../blobs/{name}")
+    refs = cache / "models--org--name" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text(commit)
+    return snapshot
+
+
+def test_offline_the_hubs_cache_is_used(hub_cache: Path, tmp_path: Path) -> None:
+    folder = download("org/name", path=tmp_path / "models")
+    assert folder == tmp_path / "models/pretrain/org/name"
+    assert sorted(os.listdir(folder)) == ["config.json", "pytorch_model.bin", "vocab.txt"]
+    assert not any(path.is_symlink() for path in folder.iterdir())
+    (hub_cache / "model.safetensors").write_text("weights")
+    download("org/name", path=tmp_path / "models", again=True)
+    assert sorted(os.listdir(folder)) == ["config.json", "model.safetensors", "vocab.txt"]
+
+
+def test_offline_and_not_in_the_hubs_cache(hub_cache: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="org/other: HF_HUB_OFFLINE is set, and the cache of the"):
+        download("org/other", path=tmp_path / "models")
+    with pytest.raises(UserError, match="org/name: HF_HUB_OFFLINE is set"):
+        download("org/name", path=tmp_path / "models", revision="v2")
+    for name in ("pytorch_model.bin", "training_args.bin"):
+        (hub_cache / name).unlink()
+    with pytest.raises(UserError, match="holds no model.*safetensors and no pytorch_model"):
+        download("org/name", path=tmp_path / "models")
+    assert not (tmp_path / "models").exists()
+
+
+def over_the_network(server: Server, tmp_path: Path, *arguments: str) -> tuple[int, str, str]:
+    """The command in a process of its own: huggingface_hub reads its settings when imported."""
+    command = [sys.executable, "launch/download.py", *arguments, "--path", str(tmp_path / "models")]
+    settings = {"HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf")}
+    done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_from_a_hub_on_loopback(server: Server, tmp_path: Path) -> None:
+    commit, files = "0123456789abcdef0123456789abcdef01234567", {}
+    for name in ("config.json", "vocab.txt", "pytorch_model.bin", "run.py", "onnx/config.json"):
+        files[name] = (name * 50).encode()
+        server.files[f"/org/name/resolve/{commit}/{name}"] = files[name]
+    about = {"id": "org/name", "sha": commit, "siblings": [{"rfilename": name} for name in files]}
+    tree = [
+        {"type": "file", "path": name, "size": len(data), "oid": f"{len(data):040}"}
+        for name, data in files.items()
+    ]
+    server.files["/api/models/org/name/revision/main"] = json.dumps(about).encode()
+    server.files[f"/api/models/org/name/tree/{commit}"] = json.dumps(tree).encode()
+    code, out, err = over_the_network(server, tmp_path, "org/name")
+    folder = tmp_path / "models/pretrain/org/name"
+    assert (code, out, err) == (0, f"{folder}\n", "")
+    wanted = ("config.json", "vocab.txt", "pytorch_model.bin")
+    assert contents(folder) == {name: files[name] for name in wanted}
+    code, out, err = over_the_network(server, tmp_path, "org/other")
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert err.startswith("error: org/other: the hub has no such repository, or it is private")
+
+
+def test_a_hub_that_is_ill(server: Server, tmp_path: Path) -> None:
+    server.does(*[loopback.status(500)] * 9)
+    code, out, err = over_the_network(server, tmp_path, "org/name")
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert err.startswith("error: org/name: the hub cannot answer (") and "500" in err
+
+
+def test_no_hub_there(server: Server, tmp_path: Path) -> None:
+    server.server_close()
+    code, out, err = over_the_network(server, tmp_path, "org/name")
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert err.startswith("error: org/name: the hub cannot be reached, and the cache of the hub")
+
+
+def test_only_the_hub_has_revisions(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="revision: BERT-zh-base has none"):
+        download("BERT-zh-base", path=tmp_path, revision="v2")
+
+
+# ---- the command ----
+
+
+def test_the_command(enter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    mirror = tmp_path / "mirror"
+    mirror.mkdir()
+    (mirror / ARCHIVE).write_bytes(archive())
+    monkeypatch.setenv("PALM_MIRROR", str(mirror))
+    said = enter("download", "ls")
+    assert said.code == 0 and said.out.count("  => ") == 17
+    said = enter("download", NAME.lower(), "--path", tmp_path)
+    assert (said.code, said.out, said.err) == (0, f"{tmp_path / 'pretrain' / NAME}\n", "")
+    said = enter("download", NAME, "--path", tmp_path / "two", "--mirror", tmp_path)
+    assert said.code == 2 and said.err.startswith("error: ") and said.err.count("\n") == 1
+    said = enter("download", "ernie")
+    assert said.code == 2 and "did you mean" in said.err or "known: " in said.err

@@ -1,0 +1,286 @@
+"""Files over HTTP from a server that breaks off, ignores, lies and stalls; all on loopback."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from palm_ds.common.errors import UserError
+from palm_ds.weights.download import http as transfer
+from palm_ds.weights.download.http import Patience, fetch
+from tests.helpers import loopback
+from tests.helpers.loopback import Server, broken_off
+
+DATA = random.Random(1).randbytes(300_000)
+SHA = hashlib.sha256(DATA).hexdigest()
+QUICK = Patience(tries=3, wait=0.01, timeout=0.3, most=10 << 20)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with loopback.serve() as server:
+        server.files["/a.tgz"] = DATA
+        yield server
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "cache" / "a.tgz"
+
+
+def get(server: Server, file: Path, **options: Any) -> bytes:
+    return fetch(server.url + "/a.tgz", file, patience=QUICK, **options).read_bytes()
+
+
+def left(file: Path) -> list[str]:
+    """What lies in the folder, but for the lock."""
+    return sorted(name for name in os.listdir(file.parent) if not name.endswith(".lock"))
+
+
+def test_a_whole_file_and_the_second_time_nothing_is_asked(server: Server, file: Path) -> None:
+    seen: list[tuple[int, int | None]] = []
+    assert get(server, file, progress=lambda *x: seen.append(x), sha256=SHA, size=300_000) == DATA
+    assert seen[0] == (0, 300_000) and seen[-1] == (300_000, 300_000)
+    assert get(server, file) == DATA
+    assert server.asked == [("/a.tgz", "")] and left(file) == ["a.tgz"]
+
+
+def test_it_goes_on_where_it_broke_off(server: Server, file: Path) -> None:
+    server.does(broken_off(1000), broken_off(99_000), broken_off(1), loopback.gone)
+    assert get(server, file, sha256=SHA) == DATA
+    ranges = ["", "bytes=1000-", "bytes=100000-", "bytes=100001-", "bytes=100001-"]
+    assert [asked for _, asked in server.asked] == ranges
+
+
+def test_another_process_goes_on_too(server: Server, file: Path) -> None:
+    server.does(broken_off(5000), loopback.gone, loopback.gone, loopback.gone)
+    with pytest.raises(UserError, match="3 times .5,000 bytes are kept for the next try."):
+        get(server, file)
+    assert left(file) == ["a.tgz.part", "a.tgz.part.json"]
+    server.asked.clear()
+    server.planned.clear()
+    assert get(server, file, sha256=SHA) == DATA
+    assert server.asked == [("/a.tgz", "bytes=5000-")] and left(file) == ["a.tgz"]
+
+
+def test_a_new_version_is_not_mixed_with_the_old(server: Server, file: Path) -> None:
+    server.does(broken_off(5000), loopback.gone, loopback.gone, loopback.gone)
+    with pytest.raises(UserError):
+        get(server, file)
+    server.planned.clear()
+    server.version, server.files["/a.tgz"] = '"2"', DATA[::-1]
+    assert get(server, file) == DATA[::-1]
+
+
+@pytest.mark.parametrize("about", ["", "{", "[1]", '{"url": "http://other/a.tgz"}', "{}"])
+def test_a_part_of_unknown_origin_is_not_used(server: Server, file: Path, about: str) -> None:
+    file.parent.mkdir()
+    file.with_name("a.tgz.part").write_bytes(b"of something else")
+    if about:
+        file.with_name("a.tgz.part.json").write_text(about)
+    assert get(server, file) == DATA and server.asked == [("/a.tgz", "")]
+
+
+PUT_RIGHT = {
+    "range ignored": [broken_off(1000), loopback.ignoring_range],
+    "range ignored, broken off": [
+        broken_off(1000),
+        loopback.ignoring_range_broken_off(70_000),
+        loopback.ignoring_range,
+    ],
+    "another part": [broken_off(1000), loopback.another_part],
+    "stalled": [loopback.stalled(2000)],
+    "slow": [loopback.slow],
+    "no size": [loopback.without_size],
+    "chunked": [loopback.in_chunks()],
+    "chunked, broken off": [loopback.in_chunks(150_000)],
+    "busy": [loopback.status(503, Retry_After=0), loopback.status(429)],
+    "gone": [loopback.gone, loopback.gone],
+    "gibberish": [loopback.gibberish],
+    "redirected": [loopback.redirect("/a.tgz")],
+    "size too large once": [loopback.saying(300_001)],
+}
+
+
+@pytest.mark.parametrize("case", PUT_RIGHT)
+def test_what_another_try_puts_right(case: str, server: Server, file: Path) -> None:
+    server.does(*PUT_RIGHT[case])
+    assert get(server, file, sha256=SHA) == DATA
+    assert left(file) == ["a.tgz"]
+
+
+class Wrong(NamedTuple):
+    behaviours: list[loopback.Behaviour]
+    words: str
+    kept: bool = False
+    options: dict[str, Any] = {}  # noqa: RUF012
+
+
+URL = r"http://127.0.0.1:\d+/a.tgz: "
+WRONG = {
+    "not found": Wrong([loopback.status(404)], URL + "the server says 404 Not Found"),
+    "forbidden": Wrong([loopback.status(403)], URL + "the server says 403"),
+    "a reason of escape codes": Wrong(
+        [loopback.status(404, "\x1b[2Jall is well")], r"says 404 \?\[2Jall is well"
+    ),
+    "always busy": Wrong([loopback.status(503)] * 3, "says 503 Service Unavailable, 3 times"),
+    "always gone": Wrong([loopback.gone] * 3, "the connection broke .*, 3 times"),
+    "always gibberish": Wrong([loopback.gibberish] * 3, "the connection broke .*, 3 times"),
+    "breaks at one place": Wrong(
+        [loopback.ignoring_range_broken_off(999)] * 9, "ended after 999 of 300,000 bytes", True
+    ),
+    "stalls": Wrong([loopback.stalled(0)] * 3, "timed out.*, 3 times"),
+    "says too much, always": Wrong(
+        [loopback.saying(300_001)] * 9, "ended after 300,000 of 300,001", True
+    ),
+    "redirects in circles": Wrong([loopback.redirect("/a.tgz")] * 20, "infinite loop"),
+    "redirects to a file": Wrong([loopback.redirect("file:///etc/passwd")], "not allowed"),
+    "redirects to ftp": Wrong(
+        [loopback.redirect("ftp://127.0.0.1/a")], "leads to 'ftp://127.0.0.1/a', which is not"
+    ),
+    "another size than is right": Wrong(
+        [], "300,000 bytes; 300,001 expected", options={"size": 300_001}
+    ),
+    "no size said, and wrong": Wrong(
+        [loopback.without_size],
+        "300,000 bytes came, 5 expected; the file is deleted",
+        options={"size": 5},
+    ),
+    "sends more than it says": Wrong([loopback.saying(50)], "sha256 is", options={"sha256": SHA}),
+    "another checksum": Wrong([], f"sha256 is {SHA}, 00 expected", options={"sha256": "00"}),
+    "a size of many digits": Wrong(
+        [loopback.saying("9" * 5000)], "bytes came, 1,048,576 expected", options={"size": 1 << 20}
+    ),
+    "too large": Wrong([loopback.saying(11 << 20)], "at most 10,485,760 are accepted"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_stays_wrong_is_one_clear_line(case: str, server: Server, file: Path) -> None:
+    server.does(*WRONG[case].behaviours)
+    with pytest.raises(UserError, match=WRONG[case].words) as caught:
+        get(server, file, **WRONG[case].options)
+    message = str(caught.value)
+    assert message.startswith(server.url) and message.isprintable()
+    assert left(file) == (["a.tgz.part", "a.tgz.part.json"] if WRONG[case].kept else [])
+
+
+def test_no_end_and_no_size(server: Server, file: Path) -> None:
+    server.files["/a.tgz"] = bytes(11 << 20)
+    server.does(loopback.without_size)
+    with pytest.raises(UserError, match="the server sends more than it should"):
+        get(server, file)
+    assert left(file) == []
+
+
+def test_a_long_wait_is_announced(
+    server: Server, file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(transfer.time, "sleep", waits.append)
+    server.does(*[loopback.gone] * 4, loopback.status(503, Retry_After=3600))
+    patience = Patience(tries=6, wait=0.5, longest_wait=3)
+    fetch(server.url + "/a.tgz", file, patience=patience)
+    assert waits == [0.5, 1, 2, 3, 3]
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 4 and said[-1].endswith("503 Service Unavailable; again in 3 s")
+
+
+def test_nobody_there(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(UserError, match=rf"127.0.0.1:{port} cannot be reached \(Connection ref"):
+        fetch(f"http://127.0.0.1:{port}/a.tgz", file, patience=QUICK)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file:///etc/passwd",
+        "ftp://127.0.0.1/a",
+        "a.tgz",
+        "",
+        "http://",
+        "http:///a",
+        "http://a b/c",
+    ],
+)
+def test_other_addresses(url: str, file: Path) -> None:
+    with pytest.raises(UserError, match="not an http or https address"):
+        fetch(url, file)
+    assert not file.parent.exists()
+
+
+def test_a_disk_that_is_too_small_is_seen_before(
+    server: Server, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Usage(NamedTuple):
+        free: int = 4000
+
+    monkeypatch.setattr(transfer.shutil, "disk_usage", lambda path: Usage())
+    with pytest.raises(UserError, match="the disk is full: 300,000 bytes are missing, 4,000"):
+        get(server, file)
+
+
+def test_a_disk_that_runs_full(server: Server, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("no /dev/full here")
+    file.parent.mkdir()
+    file.with_name("a.tgz.part").symlink_to(full)
+    monkeypatch.setattr(transfer._Part, "forget", lambda part: None)
+    with pytest.raises(UserError, match="a.tgz.part: cannot be written: No space left on device"):
+        get(server, file)
+
+
+def test_a_folder_that_cannot_be_made(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(UserError, match="cache: cannot be written"):
+        get(server, tmp_path / "cache" / "a.tgz")
+
+
+def test_of_two_processes_one_downloads(server: Server, file: Path) -> None:
+    server.does(loopback.held_back)
+    code = (
+        "import sys; from pathlib import Path; from palm_ds.weights.download.http import fetch; "
+        "fetch(sys.argv[1], Path(sys.argv[2]))"
+    )
+    command = [sys.executable, "-c", code, server.url + "/a.tgz", str(file)]
+    first = threading.Thread(target=get, args=(server, file))
+    first.start()
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as second:
+        assert second.stderr is not None
+        said = second.stderr.readline()
+        server.gate.set()
+        assert second.wait(20) == 0
+    first.join()
+    assert said == "a.tgz: another process is working on it; waiting\n"
+    assert file.read_bytes() == DATA and len(server.asked) == 1
+
+
+def test_a_process_that_is_killed_leaves_no_lock(server: Server, file: Path) -> None:
+    server.does(loopback.stalled(3000))
+    code = (
+        "import sys; from pathlib import Path; from palm_ds.weights.download.http import fetch; "
+        "fetch(sys.argv[1], Path(sys.argv[2]), progress=lambda done, _: print(done, flush=True))"
+    )
+    command = [sys.executable, "-c", code, server.url + "/a.tgz", str(file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        while child.stdout.readline() != "3000\n":
+            pass
+        child.kill()
+    assert get(server, file, sha256=SHA) == DATA
+    assert [asked for _, asked in server.asked] == ["", "bytes=3000-"]

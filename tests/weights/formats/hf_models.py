@@ -1,0 +1,117 @@
+"""What the tests of conversion share: small models of transformers, and ours made of contents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+from palm_ds.data.example import Example, collate
+from palm_ds.model.encoder import Backbone
+from palm_ds.model.heads import ClassHead, MaskedWordHead
+from palm_ds.model.multi_task_model import Model
+from palm_ds.weights.formats.contents import Contents
+
+WORDS, WIDTH = 37, 16
+SIZES = dict(
+    vocab_size=WORDS,
+    hidden_size=WIDTH,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=24,
+    max_position_embeddings=20,
+)
+CONFIGS = {
+    "bert": lambda **more: transformers.BertConfig(**SIZES, **more),
+    "ernie": lambda **more: transformers.ErnieConfig(
+        **SIZES,
+        type_vocab_size=4,
+        task_type_vocab_size=5,
+        use_task_id=True,
+        layer_norm_eps=1e-5,
+        **more,
+    ),
+    "roberta": lambda **more: transformers.RobertaConfig(**SIZES, layer_norm_eps=1e-5, **more),
+}
+FAMILY = {"bert": "Bert", "ernie": "Ernie", "roberta": "Roberta"}
+
+
+def make(kind: str, ending: str, *, seed: int = 1, **more: object) -> transformers.PreTrainedModel:
+    """A small model, its weights noise."""
+    torch.manual_seed(seed)
+    config = CONFIGS[kind](**more)
+    model = getattr(transformers, FAMILY[kind] + ending)(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def save(model: transformers.PreTrainedModel, folder: Path, **options: object) -> Path:
+    model.save_pretrained(folder, **options)
+    return folder
+
+
+def build(contents: Contents) -> Model:
+    """The model that the contents are of, in fp32."""
+    backbone = Backbone(contents.config)
+    heads: dict[str, torch.nn.Module] = {}
+    for name, head in contents.heads.items():
+        if head.kind == "masked_words":
+            heads[name] = MaskedWordHead(backbone)
+        else:
+            heads[name] = ClassHead(contents.config.width, head.classes, pooled=head.pooled)
+    model = Model(backbone, heads, {name: name for name in heads}) if heads else _bare(backbone)
+    state = {name: entry.read().float() for name, entry in contents.entries.items()}
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert not unexpected and all(".pooler." in name for name in missing), (missing, unexpected)
+    return model.eval()
+
+
+def _bare(backbone: Backbone) -> Model:
+    head = ClassHead(backbone.config.width, 1)
+    model = Model(backbone, {"none": head}, {"none": "none"})
+    del model.heads["none"]
+    return model
+
+
+@torch.no_grad()
+def outputs(
+    model: Model, ids: torch.Tensor, segments: torch.Tensor, tasks: torch.Tensor | None = None
+) -> dict[str, torch.Tensor]:
+    """What our model gives for texts of one length: `hidden`, `pooled`, and each head's scores."""
+    rows = []
+    for i, text in enumerate(ids.numpy()):
+        example = Example(
+            ids=text, segments=segments[i].numpy(), origin=np.zeros_like(text), marks={}
+        )
+        rows.append([(example, 0 if tasks is None else int(tasks[i, 0]))])
+    batch = collate(rows, length=ids.shape[1], pad=model.backbone.config.pad)
+    hidden = model.backbone(batch)  # (texts, length, width)
+    found = {"hidden": hidden, "pooled": model.backbone.pooler(hidden[:, 0])}
+    for name, head in model.heads.items():
+        found[name] = head.logits(found["pooled"] if head.pooled else hidden)  # type: ignore[operator]
+    return found
+
+
+def inputs_of(kind: str, *, seed: int = 0, tasks: bool = True) -> dict[str, torch.Tensor]:
+    """Two texts as transformers takes them."""
+    rng = np.random.default_rng(seed)
+    ids = torch.tensor(rng.integers(5, WORDS, (2, 11)))
+    most = {"bert": 2, "ernie": 4, "roberta": 2}[kind]
+    found = {"input_ids": ids, "token_type_ids": torch.tensor(rng.integers(0, most, (2, 11)))}
+    if kind == "ernie" and tasks:
+        found["task_type_ids"] = torch.tensor([[3], [1]]).expand(2, 11)
+    return found
+
+
+@torch.no_grad()
+def run(model: transformers.PreTrainedModel, inputs: Mapping[str, torch.Tensor]) -> dict:
+    """Every tensor that a model of transformers gives."""
+    if "MultipleChoice" in type(model).__name__:  # Ernie's takes no task ids (of two dimensions)
+        inputs = {name: value[None] for name, value in inputs.items()}
+    output = model(**inputs)
+    return {name: value for name, value in output.items() if isinstance(value, torch.Tensor)}

@@ -1,0 +1,308 @@
+"""Our own folders and checkpoints, opened by name: whoever wrote them, the bytes are the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from palm_ds.common.errors import UserError
+from palm_ds.model.config import BackboneConfig
+from palm_ds.model.crf import CrfHead
+from palm_ds.model.encoder import Backbone
+from palm_ds.model.heads import ClassHead, MaskedWordHead
+from palm_ds.model.multi_task_model import Model
+from palm_ds.runtime import checkpoint
+from palm_ds.runtime import sharded_state as portable
+from palm_ds.runtime.checkpoint import Layout, Written
+from palm_ds.runtime.sharded_state import Stretch
+from palm_ds.text.tokenizer import wordpiece
+from palm_ds.train.extend import Lineage
+from palm_ds.weights.formats import native as own
+from palm_ds.weights.formats.contents import OPTIMIZER
+from palm_ds.weights.weights_folder import save_weights
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+CONFIG = BackboneConfig(
+    vocab_size=11, width=8, layers=2, heads=2, ffn=12, positions=10, segments=3, task_slots=4
+)
+WORDS = wordpiece(["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *"abcdef"], lower=True)
+LAYOUTS = [(stage, world) for stage in (0, 1, 2, 3) for world in (1, 2, 3)]
+
+
+def model(seed: int = 1) -> Model:
+    torch.manual_seed(seed)
+    backbone = Backbone(CONFIG)
+    heads = {
+        "masking": MaskedWordHead(backbone),
+        "distance": ClassHead(8, 3, pooled=True),
+        "capital": ClassHead(8, 2),
+        "slots": CrfHead(8, 4),
+    }
+    return Model(backbone, heads, {name: name for name in heads})
+
+
+def cut(net: Model, stage: int, world: int, rank: int) -> Iterator[Stretch]:
+    """What a process holds, as ZeRO cuts it: whole parameters, one range of all of them laid end
+    to end, or a range of each."""
+    total = sum(p.numel() for p in net.parameters())
+    begun = 0
+    for number, (name, parameter) in enumerate(net.named_parameters()):
+        flat, size = parameter.detach().view(-1), parameter.numel()
+        if stage == 0:
+            low, high = (0, size) if number % world == rank else (0, 0)
+        elif stage == 3:
+            share = -(-size // world)
+            low, high = min(rank * share, size), min((rank + 1) * share, size)
+        else:
+            share = -(-total // world)
+            low = min(max(rank * share - begun, 0), size)
+            high = min(max((rank + 1) * share - begun, 0), size)
+        begun += size
+        if low < high:
+            moments = {kind: torch.full((high - low,), 0.5) for kind in MOMENTS}
+            yield Stretch(name, low, {"weight": flat[low:high], **moments}, {})
+
+
+def save(folder: Path, net: Model, stage: int = 1, world: int = 1, step: int = 7) -> Path:
+    """A checkpoint as `world` processes write it under a ZeRO stage."""
+
+    def write(partial_folder: Path, written: Written) -> None:
+        for rank in range(world):
+            portable.write_stretches(
+                cut(net, stage, world, rank),
+                f"process_{rank:05}",
+                lambda name, make: written.write(partial_folder / name, make),
+            )
+
+    lineage = Lineage(
+        backbone=CONFIG,
+        task_ids={"masking": 0, "distance": 2},
+        tokenizer=WORDS.fingerprint,
+        token_heads=("capital",),
+    )
+    return checkpoint.save(
+        folder,
+        step,
+        write=write,
+        layout=Layout(world=world, stage=stage, precision="fp32"),
+        parameters={name: step for name, _ in net.named_parameters()},
+        engine={},
+        state={"lineage": lineage.record()},
+        group=checkpoint.ALONE,
+        keep=3,
+    )
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def written(source: Path, target: Path, **options: Path) -> dict[str, bytes]:
+    target.mkdir()
+    own.write(own.open_contents(source, **options), target)
+    return files(target)
+
+
+def test_every_layout_gives_the_same_bytes(tmp_path: Path) -> None:
+    net, found = model(), {}
+    for stage, world in LAYOUTS:
+        step = save(tmp_path / f"{stage}_{world}", net, stage, world)
+        found[stage, world] = written(step, tmp_path / f"out_{stage}_{world}")
+    first = found.pop((0, 1))
+    assert set(first) == {"weights.json", "weights.safetensors"}
+    assert all(other == first for other in found.values())
+
+
+@pytest.mark.parametrize(("stage", "world"), [(1, 1), (2, 3), (3, 2)])
+def test_a_checkpoint_holds_the_model(stage: int, world: int, tmp_path: Path) -> None:
+    net = model()
+    path = save(tmp_path, net, stage, world)
+    assert own.recognises(path) and own.recognises(tmp_path)
+    contents = own.open_contents(path)
+    assert contents.config == CONFIG
+    assert contents.task_ids == {"masking": 0, "distance": 2}
+    assert {n: (h.kind, h.classes, h.pooled) for n, h in contents.heads.items()} == {
+        "masking": ("masked_words", 0, False),
+        "distance": ("classes", 3, True),
+        "capital": ("classes", 2, False),
+        "slots": ("classes", 4, False),
+    }
+    assert contents.heads["slots"].transitions and not contents.heads["capital"].transitions
+    state = net.state_dict()
+    assert set(contents.entries) == set(state)
+    for name, entry in contents.entries.items():
+        assert entry.shape == tuple(state[name].shape)
+        assert torch.equal(entry.read(), state[name])
+    assert set(contents.left) == {f"{kind}/{name}" for kind in MOMENTS for name in state}
+    assert set(contents.left.values()) == {OPTIMIZER}
+
+
+def test_a_folder_of_weights_and_what_it_says(tmp_path: Path) -> None:
+    net = model()
+    save_weights(net, tmp_path / "weights", info(), tokenizer=WORDS)
+    contents = own.open_contents(tmp_path / "weights")
+    assert contents.config == CONFIG and contents.export_task == "masking"
+    assert contents.heads["distance"].pooled and not contents.heads["capital"].pooled
+    assert contents.tokenizer == tmp_path / "weights/tokenizer"
+    state = net.state_dict()
+    assert {n: torch.equal(e.read(), state[n]) for n, e in contents.entries.items()} == (
+        dict.fromkeys(state, True)
+    )
+    again = written(tmp_path / "weights", tmp_path / "again")
+    assert own.open_contents(tmp_path / "again").head_of == contents.head_of
+    assert written(tmp_path / "again", tmp_path / "third") == again
+
+
+def info() -> own.WeightsInfo:
+    return own.WeightsInfo(
+        backbone=CONFIG,
+        task_ids={"masking": 1},
+        head_of={"masking": "masking"},
+        export_task="masking",
+        token_heads=("capital",),
+    )
+
+
+def test_a_run_gives_its_weights_or_else_its_newest_checkpoint(tmp_path: Path) -> None:
+    save(tmp_path / "checkpoints", model(1), step=5)
+    save(tmp_path / "checkpoints", model(2), step=9)
+    table = "backbone.word.weight"
+    newest = own.open_contents(tmp_path)
+    assert newest.format.endswith("step 9")
+    assert torch.equal(newest.entries[table].read(), model(2).state_dict()[table])
+    save_weights(model(3), tmp_path / "weights", info(), tokenizer=WORDS)
+    done = own.open_contents(tmp_path)
+    assert torch.equal(done.entries[table].read(), model(3).state_dict()[table])
+
+
+def test_a_run_with_a_bad_newest_checkpoint_gives_the_one_before_and_says_so(
+    tmp_path: Path,
+) -> None:
+    save(tmp_path / "checkpoints", model(1), step=5)
+    bad = save(tmp_path / "checkpoints", model(2), step=9)
+    flip(next(bad.glob("*.safetensors")))
+    contents = own.open_contents(tmp_path)
+    assert contents.format.endswith("step 5")
+    assert "step_00000009: not used" in contents.notes[0]
+    with pytest.raises(UserError, match="checksum"):
+        own.open_contents(bad)
+
+
+def test_a_checkpoints_tokenizer_is_the_one_it_was_trained_with(tmp_path: Path) -> None:
+    path = save(tmp_path / "checkpoints", model())
+    assert own.open_contents(path).tokenizer is None
+    WORDS.save(tmp_path / "words")
+    found = own.open_contents(path, tokenizer=tmp_path / "words")
+    assert found.tokenizer == tmp_path / "words"
+    other = wordpiece(["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", "z"], lower=True)
+    other.save(tmp_path / "other")
+    with pytest.raises(UserError, match="another tokenizer"):
+        own.open_contents(path, tokenizer=tmp_path / "other")
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+
+def change(file: Path, **changes: object) -> None:
+    content = json.loads(file.read_text())
+    for key, value in changes.items():
+        content[key] = value
+    file.write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
+
+
+def shorten(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-9])
+
+
+def shorten_all(folder: Path) -> None:
+    for file in folder.glob("*.safetensors"):
+        shorten(file)
+
+
+def stateless(path: Path) -> None:
+    change(path / "manifest.json", state={})
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "cut short": (shorten_all, "bytes instead of"),
+    "of no encoder": (stateless, "does not say what encoder"),
+    "manifest no JSON": (lambda p: (p / "manifest.json").write_text("{"), "is damaged"),
+    "of another version": (lambda p: change(p / "manifest.json", format=1), "format 1"),
+    "a file gone": (lambda p: next(p.glob("*.safetensors")).unlink(), "is missing"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_checkpoints_are_one_line(name: str, tmp_path: Path) -> None:
+    breaks, message = BROKEN[name]
+    path = save(tmp_path, model(), 3, 2)
+    breaks(path)
+    with pytest.raises(UserError, match=message) as raised:
+        own.open_contents(path)
+    assert "\n" not in str(raised.value) and "step_00000007" in str(raised.value)
+
+
+BROKEN_WEIGHTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "cut short": (shorten_all, "cannot be read as safetensors"),
+    "of another version": (lambda p: change(p / own.INFO, format=9), "format 9"),
+    "without its numbers": (lambda p: change(p / own.INFO, backbone=None), "no `backbone`"),
+    "no JSON": (lambda p: (p / own.INFO).write_text("x"), "cannot be read as JSON"),
+    "other numbers": (
+        lambda p: change(p / own.INFO, backbone={**vars(CONFIG), "width": 16}),
+        "is due by the configuration",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_WEIGHTS)
+def test_broken_folders_of_weights_are_one_line(name: str, tmp_path: Path) -> None:
+    breaks, message = BROKEN_WEIGHTS[name]
+    save_weights(model(), tmp_path / "weights", info())
+    breaks(tmp_path / "weights")
+    with pytest.raises(UserError, match=message) as raised:
+        own.open_contents(tmp_path / "weights")
+    assert "\n" not in str(raised.value) and str(tmp_path) in str(raised.value)
+
+
+def test_values_that_are_nowhere_are_missed(tmp_path: Path) -> None:
+    """A process that wrote nothing, and a manifest that does not know."""
+    net = model()
+
+    def write(folder: Path, out: Written) -> None:
+        part = partial(cut, net, 3, 2)
+        portable.write_stretches(part(0), "process_0", lambda n, m: out.write(folder / n, m))
+
+    lineage = Lineage(backbone=CONFIG, task_ids={}, tokenizer="").record()
+    path = checkpoint.save(
+        tmp_path,
+        1,
+        write=write,
+        layout=Layout(world=2, stage=3, precision="fp32"),
+        parameters={},
+        engine={},
+        state={"lineage": lineage},
+        group=checkpoint.ALONE,
+        keep=1,
+    )
+    with pytest.raises(UserError, match="incomplete|is due by|in none of the files"):
+        own.open_contents(path)
+
+
+def test_words_may_be_counted_by_the_table(tmp_path: Path) -> None:
+    save_weights(model(), tmp_path / "weights", replace(info(), backbone=CONFIG))
+    change(tmp_path / "weights" / own.INFO, backbone={**vars(CONFIG), "vocab_size": None})
+    assert own.open_contents(tmp_path / "weights").config.vocab_size == 11
+
+
+def test_other_folders_are_not_ours(tmp_path: Path) -> None:
+    (tmp_path / "step_1").mkdir()
+    assert not any(own.recognises(p) for p in (tmp_path, tmp_path / "step_1", tmp_path / "none"))

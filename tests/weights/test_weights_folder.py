@@ -1,0 +1,482 @@
+"""Weights out and in: portable folders, Hugging Face folders both ways, mistakes in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    BertForPreTraining,
+    ErnieConfig,
+    ErnieForPreTraining,
+    RobertaConfig,
+    RobertaForMaskedLM,
+)
+
+from palm_ds.common.errors import UserError
+from palm_ds.model.encoder import Backbone, BackboneConfig
+from palm_ds.model.heads import ClassHead, MaskedWordHead
+from palm_ds.model.multi_task_model import Model
+from palm_ds.text.tokenizer import load_tokenizer, wordpiece
+from palm_ds.weights.weights_folder import (
+    WeightsInfo,
+    backbone_config_from,
+    export_hf,
+    load_weights,
+    read_info,
+    save_weights,
+    task_ids,
+)
+
+CONFIG = BackboneConfig(
+    vocab_size=37, width=16, layers=2, heads=2, ffn=24, positions=20, task_slots=5, eps=1e-5
+)
+BERT = replace(CONFIG, task_slots=0, segments=2, activation="relu")
+ROBERTA = replace(CONFIG, task_slots=0, segments=1, positions=22, position_offset=2, pad=1)
+SHAPES = {"ernie": CONFIG, "bert": BERT, "roberta": ROBERTA}
+IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 11]])
+
+
+def model(config: BackboneConfig = CONFIG, seed: int = 1, *, words: bool = True) -> Model:
+    torch.manual_seed(seed)
+    backbone = Backbone(config)
+    heads: dict[str, torch.nn.Module] = {"distance": ClassHead(16, 3, pooled=True)}
+    if words:
+        heads["masking"] = MaskedWordHead(backbone)
+    net = Model(backbone, heads, {name: name for name in heads}).eval()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return net
+
+
+def info(config: BackboneConfig = CONFIG) -> WeightsInfo:
+    return WeightsInfo(
+        backbone=config,
+        task_ids={"masking": 0, "distance": 1},
+        head_of={"masking": "masking", "distance": "distance"},
+        made_by={"program": "a test", "step": 7},
+    )
+
+
+def same(one: Model, other: Model) -> bool:
+    state = other.state_dict()
+    return all(torch.equal(value, state[name]) for name, value in one.state_dict().items())
+
+
+# ---- the portable folder ----
+
+
+def test_the_task_that_texts_are_read_as_is_stored(tmp_path: Path) -> None:
+    save_weights(model(), tmp_path / "weights", replace(info(), export_task="distance"))
+    found = read_info(tmp_path / "weights")
+    assert (found.export_task, found.task_id) == ("distance", 1)
+    assert json.loads((tmp_path / "weights/weights.json").read_text())["export_task"] == "distance"
+    assert (info().export_task, info().task_id) == ("", 0)
+
+
+def test_a_folder_written_before_it_was_stored_is_read_as_task_0(tmp_path: Path) -> None:
+    save_weights(model(), tmp_path / "weights", replace(info(), export_task="distance"))
+    path = tmp_path / "weights/weights.json"
+    about = json.loads(path.read_text())
+    del about["export_task"]
+    path.write_text(json.dumps(about))
+    assert read_info(tmp_path / "weights").task_id == 0
+
+
+def test_a_portable_folder_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    net, other = model(), model(seed=2)
+    save_weights(net, tmp_path / "weights", info())
+    assert sorted(os.listdir(tmp_path / "weights")) == ["weights.json", "weights.safetensors"]
+    assert len({file.stat().st_mode for file in (tmp_path / "weights").iterdir()}) == 1
+    loaded = load_weights(tmp_path / "weights", other)
+    assert same(net, other) and not loaded.fresh and not loaded.left_over
+    assert read_info(tmp_path / "weights") == info()
+    assert task_ids(tmp_path / "weights") == {"masking": 0, "distance": 1}
+    assert task_ids(None) == {}
+    assert backbone_config_from(tmp_path / "weights") == CONFIG
+
+
+def test_a_state_of_half_precision_is_saved_in_fp32(tmp_path: Path) -> None:
+    state = {name: value.bfloat16() for name, value in model().state_dict().items()}
+    state["heads.masking.tied_words"] = state["backbone.word.weight"]
+    save_weights(state, tmp_path / "weights", info())
+    kept = load_file(tmp_path / "weights" / "weights.safetensors")
+    assert {value.dtype for value in kept.values()} == {torch.float32}
+    assert kept.keys() == model().state_dict().keys()
+
+
+def test_heads_of_other_tasks_stay_fresh_or_are_named(tmp_path: Path) -> None:
+    save_weights(model(), tmp_path / "weights", info())
+    torch.manual_seed(9)
+    backbone = Backbone(CONFIG)
+    other = Model(backbone, {"case": ClassHead(16, 2)}, {"case": "case"})
+    before = other.heads["case"].out.weight.clone()  # type: ignore[union-attr]
+    loaded = load_weights(tmp_path / "weights", other)
+    assert loaded.fresh == ("heads.case.out.weight", "heads.case.out.bias")
+    assert set(loaded.left_over) == {n for n in model().state_dict() if n.startswith("heads.")}
+    assert torch.equal(before, other.heads["case"].out.weight)  # type: ignore[union-attr]
+    assert any("begun afresh: heads.case" in line for line in loaded.lines())
+    assert any("left over" in line and "heads.distance.out.bias" in line for line in loaded.lines())
+
+
+def test_an_older_folder_is_replaced_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "weights"
+    save_weights(model(), folder, info())
+    (folder / "stray").write_text("old")
+    (tmp_path / ".weights.part").mkdir()  # of a run that was killed
+    (tmp_path / ".weights.part" / "weights.json").write_text("half")
+    save_weights(model(seed=3), folder, info())
+    assert sorted(os.listdir(tmp_path)) == ["weights"]
+    assert sorted(os.listdir(folder)) == ["weights.json", "weights.safetensors"]
+    other = model()
+    load_weights(folder, other)
+    assert same(other, model(seed=3))
+
+
+# ---- to Hugging Face ----
+
+
+def packed_hidden(net: Model, ids: torch.Tensor, segment: int, task: int) -> torch.Tensor:
+    from palm_ds.data.example import Example, collate
+
+    row = ids[0].numpy()
+    text = Example(ids=row, segments=row * 0 + segment, origin=row, marks={})
+    batch = collate(
+        [[(text, 0), (text, task)]], length=len(row) * 2 + 1, pad=net.backbone.config.pad
+    )
+    return net.backbone(batch)[0, len(row) : 2 * len(row)]
+
+
+@pytest.mark.parametrize("kind", list(SHAPES))
+@torch.no_grad()
+def test_an_exported_folder_opens_and_gives_the_same(kind: str, tmp_path: Path) -> None:
+    config = SHAPES[kind]
+    net = model(config)
+    export_hf(net, tmp_path / "hf", config=config)
+    encoder, report = AutoModel.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert encoder.config.model_type == kind
+    assert not report["missing_keys"] and not report["mismatched_keys"]
+    segment, task = config.segments - 1, max(config.task_slots - 1, 0)
+    inputs = {"input_ids": IDS, "token_type_ids": torch.full_like(IDS, segment)}
+    if config.task_slots:
+        inputs["task_type_ids"] = torch.full_like(IDS, task)
+    theirs = encoder.eval()(**inputs)
+    hidden = packed_hidden(net, IDS, segment, task)
+    torch.testing.assert_close(hidden, theirs.last_hidden_state[0], atol=1e-5, rtol=0)
+    pooled = net.backbone.pooler(hidden[:1])
+    torch.testing.assert_close(pooled, theirs.pooler_output, atol=1e-5, rtol=0)
+    words, report = AutoModelForMaskedLM.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert not report["missing_keys"]
+    logits = net.heads["masking"].logits(hidden)  # type: ignore[operator]
+    torch.testing.assert_close(logits, words.eval()(**inputs).logits[0], atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_the_task_of_your_choice_is_the_one_hugging_face_fills_in(tmp_path: Path) -> None:
+    net = model()
+    export_hf(net, tmp_path / "hf", config=CONFIG, task_id=3)
+    theirs = AutoModel.from_pretrained(tmp_path / "hf").eval()(input_ids=IDS)
+    hidden = packed_hidden(net, IDS, 0, 3)
+    torch.testing.assert_close(hidden, theirs.last_hidden_state[0], atol=1e-5, rtol=0)
+    with pytest.raises(UserError, match="task_id: 5"):
+        export_hf(net, tmp_path / "hf", config=CONFIG, task_id=5)
+
+
+def test_without_a_masked_word_head_it_is_the_encoder_alone(tmp_path: Path) -> None:
+    export_hf(model(words=False), tmp_path / "hf", config=CONFIG)
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["architectures"] == [
+        "ErnieModel"
+    ]
+    _, report = AutoModel.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+
+
+def test_tokenizer_files_go_into_the_same_folder(tmp_path: Path) -> None:
+    class Tokenizer:
+        def save(self, folder: Path) -> None:
+            (folder / "tokenizer.json").write_text("{}")
+
+    export_hf(model(), tmp_path / "hf", config=CONFIG, tokenizer=Tokenizer())
+    names = ["config.json", "model.safetensors", "tokenizer.json"]
+    assert sorted(os.listdir(tmp_path / "hf")) == names
+
+
+def test_what_a_run_leaves_opens_with_its_tokenizer(tmp_path: Path) -> None:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(32))]
+    tokenizer, net = wordpiece(words, lower=False), model()
+    made_by = {"recipe": "abc"}
+    about = WeightsInfo(
+        backbone=CONFIG, task_ids={"masking": 0}, head_of=net.head_of, made_by=made_by
+    )
+    save_weights(net.state_dict(), tmp_path / "weights", about, tokenizer=tokenizer)
+    export_hf(net.state_dict(), tmp_path / "hf", config=CONFIG, tokenizer=tokenizer)
+    info = read_info(tmp_path / "weights")
+    assert info.task_ids == {"masking": 0} and info.made_by == made_by
+    assert info.head_of == net.head_of
+    assert load_tokenizer(tmp_path / "weights" / "tokenizer").fingerprint == tokenizer.fingerprint
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    ids = theirs("w3 w7 w1", return_tensors="pt")["input_ids"]
+    assert ids.tolist() == [[2, 8, 12, 6, 3]]
+    with torch.no_grad():
+        hidden = AutoModel.from_pretrained(tmp_path / "hf").eval()(input_ids=ids).last_hidden_state
+        expected = packed_hidden(net, ids, 0, 0)
+    torch.testing.assert_close(hidden[0], expected, atol=1e-5, rtol=0)
+
+
+def test_a_shape_that_hugging_face_has_not_is_refused(tmp_path: Path) -> None:
+    odd = replace(CONFIG, position_offset=2, pad=1)
+    with pytest.raises(UserError, match="task embeddings and a position offset"):
+        export_hf(model(odd), tmp_path / "hf", config=odd)
+    odd = replace(ROBERTA, position_offset=3)
+    with pytest.raises(UserError, match="pad \\+ 1 = 2"):
+        export_hf(model(odd), tmp_path / "hf", config=odd)
+
+
+# ---- from Hugging Face ----
+
+
+@pytest.mark.parametrize("kind", list(SHAPES))
+def test_out_and_in_again_is_bit_for_bit(kind: str, tmp_path: Path) -> None:
+    net, other = model(SHAPES[kind]), model(SHAPES[kind], seed=2)
+    export_hf(net, tmp_path / "hf", config=SHAPES[kind])
+    loaded = load_weights(tmp_path / "hf", other)
+    assert loaded.fresh == ("heads.distance.out.weight", "heads.distance.out.bias")
+    assert loaded.left_over == ()
+    mine, theirs = net.state_dict(), other.state_dict()
+    assert all(torch.equal(mine[n], theirs[n]) for n in mine if "distance" not in n)
+    assert backbone_config_from(tmp_path / "hf") == SHAPES[kind]
+
+
+HF_SIZES = dict(
+    vocab_size=37,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=24,
+    max_position_embeddings=20,
+)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("binary", [False, True])
+def test_folders_that_transformers_wrote(binary: bool, tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    roberta = {**HF_SIZES, "max_position_embeddings": 22, "type_vocab_size": 1}
+    ernie = dict(type_vocab_size=4, task_type_vocab_size=5, use_task_id=True, layer_norm_eps=1e-5)
+    written = {
+        "bert": BertForPreTraining(BertConfig(**HF_SIZES, hidden_act="relu", layer_norm_eps=1e-5)),
+        "ernie": ErnieForPreTraining(ErnieConfig(**HF_SIZES, **ernie)),
+        "roberta": RobertaForMaskedLM(RobertaConfig(**roberta, layer_norm_eps=1e-5)),
+    }
+    for kind, hf in written.items():
+        folder = tmp_path / kind
+        hf.eval().save_pretrained(folder, max_shard_size="6kB")  # in several shards
+        if binary:
+            for path in folder.glob("model*"):
+                path.unlink()
+            torch.save(hf.state_dict(), folder / "pytorch_model.bin")
+        net = model(SHAPES[kind])
+        loaded = load_weights(folder, net)
+        nsp = ("heads.next_sentence.out.weight", "heads.next_sentence.out.bias")
+        assert loaded.left_over == (() if kind == "roberta" else nsp)
+        pooler = tuple(n for n in loaded.fresh if "pooler" in n)
+        assert len(pooler) == (2 if kind == "roberta" else 0)
+        hidden = packed_hidden(net, IDS, 0, 0)
+        scores = net.heads["masking"].logits(hidden)  # type: ignore[operator]
+        output = hf(input_ids=IDS)
+        theirs = output.logits if kind == "roberta" else output.prediction_logits
+        torch.testing.assert_close(scores, theirs[0], atol=1e-5, rtol=0)
+
+
+def test_every_masked_word_head_gets_the_imported_one(tmp_path: Path) -> None:
+    export_hf(model(), tmp_path / "hf", config=CONFIG)
+    torch.manual_seed(3)
+    backbone = Backbone(CONFIG)
+    heads = {"one": MaskedWordHead(backbone), "two": MaskedWordHead(backbone)}
+    net = Model(backbone, heads, {"a": "one", "b": "two"})
+    assert load_weights(tmp_path / "hf", net).fresh == ()
+    assert torch.equal(net.heads["one"].dense.weight, net.heads["two"].dense.weight)  # type: ignore[union-attr, arg-type]
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["weights", "hf"])
+def test_the_only_masked_word_head_goes_to_tasks_of_any_name(own: bool, tmp_path: Path) -> None:
+    """Starting from a run whose task was called otherwise must not begin the head anew."""
+    source = model()
+    if own:
+        save_weights(source, tmp_path / "from", WeightsInfo(backbone=CONFIG))
+    else:
+        export_hf(source, tmp_path / "from", config=CONFIG)
+    torch.manual_seed(3)
+    backbone = Backbone(CONFIG)
+    heads = {name: MaskedWordHead(backbone) for name in ("mlm", "masking", "masked_words")}
+    loaded = load_weights(tmp_path / "from", Model(backbone, heads, {x: x for x in heads}))
+    assert loaded.fresh == ()
+    assert not any("masking" in name for name in loaded.left_over)
+    wanted = source.heads["masking"].state_dict()
+    for name, head in heads.items():
+        for part, values in wanted.items():
+            assert torch.equal(head.state_dict()[part], values), (name, part)
+
+
+def test_of_two_masked_word_heads_only_names_decide(tmp_path: Path) -> None:
+    backbone = Backbone(CONFIG)
+    two = {name: MaskedWordHead(backbone) for name in ("one", "two")}
+    save_weights(
+        Model(backbone, two, {x: x for x in two}), tmp_path / "w", WeightsInfo(backbone=CONFIG)
+    )
+    other = Backbone(CONFIG)
+    heads = {name: MaskedWordHead(other) for name in ("two", "three")}
+    loaded = load_weights(tmp_path / "w", Model(other, heads, {x: x for x in heads}))
+    assert {name.split(".")[1] for name in loaded.fresh} == {"three"}
+    assert {name.split(".")[1] for name in loaded.left_over} == {"one"}
+
+
+def test_old_names_of_layer_norms_and_bare_models_are_read(tmp_path: Path) -> None:
+    net = model(BERT)
+    export_hf(net, tmp_path / "hf", config=BERT)
+    path = tmp_path / "hf" / "model.safetensors"
+    old = {"embeddings.position_ids": torch.arange(20)[None]}
+    for name, value in load_file(path).items():
+        name = name.removeprefix("bert.")
+        name = name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta")
+        old[name] = value
+    save_file(old, path)
+    other = model(BERT, seed=2)
+    assert load_weights(tmp_path / "hf", other).left_over == ()
+    assert torch.equal(net.backbone.norm.weight, other.backbone.norm.weight)  # type: ignore[arg-type]
+
+
+def test_an_output_table_of_its_own_is_refused(tmp_path: Path) -> None:
+    hf = BertForMaskedLM(BertConfig(**HF_SIZES, hidden_act="relu", layer_norm_eps=1e-5))
+    state = {name: value.clone() for name, value in hf.state_dict().items()}
+    state["cls.predictions.decoder.weight"] += 1
+    (tmp_path / "config.json").write_text(hf.config.to_json_string())
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match="differs from embeddings.word_embeddings.weight"):
+        load_weights(tmp_path, model(BERT))
+
+
+# ---- mistakes ----
+
+
+def broken(folder: Path, what: str) -> BackboneConfig:
+    """A folder with one thing wrong; the config of the model that wants it."""
+    save_weights(model(), folder, info())
+    about, tensors = folder / "weights.json", folder / "weights.safetensors"
+    changed = json.loads(about.read_text())
+    if what == "truncated":
+        tensors.write_bytes(tensors.read_bytes()[:-9])
+    elif what == "lost tensors":
+        tensors.unlink()
+    elif what == "not json":
+        about.write_text("{")
+    elif what == "no mapping":
+        about.write_text("[]")
+    elif what == "no config":
+        about.unlink()
+    elif what == "format":
+        about.write_text(json.dumps({**changed, "format": 9}))
+    elif what == "no backbone":
+        about.write_text(json.dumps({"format": 1}))
+    elif what == "unknown number":
+        about.write_text(json.dumps({**changed, "backbone": {"widht": 3}}))
+    elif what == "a tensor is missing":
+        state = load_file(tensors)
+        del state["backbone.layers.1.qkv.weight"]
+        save_file(state, tensors)
+    elif what == "another shape":
+        state = load_file(tensors)
+        state["heads.distance.out.weight"] = torch.zeros(4, 16)
+        save_file(state, tensors)
+    elif what in ("vocab_size", "activation", "ffn", "layers"):
+        value = {"vocab_size": 38, "activation": "relu", "ffn": 25, "layers": 3}[what]
+        return replace(CONFIG, **{what: value})
+    return CONFIG
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("truncated", ["weights.safetensors", "safetensors"]),
+        ("lost tensors", ["weights.safetensors"]),
+        ("not json", ["weights.json", "JSON"]),
+        ("no mapping", ["weights.json", "list"]),
+        ("no config", ["no checkpoint", "weights.json", "config.json"]),
+        ("format", ["weights.json", "format 9"]),
+        ("no backbone", ["weights.json", "backbone"]),
+        ("unknown number", ["weights.json", "widht", "width"]),
+        ("a tensor is missing", ["backbone.layers.1.qkv.weight", "incomplete"]),
+        ("another shape", ["heads.distance.out.weight", "(4, 16)", "(3, 16)"]),
+        ("vocab_size", ["backbone.vocab_size", "37", "38"]),
+        ("activation", ["backbone.activation", "gelu", "relu"]),
+        ("ffn", ["backbone.ffn", "24", "25"]),
+        ("layers", ["backbone.layers", "2", "3"]),
+    ],
+)
+def test_what_does_not_fit_is_one_clear_line(what: str, words: list[str], tmp_path: Path) -> None:
+    config = broken(tmp_path / "weights", what)
+    net = model(config, seed=2)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    with pytest.raises(UserError) as caught:
+        load_weights(tmp_path / "weights", net)
+    message = str(caught.value)
+    assert "\n" not in message and all(word in message for word in words), message
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+class Hostile:
+    def __reduce__(self) -> tuple:
+        return pytest.fail, ("the file was unpickled",)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("pytorch_model.bin", {"a": Hostile()}, ["pytorch_model.bin", "tensors alone"]),
+        ("pytorch_model.bin", [1, 2], ["pytorch_model.bin", "something else"]),
+        ("other.bin", {}, ["neither model.safetensors nor pytorch_model.bin"]),
+    ],
+)
+def test_a_binary_that_is_not_tensors_is_refused(
+    name: str, content: object, words: list[str], tmp_path: Path
+) -> None:
+    config = BertConfig(**HF_SIZES, hidden_act="relu", layer_norm_eps=1e-5)
+    (tmp_path / "config.json").write_text(config.to_json_string())
+    torch.save(content, tmp_path / name)
+    with pytest.raises(UserError) as caught:
+        load_weights(tmp_path, model(BERT))
+    assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "gpt2"}, ["config.json", "model_type", "gpt2"]),
+        ({"model_type": "bert", "hidden_act": "silu"}, ["config.json", "activation", "silu"]),
+        ({"model_type": "bert", "is_decoder": True}, ["config.json", "is_decoder"]),
+    ],
+)
+def test_another_architecture_is_refused(config: dict, words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError) as caught:
+        read_info(tmp_path)
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_shards_stay_in_their_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", **HF_SIZES}))
+    index = {"weight_map": {"a": "../secret.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match="outside the folder"):
+        load_weights(tmp_path, model(replace(BERT, activation="gelu", eps=1e-12)))
