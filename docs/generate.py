@@ -31,7 +31,13 @@ from palm_ds.model.config import PRESETS, BackboneConfig  # noqa: E402
 from palm_ds.runtime.ds_config import Comms, Machine  # noqa: E402
 from palm_ds.runtime.optimizer import OptimizerConfig  # noqa: E402
 from palm_ds.train.lr_schedule import Schedule  # noqa: E402
-from palm_ds.train.recipe import EvaluateSettings, LogSettings, Recipe, SaveSettings, SourceSettings
+from palm_ds.train.recipe import (  # noqa: E402
+    EvaluateSettings,
+    LogSettings,
+    Recipe,
+    SaveSettings,
+    SourceSettings,
+)
 
 SECTIONS = {
     "backbone": BackboneConfig,

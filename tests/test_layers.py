@@ -43,7 +43,7 @@ OWNERS = {
         "palm_ds/runtime/ds_config_check.py",
     ),
     "apex": ("palm_ds/model/kernels.py",),
-    "mpi4py": ("palm_ds/corpus/", "launch/prepare.py"),
+    "mpi4py": ("palm_ds/corpus/",),
 }
 """Who may import what: everyone else goes through these."""
 
@@ -118,7 +118,11 @@ def test_nothing_is_done_at_import(path: Path) -> None:
     for node in ast.parse(path.read_text()).body:
         text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        assert isinstance(node, quiet) or text or types, f"line {node.lineno}: {ast.unparse(node)}"
+        main = isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
+        program = main and unit(path) == "cli"
+        assert isinstance(node, quiet) or text or types or program, (
+            f"line {node.lineno}: {ast.unparse(node)}"
+        )
 
 
 def test_importing_the_package_alone_is_cheap() -> None:

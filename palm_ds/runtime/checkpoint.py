@@ -9,8 +9,8 @@ writes the manifest, syncs, and renames the folder: that rename is the moment th
 Before loading, sizes and hashes are compared (no reader notices a flipped bit); a bad checkpoint is
 skipped with a line that says what is wrong, and the next older one is tried.
 
-The caller decides what is in the files (palm_ds/runtime/sharded_state.py: weights and moments by name); it does
-not depend on how many processes wrote them. Every function here is called by all processes
+The caller decides what is in the files (palm_ds/runtime/sharded_state.py: weights and moments by
+name); it does not depend on how many processes wrote them. All processes call every function here
 together.
 
 `torch.distributed.checkpoint` and DeepSpeed's universal checkpoints were considered: they store no

@@ -5,9 +5,8 @@
     download("ERNIE-v1-zh-base", path="models")  models/pretrain/ERNIE-v1-zh-base/
     download("org/name")                         ./pretrain/org/name/, from the hub
 
-Archives come over HTTP (palm_ds.weights.download.http) into a cache, or from a mirror, and are unpacked as
-strangers' (palm_ds.weights.download.archive). A folder is there whole or not at all; one that is there is not
-downloaded again.
+Archives come over HTTP (http.py) into a cache, or from a mirror, and are unpacked as untrusted
+(archive.py). A folder appears complete or not at all; one that exists is not downloaded again.
 """
 
 from __future__ import annotations
