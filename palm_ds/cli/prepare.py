@@ -147,7 +147,7 @@ def _add_text(group: argparse._ArgumentGroup) -> None:
         help="phrases, one per line",
     )
     add("--lexicon_entity", action="append", default=[], metavar="FILE", help="entities likewise")
-    add("--no_collocations", action="store_true", help="mine no English phrases")
+    add("--no_collocations", action="store_true", help="mine no phrases")
     add("--collocation_count", type=int, default=8, metavar="N", help="minimum count of a pair (8)")
     add(
         "--collocation_npmi",

@@ -48,7 +48,7 @@ class Analyser:
         self.labels = {name: number for number, name in enumerate(labels)}
         self.segment = find_segmenter(options)
         self.simplify = find_simplifier() if options.simplify else None
-        self.tag = _chinese_tagger() if options.language != "en" else None
+        self.tag = chinese_tagger() if options.language != "en" else None
         self.collocations = Collocations(collocations) if collocations else None
         self.phrase_lexicon = _lexicon(options.lexicon_phrase, exact=False)
         self.entity_lexicon = _lexicon(options.lexicon_entity, exact=True)
@@ -244,7 +244,7 @@ def find_segmenter(options: TextOptions) -> Segmenter | None:
     return rjieba.cut
 
 
-def _chinese_tagger() -> Callable[[str], str]:
+def chinese_tagger() -> Callable[[str], str]:
     """A word's part of speech in jieba's dictionary."""
     import rjieba
 

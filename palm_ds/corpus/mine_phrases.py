@@ -1,7 +1,8 @@
-"""English phrases that the corpus itself shows: words that stand together more than by chance.
+"""Phrases that the corpus itself shows: words that stand together more than by chance.
 
-Pairs of neighbouring words are counted over a sample (the beginning of every unit) and kept if
-they are frequent and their normalised pointwise mutual information (Bouma 2009),
+Pairs of neighbouring words are counted over a sample (the beginning of every unit), separately for
+English and for Chinese (whose words are the segmenter's), and kept if they are frequent and their
+normalised pointwise mutual information (Bouma 2009),
 
     npmi(a, b) = log(p(ab) / (p(a) p(b))) / -log p(ab),   from -1 to 1,
 
@@ -12,21 +13,28 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
+from palm_ds.corpus.analyzer import chinese_tagger, find_segmenter, find_simplifier
 from palm_ds.corpus.executors import Run
 from palm_ds.corpus.manifest import replace_text
 from palm_ds.corpus.options import TextOptions
 from palm_ds.corpus.work_dir import COLLOCATIONS, Job, load_job
 from palm_ds.corpus.worker import UnitReader
+from palm_ds.text import chinese_lists as chinese
 from palm_ds.text import english_lists as english
-from palm_ds.text.word_features import BLANK, LETTER, flags_of
+from palm_ds.text.word_features import BLANK, HAN, LETTER, SPACE, flags_of, is_han
 from palm_ds.text.words import Grown, WordTable, split_words
 
+Number: TypeAlias = Callable[[str, int], "str | int"]
+"""A word and its flags to its name among the words that pair; -1: it is in no phrase; 0: it is not
+of this language."""
+_CONTENT = frozenset("abijlnstvz")  # adjectives, nouns, names, verbs, idioms: jieba's first letters
 _MOST_PAIRS = 4_000_000  # in memory; beyond, those met once so far are forgotten
 
 
@@ -50,32 +58,56 @@ def sample_texts(job: Job, unit: int) -> Iterator[str]:
         yield text
 
 
-def count_pairs(task: tuple[str, int]) -> Counts:
-    """Counts of the sample of a unit: (job's folder, unit). Pairs met but once are left out."""
+def count_pairs(task: tuple[str, int]) -> list[Counts]:
+    """Counts of the sample of a unit, (job's folder, unit), by language. Pairs found only once are
+    left out."""
     job = load_job(Path(task[0]))
+    options = job.text
+    segment = find_segmenter(options)
+    simplify = find_simplifier() if options.simplify else str
+    counters = _counters(options)
     table = WordTable()
-    lower = WordTable()  # words without their capitals and the white space before them
-    of_word = Grown(
-        np.int64
-    )  # the word's number in `lower` from 1; -1: pairs with none; 0: no word
-    begins = Grown(bool)  # a paragraph begins with the word
-    words, pairs, total = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], 0
     for text in sample_texts(job, task[1]):
-        numbers = table.numbers(split_words(text))
+        numbers = table.numbers(split_words(simplify(text), segment))
         flags = [flags_of(word) for word in table.fresh]
-        of_word.extend([_number(w, f, lower) for w, f in zip(table.fresh, flags, strict=True)])
-        begins.extend([bool(f & BLANK) for f in flags])
+        for counter in counters:
+            counter.learn(table.fresh, flags)
+            counter.count(numbers)
         table.fresh = []
-        found = of_word.array[numbers]
+    return [counter.counts() for counter in counters]
+
+
+class _Counter:
+    """Counts words and neighbours of one language."""
+
+    def __init__(self, number: Number, gap: int) -> None:
+        self.number, self.gap = number, gap
+        self.names = WordTable()  # words without their capitals and the white space before them
+        self.of_word = Grown(np.int64)  # number in `names` from 1; -1: never in a phrase; 0: other
+        self.apart = Grown(bool)  # white space parts the word from the one before it
+        self.words, self.pairs = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        self.total = 0
+
+    def learn(self, words: Sequence[str], flags: Sequence[int]) -> None:
+        """New words of the table, in its order."""
+        found = [self.number(word, flag) for word, flag in zip(words, flags, strict=True)]
+        self.of_word.extend([self.names[x] + 1 if isinstance(x, str) else x for x in found])
+        self.apart.extend([bool(flag & self.gap) for flag in flags])
+
+    def count(self, numbers: np.ndarray) -> None:
+        """The words of a text, by their numbers in the table."""
+        found = self.of_word.array[numbers]
         first, second = found[:-1], found[1:]
-        both = (first > 0) & (second > 0) & ~begins.array[numbers[1:]]
-        total += int((found != 0).sum())
-        words.append(found[found > 0])
-        pairs.append(first[both] << 32 | second[both])
-    names = ["", *lower]
-    singles = {names[k]: n for k, n in _count(words)}
-    twice = {(names[k >> 32], names[k & 0xFFFFFFFF]): n for k, n in _count(pairs) if n > 1}
-    return Counts(total, Counter(singles), Counter(twice))
+        both = (first > 0) & (second > 0) & ~self.apart.array[numbers[1:]]
+        self.total += int((found != 0).sum())
+        self.words.append(found[found > 0])
+        self.pairs.append(first[both] << 32 | second[both])
+
+    def counts(self) -> Counts:
+        names = ["", *self.names]
+        singles = {names[k]: n for k, n in _count(self.words)}
+        twice = {(names[k >> 32], names[k & 0xFFFFFFFF]): n for k, n in _count(self.pairs) if n > 1}
+        return Counts(self.total, Counter(singles), Counter(twice))
 
 
 def _count(values: list[np.ndarray]) -> Iterator[tuple[int, int]]:
@@ -83,17 +115,41 @@ def _count(values: list[np.ndarray]) -> Iterator[tuple[int, int]]:
     return zip(different.tolist(), times.tolist(), strict=True)
 
 
-def _number(word: str, flags: int, lower: WordTable) -> int:
+def _counters(options: TextOptions) -> list[_Counter]:
+    """One for each language of the text: English pairs reach over white space, but not over an
+    empty line, Chinese ones over none."""
+    english = [] if options.language == "zh" else [_Counter(_english, BLANK)]
+    tag = None if options.language == "en" else chinese_tagger()
+    return english + ([_Counter(_chinese(tag), SPACE)] if tag else [])
+
+
+def _languages(options: TextOptions) -> int:
+    return 2 if options.language == "mixed" else 1
+
+
+def _english(word: str, flags: int) -> str | int:
     if not flags & LETTER:
         return 0
     core = word.lstrip().lower()
-    if core in english.FUNCTION_WORDS or len(core) < 2:
-        return -1
-    return lower[core] + 1
+    return -1 if core in english.FUNCTION_WORDS or len(core) < 2 else core
+
+
+def _chinese(tag: Callable[[str], str]) -> Number:
+    """Content words by their part of speech in jieba's dictionary."""
+
+    def number(word: str, flags: int) -> str | int:
+        core = word.lstrip()
+        if not flags & HAN or not is_han(core[:1]):
+            return 0
+        if core in chinese.FUNCTION_WORDS or tag(core)[:1] not in _CONTENT:
+            return -1
+        return core
+
+    return number
 
 
 def mine(counts: Counts, options: TextOptions) -> list[tuple[str, str, int, float]]:
-    """(word, word, count, npmi) of the collocations, the most frequent first."""
+    """(word, word, count, npmi) of the collocations."""
     found = []
     for (a, b), n in counts.pairs.items():
         if n < options.collocation_count or a == b:
@@ -103,28 +159,30 @@ def mine(counts: Counts, options: TextOptions) -> list[tuple[str, str, int, floa
         npmi = math.log(together / alone) / -math.log(together) if together < 1 else 1.0
         if npmi >= options.collocation_npmi:
             found.append((a, b, n, npmi))
-    return sorted(found, key=lambda row: (-row[2], row[0], row[1]))
+    return found
 
 
-def add_counts(parts: Iterable[Counts]) -> Counts:
-    """The sum; memory is bounded by forgetting rare pairs when there are too many."""
-    whole = Counts(0, Counter(), Counter())
-    for part in parts:
-        whole.total += part.total
-        whole.words.update(part.words)
-        whole.pairs.update(part.pairs)
-        least = 2
-        while len(whole.pairs) > _MOST_PAIRS:
-            least += 1
-            whole.pairs = Counter({k: n for k, n in whole.pairs.items() if n >= least})
-    return whole
+def add_counts(whole: Counts, part: Counts) -> None:
+    """Adds the counts of a unit; memory is bounded by forgetting rare pairs when there are too
+    many."""
+    whole.total += part.total
+    whole.words.update(part.words)
+    whole.pairs.update(part.pairs)
+    least = 2
+    while len(whole.pairs) > _MOST_PAIRS:
+        least += 1
+        whole.pairs = Counter({k: n for k, n in whole.pairs.items() if n >= least})
 
 
 def mine_into(folder: Path, job: Job, run: Run) -> None:
     """Writes collocations.tsv of the job's sample."""
     tasks = ((str(folder), number) for number in range(len(job.units)))
-    counts = add_counts(run(count_pairs, tasks))
-    rows = mine(counts, job.text)
+    languages = [Counts(0, Counter(), Counter()) for _ in range(_languages(job.text))]
+    for parts in run(count_pairs, tasks):
+        for whole, part in zip(languages, parts, strict=True):
+            add_counts(whole, part)
+    rows = [row for whole in languages for row in mine(whole, job.text)]
+    rows.sort(key=lambda row: (-row[2], row[0], row[1]))
     lines = [f"{a}\t{b}\t{n}\t{npmi:.4f}" for a, b, n, npmi in rows]
     replace_text(folder / COLLOCATIONS, "\n".join(["first\tsecond\tcount\tnpmi", *lines]) + "\n")
 

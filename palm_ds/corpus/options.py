@@ -23,7 +23,7 @@ class TextOptions:
     segmenter: str | None = None  # module:function for Chinese words; None: rjieba
     lexicon_phrase: tuple[str, ...] = ()  # files, one phrase a line
     lexicon_entity: tuple[str, ...] = ()  # files, one entity a line
-    collocations: bool = True  # mine English phrases from the corpus
+    collocations: bool = True  # mine phrases from the corpus
     collocation_count: int = 8  # at least so many times
     collocation_npmi: float = 0.35  # normalised pointwise mutual information, -1 to 1
 

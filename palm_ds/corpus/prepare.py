@@ -228,7 +228,7 @@ def _make(
     options_found = {}
     if structure in ("pairs", "ernie"):
         options_found["labels"] = gather_labels(partial, job, run)
-    wanted = job.text.collocations and job.text.language != "zh" and structure != "ernie"
+    wanted = job.text.collocations and structure != "ernie"
     if wanted and not (partial / COLLOCATIONS).is_file():
         console.print("mining phrases")
         mine_into(partial, job, run)
