@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,6 +55,14 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real data here: {folder} is no folder (PALM_SHARED names another)")
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_warm_python_left() -> Iterator[None]:
+    """What tests/helpers/warm_python.py started ends with the tests that it was started for."""
+    yield
+    if warm_python := sys.modules.get("tests.helpers.warm_python"):
+        warm_python.stop()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,12 +1,13 @@
-"""Programs that run in several processes, started by the real launchers and always cleared away."""
+"""Programs that run in several processes, always cleared away."""
 
 from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
+import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from typing import Any
 
 import psutil
 import pytest
+
+from tests.helpers.warm_python import clear_away, free_port, start_together
 
 HERE = Path(__file__).resolve().parent
 MARK = "PALM_TEST_RUN"
@@ -36,9 +39,12 @@ Runner = Callable[..., Finished]
 def run_distributed(tmp_path: Path) -> Iterator[Runner]:
     """run_distributed("losses.py", "--steps", 3, processes=2, launcher="deepspeed")
 
-    `launcher` is deepspeed, torchrun or python (one process). The program is a file of this folder
-    that writes JSON to --out (`writes=False`: one that does not know it). A code other than `code`
-    fails the test with the program's output."""
+    `launcher` is deepspeed, torchrun, fork (no launcher: `processes` of warm_python, told of one
+    another as torchrun would) or python (one process of warm_python). A start by a real launcher
+    takes some twenty seconds of CPU time, one by fork three: the launchers are for tests that have
+    to do with starting. The program is a file of this folder that writes JSON to --out
+    (`writes=False`: one that does not know it). A code other than `code` fails the test with the
+    program's output."""
     marks: list[str] = []
 
     def run(
@@ -54,36 +60,66 @@ def run_distributed(tmp_path: Path) -> Iterator[Runner]:
         out = tmp_path / f"out-{len(marks)}.json"
         mark = uuid.uuid4().hex
         marks.append(mark)
-        command = [*_launch(launcher, processes), str(HERE / script), *map(str, arguments)]
-        process = subprocess.Popen(
-            [*command, *(["--out", str(out)] if writes else [])],
-            env=_environment(tmp_path, mark) | (environment or {}),
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        try:
-            output, _ = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            _clear_away(mark)
-            output, _ = process.communicate()
-            pytest.fail(f"{script}: still running after {timeout} s\n{output[-4000:]}")
-        finally:
-            _clear_away(mark)
-        assert process.returncode == code, f"exit code {process.returncode}\n{output[-6000:]}"
-        result = json.loads(out.read_text()) if out.exists() else None
-        return Finished(process.returncode, output, result)
+        words = [HERE / script, *arguments, *(["--out", out] if writes else [])]
+        variables = _environment(tmp_path, mark) | (environment or {})
+        if launcher in ("fork", "python"):
+            world = 1 if launcher == "python" else processes
+            found, output = _fork(world, words, variables, tmp_path, timeout)
+        else:
+            command = [*_launch(launcher, processes), *map(str, words)]
+            found, output = _start(command, variables, tmp_path, timeout)
+        assert found is not None, f"{script}: still running after {timeout} s\n{output[-4000:]}"
+        assert found == code, f"exit code {found}\n{output[-6000:]}"
+        return Finished(found, output, json.loads(out.read_text()) if out.exists() else None)
 
     yield run
     for mark in marks:
         _clear_away(mark)
 
 
+def _fork(
+    world: int, words: list[Any], variables: dict[str, str], folder: Path, timeout: float
+) -> tuple[int | None, str]:
+    """The first exit code other than 0 (the others are ended then; none: it took too long), and
+    everybody's output."""
+    deadline = time.monotonic() + timeout
+    programs = start_together(
+        world, words, env=variables, cwd=folder, output=tempfile.TemporaryFile()
+    )
+    try:
+        while None in (codes := [program.poll() for program in programs]):
+            if any(codes) or time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
+        code = next(filter(None, codes), None if None in codes else 0)
+        return code, programs[0].output()
+    finally:
+        clear_away(programs)
+
+
+def _start(
+    command: list[str], variables: dict[str, str], folder: Path, timeout: float
+) -> tuple[int | None, str]:
+    process = subprocess.Popen(
+        command,
+        env=variables,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=timeout)
+        return process.returncode, output
+    except subprocess.TimeoutExpired:
+        _clear_away(variables[MARK])
+        return None, process.communicate()[0]
+    finally:
+        _clear_away(variables[MARK])
+
+
 def _launch(launcher: str, processes: int) -> list[str]:
-    if launcher == "python":
-        return [sys.executable]
-    port = str(_free_port())
+    port = str(free_port())
     programs = Path(sys.executable).parent
     if launcher == "torchrun":
         run = [sys.executable, "-m", "torch.distributed.run"]
@@ -104,12 +140,6 @@ def _environment(folder: Path, mark: str) -> dict[str, str]:
         "DS_ACCELERATOR": "cpu",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _clear_away(mark: str) -> None:

@@ -18,6 +18,8 @@ import yaml
 
 from palm_ds.runtime import checkpoint
 from tests.helpers.small_corpus import write_small_corpus
+from tests.helpers import warm_python
+from tests.helpers.warm_python import Program
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
@@ -97,21 +99,22 @@ def largest_difference(ours: list[dict[str, float]], theirs: list[dict[str, floa
 
 def plain(folder: Path, recipe: Path) -> list[dict[str, float]]:
     out = folder / "plain.json"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, PLAIN_LOOP, recipe, out], check=True, env=environment)
+    environment = {"PYTHONPATH": str(ROOT)}
+    done = warm_python.run([PLAIN_LOOP, recipe, out], env=environment)
+    assert done.returncode == 0, done.stderr
     return json.loads(out.read_text())
 
 
 RUNS = {  # name: (processes, launcher, ZeRO stage, rows of a micro-batch, precision)
-    "2 processes, ZeRO 0": (2, "deepspeed", 0, 4, "fp32"),
+    "2 processes, ZeRO 0": (2, "fork", 0, 4, "fp32"),
     "2 processes, ZeRO 1": (2, "deepspeed", 1, 4, "fp32"),
-    "2 processes, ZeRO 2, accumulation 4": (2, "deepspeed", 2, 1, "fp32"),
+    "2 processes, ZeRO 2, accumulation 4": (2, "fork", 2, 1, "fp32"),
     "2 processes, ZeRO 3": (2, "torchrun", 3, 2, "fp32"),
     "1 process, accumulation 4": (1, "python", 0, 2, "fp32"),
     "1 process, ZeRO 3": (1, "python", 3, 8, "fp32"),
-    "bf16, ZeRO 1": (2, "deepspeed", 1, 4, "bf16"),
-    "bf16, ZeRO 2": (2, "deepspeed", 2, 2, "bf16"),
-    "bf16, ZeRO 3": (2, "deepspeed", 3, 4, "bf16"),
+    "bf16, ZeRO 1": (2, "fork", 1, 4, "bf16"),
+    "bf16, ZeRO 2": (2, "fork", 2, 2, "bf16"),
+    "bf16, ZeRO 3": (2, "fork", 3, 4, "bf16"),
 }
 
 
@@ -166,27 +169,19 @@ def test_one_recipe_is_one_loss_curve(text, request, run_distributed, tmp_path, 
         assert largest_difference(found, expected) < bound, name
 
 
-def start(
-    recipe: Path, machine: Path, run: Path, *more: str, path: str = str(ROOT)
-) -> subprocess.Popen[str]:
+def start(recipe: Path, machine: Path, run: Path, *more: str, path: str = str(ROOT)) -> Program:
     """The command alone, one process, in a session of its own."""
-    return subprocess.Popen(
-        [sys.executable, PRETRAIN, str(recipe), "--deepspeed_config", str(machine)]
-        + ["--run_dir", str(run), *more],
-        env={**os.environ, "PYTHONPATH": path, "DS_ACCELERATOR": "cpu"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    words = [PRETRAIN, recipe, "--deepspeed_config", machine, "--run_dir", run, *more]
+    return Program(words, env={"PYTHONPATH": path})
 
 
-def finish(process: subprocess.Popen[str], code: int = 0) -> str:
+def finish(process: Program, code: int = 0) -> str:
     output, _ = process.communicate(timeout=240)
     assert process.returncode == code, output[-4000:]
     return output
 
 
-def wait_for(run: Path, lines: int, process: subprocess.Popen[str]) -> None:
+def wait_for(run: Path, lines: int, process: Program | subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
         if (run / "metrics.jsonl").exists() and len(records(run)) >= lines:
@@ -202,7 +197,9 @@ def uninterrupted(small, tmp_path_factory) -> tuple[Path, Path, Path]:
     backbone = recipe_values(small)["backbone"] | {"dropout": 0.1, "attention_dropout": 0.1}
     recipe = write_recipe(folder, small, backbone=backbone)
     machine = write_machine(folder)
-    finish(start(recipe, machine, folder / "run"))
+    words = [PRETRAIN, recipe, "--deepspeed_config", machine, "--run_dir", folder / "run"]
+    here = {**os.environ, "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"}
+    subprocess.run([sys.executable, *words], env=here, check=True)  # as people start it
     return recipe, machine, folder / "run"
 
 

@@ -76,7 +76,7 @@ def distance(one: dict[str, list[float]], other: dict[str, list[float]]) -> floa
 
 
 def test_rules(run_distributed) -> None:
-    two = run_distributed("rules.py", "--processes", 2).result
+    two = run_distributed("rules.py", "--processes", 2, launcher="fork").result
     one = run_distributed("rules.py", "--processes", 1, launcher="python").result
 
     # Rule 3. Processes with different tasks in a step agree with one process that has them all,
@@ -113,8 +113,8 @@ RUNS += ["3:bf16", "3:fp16", "3:fp32"]
 def test_resume_is_exact(run_distributed, tmp_path) -> None:
     """Losses, norms, loss scales and weights after a resume, in new processes, dropout on."""
     options = ("--folder", tmp_path, "--runs", ",".join(RUNS))
-    whole = run_distributed("resume.py", *options).result
-    resumed = run_distributed("resume.py", *options, "--resume", 1).result
+    whole = run_distributed("resume.py", *options, launcher="fork").result
+    resumed = run_distributed("resume.py", *options, "--resume", 1, launcher="fork").result
     for run in RUNS:
         assert resumed[run] == whole[run], run
 
@@ -148,14 +148,14 @@ def test_a_process_that_hangs_does_not_hold_the_others_for_ever(run_distributed)
 
 def test_rollback_in_a_running_engine(run_distributed) -> None:
     """Loading a checkpoint into an engine that went on, and going the same way again."""
-    result = run_distributed("rollback.py").result
+    result = run_distributed("rollback.py", launcher="fork").result
     assert set(result) == {"0", "1", "2", "3"}
     for stage, (again, first) in result.items():
         assert again == first, stage
 
 
 def test_shipped_machine_files_train_and_resume(run_distributed, root) -> None:
-    result = run_distributed("shipped.py").result
+    result = run_distributed("shipped.py", launcher="fork").result
     assert result.keys() == {path.stem for path in (root / "ds_configs").glob("*.json")}
     for name, (losses, again, skipped) in result.items():
         assert again == losses, name
@@ -177,7 +177,7 @@ def test_any_processes_and_any_stage_go_on(run_distributed, tmp_path) -> None:
         "h": ("1:fp32", "3:fp32-offload", "2:fp32-offload"),
     }
     losses: dict[str, list[float]] = {name: [] for name in chains}
-    for part, launcher in enumerate(("deepspeed", "python", "deepspeed")):
+    for part, launcher in enumerate(("fork", "python", "fork")):
         order = sorted(chains, key=lambda name: chains[name][part])  # ZeRO 3 last
         runs = ",".join(f"{name}:{chains[name][part]}" for name in order)
         steps = ("--first", 3 * part, "--last", 3 * part + 3)
@@ -201,8 +201,8 @@ def test_a_run_is_extended_by_a_task(run_distributed, tmp_path) -> None:
     lost = run_distributed("grow.py", "--phase", "plain", "--forget", 1, launcher="python").result
     assert np.abs(np.array(lost[4:]) - kept[4:]).max() > 1e-3  # so that moments show
     for folder, (first, second) in {
-        "shrunk": ("deepspeed", "python"),
-        "grown": ("python", "deepspeed"),
+        "shrunk": ("fork", "python"),
+        "grown": ("python", "fork"),
     }.items():
         place = ("--folder", tmp_path / folder)
         before = run_distributed("grow.py", "--phase", "first", *place, launcher=first).result

@@ -19,7 +19,7 @@ def test_two_processes_learn_and_predict_what_one_does(run_distributed, tmp_path
         arguments = ("--tables", tables, "--folder", tmp_path / launcher)
         return run_distributed("from_python.py", *arguments, launcher=launcher).result
 
-    one, two = run("python"), run("torchrun")
+    one, two = run("python"), run("fork")
     assert one["steps"] == two["steps"] == {"classification": 6, "howmany": 12}
     assert two["scores"].keys() == {"classification", "howmany"}
     scores = [each["evaluated"]["howmany"]["minus_error"] for each in (one, two)]

@@ -23,7 +23,7 @@ def test_optimizers_of_ones_own(run_distributed, tmp_path) -> None:
     def run(*each: Any, **options: Any) -> Any:
         kill = options.pop("kill", -1)
         arguments = ("--folder", tmp_path, "--kill", kill, "--runs", runs(*each))
-        return run_distributed("own.py", *arguments, **options).result
+        return run_distributed("own.py", *arguments, **{"launcher": "fork", **options}).result
 
     whole = [(name, *how, 0, 8) for name, how in FIRST.items()]
     halves = [(name, kind, stages[0], 0, 4) for name, (kind, stages) in MOVED.items()]
@@ -65,11 +65,11 @@ def test_killed_and_resumed_bit_for_bit(
         kill = options.pop("kill", -1)
         arguments = ("--runs", f"x:{kind}:{stage}:{first}:8", "--kill", kill)
         place = ("--folder", tmp_path / folder)
-        options = {"launcher": launcher, **options}
         return run_distributed("own.py", *place, *arguments, **options).result
 
-    whole = run(0, "whole")
-    assert run(0, "killed", kill=5, code=code) is None
-    resumed = run(4, "killed")
+    forked = "python" if launcher == "python" else "fork"
+    whole = run(0, "whole", launcher=forked)
+    assert run(0, "killed", kill=5, code=code, launcher=launcher) is None
+    resumed = run(4, "killed", launcher=forked)
     assert resumed["x"].pop("steps") == whole["x"].pop("steps")[4:]
     assert resumed["x"] == whole["x"]

@@ -39,7 +39,7 @@ def check(result: dict[str, Any], name: str, first: int) -> None:
 def test_rates_rests_and_averages_equal_a_loop_by_hand(run_distributed, tmp_path) -> None:
     runs = ("--folder", tmp_path, "--runs", ",".join(RUNS))
     whole = ("--sources", ",".join(RUNS), "--whole", ",".join(RUNS))
-    two = run_distributed("rates.py", *runs, *whole).result
+    two = run_distributed("rates.py", *runs, *whole, launcher="fork").result
     for run in RUNS:
         check(two, run, 0)
         going, resumed = two[run], two[f"{run} after {run}"]

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 from safetensors.torch import load_file
@@ -28,11 +24,11 @@ from tests.distributed.test_commands import (
     write_recipe,
 )
 from tests.helpers.small_corpus import write_small_corpus
+from tests.helpers.warm_python import clear_away, start_together
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
-ALONE = [sys.executable]
-TWO = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+ALONE, TWO = 1, 2
 
 
 @pytest.fixture(scope="module")
@@ -45,31 +41,27 @@ def small(tmp_path_factory) -> Path:
 class Started:
     """A command that is cut down, or waited for; nothing of it stays."""
 
-    def __init__(self, launcher: list[str], recipe: Path, machine: Path, run: Path, *more: str):
-        self.process = subprocess.Popen(
-            [*launcher, PRETRAIN, str(recipe), "--deepspeed_config", str(machine)]
-            + ["--run_dir", str(run), *more],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    def __init__(self, world: int, recipe: Path, machine: Path, run: Path, *more: str):
+        words = [PRETRAIN, recipe, "--deepspeed_config", machine, "--run_dir", run, *more]
+        self.programs = start_together(world, words, env={"PYTHONPATH": str(ROOT)})
         self.run = run
 
     def cut(self, after: int) -> None:
         """SIGKILL to all of its processes once so many steps are logged."""
         try:
-            wait_for(self.run, after, self.process)
+            wait_for(self.run, after, self.programs[0])
         finally:
-            everybody = psutil.Process(self.process.pid).children(recursive=True)
-            for one in [psutil.Process(self.process.pid), *everybody]:
-                one.kill()
-            self.process.communicate()
+            clear_away(self.programs)
 
     def end(self, code: int = 0) -> str:
-        output, _ = self.process.communicate(timeout=240)
-        assert self.process.returncode == code, output[-4000:]
-        return output
+        """What process 0 wrote, when all have ended with `code`."""
+        try:
+            outputs = [program.communicate(timeout=240)[0] for program in self.programs]
+            for program, output in zip(self.programs, outputs, strict=True):
+                assert program.returncode == code, output[-4000:]
+            return outputs[0]
+        finally:
+            clear_away(self.programs)
 
 
 def test_two_processes_one_and_two_again(small, tmp_path) -> None:

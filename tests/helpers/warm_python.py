@@ -1,0 +1,291 @@
+"""Python programs that start in a tenth of a second instead of in six: each is forked from a process
+that has imported torch, DeepSpeed and all of palm_ds.
+
+    program = Program([SCRIPT, "--steps", "3"])     # also ["-m", MODULE, ...] and ["-c", CODE, ...]
+    program.communicate(timeout=60)
+    run([SCRIPT]).stdout                            # as subprocess.run
+
+A program has a pid, an environment, a session and an exit code of its own, and ends as any other.
+What it has not is a first import: tests of start-up, of memory and of launchers use subprocess.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import IO, Any
+
+ROOT = Path(__file__).resolve().parents[2]
+READ_AT_IMPORT = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+"""What a program cannot choose, as it is read when torch and DeepSpeed are imported."""
+REQUEST_BYTES = 150_000
+
+
+# In the test --------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Server:
+    process: subprocess.Popen[bytes] | None = None
+    control: socket.socket | None = None
+    programs: list[Program] = field(default_factory=list)
+
+
+_server = _Server()
+
+
+class Program:
+    """A running program; the part of subprocess.Popen that tests use. Its output goes to a file."""
+
+    def __init__(
+        self,
+        words: Sequence[object],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | str | None = None,
+        output: IO[bytes] | None = None,
+        apart: bool = False,
+    ):
+        """`output`: where stdout and stderr go, in one; `apart`: stderr on its own."""
+        self.args = [str(word) for word in words]
+        self._out = output or tempfile.TemporaryFile()  # noqa: SIM115
+        self._err = tempfile.TemporaryFile() if apart else self._out  # noqa: SIM115
+        environment = {**os.environ, **READ_AT_IMPORT, **(env or {})}
+        for name, value in READ_AT_IMPORT.items():
+            assert environment[name] == value, f"{name}={environment[name]}: use subprocess"
+        self._channel, theirs = socket.socketpair()
+        request = {"words": self.args, "env": environment, "cwd": str(cwd or Path.cwd())}
+        message = json.dumps(request).encode()
+        assert len(message) < REQUEST_BYTES
+        files = [theirs.fileno(), self._out.fileno(), self._err.fileno()]
+        socket.send_fds(_start_server(), [message], files)
+        theirs.close()
+        self.returncode: int | None = None
+        self.pid = int(self._channel.recv(20).decode().strip())
+        _server.programs.append(self)
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(1e-6)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self._channel.settimeout(timeout)
+            try:
+                self.returncode = int(self._channel.recv(20).decode())
+            except TimeoutError:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0) from None
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Its output, when it has ended: all of it, and (`apart`) what of it went to stderr."""
+        self.wait(timeout)
+        return self.output(), _text(self._err) if self._err is not self._out else ""
+
+    def output(self) -> str:
+        return _text(self._out)
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def clear_away(self) -> None:
+        """Kill whatever of its session still runs, and close what is open."""
+        self.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.wait(30)
+        for file in (self._out, self._err, self._channel):
+            file.close()
+        if self in _server.programs:
+            _server.programs.remove(self)
+
+
+def _text(file: IO[bytes]) -> str:
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode()
+
+
+def run(
+    words: Sequence[object], *, timeout: float = 240, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """As subprocess.run(..., capture_output=True, text=True)."""
+    program = Program(words, apart=True, **options)
+    try:
+        out, err = program.communicate(timeout)
+        return subprocess.CompletedProcess(program.args, program.wait(), out, err)
+    finally:
+        program.clear_away()
+
+
+def start_together(
+    world: int, words: Sequence[object], *, env: Mapping[str, str], **options: Any
+) -> list[Program]:
+    """The same program `world` times; of several each is told of the others as by torchrun."""
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}
+    own = [
+        {**place, "RANK": str(n), "LOCAL_RANK": str(n)} if world > 1 else {} for n in range(world)
+    ]
+    return [Program(words, env={**env, **each}, **options) for each in own]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def clear_away(programs: Sequence[Program]) -> None:
+    """Kill those that still run, all before waiting for any."""
+    for program in programs:
+        program.kill()
+    for program in programs:
+        program.clear_away()
+
+
+def stop() -> None:
+    """End the process that programs are forked from; the next program starts another."""
+    clear_away(list(_server.programs))
+    if _server.process is not None and _server.control is not None:
+        _server.control.close()
+        _server.process.wait(30)
+        _server.process = _server.control = None
+
+
+def _start_server() -> socket.socket:
+    if _server.control is None:
+        _server.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            _server.process = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno())],
+                env={**os.environ, **READ_AT_IMPORT},
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+    return _server.control
+
+
+# In the process that programs are forked from -----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Request:
+    """A program to become."""
+
+    words: list[str]
+    env: dict[str, str]
+    cwd: str
+
+
+def serve(control: socket.socket) -> tuple[Request, list[int]]:
+    """Fork for each request; returns only in a program's own process."""
+    while True:
+        message, files, _, _ = socket.recv_fds(control, REQUEST_BYTES, 3)
+        if not message:
+            sys.exit()  # the tests are done
+        if os.fork() == 0:
+            control.close()
+            return _keep(Request(**json.loads(message)), files)
+        for file in files:
+            os.close(file)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def _keep(request: Request, files: list[int]) -> tuple[Request, list[int]]:
+    """Fork again: the child is the program, this process says its number and how it ended."""
+    pid = os.fork()
+    if pid == 0:
+        return request, files
+    channel, *outputs = files
+    for file in outputs:
+        os.close(file)
+    os.write(channel, f"{pid:<20}".encode())
+    _, status = os.waitpid(pid, 0)
+    with contextlib.suppress(OSError):
+        os.write(channel, str(os.waitstatus_to_exitcode(status)).encode())
+    os._exit(0)
+
+
+def become(request: Request, files: list[int]) -> None:
+    """Take on a program's session, output, environment, folder, words and path."""
+    channel, out, err = files
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    for file in files:
+        os.close(file)
+    os.chdir(request.cwd)
+    os.environ.clear()
+    os.environ.update(request.env)
+    sys.path[:0] = list(filter(None, request.env.get("PYTHONPATH", "").split(os.pathsep)))
+
+
+def go(words: list[str]) -> None:
+    """What `python WORDS` does."""
+    first, *rest = words
+    if first == "-c":
+        sys.argv, sys.path[:0] = ["-c", *rest[1:]], [""]
+        main = sys.modules["__main__"] = ModuleType("__main__")
+        exec(compile(rest[0], "<string>", "exec"), main.__dict__)
+    elif first == "-m":
+        sys.argv, sys.path[:0] = rest, [os.getcwd()]
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv, sys.path[:0] = words, [str(Path(first).resolve().parent)]
+        runpy.run_path(first, run_name="__main__")
+
+
+def import_all() -> None:
+    """All of palm_ds, and what it and DeepSpeed import later."""
+    import palm_ds
+
+    names = [module.name for module in pkgutil.walk_packages(palm_ds.__path__, "palm_ds.")]
+    names += ["deepspeed.runtime.engine", "deepspeed.runtime.zero.muon.muon_optimizer"]
+    names += ["deepspeed.runtime.bf16_optimizer", "deepspeed.runtime.zero.stage3"]
+    names += ["torch.utils.tensorboard", "torch._dynamo", "torch._inductor.compile_fx"]
+    names += ["pandas", "matplotlib.figure", "matplotlib.backends.backend_svg", "safetensors.torch"]
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception:
+            traceback.print_exc()  # the program that needs it will say so itself
+    gc.collect()
+    gc.freeze()  # so that collecting garbage in a program copies no memory
+
+
+def _main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    own = {str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
+    import_all()
+    sys.path[:] = [entry for entry in sys.path if entry not in own]
+    request, files = serve(socket.socket(fileno=int(sys.argv[1])))
+    become(request, files)
+    go(request.words)
+
+
+if __name__ == "__main__":
+    _main()
