@@ -165,11 +165,15 @@ class Corpus:
         return [block.start for block in blocks], blocks
 
 
+def _in_place(numbers: pa.Array) -> np.ndarray:
+    """The same memory as a numpy array (`to_numpy` would import pandas for it)."""
+    values = np.frombuffer(numbers.buffers()[1], numbers.type.to_pandas_dtype())
+    return values[numbers.offset : numbers.offset + len(numbers)]
+
+
 def _block_of(batch: pa.RecordBatch, start: int) -> _Block:
     columns = {
-        name: batch.column(name).flatten().to_numpy(zero_copy_only=True)
-        for name in batch.schema.names
-        if name != "id"
+        name: _in_place(batch.column(name).flatten()) for name in batch.schema.names if name != "id"
     }
     return _Block(start, columns, batch.column("id"))
 

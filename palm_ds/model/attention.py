@@ -11,7 +11,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -40,16 +42,19 @@ class AttentionPlan:
     tiles: tuple[Tile, ...] = ()
     starts: torch.Tensor | None = None  # (blocks + 1,) int32
     longest: int = 0
+    compute: Callable[..., torch.Tensor] | None = None  # in place of the form's own function
 
 
-def plan_attention(batch: Batch, form: str) -> AttentionPlan:
-    """Padding is a block too: it sees itself, so that no row of a softmax is ever empty."""
+def plan_attention(batch: Batch, form: str, *, compiled: bool = False) -> AttentionPlan:
+    """Padding is a block too: it sees itself, so that no row of a softmax is ever empty.
+    `compiled`: the layers go through torch.compile."""
     if form == "varlen":
         return AttentionPlan(form, starts=batch.starts, longest=batch.longest)
     if form == "tiles" and batch.ids.shape[1] <= TILE and not torch.is_grad_enabled():
         form = "sdpa"
     if form == "tiles":
-        return AttentionPlan(form, tiles=_tiles(batch.starts.diff().tolist()))
+        tiles = _tiles(batch.starts.diff().tolist())
+        return AttentionPlan(form, tiles=tiles, compute=_uncompiled_tiles() if compiled else None)
     return AttentionPlan(form, mask=(batch.block[:, :, None] == batch.block[:, None, :])[:, None])
 
 
@@ -57,7 +62,7 @@ def attend(
     qkv: torch.Tensor, plan: AttentionPlan, *, heads: int, dropout: float = 0.0
 ) -> torch.Tensor:
     """Attention of every token over its block: (rows, length, 3 width) -> (rows, length, width)."""
-    return _ATTENTION[plan.form](qkv, plan, heads, dropout)
+    return (plan.compute or _ATTENTION[plan.form])(qkv, plan, heads, dropout)
 
 
 def _split_heads(qkv: torch.Tensor, heads: int) -> tuple[torch.Tensor, ...]:
@@ -119,7 +124,13 @@ def _tile_bias(sizes: list[int]) -> torch.Tensor | None:
     return torch.zeros(1, *apart.shape).masked_fill_(apart, -torch.inf)
 
 
-@torch.compiler.disable
+@cache
+def _uncompiled_tiles() -> Callable[..., torch.Tensor]:
+    """Tiles differ from batch to batch. (Made when needed: it imports torch's compiler, which takes
+    two seconds.)"""
+    return torch.compiler.disable(_tiled_attention)
+
+
 def _tiled_attention(
     qkv: torch.Tensor, plan: AttentionPlan, heads: int, dropout: float
 ) -> torch.Tensor:

@@ -135,7 +135,8 @@ class Backbone(nn.Module):
         """(rows, length, width). What stands at padding is finite and means nothing. With flat
         positions `at` (n,): (n, width) of those, and most of the last layer for no others."""
         x = self._embed(batch)
-        plan = plan_attention(batch, self.kernels.attention)
+        compiled = self.kernels.compile == "on"
+        plan = plan_attention(batch, self.kernels.attention, compiled=compiled)
         for number, layer in enumerate(self.layers, 1):
             of = () if at is None or number < len(self.layers) else (at,)
             if self.recompute and torch.is_grad_enabled():

@@ -83,9 +83,8 @@ def _fork(
     """The first exit code other than 0 (the others are ended then; none: it took too long), and
     everybody's output."""
     deadline = time.monotonic() + timeout
-    programs = start_together(
-        world, words, env=variables, cwd=folder, output=tempfile.TemporaryFile()
-    )
+    output = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the programs
+    programs = start_together(world, words, env=variables, cwd=folder, output=output)
     try:
         while None in (codes := [program.poll() for program in programs]):
             if any(codes) or time.monotonic() > deadline:

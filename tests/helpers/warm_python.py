@@ -1,4 +1,4 @@
-"""Python programs that start in a tenth of a second instead of in six: each is forked from a process
+"""Python programs that start in a tenth of a second instead of six: each is forked from a process
 that has imported torch, DeepSpeed and all of palm_ds.
 
     program = Program([SCRIPT, "--steps", "3"])     # also ["-m", MODULE, ...] and ["-c", CODE, ...]
@@ -141,10 +141,8 @@ def start_together(
 ) -> list[Program]:
     """The same program `world` times; of several each is told of the others as by torchrun."""
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}
-    own = [
-        {**place, "RANK": str(n), "LOCAL_RANK": str(n)} if world > 1 else {} for n in range(world)
-    ]
-    return [Program(words, env={**env, **each}, **options) for each in own]
+    ranks = [{**place, "RANK": str(n), "LOCAL_RANK": str(n)} for n in range(world)]
+    return [Program(words, env={**env, **(own if world > 1 else {})}, **options) for own in ranks]
 
 
 def free_port() -> int:
