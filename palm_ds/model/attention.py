@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn import functional as F  # noqa: N812
@@ -128,7 +128,7 @@ def _tile_bias(sizes: list[int]) -> torch.Tensor | None:
 def _uncompiled_tiles() -> Callable[..., torch.Tensor]:
     """Tiles differ from batch to batch. (Made when needed: it imports torch's compiler, which takes
     two seconds.)"""
-    return torch.compiler.disable(_tiled_attention)
+    return cast("Callable[..., torch.Tensor]", torch.compiler.disable(_tiled_attention))
 
 
 def _tiled_attention(
