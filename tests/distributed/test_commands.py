@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from palm_ds.runtime import checkpoint
-from tests.helpers.small_corpus import write_small_corpus
 from tests.helpers import warm_python
+from tests.helpers.small_corpus import write_small_corpus
 from tests.helpers.warm_python import Program
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
