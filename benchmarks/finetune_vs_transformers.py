@@ -133,9 +133,9 @@ def _ours(args: argparse.Namespace, folder: Path) -> dict[str, float]:
     import io
 
     from palm_ds.runtime.ds_config import read_machine
-    from palm_ds.train import train
     from palm_ds.train.recipe import make_recipe
     from palm_ds.train.run_folder import Run
+    from palm_ds.train.train import train
 
     recipe = {
         "seed": args.seeds[0],

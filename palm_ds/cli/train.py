@@ -41,9 +41,9 @@ def run(args: argparse.Namespace) -> int:
     ds_config = find_ds_config(args.deepspeed_config)
 
     from palm_ds.runtime.ds_config import read_machine
-    from palm_ds.train import train
     from palm_ds.train.recipe import read_recipe
     from palm_ds.train.run_folder import Run, describe
+    from palm_ds.train.train import train
 
     recipe = read_recipe(recipe_file, _overrides(args))
     folder = Path(args.run_dir or Path("runs") / Path(recipe_file).stem)

@@ -22,9 +22,9 @@ from safetensors.torch import load_file
 import palm_ds as palm
 from palm_ds.common.errors import UserError
 from palm_ds.runtime.processes import alone
-from palm_ds.train import train
 from palm_ds.train.recipe import make_recipe
 from palm_ds.train.run_folder import Run
+from palm_ds.train.train import train
 from tests.helpers.own_encoder import PreNorm
 from tests.helpers.own_optimizer import Lion
 from tests.helpers.own_task import Counting, HowMany

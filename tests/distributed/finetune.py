@@ -23,11 +23,10 @@ from tiny import arguments
 
 from palm_ds.data.example_stream import ExampleStream
 from palm_ds.runtime.ds_config import make_machine
-from palm_ds.train import train
 from palm_ds.train.build import build_model, build_stream, open_data, settle
 from palm_ds.train.recipe import Recipe, make_recipe
 from palm_ds.train.run_folder import Run
-from palm_ds.train.train import Opened, finish, open_run
+from palm_ds.train.train import Opened, finish, open_run, train
 
 WORDS = [f"w{i}" for i in range(30)]
 KILLED, STOPPED = 8, 6
