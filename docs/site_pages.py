@@ -1,0 +1,96 @@
+"""Assembles the pages of the documentation site; `make docs` then builds it (mkdocs.yml).
+
+docs/*.md, docs/images ──────────────copied──────────> runs/site-pages/
+README.md, launch/README.md, ... ──links rewritten──>   index.md, commands.md, ...
+the public classes, where they are defined now ──────>   reference/*.md, for mkdocstrings
+"""
+
+from __future__ import annotations
+
+import importlib
+import posixpath
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+PAGES = ROOT / "runs/site-pages"
+COPIED = {
+    "README.md": "index.md",
+    "launch/README.md": "commands.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
+USER_CLASSES = ("Task", "TextTask", "ClassesTask", "Head", "HeadOutput", "Encoder", "EncoderLayer")
+
+
+def main() -> None:
+    shutil.rmtree(PAGES, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", PAGES, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    (PAGES / "reference").mkdir()
+    for source, name in COPIED.items():
+        text = (ROOT / source).read_text(encoding="utf-8")
+        (PAGES / name).write_text(with_site_links(text, source), encoding="utf-8")
+    for name, text in reference_pages():
+        (PAGES / name).write_text(text, encoding="utf-8")
+
+
+def with_site_links(text: str, source: str) -> str:
+    """Links to pages of the site lead there; those to other files of the repository become text."""
+
+    def replace(match: re.Match[str]) -> str:
+        image, label, target, anchor = match.groups()
+        if "://" in target or not target:
+            return match[0]
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
+        page = COPIED.get(path) or (path[len("docs/") :] if path.startswith("docs/") else None)
+        return f"{image}[{label}]({page}{anchor or ''})" if page else label
+
+    return re.sub(r"(!?)\[([^]\[]*)\]\(([^)#\s]*)(#[^)\s]*)?\)", replace, text)
+
+
+def reference_pages() -> Iterator[tuple[str, str]]:
+    import palm_ds.api as api
+    from palm_ds.engine import Engine, StepResult
+    from palm_ds.task import known_kinds
+
+    names = [name for name in api.__all__ if isinstance(getattr(api, name), type)]
+    used = [getattr(api, name) for name in names if name not in USER_CLASSES]
+    own = [getattr(api, name) for name in names if name in USER_CLASSES]
+    yield (
+        "reference/api.md",
+        page("Python API", {"To use": used, "To subclass": own})
+        + f"## Events\n\n::: {api.event.__name__}\n",
+    )
+    groups: dict[str, list[type]] = {"Pretraining": [], "Fine-tuning": []}
+    for module in known_kinds().values():
+        group = "Pretraining" if ".pretrain." in module else "Fine-tuning"
+        groups[group] += classes_of(module)
+    yield "reference/tasks.md", page("Tasks", groups)
+    yield "reference/library.md", page("Library", {"Engine": [Engine, StepResult]})
+
+
+def classes_of(module: str) -> Iterator[type]:
+    for value in vars(importlib.import_module(module)).values():
+        if (
+            isinstance(value, type)
+            and value.__module__ == module
+            and not value.__name__.startswith("_")
+        ):
+            yield value
+
+
+def page(title: str, groups: dict[str, Iterable[type]] | dict[str, list[type]]) -> str:
+    parts = [f"# {title}"]
+    for group, classes in groups.items():
+        parts.append(f"## {group}")
+        parts += [f"::: {cls.__module__}.{cls.__qualname__}" for cls in classes]
+    return "\n\n".join(parts) + "\n\n"
+
+
+if __name__ == "__main__":
+    main()
