@@ -64,6 +64,7 @@ format: $(VENV)/ready
 # the pages made from the source, and then the site
 docs: $(VENV)/ready
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/diagram.py
 	@$(MAKE) --no-print-directory site
 
 # runs/site/index.html; a warning or a broken link is an error

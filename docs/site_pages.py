@@ -12,7 +12,7 @@ import posixpath
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,7 +25,11 @@ COPIED = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
-USER_CLASSES = ("Task", "TextTask", "ClassesTask", "Head", "HeadOutput", "Encoder", "EncoderLayer")
+LIBRARY = {
+    "Data": ["palm_ds.corpus.store", "palm_ds.data.task"],
+    "Engine": ["palm_ds.engine"],
+    "Weights": ["palm_ds.weights.weights_folder"],
+}
 
 
 def main() -> None:
@@ -55,23 +59,23 @@ def with_site_links(text: str, source: str) -> str:
 
 def reference_pages() -> Iterator[tuple[str, str]]:
     import palm_ds.api as api
-    from palm_ds.engine import Engine, StepResult
-    from palm_ds.task import known_kinds
+    from palm_ds.data.task import known_kinds
 
-    names = [name for name in api.__all__ if isinstance(getattr(api, name), type)]
-    used = [getattr(api, name) for name in names if name not in USER_CLASSES]
-    own = [getattr(api, name) for name in names if name in USER_CLASSES]
-    yield (
-        "reference/api.md",
-        page("Python API", {"To use": used, "To subclass": own})
-        + f"## Events\n\n::: {api.event.__name__}\n",
-    )
-    groups: dict[str, list[type]] = {"Pretraining": [], "Fine-tuning": []}
+    classes = [getattr(api, name) for name in api.__all__ if name not in ("event",)]
+    used = [cls for cls in classes if cls.__module__.startswith("palm_ds.api.")]
+    own = [cls for cls in classes if cls not in used]
+    groups = {"To use": dotted(used), "To subclass": dotted(own), "Events": [api.event.__name__]}
+    yield "reference/api.md", page("Python API", groups)
+    tasks: dict[str, list[str]] = {"Pretraining": [], "Fine-tuning": []}
     for module in known_kinds().values():
         group = "Pretraining" if ".pretrain." in module else "Fine-tuning"
-        groups[group] += classes_of(module)
-    yield "reference/tasks.md", page("Tasks", groups)
-    yield "reference/library.md", page("Library", {"Engine": [Engine, StepResult]})
+        tasks[group] += dotted(classes_of(module))
+    yield "reference/tasks.md", page("Tasks", tasks)
+    yield "reference/library.md", page("Library", LIBRARY)
+
+
+def dotted(classes: Iterable[type]) -> list[str]:
+    return [f"{cls.__module__}.{cls.__qualname__}" for cls in classes]
 
 
 def classes_of(module: str) -> Iterator[type]:
@@ -84,12 +88,12 @@ def classes_of(module: str) -> Iterator[type]:
             yield value
 
 
-def page(title: str, groups: dict[str, Iterable[type]] | dict[str, list[type]]) -> str:
+def page(title: str, groups: Mapping[str, Sequence[str]]) -> str:
+    """Headings with what mkdocstrings shows under them."""
     parts = [f"# {title}"]
-    for group, classes in groups.items():
-        parts.append(f"## {group}")
-        parts += [f"::: {cls.__module__}.{cls.__qualname__}" for cls in classes]
-    return "\n\n".join(parts) + "\n\n"
+    for group, names in groups.items():
+        parts += [f"## {group}", *(f"::: {name}" for name in names)]
+    return "\n\n".join(parts) + "\n"
 
 
 if __name__ == "__main__":

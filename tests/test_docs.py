@@ -77,6 +77,11 @@ def test_every_page_is_in_the_menu_of_the_site_once() -> None:
     assert sorted(named) == sorted(pages)
 
 
+def test_the_picture_of_the_packages_shows_their_imports() -> None:
+    diagram = load("diagram")
+    assert diagram.TARGET.read_text(encoding="utf-8") == diagram.picture(), "run `make docs`"
+
+
 def test_links_to_files_outside_the_site_become_text() -> None:
     change = load("site_pages").with_site_links
     assert change("[a](docs/tasks.md#rows)", "README.md") == "[a](tasks.md#rows)"
