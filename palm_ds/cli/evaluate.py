@@ -10,45 +10,39 @@ from pathlib import Path
 
 from palm_ds.cli.command import Command
 
-KINDS = (
-    "classification, multi_label, regression, matching, multiple_choice, tagging, reading, ranking"
-)
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--kind", required=True, help=KINDS)
+    add("--kind", default="", help="classification, tagging, ... or module.Class (what predicted)")
     add("--gold", nargs="+", required=True, metavar="FILE", help="with labels")
     add("--predictions", required=True, metavar="FILE")
     add("--columns", nargs="+", default=[], metavar="ROLE=NAME", help="of the gold file")
     add("--format", default="auto", help="of the gold file (by its name)")
     add("--no_header", action="store_true", help="the gold file's columns are numbers, from 0")
     add("--positive", default="", help="classification: the class F1 is of")
-    add("--separator", default=",", help="multi_label: between classes (,)")
-    add("--scheme", default="BIO", help="tagging: BIO, IOB1, ...; none: no chunks")
-    add("--style", default="squad1", help="reading: squad1, squad2 or cmrc")
+    add("--separator", default="", help="multi_label: between classes (,)")
+    add("--scheme", default="", help="tagging: BIO, IOB1, ...; none: no chunks (as found)")
+    add("--style", default="", help="reading: squad1, squad2 or cmrc (by the data)")
+    add("--task", nargs="+", default=[], metavar="KEY=VALUE", help="other keys of the task")
     add("--json", type=Path, metavar="FILE", help="write the scores here as well")
 
 
 def run(args: argparse.Namespace) -> int:
     from palm_ds.data.reader import TableSettings
     from palm_ds.data.reader.options import columns_of
-    from palm_ds.inference.score_files import Rules, judge
+    from palm_ds.inference.score_files import ScoringOptions, score_files, settings_of
 
-    rules = Rules(
-        kind=args.kind,
-        positive=args.positive,
-        separator=args.separator,
-        scheme=args.scheme,
-        style=args.style,
-    )
+    named = {"positive": args.positive, "separator": args.separator, "scheme": args.scheme}
+    given = {**named, "score": args.style, **settings_of(args.task)}
+    settings = {key: value for key, value in given.items() if value != ""}
+    options = ScoringOptions(kind=args.kind, settings=settings)
     read = TableSettings(
         columns=columns_of(args.columns),
         format=args.format,
         header=not args.no_header,
         lost_answers="keep",
     )
-    scores = judge(args.gold, args.predictions, rules, read)
+    scores = score_files(args.gold, args.predictions, options, read)
     if args.json:
         plain = {k: v if math.isfinite(v) else None for k, v in scores.items()}
         args.json.write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
@@ -69,17 +63,18 @@ def _show(scores: Mapping[str, float]) -> None:
 COMMAND = Command(
     name="evaluate",
     summary="Score a file of predictions against a file of labels; no model is needed.",
-    usage="--kind KIND --gold FILE... --predictions FILE [options]",
+    usage="--gold FILE... --predictions FILE [--kind KIND] [options]",
     examples="""
-palm-ds evaluate --kind classification --gold dev.tsv --predictions DIR/sst2.tsv
+palm-ds evaluate --gold dev.tsv --predictions DIR/sst2.predictions.json
+palm-ds evaluate --kind classification --gold dev.tsv --predictions theirs.tsv
 palm-ds evaluate --kind reading --style squad2 --gold dev-v2.0.json \\
     --predictions DIR/squad.predictions.json
 palm-ds evaluate --kind tagging --gold FILE --predictions FILE     # one CoNLL file: its last
     # column is predicted, the one before it is the label
 """,
     notes="""
-Predictions are the files of `palm-ds predict`, SQuAD's object of answers, CoNLL, or one a line in
-the order of the rows.""",
+Predictions are the files of `palm-ds predict`, which the task that made them scores, SQuAD's object
+of answers, CoNLL, or one a line in the order of the rows.""",
     piped=True,
     add_arguments=add_arguments,
     run=run,

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from tokenizers import Regex, pre_tokenizers
@@ -80,6 +80,12 @@ class TableSource:
     tokenizer: Tokenizer
     name: str
 
+    @classmethod
+    def of_labels(cls, table: Table) -> TableSource:
+        """All rows of a table without a tokenizer, to read their labels alone."""
+        nothing = cast(Tokenizer, None)
+        return cls(table, np.arange(len(table)), nothing, ", ".join(table.names))
+
     def __len__(self) -> int:
         return len(self.numbers)
 
@@ -123,21 +129,32 @@ class TableSource:
         """A column word by word: its lists as they are, its texts cut into `unit` (`spans_in`)."""
         return self.once(f"{unit} of {column}", lambda: self._words(column, unit))
 
-    def _words(self, column: str, unit: str) -> Words:
-        lists, spans = [], []
+    def word_places(self, column: str, unit: str = "words") -> list[np.ndarray]:
+        """(words, 2) of each row: the characters of its words, counted as in `Words.spans`. Takes
+        no tokenizer."""
+        return self.once(f"places of {unit} of {column}", lambda: self._places(column, unit))
+
+    def _places(self, column: str, unit: str) -> list[np.ndarray]:
+        found = []
         for item, value in enumerate(self.column(column)):
             if isinstance(value, str):
                 places = spans_in(value, unit)
-                lists.append([value[start:end] for start, end in places])
             elif isinstance(value, list) and all(isinstance(word, str) for word in value):
-                lists.append(value)
                 ends = np.cumsum([len(word) + 1 for word in value], dtype=np.int64) - 1
                 places = [(end - len(word), end) for word, end in zip(value, ends, strict=True)]
             else:
                 got = "nothing" if value is None else repr(value)
                 raise UserError(f"{self.where(item)}: {column}: expected words, got {got}")
-            spans.append(np.array(places, np.int64).reshape(-1, 2))
-        return encode_lists(lists, spans, self.tokenizer)
+            found.append(np.array(places, np.int64).reshape(-1, 2))
+        return found
+
+    def _words(self, column: str, unit: str) -> Words:
+        places = self.word_places(column, unit)
+        lists = [
+            [value[start:end] for start, end in spans] if isinstance(value, str) else value
+            for value, spans in zip(self.column(column), places, strict=True)
+        ]
+        return encode_lists(lists, places, self.tokenizer)
 
     def _encode(self, column: str) -> Encoded:
         texts = self.column(column)

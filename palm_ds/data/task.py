@@ -14,7 +14,7 @@ import importlib
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -26,11 +26,25 @@ from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.plugins import find_class
 from palm_ds.data.corpus_source import Source
 from palm_ds.data.example import Example, arrange
+from palm_ds.data.stored_prediction import StoredPrediction
+from palm_ds.weights.formats.huggingface.target import HeadTaken
 
 if TYPE_CHECKING:
     from palm_ds.model.encoder import Backbone
 
 _PACKAGES = ("palm_ds.pretrain", "palm_ds.tasks")
+_NOT_ARRANGING = (
+    "name",
+    "source",
+    "weight",
+    "share",
+    "task_id",
+    "head_lr",
+    "freeze",
+    "batch",
+    "auxiliary",
+)
+"""Settings that never change which examples a task makes of a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +89,12 @@ class Task(ABC):
     """What its classes are called, where they have names."""
     draws: ClassVar[int] = 0
     """How many uniform draws `layout` needs an item."""
+    edits_text: ClassVar[bool] = False
+    """Whether `label` changes the tokens of an example. Predicting, such a task has a pass of the
+    encoder of its own, and is asked by name unless nothing else can be."""
+    prediction_key: ClassVar[str] = ""
+    """The entry of a prediction that sums it up (`label`, `value`, `text`): what a file with one
+    column of predictions holds."""
 
     def marks(self) -> tuple[str, ...]:
         """The corpus columns that are read into examples."""
@@ -171,8 +191,56 @@ class Task(ABC):
         return {}
 
     def class_name(self, label: int) -> str:
-        """What a class is called where a person reads it (palm-ds inspect)."""
+        """The display name of a class (palm-ds inspect)."""
         return self.class_names[label] if self.class_names else str(label)
+
+    # ---- what commands ask of a fine-tuning task ----
+
+    def label_roles(self) -> tuple[str, ...]:
+        """The columns of a table that hold its labels."""
+        return ()
+
+    def describe_rows(self, source: Any, room: int) -> str:
+        """A line about a table for the beginning of a run; `room`: the most tokens of an
+        example."""
+        return f"{self.name}: {len(source):,} rows"
+
+    def cut_rows(self, source: Any, room: int) -> int:
+        """How many rows are too long to be read whole."""
+        return 0
+
+    def arrangement_key(self) -> str:
+        """The same for tasks that make the same examples of a row: they share one pass of the
+        encoder when predicting."""
+        settings = {k: v for k, v in asdict(self).items() if k not in _NOT_ARRANGING}
+        return repr((type(self), settings))
+
+    def submission_value(self, prediction: Mapping[str, Any]) -> str:
+        """A prediction in one cell: its `prediction_key`, or nothing for an empty prediction."""
+        value = prediction.get(self.prediction_key, "")
+        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        return " ".join(text.split())
+
+    def prediction_files(
+        self, predictions: Mapping[int, dict[str, Any]], source: Any
+    ) -> dict[str, Any]:
+        """{ending: content} of files to write beside the predictions: texts, or JSON."""
+        return {}
+
+    def score_rows(self, source: Any, predictions: Sequence[StoredPrediction]) -> dict[str, float]:
+        """`metrics` of predictions that were read from a file, one for each row of `source`, which
+        has no tokenizer. Raises UserError."""
+        return self.metrics(dict(enumerate(map(self.read_prediction, predictions))), source)
+
+    def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
+        """A prediction as `metrics` takes it. Raises UserError."""
+        if not self.prediction_key:
+            return dict(stored.values)
+        return {**stored.values, self.prediction_key: stored.value(self.prediction_key)}
+
+    def hf_export(self) -> HeadTaken | None:
+        """The transformers head that computes what this task's head does; None: there is none."""
+        return None
 
 
 def passages(source: Source, size: int) -> np.ndarray:

@@ -16,7 +16,7 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from palm_ds.data.task import Task
 from palm_ds.inference.prediction_files import ABOUT, SCORES, check_output, file_names, write_task
 from palm_ds.inference.predictor import Predictor
 from palm_ds.runtime.checkpoint import ALONE, Group
+from palm_ds.train.recipe import Recipe
 
 LABELS = ("label", "tags", "spans", "answers", "impossible")
 """Roles that say what is right; those that begin with `label_` too."""
@@ -171,7 +172,7 @@ def open_input(job: Job, read: TableSettings, tasks: Iterable[Task] = ()) -> _Op
     except UserError as error:
         bare = _opened(job, without_labels(settings))
         kept: list[str] = []
-        for role in dict.fromkeys(getattr(task, "label_column", "") for task in tasks):
+        for role in dict.fromkeys(role for task in tasks for role in task.label_roles()):
             if is_label(role):
                 with suppress(UserError):
                     bare = _opened(job, without_labels(settings, [*kept, role]))
@@ -265,8 +266,7 @@ def _scores(
 def _check_labels(task: Task, source: TableSource) -> None:
     """Raises UserError where the labels that there are cannot be scored. Rows that were left out of
     training (`drop`) may have any."""
-    wanted = getattr(task, "label_column", "")
-    if wanted in source.columns:
+    if any(role in source.columns for role in task.label_roles()):
         task.check(source, labelled=True)
 
 
@@ -278,7 +278,7 @@ def _publish(
     scores: Mapping[str, Mapping[str, float]],
 ) -> list[Path]:
     """The folder of predictions, whole or not at all; its files."""
-    tasks: Mapping[str, Any] = predictor.tasks
+    tasks = predictor.tasks
     names = file_names(tasks)
     listed: dict[str, list[str]] = {}
     tables = {
@@ -298,9 +298,7 @@ def _publish(
             "inputs": list(map(str, job.inputs)),
             "rows": len(next(iter(tables.values()))),
             "tasks": listed,
-            # what palm-ds evaluate cannot see in rows
-            "classes": {n: list(t.labels) for n, t in tasks.items() if getattr(t, "labels", ())},
-            "positive": {n: t.positive for n, t in tasks.items() if getattr(t, "positive", "")},
+            "settings": {name: _settings(predictor.recipe, name) for name in tasks},
         }
         _write_json(folder / ABOUT, about)
         if scores:
@@ -309,6 +307,13 @@ def _publish(
     publish(job.output, write)
     ends = [name for files in listed.values() for name in files]
     return [job.output / name for name in [*ends, *([SCORES] if scores else [])]]
+
+
+def _settings(recipe: Recipe, task: str) -> dict[str, Any]:
+    """What palm-ds evaluate has to know of a task to score its predictions."""
+    kind = recipe.tasks[task].get("kind", task)
+    settings = asdict(recipe.built_tasks[task])
+    return {"kind": kind, **{k: v for k, v in settings.items() if k not in ("name", "source")}}
 
 
 def _finite(values: Mapping[str, float]) -> dict[str, float | None]:

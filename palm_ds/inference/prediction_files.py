@@ -1,12 +1,12 @@
-"""How predictions are written, a task at a time.
+"""Files of predictions: how they are written, one task at a time, and read again.
 
     TASK.predictions.json   a line each row: {"index": 0, "label": ..., "logits": ..., "probs": ...}
     TASK.tsv                index, prediction: what GLUE's and CLUE's sites take (on request)
-    TASK.conll              token, tag that the file has (where it has some), predicted tag
-    TASK.NAME               whatever else a task makes (`files`): SQuAD's predictions.json,
-                            nbest_predictions.json and null_odds.json, of reading comprehension
+    TASK.NAME               whatever else a task writes (`Task.prediction_files`): tagging a conll;
+                            reading SQuAD's predictions.json, nbest_predictions.json, null_odds.json
 
-Where a task makes a predictions.json of its own, its lines are in TASK.rows.json.
+If a task writes a predictions.json itself, its lines are in TASK.rows.json. Read are also SQuAD's
+{id: answer}, index<TAB>prediction, a prediction a line, and CoNLL.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.reader import Table
+from palm_ds.data.reader import Table, TableSettings, open_table
+from palm_ds.data.stored_prediction import CELL, StoredPrediction
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import Task
 
 ABOUT, SCORES = "about.json", "scores.json"
 LINES = "predictions.json"
-# What a prediction says, in a word. Candidates of a ranking are ordered by their score.
-_VALUES = ("text", "score", "label", "labels", "value", "tags", "probs")
 
 
 def file_names(tasks: Iterable[str]) -> dict[str, str]:
@@ -58,16 +57,14 @@ def write_task(
     a row of `source`, an empty one where nothing is said of a row."""
     table = source.table
     known = {item: dict(found) for item, found in enumerate(predictions) if found}
-    further: dict[str, Any] = getattr(task, "files", lambda *_: {})(known, source)
+    further = task.prediction_files(known, source)
     written: dict[str, Iterable[str]] = {
         "rows.json" if LINES in further else LINES: _lines(predictions, table)
     }
     for ending, content in further.items():
         written[ending] = [content if isinstance(content, str) else _indented(content)]
-    if any("tags" in found for found in predictions):
-        written["conll"] = conll(predictions, table)
     if tsv:
-        written["tsv"] = submission(predictions)
+        written["tsv"] = submission(task, predictions)
     for ending, texts in written.items():
         with (folder / f"{name}.{ending}").open("w", encoding="utf-8", newline="\n") as file:
             file.writelines(texts)
@@ -86,39 +83,11 @@ def _indented(content: Any) -> str:
     return json.dumps(content, ensure_ascii=False, indent=4) + "\n"
 
 
-def submission(predictions: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A line each row, with one of names on top."""
+def submission(task: Task, predictions: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A line for each row, under a header."""
     yield "index\tprediction\n"
     for index, found in enumerate(predictions):
-        yield f"{index}\t{in_a_word(found)}\n"
-
-
-def in_a_word(prediction: Mapping[str, Any]) -> str:
-    """What a prediction says: its class, classes, number, tags or text; empty for an empty one."""
-    key = next((key for key in _VALUES if key in prediction), "")
-    value = prediction.get(key, "")
-    separator = " " if key == "tags" else ","
-    text = separator.join(map(str, value)) if isinstance(value, list) else str(value)
-    return " ".join(text.split())
-
-
-def conll(predictions: Sequence[Mapping[str, Any]], table: Table) -> Iterator[str]:
-    """A token a line, columns parted by tabs, an empty line behind each row."""
-    for index, found in enumerate(predictions):
-        row = table[index]
-        tokens = found.get("tokens", row.get("tokens")) or []
-        columns = [
-            tokens,
-            *([row["tags"]] if _same(row.get("tags"), tokens) else []),
-            found["tags"],
-        ]
-        for cells in zip(*columns, strict=True):
-            yield "\t".join(" ".join(str(cell).split()) or "_" for cell in cells) + "\n"
-        yield "\n"
-
-
-def _same(tags: Any, tokens: Sequence[str]) -> bool:
-    return isinstance(tags, list) and len(tags) == len(tokens)
+        yield f"{index}\t{task.submission_value(found)}\n"
 
 
 def check_output(folder: Path) -> None:
@@ -129,3 +98,87 @@ def check_output(folder: Path) -> None:
         raise UserError(
             f"{folder}: holds other things than predictions; they would be lost: name a new folder"
         )
+
+
+# ---- reading ----
+
+
+def read_predictions(path: Path, *, tags: bool = False) -> Iterator[StoredPrediction]:
+    """The predictions of a file, in order; `tags`: a text may be CoNLL. Raises UserError."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as text: {error}") from None
+    if not text.strip():
+        raise UserError(f"{path}: no predictions")
+    whole = _object(text)
+    if whole is not None:
+        for key, text in whole.items():
+            yield StoredPrediction(place=f"{path}, {key!r}", key=key, values={"text": text})
+    elif text.lstrip()[0] in "{[" and _is_json(text.splitlines()[0]):
+        yield from _json_lines(path, text)
+    elif tags and text.split("\n", 1)[0].split() != ["index", "prediction"]:
+        yield from conll_column(path, -1)
+    else:
+        yield from _cells(path, text)
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    """{id: answer}, where that is what the whole text is."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    one = isinstance(value, dict) and "index" not in value
+    return value if one and all(isinstance(x, str) for x in value.values()) else None
+
+
+def _is_json(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict | list)
+    except ValueError:
+        return False
+
+
+def _json_lines(path: Path, text: str) -> Iterator[StoredPrediction]:
+    for number, line in enumerate(text.splitlines(), 1):
+        place = f"{path}:{number}"
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{place}: not JSON: {error}") from None
+        if isinstance(value, list):  # PaddlePALM's tags
+            value = {"tags": value}
+        if not isinstance(value, dict):
+            raise UserError(f'{place}: expected an object such as {{"index": 0, ...}}')
+        yield StoredPrediction(place=place, key=value.get("index", value.get("id")), values=value)
+
+
+def _cells(path: Path, text: str) -> Iterator[StoredPrediction]:
+    lines = text.removesuffix("\n").split("\n")
+    names = [name.strip().lower() for name in lines[0].rstrip("\r").split("\t")]
+    titled = {"prediction", "index", "id"} & set(names)
+    if len(names) > 1 and not {"prediction", "index"} <= set(names):
+        raise UserError(
+            f"{path}:1: {len(names)} columns; expected two with the header `index<TAB>prediction`, "
+            "or one prediction per line"
+        )
+    for number, line in enumerate(lines, 1):
+        if number == 1 and titled:
+            continue
+        cells, place = line.rstrip("\r").split("\t"), f"{path}:{number}"
+        if len(cells) != len(names):
+            raise UserError(f"{place}: {len(cells)} columns, expected {len(names)}")
+        row = dict(zip(names if titled else ["prediction"], cells, strict=True))
+        values = {CELL: row["prediction"].strip()}
+        yield StoredPrediction(place=place, key=row.get("index"), values=values)
+
+
+def conll_column(path: Path, column: int) -> Iterator[StoredPrediction]:
+    """The tags in one column of a CoNLL file, a prediction each sentence."""
+    read = TableSettings(format="conll", columns={"tokens": 0, "tags": column})
+    table = open_table(str(path), read)
+    for i in range(len(table)):
+        yield StoredPrediction(place=table.where(i), values=table[i])

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,8 +39,6 @@ from palm_ds.data.task import Task
 from palm_ds.model.attention import TILE
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.ds_config import Machine
-from palm_ds.tasks.masked_words import MaskedWords
-from palm_ds.tasks.shared.text_task import TextTask
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.train.build import build_model
 from palm_ds.train.recipe import Recipe, make_recipe, read_yaml
@@ -52,8 +50,6 @@ T = TypeVar("T")
 CHUNK = 1024  # rows that are tokenised and packed together
 _ROUND = 8  # batches are padded to a multiple of this
 _SHORT_ROWS = (64, TILE)
-_ENDLESS = 10**9
-_APART = ("name", "source", "weight", "share", "head_lr", "freeze", "batch", "auxiliary")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -107,7 +103,7 @@ class Predictor:
         alike: dict[str, list[tuple[Task, Task]]] = {}
         for name, task in self.tasks.items():
             arranger = arranger_of(self.recipe, name)
-            alike.setdefault(self._arrangement(arranger), []).append((arranger, task))
+            alike.setdefault(self._alike(arranger, task), []).append((arranger, task))
         return tuple(
             Pass(
                 arranger=found[0][0],
@@ -118,16 +114,11 @@ class Predictor:
             for found in alike.values()
         )
 
-    def _arrangement(self, task: Task) -> str:
-        """The same for tasks that make the same examples of a row."""
-        kind = type(task)
-        makers = ("items", "layout", "example", "columns_of", "room")
-        made_by = [getattr(kind, name, None) for name in makers]
-        if isinstance(task, TextTask) and made_by[:3] == [TextTask.__dict__[n] for n in makers[:3]]:
-            how: dict[str, Any] = {"texts": task.texts, "max_length": task.max_length}
-        else:  # any of its settings may matter
-            how = {k: v for k, v in asdict(task).items() if k not in _APART}
-        return repr((made_by, how, self.recipe.task_ids[task.name], self.read_of(task)))
+    def _alike(self, arranger: Task, task: Task) -> str:
+        """The same for tasks that can share a pass of the encoder."""
+        alone = task.name if task.edits_text else ""
+        task_id = self.recipe.task_ids[arranger.name]
+        return repr((arranger.arrangement_key(), task_id, self.read_of(arranger), alone))
 
     def read_of(self, task: Task) -> TableSettings:
         """How the task's tables were read in training."""
@@ -165,7 +156,7 @@ class Predictor:
                 yield _Work(source=source, built=[], batch=None, cut=0, last=True)
                 continue
             layouts = feed.layouts(np.arange(many))
-            cut = _cut(feed, layouts)
+            cut = each.arranger.cut_rows(source, feed.room)
             parts = even_parts(layouts[:, 0], self.batch_tokens)
             for number, part in enumerate(parts):
                 built = [
@@ -222,17 +213,6 @@ def _example(
         task.label(example, feed.source, keyed.generator(feed.key, n))  # type: ignore[arg-type]
     np.minimum(example.segments, feed.segments - 1, out=example.segments)
     return (0, n, layout), example
-
-
-def _cut(feed: Feed, layouts: np.ndarray) -> int:
-    """How many rows are not read whole; 0 for tasks that read rows in several pieces."""
-    task, source = feed.tasks[0], feed.source
-    if not isinstance(task, TextTask) or len(layouts) != len(source):
-        return 0
-    wide, items = replace(task, max_length=0), feed.items
-    nothing = np.empty((len(items), task.draws))
-    whole = wide.layout(items, nothing, source, _ENDLESS)  # type: ignore[arg-type]
-    return int((whole[:, 0] > layouts[:, 0]).sum())
 
 
 def _chunk(work: _Work, pieces: list[Decoded], tasks: Mapping[str, Task]) -> Chunk:
@@ -292,21 +272,23 @@ def arranger_of(recipe: Recipe, name: str) -> Task:
 
 
 def asked_tasks(recipe: Recipe, names: Sequence[str], where: Path) -> dict[str, Task]:
-    """The tasks of these names; all that can be predicted, without any. In the recipe's order."""
+    """The tasks of these names, in the recipe's order; by default all that can be predicted, though
+    auxiliary tasks and those that hide words only if there are no others."""
     tasks = recipe.built_tasks
     able = [
         name
         for name, task in tasks.items()
-        if task.reads == "table"
-        and type(task).decode is not Task.decode
-        and not isinstance(task, MaskedWords)  # palm-ds fill-mask does
+        if task.reads == "table" and type(task).decode is not Task.decode
     ]
     for name in names:
         if name not in tasks:
             raise UserError(f"{where}: no task {name!r}{suggest(name, able)}")
         if name not in able:
-            raise UserError(f"{where}: {name!r} says nothing of rows of a table; ask{_or(able)}")
-    wanted = names or [name for name in able if not tasks[name].auxiliary] or able
+            raise UserError(
+                f"{where}: {name!r} predicts nothing of rows of a table; ask{_or(able)}"
+            )
+    usual = [x for x in able if not (tasks[x].auxiliary or tasks[x].edits_text)]
+    wanted = names or usual or able
     if not wanted:
         raise UserError(f"{where}: none of its tasks ({', '.join(tasks)}) reads rows of a table")
     return {name: tasks[name] for name in able if name in wanted}

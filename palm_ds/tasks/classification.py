@@ -7,14 +7,15 @@ class's name and the others in the order of `labels`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.data.example import Example
+from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import guess
 from palm_ds.model.encoder import Backbone
@@ -23,6 +24,7 @@ from palm_ds.model.text_heads import rounded, softmax
 from palm_ds.tasks.metrics.classes import accuracy, f1, macro, matthews
 from palm_ds.tasks.shared import labels as label_values
 from palm_ds.tasks.shared.text_task import ClassesTask, confusion_table
+from palm_ds.weights.formats.huggingface.target import HeadTaken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,8 @@ class Classification(ClassesTask):
     class_weights: dict[str | int, float] | Literal["balanced"] = field(default_factory=dict)
     """{class: what its loss counts for while training}, 1 where it is not named; `balanced`: as
     much as makes all classes count the same over the training rows."""
+
+    prediction_key: ClassVar[str] = "label"
 
     def __post_init__(self) -> None:
         if len(set(self.labels)) < len(self.labels):
@@ -71,10 +75,8 @@ class Classification(ClassesTask):
         weights = dict(zip(task.labels, rounded(shares), strict=True))
         return replace(task, class_weights=weights)
 
-    def check(self, source: TableSource, *, labelled: bool) -> None:
-        self.columns_of(source)
-        if labelled:
-            label_values.classes(self, source, strict=True)
+    def check_labels(self, source: TableSource) -> None:
+        label_values.classes(self, source, strict=True)
 
     def targets(self, source: TableSource) -> np.ndarray:
         """(rows,) int64 classes; -1 where the table has no label that is one of them."""
@@ -119,6 +121,15 @@ class Classification(ClassesTask):
         if len(self.labels) > 2:
             scores["macro_f1"] = macro(found, targets, range(len(self.labels))).f1
         return scores | {"matthews": matthews(found, targets)}
+
+    def score_rows(
+        self, source: TableSource, predictions: Sequence[StoredPrediction]
+    ) -> dict[str, float]:
+        label_values.check_overlap(self, source, predictions)
+        return super().score_rows(source, predictions)
+
+    def hf_export(self) -> HeadTaken:
+        return self.exported(labels=self.labels)
 
     def tables(
         self, predictions: Mapping[int, dict[str, Any]], source: Any

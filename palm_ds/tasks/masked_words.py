@@ -1,9 +1,10 @@
-"""Guess hidden words of a table's texts: PaddlePALM's MaskLM, to go on pretraining on the texts of
-a task, or beside it.
+"""Predict hidden words of a table's texts: PaddlePALM's MaskLM, to continue pretraining on the
+texts of a task, or beside it.
 
 Alone it reads the texts of each row; in a blend (`sentiment + masked_words`) it hides words of
 what the first task arranged, so that the first sees them hidden too. Predictions: `word_id`, as
-PaddlePALM writes them, and `words`, one for each hidden token in order.
+PaddlePALM writes them, and `words`, one for each hidden token in order; how many of them are
+`right`, and the sum of their `loss`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -40,6 +41,9 @@ class MaskedWords(TextTask):
     """Share of the predicted tokens shown as [MASK]."""
     random_rate: float = 0.1
     """Share of the predicted tokens shown as a random token; the rest is shown unchanged."""
+
+    edits_text: ClassVar[bool] = True
+    prediction_key: ClassVar[str] = "words"
 
     def __post_init__(self) -> None:
         if not 0 < self.rate < 1:
@@ -108,6 +112,12 @@ class MaskedWords(TextTask):
             "right": int((words == targets).sum()),
             "loss": float(losses.sum()),
         }
+
+    def label_roles(self) -> tuple[str, ...]:
+        return ()
+
+    def submission_value(self, prediction: Mapping[str, Any]) -> str:
+        return " ".join(prediction.get("words", ()))
 
     def metrics(self, predictions: Mapping[int, dict[str, Any]], source: Any) -> dict[str, float]:
         """Over all hidden tokens; the accuracy is the one that counts, being better when higher."""

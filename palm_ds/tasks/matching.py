@@ -13,14 +13,15 @@ text_b_neg).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.example import Example, arrange, join
+from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import Task, guess
 from palm_ds.model.encoder import Backbone
@@ -29,6 +30,7 @@ from palm_ds.model.text_heads import PairHead, rounded, sigmoid, softmax
 from palm_ds.tasks.metrics.classes import accuracy, f1, matthews
 from palm_ds.tasks.shared import labels as label_values
 from palm_ds.tasks.shared.text_task import ClassesTask, level, missing
+from palm_ds.weights.formats.huggingface.target import HeadTaken
 
 _COLUMNS = ("text_a", "text_b", "text_b_neg")
 
@@ -43,6 +45,8 @@ class Matching(ClassesTask):
     """Pairwise: by how much the better should lead; probabilities are compared."""
     dropout: float = 0.1
     """Of what the head reads, while training."""
+
+    prediction_key: ClassVar[str] = "label"
 
     def __post_init__(self) -> None:
         most = 3 if self.pairwise else 2
@@ -87,6 +91,10 @@ class Matching(ClassesTask):
             source.need(worse, self.where)
             missing(source.column(columns[2]), source, worse)
         elif labelled:
+            self.check_labels(source)
+
+    def check_labels(self, source: TableSource) -> None:
+        if not self.pairwise:
             label_values.classes(self, source, strict=True)
 
     def columns_of(self, source: TableSource) -> tuple[str, ...]:
@@ -186,3 +194,24 @@ class Matching(ClassesTask):
             return {}
         both = found[known], targets[known]
         return {"accuracy": accuracy(*both), "f1": f1(*both), "matthews": matthews(*both)}
+
+    def submission_value(self, prediction: Mapping[str, Any]) -> str:
+        return str(prediction.get("probs" if self.pairwise else "label", ""))
+
+    def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
+        return dict(stored.values) if self.pairwise else super().read_prediction(stored)
+
+    def for_scoring(
+        self, source: TableSource, predictions: Mapping[int, dict[str, Any]]
+    ) -> Matching:
+        return self if self.pairwise else super().for_scoring(source, predictions)
+
+    def score_rows(
+        self, source: TableSource, predictions: Sequence[StoredPrediction]
+    ) -> dict[str, float]:
+        if not self.pairwise:
+            label_values.check_overlap(self, source, predictions)
+        return super().score_rows(source, predictions)
+
+    def hf_export(self) -> HeadTaken:
+        return self.exported(labels=self.labels)

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.example import Example
+from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
 from palm_ds.model.encoder import Backbone
 from palm_ds.model.text_heads import MultiLabelHead, rounded, sigmoid
 from palm_ds.tasks.metrics.classes import exact_match, multilabel_macro, multilabel_micro
 from palm_ds.tasks.shared import labels as label_values
 from palm_ds.tasks.shared.text_task import ClassesTask
+from palm_ds.weights.formats.huggingface.target import HeadTaken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,8 @@ class MultiLabel(ClassesTask):
     dropout: float = 0.1
     """Of what the head reads, while training."""
 
+    prediction_key: ClassVar[str] = "labels"
+
     def __post_init__(self) -> None:
         if not 0 < self.threshold < 1:
             raise UserError(f"{self.where}.threshold: {self.threshold} is not between 0 and 1")
@@ -49,10 +53,15 @@ class MultiLabel(ClassesTask):
         cells = (label_values.split_names(value, self.separator, self.nothing) for value in values)
         return {name for names in cells for name in names}
 
-    def check(self, source: TableSource, *, labelled: bool) -> None:
-        self.columns_of(source)
-        if labelled:
-            label_values.class_sets(self, source, self.separator, self.nothing, strict=True)
+    def check_labels(self, source: TableSource) -> None:
+        label_values.class_sets(self, source, self.separator, self.nothing, strict=True)
+
+    def names_predicted(self, prediction: Mapping[str, Any]) -> set[str]:
+        return set(prediction["labels"])
+
+    def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
+        names = stored.value("labels")
+        return {"labels": label_values.split_names(names, self.separator, self.nothing)}
 
     def targets(self, source: TableSource) -> np.ndarray:
         """(rows, classes) float32 of 0 and 1; NaN where a row has no label."""
@@ -106,3 +115,12 @@ class MultiLabel(ClassesTask):
             "precision": micro.precision,
             "recall": micro.recall,
         }
+
+    def submission_value(self, prediction: Mapping[str, Any]) -> str:
+        """As cells of the file are written."""
+        names = prediction.get("labels")
+        return self.separator.join(names) or self.nothing if names is not None else ""
+
+    def hf_export(self) -> HeadTaken:
+        about = {"problem_type": "multi_label_classification"}
+        return self.exported(labels=self.labels, about=about)

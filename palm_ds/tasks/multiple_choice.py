@@ -8,20 +8,22 @@ numbers of choices. Predictions: `label`, as the labels of the file are written,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.example import Example, arrange, join
+from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import Encoded, TableSource, encode
 from palm_ds.model.encoder import Backbone
 from palm_ds.model.text_heads import ChoiceHead, rounded, softmax
 from palm_ds.tasks.metrics.classes import accuracy
 from palm_ds.tasks.shared import labels as label_values
-from palm_ds.tasks.shared.text_task import TextTask, level
+from palm_ds.tasks.shared.text_task import TextTask, level, missing
+from palm_ds.weights.formats.huggingface.target import HeadTaken
 
 _FEWEST = 8  # tokens of a choice with its text; of less nothing can be told
 
@@ -39,6 +41,8 @@ class MultipleChoice(TextTask):
     """The number of the first choice; by default 0, or 1 where the training rows say so."""
     dropout: float = 0.1
     """Of what the head reads, while training."""
+
+    prediction_key: ClassVar[str] = "label"
 
     def settled(self, source: TableSource) -> MultipleChoice:
         """With how the labels of the training rows are written."""
@@ -202,11 +206,31 @@ class MultipleChoice(TextTask):
         }
 
     def metrics(self, predictions: Mapping[int, dict[str, Any]], source: Any) -> dict[str, float]:
-        """Over the rows that have a label; none, none."""
+        """Over the rows that have a label; none, none. A file of predictions may stand beside rows
+        without their choices: labels are compared as they are written then."""
+        labels = [str(each["label"]) for each in predictions.values()]
+        if self.choices not in source.columns or not self.answers:
+            column = source.column(self.label_column)
+            return {"accuracy": accuracy(labels, [str(column[item]) for item in predictions])}
+        choices = self._choices(source)
+        pairs = zip(labels, predictions, strict=True)
+        found = np.array([self._number(label, choices[item]) for label, item in pairs])
         targets = self.targets(source)[list(predictions)]
-        found = np.array([np.argmax(each["logits"]) for each in predictions.values()])
         known = targets >= 0
         return {"accuracy": accuracy(found[known], targets[known])} if known.any() else {}
+
+    def check_labels(self, source: TableSource) -> None:
+        source.need(self.label_column, self.where)
+        missing(source.column(self.label_column), source, self.label_column)
+
+    def score_rows(
+        self, source: TableSource, predictions: Sequence[StoredPrediction]
+    ) -> dict[str, float]:
+        label_values.check_overlap(self, source, predictions)
+        return super().score_rows(source, predictions)
+
+    def hf_export(self) -> HeadTaken:
+        return self.exported(head_class="ForMultipleChoice")
 
 
 def _written(labels: list[str]) -> Literal["number", "letter", "text"]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.example import Example
+from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import guess
 from palm_ds.model.encoder import Backbone
@@ -25,6 +26,7 @@ from palm_ds.tasks.metrics.classes import f1
 from palm_ds.tasks.metrics.ranking import average_precision, mrr, ndcg, rank
 from palm_ds.tasks.shared import labels as label_values
 from palm_ds.tasks.shared.text_task import TextTask, missing
+from palm_ds.weights.formats.huggingface.target import HeadTaken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,8 @@ class Ranking(TextTask):
     """nDCG looks at so many candidates."""
     dropout: float = 0.1
     """Of what the head reads, while training."""
+
+    prediction_key: ClassVar[str] = "score"
 
     def __post_init__(self) -> None:
         if self.k < 1:
@@ -58,15 +62,19 @@ class Ranking(TextTask):
 
     def group_of(self, source: TableSource) -> str:
         """The column that says which rows are a group."""
-        question = self.columns_of(source)[0]
+        question = (self.texts or ("text_a",))[0]
         column = self.group or ("qid" if "qid" in source.columns else question)
         source.need(column, self.where)
         return column
 
     def check(self, source: TableSource, *, labelled: bool) -> None:
+        self.columns_of(source)
+        self.group_of(source)
+        if labelled:
+            self.check_labels(source)
+
+    def check_labels(self, source: TableSource) -> None:
         column = self.group_of(source)
-        if not labelled:
-            return
         missing(source.column(column), source, column)
         grades = label_values.numbers(self, source, strict=True)
         for item in np.flatnonzero(grades < 0).tolist():
@@ -111,9 +119,26 @@ class Ranking(TextTask):
         scores = [predictions[item]["score"] for item in items]
         relevant = grades[items] >= self.relevant_from
         ranking = rank(groups, scores, relevant)
-        return {
+        found = {
             "mrr": mrr(ranking),
             "map": average_precision(ranking),
             f"ndcg@{self.k}": ndcg(rank(groups, scores, grades[items]), self.k),
-            "f1": f1([predictions[item]["label"] for item in items], relevant.astype(int)),
         }
+        if all("label" in predictions[item] for item in items):  # a file may have scores alone
+            labels = [predictions[item]["label"] for item in items]
+            found["f1"] = f1(labels, relevant.astype(int))
+        return found
+
+    def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
+        """`score`, else the last of the probabilities."""
+        value = stored.values.get("score")
+        if value is None:
+            value = stored.value("probs")
+            value = value[-1] if isinstance(value, list) and value else value
+        found: dict[str, Any] = {"score": stored.number("score", value)}
+        if "label" in stored.values:
+            found["label"] = int(stored.number("label", stored.values["label"]))
+        return found
+
+    def hf_export(self) -> HeadTaken:
+        return self.exported()

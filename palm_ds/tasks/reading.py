@@ -13,21 +13,23 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.example import Example, arrange
+from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import Encoded, TableSource
 from palm_ds.model.encoder import Backbone
 from palm_ds.model.heads import ClassHead, HeadOutput
 from palm_ds.tasks.metrics.answers import cmrc, squad_v1, squad_v2
 from palm_ds.tasks.shared.answer_spans import Answers, find_answers, join_windows, trimmed
 from palm_ds.tasks.shared.sliding_windows import best_spans, cut, different, most_context
-from palm_ds.tasks.shared.text_task import TextTask
+from palm_ds.tasks.shared.text_task import TextTask, missing
 from palm_ds.text.tokenizer import CHINESE
+from palm_ds.weights.formats.huggingface.target import HeadTaken
 
 LONGEST, LONGEST_CHINESE = 30, 100  # tokens of an answer
 _SAMPLE = 200  # contexts that are looked at to know the language
@@ -64,6 +66,8 @@ class Reading(TextTask):
     score: Literal["auto", "squad1", "squad2", "cmrc"] = "auto"
     """Whose rules: SQuAD 1.1 or 2.0, or CMRC2018 (and DRCD). auto: squad2 where a training row is
     marked `impossible`, else cmrc where the contexts are mostly Chinese, else squad1."""
+
+    prediction_key: ClassVar[str] = "text"
 
     def __post_init__(self) -> None:
         if len(self.texts) != 2:
@@ -289,7 +293,8 @@ class Reading(TextTask):
         answers = source.column(self.label_column)
         wanted = {str(i): [each["text"] for each in answers[i] or ()] for i in predictions}
         rules = self._rules(source)
-        if rules == "squad2" and self._may_refuse(source):
+        odds_known = all("null_odds" in each for each in predictions.values())
+        if rules == "squad2" and self._may_refuse(source) and odds_known:
             texts = {str(i): _best_text(each) for i, each in predictions.items()}
             odds = {str(i): each["null_odds"] for i, each in predictions.items()}
             found = squad_v2(texts, wanted, odds, self.null_threshold)
@@ -297,9 +302,19 @@ class Reading(TextTask):
             found = _RULES[rules]({str(i): x["text"] for i, x in predictions.items()}, wanted)
         return {k: v for k, v in found.items() if not k.endswith(("total", "skipped"))}
 
-    def files(
+    def check_labels(self, source: TableSource) -> None:
+        source.need(self.label_column, self.where)
+        missing(source.column(self.label_column), source, self.label_column)
+
+    def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
+        return {**stored.values, "text": str(stored.value("text"))}
+
+    def hf_export(self) -> HeadTaken:
+        return self.exported(head_class="ForQuestionAnswering")
+
+    def prediction_files(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
-    ) -> dict[str, dict[str, Any]]:
+    ) -> dict[str, Any]:
         """{file name: its JSON} as PaddlePALM and the official scripts have them: by the question's
         id (or its row's number) the answer's text, the list of best ones, and the odds that there
         is none."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.example import Example
+from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import Task
 from palm_ds.model.encoder import Backbone
@@ -23,6 +24,7 @@ from palm_ds.model.text_heads import NumberHead
 from palm_ds.tasks.metrics.numbers import mse, pearson_and_spearman
 from palm_ds.tasks.shared import labels as label_values
 from palm_ds.tasks.shared.text_task import TextTask
+from palm_ds.weights.formats.huggingface.target import HeadTaken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,8 @@ class Regression(TextTask):
     """With `scale`: what is divided by; 0: both are found in the training rows."""
     dropout: float = 0.1
     """Of what the head reads, while training."""
+
+    prediction_key: ClassVar[str] = "value"
 
     def __post_init__(self) -> None:
         if self.low is not None and self.high is not None and not self.low < self.high:
@@ -65,10 +69,8 @@ class Regression(TextTask):
         # of numbers that are all the same there is nothing to scale
         return replace(self, mean=float(known.mean()), deviation=float(known.std()) or 1.0)
 
-    def check(self, source: TableSource, *, labelled: bool) -> None:
-        self.columns_of(source)
-        if labelled:
-            label_values.numbers(self, source, strict=True)
+    def check_labels(self, source: TableSource) -> None:
+        label_values.numbers(self, source, strict=True)
 
     def targets(self, source: TableSource) -> np.ndarray:
         """(rows,) float64 in the units of the file; NaN where a row has no number."""
@@ -101,6 +103,13 @@ class Regression(TextTask):
             return {}
         both = found[known], targets[known]
         return pearson_and_spearman(*both) | {"mse": mse(*both)}
+
+    def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
+        return {"value": stored.number("value", stored.value("value"))}
+
+    def hf_export(self) -> HeadTaken | None:
+        """None with `scale`: transformers would predict standard deviations."""
+        return None if self.scale else self.exported()
 
     def _inside(self, numbers: np.ndarray) -> np.ndarray:
         """As they are learned."""

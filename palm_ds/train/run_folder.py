@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -21,17 +20,12 @@ import yaml
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.store import Corpus
 from palm_ds.data.table_source import TableSource
-from palm_ds.data.task import Task
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime import checkpoint
 from palm_ds.runtime.ds_config import Machine
-from palm_ds.tasks.shared.text_task import ClassesTask, TextTask
 from palm_ds.train.build import AnyStream, Data, build_stream, open_data, settle
 from palm_ds.train.recipe import NOT_LEARNED, Recipe, differences, make_recipe, read_yaml
 from palm_ds.train.report.run_log import environment
-
-_LABELS = 8
-"""Labels of a task that are counted on the screen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,21 +128,9 @@ def about_tables(stream: AnyStream) -> list[str]:
     lines: dict[str, None] = {}
     for feed in stream.feeds:
         if isinstance(feed.source, TableSource):
-            lines |= {_about_rows(task, feed.source, feed.room): None for task in feed.tasks}
+            lines |= {task.describe_rows(feed.source, feed.room): None for task in feed.tasks}
             lines |= {f"{feed.source.name}: {note}": None for note in feed.source.table.notes}
     return list(lines)
-
-
-def _about_rows(task: Task, source: TableSource, room: int) -> str:
-    parts = [f"{task.name}: {len(source):,} rows"]
-    if isinstance(task, ClassesTask) and task.label_column in source.columns:
-        counts = Counter(map(str, source.column(task.label_column)))
-        known = [f"{label} {counts[label]:,}" for label in task.labels if label in counts]
-        more = f", ... ({len(task.labels)} labels)" if len(task.labels) > _LABELS else ""
-        parts += [", ".join(known[:_LABELS]) + more] if known else []
-    if isinstance(task, TextTask) and (cut := task.cut_rows(source, room)):
-        parts.append(f"{cut:,} cut to {task.room(room)} tokens")
-    return "; ".join(parts)
 
 
 def _task_ids(recipe: Recipe) -> str:

@@ -27,13 +27,13 @@ from palm_ds.model.config import BackboneConfig
 from palm_ds.model.crf import CrfHead
 from palm_ds.model.heads import ClassHead, MaskedWordHead
 from palm_ds.model.multi_task_model import Model
-from palm_ds.train.hf_head import HeadTaken
 from palm_ds.train.recipe import Recipe
 from palm_ds.weights.formats import native as own
 from palm_ds.weights.formats.contents import OPTIMIZER, Contents
 from palm_ds.weights.formats.contents import Head as HeadInfo
 from palm_ds.weights.formats.huggingface.model_card import Made, model_card
 from palm_ds.weights.formats.huggingface.names import State, lost
+from palm_ds.weights.formats.huggingface.target import HeadTaken
 from palm_ds.weights.formats.huggingface.write import SavesFiles, Target, plan, write
 from palm_ds.weights.formats.native import INFO, WEIGHTS, WeightsInfo
 from palm_ds.weights.formats.open import open_checkpoint, read_info

@@ -1,15 +1,27 @@
-"""What a person may write in a file of their own: a task with its head and metric, a reader."""
+"""User-defined classes: a pretraining task, a fine-tuning task with head and metric, a reader."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 import palm_ds as palm
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvenTokens(palm.Task):
+    """Pretraining: whether the number of a token is even."""
+
+    def label(self, example: Any, source: Any, rng: np.random.Generator) -> None:
+        where = np.flatnonzero(example.origin >= 0)
+        example.labels[self.name] = where, example.original[where] % 2
+
+    def head(self, backbone: Any) -> palm.Head:
+        return palm.heads.ClassHead(backbone.width, 2)
 
 
 class SquareHead(palm.Head):
@@ -39,6 +51,8 @@ class HowMany(palm.TextTask):
     unit: float = 1.0
     """What counts as one."""
 
+    prediction_key: ClassVar[str] = "value"
+
     def label(self, example: Any, source: Any, rng: np.random.Generator) -> None:
         value = float(source.row(example.item).get("label") or 0) / self.unit
         example.labels[self.name] = np.zeros(1, np.int64), np.array([value], np.float32)
@@ -55,6 +69,9 @@ class HowMany(palm.TextTask):
             for item, each in predictions.items()
         ]
         return {"minus_error": -float(np.mean(wrong))}
+
+    def hf_export(self) -> Any:
+        return self.exported()
 
 
 class Counting:

@@ -12,7 +12,7 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.reader import TableSettings
-from palm_ds.inference.score_files import Rules, judge
+from palm_ds.inference.score_files import ScoringOptions, score_files
 
 LABELS = ["a", "b", "b", "a", "c", "a"]
 FOUND = ["a", "b", "a", "a", "c", "c"]
@@ -58,7 +58,8 @@ def lines(name: str, values: list[Any]) -> str:
 def score(folder: Path, right: str, predictions: Any, **rules: Any) -> dict[str, float]:
     read = TableSettings(lost_answers="keep", **rules.pop("read", {}))
     file = write(folder / "predictions", predictions)
-    return judge([right], file, Rules(**rules), read)
+    options = ScoringOptions(kind=rules.pop("kind", ""), settings=rules)
+    return score_files([right], file, options, read)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_tags_in_two_files_or_beside_each_other(tmp_path) -> None:
         assert found["accuracy"] == 0.8
     both = "a B-X B-X\nb I-X I-X\nc O O\n\nd O B-Y\ne B-Y B-Y\n"
     file = write(tmp_path / "both.conll", both)
-    assert judge([file], file, Rules(kind="tagging"), TableSettings()) == found
+    assert score_files([file], file, ScoringOptions(kind="tagging"), TableSettings()) == found
     plain = score(tmp_path, right, lines("tags", tags), kind="tagging", scheme="none")
     assert plain == {"accuracy": 0.8}
 
@@ -151,7 +152,7 @@ def test_candidates(tmp_path) -> None:
 
 MISTAKES = {
     "missing": ("label", LABELS[:5], "no prediction of {gold}:6 (5 predictions, 6 rows)"),
-    "extra": ("label", [*LABELS, "a"], "predictions:7: no row has the index 6; {gold}: 6 rows"),
+    "extra": ("label", [*LABELS, "a"], "predictions:7: no row has index 6; {gold}: 6 rows"),
     "wrong key": ("answer", LABELS, "predictions:1: no label; it has index, answer"),
 }
 
@@ -166,7 +167,8 @@ def test_a_gold_file_without_a_header(tmp_path) -> None:
 def test_classes_are_those_of_the_task_that_was_asked(tmp_path) -> None:
     right = gold(tmp_path, ["a", "b", "b", "a", "a", "a"])
     plain = score(tmp_path, right, lines("label", list("ababaa")), kind="classification")
-    about = {"tasks": {"t": ["predictions"]}, "classes": {"t": list("cba")}, "positive": {"t": "a"}}
+    noted = {"kind": "classification", "labels": list("cba"), "positive": "a"}
+    about = {"tasks": {"t": ["predictions"]}, "settings": {"t": noted}}
     write(tmp_path / "about.json", about)
     found = score(tmp_path, right, lines("label", list("ababaa")), kind="classification")
     classes = {"labels": list("abc"), "zero_division": 0}
@@ -197,13 +199,13 @@ def test_rows_and_predictions_must_match(tmp_path, mistake) -> None:
     ("kind", "written", "message"),
     [
         ("classification", '{"index": 0, "label": "a"}\n{"index": 0, "label": "b"}\n', "a second"),
-        ("classification", '{"index": 0, "label": "a"}\n{"label": "b"}\n', ":2: no index"),
-        ("classification", '{"index": "x", "label": "a"}\n', ":1: index: 'x' is no number"),
+        ("classification", '{"index": 0, "label": "a"}\n{"label": "b"}\n', ":2: has no `index`"),
+        ("classification", '{"index": "x", "label": "a"}\n', ":1: index: 'x' is not the number"),
         ("classification", '{"index": 0, "label": "a"}\n{"index": 1,\n', ":2: not JSON"),
         ("classification", "", "no predictions"),
         ("classification", "0\ta\n1\tb\n", ":1: 2 columns"),
         ("classification", "index\tprediction\n0\ta\n1\n", ":3: 1 columns"),
-        ("classification", "\n".join([*LABELS, "a"]), ":7: one prediction more than rows"),
+        ("classification", "\n".join([*LABELS, "a"]), ":7: more predictions than rows"),
         ("regression", lines("value", ["a"] * 6), ":1: value: 'a' is not a number"),
         ("ranking", lines("probs", [[]] * 6), "is not a number"),
     ],
@@ -220,14 +222,18 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path, kind, written, message) 
     ("values", "message"),
     [
         ({"kind": "clasification"}, 'did you mean "classification"?'),
-        ({"kind": "reading", "style": "squad"}, 'did you mean "squad'),
+        ({"kind": "reading", "score": "squad"}, "tasks.task.score"),
         ({"kind": "tagging", "scheme": "BIOX"}, "no tagging scheme"),
+        ({"kind": "classification", "scheme": "BIO"}, "tasks.task.scheme: unknown key"),
+        ({"kind": "knowledge_masking"}, "known: classification, masked_words"),
+        ({}, "give --kind: one of classification, "),
     ],
 )
-def test_rules_that_do_not_exist(values, message) -> None:
+def test_options_that_do_not_exist(tmp_path, values, message) -> None:
     with pytest.raises(UserError) as error:
-        Rules(**values)
+        score(tmp_path, gold(tmp_path), "a\n" * 6, **values)
     assert message in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_tags_of_another_length(tmp_path) -> None:

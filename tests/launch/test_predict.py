@@ -321,3 +321,27 @@ def test_a_folder_without_its_recipe_is_refused(tmp_path, enter, run) -> None:
     said = enter("predict", tmp_path / "weights", "--input", "x", "--output", tmp_path / "o")
     assert said.code == 2
     assert "does not say which tasks it was trained on" in said.err
+
+
+def test_masked_words_are_predicted_in_a_pass_of_their_own(run, predict, tmp_path, enter) -> None:
+    tasks = {
+        "mood": {"kind": "classification", "source": "texts"},
+        "hidden": {"kind": "masked_words", "source": "texts", "rate": 0.4},
+    }
+    both = save_model(tmp_path / "both", ["mood + hidden"], tasks=tasks)
+    rows = [*texts(8, seed=4), {"text_a": "", "label": "bad"}]
+    usual = predict(both, rows)
+    assert set(json.loads((usual / "about.json").read_text())["tasks"]) == {"mood"}
+    out = predict(both, rows, "--tasks", "mood,hidden", "--tsv")
+    assert lines(out, "mood") == lines(usual, "mood"), "it saw the hidden words"
+    found = lines(out, "hidden")
+    assert found[-1] == {"index": 8}, "a text without a word"
+    for line in found[:-1]:
+        assert set(line) == {"index", "word_id", "words", "right", "loss"}
+        assert len(line["word_id"]) == len(line["words"])
+    cells = (out / "hidden.tsv").read_text().splitlines()
+    assert cells[1] == f"0\t{' '.join(found[0]['words'])}"
+    assert json.loads((out / "scores.json").read_text())["hidden"]["perplexity"] > 1
+
+    alone = save_model(tmp_path / "alone", ["hidden"], tasks={"hidden": tasks["hidden"]})
+    assert len(lines(predict(alone, rows), "hidden")) == 9

@@ -519,7 +519,7 @@ def test_files_are_those_of_squad(tmp_path: Path) -> None:
     source = source_of(tmp_path, rows)
     task = task_of().settled(source)
     made = oracle(source, task, 24, np.random.default_rng(0))
-    files = task.files(made, source)
+    files = task.prediction_files(made, source)
     assert list(files) == ["predictions.json", "nbest_predictions.json", "null_odds.json"]
     ids = [f"q{number}" for number in range(5)]
     assert all(list(content) == ids for content in files.values())
@@ -530,7 +530,7 @@ def test_files_are_those_of_squad(tmp_path: Path) -> None:
     assert (scores["f1"], scores["no_answer_exact"], scores["best_exact"]) == (1.0, 1.0, 1.0)
     never = task_of(unanswerable=False).settled(source_of(tmp_path, ROWS))
     unnamed = source_of(tmp_path, ROWS)
-    files = never.files(oracle(unnamed, never, 24, np.random.default_rng(0)), unnamed)
+    files = never.prediction_files(oracle(unnamed, never, 24, np.random.default_rng(0)), unnamed)
     assert list(files) == ["predictions.json", "nbest_predictions.json"]
     assert files["predictions.json"] == {"0": "good", "1": "very", "2": "a b"}
 

@@ -11,7 +11,8 @@ import transformers
 
 from palm_ds import weights
 from palm_ds.inference.predictor import open_predictor
-from palm_ds.train.hf_head import HeadTaken, head_taken
+from palm_ds.train.hf_head import head_taken
+from palm_ds.weights.formats.huggingface.target import HeadTaken
 from tests.helpers.saved_model import TASKS, recipe_of, save_model
 
 KINDS: dict[str, tuple[dict[str, Any], str, int]] = {  # task: (its keys, the class, its outputs)

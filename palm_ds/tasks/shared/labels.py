@@ -8,11 +8,13 @@ place.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 
 from palm_ds.common.errors import UserError
+from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
 from palm_ds.tasks.shared.text_task import ClassesTask, TextTask
 
@@ -75,6 +77,25 @@ def numbers(task: TextTask, source: TableSource, *, strict: bool = False) -> np.
                 f"{task.where} wants one, such as 3.5"
             )
     return found
+
+
+def check_overlap(
+    task: TextTask, source: TableSource, predictions: Sequence[StoredPrediction]
+) -> None:
+    """Raises UserError where no prediction is a class that is right for any of several classes of
+    rows: these are predictions of something else."""
+    right = {str(value) for value in _column(task, source, strict=True)}
+    found = {str(each.value("label")) for each in predictions}
+    if len(right) > 1 and not right & found:
+        raise UserError(
+            f"{predictions[0].place}: no row is given a class that is right for any row: predicted "
+            f"are {_some(found)}, right are {_some(right)}"
+        )
+
+
+def _some(names: Collection[str]) -> str:
+    several = sorted(names)
+    return ", ".join(several[:5]) + (", ..." if len(several) > 5 else "")
 
 
 def one_value(value: Any, task: TextTask, source: TableSource, item: int) -> None:

@@ -8,6 +8,7 @@ Tags are written in one scheme and may be trained in another (palm_ds/tasks/metr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -72,8 +73,12 @@ class TagsTask(TextTask):
             return self.label_column
         return SPANS if self.label_column == "tags" and SPANS in source.columns else ""
 
+    def places(self, source: TableSource) -> list[np.ndarray]:
+        """(words, 2) of each row: the characters of its words."""
+        return source.word_places(self.columns_of(source)[0], self.units or "words")
+
     def words(self, source: TableSource) -> Words:
-        """Those of all rows, encoded."""
+        """The words of all rows, encoded."""
         return source.once(
             f"words {self.name} {self.units}",
             lambda: source.words(self.columns_of(source)[0], self.units or "words"),
@@ -116,6 +121,14 @@ class TagsTask(TextTask):
             self._check_tags(source, item, tagsets.named(scheme) if scheme else "")
         task = replace(self, scheme=scheme or tagsets.found_scheme(rows))
         return task, {chunk.type for row in rows for chunk in chunks(row)}
+
+    def for_scoring(
+        self: Tagged, source: TableSource, predictions: Mapping[int, dict[str, Any]]
+    ) -> Tagged:
+        """In the scheme of the rows, with any tag they have."""
+        unit = self.units or _usual_unit(source, self.columns_of(source)[0])
+        task = replace(self, units=unit, labels=())
+        return task if self.labelled_by(source) == SPANS else task._with_scheme(source)[0]
 
     def like(self: Tagged, origin: Task) -> Tagged:
         """With the tags, and the scheme, of the task whose head it shares; rows may be written in
@@ -171,10 +184,13 @@ class TagsTask(TextTask):
     def check(self, source: TableSource, *, labelled: bool) -> None:
         self.words(source)
         if labelled:
-            if not self.labelled_by(source):
-                source.need(self.label_column, self.where)
-            for item in range(len(source)):
-                self._targets_of(source, item)
+            self.check_labels(source)
+
+    def check_labels(self, source: TableSource) -> None:
+        if not self.labelled_by(source):
+            source.need(self.label_column, self.where)
+        for item in range(len(source)):
+            self.known_tags(source, item)
 
     def targets(self, source: TableSource) -> np.ndarray:
         """(words of all rows,) int64 tags; -1 in rows that have no labels it knows."""
@@ -184,30 +200,32 @@ class TagsTask(TextTask):
 
     def _targets(self, source: TableSource) -> np.ndarray:
         words = self.words(source)
+        number = {label: i for i, label in enumerate(self.labels)}
         found = np.full(len(words.firsts), -1, np.int64)
         for item in range(len(source) if self.labelled_by(source) else 0):
             try:
-                found[words.of(item)] = self._targets_of(source, item)
+                tags = self.known_tags(source, item)
             except UserError:  # those who want all of them call `check`, which raises it
                 continue
+            found[words.of(item)] = [number[tag] for tag in tags]
         return found
 
-    def _targets_of(self, source: TableSource, item: int) -> list[int]:
-        number = {label: i for i, label in enumerate(self.labels)}
+    def known_tags(self, source: TableSource, item: int) -> list[str]:
+        """A row's tags in the head's scheme. Raises UserError where the head lacks one, or where
+        there are none; a task without `labels` takes any."""
         expected = self.expected(source, item)
         for place, tag in enumerate(expected, 1):
-            if tag not in number:
+            if self.labels and tag not in self.labels:
                 raise UserError(
                     f"{source.where(item)}: {self.labelled_by(source)}, word {place}: no tag "
                     f"{tag!r}{suggest(tag, self.labels)}; {self.where} knows "
                     f"{', '.join(self.labels[:12])}{', ...' * (len(self.labels) > 12)}"
                 )
-        return [number[tag] for tag in expected]
+        return expected
 
     def expected(self, source: TableSource, item: int) -> list[str]:
         """A row's tags as the head knows them."""
-        column, words = self.labelled_by(source), self.words(source)
-        size = len(words.spans[words.of(item)])
+        column, size = self.labelled_by(source), len(self.places(source)[item])
         if column == SPANS:
             return tags_of(self._chunks(source, item)[0], size, self.trained)
         row = self._row(source, item)
@@ -236,9 +254,8 @@ class TagsTask(TextTask):
             raise UserError(f"{where}: {error}") from None
 
     def _chunks(self, source: TableSource, item: int) -> tuple[list[Chunk], int, int]:
-        words = self.words(source)
         row = source.column(SPANS)[item] or []
-        return tagsets.chunks_of_spans(row, words.spans[words.of(item)])
+        return tagsets.chunks_of_spans(row, self.places(source)[item])
 
 
 def _usual_unit(source: TableSource, column: str) -> str:

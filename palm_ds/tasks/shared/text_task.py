@@ -5,7 +5,8 @@ row ──texts──> [CLS] text_a [SEP] text_b [SEP]   cut to `max_length`, th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -13,9 +14,11 @@ import numpy as np
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.data.example import Example, arrange
+from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import Task
 from palm_ds.tasks.metrics.classes import confusion
+from palm_ds.weights.formats.huggingface.target import HeadTaken
 
 MOST_LABELS = 10_000
 """More different labels than this are taken for a mistake in the columns."""
@@ -26,6 +29,12 @@ MOST_SHOWN = 12
 SHORTEST = 8
 """Fewer tokens than this are no text."""
 
+_ENDLESS = 10**9
+_COUNTED = 8
+"""Labels that are counted in the line about a table."""
+_ARRANGED_BY = ("items", "layout", "example")
+
+AnyTextTask = TypeVar("AnyTextTask", bound="TextTask")
 LabelledTask = TypeVar("LabelledTask", bound="ClassesTask")
 
 
@@ -73,14 +82,64 @@ class TextTask(Task):
             )
         return self.max_length or room
 
+    def check(self, source: TableSource, *, labelled: bool) -> None:
+        self.columns_of(source)
+        if labelled:
+            self.check_labels(source)
+
+    def check_labels(self, source: TableSource) -> None:
+        """Raises UserError, with the row's place, where a label is missing or cannot be used."""
+        return
+
+    def label_roles(self) -> tuple[str, ...]:
+        return (self.label_column,)
+
+    def describe_rows(self, source: TableSource, room: int) -> str:
+        """How many rows there are, and how many do not fit."""
+        parts = [f"{self.name}: {len(source):,} rows", self.describe_labels(source)]
+        if cut := self.cut_rows(source, room):
+            parts.append(f"{cut:,} cut to {self.room(room)} tokens")
+        return "; ".join(filter(None, parts))
+
+    def describe_labels(self, source: TableSource) -> str:
+        """How often each label occurs, where that can be said in a line."""
+        return ""
+
     def cut_rows(self, source: TableSource, room: int) -> int:
-        """How many rows are longer than an example may be; none, where a task has ways of its
-        own."""
-        if type(self).layout is not TextTask.layout:
+        """None where a task reads a long row in several pieces."""
+        items = self.items(source, room)
+        if len(items) != len(source):
             return 0
-        columns = self.columns_of(source)
-        lengths = sum(source.encoded(column).lengths for column in columns)
-        return int(np.sum(lengths + 1 + len(columns) > self.room(room)))
+        no_draws = np.empty((len(items), self.draws))
+        kept = self.layout(items, no_draws, source, room)[:, 0]
+        whole = replace(self, max_length=0).layout(items, no_draws, source, _ENDLESS)[:, 0]
+        return int((whole > kept).sum())
+
+    def arrangement_key(self) -> str:
+        kind = type(self)
+        if any(getattr(kind, x) is not getattr(TextTask, x) for x in _ARRANGED_BY):
+            return super().arrangement_key()
+        return repr((kind.columns_of, kind.room, self.texts, self.max_length))
+
+    def score_rows(
+        self, source: TableSource, predictions: Sequence[StoredPrediction]
+    ) -> dict[str, float]:
+        """With a label for every row; the order and meaning of labels as predict.py noted them."""
+        made = dict(enumerate(map(self.read_prediction, predictions)))
+        task = self.for_scoring(source, made)
+        task.check_labels(source)
+        return task.metrics(made, source)
+
+    def for_scoring(
+        self: AnyTextTask, source: TableSource, predictions: Mapping[int, dict[str, Any]]
+    ) -> AnyTextTask:
+        """The task with what it needs to know to score predictions of these rows, if it was not
+        trained on others."""
+        return self
+
+    def exported(self, **more: Any) -> HeadTaken:
+        """What `hf_export` says of a task whose head transformers has."""
+        return HeadTaken(name=self.share or self.name, **more)
 
     def items(self, source: TableSource, room: int) -> np.ndarray:  # type: ignore[override]
         """(rows, 1): every row."""
@@ -149,6 +208,27 @@ class ClassesTask(TextTask):
     def names_in(self, source: TableSource) -> set[str]:
         """Every label that occurs."""
         return {str(value) for value in source.column(self.label_column) if value is not None}
+
+    def names_predicted(self, prediction: Mapping[str, Any]) -> set[str]:
+        """The labels that a prediction names."""
+        return {str(prediction["label"])}
+
+    def for_scoring(
+        self: LabelledTask, source: TableSource, predictions: Mapping[int, dict[str, Any]]
+    ) -> LabelledTask:
+        """With every label that occurs, after those it knows."""
+        source.need(self.label_column, self.where)
+        found = set().union(*map(self.names_predicted, predictions.values()))
+        others = (self.names_in(source) | found) - set(self.labels)
+        return replace(self, labels=(*self.labels, *sorted(others, key=_order)))
+
+    def describe_labels(self, source: TableSource) -> str:
+        if self.label_column not in source.columns:
+            return ""
+        counts = Counter(map(str, source.column(self.label_column)))
+        known = [f"{label} {counts[label]:,}" for label in self.labels if label in counts]
+        more = f", ... ({len(self.labels)} labels)" if len(self.labels) > _COUNTED else ""
+        return ", ".join(known[:_COUNTED]) + more if known else ""
 
     def number(self, name: Any, source: TableSource, item: int) -> int:
         """The class of a label. Raises UserError where it is none of the labels."""

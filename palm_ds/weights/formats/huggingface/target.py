@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.model.config import BackboneConfig
@@ -38,6 +39,22 @@ HEAD_CLASSES = {
     "ForQuestionAnswering": HeadClass(name=QUESTION_ANSWERING, pooled=False, classes=2),
     "ForNextSentencePrediction": HeadClass(name=NEXT_SENTENCE, pooled=True, classes=2),
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadTaken:
+    """A task's head on its way into a Hugging Face folder."""
+
+    name: str
+    """Of the head in the model."""
+    task_id: int = 0
+    """The row of the task embedding its texts get."""
+    labels: tuple[str, ...] = ()
+    """The names of its classes, if it has any."""
+    head_class: str = ""
+    """ForQuestionAnswering, ...; empty: what fits its shape."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """Further entries of config.json."""
 
 
 @dataclass(frozen=True, kw_only=True)

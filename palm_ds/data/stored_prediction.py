@@ -1,0 +1,47 @@
+"""A prediction as it was read from a file, before the task it answers makes sense of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from palm_ds.errors import UserError
+
+CELL = "cell"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredPrediction:
+    """One prediction of a file."""
+
+    place: str
+    """The file and line, for messages."""
+    key: Any = None
+    """The row it belongs to: a row number or an id; None: rows and predictions are in one order."""
+    values: Mapping[str, Any]
+    """By name; a file with one column of predictions has them under `cell`."""
+
+    @property
+    def is_cell(self) -> bool:
+        """Whether it is the text of one cell, rather than an object with names."""
+        return CELL in self.values
+
+    def value(self, *names: str) -> Any:
+        """The first of these values it has, else the cell. Raises UserError."""
+        for name in (*names, CELL):
+            if name in self.values:
+                return self.values[name]
+        has = ", ".join(map(str, self.values))
+        raise UserError(f"{self.place}: no {' or '.join(names)}; it has {has}")
+
+    def number(self, name: str, value: Any) -> float:
+        """A finite number. Raises UserError, which calls it `name`."""
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise UserError(f"{self.place}: {name}: {value!r} is not a number")
+        return number

@@ -1,0 +1,61 @@
+"""Predicted tags and spans: read from files, written as CoNLL, scored by type."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from palm_ds.errors import UserError
+from palm_ds.metrics.counts import Counts
+from palm_ds.stored_prediction import StoredPrediction
+from palm_ds.texts import TableSource
+
+
+def stored_tags(stored: StoredPrediction) -> list[str]:
+    """The tags of a prediction: a list, or a text with spaces between them."""
+    tags = stored.value("tags")
+    return tags.split() if isinstance(tags, str) else [str(tag) for tag in tags]
+
+
+def stored_spans(stored: StoredPrediction) -> list[Mapping[str, Any]]:
+    """The spans of characters of a prediction. Raises UserError where one is none."""
+    spans = stored.value("spans")
+    for span in spans if isinstance(spans, list) else [spans]:
+        if not _is_span(span):
+            raise UserError(
+                f'{stored.place}: spans: expected [{{"type": "x", "start": 0, "end": 3}}, ...], '
+                f"got {json.dumps(span, ensure_ascii=False)}"
+            )
+    return spans
+
+
+def _is_span(value: Any) -> bool:
+    whole = isinstance(value, dict) and isinstance(value.get("type"), str)
+    return whole and all(type(value.get(key)) is int for key in ("start", "end"))
+
+
+def conll(predictions: Mapping[int, Mapping[str, Any]], source: TableSource) -> Iterator[str]:
+    """A token a line, columns separated by tabs, an empty line after each row; its own tags stand
+    before the predicted ones if the row has some."""
+    for item in range(len(source)):
+        found, row = predictions.get(item, {}), source.row(item)
+        tokens = found.get("tokens", row.get("tokens")) or []
+        columns = [
+            tokens,
+            *([row["tags"]] if _same(row.get("tags"), tokens) else []),
+            found.get("tags", []),
+        ]
+        for cells in zip(*columns, strict=True):
+            yield "\t".join(" ".join(str(cell).split()) or "_" for cell in cells) + "\n"
+        yield "\n"
+
+
+def _same(tags: Any, tokens: Sequence[str]) -> bool:
+    return isinstance(tags, list) and len(tags) == len(tokens)
+
+
+def total_scores(types: Mapping[str, Counts]) -> dict[str, float]:
+    """F1, precision and recall over all types."""
+    total = sum(types.values(), Counts())
+    return {"f1": total.f1, "precision": total.precision, "recall": total.recall}
