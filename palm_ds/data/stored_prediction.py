@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from palm_ds.errors import UserError
+from palm_ds.common.errors import UserError
 
 CELL = "cell"
 

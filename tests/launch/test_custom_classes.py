@@ -12,14 +12,14 @@ import torch
 import transformers
 import yaml
 from safetensors.torch import load_file
+
 from tests.helpers.own_task import Counting
 from tests.helpers.saved_model import write_rows
 from tests.helpers.small_corpus import write_small_corpus
-
 from tests.launch.conftest import Said
 
 MACHINE = Path(__file__).resolve().parents[2] / "ds_configs" / "cpu.json"
-PRETRAINING, FINETUNING = "tests.helpers.own_task.EvenTokens", "tests.own_task.HowMany"
+PRETRAINING, FINETUNING = "tests.helpers.own_task.EvenTokens", "tests.helpers.own_task.HowMany"
 ENCODER = {"kind": "tests.helpers.own_encoder.PreNorm", "options": {"scale": 0.5}}
 SIZES = {"width": 16, "layers": 2, "heads": 2, "positions": 32, "segments": 2}
 

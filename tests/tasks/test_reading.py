@@ -18,7 +18,6 @@ from hypothesis import strategies as some
 from torch.nn import functional as F  # noqa: N812
 from transformers import BertForQuestionAnswering
 
-from palm_ds import weights
 from palm_ds.common.atomic import publish
 from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError
@@ -31,6 +30,7 @@ from palm_ds.tasks.classification import Classification
 from palm_ds.tasks.metrics.answers import normalised
 from palm_ds.tasks.reading import Reading, SpanHead
 from palm_ds.text.tokenizer import load_tokenizer
+from palm_ds.weights import weights_folder as weights
 from palm_ds.weights.formats.huggingface.names import from_names
 from palm_ds.weights.formats.huggingface.write import Target, plan, write
 from palm_ds.weights.formats.native import WeightsInfo, open_contents

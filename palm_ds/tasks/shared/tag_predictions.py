@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from palm_ds.errors import UserError
-from palm_ds.metrics.counts import Counts
-from palm_ds.stored_prediction import StoredPrediction
-from palm_ds.texts import TableSource
+from palm_ds.common.errors import UserError
+from palm_ds.data.stored_prediction import StoredPrediction
+from palm_ds.data.table_source import TableSource
+from palm_ds.tasks.metrics.counts import Counts
 
 
 def stored_tags(stored: StoredPrediction) -> list[str]:
