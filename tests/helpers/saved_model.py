@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from palm_ds import weights
 from palm_ds.runtime.ds_config import Machine
 from palm_ds.train.build import build_model, open_data, settle
 from palm_ds.train.recipe import Recipe, make_recipe
+from palm_ds.weights import weights_folder as weights
 from tests.helpers.text_tables import WORDS, small_tokenizer
 
 TASKS: Mapping[str, Mapping[str, Any]] = {

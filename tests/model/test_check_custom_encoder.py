@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from palm_ds import weights
 from palm_ds.common.errors import UserError
 from palm_ds.model.check_custom_encoder import try_backbone
 from palm_ds.model.encoder import Backbone, BackboneConfig, build_backbone
 from palm_ds.model.heads import ClassHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.train.recipe import make_recipe
+from palm_ds.weights import weights_folder as weights
 from palm_ds.weights.convert.convert import convert
 from palm_ds.weights.formats.native import WeightsInfo
 
