@@ -111,5 +111,6 @@ def _named(text: str, files: Mapping[str, Path]) -> Path | None:
 
 
 def _near(text: str, files: Mapping[str, Path]) -> str:
-    near = difflib.get_close_matches(_PREFIX.sub("", text), files, n=1)
-    return f'; did you mean "{near[0]}"?' if near else "; `palm-ds recipes` lists them"
+    stems = {path.stem: key for key, path in files.items()}
+    near = difflib.get_close_matches(Path(text).stem, stems, n=1, cutoff=0.7)
+    return f'; did you mean "{stems[near[0]]}"?' if near else "; `palm-ds recipes` lists them"

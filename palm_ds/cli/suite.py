@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import CONTINUES, Command
 from palm_ds.cli.options import add_ds_config, check_overrides
 from palm_ds.cli.runs import add_launcher, command_of, say, stop_on_signals
-from palm_ds.cli.shipped import find_ds_config
+from palm_ds.cli.shipped import find_ds_config, find_recipe
 from palm_ds.common.errors import UserError
 from palm_ds.train.sweeps.subprocesses import launcher_of
 
 if TYPE_CHECKING:
-    from palm_ds.train.sweeps.suite import Member
+    from palm_ds.train.sweeps.suite import Member, Suite
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
     read_machine(ds_config)
     out = Path(args.out)
-    found = members(read_suite(args.suite, args.overrides), out)
+    found = members(_with_shipped(read_suite(args.suite, args.overrides)), out)
 
     def command(member: Member) -> list[str]:
         machine = ("--deepspeed_config", ds_config)
@@ -51,6 +52,16 @@ def run(args: argparse.Namespace) -> int:
     say(compare(found, failed, out))
     say(f"also in {out / 'suite.md'} and suite.json")
     return 1 if failed else 0
+
+
+def _with_shipped(suite: Suite) -> Suite:
+    """The suite with the paths of the shipped recipes that it names."""
+    if isinstance(suite.recipes, dict):
+        recipes = {name: find_recipe(text) for name, text in suite.recipes.items()}
+    else:
+        recipes = [find_recipe(text) for text in suite.recipes]
+    template = find_recipe(suite.template) if suite.template else ""
+    return replace(suite, recipes=recipes, template=template)
 
 
 def slots_of(jobs: int, shared: bool) -> list[dict[str, str]]:

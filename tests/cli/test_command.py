@@ -1,0 +1,69 @@
+"""How a sub-command shows itself, and how it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from palm_ds.cli.pretrain import COMMAND
+
+START = """
+import sys
+from palm_ds.cli.command import Command
+from palm_ds.common.errors import UserError
+
+def run(args):
+    {body}
+
+Command(name="x", summary="", usage="", examples="", add_arguments=lambda parser: None, run=run,
+        piped={piped}).start([])
+"""
+
+
+def start(body: str, *, piped: bool = False, tail: str = "") -> subprocess.CompletedProcess[str]:
+    """A command of this body as a program; `tail` reads its output."""
+    program = [sys.executable, "-c", START.format(body=body, piped=piped)]
+    if not tail:
+        return subprocess.run(program, capture_output=True, text=True)
+    shell = ["bash", "-c", f'"$0" "$@" | {tail}; exit ${{PIPESTATUS[0]}}']
+    return subprocess.run([*shell, *program], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("script", ["launch/pretrain.py", "/clone/launch/pretrain.py"])
+def test_a_script_shows_its_own_name(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [script])
+    text = COMMAND.parser().format_help()
+    assert text.startswith(f"usage: python {script} RECIPE")
+    assert f"deepspeed --num_gpus 8 {script} mine.yaml" in text
+    assert f"torchrun --nproc_per_node 8 {script} mine.yaml" in text
+    assert "palm-ds pretrain" not in text and "palm_ds.cli" not in text
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "error"),
+    [
+        ("return 0", 0, ""),
+        ("return 1", 1, ""),
+        ("raise UserError('x: wrong')", 2, "error: x: wrong\n"),
+        ("raise KeyboardInterrupt", 130, "interrupted\n"),
+    ],
+)
+def test_exit_codes(body: str, code: int, error: str) -> None:
+    done = start(body)
+    assert (done.returncode, done.stderr) == (code, error)
+
+
+def test_output_that_is_read_in_part() -> None:
+    done = start("while True: print('y')", piped=True, tail="head -1")
+    assert (done.stdout, done.stderr) == ("y\n", "")
+
+
+def test_the_scripts_are_doors(root: Path) -> None:
+    scripts = [*(root / "launch").glob("*.py"), *(root / "tools/convert_ckpt").glob("*.py")]
+    assert len(scripts) == 15
+    for script in scripts:
+        lines = script.read_text().splitlines()
+        assert len(lines) <= 40 and "COMMAND.start()" in lines[-1], script

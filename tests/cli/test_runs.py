@@ -1,0 +1,25 @@
+"""The commands of the runs that `ablate` and `suite` start."""
+
+from __future__ import annotations
+
+import pytest
+
+from palm_ds.cli.runs import command_of
+
+
+@pytest.mark.parametrize(
+    ("launcher", "option"),
+    [
+        ("/usr/bin/python", "-m"),
+        ("deepspeed --num_gpus 8", "--module"),
+        ("/env/bin/deepspeed", "--module"),
+        ("python -m deepspeed.launcher.runner", "--module"),
+        ("torchrun --nproc_per_node 2", "-m"),
+        ("python -m torch.distributed.run --standalone", "-m"),
+        ("mpirun -n 2 python", "-m"),
+    ],
+)
+def test_a_launcher_starts_the_module(launcher: str, option: str) -> None:
+    command = command_of(launcher.split(), "pretrain", "x.yaml", "--run_dir", 3)
+    end = [option, "palm_ds.cli.pretrain", "x.yaml", "--run_dir", "3"]
+    assert command == [*launcher.split(), *end]

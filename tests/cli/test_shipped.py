@@ -1,0 +1,83 @@
+"""Recipes and DeepSpeed files by name, in a checkout and in a wheel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from palm_ds.cli import shipped
+from palm_ds.common.errors import UserError
+
+
+def test_everything_of_the_checkout_is_found(root: Path) -> None:
+    recipes = {
+        str(p.relative_to(root / "launch/recipes")) for p in root.glob("launch/recipes/**/*.yaml")
+    }
+    assert set(shipped.recipes()) == recipes and "finetune/rte.yaml" in recipes
+    assert set(shipped.ds_configs()) == {p.name for p in root.glob("ds_configs/*.json")}
+
+
+def test_a_wheel_has_them_in_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = tmp_path / "palm_ds/shipped/recipes/finetune/a.yaml"
+    inside.parent.mkdir(parents=True)
+    inside.write_text("# A recipe.\n")
+    folders = {
+        "recipes": (tmp_path / "palm_ds/shipped/recipes", tmp_path),
+        "ds_configs": (tmp_path / "x",),
+    }
+    monkeypatch.setattr(shipped, "_FOLDERS", folders)
+    assert shipped.recipes() == {"finetune/a.yaml": inside}
+    assert shipped.ds_configs() == {}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["finetune/rte.yaml", "finetune/rte", "rte.yaml", "rte", "launch/recipes/finetune/rte.yaml"],
+)
+def test_a_name_means_the_shipped_file(
+    name: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert shipped.find_recipe(name) == str(root / "launch/recipes/finetune/rte.yaml")
+    assert capsys.readouterr().err.startswith(f"note: {name}: the shipped recipe ")
+    monkeypatch.setenv("RANK", "1")
+    shipped.find_recipe(name)
+    assert capsys.readouterr().err == "", "one process says so"
+
+
+def test_a_file_that_exists_comes_first(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("cpu.json").write_text("{}")
+    assert shipped.find_ds_config("cpu.json") == "cpu.json"
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("embeded.yaml", 'embeded.yaml: no such file, .*; did you mean "embedded.yaml"'),
+        ("data/own.yaml", "data/own.yaml: no such file, .*; `palm-ds recipes` lists them"),
+    ],
+)
+def test_a_name_that_means_nothing(name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        shipped.find_recipe(name)
+
+
+def test_copies(tmp_path: Path, root: Path) -> None:
+    assert shipped.copy("cpu", tmp_path) == tmp_path / "cpu.json"
+    copied = shipped.copy("finetune/rte.yaml", tmp_path / "new/mine.yaml")
+    assert copied.read_text() == (root / "launch/recipes/finetune/rte.yaml").read_text()
+    with pytest.raises(UserError, match=r"cpu\.json: exists already"):
+        shipped.copy("cpu", tmp_path)
+    with pytest.raises(UserError, match='no shipped file of this name; did you mean "small.yaml"'):
+        shipped.copy("smal.yaml", tmp_path)
+    with pytest.raises(UserError, match="cannot be written"):
+        shipped.copy("small", tmp_path / "cpu.json/mine.yaml")
+
+
+def test_every_shipped_file_says_what_it_is_in_a_line() -> None:
+    for path in [*shipped.recipes().values(), *shipped.ds_configs().values()]:
+        text = shipped.description(path)
+        assert 10 < len(text) <= 76 and "\n" not in text and "#" not in text, path

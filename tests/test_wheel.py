@@ -1,0 +1,142 @@
+"""A wheel built from this checkout does everything, from an empty folder, without the checkout."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SOURCES = ("palm_ds", "launch/recipes", "ds_configs", "setup.py", "pyproject.toml", "README.md")
+SHORT = ("stages.steps=2", "evaluate.examples=20", "batch=1024 tokens", "schedule.kind=constant")
+RECIPE = """
+init_from: runs/one
+length: 32
+batch: 4 examples
+optimizer: {lr: 1.0e-3}
+sources: {mood: {table: rows.tsv, validation: rows.tsv}}
+tasks: {mood: {kind: classification, source: mood}}
+stages: [{mood: 1 epochs}]
+"""
+SUITE = "seeds: 1\nrecipes: [mine.yaml]\n"
+
+Run = Callable[..., str]
+
+
+def free_port() -> str:
+    with socket.create_server(("", 0)) as server:
+        return str(server.getsockname()[1])
+
+
+def clean() -> dict[str, str]:
+    """This environment without the checkout."""
+    return {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+
+
+def quietly(command: list[str], folder: Path, environment: dict[str, str]) -> str:
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+def build(root: Path, folder: Path) -> Path:
+    """The wheel of a copy of the sources: a build writes beside them."""
+    for name in (*SOURCES, "LICENSE"):
+        source, target = root / name, folder / "source" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, target)
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "-w", str(folder / "dist")]
+    command = [sys.executable, "-m", "pip", "wheel", "-q", *options, "."]
+    quietly(command, folder / "source", clean())
+    (wheel,) = (folder / "dist").glob("*.whl")
+    return wheel
+
+
+def install(wheel: Path, folder: Path) -> Path:
+    """An environment with the wheel, and of this Python's own only what the wheel requires."""
+    environment = folder / "environment"
+    quietly([sys.executable, "-m", "venv", "--without-pip", str(environment)], folder, clean())
+    python = environment / "bin/python"
+    install = ["install", "-q", "--no-deps", "--no-index", str(wheel)]
+    quietly([sys.executable, "-m", "pip", "--python", str(python), *install], folder, clean())
+    # A folder in a .pth file is searched, but .pth files in it are not read: an editable palm_ds
+    # among the dependencies stays unseen.
+    (found,) = environment.glob("lib/python*/site-packages")
+    (found / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    script = environment / "bin/deepspeed"
+    script.write_text(
+        f"#!{python}\nfrom deepspeed.launcher.runner import main\n"
+        "if __name__ == '__main__':\n    main()\n"
+    )
+    script.chmod(0o755)
+    return environment
+
+
+@pytest.fixture(scope="module")
+def run(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """run("palm-ds", argument, ...): its output; in an empty folder, without this checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    bin_ = install(build(root, folder), folder) / "bin"
+    empty = folder / "empty"
+    empty.mkdir()
+    environment = clean() | {
+        "PATH": f"{bin_}{os.pathsep}{os.environ['PATH']}",
+        "DS_ACCELERATOR": "cpu",
+    }
+
+    def run(program: str, *arguments: str) -> str:
+        return quietly([str(bin_ / program), *arguments], empty, environment)
+
+    (empty / "mine.yaml").write_text(RECIPE)
+    (empty / "suite.yaml").write_text(SUITE)
+    rows = ["a good film\tyes", "a bad film\tno", "very good\tyes", "an awful thing\tno"] * 10
+    (empty / "rows.tsv").write_text("\n".join(["text_a\tlabel", *rows]) + "\n")
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_wheel_does_everything_from_an_empty_folder(run: Run, root: Path) -> None:
+    where = run("python", "-c", "import palm_ds; print(palm_ds.__file__)")
+    assert "environment" in where and str(root) not in where
+    listed = run("palm-ds", "recipes", "--paths")
+    files = [*(root / "launch/recipes").rglob("*.yaml"), *(root / "ds_configs").glob("*.json")]
+    assert all(f"/{file.name}\n" in listed for file in files)
+    assert "/palm_ds/shipped/recipes/" in listed and str(root) not in listed
+    assert run("palm-ds", "recipes", "copy", "embedded", "own.yaml") == "own.yaml\n"
+    train = ("--train", "wordpiece", "--vocab_size", "500", "--lower", "--no_collocations")
+    run("palm-ds", "prepare", "runs/demo/corpus", "embedded", *train)
+    assert "runs/demo/corpus" in run("palm-ds", "corpus", "inspect", "runs/demo/corpus")
+
+    given = ("--deepspeed_config", "cpu.json")
+    pretrained = run("palm-ds", "pretrain", "own.yaml", *given, "--run_dir", "runs/one", *SHORT)
+    assert "report: runs/one/report.html" in pretrained
+    assert "[MASK]" in run("palm-ds", "fill-mask", "runs/one", "The [MASK] of a list.")
+    launched = ("--num_gpus", "2", "--master_port", free_port(), "--module")
+    two = (*given, "--run_dir", "runs/two", *SHORT)
+    output = run("deepspeed", *launched, "palm_ds.cli.pretrain", "embedded.yaml", *two)
+    assert "step 6/6" in output and "2 x 1 x 4 rows" in output
+
+    finetuned = run("palm-ds", "finetune", "mine.yaml", *given, "--run_dir", "runs/mood")
+    assert "weights: runs/mood/weights" in finetuned
+    run("palm-ds", "predict", "runs/mood", "--input", "rows.tsv", "--output", "out")
+    scored = ("--kind", "classification", "--gold", "rows.tsv")
+    predictions = "out/mood.predictions.json"
+    assert "accuracy" in run("palm-ds", "evaluate", *scored, "--predictions", predictions)
+    suite = run("palm-ds", "suite", "suite.yaml", *given, "--out", "runs/suite")
+    assert "| mine " in suite
+    converted = run("palm-ds", "convert", "runs/one", "hf", "--to", "huggingface")
+    assert "palm_ds weights -> huggingface: hf" in converted
+    assert "the same" in run("palm-ds", "verify", "runs/one", "hf")
+    assert "ErnieForMaskedLM" in run("palm-ds", "show", "hf")
