@@ -26,8 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import torch
 
-from palm_ds.data.example import Batch, Example, collate
+from palm_ds.data.example import Example, collate
 from palm_ds.engine import Engine
+from palm_ds.model.batch import Batch
 from palm_ds.model.config import BackboneConfig
 from palm_ds.model.encoder import Backbone
 from palm_ds.model.heads import ClassHead, MaskedWordHead

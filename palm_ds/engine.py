@@ -26,7 +26,7 @@ from torch import nn
 
 from palm_ds.common import rng as keyed
 from palm_ds.common.errors import UserError
-from palm_ds.data.example import Batch
+from palm_ds.model.batch import Batch
 from palm_ds.model.fgm import WordAttack
 from palm_ds.runtime import checkpoint
 from palm_ds.runtime import sharded_state as portable

@@ -27,9 +27,9 @@ from palm_ds.api.pretrained import Encoder
 from palm_ds.api.train_settings import merged, read_settings
 from palm_ds.common.errors import UserError
 from palm_ds.common.plugins import with_names
-from palm_ds.data.example import Batch
 from palm_ds.data.task_with_data import Rows, TaskOn, files
 from palm_ds.inference.predictor import Predictor, asked_tasks, batch_tokens_for, open_predictor
+from palm_ds.model.batch import Batch
 from palm_ds.runtime.processes import Processes, alone, leave_at_exit, start
 from palm_ds.train.build import Data, open_data, settle
 from palm_ds.train.loop import STOPPED, stop_signals

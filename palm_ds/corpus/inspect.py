@@ -10,8 +10,8 @@ from rich.text import Text
 
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.store import Corpus, open_corpus
-from palm_ds.data.example import Piece
 from palm_ds.text.tokenizer import Tokenizer
+from palm_ds.text.tokens import TokenSpan
 
 _STYLES = {"phrase": "bold cyan", "entity": "bold magenta", "both": "bold yellow"}
 _HEADING, _LABEL, _SPEAKERS = "bold underline", "bold green", ("blue", "green", "red", "magenta")
@@ -37,7 +37,7 @@ def inspect(
             console.print(line)
 
 
-def _title(name: str, piece: Piece, corpus: Corpus) -> Text:
+def _title(name: str, piece: TokenSpan, corpus: Corpus) -> Text:
     """The document's id and size, and what is true of it as a whole."""
     title = Text(f"{name}  ({len(piece)} tokens)", style="bold")
     names = corpus.manifest.options.get("labels", [])
@@ -80,7 +80,7 @@ def _heading(corpus: Corpus) -> Text:
     return legend
 
 
-def sentence_lines(piece: Piece, tokenizer: Tokenizer) -> list[Text]:
+def sentence_lines(piece: TokenSpan, tokenizer: Tokenizer) -> list[Text]:
     """One line a sentence, its number before it."""
     starts = np.flatnonzero(_mark(piece, "sentence")).tolist() or [0]
     tokens = [_surface(token) for token in tokenizer.tokens(piece.ids)]
@@ -93,7 +93,7 @@ def sentence_lines(piece: Piece, tokenizer: Tokenizer) -> list[Text]:
     return lines
 
 
-def _before(piece: Piece, start: int) -> Text:
+def _before(piece: TokenSpan, start: int) -> Text:
     """What is said of a sentence before it: its speaker, or that it is a heading."""
     if "role" in piece.marks:
         speaker = int(piece.marks["role"][start])
@@ -101,7 +101,7 @@ def _before(piece: Piece, start: int) -> Text:
     return Text("# ", "not dim bold") if _mark(piece, "heading")[start] else Text()
 
 
-def _sentence(piece: Piece, tokens: list[str], start: int, end: int) -> Text:
+def _sentence(piece: TokenSpan, tokens: list[str], start: int, end: int) -> Text:
     phrase, entity, word = (_mark(piece, name) for name in ("phrase", "entity", "word"))
     capital = _mark(piece, "capital")
     heading = _HEADING if _mark(piece, "heading")[start] else ""
@@ -125,7 +125,7 @@ def _ends(mark: np.ndarray, i: int, end: int) -> bool:
     return bool(mark[i]) and bool(i + 1 == end or mark[i + 1] != 2)
 
 
-def _mark(piece: Piece, name: str) -> np.ndarray:
+def _mark(piece: TokenSpan, name: str) -> np.ndarray:
     return piece.marks.get(name, np.zeros(len(piece), np.uint8))
 
 

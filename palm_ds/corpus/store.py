@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.corpus.manifest import Manifest, check_files, read_manifest
-from palm_ds.data.example import Piece, Vocabulary
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
+from palm_ds.text.tokens import SpecialTokens, TokenSpan
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,11 @@ class Corpus:
         return tokenizer
 
     @cached_property
-    def vocabulary(self) -> Vocabulary:
+    def vocabulary(self) -> SpecialTokens:
         """The ids that tasks need to know."""
         return self.tokenizer().vocabulary
 
-    def read(self, start: int, end: int, marks: Sequence[str] | None = None) -> Piece:
+    def read(self, start: int, end: int, marks: Sequence[str] | None = None) -> TokenSpan:
         """The tokens start .. end of the corpus, which lie inside one document. Views, not copies:
         ids in the corpus's own unsigned type, marks uint8; `marks=None` reads all of them."""
         block = self._block(start)
@@ -101,7 +101,7 @@ class Corpus:
         assert len(ids) == end - start, f"tokens {start} .. {end} are not in one document"
         wanted = self.marks if marks is None else marks
         try:
-            return Piece(start, ids, {name: block.columns[name][inside] for name in wanted})
+            return TokenSpan(start, ids, {name: block.columns[name][inside] for name in wanted})
         except KeyError as error:
             raise self._no_mark(error.args[0]) from None
 
@@ -130,7 +130,7 @@ class Corpus:
             "(`palm-ds corpus annotate` adds one)"
         )
 
-    def document(self, number: int, marks: Sequence[str] | None = None) -> tuple[str, Piece]:
+    def document(self, number: int, marks: Sequence[str] | None = None) -> tuple[str, TokenSpan]:
         """The id of a document and all of its tokens."""
         start, end = map(int, self.document_starts[number : number + 2])
         block = self._block(start)

@@ -16,11 +16,12 @@ import numpy as np
 from palm_ds.common import rng as keyed
 from palm_ds.common.errors import UserError
 from palm_ds.data.corpus_source import Source
-from palm_ds.data.example import Batch, Example, collate
+from palm_ds.data.example import Example, collate
 from palm_ds.data.packing import pack
 from palm_ds.data.stages import tasks_of
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import Task
+from palm_ds.model.batch import Batch
 
 _SAMPLE = 4096
 

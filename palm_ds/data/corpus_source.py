@@ -16,7 +16,7 @@ import numpy as np
 from palm_ds.common import rng as keyed
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.store import Corpus
-from palm_ds.data.example import Piece, Vocabulary
+from palm_ds.text.tokens import SpecialTokens, TokenSpan
 
 _SAMPLE_TOKENS = 2_000_000
 
@@ -39,10 +39,10 @@ class Source:
         return str(self.corpus.path)
 
     @property
-    def vocabulary(self) -> Vocabulary:
+    def vocabulary(self) -> SpecialTokens:
         return self.corpus.vocabulary
 
-    def read(self, start: int, end: int) -> Piece:
+    def read(self, start: int, end: int) -> TokenSpan:
         """The tokens [start, end), which lie in one document."""
         return self.corpus.read(int(start), int(end), self.marks)
 
@@ -103,7 +103,7 @@ class Source:
             counts += np.bincount(piece.ids, minlength=len(counts))
         return counts / counts.sum()
 
-    def sample(self, marks: Sequence[str]) -> Iterator[Piece]:
+    def sample(self, marks: Sequence[str]) -> Iterator[TokenSpan]:
         """Whole documents in a drawn order, always the same one, of some two million tokens."""
         seen, count = 0, len(self.documents)
         for document in keyed.permute(keyed.key("unigrams"), count, np.arange(count)):

@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 
 from palm_ds.data.blend_dataset import Feed, Row, build_rows, fill
-from palm_ds.data.example import Batch
 from palm_ds.data.packing import pack
 from palm_ds.data.stages import Plan, order_of
+from palm_ds.model.batch import Batch
 
 _LOOKED_AT = 2000  # steps of a stage that are packed to know how many rows a step may need
 _ROUND = 8  # rows are cut to a length that is a multiple of this

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from palm_ds.data.example import Vocabulary
+from palm_ds.text.tokens import SpecialTokens
 
 
 def choose_units(unit: np.ndarray, rate: float, rng: np.random.Generator) -> np.ndarray:
@@ -28,7 +28,7 @@ def choose_units(unit: np.ndarray, rate: float, rng: np.random.Generator) -> np.
 def shown(
     ids: np.ndarray,
     draws: np.ndarray,
-    vocabulary: Vocabulary,
+    vocabulary: SpecialTokens,
     rng: np.random.Generator,
     *,
     mask_rate: float,

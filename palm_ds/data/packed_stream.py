@@ -26,9 +26,9 @@ import numpy as np
 
 from palm_ds.common import rng as keyed
 from palm_ds.data.blend_dataset import Entry, Feed, Row, build_rows, fill
-from palm_ds.data.example import Batch
 from palm_ds.data.packing import pack
 from palm_ds.data.stages import Plan, order_of
+from palm_ds.model.batch import Batch
 
 WINDOW_ROWS = 512
 """Rows of a window, about: enough that packing loses little to the window's last row."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -30,9 +30,6 @@ from palm_ds.data.budgets import (
     read_sampler,
     sampled,
 )
-
-if TYPE_CHECKING:
-    from palm_ds.train.lr_schedule import Schedule
 
 Mix = Literal["batch", "step"]
 
@@ -83,9 +80,9 @@ class Plan:
             for stage in self.stages
         ]
 
-    def table(self, *, step_tokens: int = 0, schedule: Schedule | None = None) -> str:
-        """The plan as people read it: one line a blend, one column a stage; the tokens where those
-        of a step are given, the warm-up of each stage where the schedule is."""
+    def table(self, *, step_tokens: int = 0, warmups: Sequence[int] = ()) -> str:
+        """Text: one row per blend, one column per stage. With `step_tokens`, the tokens of each
+        blend; with `warmups` (steps of each stage), a row of them."""
         rows = [
             [blend, *(dict(stage.steps_of).get(blend, 0) for stage in self.stages)]
             + [self.total_of(blend)]
@@ -94,9 +91,8 @@ class Plan:
         rows.append(["steps", *(stage.steps for stage in self.stages), self.steps])
         if step_tokens:
             rows = [[*row, row[-1] * step_tokens] for row in rows]
-        if schedule and schedule.warmup:
-            each = [schedule.warmup_in(number, self) for number in range(len(self.stages))]
-            rows.append(["warm-up", *each])
+        if any(warmups):
+            rows.append(["warm-up", *warmups])
         if any(stage.mix == "step" for stage in self.stages):
             rows.append(["mix", *(stage.mix for stage in self.stages)])
         heads = ["", *(f"stage {i + 1}" for i in range(len(self.stages))), "all"]

@@ -20,9 +20,9 @@ from tokenizers import Regex, pre_tokenizers
 
 from palm_ds.common import rng as keyed
 from palm_ds.common.errors import UserError
-from palm_ds.data.example import Piece, Vocabulary
 from palm_ds.data.reader import Table
 from palm_ds.text.tokenizer import CHINESE, Tokenizer
+from palm_ds.text.tokens import SpecialTokens, TokenSpan
 
 T = TypeVar("T")
 
@@ -40,12 +40,12 @@ class Encoded:
         """(texts,) tokens of each."""
         return np.diff(self.starts)
 
-    def read(self, text: int, first: int = 0, last: int | None = None) -> Piece:
+    def read(self, text: int, first: int = 0, last: int | None = None) -> TokenSpan:
         """The tokens [first, last) of a text. What `Example.origin` says of a token of it is its
         place among all tokens here; `place` turns that into one within the text."""
         start, end = self.starts[text], self.starts[text + 1]
         stop = end if last is None else min(start + last, end)
-        return Piece(int(start + first), self.ids[start + first : stop])
+        return TokenSpan(int(start + first), self.ids[start + first : stop])
 
     def place(self, text: int, origin: np.ndarray) -> np.ndarray:
         """Places within the text of tokens that came from it."""
@@ -90,7 +90,7 @@ class TableSource:
         return len(self.numbers)
 
     @property
-    def vocabulary(self) -> Vocabulary:
+    def vocabulary(self) -> SpecialTokens:
         return self.once("vocabulary", lambda: self.tokenizer.vocabulary)
 
     @property

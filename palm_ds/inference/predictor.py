@@ -30,13 +30,14 @@ from palm_ds.common import rng as keyed
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.data.blend_dataset import Built, Entry, Feed, collate_built
 from palm_ds.data.decode import Decoded, decoded, gathered
-from palm_ds.data.example import Batch, Example
+from palm_ds.data.example import Example
 from palm_ds.data.packing import pack
 from palm_ds.data.reader import Table, TableSettings
 from palm_ds.data.stages import tasks_of
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import Task
 from palm_ds.model.attention import TILE
+from palm_ds.model.batch import Batch
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.ds_config import Machine
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer

@@ -19,7 +19,7 @@ from typing import Any, cast
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from palm_ds.data.example import Batch
+from palm_ds.model.batch import Batch
 from palm_ds.model.kernels import keep_mask, kept
 
 TILE = 128  # tokens that short blocks are joined up to; the fastest of 64 to 192 on CPUs

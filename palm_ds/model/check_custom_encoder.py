@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.example import Batch, Example, collate
+from palm_ds.model.batch import Batch, PackedText
 from palm_ds.model.config import BackboneConfig
 from palm_ds.model.encoder import Backbone, build_backbone
 
@@ -69,10 +69,9 @@ def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _batch(sizes: Sequence[int], length: int, rows: Sequence[Sequence[int]]) -> Batch:
-    """Texts of these sizes, row by row."""
+    """Random texts of these sizes, row by row."""
     texts = []
     for number, size in enumerate(sizes):
-        rng, nothing = np.random.default_rng(number), np.zeros(size, np.int64)
-        ids = rng.integers(0, _WORDS, size)
-        texts.append(Example(ids=ids, segments=nothing, origin=nothing, marks={}))
-    return collate([[(texts[n], 0) for n in row] for row in rows], length=length, pad=0)
+        ids = np.random.default_rng(number).integers(0, _WORDS, size)
+        texts.append(PackedText(ids=ids, segments=np.zeros(size, np.int64)))
+    return Batch.from_rows([[texts[n] for n in row] for row in rows], length=length, pad=0)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from palm_ds.data.example import Batch
+from palm_ds.model.batch import Batch
 
 _SMALL = 1e-30
 

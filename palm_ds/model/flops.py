@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from palm_ds.data.example import Batch
+from palm_ds.model.batch import Batch
 from palm_ds.model.config import BackboneConfig
 
 

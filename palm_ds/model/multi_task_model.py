@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.data.example import Batch
+from palm_ds.model.batch import Batch
 from palm_ds.model.encoder import Backbone
 from palm_ds.model.heads import Head
 

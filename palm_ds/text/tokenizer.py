@@ -33,7 +33,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.text.sentencepiece_model import compile_listed, compile_model, find_model, lists_pieces
 
 if TYPE_CHECKING:
-    from palm_ds.data.example import Vocabulary
+    from palm_ds.text.tokens import SpecialTokens
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _ROLES = {
@@ -95,12 +95,12 @@ class Tokenizer:
         )
 
     @cached_property
-    def vocabulary(self) -> Vocabulary:
+    def vocabulary(self) -> SpecialTokens:
         """The ids that tasks need to know."""
-        from palm_ds.data.example import Vocabulary
+        from palm_ds.text.tokens import SpecialTokens
 
         ids = {role: self._known[token] for role, token in self.roles.items()}
-        return Vocabulary(size=self.size, regular=self._regular(), **ids)
+        return SpecialTokens(size=self.size, regular=self._regular(), **ids)
 
     @cached_property
     def size(self) -> int:

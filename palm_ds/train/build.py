@@ -18,7 +18,6 @@ from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.data.blend_dataset import Feed, make_feeds
 from palm_ds.data.budgets import Measure
 from palm_ds.data.corpus_source import split
-from palm_ds.data.example import Vocabulary
 from palm_ds.data.example_stream import ExampleStream
 from palm_ds.data.packed_stream import Stream
 from palm_ds.data.reader import Table, open_table
@@ -31,6 +30,7 @@ from palm_ds.model.kernels import choose_kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.ds_config import Machine
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
+from palm_ds.text.tokens import SpecialTokens
 from palm_ds.train.evaluate import HeldOut, held_out
 from palm_ds.train.recipe import Recipe, SourceSettings
 from palm_ds.weights import weights_folder as weights
@@ -55,7 +55,7 @@ class Data:
     tokenizer: Tokenizer
 
     @property
-    def vocabulary(self) -> Vocabulary:
+    def vocabulary(self) -> SpecialTokens:
         return self.tokenizer.vocabulary
 
 
@@ -316,7 +316,7 @@ def build_held_out(recipe: Recipe, data: Data) -> HeldOut:
 def build_model(
     recipe: Recipe,
     machine: Machine,
-    vocabulary: Vocabulary,
+    vocabulary: SpecialTokens,
     *,
     device: torch.device,
     say: Callable[[str], None] = lambda line: None,
@@ -343,7 +343,7 @@ def build_model(
     return Model(backbone, heads, head_of)
 
 
-def full_config(config: BackboneConfig, vocabulary: Vocabulary) -> BackboneConfig:
+def full_config(config: BackboneConfig, vocabulary: SpecialTokens) -> BackboneConfig:
     """With the vocabulary's size where the recipe leaves it open."""
     size = config.vocab_size or vocabulary.size
     if size < vocabulary.size:

@@ -23,8 +23,8 @@ from palm_ds.data.decode import Decoded, decoded, gathered
 from palm_ds.data.task import Task
 
 if TYPE_CHECKING:
-    from palm_ds.data.example import Batch
     from palm_ds.engine import Engine
+    from palm_ds.model.batch import Batch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,13 +21,14 @@ from rich.text import Text
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.blend_dataset import Feed, Row
-from palm_ds.data.example import Example, Vocabulary
+from palm_ds.data.example import Example
 from palm_ds.data.task import Task
 from palm_ds.model.encoder import Backbone
 from palm_ds.model.heads import MaskedWordHead
 from palm_ds.runtime import checkpoint
 from palm_ds.text.display import surface
 from palm_ds.text.tokenizer import Tokenizer
+from palm_ds.text.tokens import SpecialTokens
 from palm_ds.train.build import (
     Data,
     build_held_out,
@@ -140,7 +141,7 @@ def _tokenizer(data: Data) -> Tokenizer:
     return data.tokenizer
 
 
-def tasks_of_words(recipe: Recipe, vocabulary: Vocabulary) -> frozenset[str]:
+def tasks_of_words(recipe: Recipe, vocabulary: SpecialTokens) -> frozenset[str]:
     """The tasks with a masked-word head, found by making every head once, over a tiny encoder."""
     config = full_config(recipe.backbone_config, vocabulary)
     backbone = Backbone(replace(config, width=8, layers=1, heads=1, ffn=8))

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from palm_ds.data.example import Batch
 from palm_ds.data.stages import order_of, tasks_of
 from palm_ds.engine import Engine, StepResult
+from palm_ds.model.batch import Batch
 from palm_ds.model.flops import training_flops
 from palm_ds.model.heads import MaskedWordHead
 from palm_ds.model.multi_task_model import Model

@@ -41,11 +41,11 @@ class Schedule:
         if self.kind == "wsd" and not self.decay:
             raise UserError("schedule.decay: wsd needs the number of steps of its fall")
 
-    def warmup_in(self, stage: int, plan: Plan) -> int:
-        """Steps in which the rate rises in a stage (0: the first)."""
+    def warmups(self, plan: Plan) -> list[int]:
+        """Warm-up steps of each stage."""
         if self.restart == "stage":
-            return self._rising(plan.stages[stage].steps)
-        return 0 if stage else self._rising(plan.steps)
+            return [self._rising(stage.steps) for stage in plan.stages]
+        return [self._rising(plan.steps), *[0] * (len(plan.stages) - 1)]
 
     def _rising(self, steps: int) -> int:
         """Of so many steps."""

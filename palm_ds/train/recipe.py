@@ -311,7 +311,7 @@ class Recipe:
     def plan_table(self) -> str:
         """The plan, its tokens and its warm-ups, for a person."""
         tokens = self.step_tokens if self.rows else 0
-        return self.plan.table(step_tokens=tokens, schedule=self.schedule)
+        return self.plan.table(step_tokens=tokens, warmups=self.schedule.warmups(self.plan))
 
     @cached_property
     def built_tasks(self) -> dict[str, Task]:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from palm_ds.common.errors import UserError
 from palm_ds.data.budgets import Measure
 from palm_ds.data.stages import Plan, Stage, order_of, parse_stages, read_stages
-from palm_ds.train.lr_schedule import Schedule
 
 TASKS = ["a", "b", "c", "d"]
 
@@ -206,8 +205,7 @@ def test_the_table_says_steps_tokens_warm_ups_and_how_blends_are_mixed():
         "b + a         -     3,000     3,000",
         "steps     2,000     4,000     6,000",
     ]
-    schedule = Schedule(kind="noam", warmup=400, restart="stage")
-    table = read_stages(stages | {"mix": "step"}, TASKS).table(step_tokens=512, schedule=schedule)
+    table = read_stages(stages | {"mix": "step"}, TASKS).table(step_tokens=512, warmups=[400, 400])
     assert table.splitlines() == [
         "          stage 1   stage 2       all     tokens",
         "a           2,000     1,000     3,000  1,536,000",
@@ -216,7 +214,7 @@ def test_the_table_says_steps_tokens_warm_ups_and_how_blends_are_mixed():
         "warm-up       400       400",
         "mix          step      step",
     ]
-    once = plan.table(schedule=Schedule(kind="noam", warmup=400))
+    once = plan.table(warmups=[400, 0])
     assert once.splitlines()[-1].split() == ["warm-up", "400", "-"]
 
 
@@ -269,70 +267,3 @@ def test_wrong_stages_say_what_is_wrong(stages, message):
         read_stages(stages, TASKS)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def factors(schedule: Schedule, plan: Plan) -> list[float]:
-    return [round(schedule.factor(step, plan), 4) for step in range(plan.steps)]
-
-
-def test_schedules():
-    plan = read_stages([{"a": 8}], TASKS)
-    assert factors(Schedule(kind="linear", warmup=4), plan) == [
-        *(0.25, 0.5, 0.75, 1.0),
-        *(1.0, 0.75, 0.5, 0.25),
-    ]
-    noam = factors(Schedule(kind="noam", warmup=2), plan)
-    assert noam[:2] == [0.5, 1.0]
-    assert noam[7] == 0.5  # sqrt(2 / 8)
-    wsd = factors(Schedule(kind="wsd", warmup=2, decay=4, end=0.2), plan)
-    assert wsd == [0.5, 1.0, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4]
-    assert factors(Schedule(kind="constant"), plan) == [1.0] * 8
-
-
-def test_warm_up_as_a_share_of_the_steps():
-    plan = read_stages([{"a": 20}, {"b": 40}], TASKS)
-    share, counted = Schedule(warmup=0.1), Schedule(warmup=6)
-    assert factors(share, plan) == factors(counted, plan)
-    restarted = Schedule(warmup=0.1, restart="stage")
-    assert [restarted.warmup_in(number, plan) for number in (0, 1)] == [2, 4]
-    with pytest.raises(UserError, match="neither a number of steps nor a share"):
-        Schedule(warmup=2.5)
-
-
-def test_restart_at_each_stage():
-    plan = read_stages([{"a": 4}, {"b": 4}], TASKS)
-    schedule = Schedule(kind="noam", warmup=2, restart="stage")
-    assert factors(schedule, plan)[:4] == factors(schedule, plan)[4:]
-    once = Schedule(kind="noam", warmup=2)
-    assert factors(once, plan)[4] < 1
-
-
-@pytest.mark.parametrize(
-    "stages",
-    [
-        {"continual": TASKS, "steps": 20},
-        {"joint": TASKS, "steps": 20},
-        {"alternate": TASKS, "steps": 20},
-        {"sequential": TASKS, "steps": {"a": 20, "b": 7, "c": 12, "d": 9}},
-        [{"a": 20}, {"b": 9, "c": 11, "mix": "step"}],
-    ],
-)
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"kind": "linear", "warmup": 3},
-        {"kind": "wsd", "warmup": 2, "decay": 4, "end": 0.1},
-        {"kind": "noam", "warmup": 3},
-        {"kind": "constant", "warmup": 5},
-    ],
-)
-def test_a_restarted_stage_is_a_run_of_its_own_on_every_schedule(stages, values):
-    plan = read_stages(stages, TASKS)
-    schedule = Schedule(**values, restart="stage")
-    whole = factors(schedule, plan)
-    for number, stage in enumerate(plan.stages):
-        alone = Plan((Stage(stage.steps_of, stage.mix, 0),))
-        part = whole[stage.first : stage.first + stage.steps]
-        assert part == factors(Schedule(**values), alone)
-        assert part.index(1.0) == schedule.warmup_in(number, plan) - 1
-    assert Schedule(**values).warmup_in(1, plan) == 0

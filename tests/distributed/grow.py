@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from tiny import LENGTH, LR, OPTIMIZER, ROWS, WORDS, arguments, write
 
-from palm_ds.data.example import Batch, Example, collate
+from palm_ds.data.example import Example, collate
 from palm_ds.engine import Engine, start, warn_on_stderr
+from palm_ds.model.batch import Batch
 from palm_ds.model.encoder import Backbone, BackboneConfig
 from palm_ds.model.heads import ClassHead, MaskedWordHead
 from palm_ds.model.multi_task_model import Model

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from tiny import LR, ROWS, arguments, make_engine, make_model, share, write
 
-from palm_ds.data.example import Batch
 from palm_ds.engine import Engine
+from palm_ds.model.batch import Batch
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.optimizer import OptimizerConfig, parameter_groups
 from palm_ds.runtime.processes import leave

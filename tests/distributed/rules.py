@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from tiny import LENGTH, LR, arguments, make_engine, row, share, train, write
 
-from palm_ds.data.example import Batch, collate
+from palm_ds.data.example import collate
 from palm_ds.engine import Engine
+from palm_ds.model.batch import Batch
 from palm_ds.model.heads import HeadOutput
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.processes import leave

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from palm_ds.data.example import Batch, Example, collate
+from palm_ds.data.example import Example, collate
 from palm_ds.engine import Engine
+from palm_ds.model.batch import Batch
 from palm_ds.model.encoder import Backbone, BackboneConfig
 from palm_ds.model.heads import ClassHead, MaskedWordHead
 from palm_ds.model.multi_task_model import Model

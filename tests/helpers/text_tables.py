@@ -15,10 +15,10 @@ from transformers import BertConfig, BertModel
 
 from palm_ds.data.blend_dataset import Built, Feed, build_examples, collate_built, held_out_rows
 from palm_ds.data.decode import decoded, gathered
-from palm_ds.data.example import Batch
 from palm_ds.data.reader import TableSettings, open_table
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import Task
+from palm_ds.model.batch import Batch
 from palm_ds.model.encoder import Backbone, BackboneConfig
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import Tokenizer, wordpiece

@@ -21,7 +21,8 @@ from transformers import (
 )
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.example import Batch, Example, collate
+from palm_ds.data.example import Example, collate
+from palm_ds.model.batch import Batch
 from palm_ds.model.encoder import PRESETS, Backbone, BackboneConfig
 from palm_ds.model.kernels import Kernels
 from palm_ds.weights.formats.huggingface import read as huggingface

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from palm_ds.data.example import Batch, Example, collate
+from palm_ds.data.example import Example, collate
+from palm_ds.model.batch import Batch
 from palm_ds.model.encoder import Backbone, BackboneConfig
 from palm_ds.model.fgm import WordAttack, change_of
 from palm_ds.model.heads import ClassHead

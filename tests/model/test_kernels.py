@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.example import Batch
 from palm_ds.model.attention import TILE, attend, plan_attention
+from palm_ds.model.batch import Batch
 from palm_ds.model.encoder import BackboneConfig
 from palm_ds.model.kernels import (
     FORMS,

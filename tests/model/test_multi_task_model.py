@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.example import Batch, Example, collate
+from palm_ds.data.example import Example, collate
+from palm_ds.model.batch import Batch
 from palm_ds.model.encoder import Backbone, BackboneConfig
 from palm_ds.model.heads import ClassHead, MaskedWordHead
 from palm_ds.model.kernels import Kernels, choose_kernels

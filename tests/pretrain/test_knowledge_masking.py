@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 
 from palm_ds.common import rng as keyed
 from palm_ds.common.errors import UserError
-from palm_ds.data.example import Example, Piece, Vocabulary, arrange
+from palm_ds.data.example import Example, arrange
 from palm_ds.data.masking import choose_units
 from palm_ds.pretrain.knowledge_masking import KnowledgeMasking, choose_each, units_of
+from palm_ds.text.tokens import SpecialTokens, TokenSpan
 
-VOCABULARY = Vocabulary(size=1005, pad=0, unk=1, cls=2, sep=3, mask=4, regular=np.arange(5, 1005))
+VOCABULARY = SpecialTokens(
+    size=1005, pad=0, unk=1, cls=2, sep=3, mask=4, regular=np.arange(5, 1005)
+)
 
 
 class Texts:
@@ -32,7 +35,7 @@ def example(*pieces: dict[str, list[int]]) -> Example:
         size = len(marks["word"])
         ids = np.arange(100 + at, 100 + at + size)
         arrays = {name: np.array(values, np.uint8) for name, values in marks.items()}
-        built.append(Piece(at, ids, arrays))
+        built.append(TokenSpan(at, ids, arrays))
         at += size
     return arrange(built, VOCABULARY)
 
@@ -275,7 +278,7 @@ def ours(line: Line, task: KnowledgeMasking, share: int, n: int) -> list[tuple[i
                 "word": (labels[inside] == 0).astype(np.uint8),
                 "mask_word": np.full(end - begin - 1, share, np.uint8),
             }
-            pieces.append(Piece(begin, ids[inside], marks))
+            pieces.append(TokenSpan(begin, ids[inside], marks))
     text = arrange(pieces, VOCABULARY)
     assert len(text) == len(ids)
     task.label(text, Texts(), keyed.generator(21, n))

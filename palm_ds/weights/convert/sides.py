@@ -11,12 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.example import Batch, Example, collate
+from palm_ds.model.batch import Batch, PackedText
 from palm_ds.model.encoder import Backbone
 from palm_ds.model.heads import MaskedWordHead
 from palm_ds.weights.formats.contents import Contents
@@ -134,11 +133,12 @@ class _Reference:
     def _batch(self, texts: Texts) -> Batch:
         rows = []
         for ids, segments, real in zip(texts.ids, texts.segments, texts.real, strict=True):
-            count = int(real.sum())
-            origin = np.full(count, -1, np.int64)
-            example = Example(ids[:count].numpy(), segments[:count].numpy(), origin, {})
-            rows.append([(example, self.task_id)])
-        return collate(rows, length=texts.ids.shape[1], pad=self.contents.config.pad)
+            n = int(real.sum())
+            text = PackedText(
+                ids=ids[:n].numpy(), segments=segments[:n].numpy(), task_id=self.task_id
+            )
+            rows.append([text])
+        return Batch.from_rows(rows, length=texts.ids.shape[1], pad=self.contents.config.pad)
 
 
 _ENDS = ("weight", "bias")

@@ -19,7 +19,7 @@ import torch
 from safetensors.numpy import save_file
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.example import Batch
+from palm_ds.model.batch import Batch
 from palm_ds.model.config import BackboneConfig
 from palm_ds.model.crf import CrfHead
 from palm_ds.model.encoder import Backbone
