@@ -1,4 +1,11 @@
-"""A folder appears complete or not at all."""
+"""Files and folders that are either complete or absent, also after a crash or a power failure.
+
+    write_file_atomically(path, data)       the old file or the new one, never a part
+    write_folder_atomically(folder, fill)   fill(part) writes beside it, then it is renamed
+    move_into_place(part, target)           the last step, for what was written elsewhere
+
+Contents reach the disk before the rename does.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +15,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def publish(folder: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a folder beside this one, then put it in place by renaming.
+def write_file_atomically(path: str | Path, data: str | bytes) -> None:
+    """Replace a file by `data` (text is UTF-8). Several processes may write the same file."""
+    path = Path(path)
+    part = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        part.write_bytes(data.encode("utf-8") if isinstance(data, str) else data)
+        move_into_place(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
-    An older folder of that name is replaced when the new one is whole. Where `write` raises,
-    nothing of it stays, and the older folder is as it was.
+
+def write_folder_atomically(folder: str | Path, fill: Callable[[Path], None]) -> None:
+    """Let `fill` write into an empty folder beside this one, then rename it.
+
+    An older folder of that name is replaced once the new one is complete. If `fill` raises, nothing
+    of it stays, and the older folder is as it was.
     """
     folder = Path(folder)
     part, old = (folder.with_name(f".{folder.name}.{end}") for end in ("part", "old"))
@@ -20,11 +39,31 @@ def publish(folder: Path, write: Callable[[Path], None]) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
     part.mkdir(parents=True)
     try:
-        write(part)
+        fill(part)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
-    if folder.exists():
-        os.replace(folder, old)
-    os.replace(part, folder)
+    move_into_place(part, folder, aside=old)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def move_into_place(part: Path, target: Path, *, aside: Path | None = None) -> None:
+    """Rename a finished file or folder, on the disk before this returns.
+
+    A file replaces an older one. An older folder is renamed to `aside` first, for the caller to
+    delete; without `aside` it must be absent or empty.
+    """
+    sync(part)
+    if aside is not None and target.exists():
+        os.replace(target, aside)
+    os.replace(part, target)
+    sync(target.parent)
+
+
+def sync(path: Path) -> None:
+    """Have the contents of a file, or the names in a folder, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

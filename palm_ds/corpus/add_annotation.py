@@ -9,7 +9,6 @@ of them a reader finds; then the old shards go. Who has the corpus open keeps re
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ import pyarrow as pa
 from rich.console import Console
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.json_files import write_json
 from palm_ds.corpus.annotations import Document, Mark, apply_mark, find_mark
 from palm_ds.corpus.executors import check_mpi, open_executor
 from palm_ds.corpus.input.discover import Span, find_inputs, input_options
@@ -28,7 +28,6 @@ from palm_ds.corpus.manifest import (
     Manifest,
     check_files,
     read_manifest,
-    replace_text,
     write_manifest,
 )
 from palm_ds.corpus.progress_bar import progress
@@ -115,7 +114,7 @@ def _lay_out(working: Path, folder: Path, job: Job, manifest: Manifest) -> None:
     (working / COLLOCATIONS).unlink(missing_ok=True)
     if (folder / COLLOCATIONS).is_file():
         shutil.copy(folder / COLLOCATIONS, working / COLLOCATIONS)
-    replace_text(working / LABELS, json.dumps(manifest.options.get("labels", [])) + "\n")
+    write_json(working / LABELS, manifest.options.get("labels", []))
     save_job(working, job)
 
 

@@ -6,15 +6,14 @@ then other names in theirs. A name's number is its place.
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.json_files import write_json
 from palm_ds.corpus.executors import Run
 from palm_ds.corpus.input.ernie_lines import LABELS as ERNIE_LABELS
 from palm_ds.corpus.input.records import MOST_VALUES
-from palm_ds.corpus.manifest import replace_text
 from palm_ds.corpus.work_dir import LABELS, Job, load_job
 from palm_ds.corpus.worker import UnitReader
 
@@ -46,7 +45,7 @@ def gather_labels(folder: Path, job: Job, run: Run) -> list[str]:
             if len(found) > MOST_VALUES:
                 raise _too_many(found, job)
     names = sorted(found, key=_order)
-    replace_text(folder / LABELS, json.dumps(names, ensure_ascii=False) + "\n")
+    write_json(folder / LABELS, names)
     return names
 
 

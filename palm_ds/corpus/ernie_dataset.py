@@ -20,10 +20,12 @@ import numpy as np
 from rich.console import Console
 
 from palm_ds.common import rng as keyed
+from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError
+from palm_ds.common.file_hash import sha256_of_file
+from palm_ds.common.json_files import write_json
 from palm_ds.corpus.input.discover import InputOptions, find_inputs
 from palm_ds.corpus.input.ernie_lines import LABELS, ernie_line
-from palm_ds.corpus.manifest import hash_file, replace_text
 from palm_ds.corpus.prepare import Prepare, prepare
 from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.corpus.work_dir import tokenizer_hash
@@ -80,7 +82,7 @@ def _entry(path: Path, mask_word: int) -> dict[str, Any]:
 
 def _with_contents(entry: dict[str, Any]) -> dict[str, Any]:
     path = Path(entry["path"])
-    sha256 = tokenizer_hash(path) if path.is_dir() else hash_file(path)
+    sha256 = tokenizer_hash(path) if path.is_dir() else sha256_of_file(path)
     return {**{k: v for k, v in entry.items() if k != "path"}, "sha256": sha256}
 
 
@@ -108,7 +110,7 @@ def _fresh(folder: Path, wanted: list[dict[str, Any]]) -> Corpus | None:
 
 
 def _write_source(folder: Path, entries: list[dict[str, Any]]) -> None:
-    replace_text(folder / _SOURCE, json.dumps(entries, indent=1, ensure_ascii=False) + "\n")
+    write_json(folder / _SOURCE, entries)
 
 
 def _make(
@@ -127,9 +129,7 @@ def _make(
     contents = [_with_contents(entry) for entry in wanted]  # as they were before they were read
     prepare(new, [lines], options, console=console)
     _write_source(new, contents)
-    if folder.exists():
-        folder.rename(old)
-    new.rename(folder)
+    move_into_place(new, folder, aside=old)
     shutil.rmtree(old, ignore_errors=True)
     return open_corpus(folder)
 

@@ -7,15 +7,15 @@ the same bytes.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.file_hash import sha256_of_file
+from palm_ds.common.json_files import write_json
 
 VERSION = 1
 NAME = "manifest.json"
@@ -52,7 +52,7 @@ class Manifest:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Replaces the manifest in one step."""
-    replace_text(folder / NAME, json.dumps(asdict(manifest), indent=1, ensure_ascii=False) + "\n")
+    write_json(folder / NAME, asdict(manifest))
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -103,7 +103,7 @@ def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
                 f"corpus {folder}: {name} has {size} bytes where the manifest says "
                 f"{stated['bytes']}; copy or prepare the corpus again"
             )
-        if hashes and hash_file(file) != stated["sha256"]:
+        if hashes and sha256_of_file(file) != stated["sha256"]:
             raise UserError(
                 f"corpus {folder}: {name} is not the file that was written (its sha256 differs "
                 "from the manifest's); copy or prepare the corpus again"
@@ -112,28 +112,4 @@ def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
 
 def describe_file(file: Path) -> dict[str, Any]:
     """The manifest's entry for a file."""
-    return {"bytes": file.stat().st_size, "sha256": hash_file(file)}
-
-
-def hash_file(file: Path) -> str:
-    """sha256 of a file's contents, in bounded memory."""
-    digest = hashlib.sha256()
-    with file.open("rb") as handle:
-        while data := handle.read(1 << 20):
-            digest.update(data)
-    return digest.hexdigest()
-
-
-def replace_text(file: Path, text: str) -> None:
-    """Writes a whole file or none of it, and has it on the disk before returning."""
-    replace_bytes(file, text.encode("utf-8"))
-
-
-def replace_bytes(file: Path, data: bytes) -> None:
-    """`replace_text` for bytes."""
-    partial = file.with_name(f"{file.name}.{os.getpid()}.tmp")
-    with partial.open("wb") as handle:
-        handle.write(data)
-        handle.flush()
-        os.fsync(handle.fileno())
-    partial.replace(file)
+    return {"bytes": file.stat().st_size, "sha256": sha256_of_file(file)}

@@ -20,9 +20,9 @@ from typing import TypeAlias
 
 import numpy as np
 
+from palm_ds.common.atomic import write_file_atomically
 from palm_ds.corpus.analyzer import chinese_tagger, find_segmenter, find_simplifier
 from palm_ds.corpus.executors import Run
-from palm_ds.corpus.manifest import replace_text
 from palm_ds.corpus.options import TextOptions
 from palm_ds.corpus.work_dir import COLLOCATIONS, Job, load_job
 from palm_ds.corpus.worker import UnitReader
@@ -184,7 +184,9 @@ def mine_into(folder: Path, job: Job, run: Run) -> None:
     rows = [row for whole in languages for row in mine(whole, job.text)]
     rows.sort(key=lambda row: (-row[2], row[0], row[1]))
     lines = [f"{a}\t{b}\t{n}\t{npmi:.4f}" for a, b, n, npmi in rows]
-    replace_text(folder / COLLOCATIONS, "\n".join(["first\tsecond\tcount\tnpmi", *lines]) + "\n")
+    write_file_atomically(
+        folder / COLLOCATIONS, "\n".join(["first\tsecond\tcount\tnpmi", *lines]) + "\n"
+    )
 
 
 def all_sample_texts(job: Job) -> Iterator[str]:

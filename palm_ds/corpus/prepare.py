@@ -10,7 +10,6 @@ options, not on workers, machines or interruptions.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
+from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.analyzer import find_simplifier
 from palm_ds.corpus.annotations import ALWAYS, GIVEN, find_mark
@@ -349,10 +349,7 @@ def _publish(partial: Path, out: Path) -> None:
     shutil.rmtree(partial / "parts", ignore_errors=True)
     for name in ("job.json", LABELS, ".lock", *(p.name for p in partial.glob("*.tmp"))):
         (partial / name).unlink(missing_ok=True)
-    os.replace(partial, out)
-    handle = os.open(out.parent, os.O_RDONLY)
-    os.fsync(handle)
-    os.close(handle)
+    move_into_place(partial, out)
 
 
 def report(console: Console, out: Path, manifest: Manifest) -> None:

@@ -24,8 +24,10 @@ from typing import Any
 import numpy as np
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.file_hash import sha256_of_file
+from palm_ds.common.json_files import write_json
 from palm_ds.corpus.input.discover import Input, InputOptions, Span, Unit, input_options
-from palm_ds.corpus.manifest import Shard, hash_file, replace_text
+from palm_ds.corpus.manifest import Shard
 from palm_ds.corpus.options import TextOptions
 from palm_ds.corpus.writer import ShardSummary, save_arrays, shard_name
 
@@ -71,7 +73,7 @@ class Job:
 
 def save_job(folder: Path, job: Job) -> None:
     """Writes job.json."""
-    replace_text(folder / NAME, json.dumps(_state(job), indent=1, ensure_ascii=False) + "\n")
+    write_json(folder / NAME, _state(job))
 
 
 def _state(job: Job) -> dict[str, Any]:
@@ -144,10 +146,10 @@ def save_part(folder: Path, number: int, summary: ShardSummary, about: Mapping[s
         "shard": asdict(summary.shard),
         "text_bytes": summary.text_bytes,
         "file": dict(summary.file),
-        "arrays": hash_file(part_file(folder, number, ".npz")),
+        "arrays": sha256_of_file(part_file(folder, number, ".npz")),
         **about,
     }
-    replace_text(part_file(folder, number, ".json"), json.dumps(state) + "\n")
+    write_json(part_file(folder, number, ".json"), state)
 
 
 def load_part(folder: Path, number: int) -> tuple[ShardSummary, dict[str, Any]]:
@@ -169,8 +171,8 @@ def is_done(folder: Path, number: int, units: int) -> bool:
         state = json.loads(part_file(folder, number, ".json").read_text("utf-8"))
         shard = folder / shard_name(number, units)
         return (
-            hash_file(shard) == state["file"]["sha256"]
-            and hash_file(part_file(folder, number, ".npz")) == state["arrays"]
+            sha256_of_file(shard) == state["file"]["sha256"]
+            and sha256_of_file(part_file(folder, number, ".npz")) == state["arrays"]
             and (not state["rejected"] or part_file(folder, number, ".rejected").is_file())
         )
     except (OSError, ValueError, KeyError):
@@ -197,7 +199,7 @@ def hash_lexicons(files: Sequence[str]) -> dict[str, str]:
     out = {}
     for file in files:
         try:
-            out[file] = hash_file(Path(file))
+            out[file] = sha256_of_file(Path(file))
         except OSError as error:
             raise UserError(f"lexicon {file}: cannot be read: {error.strerror}") from None
     return out
@@ -206,5 +208,5 @@ def hash_lexicons(files: Sequence[str]) -> dict[str, str]:
 def tokenizer_hash(folder: Path) -> str:
     """A hash of a tokenizer's file or folder, without loading it."""
     files = sorted(p for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else [folder]
-    digest = hashlib.sha256("".join(map(hash_file, files)).encode())
+    digest = hashlib.sha256("".join(map(sha256_of_file, files)).encode())
     return digest.hexdigest()

@@ -11,7 +11,6 @@ A shard is an Arrow stream of record batches, which `datasets.load_from_disk` op
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,12 +20,12 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from palm_ds.common.atomic import write_file_atomically
+from palm_ds.common.json_files import write_json
 from palm_ds.corpus.manifest import (
     Manifest,
     Shard,
     describe_file,
-    replace_bytes,
-    replace_text,
     write_manifest,
 )
 
@@ -223,8 +222,8 @@ def write_dataset_files(folder: Path, shards: Sequence[Shard], fingerprint: str)
         "_output_all_columns": False,
         "_split": None,
     }
-    replace_text(folder / "dataset_info.json", json.dumps(info, indent=2) + "\n")
-    replace_text(folder / "state.json", json.dumps(state, indent=2) + "\n")
+    write_json(folder / "dataset_info.json", info)
+    write_json(folder / "state.json", state)
 
 
 def content_fingerprint(summaries: Iterable[Mapping[str, Any]]) -> str:
@@ -244,7 +243,7 @@ def save_arrays(file: Path, summary: ShardSummary) -> None:
         document_sentences=summary.document_sentences,
         sentence_tokens=summary.sentence_tokens,
     )
-    replace_bytes(file, buffer.getvalue())
+    write_file_atomically(file, buffer.getvalue())
 
 
 def write_corpus(

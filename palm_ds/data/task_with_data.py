@@ -10,11 +10,11 @@ that gives mappings, such as a list, a generator function or a data set: a reade
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.plugins import name_of
 from palm_ds.data.task import Task, find, known_kinds
@@ -88,10 +88,9 @@ def files(rows: Rows, path: Path) -> str | list[str]:
         if not isinstance(row, Mapping):
             raise UserError(f"row {number} of {path.stem}: expected a mapping, got {row!r}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")  # each process of a run writes it
     lines = (json.dumps(dict(row), ensure_ascii=False, default=_plain) for row in found)
-    part.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    part.replace(path)
+    # every process of a run writes it
+    write_file_atomically(path, "".join(f"{line}\n" for line in lines))
     return str(path)
 
 

@@ -11,7 +11,6 @@ label, rows whose label is unknown) is predicted all the same.
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds import __version__
-from palm_ds.common.atomic import publish
+from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.errors import UserError
+from palm_ds.common.json_files import nan_to_null, write_json
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.reader.options import FURTHER_LABEL
 from palm_ds.data.table_source import TableSource
@@ -300,11 +300,11 @@ def _publish(
             "tasks": listed,
             "settings": {name: _settings(predictor.recipe, name) for name in tasks},
         }
-        _write_json(folder / ABOUT, about)
+        write_json(folder / ABOUT, about)
         if scores:
-            _write_json(folder / SCORES, {task: _finite(found) for task, found in scores.items()})
+            write_json(folder / SCORES, nan_to_null(scores))
 
-    publish(job.output, write)
+    write_folder_atomically(job.output, write)
     ends = [name for files in listed.values() for name in files]
     return [job.output / name for name in [*ends, *([SCORES] if scores else [])]]
 
@@ -314,12 +314,3 @@ def _settings(recipe: Recipe, task: str) -> dict[str, Any]:
     kind = recipe.tasks[task].get("kind", task)
     settings = asdict(recipe.built_tasks[task])
     return {"kind": kind, **{k: v for k, v in settings.items() if k not in ("name", "source")}}
-
-
-def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
-    """JSON has no nan."""
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}
-
-
-def _write_json(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -19,7 +19,6 @@ hashes, so they load a damaged file, and they pickle metadata.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -31,14 +30,16 @@ from typing import Any, Protocol
 
 from safetensors import SafetensorError
 
+from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError
+from palm_ds.common.file_hash import sha256_of_file
+from palm_ds.common.json_files import write_json
 
 FORMAT = 2
 MANIFEST = "manifest.json"
 PARTIAL = ".partial"
 _OLD = ".old" + PARTIAL  # on its way out
 _NAME = re.compile(r"step_(\d{8,})")
-_BLOCK = 1 << 22
 
 
 class SaveError(UserError):
@@ -86,17 +87,9 @@ class Written:
             make(path)
             with open(path, "rb+") as file:
                 os.fsync(file.fileno())
-            self.files[path.name] = {"size": path.stat().st_size, "sha256": _hash(path)}
+            self.files[path.name] = {"size": path.stat().st_size, "sha256": sha256_of_file(path)}
         except (OSError, SafetensorError) as error:
             self.error = f"{path.name}: {_reason(error)}"
-
-
-def _hash(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def name_of(step: int) -> str:
@@ -166,15 +159,9 @@ def _make_room(folder: Path, partial: Path) -> None:
 
 
 def _publish(partial: Path, published: Path, manifest: Mapping[str, Any]) -> None:
-    with open(partial / MANIFEST, "w", encoding="utf-8") as file:
-        json.dump(manifest, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    _sync(partial)
-    if published.exists():  # of the same step: bad, or the same again
-        os.replace(published, published.with_name(published.name + _OLD))
-    os.replace(partial, published)
-    _sync(published.parent)
+    write_json(partial / MANIFEST, manifest)
+    # One of the same step is bad, or the same again; `prune` deletes it.
+    move_into_place(partial, published, aside=published.with_name(published.name + _OLD))
 
 
 def prune(folder: Path, newest: int, *, keep: int, reject: Sequence[int] = ()) -> None:
@@ -186,14 +173,6 @@ def prune(folder: Path, newest: int, *, keep: int, reject: Sequence[int] = ()) -
             os.replace(folder / name_of(step), doomed)  # a half-deleted one is never "published"
     for entry in folder.glob("*" + _OLD):
         shutil.rmtree(entry, ignore_errors=True)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _at_rank0(group: Group, action: Callable[[], None]) -> str:
@@ -340,7 +319,7 @@ def check_file(path: Path, entry: Mapping[str, Any]) -> str:
         size = path.stat().st_size
         if size != entry["size"]:
             return f"{path.name} has {size} bytes instead of {entry['size']}"
-        digest = _hash(path)
+        digest = sha256_of_file(path)
     except FileNotFoundError:
         return f"{path.name} is missing"
     except OSError as error:

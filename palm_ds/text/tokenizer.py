@@ -30,6 +30,7 @@ from tokenizers import (
 from tokenizers import Tokenizer as Backend
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.json_files import write_json
 from palm_ds.text.sentencepiece_model import compile_listed, compile_model, find_model, lists_pieces
 
 if TYPE_CHECKING:
@@ -173,8 +174,7 @@ class Tokenizer:
             "clean_up_tokenization_spaces": False,
             "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
         }
-        text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
-        (folder / "tokenizer_config.json").write_text(text, "utf-8")
+        write_json(folder / "tokenizer_config.json", config)
         if self.kind == "wordpiece":
             lines = "".join(token + "\n" for token in self.tokens(range(self.size)))
             (folder / "vocab.txt").write_text(lines, "utf-8")

@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.json_files import write_json
 from palm_ds.corpus.store import Corpus
 from palm_ds.data.table_source import TableSource
 from palm_ds.model.multi_task_model import Model
@@ -97,8 +98,8 @@ def write_folder(run: Run, config: Mapping[str, Any], data: Data) -> None:
     kept = run.recipe.resolved() | _as_kept(run, data)
     text = yaml.safe_dump(kept, sort_keys=False, allow_unicode=True)
     (run.folder / "recipe.yaml").write_text(text, encoding="utf-8")
-    (run.folder / "ds_config.json").write_text(json.dumps(config, indent=1) + "\n")
-    (run.folder / "environment.json").write_text(json.dumps(environment(), indent=1) + "\n")
+    write_json(run.folder / "ds_config.json", config)
+    write_json(run.folder / "environment.json", environment())
 
 
 def overview(run: Run, stream: AnyStream, model: Model, world: int) -> str:

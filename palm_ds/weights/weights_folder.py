@@ -10,31 +10,30 @@ formats/open.py knows (`--init_from`). Folders appear complete or not at all.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
 from palm_ds import __version__
-from palm_ds.common.atomic import publish
+from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.errors import UserError
+from palm_ds.common.json_files import write_json
 from palm_ds.model.config import BackboneConfig
 from palm_ds.model.crf import CrfHead
 from palm_ds.model.heads import ClassHead, MaskedWordHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.train.recipe import Recipe
 from palm_ds.weights.formats import native as own
-from palm_ds.weights.formats.contents import OPTIMIZER, Contents
+from palm_ds.weights.formats.contents import OPTIMIZER, Contents, SavesFiles
 from palm_ds.weights.formats.contents import Head as HeadInfo
 from palm_ds.weights.formats.huggingface.model_card import Made, model_card
 from palm_ds.weights.formats.huggingface.names import State, lost
 from palm_ds.weights.formats.huggingface.target import HeadTaken
-from palm_ds.weights.formats.huggingface.write import SavesFiles, Target, plan, write
+from palm_ds.weights.formats.huggingface.write import Target, plan, write
 from palm_ds.weights.formats.native import INFO, WEIGHTS, WeightsInfo
 from palm_ds.weights.formats.open import open_checkpoint, read_info
 from palm_ds.weights.formats.tensor_files import held
@@ -81,13 +80,13 @@ def save_weights(
 
     def write(part: Path) -> None:
         save_file(tensors, part / WEIGHTS, {"format": "pt"})
-        _write_json(part / INFO, info.record())
+        write_json(part / INFO, info.record())
         # safetensors lets nobody else read what it writes; other files here follow the umask
         shutil.copymode(part / INFO, part / WEIGHTS)
         if tokenizer is not None:
             tokenizer.save(part / "tokenizer")
 
-    publish(folder, write)
+    write_folder_atomically(folder, write)
 
 
 def info_of(recipe: Recipe, model: Model, *, steps: int) -> WeightsInfo:
@@ -138,7 +137,9 @@ def export_hf(
     planned = plan(entries, config, heads, target)
     planned = replace(planned, about={**planned.about, **(head.about if head else {})})
     card = model_card(planned, made) if made else ""
-    publish(folder, lambda part: write(planned, part, tokenizer=tokenizer, card=card))
+    write_folder_atomically(
+        folder, lambda part: write(planned, part, tokenizer=tokenizer, card=card)
+    )
 
 
 def load_weights(folder: Path, model: Model) -> Loaded:
@@ -246,7 +247,3 @@ def _state(source: Mapping[str, torch.Tensor] | Model) -> State:
     state = source.state_dict() if isinstance(source, Model) else source
     kept = {name: x for name, x in state.items() if not name.endswith(".tied_words")}
     return {name: x.detach().to("cpu", torch.float32) for name, x in kept.items()}
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

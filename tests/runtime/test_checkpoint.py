@@ -209,7 +209,7 @@ def test_a_disk_that_fills_up_at_the_manifest(tmp_path: Path, monkeypatch) -> No
     def full(*_args: object, **_options: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(checkpoint.json, "dump", full)
+    monkeypatch.setattr(checkpoint, "write_json", full)
     with pytest.raises(SaveError, match="process 0: No space left on device"):
         save(tmp_path, 2)
     monkeypatch.undo()

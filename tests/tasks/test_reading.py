@@ -18,7 +18,7 @@ from hypothesis import strategies as some
 from torch.nn import functional as F  # noqa: N812
 from transformers import BertForQuestionAnswering
 
-from palm_ds.common.atomic import publish
+from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError
 from palm_ds.data.example import Example
@@ -205,7 +205,7 @@ def test_it_becomes_a_model_of_hugging_face(tmp_path: Path, family: str) -> None
     contents = open_contents(tmp_path / "weights")
     target = Target(family=family, head="qa", head_class="ForQuestionAnswering")
     planned = plan(contents.entries, contents.config, contents.heads, target)
-    publish(tmp_path / "hf", lambda part: write(planned, part))
+    write_folder_atomically(tmp_path / "hf", lambda part: write(planned, part))
     name = f"{family.title()}ForQuestionAnswering"
     assert planned.architecture == name
     theirs = getattr(transformers, name).from_pretrained(tmp_path / "hf").eval()

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.table import Table
 from rich.text import Text
 
+from palm_ds.common.json_files import nan_to_null
 from palm_ds.data.stages import Plan, tasks_of
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def lines(ends: Sequence[StageEnd], measure: Measure, order: Iterable[str] = ())
 
 
 def _line(ends: Sequence[StageEnd], measure: Measure, task: str) -> Line:
-    values = tuple(_finite(end.scores.get(task, {}).get(measure)) for end in ends)
+    values = tuple(_number(end.scores.get(task, {}).get(measure)) for end in ends)
     begun = tuple(end.begun is None or task in end.begun for end in ends)
     known = {i: v for i, v in enumerate(values) if v is not None and begun[i]}
     if not known:
@@ -114,7 +115,7 @@ def _line(ends: Sequence[StageEnd], measure: Measure, task: str) -> Line:
     # Of equals the last: a task that is as good as ever is not forgotten.
     best = better(reversed(known), key=lambda i: known[i])
     last = max(known)
-    errors = [_finite(ends[i].scores[task].get("standard_error")) for i in (best, last)]
+    errors = [_number(ends[i].scores[task].get("standard_error")) for i in (best, last)]
     error = None
     if measure == "accuracy" and best != last and None not in errors:
         error = math.hypot(*(e for e in errors if e is not None))
@@ -122,9 +123,9 @@ def _line(ends: Sequence[StageEnd], measure: Measure, task: str) -> Line:
     return Line(task=task, values=values, begun=begun, best=best, change=change, error=error)
 
 
-def _finite(value: Any) -> float | None:
-    number = isinstance(value, (int, float)) and math.isfinite(value)
-    return float(value) if number else None
+def _number(value: object) -> float | None:
+    found = nan_to_null(value)
+    return float(found) if isinstance(found, (int, float)) else None
 
 
 # Cells -----------------------------------------------------------------------------------------

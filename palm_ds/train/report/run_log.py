@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import platform
 import sys
 import time
@@ -37,6 +36,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from palm_ds.common.atomic import write_file_atomically
+from palm_ds.common.json_files import nan_to_null
 from palm_ds.data.stages import Plan
 from palm_ds.train.report.forgetting import stage_ends, tables
 from palm_ds.train.report.score_tables import metrics_text, number, score_tables, share
@@ -96,9 +97,7 @@ def take_back(path: Path, step: int) -> float:
         if record is not None and record["step"] <= step:
             kept.append(line.rstrip(b"\n") + b"\n")
             elapsed = record.get("elapsed") or elapsed
-    part = path.with_suffix(".part")
-    part.write_bytes(b"".join(kept))
-    os.replace(part, path)
+    write_file_atomically(path, b"".join(kept))
     return elapsed
 
 
@@ -197,7 +196,7 @@ class RunLog:
     def _write(self, kind: str, record: Mapping[str, Any]) -> None:
         whole = {"kind": kind, **record}
         whole.setdefault("elapsed", round(self.elapsed, 3))
-        self._file.write(json.dumps(_finite(whole), ensure_ascii=False, allow_nan=False) + "\n")
+        self._file.write(json.dumps(nan_to_null(whole), ensure_ascii=False, allow_nan=False) + "\n")
         self._file.flush()
 
     def _scalar(self, name: str, value: Any, step: int) -> None:
@@ -320,15 +319,6 @@ def _run_numbers(record: Mapping[str, Any]) -> list[str]:
     }
     shown = [form(record[name]) for name, form in forms.items() if record.get(name) is not None]
     return [text for text in shown if text]
-
-
-def _finite(value: Any) -> Any:
-    """The same with None for numbers that are not finite, which JSON does not know."""
-    if isinstance(value, Mapping):
-        return {str(key): _finite(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _short(value: float) -> str:

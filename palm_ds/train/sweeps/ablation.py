@@ -9,7 +9,6 @@ not run again, one that was interrupted goes on.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import yaml
 
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.json_files import write_json
 from palm_ds.data.budgets import read_amount
 from palm_ds.data.stages import SHAPES, tasks_of
 from palm_ds.runtime.ds_config import Machine
@@ -161,7 +161,7 @@ def compare(ablation: Ablation, found: Sequence[Variant]) -> str:
         "recipe": ablation.recipe.name,
         "schedules": {v.name: _facts(v) | {"scores": scores[v.name]} for v in found},
     }
-    _write(ablation.out / "ablation.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    write_json(ablation.out / "ablation.json", record)
     _write(ablation.out / "ablation.md", _page(ablation.recipe.name, text, found))
     return text
 

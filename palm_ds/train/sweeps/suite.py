@@ -10,7 +10,6 @@ cell and is tried again by the next call.
 from __future__ import annotations
 
 import copy
-import json
 import re
 import statistics
 import subprocess
@@ -25,6 +24,7 @@ import yaml
 
 from palm_ds.common import config as settings
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.json_files import write_json
 from palm_ds.train.recipe import differences, make_recipe, read_values, read_yaml
 from palm_ds.train.report.run_log import FILE, read_metrics
 from palm_ds.train.sweeps.subprocesses import start_alone, stop
@@ -373,7 +373,7 @@ def compare(
     out.mkdir(parents=True, exist_ok=True)
     (out / "suite.md").write_text("\n\n".join(page) + "\n", encoding="utf-8")
     whole = {"sets": record, "average": average(record), "failed": dict(failed)}
-    (out / "suite.json").write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
+    write_json(out / "suite.json", whole)
     return text
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds import __version__
-from palm_ds.common.atomic import publish
+from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.weights.convert import mapping_report as account
@@ -120,7 +120,7 @@ def convert(
         if job.plan is not None and to == "huggingface":
             _write_card(part, contents, job, found)
 
-    publish(target, write)
+    write_folder_atomically(target, write)
     return Converted(
         source=source,
         target=target,

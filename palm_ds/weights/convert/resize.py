@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from palm_ds.common.atomic import publish
+from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.errors import UserError
 from palm_ds.model.config import BackboneConfig
 from palm_ds.text.add_tokens import Added, add_tokens, pieces, read_tokens
@@ -70,7 +70,7 @@ def edit(source: Path, target: Path, wanted: Edit) -> list[str]:
     said += [f"left behind: {name}: {why}" for name, why in contents.left.items()]
     write = _writer(new, tokenizer, said, as_hf=huggingface.recognises(source))
     try:
-        publish(target, write)
+        write_folder_atomically(target, write)
     except OSError as error:
         raise UserError(f"{target}: cannot be written: {error.strerror}") from None
     return [*said, f"written to {target}"]

@@ -13,7 +13,6 @@ header says. They rename or skip what they do not like; here it is refused.
 from __future__ import annotations
 
 import gzip
-import os
 import shutil
 import stat
 import tarfile
@@ -26,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, cast
 
+from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError
 
 
@@ -75,7 +75,7 @@ def unpack(archive: Path, folder: Path, *, limits: Limits = LIMITS, flatten: boo
         inside = list(part.iterdir())
         only = flatten and len(inside) == 1 and inside[0].is_dir()
         with _writing(folder):
-            os.replace(inside[0] if only else part, folder)
+            move_into_place(inside[0] if only else part, folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return folder

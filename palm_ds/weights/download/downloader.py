@@ -22,7 +22,7 @@ from hashlib import sha256 as hash_of
 from pathlib import Path
 from typing import Any
 
-from palm_ds.common.atomic import publish
+from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.weights.download.archive import BadArchiveError, unpack
 from palm_ds.weights.download.http import PATIENCE, Patience, Progress, fetch, locked
@@ -237,7 +237,7 @@ def _unpack(file: Path, folder: Path) -> None:
 
 def _publish(folder: Path, write: Callable[[Path], None]) -> None:
     try:
-        publish(folder, write)
+        write_folder_atomically(folder, write)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {error.strerror}") from None
 

@@ -12,9 +12,7 @@ two versions of a file (no If-Range, no check of Content-Range) and takes files 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
-import os
 import re
 import shutil
 import sys
@@ -30,7 +28,9 @@ from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
 
+from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError
+from palm_ds.common.file_hash import sha256_of_file
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes so far and, if known, the size of the whole file."""
@@ -92,7 +92,7 @@ def fetch(
                 raise
             _check(part, sha256)
             with _writing(file):
-                os.replace(part.path, file)
+                move_into_place(part.path, file)
             part.forget()
     return file
 
@@ -298,12 +298,9 @@ def _check(part: _Part, sha256: str | None) -> None:
     if size not in (None, part.done):
         wrong = f"{part.done:,} bytes came, {size:,} expected"
     elif sha256 is not None:
-        with part.path.open("rb") as file:
-            digest = hashlib.sha256()
-            while chunk := file.read(1 << 20):
-                digest.update(chunk)
-        if digest.hexdigest() != sha256.lower():
-            wrong = f"sha256 is {digest.hexdigest()}, {sha256.lower()} expected"
+        found = sha256_of_file(part.path)
+        if found != sha256.lower():
+            wrong = f"sha256 is {found}, {sha256.lower()} expected"
     if wrong:
         part.forget()
         raise UserError(f"{part.url}: {wrong}; the file is deleted")

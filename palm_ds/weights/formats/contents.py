@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -72,6 +73,12 @@ class Contents:
     """A vocab.txt, tokenizer.json, sentencepiece model, or a folder with one of them."""
     notes: tuple[str, ...] = ()
     """What a person should know: an eps that was taken for granted, rows beyond the vocabulary."""
+
+
+class SavesFiles(Protocol):
+    """A tokenizer, as far as a folder of weights knows it."""
+
+    def save(self, folder: Path) -> object: ...
 
 
 def with_eps(contents: Contents, eps: float | None) -> Contents:

@@ -10,7 +10,6 @@ largest parameter; its moments stay behind. Files are hashed before anything is 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -22,6 +21,7 @@ import torch
 from safetensors import SafetensorError
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.json_files import write_json
 from palm_ds.model.config import BackboneConfig
 from palm_ds.runtime import checkpoint
 from palm_ds.runtime.sharded_state import Stored
@@ -317,8 +317,7 @@ def write(
         for name, entry in contents.entries.items()
     ]
     write_file(folder / WEIGHTS, groups, dtype)
-    text = json.dumps(info.record(), indent=2, ensure_ascii=False) + "\n"
-    (folder / INFO).write_text(text, encoding="utf-8")
+    write_json(folder / INFO, info.record())
     if contents.tokenizer is not None:
         load_tokenizer(contents.tokenizer).save(folder / "tokenizer")
 

@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.json_files import write_json
 from palm_ds.weights.formats.contents import Entry
 
 SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
@@ -210,8 +211,8 @@ def write_safetensors(folder: Path, groups: Sequence[Group], dtype: torch.dtype,
         where |= {name: file for group in shard for name in group.names}
     numbers = sum(group.numbers for group in groups)
     about = {"total_parameters": numbers, "total_size": numbers * dtype.itemsize}
-    text = json.dumps({"metadata": about, "weight_map": dict(sorted(where.items()))}, indent=2)
-    (folder / f"{SAFETENSORS}.index.json").write_text(text + "\n", encoding="utf-8")
+    index = {"metadata": about, "weight_map": dict(sorted(where.items()))}
+    write_json(folder / f"{SAFETENSORS}.index.json", index)
 
 
 def write_file(path: Path, groups: Sequence[Group], dtype: torch.dtype) -> None:

@@ -9,26 +9,19 @@ The word table is written once: their decoder is tied to it.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
 
+from palm_ds.common.json_files import write_json
 from palm_ds.model.config import BackboneConfig
+from palm_ds.weights.formats.contents import SavesFiles
 from palm_ds.weights.formats.huggingface.plan import Plan, plan
 from palm_ds.weights.formats.huggingface.read import CONFIG
 from palm_ds.weights.formats.huggingface.target import Target
 from palm_ds.weights.formats.tensor_files import read_json, write_safetensors
 
-__all__ = ["CARD", "Plan", "SavesFiles", "Target", "plan", "write"]
+__all__ = ["CARD", "Plan", "Target", "plan", "write"]
 
 CARD, _TOKENIZER = "README.md", "tokenizer_config.json"
-
-
-class SavesFiles(Protocol):
-    """A tokenizer, as far as a folder of weights knows."""
-
-    def save(self, folder: Path) -> object: ...
 
 
 def write(plan: Plan, folder: Path, *, tokenizer: SavesFiles | None = None, card: str = "") -> None:
@@ -37,7 +30,7 @@ def write(plan: Plan, folder: Path, *, tokenizer: SavesFiles | None = None, card
     `folder` is there and empty; who calls publishes it. `card`: README.md (model_card.py). Raises
     UserError where a weight is not a number or does not fit the type.
     """
-    _write_json(folder / CONFIG, plan.about)
+    write_json(folder / CONFIG, plan.about)
     write_safetensors(folder, plan.groups, plan.dtype, plan.most)
     if tokenizer is not None:
         tokenizer.save(folder)
@@ -54,8 +47,4 @@ def _fit(path: Path, config: BackboneConfig) -> None:
     about = {"model_max_length": config.longest} | read_json(path)
     if config.segments == 1:
         about["model_input_names"] = ["input_ids", "attention_mask"]
-    _write_json(path, about)
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(path, about)

@@ -11,20 +11,20 @@ written piece by piece, one tensor at a time, as paddle.save writes it (protocol
 
 from __future__ import annotations
 
-import json
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import BinaryIO
 
 import torch
 
-from palm_ds.common.atomic import publish
+from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.errors import UserError
+from palm_ds.common.json_files import write_json
 from palm_ds.model.config import BackboneConfig
-from palm_ds.weights.formats.contents import Entry, Head
+from palm_ds.weights.formats.contents import Entry, Head, SavesFiles
 from palm_ds.weights.formats.huggingface.names import NEXT_SENTENCE
 from palm_ds.weights.formats.huggingface.plan import Plan
 from palm_ds.weights.formats.huggingface.plan import plan as hf_plan
@@ -58,12 +58,6 @@ _ALSO = {  # the second names that PaddleNLP writes, of tied tensors
     "lm_head.bias": "lm_head.decoder",
 }
 _CODES = {torch.float32: "f4", torch.float16: "f2", torch.bfloat16: "u2"}
-
-
-class SavesFiles(Protocol):
-    """A tokenizer, as far as a folder of weights knows."""
-
-    def save(self, folder: Path) -> object: ...
 
 
 def plan(
@@ -106,7 +100,7 @@ def _check_eps(plan: Plan) -> None:
 def write(plan: Plan, folder: Path, *, tokenizer: SavesFiles | None = None) -> None:
     """Fill a folder, one tensor after another. `folder` is there and empty; who calls publishes
     it. Raises UserError where a weight is not a number, or is too large for the type."""
-    _write_json(folder / CONFIG, plan.about)
+    write_json(folder / CONFIG, plan.about)
     with (folder / WEIGHTS).open("wb") as file:
         write_pickle(file, plan.groups, plan.dtype, _second_names(plan))
     if tokenizer is not None:
@@ -121,12 +115,7 @@ def _name_tokenizer(folder: Path, plan: Plan) -> None:
     told = read_json(path)
     kept = {key: x for key, x in told.items() if key.endswith("_token") or key == "do_lower_case"}
     named = {"tokenizer_class": _TOKENIZERS[plan.about["model_type"]]}
-    _write_json(path, {**named, **kept, "model_max_length": plan.config.longest})
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    text = json.dumps(content, indent=2, ensure_ascii=False, sort_keys=True)
-    path.write_text(text + "\n", encoding="utf-8")
+    write_json(path, {**named, **kept, "model_max_length": plan.config.longest})
 
 
 def write_paddle(
@@ -145,7 +134,7 @@ def write_paddle(
     kept = {name: x for name, x in state.items() if not name.endswith(".tied_words")}
     entries = {name: held(name, tensor) for name, tensor in kept.items()}
     planned = plan(entries, config, heads or _heads(entries), target or Target())
-    publish(Path(folder), lambda part: write(planned, part, tokenizer=tokenizer))
+    write_folder_atomically(Path(folder), lambda part: write(planned, part, tokenizer=tokenizer))
     return planned
 
 

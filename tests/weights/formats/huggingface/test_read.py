@@ -16,7 +16,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
-from palm_ds.common.atomic import publish
+from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.errors import UserError
 from palm_ds.model.config import BackboneConfig
 from palm_ds.model.encoder import Backbone
@@ -62,7 +62,7 @@ NAMES = {
 
 def write_out(contents: Contents, folder: Path, **target: object) -> Plan:
     planned = plan(contents.entries, contents.config, contents.heads, Target(**target))  # type: ignore[arg-type]
-    publish(folder, lambda part: write(planned, part))
+    write_folder_atomically(folder, lambda part: write(planned, part))
     return planned
 
 
@@ -446,7 +446,9 @@ def test_the_tokenizer_comes_along(tmp_path: Path) -> None:
     assert contents.tokenizer == folder
     planned = plan(contents.entries, contents.config, contents.heads, Target())
     tokenizer = load_tokenizer(folder)
-    publish(tmp_path / "out", lambda part: write(planned, part, tokenizer=tokenizer))
+    write_folder_atomically(
+        tmp_path / "out", lambda part: write(planned, part, tokenizer=tokenizer)
+    )
     names = {"tokenizer.json", "tokenizer_config.json", "vocab.txt"}
     assert names <= set(os.listdir(tmp_path / "out"))
     theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -462,7 +464,9 @@ def test_one_segment_is_not_counted_by_the_tokenizer(tmp_path: Path) -> None:
     )
     planned = plan(contents.entries, contents.config, contents.heads, Target())
     tokenizer = wordpiece(tokens, lower=False)
-    publish(tmp_path / "out", lambda part: write(planned, part, tokenizer=tokenizer))
+    write_folder_atomically(
+        tmp_path / "out", lambda part: write(planned, part, tokenizer=tokenizer)
+    )
     pair = AutoTokenizer.from_pretrained(tmp_path / "out")("w1", "w7", return_tensors="pt")
     assert pair["input_ids"].tolist() == [[2, 6, 3, 12, 3]] and "token_type_ids" not in pair
     AutoModel.from_pretrained(tmp_path / "out")(**pair)
@@ -513,7 +517,7 @@ def test_a_card_says_how_it_was_made(tmp_path: Path) -> None:
         "`backbone.segment.weight`, `backbone.task.weight` | row 0 of the task embedding folded in",
     ):
         assert text in card, text
-    publish(tmp_path / "out", lambda part: write(planned, part, card=card))
+    write_folder_atomically(tmp_path / "out", lambda part: write(planned, part, card=card))
     assert (tmp_path / "out/README.md").read_text() == card
     assert "were not compared" in model_card(planned, Made(source="x"))
 
@@ -534,7 +538,9 @@ def test_real_weights_make_the_round_trip(tmp_path: Path) -> None:
     assert contents.left == {"embeddings.position_ids": "a buffer"}
     tokenizer = load_tokenizer(folder)
     planned = plan(contents.entries, contents.config, contents.heads, Target(dtype=""))
-    publish(tmp_path / "out", lambda part: write(planned, part, tokenizer=tokenizer))
+    write_folder_atomically(
+        tmp_path / "out", lambda part: write(planned, part, tokenizer=tokenizer)
+    )
     first, second = saved(folder), saved(tmp_path / "out")
     assert len(first) == 104 and len(second) == 103
     assert all(torch.equal(first[name.removeprefix("bert.")], x) for name, x in second.items())
@@ -814,7 +820,7 @@ def test_a_model_is_never_there_whole(tmp_path: Path) -> None:
     entries = {name: counted(name, entry) for name, entry in contents.entries.items()}
     planned = plan(entries, contents.config, contents.heads, Target())
     assert calls == []
-    publish(tmp_path / "out", lambda part: write(planned, part))
+    write_folder_atomically(tmp_path / "out", lambda part: write(planned, part))
     assert sorted(calls) == sorted(entries)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from palm_ds.common.atomic import publish
+from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.errors import UserError
 from palm_ds.weights.formats.contents import OPTIMIZER, Contents
 from palm_ds.weights.formats.huggingface.plan import plan
@@ -196,7 +196,7 @@ def test_from_tensorflow_to_hugging_face(tmp_path: Path) -> None:
     hf, _ = checkpoint(tmp_path / "bert")
     contents = open_contents(tmp_path / "bert")
     planned = plan(contents.entries, contents.config, contents.heads, Target())
-    publish(tmp_path / "hf", lambda part: write(planned, part))
+    write_folder_atomically(tmp_path / "hf", lambda part: write(planned, part))
     again = type(hf).from_pretrained(tmp_path / "hf")  # type: ignore[attr-defined]
     state = again.state_dict()
     assert all(torch.equal(value, state[name]) for name, value in hf.state_dict().items())
