@@ -9,7 +9,7 @@ from typing import Any
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.model.config import BackboneConfig
 from palm_ds.weights.formats.contents import Entry, Head
-from palm_ds.weights.formats.expected_shapes import head_shapes
+from palm_ds.weights.formats.expected_shapes import expected_shapes
 from palm_ds.weights.formats.huggingface.names import (
     CLASSES,
     CLASSIFIER,
@@ -138,10 +138,9 @@ def check_whole(
     chosen: Chosen, heads: Mapping[str, Head], entries: Mapping[str, Entry], config: BackboneConfig
 ) -> None:
     """Every part of the heads is there. Raises UserError."""
-    for name in chosen.heads:
-        for part in head_shapes(name, heads[name], config):
-            if part not in entries:
-                raise UserError(f'head "{name}": {part} is missing')
+    for part in expected_shapes(config, {name: heads[name] for name in chosen.heads}):
+        if part.startswith("heads.") and part not in entries:
+            raise UserError(f'head "{part.split(".")[1]}": {part} is missing')
     ends = HEAD_CLASSES.get(chosen.ending)
     pooled = chosen.ending == "ForPreTraining" or (ends is not None and ends.pooled)
     if pooled and "backbone.pooler.dense.weight" not in entries:

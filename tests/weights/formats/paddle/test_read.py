@@ -702,7 +702,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "another width": (
         broken(lambda _: None, {**ERNIE, "hidden_size": 16}),
-        r"word_embedding gives \(11, 8\), \(11, 16\) is due",
+        r"word_embedding has shape \(11, 8\), the configuration expects \(11, 16\)",
     ),
     "another vocabulary": (
         broken(lambda _: None, {**ERNIE, "vocab_size": 12}),
@@ -764,11 +764,11 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "a LayerNorm of another width": (
         broken(odd("pre_encoder_layer_norm_scale", (9,))),
-        r"pre_encoder_layer_norm_scale gives \(9,\), \(8,\) is due",
+        r"pre_encoder_layer_norm_scale has shape \(9,\), the configuration expects \(8,\)",
     ),
     "a head of another vocabulary": (
         broken(lambda x: x.update(masked_words(words=12))),
-        r"mask_lm_out_fc\.b_0 gives \(12,\), \(11,\) is due",
+        r"mask_lm_out_fc\.b_0 has shape \(12,\), the configuration expects \(11,\)",
     ),
     "a cut file": (
         with_file("params/word_embedding", variable(np.ones((11, 8), np.float32))[:-9]),

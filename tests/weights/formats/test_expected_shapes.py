@@ -1,0 +1,53 @@
+"""A checkpoint's tensors are held against the shapes that the model itself has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from palm_ds.common.errors import UserError
+from palm_ds.model.config import BackboneConfig
+from palm_ds.model.crf import CrfHead
+from palm_ds.model.encoder import Backbone
+from palm_ds.model.heads import ClassHead, MaskedWordHead
+from palm_ds.weights.formats.contents import Contents, Entry, Head
+from palm_ds.weights.formats.expected_shapes import checked, expected_shapes
+
+CONFIG = BackboneConfig(vocab_size=11, width=8, layers=2, heads=2, ffn=12, positions=10)
+HEADS = {
+    "words": Head(kind="masked_words"),
+    "order": Head(kind="classes", classes=3),
+    "tags": Head(kind="classes", classes=4, pooled=False, transitions=True),
+}
+
+
+def test_shapes_are_those_of_a_model_with_values() -> None:
+    backbone = Backbone(CONFIG)
+    heads = {"words": MaskedWordHead(backbone), "order": ClassHead(8, 3), "tags": CrfHead(8, 4)}
+    model = torch.nn.ModuleDict({"backbone": backbone, "heads": torch.nn.ModuleDict(heads)})
+    real = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    assert expected_shapes(CONFIG, HEADS) == real
+
+
+def test_only_heads_of_a_custom_encoder_are_known() -> None:
+    shapes = expected_shapes(replace(CONFIG, kind="mine.Encoder"), HEADS)
+    assert {name.split(".")[1] for name in shapes} == set(HEADS)
+
+
+def test_random_numbers_are_not_used() -> None:
+    before = torch.get_rng_state()
+    expected_shapes(CONFIG, HEADS)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_sizes_that_no_tensor_can_have_are_one_line() -> None:
+    config = replace(CONFIG, vocab_size=10**15, width=10**9)
+    entry = Entry(theirs=("w",), shape=(1, 1), read=lambda: torch.zeros(1, 1))
+    entries = {f"backbone.{number}": entry for number in range(9)}
+    contents = Contents(path=Path("somebody's"), format="", config=config, entries=entries)
+    with pytest.raises(UserError, match="somebody's: no encoder can have the sizes") as raised:
+        checked(contents)
+    assert "\n" not in str(raised.value)
