@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
 from palm_ds.cli.command import Command
+from palm_ds.common.json_files import nan_to_null, write_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,8 +43,7 @@ def run(args: argparse.Namespace) -> int:
     )
     scores = score_files(args.gold, args.predictions, options, read)
     if args.json:
-        plain = {k: v if math.isfinite(v) else None for k, v in scores.items()}
-        args.json.write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
+        write_json(args.json, nan_to_null(scores))
     _show(scores)
     return 0
 
