@@ -3,7 +3,7 @@
     import palm_ds as palm
 
     backbone = palm.Backbone.from_pretrained("models/ernie-2.0-base")
-    task = palm.tasks.Classification(train="train.tsv", dev="dev.tsv")
+    task = palm.tasks.Classification.on(train="train.tsv", dev="dev.tsv")
     trainer = palm.Trainer(task, backbone=backbone, batch=32, epochs=3, lr=5e-5)
     trainer.train()
     trainer.predict("new.tsv")
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         HeadOutput,
         MultiHeadTrainer,
         Task,
-        TaskOn,
+        TaskWithData,
         TextTask,
         Trainer,
     )
@@ -44,7 +44,7 @@ __all__ = [
     "HeadOutput",
     "MultiHeadTrainer",
     "Task",
-    "TaskOn",
+    "TaskWithData",
     "TextTask",
     "Trainer",
     "event",

@@ -8,7 +8,7 @@ from palm_ds.api import events as event
 from palm_ds.api.pretrained import Encoder as Backbone
 from palm_ds.api.trainer import MultiHeadTrainer, Trainer
 from palm_ds.data.task import Task
-from palm_ds.data.task_with_data import TaskOn
+from palm_ds.data.task_with_data import TaskWithData
 from palm_ds.model.encoder import Backbone as Encoder
 from palm_ds.model.encoder import Layer as EncoderLayer
 from palm_ds.model.heads import Head, HeadOutput
@@ -23,7 +23,7 @@ __all__ = [
     "HeadOutput",
     "MultiHeadTrainer",
     "Task",
-    "TaskOn",
+    "TaskWithData",
     "TextTask",
     "Trainer",
     "event",

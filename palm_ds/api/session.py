@@ -19,7 +19,6 @@ from typing import Any
 
 from rich.console import Console
 
-from palm_ds import weights
 from palm_ds.api.event_relay import Teller, told
 from palm_ds.api.events import Metrics
 from palm_ds.api.predictions import asked, predictions_of, scores_of
@@ -27,7 +26,7 @@ from palm_ds.api.pretrained import Encoder
 from palm_ds.api.train_settings import merged, read_settings
 from palm_ds.common.errors import UserError
 from palm_ds.common.plugins import with_names
-from palm_ds.data.task_with_data import Rows, TaskOn, files
+from palm_ds.data.task_with_data import Rows, TaskWithData, files
 from palm_ds.inference.predictor import Predictor, asked_tasks, batch_tokens_for, open_predictor
 from palm_ds.model.batch import Batch
 from palm_ds.runtime.processes import Processes, alone, leave_at_exit, start
@@ -36,6 +35,7 @@ from palm_ds.train.loop import STOPPED, stop_signals
 from palm_ds.train.recipe import Recipe, make_recipe
 from palm_ds.train.run_folder import Run
 from palm_ds.train.train import Opened, finish, open_run
+from palm_ds.weights import weights_folder as weights
 
 EventHandler = Callable[[Any], None]
 _NOT_FINITE = "a loss or gradient was not finite: lower lr, or look at the data"
@@ -61,7 +61,7 @@ class Session(ABC):
     # -- what is learned --
 
     @abstractmethod
-    def blends(self) -> Sequence[Sequence[TaskOn]]:
+    def blends(self) -> Sequence[Sequence[TaskWithData]]:
         """The tasks; those that share one text stand together."""
 
     @abstractmethod
@@ -72,7 +72,7 @@ class Session(ABC):
     """The task whose epochs are counted; empty: the first."""
 
     @property
-    def tasks(self) -> dict[str, TaskOn]:
+    def tasks(self) -> dict[str, TaskWithData]:
         """By name."""
         return {task.name: task for blend in self.blends() for task in blend}
 

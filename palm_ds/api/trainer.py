@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from palm_ds.api.pretrained import Encoder
 from palm_ds.api.session import Session
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.data.task_with_data import TaskOn
+from palm_ds.data.task_with_data import TaskWithData
 
 
 class Trainer(Session):
@@ -21,7 +21,7 @@ class Trainer(Session):
 
     def __init__(
         self,
-        task: TaskOn,
+        task: TaskWithData,
         *,
         backbone: Encoder | str | Path | None = None,
         mix_ratio: float | None = None,
@@ -38,7 +38,7 @@ class Trainer(Session):
             self.mix_ratio = mix_ratio
         if reuse_head_with:
             other = reuse_head_with
-            task.options["share"] = other if isinstance(other, str) else other.name
+            task.settings["share"] = other if isinstance(other, str) else other.name
 
     @property
     def name(self) -> str:
@@ -56,7 +56,7 @@ class Trainer(Session):
 
     def set_as_aux(self) -> None:
         """The task is there to help the others: its scores decide nothing."""
-        self.task.options["auxiliary"] = True
+        self.task.settings["auxiliary"] = True
         self.changed()
 
     @property
@@ -79,14 +79,14 @@ class Trainer(Session):
     steps_pur_epoch = steps_per_epoch
     """As PaddlePALM spells it."""
 
-    def blends(self) -> Sequence[Sequence[TaskOn]]:
+    def blends(self) -> Sequence[Sequence[TaskWithData]]:
         return [[self.task]]
 
     def stages(self) -> Any:
         return [{self.name: f"{self.settings.epochs:g} epochs"}]
 
 
-Member: TypeAlias = TaskOn | Trainer | Sequence[TaskOn | Trainer]
+Member: TypeAlias = TaskWithData | Trainer | Sequence[TaskWithData | Trainer]
 
 
 class MultiHeadTrainer(Session):
@@ -101,7 +101,7 @@ class MultiHeadTrainer(Session):
         *,
         backbone: Encoder | str | Path | None = None,
         mix_ratio: Mapping[str, float] | Sequence[float] | None = None,
-        reference: str | TaskOn | Trainer = "",
+        reference: str | TaskWithData | Trainer = "",
         mix: str = "step",
         **settings: Any,
     ):
@@ -152,7 +152,7 @@ class MultiHeadTrainer(Session):
             for name in self.tasks
         }
 
-    def blends(self) -> Sequence[Sequence[TaskOn]]:
+    def blends(self) -> Sequence[Sequence[TaskWithData]]:
         return self._blends
 
     def stages(self) -> Any:
@@ -168,9 +168,9 @@ class MultiHeadTrainer(Session):
         return {"joint": names, "mix": self._mix, "sampler": sampler}
 
 
-def _members(given: Member) -> Sequence[TaskOn | Trainer]:
-    return [given] if isinstance(given, TaskOn | Trainer) else given
+def _members(given: Member) -> Sequence[TaskWithData | Trainer]:
+    return [given] if isinstance(given, TaskWithData | Trainer) else given
 
 
-def _task(member: TaskOn | Trainer) -> TaskOn:
+def _task(member: TaskWithData | Trainer) -> TaskWithData:
     return member.task if isinstance(member, Trainer) else member

@@ -23,15 +23,18 @@ from torch import nn
 from palm_ds.common import config as settings
 from palm_ds.common import rng as keyed
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.common.plugins import find_class
+from palm_ds.common.plugins import find_class, name_of
 from palm_ds.data.corpus_source import Source
 from palm_ds.data.example import Example, arrange
 from palm_ds.data.stored_prediction import StoredPrediction
+from palm_ds.data.task_with_data import Rows, TaskWithData
 from palm_ds.weights.formats.huggingface.target import HeadTaken
 
 if TYPE_CHECKING:
     from palm_ds.model.encoder import Backbone
 
+_PADDLEPALM = {"reuse_head_with": "share", "set_as_aux": "auxiliary"}
+"""PaddlePALM's words for keys of tasks."""
 _PACKAGES = ("palm_ds.pretrain", "palm_ds.tasks")
 _NOT_ARRANGING = (
     "name",
@@ -194,6 +197,33 @@ class Task(ABC):
         """The display name of a class (palm-ds inspect)."""
         return self.class_names[label] if self.class_names else str(label)
 
+    @classmethod
+    def on(
+        cls,
+        *,
+        train: Rows | None = None,
+        dev: Rows | None = None,
+        name: str = "",
+        columns: Mapping[str, Any] | None = None,
+        read: Mapping[str, Any] | None = None,
+        mix_ratio: float = 1.0,
+        **settings: Any,
+    ) -> TaskWithData:
+        """The task on rows to train and evaluate on, for palm.Trainer; `settings` are its own keys.
+
+        `columns` {role: column} and the other keys of a source's `read` say how files are read
+        (docs/finetuning.md); without `train` it reads the rows of the task it is blended with."""
+        kind = kind_of(cls)
+        return TaskWithData(
+            kind=kind,
+            name=name or kind.rpartition(".")[2].lower(),
+            train=train,
+            dev=dev,
+            read={**(read or {}), **({"columns": dict(columns)} if columns else {})},
+            mix_ratio=mix_ratio,
+            settings={_PADDLEPALM.get(key, key): value for key, value in settings.items()},
+        )
+
     # ---- what commands ask of a fine-tuning task ----
 
     def label_roles(self) -> tuple[str, ...]:
@@ -294,6 +324,12 @@ def find(kind: str, where: str = "kind") -> type[Task]:
     if "." not in kind:
         raise UserError(f"{where}.kind: no task {kind!r}{suggest(kind, known)} (or module.Class)")
     return find_class(kind, Task, f"{where}.kind")
+
+
+def kind_of(task: type[Task]) -> str:
+    """The name of a task's class in a recipe. Raises UserError if it could not be found again."""
+    kinds = {module: kind for kind, module in known_kinds().items()}
+    return kinds.get(task.__module__) or name_of(task)
 
 
 def known_kinds() -> dict[str, str]:

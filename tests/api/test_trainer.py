@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 import palm_ds as palm
 from palm_ds.common.errors import UserError
 from palm_ds.runtime.processes import alone
+from palm_ds.tasks.multi_label import MultiLabel
 from palm_ds.train.recipe import make_recipe
 from palm_ds.train.run_folder import Run
 from palm_ds.train.train import train
@@ -59,7 +60,7 @@ def backbone(tables: Path) -> Any:
 
 
 def classification(tables: Path, **values: Any) -> Any:
-    return palm.tasks.Classification(
+    return palm.tasks.Classification.on(
         **{"train": tables / "train.tsv", "dev": tables / "dev.tsv", **values}
     )
 
@@ -217,7 +218,7 @@ def test_many_heads_in_paddlepalms_proportions(tables):
     helping = palm.Trainer(classification(tables, name="helping"), mix_ratio=0.5)
     helping.set_as_aux()
     shared = palm.Trainer(classification(tables, name="shared"), reuse_head_with=main)
-    own = palm.TaskOn(HowMany, name="own", train=Counting(20), dev=lambda: Counting(6), unit=2)
+    own = HowMany.on(name="own", train=Counting(20), dev=lambda: Counting(6), unit=2)
     made = palm.MultiHeadTrainer(
         [main, helping, shared, own], reference="own", mix_ratio={"own": 1.5, "shared": 1}, **QUIET
     )
@@ -247,7 +248,7 @@ def test_many_heads_in_paddlepalms_proportions(tables):
 
 def test_tasks_that_share_a_text(tables):
     made = palm.MultiHeadTrainer(
-        [(classification(tables, name="first"), palm.tasks.Classification(name="second"))],
+        [(classification(tables, name="first"), palm.tasks.Classification.on(name="second"))],
         backbone=backbone(tables),
         **QUIET,
     )
@@ -315,9 +316,9 @@ def test_mistakes_are_said_in_a_line(tables, tmp_path):
         "mix_ratio: 2 numbers for 1 tasks": lambda: palm.MultiHeadTrainer([task], mix_ratio=[1, 2]),
         "reference: no task 'x'": lambda: palm.MultiHeadTrainer([task], reference="x"),
         "there are no rows to learn from": lambda: (
-            palm.Trainer(palm.tasks.Classification(), backbone=start).recipe
+            palm.Trainer(palm.tasks.Classification.on(), backbone=start).recipe
         ),
-        "define the class at the top of a file": lambda: palm.TaskOn(Local, train=[]),
+        "define the class at the top of a file": lambda: Local.on(train=[]),
         "LocalLion: define the class at the top of a file": lambda: (
             palm.Trainer(task, backbone=start, recipe={"optimizer": {"kind": LocalLion}}).recipe
         ),
@@ -329,7 +330,7 @@ def test_mistakes_are_said_in_a_line(tables, tmp_path):
         ).train(),
         "row 1 of .*: expected a mapping, got 5": lambda: (
             palm.Trainer(
-                palm.tasks.Classification(train=[{"text_a": "a"}, 5]), backbone=start
+                palm.tasks.Classification.on(train=[{"text_a": "a"}, 5]), backbone=start
             ).recipe
         ),
         'no "elsewhere" to download': lambda: palm.Trainer(task, backbone="elsewhere"),
@@ -346,6 +347,8 @@ def test_mistakes_are_said_in_a_line(tables, tmp_path):
         with pytest.raises(UserError, match=message) as error:
             do()
         assert "\n" not in str(error.value)
+    assert {"Classification", "MultipleChoice", "Tagging"} <= set(dir(palm.tasks))
+    assert palm.tasks.MultiLabel is MultiLabel
     with pytest.raises(AttributeError, match="no task 'Classificatio'; did you mean"):
         palm.tasks.Classificatio  # noqa: B018
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
@@ -379,7 +382,7 @@ class Mine(HowMany):
     pass
 
 start = palm.Backbone.from_config(TINY, tokenizer="vocab.txt")
-task = palm.TaskOn(Mine, train=Counting(20), dev=Counting(6))
+task = Mine.on(train=Counting(20), dev=Counting(6))
 trainer = palm.Trainer(task, backbone=start, batch=8, epochs=1, length=32)
 trainer.train()
 print(sorted(trainer.evaluate()["mine"]))

@@ -17,8 +17,10 @@ parser.add_argument("--local_rank")
 given = parser.parse_args()
 
 tables = given.tables
-classes = palm.tasks.Classification(train=tables / "train.tsv", dev=tables / "dev.tsv", dropout=0.0)
-many = palm.TaskOn(HowMany, train=Counting(24), dev=Counting(7), mix_ratio=2)
+classes = palm.tasks.Classification.on(
+    train=tables / "train.tsv", dev=tables / "dev.tsv", dropout=0.0
+)
+many = HowMany.on(train=Counting(24), dev=Counting(7), mix_ratio=2)
 start = palm.Backbone.from_config(
     {**TINY, "dropout": 0, "attention_dropout": 0}, tokenizer=tables / "vocab.txt"
 )
