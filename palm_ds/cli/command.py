@@ -88,7 +88,7 @@ class Command:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class CommandGroup:
     """Sub-commands under one word, as `palm-ds corpus inspect`."""
 
     name: str
@@ -167,8 +167,8 @@ def _invocation(name: str) -> tuple[str, str]:
 
 
 def _leave(code: int) -> NoReturn:
-    """End this process: at once where DeepSpeed runs in it, whose threads may abort an interpreter
-    that shuts down in the usual way."""
+    """End this process. DeepSpeed's threads may abort an interpreter that shuts down in the usual
+    way, so where it is loaded the process exits without shutting down."""
     if "deepspeed" in sys.modules:
         from palm_ds.runtime.processes import leave
 

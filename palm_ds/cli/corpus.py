@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from palm_ds.cli.command import CONTINUES, Command, Group
+from palm_ds.cli.command import CONTINUES, Command, CommandGroup
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -125,7 +125,7 @@ is from another document.""",
     run=_export,
 )
 
-COMMAND = Group(
+COMMAND = CommandGroup(
     name="corpus",
     summary="Inspect, annotate or export a corpus.",
     commands={"inspect": INSPECT, "annotate": ANNOTATE, "export-ernie": EXPORT_ERNIE},

@@ -64,7 +64,7 @@ COMMAND = Command(
     usage="--gold FILE... --predictions FILE [--kind KIND] [options]",
     examples="""
 palm-ds evaluate --gold dev.tsv --predictions DIR/sst2.predictions.json
-palm-ds evaluate --kind classification --gold dev.tsv --predictions theirs.tsv
+palm-ds evaluate --kind classification --gold dev.tsv --predictions other.tsv
 palm-ds evaluate --kind reading --style squad2 --gold dev-v2.0.json \\
     --predictions DIR/squad.predictions.json
 palm-ds evaluate --kind tagging --gold FILE --predictions FILE     # one CoNLL file: its last

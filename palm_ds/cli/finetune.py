@@ -7,7 +7,7 @@ from palm_ds.cli.command import Command
 
 COMMAND = Command(
     name="finetune",
-    summary="Fine-tune an encoder on one task or many at once, from a recipe.",
+    summary="Fine-tune an encoder on one or several tasks, from a recipe.",
     usage=train.USAGE,
     examples="""
 palm-ds finetune mine.yaml --deepspeed_config cpu.json --init_from runs/pretrained

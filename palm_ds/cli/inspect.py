@@ -71,8 +71,8 @@ palm-ds inspect RECIPE.yaml --rows 0        # only the summary of a whole step
 palm-ds inspect RECIPE.yaml --json          # one object per sequence
 """,
     notes="""
-The original stands in brackets behind a masked or replaced token, (=) behind one that is predicted
-although it is unchanged. A late step of a long run takes a while: all before it is packed.""",
+Brackets show the original of a masked or replaced token, (=) marks one that is predicted but
+unchanged. A late step of a long run takes a while: all before it is packed.""",
     piped=True,
     add_arguments=add_arguments,
     run=run,

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from palm_ds.cli.command import Command, Group, table
+from palm_ds.cli.command import Command, CommandGroup, table
 from palm_ds.common.errors import UserError, exit_on_user_error, suggest
 
 SECTIONS: Mapping[str, Sequence[str]] = {
@@ -28,7 +28,7 @@ _TAIL = """
   torchrun --nproc_per_node 8 --module palm_ds.cli.pretrain RECIPE --deepspeed_config FILE"""
 
 
-def load(word: str) -> Command | Group:
+def load(word: str) -> Command | CommandGroup:
     """The sub-command of that name."""
     return importlib.import_module(f"palm_ds.cli.{word.replace('-', '_')}").COMMAND
 
@@ -59,7 +59,7 @@ def find(argv: Sequence[str]) -> tuple[Command, Sequence[str]]:
     if word not in known:
         raise UserError(f"palm-ds {word}: no such command{suggest(word, known)}")
     found = load(word)
-    return found.find(argv[1:]) if isinstance(found, Group) else (found, argv[1:])
+    return found.find(argv[1:]) if isinstance(found, CommandGroup) else (found, argv[1:])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

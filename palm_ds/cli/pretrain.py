@@ -7,7 +7,7 @@ from palm_ds.cli.command import Command
 
 COMMAND = Command(
     name="pretrain",
-    summary="Pretrain an encoder on many tasks at once, from a recipe.",
+    summary="Pretrain an encoder on one or several tasks, from a recipe.",
     usage=train.USAGE,
     examples="""
 palm-ds pretrain mine.yaml --deepspeed_config cpu.json --run_dir runs/mine

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from palm_ds.cli import shipped
-from palm_ds.cli.command import Command, Group, table
+from palm_ds.cli.command import Command, CommandGroup, table
 
 # ---- list ----
 
@@ -79,7 +79,7 @@ palm-ds recipes copy cpu.json
     run=_copy,
 )
 
-COMMAND = Group(name="recipes", summary=LIST.summary, commands={"copy": COPY}, default=LIST)
+COMMAND = CommandGroup(name="recipes", summary=LIST.summary, commands={"copy": COPY}, default=LIST)
 
 if __name__ == "__main__":
     COMMAND.start()

@@ -65,8 +65,8 @@ def _with_shipped(suite: Suite) -> Suite:
 
 
 def slots_of(jobs: int, shared: bool) -> list[dict[str, str]]:
-    """The environment of each run that may go on at a time: a device of its own, on CPU a share of
-    the cores; one slot where a launcher gives each run all devices."""
+    """The environments of the runs that share the machine: one per device; on CPU, one per job with
+    its share of the cores; a single one if a launcher gives each run all devices."""
     from palm_ds.runtime.processes import accelerator
 
     device = accelerator()
@@ -79,7 +79,7 @@ def slots_of(jobs: int, shared: bool) -> list[dict[str, str]]:
         cores = str(max((os.cpu_count() or 1) // jobs, 1))
         return [{} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": cores}] * jobs
     if jobs:
-        raise UserError("--jobs: is for CPU; here one run goes on at a time on each device")
+        raise UserError("--jobs: is for CPU; on GPUs there is one run per device")
     names = device.visible_devices_envs()
     visible = os.environ.get(names[0], "")
     ids = visible.split(",") if visible else [str(i) for i in range(device.device_count())]
