@@ -18,6 +18,10 @@ from palm_ds.common.file_hash import sha256_of_file
 from palm_ds.common.json_files import write_json
 
 VERSION = 1
+UNITS = ("word", "phrase", "entity")
+"""Annotations that mark units: 1 at the first token of each."""
+_LATER = ("units",)
+"""Keys that manifests written by older versions lack."""
 NAME = "manifest.json"
 
 
@@ -43,6 +47,7 @@ class Manifest:
     rejected: int = 0  # lines and rows that were not taken; rejected.jsonl names them
     ids_type: str  # uint8, uint16 or uint32
     marks: tuple[str, ...]  # the columns beside `id` and `ids`, in order
+    units: Mapping[str, int] = field(default_factory=dict)  # words, phrases and entities, by column
     tokenizer: Mapping[str, Any]  # fingerprint, kind, size
     options: Mapping[str, Any] = field(default_factory=dict)
     inputs: tuple[Mapping[str, Any], ...] = ()
@@ -78,6 +83,7 @@ def _manifest_from(state: Any, file: Path) -> Manifest:
             "prepare the corpus again"
         )
     names = [f.name for f in fields(Manifest)]
+    names = [name for name in names if name in state or name not in _LATER]
     missing = [name for name in names if name not in state]
     if missing:
         raise UserError(f"{file}: key `{missing[0]}` is missing; prepare the corpus again")

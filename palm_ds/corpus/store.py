@@ -11,7 +11,7 @@ shares one copy in the machine's page cache. A corpus pickles as its path.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -51,6 +51,7 @@ class Corpus:
         self.sentence_starts = self._index("sentence_starts", manifest.sentences)
         self.first_sentence = self._index("first_sentence", manifest.documents)
         counts = [shard.tokens for shard in manifest.shards]
+        self._units = dict(manifest.units)
         self._shard_starts: list[int] = np.cumsum([0, *counts]).tolist()
         self._shards: dict[int, tuple[list[int], list[_Block]]] = {}
 
@@ -91,6 +92,14 @@ class Corpus:
     def vocabulary(self) -> SpecialTokens:
         """The ids that tasks need to know."""
         return self.tokenizer().vocabulary
+
+    def count_units(self, annotation: str) -> int:
+        """How many words, phrases or entities there are. The manifest says; if it was written by
+        an older version, the column is counted once."""
+        if annotation not in self._units:
+            columns = (block.columns[annotation] for block in self._blocks())
+            self._units[annotation] = sum(int(np.count_nonzero(x == 1)) for x in columns)
+        return self._units[annotation]
 
     def read(self, start: int, end: int, marks: Sequence[str] | None = None) -> TokenSpan:
         """The tokens start .. end of the corpus, which lie inside one document. Views, not copies:
@@ -141,10 +150,17 @@ class Corpus:
         shard = bisect_right(self._shard_starts, token) - 1
         if not 0 <= token < self._shard_starts[-1]:
             raise IndexError(f"token {token} of {self._shard_starts[-1]}")
-        if shard not in self._shards:
-            self._shards[shard] = self._map(shard)
-        starts, blocks = self._shards[shard]
+        starts, blocks = self._shard(shard)
         return blocks[bisect_right(starts, token) - 1]
+
+    def _blocks(self) -> Iterator[_Block]:
+        for number in range(len(self.manifest.shards)):
+            yield from self._shard(number)[1]
+
+    def _shard(self, number: int) -> tuple[list[int], list[_Block]]:
+        if number not in self._shards:
+            self._shards[number] = self._map(number)
+        return self._shards[number]
 
     def _map(self, number: int) -> tuple[list[int], list[_Block]]:
         """Maps a shard: no bytes are read but the headers of its record batches."""

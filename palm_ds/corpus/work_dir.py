@@ -145,6 +145,7 @@ def save_part(folder: Path, number: int, summary: ShardSummary, about: Mapping[s
     state = {
         "shard": asdict(summary.shard),
         "text_bytes": summary.text_bytes,
+        "units": dict(summary.units),
         "file": dict(summary.file),
         "arrays": sha256_of_file(part_file(folder, number, ".npz")),
         **about,
@@ -159,6 +160,7 @@ def load_part(folder: Path, number: int) -> tuple[ShardSummary, dict[str, Any]]:
         summary = ShardSummary(
             shard=Shard(**state["shard"]),
             text_bytes=state["text_bytes"],
+            units=state.get("units", {}),
             file=state["file"],
             **{name: arrays[name] for name in arrays.files},
         )

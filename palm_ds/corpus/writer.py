@@ -23,6 +23,7 @@ import pyarrow as pa
 from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.json_files import write_json
 from palm_ds.corpus.manifest import (
+    UNITS,
     Manifest,
     Shard,
     describe_file,
@@ -46,6 +47,7 @@ class ShardSummary:
 
     shard: Shard
     text_bytes: int
+    units: Mapping[str, int]  # how many of each annotation in UNITS
     file: Mapping[str, Any]  # bytes, sha256
     document_tokens: np.ndarray  # (documents,) int64
     document_sentences: np.ndarray  # (documents,) int64
@@ -96,6 +98,7 @@ class ShardWriter:
         self.schema = pa.schema(columns + [(m, pa.list_(pa.uint8())) for m in self.marks])
         self.partial = file.with_name(f"{file.name}.{os.getpid()}.tmp")
         self.text_bytes = 0
+        self._units = {name: 0 for name in self.marks if name in UNITS}
         self._names: list[str] = []
         self._columns: list[list[np.ndarray]] = [[] for _ in range(1 + len(self.marks))]
         self._pending = 0
@@ -130,6 +133,8 @@ class ShardWriter:
         assert all(len(v) == len(ids) for v in values), f"document {name}: a mark a token"
         for column, value in zip(self._columns, values, strict=True):
             column.append(value)
+        for name in self._units:
+            self._units[name] += int(np.count_nonzero(np.asarray(marks[name]) == 1))
         starts = np.flatnonzero(marks["sentence"]) if "sentence" in marks else np.zeros(1, int)
         assert len(starts) and starts[0] == 0, f"document {name} begins with a sentence"
         self._sentence_tokens.append(np.diff(starts, append=len(ids)))
@@ -166,6 +171,7 @@ class ShardWriter:
                 tokens=int(document_tokens.sum()),
             ),
             text_bytes=self.text_bytes,
+            units=dict(self._units),
             file=self._sink.entry(),
             document_tokens=document_tokens,
             document_sentences=np.array(self._document_sentences, np.int64),
@@ -294,6 +300,11 @@ def finish(
         text_bytes=sum(part.text_bytes for part in parts),
         ids_type=ids_type,
         marks=tuple(marks),
+        units={
+            name: sum(part.units[name] for part in parts)
+            for name in UNITS
+            if all(name in part.units for part in parts)
+        },
         tokenizer={
             "fingerprint": tokenizer.fingerprint,
             "kind": tokenizer.kind,

@@ -6,25 +6,23 @@ tokens came from and a task can look around it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
 
 import numpy as np
 
 from palm_ds.common import rng as keyed
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.store import Corpus
+from palm_ds.data.source import CachesResults, train_heldout_split, unigram_frequencies
 from palm_ds.text.tokens import SpecialTokens, TokenSpan
 
 _SAMPLE_TOKENS = 2_000_000
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True)
-class Source:
+class Source(CachesResults):
     """Some documents of a corpus, with the marks its readers asked for."""
 
     corpus: Corpus
@@ -98,10 +96,7 @@ class Source:
     def unigrams(self) -> np.ndarray:
         """(vocabulary,) relative frequencies in up to two million tokens, one added to each count:
         what a model that only counts would predict."""
-        counts = np.ones(self.vocabulary.size, np.float64)
-        for piece in self.sample(()):
-            counts += np.bincount(piece.ids, minlength=len(counts))
-        return counts / counts.sum()
+        return unigram_frequencies((piece.ids for piece in self.sample(())), self.vocabulary.size)
 
     def sample(self, marks: Sequence[str]) -> Iterator[TokenSpan]:
         """Whole documents in a drawn order, always the same one, of some two million tokens."""
@@ -113,13 +108,6 @@ class Source:
             if seen > _SAMPLE_TOKENS:
                 return
 
-    def once(self, name: str, make: Callable[[], T]) -> T:
-        """`make()`, called the first time only: what a task works out of this source and keeps."""
-        kept = self.__dict__.setdefault("_kept", {})
-        if name not in kept:
-            kept[name] = make()
-        return kept[name]
-
 
 def split(corpus: Corpus, held_out: float, marks: Sequence[str]) -> tuple[Source, Source]:
     """The training and the held-out documents. Which are held out depends on the document's
@@ -130,16 +118,7 @@ def split(corpus: Corpus, held_out: float, marks: Sequence[str]) -> tuple[Source
             f"{corpus.path}: the corpus has no column {', '.join(missing)}; "
             f"add it with: palm-ds corpus annotate {corpus.path} INPUT... --annotation {missing[0]}"
         )
-    numbers = np.arange(len(corpus))
-    draw = keyed.uniform(keyed.key("held out"), numbers, 1)[:, 0]
-    out = draw < held_out
-    if held_out > 0 and not out.any():
-        out[draw.argmin()] = True
-    if out.all():
-        raise UserError(
-            f"{corpus.path}: held_out {held_out} leaves none of {len(corpus)} documents to train on"
-        )
-    return (
-        Source(corpus, numbers[~out], tuple(marks)),
-        Source(corpus, numbers[out], tuple(marks)),
+    training, held = train_heldout_split(
+        len(corpus), held_out, where=str(corpus.path), of="documents", at_least_one=True
     )
+    return Source(corpus, training, tuple(marks)), Source(corpus, held, tuple(marks))

@@ -10,21 +10,19 @@ word by word; a text can be as well (`TableSource.words`), cut into its words or
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 from tokenizers import Regex, pre_tokenizers
 
-from palm_ds.common import rng as keyed
 from palm_ds.common.errors import UserError
 from palm_ds.data.reader import Table
+from palm_ds.data.source import CachesResults, train_heldout_split
 from palm_ds.text.tokenizer import CHINESE, Tokenizer
 from palm_ds.text.tokens import SpecialTokens, TokenSpan
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ class Words:
 
 
 @dataclass(frozen=True)
-class TableSource:
+class TableSource(CachesResults):
     """Some rows of a table, with the tokenizer that reads their texts."""
 
     table: Table
@@ -91,7 +89,7 @@ class TableSource:
 
     @property
     def vocabulary(self) -> SpecialTokens:
-        return self.once("vocabulary", lambda: self.tokenizer.vocabulary)
+        return self.cached("vocabulary", lambda: self.tokenizer.vocabulary)
 
     @property
     def columns(self) -> Sequence[str]:
@@ -117,22 +115,22 @@ class TableSource:
 
     def column(self, name: str) -> list[Any]:
         """A column's values, row by row; None where a row has none."""
-        return self.once(
+        return self.cached(
             f"column {name}", lambda: [self.row(i).get(name) for i in range(len(self))]
         )
 
     def encoded(self, column: str) -> Encoded:
         """A column of texts, tokenised the first time it is asked for; of lists, word by word."""
-        return self.once(f"encoded {column}", lambda: self._encode(column))
+        return self.cached(f"encoded {column}", lambda: self._encode(column))
 
     def words(self, column: str, unit: str = "words") -> Words:
         """A column word by word: its lists as they are, its texts cut into `unit` (`spans_in`)."""
-        return self.once(f"{unit} of {column}", lambda: self._words(column, unit))
+        return self.cached(f"{unit} of {column}", lambda: self._words(column, unit))
 
     def word_places(self, column: str, unit: str = "words") -> list[np.ndarray]:
         """(words, 2) of each row: the characters of its words, counted as in `Words.spans`. Takes
         no tokenizer."""
-        return self.once(f"places of {unit} of {column}", lambda: self._places(column, unit))
+        return self.cached(f"places of {unit} of {column}", lambda: self._places(column, unit))
 
     def _places(self, column: str, unit: str) -> list[np.ndarray]:
         found = []
@@ -165,13 +163,6 @@ class TableSource:
                 got = "nothing" if text is None else repr(text)
                 raise UserError(f"{self.where(item)}: {column}: expected a text, got {got}")
         return encode(texts, self.tokenizer)
-
-    def once(self, name: str, make: Callable[[], T]) -> T:
-        """`make()`, called the first time only: what a task works out of this source and keeps."""
-        kept = self.__dict__.setdefault("_kept", {})
-        if name not in kept:
-            kept[name] = make()
-        return kept[name]
 
 
 def encode(texts: Sequence[str], tokenizer: Tokenizer) -> Encoded:
@@ -251,12 +242,8 @@ def split_rows(
     table: Table, held_out: float, tokenizer: Tokenizer, name: str
 ) -> tuple[TableSource, TableSource]:
     """The rows to train on and those held out: which, depends on the row's number alone."""
-    numbers = np.arange(len(table))
-    draw = keyed.uniform(keyed.key("held out"), numbers, 1)[:, 0]
-    out = draw < held_out
-    if len(table) and held_out and out.all():
-        raise UserError(f"{name}: held_out {held_out} leaves none of {len(table)} rows to train on")
+    training, held = train_heldout_split(len(table), held_out, where=name, of="rows")
     return (
-        TableSource(table, numbers[~out], tokenizer, name),
-        TableSource(table, numbers[out], tokenizer, name),
+        TableSource(table, training, tokenizer, name),
+        TableSource(table, held, tokenizer, name),
     )

@@ -103,6 +103,11 @@ class Task(ABC):
         """The corpus columns that are read into examples."""
         return tuple(self.columns)
 
+    def required_units(self) -> tuple[str, ...]:
+        """Annotations of which the corpus must have at least one unit; the recipe names them in
+        `units`."""
+        return ()
+
     def items(self, source: Source, room: int) -> np.ndarray:
         """(items, any) int64: one row an item; `room` is the longest an example may be.
 

@@ -41,7 +41,7 @@ class Capitalization(Task):
     def _asked(self, ids: np.ndarray, word: np.ndarray, source: Source) -> np.ndarray:
         """(tokens,) bool: the first token of a word that begins with a letter. Digits, full stops
         and Chinese are never capitals; asking about them would only look good in the accuracy."""
-        letters = source.once("begins with a letter", lambda: self._letters(source))
+        letters = source.cached("begins with a letter", lambda: self._letters(source))
         return (word == 1) & letters[ids]
 
     def _letters(self, source: Source) -> np.ndarray:
@@ -66,7 +66,7 @@ class Capitalization(Task):
 
     def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
         """Knowing how many words are capitalised."""
-        return guess(targets, source.once("capitals", lambda: self._counts(source)))
+        return guess(targets, source.cached("capitals", lambda: self._counts(source)))
 
     def _counts(self, source: Source) -> np.ndarray:
         """(2,) words without and with a capital, in a sample of the source."""

@@ -101,7 +101,9 @@ class DialogueLanguageModel(Task):
     ) -> np.ndarray:
         """(n,) turns of dialogues other than one's own turns [first, last), all that have the role
         as likely; any turn where no other dialogue has the role."""
-        every, by_role = source.once(f"turns of {self.roles} roles", lambda: self._by_role(source))
+        every, by_role = source.cached(
+            f"turns of {self.roles} roles", lambda: self._by_role(source)
+        )
         drawn = _draw_outside(every, own, draw)
         for role, turns in enumerate(by_role):
             mine = np.flatnonzero(roles == role)

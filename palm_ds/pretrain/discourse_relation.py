@@ -142,7 +142,7 @@ class DiscourseRelation(Task):
     def _balanced(self, source: Source) -> tuple[np.ndarray, np.ndarray]:
         """This source's pairs (start, end, start of the second, its end, class) in the order of
         `pairs.balance`, and the items."""
-        return source.once(f"pairs of {self}", lambda: self._balance(source))
+        return source.cached(f"pairs of {self}", lambda: self._balance(source))
 
     def _balance(self, source: Source) -> tuple[np.ndarray, np.ndarray]:
         table = self._corpus_pairs(source.corpus)

@@ -126,7 +126,7 @@ class IrRelevance(Task):
     def _logged(self, source: Source) -> tuple[np.ndarray, np.ndarray]:
         """The labelled pairs (pairs.ready_made; their classes) in the order of `pairs.balance`,
         and the items."""
-        return source.once(f"pairs of {self}", lambda: self._balance(source))
+        return source.cached(f"pairs of {self}", lambda: self._balance(source))
 
     def _balance(self, source: Source) -> tuple[np.ndarray, np.ndarray]:
         table = pairs.ready_made(source)
@@ -138,7 +138,7 @@ class IrRelevance(Task):
     def _sections(self, source: Source) -> np.ndarray:
         """(sections, 5): the heading's sentence, the body's sentences [first, last), and which of
         these sections are its document's: [low, high). Only of documents with two or more."""
-        return source.once(f"sections of {self}", lambda: self._find_sections(source))
+        return source.cached(f"sections of {self}", lambda: self._find_sections(source))
 
     def _find_sections(self, source: Source) -> np.ndarray:
         corpus = source.corpus

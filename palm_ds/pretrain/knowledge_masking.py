@@ -75,6 +75,9 @@ class KnowledgeMasking(Task):
         share = (self.whole,) if isinstance(self.whole, str) else ()
         return (*(unit for unit in self.units if unit != "token"), *share)
 
+    def required_units(self) -> tuple[str, ...]:
+        return tuple(unit for unit in self.units if unit != "token")
+
     def label(self, example: Example, source: Source, rng: np.random.Generator) -> None:
         unit = units_of(example, self.units if self._is_whole(example, rng) else ())
         chosen = (choose_units if self.chosen == "exact" else choose_each)(unit, self.rate, rng)

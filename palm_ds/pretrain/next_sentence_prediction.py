@@ -117,4 +117,4 @@ class NextSentencePrediction(Task):
         if not pairs.is_ready_made(source):
             return np.full(len(targets), np.log(2)), np.full(len(targets), 1 / 2)
         count = lambda: np.bincount(self._ready_made(source)[:, 3], minlength=2)  # noqa: E731
-        return guess(targets, source.once("classes of pairs", count))
+        return guess(targets, source.cached("classes of pairs", count))

@@ -106,7 +106,7 @@ class TokenDocumentRelation(Task):
             everything = Source(source.corpus, np.arange(len(source.corpus)))
             return everything.unigrams > self.frequent
 
-        return source.once(f"tokens above {self.frequent}", find)
+        return source.cached(f"tokens above {self.frequent}", find)
 
     def head(self, backbone: Backbone) -> nn.Module:
         from palm_ds.model.heads import ClassHead
@@ -115,7 +115,7 @@ class TokenDocumentRelation(Task):
 
     def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
         """Knowing how often the answer is yes, in passages of the source."""
-        return guess(targets, source.once(f"answers of {self}", lambda: self._counts(source)))
+        return guess(targets, source.cached(f"answers of {self}", lambda: self._counts(source)))
 
     def _counts(self, source: Source) -> np.ndarray:
         """(2,) how often the answers are no and yes in some passages."""

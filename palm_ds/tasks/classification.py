@@ -80,7 +80,7 @@ class Classification(ClassesTask):
 
     def targets(self, source: TableSource) -> np.ndarray:
         """(rows,) int64 classes; -1 where the table has no label that is one of them."""
-        return source.once(f"classes {self.name}", lambda: label_values.classes(self, source))
+        return source.cached(f"classes {self.name}", lambda: label_values.classes(self, source))
 
     def label(self, example: Example, source: Any, rng: np.random.Generator) -> None:
         target = self.targets(source)[example.item]

@@ -20,6 +20,7 @@ import numpy as np
 from palm_ds.common.errors import UserError
 from palm_ds.data.example import Example
 from palm_ds.data.masking import choose_units, shown
+from palm_ds.data.source import unigram_frequencies
 from palm_ds.data.table_source import TableSource
 from palm_ds.model.encoder import Backbone
 from palm_ds.model.heads import MaskedWordHead
@@ -79,7 +80,7 @@ class MaskedWords(TextTask):
         inside = example.origin >= 0
         begins = inside.copy()
         if self.whole_words:
-            goes_on = source.once("goes on", lambda: _goes_on(source.tokenizer))
+            goes_on = source.cached("goes on", lambda: _goes_on(source.tokenizer))
             follows = np.diff(example.origin, prepend=-1) == 1  # the one before it in its text
             follows[0] = False
             follows[1:] &= inside[:-1]
@@ -91,14 +92,13 @@ class MaskedWords(TextTask):
 
     def baseline(self, targets: np.ndarray, source: Any) -> tuple[np.ndarray, np.ndarray]:
         """Guessing by the unigram frequencies of the source's texts, one added to each count."""
-        share = source.once(f"unigrams {self.name}", lambda: self._unigrams(source))
+        share = source.cached(f"unigrams {self.name}", lambda: self._unigrams(source))
         return -np.log(share[targets]), (targets == share.argmax()).astype(float)
 
     def _unigrams(self, source: TableSource) -> np.ndarray:
-        counts = np.ones(source.vocabulary.size)
-        for column in self.texts or [c for c in _TEXTS if c in source.columns]:
-            counts += np.bincount(source.encoded(column).ids, minlength=len(counts))
-        return counts / counts.sum()
+        columns = self.texts or [c for c in _TEXTS if c in source.columns]
+        texts = (source.encoded(column).ids for column in columns)
+        return unigram_frequencies(texts, source.vocabulary.size)
 
     def decode(self, scores: np.ndarray, example: Example, source: Any) -> dict[str, Any]:
         words = scores.argmax(-1)

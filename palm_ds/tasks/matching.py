@@ -158,7 +158,7 @@ class Matching(ClassesTask):
 
     def targets(self, source: TableSource) -> np.ndarray:
         """Pointwise: (rows,) int64, 1 a match; -1 where the table has no label."""
-        return source.once(f"classes {self.name}", lambda: label_values.classes(self, source))
+        return source.cached(f"classes {self.name}", lambda: label_values.classes(self, source))
 
     def head(self, backbone: Backbone) -> Head:
         if self.pairwise:

@@ -65,7 +65,7 @@ class MultiLabel(ClassesTask):
 
     def targets(self, source: TableSource) -> np.ndarray:
         """(rows, classes) float32 of 0 and 1; NaN where a row has no label."""
-        return source.once(
+        return source.cached(
             f"class sets {self.name}",
             lambda: label_values.class_sets(self, source, self.separator, self.nothing),
         )

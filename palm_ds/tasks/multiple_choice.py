@@ -80,7 +80,7 @@ class MultipleChoice(TextTask):
 
     def targets(self, source: TableSource) -> np.ndarray:
         """(rows,) int64: the right choice, from 0; -1 where a row has no label that is one."""
-        return source.once(f"choices of {self.name}", lambda: self._targets(source))
+        return source.cached(f"choices of {self.name}", lambda: self._targets(source))
 
     def _targets(self, source: TableSource) -> np.ndarray:
         if self.label_column not in source.columns:
@@ -126,7 +126,7 @@ class MultipleChoice(TextTask):
 
     def _encoded(self, source: TableSource) -> tuple[Encoded, np.ndarray]:
         """All choices of all rows, and (rows + 1,) where those of each begin."""
-        return source.once(f"encoded {self.choices}", lambda: self._encode(source))
+        return source.cached(f"encoded {self.choices}", lambda: self._encode(source))
 
     def _encode(self, source: TableSource) -> tuple[Encoded, np.ndarray]:
         every = self._choices(source)

@@ -85,7 +85,7 @@ class Ranking(TextTask):
 
     def grades(self, source: TableSource) -> np.ndarray:
         """(rows,) float64; NaN where a row has none."""
-        return source.once(f"grades {self.name}", lambda: label_values.numbers(self, source))
+        return source.cached(f"grades {self.name}", lambda: label_values.numbers(self, source))
 
     def label(self, example: Example, source: Any, rng: np.random.Generator) -> None:
         target = self.grades(source)[[example.item]] >= self.relevant_from

@@ -112,7 +112,7 @@ class Reading(TextTask):
             text = "".join(filter(None, source.column(column)[:_SAMPLE]))
             return len(_HAN.findall(text)) > len(_WORD.findall(text))
 
-        return source.once(f"chinese {column}", count)
+        return source.cached(f"chinese {column}", count)
 
     def check(self, source: TableSource, *, labelled: bool) -> None:
         self.columns_of(source)
@@ -148,7 +148,7 @@ class Reading(TextTask):
 
     def _answers(self, source: TableSource) -> Answers:
         context, answers = self.texts[1], self.label_column
-        return source.once(
+        return source.cached(
             f"{answers} in {context}", lambda: find_answers(source, context, answers)
         )
 
@@ -375,7 +375,7 @@ def _impossible(source: TableSource) -> np.ndarray:
         known = source.column("impossible") if "impossible" in source.columns else [False]
         return np.broadcast_to(np.array(known, bool), len(source))
 
-    return source.once("impossible rows", read)
+    return source.cached("impossible rows", read)
 
 
 def _best_text(prediction: Mapping[str, Any]) -> str:

@@ -74,7 +74,7 @@ class Regression(TextTask):
 
     def targets(self, source: TableSource) -> np.ndarray:
         """(rows,) float64 in the units of the file; NaN where a row has no number."""
-        return source.once(f"numbers {self.name}", lambda: label_values.numbers(self, source))
+        return source.cached(f"numbers {self.name}", lambda: label_values.numbers(self, source))
 
     def label(self, example: Example, source: Any, rng: np.random.Generator) -> None:
         target = self._inside(self.targets(source)[[example.item]])

@@ -14,6 +14,7 @@ from torch import nn
 from palm_ds.common import rng as keyed
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.ernie_dataset import open_ernie
+from palm_ds.corpus.manifest import UNITS
 from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.data.blend_dataset import Feed, make_feeds
 from palm_ds.data.budgets import Measure
@@ -37,6 +38,7 @@ from palm_ds.weights import weights_folder as weights
 
 AnyStream: TypeAlias = Stream | ExampleStream
 _FEW_ROWS = 20  # scores on fewer move by five points with a single row
+_PLURAL = {"word": "words", "phrase": "phrases", "entity": "entities"}
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -208,6 +210,30 @@ def check_tables(recipe: Recipe, data: Data) -> None:
                     task.check(source, labelled=True)
 
 
+def check_units(recipe: Recipe, data: Data) -> None:
+    """Raises UserError for a unit that a task masks and its corpora lack."""
+    for task in recipe.built_tasks.values():
+        corpora = [source.corpus for _, source, _ in data.train[task.source]]
+        for unit in task.required_units():
+            if not any(corpus.count_units(unit) for corpus in corpora):
+                where = ", ".join(str(corpus.path) for corpus in corpora)
+                raise UserError(
+                    f"tasks.{task.name}.units: {unit}, but {where} has none; remove it, or prepare "
+                    f"the corpus again with a lexicon (--lexicon_{unit} FILE) or more text"
+                )
+
+
+def about_corpora(data: Data) -> list[str]:
+    """A line for each corpus: how many units of each kind it has."""
+    return [_about_corpus(corpus) for corpus in data.corpora.values()]
+
+
+def _about_corpus(corpus: Corpus) -> str:
+    known = [name for name in UNITS if name in corpus.marks]
+    counts = [f"{corpus.count_units(name):,} {_PLURAL[name]}" for name in known]
+    return f"{corpus.path}: {', '.join([f'{corpus.manifest.tokens:,} tokens', *counts])}"
+
+
 def few_held_out(recipe: Recipe, data: Data) -> list[str]:
     """A line for each table of which so few rows are held out that their scores say little."""
     sizes = {
@@ -310,7 +336,26 @@ def build_held_out(recipe: Recipe, data: Data) -> HeldOut:
     """The held-out rows of a recipe; the same for every seed of one recipe's tasks."""
     feeds, _ = _feeds(recipe, recipe.plan.blends, data.held_out, seed=0, fixed=True)
     feeds = [feed for feed in feeds if len(feed.source)]
+    for feed in feeds:
+        _check_held_out(recipe, data, feed)
     return held_out(feeds, recipe.evaluate.examples, recipe.length, data.vocabulary.pad)
+
+
+def _check_held_out(recipe: Recipe, data: Data, feed: Feed) -> None:
+    """Raises UserError that names the share if too little is held out for a task to read."""
+    name = feed.tasks[0].source
+    try:
+        assert len(feed.items)
+    except UserError as error:
+        if recipe.sources[name].validation:
+            raise
+        held = sum(len(source) for _, source, _ in data.held_out[name])
+        count = held + sum(len(source) for _, source, _ in data.train[name])
+        of = "rows" if recipe.sources[name].table else "documents"
+        raise UserError(
+            f"held_out: {recipe.held_out:g} of {count} {of} of sources.{name} holds out {held}, "
+            f"too few to evaluate on ({error}); increase it, or give sources.{name}.validation"
+        ) from None
 
 
 def build_model(

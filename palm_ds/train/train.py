@@ -24,10 +24,12 @@ from palm_ds.runtime.processes import Processes
 from palm_ds.train.build import (
     AnyStream,
     Data,
+    about_corpora,
     build_held_out,
     build_model,
     build_stream,
     check_tables,
+    check_units,
     few_held_out,
     open_data,
     settle,
@@ -112,6 +114,7 @@ def open_run(
     run = replace(run, recipe=settle(run.recipe, data))
     recipe = run.recipe
     check_tables(recipe, data)
+    check_units(recipe, data)
     check_folder(run, data)
     validation = build_held_out(recipe, data)
     best = Best(recipe.evaluate, recipe.built_tasks)
@@ -127,7 +130,7 @@ def open_run(
     lineage = _lineage(run, model, data)
     origin = find_origin(run, model, lineage, stream, processes, say)
     say(overview(run, stream, model, processes.world))
-    for text in few_held_out(recipe, data):
+    for text in [*about_corpora(data), *few_held_out(recipe, data)]:
         say(text)
     apart = [pattern for task in recipe.built_tasks.values() for pattern in task.freeze]
     if dry_run:

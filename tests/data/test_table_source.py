@@ -64,7 +64,11 @@ def test_a_column_is_tokenised_once(vocabulary, tmp_path) -> None:
     source = open_source(write_texts(tmp_path / "t.tsv", 5), vocabulary)
     assert source.encoded("text_a") is source.encoded("text_a")
     calls = []
-    assert [source.once("x", lambda: calls.append(1) or len(calls)) for _ in range(3)] == [1, 1, 1]
+    assert [source.cached("x", lambda: calls.append(1) or len(calls)) for _ in range(3)] == [
+        1,
+        1,
+        1,
+    ]
 
 
 def test_a_row_is_named_by_its_file_and_line(vocabulary, tmp_path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,21 @@ import numpy as np
 import pytest
 
 from palm_ds.common.errors import UserError
+from palm_ds.corpus.writer import write_corpus
 from palm_ds.data.corpus_source import Source
 from palm_ds.data.stages import read_stages
-from palm_ds.train.build import build_held_out, build_stream, measure, open_data, settle
+from palm_ds.text.tokenizer import wordpiece
+from palm_ds.train.build import (
+    about_corpora,
+    build_held_out,
+    build_stream,
+    check_units,
+    measure,
+    open_data,
+    settle,
+)
 from palm_ds.train.recipe import Recipe, make_recipe
-from tests.helpers.small_corpus import write_small_corpus
+from tests.helpers.small_corpus import SPECIALS, write_small_corpus
 
 MASKS, ORDER, APART = "knowledge_masking", "sentence_reordering", "sentence_distance"
 BLENDS = [MASKS, f"{ORDER} + {MASKS}", APART]
@@ -248,3 +259,82 @@ def test_a_whole_run_consumes_what_its_plan_says(corpora, name, mix):
             share = tokens_of[number, blend] / (stage.steps * ROWS * LENGTH)
             assert share == pytest.approx(steps / stage.steps, abs=0.06)
     assert sum(stage.steps for stage in plan.stages) == sum(map(plan.total_of, plan.blends))
+
+
+def bare_corpus(folder: Path, *, phrases: int, documents: int = 6, older: bool = False) -> Path:
+    """Documents of 40 words, the first with so many phrases of two tokens; no entities."""
+    tokenizer = wordpiece([*SPECIALS, *(f"w{i}" for i in range(20))], lower=False)
+    rng = np.random.default_rng(0)
+    made = []
+    for number in range(documents):
+        marks = {name: np.zeros(40, np.uint8) for name in ("sentence", "phrase", "entity")}
+        marks["sentence"][::10] = 1
+        for start in range(0, 3 * phrases * (number == 0), 3):
+            marks["phrase"][start : start + 2] = 1, 2
+        made.append(
+            (f"d{number}", rng.integers(5, 25, 40), marks | {"word": np.ones(40, np.uint8)})
+        )
+    write_corpus(folder, made, tokenizer)
+    if older:
+        state = json.loads((folder / "manifest.json").read_text())
+        del state["units"]
+        (folder / "manifest.json").write_text(json.dumps(state))
+    return folder
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_the_units_of_each_corpus_are_counted(tmp_path: Path, older: bool) -> None:
+    folder = bare_corpus(tmp_path / "bare", phrases=4, older=older)
+    units = {MASKS: {"source": "text", "units": ["word", "phrase"]}}
+    made = recipe(tmp_path, [{MASKS: 1}], tasks=units, sources={"text": {"corpus": str(folder)}})
+    data = open_data(made)
+    check_units(made, data)
+    assert about_corpora(data) == [f"{folder}: 240 tokens, 240 words, 4 phrases, 0 entities"]
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_unit_that_the_corpora_lack_is_refused(tmp_path: Path, older: bool) -> None:
+    folder = bare_corpus(tmp_path / "bare", phrases=0, older=older)
+    sources = {"text": {"corpus": str(folder)}}
+    made = recipe(tmp_path, [{MASKS: 1}], tasks={MASKS: {"source": "text"}}, sources=sources)
+    with pytest.raises(UserError) as caught:
+        check_units(made, open_data(made))
+    assert str(caught.value).startswith(
+        f"tasks.{MASKS}.units: phrase, but {folder} has none; remove it, or prepare the corpus "
+    )
+    words = {MASKS: {"source": "text", "units": ["token"]}, "b": {"kind": MASKS, "source": "text"}}
+    words["b"]["units"] = ["word"]  # pyright: ignore[reportArgumentType]
+    made = recipe(tmp_path, [{MASKS: 1}], tasks=words, sources=sources)
+    check_units(made, open_data(made))
+
+
+def test_one_corpus_of_a_mixture_may_lack_a_unit(tmp_path: Path) -> None:
+    folders = [bare_corpus(tmp_path / f"{n}", phrases=n) for n in (0, 2)]
+    mix = {"text": {"mix": {str(folder): 1.0 for folder in folders}}}
+    tasks = {MASKS: {"source": "text", "units": ["word", "phrase"]}}
+    made = recipe(tmp_path, [{MASKS: 1}], tasks=tasks, sources=mix)
+    data = open_data(made)
+    check_units(made, data)
+    assert [line.split(", ")[2] for line in about_corpora(data)] == ["0 phrases", "2 phrases"]
+
+
+def test_too_little_held_out_names_the_share(tmp_path: Path) -> None:
+    """0.01 of 150 dialogues holds out one or two, where a fake reply needs two to be drawn from."""
+    tokenizer = wordpiece([*SPECIALS, *(f"w{i}" for i in range(20))], lower=False)
+    marks = {"sentence": np.tile([1, 0, 0, 0], 3), "role": np.repeat([0, 1, 0], 4)}
+    made = [(f"d{n}", np.arange(5, 17), marks) for n in range(60)]
+    write_corpus(tmp_path / "talk", made, tokenizer, marks=("sentence", "role"))
+    values: dict[str, Any] = {
+        "tasks": {"talk": {"kind": "dialogue_language_model", "source": "text"}},
+        "sources": {"text": {"corpus": str(tmp_path / "talk")}},
+    }
+    few = recipe(tmp_path, [{"talk": 1}], held_out=0.001, **values)
+    with pytest.raises(UserError) as caught:
+        build_held_out(few, open_data(few))
+    assert str(caught.value).startswith(
+        "held_out: 0.001 of 60 documents of sources.text holds out 1, too few to evaluate on "
+        "(tasks.talk: "
+    )
+    assert "increase it, or give sources.text.validation" in str(caught.value)
+    enough = recipe(tmp_path, [{"talk": 1}], held_out=0.2, **values)
+    assert build_held_out(enough, open_data(enough)).rows

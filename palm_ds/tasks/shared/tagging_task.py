@@ -79,7 +79,7 @@ class TagsTask(TextTask):
 
     def words(self, source: TableSource) -> Words:
         """The words of all rows, encoded."""
-        return source.once(
+        return source.cached(
             f"words {self.name} {self.units}",
             lambda: source.words(self.columns_of(source)[0], self.units or "words"),
         )
@@ -194,7 +194,7 @@ class TagsTask(TextTask):
 
     def targets(self, source: TableSource) -> np.ndarray:
         """(words of all rows,) int64 tags; -1 in rows that have no labels it knows."""
-        return source.once(
+        return source.cached(
             f"tags {self.trained} {self.name} {self.labels}", lambda: self._targets(source)
         )
 

@@ -1,0 +1,49 @@
+"""What a corpus and a table have in common as sources: cached results, the held-out share, and
+token frequencies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import numpy as np
+
+from palm_ds.common import rng as keyed
+from palm_ds.common.errors import UserError
+
+T = TypeVar("T")
+
+
+class CachesResults:
+    """A source on which tasks store what they compute from it."""
+
+    def cached(self, name: str, make: Callable[[], T]) -> T:
+        """`make()`, called only the first time."""
+        results = self.__dict__.setdefault("_cached", {})
+        if name not in results:
+            results[name] = make()
+        return results[name]
+
+
+def train_heldout_split(
+    count: int, share: float, *, where: str, of: str, at_least_one: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers to train on and those held out, ascending. Whether a document or row is held out
+    depends on its number alone, so every run over the same data agrees. `where` and `of` (what is
+    counted) are for the message if nothing is left to train on."""
+    numbers = np.arange(count)
+    draw = keyed.uniform(keyed.key("held out"), numbers, 1)[:, 0]
+    out = draw < share
+    if at_least_one and share > 0 and count and not out.any():
+        out[draw.argmin()] = True
+    if share > 0 and count and out.all():
+        raise UserError(f"{where}: held_out {share} leaves none of {count} {of} to train on")
+    return numbers[~out], numbers[out]
+
+
+def unigram_frequencies(texts: Iterable[np.ndarray], size: int) -> np.ndarray:
+    """(size,) relative frequencies of token ids, one added to each count: the unigram baseline."""
+    counts = np.ones(size, np.float64)
+    for ids in texts:
+        counts += np.bincount(ids, minlength=size)
+    return counts / counts.sum()
