@@ -95,6 +95,16 @@ def test_links_to_files_outside_the_site_become_text() -> None:
     )
 
 
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_the_files_that_pages_name_exist(path: Path) -> None:
+    """As `palm_ds/data/task.py`, or from the package: `data/task.py`; folders end with a slash."""
+    text = path.read_text(encoding="utf-8")
+    named = re.findall(r"`((?:palm_ds|[a-z_]+)/(?:[a-z_0-9]+/)*(?:[a-z_0-9]+\.py)?)`", text)
+    ours = [n for n in named if n.startswith("palm_ds/") or n.endswith(".py")]
+    missing = {n for n in ours if not any((base / n).exists() for base in (ROOT, ROOT / "palm_ds"))}
+    assert missing == set()
+
+
 @pytest.mark.parametrize("path", [*PAGES, *SETTINGS], ids=name_of)
 def test_pages_are_in_plain_english(path: Path) -> None:
     if path.name in GENERATED:
