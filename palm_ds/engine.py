@@ -13,7 +13,7 @@ The same program runs under `deepspeed`, `torchrun`, `mpirun` (with mpi4py) and 
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,6 +39,8 @@ from palm_ds.runtime.optimizer import (
     rate_factors,
 )
 from palm_ds.runtime.processes import Watchdog, accelerator, start, stop
+
+log = logging.getLogger(__name__)
 
 _COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 _SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
@@ -311,9 +313,10 @@ class Engine:
         self, folder: str | Path, *, warn: Callable[[str], None] | None = None
     ) -> dict[str, Any] | None:
         """Continue from the newest good checkpoint in `folder`: the state it was saved with, or
-        None where there is no checkpoint. `warn` is told of bad ones (default: stderr)."""
+        None if there is no checkpoint. `warn` gets a line for each bad one; by default it is
+        logged."""
         self._watchdog.beat()
-        found = checkpoint.find(Path(folder), group=self.processes, warn=warn or warn_on_stderr)
+        found = checkpoint.find(Path(folder), group=self.processes, warn=warn or log.warning)
         if found is None:
             return None
         self.restore(found)
@@ -394,10 +397,6 @@ class _Sums:
             loss, correct = outputs[task].loss_sum.detach(), outputs[task].correct.detach()
             self.loss[task] = self.loss[task] + loss if task in self.loss else loss
             self.correct[task] = self.correct[task] + correct if task in self.correct else correct
-
-
-def warn_on_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _check_precision(machine: Machine, device: torch.device) -> None:

@@ -25,6 +25,7 @@ from palm_ds.api.predictions import asked, predictions_of, scores_of
 from palm_ds.api.pretrained import Encoder
 from palm_ds.api.train_settings import merged, read_settings
 from palm_ds.common.errors import UserError
+from palm_ds.common.messages import plain_messages
 from palm_ds.common.plugins import with_names
 from palm_ds.data.task_with_data import Rows, TaskWithData, files
 from palm_ds.inference.predictor import Predictor, asked_tasks, batch_tokens_for, open_predictor
@@ -212,7 +213,8 @@ class Session(ABC):
             leave_at_exit()
             self._predictor = None
             console = Console(width=140, force_terminal=False, force_jupyter=False)
-            opened = open_run(self.run, console=console, data=self.data)
+            with plain_messages():
+                opened = open_run(self.run, console=console, data=self.data)
             assert opened is not None
             weakref.finalize(self, opened.close_log)
             self._opened, self.cur_train_step = opened, opened.first

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         return command_of(launcher, "pretrain", variant.file, *machine, *folder)
 
     stop_on_signals()
-    run_all(found, command, say)
+    run_all(found, command)
     say(compare(ablation, found))
     say(f"also in {ablation.out / 'ablation.md'} and ablation.json")
     return 0

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     failed: dict[str, str] = {}
     if not args.table:
         stop_on_signals()
-        failed = run_all(found, command, slots_of(args.jobs, bool(args.launcher)), say)
+        failed = run_all(found, command, slots_of(args.jobs, bool(args.launcher)))
     say(compare(found, failed, out))
     say(f"also in {out / 'suite.md'} and suite.json")
     return 1 if failed else 0

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from palm_ds.common.messages import plain_messages
+
 
 class UserError(ValueError):
     """Something a person can put right. Its message is one line and stands for itself."""
@@ -21,9 +23,11 @@ def suggest(wrong: str, known: Iterable[str]) -> str:
 
 @contextmanager
 def exit_on_user_error() -> Iterator[None]:
-    """The door of every command: a UserError becomes `error: ...` and exit code 2."""
+    """The door of every command: messages are shown, and a UserError becomes `error: ...` and exit
+    code 2."""
     try:
-        yield
+        with plain_messages():
+            yield
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(2)

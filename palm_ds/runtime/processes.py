@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.messages import only_warnings
 from palm_ds.runtime.ds_config import Machine
 from palm_ds.runtime.ds_config_check import quieten
 
@@ -84,7 +85,10 @@ def start(machine: Machine) -> Processes:
             _check_mpi()
             deepspeed.init_distributed(timeout=timeout, verbose=False)
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
-    return Processes()
+    processes = Processes()
+    if processes.rank > 0:
+        only_warnings()
+    return processes
 
 
 def stop() -> None:
@@ -178,7 +182,7 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._closed.wait(min(self._seconds / 10, 5.0)):
             if time.monotonic() - self._last > self._seconds:
-                print(
+                print(  # not logged: the thread that hangs may hold the logger's lock
                     f"error: no step for {self._seconds / 60:g} minutes; giving up "
                     f"(exit code {WATCHDOG_EXIT})",
                     file=sys.stderr,

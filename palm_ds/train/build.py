@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
@@ -35,6 +36,8 @@ from palm_ds.text.tokens import SpecialTokens
 from palm_ds.train.evaluate import HeldOut, held_out
 from palm_ds.train.recipe import Recipe, SourceSettings
 from palm_ds.weights import weights_folder as weights
+
+log = logging.getLogger(__name__)
 
 AnyStream: TypeAlias = Stream | ExampleStream
 _FEW_ROWS = 20  # scores on fewer move by five points with a single row
@@ -364,10 +367,10 @@ def build_model(
     vocabulary: SpecialTokens,
     *,
     device: torch.device,
-    say: Callable[[str], None] = lambda line: None,
+    level: int = logging.DEBUG,
 ) -> Model:
-    """Backbone and heads with their first weights, each a function of (seed, its own name); `say`
-    is told which form of each kernel was chosen, and why."""
+    """Backbone and heads with their first weights, each a function of (seed, its own name). The
+    chosen kernels, and why they were chosen, are logged at `level`."""
     config = full_config(recipe.backbone_config, vocabulary)
     kernels, lines = choose_kernels(
         {**machine.kernels, **({"compile": "on"} if machine.compile else {})},
@@ -376,7 +379,7 @@ def build_model(
         config=config,
     )
     for line in lines:
-        say(line)
+        log.log(level, "%s", line)
     torch.manual_seed(keyed.key(recipe.seed, "backbone") >> 1)
     backbone = build_backbone(config, kernels, recompute=machine.activation_checkpointing)
     heads: dict[str, nn.Module] = {}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from safetensors.torch import load_file
 
 from palm_ds import __version__
 from palm_ds.data.corpus_source import Source
-from palm_ds.engine import Engine, start, stop, warn_on_stderr
+from palm_ds.engine import Engine, start, stop
 from palm_ds.inference import fill_mask
 from palm_ds.model.check_custom_encoder import try_backbone
 from palm_ds.model.heads import MaskedWordHead
@@ -46,6 +47,8 @@ from palm_ds.train.run_folder import Run, check_folder, overview, write_folder
 from palm_ds.weights import weights_folder as weights
 from palm_ds.weights.formats.huggingface.model_card import Made
 from palm_ds.weights.formats.native import WEIGHTS
+
+log = logging.getLogger(__name__)
 
 
 def train(run: Run, event_handler: EventHandler | None = None, *, dry_run: bool = False) -> int:
@@ -121,25 +124,22 @@ def open_run(
     best.check({task.name for feed in validation.feeds for task in feed.tasks})
     processes = start(run.machine)
     stream = build_stream(recipe, data, partial(run.machine.room_for, world=processes.world))
-
-    def say(text: str) -> None:
-        if processes.rank == 0:
-            print(text, flush=True)
-
-    model = build_model(recipe, run.machine, data.vocabulary, device=processes.device, say=say)
+    model = build_model(
+        recipe, run.machine, data.vocabulary, device=processes.device, level=logging.INFO
+    )
     lineage = _lineage(run, model, data)
-    origin = find_origin(run, model, lineage, stream, processes, say)
-    say(overview(run, stream, model, processes.world))
+    origin = find_origin(run, model, lineage, stream, processes)
+    log.info("%s", overview(run, stream, model, processes.world))
     for text in [*about_corpora(data), *few_held_out(recipe, data)]:
-        say(text)
+        log.info("%s", text)
     apart = [pattern for task in recipe.built_tasks.values() for pattern in task.freeze]
     if dry_run:
         stream.batches(0, 0, 1, stream.rows)
         freeze(model, recipe.optimizer.freeze)
         Resting(apart, [name for name, _ in model.named_parameters()])
         if best.named:
-            say(f"evaluate.best: whether there is a {recipe.evaluate.best} shows before step 1")
-        say("dry run: everything fits together; nothing was trained")
+            log.info("evaluate.best: step 1 shows whether %s exists", recipe.evaluate.best)
+        log.info("dry run: everything fits together; nothing was trained")
         return None
     engine = Engine(
         model,
@@ -155,7 +155,7 @@ def open_run(
         few = evaluate(engine, validation.some(best.named, engine.world), recipe.built_tasks)
         if best.named in few:
             best.metric(few[best.named])
-    first = origin.enter(engine, stream, say)
+    first = origin.enter(engine, stream)
     best.restore(origin.found.state.get("best", {}) if origin.found else {})
     loop = Loop(
         run=run,
@@ -198,12 +198,12 @@ class Origin:
             return self.found.parameters
         return self.inheritance.steps if self.inheritance else None
 
-    def enter(self, engine: Engine, stream: AnyStream, say: Callable[[str], None]) -> int:
+    def enter(self, engine: Engine, stream: AnyStream) -> int:
         """Put engine and stream there; the step that is next."""
         if self.found:
             engine.restore(self.found)
             if self.found.layout != engine.layout:
-                say(f"goes on with {engine.layout}; saved with {self.found.layout}")
+                log.info("resumes with %s; saved with %s", engine.layout, self.found.layout)
             stream.begun = dict(self.found.state["begun"])
             stream.seek(self.found.state["cursor"])
             return self.found.state["step"]
@@ -219,21 +219,20 @@ def find_origin(
     lineage: Lineage,
     stream: AnyStream,
     processes: Processes,
-    say: Callable[[str], None],
 ) -> Origin:
     """Own last good checkpoint, else the run to extend, else `init_from`, else scratch."""
     recipe = run.recipe
-    found = checkpoint.find(run.checkpoints, group=processes, warn=warn_on_stderr)
+    found = checkpoint.find(run.checkpoints, group=processes, warn=log.warning)
     if found:
         return Origin(found=found)
     if recipe.extend:
         feeds = [feed.name for feed in stream.feeds]
         old = Path(recipe.extend)
-        taken = inherit(old, model, lineage, feeds, group=processes, warn=warn_on_stderr)
-        say("\n".join(taken.lines()))
+        taken = inherit(old, model, lineage, feeds, group=processes, warn=log.warning)
+        log.info("%s", "\n".join(taken.lines()))
         return Origin(inheritance=taken)
     if recipe.init_from:
-        say("\n".join(weights.load_weights(Path(recipe.init_from), model).lines()))
+        log.info("%s", "\n".join(weights.load_weights(Path(recipe.init_from), model).lines()))
     return Origin()
 
 

@@ -71,7 +71,7 @@ def test_two_processes_one_and_two_again(small, tmp_path) -> None:
     Started(TWO, recipe, machines[0], run).cut(after=7)
     Started(ALONE, recipe, machines[1], run).cut(after=17)
     output = Started(TWO, recipe, machines[2], run).end()
-    assert "goes on with 2 processes, ZeRO 2, fp32; saved with 1 process, ZeRO 3, fp32" in output
+    assert "resumes with 2 processes, ZeRO 2, fp32; saved with 1 process, ZeRO 3, fp32" in output
     found = losses(run)
     assert len(found) == 30
     assert largest_difference(found, plain(tmp_path, recipe)) < 1e-5
@@ -102,7 +102,7 @@ def test_extended_by_a_task(small, tmp_path) -> None:
     extend = ("--extend", str(old))
     Started(ALONE, longer, three, new, *extend).cut(after=8)
     output = Started(TWO, longer, one, new, *extend).end()
-    assert "goes on with 2 processes, ZeRO 1" in output
+    assert "resumes with 2 processes, ZeRO 1" in output
     assert len(losses(new)) == 16
     # With a learning rate of next to nothing the old weights are what they were (how losses go on
     # with moments and all is in test_engine.py).

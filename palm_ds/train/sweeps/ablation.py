@@ -9,6 +9,7 @@ not run again, one that was interrupted goes on.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ from palm_ds.train.recipe import Recipe, make_recipe, read_values
 from palm_ds.train.report.run_log import FILE, read_metrics
 from palm_ds.train.run_folder import Run, check_folder
 from palm_ds.train.sweeps.subprocesses import run_alone
+
+log = logging.getLogger(__name__)
 
 SCHEDULES = ("sequential", "joint", "continual")
 """What is compared unless said otherwise."""
@@ -124,7 +127,6 @@ def _mix(base: Recipe) -> str:
 def run_all(
     found: Sequence[Variant],
     command: Callable[[Variant], Sequence[str]],
-    say: Callable[[str], None] = print,
 ) -> None:
     """Train every variant that is not done, each in processes of its own. `command` is what starts
     one. Raises UserError where a run does not come to its end."""
@@ -134,9 +136,10 @@ def run_all(
     for number, variant in enumerate(found, 1):
         title = f"{variant.name} ({number} of {len(found)})"
         if variant.scores() is not None:
-            say(f"== {title}: done, in {variant.run.folder}")
+            log.info("== %s: done, in %s", title, variant.run.folder)
             continue
-        say(f"== {title}: {variant.run.recipe.plan.steps:,} steps, in {variant.run.folder}")
+        steps = f"{variant.run.recipe.plan.steps:,}"
+        log.info("== %s: %s steps, in %s", title, steps, variant.run.folder)
         _write(variant.file, yaml.safe_dump(dict(variant.values), sort_keys=False))
         code = run_alone(command(variant))
         if code:

@@ -10,6 +10,7 @@ cell and is tried again by the next call.
 from __future__ import annotations
 
 import copy
+import logging
 import re
 import statistics
 import subprocess
@@ -28,6 +29,8 @@ from palm_ds.common.json_files import write_json
 from palm_ds.train.recipe import differences, make_recipe, read_values, read_yaml
 from palm_ds.train.report.run_log import FILE, read_metrics
 from palm_ds.train.sweeps.subprocesses import start_alone, stop
+
+log = logging.getLogger(__name__)
 
 _PAIR = {"text_a": "sentence1", "text_b": "sentence2"}
 KNOWN: dict[str, dict[str, Any]] = {
@@ -301,13 +304,12 @@ def run_all(
     found: Sequence[Member],
     command: Callable[[Member], Sequence[str]],
     slots: Sequence[Mapping[str, str]],
-    say: Callable[[str], None] = print,
 ) -> dict[str, str]:
     """Run every member that is not done, one at a time in each slot, whose environment it gets;
     {title: why} of those that failed. Interrupted, it waits until the runs have saved."""
     todo = [member for member in found if member.scores() is None]
     if len(todo) < len(found):
-        say(f"{len(found) - len(todo)} of {len(found)} runs are done")
+        log.info("%d of %d runs are done", len(found) - len(todo), len(found))
     free, running, failed = list(range(len(slots))), [], {}
     with ExitStack() as open_files:
         try:
@@ -315,12 +317,13 @@ def run_all(
                 while todo and free:
                     slot = free.pop(0)
                     running.append(_begin(todo.pop(0), command, slots[slot], slot, open_files))
-                    say(f"== {running[-1].member.title}: in {running[-1].member.folder}")
+                    member = running[-1].member
+                    log.info("== %s: in %s", member.title, member.folder)
                 time.sleep(0.1)
                 for each in [each for each in running if each.child.poll() is not None]:
                     running.remove(each)
                     free.append(each.slot)
-                    if why := _ended(each, say):
+                    if why := _ended(each):
                         failed[each.member.title] = why
         except KeyboardInterrupt:
             stop([each.child for each in running])
@@ -343,16 +346,16 @@ def _begin(
     return _Running(member=member, child=child, slot=slot, began=time.monotonic())
 
 
-def _ended(each: _Running, say: Callable[[str], None]) -> str:
+def _ended(each: _Running) -> str:
     """Why a run failed; empty: it did not."""
     member, code, scores = each.member, each.child.returncode, each.member.scores()
     if code or scores is None:
         why = member.failure() if code else "it stopped before its end, or evaluated nothing"
-        say(f"== {member.title}: failed (exit code {code}): {why}")
+        log.info("== %s: failed (exit code %d): %s", member.title, code, why)
         return f"exit code {code}: {why}"
     seconds = time.monotonic() - each.began
     named = [f"{t} {m} {v:.4f}" for t, values in scores.items() for m, v in values.items()]
-    say(f"== {member.title}: done in {seconds:.0f} s: {', '.join(named)}")
+    log.info("== %s: done in %.0f s: %s", member.title, seconds, ", ".join(named))
     return ""
 
 
@@ -363,7 +366,6 @@ def compare(
     found: Sequence[Member],
     failed: Mapping[str, str],
     out: Path,
-    say: Callable[[str], None] = print,
 ) -> str:
     """The table; also written to OUT/suite.md and suite.json."""
     record = {name: _record([m for m in found if m.name == name], failed) for name in _names(found)}

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import re
 import shutil
-import sys
 import time
 import urllib.error
 import urllib.parse
@@ -31,6 +31,8 @@ from typing import Any
 from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError
 from palm_ds.common.file_hash import sha256_of_file
+
+log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes so far and, if known, the size of the whole file."""
@@ -111,7 +113,7 @@ def _fetch(part: _Part, patience: Patience, progress: Progress) -> None:
             wait = patience.wait * 2 ** (failed - 1) if broken.wait is None else broken.wait
             wait = min(wait, patience.longest_wait)
             if wait >= 1:
-                print(f"{part.url}: {broken}; again in {wait:.0f} s", file=sys.stderr, flush=True)
+                log.warning("%s: %s; again in %.0f s", part.url, broken, wait)
             time.sleep(wait)
 
 
@@ -317,7 +319,7 @@ def locked(file: Path, name: str) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"{name}: another process is working on it; waiting", file=sys.stderr, flush=True)
+            log.warning("%s: another process is working on it; waiting", name)
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 

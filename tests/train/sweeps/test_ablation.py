@@ -168,19 +168,21 @@ def trained(folder: Path, end: str = "done") -> Any:
     return command, started
 
 
-def test_runs_that_are_done_are_not_run_again(tmp_path):
+def test_runs_that_are_done_are_not_run_again(tmp_path, caplog):
+    caplog.set_level("INFO", "palm_ds")
     write_small_corpus(tmp_path / "corpus", documents=20)
     asked = ablation(tmp_path, CONTINUAL, schedules=["joint", "sequential"])
     command, started = trained(tmp_path)
-    said: list[str] = []
-    run_all(variants(asked), command, said.append)
+    run_all(variants(asked), command)
     assert started == ["joint", "sequential"]
-    assert said[0] == f"== joint (1 of 2): 18 steps, in {tmp_path / 'out' / 'joint'}"
-    run_all(variants(asked), command, said.append)
+    assert caplog.messages[0] == f"== joint (1 of 2): 18 steps, in {tmp_path / 'out' / 'joint'}"
+    run_all(variants(asked), command)
     assert started == ["joint", "sequential"]
-    assert said[-1] == f"== sequential (2 of 2): done, in {tmp_path / 'out' / 'sequential'}"
+    assert (
+        caplog.messages[-1] == f"== sequential (2 of 2): done, in {tmp_path / 'out' / 'sequential'}"
+    )
     more = ablation(tmp_path, CONTINUAL, schedules=["joint", "continual"])
-    run_all(variants(more), command, said.append)
+    run_all(variants(more), command)
     assert started == ["joint", "sequential", "continual"]
     written = read_recipe(tmp_path / "out" / "continual.yaml")
     assert written.plan == variants(more)[1].run.recipe.plan
@@ -195,13 +197,13 @@ def test_a_run_without_an_end_ends_the_ablation_and_goes_on_the_next_time(tmp_pa
     found = variants(ablation(tmp_path, CONTINUAL, schedules=["joint", "sequential"]))
     command, started = trained(tmp_path, end)
     with pytest.raises(UserError, match=message) as error:
-        run_all(found, command, lambda line: None)
+        run_all(found, command)
     assert "\n" not in str(error.value)
     assert started == ["joint"]
     if end == "broken":  # its log says that it was done
         (tmp_path / "out" / "joint" / "metrics.jsonl").unlink()
     command, started = trained(tmp_path)
-    run_all(found, command, lambda line: None)
+    run_all(found, command)
     assert started == ["joint", "sequential"]
 
 
@@ -214,7 +216,7 @@ def test_a_folder_of_another_recipe_is_refused_before_anything_runs(tmp_path):
     (other.folder / "recipe.yaml").write_text(yaml.safe_dump(kept))
     command, started = trained(tmp_path)
     with pytest.raises(UserError, match="sequential: holds a run of a different.*seed: 5 -> 1"):
-        run_all(found, command, lambda line: None)
+        run_all(found, command)
     assert started == []
 
 
@@ -223,7 +225,7 @@ def test_the_table_and_the_files_it_is_in(tmp_path):
     asked = ablation(tmp_path, CONTINUAL, schedules=["joint", "continual"])
     found = variants(asked)
     command, _ = trained(tmp_path)
-    run_all(found, command, lambda line: None)
+    run_all(found, command)
     text = compare(asked, found)
     assert text.splitlines() == [
         "| task              | held out     |       joint |   continual |",

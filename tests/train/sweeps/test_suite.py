@@ -192,10 +192,11 @@ def test_runs_of_another_recipe_are_not_mixed_in(tmp_path):
 # Running them ----------------------------------------------------------------------------------
 
 
-def test_a_failed_run_is_no_lost_suite_and_is_tried_again(tmp_path):
-    found, said = made(tmp_path), []
+def test_a_failed_run_is_no_lost_suite_and_is_tried_again(tmp_path, caplog):
+    caplog.set_level("INFO", "palm_ds")
+    found = made(tmp_path)
     command = training(tmp_path, {"a, seed 2": "broken", "b, seed 1": "stopped"})
-    failed = run_all(found, command, [{}, {}], said.append)
+    failed = run_all(found, command, [{}, {}])
     assert failed == {
         "a, seed 2": "exit code 2: error: train.tsv:7: no label",
         "b, seed 1": "exit code 0: it stopped before its end, or evaluated nothing",
@@ -203,10 +204,10 @@ def test_a_failed_run_is_no_lost_suite_and_is_tried_again(tmp_path):
     text = compare(found, failed, tmp_path)
     assert "2 of 3, 1 failed" in text
     assert "error: train.tsv:7" in (tmp_path / "suite.md").read_text()
-    assert run_all(found, training(tmp_path), [{}], said.append) == {}
+    assert run_all(found, training(tmp_path), [{}]) == {}
     starts = {m.title: len((m.folder / "started").read_text().split()) for m in found}
     assert starts == {m.title: 2 if m.title in failed else 1 for m in found}
-    assert "4 of 6 runs are done" in said
+    assert "4 of 6 runs are done" in caplog.messages
     record = json.loads((tmp_path / "suite.json").read_text())
     assert record["failed"] == failed and record["sets"]["a"]["missing"] == [2]
 
@@ -223,7 +224,7 @@ def test_one_run_at_a_time_in_each_slot(tmp_path):
         arguments = [str(member.folder), str(member.seed), "done", "0.3", str(time.time())]
         return [sys.executable, str(program), *arguments]
 
-    assert run_all(found, command, [{"SLOT": "0"}, {"SLOT": "1"}], lambda line: None) == {}
+    assert run_all(found, command, [{"SLOT": "0"}, {"SLOT": "1"}]) == {}
     spans: dict[str, list[tuple[float, float]]] = {}
     for member in found:
         slot, begin, end = (member.folder / "slot").read_text().split()
@@ -241,7 +242,7 @@ def test_interrupted_it_stops_its_runs_and_goes_on_later(tmp_path):
         "from palm_ds.train.sweeps.suite import run_all; "
         "from tests.train.sweeps.test_suite import made, training; "
         "signal.signal(signal.SIGTERM, interrupt); folder = Path(sys.argv[1]); "
-        "run_all(made(folder, 'a', 2), training(folder, None, 60), [{}, {}], lambda line: None)"
+        "run_all(made(folder, 'a', 2), training(folder, None, 60), [{}, {}])"
     )
     suite = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stderr=subprocess.DEVNULL
@@ -253,7 +254,7 @@ def test_interrupted_it_stops_its_runs_and_goes_on_later(tmp_path):
         time.sleep(0.05)
     os.kill(suite.pid, signal.SIGTERM)
     assert suite.wait(30) != 0
-    assert run_all(found, training(tmp_path), [{}], lambda line: None) == {}
+    assert run_all(found, training(tmp_path), [{}]) == {}
 
 
 # The table -------------------------------------------------------------------------------------
@@ -262,7 +263,7 @@ def test_interrupted_it_stops_its_runs_and_goes_on_later(tmp_path):
 def test_the_table_has_median_and_spread_of_the_weights_that_stay(tmp_path):
     found = made(tmp_path)
     ends = {m.title: "best" for m in found if m.name == "a"}
-    assert run_all(found, training(tmp_path, ends), [{}], lambda line: None) == {}
+    assert run_all(found, training(tmp_path, ends), [{}]) == {}
     text = compare(found, {}, tmp_path)
     assert text.splitlines() == [
         "| data set | metric | median | lowest - highest |      n |",

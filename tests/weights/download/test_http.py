@@ -185,7 +185,7 @@ def test_no_end_and_no_size(server: Server, file: Path) -> None:
 
 
 def test_a_long_wait_is_announced(
-    server: Server, file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: Server, file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     waits: list[float] = []
     monkeypatch.setattr(transfer.time, "sleep", waits.append)
@@ -193,8 +193,9 @@ def test_a_long_wait_is_announced(
     patience = Patience(tries=6, wait=0.5, longest_wait=3)
     fetch(server.url + "/a.tgz", file, patience=patience)
     assert waits == [0.5, 1, 2, 3, 3]
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 4 and said[-1].endswith("503 Service Unavailable; again in 3 s")
+    assert len(caplog.messages) == 4 and caplog.messages[-1].endswith(
+        "503 Service Unavailable; again in 3 s"
+    )
 
 
 def test_nobody_there(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +259,7 @@ def test_of_two_processes_one_downloads(server: Server, file: Path) -> None:
         "fetch(sys.argv[1], Path(sys.argv[2]))"
     )
     command = [sys.executable, "-c", code, server.url + "/a.tgz", str(file)]
-    first = threading.Thread(target=get, args=(server, file))
+    first = threading.Thread(target=fetch, args=(server.url + "/a.tgz", file))  # with patience
     first.start()
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as second:
         assert second.stderr is not None

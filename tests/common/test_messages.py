@@ -1,0 +1,69 @@
+"""Messages are plain lines where nobody configured logging, and go where it was configured."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from palm_ds.common.messages import only_warnings, plain_messages
+
+LIBRARY = logging.getLogger("palm_ds")
+log = logging.getLogger("palm_ds.train")
+
+
+@pytest.fixture(autouse=True)
+def unconfigured() -> Iterator[None]:
+    """As a program finds it, and as it is left."""
+    assert not LIBRARY.handlers and LIBRARY.level == logging.NOTSET
+    yield
+    LIBRARY.handlers.clear()
+    LIBRARY.setLevel(logging.NOTSET)
+
+
+def test_plain_lines_on_stdout_and_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    with plain_messages():
+        log.info("step %d [of] 5 %%", 3)
+        log.warning("checkpoint skipped")
+        log.debug("kernels")
+    log.info("later")
+    assert capsys.readouterr() == ("step 3 [of] 5 %\n", "checkpoint skipped\n")
+    assert not LIBRARY.handlers and LIBRARY.level == logging.NOTSET
+
+
+def test_nested_doors_print_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with plain_messages(), plain_messages():
+        log.info("once")
+    assert capsys.readouterr().out == "once\n"
+
+
+def test_they_follow_what_stands_in_for_stdout(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with plain_messages():
+        monkeypatch.setattr(sys, "stdout", sys.stderr)  # as a live display does
+        log.info("line")
+    monkeypatch.undo()
+    assert capsys.readouterr() == ("", "line\n")
+
+
+def test_a_program_that_sets_a_level_decides(capsys: pytest.CaptureFixture[str]) -> None:
+    LIBRARY.setLevel(logging.ERROR)
+    with plain_messages():
+        log.info("progress")
+        log.warning("warning")
+    assert capsys.readouterr() == ("", "")
+    assert LIBRARY.level == logging.ERROR
+
+
+def test_other_processes_log_warnings_only(capsys: pytest.CaptureFixture[str]) -> None:
+    with plain_messages():
+        only_warnings()
+        log.info("told by the first process")
+        log.warning("of this one")
+    assert capsys.readouterr() == ("", "of this one\n")
+    LIBRARY.setLevel(logging.ERROR)
+    only_warnings()
+    assert LIBRARY.level == logging.ERROR
