@@ -131,8 +131,8 @@ def _type(cls: type, annotation: ast.expr) -> str:
         r"\bdict\[str, Any\]": "keys",
         r"\bbool\b": "true or false",
         r"\bstr\b": "text",
-        r"\bint\b": "whole number",
-        r"\bfloat\b": "number",
+        r"\b(int|NonNegativeInt)\b": "whole number",
+        r"\b(float|NonNegativeFloat)\b": "number",
         r" \| None": ", or none",
         r"\bAny\b": "value",
     }

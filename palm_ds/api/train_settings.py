@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from palm_ds.common import config as settings
+from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError
 from palm_ds.runtime.ds_config import Machine, make_machine, read_machine
 from palm_ds.runtime.processes import accelerator
@@ -94,7 +94,7 @@ class TrainSettings:
 
 def read_settings(values: Mapping[str, Any], where: str) -> TrainSettings:
     """Raises UserError for a keyword that there is not."""
-    return settings.parse(TrainSettings, values, where)
+    return parse(TrainSettings, values, where)
 
 
 def merged(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

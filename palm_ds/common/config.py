@@ -1,67 +1,225 @@
-"""Mappings a person wrote to frozen dataclasses, strictly: an unknown key is an error that names
-the nearest known one, a wrong type says what would be right."""
+"""Configuration, read strictly: files, dotted overrides, dataclasses, differences.
+
+    read_yaml("recipe.yaml")                   {"optimizer": {"lr": 1e-4}, ...}; so does read_json
+    override(values, "optimizer.lr", 2e-4)     in place; parse_override reads `optimizer.lr=2e-4`
+    parse(Recipe, values, "recipe.yaml")       a frozen dataclass, or one line with what is wrong
+    differences(old, new)                      ["optimizer.lr: 0.0001 -> 0.0002"]
+
+A duplicate key is an error, and so is an unknown one, with the nearest known name; a wrong type
+says what would be right.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+import yaml
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 from palm_ds.common.errors import UserError, suggest
 
 T = TypeVar("T")
 
+# ---- files ----
 
-def parse(cls: type[T], values: Any, where: str) -> T:
-    """An instance of a dataclass from nested mappings; `where` is the key they stand under.
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The mapping in a YAML file."""
+    try:
+        values = yaml.load(_read_text(path), Loader=_StrictLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise UserError(f"{path}{line}: not valid YAML: {problem}") from None
+    return _mapping(values, path)
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """The mapping in a JSON file."""
+    try:
+        values = json.loads(_read_text(path), object_pairs_hook=partial(_unique, path))
+    except json.JSONDecodeError as error:
+        place = f"{path}:{error.lineno}:{error.colno}"
+        raise UserError(f"{place}: not valid JSON: {error.msg}") from None
+    return _mapping(values, path)
+
+
+def _read_text(path: str | Path) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: cannot be read as text: {error}") from None
+
+
+def _mapping(values: object, path: str | Path) -> dict[str, Any]:
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected keys and values, got {shorten(values)}")
+    return values
+
+
+def _unique(path: str | Path, pairs: list[tuple[str, object]]) -> dict[str, object]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise UserError(f'{path}: duplicate key "{duplicate}"')
+    return values
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML without duplicate keys."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, str) and key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f'duplicate key "{key}"', key_node.start_mark
+                )
+            seen.add(key if isinstance(key, str) else None)
+        return super().construct_mapping(node, deep)
+
+
+# ---- overrides ----
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`a.b=c` as a dotted key and a value, which is read as YAML."""
+    key, equals, written = text.partition("=")
+    if not equals or not key.strip():
+        raise UserError(f"override {text!r}: expected key=value, such as optimizer.lr=1e-4")
+    try:
+        return key.strip(), yaml.safe_load(written)
+    except yaml.YAMLError:
+        raise UserError(f"override {text!r}: {written!r} is not valid YAML") from None
+
+
+def override(values: dict[str, Any], key: str, value: object) -> None:
+    """Sets a dotted key in place; sections on the way are made if they are missing."""
+    *parents, last = key.split(".")
+    at: object = values
+    for parent in parents:
+        at = at.setdefault(parent, {}) if isinstance(at, dict) else None
+    if not isinstance(at, dict):
+        raise UserError(f"override of {key!r}: `{'.'.join(parents)}` holds no keys")
+    at[last] = value
+
+
+# ---- differences ----
+
+
+def differences(old: object, new: object, where: str = "") -> list[str]:
+    """`key: old -> new` for every leaf that differs."""
+    if old == new:
+        return []
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        keys = [*old, *(key for key in new if key not in old)]
+        found = [differences(old.get(k), new.get(k), f"{where}.{k}".lstrip(".")) for k in keys]
+        return [line for lines in found for line in lines]
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new) > 0:
+        pairs = enumerate(zip(old, new, strict=True))
+        return [line for i, (a, b) in pairs for line in differences(a, b, f"{where}[{i}]")]
+    return [f"{where}: {_shown(old)} -> {_shown(new)}"]
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return f"{len(value)} items" if isinstance(value, list) and len(text) > 200 else text
+
+
+# ---- dataclasses ----
+
+
+def parse(cls: type[T], values: object, where: str, *, strict: bool = False) -> T:
+    """An instance of a dataclass from nested mappings; `where` is the key that holds them.
+
+    `strict`: the values are JSON's, so that `1` is not `true` and `"1"` not a number; in YAML
+    `1e-4` is a text.
 
     >>> parse(Schedule, {"kind": "noam", "warmup": 4000}, "schedule")
     """
-    _check_keys(cls, values, where)
-    config = ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=True)
-    adapter = TypeAdapter(_with_config(cls, config))
+    mapping = _check_keys(cls, values, where)
+    config = ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=not strict)
+    if not hasattr(cls, "__pydantic_config__"):
+        with_config(config)(cls)
+    adapter = TypeAdapter(cls)
     try:
-        return adapter.validate_python(dict(values))
+        if strict:
+            return adapter.validate_json(json.dumps(mapping, default=str), strict=True)
+        return adapter.validate_python(dict(mapping))
     except ValidationError as error:
         raise UserError(_one_line(error, where)) from None
     except UserError as error:
         raise UserError(f"{where}: {error}" if where not in str(error) else str(error)) from None
 
 
-def _with_config(cls: type[T], config: ConfigDict) -> type[T]:
-    if not hasattr(cls, "__pydantic_config__"):
-        cls.__pydantic_config__ = config  # type: ignore[attr-defined]
-    return cls
-
-
-def _check_keys(cls: type, values: Any, where: str) -> None:
+def check_keys(values: object, known: Iterable[str], where: str) -> Mapping[str, Any]:
+    """The values, if they are a mapping with no unknown key."""
     if not isinstance(values, Mapping):
-        raise UserError(f"{where}: expected keys and values, got {values!r}")
-    hints = get_type_hints(cls)
-    known = {field.name for field in dataclasses.fields(cls) if field.init}
-    for key, value in values.items():
+        raise UserError(f"{where}: expected keys and values, got {shorten(values)}")
+    for key in values:
         if key not in known:
             raise UserError(f"{where}.{key}: unknown key{suggest(key, known)}".lstrip("."))
-        hint, each = hints.get(key), {f"{where}.{key}": value}
+    return values
+
+
+def _check_keys(cls: type, values: object, where: str) -> Mapping[str, Any]:
+    """`check_keys` for a dataclass and those in its fields."""
+    hints = get_type_hints(cls)
+    fields = [field.name for field in dataclasses.fields(cls) if field.init]
+    mapping = check_keys(values, fields, where)
+    for key, value in mapping.items():
+        hint, inner = hints.get(key), {f"{where}.{key}": value}
         if get_origin(hint) is dict and isinstance(value, Mapping):  # {name: dataclass}
             hint = get_args(hint)[1]
-            each = {f"{where}.{key}.{name}": inner for name, inner in value.items()}
+            inner = {f"{where}.{key}.{name}": each for name, each in value.items()}
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-            for place, inner in each.items():
-                if isinstance(inner, Mapping):
-                    _check_keys(hint, inner, place.lstrip("."))
+            for place, each in inner.items():
+                if isinstance(each, Mapping):
+                    _check_keys(hint, each, place.lstrip("."))
+    return mapping
+
+
+_EXPECTED = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "string": "text",
+    "dict": "keys and values",
+    "dataclass": "keys and values",
+    "list": "a list",
+    "tuple": "a list",
+}
+"""What is right, by the first word of pydantic's name for a wrong type."""
 
 
 def _one_line(error: ValidationError, where: str) -> str:
     first = error.errors()[0]
     path = ".".join([where, *(str(part) for part in first["loc"])]).strip(".")
-    if first["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
+    kind, context = first["type"], first.get("ctx") or {}
+    if kind in ("missing", "missing_argument", "missing_keyword_only_argument"):
         return f"{path}: missing; it must be given"
     message = first["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
-    if isinstance((first.get("ctx") or {}).get("error"), UserError):
+    if isinstance(context.get("error"), UserError):
         return message if path in message else f"{path}: {message}"
-    message = message.replace("input should be a valid dictionary", "expected keys and values")
-    return f"{path}: {message}, got {first.get('input')!r}"
+    if kind.endswith(("_type", "_parsing", "_from_float")) and kind.split("_")[0] in _EXPECTED:
+        message = f"expected {_EXPECTED[kind.split('_')[0]]}"
+    elif kind == "greater_than_equal":
+        message = f"expected {context['ge']} or more"
+    return f"{path}: {message}, got {shorten(first.get('input'))}"
+
+
+def shorten(value: object) -> str:
+    """A value in at most 60 characters, as JSON writes it."""
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 from rich.console import Console
 
+from palm_ds.common.config import differences
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
 from palm_ds.corpus.annotations import Document, Mark, apply_mark, find_mark
@@ -35,7 +36,6 @@ from palm_ds.corpus.work_dir import (
     COLLOCATIONS,
     LABELS,
     Job,
-    first_difference,
     hash_lexicons,
     locked,
     save_job,
@@ -103,8 +103,8 @@ def _job(folder: Path, manifest: Manifest, inputs: Sequence[str], marks: Sequenc
     )
     there = {"inputs": list(manifest.inputs), "lexicons": options["lexicons"]}
     now = {"inputs": list(job.input_entries()), "lexicons": dict(job.lexicons)}
-    if difference := first_difference(there, now):
-        raise UserError(f"corpus {folder}: was made from another input ({difference})")
+    if changed := differences(there, now):
+        raise UserError(f"corpus {folder}: was made from another input ({changed[0]})")
     return job
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from rich.console import Console
 
 from palm_ds.common.atomic import move_into_place
+from palm_ds.common.config import differences
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.analyzer import find_simplifier
 from palm_ds.corpus.annotations import ALWAYS, GIVEN, find_mark
@@ -35,7 +36,6 @@ from palm_ds.corpus.work_dir import (
     LABELS,
     Job,
     difference,
-    first_difference,
     hash_lexicons,
     is_done,
     load_part,
@@ -177,10 +177,10 @@ def _already_there(out: Path, job: Job, console: Console) -> Manifest:
         there["input"] = asdict(input_options(there["input"]))
     now = {"inputs": job.input_entries(), **job.options()}
     there, now = json.loads(json.dumps([there, now]))
-    if found := first_difference(there, now):
+    if found := differences(there, now):
         raise UserError(
-            f"{out} is a corpus made with other options or inputs ({found}); give another folder "
-            "or remove it"
+            f"{out} is a corpus made with other options or inputs ({found[0]}); choose another "
+            "folder or remove it"
         )
     check_files(out, manifest, hashes=False)
     console.print(f"{out} is complete already: {manifest.documents} documents")

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from palm_ds.common.config import differences
 from palm_ds.common.errors import UserError
 from palm_ds.common.file_hash import sha256_of_file
 from palm_ds.common.json_files import write_json
@@ -98,29 +99,12 @@ def text_options(state: Mapping[str, Any]) -> TextOptions:
 
 
 def difference(folder: Path, job: Job) -> str | None:
-    """The first thing in which the folder's job is another: "text.lower: true there, false now"."""
+    """The first option that has changed since the folder's job: "text.lower: True -> False"."""
     try:
         there = json.loads((folder / NAME).read_text("utf-8"))
     except (OSError, ValueError):
         return "its job.json cannot be read"
-    return first_difference(there, _state(job))
-
-
-def first_difference(there: Any, now: Any, path: str = "") -> str | None:
-    """Where two JSON values differ first, in words."""
-    if there == now:
-        return None
-    if isinstance(there, dict) and isinstance(now, dict):
-        for key in [*now, *(k for k in there if k not in now)]:
-            inner = f"{path}.{key}".lstrip(".")
-            if found := first_difference(there.get(key), now.get(key), inner):
-                return found
-    if isinstance(there, list) and isinstance(now, list) and len(there) == len(now):
-        pairs = enumerate(zip(there, now, strict=True))
-        return next(d for i, (a, b) in pairs if (d := first_difference(a, b, f"{path}[{i}]")))
-    if isinstance(there, list) and isinstance(now, list):
-        return f"{path}: {len(there)} of them there, {len(now)} now"
-    return f"{path}: {json.dumps(there)} there, {json.dumps(now)} now"
+    return next(iter(differences(there, _state(job))), None)
 
 
 @contextmanager

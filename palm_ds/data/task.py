@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from torch import nn
 
-from palm_ds.common import config as settings
 from palm_ds.common import rng as keyed
+from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.plugins import find_class, name_of
 from palm_ds.data.corpus_source import Source
@@ -316,7 +316,7 @@ def build(name: str, values: Mapping[str, Any]) -> Task:
     fields = {key: value for key, value in values.items() if key != "kind"}
     if "name" in fields:
         raise UserError(f"{where}.name: the task's name is its key in `tasks`; remove this")
-    return settings.parse(find(kind, where), {"name": name, **fields}, where)
+    return parse(find(kind, where), {"name": name, **fields}, where)
 
 
 def find(kind: str, where: str = "kind") -> type[Task]:

@@ -19,6 +19,7 @@ import torch
 from rich.text import Text
 
 from palm_ds.common import rng as keyed
+from palm_ds.common.config import read_yaml
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.data.corpus_source import Source
 from palm_ds.data.example import Example, collate
@@ -28,7 +29,6 @@ from palm_ds.model.heads import MaskedWordHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.display import LETTER, readable
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
-from palm_ds.train.recipe import read_yaml
 from palm_ds.train.report.run_log import FILE, read_metrics
 from palm_ds.weights import weights_folder as weights
 from palm_ds.weights.formats.huggingface.names import MASKED_WORDS

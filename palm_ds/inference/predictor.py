@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from palm_ds.common import rng as keyed
+from palm_ds.common.config import read_yaml
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.data.blend_dataset import Built, Entry, Feed, collate_built
 from palm_ds.data.decode import Decoded, decoded, gathered
@@ -42,7 +43,7 @@ from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.ds_config import Machine
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.train.build import build_model
-from palm_ds.train.recipe import Recipe, make_recipe, read_yaml
+from palm_ds.train.recipe import Recipe, make_recipe
 from palm_ds.weights import weights_folder as weights
 from palm_ds.weights.formats import native as own
 

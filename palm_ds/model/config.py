@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from palm_ds.common import config as settings
+from palm_ds.common.config import check_keys, parse
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.model.kernels import ACTIVATIONS
 
@@ -103,9 +103,10 @@ class BackboneConfig:
         Raises UserError for unknown keys, keys that contradict one another, and architectures that
         are not this one; `where` begins its message.
         """
-        if not isinstance(values, Mapping):
-            raise UserError(f"{where}: expected keys and values, got {values!r}")
-        own, foreign = _sort_keys(values, where)
+        known = {"preset", *cls.__dataclass_fields__}
+        check_keys(values, known | FOREIGN_KEYS, where)
+        own = {key: value for key, value in values.items() if key in known}
+        foreign = {key: value for key, value in values.items() if key not in known}
         preset = own.pop("preset", None)
         if preset is not None and preset not in PRESETS:
             raise UserError(f'{where}.preset: no "{preset}"{suggest(str(preset), PRESETS)}')
@@ -115,7 +116,7 @@ class BackboneConfig:
         if foreign.get("model_type") == "roberta":
             given["position_offset"] = given.setdefault("pad", 1) + 1
         _check_agreement(own, given, where)
-        return settings.parse(cls, {**PRESETS.get(preset or "", {}), **given, **own}, where)
+        return parse(cls, {**PRESETS.get(preset or "", {}), **given, **own}, where)
 
 
 def _check(name: str, value: float, least: int, below: int | None) -> None:
@@ -202,17 +203,6 @@ _WITHOUT_EFFECT = set(
     _name_or_path""".split()  # noqa: SIM905  a wall of quotes reads worse
 )
 FOREIGN_KEYS = {*_ALIASES, *_TASK_KEYS, *_MUST_BE, *_WITHOUT_EFFECT, "emb_size", "vocab_size"}
-
-
-def _sort_keys(values: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Our keys and foreign ones."""
-    known = {"preset", *BackboneConfig.__dataclass_fields__}
-    for key in values:
-        if key not in known | FOREIGN_KEYS:
-            near = suggest(key, known | {*_ALIASES, *_TASK_KEYS})
-            raise UserError(f"{where}.{key}: unknown key{near}")
-    own = {key: value for key, value in values.items() if key in known}
-    return own, {key: value for key, value in values.items() if key in FOREIGN_KEYS - known}
 
 
 def _translate(foreign: dict[str, Any], where: str) -> dict[str, Any]:

@@ -12,14 +12,16 @@ against those DeepSpeed itself asks for, so that they follow the version install
 from __future__ import annotations
 
 import copy
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import NonNegativeFloat, NonNegativeInt
+
+from palm_ds.common.config import override, parse, read_json, shorten
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.runtime.ds_config_check import Answer, ask, processes_now, reason, short
+from palm_ds.runtime.ds_config_check import Answer, ask, processes_now
 
 _TEXTS = ("communication_data_type", "seq_parallel_communication_data_type", "log_level")
 
@@ -65,7 +67,26 @@ class Comms:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class PalmSection:
+    """The section "palm_ds" of a DeepSpeed file."""
+
+    data_workers: NonNegativeInt = 0
+    """Processes that make batches ahead; 0: the training process does."""
+    compile: bool = False
+    """Run the model through torch.compile."""
+    activation_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them."""
+    kernels: Mapping[str, str] = field(default_factory=dict)
+    """Which form of which kernel, by name."""
+    comms: Comms = Comms()
+    timeout_minutes: NonNegativeFloat = 30.0
+    """How long a process waits for the others before it gives up."""
+    watchdog_minutes: NonNegativeFloat = 0.0
+    """End the process (exit code 42) when no step ends within so many minutes; 0: never."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine(PalmSection):
     """A checked DeepSpeed file."""
 
     path: str
@@ -76,19 +97,6 @@ class Machine:
     precision: Literal["fp32", "bf16", "fp16"]
     micro_rows: int | None = None
     """Rows of a micro-batch; none: chosen."""
-    data_workers: int = 0
-    """Processes that make batches ahead; 0: the training process does."""
-    compile: bool = False
-    """Run the model through torch.compile."""
-    activation_checkpointing: bool = False
-    """Compute activations again in the backward pass instead of keeping them."""
-    kernels: Mapping[str, str] = field(default_factory=dict)
-    """Which form of which kernel, by name."""
-    comms: Comms = Comms()
-    timeout_minutes: float = 30.0
-    """How long a process waits for the others before it gives up."""
-    watchdog_minutes: float = 0.0
-    """End the process (exit code 42) when no step ends within so many minutes; 0: never."""
 
     @property
     def offloads(self) -> bool:
@@ -149,9 +157,9 @@ def read_machine(path: str | Path, overrides: Mapping[str, Any] | None = None) -
     """Read and check a DeepSpeed file. `overrides` are dotted keys, as
     {"zero_optimization.stage": 2}, applied before the checks."""
     path = Path(path)
-    values = _parse(path)
+    values = read_json(path)
     for key, value in (overrides or {}).items():
-        _override(values, key, value, str(path))
+        override(values, key, value)
     return make_machine(values, where=str(path))
 
 
@@ -159,7 +167,7 @@ def make_machine(values: Mapping[str, Any], *, where: str = "deepspeed config") 
     """A Machine from the parsed file; `where` names it in errors."""
     sections = copy.deepcopy(dict(values))
     sections.pop("_about", None)
-    ours = _our_section(sections.pop("palm_ds", {}), where)
+    section = parse(PalmSection, sections.pop("palm_ds", {}), f"{where}: palm_ds", strict=True)
     micro_rows = _micro_rows(sections.pop("train_micro_batch_size_per_gpu", "auto"), where)
     _refuse(sections, where)
     _resolve_auto(sections, where)
@@ -172,94 +180,10 @@ def make_machine(values: Mapping[str, Any], *, where: str = "deepspeed config") 
         stage=stage,
         precision=precision,
         micro_rows=micro_rows,
-        **ours,
+        **vars(section),
     )
     _ask_deepspeed(machine)
     return machine
-
-
-def _parse(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read: {reason(error)}") from None
-    try:
-        values = json.loads(text, object_pairs_hook=_no_doubles(path))
-    except json.JSONDecodeError as error:
-        place = f"{path}:{error.lineno}:{error.colno}"
-        raise UserError(f"{place}: not JSON: {error.msg}") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: expected an object {{...}}, got {short(values)}")
-    return values
-
-
-def _no_doubles(path: Path) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
-    def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        for key, value in pairs:
-            if key in values:
-                raise UserError(f'{path}: "{key}" is written twice')
-            values[key] = value
-        return values
-
-    return build
-
-
-def _override(values: dict[str, Any], key: str, value: Any, where: str) -> None:
-    *parents, last = key.split(".")
-    for parent in parents:
-        values = values.setdefault(parent, {})
-        if not isinstance(values, dict):
-            raise UserError(f"{where}: {key}: {parent} is not a section")
-    values[last] = value
-
-
-def _our_section(values: Any, where: str) -> dict[str, Any]:
-    """The "palm_ds" section: only known names, only the right types."""
-    _expect_object(values, f"{where}: palm_ds")
-    defaults = {
-        f.name: f.default if f.name != "kernels" else {}
-        for f in fields(Machine)
-        if f.name not in ("path", "sections", "stage", "precision", "micro_rows")
-    }
-    for key, value in values.items():
-        if key not in defaults:
-            raise UserError(f"{where}: palm_ds.{key}: unknown key{suggest(key, defaults)}")
-        if key == "comms":
-            continue
-        _expect_like(defaults[key], value, f"{where}: palm_ds.{key}")
-    out = dict(values)
-    if "comms" in out:
-        out["comms"] = _comms(out["comms"], where)
-    return out
-
-
-def _comms(values: Any, where: str) -> Comms:
-    _expect_object(values, f"{where}: palm_ds.comms")
-    for key, value in values.items():
-        if key != "shm_all_reduce":
-            known = ["shm_all_reduce"]
-            raise UserError(f"{where}: palm_ds.comms.{key}: unknown key{suggest(key, known)}")
-        _expect_like(False, value, f"{where}: palm_ds.comms.{key}")
-    return Comms(**values)
-
-
-def _expect_object(value: Any, what: str) -> None:
-    if not isinstance(value, Mapping):
-        raise UserError(f"{what}: expected a section {{...}}, got {short(value)}")
-
-
-def _expect_like(default: Any, value: Any, what: str) -> None:
-    if isinstance(default, bool):
-        right, wanted = isinstance(value, bool), "true or false"
-    elif isinstance(default, Mapping):
-        right, wanted = isinstance(value, Mapping), "a section {...}"
-    else:
-        kinds = (int,) if isinstance(default, int) else (int, float)
-        right = isinstance(value, kinds) and not isinstance(value, bool) and value >= 0
-        wanted = "a whole number, 0 or more" if kinds == (int,) else "a number, 0 or more"
-    if not right:
-        raise UserError(f"{what}: expected {wanted}, got {short(value)}")
 
 
 def _micro_rows(value: Any, where: str) -> int | None:
@@ -268,7 +192,7 @@ def _micro_rows(value: Any, where: str) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UserError(
             f"{where}: train_micro_batch_size_per_gpu: expected rows of a micro-batch, 1 or more, "
-            f'or "auto", got {short(value)}'
+            f'or "auto", got {shorten(value)}'
         )
     return value
 
@@ -300,11 +224,11 @@ def _resolve_auto(values: dict[str, Any], where: str, path: str = "") -> None:
 
 def _stage(sections: dict[str, Any], where: str) -> int:
     zero = sections.setdefault("zero_optimization", {})
-    _expect_object(zero, f"{where}: zero_optimization")
+    _expect_section(zero, f"{where}: zero_optimization")
     stage = zero.setdefault("stage", 0)
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
         raise UserError(
-            f"{where}: zero_optimization.stage: expected 0, 1, 2 or 3, got {short(stage)}"
+            f"{where}: zero_optimization.stage: expected 0, 1, 2 or 3, got {shorten(stage)}"
         )
     for part in ("offload_optimizer", "offload_param"):
         if stage == 0 and zero.get(part):
@@ -344,12 +268,17 @@ def _precision(sections: dict[str, Any], stage: int, where: str) -> Literal["fp3
     return on[0] if on else "fp32"  # type: ignore[return-value]
 
 
+def _expect_section(value: object, what: str) -> None:
+    if not isinstance(value, Mapping):
+        raise UserError(f"{what}: expected a section {{...}}, got {shorten(value)}")
+
+
 def _enabled(sections: Mapping[str, Any], name: str, where: str) -> bool:
     values = sections.get(name, {})
-    _expect_object(values, f"{where}: {name}")
+    _expect_section(values, f"{where}: {name}")
     enabled = values.get("enabled", False)
     if not isinstance(enabled, bool):
-        raise UserError(f"{where}: {name}.enabled: expected true or false, got {short(enabled)}")
+        raise UserError(f"{where}: {name}.enabled: expected true or false, got {shorten(enabled)}")
     return enabled
 
 
@@ -385,5 +314,5 @@ def _check_kinds(sections: Mapping[str, Any], where: str) -> None:
     for key, value in sections.items():
         if value is None or (isinstance(value, str) and key not in _TEXTS):
             raise UserError(
-                f"{where}: {key}: expected a number, true, false or a section, got {short(value)}"
+                f"{where}: {key}: expected a number, true, false or a section, got {shorten(value)}"
             )

@@ -9,7 +9,6 @@ else.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import warnings
@@ -17,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from palm_ds.common.config import shorten
 from palm_ds.common.errors import suggest
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _first(error: ValidationError, sections: Mapping[str, Any]) -> str:
         near = suggest(location[-1], _fields_of(error.title)) if len(location) == 1 else ""
         return f"{name}: unknown key{near}"
     message = detail["msg"].removeprefix("Value error, ")
-    return f"{name}: {message[0].lower() + message[1:]}, got {short(detail.get('input'))}"
+    return f"{name}: {message[0].lower() + message[1:]}, got {shorten(detail.get('input'))}"
 
 
 def _section_of(location: list[str], sections: Mapping[str, Any]) -> list[str]:
@@ -138,8 +138,3 @@ def reason(error: Exception) -> str:
     if isinstance(error, OSError):
         return error.strerror or str(error)
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def short(value: Any) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from palm_ds.common.config import differences
 from palm_ds.common.errors import UserError
 from palm_ds.model.config import BackboneConfig
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime import checkpoint
 from palm_ds.runtime.checkpoint import Found
 from palm_ds.runtime.sharded_state import Grown, Stored
-from palm_ds.train.recipe import differences
 
 _TASK_TABLE = "backbone.task.weight"
 _FREE = ("task_slots", "dropout", "attention_dropout", "init_range")

@@ -16,9 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
-from palm_ds.common import config as settings
+from palm_ds.common.config import override, parse, parse_override, read_yaml
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.data.reader import TableSettings
 from palm_ds.data.stages import Outline, Plan, parse_stages, tasks_of
@@ -377,8 +375,9 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 def read_values(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """What stands in a recipe file, with the overrides in their places."""
     values = read_yaml(path)
-    for override in overrides:
-        _override(values, override)
+    for text in overrides:
+        key, value = parse_override(text)
+        override(values, key, value)
     return values
 
 
@@ -386,7 +385,7 @@ def make_recipe(values: Mapping[str, Any], where: str = "recipe") -> Recipe:
     """A recipe from a mapping; `where` names its file in errors. Without an encoder of its own it
     gets that of `init_from`."""
     try:
-        recipe = settings.parse(Recipe, _with_encoder(values), "")
+        recipe = parse(Recipe, _with_encoder(values), "")
         assert recipe.task_ids  # checks itself
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
@@ -404,68 +403,3 @@ def _with_encoder(values: Mapping[str, Any]) -> Mapping[str, Any]:
     except UserError as error:
         raise UserError(f"init_from: {error}") from None
     return {**values, "backbone": {**asdict(config), **given}}
-
-
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as text ({error})") from None
-    try:
-        values = yaml.load(text, Loader=_StrictLoader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise UserError(f"{path}{line}: not valid YAML: {problem}") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: expected keys and values, got {type(values).__name__}")
-    return values
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """YAML in which a key stands once."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, str) and key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} stands there twice", key_node.start_mark
-                )
-            seen.add(key if isinstance(key, str) else None)
-        return super().construct_mapping(node, deep)
-
-
-def _override(values: dict[str, Any], text: str) -> None:
-    """`a.b=c`, c read as YAML. The parents must exist or be made by it."""
-    path, equals, written = text.partition("=")
-    if not equals or not path.strip():
-        raise UserError(f"override {text!r}: expected key=value, such as optimizer.lr=1e-4")
-    try:
-        value = yaml.safe_load(written)
-    except yaml.YAMLError:
-        raise UserError(f"override {text!r}: {written!r} is not valid YAML") from None
-    *parents, last = path.strip().split(".")
-    at: Any = values
-    for parent in parents:
-        at = at.setdefault(parent, {}) if isinstance(at, dict) else None
-    if not isinstance(at, dict):
-        raise UserError(f"override {text!r}: `{'.'.join(parents)}` holds no keys")
-    at[last] = value
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], where: str = "") -> list[str]:
-    """`key: old -> new` for every leaf that differs."""
-    lines = []
-    for key in [*old, *(k for k in new if k not in old)]:
-        path = f"{where}.{key}".lstrip(".")
-        a, b = old.get(key), new.get(key)
-        if isinstance(a, Mapping) and isinstance(b, Mapping):
-            lines += differences(a, b, path)
-        elif a != b:
-            lines.append(f"{path}: {a!r} -> {b!r}")
-    return lines

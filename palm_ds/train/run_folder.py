@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from palm_ds.common.config import differences, read_yaml
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
 from palm_ds.corpus.store import Corpus
@@ -25,7 +26,7 @@ from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime import checkpoint
 from palm_ds.runtime.ds_config import Machine
 from palm_ds.train.build import AnyStream, Data, build_stream, open_data, settle
-from palm_ds.train.recipe import NOT_LEARNED, Recipe, differences, make_recipe, read_yaml
+from palm_ds.train.recipe import NOT_LEARNED, Recipe, make_recipe
 from palm_ds.train.report.run_log import environment
 
 

@@ -23,10 +23,10 @@ from typing import Any
 
 import yaml
 
-from palm_ds.common import config as settings
+from palm_ds.common.config import differences, parse, read_yaml
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.json_files import write_json
-from palm_ds.train.recipe import differences, make_recipe, read_values, read_yaml
+from palm_ds.train.recipe import make_recipe, read_values
 from palm_ds.train.report.run_log import FILE, read_metrics
 from palm_ds.train.sweeps.subprocesses import start_alone, stop
 
@@ -176,15 +176,15 @@ def read_suite(path: str | Path, overrides: Sequence[str] = ()) -> Suite:
     values = read_yaml(path)
     try:
         for name, own in (values.get("sets") or {}).items():
-            settings.parse(DataSet, own, f"sets.{name}")
-        suite = settings.parse(Suite, values, "")
+            parse(DataSet, own, f"sets.{name}")
+        suite = parse(Suite, values, "")
         known = {*_given(suite), *(_folders(suite) if suite.template else {})}
         for name in (*suite.only, *suite.sets):
             if name not in known:
                 raise UserError(f"no data set {name!r}{suggest(name, known)}")
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    return settings.parse(Suite, {**values, "overrides": [*suite.overrides, *overrides]}, str(path))
+    return parse(Suite, {**values, "overrides": [*suite.overrides, *overrides]}, str(path))
 
 
 def _given(suite: Suite) -> dict[str, str]:

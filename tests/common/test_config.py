@@ -1,0 +1,145 @@
+"""Configuration is read strictly, and every mistake is one line: file, key, what would be right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from pydantic import NonNegativeInt
+
+from palm_ds.common.config import (
+    check_keys,
+    differences,
+    override,
+    parse,
+    parse_override,
+    read_json,
+    read_yaml,
+)
+from palm_ds.common.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    rate: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.rate > 1:
+            raise UserError("rate: must be at most 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    name: str
+    steps: NonNegativeInt = 0
+    on: bool = False
+    kind: Literal["plain", "fancy"] = "plain"
+    parts: tuple[int, ...] = ()
+    inner: Inner = Inner()
+    named: dict[str, Inner] = field(default_factory=dict)
+
+
+GOOD = {"name": "a", "steps": 3, "parts": [1, 2], "inner": {"rate": 1}, "named": {"x": {}}}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_nested_mappings_become_dataclasses(strict: bool) -> None:
+    wanted = Outer(name="a", steps=3, parts=(1, 2), inner=Inner(rate=1), named={"x": Inner()})
+    assert parse(Outer, GOOD, "file", strict=strict) == wanted
+
+
+def test_yaml_is_taken_generously_and_json_is_not() -> None:
+    assert parse(Inner, {"rate": "1e-4"}, "").rate == 1e-4  # which YAML reads as a text
+    assert parse(Outer, {"name": 5}, "").name == "5"
+    for values in ({"name": 5}, {"name": "a", "on": 1}, {"name": "a", "inner": {"rate": "1"}}):
+        with pytest.raises(UserError, match=r"^f\.\w+(\.rate)?: expected .*, got "):
+            parse(Outer, values, "f", strict=True)
+
+
+BAD = [
+    ({"nam": 1}, r'^f\.nam: unknown key; did you mean "name"\?$'),
+    ({"name": "a", "inner": {"rat": 1}}, r'^f\.inner\.rat: unknown key; did you mean "rate"\?$'),
+    ({"name": "a", "named": {"x": {"rat": 1}}}, r"^f\.named\.x\.rat: unknown key"),
+    ({}, r"^f\.name: missing; it must be given$"),
+    ({"name": "a", "steps": -1}, r"^f\.steps: expected 0 or more, got -1$"),
+    ({"name": "a", "steps": "many"}, r'^f\.steps: expected a whole number, got "many"$'),
+    ({"name": "a", "steps": 1.5}, r"^f\.steps: expected a whole number, got 1\.5$"),
+    ({"name": "a", "on": "perhaps"}, r'^f\.on: expected true or false, got "perhaps"$'),
+    ({"name": "a", "inner": 3}, r"^f\.inner: expected keys and values, got 3$"),
+    ({"name": "a", "inner": {"rate": "x"}}, r'^f\.inner\.rate: expected a number, got "x"$'),
+    ({"name": "a", "inner": {"rate": 2}}, r"^f\.inner: rate: must be at most 1$"),
+    ({"name": "a", "parts": 5}, r"^f\.parts: expected a list, got 5$"),
+    ({"name": "a", "kind": "plane"}, r"^f\.kind: .*'plain' or 'fancy', got \"plane\"$"),
+    ({"name": "a", "kind": "p" * 99}, r"^f\.kind: .*\.\.\.$"),
+    ([1], r"^f: expected keys and values, got \[1\]$"),
+]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(("values", "message"), BAD, ids=[message for _, message in BAD])
+def test_a_mistake_is_one_line(values: object, message: str, strict: bool) -> None:
+    with pytest.raises(UserError, match=message):
+        parse(Outer, values, "f", strict=strict)
+
+
+def test_keys_alone() -> None:
+    assert check_keys({"a": 1}, {"a", "b"}, "f") == {"a": 1}
+    with pytest.raises(UserError, match=r"^f\.ab: unknown key; did you mean"):
+        check_keys({"ab": 1}, {"a", "b"}, "f")
+
+
+FILES = {
+    "duplicate.yaml": ("a: 1\nb:\n  c: 1\n  c: 2\n", r'duplicate.yaml:4: .*duplicate key "c"$'),
+    "duplicate.json": ('{"a": {"c": 1, "c": 2}}', r'duplicate.json: duplicate key "c"$'),
+    "broken.yaml": ("a: [1\nb: 2\n", r"broken.yaml:\d: not valid YAML: "),
+    "broken.json": ('{\n "a" {}}', r"broken.json:2:6: not valid JSON: "),
+    "list.yaml": ("- 1\n", r"list.yaml: expected keys and values, got \[1\]$"),
+    "list.json": ("[1]", r"list.json: expected keys and values, got \[1\]$"),
+    "empty.yaml": ("", r"empty.yaml: expected keys and values, got null$"),
+    "empty.json": ("", r"empty.json:1:1: not valid JSON"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_bad_file_is_one_line(name: str, tmp_path: Path) -> None:
+    text, message = FILES[name]
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=message):
+        (read_yaml if name.endswith("yaml") else read_json)(tmp_path / name)
+
+
+@pytest.mark.parametrize("read", [read_yaml, read_json])
+def test_a_file_that_cannot_be_read(read, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="none: cannot be read: No such file or directory$"):
+        read(tmp_path / "none")
+    (tmp_path / "latin").write_bytes(b'{"a": "\xe9"}')
+    with pytest.raises(UserError, match="latin: cannot be read as text: .*utf-8"):
+        read(tmp_path / "latin")
+
+
+def test_overrides() -> None:
+    values = {"optimizer": {"lr": 1.0}, "seed": 1}
+    for text in ("optimizer.lr=2e-4", "save.every = 5", "named=[1, x]"):
+        override(values, *parse_override(text))
+    assert values == {
+        "optimizer": {"lr": "2e-4"},
+        "seed": 1,
+        "save": {"every": 5},
+        "named": [1, "x"],
+    }
+    with pytest.raises(UserError, match="override of 'seed.a': `seed` holds no keys"):
+        override(values, "seed.a", 1)
+    with pytest.raises(UserError, match="override 'lr': expected key=value"):
+        parse_override("lr")
+
+
+def test_differences_name_every_leaf() -> None:
+    old = {"a": 1, "b": {"c": 2, "d": [3, {"e": 4}]}, "gone": 0, "same": [1]}
+    new = {"a": 1, "b": {"c": 5, "d": [3, {"e": 6}]}, "new": 1, "same": [1]}
+    found = ["b.c: 2 -> 5", "b.d[1].e: 4 -> 6", "gone: 0 -> None", "new: None -> 1"]
+    assert differences(old, new) == found
+    assert differences({"a": [1]}, {"a": [1, 2]}) == ["a: [1] -> [1, 2]"]
+    assert differences({"a": [1] * 100}, {"a": [2] * 99}) == ["a: 100 items -> 99 items"]
+    assert differences(new, new) == []
