@@ -11,7 +11,7 @@ import torch
 from tiny import LENGTH, LR, OPTIMIZER, ROWS, WORDS, arguments, write
 
 from palm_ds.data.example import Example, collate
-from palm_ds.engine import Engine, start, warn_on_stderr
+from palm_ds.engine import Engine, start
 from palm_ds.model.batch import Batch
 from palm_ds.model.encoder import Backbone, BackboneConfig
 from palm_ds.model.heads import ClassHead, MaskedWordHead
@@ -97,9 +97,7 @@ def second_phase(stage: int, folder: Path) -> tuple[Engine, list[Any]]:
     machine = make_machine({"zero_optimization": {"stage": stage}})
     processes = start(machine)
     model = make_model("new")
-    taken = inherit(
-        folder, model, lineage(model, NEW), ["b", "c"], group=processes, warn=warn_on_stderr
-    )
+    taken = inherit(folder, model, lineage(model, NEW), ["b", "c"], group=processes, warn=print)
     engine = Engine(
         model, machine=machine, optimizer=OPTIMIZER, rows=ROWS, seed=1, steps=taken.steps
     )
