@@ -28,14 +28,18 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.messages import plain_messages
 from palm_ds.common.plugins import with_names
 from palm_ds.data.task_with_data import Rows, TaskWithData, files
+from palm_ds.inference import fill_mask
 from palm_ds.inference.predictor import Predictor, asked_tasks, batch_tokens_for, open_predictor
 from palm_ds.model.batch import Batch
 from palm_ds.runtime.processes import Processes, alone, leave_at_exit, start
-from palm_ds.train.build import Data, open_data, settle
-from palm_ds.train.loop import STOPPED, stop_signals
+from palm_ds.runtime.signals import stop_signals
+from palm_ds.train.export import info_of
+from palm_ds.train.loop import STOPPED
 from palm_ds.train.recipe import Recipe, make_recipe
+from palm_ds.train.resolve import resolve
 from palm_ds.train.run_folder import Run
-from palm_ds.train.train import Opened, finish, open_run
+from palm_ds.train.sources import Data, open_data
+from palm_ds.train.train import TrainingRun, setup_run
 from palm_ds.weights import weights_folder as weights
 
 EventHandler = Callable[[Any], None]
@@ -54,7 +58,7 @@ class Session(ABC):
         """Of the last evaluation of the training: {task: {metric: value}}."""
         self.cur_train_step = 0
         """Steps that are done."""
-        self._opened: Opened | None = None
+        self._opened: TrainingRun | None = None
         self._batches: Iterator[list[Batch]] | None = None
         self._begun = self._ended = False
         self._predictor: Predictor | None = None
@@ -111,7 +115,7 @@ class Session(ABC):
     @cached_property
     def run(self) -> Run:
         """With tasks as their rows have them, and steps counted."""
-        settled = settle(self.recipe, self.data)
+        settled = resolve(self.recipe, self.data)
         if not self.settings.evaluate_every:
             every = math.ceil(settled.plan.steps / math.ceil(self.settings.epochs))
             settled = replace(settled, evaluate=replace(settled.evaluate, every=every))
@@ -153,9 +157,9 @@ class Session(ABC):
         again, or in another process with the same `folder`, it goes on from there."""
         opened = self._open()
         teller = self._listen(opened, event_handler)
-        opened.first, self._batches = self.cur_train_step, None
+        opened.next_step, self._batches = self.cur_train_step, None
         with stop_signals() as asked:
-            code = opened.go(asked)
+            code = opened.run_to_end(asked)
         self.cur_train_step = teller.done
         self._ended = opened.loop.done
         self.scores = told(opened.loop.scores) or self.scores
@@ -166,7 +170,7 @@ class Session(ABC):
         return self.scores
 
     def _listen(
-        self, opened: Opened, handler: EventHandler | None, *, read: bool = False
+        self, opened: TrainingRun, handler: EventHandler | None, *, read: bool = False
     ) -> Teller:
         reference = self.reference or next(iter(self.tasks))
         opened.loop.tell = teller = Teller(opened.loop, reference, handler, read=read)
@@ -200,12 +204,12 @@ class Session(ABC):
         self.cur_train_step = teller.done
         self.scores = told(opened.loop.scores) or self.scores
         if self.cur_train_step == self.steps or opened.loop.done:
-            finish(opened.run, opened.loop.engine, opened.model, opened.data, opened.loop.log)
+            opened.finish()
             self._ended = True
             self._close()
         return teller.losses
 
-    def _open(self) -> Opened:
+    def _open(self) -> TrainingRun:
         """The run on its engine; where its folder says that it was, if it was."""
         if self._ended:
             raise UserError(f"the training is over: all {self.steps} steps are done")
@@ -214,10 +218,12 @@ class Session(ABC):
             self._predictor = None
             console = Console(width=140, force_terminal=False, force_jupyter=False)
             with plain_messages():
-                opened = open_run(self.run, console=console, data=self.data)
+                opened = setup_run(
+                    self.run, console=console, data=self.data, examples=fill_mask.examples
+                )
             assert opened is not None
             weakref.finalize(self, opened.close_log)
-            self._opened, self.cur_train_step = opened, opened.first
+            self._opened, self.cur_train_step = opened, opened.next_step
         return self._opened
 
     def close(self) -> None:
@@ -250,7 +256,7 @@ class Session(ABC):
         state = opened.loop.engine.full_state_dict()
         if self.first_process:
             tokenizer, config = opened.data.tokenizer, opened.model.backbone.config
-            info = weights.info_of(opened.run.recipe, opened.model, steps=self.cur_train_step)
+            info = info_of(opened.run.recipe, opened.model, steps=self.cur_train_step)
             if huggingface:
                 heads, row = info.token_heads, info.task_id
                 weights.export_hf(

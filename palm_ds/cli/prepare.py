@@ -10,7 +10,7 @@ from palm_ds.cli.command import CONTINUES, Command
 from palm_ds.common.errors import UserError
 
 if TYPE_CHECKING:
-    from palm_ds.corpus.input.discover import InputOptions
+    from palm_ds.corpus.input.options import InputOptions
     from palm_ds.corpus.options import TextOptions
     from palm_ds.corpus.prepare import Prepare
 
@@ -61,7 +61,7 @@ def _text_options(args: argparse.Namespace) -> TextOptions:
 
 
 def _input_options(args: argparse.Namespace) -> InputOptions:
-    from palm_ds.corpus.input.discover import InputOptions
+    from palm_ds.corpus.input.options import InputOptions
 
     return InputOptions(
         format=args.format,
@@ -98,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_reading(group: argparse._ArgumentGroup) -> None:
-    from palm_ds.corpus.input.discover import DOCUMENTS, FORMATS
+    from palm_ds.corpus.input.options import DOCUMENTS, FORMATS
 
     add = group.add_argument
     add("--format", choices=FORMATS, default="auto", metavar="KIND", help=", ".join(FORMATS))

@@ -40,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
     recipe_file = find_recipe(args.recipe)
     ds_config = find_ds_config(args.deepspeed_config)
 
+    from palm_ds.inference import fill_mask
     from palm_ds.runtime.ds_config import read_machine
     from palm_ds.train.recipe import read_recipe
     from palm_ds.train.run_folder import Run, describe
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if args.print_config:
         describe(found)
         return 0
-    return train(found, dry_run=args.dry_run)
+    return train(found, dry_run=args.dry_run, examples=fill_mask.examples)
 
 
 def _overrides(args: argparse.Namespace) -> list[str]:

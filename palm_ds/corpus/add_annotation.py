@@ -24,7 +24,8 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
 from palm_ds.corpus.annotations import Document, Mark, apply_mark, find_mark
 from palm_ds.corpus.executors import check_mpi, open_executor
-from palm_ds.corpus.input.discover import Span, find_inputs, input_options
+from palm_ds.corpus.input.discover import Span, find_inputs
+from palm_ds.corpus.input.options import input_options
 from palm_ds.corpus.manifest import (
     Manifest,
     check_files,

@@ -24,8 +24,9 @@ from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError
 from palm_ds.common.file_hash import sha256_of_file
 from palm_ds.common.json_files import write_json
-from palm_ds.corpus.input.discover import InputOptions, find_inputs
+from palm_ds.corpus.input.discover import find_inputs
 from palm_ds.corpus.input.ernie_lines import LABELS, ernie_line
+from palm_ds.corpus.input.options import InputOptions
 from palm_ds.corpus.prepare import Prepare, prepare
 from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.corpus.work_dir import tokenizer_hash

@@ -26,7 +26,8 @@ from palm_ds.corpus.analyzer import find_simplifier
 from palm_ds.corpus.annotations import ALWAYS, GIVEN, find_mark
 from palm_ds.corpus.collect_labels import gather_labels
 from palm_ds.corpus.executors import Run, check_mpi, count, open_executor
-from palm_ds.corpus.input.discover import InputOptions, cut, find_inputs, input_options, unit_bytes
+from palm_ds.corpus.input.discover import cut, find_inputs, unit_bytes
+from palm_ds.corpus.input.options import InputOptions, input_options
 from palm_ds.corpus.manifest import Manifest, check_files, read_manifest
 from palm_ds.corpus.mine_phrases import all_sample_texts, mine_into
 from palm_ds.corpus.options import TextOptions

@@ -27,7 +27,8 @@ from palm_ds.common.config import differences
 from palm_ds.common.errors import UserError
 from palm_ds.common.file_hash import sha256_of_file
 from palm_ds.common.json_files import write_json
-from palm_ds.corpus.input.discover import Input, InputOptions, Span, Unit, input_options
+from palm_ds.corpus.input.discover import Input, Span, Unit
+from palm_ds.corpus.input.options import InputOptions, input_options
 from palm_ds.corpus.manifest import Shard
 from palm_ds.corpus.options import TextOptions
 from palm_ds.corpus.writer import ShardSummary, save_arrays, shard_name

@@ -29,7 +29,7 @@ from palm_ds.model.heads import MaskedWordHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.display import LETTER, readable
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
-from palm_ds.train.report.run_log import FILE, read_metrics
+from palm_ds.train.report.metrics_file import FILE, read_metrics
 from palm_ds.weights import weights_folder as weights
 from palm_ds.weights.formats.huggingface.names import MASKED_WORDS
 from palm_ds.weights.formats.open import open_checkpoint

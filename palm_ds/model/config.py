@@ -8,7 +8,7 @@ from typing import Any
 
 from palm_ds.common.config import check_keys, parse
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.model.kernels import ACTIVATIONS
+from palm_ds.model.activations import ACTIVATIONS
 
 
 @dataclass(frozen=True, kw_only=True)

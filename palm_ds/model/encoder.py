@@ -19,10 +19,11 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
 from palm_ds.common.plugins import check_options, find_class
+from palm_ds.model.activations import ACTIVATIONS
 from palm_ds.model.attention import AttentionPlan, attend, plan_attention
 from palm_ds.model.batch import Batch
 from palm_ds.model.config import PRESETS, BackboneConfig
-from palm_ds.model.kernels import ACTIVATIONS, Kernels, add_dropped, layer_norm
+from palm_ds.model.kernels import Kernels, add_dropped, layer_norm
 
 __all__ = [
     "PRESETS",

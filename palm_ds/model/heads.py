@@ -13,8 +13,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
+from palm_ds.model.activations import ACTIVATIONS
 from palm_ds.model.encoder import Backbone, initialise
-from palm_ds.model.kernels import ACTIVATIONS, layer_norm, word_loss
+from palm_ds.model.kernels import layer_norm, word_loss
 
 
 class HeadOutput(NamedTuple):

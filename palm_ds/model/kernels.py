@@ -18,22 +18,15 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.model.config import BackboneConfig
 
-if TYPE_CHECKING:
-    from palm_ds.model.config import BackboneConfig
-
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "gelu": F.gelu,
-    "relu": F.relu,
-    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
-}
 _WORD_CHUNK = 128  # rows of a piece of the vocabulary product, on a CPU: the piece stays in cache
 _STEPS = 1 << 16  # the drop rates that 16 random bits can state
 

@@ -29,15 +29,10 @@ from palm_ds.runtime import checkpoint
 from palm_ds.text.display import surface
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.text.tokens import SpecialTokens
-from palm_ds.train.build import (
-    Data,
-    build_held_out,
-    build_stream,
-    full_config,
-    open_data,
-    settle,
-)
+from palm_ds.train.build import build_held_out, build_stream, full_config
 from palm_ds.train.recipe import Recipe
+from palm_ds.train.resolve import resolve
+from palm_ds.train.sources import Data, open_data
 
 _COLOURS = ("cyan", "magenta", "green", "blue", "yellow")
 _TOKENS = 12
@@ -81,7 +76,7 @@ def open_step(recipe: Recipe, step: int, *, rows: int) -> View:
     """The rows of a training step, counted from 1 as in the log; the first `rows` to be shown."""
     _check(rows)
     data = open_data(recipe)
-    recipe = settle(recipe, data)
+    recipe = resolve(recipe, data)
     if not 1 <= step <= recipe.plan.steps:
         raise UserError(f"--step {step}: the plan has steps 1 to {recipe.plan.steps}")
     stream = build_stream(recipe, data)
@@ -104,7 +99,7 @@ def open_held_out(recipe: Recipe, *, rows: int) -> View:
     """The rows of every evaluation; the first `rows` of each blend to be shown."""
     _check(rows)
     data = open_data(recipe)
-    recipe = settle(recipe, data)
+    recipe = resolve(recipe, data)
     held = build_held_out(recipe, data)
     if not held.rows:
         raise UserError("--held_out: the recipe's held_out is 0, nothing is held out")

@@ -2,78 +2,37 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 
 from palm_ds.data.stages import order_of, tasks_of
-from palm_ds.engine import Engine, StepResult
+from palm_ds.engine import Engine
 from palm_ds.model.batch import Batch
 from palm_ds.model.flops import training_flops
 from palm_ds.model.heads import MaskedWordHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime import checkpoint
+from palm_ds.runtime.signals import StopAsked
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.train.build import AnyStream
 from palm_ds.train.early_stopping import Best
 from palm_ds.train.evaluate import HeldOut, Score, evaluate
+from palm_ds.train.export import info_of
 from palm_ds.train.extend import Lineage
+from palm_ds.train.prefetch import prefetched
 from palm_ds.train.recipe import Recipe
 from palm_ds.train.report.run_log import RunLog
 from palm_ds.train.run_folder import Run
+from palm_ds.train.step_meter import StepMeter
 from palm_ds.weights import weights_folder as weights
 
 EventHandler = Callable[[str, Mapping[str, Any]], None]
 STOPPED = 3
 """Exit code of a run that a non-finite loss stopped."""
-
-
-@dataclass
-class Meter:
-    """What happened since the last logged step. Sums stay on the device until they are read."""
-
-    loss: dict[str, Any] = field(default_factory=dict)
-    correct: dict[str, Any] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
-    tokens: int = 0
-    flops: float = 0.0
-    waited: float = 0.0
-    steps: int = 0
-    began: float = field(default_factory=time.monotonic)
-
-    def add(self, result: StepResult, flops: float, waited: float) -> None:
-        for task, count in result.counts.items():
-            self.loss[task] = self.loss.get(task, 0.0) + result.loss_sums[task]
-            self.correct[task] = self.correct.get(task, 0) + result.correct[task]
-            self.counts[task] = self.counts.get(task, 0) + count
-        self.tokens += result.tokens
-        self.flops += flops
-        self.waited += waited
-        self.steps += 1
-
-    def read(self, engine: Engine) -> dict[str, Any]:
-        """The record of a logged step; all processes take part."""
-        seen = [task for task, count in self.counts.items() if count]
-        sums = engine.reduce(
-            {f"loss {t}": self.loss[t] for t in seen}
-            | {f"right {t}": self.correct[t] for t in seen}
-            | {"flops": self.flops, "waited": self.waited}
-        )
-        seconds = max(time.monotonic() - self.began, 1e-9)
-        return {
-            "loss": {t: sums[f"loss {t}"] / self.counts[t] for t in seen},
-            "accuracy": {t: sums[f"right {t}"] / self.counts[t] for t in seen},
-            "tokens_per_second": self.tokens / seconds,
-            "flops_per_second": sums["flops"] / seconds,
-            "data_wait": sums["waited"] / engine.world / seconds,
-        }
 
 
 @dataclass
@@ -95,7 +54,7 @@ class Loop:
     evaluated: int = -1
     """After how many steps the last evaluation was."""
     _saved: int = -1
-    _meter: Meter = field(default_factory=Meter)
+    _meter: StepMeter = field(default_factory=StepMeter)
     _skipped: int = 0
     _orders: dict[int, np.ndarray] = field(default_factory=dict)
 
@@ -129,7 +88,7 @@ class Loop:
         if first and self.evaluated < first and self._evaluation_due(first):
             self._evaluate(first)  # a run that is asked to stop saves and leaves, nothing more
         self.done = self.best.exhausted
-        self._meter, self._skipped = Meter(), self.engine.skipped_steps
+        self._meter, self._skipped = StepMeter(), self.engine.skipped_steps
 
     def batches(self, steps: range) -> Iterator[list[Batch]]:
         """This process's micro-batches of steps."""
@@ -155,7 +114,7 @@ class Loop:
             now = engine.skipped_steps
             if self._bad(step, now - self._skipped, self._meter) and not self._taken_back(step):
                 return STOPPED
-            self._meter, self._skipped = Meter(), engine.skipped_steps
+            self._meter, self._skipped = StepMeter(), engine.skipped_steps
         if result.stop:
             self._save(step + 1)
             self._event("stopped", f"stopped on request; goes on from step {step + 1}")
@@ -202,7 +161,7 @@ class Loop:
         words = [t for t, h in self.model.head_of.items() if isinstance(heads[h], MaskedWordHead)]
         return sum(training_flops(config, batch, words) for batch in batches)
 
-    def _log_step(self, step: int, lr: float, meter: Meter) -> None:
+    def _log_step(self, step: int, lr: float, meter: StepMeter) -> None:
         record = meter.read(self.engine) | {
             "step": step + 1,
             "stage": self.recipe.plan.stage_at(step),
@@ -235,7 +194,7 @@ class Loop:
         """The weights as they are, in the run folder's best/. All processes take part."""
         state = self.engine.full_state_dict()
         if self.engine.rank == 0:
-            info = weights.info_of(self.recipe, self.model, steps=done)
+            info = info_of(self.recipe, self.model, steps=done)
             weights.save_weights(state, self.run.best, info, tokenizer=self.tokenizer)
 
     def _save(self, done: int) -> None:
@@ -265,7 +224,7 @@ class Loop:
 
     # -- non-finite losses and gradients --
 
-    def _bad(self, step: int, skipped: int, meter: Meter) -> bool:
+    def _bad(self, step: int, skipped: int, meter: StepMeter) -> bool:
         """Whether steps since the last logged one were skipped for a reason that matters: fp16's
         search for its loss scale skips steps as well, as long as it finds one."""
         if not skipped or self.recipe.nonfinite == "skip":
@@ -290,72 +249,3 @@ class Loop:
             "data, or set `nonfinite: skip`",
         )
         return False
-
-
-def prefetched(
-    stream: AnyStream, engine: Engine, steps: range, workers: int
-) -> Iterator[list[Batch]]:
-    """This process's micro-batches of each step; `workers` processes make them ahead."""
-    dataset = _StepBatches(stream, engine.rank, engine.world, engine.micro_rows)
-    loader = torch.utils.data.DataLoader(
-        dataset,
-        batch_size=None,
-        sampler=steps,
-        num_workers=workers,
-        prefetch_factor=2 if workers else None,
-        collate_fn=_as_it_is,
-        pin_memory=False,
-        worker_init_fn=_leave_signals,
-    )
-    return iter(loader)
-
-
-@dataclass
-class _StepBatches(torch.utils.data.Dataset):
-    stream: AnyStream
-    rank: int
-    world: int
-    micro_rows: int
-
-    def __getitem__(self, step: int) -> list[Batch]:
-        return self.stream.batches(step, self.rank, self.world, self.micro_rows)
-
-
-def _leave_signals(_worker: int) -> None:
-    """Launchers signal every process of a run; the training process still needs this one for the
-    step after which it saves, and ends it."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
-
-
-def _as_it_is(batches: list[Batch]) -> list[Batch]:
-    return batches
-
-
-@dataclass
-class StopAsked:
-    """Set by SIGTERM and Ctrl-C; read between steps."""
-
-    now: bool = False
-
-
-@contextmanager
-def stop_signals() -> Iterator[StopAsked]:
-    """SIGTERM and SIGINT ask the run to save and leave; a second Ctrl-C leaves at once."""
-    asked = StopAsked()
-
-    def ask(number: int, frame: Any) -> None:
-        if asked.now and number == signal.SIGINT and time.monotonic() - first[0] > 2:
-            raise KeyboardInterrupt
-        first[0] = first[0] or time.monotonic()
-        asked.now = True
-
-    first = [0.0]
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        before = {s: signal.signal(s, ask) for s in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

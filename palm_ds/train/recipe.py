@@ -303,7 +303,7 @@ class Recipe:
     @cached_property
     def plan(self) -> Plan:
         """The stages in steps. Raises UserError where that takes the corpora: see
-        assemble.settle."""
+        train.resolve.resolve."""
         return self.outline.plan(self.step_tokens)
 
     def plan_table(self) -> str:

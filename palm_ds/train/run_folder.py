@@ -25,9 +25,11 @@ from palm_ds.data.table_source import TableSource
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime import checkpoint
 from palm_ds.runtime.ds_config import Machine
-from palm_ds.train.build import AnyStream, Data, build_stream, open_data, settle
+from palm_ds.train.build import AnyStream, build_stream
 from palm_ds.train.recipe import NOT_LEARNED, Recipe, make_recipe
-from palm_ds.train.report.run_log import environment
+from palm_ds.train.report.environment import environment
+from palm_ds.train.resolve import resolve
+from palm_ds.train.sources import Data, open_data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +162,7 @@ def _everything(recipe: Recipe, stream: AnyStream) -> str:
 def describe(run: Run) -> None:
     """Print the filled recipe, the plan and the DeepSpeed config."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    recipe = settle(run.recipe)
+    recipe = resolve(run.recipe)
     print(yaml.safe_dump(recipe.resolved(), sort_keys=False, allow_unicode=True))
     print(recipe.plan_table())
     rows = recipe.rows

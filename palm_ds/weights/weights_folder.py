@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from palm_ds import __version__
 from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
@@ -26,7 +25,6 @@ from palm_ds.model.config import BackboneConfig
 from palm_ds.model.crf import CrfHead
 from palm_ds.model.heads import ClassHead, MaskedWordHead
 from palm_ds.model.multi_task_model import Model
-from palm_ds.train.recipe import Recipe
 from palm_ds.weights.formats import native as own
 from palm_ds.weights.formats.contents import OPTIMIZER, Contents, SavesFiles
 from palm_ds.weights.formats.contents import Head as HeadInfo
@@ -87,20 +85,6 @@ def save_weights(
             tokenizer.save(part / "tokenizer")
 
     write_folder_atomically(folder, write)
-
-
-def info_of(recipe: Recipe, model: Model, *, steps: int) -> WeightsInfo:
-    """What a folder of a run's weights says of itself after so many steps."""
-    words = [t for t, h in model.head_of.items() if isinstance(model.heads[h], MaskedWordHead)]
-    return WeightsInfo(
-        backbone=model.backbone.config,
-        task_ids=recipe.task_ids,
-        head_of=model.head_of,
-        export_task=recipe.export_task or next(iter(words or recipe.task_ids), ""),
-        token_heads=token_heads_of(model),
-        made_by={"palm_ds": __version__, "recipe": recipe.fingerprint, "steps": steps},
-        recipe=recipe.resolved(),
-    )
 
 
 def export_hf(

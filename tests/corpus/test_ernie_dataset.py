@@ -14,7 +14,7 @@ import pytest
 
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.ernie_dataset import fit, open_ernie, write_ernie
-from palm_ds.corpus.input.discover import InputOptions
+from palm_ds.corpus.input.options import InputOptions
 from palm_ds.corpus.prepare import Prepare, prepare, read_rejected
 from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.corpus.writer import write_corpus

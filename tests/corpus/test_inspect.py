@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from palm_ds.common.errors import UserError
-from palm_ds.corpus.input.discover import InputOptions
+from palm_ds.corpus.input.options import InputOptions
 from palm_ds.corpus.inspect import inspect
 from palm_ds.corpus.options import TextOptions
 from palm_ds.corpus.prepare import Prepare, prepare

@@ -20,8 +20,10 @@ from palm_ds.data.example_stream import ExampleStream, spread
 from palm_ds.data.stages import order_of, read_stages
 from palm_ds.data.task import build
 from palm_ds.runtime.ds_config import make_machine
-from palm_ds.train.build import build_stream, open_data, settle
+from palm_ds.train.build import build_stream
 from palm_ds.train.recipe import Recipe, make_recipe
+from palm_ds.train.resolve import resolve
+from palm_ds.train.sources import open_data
 from tests.helpers.small_corpus import write_small_corpus
 from tests.helpers.word_tables import open_source, write_texts, write_vocabulary
 
@@ -297,7 +299,7 @@ def recipe(folder: Path, stages: Any, batch: str = "4 examples", **tasks: Any) -
 
 def steps_of(folder: Path, stages: Any, batch: str = "4 examples", **tasks: Any) -> dict:
     made = recipe(folder, stages, batch, **tasks)
-    (stage,) = settle(made).plan.stages
+    (stage,) = resolve(made).plan.stages
     return dict(stage.steps_of)
 
 
@@ -333,7 +335,7 @@ def test_steps_are_paddlepalms_expected_steps(
     wanted = {
         n: int(Fraction(str(epochs)) * Fraction(str(ratios.get(n, 1))) * of_epoch) for n in SIZES
     }
-    made = settle(recipe(folder, stages, "4 examples", **tasks))
+    made = resolve(recipe(folder, stages, "4 examples", **tasks))
     (stage,) = made.plan.stages
     assert dict(stage.steps_of) == wanted and made.plan.steps == sum(wanted.values())
     stream = build_stream(made, open_data(made))
@@ -350,7 +352,7 @@ def test_the_last_task_of_a_step_is_not_always_the_same(folder) -> None:
     stages = {"joint": list(SIZES), "mix": "step", "sampler": sampler}
     orders = []
     for seed in (1, 2):
-        made = settle(recipe(folder, stages))
+        made = resolve(recipe(folder, stages))
         orders.append(order_of(made.plan.stages[0], 0, seed).tolist())
     assert orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1])
 
@@ -359,11 +361,11 @@ def test_a_task_that_would_get_no_step_is_an_error_not_a_hang(folder) -> None:
     sampler = {"mix_ratio": {"c": 0.01}, "reference": "a", "epochs": 1}
     made = recipe(folder, {"joint": list(SIZES), "mix": "step", "sampler": sampler})
     with pytest.raises(UserError, match="'c' would get 1 epochs x ratio 0.01 x 17 steps an epoch"):
-        settle(made)
+        resolve(made)
     sampler = {"mix_ratio": {}, "reference": "c", "epochs": 9}  # 9 rows are no step of 10
     made = recipe(folder, {"joint": list(SIZES), "sampler": sampler}, "10 examples")
     with pytest.raises(UserError, match="x 0 steps an epoch of 'c', not one step"):
-        settle(made)
+        resolve(made)
 
 
 def test_samplers_count_in_steps_of_examples(folder) -> None:

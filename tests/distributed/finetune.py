@@ -23,10 +23,12 @@ from tiny import arguments
 
 from palm_ds.data.example_stream import ExampleStream
 from palm_ds.runtime.ds_config import make_machine
-from palm_ds.train.build import build_model, build_stream, open_data, settle
+from palm_ds.train.build import build_model, build_stream
 from palm_ds.train.recipe import Recipe, make_recipe
+from palm_ds.train.resolve import resolve
 from palm_ds.train.run_folder import Run
-from palm_ds.train.train import Opened, finish, open_run, train
+from palm_ds.train.sources import open_data
+from palm_ds.train.train import TrainingRun, setup_run, train
 
 WORDS = [f"w{i}" for i in range(30)]
 KILLED, STOPPED = 8, 6
@@ -195,8 +197,8 @@ RESTS = "backbone.layers.0.*"
 
 def watched(run: Run, base: Path) -> int:
     """Every step's tasks and which parameters moved in it; averages worked out beside."""
-    opened = open_run(run)
-    assert isinstance(opened, Opened)
+    opened = setup_run(run)
+    assert isinstance(opened, TrainingRun)
     loop, engine = opened.loop, opened.loop.engine
     loop.begin(0)
     steps = range(run.recipe.outline.plan().steps)
@@ -213,7 +215,7 @@ def watched(run: Run, base: Path) -> int:
         change = {n: (now[n] - before[n]).abs().max().item() for n in now}
         tasks = sorted({task for batch in batches for task in batch.labels})
         seen.append({"tasks": tasks, "moved": moved, "change": change})
-    finish(opened.run, engine, opened.model, opened.data, loop.log)
+    opened.finish()
     left = load_file(run.folder / "weights" / "weights.safetensors")
     far = max((left[n] - average[n]).abs().max().item() for n in left)
     (base / "watched.json").write_text(json.dumps({"steps": seen, "far": far}))
@@ -227,7 +229,7 @@ def watched(run: Run, base: Path) -> int:
 def by_hand(recipe: Recipe) -> list[dict[str, float]]:
     """The losses of each step in plain torch: one process, one batch a step."""
     data = open_data(recipe)
-    recipe = settle(recipe, data)
+    recipe = resolve(recipe, data)
     stream = build_stream(recipe, data)
     assert isinstance(stream, ExampleStream)
     model = build_model(recipe, machine_of(0), data.vocabulary, device=torch.device("cpu"))

@@ -262,8 +262,9 @@ def test_a_finished_run_leaves_what_it_promises(uninterrupted) -> None:
 
     from palm_ds.data.example import arrange, collate
     from palm_ds.runtime.ds_config import read_machine
-    from palm_ds.train.build import build_model, open_data
+    from palm_ds.train.build import build_model
     from palm_ds.train.recipe import read_recipe
+    from palm_ds.train.sources import open_data
     from palm_ds.weights.weights_folder import load_weights
 
     recipe_file, machine, run = uninterrupted

@@ -11,8 +11,11 @@ import numpy as np
 import torch
 
 from palm_ds.runtime.ds_config import Machine
-from palm_ds.train.build import build_model, open_data, settle
+from palm_ds.train.build import build_model
+from palm_ds.train.export import info_of
 from palm_ds.train.recipe import Recipe, make_recipe
+from palm_ds.train.resolve import resolve
+from palm_ds.train.sources import open_data
 from palm_ds.weights import weights_folder as weights
 from tests.helpers.text_tables import WORDS, small_tokenizer
 
@@ -94,14 +97,14 @@ def save_model(folder: Path, stages: Sequence[str] = tuple(TASKS), **changes: An
     }
     recipe = make_recipe(values, "recipe")
     data = open_data(recipe)
-    recipe = settle(recipe, data)
+    recipe = resolve(recipe, data)
     machine = Machine(path="", sections={}, stage=0, precision="fp32")
     model = build_model(recipe, machine, data.vocabulary, device=torch.device("cpu"))
     torch.manual_seed(7)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
-    info = weights.info_of(recipe, model, steps=2)
+    info = info_of(recipe, model, steps=2)
     weights.save_weights(model, folder / "weights", info, tokenizer=data.tokenizer)
     return folder
 

@@ -12,8 +12,9 @@ import sys
 import torch
 
 from palm_ds.runtime.ds_config import make_machine
-from palm_ds.train.build import build_model, build_stream, open_data
+from palm_ds.train.build import build_model, build_stream
 from palm_ds.train.recipe import read_recipe
+from palm_ds.train.sources import open_data
 
 recipe_file, out, *overrides = sys.argv[1:]
 recipe = read_recipe(recipe_file, overrides)

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from palm_ds.inference import predictor as predictor_module
-from palm_ds.train.hf_head import head_taken
+from palm_ds.train.export import head_taken
 from palm_ds.weights import weights_folder as weights
 from palm_ds.weights.weights_folder import load_weights
 from tests.helpers.saved_model import (

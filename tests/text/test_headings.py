@@ -12,7 +12,7 @@ import pytest
 from palm_ds.corpus.add_annotation import add_marks
 from palm_ds.corpus.analyzer import Analyser
 from palm_ds.corpus.annotations import heading, sentence
-from palm_ds.corpus.input.discover import InputOptions
+from palm_ds.corpus.input.options import InputOptions
 from palm_ds.corpus.options import TextOptions
 from palm_ds.corpus.prepare import Prepare, prepare
 from palm_ds.corpus.store import open_corpus

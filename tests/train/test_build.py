@@ -15,16 +15,10 @@ from palm_ds.corpus.writer import write_corpus
 from palm_ds.data.corpus_source import Source
 from palm_ds.data.stages import read_stages
 from palm_ds.text.tokenizer import wordpiece
-from palm_ds.train.build import (
-    about_corpora,
-    build_held_out,
-    build_stream,
-    check_units,
-    measure,
-    open_data,
-    settle,
-)
+from palm_ds.train.build import build_held_out, build_stream
 from palm_ds.train.recipe import Recipe, make_recipe
+from palm_ds.train.resolve import measure, resolve
+from palm_ds.train.sources import about_corpora, check_units, open_data
 from tests.helpers.small_corpus import SPECIALS, write_small_corpus
 
 MASKS, ORDER, APART = "knowledge_masking", "sentence_reordering", "sentence_distance"
@@ -80,12 +74,12 @@ def make_plain(made: Recipe, blend: str) -> Recipe:
 
 def test_plain_steps_stay_as_they_are_and_open_nothing(corpora):
     made = recipe(corpora / "nowhere", {"continual": BLENDS, "steps": 8})
-    assert settle(made) is made
+    assert resolve(made) is made
 
 
 def test_tokens_become_steps_without_a_corpus(corpora):
     stages = {"continual": BLENDS[:2], "steps": f"{9 * LENGTH * ROWS - 1} tokens"}
-    settled = settle(recipe(corpora / "nowhere", stages))
+    settled = resolve(recipe(corpora / "nowhere", stages))
     assert settled.stages == [{BLENDS[0]: 6}, {BLENDS[0]: 3, BLENDS[1]: 9}]
     assert settled.outline.settled
 
@@ -95,20 +89,20 @@ def test_sequences_become_the_steps_that_so_many_mean_examples_fill(corpora, ble
     made = recipe(corpora, {"joint": [blend], "steps": "300 sequences"})
     _, mean_length = slow_measure(made, blend)
     expected = int(np.ceil(300 * mean_length / (LENGTH * ROWS)))
-    assert settle(made, open_data(made)).stages == [{blend: expected}]
+    assert resolve(made, open_data(made)).stages == [{blend: expected}]
 
 
 def test_the_stream_of_a_budget_in_sequences_holds_about_so_many(corpora):
     made = recipe(corpora, {"alternate": BLENDS, "steps": "900 sequences"})
     data = open_data(made)
-    for feed, examples in build_stream(settle(made, data), data).consumed().items():
+    for feed, examples in build_stream(resolve(made, data), data).consumed().items():
         assert 900 <= examples < 900 * 1.1, feed  # the last step is filled, and rows nearly are
 
 
 def test_proportional_is_by_the_tokens_of_an_epoch(corpora):
     made = recipe(corpora, {"alternate": BLENDS, "steps": 1000, "sampler": "proportional"})
     sizes = [slow_measure(made, blend)[0] for blend in BLENDS]
-    (stage,) = settle(made).stages
+    (stage,) = resolve(made).stages
     assert stage.pop("mix") == "step"
     assert sum(stage.values()) == 1000
     assert all(
@@ -121,7 +115,7 @@ def test_mix_ratio_counts_epochs_of_the_reference(corpora):
     made = recipe(corpora, {"joint": BLENDS, "sampler": sampler})
     epoch = int(slow_measure(made, MASKS)[0]) // (LENGTH * ROWS)
     assert epoch > 2
-    assert settle(made).stages == [
+    assert resolve(made).stages == [
         {BLENDS[0]: 3 * epoch, BLENDS[1]: 3 * epoch, APART: 3 * epoch // 2}
     ]
 
@@ -147,16 +141,16 @@ def test_a_mix_of_corpora_is_measured_by_its_shares_of_tokens(corpora):
 
 def test_settled_stages_do_not_depend_on_the_seed_and_are_settled_again_to_themselves(corpora):
     stages = {"continual": BLENDS, "steps": "777 sequences"}
-    first, other = (settle(recipe(corpora, stages, seed=seed)) for seed in (1, 2))
+    first, other = (resolve(recipe(corpora, stages, seed=seed)) for seed in (1, 2))
     assert first.stages == other.stages
-    assert settle(first) is first
+    assert resolve(first) is first
     assert first.plan == read_stages(first.stages, [MASKS, ORDER, APART])
 
 
 def test_a_share_without_a_step_is_told(corpora):
     sampler = {"mix_ratio": {APART: 1e-4}, "reference": MASKS}
     with pytest.raises(UserError, match="'sentence_distance' would get"):
-        settle(recipe(corpora, {"joint": BLENDS, "sampler": sampler}))
+        resolve(recipe(corpora, {"joint": BLENDS, "sampler": sampler}))
 
 
 def test_ernies_own_files_are_a_source(corpora, tmp_path):
@@ -234,7 +228,7 @@ def test_a_whole_run_consumes_what_its_plan_says(corpora, name, mix):
         stages = {"explicit": [{b: n for b, n in s.items() if b != "mix"} for s in stages]}
     made = recipe(corpora, stages | {"mix": mix})
     data = open_data(made)
-    settled = settle(made, data)
+    settled = resolve(made, data)
     plan, stream = settled.plan, build_stream(settled, data)
     names = [feed.name for feed in stream.feeds]
     seen: Counter[str] = Counter()

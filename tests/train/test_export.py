@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from palm_ds.inference.predictor import open_predictor
-from palm_ds.train.hf_head import head_taken
+from palm_ds.train.export import head_taken
 from palm_ds.weights import weights_folder as weights
 from palm_ds.weights.formats.huggingface.target import HeadTaken
 from tests.helpers.saved_model import TASKS, recipe_of, save_model

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from palm_ds.common.errors import UserError
 from palm_ds.runtime import checkpoint
-from palm_ds.train.build import build_held_out, build_stream, open_data
+from palm_ds.train.build import build_held_out, build_stream
 from palm_ds.train.inspect_stream import (
     View,
     as_record,
@@ -27,6 +27,7 @@ from palm_ds.train.inspect_stream import (
     summary,
 )
 from palm_ds.train.recipe import Recipe, read_recipe
+from palm_ds.train.sources import open_data
 from tests.helpers.small_corpus import write_small_corpus
 
 WORD_STARTS = """

@@ -10,10 +10,11 @@ import torch
 from safetensors.torch import load_file
 
 from palm_ds.runtime.ds_config import make_machine
-from palm_ds.train.build import build_model, open_data
+from palm_ds.train.build import build_model
+from palm_ds.train.export import export
 from palm_ds.train.recipe import make_recipe
 from palm_ds.train.run_folder import Run
-from palm_ds.train.train import export
+from palm_ds.train.sources import open_data
 from palm_ds.weights.weights_folder import read_info
 from tests.helpers.small_corpus import write_small_corpus
 

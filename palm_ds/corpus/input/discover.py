@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import glob
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.errors import UserError
 from palm_ds.corpus.input import ernie_lines as ernie_format
 from palm_ds.corpus.input import python_docs as embedded
 from palm_ds.corpus.input.compression import COMPRESSED, first_bytes
+from palm_ds.corpus.input.options import InputOptions
 
-STRUCTURES = ("pairs", "dialogues", "ernie")  # formats that say what a record is, not its file
-FORMATS = ("auto", "jsonl", "text", "parquet", "arrow", *STRUCTURES)
-DOCUMENTS = ("blank_line", "file", "line")
 _KINDS = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
@@ -45,52 +43,6 @@ _TAKES = {
 }
 _SQUEEZED = 3  # text is about so many times smaller when compressed
 EMBEDDED = "embedded"
-
-
-@dataclass(frozen=True, kw_only=True)
-class InputOptions:
-    """How files become documents."""
-
-    format: str = "auto"  # by the file's name, or one of FORMATS for all of them
-    text_field: str = "text"  # of jsonl, parquet and Arrow rows
-    id_field: str | None = None  # None: "id" where there is one, else file and place
-    title_field: str | None = None  # of a text's heading
-    pair_fields: tuple[str, ...] = ("text_a", "text_b", "label")  # two: the pairs have no label
-    turns_field: str | None = None  # None: turns, else messages
-    text_documents: str = (
-        "blank_line"  # what ends a document in a text file: blank_line, file, line
-    )
-
-    def __post_init__(self) -> None:
-        for key, value, known in (
-            ("format", self.format, FORMATS),
-            ("text_documents", self.text_documents, DOCUMENTS),
-        ):
-            if value not in known:
-                raise UserError(f"--{key} {value!r}: unknown{suggest(value, known)}")
-        given = " ".join(self.pair_fields)
-        if len(self.pair_fields) not in (2, 3):
-            raise UserError(
-                f"--pair_fields {given}: give three names, of the two texts and the label (or two, "
-                "with --no_label), after OUT and INPUT"
-            )
-        if len(set(self.pair_fields)) < len(self.pair_fields):
-            raise UserError(f"--pair_fields {given}: the same field twice")
-        if self.title_field and self.structure != "documents":
-            raise UserError(f"--title_field: --format {self.format} has no titles")
-
-    @property
-    def structure(self) -> str:
-        """What a record is: documents, pairs, dialogues or ernie."""
-        return self.format if self.format in STRUCTURES else "documents"
-
-
-def input_options(state: Mapping[str, Any]) -> InputOptions:
-    """Options as JSON gives them back, perhaps from an older version that knew fewer."""
-    values: dict[str, Any] = {
-        key: tuple(v) if isinstance(v, list) else v for key, v in state.items()
-    }
-    return InputOptions(**values)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,10 @@ from typing import Any, BinaryIO
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.input import python_docs as embedded
 from palm_ds.corpus.input.compression import open_bytes, reading
-from palm_ds.corpus.input.discover import Input, InputOptions, Span, open_dataset
+from palm_ds.corpus.input.discover import Input, Span, open_dataset
 from palm_ds.corpus.input.ernie_lines import ernie_record
 from palm_ds.corpus.input.json_array import elements
+from palm_ds.corpus.input.options import InputOptions
 from palm_ds.corpus.input.records import (
     BadRecordError,
     Found,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from palm_ds.corpus.input.discover import InputOptions
+    from palm_ds.corpus.input.options import InputOptions
 
 JOINT = "\n\n"  # between the parts of a text
 MOST_VALUES = 256  # of a column: it is uint8

@@ -13,7 +13,7 @@ from palm_ds.data.stages import Plan
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from palm_ds.train.report.run_log import Metrics
+    from palm_ds.train.report.metrics_file import Metrics
 
 Panel = Callable[["Axes"], None]
 _POINTS = 1500

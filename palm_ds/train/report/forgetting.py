@@ -15,16 +15,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from rich.table import Table
 from rich.text import Text
 
 from palm_ds.common.json_files import nan_to_null
 from palm_ds.data.stages import Plan, tasks_of
-
-if TYPE_CHECKING:
-    from palm_ds.train.report.run_log import Metrics
+from palm_ds.train.report.metrics_file import Metrics
 
 Measure = Literal["accuracy", "loss"]
 

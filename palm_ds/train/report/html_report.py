@@ -20,7 +20,8 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.stages import Plan, read_stages
 from palm_ds.train.report.charts import figure, metrics_panel, run_panel, series, task_panel
 from palm_ds.train.report.forgetting import Measure, change_cell, lines, stage_ends, value_cell
-from palm_ds.train.report.run_log import FILE, Metrics, clock, read_metrics
+from palm_ds.train.report.metrics_file import FILE, Metrics, read_metrics
+from palm_ds.train.report.run_log import clock
 from palm_ds.train.report.score_tables import metrics_text
 
 

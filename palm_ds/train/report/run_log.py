@@ -1,104 +1,26 @@
-"""What a run tells while it goes on: metrics.jsonl, TensorBoard, and the screen.
-
-metrics.jsonl holds one JSON object a line, of three kinds:
-
-    {"kind": "step", "step": 120, "stage": 0, "lr": ..., "loss": {task: ...},
-     "accuracy": {task: ...}, "grad_norm": ..., "tokens_per_second": ..., "flops_per_second": ...,
-     "data_wait": ..., "loss_scale": ..., "skipped": ..., "elapsed": ...}
-    {"kind": "evaluation", "step": 120, "scores": {task: {"loss": ..., "accuracy": ..., ...}}, ...}
-    {"kind": "event", "event": "save", "step": 120, ...}
-
-`step` counts the steps done. `elapsed` is in seconds of running, over all the run's restarts;
-`data_wait` is the share of the time that was spent waiting for rows; tokens are real ones, without
-padding. A number that is not finite is null. Lines are flushed as they are written, so the file of
-a killed run ends at most in one broken line, and a resumed run first takes back the lines of the
-steps that it will do again.
-"""
+"""What a run reports while it trains: metrics.jsonl (metrics_file.py), TensorBoard, the screen."""
 
 from __future__ import annotations
 
 import json
 import math
-import platform
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import psutil
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.json_files import nan_to_null
 from palm_ds.data.stages import Plan
 from palm_ds.train.report.forgetting import stage_ends, tables
+from palm_ds.train.report.metrics_file import FILE, read_metrics, take_back
 from palm_ds.train.report.score_tables import metrics_text, number, score_tables, share
-
-FILE = "metrics.jsonl"
-_PACKAGES = (
-    "palm_ds",
-    "torch",
-    "deepspeed",
-    "transformers",
-    "tokenizers",
-    "datasets",
-    "pyarrow",
-    "numpy",
-) + ("safetensors", "sentencepiece", "rjieba", "triton", "apex", "flash-attn", "mpi4py")
-
-
-@dataclass(frozen=True)
-class Metrics:
-    """The lines of a metrics.jsonl by kind; `broken` says which could not be read."""
-
-    steps: list[dict[str, Any]] = field(default_factory=list)
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
-    events: list[dict[str, Any]] = field(default_factory=list)
-    broken: list[str] = field(default_factory=list)
-
-
-def read_metrics(path: str | Path) -> Metrics:
-    """Every whole line of the file; one that was cut off or damaged is named in `broken`."""
-    metrics = Metrics()
-    kinds = {"step": metrics.steps, "evaluation": metrics.evaluations, "event": metrics.events}
-    for line_number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
-        record = _record(line)
-        if record is None:
-            metrics.broken.append(f"line {line_number} of {FILE} is broken and left out")
-        else:
-            kinds[record["kind"]].append(record)
-    return metrics
-
-
-def _record(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    known = isinstance(record, dict) and record.get("kind") in ("step", "evaluation", "event")
-    return record if known and isinstance(record.get("step"), int) else None
-
-
-def take_back(path: Path, step: int) -> float:
-    """Drop the lines of later steps, and broken ones; returns the seconds that had run by then."""
-    if not path.exists():
-        return 0.0
-    kept, elapsed = [], 0.0
-    for line in path.read_bytes().splitlines(keepends=True):
-        record = _record(line)
-        if record is not None and record["step"] <= step:
-            kept.append(line.rstrip(b"\n") + b"\n")
-            elapsed = record.get("elapsed") or elapsed
-    write_file_atomically(path, b"".join(kept))
-    return elapsed
 
 
 class RunLog:
@@ -248,45 +170,6 @@ class RunLog:
                 metrics_text(held_out, most=1) or share(held_out.get("accuracy")),
             )
         return table
-
-
-def environment() -> dict[str, Any]:
-    """Where a run runs: machine, devices, versions, and the command that started it."""
-    import torch
-
-    gpus = []
-    for index in range(torch.cuda.device_count()):
-        device = torch.cuda.get_device_properties(index)
-        gpus.append(f"{device.name}, {device.total_memory / 2**30:.0f} GiB")
-    return {
-        "started": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
-        "command": " ".join(sys.argv),
-        "host": platform.node(),
-        "system": platform.platform(),
-        "cpu": _cpu_name(),
-        "cores": psutil.cpu_count(),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "gpus": gpus,
-        "cuda": torch.version.cuda,
-        "python": platform.python_version(),
-        "packages": {name: found for name in _PACKAGES if (found := _version(name))},
-    }
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:  # not Linux
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _console() -> Console:

@@ -22,10 +22,11 @@ from palm_ds.common.json_files import write_json
 from palm_ds.data.budgets import read_amount
 from palm_ds.data.stages import SHAPES, tasks_of
 from palm_ds.runtime.ds_config import Machine
-from palm_ds.train.build import open_data, settle
 from palm_ds.train.recipe import Recipe, make_recipe, read_values
-from palm_ds.train.report.run_log import FILE, read_metrics
+from palm_ds.train.report.metrics_file import FILE, read_metrics
+from palm_ds.train.resolve import resolve
 from palm_ds.train.run_folder import Run, check_folder
+from palm_ds.train.sources import open_data
 from palm_ds.train.sweeps.subprocesses import run_alone
 
 log = logging.getLogger(__name__)
@@ -100,7 +101,7 @@ def variants(ablation: Ablation) -> list[Variant]:
     if ablation.steps:
         stages = {"joint": list(base.outline.blends), "steps": ablation.steps}
         base = make_recipe({**values, "stages": stages | {"mix": _mix(base)}}, "--steps")
-    plan = settle(base).plan
+    plan = resolve(base).plan
     budgets = {blend: plan.total_of(blend) for blend in plan.blends}
     always = ablation.always
     if always and all(always in tasks_of(blend) for blend in budgets):

@@ -27,7 +27,7 @@ from palm_ds.common.config import differences, parse, read_yaml
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.json_files import write_json
 from palm_ds.train.recipe import make_recipe, read_values
-from palm_ds.train.report.run_log import FILE, read_metrics
+from palm_ds.train.report.metrics_file import FILE, read_metrics
 from palm_ds.train.sweeps.subprocesses import start_alone, stop
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.input import python_docs as embedded
-from palm_ds.corpus.input.discover import InputOptions, cut, find_inputs
+from palm_ds.corpus.input.discover import cut, find_inputs
+from palm_ds.corpus.input.options import InputOptions
 from palm_ds.corpus.input.read_records import Record, Rejected, SpanReader
 
 ROWS = [{"id": f"d{i}", "text": f"Text {i}\u2028 of 北京. " * (i + 1)} for i in range(20)]

@@ -17,8 +17,10 @@ from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import build
 from palm_ds.runtime.ds_config import make_machine
 from palm_ds.tasks.shared.text_task import level
-from palm_ds.train.build import build_model, check_tables, open_data, settle
+from palm_ds.train.build import build_model
 from palm_ds.train.recipe import Recipe, make_recipe
+from palm_ds.train.resolve import resolve
+from palm_ds.train.sources import check_tables, open_data
 from tests.helpers.word_tables import open_source, write_table, write_texts, write_vocabulary
 
 
@@ -202,13 +204,13 @@ def test_tasks_that_share_a_head_share_its_labels(vocabulary, tmp_path) -> None:
     write_labels(tmp_path / "two.tsv", "c", "b", "b")
     made = shared_recipe(tmp_path, vocabulary)
     data = open_data(made)
-    settled = settle(made, data)
+    settled = resolve(made, data)
     built: dict[str, Any] = dict(settled.built_tasks)
     first, second = built["first"], built["second"]
     assert first.labels == second.labels == ("a", "b", "c")
     assert second.targets(data.train["two"][0][1]).tolist() == [2, 1, 1]
     check_tables(settled, data)
-    assert settle(settled, data).tasks == settled.tasks
+    assert resolve(settled, data).tasks == settled.tasks
     machine = make_machine({})
     model = build_model(settled, machine, data.vocabulary, device=torch.device("cpu"))
     assert list(model.heads) == ["first"] and model.head_of["second"] == "first"
@@ -230,4 +232,4 @@ def test_what_cannot_be_shared_is_told(vocabulary, tmp_path, labels, second, tol
     with pytest.raises(UserError, match=told):
         made = shared_recipe(tmp_path, vocabulary, **second)
         data = open_data(made)
-        check_tables(settle(made, data), data)
+        check_tables(resolve(made, data), data)

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from palm_ds.data.stages import read_stages
 from palm_ds.train.report.forgetting import change_cell, lines, stage_ends, tables, value_cell
-from palm_ds.train.report.run_log import Metrics, RunLog, read_metrics
+from palm_ds.train.report.metrics_file import Metrics, read_metrics
+from palm_ds.train.report.run_log import RunLog
 
 TASKS = ("words", "order", "distance")
 PLAN = read_stages(

@@ -11,8 +11,8 @@ import yaml
 
 from palm_ds.common.errors import UserError
 from palm_ds.train.report.charts import _averaged, running_mean
+from palm_ds.train.report.environment import environment
 from palm_ds.train.report.html_report import write_report
-from palm_ds.train.report.run_log import environment
 
 MASKING, DISTANCE = "knowledge_masking", "sentence_distance"
 STAGES = [{MASKING: 300}, {MASKING: 100, f"{DISTANCE} + {MASKING}": 200}]

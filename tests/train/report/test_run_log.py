@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 
 from palm_ds.data.stages import read_stages
-from palm_ds.train.report.run_log import RunLog, _short, clock, read_metrics, take_back
+from palm_ds.train.report.metrics_file import read_metrics, take_back
+from palm_ds.train.report.run_log import RunLog, _short, clock
 
 TASKS = ("knowledge_masking", "sentence_distance")
 

@@ -1,0 +1,98 @@
+"""What a finished run leaves: weights/ for palm_ds and hf/ for Hugging Face.
+
+A Hugging Face folder holds one head: that of the only task over a table, if transformers has a
+class for it (`Task.hf_export` names it). A run of several tasks exports the encoder alone;
+`palm-ds convert --head NAME` writes any one head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+import torch
+from safetensors.torch import load_file
+
+from palm_ds import __version__
+from palm_ds.model.heads import MaskedWordHead
+from palm_ds.model.multi_task_model import Model
+from palm_ds.train.recipe import Recipe
+from palm_ds.train.report.run_log import RunLog
+from palm_ds.train.run_folder import Run
+from palm_ds.train.sources import Data
+from palm_ds.weights import weights_folder as weights
+from palm_ds.weights.formats.huggingface.model_card import Made
+from palm_ds.weights.formats.huggingface.target import HeadTaken
+from palm_ds.weights.formats.native import WEIGHTS, WeightsInfo
+
+_HEAD_PARAMETERS = {"out.weight", "out.bias"}  # the parameters of a head that transformers has too
+
+
+def head_taken(recipe: Recipe, parameters: Collection[str]) -> HeadTaken | None:
+    """The head of the recipe's only task over a table, not counting auxiliary tasks and those that
+    hide words. None if there are several, or if transformers has no such head. `parameters`: the
+    names in the model."""
+    tasks = recipe.built_tasks.values()
+    tasks = [x for x in tasks if x.reads == "table" and not (x.auxiliary or x.edits_text)]
+    head = tasks[0].hf_export() if len(tasks) == 1 else None
+    if head is None:
+        return None
+    prefix = f"heads.{head.name}."
+    parts = {x.removeprefix(prefix) for x in parameters if x.startswith(prefix)}
+    return (
+        replace(head, task_id=recipe.task_ids[tasks[0].name]) if parts == _HEAD_PARAMETERS else None
+    )
+
+
+def info_of(recipe: Recipe, model: Model, *, steps: int) -> WeightsInfo:
+    """What a folder of a run's weights says of itself after so many steps."""
+    words = [t for t, h in model.head_of.items() if isinstance(model.heads[h], MaskedWordHead)]
+    return WeightsInfo(
+        backbone=model.backbone.config,
+        task_ids=recipe.task_ids,
+        head_of=model.head_of,
+        export_task=recipe.export_task or next(iter(words or recipe.task_ids), ""),
+        token_heads=weights.token_heads_of(model),
+        made_by={"palm_ds": __version__, "recipe": recipe.fingerprint, "steps": steps},
+        recipe=recipe.resolved(),
+    )
+
+
+def final_weights(
+    run: Run, state: Mapping[str, torch.Tensor], log: RunLog
+) -> tuple[Mapping[str, torch.Tensor], int]:
+    """The weights that a run ends with and their step: the best ones with `evaluate.best`."""
+    best = run.recipe.evaluate.best
+    if not best or not run.best.exists():
+        return state, run.recipe.plan.steps
+    steps = weights.read_info(run.best).made_by["steps"]
+    log.event(
+        "chosen", f"the weights are those of step {steps:,}, the best by {best}", of_step=steps
+    )
+    return load_file(run.best / WEIGHTS), steps
+
+
+def export(
+    run: Run, model: Model, state: Mapping[str, torch.Tensor], data: Data, steps: int
+) -> None:
+    """weights/ and hf/ of the run folder, after so many steps; hf/ reads texts as the recipe's
+    `export_task` did, or as the first task of masked words. An encoder of one's own has no hf/."""
+    recipe, config = run.recipe, model.backbone.config
+    info = info_of(recipe, model, steps=steps)
+    tokenizer = data.tokenizer
+    weights.save_weights(state, run.folder / "weights", info, tokenizer=tokenizer)
+    if config.kind:
+        return
+    weights.export_hf(
+        state,
+        run.folder / "hf",
+        config=config,
+        tokenizer=tokenizer,
+        task_id=info.task_id,
+        token_heads=info.token_heads,
+        head=head_taken(recipe, state),
+        made=Made(
+            source=f"a run of {steps:,} steps by recipe {recipe.fingerprint}",
+            program=f"palm_ds {__version__}",
+        ),
+    )

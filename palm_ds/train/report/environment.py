@@ -1,0 +1,62 @@
+"""Where a run runs: host, devices, package versions, command line."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+_PACKAGES = (
+    "palm_ds",
+    "torch",
+    "deepspeed",
+    "transformers",
+    "tokenizers",
+    "datasets",
+    "pyarrow",
+    "numpy",
+) + ("safetensors", "sentencepiece", "rjieba", "triton", "apex", "flash-attn", "mpi4py")
+
+
+def environment() -> dict[str, Any]:
+    """Where a run runs: machine, devices, versions, and the command that started it."""
+    import torch
+
+    gpus = []
+    for index in range(torch.cuda.device_count()):
+        device = torch.cuda.get_device_properties(index)
+        gpus.append(f"{device.name}, {device.total_memory / 2**30:.0f} GiB")
+    return {
+        "started": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+        "command": " ".join(sys.argv),
+        "host": platform.node(),
+        "system": platform.platform(),
+        "cpu": _cpu_name(),
+        "cores": psutil.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "gpus": gpus,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "packages": {name: found for name in _PACKAGES if (found := _version(name))},
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

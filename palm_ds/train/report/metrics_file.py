@@ -1,0 +1,71 @@
+"""metrics.jsonl: what a run measured. One JSON object per line, of three kinds:
+
+    {"kind": "step", "step": 120, "stage": 0, "lr": ..., "loss": {task: ...},
+     "accuracy": {task: ...}, "grad_norm": ..., "tokens_per_second": ..., "flops_per_second": ...,
+     "data_wait": ..., "loss_scale": ..., "skipped": ..., "elapsed": ...}
+    {"kind": "evaluation", "step": 120, "scores": {task: {"loss": ..., "accuracy": ..., ...}}, ...}
+    {"kind": "event", "event": "save", "step": 120, ...}
+
+`step` is the number of completed steps. `elapsed` is in seconds of running, summed over all
+restarts of the run; `data_wait` is the fraction of time spent waiting for rows; tokens exclude
+padding. Non-finite numbers are null. Lines are flushed as they are written, so the file of a killed
+run ends in at most one broken line. A resumed run first removes the lines of the steps that it will
+repeat.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from palm_ds.common.atomic import write_file_atomically
+
+FILE = "metrics.jsonl"
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """The lines of a metrics.jsonl by kind; `broken` says which could not be read."""
+
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+
+
+def read_metrics(path: str | Path) -> Metrics:
+    """Every whole line of the file; one that was cut off or damaged is named in `broken`."""
+    metrics = Metrics()
+    kinds = {"step": metrics.steps, "evaluation": metrics.evaluations, "event": metrics.events}
+    for line_number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
+        record = _record(line)
+        if record is None:
+            metrics.broken.append(f"line {line_number} of {FILE} is broken and left out")
+        else:
+            kinds[record["kind"]].append(record)
+    return metrics
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    known = isinstance(record, dict) and record.get("kind") in ("step", "evaluation", "event")
+    return record if known and isinstance(record.get("step"), int) else None
+
+
+def take_back(path: Path, step: int) -> float:
+    """Drop the lines of later steps, and broken ones; returns the seconds that had run by then."""
+    if not path.exists():
+        return 0.0
+    kept, elapsed = [], 0.0
+    for line in path.read_bytes().splitlines(keepends=True):
+        record = _record(line)
+        if record is not None and record["step"] <= step:
+            kept.append(line.rstrip(b"\n") + b"\n")
+            elapsed = record.get("elapsed") or elapsed
+    write_file_atomically(path, b"".join(kept))
+    return elapsed

@@ -1,0 +1,84 @@
+"""Where a run starts: its own checkpoint, the run it extends, `init_from`, or new weights."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from palm_ds.engine import Engine
+from palm_ds.model.multi_task_model import Model
+from palm_ds.runtime import checkpoint
+from palm_ds.runtime.processes import Processes
+from palm_ds.train.build import AnyStream
+from palm_ds.train.extend import Inheritance, Lineage, inherit
+from palm_ds.train.run_folder import Run
+from palm_ds.train.sources import Data
+from palm_ds.weights import weights_folder as weights
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartingPoint:
+    """What a run starts from: its own last good checkpoint, else the run it extends; neither where
+    the model has its weights already (from scratch, or of `init_from`)."""
+
+    found: checkpoint.Found | None = None
+    inheritance: Inheritance | None = None
+
+    @property
+    def ages(self) -> dict[str, int] | None:
+        """How many updates each parameter has had."""
+        if self.found:
+            return self.found.parameters
+        return self.inheritance.steps if self.inheritance else None
+
+    def restore(self, engine: Engine, stream: AnyStream) -> int:
+        """Put engine and stream there; the step that is next."""
+        if self.found:
+            engine.restore(self.found)
+            if self.found.layout != engine.layout:
+                log.info("resumes with %s; saved with %s", engine.layout, self.found.layout)
+            stream.begun = dict(self.found.state["begun"])
+            stream.seek(self.found.state["cursor"])
+            return self.found.state["step"]
+        if old := self.inheritance:
+            engine.inherit(old.found, grown=old.grown, fresh=old.fresh)
+            stream.begun = dict(old.consumed)
+        return 0
+
+
+def find_starting_point(
+    run: Run,
+    model: Model,
+    lineage: Lineage,
+    stream: AnyStream,
+    processes: Processes,
+) -> StartingPoint:
+    """Own last good checkpoint, else the run to extend, else `init_from`, else scratch."""
+    recipe = run.recipe
+    found = checkpoint.find(run.checkpoints, group=processes, warn=log.warning)
+    if found:
+        return StartingPoint(found=found)
+    if recipe.extend:
+        feeds = [feed.name for feed in stream.feeds]
+        old = Path(recipe.extend)
+        taken = inherit(old, model, lineage, feeds, group=processes, warn=log.warning)
+        log.info("%s", "\n".join(taken.lines()))
+        return StartingPoint(inheritance=taken)
+    if recipe.init_from:
+        log.info("%s", "\n".join(weights.load_weights(Path(recipe.init_from), model).lines()))
+    return StartingPoint()
+
+
+def lineage_of(run: Run, model: Model, data: Data) -> Lineage:
+    own = model.backbone.config.kind
+    return Lineage(
+        backbone=model.backbone.config,
+        task_ids=run.recipe.task_ids,
+        tokenizer=data.tokenizer.fingerprint,
+        token_heads=weights.token_heads_of(model),
+        optimizer=run.recipe.optimizer.kind,
+        shapes={n: tuple(p.shape) for n, p in model.named_parameters()} if own else {},
+    )
