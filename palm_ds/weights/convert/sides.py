@@ -19,6 +19,7 @@ from palm_ds.model.batch import Batch, PackedText
 from palm_ds.model.encoder import Backbone
 from palm_ds.model.heads import MaskedWordHead
 from palm_ds.weights.formats.contents import Contents
+from palm_ds.weights.formats.huggingface.families import is_known_class
 from palm_ds.weights.formats.huggingface.names import (
     CLASSIFIER,
     MASKED_WORDS,
@@ -171,7 +172,7 @@ class _Transformers:
 
         self.contents, self.task_id = contents, task_id
         self.kind = contents.format.removeprefix("Hugging Face ")
-        if not self.kind.startswith(("Bert", "Ernie", "Roberta")):
+        if not is_known_class(self.kind):
             raise UserError(f"{contents.path}: {self.kind}: not one of Bert, Ernie or Roberta")
         with _quiet(transformers):
             self.model = getattr(transformers, self.kind).from_pretrained(

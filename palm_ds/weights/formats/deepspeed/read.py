@@ -20,9 +20,8 @@ from palm_ds.weights.formats.deepspeed.zero_shards import Shards, open_shards, t
 from palm_ds.weights.formats.expected_shapes import checked
 from palm_ds.weights.formats.huggingface.names import (
     CLASSIFIER,
-    MASKED_WORDS,
     NEXT_SENTENCE,
-    QUESTION_ANSWERING,
+    heads_in,
     to_ours,
 )
 from palm_ds.weights.formats.huggingface.read import CONFIG, TOKENIZERS, read_config
@@ -128,16 +127,9 @@ def _huggingface(shards: Shards, prefix: str, file: Path) -> Contents:
 
 
 def _heads(entries: Mapping[str, Entry]) -> dict[str, Head]:
-    """A classifier reads whole texts where the model has a pooler: shards do not name its class."""
-    found: dict[str, Head] = {}
-    if f"heads.{MASKED_WORDS}.bias" in entries:
-        found[MASKED_WORDS] = Head(kind="masked_words", pooled=False)
-    for name in (NEXT_SENTENCE, CLASSIFIER, QUESTION_ANSWERING):
-        out = entries.get(f"heads.{name}.out.bias")
-        if out is not None:
-            pooled = name != QUESTION_ANSWERING and "backbone.pooler.dense.weight" in entries
-            found[name] = Head(kind="classes", classes=out.shape[0], pooled=pooled)
-    return found
+    """A classifier reads whole texts if the model has a pooler: shards do not name its class."""
+    has_pooler = "backbone.pooler.dense.weight" in entries
+    return heads_in(entries, pooled=(NEXT_SENTENCE, CLASSIFIER) if has_pooler else ())
 
 
 def _within(shards: Shards, prefix: str) -> tuple[dict[str, Entry], dict[str, str]]:

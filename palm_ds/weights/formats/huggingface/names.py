@@ -7,13 +7,14 @@ there; the pooler of a Roberta classifier is a part of its head there.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.weights.formats.contents import BUFFER, COPY, Entry
+from palm_ds.weights.formats.contents import BUFFER, COPY, Entry, Head
+from palm_ds.weights.formats.huggingface.families import FAMILIES
 from palm_ds.weights.formats.tensor_files import TORCH_DTYPES, held
 
 State = dict[str, torch.Tensor]
@@ -23,7 +24,6 @@ Names = dict[str, tuple[str, ...]]
 MASKED_WORDS, NEXT_SENTENCE, CLASSIFIER = "masked_words", "next_sentence", "classifier"
 QUESTION_ANSWERING = "qa_outputs"
 
-CLASSES = {"bert": "Bert", "ernie": "Ernie", "roberta": "Roberta"}
 _EMBEDDINGS = {
     "word.weight": "embeddings.word_embeddings.weight",
     "position.weight": "embeddings.position_embeddings.weight",
@@ -39,15 +39,6 @@ _LAYER = {
     "output_norm": "output.LayerNorm",
 }
 _QKV = ("query", "key", "value")
-_WORDS = {
-    "bert": {
-        "dense": "cls.predictions.transform.dense",
-        "norm": "cls.predictions.transform.LayerNorm",
-        "bias": "cls.predictions.bias",
-    },
-    "roberta": {"dense": "lm_head.dense", "norm": "lm_head.layer_norm", "bias": "lm_head.bias"},
-}
-_WORDS["ernie"] = _WORDS["bert"]
 _TIED = {
     "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -73,9 +64,10 @@ def table(kind: str, layers: int, *, own_dense: bool = False) -> Names:
         for ours, theirs in _LAYER.items():
             stems[f"backbone.layers.{i}.{ours}"] = (f"{prefix}.{theirs}",)
     stems["backbone.pooler.dense"] = ("classifier.dense" if own_dense else "pooler.dense",)
-    for ours, theirs in _WORDS[kind].items():
+    family = FAMILIES[kind]
+    for ours, theirs in family.masked_lm.items():
         stems[f"heads.{MASKED_WORDS}.{ours}"] = (theirs,)
-    if kind != "roberta":
+    if family.next_sentence:
         stems[f"heads.{NEXT_SENTENCE}.out"] = ("cls.seq_relationship",)
     stems[f"heads.{CLASSIFIER}.out"] = ("classifier.out_proj" if own_dense else "classifier",)
     stems[f"heads.{QUESTION_ANSWERING}.out"] = ("qa_outputs",)
@@ -92,6 +84,18 @@ def _both_ends(ours: str, theirs: tuple[str, ...]) -> list[tuple[str, tuple[str,
     if theirs[0].endswith((".weight", ".bias")):
         return [(ours, theirs)]
     return [(f"{ours}.{end}", tuple(f"{x}.{end}" for x in theirs)) for end in ("weight", "bias")]
+
+
+def heads_in(entries: Mapping[str, Entry], *, pooled: Collection[str]) -> dict[str, Head]:
+    """The heads under the names above. `pooled`: those over classes that read whole texts."""
+    heads = {}
+    if f"heads.{MASKED_WORDS}.bias" in entries:
+        heads[MASKED_WORDS] = Head(kind="masked_words", pooled=False)
+    for name in (NEXT_SENTENCE, CLASSIFIER, QUESTION_ANSWERING):
+        if out := entries.get(f"heads.{name}.out.weight"):
+            classes = out.shape[0] if out.shape else 0
+            heads[name] = Head(kind="classes", classes=classes, pooled=name in pooled)
+    return heads
 
 
 # ---- from theirs to ours ----

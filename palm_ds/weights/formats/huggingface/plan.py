@@ -17,6 +17,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.model.config import BackboneConfig
 from palm_ds.weights.formats.contents import Entry, Head
 from palm_ds.weights.formats.expected_shapes import TRANSITIONS
+from palm_ds.weights.formats.huggingface.families import FAMILIES, other_masked_lm
 from palm_ds.weights.formats.huggingface.names import CLASSIFIER, Names, prefixed, table
 from palm_ds.weights.formats.huggingface.target import (
     DTYPES,
@@ -24,7 +25,6 @@ from palm_ds.weights.formats.huggingface.target import (
     Target,
     check_whole,
     choose,
-    writes_words,
 )
 from palm_ds.weights.formats.tensor_files import TORCH_DTYPES, Group
 
@@ -107,8 +107,8 @@ def _why(name: str, chosen: Chosen, heads: Mapping[str, Head], config: BackboneC
     if name.endswith(TRANSITIONS) and head is not None:
         return f"the transitions of a CRF, which {chosen.architecture} does not have"
     words = head is not None and head.kind == "masked_words"
-    if words and not writes_words(chosen.kind, config):
-        return f"Roberta's masked-word head has gelu always, this encoder {config.activation}"
+    if words and not FAMILIES[chosen.kind].has_masked_lm(config.activation):
+        return other_masked_lm(chosen.kind, config.activation)
     return f"no place in {chosen.architecture}"
 
 
@@ -152,7 +152,7 @@ def _about(config: BackboneConfig, chosen: Chosen, heads: Mapping[str, Head]) ->
         "pad_token_id": config.pad,
         "tie_word_embeddings": True,
     }
-    if chosen.kind == "ernie":
+    if FAMILIES[chosen.kind].task_embedding:
         values["use_task_id"] = bool(config.task_slots)
         if config.task_slots:
             values["task_type_vocab_size"] = config.task_slots
@@ -178,14 +178,15 @@ def _reshaped(
 ) -> tuple[dict[str, Entry], BackboneConfig, dict[str, str]]:
     """The entries and the numbers of the model that is written; {our name: what was created}."""
     result, created = dict(kept), {}
-    if config.task_slots and kind == "ernie" and target.task_id:
+    family = FAMILIES[kind]
+    if config.task_slots and family.task_embedding and target.task_id:
         name = "backbone.task.weight"
         result[name] = _swapped(kept[name], target.task_id)
-    if config.task_slots and kind != "ernie":
+    if config.task_slots and not family.task_embedding:
         task, name = result.pop("backbone.task.weight"), "backbone.segment.weight"
         result[name] = _folded(kept[name], task, target.task_id)
         config = replace(config, task_slots=0)
-    offset = config.pad + 1 if kind == "roberta" else 0
+    offset = family.position_offset(config.pad)
     if more := offset - config.position_offset:
         name = "backbone.position.weight"
         result[name] = _moved(kept[name], more)

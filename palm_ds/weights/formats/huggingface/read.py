@@ -14,12 +14,12 @@ from palm_ds.common.errors import UserError
 from palm_ds.model.config import FOREIGN_KEYS, BackboneConfig
 from palm_ds.weights.formats.contents import Contents, Entry, Head, with_eps
 from palm_ds.weights.formats.expected_shapes import checked
+from palm_ds.weights.formats.huggingface.families import FAMILIES, other_masked_lm
 from palm_ds.weights.formats.huggingface.names import (
-    CLASSES,
     CLASSIFIER,
     MASKED_WORDS,
     NEXT_SENTENCE,
-    QUESTION_ANSWERING,
+    heads_in,
     prefixed,
     table,
     to_ours,
@@ -95,7 +95,7 @@ def read_config(folder: Path) -> tuple[dict[str, Any], BackboneConfig]:
     path = folder / CONFIG
     about = read_json(path)
     kind = about.get("model_type")
-    if not isinstance(kind, str) or kind not in CLASSES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         raise UserError(f"{path}: model_type must be bert, ernie or roberta, got {kind!r}")
     known = {key: value for key, value in about.items() if key in FOREIGN_KEYS}
     # Whether the tables are one is seen in the weights: _drop_tied compares them.
@@ -129,7 +129,7 @@ def _class_of(about: Mapping[str, Any]) -> str:
     named = about.get("architectures")
     if isinstance(named, list) and named and isinstance(named[0], str):
         return named[0]
-    return CLASSES[about["model_type"]] + "Model"
+    return FAMILIES[about["model_type"]].class_prefix + "Model"
 
 
 def _what_is_not_read(entries: dict[str, Entry], config: BackboneConfig, kind: str) -> dict:
@@ -137,26 +137,18 @@ def _what_is_not_read(entries: dict[str, Entry], config: BackboneConfig, kind: s
     left = {}
     if not config.task_slots and (table := entries.pop("backbone.task.weight", None)):
         left |= dict.fromkeys(table.theirs, "use_task_id is not set: the model does not read it")
-    if kind == "roberta" and config.activation != "gelu":
-        why = f"Roberta's masked-word head has gelu always, this encoder {config.activation}"
+    if not FAMILIES[kind].has_masked_lm(config.activation):
+        why = other_masked_lm(kind, config.activation)
         for name in [name for name in entries if name.startswith(f"heads.{MASKED_WORDS}.")]:
             left |= dict.fromkeys(entries.pop(name).theirs, why)
     return left
 
 
 def _heads(entries: Mapping[str, Entry], about: Mapping[str, Any]) -> dict[str, Head]:
-    heads = {}
-    if f"heads.{MASKED_WORDS}.bias" in entries:
-        heads[MASKED_WORDS] = Head(kind="masked_words", pooled=False)
-    for name in (NEXT_SENTENCE, CLASSIFIER, QUESTION_ANSWERING):
-        out = entries.get(f"heads.{name}.out.weight")
-        if out is not None:
-            pooled = name == NEXT_SENTENCE
-            if name == CLASSIFIER:
-                pooled = _reads_whole_texts(entries, about)
-            classes = out.shape[0] if out.shape else 0
-            labels = _labels(about, classes) if name == CLASSIFIER else ()
-            heads[name] = Head(kind="classes", classes=classes, pooled=pooled, labels=labels)
+    pooled = {NEXT_SENTENCE, *([CLASSIFIER] if _reads_whole_texts(entries, about) else [])}
+    heads = heads_in(entries, pooled=pooled)
+    if head := heads.get(CLASSIFIER):
+        heads[CLASSIFIER] = replace(head, labels=_labels(about, head.classes))
     return heads
 
 

@@ -10,8 +10,8 @@ from palm_ds.common.errors import UserError, suggest
 from palm_ds.model.config import BackboneConfig
 from palm_ds.weights.formats.contents import Entry, Head
 from palm_ds.weights.formats.expected_shapes import expected_shapes
+from palm_ds.weights.formats.huggingface.families import FAMILIES, family_of
 from palm_ds.weights.formats.huggingface.names import (
-    CLASSES,
     CLASSIFIER,
     MASKED_WORDS,
     NEXT_SENTENCE,
@@ -79,7 +79,7 @@ class Target:
     """Bytes of a file of weights before there are several."""
 
     def __post_init__(self) -> None:
-        known = {"family": CLASSES, "head_class": HEAD_CLASSES, "dtype": DTYPES}
+        known = {"family": FAMILIES, "head_class": HEAD_CLASSES, "dtype": DTYPES}
         for key, names in known.items():
             value = getattr(self, key)
             if value and value not in names:
@@ -100,12 +100,12 @@ class Chosen:
     @property
     def architecture(self) -> str:
         """The class's name."""
-        return CLASSES[self.kind] + self.ending
+        return FAMILIES[self.kind].class_prefix + self.ending
 
     @property
     def own_dense(self) -> bool:
         """Whether the head holds what is our pooler."""
-        return self.architecture == "RobertaForSequenceClassification"
+        return FAMILIES[self.kind].classifier_dense and self.ending == "ForSequenceClassification"
 
 
 def choose(config: BackboneConfig, heads: Mapping[str, Head], target: Target) -> Chosen:
@@ -114,24 +114,19 @@ def choose(config: BackboneConfig, heads: Mapping[str, Head], target: Target) ->
     name = target.head or _only_head(heads, target)
     if name:
         ending = target.head_class or _fitting(name, heads)
-        _check_class(name, heads, CLASSES[kind] + ending, HEAD_CLASSES[ending])
+        _check_class(name, heads, kind, ending)
         return Chosen(kind=kind, ending=ending, heads={name: HEAD_CLASSES[ending].name})
     chosen = {}
     if words := _words(heads, target):
-        if not writes_words(kind, config):
+        if not FAMILIES[kind].has_masked_lm(config.activation):
             words = ""
         else:
             chosen[words] = MASKED_WORDS
     pair = heads.get(NEXT_SENTENCE)
-    if kind != "roberta" and pair and (pair.classes, pair.pooled) == (2, True):
+    if FAMILIES[kind].next_sentence and pair and (pair.classes, pair.pooled) == (2, True):
         chosen[NEXT_SENTENCE] = NEXT_SENTENCE
     only = "ForMaskedLM" if words else "ForNextSentencePrediction" if chosen else "Model"
     return Chosen(kind=kind, ending="ForPreTraining" if len(chosen) == 2 else only, heads=chosen)
-
-
-def writes_words(kind: str, config: BackboneConfig) -> bool:
-    """Roberta's masked-word head has gelu, whatever its encoder has."""
-    return kind != "roberta" or config.activation == "gelu"
 
 
 def check_whole(
@@ -149,18 +144,14 @@ def check_whole(
 
 def _family(config: BackboneConfig, target: Target) -> str:
     """Which of Hugging Face's models it becomes. Raises UserError where it is none of them."""
-    if target.family:
-        return target.family
-    if config.position_offset == 0:
-        return "ernie" if config.task_slots else "bert"
+    if found := target.family or family_of(config):
+        return found
     if config.task_slots:
         raise UserError("Hugging Face has no encoder with task embeddings and a position offset")
-    if config.position_offset != config.pad + 1:
-        raise UserError(
-            f"Hugging Face's Roberta counts positions from pad + 1 = {config.pad + 1}, this "
-            f"encoder from position_offset = {config.position_offset}"
-        )
-    return "roberta"
+    raise UserError(
+        f"Hugging Face's Roberta counts positions from pad + 1 = {config.pad + 1}, this encoder "
+        f"from position_offset = {config.position_offset}"
+    )
 
 
 def _only_head(heads: Mapping[str, Head], target: Target) -> str:
@@ -192,15 +183,14 @@ def _words(heads: Mapping[str, Head], target: Target) -> str:
     return target.words or next(iter(found), "")
 
 
-def _check_class(
-    name: str, heads: Mapping[str, Head], architecture: str, wanted: HeadClass
-) -> None:
+def _check_class(name: str, heads: Mapping[str, Head], kind: str, ending: str) -> None:
     """The class reads what the head read, and has as many classes."""
+    architecture, wanted = FAMILIES[kind].class_prefix + ending, HEAD_CLASSES[ending]
     head = heads.get(name)
     if head is None or head.kind != "classes":
         known = [other for other, head in heads.items() if head.kind == "classes"]
         raise UserError(f'head: no head over classes "{name}"{suggest(name, known)}')
-    if architecture == "RobertaForNextSentencePrediction":
+    if wanted.name == NEXT_SENTENCE and not FAMILIES[kind].next_sentence:
         raise UserError(f"Hugging Face has no {architecture}")
     if head.pooled != wanted.pooled:
         reads = "whole texts" if head.pooled else "tokens"

@@ -16,12 +16,11 @@ from palm_ds.common.errors import UserError
 from palm_ds.model.config import FOREIGN_KEYS, BackboneConfig
 from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.weights.formats.contents import Entry
+from palm_ds.weights.formats.huggingface.families import FAMILIES
 from palm_ds.weights.formats.paddle.names import PADDLENLP, STATIC, Era
 from palm_ds.weights.formats.tensor_files import read_json
 
 CONFIGS = ("ernie_config.json", "bert_config.json", "config.json", "model_config.json")
-ERNIE_EPS = 1e-12
-"""LayerNorm's eps in PaddleNLP's Ernie, whatever its config says; its Bert and Roberta read it."""
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "hidden_act")
 # Of the config, what the tensors or the source say better.
 _SEEN = {
@@ -65,8 +64,8 @@ class About:
         named = self.values.get("model_type")
         if named is not None:
             return str(named)
-        known = ("roberta", "ernie", "bert")
-        return next((x for x in known if self.model.lower().startswith(x)), "")
+        named_by = {x: family.class_prefix.lower() for x, family in FAMILIES.items()}
+        return next((x for x, y in named_by.items() if self.model.lower().startswith(y)), "")
 
 
 def read_about(folder: Path, config: Path | None) -> About:
@@ -127,7 +126,7 @@ def numbers(
     _check_sizes(values, sizes, entries, about)
     chosen, why = _eps(era, palm, about, eps)
     notes = [why, *_size_notes(values, sizes)]
-    if kind == "roberta":
+    if base.position_offset:
         first = f"positions are counted from pad + 1 = {base.position_offset}"
         notes.append(f"{first}, as PaddleNLP does since 2.5; before, it did otherwise")
     return replace(base, eps=chosen, **sizes), notes
@@ -182,9 +181,10 @@ def _eps(era: Era, palm: bool, about: About, asked: float | None) -> tuple[float
         return 1e-5, f"LayerNorm eps 1e-05, {why}"
     if era is not PADDLENLP:
         return 1e-5, "LayerNorm eps 1e-05, as ERNIE computes"
-    if about.kind in ("ernie", ""):
-        why = "as PaddleNLP's Ernie computes since 2.3 whatever its config says"
-        return ERNIE_EPS, f"LayerNorm eps {ERNIE_EPS:g}, {why}; {trained}"
+    family = FAMILIES.get(about.kind or "ernie")
+    if family is not None and family.paddle_eps is not None:
+        why = f"as PaddleNLP's {family.class_prefix} computes since 2.3 whatever its config says"
+        return family.paddle_eps, f"LayerNorm eps {family.paddle_eps:g}, {why}; {trained}"
     told = about.values.get("layer_norm_eps")
     if told is None:
         return 1e-12, "LayerNorm eps 1e-12, PaddleNLP's default"

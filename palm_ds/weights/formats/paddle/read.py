@@ -21,8 +21,8 @@ import torch
 from palm_ds.common.errors import UserError
 from palm_ds.weights.formats.contents import COPY, OPTIMIZER, Contents, Entry, Head
 from palm_ds.weights.formats.expected_shapes import TRANSITIONS, checked
+from palm_ds.weights.formats.huggingface.families import FAMILIES
 from palm_ds.weights.formats.huggingface.names import (
-    CLASSES,
     CLASSIFIER,
     MASKED_WORDS,
     QUESTION_ANSWERING,
@@ -77,7 +77,7 @@ def open_contents(
     about = read_about(source.folder, config)
     found, others = tensors(source, about.values, names)
     sorted_out = _sort(found, source, prefix)
-    if not about.kind and sorted_out.base in CLASSES:
+    if not about.kind and sorted_out.base in FAMILIES:
         about = replace(about, values={**about.values, "model_type": sorted_out.base})
     made = _make(found, sorted_out, source)
     own, notes = numbers(made.entries, about, sorted_out.era, palm=sorted_out.palm, eps=eps)

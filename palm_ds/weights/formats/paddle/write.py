@@ -25,20 +25,15 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
 from palm_ds.model.config import BackboneConfig
 from palm_ds.weights.formats.contents import Entry, Head, SavesFiles
+from palm_ds.weights.formats.huggingface.families import FAMILIES
 from palm_ds.weights.formats.huggingface.names import NEXT_SENTENCE
 from palm_ds.weights.formats.huggingface.plan import Plan
 from palm_ds.weights.formats.huggingface.plan import plan as hf_plan
 from palm_ds.weights.formats.huggingface.target import Target
-from palm_ds.weights.formats.paddle.config import ERNIE_EPS
 from palm_ds.weights.formats.paddle.pdparams import NAME_TABLE
 from palm_ds.weights.formats.tensor_files import Group, held, read_json
 
 WEIGHTS, CONFIG = "model_state.pdparams", "config.json"
-_TOKENIZERS = {  # PaddleNLP's AutoTokenizer knows its own classes alone
-    "ernie": "ErnieTokenizer",
-    "bert": "BertTokenizer",
-    "roberta": "RobertaChineseTokenizer",  # the one that reads a vocab.txt
-}
 _NAMES = (  # Hugging Face's pieces of a name, and PaddleNLP's
     (r"\.encoder\.layer\.", ".encoder.layers."),
     (r"\.attention\.self\.(q)uery\.|\.attention\.self\.(k)ey\.|\.attention\.self\.(v)alue\.", ""),
@@ -88,12 +83,13 @@ def plan(
 
 def _check_eps(plan: Plan) -> None:
     """Raises UserError where PaddleNLP would compute with another eps than the model."""
-    if plan.about["model_type"] == "ernie" and plan.config.eps != ERNIE_EPS:
+    family = FAMILIES[plan.about["model_type"]]
+    if family.paddle_eps not in (None, plan.config.eps):
         raise UserError(
-            f"eps: PaddleNLP's Ernie computes with a LayerNorm eps of {ERNIE_EPS:g} whatever its "
-            f"config says, this model has {plan.config.eps:g}; accept the change with --eps "
-            f"{ERNIE_EPS:g}, or write a Bert, which keeps the model's (--family bert folds a task "
-            "in)"
+            f"eps: PaddleNLP's {family.class_prefix} computes with a LayerNorm eps of "
+            f"{family.paddle_eps:g} whatever its config says, this model has {plan.config.eps:g}; "
+            f"accept the change with --eps {family.paddle_eps:g}, or write a Bert, which keeps the "
+            "model's (--family bert folds a task in)"
         )
 
 
@@ -114,7 +110,7 @@ def _name_tokenizer(folder: Path, plan: Plan) -> None:
         return
     told = read_json(path)
     kept = {key: x for key, x in told.items() if key.endswith("_token") or key == "do_lower_case"}
-    named = {"tokenizer_class": _TOKENIZERS[plan.about["model_type"]]}
+    named = {"tokenizer_class": FAMILIES[plan.about["model_type"]].paddle_tokenizer}
     write_json(path, {**named, **kept, "model_max_length": plan.config.longest})
 
 

@@ -14,13 +14,12 @@ from typing import Any
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config import FOREIGN_KEYS, BackboneConfig
-from palm_ds.weights.formats.contents import OPTIMIZER, Contents, Entry, Head
+from palm_ds.weights.formats.contents import OPTIMIZER, Contents, Entry
 from palm_ds.weights.formats.expected_shapes import checked
 from palm_ds.weights.formats.huggingface.names import (
     CLASSIFIER,
-    MASKED_WORDS,
     NEXT_SENTENCE,
-    QUESTION_ANSWERING,
+    heads_in,
     to_ours,
 )
 from palm_ds.weights.formats.tensor_files import read_json
@@ -78,7 +77,7 @@ def open_contents(path: Path, *, eps: float | None = None) -> Contents:
         format="TensorFlow BERT",
         config=config,
         entries=entries,
-        heads=_heads(entries),
+        heads=heads_in(entries, pooled=(NEXT_SENTENCE, CLASSIFIER)),
         left={**bundle.left, **left, **more},
         tokenizer=vocabulary if vocabulary.is_file() else None,
         notes=_notes(entries, eps),
@@ -140,19 +139,6 @@ def _transposed(entry: Entry) -> Entry:
         read=lambda: entry.read().T.contiguous(),
         how="transposed",
     )
-
-
-def _heads(entries: Mapping[str, Entry]) -> dict[str, Head]:
-    heads = {}
-    if f"heads.{MASKED_WORDS}.bias" in entries:
-        heads[MASKED_WORDS] = Head(kind="masked_words", pooled=False)
-    for name in (NEXT_SENTENCE, CLASSIFIER, QUESTION_ANSWERING):
-        out = entries.get(f"heads.{name}.out.weight")
-        if out is not None:
-            pooled = name != QUESTION_ANSWERING
-            classes = out.shape[0] if out.shape else 0
-            heads[name] = Head(kind="classes", classes=classes, pooled=pooled)
-    return heads
 
 
 def _notes(entries: Mapping[str, Entry], eps: float | None) -> tuple[str, ...]:

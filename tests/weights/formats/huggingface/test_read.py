@@ -315,11 +315,11 @@ def test_a_roberta_as_a_bert(tmp_path: Path) -> None:
 def test_roberta_s_masked_word_head_has_gelu_always(tmp_path: Path) -> None:
     folder = save_hf(make("roberta", "ForMaskedLM", hidden_act="relu"), tmp_path / "hf")
     contents = open_contents(folder)
-    assert contents.heads == {} and all("gelu always" in why for why in contents.left.values())
+    assert contents.heads == {} and all("always has gelu" in why for why in contents.left.values())
     relu = open_contents(save_hf(make("bert", "ForMaskedLM", hidden_act="relu"), tmp_path / "bert"))
     planned = write_out(relu, tmp_path / "out", family="roberta")
     assert planned.architecture == "RobertaModel"
-    assert all("gelu always" in why for why in planned.left.values()) and len(planned.left) == 5
+    assert all("always has gelu" in why for why in planned.left.values()) and len(planned.left) == 5
 
 
 def test_the_task_of_choice_is_the_one_filled_in(tmp_path: Path) -> None:

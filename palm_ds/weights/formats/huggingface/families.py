@@ -1,0 +1,97 @@
+"""The Hugging Face architectures that have BERT's shape, and what differs between them.
+
+    ernie    BERT with a task embedding (`use_task_id`)
+    roberta  positions counted from pad + 1, no next-sentence head, a masked-LM head of its own
+
+Names of tensors that all of them share are in names.py. An architecture of another shape gets a
+module of its own in this folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from palm_ds.model.config import BackboneConfig
+
+_BERT_HEAD = {
+    "dense": "cls.predictions.transform.dense",
+    "norm": "cls.predictions.transform.LayerNorm",
+    "bias": "cls.predictions.bias",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One architecture. PaddleNLP has the same ones under the same names."""
+
+    class_prefix: str
+    """`Bert` of `BertForMaskedLM`."""
+    masked_lm: Mapping[str, str]
+    """{part of our masked-LM head: its name there}"""
+    masked_lm_activation: str = ""
+    """The activation that this head always has; empty: the encoder's."""
+    next_sentence: bool = True
+    """Whether its pretraining class has a next-sentence head."""
+    task_embedding: bool = False
+    positions_after_pad: bool = False
+    """Positions are counted from pad + 1."""
+    classifier_dense: bool = False
+    """The classifier of whole texts has a dense layer of its own in place of the pooler."""
+    paddle_tokenizer: str
+    """PaddleNLP's tokenizer class that reads a vocab.txt."""
+    paddle_eps: float | None = None
+    """LayerNorm's eps in PaddleNLP, whatever its config says; None: the config's."""
+
+    def has_masked_lm(self, activation: str) -> bool:
+        """Whether its masked-LM head computes what ours does with this activation."""
+        return self.masked_lm_activation in ("", activation)
+
+    def position_offset(self, pad: int) -> int:
+        """The row of the position table that a text's first token reads."""
+        return pad + 1 if self.positions_after_pad else 0
+
+
+FAMILIES: dict[str, Family] = {
+    "bert": Family(class_prefix="Bert", masked_lm=_BERT_HEAD, paddle_tokenizer="BertTokenizer"),
+    "ernie": Family(
+        class_prefix="Ernie",
+        masked_lm=_BERT_HEAD,
+        task_embedding=True,
+        paddle_tokenizer="ErnieTokenizer",
+        paddle_eps=1e-12,
+    ),
+    "roberta": Family(
+        class_prefix="Roberta",
+        masked_lm={"dense": "lm_head.dense", "norm": "lm_head.layer_norm", "bias": "lm_head.bias"},
+        masked_lm_activation="gelu",
+        next_sentence=False,
+        positions_after_pad=True,
+        classifier_dense=True,
+        paddle_tokenizer="RobertaChineseTokenizer",
+    ),
+}
+"""By `model_type`."""
+
+
+def family_of(config: BackboneConfig) -> str:
+    """The `model_type` of an encoder's own architecture; empty: it is none of them."""
+    for name, family in FAMILIES.items():
+        same_positions = config.position_offset == family.position_offset(config.pad)
+        if same_positions and bool(config.task_slots) == family.task_embedding:
+            return name
+    return ""
+
+
+def is_known_class(architecture: str) -> bool:
+    """Whether a class of transformers (`BertForMaskedLM`) is of one of these architectures."""
+    return architecture.startswith(tuple(family.class_prefix for family in FAMILIES.values()))
+
+
+def other_masked_lm(kind: str, activation: str) -> str:
+    """Why a masked-LM head with this activation cannot be one of this architecture's."""
+    family = FAMILIES[kind]
+    return (
+        f"{family.class_prefix}'s masked-word head always has {family.masked_lm_activation}, this "
+        f"encoder has {activation}"
+    )

@@ -1,0 +1,38 @@
+"""What differs between the architectures of BERT's shape is said in one table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import transformers
+
+from palm_ds.model.config import BackboneConfig
+from palm_ds.weights.formats.huggingface.families import FAMILIES, family_of, is_known_class
+
+CONFIG = BackboneConfig(vocab_size=11, width=8, layers=1, heads=2, positions=10, task_slots=0)
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        (CONFIG, "bert"),
+        (replace(CONFIG, task_slots=3), "ernie"),
+        (replace(CONFIG, position_offset=2, pad=1), "roberta"),
+        (replace(CONFIG, position_offset=2, pad=1, task_slots=3), ""),
+        (replace(CONFIG, position_offset=3, pad=1), ""),
+    ],
+)
+def test_an_encoder_has_the_architecture_that_computes_the_same(
+    config: BackboneConfig, kind: str
+) -> None:
+    assert family_of(config) == kind
+
+
+def test_each_has_its_class_in_transformers() -> None:
+    for name, family in FAMILIES.items():
+        model = getattr(transformers, f"{family.class_prefix}Model")
+        assert model.config_class.model_type == name
+        has_pair = hasattr(transformers, f"{family.class_prefix}ForNextSentencePrediction")
+        assert has_pair == family.next_sentence
+    assert is_known_class("RobertaForMaskedLM") and not is_known_class("GPT2Model")
