@@ -20,7 +20,7 @@ LAYERS = (
     ("train",),
     ("inference",),
     ("api",),
-    ("cli",),
+    ("cli", "__init__"),
 )
 """Bottom to top. A package has one place as a whole."""
 APART = ("pretrain", "tasks")
