@@ -35,7 +35,8 @@ def run(args: argparse.Namespace) -> int:
     launcher = launcher_of(args.launcher)
     ds_config = find_ds_config(args.deepspeed_config)
     from palm_ds.runtime.ds_config import read_machine
-    from palm_ds.train.sweeps.suite import compare, members, read_suite, run_all
+    from palm_ds.train.sweeps.suite import members, read_suite, run_all
+    from palm_ds.train.sweeps.suite_table import compare
 
     read_machine(ds_config)
     out = Path(args.out)

@@ -288,7 +288,9 @@ def test_an_encoder_and_an_optimizer_of_ones_own(tables, tmp_path):
     assert "backbone.wide" in weights_of(whole) and not (tmp_path / "whole/hf").exists()
     start = palm.Backbone.from_pretrained(whole.save(tmp_path / "model"))
     assert palm.Trainer(classification(tables), backbone=start).recipe.backbone_config.options
-    with pytest.raises(UserError, match="save: Hugging Face has no encoder like tests.own_enc"):
+    with pytest.raises(
+        UserError, match="save: Hugging Face has no encoder like tests.helpers.own_enc"
+    ):
         whole.save(tmp_path / "hf", huggingface=True)
 
 

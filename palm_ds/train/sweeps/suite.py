@@ -1,7 +1,7 @@
 """Many data sets, several seeds each: one table of medians and spread.
 
     suite.yaml ──members──> OUT/SET/seed_1.yaml ... ──each in a process of its own, one a device──>
-    OUT/SET/seed_1/ (a run folder), seed_1.log ... ──compare──> OUT/suite.md, suite.json
+    OUT/SET/seed_1/ (a run folder), seed_1.log ... ──suite_table──> OUT/suite.md, suite.json
 
 A run that is done is not run again, one that was interrupted goes on, one that failed is a marked
 cell and is tried again by the next call.
@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import logging
 import re
-import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +24,6 @@ import yaml
 
 from palm_ds.common.config import differences, parse, read_yaml
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.common.json_files import write_json
 from palm_ds.train.recipe import make_recipe, read_values
 from palm_ds.train.report.metrics_file import FILE, read_metrics
 from palm_ds.train.sweeps.subprocesses import start_alone, stop
@@ -357,98 +355,3 @@ def _ended(each: _Running) -> str:
     named = [f"{t} {m} {v:.4f}" for t, values in scores.items() for m, v in values.items()]
     log.info("== %s: done in %.0f s: %s", member.title, seconds, ", ".join(named))
     return ""
-
-
-# ---- the table ----
-
-
-def compare(
-    found: Sequence[Member],
-    failed: Mapping[str, str],
-    out: Path,
-) -> str:
-    """The table; also written to OUT/suite.md and suite.json."""
-    record = {name: _record([m for m in found if m.name == name], failed) for name in _names(found)}
-    text = table(record)
-    notes = "\n".join(f"- {title}: {why}" for title, why in failed.items())
-    page = ["# Scores", text, _NOTE, *(["## Failed", notes] if failed else [])]
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "suite.md").write_text("\n\n".join(page) + "\n", encoding="utf-8")
-    whole = {"sets": record, "average": average(record), "failed": dict(failed)}
-    write_json(out / "suite.json", whole)
-    return text
-
-
-_NOTE = (
-    "Median over the seeds, the lowest and the highest, times 100; n: seeds that are done. Scores "
-    "are those of the weights a run ended with: of its best evaluation where the recipe keeps it. "
-    "The average is of the first metric of every task."
-)
-
-
-def _names(found: Sequence[Member]) -> list[str]:
-    return list(dict.fromkeys(member.name for member in found))
-
-
-def _record(of_set: Sequence[Member], failed: Mapping[str, str]) -> dict[str, Any]:
-    """{task: {metric: its numbers}} of a data set's runs, and how many there are."""
-    done = {member.seed: scores for member in of_set if (scores := member.scores()) is not None}
-    tasks: dict[str, dict[str, Any]] = {}
-    for seed, scores in done.items():
-        for task, values in scores.items():
-            for metric, value in values.items():
-                each = tasks.setdefault(task, {}).setdefault(metric, {"values": {}})
-                each["values"][str(seed)] = value
-    for metrics in tasks.values():
-        for each in metrics.values():
-            values = list(each["values"].values())
-            each["median"] = statistics.median(values)
-            each |= {"lowest": min(values), "highest": max(values), "n": len(values)}
-    missing = [m.seed for m in of_set if m.seed not in done]
-    return {
-        "runs": len(of_set),
-        "failed": [m.seed for m in of_set if m.title in failed],
-        "missing": missing,
-        "tasks": tasks,
-    }
-
-
-def average(record: Mapping[str, Any]) -> float | None:
-    """The mean of the medians of the first metrics; None until every data set has one."""
-    firsts = []
-    for each in record.values():
-        if not each["tasks"]:
-            return None
-        firsts += [next(iter(metrics.values()))["median"] for metrics in each["tasks"].values()]
-    return statistics.fmean(firsts) if firsts else None
-
-
-def table(record: Mapping[str, Any]) -> str:
-    """Markdown: a line for each metric of each data set."""
-    rows = [["data set", "metric", "median", "lowest - highest", "n"]]
-    for name, each in record.items():
-        count = f"of {each['runs']}"
-        mark = f", {len(each['failed'])} failed" if each["failed"] else ""
-        if not each["tasks"]:
-            rows.append([name, "-", "failed" if each["failed"] else "-", "-", f"0 {count}{mark}"])
-        first = name
-        for task, metrics in each["tasks"].items():
-            for metric, of in metrics.items():
-                title = metric if task == name or len(each["tasks"]) == 1 else f"{task} {metric}"
-                spread = f"{100 * of['lowest']:.2f} - {100 * of['highest']:.2f}"
-                rows.append(
-                    [first, title, f"{100 * of['median']:.2f}", spread, f"{of['n']} {count}{mark}"]
-                )
-                first = mark = ""
-    if len(record) > 1:
-        mean = average(record)
-        rows.append(["average", "", "-" if mean is None else f"{100 * mean:.2f}", "", ""])
-    widths = [max(len(row[i]) for row in rows) for i in range(5)]
-    rule = ["-" * widths[0], "-" * widths[1], *("-" * (width - 1) + ":" for width in widths[2:])]
-    return "\n".join(_line(row, widths) for row in [rows[0], rule, *rows[1:]])
-
-
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    cells = zip(row, widths, strict=True)
-    texts = [c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(cells)]
-    return f"| {' | '.join(texts)} |"

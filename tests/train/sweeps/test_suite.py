@@ -19,13 +19,11 @@ from palm_ds.common.errors import UserError
 from palm_ds.train.sweeps.suite import (
     Member,
     Suite,
-    average,
-    compare,
     members,
     read_suite,
     run_all,
-    table,
 )
+from palm_ds.train.sweeps.suite_table import compare
 from tests.helpers.small_tables import TINY, write_tables
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -255,40 +253,6 @@ def test_interrupted_it_stops_its_runs_and_goes_on_later(tmp_path):
     os.kill(suite.pid, signal.SIGTERM)
     assert suite.wait(30) != 0
     assert run_all(found, training(tmp_path), [{}]) == {}
-
-
-# The table -------------------------------------------------------------------------------------
-
-
-def test_the_table_has_median_and_spread_of_the_weights_that_stay(tmp_path):
-    found = made(tmp_path)
-    ends = {m.title: "best" for m in found if m.name == "a"}
-    assert run_all(found, training(tmp_path, ends), [{}]) == {}
-    text = compare(found, {}, tmp_path)
-    assert text.splitlines() == [
-        "| data set | metric | median | lowest - highest |      n |",
-        "| -------- | ------ | -----: | ---------------: | -----: |",
-        "| a        | f1     |  20.00 |    10.00 - 30.00 | 3 of 3 |",  # of step 5, the best
-        "|          | recall |  50.00 |    50.00 - 50.00 | 3 of 3 |",
-        "| b        | f1     |   5.00 |      5.00 - 5.00 | 3 of 3 |",  # of the last step
-        "|          | recall |  50.00 |    50.00 - 50.00 | 3 of 3 |",
-        "| average  |        |  12.50 |                  |        |",
-    ]
-    record = json.loads((tmp_path / "suite.json").read_text())
-    assert record["sets"]["a"]["tasks"]["names"]["f1"] == {
-        "values": {"1": 0.1, "2": 0.2, "3": 0.3},
-        "median": 0.2,
-        "lowest": 0.1,
-        "highest": 0.3,
-        "n": 3,
-    }
-    assert record["average"] == pytest.approx(0.125)
-
-
-def test_no_average_before_every_data_set_has_a_score():
-    nothing = {"runs": 2, "failed": [], "missing": [1, 2], "tasks": {}}
-    assert average({"a": nothing}) is None
-    assert "0 of 2" in table({"a": nothing, "b": nothing})
 
 
 # The command -----------------------------------------------------------------------------------

@@ -1,0 +1,21 @@
+"""Which metrics are shown in per cent."""
+
+from __future__ import annotations
+
+import pytest
+
+from palm_ds.tasks.metrics.units import is_fraction, shown, title
+
+
+@pytest.mark.parametrize(
+    "name", ["accuracy", "matthews", "f1 PER", "ndcg@10", "best_f1", "HasAns_exact", "NoAns_f1"]
+)
+def test_fractions(name: str) -> None:
+    assert is_fraction(name)
+    assert (title(name), shown(name, 0.5)) == (f"{name} %", "50.00")
+
+
+@pytest.mark.parametrize("name", ["mse", "rmse", "perplexity", "loss", "best_f1_threshold", "mine"])
+def test_numbers_in_another_unit(name: str) -> None:
+    assert not is_fraction(name)
+    assert (title(name), shown(name, 0.5)) == (name, "0.5000")

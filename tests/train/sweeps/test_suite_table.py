@@ -1,0 +1,61 @@
+"""The table of a suite: median and spread, every metric in its own unit."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from palm_ds.train.sweeps.suite import run_all
+from palm_ds.train.sweeps.suite_table import average, compare, markdown_table
+from tests.train.sweeps.test_suite import made, training
+
+
+def test_the_table_has_median_and_spread_of_the_weights_that_stay(tmp_path):
+    found = made(tmp_path)
+    ends = {m.title: "best" for m in found if m.name == "a"}
+    assert run_all(found, training(tmp_path, ends), [{}]) == {}
+    text = compare(found, {}, tmp_path)
+    assert text.splitlines() == [
+        "| data set | metric   | median | lowest - highest |      n |",
+        "| -------- | -------- | -----: | ---------------: | -----: |",
+        "| a        | f1 %     |  20.00 |    10.00 - 30.00 | 3 of 3 |",  # of step 5, the best
+        "|          | recall % |  50.00 |    50.00 - 50.00 | 3 of 3 |",
+        "| b        | f1 %     |   5.00 |      5.00 - 5.00 | 3 of 3 |",  # of the last step
+        "|          | recall % |  50.00 |    50.00 - 50.00 | 3 of 3 |",
+        "| average  |          |  12.50 |                  |        |",
+    ]
+    record = json.loads((tmp_path / "suite.json").read_text())
+    assert record["sets"]["a"]["tasks"]["names"]["f1"] == {
+        "values": {"1": 0.1, "2": 0.2, "3": 0.3},
+        "median": 0.2,
+        "lowest": 0.1,
+        "highest": 0.3,
+        "n": 3,
+    }
+    assert record["average"] == pytest.approx(0.125)
+
+
+def of_set(task: str, **medians: float) -> dict[str, Any]:
+    metrics = {k: {"median": x, "lowest": x, "highest": x, "n": 1} for k, x in medians.items()}
+    return {"runs": 1, "failed": [], "missing": [], "tasks": {task: metrics}}
+
+
+def test_no_average_before_every_data_set_has_a_score():
+    nothing = {"runs": 2, "failed": [], "missing": [1, 2], "tasks": {}}
+    assert average({"a": nothing}) is None
+    assert "0 of 2" in markdown_table({"a": nothing, "b": nothing})
+
+
+def test_a_squared_error_is_not_shown_times_100_nor_averaged_with_accuracies():
+    similar = of_set("sts", pearson_and_spearman=0.9, mse=0.25)
+    lines = markdown_table({"sts": similar}).splitlines()
+    assert [line.split("|")[2:4] for line in lines[2:]] == [
+        [" pearson_and_spearman % ", "  90.00 "],
+        [" mse                    ", " 0.2500 "],
+    ]
+    mine = of_set("mine", minus_error=-1.5)
+    assert "-1.5000" in markdown_table({"mine": mine})
+    assert average({"sts": similar}) == pytest.approx(0.9)
+    assert average({"sts": similar, "mine": mine}) is None
