@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.reader import open_table
 from palm_ds.data.table_source import TableSource
+from palm_ds.data.task_with_data import Listed, open_rows
 from palm_ds.inference.predict_files import without_labels
 from palm_ds.inference.predictor import Pass, Predictor, asked_tasks
 from palm_ds.runtime.processes import Processes
@@ -23,7 +23,7 @@ def asked(predictor: Predictor, names: Sequence[str], where: Path) -> Predictor:
 
 def predictions_of(
     predictor: Predictor,
-    path: str | list[str],
+    rows: Listed,
     processes: Processes,
     columns: Mapping[str, Any] | None = None,
 ) -> dict[str, list[dict[str, Any]]]:
@@ -35,7 +35,7 @@ def predictions_of(
         chosen = {**each.read.columns, **(columns or {})}
         read = replace(each.read, columns=chosen, drop={}, bad_rows="stop", split="")
         try:
-            source = predictor.source(open_table(path, without_labels(read)))
+            source = predictor.source(open_rows(rows, without_labels(read), "rows"))
             for task in (each.arranger, *each.tasks):
                 task.check(source, labelled=False)
         except UserError as error:
@@ -48,14 +48,14 @@ def predictions_of(
 
 
 def scores_of(
-    predictor: Predictor, name: str, path: str | list[str], processes: Processes
+    predictor: Predictor, name: str, rows: Listed, processes: Processes
 ) -> dict[str, float]:
     """{metric: value} of a task on rows with labels, read as its training rows were; on every
     process."""
     predictor = asked(predictor, [name], Path())
     (each,) = predictor.passes
     task = predictor.tasks[name]
-    source = predictor.source(open_table(path, each.read))
+    source = predictor.source(open_rows(rows, each.read, "rows"))
     task.check(source, labelled=True)
     made = _pass(predictor, each, source, processes)[name]
     return task.metrics(dict(enumerate(made)), source)

@@ -27,7 +27,7 @@ from palm_ds.api.train_settings import merged, read_settings
 from palm_ds.common.errors import UserError
 from palm_ds.common.messages import plain_messages
 from palm_ds.common.plugins import with_names
-from palm_ds.data.task_with_data import Rows, TaskWithData, files
+from palm_ds.data.task_with_data import Rows, TaskWithData, listed
 from palm_ds.inference import fill_mask
 from palm_ds.inference.predictor import Predictor, asked_tasks, batch_tokens_for, open_predictor
 from palm_ds.model.batch import Batch
@@ -277,8 +277,7 @@ class Session(ABC):
         """{task: a prediction for every row, in their order}, of all tasks that can read such rows
         or of one. Labels need not be there. While training goes on, of the weights as they are;
         afterwards of those that it ended with."""
-        path = files(rows, self._scratch / "rows.jsonl")
-        return predictions_of(self._asked(task), path, self._processes, columns)
+        return predictions_of(self._asked(task), listed(rows), self._processes, columns)
 
     def predict_one_batch(self, rows: Rows) -> dict[str, list[dict[str, Any]]]:
         """The same of a few rows."""
@@ -287,19 +286,15 @@ class Session(ABC):
     def evaluate(self, rows: Rows | None = None, *, task: str = "") -> Metrics:
         """{task: {metric: value}} on the rows of `dev`, or on others with labels."""
         found: dict[str, dict[str, float]] = {}
-        asking = self._asked(task)
+        asking, given = self._asked(task), None if rows is None else listed(rows)
         for name in asking.tasks:
             source = self.run.recipe.sources[self.run.recipe.built_tasks[name].source]
-            where = source.validation if rows is None else files(rows, self._scratch / "dev.jsonl")
-            if where:
-                found[name] = scores_of(asking, name, where, self._processes)
+            with_labels = source.validation if given is None else given
+            if with_labels:
+                found[name] = scores_of(asking, name, with_labels, self._processes)
         if not found:
             raise UserError("evaluate: give rows with labels; the tasks were given no `dev`")
         return found
-
-    @cached_property
-    def _scratch(self) -> Path:
-        return self._temporary()
 
     def _temporary(self) -> Path:
         """A folder that goes with this object."""

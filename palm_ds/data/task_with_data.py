@@ -17,6 +17,8 @@ from typing import Any, TypeAlias
 
 from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.errors import UserError
+from palm_ds.data.reader import Table, TableSettings, open_table
+from palm_ds.data.reader.memory_rows import memory_rows, plain
 
 Rows: TypeAlias = (
     str
@@ -56,29 +58,42 @@ class TaskWithData:
         """What stands in a recipe's `sources`; rows that are no files become files in `folder`."""
         if self.train is None:
             raise UserError(f"{self.name}: there are no rows to learn from; give it `train`")
-        values: dict[str, Any] = {"table": files(self.train, folder / f"{self.name}.train.jsonl")}
+        values: dict[str, Any] = {
+            "table": files(self.train, folder / f"{self.name}.train.jsonl", "train")
+        }
         if self.dev is not None:
-            values["validation"] = files(self.dev, folder / f"{self.name}.dev.jsonl")
+            values["validation"] = files(self.dev, folder / f"{self.name}.dev.jsonl", "dev")
         return values | ({"read": dict(self.read)} if self.read else {})
 
 
-def files(rows: Rows, path: Path) -> str | list[str]:
-    """Rows as a recipe names them; those that are no files are written to `path`."""
+Listed: TypeAlias = str | list[str] | tuple[Any, ...]
+"""Files by their paths, or a tuple of rows."""
+
+
+def listed(rows: Rows) -> Listed:
+    """The files, or the rows, made once."""
     if isinstance(rows, str | Path):
         return str(rows)
-    found: list[Any] = list(rows() if callable(rows) else rows)
-    if found and all(isinstance(each, str | Path) for each in found):
-        return [str(each) for each in found]
-    for number, row in enumerate(found):
-        if not isinstance(row, Mapping):
-            raise UserError(f"row {number} of {path.stem}: expected a mapping, got {row!r}")
+    found = tuple(rows() if callable(rows) else rows)
+    paths = [str(each) for each in found if isinstance(each, str | Path)]
+    return paths if paths and len(paths) == len(found) else found
+
+
+def open_rows(rows: Listed, settings: TableSettings, name: str) -> Table:
+    """The table of files, or of rows, which messages call `name[0]`. Raises UserError."""
+    if isinstance(rows, tuple):
+        return Table.from_rows(rows, settings, name=name)
+    return open_table(rows, settings)
+
+
+def files(rows: Rows, path: Path, name: str) -> str | list[str]:
+    """Rows as a recipe names them; those in memory, called `name`, are written to `path`."""
+    found = listed(rows)
+    if not isinstance(found, tuple):
+        return found
+    memory_rows(name, found)
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = (json.dumps(dict(row), ensure_ascii=False, default=_plain) for row in found)
+    lines = (json.dumps(plain(row), ensure_ascii=False) for row in found)
     # every process of a run writes it
     write_file_atomically(path, "".join(f"{line}\n" for line in lines))
     return str(path)
-
-
-def _plain(value: Any) -> Any:
-    """Numbers and arrays of numpy as Python's own."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -330,7 +330,7 @@ def test_mistakes_are_said_in_a_line(tables, tmp_path):
         "tests.helpers.own_encoder.Idle: spare.weight takes no part": lambda: trainer(
             tables, recipe={"backbone": {"kind": "tests.helpers.own_encoder.Idle"}}
         ).train(),
-        "row 1 of .*: expected a mapping, got 5": lambda: (
+        r"train\[1\]: expected a mapping with columns, got 5": lambda: (
             palm.Trainer(
                 palm.tasks.Classification.on(train=[{"text_a": "a"}, 5]), backbone=start
             ).recipe

@@ -31,7 +31,7 @@ ALIASES = {
 }
 """Columns that play a role where none has the role's own name."""
 _NUMBERED = ("tsv", "csv", "conll")
-OPEN = ("jsonl", "json")
+OPEN = ("jsonl", "json", "memory")
 """Formats whose rows may each have other columns; a role is one that any row has."""
 Key = str | int | list[str | int]
 

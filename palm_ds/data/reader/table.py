@@ -15,6 +15,7 @@ from palm_ds.data.reader.cell_values import parse
 from palm_ds.data.reader.column_roles import OPEN, Key, pick, value_of, without_role
 from palm_ds.data.reader.columnar_formats import read_arrow, read_parquet
 from palm_ds.data.reader.find_files import File, contents_hash, find_files
+from palm_ds.data.reader.memory_rows import MEMORY, memory_rows, read_memory, rows_hash
 from palm_ds.data.reader.options import TAG_DELIMITER, TableSettings
 from palm_ds.data.reader.text_formats import Row, read_csv, read_json, read_jsonl, read_tsv
 
@@ -27,6 +28,7 @@ _READERS: dict[str, Callable[[File, TableSettings], Iterator[Row]]] = {
     "smart": read_smart,
     "parquet": read_parquet,
     "arrow": read_arrow,
+    MEMORY: read_memory,
 }
 _NOUNS = {"json": "element", "parquet": "row", "arrow": "row"}  # the others' places are lines
 Place = tuple[int, int | str]  # file, and line, number or name in it
@@ -61,6 +63,20 @@ class Table:
     def __getitem__(self, i: int) -> dict[str, Any]:
         return {role: values[i] for role, values in self._columns.items()}
 
+    @classmethod
+    def from_rows(
+        cls,
+        rows: Sequence[Mapping[str, Any]],
+        settings: TableSettings | None = None,
+        *,
+        name: str = "rows",
+    ) -> Table:
+        """Rows in memory, read as those of a file are; messages call them `name[3]`. Raises
+        UserError."""
+        settings = settings or TableSettings()
+        file = memory_rows(name, rows)
+        return _read((file,), settings, rows_hash(file, settings))
+
     @property
     def columns(self) -> tuple[str, ...]:
         """The roles there are."""
@@ -85,12 +101,14 @@ class Table:
         return left
 
     def where(self, i: int) -> str:
-        """`file:line` of a row, or `file, row 7` where there are no lines."""
+        """`file:line` of a row, `file, row 7` where there are no lines, `rows[6]` in memory."""
         return where(self.files[int(self._file[i])], self._at[i])
 
 
 def where(file: File, at: int | str) -> str:
     """What a place in a file is called."""
+    if file.format == MEMORY:
+        return f"{file.path}[{at}]"
     if isinstance(at, str):
         return f"{file.path}, {at}"
     noun = _NOUNS.get(file.format)
@@ -133,6 +151,10 @@ def open_table(paths: str | Sequence[str], settings: TableSettings | None = None
     """
     settings = settings or TableSettings()
     files = find_files(paths, settings)
+    return _read(files, settings, contents_hash(files, settings))
+
+
+def _read(files: Sequence[File], settings: TableSettings, fingerprint: str) -> Table:
     notes = _Notes(settings)
     roles, unused, places, raw = _raw_rows(files, settings, notes)
     if settings.strip_spaces and "spans" in roles:
@@ -156,7 +178,7 @@ def open_table(paths: str | Sequence[str], settings: TableSettings | None = None
         kept,
         unused=unused,
         notes=notes.lines(),
-        fingerprint=contents_hash(files, settings),
+        fingerprint=fingerprint,
     )
 
 
