@@ -138,6 +138,30 @@ def test_it_learns_and_scores_and_predicts(tables, trained, monkeypatch):
     assert one["logits"] == pytest.approx(labels[3]["logits"], abs=1e-4)
 
 
+def test_rows_in_memory_are_no_files(trained, monkeypatch):
+    made = trained.trainer
+    made.predict([{"text_a": "w1"}])  # opens the model
+    monkeypatch.setattr("palm_ds.api.session.tempfile.mkdtemp", None)
+    rows = [{"text_a": "w1 w2", "label": "no"}, {"text_a": "w30 w31", "label": "yes"}]
+    assert [x["label"] for x in made.predict(iter(rows))["classification"]] == ["no", "yes"]
+    assert made.evaluate(rows)["classification"]["accuracy"] == 1.0
+    with pytest.raises(UserError, match=r"^rows\[1\]: expected a mapping with columns, got 5$"):
+        made.predict([rows[0], 5])
+    with pytest.raises(UserError, match=r"^rows\[1\]: label: no label 'maybe'"):
+        made.evaluate([rows[0], {**rows[1], "label": "maybe"}])
+
+
+def test_masked_words_are_predicted(tables):
+    rows = [{"text_a": f"w{n} w{n + 1} w{n + 2}"} for n in range(8)]
+    hidden = palm.tasks.MaskedWords.on(name="hidden", train=rows, rate=0.5)
+    made = palm.Trainer(hidden, backbone=backbone(tables), **QUIET)
+    made.train_one_step()
+    for line in made.predict(rows)["hidden"]:
+        assert len(line["word_id"]) == len(line["words"]) > 0
+    assert set(made.evaluate(rows)["hidden"]) == {"accuracy", "perplexity"}
+    made.close()
+
+
 def test_the_events_of_a_training(trained):
     event = palm.event
     names = [type(each).__name__ for each in trained.told]
