@@ -133,8 +133,8 @@ class ShardWriter:
         assert all(len(v) == len(ids) for v in values), f"document {name}: a mark a token"
         for column, value in zip(self._columns, values, strict=True):
             column.append(value)
-        for name in self._units:
-            self._units[name] += int(np.count_nonzero(np.asarray(marks[name]) == 1))
+        for unit in self._units:
+            self._units[unit] += int(np.count_nonzero(np.asarray(marks[unit]) == 1))
         starts = np.flatnonzero(marks["sentence"]) if "sentence" in marks else np.zeros(1, int)
         assert len(starts) and starts[0] == 0, f"document {name} begins with a sentence"
         self._sentence_tokens.append(np.diff(starts, append=len(ids)))

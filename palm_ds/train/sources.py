@@ -166,8 +166,9 @@ def check_units(recipe: Recipe, data: Data) -> None:
             if not any(corpus.count_units(unit) for corpus in corpora):
                 where = ", ".join(str(corpus.path) for corpus in corpora)
                 raise UserError(
-                    f"tasks.{task.name}.units: {unit}, but {where} has none; remove it, or prepare "
-                    f"the corpus again with a lexicon (--lexicon_{unit} FILE) or more text"
+                    f"tasks.{task.name}.units: {unit}, but {where} has none; remove it from "
+                    "`units`, or prepare the corpus from text again, with a lexicon "
+                    f"(--lexicon_{unit} FILE)"
                 )
 
 

@@ -260,7 +260,7 @@ def test_what_cannot_be_written(documents: Corpus, tmp_path: Path, vocabulary: P
     (tmp_path / "there.gz").write_bytes(b"mine")
     for corpus, name, length, message in (
         (documents.path, "a.txt", None, "call it .*a.txt.gz"),
-        (documents.path, "there.gz", None, "is there already"),
+        (documents.path, "there.gz", None, "exists already"),
         (documents.path, "no/a.gz", None, "No such file"),
         (documents.path, "a.gz", 7, "--length 7: must be at least 8"),
         (tmp_path / "pairs", "a.gz", None, "its labels are and, but; ERNIE's lines know 0 and 1"),

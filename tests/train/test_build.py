@@ -294,7 +294,7 @@ def test_a_unit_that_the_corpora_lack_is_refused(tmp_path: Path, older: bool) ->
     with pytest.raises(UserError) as caught:
         check_units(made, open_data(made))
     assert str(caught.value).startswith(
-        f"tasks.{MASKS}.units: phrase, but {folder} has none; remove it, or prepare the corpus "
+        f"tasks.{MASKS}.units: phrase, but {folder} has none; remove it from `units`, "
     )
     words = {MASKS: {"source": "text", "units": ["token"]}, "b": {"kind": MASKS, "source": "text"}}
     words["b"]["units"] = ["word"]  # pyright: ignore[reportArgumentType]
