@@ -66,6 +66,7 @@ def no_warm_python_left() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_turn)
     wanting = [item for item in items if item.get_closest_marker("gpu")]
     if not wanting:
         return
@@ -74,6 +75,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in wanting:
             item.add_marker(pytest.mark.skip(reason="needs a GPU; torch sees none"))
+
+
+def _turn(item: pytest.Item) -> tuple[bool, bool]:
+    """Long tests come first, so that no worker is left with one at the end."""
+    slow, distributed = (item.get_closest_marker(name) for name in ("slow", "distributed"))
+    return distributed is None, slow is None
 
 
 # Nothing left behind ---------------------------------------------------------------------------

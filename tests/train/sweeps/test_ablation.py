@@ -4,9 +4,7 @@ stands for the training."""
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -28,6 +26,7 @@ from palm_ds.train.sweeps.ablation import (
     variants,
 )
 from tests.helpers.small_corpus import write_small_corpus
+from tests.helpers.warm_python import Program, run
 
 ROOT = Path(__file__).resolve().parents[3]
 MASKS, ORDER, APART = "knowledge_masking", "sentence_reordering", "sentence_distance"
@@ -284,10 +283,7 @@ def test_an_interrupt_waits_until_every_process_has_saved_and_left(tmp_path, num
         "signal.signal(signal.SIGTERM, interrupt); "
         f"run_alone([sys.executable, {str(tmp_path / 'slow.py')!r}, {str(told)!r}, 'launcher'])"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], env=environment, cwd=tmp_path, stderr=subprocess.DEVNULL
-    )
+    process = Program(["-c", code], env={"PYTHONPATH": str(ROOT)}, cwd=tmp_path)
     deadline = time.monotonic() + 60
     while not told.exists() or told.read_text().count("ready") < 2:
         assert time.monotonic() < deadline and process.poll() is None
@@ -312,13 +308,8 @@ def test_a_wrong_command_is_one_line_and_exit_code_2(tmp_path, more, message):
     recipe = write_recipe(tmp_path, CONTINUAL)
     machine = tmp_path / "machine.json"
     machine.write_text('{"zero_optimization": {"stage": 0}}')
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "launch" / "ablate.py"), str(recipe)]
-        + ["--deepspeed_config", str(machine), "--out", str(tmp_path / "out"), *more],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+    command = [ROOT / "launch" / "ablate.py", recipe, "--deepspeed_config", machine]
+    done = run([*command, "--out", tmp_path / "out", *more], env={"PYTHONPATH": str(ROOT)})
     assert done.returncode == 2
     (line,) = [line for line in done.stderr.splitlines() if line]
     assert line.startswith("error: ") and message in line

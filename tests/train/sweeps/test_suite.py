@@ -25,6 +25,7 @@ from palm_ds.train.sweeps.suite import (
 )
 from palm_ds.train.sweeps.suite_table import compare
 from tests.helpers.small_tables import TINY, write_tables
+from tests.helpers.warm_python import Program
 
 ROOT = Path(__file__).resolve().parents[3]
 GLUE = {"CoLA": "tsv", "SST-2": "tsv", "STS-B": "tsv", "tnews": "json", "mine": "csv"}
@@ -242,15 +243,13 @@ def test_interrupted_it_stops_its_runs_and_goes_on_later(tmp_path):
         "signal.signal(signal.SIGTERM, interrupt); folder = Path(sys.argv[1]); "
         "run_all(made(folder, 'a', 2), training(folder, None, 60), [{}, {}])"
     )
-    suite = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stderr=subprocess.DEVNULL
-    )
+    suite = Program(["-c", code, tmp_path], cwd=ROOT)
     found = made(tmp_path, "a", 2)
     deadline = time.monotonic() + 60
     while not all((m.folder / "started").exists() for m in found):
         assert suite.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
-    os.kill(suite.pid, signal.SIGTERM)
+    suite.send_signal(signal.SIGTERM)
     assert suite.wait(30) != 0
     assert run_all(found, training(tmp_path), [{}]) == {}
 
