@@ -6,6 +6,8 @@ beside the clone. Tests that want it are skipped where it is not.
 
 from __future__ import annotations
 
+import fcntl
+import gc
 import os
 import signal
 import sys
@@ -75,6 +77,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in wanting:
             item.add_marker(pytest.mark.skip(reason="needs a GPU; torch sees none"))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays. Else every collection of garbage, and tests ask for many, would go
+    through all of torch again."""
+    gc.collect()
+    gc.freeze()
 
 
 def _turn(item: pytest.Item) -> tuple[bool, bool]:
@@ -164,11 +173,18 @@ def _in_use(path: Path) -> bool:
 # Corpora of real text --------------------------------------------------------------------------
 
 
-def _prepared(folder: Path, inputs: list[Path], *options: str) -> Corpus:
+def _prepared(
+    factory: pytest.TempPathFactory, name: str, inputs: list[Path], *options: str
+) -> Corpus:
+    """Made by the first worker of pytest-xdist that wants it; complete already for the others."""
     from palm_ds.cli.prepare import COMMAND
     from palm_ds.corpus.store import open_corpus
 
-    COMMAND.call([str(folder), *map(str, inputs), *options])
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"shared_{name}"
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        COMMAND.call([str(folder), *map(str, inputs), *options])
     return open_corpus(folder)
 
 
@@ -180,7 +196,7 @@ def shared_en(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     ]
     vocabulary = shared / "data/ernie/vocab_en.txt"
     options = ("--language", "en", "--lower", "--tokenizer", str(vocabulary))
-    return _prepared(tmp_path_factory.mktemp("en") / "corpus", texts, *options)
+    return _prepared(tmp_path_factory, "en", texts, *options)
 
 
 @pytest.fixture(scope="session")
@@ -189,4 +205,4 @@ def shared_zh(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     texts = [shared / "data/corpus/zh" / "wiki_mrc_contexts.jsonl"]
     vocabulary = shared / "data/ernie/vocab.txt"
     options = ("--language", "zh", "--lower", "--simplify", "--tokenizer", str(vocabulary))
-    return _prepared(tmp_path_factory.mktemp("zh") / "corpus", texts, *options)
+    return _prepared(tmp_path_factory, "zh", texts, *options)

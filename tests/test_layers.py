@@ -7,6 +7,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -41,9 +42,14 @@ PACKAGE = sorted((ROOT / "palm_ds").rglob("*.py"))
 HEIGHT = {name: height for height, layer in enumerate(LAYERS) for name in layer}
 
 
-def imports(path: Path) -> Iterator[str]:
+@cache
+def imports(path: Path) -> tuple[str, ...]:
     """Dotted names of all modules that a file imports, wherever in the file, also those imported
     for annotations alone (`if TYPE_CHECKING`)."""
+    return tuple(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

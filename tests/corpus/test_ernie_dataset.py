@@ -153,6 +153,7 @@ def test_there_and_back(tmp_path: Path, vocabulary: Path) -> None:
     assert lines_of(tmp_path / "b.gz") == [GOOD, OTHER, GOOD]
 
 
+@pytest.mark.slow
 def test_the_published_set_there_and_back(shared: Path, tmp_path: Path) -> None:
     data = shared / "data/ernie"
     corpus = made(tmp_path / "c", [data / "demo_train_set.gz"], data / "vocab.txt", shard_mb=0.3)

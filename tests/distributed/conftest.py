@@ -52,7 +52,7 @@ def run_distributed(tmp_path: Path) -> Iterator[Runner]:
         *arguments: object,
         processes: int = 2,
         launcher: str = "deepspeed",
-        timeout: float = 240,
+        timeout: float = 900,
         code: int = 0,
         environment: dict[str, str] | None = None,
         writes: bool = True,

@@ -176,13 +176,13 @@ def start(recipe: Path, machine: Path, run: Path, *more: str, path: str = str(RO
 
 
 def finish(process: Program, code: int = 0) -> str:
-    output, _ = process.communicate(timeout=240)
+    output, _ = process.communicate(timeout=900)
     assert process.returncode == code, output[-4000:]
     return output
 
 
 def wait_for(run: Path, lines: int, process: Program | subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline and process.poll() is None:
         if (run / "metrics.jsonl").exists() and len(records(run)) >= lines:
             return

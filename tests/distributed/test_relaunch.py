@@ -56,7 +56,7 @@ class Started:
     def end(self, code: int = 0) -> str:
         """What process 0 wrote, when all have ended with `code`."""
         try:
-            outputs = [program.communicate(timeout=240)[0] for program in self.programs]
+            outputs = [program.communicate(timeout=900)[0] for program in self.programs]
             for program, output in zip(self.programs, outputs, strict=True):
                 assert program.returncode == code, output[-4000:]
             return outputs[0]

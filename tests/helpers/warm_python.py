@@ -125,7 +125,7 @@ def _text(file: IO[bytes]) -> str:
 
 
 def run(
-    words: Sequence[object], *, timeout: float = 240, **options: Any
+    words: Sequence[object], *, timeout: float = 900, **options: Any
 ) -> subprocess.CompletedProcess[str]:
     """As subprocess.run(..., capture_output=True, text=True)."""
     program = Program(words, apart=True, **options)
@@ -200,16 +200,22 @@ def serve(control: socket.socket) -> tuple[Request, list[int]]:
     """Fork for each request; returns only in a program's own process."""
     while True:
         message, files, _, _ = socket.recv_fds(control, REQUEST_BYTES, 3)
-        if not message:
-            sys.exit()  # the tests are done
+        if not message:  # the tests are done
+            _reap()
+            sys.exit()
         if os.fork() == 0:
             control.close()
             return _keep(Request(**json.loads(message)), files)
         for file in files:
             os.close(file)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+        _reap()
+
+
+def _reap() -> None:
+    """Bury those that ended: their times are counted only then."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def _keep(request: Request, files: list[int]) -> tuple[Request, list[int]]:

@@ -181,6 +181,7 @@ def test_a_small_files_share_a_unit(tmp_path: Path) -> None:
     assert [len(unit) for unit in units] == [3, 3, 3, 1]
 
 
+@pytest.mark.slow
 def test_the_embedded_text() -> None:
     documents = list(embedded.documents())
     assert len({name for name, _ in documents}) == len(documents) > 400
