@@ -56,7 +56,8 @@ def levels() -> dict[str, int]:
         for node in tree.body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "LAYERS"
     )
-    return {name: level for level, names in enumerate(layers) for name in names}
+    named = {name: level for level, names in enumerate(layers) for name in names}
+    return {name: level for name, level in named.items() if not name.startswith("_")}
 
 
 def imports() -> dict[str, set[str]]:
