@@ -17,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--predictions", required=True, metavar="FILE")
     add("--columns", nargs="+", default=[], metavar="ROLE=NAME", help="of the gold file")
     add("--format", default="auto", help="of the gold file (by its name)")
+    add("--simplify", action="store_true", help="the gold file's Chinese, as `read: simplify` does")
     add("--no_header", action="store_true", help="the gold file's columns are numbers, from 0")
     add("--positive", default="", help="classification: the class F1 is of")
     add("--separator", default="", help="multi_label: between classes (,)")
@@ -39,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
         columns=columns_of(args.columns),
         format=args.format,
         header=not args.no_header,
+        simplify=args.simplify,
         lost_answers="keep",
     )
     scores = score_files(args.gold, args.predictions, options, read)

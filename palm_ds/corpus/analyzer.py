@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from palm_ds.common.errors import UserError
 from palm_ds.corpus.annotations import Document, find_function
 from palm_ds.corpus.input.records import JOINT, BadRecordError, Record
 from palm_ds.corpus.options import TextOptions
 from palm_ds.text.phrases import Collocations, Lexicon, capital_runs, read_lexicon
 from palm_ds.text.sentence_splitter import is_wrapped, paragraph_starts, sentence_starts
+from palm_ds.text.simplified import find_simplifier
 from palm_ds.text.word_cache import Column, Found, Table
 from palm_ds.text.word_features import CAPITAL
 from palm_ds.text.words import Segmenter, split_words
@@ -253,12 +253,3 @@ def chinese_tagger() -> Callable[[str], str]:
         return found[0][1] if len(found) == 1 else ""
 
     return tag
-
-
-def find_simplifier() -> Callable[[str], str]:
-    """Traditional to simplified Chinese, word by word as OpenCC does it."""
-    try:
-        from opencc import OpenCC
-    except ImportError:
-        raise UserError("--simplify needs the package opencc: pip install opencc") from None
-    return OpenCC("t2s").convert

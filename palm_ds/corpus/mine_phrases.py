@@ -21,13 +21,14 @@ from typing import TypeAlias
 import numpy as np
 
 from palm_ds.common.atomic import write_file_atomically
-from palm_ds.corpus.analyzer import chinese_tagger, find_segmenter, find_simplifier
+from palm_ds.corpus.analyzer import chinese_tagger, find_segmenter
 from palm_ds.corpus.executors import Run
 from palm_ds.corpus.options import TextOptions
 from palm_ds.corpus.work_dir import COLLOCATIONS, Job, load_job
 from palm_ds.corpus.worker import UnitReader
 from palm_ds.text import chinese_lists as chinese
 from palm_ds.text import english_lists as english
+from palm_ds.text.simplified import find_simplifier
 from palm_ds.text.word_features import BLANK, HAN, LETTER, SPACE, flags_of, is_han
 from palm_ds.text.words import Grown, WordTable, split_words
 

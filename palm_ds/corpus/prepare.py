@@ -22,7 +22,6 @@ from rich.console import Console
 from palm_ds.common.atomic import move_into_place
 from palm_ds.common.config import differences
 from palm_ds.common.errors import UserError
-from palm_ds.corpus.analyzer import find_simplifier
 from palm_ds.corpus.annotations import ALWAYS, GIVEN, find_mark
 from palm_ds.corpus.collect_labels import gather_labels
 from palm_ds.corpus.executors import Run, check_mpi, count, open_executor
@@ -47,6 +46,7 @@ from palm_ds.corpus.work_dir import (
 )
 from palm_ds.corpus.worker import UnitReader, is_lines, make_shard
 from palm_ds.corpus.writer import finish, smallest_unsigned
+from palm_ds.text.simplified import find_simplifier
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.text.train_tokenizer import train_tokenizer
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from palm_ds.corpus.input.records import BadRecordError, checked, kind_of
 from palm_ds.data.reader.options import TableSettings
+from palm_ds.text.simplified import simplify_in_place
 
 TEXTS = ("text_a", "text_b", "text_b_neg", "question", "context")
 Note = Callable[[str], None]  # told what is odd about the row, though it is taken
@@ -29,9 +30,23 @@ def parse(
     _check_tags(values, settings, split, note)
     if "spans" in values:
         values["spans"] = _spans(values["spans"], values.get("text_a", ""))
+    if settings.simplify:
+        values |= _simplified(values)
     if "answers" in values:
         _check_answers(values, settings, note)
     return values
+
+
+def _simplified(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Texts, lists of texts and answers in simplified characters, each as long as before."""
+    found: dict[str, Any] = {}
+    for role in set(TEXTS) & values.keys():
+        found[role] = simplify_in_place(values[role])
+    if values.get("label") in values.get("choices", ()):
+        found["label"] = simplify_in_place(values["label"])
+    for role in {"tokens", "choices"} & values.keys():
+        found[role] = [simplify_in_place(text) for text in values[role]]
+    return found
 
 
 def _text(value: Any, role: str, settings: TableSettings) -> str:
@@ -197,6 +212,7 @@ def _check_answers(values: dict[str, Any], settings: TableSettings, note: Note) 
     context = values["context"]
     found = []
     for text, start in _answers(values["answers"]):
+        text = _as_in(context, text, start) if settings.simplify else text
         place = nearest(text, context, start)
         if place < 0 and settings.lost_answers == "stop":
             raise BadRecordError(
@@ -214,6 +230,14 @@ def _check_answers(values: dict[str, Any], settings: TableSettings, note: Note) 
     if bool(found) == values.setdefault("impossible", not found):
         raise BadRecordError("impossible, but with an answer" if found else "no answer")
     values["answers"] = found
+
+
+def _as_in(context: str, text: str, start: int) -> str:
+    """An answer in simplified characters: those of the simplified context, where it stands there
+    (a character by itself may become another than within its word)."""
+    simple = simplify_in_place(text)
+    there = context[start : start + len(text)] if start >= 0 else ""
+    return there if simplify_in_place(there) == simple else simple
 
 
 def _count(value: Any) -> int:

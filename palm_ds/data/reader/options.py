@@ -53,6 +53,9 @@ class TableSettings:
     """What stands between tokens, tags or choices within one cell."""
     strip_spaces: bool = False
     """Takes all spaces out of texts, for Chinese."""
+    simplify: bool = False
+    """Turns traditional Chinese characters of texts, tokens, choices and answers into simplified
+    ones, one for one: places in the text stay right."""
     drop: Mapping[str, list[str | int | float | bool | None]] = field(default_factory=dict)
     """{role: values} whose rows are left out, and counted."""
     bad_rows: str = "stop"

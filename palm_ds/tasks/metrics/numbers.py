@@ -1,4 +1,8 @@
-"""Regression: Pearson's and Spearman's correlation, and squared error, of (n,) numbers."""
+"""Regression: Pearson's and Spearman's correlation, and squared error, of (n,) numbers.
+
+Not scipy: importing it takes ten times as long as this, and it gives nan for a constant, which a
+model predicts at its start; the tests compare with it.
+"""
 
 from __future__ import annotations
 
