@@ -120,7 +120,7 @@ def test_what_cannot_be_added(source: Path, corpus: Path, tmp_path: Path) -> Non
         ([source], ["word"], "has the mark 'word' already"),
         ([source], ["capital", "capital"], "has the mark 'capital' already"),
         ([source], ["capitals"], "did you mean"),
-        ([short], ["capital"], r"made from another input \(inputs\[0\].bytes: \d+ there"),
+        ([short], ["capital"], r"made from another input \(inputs\[0\].bytes: \d+ -> \d+"),
         ([source], ["own_added_marks:broken"], r"\(3,\) values for"),
     ):
         with pytest.raises(UserError, match=message):
