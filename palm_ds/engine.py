@@ -37,6 +37,7 @@ from palm_ds.runtime.optimizer import (
     build_optimizer,
     freeze,
     rate_factors,
+    set_lr,
 )
 from palm_ds.runtime.processes import Watchdog, accelerator, start, stop
 
@@ -142,7 +143,8 @@ class Engine:
             task: (weights or {}).get(task, 1.0) * self.world / max(counts[task], 1)
             for task in self.tasks
         }
-        self._resting.prepare(self._optimizer.param_groups, lr, rest)
+        set_lr(self._optimizer.param_groups, lr)
+        self._resting.prepare(self._optimizer.param_groups, rest)
         # Dropout depends on (seed, step, rank) alone: no random state has to be saved.
         torch.manual_seed(keyed.key(self.seed, "dropout", step, self.rank))
         sums = _Sums(self.tasks)

@@ -199,7 +199,7 @@ class Session(ABC):
         if not self._begun:
             opened.loop.begin(self.cur_train_step)
         self._begun = True
-        if opened.loop.one(self.cur_train_step, batch) == STOPPED:
+        if opened.loop.train_step(self.cur_train_step, batch) == STOPPED:
             raise UserError(f"{_NOT_FINITE}; this step was not applied")
         self.cur_train_step = teller.done
         self.scores = told(opened.loop.scores) or self.scores

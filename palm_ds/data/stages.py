@@ -49,6 +49,30 @@ class Stage:
         return sum(steps for _, steps in self.steps_of)
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepInfo:
+    """Where a step stands in the curriculum."""
+
+    step: int
+    """0-based, over the run."""
+    stage: int
+    """0-based number of its stage."""
+    first: int
+    """The first step of the stage."""
+    stage_steps: int
+    """Steps of the stage."""
+    blends: tuple[str, ...]
+    """What the step trains on: one with `mix: step`, all of the stage with `mix: batch`."""
+
+    @property
+    def starts_stage(self) -> bool:
+        return self.step == self.first
+
+    @property
+    def ends_stage(self) -> bool:
+        return self.step == self.first + self.stage_steps - 1
+
+
 @dataclass(frozen=True)
 class Plan:
     """All stages of a run, in order."""
@@ -68,6 +92,30 @@ class Plan:
         """The number of the stage that a step (0-based) belongs to."""
         firsts = [stage.first for stage in self.stages]
         return int(np.searchsorted(firsts, step, side="right")) - 1
+
+    def at(self, step: int, seed: int) -> StepInfo:
+        """The stage of a step (0-based) and what the step trains on."""
+        number = self.stage_at(step)
+        stage = self.stages[number]
+        blends = [blend for blend, _ in stage.steps_of]
+        if stage.mix == "step":
+            blends = [blends[self._order(number, seed)[step - stage.first]]]
+        return StepInfo(
+            step=step,
+            stage=number,
+            first=stage.first,
+            stage_steps=stage.steps,
+            blends=tuple(blends),
+        )
+
+    def _order(self, number: int, seed: int) -> np.ndarray:
+        if (number, seed) not in self._orders:
+            self._orders[number, seed] = order_of(self.stages[number], number, seed)
+        return self._orders[number, seed]
+
+    @cached_property
+    def _orders(self) -> dict[tuple[int, int], np.ndarray]:
+        return {}
 
     def total_of(self, blend: str) -> int:
         """Steps of a blend in all."""

@@ -190,6 +190,12 @@ def parameter_groups(
     ]
 
 
+def set_lr(groups: Iterable[dict[str, Any]], lr: float) -> None:
+    """Set each group's learning rate to `lr` times the group's own multiplier."""
+    for group in groups:
+        group["lr"] = lr * group["factor"]
+
+
 def marks_of(name: str, apart: Iterable[str]) -> tuple[str, ...]:
     """Which patterns fit a parameter's name."""
     return tuple(sorted({pattern for pattern in apart if fnmatchcase(name, pattern)}))
@@ -259,12 +265,11 @@ class Resting:
     def _gradient(self, marks: tuple[str, ...], gradient: torch.Tensor) -> torch.Tensor:
         return gradient if self.now.isdisjoint(marks) else torch.zeros_like(gradient)
 
-    def prepare(self, groups: list[dict[str, Any]], lr: float, now: Iterable[str]) -> None:
-        """What each group does in the step that begins; `now` are the patterns that rest in it."""
+    def prepare(self, groups: list[dict[str, Any]], now: Iterable[str]) -> None:
+        """Freeze the parameters that match the patterns `now` for the next step."""
         self.now = frozenset(now)
         assert self.now <= set(self.patterns), f"{set(self.now)} are not among {self.patterns}"
         for group in groups:
-            group["lr"] = lr * group["factor"]
             group["rests"] = not self.now.isdisjoint(group["marks"])
 
 

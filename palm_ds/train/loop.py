@@ -1,16 +1,15 @@
-"""The training loop: steps, what is logged of them, evaluations, checkpoints, and stopping well."""
+"""The training loop: steps, logging, evaluation, checkpoints, graceful stops."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-import numpy as np
-
-from palm_ds.data.stages import order_of, tasks_of
-from palm_ds.engine import Engine
+from palm_ds.data.stages import StepInfo, tasks_of
+from palm_ds.engine import Engine, StepResult
 from palm_ds.model.batch import Batch
 from palm_ds.model.flops import training_flops
 from palm_ds.model.heads import MaskedWordHead
@@ -52,99 +51,95 @@ class Loop:
     done: bool = False
     scores: dict[str, Score] = field(default_factory=dict)
     evaluated: int = -1
-    """After how many steps the last evaluation was."""
+    """Steps done at the last evaluation."""
     _saved: int = -1
     _meter: StepMeter = field(default_factory=StepMeter)
     _skipped: int = 0
-    _orders: dict[int, np.ndarray] = field(default_factory=dict)
 
     @property
     def recipe(self) -> Recipe:
         return self.run.recipe
 
-    def go(self, first: int, asked: StopAsked) -> int:
-        """From step `first` to the end of the plan, or until somebody asks to stop; the exit
-        code."""
+    def run_steps(self, first: int, asked: StopAsked) -> int:
+        """Train from step `first` to the end of the curriculum or until a stop is requested.
+        Returns the exit code."""
         self.begin(first)
         steps = range(first, self.recipe.plan.steps)
         batches_of = self.batches(steps)
         for step in steps:
             if self.done:
                 break
-            begun = time.monotonic()
+            started = time.monotonic()
             batches = next(batches_of)
-            waited = time.monotonic() - begun
-            ended = self.one(step, batches, stop=asked.now, waited=waited)
-            if ended is not None:
-                return ended
+            waited = time.monotonic() - started
+            exit_code = self.train_step(step, batches, stop=asked.now, waited=waited)
+            if exit_code is not None:
+                return exit_code
         self.done = True
         return 0
 
     def begin(self, first: int) -> None:
-        """Before the first step."""
+        """What precedes the first step."""
         self._event("begin", step=first)
         if self.recipe.extend and not first and self.validation.rows:
-            self._evaluate(0)  # what the old run left
+            self._evaluate(0)  # the scores that the extended run left
         if first and self.evaluated < first and self._evaluation_due(first):
-            self._evaluate(first)  # a run that is asked to stop saves and leaves, nothing more
+            self._evaluate(first)  # a run that stops on request saves, but does not evaluate
         self.done = self.best.exhausted
-        self._meter, self._skipped = StepMeter(), self.engine.skipped_steps
+        self._reset_meter()
 
     def batches(self, steps: range) -> Iterator[list[Batch]]:
-        """This process's micro-batches of steps."""
+        """This process's micro-batches of each step."""
         return prefetched(self.stream, self.engine, steps, self.run.machine.data_workers)
 
-    def one(
+    def train_step(
         self, step: int, batches: list[Batch], *, stop: bool = False, waited: float = 0.0
     ) -> int | None:
-        """One step and what is due after it; the exit code where the run ends with it. It is done
-        as well when `done` says so."""
-        recipe, engine, plan = self.recipe, self.engine, self.recipe.plan
-        if step == plan.stages[plan.stage_at(step)].first:
-            self._event("stage", step=step, stage=plan.stage_at(step))
+        """Train one step, then log, evaluate and save as scheduled. Returns the exit code if the
+        run ends here; a run that has converged sets `done` instead."""
+        at = self.recipe.plan.at(step, self.recipe.seed)
+        if at.starts_stage:
+            self._event("stage", step=step, stage=at.stage)
         self.tell("next", {"step": step})
-        weights_of = {name: task.weight for name, task in recipe.built_tasks.items()}
-        lr = recipe.optimizer.lr * recipe.schedule.factor(step, plan)
-        result = engine.step(batches, lr, step, weights_of, stop, self._rest(step))
+        lr = self.recipe.optimizer.lr * self.recipe.lr_scale(at)
+        result = self.engine.step(batches, lr, step, self._task_weights, stop, self._frozen_in(at))
         self._meter.add(result, self._flops(batches), waited)
         self.tell("step", {"step": step + 1, "result": result, "lr": lr})
-        last = step + 1 == plan.steps
-        if (step + 1) % recipe.log.every == 0 or last or result.stop:
-            self._log_step(step, lr, self._meter)
-            now = engine.skipped_steps
-            if self._bad(step, now - self._skipped, self._meter) and not self._taken_back(step):
-                return STOPPED
-            self._meter, self._skipped = StepMeter(), engine.skipped_steps
+        if self._log_due(step, result) and not self._log_step(at, lr):
+            return STOPPED
         if result.stop:
             self._save(step + 1)
-            self._event("stopped", f"stopped on request; goes on from step {step + 1}")
+            self._event("stopped", f"stopped on request; resumes from step {step + 1}")
             return 0
+        self._evaluate_and_save(step + 1)
+        return None
+
+    @cached_property
+    def _task_weights(self) -> dict[str, float]:
+        return {name: task.weight for name, task in self.recipe.built_tasks.items()}
+
+    def _frozen_in(self, at: StepInfo) -> tuple[str, ...]:
+        """Parameter patterns that the tasks of a step freeze. Such a step trains one blend."""
+        tasks = self.recipe.built_tasks
+        if len(at.blends) != 1:
+            return ()
+        names = tasks_of(at.blends[0])
+        return tuple(dict.fromkeys(p for name in names for p in tasks[name].freeze))
+
+    def _reset_meter(self) -> None:
+        self._meter, self._skipped = StepMeter(), self.engine.skipped_steps
+
+    def _evaluate_and_save(self, done: int) -> None:
         paused = time.monotonic()
-        self._after(step + 1)
+        self._after(done)
         self._meter.began += time.monotonic() - paused  # not training time
         if self.best.exhausted:
             self._event("patience", f"nothing better since step {self.best.step}; done")
-            self._save(step + 1)
+            self._save(done)
             self.done = True
-        return None
-
-    def _rest(self, step: int) -> tuple[str, ...]:
-        """The parameters that the tasks of a step leave as they are; such a step is of one
-        blend."""
-        tasks, plan = self.recipe.built_tasks, self.recipe.plan
-        if not any(task.freeze for task in tasks.values()):
-            return ()
-        number = plan.stage_at(step)
-        stage = plan.stages[number]
-        if stage.mix != "step":
-            return ()
-        if number not in self._orders:
-            self._orders[number] = order_of(stage, number, self.recipe.seed)
-        blend, _ = stage.steps_of[self._orders[number][step - stage.first]]
-        return tuple(dict.fromkeys(p for name in tasks_of(blend) for p in tasks[name].freeze))
 
     def _after(self, done: int) -> None:
-        """Evaluation and checkpoint when they are due after so many steps."""
+        """Evaluate and save if scheduled after `done` steps."""
         every = self.recipe.save.every
         if self._evaluation_due(done):
             self._evaluate(done)
@@ -161,17 +156,28 @@ class Loop:
         words = [t for t, h in self.model.head_of.items() if isinstance(heads[h], MaskedWordHead)]
         return sum(training_flops(config, batch, words) for batch in batches)
 
-    def _log_step(self, step: int, lr: float, meter: StepMeter) -> None:
-        record = meter.read(self.engine) | {
+    def _log_due(self, step: int, result: StepResult) -> bool:
+        last = step + 1 == self.recipe.plan.steps
+        return (step + 1) % self.recipe.log.every == 0 or last or result.stop
+
+    def _log_step(self, at: StepInfo, lr: float) -> bool:
+        """Log the steps since the last logged one. Returns False if a non-finite loss among them
+        ends the run."""
+        step, skipped = at.step, self.engine.skipped_steps
+        record = self._meter.read(self.engine) | {
             "step": step + 1,
-            "stage": self.recipe.plan.stage_at(step),
+            "stage": at.stage,
             "lr": lr,
             "grad_norm": self.engine.grad_norm,
             "loss_scale": self.engine.loss_scale,
-            "skipped": self.engine.skipped_steps,
+            "skipped": skipped,
         }
         if self.log:
             self.log.step(record)
+        if self._nonfinite(skipped - self._skipped) and not self._rolled_back(step):
+            return False
+        self._reset_meter()
+        return True
 
     def _evaluate(self, done: int) -> None:
         tasks, better = self.recipe.built_tasks, False
@@ -191,7 +197,7 @@ class Loop:
         self.tell("evaluation", {"step": done, "scores": self.scores})
 
     def _keep_best(self, done: int) -> None:
-        """The weights as they are, in the run folder's best/. All processes take part."""
+        """Write the current weights to the run folder's best/. All processes take part."""
         state = self.engine.full_state_dict()
         if self.engine.rank == 0:
             info = info_of(self.recipe, self.model, steps=done)
@@ -224,23 +230,23 @@ class Loop:
 
     # -- non-finite losses and gradients --
 
-    def _bad(self, step: int, skipped: int, meter: StepMeter) -> bool:
-        """Whether steps since the last logged one were skipped for a reason that matters: fp16's
-        search for its loss scale skips steps as well, as long as it finds one."""
+    def _nonfinite(self, skipped: int) -> bool:
+        """Whether the steps skipped since the last logged one matter: fp16 also skips steps while
+        it searches for its loss scale."""
         if not skipped or self.recipe.nonfinite == "skip":
             return False
-        searching = self.engine.machine.precision == "fp16" and skipped < meter.steps
+        searching = self.engine.machine.precision == "fp16" and skipped < self._meter.steps
         return not searching or self.engine.loss_scale <= 1
 
-    def _taken_back(self, step: int) -> bool:
-        """Whether the run may go on after a step that was not finite, from older weights."""
+    def _rolled_back(self, step: int) -> bool:
+        """Return to the last checkpoint if the recipe says so; False means the run must stop."""
         where = f"a loss or gradient was not finite within the {self.recipe.log.every} steps to "
         where += f"step {step + 1}; it was not applied"
         if self.recipe.nonfinite == "rollback":
             state = self.engine.load(self.run.checkpoints)
             if state is not None:
-                back = f"{where}; back to the weights of step {state['step']}, on from {step + 2}"
-                self._event("rollback", back, step=step + 1)
+                text = f"{where}; back to the weights of step {state['step']}, on from {step + 2}"
+                self._event("rollback", text, step=step + 1)
                 return True
         self._save(step + 1)
         self._event(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.stages import Plan
+from palm_ds.data.stages import Plan, StepInfo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,13 +51,11 @@ class Schedule:
         """Of so many steps."""
         return int(self.warmup if self.warmup >= 1 else self.warmup * steps)
 
-    def factor(self, step: int, plan: Plan) -> float:
-        """What `lr` is multiplied with at a step (0-based)."""
-        first, steps = 0, plan.steps
+    def scale(self, at: StepInfo, total_steps: int) -> float:
+        """The multiplier of `optimizer.lr` at a step of a run of `total_steps`."""
         if self.restart == "stage":
-            stage = plan.stages[plan.stage_at(step)]
-            first, steps = stage.first, stage.steps
-        return self._within(step - first + 1, steps)
+            return self._within(at.step - at.first + 1, at.stage_steps)
+        return self._within(at.step + 1, total_steps)
 
     def _within(self, t: int, steps: int) -> float:
         """The t-th step (1-based) of so many."""

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from palm_ds.common.config import override, parse, parse_override, read_yaml
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.data.reader import TableSettings
-from palm_ds.data.stages import Outline, Plan, parse_stages, tasks_of
+from palm_ds.data.stages import Outline, Plan, StepInfo, parse_stages, tasks_of
 from palm_ds.data.task import Task, build
 from palm_ds.model.config import BackboneConfig
 from palm_ds.model.encoder import backbone_class
@@ -289,6 +289,10 @@ class Recipe:
     def examples_of(self, blend: str) -> int:
         """Examples of a step of this blend: as its first task has it, or the recipe."""
         return self.built_tasks[tasks_of(blend)[0]].batch or self.examples
+
+    def lr_scale(self, at: StepInfo) -> float:
+        """The multiplier of `optimizer.lr` at a step."""
+        return self.schedule.scale(at, self.plan.steps)
 
     @property
     def step_tokens(self) -> int:

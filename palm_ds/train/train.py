@@ -86,7 +86,7 @@ class TrainingRun:
 
     def run_to_end(self, asked: StopAsked) -> int:
         """Train to the end and export; returns the exit code. All processes take part."""
-        code = self.loop.go(self.next_step, asked)
+        code = self.loop.run_steps(self.next_step, asked)
         if self.loop.done:
             self.finish()
         return code

@@ -207,7 +207,7 @@ def watched(run: Run, base: Path) -> int:
     seen = []
     for step, batches in zip(steps, loop.batches(steps), strict=True):
         before = now
-        assert loop.one(step, batches) is None
+        assert loop.train_step(step, batches) is None
         now = engine.full_state_dict()
         for name, tensor in now.items():
             average[name] = 0.9 * average[name] + 0.1 * tensor
@@ -256,7 +256,7 @@ def by_hand(recipe: Recipe) -> list[dict[str, float]]:
         total.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
         for group in optimizer.param_groups:
-            group["lr"] = settings.lr * recipe.schedule.factor(step, recipe.plan)
+            group["lr"] = settings.lr * recipe.lr_scale(recipe.plan.at(step, recipe.seed))
         optimizer.step()
         losses.append(mean)
     return losses

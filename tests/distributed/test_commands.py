@@ -232,11 +232,11 @@ def test_asked_to_stop_it_saves_and_goes_on_later(uninterrupted, tmp_path, numbe
     wait_for(run, 3, process)
     process.send_signal(number)
     output = finish(process)
-    assert "stopped on request; goes on from step" in output
+    assert "stopped on request; resumes from step" in output
     done = records(run)[-1]["step"]
     assert done < 30
     assert (run / "checkpoints" / f"step_{done:08}" / "manifest.json").exists()
-    assert f"goes on from step {done}" in finish(start(recipe, machine, run))
+    assert f"resumes from step {done}" in finish(start(recipe, machine, run))
     assert losses(run) == losses(whole)
 
 

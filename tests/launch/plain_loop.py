@@ -49,7 +49,7 @@ for step in range(recipe.plan.steps):
     sum([*mean.values(), *idle]).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
     for group in optimizer.param_groups:
-        group["lr"] = settings.lr * recipe.schedule.factor(step, recipe.plan)
+        group["lr"] = settings.lr * recipe.lr_scale(recipe.plan.at(step, recipe.seed))
     optimizer.step()
     losses.append({task: loss.item() for task, loss in mean.items()})
 with open(out, "w") as file:

@@ -14,6 +14,7 @@ from palm_ds.runtime.optimizer import (
     freeze,
     matching,
     rate_factors,
+    set_lr,
 )
 from palm_ds.runtime.optimizer import parameter_groups as groups_of
 
@@ -159,7 +160,8 @@ def test_what_rests_is_as_if_it_were_no_parameter(kind: str) -> None:
     resting.watch(ours)
     for step in range(4):
         pattern = rests.get(step)
-        resting.prepare(mine.param_groups, 0.1, [pattern] if pattern else [])
+        set_lr(mine.param_groups, 0.1)
+        resting.prepare(mine.param_groups, [pattern] if pattern else [])
         for model in (ours, theirs):
             model.zero_grad()
             sum((p * (step + 1 + p)).sum() for p in model.parameters()).backward()  # type: ignore

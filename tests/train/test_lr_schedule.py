@@ -8,7 +8,9 @@ TASKS = ["a", "b", "c", "d"]
 
 
 def factors(schedule: Schedule, plan: Plan) -> list[float]:
-    return [round(schedule.factor(step, plan), 4) for step in range(plan.steps)]
+    return [
+        round(schedule.scale(plan.at(step, seed=1), plan.steps), 4) for step in range(plan.steps)
+    ]
 
 
 def test_schedules():
