@@ -62,9 +62,8 @@ def _arguments() -> argparse.Namespace:
 
 
 def _texts(inputs: list[str], most_mb: float) -> list[str]:
-    from rich.console import Console
 
-    job = plan(inputs, Prepare(train="wordpiece"), Console(quiet=True))
+    job = plan(inputs, Prepare(train="wordpiece"))
     texts, size = [], 0
     for number in range(len(job.units)):
         for record in UnitReader(job, number):

@@ -109,7 +109,7 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
 def _export(args: argparse.Namespace) -> int:
     from palm_ds.corpus.ernie_dataset import write_ernie
 
-    write_ernie(args.corpus, args.file, length=args.length, seed=args.seed, console=_console())
+    write_ernie(args.corpus, args.file, length=args.length, seed=args.seed)
     return 0
 
 

@@ -9,6 +9,7 @@ of them a reader finds; then the old shards go. Who has the corpus open keeps re
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -45,6 +46,8 @@ from palm_ds.corpus.work_dir import (
 from palm_ds.corpus.worker import documents_of, prepared
 from palm_ds.corpus.writer import HashingFile, as_arrow, content_fingerprint, write_dataset_files
 
+log = logging.getLogger(__name__)
+
 
 def add_marks(
     corpus: str | Path,
@@ -79,7 +82,7 @@ def add_marks(
             files = list(run(_rewrite, tasks))
         manifest = _commit(working, folder, manifest, files, names)
         shutil.rmtree(working)
-    console.print(f"{folder}: marks {', '.join(manifest.marks)}")
+    log.info("%s: marks %s", folder, ", ".join(manifest.marks))
     return manifest
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import gzip
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -30,6 +31,8 @@ from palm_ds.corpus.input.options import InputOptions
 from palm_ds.corpus.prepare import Prepare, prepare
 from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.corpus.work_dir import tokenizer_hash
+
+log = logging.getLogger(__name__)
 
 _SOURCE = "source.json"
 _DRAWS = 8  # random texts to choose from
@@ -152,7 +155,6 @@ def write_ernie(
     *,
     length: int | None = None,
     seed: int = 0,
-    console: Console | None = None,
 ) -> int:
     """Writes a corpus as ERNIE 1.0's lines and says how many they are. Pairs are written as they
     are (cut if `length` says so); of documents, runs of sentences are cut in two, and every other
@@ -169,8 +171,7 @@ def write_ernie(
     else:
         texts = _cut_documents(source, length or 512, seed)
     count = _write(file, source, texts)
-    if console:
-        console.print(f"{file}: {count} lines")
+    log.info("%s: %d lines", file, count)
     return count
 
 

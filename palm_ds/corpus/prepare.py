@@ -10,6 +10,7 @@ options, not on workers, machines or interruptions.
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -49,6 +50,8 @@ from palm_ds.corpus.writer import finish, smallest_unsigned
 from palm_ds.text.simplified import find_simplifier
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.text.train_tokenizer import train_tokenizer
+
+log = logging.getLogger(__name__)
 
 REJECTED = "rejected.jsonl"
 _MB = 1 << 20
@@ -104,27 +107,28 @@ def prepare(
     *,
     console: Console | None = None,
 ) -> Manifest:
-    """Makes the corpus, goes on making it, or finds it made. Its manifest."""
+    """Makes the corpus, continues making it, or finds it made; returns its manifest. `console`
+    shows a progress bar and the table of rejected records."""
     console = console or Console(quiet=True)
     out = Path(out)
     if options.mpi:
         check_mpi()
-    job = plan(inputs, options, console)
+    job = plan(inputs, options)
     if out.exists():
-        return _already_there(out, job, console)
+        return _already_there(out, job)
     partial = out.with_name(out.name + ".partial")
-    _enter(partial, job, console)
+    _enter(partial, job)
     with locked(partial):
         manifest = _finished_before(partial)
         if manifest is None:
             with _executing(partial, job, options, console) as (run, todo):
-                manifest = _make(partial, job, options, run, todo, console)
+                manifest = _make(partial, job, options, run, todo)
         _publish(partial, out)
     report(console, out, manifest)
     return manifest
 
 
-def plan(inputs: Sequence[str], options: Prepare, console: Console) -> Job:
+def plan(inputs: Sequence[str], options: Prepare) -> Job:
     """Inputs, units and options as one job; checks all that can be checked before any work."""
     given = None if options.tokenizer is None else load_tokenizer(options.tokenizer)
     ids_alone = options.input.structure == "ernie"
@@ -133,7 +137,7 @@ def plan(inputs: Sequence[str], options: Prepare, console: Console) -> Job:
     found, ignored = find_inputs(inputs, options.input)
     if ignored:
         some = ", ".join(ignored[:5]) + (" ..." if len(ignored) > 5 else "")
-        console.print(f"left out, of unknown kinds: {len(ignored)} files ({some})")
+        log.info("left out, of unknown kinds: %d files (%s)", len(ignored), some)
     total = sum(item.bytes for item in found)
     size = options.shard_mb * _MB if options.shard_mb else min(max(total / 256, 4 * _MB), 128 * _MB)
     units = cut(found, options.input, size=max(1, int(size)))
@@ -169,7 +173,7 @@ def _marks(options: Prepare, loses_capitals: bool) -> tuple[str, ...]:
     return tuple(name for i, name in enumerate(names) if short[i] not in short[:i])
 
 
-def _already_there(out: Path, job: Job, console: Console) -> Manifest:
+def _already_there(out: Path, job: Job) -> Manifest:
     """A corpus at OUT is the one asked for, or the command is refused."""
     manifest = read_manifest(out)
     there = {"inputs": list(manifest.inputs), **manifest.options}
@@ -184,11 +188,11 @@ def _already_there(out: Path, job: Job, console: Console) -> Manifest:
             "folder or remove it"
         )
     check_files(out, manifest, hashes=False)
-    console.print(f"{out} is complete already: {manifest.documents} documents")
+    log.info("%s is complete already: %d documents", out, manifest.documents)
     return manifest
 
 
-def _enter(partial: Path, job: Job, console: Console) -> None:
+def _enter(partial: Path, job: Job) -> None:
     """Makes the working folder, or finds it as an earlier run of the same job left it."""
     if (partial / "job.json").exists():
         if found := difference(partial, job):
@@ -196,7 +200,7 @@ def _enter(partial: Path, job: Job, console: Console) -> None:
                 f"{partial} was begun with other options or inputs ({found}); repeat those, or "
                 "remove it to begin anew"
             )
-        console.print(f"going on with {partial}")
+        log.info("continuing with %s", partial)
     elif partial.exists() and any(p.name not in (".lock", "parts") for p in partial.iterdir()):
         raise UserError(f"{partial} is in the way and was not made here; remove it")
     (partial / "parts").mkdir(parents=True, exist_ok=True)
@@ -220,18 +224,16 @@ def _executing(
         yield run, todo
 
 
-def _make(
-    partial: Path, job: Job, options: Prepare, run: Run, todo: list[int], console: Console
-) -> Manifest:
+def _make(partial: Path, job: Job, options: Prepare, run: Run, todo: list[int]) -> Manifest:
     """Tokenizer, collocations, shards, index, manifest: whatever of them is not there yet."""
-    tokenizer = _tokenizer(partial, job, options, console)
+    tokenizer = _tokenizer(partial, job, options)
     structure = job.input.structure
     options_found = {}
     if structure in ("pairs", "ernie"):
         options_found["labels"] = gather_labels(partial, job, run)
     wanted = job.text.collocations and structure != "ernie"
     if wanted and not (partial / COLLOCATIONS).is_file():
-        console.print("mining phrases")
+        log.info("mining phrases")
         mine_into(partial, job, run)
     made = run(make_shard, ((str(partial), number) for number in todo))
     for number, text_bytes in zip(todo, made, strict=True):
@@ -254,7 +256,7 @@ def _make(
     )
 
 
-def _tokenizer(partial: Path, job: Job, options: Prepare, console: Console) -> Tokenizer:
+def _tokenizer(partial: Path, job: Job, options: Prepare) -> Tokenizer:
     """Loaded or trained once, then read from the working folder by everyone."""
     folder = partial / "tokenizer"
     if folder.is_dir():
@@ -262,7 +264,7 @@ def _tokenizer(partial: Path, job: Job, options: Prepare, console: Console) -> T
     if options.tokenizer is not None:
         tokenizer = load_tokenizer(options.tokenizer)
     else:
-        console.print(f"training a {options.train} vocabulary")
+        log.info("training a %s vocabulary", options.train)
         if next(all_sample_texts(job), None) is None:
             raise _nothing(partial, job)
         texts = all_sample_texts(job)
@@ -355,11 +357,9 @@ def _publish(partial: Path, out: Path) -> None:
 
 def report(console: Console, out: Path, manifest: Manifest) -> None:
     """The summary: counts, and what was rejected and why."""
-    console.print(
-        f"{out}: {manifest.documents} documents, {manifest.sentences} sentences, "
-        f"{manifest.tokens} tokens of {manifest.text_bytes / 1e6:.1f} MB of text in "
-        f"{len(manifest.shards)} shards"
-    )
+    counts = f"{manifest.documents} documents, {manifest.sentences} sentences"
+    size = f"{manifest.tokens} tokens of {manifest.text_bytes / 1e6:.1f} MB of text"
+    log.info("%s: %s, %s in %d shards", out, counts, size, len(manifest.shards))
     if manifest.rejected:
         console.print(rejected_table(out, manifest.rejected))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from palm_ds.corpus.executors import Watch
+
+log = logging.getLogger(__name__)
 
 _LINE_EVERY_SECONDS = 10.0
 _MB = 1e6
@@ -23,7 +26,7 @@ def progress(console: Console, total_bytes: int, done_bytes: int = 0) -> Iterato
         with _bar(console, total_bytes, done_bytes) as watch:
             yield watch
     else:
-        yield _lines(console.print, total_bytes, done_bytes)
+        yield _lines(log.info, total_bytes, done_bytes)
 
 
 @contextmanager
