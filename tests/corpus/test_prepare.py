@@ -198,7 +198,7 @@ def test_killed_it_goes_on(
         damaged = min(done)
         damaged.write_bytes(damaged.read_bytes()[:-8])
         again = subprocess.run(command(out, source), capture_output=True, text=True, check=True)
-        assert "going on with" in again.stdout
+        assert "continuing with" in again.stdout
     assert hashes(out) == hashes(made)
     assert not partial.exists()
 
