@@ -29,8 +29,8 @@ import torch
 from palm_ds.data.example import Example, collate
 from palm_ds.engine import Engine
 from palm_ds.model.batch import Batch
-from palm_ds.model.config import BackboneConfig
-from palm_ds.model.encoder import Backbone
+from palm_ds.model.config import EncoderConfig
+from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead, MaskedWordHead
 from palm_ds.model.kernels import Kernels, choose_kernels
 from palm_ds.model.multi_task_model import Model
@@ -40,12 +40,12 @@ from palm_ds.runtime.optimizer import OptimizerConfig, parameter_groups
 ROWS, LENGTH, WORDS, MASKED = 32, 128, 30_522, 19
 WARM = 3  # first steps, not counted
 OPTIMIZER = OptimizerConfig(lr=1e-4)
-CONFIG = BackboneConfig(vocab_size=WORDS, width=256, layers=4, heads=4)
+CONFIG = EncoderConfig(vocab_size=WORDS, hidden_size=256, num_layers=4, num_heads=4)
 
 
 def build_model(kernels: Kernels) -> Model:
     torch.manual_seed(0)
-    backbone = Backbone(CONFIG, kernels)
+    backbone = Encoder(CONFIG, kernels)
     heads = {"words": MaskedWordHead(backbone), "order": ClassHead(256, 9, pooled=True)}
     return Model(backbone, heads, {name: name for name in heads})
 

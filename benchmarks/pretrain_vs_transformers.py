@@ -74,7 +74,7 @@ from palm_ds.data.corpus_source import Source, split  # noqa: E402
 from palm_ds.data.example import Example, arrange  # noqa: E402
 from palm_ds.data.packed_stream import Stream  # noqa: E402
 from palm_ds.data.stages import read_stages  # noqa: E402
-from palm_ds.model.encoder import Backbone, BackboneConfig  # noqa: E402
+from palm_ds.model.encoder import Encoder, EncoderConfig  # noqa: E402
 from palm_ds.model.heads import MaskedWordHead  # noqa: E402
 from palm_ds.model.kernels import choose_kernels  # noqa: E402
 from palm_ds.model.multi_task_model import Model  # noqa: E402
@@ -163,20 +163,20 @@ def open_stream(source: Source, length: int, tokens: int, cut: str) -> Stream:
 
 def build_model(shape: str, length: int) -> Model:
     width, layers, heads = _SHAPES[shape]
-    config = BackboneConfig(
+    config = EncoderConfig(
         vocab_size=WORDS,
-        width=width,
-        layers=layers,
-        heads=heads,
-        positions=length,
-        segments=2,
-        task_slots=0,
+        hidden_size=width,
+        num_layers=layers,
+        num_heads=heads,
+        max_positions=length,
+        token_types=2,
+        task_types=0,
         dropout=DROPOUT,
         attention_dropout=DROPOUT,
     )
     kernels, _ = choose_kernels({}, device="cpu", dtype=torch.float32, config=config)
     torch.manual_seed(1)
-    backbone = Backbone(config, kernels)
+    backbone = Encoder(config, kernels)
     return Model(backbone, {"words": MaskedWordHead(backbone)}, {"words": "words"})
 
 

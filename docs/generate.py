@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 from palm_ds.data.reader import TableSettings  # noqa: E402
 from palm_ds.data.stages import parse_stages  # noqa: E402
 from palm_ds.data.task import Task, known_kinds  # noqa: E402
-from palm_ds.model.config import PRESETS, BackboneConfig  # noqa: E402
+from palm_ds.model.config import PRESETS, EncoderConfig  # noqa: E402
 from palm_ds.runtime.ds_config import Comms, Machine  # noqa: E402
 from palm_ds.runtime.optimizer import OptimizerConfig  # noqa: E402
 from palm_ds.train.lr_schedule import Schedule  # noqa: E402
@@ -40,7 +40,7 @@ from palm_ds.train.recipe import (  # noqa: E402
 )
 
 SECTIONS = {
-    "backbone": BackboneConfig,
+    "backbone": EncoderConfig,
     "optimizer": OptimizerConfig,
     "schedule": Schedule,
     "sources.NAME": SourceSettings,

@@ -27,7 +27,7 @@ from torch import nn
 from palm_ds.common import rng as keyed
 from palm_ds.common.errors import UserError
 from palm_ds.model.batch import Batch
-from palm_ds.model.fgm import WordAttack
+from palm_ds.model.fgm import FGM
 from palm_ds.runtime import checkpoint
 from palm_ds.runtime import sharded_state as portable
 from palm_ds.runtime.ds_config import Machine
@@ -155,9 +155,9 @@ class Engine:
                 self._attack.begin(batch)
             sums.add(self._pass(batch, scales))
             if self._attack:
-                self._attack.strike()
+                self._attack.attack()
                 self._pass(batch, scales)
-                self._attack.end()
+                self._attack.restore()
         self._watchdog.beat()
         return StepResult(
             loss_sums=sums.loss, correct=sums.correct, counts=counts, tokens=tokens, stop=stop
@@ -172,11 +172,11 @@ class Engine:
         self._engine.step()
         return outputs
 
-    def _attacked(self, model: Any, length: float) -> WordAttack:
+    def _attacked(self, model: Any, length: float) -> FGM:
         """For DeepSpeed each micro-batch is then two."""
         for key in ("train_batch_size", "gradient_accumulation_steps"):
             self.config[key] *= 2
-        return WordAttack(model.backbone.word, length)
+        return FGM(model.backbone.word, length)
 
     def _agree(
         self, batches: Sequence[Batch], step: int, stop: bool

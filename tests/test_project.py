@@ -194,8 +194,8 @@ def test_chinese_recipes_train_the_chinese_encoder(root: Path) -> None:
 
     base = read_recipe(root / "launch/recipes/ernie2_zh_base.yaml").backbone_config
     large = read_recipe(root / "launch/recipes/ernie2_zh_large.yaml").backbone_config
-    assert (base.activation, base.positions, base.layers) == ("relu", 513, 12)
-    assert (large.activation, large.positions, large.layers) == ("relu", 512, 24)
+    assert (base.activation, base.max_positions, base.num_layers) == ("relu", 513, 12)
+    assert (large.activation, large.max_positions, large.num_layers) == ("relu", 512, 24)
 
 
 @pytest.mark.parametrize("path", FINETUNE, ids=name_of)

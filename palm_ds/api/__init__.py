@@ -5,12 +5,11 @@ opened and gone through as `palm-ds finetune` does
 """
 
 from palm_ds.api import events as event
-from palm_ds.api.pretrained import Encoder as Backbone
+from palm_ds.api.pretrained import Backbone
 from palm_ds.api.trainer import MultiHeadTrainer, Trainer
 from palm_ds.data.task import Task
 from palm_ds.data.task_with_data import TaskWithData
-from palm_ds.model.encoder import Backbone as Encoder
-from palm_ds.model.encoder import Layer as EncoderLayer
+from palm_ds.model.encoder import Encoder, EncoderLayer
 from palm_ds.model.heads import Head, HeadOutput
 from palm_ds.tasks.shared.text_task import ClassesTask, TextTask
 

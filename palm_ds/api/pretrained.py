@@ -13,13 +13,13 @@ from typing import Any
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.plugins import with_names
-from palm_ds.model.config import BackboneConfig
+from palm_ds.model.config import EncoderConfig
 from palm_ds.weights.download import downloader
 from palm_ds.weights.weights_folder import backbone_config_from, tokenizer_in
 
 
 @dataclass(frozen=True, kw_only=True)
-class Encoder:
+class Backbone:
     """An encoder to start from: a checkpoint, or numbers alone."""
 
     folder: str = ""
@@ -32,7 +32,7 @@ class Encoder:
     @classmethod
     def from_pretrained(
         cls, name: str | Path, *, tokenizer: str | Path = "", path: str | Path = "."
-    ) -> Encoder:
+    ) -> Backbone:
         """A folder of weights (a run, an export, a Hugging Face, Paddle, DeepSpeed or TensorFlow
         checkpoint), or a name to download to `path`/pretrain: one of PaddlePALM's, as
         ERNIE-v2-en-base, or `org/name` on the Hugging Face hub."""
@@ -49,21 +49,21 @@ class Encoder:
     @classmethod
     def from_config(
         cls, config: Mapping[str, Any] | str | Path, *, tokenizer: str | Path
-    ) -> Encoder:
+    ) -> Backbone:
         """First weights drawn by the seed. `config`: numbers as a recipe's `backbone` has them
         (`kind` may be a class of one's own), or as ERNIE, PALM and Hugging Face call them, or a
         JSON file of these."""
         if not isinstance(config, Mapping):
             config = json.loads(Path(config).read_text(encoding="utf-8"))
-        numbers = BackboneConfig.from_dict(with_names(config))  # type: ignore[arg-type]
+        numbers = EncoderConfig.from_dict(with_names(config))  # type: ignore[arg-type]
         return cls(config=asdict(numbers), tokenizer=str(tokenizer))
 
     @property
-    def longest(self) -> int:
+    def max_length(self) -> int:
         """Tokens of the longest row that it reads."""
         if self.folder:
-            return backbone_config_from(Path(self.folder)).longest
-        return BackboneConfig.from_dict(self.config).longest
+            return backbone_config_from(Path(self.folder)).max_length
+        return EncoderConfig.from_dict(self.config).max_length
 
     def values(self) -> dict[str, Any]:
         """What it says in a recipe."""

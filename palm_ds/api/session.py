@@ -22,7 +22,7 @@ from rich.console import Console
 from palm_ds.api.event_relay import Teller, told
 from palm_ds.api.events import Metrics
 from palm_ds.api.predictions import asked, predictions_of, scores_of
-from palm_ds.api.pretrained import Encoder
+from palm_ds.api.pretrained import Backbone
 from palm_ds.api.train_settings import merged, read_settings
 from palm_ds.common.errors import UserError
 from palm_ds.common.messages import plain_messages
@@ -49,9 +49,9 @@ _NOT_FINITE = "a loss or gradient was not finite: lower lr, or look at the data"
 class Session(ABC):
     """A training, its model, and what is asked of them."""
 
-    def __init__(self, backbone: Encoder | str | Path | None, values: Mapping[str, Any]):
+    def __init__(self, backbone: Backbone | str | Path | None, values: Mapping[str, Any]):
         if isinstance(backbone, str | Path):
-            backbone = Encoder.from_pretrained(backbone)
+            backbone = Backbone.from_pretrained(backbone)
         self.backbone = backbone
         self.settings = read_settings(values, type(self).__name__)
         self.scores: Metrics = {}
@@ -108,7 +108,7 @@ class Session(ABC):
                 sources[first.name]["tokenizer"] = self.backbone.tokenizer
             tasks |= {task.name: task.entry(first.name) for task in blend}
         said = {"sources": sources, "tasks": tasks, "stages": self.stages()}
-        values = self.settings.values(self.backbone.longest) | self.backbone.values() | said
+        values = self.settings.values(self.backbone.max_length) | self.backbone.values() | said
         said = with_names(merged(values, self.settings.recipe))
         return make_recipe(said, type(self).__name__)
 

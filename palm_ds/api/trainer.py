@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from palm_ds.api.pretrained import Encoder
+from palm_ds.api.pretrained import Backbone
 from palm_ds.api.session import Session
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.data.task_with_data import TaskWithData
@@ -23,7 +23,7 @@ class Trainer(Session):
         self,
         task: TaskWithData,
         *,
-        backbone: Encoder | str | Path | None = None,
+        backbone: Backbone | str | Path | None = None,
         mix_ratio: float | None = None,
         reuse_head_with: str | Trainer = "",
         **settings: Any,
@@ -99,7 +99,7 @@ class MultiHeadTrainer(Session):
         self,
         tasks: Sequence[Member],
         *,
-        backbone: Encoder | str | Path | None = None,
+        backbone: Backbone | str | Path | None = None,
         mix_ratio: Mapping[str, float] | Sequence[float] | None = None,
         reference: str | TaskWithData | Trainer = "",
         mix: str = "step",

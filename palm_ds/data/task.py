@@ -31,7 +31,7 @@ from palm_ds.data.task_with_data import Rows, TaskWithData
 from palm_ds.weights.formats.huggingface.target import HeadTaken
 
 if TYPE_CHECKING:
-    from palm_ds.model.encoder import Backbone
+    from palm_ds.model.encoder import Encoder
 
 _PADDLEPALM = {"reuse_head_with": "share", "set_as_aux": "auxiliary"}
 """PaddlePALM's words for keys of tasks."""
@@ -146,7 +146,7 @@ class Task(ABC):
         return
 
     @abstractmethod
-    def head(self, backbone: Backbone) -> nn.Module:
+    def head(self, backbone: Encoder) -> nn.Module:
         """The module over rows of the backbone's output (palm_ds/model/heads.py)."""
 
     def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:

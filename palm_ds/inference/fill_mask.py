@@ -24,7 +24,7 @@ from palm_ds.common.errors import UserError, suggest
 from palm_ds.data.corpus_source import Source
 from palm_ds.data.example import Example, collate
 from palm_ds.data.stages import read_stages
-from palm_ds.model.encoder import build_backbone
+from palm_ds.model.encoder import build_encoder
 from palm_ds.model.heads import MaskedWordHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.display import LETTER, readable
@@ -94,7 +94,7 @@ class Filler:
                 f"{missing} {_short(text)!r}; write {MASK} where a word is missing, such as "
                 f"'The capital of {MASK} is Paris.', or name a word of the text with --hide WORD"
             )
-        longest = self.model.backbone.config.longest
+        longest = self.model.backbone.config.max_length
         if len(ids) > longest:
             raise UserError(
                 f"{len(ids)} tokens in {_short(text)!r}: the model reads {longest} at most, [CLS] "
@@ -205,7 +205,7 @@ def open_filler(folder: str | Path, *, task: str = "") -> Filler:
             "as knowledge_masking"
         )
     task, head = _task_and_head(info, folder, heads, task)
-    backbone = build_backbone(info.backbone)
+    backbone = build_encoder(info.backbone)
     model = Model(backbone, {head: MaskedWordHead(backbone)}, {MASKED_WORDS: head})
     weights.load_weights(folder, model)
     return Filler(
@@ -213,7 +213,7 @@ def open_filler(folder: str | Path, *, task: str = "") -> Filler:
         tokenizer=load_tokenizer(open_checkpoint(folder).tokenizer or folder),
         folder=folder,
         task=task,
-        task_id=info.task_ids.get(task, 0) if info.backbone.task_slots else 0,
+        task_id=info.task_ids.get(task, 0) if info.backbone.task_types else 0,
     )
 
 

@@ -182,7 +182,7 @@ class Predictor:
             seed=0,
             room=self.recipe.length,
             fixed=True,
-            segments=self.recipe.backbone_config.segments,
+            segments=self.recipe.backbone_config.token_types,
         )
 
     def _rows(self, lengths: np.ndarray) -> list[Any]:

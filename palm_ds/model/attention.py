@@ -20,7 +20,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.model.batch import Batch
-from palm_ds.model.kernels import keep_mask, kept
+from palm_ds.model.kernels import keep_mask, keep_rate
 
 TILE = 128  # tokens that short blocks are joined up to; the fastest of 64 to 192 on CPUs
 
@@ -59,10 +59,10 @@ def plan_attention(batch: Batch, form: str, *, compiled: bool = False) -> Attent
 
 
 def attend(
-    qkv: torch.Tensor, plan: AttentionPlan, *, heads: int, dropout: float = 0.0
+    qkv: torch.Tensor, plan: AttentionPlan, *, num_heads: int, dropout: float = 0.0
 ) -> torch.Tensor:
-    """Attention of every token over its block: (rows, length, 3 width) -> (rows, length, width)."""
-    return (plan.compute or _ATTENTION[plan.form])(qkv, plan, heads, dropout)
+    """Attention of every token over its block: (rows, length, 3 hidden) -> (..., hidden)."""
+    return (plan.compute or _ATTENTION[plan.form])(qkv, plan, num_heads, dropout)
 
 
 def _split_heads(qkv: torch.Tensor, heads: int) -> tuple[torch.Tensor, ...]:
@@ -149,7 +149,7 @@ class _Tiled(torch.autograd.Function):
         tokens, tripled = qkv.shape
         parts = qkv.view(tokens, 3, heads, -1)  # (tokens, 3, heads, head width)
         out = parts.new_empty(tokens, heads, parts.shape[-1])
-        saved, at, keep = [], 0, kept(dropout)
+        saved, at, keep = [], 0, keep_rate(dropout)
         for tile in tiles:
             inside = slice(at, at := at + tile.tokens)
             shares, mask = _shares(parts[inside], tile, dropout)

@@ -20,14 +20,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from palm_ds.model.encoder import initialise
+from palm_ds.model.encoder import init_weights
 from palm_ds.model.heads import Head, HeadOutput
 
 _NEVER = -1e4  # the score of a transition that is not allowed
 
 
 @dataclass(frozen=True)
-class _Lying:
+class _Padded:
     """Where each row lies when sentences lie side by side, (time, sentence)."""
 
     time: torch.Tensor  # (n,)
@@ -46,17 +46,17 @@ class _Lying:
         laid = rows.new_zeros(self.longest, len(self.lengths), rows.shape[1])
         return laid.index_put((self.time, self.sentence), rows)
 
-    def reversed(self) -> _Lying:
+    def reversed(self) -> _Padded:
         """The same sentences, their last rows first."""
         time = self.lengths[self.sentence] - 1 - self.time
-        return _Lying(time, self.sentence, self.lengths, self.longest)
+        return _Padded(time, self.sentence, self.lengths, self.longest)
 
 
-def _lying(groups: torch.Tensor) -> _Lying:
+def _lying(groups: torch.Tensor) -> _Padded:
     lengths = torch.bincount(groups)
     firsts = lengths.cumsum(0) - lengths
     time = torch.arange(len(groups), device=groups.device) - firsts[groups]
-    return _Lying(time, groups, lengths, int(lengths.max()))
+    return _Padded(time, groups, lengths, int(lengths.max()))
 
 
 def _sums(
@@ -71,7 +71,7 @@ def _sums(
     return sums
 
 
-def sentence_losses(
+def crf_nll(
     emissions: torch.Tensor, transitions: torch.Tensor, tags: torch.Tensor, groups: torch.Tensor
 ) -> torch.Tensor:
     """(sentences,) minus the log of the probability of each sentence's tags (n,), given emissions
@@ -89,7 +89,7 @@ def sentence_losses(
 
 
 @torch.no_grad()
-def best_tags(
+def viterbi(
     emissions: torch.Tensor, transitions: torch.Tensor, groups: torch.Tensor
 ) -> torch.Tensor:
     """(n,) the tags of the highest score of each sentence (Viterbi)."""
@@ -111,7 +111,7 @@ def best_tags(
 
 
 @torch.no_grad()
-def log_shares(
+def tag_log_probs(
     emissions: torch.Tensor, transitions: torch.Tensor, groups: torch.Tensor
 ) -> torch.Tensor:
     """(n, tags) the log of each tag's probability at each row, whatever the others are."""
@@ -151,10 +151,10 @@ class Crf(nn.Module):
         Both here, in one `forward`, since ZeRO 3 gathers parameters for that alone."""
         scores = self.transitions
         best = scores if self.allowed is None else scores.masked_fill(~self.allowed, _NEVER)
-        found = best_tags(emissions, best, groups)
+        found = viterbi(emissions, best, groups)
         if tags is None:
-            return found, log_shares(emissions, scores, groups)
-        losses = sentence_losses(emissions, scores, tags, groups)
+            return found, tag_log_probs(emissions, scores, groups)
+        losses = crf_nll(emissions, scores, tags, groups)
         wrong = torch.zeros_like(losses).index_add(0, groups, (found != tags).float())
         return losses, wrong == 0
 
@@ -166,7 +166,7 @@ class CrfHead(Head):
 
     def __init__(
         self,
-        width: int,
+        hidden_size: int,
         tags: int,
         *,
         dropout: float = 0.0,
@@ -175,9 +175,9 @@ class CrfHead(Head):
     ):
         super().__init__()
         self.classes, self.dropout = tags, dropout
-        self.out = nn.Linear(width, tags)
+        self.out = nn.Linear(hidden_size, tags)
         self.crf = Crf(tags, allowed)
-        initialise(self, init_range)
+        init_weights(self, init_range)
 
     def forward(
         self, rows: torch.Tensor, targets: torch.Tensor, groups: torch.Tensor

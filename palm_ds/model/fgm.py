@@ -1,7 +1,7 @@
 """Training on texts whose word vectors were changed for the worse (FGM: Miyato et al. 2017).
 
 A micro-batch is run twice. The first time as it is, and the gradient of its loss with respect to
-the word vectors is kept; the second time each text's vectors are moved by `length` along its own
+the word vectors is kept; the second time each text's vectors are moved by `epsilon` along its own
 gradient. The gradients of both losses add up.
 
 What is moved are the vectors of the texts and not the table they come from: a table may be cut
@@ -22,25 +22,25 @@ from palm_ds.model.batch import Batch
 _SMALL = 1e-30
 
 
-class WordAttack:
-    """Watches a model's word table: `begin(batch)`, forward, backward; `strike()`, forward,
-    backward; `end()`. Outside of that it does nothing."""
+class FGM:
+    """Watches a model's word table: `begin(batch)`, forward, backward; `attack()`, forward,
+    backward; `restore()`. Outside of that it does nothing."""
 
-    def __init__(self, words: nn.Module, length: float):
-        self.length = length
+    def __init__(self, embedding: nn.Module, epsilon: float):
+        self.epsilon = epsilon
         self._batch: Batch | None = None
         self._gradient: torch.Tensor | None = None
         self._change: torch.Tensor | None = None
-        words.register_forward_hook(self._vectors)
+        embedding.register_forward_hook(self._vectors)
 
     def begin(self, batch: Batch) -> None:
         self._batch, self._gradient, self._change = batch, None, None
 
-    def strike(self) -> None:
+    def attack(self) -> None:
         assert self._batch is not None and self._gradient is not None
-        self._change = change_of(self._gradient, self._batch.starts, self.length)
+        self._change = perturbation(self._gradient, self._batch.starts, self.epsilon)
 
-    def end(self) -> None:
+    def restore(self) -> None:
         self._batch = self._gradient = self._change = None
 
     def _vectors(self, _module: nn.Module, _inputs: Any, vectors: torch.Tensor) -> torch.Tensor:
@@ -57,13 +57,13 @@ class WordAttack:
         self._gradient = gradient.detach()
 
 
-def change_of(gradient: torch.Tensor, starts: torch.Tensor, length: float) -> torch.Tensor:
-    """(rows, tokens, width) fp32: for each text (`starts` as in a Batch) its gradient, brought to
-    `length`; 0 for a text that has no part in the loss."""
-    flat = gradient.float().flatten(0, 1)  # (rows * tokens, width)
-    sizes = starts.diff().long()
+def perturbation(gradient: torch.Tensor, cu_seqlens: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """(rows, tokens, hidden) fp32: the gradient of each text (`cu_seqlens`), scaled to the norm
+    `epsilon`; 0 for a text that has no part in the loss."""
+    flat = gradient.float().flatten(0, 1)  # (rows * tokens, hidden)
+    sizes = cu_seqlens.diff().long()
     text = torch.repeat_interleave(torch.arange(len(sizes), device=flat.device), sizes)
     flat = flat / flat.abs().amax().clamp_min(_SMALL)  # so that squares neither vanish nor overflow
     squares = flat.new_zeros(len(sizes)).index_add(0, text, flat.square().sum(1))
     norms = squares.sqrt().clamp_min(_SMALL)
-    return (flat * (length / norms)[text, None]).view_as(gradient)
+    return (flat * (epsilon / norms)[text, None]).view_as(gradient)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.model.activations import ACTIVATIONS
-from palm_ds.model.encoder import Backbone, initialise
+from palm_ds.model.encoder import Encoder, init_weights
 from palm_ds.model.kernels import layer_norm, word_loss
 
 
@@ -61,7 +61,7 @@ class ClassHead(Head):
 
     def __init__(
         self,
-        width: int,
+        hidden_size: int,
         classes: int,
         *,
         pooled: bool = False,
@@ -73,8 +73,8 @@ class ClassHead(Head):
         super().__init__()
         self.pooled, self.classes = pooled, classes
         self.dropout, self.smoothing, self.weights = dropout, smoothing, tuple(weights)
-        self.out = nn.Linear(width, classes)
-        initialise(self, init_range)
+        self.out = nn.Linear(hidden_size, classes)
+        init_weights(self, init_range)
 
     def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
         if not self.training:  # held-out losses are of the plain objective
@@ -94,15 +94,17 @@ class MaskedWordHead(Head):
     for this module; a state_dict holds it once, under the backbone's name.
     """
 
-    def __init__(self, backbone: Backbone):
+    def __init__(self, backbone: Encoder):
         super().__init__()
         config = backbone.config
         self.activation, self.loss_form = ACTIVATIONS[config.activation], backbone.kernels.word_loss
         self.classes = backbone.word.num_embeddings
-        self.dense = nn.Linear(config.width, config.width)
-        self.norm = layer_norm(config.width, config.eps, backbone.kernels.layer_norm)
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.norm = layer_norm(
+            config.hidden_size, config.layer_norm_eps, backbone.kernels.layer_norm
+        )
         self.bias = nn.Parameter(torch.zeros(self.classes))
-        initialise(self, config.init_range)
+        init_weights(self, config.init_range)
         self.tied_words = backbone.word.weight
         self.register_state_dict_post_hook(_leave_out_words)
         self.register_load_state_dict_post_hook(_do_not_miss_words)

@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.model.config import BackboneConfig
+from palm_ds.model.config import EncoderConfig
 
 _WORD_CHUNK = 128  # rows of a piece of the vocabulary product, on a CPU: the piece stays in cache
 _STEPS = 1 << 16  # the drop rates that 16 random bits can state
@@ -45,7 +45,7 @@ class Kernels:
 # ---- dropout ----
 
 
-def add_dropped(x: torch.Tensor, y: torch.Tensor, rate: float, form: str) -> torch.Tensor:
+def add_dropout(x: torch.Tensor, y: torch.Tensor, rate: float, form: str) -> torch.Tensor:
     """x + dropout(y). `rate` is 0 outside training."""
     if rate == 0.0:
         return x + y
@@ -54,7 +54,7 @@ def add_dropped(x: torch.Tensor, y: torch.Tensor, rate: float, form: str) -> tor
     return x + F.dropout(y, rate)
 
 
-def kept(rate: float) -> float:
+def keep_rate(rate: float) -> float:
     """The share that 16 bits keep at this rate: within 1e-5 of 1 - rate, and exact to scale by."""
     return 1 - round(rate * _STEPS) / _STEPS
 
@@ -74,7 +74,7 @@ def keep_mask(like: torch.Tensor, rate: float) -> torch.Tensor:
 class _AddDropped(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x, y, rate):
-        ctx.mask, ctx.scale = keep_mask(y, rate), 1 / kept(rate)
+        ctx.mask, ctx.scale = keep_mask(y, rate), 1 / keep_rate(rate)
         return torch.addcmul(x, y, ctx.mask, value=ctx.scale)
 
     @staticmethod
@@ -90,7 +90,7 @@ def word_loss(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Cross-entropy of rows @ table.T + bias in fp32, summed, and the number of right guesses.
 
-    rows (n, width), table (words, width), bias (words,), targets (n,).
+    rows (n, hidden), table (words, hidden), bias (words,), targets (n,).
     """
     return _WORD_LOSS[form](rows, table, bias, targets)
 
@@ -192,22 +192,22 @@ def layer_norm(width: int, eps: float, form: str) -> nn.Module:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class Environment:
     """Where a run computes, as far as forms differ by it."""
 
     device: torch.device
     dtype: torch.dtype
-    config: BackboneConfig
+    config: EncoderConfig
 
 
 @dataclass(frozen=True)
-class Form:
+class Implementation:
     """A form of an operation: why it cannot run in a setting, or only why it is not the first
     choice there; none: it can, it is."""
 
     name: str
-    missing: Callable[[Setting], str | None] = lambda _: None
-    worse: Callable[[Setting], str | None] = lambda _: None
+    unavailable: Callable[[Environment], str | None] = lambda _: None
+    not_preferred: Callable[[Environment], str | None] = lambda _: None
 
 
 def choose_kernels(
@@ -215,7 +215,7 @@ def choose_kernels(
     *,
     device: torch.device | str,
     dtype: torch.dtype,
-    config: BackboneConfig,
+    config: EncoderConfig,
 ) -> tuple[Kernels, list[str]]:
     """The fastest form of each operation, or the one asked for ("auto": choose), and a line each.
 
@@ -225,7 +225,7 @@ def choose_kernels(
     for name in requested:
         if name not in known:
             raise UserError(f'kernels: unknown operation "{name}"{suggest(name, known)}')
-    where = Setting(device=torch.device(device), dtype=dtype, config=config)
+    where = Environment(device=torch.device(device), dtype=dtype, config=config)
     chosen, lines = {}, []
     for name in known:
         chosen[name], why = _choose(name, requested.get(name, "auto"), where)
@@ -233,26 +233,26 @@ def choose_kernels(
     return Kernels(**chosen), lines
 
 
-def _choose(name: str, wanted: str, where: Setting) -> tuple[str, str]:
-    forms = {form.name: form for form in FORMS[name]}
+def _choose(name: str, wanted: str, where: Environment) -> tuple[str, str]:
+    forms = {form.name: form for form in IMPLEMENTATIONS[name]}
     if wanted != "auto":
         if wanted not in forms:
             known = [*forms, "auto"]
             raise UserError(f'kernels: {name}: no form "{wanted}"{suggest(str(wanted), known)}')
-        if reason := forms[wanted].missing(where):
+        if reason := forms[wanted].unavailable(where):
             raise UserError(
                 f'kernels: {name}: "{wanted}" cannot run here: {reason}; "auto" chooses'
             )
         return wanted, " (asked for)"
     reasons = []
     for form in forms.values():
-        if not (reason := form.worse(where) or form.missing(where)):
+        if not (reason := form.not_preferred(where) or form.unavailable(where)):
             return form.name, f" ({'; '.join(reasons)})" if reasons else ""
         reasons.append(f"{form.name}: {reason}")
     raise AssertionError(f"{name}: the last form runs everywhere")
 
 
-def _varlen_missing(where: Setting) -> str | None:
+def _varlen_missing(where: Environment) -> str | None:
     if where.device.type != "cuda":
         return "needs CUDA"
     if importlib.util.find_spec("torch.nn.attention.varlen") is None:
@@ -266,7 +266,7 @@ def _varlen_missing(where: Setting) -> str | None:
     return None
 
 
-def _liger_missing(where: Setting) -> str | None:
+def _liger_missing(where: Environment) -> str | None:
     if where.device.type != "cuda":
         return "needs CUDA"
     if importlib.util.find_spec("liger_kernel") is None:
@@ -274,18 +274,18 @@ def _liger_missing(where: Setting) -> str | None:
     return _early_gradient(where)
 
 
-def _torch_word_loss_missing(where: Setting) -> str | None:
+def _torch_word_loss_missing(where: Environment) -> str | None:
     if not hasattr(F, "linear_cross_entropy"):
         return f"torch {torch.__version__} has none, 2.13 does"
     return _early_gradient(where)
 
 
-def _early_gradient(where: Setting) -> str | None:
+def _early_gradient(where: Environment) -> str | None:
     """A form that makes its gradient in the forward makes it before fp16's loss is scaled up."""
     return "in fp16 its gradient would underflow" if where.dtype == torch.float16 else None
 
 
-def _apex_missing(where: Setting) -> str | None:
+def _apex_missing(where: Environment) -> str | None:
     if where.device.type != "cuda":
         return "needs CUDA"
     if importlib.util.find_spec("apex") is None:
@@ -295,11 +295,11 @@ def _apex_missing(where: Setting) -> str | None:
     return None
 
 
-def _only_cpu(where: Setting) -> str | None:
+def _only_cpu(where: Environment) -> str | None:
     return None if where.device.type == "cpu" else "made for CPUs"
 
 
-def _compile_missing(where: Setting) -> str | None:
+def _compile_missing(where: Environment) -> str | None:
     """Compiles a tiny function: a compiler that is there may still not work."""
     try:
         torch.compile(lambda x: x.exp() + 1)(torch.zeros(8, device=where.device))
@@ -308,20 +308,23 @@ def _compile_missing(where: Setting) -> str | None:
     return None
 
 
-FORMS: dict[str, tuple[Form, ...]] = {
+IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "attention": (
-        Form("varlen", _varlen_missing),
-        Form("tiles", _only_cpu),
-        Form("sdpa"),
-        Form("plain"),
+        Implementation("varlen", _varlen_missing),
+        Implementation("tiles", _only_cpu),
+        Implementation("sdpa"),
+        Implementation("plain"),
     ),
     "word_loss": (
-        Form("chunked", _early_gradient),
-        Form("liger", _liger_missing),
-        Form("linear_cross_entropy", _torch_word_loss_missing),
-        Form("plain"),
+        Implementation("chunked", _early_gradient),
+        Implementation("liger", _liger_missing),
+        Implementation("linear_cross_entropy", _torch_word_loss_missing),
+        Implementation("plain"),
     ),
-    "layer_norm": (Form("apex", _apex_missing), Form("torch")),
-    "dropout": (Form("bits", _only_cpu), Form("plain")),
-    "compile": (Form("on", _compile_missing, lambda _: "takes a minute; on request"), Form("off")),
+    "layer_norm": (Implementation("apex", _apex_missing), Implementation("torch")),
+    "dropout": (Implementation("bits", _only_cpu), Implementation("plain")),
+    "compile": (
+        Implementation("on", _compile_missing, lambda _: "takes a minute; on request"),
+        Implementation("off"),
+    ),
 }

@@ -1,4 +1,4 @@
-"""Backbone and heads together.
+"""Encoder and heads together.
 
 Every head runs in every forward, in one fixed order, whatever labels a batch has: a head without
 labels reads one row, times 0. Ranks and steps that run different modules break ZeRO.
@@ -14,7 +14,7 @@ from torch import nn
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.model.batch import Batch
-from palm_ds.model.encoder import Backbone
+from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import Head
 
 _FEW = 0.5  # of a batch's positions: copying more than that costs what it saves
@@ -29,7 +29,7 @@ class TaskOutput(NamedTuple):
     scores: torch.Tensor | None = None
 
 
-class _Labels(NamedTuple):
+class _TaskLabels(NamedTuple):
     """Of a task in a batch."""
 
     positions: torch.Tensor  # (n,), flat
@@ -42,7 +42,7 @@ class Model(nn.Module):
     """`heads` by name, in their order; `head_of` says which head each task uses."""
 
     def __init__(
-        self, backbone: Backbone, heads: Mapping[str, nn.Module], head_of: Mapping[str, str]
+        self, backbone: Encoder, heads: Mapping[str, nn.Module], head_of: Mapping[str, str]
     ):
         super().__init__()
         for task, head in head_of.items():
@@ -60,7 +60,7 @@ class Model(nn.Module):
         """Loss sum and right guesses of each task, in the order of `head_of`; of those named in
         `scores` that have labels in the batch, their scores as well."""
         labels = [self._labels(batch, task) for task in self.head_of]
-        read = self._encoded(batch, torch.cat([each.positions for each in labels]))
+        read = self._encode(batch, torch.cat([each.positions for each in labels]))
         pieces = read.split([len(each.positions) for each in labels])
         outputs = {}
         for task, rows, each in zip(self.head_of, pieces, labels, strict=True):
@@ -90,27 +90,27 @@ class Model(nn.Module):
             return {}
         asked = torch.cat([each.positions for each in labels.values()])
         at, which = asked.unique(return_inverse=True)
-        rows = self.backbone(batch, at).index_select(0, which)  # (positions of all tasks, width)
+        rows = self.backbone(batch, at).index_select(0, which)  # (positions of all tasks, hidden)
         pieces = rows.split([len(each.positions) for each in labels.values()])
         return {
             task: self._head(task).logits(self._read(task, piece), *each.groups)
             for (task, each), piece in zip(labels.items(), pieces, strict=True)
         }
 
-    def _labels(self, batch: Batch, task: str) -> _Labels:
+    def _labels(self, batch: Batch, task: str) -> _TaskLabels:
         """Those of a task; without any: one position and any target, that are not real."""
         grouped = getattr(self._head(task), "grouped", False)
         if task in batch.labels and len(batch.labels[task][0]):
             positions, targets = batch.labels[task]
-            return _Labels(positions, targets, (batch.groups[task],) if grouped else (), 1)
+            return _TaskLabels(positions, targets, (batch.groups[task],) if grouped else (), 1)
         device = batch.ids.device
         nothing = torch.zeros(1, dtype=torch.int64, device=device)
         head = self._head(task)
         blank = head.blank(device) if isinstance(head, Head) else nothing
-        return _Labels(nothing, blank, (nothing,) if grouped else (), 0)
+        return _TaskLabels(nothing, blank, (nothing,) if grouped else (), 0)
 
-    def _encoded(self, batch: Batch, at: torch.Tensor) -> torch.Tensor:
-        """(n, width) of the flat positions `at` (n,), which may repeat. The last layer is computed
+    def _encode(self, batch: Batch, at: torch.Tensor) -> torch.Tensor:
+        """(n, hidden) of the flat positions `at` (n,), which may repeat. The last layer is computed
         for those alone where they are few; to know how many differ would be to wait for the
         device."""
         if len(at) < _FEW * batch.ids.numel():

@@ -1,7 +1,7 @@
 """Heads that read whole texts through the pooler, and what their scores mean.
 
 MultiLabelHead   several classes at once: a sigmoid each
-NumberHead       a number: squared error
+RegressionHead       a number: squared error
 PairHead         a better and a worse text: hinge on the difference of sigmoids
 ChoiceHead       one of an example's texts: softmax over them
 """
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from palm_ds.model.encoder import initialise
+from palm_ds.model.encoder import init_weights
 from palm_ds.model.heads import Head, HeadOutput
 
 
@@ -25,15 +25,15 @@ class TextHead(Head):
     pooled = True
 
     def __init__(
-        self, width: int, outputs: int = 1, *, dropout: float = 0.0, init_range: float = 0.02
+        self, hidden_size: int, outputs: int = 1, *, dropout: float = 0.0, init_range: float = 0.02
     ):
         super().__init__()
         self.dropout = dropout
-        self.out = nn.Linear(width, outputs)
-        initialise(self, init_range)
+        self.out = nn.Linear(hidden_size, outputs)
+        init_weights(self, init_range)
 
     def scores(self, rows: torch.Tensor) -> torch.Tensor:
-        """(n, outputs) of rows (n, width)."""
+        """(n, outputs) of rows (n, hidden)."""
         return self.out(F.dropout(rows, self.dropout, self.training))
 
 
@@ -41,8 +41,10 @@ class MultiLabelHead(TextHead):
     """Which of `outputs` classes, any number of them. A text's loss is the mean of its classes'
     (as in `BertForSequenceClassification`); it is right when all of them are."""
 
-    def __init__(self, width: int, outputs: int, *, threshold: float = 0.5, dropout: float = 0.0):
-        super().__init__(width, outputs, dropout=dropout)
+    def __init__(
+        self, hidden_size: int, outputs: int, *, threshold: float = 0.5, dropout: float = 0.0
+    ):
+        super().__init__(hidden_size, outputs, dropout=dropout)
         self.limit = math.log(threshold / (1 - threshold))  # of a score before the sigmoid
 
     def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
@@ -59,7 +61,7 @@ class MultiLabelHead(TextHead):
         return torch.zeros(1, self.out.out_features, device=device)
 
 
-class NumberHead(TextHead):
+class RegressionHead(TextHead):
     """A number. Right or wrong is no question."""
 
     def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:

@@ -23,7 +23,7 @@ from palm_ds.data.task import Task, guess
 if TYPE_CHECKING:
     from torch import nn
 
-    from palm_ds.model.encoder import Backbone
+    from palm_ds.model.encoder import Encoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +59,10 @@ class Capitalization(Task):
         letters[regular] = [letter.upper() != letter.lower() for letter in first]
         return letters
 
-    def head(self, backbone: Backbone) -> nn.Module:
+    def head(self, backbone: Encoder) -> nn.Module:
         from palm_ds.model.heads import ClassHead
 
-        return ClassHead(backbone.config.width, classes=2)
+        return ClassHead(backbone.config.hidden_size, classes=2)
 
     def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
         """Knowing how many words are capitalised."""

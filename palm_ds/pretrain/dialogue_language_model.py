@@ -25,7 +25,7 @@ from palm_ds.data.task import Task
 if TYPE_CHECKING:
     from torch import nn
 
-    from palm_ds.model.encoder import Backbone
+    from palm_ds.model.encoder import Encoder
 
 FAKE, REAL = range(2)
 
@@ -130,10 +130,10 @@ class DialogueLanguageModel(Task):
     def segments(self) -> int:  # type: ignore[override]
         return self.roles
 
-    def head(self, backbone: Backbone) -> nn.Module:
+    def head(self, backbone: Encoder) -> nn.Module:
         from palm_ds.model.heads import ClassHead
 
-        return ClassHead(backbone.config.width, classes=2, pooled=True)
+        return ClassHead(backbone.config.hidden_size, classes=2, pooled=True)
 
     def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
         return np.full(len(targets), np.log(2)), np.full(len(targets), 1 / 2)

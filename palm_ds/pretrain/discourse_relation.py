@@ -31,7 +31,7 @@ from palm_ds.pretrain.shared.discourse_markers import Finder, Marker, mine, plai
 if TYPE_CHECKING:
     from torch import nn
 
-    from palm_ds.model.encoder import Backbone
+    from palm_ds.model.encoder import Encoder
 
 UNMARKED = "[no-conn]"
 """What the Discovery data call the class of pairs without a marker."""
@@ -114,10 +114,10 @@ class DiscourseRelation(Task):
         example.labels[self.name] = np.array([0]), layout[6:7]
         return example
 
-    def head(self, backbone: Backbone) -> nn.Module:
+    def head(self, backbone: Encoder) -> nn.Module:
         from palm_ds.model.heads import ClassHead
 
-        return ClassHead(backbone.config.width, classes=self.class_count, pooled=True)
+        return ClassHead(backbone.config.hidden_size, classes=self.class_count, pooled=True)
 
     def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
         """Guessing among the classes that take part in this source, which are equally many."""

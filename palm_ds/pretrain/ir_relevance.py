@@ -26,7 +26,7 @@ from palm_ds.pretrain.shared import sentence_pairs as pairs
 if TYPE_CHECKING:
     from torch import nn
 
-    from palm_ds.model.encoder import Backbone
+    from palm_ds.model.encoder import Encoder
 
 STRONG, WEAK, IRRELEVANT = range(3)
 NAMES = ("strong", "weak", "irrelevant")
@@ -98,10 +98,10 @@ class IrRelevance(Task):
         example.labels[self.name] = np.array([0]), layout[6:7]
         return example
 
-    def head(self, backbone: Backbone) -> nn.Module:
+    def head(self, backbone: Encoder) -> nn.Module:
         from palm_ds.model.heads import ClassHead
 
-        return ClassHead(backbone.config.width, classes=3, pooled=True)
+        return ClassHead(backbone.config.hidden_size, classes=3, pooled=True)
 
     def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
         """Guessing among the classes there are, which are equally many."""

@@ -28,7 +28,7 @@ from palm_ds.data.task import Task
 if TYPE_CHECKING:
     from torch import nn
 
-    from palm_ds.model.encoder import Backbone
+    from palm_ds.model.encoder import Encoder
 
 Unit = Literal["token", "word", "phrase", "entity"]
 _LARGEST_FIRST: tuple[Unit, ...] = ("entity", "phrase", "word")
@@ -104,7 +104,7 @@ class KnowledgeMasking(Task):
             return bool(rng.random() * 100 < example.marks[self.whole][first])
         return self.whole == 1 or rng.random() < self.whole
 
-    def head(self, backbone: Backbone) -> nn.Module:
+    def head(self, backbone: Encoder) -> nn.Module:
         from palm_ds.model.heads import MaskedWordHead
 
         return MaskedWordHead(backbone)

@@ -22,7 +22,7 @@ from palm_ds.pretrain.shared import sentence_pairs as pairs
 if TYPE_CHECKING:
     from torch import nn
 
-    from palm_ds.model.encoder import Backbone
+    from palm_ds.model.encoder import Encoder
 
 RANDOM, NEXT = range(2)
 
@@ -107,10 +107,10 @@ class NextSentencePrediction(Task):
         example.labels[self.name] = np.array([0]), layout[6:7]
         return example
 
-    def head(self, backbone: Backbone) -> nn.Module:
+    def head(self, backbone: Encoder) -> nn.Module:
         from palm_ds.model.heads import ClassHead
 
-        return ClassHead(backbone.config.width, classes=2, pooled=True)
+        return ClassHead(backbone.config.hidden_size, classes=2, pooled=True)
 
     def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
         """Evens; of ready-made pairs, knowing how many are of either class."""

@@ -18,7 +18,7 @@ from palm_ds.pretrain.shared.sentence_pairs import anchors, arrange_pair
 if TYPE_CHECKING:
     from torch import nn
 
-    from palm_ds.model.encoder import Backbone
+    from palm_ds.model.encoder import Encoder
 
 ADJACENT, SAME_DOCUMENT, OTHER_DOCUMENT = range(3)
 _NAMES = ("adjacent", "same document", "other document")
@@ -109,10 +109,10 @@ class SentenceDistance(Task):
         example.labels[self.name] = np.array([0]), np.array([label])
         return example
 
-    def head(self, backbone: Backbone) -> nn.Module:
+    def head(self, backbone: Encoder) -> nn.Module:
         from palm_ds.model.heads import ClassHead
 
-        return ClassHead(backbone.config.width, classes=3, pooled=True)
+        return ClassHead(backbone.config.hidden_size, classes=3, pooled=True)
 
     def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
         return np.full(len(targets), np.log(3)), np.full(len(targets), 1 / 3)

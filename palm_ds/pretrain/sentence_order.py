@@ -21,7 +21,7 @@ from palm_ds.pretrain.shared.paragraphs import lay_out, paragraphs, segments
 if TYPE_CHECKING:
     from torch import nn
 
-    from palm_ds.model.encoder import Backbone
+    from palm_ds.model.encoder import Encoder
 
 SWAPPED, IN_ORDER = range(2)
 
@@ -58,10 +58,10 @@ class SentenceOrder(Task):
         example.labels[self.name] = np.array([0]), np.array([label])
         return example
 
-    def head(self, backbone: Backbone) -> nn.Module:
+    def head(self, backbone: Encoder) -> nn.Module:
         from palm_ds.model.heads import ClassHead
 
-        return ClassHead(backbone.config.width, classes=2, pooled=True)
+        return ClassHead(backbone.config.hidden_size, classes=2, pooled=True)
 
     def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
         return np.full(len(targets), np.log(2)), np.full(len(targets), 1 / 2)

@@ -25,7 +25,7 @@ from palm_ds.pretrain.shared.paragraphs import lay_out, paragraphs, segments
 if TYPE_CHECKING:
     from torch import nn
 
-    from palm_ds.model.encoder import Backbone
+    from palm_ds.model.encoder import Encoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +79,10 @@ class SentenceReordering(Task):
     def segments(self) -> int:  # type: ignore[override]
         return self.most
 
-    def head(self, backbone: Backbone) -> nn.Module:
+    def head(self, backbone: Encoder) -> nn.Module:
         from palm_ds.model.heads import ClassHead
 
-        return ClassHead(backbone.config.width, classes=len(self.orders), pooled=True)
+        return ClassHead(backbone.config.hidden_size, classes=len(self.orders), pooled=True)
 
     def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
         """The number of segments is plain to see; which of its n! orders it is, is the question."""

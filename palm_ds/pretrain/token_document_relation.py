@@ -28,7 +28,7 @@ from palm_ds.data.task import Task, guess, passages
 if TYPE_CHECKING:
     from torch import nn
 
-    from palm_ds.model.encoder import Backbone
+    from palm_ds.model.encoder import Encoder
 
 _SAMPLE, _SAMPLE_ROOM = 512, 256  # examples, and tokens of one, that chance is measured on
 
@@ -108,10 +108,10 @@ class TokenDocumentRelation(Task):
 
         return source.cached(f"tokens above {self.frequent}", find)
 
-    def head(self, backbone: Backbone) -> nn.Module:
+    def head(self, backbone: Encoder) -> nn.Module:
         from palm_ds.model.heads import ClassHead
 
-        return ClassHead(backbone.config.width, classes=2)
+        return ClassHead(backbone.config.hidden_size, classes=2)
 
     def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
         """Knowing how often the answer is yes, in passages of the source."""

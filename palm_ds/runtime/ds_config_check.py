@@ -120,7 +120,10 @@ class _Quiet(logging.Filter):
     """Errors always, warnings on rank 0; but not that a machine without a GPU has none, nor that
     our optimizer is ours."""
 
-    _KNOWN = ("Setting accelerator to CPU", "**** You are using ZeRO with an untested optimizer")
+    _KNOWN = (
+        "Setting accelerator to CPU",
+        "**** You are using ZeRO with an untested optimizer",
+    )
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno >= logging.ERROR:

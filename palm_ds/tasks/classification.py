@@ -18,7 +18,7 @@ from palm_ds.data.example import Example
 from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import guess
-from palm_ds.model.encoder import Backbone
+from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead
 from palm_ds.model.text_heads import rounded, softmax
 from palm_ds.tasks.metrics.classes import accuracy, f1, macro, matthews
@@ -86,11 +86,11 @@ class Classification(ClassesTask):
         target = self.targets(source)[example.item]
         example.labels[self.name] = np.zeros(1, np.int64), np.array([max(target, 0)])
 
-    def head(self, backbone: Backbone) -> ClassHead:
+    def head(self, backbone: Encoder) -> ClassHead:
         assert isinstance(self.class_weights, dict), "settled before there is a head"
         of = {str(name): weight for name, weight in self.class_weights.items()}
         return ClassHead(
-            backbone.width,
+            backbone.hidden_size,
             len(self.labels),
             pooled=True,
             dropout=self.dropout,

@@ -22,7 +22,7 @@ from palm_ds.data.example import Example
 from palm_ds.data.masking import choose_units, shown
 from palm_ds.data.source import unigram_frequencies
 from palm_ds.data.table_source import TableSource
-from palm_ds.model.encoder import Backbone
+from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import MaskedWordHead
 from palm_ds.tasks.shared.text_task import TextTask
 from palm_ds.text.tokenizer import CHINESE, Tokenizer
@@ -87,7 +87,7 @@ class MaskedWords(TextTask):
             begins &= ~(goes_on[example.original] & follows)
         return np.where(inside, np.cumsum(begins) - 1, -1)
 
-    def head(self, backbone: Backbone) -> MaskedWordHead:
+    def head(self, backbone: Encoder) -> MaskedWordHead:
         return MaskedWordHead(backbone)
 
     def baseline(self, targets: np.ndarray, source: Any) -> tuple[np.ndarray, np.ndarray]:

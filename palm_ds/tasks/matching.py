@@ -24,7 +24,7 @@ from palm_ds.data.example import Example, arrange, join
 from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import Task, guess
-from palm_ds.model.encoder import Backbone
+from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead, Head
 from palm_ds.model.text_heads import PairHead, rounded, sigmoid, softmax
 from palm_ds.tasks.metrics.classes import accuracy, f1, matthews
@@ -160,10 +160,10 @@ class Matching(ClassesTask):
         """Pointwise: (rows,) int64, 1 a match; -1 where the table has no label."""
         return source.cached(f"classes {self.name}", lambda: label_values.classes(self, source))
 
-    def head(self, backbone: Backbone) -> Head:
+    def head(self, backbone: Encoder) -> Head:
         if self.pairwise:
-            return PairHead(backbone.width, margin=self.margin, dropout=self.dropout)
-        return ClassHead(backbone.width, 2, pooled=True, dropout=self.dropout)
+            return PairHead(backbone.hidden_size, margin=self.margin, dropout=self.dropout)
+        return ClassHead(backbone.hidden_size, 2, pooled=True, dropout=self.dropout)
 
     def baseline(self, targets: np.ndarray, source: Any) -> tuple[np.ndarray, np.ndarray]:
         """Knowing how many match; pairwise, giving all texts the same score."""

@@ -17,7 +17,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.example import Example
 from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
-from palm_ds.model.encoder import Backbone
+from palm_ds.model.encoder import Encoder
 from palm_ds.model.text_heads import MultiLabelHead, rounded, sigmoid
 from palm_ds.tasks.metrics.classes import exact_match, multilabel_macro, multilabel_micro
 from palm_ds.tasks.shared import labels as label_values
@@ -74,9 +74,9 @@ class MultiLabel(ClassesTask):
         target = np.nan_to_num(self.targets(source)[example.item])
         example.labels[self.name] = np.zeros(1, np.int64), target[None]
 
-    def head(self, backbone: Backbone) -> MultiLabelHead:
+    def head(self, backbone: Encoder) -> MultiLabelHead:
         return MultiLabelHead(
-            backbone.width, len(self.labels), threshold=self.threshold, dropout=self.dropout
+            backbone.hidden_size, len(self.labels), threshold=self.threshold, dropout=self.dropout
         )
 
     def baseline(self, targets: np.ndarray, source: Any) -> tuple[np.ndarray, np.ndarray]:

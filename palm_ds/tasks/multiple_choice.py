@@ -18,7 +18,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.example import Example, arrange, join
 from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import Encoded, TableSource, encode
-from palm_ds.model.encoder import Backbone
+from palm_ds.model.encoder import Encoder
 from palm_ds.model.text_heads import ChoiceHead, rounded, softmax
 from palm_ds.tasks.metrics.classes import accuracy
 from palm_ds.tasks.shared import labels as label_values
@@ -187,8 +187,8 @@ class MultipleChoice(TextTask):
 
     # -- what is learned and said of it --
 
-    def head(self, backbone: Backbone) -> ChoiceHead:
-        return ChoiceHead(backbone.width, dropout=self.dropout)
+    def head(self, backbone: Encoder) -> ChoiceHead:
+        return ChoiceHead(backbone.hidden_size, dropout=self.dropout)
 
     def baseline(self, targets: np.ndarray, source: Any) -> tuple[np.ndarray, np.ndarray]:
         """Choosing at random, one a question: what that is on average over the source's."""

@@ -19,7 +19,7 @@ from palm_ds.data.example import Example
 from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import guess
-from palm_ds.model.encoder import Backbone
+from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead
 from palm_ds.model.text_heads import rounded, softmax
 from palm_ds.tasks.metrics.classes import f1
@@ -91,8 +91,8 @@ class Ranking(TextTask):
         target = self.grades(source)[[example.item]] >= self.relevant_from
         example.labels[self.name] = np.zeros(1, np.int64), target.astype(np.int64)
 
-    def head(self, backbone: Backbone) -> ClassHead:
-        return ClassHead(backbone.width, 2, pooled=True, dropout=self.dropout)
+    def head(self, backbone: Encoder) -> ClassHead:
+        return ClassHead(backbone.hidden_size, 2, pooled=True, dropout=self.dropout)
 
     def baseline(self, targets: np.ndarray, source: Any) -> tuple[np.ndarray, np.ndarray]:
         relevant = self.grades(source) >= self.relevant_from

@@ -22,7 +22,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.example import Example, arrange
 from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import Encoded, TableSource
-from palm_ds.model.encoder import Backbone
+from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead, HeadOutput
 from palm_ds.tasks.metrics.answers import cmrc, squad_v1, squad_v2
 from palm_ds.tasks.shared.answer_spans import Answers, find_answers, join_windows, trimmed
@@ -239,8 +239,8 @@ class Reading(TextTask):
             )
         return np.empty(0, np.int64), np.empty(0, np.int64)
 
-    def head(self, backbone: Backbone) -> SpanHead:
-        return SpanHead(backbone.width, 2)
+    def head(self, backbone: Encoder) -> SpanHead:
+        return SpanHead(backbone.hidden_size, 2)
 
     # -- predictions --
 

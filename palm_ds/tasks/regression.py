@@ -19,8 +19,8 @@ from palm_ds.data.example import Example
 from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import Task
-from palm_ds.model.encoder import Backbone
-from palm_ds.model.text_heads import NumberHead
+from palm_ds.model.encoder import Encoder
+from palm_ds.model.text_heads import RegressionHead
 from palm_ds.tasks.metrics.numbers import mse, pearson_and_spearman
 from palm_ds.tasks.shared import labels as label_values
 from palm_ds.tasks.shared.text_task import TextTask
@@ -80,8 +80,8 @@ class Regression(TextTask):
         target = self._inside(self.targets(source)[[example.item]])
         example.labels[self.name] = np.zeros(1, np.int64), np.nan_to_num(target)
 
-    def head(self, backbone: Backbone) -> NumberHead:
-        return NumberHead(backbone.width, dropout=self.dropout)
+    def head(self, backbone: Encoder) -> RegressionHead:
+        return RegressionHead(backbone.hidden_size, dropout=self.dropout)
 
     def baseline(self, targets: np.ndarray, source: Any) -> tuple[np.ndarray, np.ndarray]:
         """Knowing the mean."""

@@ -24,8 +24,8 @@ from palm_ds.data.example import Example, arrange
 from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import Task, guess
-from palm_ds.model.crf import CrfHead, best_tags
-from palm_ds.model.encoder import Backbone
+from palm_ds.model.crf import CrfHead, viterbi
+from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead
 from palm_ds.tasks.metrics.chunks import chunk_scores, chunks, convert
 from palm_ds.tasks.metrics.classes import accuracy
@@ -126,11 +126,13 @@ class Tagging(TagsTask):
 
     # ---- head and predictions ----
 
-    def head(self, backbone: Backbone) -> ClassHead | CrfHead:
+    def head(self, backbone: Encoder) -> ClassHead | CrfHead:
         if not self.crf:
-            return ClassHead(backbone.width, len(self.labels), dropout=self.dropout)
+            return ClassHead(backbone.hidden_size, len(self.labels), dropout=self.dropout)
         allowed = torch.from_numpy(self._allowed()) if self._constrains else None
-        return CrfHead(backbone.width, len(self.labels), dropout=self.dropout, allowed=allowed)
+        return CrfHead(
+            backbone.hidden_size, len(self.labels), dropout=self.dropout, allowed=allowed
+        )
 
     @property
     def _constrains(self) -> bool:
@@ -191,7 +193,7 @@ class Tagging(TagsTask):
             scores = torch.from_numpy(np.concatenate([np.maximum(s, -1e3) for _, s in some]))
             sizes = torch.tensor([len(best) for best, _ in some])
             groups = torch.repeat_interleave(torch.arange(len(some)), sizes)
-            chosen = best_tags(scores, transitions, groups).split(sizes.tolist())
+            chosen = viterbi(scores, transitions, groups).split(sizes.tolist())
             for (best, _), mine in zip(some, chosen, strict=True):
                 best[:] = mine.numpy()
 

@@ -15,8 +15,8 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.blend_dataset import Feed
 from palm_ds.data.example_stream import ExampleStream
 from palm_ds.data.packed_stream import Stream
-from palm_ds.model.config import BackboneConfig
-from palm_ds.model.encoder import build_backbone
+from palm_ds.model.config import EncoderConfig
+from palm_ds.model.encoder import build_encoder
 from palm_ds.model.kernels import choose_kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.ds_config import Machine
@@ -94,7 +94,7 @@ def build_model(
     device: torch.device,
     level: int = logging.DEBUG,
 ) -> Model:
-    """Backbone and heads with their first weights, each a function of (seed, its own name). The
+    """Encoder and heads with their first weights, each a function of (seed, its own name). The
     chosen kernels, and why they were chosen, are logged at `level`."""
     config = full_config(recipe.backbone_config, vocabulary)
     kernels, lines = choose_kernels(
@@ -106,7 +106,7 @@ def build_model(
     for line in lines:
         log.log(level, "%s", line)
     torch.manual_seed(keyed.key(recipe.seed, "backbone") >> 1)
-    backbone = build_backbone(config, kernels, recompute=machine.activation_checkpointing)
+    backbone = build_encoder(config, kernels, recompute=machine.activation_checkpointing)
     heads: dict[str, nn.Module] = {}
     head_of = {name: task.share or name for name, task in recipe.built_tasks.items()}
     for name, task in recipe.built_tasks.items():
@@ -116,7 +116,7 @@ def build_model(
     return Model(backbone, heads, head_of)
 
 
-def full_config(config: BackboneConfig, vocabulary: SpecialTokens) -> BackboneConfig:
+def full_config(config: EncoderConfig, vocabulary: SpecialTokens) -> EncoderConfig:
     """With the vocabulary's size where the recipe leaves it open."""
     size = config.vocab_size or vocabulary.size
     if size < vocabulary.size:

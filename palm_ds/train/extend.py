@@ -15,14 +15,14 @@ from typing import Any
 
 from palm_ds.common.config import differences
 from palm_ds.common.errors import UserError
-from palm_ds.model.config import BackboneConfig
+from palm_ds.model.config import EncoderConfig
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime import checkpoint
 from palm_ds.runtime.checkpoint import Found
 from palm_ds.runtime.sharded_state import Grown, Stored
 
 _TASK_TABLE = "backbone.task.weight"
-_FREE = ("task_slots", "dropout", "attention_dropout", "init_range")
+_FREE = ("task_types", "dropout", "attention_dropout", "init_range")
 """What may change in an encoder that is extended."""
 
 
@@ -30,7 +30,7 @@ _FREE = ("task_slots", "dropout", "attention_dropout", "init_range")
 class Lineage:
     """What a run's weights are of; its checkpoints remember it for the runs that extend it."""
 
-    backbone: BackboneConfig
+    backbone: EncoderConfig
     task_ids: Mapping[str, int]
     tokenizer: str
     """Fingerprint of the tokenizer."""
@@ -131,11 +131,11 @@ def _check(old: Path, before: Mapping[str, Any], lineage: Lineage) -> None:
             f"extend: {old}: was trained with optimizer.kind {kinds[0]}, this recipe has "
             f"{kinds[1]}; the state of one means nothing to the other"
         )
-    theirs = asdict(BackboneConfig.from_dict(before["backbone"], f"{old}: lineage.backbone"))
+    theirs = asdict(EncoderConfig.from_dict(before["backbone"], f"{old}: lineage.backbone"))
     encoders = [{k: v for k, v in x.items() if k not in _FREE} for x in (theirs, now["backbone"])]
     if changed := differences(encoders[0], encoders[1], "backbone"):
         raise UserError(f"extend: {old}: is of another encoder: {'; '.join(changed)}")
-    if bool(before["backbone"]["task_slots"]) != bool(now["backbone"]["task_slots"]):
+    if bool(before["backbone"]["task_types"]) != bool(now["backbone"]["task_types"]):
         raise UserError(f"extend: {old}: one of the two encoders has no task embedding")
 
 
@@ -149,7 +149,7 @@ def _grown(
     a first row of its own."""
     if _TASK_TABLE not in parameters:
         return {}
-    table = parameters[_TASK_TABLE].detach().float().cpu().clone()  # (task slots, width)
+    table = parameters[_TASK_TABLE].detach().float().cpu().clone()  # (task slots, hidden)
     before = stored.size(_TASK_TABLE) // table.shape[1]
     of_new_tasks = set(ids.values()) - {ids[name] for name in ids if name in old_ids}
     rows = [-1 if i >= before or i in of_new_tasks else i for i in range(len(table))]

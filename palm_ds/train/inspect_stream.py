@@ -23,7 +23,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.blend_dataset import Feed, Row
 from palm_ds.data.example import Example
 from palm_ds.data.task import Task
-from palm_ds.model.encoder import Backbone
+from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import MaskedWordHead
 from palm_ds.runtime import checkpoint
 from palm_ds.text.display import surface
@@ -139,7 +139,9 @@ def _tokenizer(data: Data) -> Tokenizer:
 def tasks_of_words(recipe: Recipe, vocabulary: SpecialTokens) -> frozenset[str]:
     """The tasks with a masked-word head, found by making every head once, over a tiny encoder."""
     config = full_config(recipe.backbone_config, vocabulary)
-    backbone = Backbone(replace(config, width=8, layers=1, heads=1, ffn=8))
+    backbone = Encoder(
+        replace(config, hidden_size=8, num_layers=1, num_heads=1, intermediate_size=8)
+    )
     tasks = recipe.built_tasks
     heads = {name: tasks[task.share or name].head(backbone) for name, task in tasks.items()}
     return frozenset(name for name, head in heads.items() if isinstance(head, MaskedWordHead))

@@ -21,8 +21,8 @@ from palm_ds.common.errors import UserError, suggest
 from palm_ds.data.reader import TableSettings
 from palm_ds.data.stages import Outline, Plan, StepInfo, parse_stages, tasks_of
 from palm_ds.data.task import Task, build
-from palm_ds.model.config import BackboneConfig
-from palm_ds.model.encoder import backbone_class
+from palm_ds.model.config import EncoderConfig
+from palm_ds.model.encoder import encoder_class
 from palm_ds.runtime.optimizer import OptimizerConfig
 from palm_ds.train.lr_schedule import Schedule
 from palm_ds.weights.formats.open import read_info
@@ -204,14 +204,14 @@ class Recipe:
         if self.extend and self.init_from:
             raise UserError("extend, init_from: a run starts from one of the two; leave one out")
         assert self.step_size and self.outline.blends and self.backbone_config  # each checks itself
-        assert backbone_class(self.backbone_config)
+        assert encoder_class(self.backbone_config)
         for name, task in self.built_tasks.items():
             self._check_task(name, task)
         if self.export_task and self.export_task not in self.tasks:
             known = suggest(self.export_task, self.tasks)
             raise UserError(f"export_task: no {self.export_task!r} in `tasks`{known}")
-        if self.export_task and not self.backbone_config.task_slots:
-            raise UserError("export_task: backbone.task_slots is 0, there are no task embeddings")
+        if self.export_task and not self.backbone_config.task_types:
+            raise UserError("export_task: backbone.task_types is 0, there are no task embeddings")
         if self.examples and self.outline.counts_tokens:
             raise UserError("stages: a step is so many examples; count in steps, sequences, epochs")
         for blend in self.outline.blends:
@@ -222,10 +222,10 @@ class Recipe:
                     f"({', '.join(sorted(shared))}); a blend shares its text"
                 )
             first = self.built_tasks[tasks_of(blend)[0]]
-            if first.segments > self.backbone_config.segments:
+            if first.segments > self.backbone_config.token_types:
                 raise UserError(
                     f"tasks.{first.name}: its texts have {first.segments} segments, but "
-                    f"backbone.segments is {self.backbone_config.segments}"
+                    f"backbone.token_types is {self.backbone_config.token_types}"
                 )
 
     def _check_task(self, name: str, task: Task) -> None:
@@ -248,8 +248,8 @@ class Recipe:
         mixes = {mix for b, mix in self.outline.mix_of.items() if name in tasks_of(b)}
         if task.freeze and mixes != {"step"}:
             raise UserError(f"tasks.{name}.freeze: its stages need `mix: step`")
-        if task.task_id >= max(self.backbone_config.task_slots, 1):
-            slots = self.backbone_config.task_slots
+        if task.task_id >= max(self.backbone_config.task_types, 1):
+            slots = self.backbone_config.task_types
             raise UserError(
                 f"tasks.{name}.task_id: {task.task_id}, but the task embedding has {slots} rows"
             )
@@ -320,13 +320,13 @@ class Recipe:
         return {name: build(name, values) for name, values in self.tasks.items()}
 
     @cached_property
-    def backbone_config(self) -> BackboneConfig:
+    def backbone_config(self) -> EncoderConfig:
         """The encoder's numbers; no vocabulary where the recipe leaves it to the corpus."""
-        config = BackboneConfig.from_dict(self.backbone)
-        if self.length > config.longest:
+        config = EncoderConfig.from_dict(self.backbone)
+        if self.length > config.max_length:
             raise UserError(
-                f"length: rows of {self.length} tokens, but backbone.positions gives only "
-                f"{config.longest}"
+                f"length: rows of {self.length} tokens, but backbone.max_positions gives only "
+                f"{config.max_length}"
             )
         return config
 
@@ -334,14 +334,14 @@ class Recipe:
     def task_ids(self) -> dict[str, int]:
         """The row of the task embedding of each task: as it says, else in the recipe's order (tasks
         over tables: row 0), shared where the head is; 0 for all without a task embedding."""
-        slots = self.backbone_config.task_slots
+        slots = self.backbone_config.task_types
         ids: dict[str, int] = {}
         for name, task in self.built_tasks.items():
             if not task.share:
                 given = task.task_id if task.task_id >= 0 or task.reads == "corpus" else 0
                 ids[name] = (given if given >= 0 else len(ids)) if slots else 0
         if slots and max(ids.values(), default=0) >= slots:
-            raise UserError(f"tasks: {len(ids)} of them, but backbone.task_slots is {slots}")
+            raise UserError(f"tasks: {len(ids)} of them, but backbone.task_types is {slots}")
         shared = {name: task.share for name, task in self.built_tasks.items() if task.share}
         for name, other in shared.items():
             if other not in ids:

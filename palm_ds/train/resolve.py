@@ -53,7 +53,7 @@ def _with_resolved_tasks(recipe: Recipe, data: Data) -> Recipe:
 
 def _usual_row(recipe: Recipe) -> int:
     """The row of the task embedding that texts of no pretraining task get."""
-    if not recipe.init_from or not recipe.backbone_config.task_slots:
+    if not recipe.init_from or not recipe.backbone_config.task_types:
         return 0
     return weights.read_info(Path(recipe.init_from)).task_id
 

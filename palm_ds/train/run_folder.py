@@ -138,7 +138,7 @@ def about_tables(stream: AnyStream) -> list[str]:
 
 
 def _task_ids(recipe: Recipe) -> str:
-    return f"; task ids {recipe.task_ids}" if recipe.backbone_config.task_slots else ""
+    return f"; task ids {recipe.task_ids}" if recipe.backbone_config.task_types else ""
 
 
 def _step_size(recipe: Recipe, stream: AnyStream) -> str:

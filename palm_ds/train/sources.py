@@ -215,5 +215,5 @@ def datasets_of(
         seed=seed,
         length=recipe.length,
         fixed=fixed,
-        segments=recipe.backbone_config.segments,
+        segments=recipe.backbone_config.token_types,
     )

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from palm_ds.data.corpus_source import Source
 from palm_ds.engine import Engine, start, stop
-from palm_ds.model.check_custom_encoder import try_backbone
+from palm_ds.model.check_custom_encoder import check_custom_encoder
 from palm_ds.model.heads import MaskedWordHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.optimizer import Resting, freeze, optimizer_class
@@ -206,7 +206,7 @@ def setup_run(
 def _check_custom_classes(run: Run) -> None:
     """Before anything is opened."""
     optimizer_class(run.recipe.optimizer, zero_stage=run.machine.stage)
-    try_backbone(run.recipe.backbone_config)
+    check_custom_encoder(run.recipe.backbone_config)
 
 
 def _build_parts(run: Run, data: Data) -> _Parts:

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
-from palm_ds.model.config import BackboneConfig
+from palm_ds.model.config import EncoderConfig
 from palm_ds.model.crf import CrfHead
 from palm_ds.model.heads import ClassHead, MaskedWordHead
 from palm_ds.model.multi_task_model import Model
@@ -37,8 +37,17 @@ from palm_ds.weights.formats.open import open_checkpoint, read_info
 from palm_ds.weights.formats.tensor_files import held
 
 # What must agree for weights to mean the same in another model.
-_SHAPE = ("vocab_size", "width", "layers", "heads", "inner", "positions", "segments", "task_slots")
-_NOT_SEEN = ("heads", "activation", "eps", "position_offset")
+_SHAPE = (
+    "vocab_size",
+    "hidden_size",
+    "num_layers",
+    "num_heads",
+    "feed_forward_size",
+    "max_positions",
+    "token_types",
+    "task_types",
+)
+_NOT_SEEN = ("num_heads", "activation", "layer_norm_eps", "position_offset")
 _SAME = ("kind", "options", *_SHAPE, *_NOT_SEEN)
 
 
@@ -91,7 +100,7 @@ def export_hf(
     state: Mapping[str, torch.Tensor] | Model,
     folder: Path,
     *,
-    config: BackboneConfig,
+    config: EncoderConfig,
     tokenizer: SavesFiles | None = None,
     task_id: int = 0,
     token_heads: Sequence[str] = (),
@@ -156,7 +165,7 @@ def tokenizer_in(folder: Path) -> Path | None:
     return open_checkpoint(Path(folder)).tokenizer
 
 
-def backbone_config_from(folder: Path) -> BackboneConfig:
+def backbone_config_from(folder: Path) -> EncoderConfig:
     """The encoder's numbers of a checkpoint of any format."""
     return read_info(folder).backbone
 
@@ -179,12 +188,12 @@ def _read(folder: Path) -> tuple[Contents, State, list[str]]:
 # ---- fitting ----
 
 
-def _check_same(theirs: BackboneConfig, mine: BackboneConfig, folder: Path) -> None:
+def _check_same(theirs: EncoderConfig, mine: EncoderConfig, folder: Path) -> None:
     """An encoder of another class may have other shapes: then each tensor shows whether it fits."""
     names = _SAME if theirs.kind == mine.kind or not mine.kind else _NOT_SEEN
     for name in names:
         if getattr(theirs, name) != getattr(mine, name):
-            key = "ffn" if name == "inner" else name
+            key = "intermediate_size" if name == "feed_forward_size" else name
             raise UserError(
                 f"{folder}: made with backbone.{key} {getattr(theirs, name)!r}, this model has "
                 f"{getattr(mine, name)!r}"

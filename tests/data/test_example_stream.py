@@ -281,7 +281,7 @@ def test_corpora_of_a_source_share_its_examples_by_weight(tmp_path) -> None:
 def recipe(folder: Path, stages: Any, batch: str = "4 examples", **tasks: Any) -> Recipe:
     vocabulary = str(folder / "vocab.txt")
     values = {
-        "backbone": {"preset": "tiny", "positions": 64},
+        "backbone": {"preset": "tiny", "max_positions": 64},
         "length": 64,
         "batch": batch,
         "held_out": 0.0,

@@ -41,7 +41,7 @@ def my_module(tmp_path, monkeypatch):
                     at = np.flatnonzero(example.origin >= 0)[:: self.every]
                     example.labels[self.name] = at, example.marks["word"][at]
                 def head(self, backbone):
-                    return ClassHead(backbone.config.width, classes=2)
+                    return ClassHead(backbone.config.hidden_size, classes=2)
 
             @dataclass(frozen=True, kw_only=True)
             class Liar(WordStarts):

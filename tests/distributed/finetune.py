@@ -103,10 +103,10 @@ def recipe_of(folder: Path, dropout: float, **changes: Any) -> Recipe:
     }
     values = {
         "backbone": {
-            "width": 32,
-            "layers": 2,
-            "heads": 2,
-            "positions": 48,
+            "hidden_size": 32,
+            "num_layers": 2,
+            "num_heads": 2,
+            "max_positions": 48,
             "dropout": dropout,
             "attention_dropout": dropout,
         },

@@ -13,7 +13,7 @@ from tiny import LENGTH, LR, OPTIMIZER, ROWS, WORDS, arguments, write
 from palm_ds.data.example import Example, collate
 from palm_ds.engine import Engine, start
 from palm_ds.model.batch import Batch
-from palm_ds.model.encoder import Backbone, BackboneConfig
+from palm_ds.model.encoder import Encoder, EncoderConfig
 from palm_ds.model.heads import ClassHead, MaskedWordHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.ds_config import make_machine
@@ -29,17 +29,17 @@ BEFORE, AFTER = 4, 5
 
 def make_model(which: str) -> Model:
     torch.manual_seed({"old": 0, "new": 1}[which])
-    config = BackboneConfig(
+    config = EncoderConfig(
         vocab_size=WORDS,
-        width=33,  # no process count divides it
-        layers=1,
-        heads=3,
-        positions=LENGTH,
-        task_slots=SLOTS[which],
+        hidden_size=33,  # no process count divides it
+        num_layers=1,
+        num_heads=3,
+        max_positions=LENGTH,
+        task_types=SLOTS[which],
         dropout=0.0,
         attention_dropout=0.0,
     )
-    backbone = Backbone(config)
+    backbone = Encoder(config)
     heads: dict[str, torch.nn.Module] = {
         "words": MaskedWordHead(backbone),
         "order": ClassHead(33, 3, pooled=True),

@@ -22,7 +22,7 @@ def test_schedules_are_compared_each_in_processes_of_its_own(run_distributed, tm
     write_small_corpus(tmp_path / "corpus")
     recipe, machine, out = (tmp_path / name for name in ("recipe.yaml", "machine.json", "out"))
     values = {
-        "backbone": {"width": 32, "layers": 1, "heads": 2, "positions": 64},
+        "backbone": {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "max_positions": 64},
         "length": 64,
         "batch": "8 rows",
         "sources": {"text": {"corpus": str(tmp_path / "corpus")}},

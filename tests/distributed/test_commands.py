@@ -33,10 +33,10 @@ MASKS, ORDER, APART = "knowledge_masking", "sentence_reordering", "sentence_dist
 def recipe_values(corpus: Path, **changes: Any) -> dict[str, Any]:
     return {
         "backbone": {
-            "width": 32,
-            "layers": 2,
-            "heads": 2,
-            "positions": 64,
+            "hidden_size": 32,
+            "num_layers": 2,
+            "num_heads": 2,
+            "max_positions": 64,
             "dropout": 0.0,
             "attention_dropout": 0.0,
         },

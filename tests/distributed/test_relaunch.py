@@ -127,7 +127,7 @@ def test_what_cannot_be_extended_is_said_in_one_line(small, tmp_path) -> None:
     longer = write_longer_recipe(tmp_path, recipe)
     values: dict[str, Any] = yaml.safe_load(longer.read_text())
     for change, wanted in (
-        ({"backbone": {**values["backbone"], "layers": 3}}, "backbone.layers: 2 -> 3"),
+        ({"backbone": {**values["backbone"], "num_layers": 3}}, "backbone.num_layers: 2 -> 3"),
         (
             {"tasks": {**values["tasks"], ORDER: {"source": "text", "most": 4}}},
             "must have the same classes",

@@ -17,7 +17,7 @@ import torch
 from palm_ds.data.example import Example, collate
 from palm_ds.engine import Engine
 from palm_ds.model.batch import Batch
-from palm_ds.model.encoder import Backbone, BackboneConfig
+from palm_ds.model.encoder import Encoder, EncoderConfig
 from palm_ds.model.heads import ClassHead, MaskedWordHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.ds_config import make_machine
@@ -30,16 +30,16 @@ OPTIMIZER = OptimizerConfig(lr=LR, weight_decay=0.01, clip=1.0)
 
 def make_model(dropout: float = 0.0, kind: type[Model] = Model) -> Model:
     torch.manual_seed(0)
-    config = BackboneConfig(
+    config = EncoderConfig(
         vocab_size=WORDS,
-        width=32,
-        layers=2,
-        heads=2,
-        positions=LENGTH,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=2,
+        max_positions=LENGTH,
         dropout=dropout,
         attention_dropout=dropout,
     )
-    backbone = Backbone(config)
+    backbone = Encoder(config)
     heads = {
         "words": MaskedWordHead(backbone),
         "order": ClassHead(32, 3, pooled=True),

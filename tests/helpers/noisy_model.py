@@ -6,21 +6,21 @@ from collections.abc import Mapping
 
 import torch
 
-from palm_ds.model.config import BackboneConfig
-from palm_ds.model.encoder import Backbone
+from palm_ds.model.config import EncoderConfig
+from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead, MaskedWordHead
 from palm_ds.model.multi_task_model import Model
 
 
 def noisy_model(
-    config: BackboneConfig, words: str, classes: Mapping[str, tuple[int, bool]]
+    config: EncoderConfig, words: str, classes: Mapping[str, tuple[int, bool]]
 ) -> Model:
     """A masked-word head `words`, and {name: (classes, whether it reads whole texts)}."""
     torch.manual_seed(5)
-    backbone = Backbone(config)
+    backbone = Encoder(config)
     heads: dict[str, torch.nn.Module] = {words: MaskedWordHead(backbone)}
     for name, (number, pooled) in classes.items():
-        heads[name] = ClassHead(config.width, number, pooled=pooled)
+        heads[name] = ClassHead(config.hidden_size, number, pooled=pooled)
     net = Model(backbone, heads, {name: name for name in heads})
     with torch.no_grad():
         for parameter in net.parameters():

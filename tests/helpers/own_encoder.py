@@ -8,23 +8,23 @@ import torch
 from torch import nn
 
 import palm_ds as palm
-from palm_ds.model.encoder import picked
+from palm_ds.model.encoder import gather_positions
 
 
 class PreNormLayer(palm.EncoderLayer):
     """Norms before each half, not after it."""
 
     def forward(self, x: Any, plan: Any, at: Any = None) -> torch.Tensor:
-        x, seen = picked(at, x, self.attended(self.attention_norm(x), plan))
-        x = self.added(x, self.project(seen))
-        return self.added(x, self.fed(self.output_norm(x)))
+        x, seen = gather_positions(at, x, self.attention(self.attention_norm(x), plan))
+        x = self.residual_dropout(x, self.project(seen))
+        return self.residual_dropout(x, self.feed_forward(self.output_norm(x)))
 
 
 class PreNorm(palm.Encoder):
     def __init__(self, config: Any, *rest: Any, scale: float = 1.0, **more: Any):
         super().__init__(config, *rest, **more)
-        self.last = nn.LayerNorm(config.width)
-        self.wide = nn.Parameter(torch.full((config.width, 3), 1e-3))
+        self.last = nn.LayerNorm(config.hidden_size)
+        self.wide = nn.Parameter(torch.full((config.hidden_size, 3), 1e-3))
         self.scale = scale
 
     def layer(self, number: int) -> nn.Module:
@@ -45,7 +45,7 @@ class Mean(palm.Encoder):
 
     def forward(self, batch: Any, at: Any = None) -> torch.Tensor:
         x = super().forward(batch)
-        return picked(at, x + x.mean(1, keepdim=True))[0]
+        return gather_positions(at, x + x.mean(1, keepdim=True))[0]
 
 
 class Deaf(palm.Encoder):

@@ -21,7 +21,7 @@ class EvenTokens(palm.Task):
         example.labels[self.name] = where, example.original[where] % 2
 
     def head(self, backbone: Any) -> palm.Head:
-        return palm.heads.ClassHead(backbone.width, 2)
+        return palm.heads.ClassHead(backbone.hidden_size, 2)
 
 
 class SquareHead(palm.Head):
@@ -58,7 +58,7 @@ class HowMany(palm.TextTask):
         example.labels[self.name] = np.zeros(1, np.int64), np.array([value], np.float32)
 
     def head(self, backbone: Any) -> SquareHead:
-        return SquareHead(backbone.width)
+        return SquareHead(backbone.hidden_size)
 
     def decode(self, scores: np.ndarray, example: Any, source: Any) -> dict[str, Any]:
         return {"value": float(scores[0, 0])}

@@ -87,7 +87,13 @@ def save_model(folder: Path, stages: Sequence[str] = tuple(TASKS), **changes: An
         if any(task["source"] == name for task in tasks.values())
     }
     values = {
-        "backbone": {"width": 16, "layers": 2, "heads": 2, "positions": 64, "segments": 2},
+        "backbone": {
+            "hidden_size": 16,
+            "num_layers": 2,
+            "num_heads": 2,
+            "max_positions": 64,
+            "token_types": 2,
+        },
         "length": 32,
         "batch": "4 examples",
         "sources": sources,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 WORDS = 40
-TINY = {"preset": "tiny", "positions": 64}
+TINY = {"preset": "tiny", "max_positions": 64}
 
 
 def write_tables(folder: Path, *, train: int = 48, dev: int = 24) -> Path:

@@ -19,7 +19,7 @@ from palm_ds.data.reader import TableSettings, open_table
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import Task
 from palm_ds.model.batch import Batch
-from palm_ds.model.encoder import Backbone, BackboneConfig
+from palm_ds.model.encoder import Encoder, EncoderConfig
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import Tokenizer, wordpiece
 from palm_ds.weights.formats.huggingface.names import from_names
@@ -63,15 +63,15 @@ def built_of(feed: Feed) -> tuple[Built, Batch]:
 def model_of(*tasks: Task) -> Model:
     """A small encoder without dropout, with a head for each task, all its weights noisy."""
     torch.manual_seed(3)
-    backbone = Backbone(
-        BackboneConfig(
+    backbone = Encoder(
+        EncoderConfig(
             vocab_size=small_tokenizer().size,
-            width=16,
-            layers=2,
-            heads=2,
-            positions=128,
-            segments=2,
-            task_slots=0,
+            hidden_size=16,
+            num_layers=2,
+            num_heads=2,
+            max_positions=128,
+            token_types=2,
+            task_types=0,
             dropout=0.0,
             attention_dropout=0.0,
         )

@@ -23,8 +23,8 @@ from palm_ds.inference.fill_mask import (
     masked_word_heads,
     open_filler,
 )
-from palm_ds.model.config import BackboneConfig
-from palm_ds.model.encoder import Backbone
+from palm_ds.model.config import EncoderConfig
+from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead, MaskedWordHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import SPECIALS, Tokenizer, wordpiece
@@ -45,16 +45,22 @@ WORDS = [
     *"北京是中国的首都。",
 ]
 TOKENIZER = wordpiece([*SPECIALS, *dict.fromkeys(WORDS)], lower=True)
-CONFIG = BackboneConfig(
-    vocab_size=TOKENIZER.size, width=16, layers=2, heads=2, positions=16, task_slots=4, eps=1e-5
+CONFIG = EncoderConfig(
+    vocab_size=TOKENIZER.size,
+    hidden_size=16,
+    num_layers=2,
+    num_heads=2,
+    max_positions=16,
+    task_types=4,
+    layer_norm_eps=1e-5,
 )
 TASK_IDS = {"distance": 0, "masking": 1, "phrases": 2}
 CAPITAL = "The capital of [MASK] is Paris."
 
 
-def make_model(config: BackboneConfig = CONFIG, *, words: bool = True) -> Model:
+def make_model(config: EncoderConfig = CONFIG, *, words: bool = True) -> Model:
     torch.manual_seed(3)
-    backbone = Backbone(config)
+    backbone = Encoder(config)
     heads: dict[str, torch.nn.Module] = {"distance": ClassHead(16, 3, pooled=True)}
     if words:
         heads |= {name: MaskedWordHead(backbone) for name in ("masking", "phrases")}
@@ -68,12 +74,12 @@ def make_model(config: BackboneConfig = CONFIG, *, words: bool = True) -> Model:
 def save(
     folder: Path,
     net: Model,
-    config: BackboneConfig = CONFIG,
+    config: EncoderConfig = CONFIG,
     tokenizer: Tokenizer = TOKENIZER,
     export_task: str = "",
 ) -> None:
     """weights/ and hf/ of a run that has just ended."""
-    ids = TASK_IDS if config.task_slots else dict.fromkeys(TASK_IDS, 0)
+    ids = TASK_IDS if config.task_types else dict.fromkeys(TASK_IDS, 0)
     info = WeightsInfo(backbone=config, task_ids=ids, head_of=net.head_of, export_task=export_task)
     save_weights(net, folder / "weights", info, tokenizer=tokenizer)
     export_hf(net, folder / "hf", config=config, tokenizer=tokenizer, task_id=ids["masking"])
@@ -86,8 +92,8 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, task_slots=0)], ids=["ernie", "bert"])
-def test_the_probabilities_are_hugging_face_s(tmp_path: Path, config: BackboneConfig) -> None:
+@pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, task_types=0)], ids=["ernie", "bert"])
+def test_the_probabilities_are_hugging_face_s(tmp_path: Path, config: EncoderConfig) -> None:
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
     save(tmp_path, make_model(config), config)
@@ -178,7 +184,7 @@ SENTENCEPIECE_TEXTS = ["the man is here", "a man, the is. mankind", "北京是�
 def test_a_mask_between_sentencepieces(tmp_path: Path) -> None:
     """What stands around a mask has the pieces that it has without one."""
     tokenizer = train_tokenizer(SENTENCEPIECE_TEXTS, kind="sentencepiece", vocab_size=100)
-    config = replace(CONFIG, vocab_size=tokenizer.size, positions=40)
+    config = replace(CONFIG, vocab_size=tokenizer.size, max_positions=40)
     save(tmp_path, make_model(config), config, tokenizer)
     filler = open_filler(tmp_path)
 
@@ -223,7 +229,7 @@ def test_texts_that_cannot_be_read(
 
 def test_as_many_tokens_as_there_are_positions(run_folder: Path) -> None:
     filled = open_filler(run_folder).fill("[MASK] " + "the " * 13, top=2)
-    assert len(filled.ids) == CONFIG.positions
+    assert len(filled.ids) == CONFIG.max_positions
 
 
 def broken_folders(folder: Path, run_folder: Path) -> dict[str, tuple[Path, str]]:
@@ -298,7 +304,7 @@ def test_shown_and_recorded(run_folder: Path) -> None:
 def test_examples_of_a_run_that_has_just_ended(tmp_path: Path) -> None:
     corpus = write_small_corpus(tmp_path / "corpus", documents=12)
     source, _ = split(corpus, 0.0, ())
-    config = replace(CONFIG, vocab_size=corpus.vocabulary.size, positions=40)
+    config = replace(CONFIG, vocab_size=corpus.vocabulary.size, max_positions=40)
     save(tmp_path, make_model(config), config, corpus.tokenizer())
     lines = examples(tmp_path / "hf", source)
     assert len(lines) == 3 and lines == examples(tmp_path / "hf", source)

@@ -21,7 +21,7 @@ from tests.launch.conftest import Said
 MACHINE = Path(__file__).resolve().parents[2] / "ds_configs" / "cpu.json"
 PRETRAINING, FINETUNING = "tests.helpers.own_task.EvenTokens", "tests.helpers.own_task.HowMany"
 ENCODER = {"kind": "tests.helpers.own_encoder.PreNorm", "options": {"scale": 0.5}}
-SIZES = {"width": 16, "layers": 2, "heads": 2, "positions": 32, "segments": 2}
+SIZES = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_positions": 32, "token_types": 2}
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ def folder(tmp_path_factory) -> Path:
 
 def good(folder: Path) -> dict[str, Any]:
     return {
-        "backbone": {"preset": "tiny", "positions": 32},
+        "backbone": {"preset": "tiny", "max_positions": 32},
         "length": 32,
         "batch": "4 examples",
         "held_out": 0.0,
@@ -87,7 +87,7 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "a batch without a unit": ("batch", "4", "`32 examples`"),
     "a batch that is a number": ("batch", 4, "batch: "),
     "an empty batch": ("batch", "0 examples", "batch"),
-    "a length beyond the positions": ("length", 64, "backbone.positions gives only 32"),
+    "a length beyond the positions": ("length", 64, "backbone.max_positions gives only 32"),
     "tokens of examples": ("stages", {"joint": ["a"], "steps": "900 tokens"}, "so many examples"),
     "a ratio without a step": (
         "stages",

@@ -17,7 +17,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("inspect")
     write_small_corpus(folder / "corpus", documents=60)
     values = {
-        "backbone": {"preset": "tiny", "positions": 64},
+        "backbone": {"preset": "tiny", "max_positions": 64},
         "length": 64,
         "batch": "24 rows",
         "sources": {"text": {"corpus": str(folder / "corpus")}},
@@ -68,8 +68,14 @@ def test_mistakes_are_one_line_and_exit_code_2(
 def test_a_recipe_without_an_encoder_is_read_with_that_of_its_weights(
     tmp_path: Path, enter
 ) -> None:
-    encoder = {"width": 16, "layers": 1, "heads": 2, "positions": 1024, "segments": 1}
-    run = save_model(tmp_path / "run", ["mood"], backbone={**encoder, "task_slots": 0})
+    encoder = {
+        "hidden_size": 16,
+        "num_layers": 1,
+        "num_heads": 2,
+        "max_positions": 1024,
+        "token_types": 1,
+    }
+    run = save_model(tmp_path / "run", ["mood"], backbone={**encoder, "task_types": 0})
     values = {
         "init_from": str(run / "weights"),
         "length": 600,
@@ -86,6 +92,6 @@ def test_a_recipe_without_an_encoder_is_read_with_that_of_its_weights(
     assert {kind for record in records for kind in record["segments"]} == {0}
     assert {record["task_id"] for record in records} == {0}
     said = enter("inspect_stream", tmp_path / "recipe.yaml", "length=2000")
-    assert said.code == 2 and "backbone.positions gives only 1024" in said.err
+    assert said.code == 2 and "backbone.max_positions gives only 1024" in said.err
     said = enter("inspect_stream", tmp_path / "recipe.yaml", "init_from=nowhere/weights")
     assert said.code == 2 and "recipe.yaml: init_from: nowhere/weights: no such" in said.err

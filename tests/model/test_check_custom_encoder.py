@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.check_custom_encoder import try_backbone
-from palm_ds.model.encoder import Backbone, BackboneConfig, build_backbone
+from palm_ds.model.check_custom_encoder import check_custom_encoder
+from palm_ds.model.encoder import Encoder, EncoderConfig, build_encoder
 from palm_ds.model.heads import ClassHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.train.recipe import make_recipe
@@ -20,16 +20,18 @@ from palm_ds.weights.convert.convert import convert
 from palm_ds.weights.formats.native import WeightsInfo
 
 OWN = "tests.helpers.own_encoder.PreNorm"
-SIZE: dict[str, Any] = dict(width=16, layers=2, heads=2, positions=20, segments=2, task_slots=3)
+SIZE: dict[str, Any] = dict(
+    hidden_size=16, num_layers=2, num_heads=2, max_positions=20, token_types=2, task_types=3
+)
 
 
-def config(kind: str = OWN, **options: Any) -> BackboneConfig:
-    return BackboneConfig(vocab_size=30, kind=kind, options=options, **SIZE)
+def config(kind: str = OWN, **options: Any) -> EncoderConfig:
+    return EncoderConfig(vocab_size=30, kind=kind, options=options, **SIZE)
 
 
-def model_of(numbers: BackboneConfig, seed: int = 0) -> Model:
+def model_of(numbers: EncoderConfig, seed: int = 0) -> Model:
     torch.manual_seed(seed)
-    backbone = build_backbone(numbers)
+    backbone = build_encoder(numbers)
     return Model(backbone, {"x": ClassHead(16, 2, pooled=True)}, {"x": "x"})
 
 
@@ -40,9 +42,11 @@ def saved(folder: Path, model: Model) -> Path:
 
 
 @pytest.mark.parametrize("numbers", [config(""), config(), config(scale=0.5)])
-def test_what_keeps_to_the_contract_is_taken(numbers: BackboneConfig) -> None:
-    try_backbone(numbers)
-    try_backbone(replace(numbers, vocab_size=None, position_offset=2, pad=1, positions=8))
+def test_what_keeps_to_the_contract_is_taken(numbers: EncoderConfig) -> None:
+    check_custom_encoder(numbers)
+    check_custom_encoder(
+        replace(numbers, vocab_size=None, position_offset=2, pad=1, max_positions=8)
+    )
 
 
 def test_weights_go_out_and_in(tmp_path: Path) -> None:
@@ -69,11 +73,11 @@ def test_ordinary_weights_fill_what_fits(tmp_path: Path) -> None:
     loaded = weights.load_weights(folder, model)
     assert loaded.fresh == ("backbone.wide", "backbone.last.weight", "backbone.last.bias")
     assert "begun afresh: backbone.wide" in str(loaded) and not loaded.left_over
-    small = model_of(replace(config(), positions=12))
+    small = model_of(replace(config(), max_positions=12))
     with pytest.raises(UserError, match=r"position.weight is \(20, 16\), this model's \(12, 16\)"):
         weights.load_weights(folder, small)
-    with pytest.raises(UserError, match="made with backbone.eps"):
-        weights.load_weights(folder, model_of(replace(config(), eps=1e-3)))
+    with pytest.raises(UserError, match="made with backbone.layer_norm_eps"):
+        weights.load_weights(folder, model_of(replace(config(), layer_norm_eps=1e-3)))
 
 
 def test_nobody_else_has_it(tmp_path: Path) -> None:
@@ -89,12 +93,12 @@ def test_nobody_else_has_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "wanted"),
     [
-        ("Nothing", {}, "Nothing' is not a subclass of palm_ds.model.encoder.Backbone"),
+        ("Nothing", {}, "Nothing' is not a subclass of palm_ds.model.encoder.Encoder"),
         ("PreNorm", {"scael": 1}, 'options.scael: unknown key; did you mean "scale"'),
         ("PreNorm", {"config": 1}, "options.config: this is not an option"),
         ("Idle", {}, r"spare.weight takes no part \(2 parameters\)"),
         ("Mean", {}, "depend on the other texts of its row"),
-        ("Deaf", {}, r"has to give \(positions, width\)"),
+        ("Deaf", {}, r"has to give \(positions, hidden\)"),
         ("Narrow", {}, r"gives \(2, 12, 3\) for \(2, 12\) tokens of 16 numbers"),
         ("Endless", {}, "gives NaN or infinite numbers"),
         ("Failing", {}, "fails in a trial: KeyError: 'first"),
@@ -102,7 +106,7 @@ def test_nobody_else_has_it(tmp_path: Path) -> None:
 )
 def test_what_does_not_fit_is_said_in_a_line(kind, options, wanted) -> None:
     with pytest.raises(UserError, match=f"^backbone.*{wanted}") as error:
-        try_backbone(config(f"tests.helpers.own_encoder.{kind}", **options))
+        check_custom_encoder(config(f"tests.helpers.own_encoder.{kind}", **options))
     assert "\n" not in str(error.value)
 
 
@@ -115,8 +119,8 @@ def test_what_does_not_fit_is_said_in_a_line(kind, options, wanted) -> None:
 )
 def test_wrong_keys(values: dict[str, Any], wanted: str) -> None:
     with pytest.raises(UserError, match=wanted):
-        BackboneConfig.from_dict(values)
+        EncoderConfig.from_dict(values)
 
 
 def test_the_ordinary_one_is_as_it_was() -> None:
-    assert type(build_backbone(config(""))) is Backbone
+    assert type(build_encoder(config(""))) is Encoder

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from palm_ds.model.crf import Crf, CrfHead, best_tags, log_shares, sentence_losses
+from palm_ds.model.crf import Crf, CrfHead, crf_nll, tag_log_probs, viterbi
 
 LENGTHS = ([1], [4], [3, 1, 5, 2, 5], [1, 1, 1], [5, 4, 3, 2, 1])
 
@@ -48,7 +48,7 @@ def each_sentence(lengths: list[int], rows: torch.Tensor) -> list[torch.Tensor]:
 @pytest.mark.parametrize("tags", [1, 2, 4])
 def test_losses_are_those_of_all_ways_to_tag(lengths: list[int], tags: int) -> None:
     emissions, transitions, gold, groups = made(lengths, tags)
-    found = sentence_losses(emissions, transitions, gold, groups)
+    found = crf_nll(emissions, transitions, gold, groups)
     for loss, mine, right in zip(
         found, each_sentence(lengths, emissions), each_sentence(lengths, gold), strict=True
     ):
@@ -60,7 +60,7 @@ def test_losses_are_those_of_all_ways_to_tag(lengths: list[int], tags: int) -> N
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_the_best_tags_score_highest_of_all(lengths: list[int]) -> None:
     emissions, transitions, _, groups = made(lengths, 4, seed=1)
-    best = best_tags(emissions, transitions, groups)
+    best = viterbi(emissions, transitions, groups)
     for mine, found in zip(
         each_sentence(lengths, emissions), each_sentence(lengths, best), strict=True
     ):
@@ -71,7 +71,7 @@ def test_the_best_tags_score_highest_of_all(lengths: list[int]) -> None:
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_shares_are_sums_over_all_ways(lengths: list[int]) -> None:
     emissions, transitions, _, groups = made(lengths, 3, seed=2)
-    shares = log_shares(emissions, transitions, groups).exp()
+    shares = tag_log_probs(emissions, transitions, groups).exp()
     for mine, found in zip(
         each_sentence(lengths, emissions), each_sentence(lengths, shares), strict=True
     ):
@@ -108,7 +108,7 @@ def test_long_ragged_sentences_and_their_gradients_are_those_of_a_plain_loop() -
     emissions, transitions, gold, groups = made(lengths, 5, seed=3)
     emissions.requires_grad_()
     transitions.requires_grad_()
-    found = sentence_losses(emissions, transitions, gold, groups)
+    found = crf_nll(emissions, transitions, gold, groups)
     expected = one_by_one(emissions, transitions, gold, lengths)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
     mine = torch.autograd.grad(found.sum(), [emissions, transitions])
@@ -119,9 +119,9 @@ def test_long_ragged_sentences_and_their_gradients_are_those_of_a_plain_loop() -
 def test_the_gradient_of_the_emissions_is_shares_less_what_is_right() -> None:
     emissions, transitions, gold, groups = made([6, 1, 9], 4, seed=4)
     emissions.requires_grad_()
-    loss = sentence_losses(emissions, transitions, gold, groups).sum()
+    loss = crf_nll(emissions, transitions, gold, groups).sum()
     (gradient,) = torch.autograd.grad(loss, [emissions])
-    shares = log_shares(emissions, transitions, groups).exp()
+    shares = tag_log_probs(emissions, transitions, groups).exp()
     right = torch.nn.functional.one_hot(gold, 4)
     torch.testing.assert_close(gradient, shares - right, atol=1e-5, rtol=1e-4)
 
@@ -130,23 +130,23 @@ def test_without_transitions_it_is_a_softmax_a_row() -> None:
     emissions, _, gold, groups = made([3, 5, 1], 4, seed=5)
     nothing = torch.zeros(6, 4)
     expected = torch.nn.functional.cross_entropy(emissions, gold, reduction="sum")
-    torch.testing.assert_close(sentence_losses(emissions, nothing, gold, groups).sum(), expected)
-    assert torch.equal(best_tags(emissions, nothing, groups), emissions.argmax(1))
-    torch.testing.assert_close(log_shares(emissions, nothing, groups), emissions.log_softmax(1))
+    torch.testing.assert_close(crf_nll(emissions, nothing, gold, groups).sum(), expected)
+    assert torch.equal(viterbi(emissions, nothing, groups), emissions.argmax(1))
+    torch.testing.assert_close(tag_log_probs(emissions, nothing, groups), emissions.log_softmax(1))
 
 
 def test_a_sentence_does_not_depend_on_those_beside_it() -> None:
     emissions, transitions, gold, groups = made([2, 30, 5], 4, seed=6)
-    alone = sentence_losses(emissions[:2], transitions, gold[:2], groups[:2])
-    together = sentence_losses(emissions, transitions, gold, groups)
+    alone = crf_nll(emissions[:2], transitions, gold[:2], groups[:2])
+    together = crf_nll(emissions, transitions, gold, groups)
     torch.testing.assert_close(alone[0], together[0])
 
 
 def test_half_precision_is_summed_in_full() -> None:
     emissions, transitions, gold, groups = made([300], 3, seed=7)
     half, also = (emissions * 40).half(), transitions.half()
-    found = sentence_losses(half, also, gold, groups)
-    full = sentence_losses(half.float(), also.float(), gold, groups)
+    found = crf_nll(half, also, gold, groups)
+    full = crf_nll(half.float(), also.float(), gold, groups)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, full)
 

@@ -23,7 +23,7 @@ from transformers import (
 from palm_ds.common.errors import UserError
 from palm_ds.data.example import Example, collate
 from palm_ds.model.batch import Batch
-from palm_ds.model.encoder import PRESETS, Backbone, BackboneConfig
+from palm_ds.model.encoder import PRESETS, Encoder, EncoderConfig
 from palm_ds.model.kernels import Kernels
 from palm_ds.weights.formats.huggingface import read as huggingface
 from palm_ds.weights.formats.huggingface.names import from_names
@@ -75,11 +75,11 @@ def hf_model(kind: str) -> torch.nn.Module:
     return model
 
 
-def same_backbone(model: torch.nn.Module, **kernels: str) -> Backbone:
-    config = BackboneConfig.from_dict(model.config.to_dict())
+def same_backbone(model: torch.nn.Module, **kernels: str) -> Encoder:
+    config = EncoderConfig.from_dict(model.config.to_dict())
     state, left_over = from_names(model.state_dict(), model.config.model_type)
     assert left_over == []
-    backbone = Backbone(config, Kernels(**kernels)).eval()
+    backbone = Encoder(config, Kernels(**kernels)).eval()
     backbone.load_state_dict({k.removeprefix("backbone."): v for k, v in state.items()})
     return backbone
 
@@ -100,7 +100,7 @@ def examples(seed: int, sizes: list[int], segments: int) -> list[Example]:
     return [example(rng, size, segments) for size in sizes]
 
 
-def hidden_of(backbone: Backbone, batch: Batch) -> list[torch.Tensor]:
+def hidden_of(backbone: Encoder, batch: Batch) -> list[torch.Tensor]:
     """The vectors of each block that is not padding, in order."""
     flat, starts = backbone(batch).flatten(0, 1), batch.starts.tolist()
     real = batch.block.flatten() >= 0
@@ -124,8 +124,8 @@ def test_equals_hugging_face_one_text_a_row_and_packed(kind: str, attention: str
     model = hf_model(kind)
     backbone = same_backbone(model, attention=attention)
     config = backbone.config
-    texts = examples(5, [LENGTH, 1, 17, 9, 13, 30, 3, 2], config.segments)
-    tasks = [k % max(config.task_slots, 1) for k in range(len(texts))]
+    texts = examples(5, [LENGTH, 1, 17, 9, 13, 30, 3, 2], config.token_types)
+    tasks = [k % max(config.task_types, 1) for k in range(len(texts))]
     pairs = list(zip(texts, tasks, strict=True))
     alone = collate([[pair] for pair in pairs], length=LENGTH, pad=config.pad)
     rows = [pairs[:1], pairs[1:5], pairs[5:], []]
@@ -147,7 +147,7 @@ def test_equals_recorded_outputs(kind: str, shared: Path) -> None:
         pytest.skip(f"no recorded outputs: {folder}")
     contents = huggingface.open_contents(folder)
     config = contents.config
-    backbone = Backbone(config).eval()
+    backbone = Encoder(config).eval()
     entries = contents.entries
     body = {k: v.read() for k, v in entries.items() if k.startswith("backbone.")}
     missing = backbone.load_state_dict(
@@ -171,12 +171,19 @@ def test_equals_recorded_outputs(kind: str, shared: Path) -> None:
                 torch.testing.assert_close(backbone.pooler(hidden[0]), pooled, **TOLERANCE)
 
 
-def small(attention: str = "plain", **changes: object) -> Backbone:
+def small(attention: str = "plain", **changes: object) -> Encoder:
     torch.manual_seed(1)
-    values = dict(vocab_size=WORDS, width=16, layers=2, heads=2, positions=LENGTH, init_range=0.3)
+    values = dict(
+        vocab_size=WORDS,
+        hidden_size=16,
+        num_layers=2,
+        num_heads=2,
+        max_positions=LENGTH,
+        init_range=0.3,
+    )
     off = dict(dropout=0.0, attention_dropout=0.0)
-    config = BackboneConfig(**{**values, **off, **changes})  # type: ignore[arg-type]
-    return Backbone(config, Kernels(attention=attention))
+    config = EncoderConfig(**{**values, **off, **changes})  # type: ignore[arg-type]
+    return Encoder(config, Kernels(attention=attention))
 
 
 def packing(sizes: list[int], order: list[int], chances: list[bool]) -> list[list[int]]:
@@ -269,7 +276,7 @@ def test_first_weights_are_the_seeds_alone() -> None:
     first, second = small().state_dict(), small().state_dict()
     assert all(torch.equal(first[name], second[name]) for name in first)
     torch.manual_seed(2)
-    backbone = Backbone(BackboneConfig(vocab_size=4000, width=64, layers=2, heads=2))
+    backbone = Encoder(EncoderConfig(vocab_size=4000, hidden_size=64, num_layers=2, num_heads=2))
     for name, value in backbone.state_dict().items():
         if name.endswith("bias"):
             assert (value == 0).all(), name
@@ -295,21 +302,31 @@ def test_eval_has_no_dropout_and_training_has() -> None:
 
 
 def test_presets_are_the_published_sizes() -> None:
-    base = BackboneConfig.from_dict({"preset": "ernie-2.0-base"})
-    assert (base.width, base.layers, base.heads, base.inner) == (768, 12, 12, 3072)
-    assert (base.positions, base.segments, base.task_slots, base.eps) == (512, 4, 16, 1e-5)
+    base = EncoderConfig.from_dict({"preset": "ernie-2.0-base"})
+    assert (base.hidden_size, base.num_layers, base.num_heads, base.feed_forward_size) == (
+        768,
+        12,
+        12,
+        3072,
+    )
+    assert (base.max_positions, base.token_types, base.task_types, base.layer_norm_eps) == (
+        512,
+        4,
+        16,
+        1e-5,
+    )
     assert base.activation == "gelu"
-    large = BackboneConfig.from_dict({"preset": "ernie-2.0-large"})
-    assert (large.width, large.layers, large.heads) == (1024, 24, 16)
-    chinese = BackboneConfig.from_dict({"preset": "ernie-1.0-base"})
-    assert (chinese.activation, chinese.positions, chinese.segments) == ("relu", 513, 2)
-    assert chinese.task_slots == 0
+    large = EncoderConfig.from_dict({"preset": "ernie-2.0-large"})
+    assert (large.hidden_size, large.num_layers, large.num_heads) == (1024, 24, 16)
+    chinese = EncoderConfig.from_dict({"preset": "ernie-1.0-base"})
+    assert (chinese.activation, chinese.max_positions, chinese.token_types) == ("relu", 513, 2)
+    assert chinese.task_types == 0
     for name in PRESETS:
-        assert BackboneConfig.from_dict({"preset": name, "dropout": 0.0}).dropout == 0.0
+        assert EncoderConfig.from_dict({"preset": name, "dropout": 0.0}).dropout == 0.0
 
 
 @pytest.mark.parametrize(
-    ("name", "layers", "positions", "segments", "task_slots"),
+    ("name", "layers", "positions", "token_types", "task_types"),
     [
         ("ernie-2.0-base-zh", 12, 513, 4, 16),
         ("ernie-2.0-large-zh", 24, 512, 4, 16),
@@ -317,31 +334,39 @@ def test_presets_are_the_published_sizes() -> None:
     ],
 )
 def test_chinese_presets_have_relu_and_the_published_tables(
-    name: str, layers: int, positions: int, segments: int, task_slots: int
+    name: str, layers: int, positions: int, token_types: int, task_types: int
 ) -> None:
-    config = BackboneConfig.from_dict({"preset": name})
-    assert (config.activation, config.eps) == ("relu", 1e-5)
-    assert (config.layers, config.positions) == (layers, positions)
-    assert (config.segments, config.task_slots) == (segments, task_slots)
+    config = EncoderConfig.from_dict({"preset": name})
+    assert (config.activation, config.layer_norm_eps) == ("relu", 1e-5)
+    assert (config.num_layers, config.max_positions) == (layers, positions)
+    assert (config.token_types, config.task_types) == (token_types, task_types)
 
 
 def test_the_table_of_presets_is_that_of_the_code(root: Path) -> None:
     rows = re.findall(r"^\| (`.*?) \|.*\| (\d), (\w+)", (root / "docs/model.md").read_text(), re.M)
     shown = {name: row for row in rows for name in re.findall(r"`([\w.-]+)`", row[0])}
     assert shown.keys() == PRESETS.keys()
-    for name, (_, segments, task_slots) in shown.items():
-        config = BackboneConfig.from_dict({"preset": name})
-        assert (str(config.segments), str(config.task_slots or "none")) == (segments, task_slots)
+    for name, (_, token_types, task_types) in shown.items():
+        config = EncoderConfig.from_dict({"preset": name})
+        assert (str(config.token_types), str(config.task_types or "none")) == (
+            token_types,
+            task_types,
+        )
 
 
 @pytest.mark.parametrize("kind", list(HF))
 def test_config_reads_hugging_face(kind: str) -> None:
     hf = HF[kind]().config
-    config = BackboneConfig.from_dict(json.loads(hf.to_json_string()))
-    assert (config.width, config.layers, config.heads, config.inner) == (24, 3, 3, 52)
-    assert (config.activation, config.eps) == (hf.hidden_act, hf.layer_norm_eps)
-    assert config.task_slots == (5 if kind == "ernie" else 0)
-    assert config.longest == LENGTH
+    config = EncoderConfig.from_dict(json.loads(hf.to_json_string()))
+    assert (config.hidden_size, config.num_layers, config.num_heads, config.feed_forward_size) == (
+        24,
+        3,
+        3,
+        52,
+    )
+    assert (config.activation, config.layer_norm_eps) == (hf.hidden_act, hf.layer_norm_eps)
+    assert config.task_types == (5 if kind == "ernie" else 0)
+    assert config.max_length == LENGTH
     assert config.pad == hf.pad_token_id
 
 
@@ -355,40 +380,56 @@ def test_config_reads_ernie_and_palm() -> None:
         "num_hidden_layers": 2,
         "vocab_size": 18000,
     }
-    ernie1 = BackboneConfig.from_dict({**sizes, "type_vocab_size": 2})
-    assert (ernie1.segments, ernie1.task_slots, ernie1.eps) == (2, 0, 1e-5)
+    ernie1 = EncoderConfig.from_dict({**sizes, "type_vocab_size": 2})
+    assert (ernie1.token_types, ernie1.task_types, ernie1.layer_norm_eps) == (2, 0, 1e-5)
     two = {"sent_type_vocab_size": 4, "type_vocab_size": 2, "task_type_vocab_size": 16}
-    ernie2 = BackboneConfig.from_dict({**sizes, **two, "use_task_id": True})
-    assert (ernie2.segments, ernie2.task_slots, ernie2.vocab_size) == (4, 16, 18000)
-    palm = BackboneConfig.from_dict({**sizes, **two, "use_task_emb": True})
-    assert (palm.task_slots, palm.eps) == (16, 1e-6)
+    ernie2 = EncoderConfig.from_dict({**sizes, **two, "use_task_id": True})
+    assert (ernie2.token_types, ernie2.task_types, ernie2.vocab_size) == (4, 16, 18000)
+    palm = EncoderConfig.from_dict({**sizes, **two, "use_task_emb": True})
+    assert (palm.task_types, palm.layer_norm_eps) == (16, 1e-6)
+
+
+def test_earlier_names_are_understood() -> None:
+    earlier = dict(width=16, layers=2, heads=4, ffn=24, positions=9, segments=3, task_slots=5)
+    assert EncoderConfig.from_dict({**earlier, "eps": 1e-7}) == EncoderConfig(
+        hidden_size=16,
+        num_layers=2,
+        num_heads=4,
+        intermediate_size=24,
+        max_positions=9,
+        token_types=3,
+        task_types=5,
+        layer_norm_eps=1e-7,
+    )
+    with pytest.raises(UserError, match="backbone.width: 64 contradicts hidden_size: 32; they are"):
+        EncoderConfig.from_dict({"width": 64, "hidden_size": 32})
 
 
 def test_a_preset_takes_foreign_keys_too() -> None:
-    config = BackboneConfig.from_dict({"preset": "ernie-2.0-base", "hidden_dropout_prob": 0.0})
-    assert (config.dropout, config.segments, config.task_slots) == (0.0, 4, 16)
+    config = EncoderConfig.from_dict({"preset": "ernie-2.0-base", "hidden_dropout_prob": 0.0})
+    assert (config.dropout, config.token_types, config.task_types) == (0.0, 4, 16)
 
 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"width": 10, "heads": 3}, ["heads", "10", "3"]),
+        ({"hidden_size": 10, "num_heads": 3}, ["heads", "10", "3"]),
         ({"activation": "gleu"}, ["activation", "gleu", "gelu"]),
         ({"hidden_act": "swish"}, ["activation", "swish"]),
-        ({"widht": 3}, ["widht", "width"]),
+        ({"num_layer": 3}, ["num_layer", "num_layers"]),
         ({"hiden_size": 3}, ["hiden_size", "hidden_size"]),
         ({"preset": "ernie-3"}, ["preset", "ernie-3"]),
         ({"width": 64, "hidden_size": 32}, ["width", "64", "32"]),
         ({"dropout": 1.0}, ["dropout", "1.0"]),
         ({"dropout": -0.1}, ["dropout", "-0.1"]),
         ({"attention_dropout": 2}, ["attention_dropout", "2"]),
-        ({"layers": 0}, ["layers", "0"]),
-        ({"layers": "many"}, ["layers", "many"]),
+        ({"num_layers": 0}, ["num_layers", "0"]),
+        ({"num_layers": "many"}, ["num_layers", "many"]),
         ({"vocab_size": 0}, ["vocab_size", "0"]),
-        ({"eps": 0.0}, ["eps"]),
+        ({"layer_norm_eps": 0.0}, ["layer_norm_eps"]),
         ({"init_range": -1.0}, ["init_range"]),
-        ({"task_slots": -1}, ["task_slots", "-1"]),
-        ({"positions": 2, "position_offset": 2}, ["position_offset", "2"]),
+        ({"task_types": -1}, ["task_types", "-1"]),
+        ({"max_positions": 2, "position_offset": 2}, ["position_offset", "2"]),
         ({"vocab_size": 10, "pad": 10}, ["pad", "10"]),
         ({"model_type": "gpt2"}, ["model_type", "gpt2"]),
         ({"hidden_size": 12, "position_embedding_type": "relative_key"}, ["relative_key"]),
@@ -399,7 +440,7 @@ def test_a_preset_takes_foreign_keys_too() -> None:
 )
 def test_config_mistakes_are_one_clear_line(values: object, words: list[str]) -> None:
     with pytest.raises(UserError) as caught:
-        BackboneConfig.from_dict(values, "recipe.yaml: backbone")  # type: ignore[arg-type]
+        EncoderConfig.from_dict(values, "recipe.yaml: backbone")  # type: ignore[arg-type]
     message = str(caught.value)
     assert "\n" not in message and message.startswith("recipe.yaml: backbone")
     assert all(word in message for word in words), message

@@ -7,8 +7,8 @@ from torch import nn
 
 from palm_ds.data.example import Example, collate
 from palm_ds.model.batch import Batch
-from palm_ds.model.encoder import Backbone, BackboneConfig
-from palm_ds.model.fgm import WordAttack, change_of
+from palm_ds.model.encoder import Encoder, EncoderConfig
+from palm_ds.model.fgm import FGM, perturbation
 from palm_ds.model.heads import ClassHead
 from palm_ds.model.multi_task_model import Model
 
@@ -33,16 +33,16 @@ def batch_of(*rows: tuple[int, ...], labelled: int = 99) -> Batch:
 
 def model_of() -> Model:
     torch.manual_seed(0)
-    config = BackboneConfig(
+    config = EncoderConfig(
         vocab_size=30,
-        width=WIDTH,
-        layers=1,
-        heads=2,
-        positions=LENGTH,
+        hidden_size=WIDTH,
+        num_layers=1,
+        num_heads=2,
+        max_positions=LENGTH,
         dropout=0.0,
         attention_dropout=0.0,
     )
-    return Model(Backbone(config), {"sort": ClassHead(WIDTH, 3, pooled=True)}, {"sort": "sort"})
+    return Model(Encoder(config), {"sort": ClassHead(WIDTH, 3, pooled=True)}, {"sort": "sort"})
 
 
 def test_each_text_is_moved_by_the_same_length() -> None:
@@ -51,31 +51,31 @@ def test_each_text_is_moved_by_the_same_length() -> None:
     gradient = torch.randn(4, LENGTH, WIDTH) * torch.tensor([1e-25, 1.0, 1.0, 1e10])[:, None, None]
     gradient[batch.block < 0] = 0
     for scale in (1.0, 1e-12, 1e12):
-        change = change_of(gradient * scale, batch.starts, 0.3)
+        change = perturbation(gradient * scale, batch.starts, 0.3)
         assert change.isfinite().all() and not change[batch.block < 0].any()
-    change = change_of(gradient[1:3], torch.tensor([0, 7, 12, 24]), 0.3)
+    change = perturbation(gradient[1:3], torch.tensor([0, 7, 12, 24]), 0.3)
     wanted = 0.3 * gradient[1] / gradient[1].norm()
     torch.testing.assert_close(change[0], wanted)
     assert not change[1].any()
 
 
-def attack(model: Model, batch: Batch, striker: WordAttack) -> list[float]:
+def attack(model: Model, batch: Batch, striker: FGM) -> list[float]:
     losses = []
     striker.begin(batch)
     for second in (False, True):
         if second:
-            striker.strike()
+            striker.attack()
         loss = model(batch)["sort"].loss_sum
         loss.backward()
         losses.append(loss.item())
-    striker.end()
+    striker.restore()
     return losses
 
 
 def test_the_change_is_for_the_worse_and_ends() -> None:
     """In packed rows: nearby, the loss grows by |gradient| * length for each text."""
     model, batch, length = model_of(), batch_of((3, 5), (7, 4), labelled=3), 1e-3
-    striker = WordAttack(model.backbone.word, length)
+    striker = FGM(model.backbone.word, length)
     clean = model(batch)["sort"].loss_sum.item()
     before, after = attack(model, batch, striker)
     assert before == clean == model(batch)["sort"].loss_sum.item()
@@ -96,7 +96,7 @@ def test_a_frozen_table_is_attacked_all_the_same() -> None:
     batch = batch_of((6,), (9,))
     free, frozen = model_of(), model_of()
     frozen.backbone.word.requires_grad_(False)
-    losses = [attack(m, batch, WordAttack(m.backbone.word, 0.5)) for m in (free, frozen)]
+    losses = [attack(m, batch, FGM(m.backbone.word, 0.5)) for m in (free, frozen)]
     assert losses[0] == losses[1] and losses[0][1] > losses[0][0]
     for (name, a), b in zip(free.named_parameters(), frozen.parameters(), strict=True):
         assert (b.grad is None) == (name == "backbone.word.weight")
@@ -108,5 +108,5 @@ def test_embedding_of_strangers() -> None:
     words = nn.Embedding(5, 3)
     ids = torch.tensor([[1, 2]])
     before = words(ids)
-    WordAttack(words, 1.0)
+    FGM(words, 1.0)
     assert torch.equal(words(ids), before)

@@ -14,7 +14,7 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
-from palm_ds.model.encoder import Backbone, BackboneConfig
+from palm_ds.model.encoder import Encoder, EncoderConfig
 from palm_ds.model.heads import ClassHead, MaskedWordHead
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
@@ -35,10 +35,12 @@ HF = {
 }
 
 
-def backbone(**kernels: str) -> Backbone:
+def backbone(**kernels: str) -> Encoder:
     torch.manual_seed(1)
-    config = BackboneConfig(vocab_size=61, width=16, layers=1, heads=2, positions=20)
-    return Backbone(config, Kernels(**kernels))
+    config = EncoderConfig(
+        vocab_size=61, hidden_size=16, num_layers=1, num_heads=2, max_positions=20
+    )
+    return Encoder(config, Kernels(**kernels))
 
 
 @pytest.mark.parametrize("word_loss", ["plain", "chunked"])
@@ -51,7 +53,7 @@ def test_masked_word_scores_equal_hugging_face(kind: str, word_loss: str) -> Non
             parameter.add_(torch.randn_like(parameter) * 0.1)
     state, left_over = from_names(hf.state_dict(), kind)
     assert left_over == []
-    body = Backbone(BackboneConfig.from_dict(hf.config.to_dict()), Kernels(word_loss=word_loss))
+    body = Encoder(EncoderConfig.from_dict(hf.config.to_dict()), Kernels(word_loss=word_loss))
     model = Model(body, {MASKED_WORDS: MaskedWordHead(body)}, {"t": MASKED_WORDS}).eval()
     missing = model.load_state_dict(state, strict=False).missing_keys
     assert missing == ["backbone.pooler.dense.weight", "backbone.pooler.dense.bias"]

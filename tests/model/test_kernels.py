@@ -11,20 +11,20 @@ from torch.nn import functional as F  # noqa: N812
 from palm_ds.common.errors import UserError
 from palm_ds.model.attention import TILE, attend, plan_attention
 from palm_ds.model.batch import Batch
-from palm_ds.model.encoder import BackboneConfig
+from palm_ds.model.encoder import EncoderConfig
 from palm_ds.model.kernels import (
-    FORMS,
+    IMPLEMENTATIONS,
     Kernels,
-    add_dropped,
+    add_dropout,
     choose_kernels,
     keep_mask,
-    kept,
+    keep_rate,
     layer_norm,
     word_loss,
 )
 
 CPU = torch.device("cpu")
-CONFIG = BackboneConfig(vocab_size=50)
+CONFIG = EncoderConfig(vocab_size=50)
 TOLERANCE = {torch.float32: dict(atol=2e-5, rtol=1e-4), torch.bfloat16: dict(atol=5e-2, rtol=5e-2)}
 
 
@@ -63,7 +63,7 @@ def test_attention(
     results = []
     for which in ("plain", form):
         x = qkv.clone().requires_grad_()
-        out = attend(x, plan_attention(batch, which), heads=heads)
+        out = attend(x, plan_attention(batch, which), num_heads=heads)
         out.backward(upstream)
         results.append((out.detach(), x.grad))
     for plain, other in zip(*results, strict=True):
@@ -75,11 +75,13 @@ def test_attention_without_gradients(
     rows: list[list[int]], length: int, heads: int, head_width: int
 ) -> None:
     batch, qkv = batch_of(rows, length), torch.randn(len(rows), length, 3 * heads * head_width)
-    learning = attend(qkv, plan_attention(batch, "tiles"), heads=heads)
+    learning = attend(qkv, plan_attention(batch, "tiles"), num_heads=heads)
     with torch.no_grad():
         plan = plan_attention(batch, "tiles")
         assert plan.form == ("sdpa" if length <= TILE else "tiles")
-        torch.testing.assert_close(attend(qkv, plan, heads=heads), learning, atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            attend(qkv, plan, num_heads=heads), learning, atol=2e-5, rtol=1e-4
+        )
 
 
 def test_tiled_attention_passes_gradcheck() -> None:
@@ -91,7 +93,7 @@ def test_tiled_attention_passes_gradcheck() -> None:
     def seeded(dropout: float):  # noqa: ANN202
         def attention(x: torch.Tensor) -> torch.Tensor:
             torch.manual_seed(4)  # the same mask every time, so that it is a function
-            return attend(x, plan, heads=2, dropout=dropout)
+            return attend(x, plan, num_heads=2, dropout=dropout)
 
         return attention
 
@@ -104,8 +106,8 @@ def test_attention_dropout_keeps_the_mean(form: str) -> None:
     torch.manual_seed(0)
     qkv = torch.randn(1, 8, 3 * 4).expand(600, 8, 12).contiguous()
     plan = plan_attention(batch, form)
-    exact = attend(qkv, plan, heads=1)[0]
-    dropped = attend(qkv, plan, heads=1, dropout=0.3)
+    exact = attend(qkv, plan, num_heads=1)[0]
+    dropped = attend(qkv, plan, num_heads=1, dropout=0.3)
     assert (dropped[0] - dropped[1]).abs().max() > 0.01
     error = dropped.std(0) / 600**0.5
     assert ((dropped.mean(0) - exact).abs() < 5 * error + 1e-6).all()
@@ -117,12 +119,12 @@ def test_keep_mask_has_the_rate(shape: tuple[int, ...], rate: float) -> None:
     torch.manual_seed(1)
     mask = keep_mask(torch.empty(shape), rate)
     assert mask.shape == shape and set(mask.unique().tolist()) <= {0.0, 1.0}
-    assert abs(kept(rate) - (1 - rate)) < 1e-5
+    assert abs(keep_rate(rate) - (1 - rate)) < 1e-5
     if mask.numel() > 1000:
         error = (rate * (1 - rate) / mask.numel()) ** 0.5
-        assert abs(mask.mean().item() - kept(rate)) < 5 * error
+        assert abs(mask.mean().item() - keep_rate(rate)) < 5 * error
         quarters = mask.flatten()[: mask.numel() // 4 * 4].view(-1, 4)  # one draw makes four
-        assert (quarters.mean(0) - kept(rate)).abs().max() < 10 * error
+        assert (quarters.mean(0) - keep_rate(rate)).abs().max() < 10 * error
         assert torch.corrcoef(quarters.T).fill_diagonal_(0).abs().max() < 0.01
 
 
@@ -130,7 +132,7 @@ def test_keep_mask_has_the_rate(shape: tuple[int, ...], rate: float) -> None:
 def test_dropout(form: str) -> None:
     torch.manual_seed(1)
     x, y = torch.randn(40, 60, requires_grad=True), torch.randn(40, 60, requires_grad=True)
-    out = add_dropped(x, y, 0.25, form)
+    out = add_dropout(x, y, 0.25, form)
     upstream = torch.randn(40, 60)
     out.backward(upstream)
     change = (out - x).detach()
@@ -140,7 +142,7 @@ def test_dropout(form: str) -> None:
     assert x.grad is not None and y.grad is not None
     assert torch.equal(x.grad, upstream)
     torch.testing.assert_close(y.grad, torch.where(dropped, 0.0, upstream / 0.75))
-    assert torch.equal(add_dropped(x, y, 0.0, form), x + y)
+    assert torch.equal(add_dropout(x, y, 0.0, form), x + y)
 
 
 @pytest.mark.parametrize("form", ["chunked", "linear_cross_entropy"])
@@ -204,7 +206,7 @@ def test_fp16_keeps_its_gradients_after_the_scaling() -> None:
 
 
 def test_what_is_asked_for_is_what_runs() -> None:
-    for operation, forms in FORMS.items():
+    for operation, forms in IMPLEMENTATIONS.items():
         plain = forms[-1].name
         kernels, lines = choose(**{operation: plain})
         assert getattr(kernels, operation) == plain
@@ -249,8 +251,8 @@ def test_varlen_attention(rows: list[list[int]], length: int, heads: int, head_w
     batch = batch_of(rows, length).to("cuda")
     width = heads * 8 * head_width
     qkv = torch.randn(len(rows), length, 3 * width, device="cuda", dtype=torch.bfloat16)
-    plain = attend(qkv, plan_attention(batch, "plain"), heads=heads)
-    varlen = attend(qkv, plan_attention(batch, "varlen"), heads=heads)
+    plain = attend(qkv, plan_attention(batch, "plain"), num_heads=heads)
+    varlen = attend(qkv, plan_attention(batch, "varlen"), num_heads=heads)
     torch.testing.assert_close(varlen, plain, **TOLERANCE[torch.bfloat16])
 
 

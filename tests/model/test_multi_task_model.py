@@ -9,20 +9,26 @@ import torch
 from palm_ds.common.errors import UserError
 from palm_ds.data.example import Example, collate
 from palm_ds.model.batch import Batch
-from palm_ds.model.encoder import Backbone, BackboneConfig
+from palm_ds.model.encoder import Encoder, EncoderConfig
 from palm_ds.model.heads import ClassHead, MaskedWordHead
 from palm_ds.model.kernels import Kernels, choose_kernels
 from palm_ds.model.multi_task_model import Model, TaskOutput
 
 FAST = Kernels(attention="tiles", word_loss="chunked", dropout="bits")
-CONFIG = BackboneConfig(
-    vocab_size=50, width=16, layers=2, heads=2, positions=16, dropout=0.0, attention_dropout=0.0
+CONFIG = EncoderConfig(
+    vocab_size=50,
+    hidden_size=16,
+    num_layers=2,
+    num_heads=2,
+    max_positions=16,
+    dropout=0.0,
+    attention_dropout=0.0,
 )
 
 
 def model(kernels: Kernels = FAST, **changes: object) -> Model:
     torch.manual_seed(4)
-    backbone = Backbone(CONFIG, kernels)
+    backbone = Encoder(CONFIG, kernels)
     heads = {
         "words": MaskedWordHead(backbone),
         "order": ClassHead(16, 6, pooled=True),
@@ -81,7 +87,7 @@ def test_an_idle_head_cannot_poison_the_others() -> None:
 
 def test_a_pooler_without_readers_takes_part_all_the_same() -> None:
     torch.manual_seed(4)
-    backbone = Backbone(CONFIG)
+    backbone = Encoder(CONFIG)
     net = Model(backbone, {"case": ClassHead(16, 2)}, {"c": "case"})
     net(batch(c=([0], [1])))["c"].loss_sum.backward()
     grad = backbone.pooler.dense.weight.grad
@@ -163,7 +169,7 @@ def test_the_last_layer_is_computed_where_labels_are(
 
 
 def test_heads_and_tasks_must_fit_together() -> None:
-    backbone = Backbone(CONFIG)
+    backbone = Encoder(CONFIG)
     with pytest.raises(UserError, match='no head "ordr"; did you mean "order"'):
         Model(backbone, {"order": ClassHead(16, 2)}, {"a": "order", "b": "ordr"})
     with pytest.raises(UserError, match='head "case": no task'):

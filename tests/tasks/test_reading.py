@@ -648,7 +648,7 @@ def test_rows_too_short_for_question_and_context(tmp_path: Path) -> None:
 
 def test_models_without_the_head_are_told_apart() -> None:
     body = model_of(task_of()).backbone
-    model = Model(body, {"qa": SpanHead(body.width, 2)}, {"qa": "qa"})
+    model = Model(body, {"qa": SpanHead(body.hidden_size, 2)}, {"qa": "qa"})
     assert {name: tuple(x.shape) for name, x in model.heads.state_dict().items()} == {
         "qa.out.weight": (2, 16),
         "qa.out.bias": (2,),

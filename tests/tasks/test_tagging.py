@@ -18,9 +18,9 @@ from palm_ds.data.decode import decoded, gathered
 from palm_ds.data.example import Example
 from palm_ds.data.reader import TableSettings, open_table
 from palm_ds.data.table_source import TableSource, split_rows
-from palm_ds.model.config import BackboneConfig
+from palm_ds.model.config import EncoderConfig
 from palm_ds.model.crf import CrfHead
-from palm_ds.model.encoder import Backbone
+from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.tasks.classification import Classification
@@ -526,11 +526,11 @@ def test_a_small_model_learns_tags_that_follow_from_words(
     task = tagging(source, crf=crf, max_length=8, dropout=0.0)
     feed = Feed("slots", (task,), 0, source, seed=1, room=24, fixed=True)
     torch.manual_seed(0)
-    config = BackboneConfig(
-        vocab_size=source.vocabulary.size, width=32, layers=1, heads=2, positions=24,
-        task_slots=0, dropout=0.0, attention_dropout=0.0,
+    config = EncoderConfig(
+        vocab_size=source.vocabulary.size, hidden_size=32, num_layers=1, num_heads=2,
+        max_positions=24, task_types=0, dropout=0.0, attention_dropout=0.0,
     )  # fmt: skip
-    backbone = Backbone(config)
+    backbone = Encoder(config)
     head = task.head(backbone)
     assert isinstance(head, CrfHead if crf else ClassHead)
     model = Model(backbone, {"slots": head}, {"slots": "slots"})

@@ -13,16 +13,23 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from palm_ds.model.config import BackboneConfig
-from palm_ds.model.encoder import Backbone
+from palm_ds.model.config import EncoderConfig
+from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead, MaskedWordHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import wordpiece
 from palm_ds.weights.weights_folder import WeightsInfo, save_weights
 
 FOLDER = Path(__file__).resolve().parents[2] / "tools" / "convert_ckpt"
-CONFIG = BackboneConfig(
-    vocab_size=16, width=8, layers=2, heads=2, ffn=12, positions=16, task_slots=2, eps=1e-5
+CONFIG = EncoderConfig(
+    vocab_size=16,
+    hidden_size=8,
+    num_layers=2,
+    num_heads=2,
+    intermediate_size=12,
+    max_positions=16,
+    task_types=2,
+    layer_norm_eps=1e-5,
 )
 WORDS = wordpiece(["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *"abcdefgh"], lower=True)
 
@@ -64,7 +71,7 @@ def enter(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     torch.manual_seed(2)
-    backbone = Backbone(CONFIG)
+    backbone = Encoder(CONFIG)
     heads = {"masking": MaskedWordHead(backbone), "order": ClassHead(8, 3, pooled=True)}
     net = Model(backbone, heads, {name: name for name in heads})
     info = WeightsInfo(backbone=CONFIG, task_ids={"masking": 0, "order": 1})
@@ -123,8 +130,8 @@ def test_show_converts_nothing(enter: Enter, source: Path, tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
-def words_only(config: BackboneConfig) -> Model:
-    backbone = Backbone(config)
+def words_only(config: EncoderConfig) -> Model:
+    backbone = Encoder(config)
     return Model(backbone, {"words": MaskedWordHead(backbone)}, {"words": "words"})
 
 
@@ -161,7 +168,9 @@ MISTAKES: dict[str, tuple[str, list[str], str]] = {
 def test_mistakes_end_in_one_line_and_code_2(
     name: str, enter: Enter, source: Path, tmp_path: Path
 ) -> None:
-    other = BackboneConfig(vocab_size=16, width=4, layers=1, heads=1, positions=16, task_slots=0)
+    other = EncoderConfig(
+        vocab_size=16, hidden_size=4, num_layers=1, num_heads=1, max_positions=16, task_types=0
+    )
     for folder in ("other", "cut"):
         save_weights(words_only(other), tmp_path / folder, WeightsInfo(backbone=other))
     cut(tmp_path / "cut")

@@ -17,7 +17,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.example import Example, collate
-from palm_ds.model.encoder import Backbone, BackboneConfig
+from palm_ds.model.encoder import Encoder, EncoderConfig
 from palm_ds.model.heads import ClassHead, MaskedWordHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import load_tokenizer, wordpiece
@@ -31,15 +31,22 @@ from palm_ds.weights.weights_folder import (
 )
 
 WORDS = ["[PAD]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cov", "##id", "the", "york"]
-CONFIG = BackboneConfig(
-    vocab_size=12, width=16, layers=1, heads=2, ffn=24, positions=8, task_slots=2, eps=1e-5
+CONFIG = EncoderConfig(
+    vocab_size=12,
+    hidden_size=16,
+    num_layers=1,
+    num_heads=2,
+    intermediate_size=24,
+    max_positions=8,
+    task_types=2,
+    layer_norm_eps=1e-5,
 )
 IDS = [3, 8, 9, 6, 7, 4]
 
 
-def model(config: BackboneConfig = CONFIG, seed: int = 1) -> Model:
+def model(config: EncoderConfig = CONFIG, seed: int = 1) -> Model:
     torch.manual_seed(seed)
-    backbone = Backbone(config)
+    backbone = Encoder(config)
     heads = {"words": MaskedWordHead(backbone), "order": ClassHead(16, 3, pooled=True)}
     net = Model(backbone, heads, {name: name for name in heads}).eval()
     with torch.no_grad():
@@ -81,7 +88,7 @@ def test_everything_at_once(weights: Path, tokens: Path, tmp_path: Path) -> None
     assert said[0] == "tokens: covid 1, flu 10, [ENT] 11; 1 of 4 were there already"
     assert said[-1] == f"written to {tmp_path / 'out'}" and len(said) == 5
     info = read_info(tmp_path / "out")
-    assert (info.backbone.vocab_size, info.backbone.positions) == (16, 20)
+    assert (info.backbone.vocab_size, info.backbone.max_positions) == (16, 20)
     assert (info.task_ids, info.export_task) == ({"words": 1}, "words")
     assert info.made_by["edited"] == said[:-1]
     new = model(info.backbone, seed=2)

@@ -39,7 +39,7 @@ def recipe(corpora: Path, stages: Any, *, mixed: bool = False, **changes: Any) -
     if mixed:
         source = {"mix": {str(corpora / "one"): 3.0, str(corpora / "two"): 1.0}}
     values = {
-        "backbone": {"preset": "tiny", "positions": LENGTH},
+        "backbone": {"preset": "tiny", "max_positions": LENGTH},
         "length": LENGTH,
         "batch": f"{ROWS} rows",
         "sources": {"text": source},
@@ -68,7 +68,7 @@ def slow_measure(made: Recipe, blend: str) -> tuple[float, float]:
 
 def make_plain(made: Recipe, blend: str) -> Recipe:
     values = made.resolved() | {"stages": [{blend: 1}], "seed": 0}
-    values["backbone"] = {"preset": "tiny", "positions": LENGTH}
+    values["backbone"] = {"preset": "tiny", "max_positions": LENGTH}
     return make_recipe(values, "recipe.yaml")
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.config import BackboneConfig
-from palm_ds.model.encoder import Backbone
+from palm_ds.model.config import EncoderConfig
+from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime import checkpoint
@@ -28,8 +28,14 @@ class Alone:
 
 
 def make_model(classes: dict[str, int], **changes: Any) -> Model:
-    values = {"vocab_size": 20, "width": 8, "layers": 1, "heads": 2, "positions": 16}
-    backbone = Backbone(BackboneConfig(**{**values, "task_slots": 3, **changes}))
+    values = {
+        "vocab_size": 20,
+        "hidden_size": 8,
+        "num_layers": 1,
+        "num_heads": 2,
+        "max_positions": 16,
+    }
+    backbone = Encoder(EncoderConfig(**{**values, "task_types": 3, **changes}))
     heads = {name: ClassHead(8, number) for name, number in classes.items()}
     return Model(backbone, heads, {name: name for name in heads})
 
@@ -84,7 +90,7 @@ def test_a_task_more(old: Path) -> None:
 
 
 def test_rows_follow_their_tasks_and_the_table_may_grow(old: Path) -> None:
-    found = taken(old, make_model({"b": 3, "c": 4, "a": 2}, task_slots=5))
+    found = taken(old, make_model({"b": 3, "c": 4, "a": 2}, task_types=5))
     assert found.grown["backbone.task.weight"].rows == (1, -1, 0, -1, -1)
 
 
@@ -102,10 +108,10 @@ def test_the_same_tasks_on_another_corpus_need_no_other_rows(old: Path) -> None:
 
 def test_dropout_may_change_and_the_encoder_may_not(old: Path) -> None:
     assert taken(old, make_model({"a": 2, "b": 3}, dropout=0.3)).fresh == ()
-    with pytest.raises(UserError, match=r"another encoder: backbone.width: 8 -> 16"):
-        taken(old, make_model({"a": 2, "b": 3}, width=16))
+    with pytest.raises(UserError, match=r"another encoder: backbone.hidden_size: 8 -> 16"):
+        taken(old, make_model({"a": 2, "b": 3}, hidden_size=16))
     with pytest.raises(UserError, match="no task embedding"):
-        taken(old, make_model({"a": 2, "b": 3}, task_slots=0))
+        taken(old, make_model({"a": 2, "b": 3}, task_types=0))
 
 
 def test_the_state_of_another_optimizer_is_refused(old: Path) -> None:

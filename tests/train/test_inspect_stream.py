@@ -47,7 +47,7 @@ class WordStarts(Task):
         example.labels[self.name] = at, example.marks["word"][at]
 
     def head(self, backbone):
-        return ClassHead(backbone.config.width, classes=2)
+        return ClassHead(backbone.config.hidden_size, classes=2)
 
     def class_name(self, label):
         return ("inside", "start")[label]
@@ -61,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_small_corpus(folder / "corpus", documents=60)
     (folder / "word_starts.py").write_text(WORD_STARTS)
     recipe = {
-        "backbone": {"preset": "tiny", "positions": 64},
+        "backbone": {"preset": "tiny", "max_positions": 64},
         "length": 64,
         "batch": "24 rows",
         "sources": {"text": {"corpus": str(folder / "corpus")}},

@@ -12,7 +12,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.train.recipe import read_recipe
 
 GOOD = {
-    "backbone": {"preset": "tiny", "positions": 128},
+    "backbone": {"preset": "tiny", "max_positions": 128},
     "length": 128,
     "batch": "4096 tokens",
     "sources": {"text": {"corpus": "somewhere"}},
@@ -54,7 +54,7 @@ def test_a_good_recipe_is_filled_with_defaults(tmp_path):
     assert recipe.task_ids == {"knowledge_masking": 0, "sentence_reordering": 1}
     resolved = recipe.resolved()
     assert resolved["tasks"]["knowledge_masking"]["units"] == ["word", "phrase", "entity"]
-    assert resolved["backbone"]["width"] == 128
+    assert resolved["backbone"]["hidden_size"] == 128
     again = {k: v for k, v in resolved.items() if v is not None}
     again["backbone"] = {k: v for k, v in again["backbone"].items() if v is not None}
     same = read_recipe(write(tmp_path, again))
@@ -138,7 +138,7 @@ WRONG = {
     "batch of nothing": (changed("batch", to="0 rows"), "holds not one row"),
     "length too short": (changed("length", to=4), "length: rows of 4 tokens"),
     "length a word": (changed("length", to="long"), "length"),
-    "length beyond positions": (changed("length", to=256), "backbone.positions gives only 128"),
+    "length beyond positions": (changed("length", to=256), "backbone.max_positions gives only 128"),
     "lr zero": (changed("optimizer", "lr", to=0), "optimizer.lr"),
     "lr a word": (changed("optimizer", "lr", to="fast"), "optimizer.lr"),
     "betas": (changed("optimizer", "betas", to=[0.9, 1.5]), "optimizer.betas"),
@@ -175,9 +175,9 @@ WRONG = {
         "export_task: no 'knowledge_maskin' in `tasks`; did you mean \"knowledge_masking\"",
     ),
     "export of a task where no task has an embedding": (
-        changed("backbone", to={"preset": "tiny", "positions": 128, "task_slots": 0})
+        changed("backbone", to={"preset": "tiny", "max_positions": 128, "task_types": 0})
         | {"export_task": "knowledge_masking"},
-        "export_task: backbone.task_slots is 0",
+        "export_task: backbone.task_types is 0",
     ),
     "negative weight": (changed("sources", "text", to={"mix": {"b": -1}}), "mix.b"),
     "task not found": (
@@ -213,12 +213,12 @@ WRONG = {
     ),
     "preset": (changed("backbone", "preset", to="ernie"), "backbone.preset"),
     "more segments than rows": (
-        changed("backbone", "segments", to=2),
-        "tasks.sentence_reordering: its texts have 3 segments, but backbone.segments is 2",
+        changed("backbone", "token_types", to=2),
+        "tasks.sentence_reordering: its texts have 3 segments, but backbone.token_types is 2",
     ),
     "two origins": (changed("extend", to="runs/a") | {"init_from": "runs/b"}, "leave one out"),
-    "heads and width": (changed("backbone", "heads", to=3), "heads"),
-    "too many tasks for the table": (changed("backbone", "task_slots", to=1), "task_slots is 1"),
+    "heads and width": (changed("backbone", "num_heads", to=3), "heads"),
+    "too many tasks for the table": (changed("backbone", "task_types", to=1), "task_types is 1"),
     "nonfinite": (changed("nonfinite", to="ignore"), "nonfinite"),
     "keep nothing": (changed("save", "keep", to=0), "save.keep"),
     "a list": ("- a\n- b\n", 'expected keys and values, got ["a", "b"]'),

@@ -29,7 +29,7 @@ def test_texts_are_read_as_the_task_that_the_recipe_names(tmp_path, chosen, name
     """By default as the first task of masked words; a task that shares a head has its row."""
     write_small_corpus(tmp_path / "corpus", documents=8)
     values: dict[str, Any] = {
-        "backbone": {"preset": "tiny", "positions": 32, "task_slots": 4},
+        "backbone": {"preset": "tiny", "max_positions": 32, "task_types": 4},
         "length": 32,
         "batch": "4 rows",
         "sources": {"text": {"corpus": str(tmp_path / "corpus")}},

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.encoder import Backbone, BackboneConfig
+from palm_ds.model.encoder import Encoder, EncoderConfig
 from palm_ds.model.heads import ClassHead, MaskedWordHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import load_tokenizer, wordpiece
@@ -38,18 +38,25 @@ from palm_ds.weights.weights_folder import (
     task_ids,
 )
 
-CONFIG = BackboneConfig(
-    vocab_size=37, width=16, layers=2, heads=2, ffn=24, positions=20, task_slots=5, eps=1e-5
+CONFIG = EncoderConfig(
+    vocab_size=37,
+    hidden_size=16,
+    num_layers=2,
+    num_heads=2,
+    intermediate_size=24,
+    max_positions=20,
+    task_types=5,
+    layer_norm_eps=1e-5,
 )
-BERT = replace(CONFIG, task_slots=0, segments=2, activation="relu")
-ROBERTA = replace(CONFIG, task_slots=0, segments=1, positions=22, position_offset=2, pad=1)
+BERT = replace(CONFIG, task_types=0, token_types=2, activation="relu")
+ROBERTA = replace(CONFIG, task_types=0, token_types=1, max_positions=22, position_offset=2, pad=1)
 SHAPES = {"ernie": CONFIG, "bert": BERT, "roberta": ROBERTA}
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 11]])
 
 
-def model(config: BackboneConfig = CONFIG, seed: int = 1, *, words: bool = True) -> Model:
+def model(config: EncoderConfig = CONFIG, seed: int = 1, *, words: bool = True) -> Model:
     torch.manual_seed(seed)
-    backbone = Backbone(config)
+    backbone = Encoder(config)
     heads: dict[str, torch.nn.Module] = {"distance": ClassHead(16, 3, pooled=True)}
     if words:
         heads["masking"] = MaskedWordHead(backbone)
@@ -60,7 +67,7 @@ def model(config: BackboneConfig = CONFIG, seed: int = 1, *, words: bool = True)
     return net
 
 
-def info(config: BackboneConfig = CONFIG) -> WeightsInfo:
+def info(config: EncoderConfig = CONFIG) -> WeightsInfo:
     return WeightsInfo(
         backbone=config,
         task_ids={"masking": 0, "distance": 1},
@@ -119,7 +126,7 @@ def test_a_state_of_half_precision_is_saved_in_fp32(tmp_path: Path) -> None:
 def test_heads_of_other_tasks_stay_fresh_or_are_named(tmp_path: Path) -> None:
     save_weights(model(), tmp_path / "weights", info())
     torch.manual_seed(9)
-    backbone = Backbone(CONFIG)
+    backbone = Encoder(CONFIG)
     other = Model(backbone, {"case": ClassHead(16, 2)}, {"case": "case"})
     before = other.heads["case"].out.weight.clone()  # type: ignore[union-attr]
     loaded = load_weights(tmp_path / "weights", other)
@@ -167,9 +174,9 @@ def test_an_exported_folder_opens_and_gives_the_same(kind: str, tmp_path: Path) 
     encoder, report = AutoModel.from_pretrained(tmp_path / "hf", output_loading_info=True)
     assert encoder.config.model_type == kind
     assert not report["missing_keys"] and not report["mismatched_keys"]
-    segment, task = config.segments - 1, max(config.task_slots - 1, 0)
+    segment, task = config.token_types - 1, max(config.task_types - 1, 0)
     inputs = {"input_ids": IDS, "token_type_ids": torch.full_like(IDS, segment)}
-    if config.task_slots:
+    if config.task_types:
         inputs["task_type_ids"] = torch.full_like(IDS, task)
     theirs = encoder.eval()(**inputs)
     hidden = packed_hidden(net, IDS, segment, task)
@@ -302,7 +309,7 @@ def test_folders_that_transformers_wrote(binary: bool, tmp_path: Path) -> None:
 def test_every_masked_word_head_gets_the_imported_one(tmp_path: Path) -> None:
     export_hf(model(), tmp_path / "hf", config=CONFIG)
     torch.manual_seed(3)
-    backbone = Backbone(CONFIG)
+    backbone = Encoder(CONFIG)
     heads = {"one": MaskedWordHead(backbone), "two": MaskedWordHead(backbone)}
     net = Model(backbone, heads, {"a": "one", "b": "two"})
     assert load_weights(tmp_path / "hf", net).fresh == ()
@@ -318,7 +325,7 @@ def test_the_only_masked_word_head_goes_to_tasks_of_any_name(own: bool, tmp_path
     else:
         export_hf(source, tmp_path / "from", config=CONFIG)
     torch.manual_seed(3)
-    backbone = Backbone(CONFIG)
+    backbone = Encoder(CONFIG)
     heads = {name: MaskedWordHead(backbone) for name in ("mlm", "masking", "masked_words")}
     loaded = load_weights(tmp_path / "from", Model(backbone, heads, {x: x for x in heads}))
     assert loaded.fresh == ()
@@ -330,12 +337,12 @@ def test_the_only_masked_word_head_goes_to_tasks_of_any_name(own: bool, tmp_path
 
 
 def test_of_two_masked_word_heads_only_names_decide(tmp_path: Path) -> None:
-    backbone = Backbone(CONFIG)
+    backbone = Encoder(CONFIG)
     two = {name: MaskedWordHead(backbone) for name in ("one", "two")}
     save_weights(
         Model(backbone, two, {x: x for x in two}), tmp_path / "w", WeightsInfo(backbone=CONFIG)
     )
-    other = Backbone(CONFIG)
+    other = Encoder(CONFIG)
     heads = {name: MaskedWordHead(other) for name in ("two", "three")}
     loaded = load_weights(tmp_path / "w", Model(other, heads, {x: x for x in heads}))
     assert {name.split(".")[1] for name in loaded.fresh} == {"three"}
@@ -370,7 +377,7 @@ def test_an_output_table_of_its_own_is_refused(tmp_path: Path) -> None:
 # ---- mistakes ----
 
 
-def broken(folder: Path, what: str) -> BackboneConfig:
+def broken(folder: Path, what: str) -> EncoderConfig:
     """A folder with one thing wrong; the config of the model that wants it."""
     save_weights(model(), folder, info())
     about, tensors = folder / "weights.json", folder / "weights.safetensors"
@@ -390,7 +397,7 @@ def broken(folder: Path, what: str) -> BackboneConfig:
     elif what == "no backbone":
         about.write_text(json.dumps({"format": 1}))
     elif what == "unknown number":
-        about.write_text(json.dumps({**changed, "backbone": {"widht": 3}}))
+        about.write_text(json.dumps({**changed, "backbone": {"num_layer": 3}}))
     elif what == "a tensor is missing":
         state = load_file(tensors)
         del state["backbone.layers.1.qkv.weight"]
@@ -399,8 +406,10 @@ def broken(folder: Path, what: str) -> BackboneConfig:
         state = load_file(tensors)
         state["heads.distance.out.weight"] = torch.zeros(4, 16)
         save_file(state, tensors)
-    elif what in ("vocab_size", "activation", "ffn", "layers"):
-        value = {"vocab_size": 38, "activation": "relu", "ffn": 25, "layers": 3}[what]
+    elif what in ("vocab_size", "activation", "intermediate_size", "num_layers"):
+        value = {"vocab_size": 38, "activation": "relu", "intermediate_size": 25, "num_layers": 3}[
+            what
+        ]
         return replace(CONFIG, **{what: value})
     return CONFIG
 
@@ -415,13 +424,13 @@ def broken(folder: Path, what: str) -> BackboneConfig:
         ("no config", ["no checkpoint", "weights.json", "config.json"]),
         ("format", ["weights.json", "format 9"]),
         ("no backbone", ["weights.json", "backbone"]),
-        ("unknown number", ["weights.json", "widht", "width"]),
+        ("unknown number", ["weights.json", "num_layer", "num_layers"]),
         ("a tensor is missing", ["backbone.layers.1.qkv.weight", "incomplete"]),
         ("another shape", ["heads.distance.out.weight", "(4, 16)", "(3, 16)"]),
         ("vocab_size", ["backbone.vocab_size", "37", "38"]),
         ("activation", ["backbone.activation", "gelu", "relu"]),
-        ("ffn", ["backbone.ffn", "24", "25"]),
-        ("layers", ["backbone.layers", "2", "3"]),
+        ("intermediate_size", ["backbone.intermediate_size", "24", "25"]),
+        ("num_layers", ["backbone.num_layers", "2", "3"]),
     ],
 )
 def test_what_does_not_fit_is_one_clear_line(what: str, words: list[str], tmp_path: Path) -> None:
@@ -479,4 +488,4 @@ def test_shards_stay_in_their_folder(tmp_path: Path) -> None:
     index = {"weight_map": {"a": "../secret.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(UserError, match="outside the folder"):
-        load_weights(tmp_path, model(replace(BERT, activation="gelu", eps=1e-12)))
+        load_weights(tmp_path, model(replace(BERT, activation="gelu", layer_norm_eps=1e-12)))

@@ -242,7 +242,7 @@ def _to_palm_ds(contents: Contents, options: Options, dtype: str, task_id: int) 
 
 def _task_id(contents: Contents, task: str) -> int:
     """The row that a task's name, or a number, means."""
-    slots = contents.config.task_slots
+    slots = contents.config.task_types
     if not task:
         return _usual_task(contents)
     if not slots:
@@ -258,7 +258,7 @@ def _task_id(contents: Contents, task: str) -> int:
 
 
 def _usual_task(contents: Contents) -> int:
-    if not contents.config.task_slots:
+    if not contents.config.task_types:
         return 0
     return contents.task_ids.get(contents.export_task, 0)
 

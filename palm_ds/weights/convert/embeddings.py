@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.model.config import BackboneConfig
+from palm_ds.model.config import EncoderConfig
 
 State = Mapping[str, torch.Tensor]
 
@@ -32,7 +32,7 @@ class Changed:
     """Parameters and numbers after a change; tensors that it does not concern are the old ones."""
 
     state: dict[str, torch.Tensor]
-    config: BackboneConfig
+    config: EncoderConfig
     said: str
 
 
@@ -46,7 +46,7 @@ def concerned(names: Iterable[str]) -> list[str]:
 
 def place_words(
     state: State,
-    config: BackboneConfig,
+    config: EncoderConfig,
     rows: Mapping[int, Sequence[int]],
     *,
     used: int,
@@ -87,7 +87,7 @@ def place_words(
 
 
 def fit_words(
-    state: State, config: BackboneConfig, *, used: int, multiple: int = 1, seed: int = 0
+    state: State, config: EncoderConfig, *, used: int, multiple: int = 1, seed: int = 0
 ) -> Changed:
     """The least number of rows that is a multiple and holds the `used` ones.
 
@@ -109,7 +109,7 @@ def fit_words(
 
 
 def _with_rows(
-    state: State, config: BackboneConfig, size: int, used: int, seed: int
+    state: State, config: EncoderConfig, size: int, used: int, seed: int
 ) -> dict[str, torch.Tensor]:
     """A copy of the word tables with so many rows."""
     table = state[WORDS]
@@ -125,8 +125,8 @@ def _with_rows(
     return new
 
 
-def _drawn(count: int, like: torch.Tensor, config: BackboneConfig, seed: int) -> torch.Tensor:
-    """(count, width): as a model's first weights are."""
+def _drawn(count: int, like: torch.Tensor, config: EncoderConfig, seed: int) -> torch.Tensor:
+    """(count, hidden): as a model's first weights are."""
     rows = torch.empty(count, like.shape[1])
     generator, deviation = torch.Generator().manual_seed(seed), config.init_range
     return nn.init.trunc_normal_(
@@ -148,7 +148,7 @@ def _is_word_bias(name: str) -> bool:
     return name.startswith("heads.") and name.count(".") == 2 and name.endswith(".bias")
 
 
-def _check_used(used: int, rows: int, config: BackboneConfig) -> None:
+def _check_used(used: int, rows: int, config: EncoderConfig) -> None:
     if not config.pad < used <= rows:
         raise UserError(
             f"{WORDS}: {rows} rows are no table of a vocabulary of {used} with the padding at "
@@ -169,7 +169,7 @@ def _table(state: State, name: str, rows: int | None) -> torch.Tensor:
 
 
 def resize_positions(
-    state: State, config: BackboneConfig, longest: int, *, how: str = "tile"
+    state: State, config: EncoderConfig, longest: int, *, how: str = "tile"
 ) -> Changed:
     """Texts of `longest` tokens, special ones included.
 
@@ -179,8 +179,8 @@ def resize_positions(
     new position i between old ones at i * old / new: nothing is new to the model, but old texts
     change, and it wants more training. The rows before `position_offset` (RoBERTa) stay.
     """
-    table = _table(state, POSITIONS, config.positions)
-    offset, before = config.position_offset, config.longest
+    table = _table(state, POSITIONS, config.max_positions)
+    offset, before = config.position_offset, config.max_length
     if how not in HOW:
         raise UserError(f'positions: no way "{how}"{suggest(how, HOW)}')
     if longest < 1:
@@ -194,13 +194,13 @@ def resize_positions(
     new = dict(state) | {POSITIONS: torch.cat([table[:offset], rows])}
     return Changed(
         state=new,
-        config=replace(config, positions=offset + longest),
+        config=replace(config, max_positions=offset + longest),
         said=f"positions: texts of {before} tokens before, of {longest} now: {did}",
     )
 
 
 def _stretched(rows: torch.Tensor, longest: int) -> torch.Tensor:
-    """(longest, width): row i lies at i * old / new among the old; the last stays the last."""
+    """(longest, hidden): row i lies at i * old / new among the old; the last stays the last."""
     old = len(rows)
     at = torch.arange(longest, dtype=torch.float64) * old / longest
     low = at.floor().long()

@@ -128,7 +128,7 @@ def tolerance_of(a: Contents, b: Contents) -> float:
 
 
 def _check_shapes(a: Contents, b: Contents) -> None:
-    for name in ("width", "layers", "heads"):
+    for name in ("hidden_size", "num_layers", "num_heads"):
         one, other = getattr(a.config, name), getattr(b.config, name)
         if one != other:
             raise UserError(
@@ -216,8 +216,8 @@ def _limits(a: Contents, b: Contents) -> tuple[int, int, int]:
     """What both can read: ids, segments and tokens."""
     configs = (a.config, b.config)
     words = min(each.entries["backbone.word.weight"].shape[0] for each in (a, b))
-    longest = min(_LONGEST, *(each.longest for each in configs))
-    return words, min(each.segments for each in configs), longest
+    longest = min(_LONGEST, *(each.max_length for each in configs))
+    return words, min(each.token_types for each in configs), longest
 
 
 def _padded(kind: str, rows: Sequence[tuple[np.ndarray, np.ndarray]], pad: int) -> Texts:

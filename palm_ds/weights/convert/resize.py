@@ -16,7 +16,7 @@ import torch
 
 from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.errors import UserError
-from palm_ds.model.config import BackboneConfig
+from palm_ds.model.config import EncoderConfig
 from palm_ds.text.add_tokens import Added, add_tokens, pieces, read_tokens
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.weights.convert import embeddings as surgery
@@ -78,7 +78,7 @@ def edit(source: Path, target: Path, wanted: Edit) -> list[str]:
 
 def _operate(
     state: dict[str, torch.Tensor],
-    config: BackboneConfig,
+    config: EncoderConfig,
     tokenizer: Tokenizer | None,
     wanted: Edit,
 ) -> tuple[Changed, Tokenizer | None, list[str]]:

@@ -16,7 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.batch import Batch, PackedText
-from palm_ds.model.encoder import Backbone
+from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import MaskedWordHead
 from palm_ds.weights.formats.contents import Contents
 from palm_ds.weights.formats.huggingface.families import is_known_class
@@ -81,7 +81,7 @@ class _Reference:
     def __init__(self, contents: Contents, task_id: int):
         self.contents, self.task_id = contents, task_id
         with torch.device("meta"):
-            backbone = Backbone(contents.config)
+            backbone = Encoder(contents.config)
         state = {
             name.removeprefix("backbone."): _read(contents, name)
             for name in contents.entries
@@ -102,7 +102,7 @@ class _Reference:
         parts += [(f"layer {i + 1}", x) for i, x in enumerate(self.backbone.layers)]  # type: ignore[misc]
         hooks = [part.register_forward_hook(keep(name)) for name, part in parts]
         try:
-            last = self.backbone(self._batch(texts))  # (texts, length, width)
+            last = self.backbone(self._batch(texts))  # (texts, length, hidden)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -187,7 +187,7 @@ class _Transformers:
             "attention_mask": texts.real.long(),
             "token_type_ids": texts.segments,
         }
-        if self.contents.config.task_slots:
+        if self.contents.config.task_types:
             given["task_type_ids"] = torch.full(shape, self.task_id)
         if self.kind.endswith("ForMultipleChoice"):  # one choice each
             given = {name: x[:, None] for name, x in given.items()}

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import torch
 
-from palm_ds.model.config import BackboneConfig
+from palm_ds.model.config import EncoderConfig
 
 OPTIMIZER = "optimizer state"
 """The reason why a moment, a count of updates or a learning rate stays behind."""
@@ -59,7 +59,7 @@ class Contents:
     path: Path
     format: str
     """For a person: `Hugging Face ErnieForMaskedLM`, `ERNIE, a file a variable`, ..."""
-    config: BackboneConfig
+    config: EncoderConfig
     entries: Mapping[str, Entry]
     heads: Mapping[str, Head] = field(default_factory=dict)
     task_ids: Mapping[str, int] = field(default_factory=dict)
@@ -83,10 +83,10 @@ class SavesFiles(Protocol):
 
 def with_eps(contents: Contents, eps: float | None) -> Contents:
     """The checkpoint computed with this LayerNorm eps instead of its own; a note says so."""
-    own = contents.config.eps
+    own = contents.config.layer_norm_eps
     if eps is None or eps == own:
         return contents
     note = f"LayerNorm eps {eps:g}, as asked; the checkpoint itself has {own:g}"
     return replace(
-        contents, config=replace(contents.config, eps=eps), notes=(*contents.notes, note)
+        contents, config=replace(contents.config, layer_norm_eps=eps), notes=(*contents.notes, note)
     )

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.config import BackboneConfig
+from palm_ds.model.config import EncoderConfig
 from palm_ds.model.crf import CrfHead
-from palm_ds.model.encoder import Backbone
+from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead, MaskedWordHead
 from palm_ds.weights.formats.contents import Contents, Head
 
@@ -22,12 +22,12 @@ TRANSITIONS = "crf.transitions"
 """The parameter that a classification head has in addition if a CRF is on top of it."""
 
 
-def expected_shapes(config: BackboneConfig, heads: Mapping[str, Head]) -> dict[str, Shape]:
+def expected_shapes(config: EncoderConfig, heads: Mapping[str, Head]) -> dict[str, Shape]:
     """{our name: shape} of an encoder with these heads. The encoder of a custom class is left out:
     only its class knows it. Raises UserError if no tensor can have the sizes in `config`."""
     try:
         with torch.device("meta"):
-            backbone = Backbone(config)
+            backbone = Encoder(config)
             modules = {name: _head(head, backbone) for name, head in heads.items()}
     except (RuntimeError, TypeError, OverflowError) as error:
         reason = str(error).splitlines()[0]
@@ -41,10 +41,10 @@ def expected_shapes(config: BackboneConfig, heads: Mapping[str, Head]) -> dict[s
     }
 
 
-def _head(head: Head, backbone: Backbone) -> nn.Module:
+def _head(head: Head, backbone: Encoder) -> nn.Module:
     if head.kind == "masked_words":
         return MaskedWordHead(backbone)
-    width = backbone.config.width
+    width = backbone.config.hidden_size
     return CrfHead(width, head.classes) if head.transitions else ClassHead(width, head.classes)
 
 
@@ -52,7 +52,7 @@ def checked(contents: Contents, source_names: Mapping[str, str] | None = None) -
     """The contents, if the encoder (perhaps without its pooler) and each head are complete and have
     the shapes that the configuration implies; raises UserError otherwise. `source_names`: {our
     name: the name in the file}, for messages."""
-    layers, tensors = contents.config.layers, len(contents.entries)
+    layers, tensors = contents.config.num_layers, len(contents.entries)
     if layers > tensors:  # before a model of as many layers as the file claims is built
         raise UserError(f"{contents.path}: incomplete: {layers} layers in {tensors} tensors")
     try:

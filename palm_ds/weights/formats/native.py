@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
-from palm_ds.model.config import BackboneConfig
+from palm_ds.model.config import EncoderConfig
 from palm_ds.runtime import checkpoint
 from palm_ds.runtime.sharded_state import Stored
 from palm_ds.text.tokenizer import load_tokenizer
@@ -41,7 +41,7 @@ _CLASSES = ("out.weight", "out.bias")
 class WeightsInfo:
     """What weights.json says."""
 
-    backbone: BackboneConfig
+    backbone: EncoderConfig
     task_ids: Mapping[str, int] = field(default_factory=dict)
     head_of: Mapping[str, str] = field(default_factory=dict)
     export_task: str = ""
@@ -77,7 +77,7 @@ def read_info(path: Path) -> WeightsInfo:
     if isinstance(about.get("token_heads"), list):
         rest["token_heads"] = tuple(map(str, about["token_heads"]))
     where = f"{path}: backbone"
-    return WeightsInfo(backbone=BackboneConfig.from_dict(about["backbone"], where), **rest)
+    return WeightsInfo(backbone=EncoderConfig.from_dict(about["backbone"], where), **rest)
 
 
 # ---- reading ----
@@ -151,7 +151,7 @@ def _from_weights(folder: Path) -> Contents:
     return checked(contents)
 
 
-def _filled(config: BackboneConfig, words: tuple[int, ...] | None, where: Path) -> BackboneConfig:
+def _filled(config: EncoderConfig, words: tuple[int, ...] | None, where: Path) -> EncoderConfig:
     """The numbers with the words that the table has, where they do not say."""
     if config.vocab_size is not None:
         return config
@@ -163,7 +163,7 @@ def _filled(config: BackboneConfig, words: tuple[int, ...] | None, where: Path) 
 def _from_checkpoint(found: checkpoint.Found, tokenizer: Path | None) -> Contents:
     lineage = _lineage(found)
     stored = _stored(found)
-    config = BackboneConfig.from_dict(lineage["backbone"], f"{found.path}: lineage.backbone")
+    config = EncoderConfig.from_dict(lineage["backbone"], f"{found.path}: lineage.backbone")
     names = stored.names()
     # an encoder of one's own may have shapes that do not follow from its numbers
     said = {name: tuple(shape) for name, shape in lineage.get("shapes", {}).items()}
@@ -211,7 +211,7 @@ def _whole(stored: Stored, name: str, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def _shapes(
-    names: Iterable[str], stored: Stored, config: BackboneConfig
+    names: Iterable[str], stored: Stored, config: EncoderConfig
 ) -> dict[str, tuple[int, ...]]:
     """A checkpoint keeps values laid end to end: the shapes follow from the encoder's width."""
     found: dict[str, tuple[int, ...]] = {}
@@ -231,10 +231,10 @@ def _is_matrix(name: str) -> bool:
     return name.endswith(".weight") and "norm" not in name.rsplit(".", 2)[-2]
 
 
-def _columns(name: str, config: BackboneConfig) -> int:
+def _columns(name: str, config: EncoderConfig) -> int:
     if not _is_matrix(name):
         return 1
-    return config.inner if name.endswith(".contract.weight") else config.width
+    return config.feed_forward_size if name.endswith(".contract.weight") else config.hidden_size
 
 
 def _tokenizer_of(path: Path, given: Path | None, fingerprint: str | None) -> Path | None:

@@ -177,7 +177,7 @@ def test_other_columns_may_be_its_texts(vocabulary, tmp_path) -> None:
 def shared_recipe(folder: Path, vocabulary: Path, **second: Any) -> Recipe:
     source = {"tokenizer": str(vocabulary)}
     values = {
-        "backbone": {"preset": "tiny", "positions": 32},
+        "backbone": {"preset": "tiny", "max_positions": 32},
         "length": 32,
         "batch": "4 examples",
         "held_out": 0.0,

@@ -34,7 +34,7 @@ MASKS, ORDER, APART = "knowledge_masking", "sentence_reordering", "sentence_dist
 
 def write_recipe(folder: Path, stages: Any, **changes: Any) -> Path:
     values = {
-        "backbone": {"preset": "tiny", "positions": 64},
+        "backbone": {"preset": "tiny", "max_positions": 64},
         "length": 64,
         "batch": "8 rows",
         "sources": {"text": {"corpus": str(folder / "corpus")}},

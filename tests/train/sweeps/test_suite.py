@@ -139,7 +139,7 @@ def test_folders_as_glue_and_clue_have_them(tmp_path):
 
 def test_recipe_files_with_their_data_elsewhere(tmp_path):
     recipes = [str(ROOT / f"launch/recipes/finetune/{name}.yaml") for name in ("rte", "sst2")]
-    change = ["init_from=''", "backbone={preset: tiny, positions: 512}"]
+    change = ["init_from=''", "backbone={preset: tiny, max_positions: 512}"]
     suite = Suite(recipes=recipes, data="/glue", seeds=2, overrides=change)
     found = members(suite, tmp_path)
     assert [m.title for m in found] == [f"{n}, seed {s}" for n in ("rte", "sst2") for s in (1, 2)]

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.config import BackboneConfig
+from palm_ds.model.config import EncoderConfig
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import wordpiece
 from palm_ds.weights.convert import convert
@@ -31,8 +31,15 @@ from palm_ds.weights.formats.paddle import write as paddle_writer
 from palm_ds.weights.weights_folder import WeightsInfo, load_weights, save_weights
 from tests.helpers.noisy_model import noisy_model
 
-CONFIG = BackboneConfig(
-    vocab_size=32, width=16, layers=2, heads=2, ffn=24, positions=20, task_slots=3, eps=1e-5
+CONFIG = EncoderConfig(
+    vocab_size=32,
+    hidden_size=16,
+    num_layers=2,
+    num_heads=2,
+    intermediate_size=24,
+    max_positions=20,
+    task_types=3,
+    layer_norm_eps=1e-5,
 )
 WORDS = wordpiece(
     ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *"abcdefghijklmnopqrst"], lower=True
@@ -68,7 +75,7 @@ ACCEPTED = {"paddle": {"eps": 1e-12}}
 """Further options by target, for CONFIG's eps of 1e-5."""
 
 
-def model(config: BackboneConfig = CONFIG) -> Model:
+def model(config: EncoderConfig = CONFIG) -> Model:
     return noisy_model(config, "masking", {"order": (6, True), "tags": (4, False)})
 
 
@@ -211,7 +218,7 @@ def test_paddlenlp_computes_with_an_eps_of_its_own(source: Path, tmp_path: Path)
     options = Options(family="bert", task="masking")
     done = convert.convert(source, tmp_path / "bert", "paddle", options)
     assert done.proof and done.proof.holds
-    assert open_checkpoint(tmp_path / "bert").config.eps == CONFIG.eps
+    assert open_checkpoint(tmp_path / "bert").config.layer_norm_eps == CONFIG.layer_norm_eps
 
 
 def test_the_proof_takes_the_eps_that_paddlenlp_takes(
@@ -371,7 +378,7 @@ def test_what_nobody_knows(tmp_path: Path) -> None:
 
 def test_options_are_those_of_the_format(source: Path) -> None:
     assert open_checkpoint(source, prefix=None).config == CONFIG
-    assert open_checkpoint(source, eps=1e-3).config == replace(CONFIG, eps=1e-3)
+    assert open_checkpoint(source, eps=1e-3).config == replace(CONFIG, layer_norm_eps=1e-3)
     with pytest.raises(UserError, match="no option 'prefix'"):
         open_checkpoint(source, prefix="ernie.")
 

@@ -10,7 +10,7 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.example import Example, collate
-from palm_ds.model.encoder import Backbone, BackboneConfig
+from palm_ds.model.encoder import Encoder, EncoderConfig
 from palm_ds.model.heads import ClassHead, MaskedWordHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.weights.convert.embeddings import (
@@ -23,17 +23,24 @@ from palm_ds.weights.convert.embeddings import (
     resize_positions,
 )
 
-CONFIG = BackboneConfig(
-    vocab_size=40, width=16, layers=2, heads=2, ffn=24, positions=20, task_slots=3, eps=1e-5
+CONFIG = EncoderConfig(
+    vocab_size=40,
+    hidden_size=16,
+    num_layers=2,
+    num_heads=2,
+    intermediate_size=24,
+    max_positions=20,
+    task_types=3,
+    layer_norm_eps=1e-5,
 )
-ROBERTA = replace(CONFIG, task_slots=0, segments=1, positions=22, position_offset=2, pad=1)
+ROBERTA = replace(CONFIG, task_types=0, token_types=1, max_positions=22, position_offset=2, pad=1)
 BIASES = ("heads.one.bias", "heads.two.bias")
 USED = 37  # of the 40 rows
 
 
-def net(config: BackboneConfig, seed: int = 1) -> Model:
+def net(config: EncoderConfig, seed: int = 1) -> Model:
     torch.manual_seed(seed)
-    backbone = Backbone(config)
+    backbone = Encoder(config)
     heads: dict[str, torch.nn.Module] = {
         "one": MaskedWordHead(backbone),
         "two": MaskedWordHead(backbone),
@@ -48,7 +55,7 @@ def net(config: BackboneConfig, seed: int = 1) -> Model:
 
 def rebuilt(changed: Changed) -> Model:
     model = Model(
-        backbone := Backbone(changed.config),
+        backbone := Encoder(changed.config),
         {
             "one": MaskedWordHead(backbone),
             "two": MaskedWordHead(backbone),
@@ -84,7 +91,7 @@ IDS = [5, 6, 36, 8, 9, 5]
 
 @pytest.mark.parametrize("config", [CONFIG, ROBERTA], ids=["ernie", "roberta"])
 @pytest.mark.parametrize("multiple", [1, 8, 37, 64])
-def test_another_number_of_rows(config: BackboneConfig, multiple: int) -> None:
+def test_another_number_of_rows(config: EncoderConfig, multiple: int) -> None:
     model = net(config)
     state = model.state_dict()
     before = {name: value.clone() for name, value in state.items()}
@@ -117,7 +124,7 @@ def test_rows_that_nobody_uses_take_nothing_from_the_others() -> None:
 
 
 @pytest.mark.parametrize("config", [CONFIG, ROBERTA], ids=["ernie", "roberta"])
-def test_new_words_in_free_rows_and_beyond(config: BackboneConfig) -> None:
+def test_new_words_in_free_rows_and_beyond(config: EncoderConfig) -> None:
     model = net(config)
     state = model.state_dict()
     rows = {4: [], 37: [6, 8], 38: [], 39: [9], 40: [5, 5, 6], 41: []}
@@ -162,13 +169,13 @@ def test_half_precision_stays_and_no_head_is_needed() -> None:
 
 @pytest.mark.parametrize("config", [CONFIG, ROBERTA], ids=["ernie", "roberta"])
 @pytest.mark.parametrize("longest", [1, 6, 20, 21, 40, 47])
-def test_tiled_and_cut_positions(config: BackboneConfig, longest: int) -> None:
+def test_tiled_and_cut_positions(config: EncoderConfig, longest: int) -> None:
     model = net(config)
     state = model.state_dict()
     changed = resize_positions(state, config, longest)
     offset = config.position_offset
-    assert changed.config == replace(config, positions=longest + offset)
-    assert changed.config.longest == longest
+    assert changed.config == replace(config, max_positions=longest + offset)
+    assert changed.config.max_length == longest
     old, new = state[POSITIONS], changed.state[POSITIONS]
     assert torch.equal(new[:offset], old[:offset])
     for i in range(longest):
@@ -178,7 +185,7 @@ def test_tiled_and_cut_positions(config: BackboneConfig, longest: int) -> None:
 
 
 @pytest.mark.parametrize("config", [CONFIG, ROBERTA], ids=["ernie", "roberta"])
-def test_stretched_positions(config: BackboneConfig) -> None:
+def test_stretched_positions(config: EncoderConfig) -> None:
     state, offset = net(config).state_dict(), config.position_offset
     double = resize_positions(state, config, 40, how="interpolate").state[POSITIONS]
     old = state[POSITIONS]
@@ -225,7 +232,7 @@ WRONG = {
         r"is \(40, 16\), the encoder's numbers say 41",
     ),
     "other positions": (
-        lambda: resize_positions(without(""), replace(CONFIG, positions=19), 30),
+        lambda: resize_positions(without(""), replace(CONFIG, max_positions=19), 30),
         r"is \(20, 16\), the encoder's numbers say 19",
     ),
     "a bias of another size": (

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.config import BackboneConfig
+from palm_ds.model.config import EncoderConfig
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import wordpiece
 from palm_ds.weights.convert import parity as proof
@@ -23,11 +23,18 @@ from palm_ds.weights.formats.tensor_files import held
 from palm_ds.weights.weights_folder import export_hf
 from tests.helpers.noisy_model import noisy_model
 
-CONFIG = BackboneConfig(
-    vocab_size=30, width=16, layers=2, heads=2, ffn=24, positions=20, task_slots=3, eps=1e-5
+CONFIG = EncoderConfig(
+    vocab_size=30,
+    hidden_size=16,
+    num_layers=2,
+    num_heads=2,
+    intermediate_size=24,
+    max_positions=20,
+    task_types=3,
+    layer_norm_eps=1e-5,
 )
-BERT = replace(CONFIG, task_slots=0, segments=2, activation="relu")
-ROBERTA = replace(CONFIG, task_slots=0, segments=1, positions=22, position_offset=2, pad=1)
+BERT = replace(CONFIG, task_types=0, token_types=2, activation="relu")
+ROBERTA = replace(CONFIG, task_types=0, token_types=1, max_positions=22, position_offset=2, pad=1)
 HEADS = {
     "masked_words": Head(kind="masked_words", pooled=False),
     "next_sentence": Head(kind="classes", classes=2),
@@ -40,12 +47,12 @@ WORDS = wordpiece(
 PADDED_AT_1 = wordpiece(["[CLS]", "[PAD]", "[SEP]", "[MASK]", "[UNK]", *"abcdefgh"], lower=True)
 
 
-def model(config: BackboneConfig = CONFIG) -> Model:
+def model(config: EncoderConfig = CONFIG) -> Model:
     return noisy_model(config, "masked_words", {"next_sentence": (2, True), "tags": (4, False)})
 
 
 def contents(
-    config: BackboneConfig = CONFIG, state: Mapping[str, torch.Tensor] | None = None
+    config: EncoderConfig = CONFIG, state: Mapping[str, torch.Tensor] | None = None
 ) -> Contents:
     state = model(config).state_dict() if state is None else state
     entries: dict[str, Entry] = {name: held(name, x) for name, x in state.items()}
@@ -55,9 +62,9 @@ def contents(
 @pytest.mark.parametrize("config", [CONFIG, BERT, ROBERTA], ids=["ernie", "bert", "roberta"])
 @pytest.mark.parametrize("task_id", [0, 2])
 def test_our_encoder_and_transformers_agree(
-    config: BackboneConfig, task_id: int, tmp_path: Path
+    config: EncoderConfig, task_id: int, tmp_path: Path
 ) -> None:
-    if task_id and not config.task_slots:
+    if task_id and not config.task_types:
         pytest.skip("has no tasks")
     export_hf(model(config), tmp_path / "hf", config=config, task_id=task_id)
     written = huggingface.open_contents(tmp_path / "hf")
@@ -78,9 +85,11 @@ def changed(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Conten
 
 
 MISTAKES = {
-    "eps": lambda: contents(replace(CONFIG, eps=1e-12 if CONFIG.eps > 1e-6 else 1e-3)),
+    "eps": lambda: contents(
+        replace(CONFIG, layer_norm_eps=1e-12 if CONFIG.layer_norm_eps > 1e-6 else 1e-3)
+    ),
     "activation": lambda: contents(replace(CONFIG, activation="relu")),
-    "attention heads": lambda: contents(replace(CONFIG, heads=4)),
+    "attention heads": lambda: contents(replace(CONFIG, num_heads=4)),
     "segments": lambda: changed("backbone.segment.weight", lambda x: x.flip(0)),
     "a matrix turned": lambda: changed("backbone.layers.1.project.weight", lambda x: x.T),
     "query and key": lambda: changed("backbone.layers.0.qkv.bias", lambda x: x.roll(16)),

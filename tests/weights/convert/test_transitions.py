@@ -10,9 +10,9 @@ import torch
 from transformers import AutoModelForTokenClassification
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.config import BackboneConfig
+from palm_ds.model.config import EncoderConfig
 from palm_ds.model.crf import CrfHead
-from palm_ds.model.encoder import Backbone
+from palm_ds.model.encoder import Encoder
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import wordpiece
 from palm_ds.weights.convert import convert
@@ -21,8 +21,15 @@ from palm_ds.weights.formats.contents import Head
 from palm_ds.weights.formats.open import open_checkpoint
 from palm_ds.weights.weights_folder import WeightsInfo, load_weights, save_weights, token_heads_of
 
-CONFIG = BackboneConfig(
-    vocab_size=32, width=16, layers=1, heads=2, ffn=24, positions=20, task_slots=0, eps=1e-5
+CONFIG = EncoderConfig(
+    vocab_size=32,
+    hidden_size=16,
+    num_layers=1,
+    num_heads=2,
+    intermediate_size=24,
+    max_positions=20,
+    task_types=0,
+    layer_norm_eps=1e-5,
 )
 WORDS = wordpiece(
     ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *"abcdefghijklmnopqrst"], lower=True
@@ -32,7 +39,7 @@ WORDS = wordpiece(
 def model(seed: int, allowed: torch.Tensor | None = None) -> Model:
     torch.manual_seed(seed)
     net = Model(
-        Backbone(CONFIG), {"tags": CrfHead(CONFIG.width, 5, allowed=allowed)}, {"tags": "tags"}
+        Encoder(CONFIG), {"tags": CrfHead(CONFIG.hidden_size, 5, allowed=allowed)}, {"tags": "tags"}
     )
     with torch.no_grad():
         for parameter in net.parameters():

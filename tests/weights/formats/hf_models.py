@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from palm_ds.data.example import Example, collate
-from palm_ds.model.encoder import Backbone
+from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead, MaskedWordHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.weights.formats.contents import Contents
@@ -57,13 +57,13 @@ def save(model: transformers.PreTrainedModel, folder: Path, **options: object) -
 
 def build(contents: Contents) -> Model:
     """The model that the contents are of, in fp32."""
-    backbone = Backbone(contents.config)
+    backbone = Encoder(contents.config)
     heads: dict[str, torch.nn.Module] = {}
     for name, head in contents.heads.items():
         if head.kind == "masked_words":
             heads[name] = MaskedWordHead(backbone)
         else:
-            heads[name] = ClassHead(contents.config.width, head.classes, pooled=head.pooled)
+            heads[name] = ClassHead(contents.config.hidden_size, head.classes, pooled=head.pooled)
     model = Model(backbone, heads, {name: name for name in heads}) if heads else _bare(backbone)
     state = {name: entry.read().float() for name, entry in contents.entries.items()}
     missing, unexpected = model.load_state_dict(state, strict=False)
@@ -71,8 +71,8 @@ def build(contents: Contents) -> Model:
     return model.eval()
 
 
-def _bare(backbone: Backbone) -> Model:
-    head = ClassHead(backbone.config.width, 1)
+def _bare(backbone: Encoder) -> Model:
+    head = ClassHead(backbone.config.hidden_size, 1)
     model = Model(backbone, {"none": head}, {"none": "none"})
     del model.heads["none"]
     return model

@@ -9,14 +9,16 @@ import pytest
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.config import BackboneConfig
+from palm_ds.model.config import EncoderConfig
 from palm_ds.model.crf import CrfHead
-from palm_ds.model.encoder import Backbone
+from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead, MaskedWordHead
 from palm_ds.weights.formats.contents import Contents, Entry, Head
 from palm_ds.weights.formats.expected_shapes import checked, expected_shapes
 
-CONFIG = BackboneConfig(vocab_size=11, width=8, layers=2, heads=2, ffn=12, positions=10)
+CONFIG = EncoderConfig(
+    vocab_size=11, hidden_size=8, num_layers=2, num_heads=2, intermediate_size=12, max_positions=10
+)
 HEADS = {
     "words": Head(kind="masked_words"),
     "order": Head(kind="classes", classes=3),
@@ -25,7 +27,7 @@ HEADS = {
 
 
 def test_shapes_are_those_of_a_model_with_values() -> None:
-    backbone = Backbone(CONFIG)
+    backbone = Encoder(CONFIG)
     heads = {"words": MaskedWordHead(backbone), "order": ClassHead(8, 3), "tags": CrfHead(8, 4)}
     model = torch.nn.ModuleDict({"backbone": backbone, "heads": torch.nn.ModuleDict(heads)})
     real = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -44,7 +46,7 @@ def test_random_numbers_are_not_used() -> None:
 
 
 def test_sizes_that_no_tensor_can_have_are_one_line() -> None:
-    config = replace(CONFIG, vocab_size=10**15, width=10**9)
+    config = replace(CONFIG, vocab_size=10**15, hidden_size=10**9)
     entry = Entry(theirs=("w",), shape=(1, 1), read=lambda: torch.zeros(1, 1))
     entries = {f"backbone.{number}": entry for number in range(9)}
     contents = Contents(path=Path("somebody's"), format="", config=config, entries=entries)

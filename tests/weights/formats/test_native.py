@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.config import BackboneConfig
+from palm_ds.model.config import EncoderConfig
 from palm_ds.model.crf import CrfHead
-from palm_ds.model.encoder import Backbone
+from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead, MaskedWordHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime import checkpoint
@@ -28,8 +28,15 @@ from palm_ds.weights.formats.contents import OPTIMIZER
 from palm_ds.weights.weights_folder import save_weights
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-CONFIG = BackboneConfig(
-    vocab_size=11, width=8, layers=2, heads=2, ffn=12, positions=10, segments=3, task_slots=4
+CONFIG = EncoderConfig(
+    vocab_size=11,
+    hidden_size=8,
+    num_layers=2,
+    num_heads=2,
+    intermediate_size=12,
+    max_positions=10,
+    token_types=3,
+    task_types=4,
 )
 WORDS = wordpiece(["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *"abcdef"], lower=True)
 LAYOUTS = [(stage, world) for stage in (0, 1, 2, 3) for world in (1, 2, 3)]
@@ -37,7 +44,7 @@ LAYOUTS = [(stage, world) for stage in (0, 1, 2, 3) for world in (1, 2, 3)]
 
 def model(seed: int = 1) -> Model:
     torch.manual_seed(seed)
-    backbone = Backbone(CONFIG)
+    backbone = Encoder(CONFIG)
     heads = {
         "masking": MaskedWordHead(backbone),
         "distance": ClassHead(8, 3, pooled=True),

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.config import BackboneConfig
+from palm_ds.model.config import EncoderConfig
 from palm_ds.weights.formats import native as own
 from palm_ds.weights.formats.contents import Contents, Entry, Head, with_eps
 from palm_ds.weights.formats.deepspeed.zero_shards import Shards, open_shards, tag_folder
@@ -77,7 +77,7 @@ def _config_file(folder: Path, given: Path | None) -> Path:
     )
 
 
-def _numbers(file: Path) -> tuple[BackboneConfig, str]:
+def _numbers(file: Path) -> tuple[EncoderConfig, str]:
     """The encoder's numbers, and Hugging Face's model_type ("" where the file is ours)."""
     if file.name == own.INFO:
         return own.read_info(file).backbone, ""
@@ -113,7 +113,7 @@ def _huggingface(shards: Shards, prefix: str, file: Path) -> Contents:
     if not kind:
         raise UserError(f"{shards.folder}: a model of Hugging Face's, but {file} is palm_ds's")
     inside, left = _within(shards, prefix.removesuffix(f"{kind}."))
-    entries, more = to_ours(inside, kind, config.layers, str(shards.folder))
+    entries, more = to_ours(inside, kind, config.num_layers, str(shards.folder))
     return Contents(
         path=shards.folder,
         format=_format(shards, f"Hugging Face {kind.capitalize()}"),
@@ -140,7 +140,7 @@ def _within(shards: Shards, prefix: str) -> tuple[dict[str, Entry], dict[str, st
     return inside, {**shards.left, **dict.fromkeys(outside, why)}
 
 
-def _with_words(config: BackboneConfig, entries: Mapping[str, Entry]) -> BackboneConfig:
+def _with_words(config: EncoderConfig, entries: Mapping[str, Entry]) -> EncoderConfig:
     words = entries.get(_OURS)
     if config.vocab_size is None and words is not None:
         return replace(config, vocab_size=words.shape[0])

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from palm_ds.model.config import BackboneConfig
+from palm_ds.model.config import EncoderConfig
 
 _BERT_HEAD = {
     "dense": "cls.predictions.transform.dense",
@@ -74,11 +74,11 @@ FAMILIES: dict[str, Family] = {
 """By `model_type`."""
 
 
-def family_of(config: BackboneConfig) -> str:
+def family_of(config: EncoderConfig) -> str:
     """The `model_type` of an encoder's own architecture; empty: it is none of them."""
     for name, family in FAMILIES.items():
         same_positions = config.position_offset == family.position_offset(config.pad)
-        if same_positions and bool(config.task_slots) == family.task_embedding:
+        if same_positions and bool(config.task_types) == family.task_embedding:
             return name
     return ""
 

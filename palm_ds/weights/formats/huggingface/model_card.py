@@ -61,9 +61,9 @@ def _origin(plan: Plan, made: Made) -> str:
     kind = f" ({made.format})" if made.format else ""
     config = plan.config
     return (
-        f"Converted by {made.program} from {made.source}{kind}: {config.layers} layers, width "
-        f"{config.width}, {config.heads} heads, {config.vocab_size} words, LayerNorm eps "
-        f"{config.eps:g}, {config.activation}; weights in {plan.about['dtype']}."
+        f"Converted by {made.program} from {made.source}{kind}: {config.num_layers} layers, width "
+        f"{config.hidden_size}, {config.num_heads} heads, {config.vocab_size} words, LayerNorm eps "
+        f"{config.layer_norm_eps:g}, {config.activation}; weights in {plan.about['dtype']}."
     )
 
 

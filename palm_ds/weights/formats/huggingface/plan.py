@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.config import BackboneConfig
+from palm_ds.model.config import EncoderConfig
 from palm_ds.weights.formats.contents import Entry, Head
 from palm_ds.weights.formats.expected_shapes import TRANSITIONS
 from palm_ds.weights.formats.huggingface.families import FAMILIES, other_masked_lm
@@ -35,7 +35,7 @@ class Plan:
 
     about: Mapping[str, Any]
     """config.json."""
-    config: BackboneConfig
+    config: EncoderConfig
     """The encoder's numbers, as it is written."""
     groups: tuple[Group, ...]
     dtype: torch.dtype
@@ -58,7 +58,7 @@ class Plan:
 
 def plan(
     entries: Mapping[str, Entry],
-    config: BackboneConfig,
+    config: EncoderConfig,
     heads: Mapping[str, Head],
     target: Target,
 ) -> Plan:
@@ -66,11 +66,11 @@ def plan(
     not for this encoder and these heads."""
     if config.kind:
         raise UserError(f"Hugging Face has no encoder like {config.kind}, a class of one's own")
-    if not 0 <= target.task_id < max(config.task_slots, 1):
-        raise UserError(f"task_id: {target.task_id} is none of {config.task_slots} task slots")
+    if not 0 <= target.task_id < max(config.task_types, 1):
+        raise UserError(f"task_id: {target.task_id} is none of {config.task_types} task slots")
     chosen = choose(config, heads, target)
     check_whole(chosen, heads, entries, config)
-    names = _names(chosen, config.layers)
+    names = _names(chosen, config.num_layers)
     kept = {x: replace(entries[x], theirs=(x,), how="") for x in names if x in entries}
     left = {x: _why(x, chosen, heads, config) for x in entries if x not in kept}
     kept, new, created = _reshaped(kept, config, chosen.kind, target)
@@ -101,7 +101,7 @@ def _names(chosen: Chosen, layers: int) -> Names:
     return names
 
 
-def _why(name: str, chosen: Chosen, heads: Mapping[str, Head], config: BackboneConfig) -> str:
+def _why(name: str, chosen: Chosen, heads: Mapping[str, Head], config: EncoderConfig) -> str:
     """Why something of ours stays behind."""
     head = heads.get(name.split(".")[1]) if name.startswith("heads.") else None
     if name.endswith(TRANSITIONS) and head is not None:
@@ -132,30 +132,30 @@ def _dtype(kept: Mapping[str, Entry], target: Target) -> torch.dtype:
     return found
 
 
-def _about(config: BackboneConfig, chosen: Chosen, heads: Mapping[str, Head]) -> dict[str, Any]:
+def _about(config: EncoderConfig, chosen: Chosen, heads: Mapping[str, Head]) -> dict[str, Any]:
     """The content of config.json. transformers takes no 1 for 1.0 there."""
     values = {
         "architectures": [chosen.architecture],
         "model_type": chosen.kind,
         "vocab_size": config.vocab_size,
-        "hidden_size": config.width,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "intermediate_size": config.inner,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "intermediate_size": config.feed_forward_size,
         "hidden_act": config.activation,
         "hidden_dropout_prob": float(config.dropout),
         "attention_probs_dropout_prob": float(config.attention_dropout),
-        "max_position_embeddings": config.positions,
-        "type_vocab_size": config.segments,
+        "max_position_embeddings": config.max_positions,
+        "type_vocab_size": config.token_types,
         "initializer_range": float(config.init_range),
-        "layer_norm_eps": float(config.eps),
+        "layer_norm_eps": float(config.layer_norm_eps),
         "pad_token_id": config.pad,
         "tie_word_embeddings": True,
     }
     if FAMILIES[chosen.kind].task_embedding:
-        values["use_task_id"] = bool(config.task_slots)
-        if config.task_slots:
-            values["task_type_vocab_size"] = config.task_slots
+        values["use_task_id"] = bool(config.task_types)
+        if config.task_types:
+            values["task_type_vocab_size"] = config.task_types
     for ours, theirs in chosen.heads.items():
         if theirs == CLASSIFIER and chosen.ending != "ForMultipleChoice":
             values |= _labels(heads[ours])
@@ -174,25 +174,25 @@ def _labels(head: Head) -> dict[str, Any]:
 
 
 def _reshaped(
-    kept: Mapping[str, Entry], config: BackboneConfig, kind: str, target: Target
-) -> tuple[dict[str, Entry], BackboneConfig, dict[str, str]]:
+    kept: Mapping[str, Entry], config: EncoderConfig, kind: str, target: Target
+) -> tuple[dict[str, Entry], EncoderConfig, dict[str, str]]:
     """The entries and the numbers of the model that is written; {our name: what was created}."""
     result, created = dict(kept), {}
     family = FAMILIES[kind]
-    if config.task_slots and family.task_embedding and target.task_id:
+    if config.task_types and family.task_embedding and target.task_id:
         name = "backbone.task.weight"
         result[name] = _swapped(kept[name], target.task_id)
-    if config.task_slots and not family.task_embedding:
+    if config.task_types and not family.task_embedding:
         task, name = result.pop("backbone.task.weight"), "backbone.segment.weight"
         result[name] = _folded(kept[name], task, target.task_id)
-        config = replace(config, task_slots=0)
+        config = replace(config, task_types=0)
     offset = family.position_offset(config.pad)
     if more := offset - config.position_offset:
         name = "backbone.position.weight"
         result[name] = _moved(kept[name], more)
         if more > 0:
             created[name] = f"{more} rows of zeros in front, for positions that no token has"
-        config = replace(config, positions=config.positions + more, position_offset=offset)
+        config = replace(config, max_positions=config.max_positions + more, position_offset=offset)
     return result, config, created
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.config import FOREIGN_KEYS, BackboneConfig
+from palm_ds.model.config import FOREIGN_KEYS, EncoderConfig
 from palm_ds.weights.formats.contents import Contents, Entry, Head, with_eps
 from palm_ds.weights.formats.expected_shapes import checked
 from palm_ds.weights.formats.huggingface.families import FAMILIES, other_masked_lm
@@ -68,7 +68,7 @@ def open_contents(path: Path, *, eps: float | None = None) -> Contents:
     path = Path(path)
     about, config = read_config(path)
     found = open_tensors(path)
-    entries, left = to_ours(found, about["model_type"], config.layers, str(path))
+    entries, left = to_ours(found, about["model_type"], config.num_layers, str(path))
     _check_tied(about, found, entries, path)
     left |= _what_is_not_read(entries, config, about["model_type"])
     config = _with_vocabulary(config, entries)
@@ -82,14 +82,14 @@ def open_contents(path: Path, *, eps: float | None = None) -> Contents:
         tokenizer=path if any((path / name).is_file() for name in TOKENIZERS) else None,
         notes=_notes(entries, about, path),
     )
-    names = table(about["model_type"], config.layers).items()
+    names = table(about["model_type"], config.num_layers).items()
     return checked(
         with_eps(contents, eps),
         {ours: prefixed(theirs[0], about["model_type"]) for ours, theirs in names},
     )
 
 
-def read_config(folder: Path) -> tuple[dict[str, Any], BackboneConfig]:
+def read_config(folder: Path) -> tuple[dict[str, Any], EncoderConfig]:
     """config.json as it is, and the encoder's numbers in it. Programs of all ages wrote all kinds
     of keys there; those that would make it another encoder are checked."""
     path = folder / CONFIG
@@ -100,7 +100,7 @@ def read_config(folder: Path) -> tuple[dict[str, Any], BackboneConfig]:
     known = {key: value for key, value in about.items() if key in FOREIGN_KEYS}
     # Whether the tables are one is seen in the weights: _drop_tied compares them.
     known.pop("tie_word_embeddings", None)
-    return about, BackboneConfig.from_dict(known, str(path))
+    return about, EncoderConfig.from_dict(known, str(path))
 
 
 def _check_tied(
@@ -117,7 +117,7 @@ def _check_tied(
         )
 
 
-def _with_vocabulary(config: BackboneConfig, entries: Mapping[str, Entry]) -> BackboneConfig:
+def _with_vocabulary(config: EncoderConfig, entries: Mapping[str, Entry]) -> EncoderConfig:
     words = entries.get("backbone.word.weight")
     if config.vocab_size is None and words is not None and words.shape:
         return replace(config, vocab_size=words.shape[0])
@@ -132,10 +132,10 @@ def _class_of(about: Mapping[str, Any]) -> str:
     return FAMILIES[about["model_type"]].class_prefix + "Model"
 
 
-def _what_is_not_read(entries: dict[str, Entry], config: BackboneConfig, kind: str) -> dict:
+def _what_is_not_read(entries: dict[str, Entry], config: EncoderConfig, kind: str) -> dict:
     """Takes out what Hugging Face's own model would not read, or read otherwise: why."""
     left = {}
-    if not config.task_slots and (table := entries.pop("backbone.task.weight", None)):
+    if not config.task_types and (table := entries.pop("backbone.task.weight", None)):
         left |= dict.fromkeys(table.theirs, "use_task_id is not set: the model does not read it")
     if not FAMILIES[kind].has_masked_lm(config.activation):
         why = other_masked_lm(kind, config.activation)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.model.config import BackboneConfig
+from palm_ds.model.config import EncoderConfig
 from palm_ds.weights.formats.contents import Entry, Head
 from palm_ds.weights.formats.expected_shapes import expected_shapes
 from palm_ds.weights.formats.huggingface.families import FAMILIES, family_of
@@ -108,7 +108,7 @@ class Chosen:
         return FAMILIES[self.kind].classifier_dense and self.ending == "ForSequenceClassification"
 
 
-def choose(config: BackboneConfig, heads: Mapping[str, Head], target: Target) -> Chosen:
+def choose(config: EncoderConfig, heads: Mapping[str, Head], target: Target) -> Chosen:
     """The class of what is there: never one with a part that would have to be invented."""
     kind = _family(config, target)
     name = target.head or _only_head(heads, target)
@@ -130,7 +130,7 @@ def choose(config: BackboneConfig, heads: Mapping[str, Head], target: Target) ->
 
 
 def check_whole(
-    chosen: Chosen, heads: Mapping[str, Head], entries: Mapping[str, Entry], config: BackboneConfig
+    chosen: Chosen, heads: Mapping[str, Head], entries: Mapping[str, Entry], config: EncoderConfig
 ) -> None:
     """Every part of the heads is there. Raises UserError."""
     for part in expected_shapes(config, {name: heads[name] for name in chosen.heads}):
@@ -142,11 +142,11 @@ def check_whole(
         raise UserError(f"{chosen.architecture} reads texts through the pooler, and there is none")
 
 
-def _family(config: BackboneConfig, target: Target) -> str:
+def _family(config: EncoderConfig, target: Target) -> str:
     """Which of Hugging Face's models it becomes. Raises UserError where it is none of them."""
     if found := target.family or family_of(config):
         return found
-    if config.task_slots:
+    if config.task_types:
         raise UserError("Hugging Face has no encoder with task embeddings and a position offset")
     raise UserError(
         f"Hugging Face's Roberta counts positions from pad + 1 = {config.pad + 1}, this encoder "

@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from palm_ds.common.json_files import write_json
-from palm_ds.model.config import BackboneConfig
+from palm_ds.model.config import EncoderConfig
 from palm_ds.weights.formats.contents import SavesFiles
 from palm_ds.weights.formats.huggingface.plan import Plan, plan
 from palm_ds.weights.formats.huggingface.read import CONFIG
@@ -39,12 +39,12 @@ def write(plan: Plan, folder: Path, *, tokenizer: SavesFiles | None = None, card
         (folder / CARD).write_text(card, encoding="utf-8")
 
 
-def _fit(path: Path, config: BackboneConfig) -> None:
+def _fit(path: Path, config: EncoderConfig) -> None:
     """What transformers must know of the encoder: where to cut a text, for the position table ends
     there, and not to count segments where there is only one."""
     if not path.is_file():
         return
-    about = {"model_max_length": config.longest} | read_json(path)
-    if config.segments == 1:
+    about = {"model_max_length": config.max_length} | read_json(path)
+    if config.token_types == 1:
         about["model_input_names"] = ["input_ids", "attention_mask"]
     write_json(path, about)

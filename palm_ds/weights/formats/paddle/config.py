@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.config import FOREIGN_KEYS, BackboneConfig
+from palm_ds.model.config import FOREIGN_KEYS, EncoderConfig
 from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.weights.formats.contents import Entry
 from palm_ds.weights.formats.huggingface.families import FAMILIES
@@ -106,7 +106,7 @@ def find_vocabulary(folder: Path, rows: int) -> Path | None:
 
 def numbers(
     entries: Mapping[str, Entry], about: About, era: Era, *, palm: bool, eps: float | None
-) -> tuple[BackboneConfig, list[str]]:
+) -> tuple[EncoderConfig, list[str]]:
     """The encoder's numbers, and what to say about them. `eps`: asked for; none: the source's."""
     values = dict(about.values)
     if lacking := [key for key in _REQUIRED if key not in values]:
@@ -115,13 +115,13 @@ def numbers(
         raise UserError(f"{about.path}: pool_act: only tanh is this pooler's")
     kind = about.kind or "ernie"
     known = {key: x for key, x in values.items() if key in FOREIGN_KEYS - _SEEN}
-    base = BackboneConfig.from_dict({**known, "model_type": kind}, str(about.path))
+    base = EncoderConfig.from_dict({**known, "model_type": kind}, str(about.path))
     sizes = {
         "vocab_size": _rows(entries, about, "word"),
-        "positions": _rows(entries, about, "position"),
-        "segments": _rows(entries, about, "segment"),
-        "task_slots": _rows(entries, about, "task") if "backbone.task.weight" in entries else 0,
-        "ffn": _rows(entries, about, "layers.0.expand"),
+        "max_positions": _rows(entries, about, "position"),
+        "token_types": _rows(entries, about, "segment"),
+        "task_types": _rows(entries, about, "task") if "backbone.task.weight" in entries else 0,
+        "intermediate_size": _rows(entries, about, "layers.0.expand"),
     }
     _check_sizes(values, sizes, entries, about)
     chosen, why = _eps(era, palm, about, eps)
@@ -129,7 +129,7 @@ def numbers(
     if base.position_offset:
         first = f"positions are counted from pad + 1 = {base.position_offset}"
         notes.append(f"{first}, as PaddleNLP does since 2.5; before, it did otherwise")
-    return replace(base, eps=chosen, **sizes), notes
+    return replace(base, layer_norm_eps=chosen, **sizes), notes
 
 
 def _rows(entries: Mapping[str, Entry], about: About, module: str) -> int:
@@ -145,7 +145,7 @@ def _check_sizes(
     """What the config says and the tensors must not contradict."""
     found = {
         "vocab_size": sizes["vocab_size"],
-        "max_position_embeddings": sizes["positions"],
+        "max_position_embeddings": sizes["max_positions"],
         "num_hidden_layers": len([name for name in entries if name.endswith("qkv.weight")]),
     }
     for key, size in found.items():
@@ -155,16 +155,23 @@ def _check_sizes(
 
 def _size_notes(values: Mapping[str, Any], sizes: Mapping[str, int]) -> list[str]:
     """Where the tensors say otherwise than the config, and rightly so."""
-    segments = values.get("sent_type_vocab_size", values.get("type_vocab_size", sizes["segments"]))
-    inner = values.get("intermediate_size", sizes["ffn"])
-    asked = values.get("use_task_id", values.get("use_task_emb", bool(sizes["task_slots"])))
+    segments = values.get(
+        "sent_type_vocab_size", values.get("type_vocab_size", sizes["token_types"])
+    )
+    inner = values.get("intermediate_size", sizes["intermediate_size"])
+    asked = values.get("use_task_id", values.get("use_task_emb", bool(sizes["task_types"])))
     notes = []
-    if segments != sizes["segments"]:
-        notes.append(f"{sizes['segments']} segments, as in the tensors; the config says {segments}")
-    if inner != sizes["ffn"]:
-        notes.append(f"ffn {sizes['ffn']}, as in the tensors; the config says {inner}")
-    if bool(asked) != bool(sizes["task_slots"]):
-        there = f"{sizes['task_slots']} task embeddings" if sizes["task_slots"] else "none"
+    if segments != sizes["token_types"]:
+        notes.append(
+            f"{sizes['token_types']} token types, as in the tensors; the config says {segments}"
+        )
+    if inner != sizes["intermediate_size"]:
+        notes.append(
+            f"intermediate_size {sizes['intermediate_size']}, as in the tensors; "
+            f"the config says {inner}"
+        )
+    if bool(asked) != bool(sizes["task_types"]):
+        there = f"{sizes['task_types']} task embeddings" if sizes["task_types"] else "none"
         notes.append(f"task embeddings: {there}, as in the tensors; the config says {asked!r}")
     return notes
 

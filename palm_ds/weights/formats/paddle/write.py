@@ -23,7 +23,7 @@ import torch
 from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
-from palm_ds.model.config import BackboneConfig
+from palm_ds.model.config import EncoderConfig
 from palm_ds.weights.formats.contents import Entry, Head, SavesFiles
 from palm_ds.weights.formats.huggingface.families import FAMILIES
 from palm_ds.weights.formats.huggingface.names import NEXT_SENTENCE
@@ -57,7 +57,7 @@ _CODES = {torch.float32: "f4", torch.float16: "f2", torch.bfloat16: "u2"}
 
 def plan(
     entries: Mapping[str, Entry],
-    config: BackboneConfig,
+    config: EncoderConfig,
     heads: Mapping[str, Head],
     target: Target,
 ) -> Plan:
@@ -84,10 +84,10 @@ def plan(
 def _check_eps(plan: Plan) -> None:
     """Raises UserError where PaddleNLP would compute with another eps than the model."""
     family = FAMILIES[plan.about["model_type"]]
-    if family.paddle_eps not in (None, plan.config.eps):
+    if family.paddle_eps not in (None, plan.config.layer_norm_eps):
         raise UserError(
             f"eps: PaddleNLP's {family.class_prefix} computes with a LayerNorm eps of "
-            f"{family.paddle_eps:g} whatever its config says, this model has {plan.config.eps:g}; "
+            f"{family.paddle_eps:g} whatever its config says, this model has {plan.config.layer_norm_eps:g}; "
             f"accept the change with --eps {family.paddle_eps:g}, or write a Bert, which keeps the "
             "model's (--family bert folds a task in)"
         )
@@ -111,13 +111,13 @@ def _name_tokenizer(folder: Path, plan: Plan) -> None:
     told = read_json(path)
     kept = {key: x for key, x in told.items() if key.endswith("_token") or key == "do_lower_case"}
     named = {"tokenizer_class": FAMILIES[plan.about["model_type"]].paddle_tokenizer}
-    write_json(path, {**named, **kept, "model_max_length": plan.config.longest})
+    write_json(path, {**named, **kept, "model_max_length": plan.config.max_length})
 
 
 def write_paddle(
     state: Mapping[str, torch.Tensor],
     folder: Path,
-    config: BackboneConfig,
+    config: EncoderConfig,
     *,
     heads: Mapping[str, Head] | None = None,
     tokenizer: SavesFiles | None = None,

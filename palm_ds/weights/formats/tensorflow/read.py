@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.config import FOREIGN_KEYS, BackboneConfig
+from palm_ds.model.config import FOREIGN_KEYS, EncoderConfig
 from palm_ds.weights.formats.contents import OPTIMIZER, Contents, Entry
 from palm_ds.weights.formats.expected_shapes import checked
 from palm_ds.weights.formats.huggingface.names import (
@@ -68,7 +68,7 @@ def open_contents(path: Path, *, eps: float | None = None) -> Contents:
     if _WORDS not in bundle.entries:
         raise UserError(f"{index}: not of Google's BERT: it has no {_WORDS}")
     found, left = _sorted(bundle.entries)
-    entries, more = to_ours(found, "bert", config.layers, str(index))
+    entries, more = to_ours(found, "bert", config.num_layers, str(index))
     if config.vocab_size is None:
         config = replace(config, vocab_size=entries["backbone.word.weight"].shape[0])
     vocabulary = index.parent / "vocab.txt"
@@ -103,12 +103,12 @@ def _the_one(path: Path) -> Path:
     return found[0]
 
 
-def _config(index: Path, eps: float | None) -> BackboneConfig:
+def _config(index: Path, eps: float | None) -> EncoderConfig:
     path = index.parent / CONFIG
     about = read_json(path)
     known: dict[str, Any] = {key: value for key, value in about.items() if key in FOREIGN_KEYS}
     known = {"layer_norm_eps": _EPS, **known} if eps is None else {**known, "layer_norm_eps": eps}
-    return BackboneConfig.from_dict(known, str(path))
+    return EncoderConfig.from_dict(known, str(path))
 
 
 def _sorted(found: Mapping[str, Entry]) -> tuple[dict[str, Entry], dict[str, str]]:

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.config import BackboneConfig
-from palm_ds.model.encoder import Backbone
+from palm_ds.model.config import EncoderConfig
+from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead, MaskedWordHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.weights.formats.contents import OPTIMIZER
@@ -25,8 +25,15 @@ from palm_ds.weights.formats.deepspeed import read as deepspeed
 from palm_ds.weights.formats.deepspeed import zero_shards as deepspeed_files
 from palm_ds.weights.formats.open import open_checkpoint
 
-CONFIG = BackboneConfig(
-    vocab_size=11, width=8, layers=1, heads=2, ffn=12, positions=10, segments=2, task_slots=3
+CONFIG = EncoderConfig(
+    vocab_size=11,
+    hidden_size=8,
+    num_layers=1,
+    num_heads=2,
+    intermediate_size=12,
+    max_positions=10,
+    token_types=2,
+    task_types=3,
 )
 SECRET = "backbone.norm.bias"  # the frozen parameter of the shards made here
 GENUINE = ("deepspeed_z1_bf16_wrap_frozen", "deepspeed_z3_fp32")
@@ -34,7 +41,7 @@ GENUINE = ("deepspeed_z1_bf16_wrap_frozen", "deepspeed_z3_fp32")
 
 def model() -> Model:
     torch.manual_seed(3)
-    backbone = Backbone(CONFIG)
+    backbone = Encoder(CONFIG)
     heads = {"words": MaskedWordHead(backbone), "pairs": ClassHead(8, 3, pooled=True)}
     return Model(backbone, heads, {name: name for name in heads})
 

@@ -7,24 +7,26 @@ from dataclasses import replace
 import pytest
 import transformers
 
-from palm_ds.model.config import BackboneConfig
+from palm_ds.model.config import EncoderConfig
 from palm_ds.weights.formats.huggingface.families import FAMILIES, family_of, is_known_class
 
-CONFIG = BackboneConfig(vocab_size=11, width=8, layers=1, heads=2, positions=10, task_slots=0)
+CONFIG = EncoderConfig(
+    vocab_size=11, hidden_size=8, num_layers=1, num_heads=2, max_positions=10, task_types=0
+)
 
 
 @pytest.mark.parametrize(
     ("config", "kind"),
     [
         (CONFIG, "bert"),
-        (replace(CONFIG, task_slots=3), "ernie"),
+        (replace(CONFIG, task_types=3), "ernie"),
         (replace(CONFIG, position_offset=2, pad=1), "roberta"),
-        (replace(CONFIG, position_offset=2, pad=1, task_slots=3), ""),
+        (replace(CONFIG, position_offset=2, pad=1, task_types=3), ""),
         (replace(CONFIG, position_offset=3, pad=1), ""),
     ],
 )
 def test_an_encoder_has_the_architecture_that_computes_the_same(
-    config: BackboneConfig, kind: str
+    config: EncoderConfig, kind: str
 ) -> None:
     assert family_of(config) == kind
 

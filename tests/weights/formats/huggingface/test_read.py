@@ -18,8 +18,8 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.errors import UserError
-from palm_ds.model.config import BackboneConfig
-from palm_ds.model.encoder import Backbone
+from palm_ds.model.config import EncoderConfig
+from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead, MaskedWordHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import SPECIALS, load_tokenizer, wordpiece
@@ -132,7 +132,7 @@ def test_an_ernie_without_task_ids(tmp_path: Path) -> None:
     hf = transformers.ErnieForMaskedLM(config).eval()
     folder = save_hf(hf, tmp_path / "theirs")
     contents = open_contents(folder)
-    assert contents.config.task_slots == 0
+    assert contents.config.task_types == 0
     inputs = inputs_of("ernie", tasks=False)
     ours = outputs(build(contents), inputs["input_ids"], inputs["token_type_ids"])
     torch.testing.assert_close(ours["masked_words"], run(hf, inputs)["logits"], **CLOSE)
@@ -221,7 +221,7 @@ def test_binaries_in_shards(tmp_path: Path) -> None:
     index = folder / "pytorch_model.bin.index.json"
     index.write_text(json.dumps({"weight_map": where}))
     contents = open_contents(folder, eps=1e-6)
-    assert contents.config.eps == 1e-6 and recognises(folder)
+    assert contents.config.layer_norm_eps == 1e-6 and recognises(folder)
     write_out(contents, tmp_path / "out")
     again = saved(tmp_path / "out")
     assert again.keys() == state.keys() and all(torch.equal(again[x], state[x]) for x in state)
@@ -428,7 +428,9 @@ def test_a_head_that_needs_a_pooler_which_is_not_there(tmp_path: Path) -> None:
 
 def test_numbers_that_a_person_wrote_as_integers_are_floats_in_the_config(tmp_path: Path) -> None:
     contents = open_contents(save_hf(make("bert", "Model"), tmp_path / "hf"))
-    config = replace(contents.config, dropout=0, attention_dropout=0, init_range=1, eps=1)
+    config = replace(
+        contents.config, dropout=0, attention_dropout=0, init_range=1, layer_norm_eps=1
+    )
     contents = replace(contents, config=config)
     write_out(contents, tmp_path / "out")
     assert transformers.AutoConfig.from_pretrained(tmp_path / "out").layer_norm_eps == 1.0
@@ -474,8 +476,10 @@ def test_one_segment_is_not_counted_by_the_tokenizer(tmp_path: Path) -> None:
 
 def test_a_model_of_ours_takes_the_heads_that_the_class_has(tmp_path: Path) -> None:
     torch.manual_seed(1)
-    config = BackboneConfig(vocab_size=WORDS, width=16, layers=1, heads=2, positions=20)
-    backbone = Backbone(config)
+    config = EncoderConfig(
+        vocab_size=WORDS, hidden_size=16, num_layers=1, num_heads=2, max_positions=20
+    )
+    backbone = Encoder(config)
     heads = {
         "tags": ClassHead(16, 3),
         "next_sentence": ClassHead(16, 2, pooled=True),
@@ -856,6 +860,6 @@ def resident(file: Path) -> int:
 
 
 def test_an_encoder_of_ours_is_what_its_numbers_say() -> None:
-    odd = BackboneConfig(vocab_size=5, width=4, heads=1, position_offset=2, pad=1)
+    odd = EncoderConfig(vocab_size=5, hidden_size=4, num_heads=1, position_offset=2, pad=1)
     with pytest.raises(UserError, match="task embeddings and a position offset"):
         plan({}, odd, {}, Target())

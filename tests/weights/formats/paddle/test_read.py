@@ -20,9 +20,9 @@ from safetensors.numpy import save_file
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.batch import Batch
-from palm_ds.model.config import BackboneConfig
+from palm_ds.model.config import EncoderConfig
 from palm_ds.model.crf import CrfHead
-from palm_ds.model.encoder import Backbone
+from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead, MaskedWordHead
 from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.weights.formats.contents import COPY, OPTIMIZER, Contents, Head
@@ -138,16 +138,16 @@ def keep(found: dict[str, torch.Tensor], name: str) -> Any:
     return lambda _module, _given, made: found.update({name: made})
 
 
-def modules(contents: Contents) -> tuple[Backbone, torch.nn.ModuleDict]:
+def modules(contents: Contents) -> tuple[Encoder, torch.nn.ModuleDict]:
     """The encoder and the heads with the weights of a checkpoint, every one of them."""
-    backbone = Backbone(contents.config).eval()
+    backbone = Encoder(contents.config).eval()
     heads = torch.nn.ModuleDict(
         {
             name: MaskedWordHead(backbone)
             if head.kind == "masked_words"
-            else CrfHead(backbone.width, head.classes)
+            else CrfHead(backbone.hidden_size, head.classes)
             if head.transitions
-            else ClassHead(backbone.width, head.classes, pooled=head.pooled)
+            else ClassHead(backbone.hidden_size, head.classes, pooled=head.pooled)
             for name, head in contents.heads.items()
         }
     )
@@ -181,8 +181,15 @@ def batch_of(given: Arrays, real: torch.Tensor) -> Batch:
 
 # ---- checkpoints made here ----
 
-CONFIG = BackboneConfig(
-    vocab_size=11, width=8, layers=2, heads=2, positions=10, segments=3, task_slots=4, eps=1e-5
+CONFIG = EncoderConfig(
+    vocab_size=11,
+    hidden_size=8,
+    num_layers=2,
+    num_heads=2,
+    max_positions=10,
+    token_types=3,
+    task_types=4,
+    layer_norm_eps=1e-5,
 )
 ERNIE = {
     "hidden_size": 8,
@@ -215,16 +222,16 @@ _TABLES = {
 }
 
 
-def static(config: BackboneConfig = CONFIG, *, task: bool = True, seed: int = 1) -> Arrays:
+def static(config: EncoderConfig = CONFIG, *, task: bool = True, seed: int = 1) -> Arrays:
     """An encoder in the names and orientation of ERNIE's static graph."""
-    rng, width = np.random.default_rng(seed), config.width
+    rng, width = np.random.default_rng(seed), config.hidden_size
     draw = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
     arrays = {name: draw(rows, width) for name, rows in _TABLES.values()}
     if not task:
         del arrays["task_embedding"]
     arrays |= {f"pre_encoder_layer_norm_{end}": draw(width) for end in ("scale", "bias")}
     arrays |= {"pooled_fc.w_0": draw(width, width), "pooled_fc.b_0": draw(width)}
-    for i in range(config.layers):
+    for i in range(config.num_layers):
         for part in _LAYER:
             name = f"encoder_layer_{i}_{part}"
             rows = 4 * width if part == "ffn_fc_1" else width
@@ -314,7 +321,7 @@ def test_an_encoder_and_where_it_comes_from(tmp_path: Path) -> None:
     arrays = static()
     contents = paddle.open_contents(checkpoint(tmp_path, arrays))
     assert contents.format == "ERNIE, a file a variable"
-    assert contents.config == replace(CONFIG, ffn=32)
+    assert contents.config == replace(CONFIG, intermediate_size=32)
     accounted(contents, arrays)
     modules(contents)
     qkv = contents.entries["backbone.layers.1.qkv.weight"]
@@ -343,7 +350,7 @@ def test_persistables_of_training(tmp_path: Path) -> None:
     contents = paddle.open_contents(checkpoint(tmp_path, arrays | state))
     assert dict.fromkeys(state, OPTIMIZER) | {"queue": "no place here"} == dict(contents.left)
     accounted(contents, arrays | state)
-    assert contents.config.task_slots == 0
+    assert contents.config.task_types == 0
 
 
 def test_masters_are_taken_before_halves(tmp_path: Path) -> None:
@@ -441,7 +448,7 @@ def test_names_of_paddlenlp(tmp_path: Path, kind: str, bare: bool) -> None:
         about = config | {"architectures": [kind.capitalize() + named]}
         contents = paddle.open_contents(pickled(tmp_path, arrays | heads, about))
         assert contents.heads == {head[0]: Head(kind="classes", classes=3, pooled=head[1])}
-        assert contents.config.eps == (1e-12 if kind == "ernie" else 1e-7)
+        assert contents.config.layer_norm_eps == (1e-12 if kind == "ernie" else 1e-7)
         accounted(contents, arrays | heads)
         modules(contents)
 
@@ -537,7 +544,7 @@ def test_palms_archive(tmp_path: Path) -> None:
     (folder / "ernie_config.json").write_text(json.dumps(ERNIE))
     contents = paddle.open_contents(folder)
     assert contents.format == "PALM, in PALM's archive"
-    assert contents.config.eps == 1e-6
+    assert contents.config.layer_norm_eps == 1e-6
     assert contents.heads == {"masked_words": Head(kind="masked_words")}
     accounted(contents, arrays)
     modules(contents)
@@ -595,16 +602,20 @@ def test_the_eps_of_the_program_that_wrote_it(
 ) -> None:
     folder = checkpoint(tmp_path, static() | arrays, config)
     contents = paddle.open_contents(folder)
-    assert contents.config.eps == eps
+    assert contents.config.layer_norm_eps == eps
     assert contents.notes[0].startswith(f"LayerNorm eps {eps:g}, as ")
     asked = paddle.open_contents(folder, eps=3e-7)
-    assert (asked.config.eps, asked.notes[0]) == (3e-7, "LayerNorm eps 3e-07, as asked")
+    assert (asked.config.layer_norm_eps, asked.notes[0]) == (3e-7, "LayerNorm eps 3e-07, as asked")
 
 
 def test_tensors_know_better_than_the_config(tmp_path: Path) -> None:
     config = {**ERNIE, "sent_type_vocab_size": 2, "intermediate_size": 20, "use_task_id": False}
     contents = paddle.open_contents(checkpoint(tmp_path, static(), config))
-    assert (contents.config.segments, contents.config.inner, contents.config.task_slots) == (
+    assert (
+        contents.config.token_types,
+        contents.config.feed_forward_size,
+        contents.config.task_types,
+    ) == (
         3,
         32,
         4,
@@ -615,7 +626,7 @@ def test_tensors_know_better_than_the_config(tmp_path: Path) -> None:
     contents = paddle.open_contents(
         checkpoint(tmp_path / "x", bare, {**ERNIE, "use_task_id": True})
     )
-    assert contents.config.task_slots == 0
+    assert contents.config.task_types == 0
     assert any(note.startswith("task embeddings: none") for note in contents.notes)
     assert any(note.startswith("no pooler") for note in contents.notes)
 
@@ -698,7 +709,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "heads that do not divide": (
         broken(lambda _: None, {**ERNIE, "num_attention_heads": 3}),
-        "3 heads cannot share a width of 8",
+        "3 heads cannot share a hidden_size of 8",
     ),
     "another width": (
         broken(lambda _: None, {**ERNIE, "hidden_size": 16}),

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.config import BackboneConfig
-from palm_ds.model.encoder import Backbone
+from palm_ds.model.config import EncoderConfig
+from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead, MaskedWordHead
 from palm_ds.text.tokenizer import load_tokenizer, wordpiece
 from palm_ds.weights.formats.contents import COPY, Head
@@ -26,28 +26,28 @@ from palm_ds.weights.formats.paddle import read as paddle
 from palm_ds.weights.formats.paddle.pdparams import NAME_TABLE, read_pickle
 from palm_ds.weights.formats.paddle.write import WEIGHTS, write_paddle
 
-CONFIG = BackboneConfig(
+CONFIG = EncoderConfig(
     vocab_size=11,
-    width=8,
-    layers=2,
-    heads=2,
-    ffn=12,
-    positions=10,
-    segments=3,
-    task_slots=4,
-    eps=1e-12,
+    hidden_size=8,
+    num_layers=2,
+    num_heads=2,
+    intermediate_size=12,
+    max_positions=10,
+    token_types=3,
+    task_types=4,
+    layer_norm_eps=1e-12,
 )
-BERT = replace(CONFIG, task_slots=0, eps=1e-7)
-ROBERTA = replace(BERT, positions=12, position_offset=2, pad=1)
+BERT = replace(CONFIG, task_types=0, layer_norm_eps=1e-7)
+ROBERTA = replace(BERT, max_positions=12, position_offset=2, pad=1)
 WORDS = wordpiece(["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *"abcdef"], lower=True)
 
 
-def state_of(config: BackboneConfig, **heads: int) -> dict[str, torch.Tensor]:
+def state_of(config: EncoderConfig, **heads: int) -> dict[str, torch.Tensor]:
     """An encoder and heads over so many classes; 0: a masked-word head."""
     torch.manual_seed(1)
-    backbone = Backbone(config)
+    backbone = Encoder(config)
     modules = {
-        name: ClassHead(config.width, count) if count else MaskedWordHead(backbone)
+        name: ClassHead(config.hidden_size, count) if count else MaskedWordHead(backbone)
         for name, count in heads.items()
     }
     both = torch.nn.ModuleDict({"backbone": backbone, "heads": torch.nn.ModuleDict(modules)})
@@ -70,12 +70,12 @@ def read_back(folder: Path, state: Mapping[str, torch.Tensor], eps: float) -> An
 @pytest.mark.parametrize(
     "heads", [{}, {"masked_words": 0}, {"masked_words": 0, "next_sentence": 2}]
 )
-def test_weights_come_back(tmp_path: Path, config: BackboneConfig, heads: dict[str, int]) -> None:
+def test_weights_come_back(tmp_path: Path, config: EncoderConfig, heads: dict[str, int]) -> None:
     if config is ROBERTA:
         heads = {name: count for name, count in heads.items() if name != "next_sentence"}
     state = state_of(config, **heads)
     plan = write_paddle(state, tmp_path / "out", config)
-    contents = read_back(tmp_path / "out", state, config.eps)
+    contents = read_back(tmp_path / "out", state, config.layer_norm_eps)
     assert contents.config == config
     assert contents.heads.keys() == heads.keys()
     assert plan.left == plan.created == {}
@@ -117,7 +117,7 @@ def test_half_precision(tmp_path: Path, dtype: str) -> None:
     state = state_of(CONFIG, masked_words=0)
     write_paddle(state, tmp_path / "out", CONFIG, target=Target(dtype=dtype))
     half = {name: tensor.to(getattr(torch, dtype)) for name, tensor in state.items()}
-    read_back(tmp_path / "out", half, CONFIG.eps)
+    read_back(tmp_path / "out", half, CONFIG.layer_norm_eps)
     kinds = {x.dtype for x in read_pickle(tmp_path / "out" / WEIGHTS).tensors.values()}
     assert kinds == {getattr(torch, dtype)}
 
@@ -154,12 +154,12 @@ def test_half_precision(tmp_path: Path, dtype: str) -> None:
     ],
 )
 def test_fine_tuned_heads(
-    tmp_path: Path, config: BackboneConfig, head: Head, name: str, architecture: str
+    tmp_path: Path, config: EncoderConfig, head: Head, name: str, architecture: str
 ) -> None:
     state = state_of(config, **{name: head.classes})
     plan = write_paddle(state, tmp_path / "out", config, heads={name: head})
     assert plan.architecture == architecture
-    contents = read_back(tmp_path / "out", state, config.eps)
+    contents = read_back(tmp_path / "out", state, config.layer_norm_eps)
     assert contents.heads == {name: head}
     names = read_pickle(tmp_path / "out" / WEIGHTS).tensors
     out = "classifier.out_proj" if architecture.startswith("RobertaForSeq") else "classifier"
@@ -208,24 +208,24 @@ def test_a_task_folded_into_a_bert(tmp_path: Path) -> None:
     contents = paddle.open_contents(tmp_path / "out")
     folded = state["backbone.segment.weight"] + state["backbone.task.weight"][2]
     assert torch.equal(contents.entries["backbone.segment.weight"].read(), folded)
-    assert (plan.architecture, contents.config.task_slots) == ("BertModel", 0)
+    assert (plan.architecture, contents.config.task_types) == ("BertModel", 0)
 
 
 def test_an_eps_that_paddlenlp_would_not_compute_with_is_refused(tmp_path: Path) -> None:
-    config = replace(CONFIG, eps=1e-5)
+    config = replace(CONFIG, layer_norm_eps=1e-5)
     with pytest.raises(UserError, match=r"PaddleNLP's Ernie .* 1e-12 .* this model has 1e-05"):
         write_paddle(state_of(config), tmp_path / "out", config)
     assert not any(tmp_path.iterdir())
     for kept in (CONFIG, BERT):
         write_paddle(state_of(kept), tmp_path / "out", kept)
         about = json.loads((tmp_path / "out/config.json").read_text())
-        assert about["layer_norm_eps"] == kept.eps
+        assert about["layer_norm_eps"] == kept.layer_norm_eps
     write_paddle(state_of(config), tmp_path / "out", config, target=Target(family="bert"))
-    assert paddle.open_contents(tmp_path / "out").config.eps == 1e-5
+    assert paddle.open_contents(tmp_path / "out").config.layer_norm_eps == 1e-5
 
 
 @pytest.mark.parametrize(("config", "named"), [(CONFIG, "Ernie"), (BERT, "Bert")])
-def test_the_vocabulary_comes_along(tmp_path: Path, config: BackboneConfig, named: str) -> None:
+def test_the_vocabulary_comes_along(tmp_path: Path, config: EncoderConfig, named: str) -> None:
     write_paddle(state_of(config), tmp_path / "out", config, tokenizer=WORDS)
     assert (tmp_path / "out/vocab.txt").read_text().splitlines() == WORDS.tokens(range(11))
     about = json.loads((tmp_path / "out/tokenizer_config.json").read_text())
@@ -254,7 +254,7 @@ def test_nothing_is_left_of_what_failed(
     for name in ("out", "new"):
         with pytest.raises(UserError, match=rf"layers\.1\.self_attn\.k_proj\.weight: .*{message}"):
             write_paddle(state, tmp_path / name, CONFIG, target=target)
-    read_back(tmp_path / "out", good, CONFIG.eps)
+    read_back(tmp_path / "out", good, CONFIG.layer_norm_eps)
     assert [x.name for x in tmp_path.iterdir()] == ["out"]
 
 

@@ -183,7 +183,7 @@ def test_a_checkpoint_gives_what_the_same_model_gives(options: dict, tmp_path: P
         "bert/pooler/dense/kernel/adam_v": OPTIMIZER,
         "global_step": OPTIMIZER,
     }
-    assert contents.config.eps == 1e-12 and any("eps" in note for note in contents.notes)
+    assert contents.config.layer_norm_eps == 1e-12 and any("eps" in note for note in contents.notes)
     inputs = inputs_of("bert")
     ours = outputs(build(contents), inputs["input_ids"], inputs["token_type_ids"])
     theirs = run(hf, inputs)
@@ -205,7 +205,7 @@ def test_from_tensorflow_to_hugging_face(tmp_path: Path) -> None:
 def test_eps_may_be_given(tmp_path: Path) -> None:
     checkpoint(tmp_path / "bert")
     contents = open_contents(tmp_path / "bert", eps=1e-5)
-    assert contents.config.eps == 1e-5 and not contents.notes
+    assert contents.config.layer_norm_eps == 1e-5 and not contents.notes
 
 
 def test_heads_of_fine_tuning(tmp_path: Path) -> None:
