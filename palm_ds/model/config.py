@@ -113,12 +113,12 @@ class EncoderConfig:
         if preset is not None and preset not in PRESETS:
             raise UserError(f'{where}.preset: no "{preset}"{suggest(str(preset), PRESETS)}')
         given = _translate(foreign, own.get("hidden_size"), where)
-        if foreign and preset is None and own.keys() <= _SHARED_KEYS:
-            given = {**_usual(foreign), **given}
+        bare = preset is None and own.keys() <= _SHARED_KEYS
+        usual = _usual(foreign) if foreign and bare else PRESETS.get(preset or "", {})
         if foreign.get("model_type") == "roberta":
             given["position_offset"] = given.setdefault("pad", 1) + 1
         _check_agreement(own, given, where)
-        return parse(cls, {**PRESETS.get(preset or "", {}), **given, **own}, where)
+        return parse(cls, {**usual, **given, **own}, where)
 
 
 def _check(name: str, value: float, least: int, below: int | None) -> None:

@@ -264,7 +264,7 @@ BROKEN_WEIGHTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "without its numbers": (lambda p: change(p / own.INFO, backbone=None), "no `backbone`"),
     "no JSON": (lambda p: (p / own.INFO).write_text("x"), "cannot be read as JSON"),
     "other numbers": (
-        lambda p: change(p / own.INFO, backbone={**vars(CONFIG), "width": 16}),
+        lambda p: change(p / own.INFO, backbone={**vars(CONFIG), "hidden_size": 16}),
         "the configuration expects",
     ),
 }

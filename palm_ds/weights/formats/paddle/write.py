@@ -87,9 +87,10 @@ def _check_eps(plan: Plan) -> None:
     if family.paddle_eps not in (None, plan.config.layer_norm_eps):
         raise UserError(
             f"eps: PaddleNLP's {family.class_prefix} computes with a LayerNorm eps of "
-            f"{family.paddle_eps:g} whatever its config says, this model has {plan.config.layer_norm_eps:g}; "
-            f"accept the change with --eps {family.paddle_eps:g}, or write a Bert, which keeps the "
-            "model's (--family bert folds a task in)"
+            f"{family.paddle_eps:g} whatever its config says, this model has "
+            f"{plan.config.layer_norm_eps:g}; accept the change with --eps "
+            f"{family.paddle_eps:g}, or write a Bert, which keeps the model's (--family bert folds "
+            "a task in)"
         )
 
 
