@@ -258,7 +258,7 @@ def broken_folders(folder: Path, run_folder: Path) -> dict[str, tuple[Path, str]
         "fresh": (fresh, "not finished (not a step logged)"),
         "cut": (folder / "cut", "weights.safetensors: cannot be read"),
         "nothing": (folder / "nothing", "no such file or folder"),
-        "empty": (folder, "no checkpoint of a kind that is known"),
+        "empty": (folder, "not a checkpoint of a known format"),
     }
 
 

@@ -9,7 +9,7 @@ Nothing is dropped without being named: an Account says what was mapped, created
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,19 +21,17 @@ from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.weights.convert import mapping_report as account
 from palm_ds.weights.convert import parity as proof
 from palm_ds.weights.convert.mapping_report import Account
-from palm_ds.weights.convert.parity import Proof, Side
-from palm_ds.weights.formats import native as own
+from palm_ds.weights.convert.parity import Proof
 from palm_ds.weights.formats.contents import Contents
-from palm_ds.weights.formats.huggingface import read as huggingface
-from palm_ds.weights.formats.huggingface import write as huggingface_writer
-from palm_ds.weights.formats.huggingface.model_card import Made, model_card
-from palm_ds.weights.formats.huggingface.plan import Plan
+from palm_ds.weights.formats.format import Export
+from palm_ds.weights.formats.huggingface.model_card import Made
 from palm_ds.weights.formats.huggingface.target import Target
-from palm_ds.weights.formats.open import open_checkpoint, reader_of
-from palm_ds.weights.formats.paddle import write as paddle_writer
-from palm_ds.weights.formats.tensor_files import TORCH_DTYPES
+from palm_ds.weights.formats.open import FORMATS, format_of, open_checkpoint
+from palm_ds.weights.formats.runnable import RunnableCheckpoint, in_palm_ds
 
-TO = ("palm_ds", "huggingface", "paddle")
+EXPORTS = {each.name: each.export for each in FORMATS if each.export}
+TO = tuple(EXPORTS)
+"""What can be written."""
 _SHORT_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
@@ -117,8 +115,8 @@ def convert(
         _write(contents, job, part, tokenizer)
         if options.verify:
             found.append(_prove(contents, job, part, tokenizer, options, opening))
-        if job.plan is not None and to == "huggingface":
-            _write_card(part, contents, job, found)
+        if job.export.write_card:
+            job.export.write_card(part, _made(contents, found))
 
     write_folder_atomically(target, write)
     return Converted(
@@ -134,7 +132,7 @@ def convert(
 
 def _write(contents: Contents, job: _Job, part: Path, tokenizer: Tokenizer | None) -> None:
     try:
-        job.write(part, tokenizer)
+        job.export.write(part, tokenizer)
     except UserError as error:
         where = "" if str(contents.path) in str(error) else f"{contents.path}: "
         raise UserError(f"{where}{error}") from None
@@ -154,7 +152,7 @@ def opened(source: Path, *, tokenizer: str | Path | None = None, **opening: Any)
 def _opened(source: Path, tokenizer: str | Path | None, **opening: Any) -> Contents:
     if tokenizer is None:
         return open_checkpoint(source, **opening)
-    if source.exists() and reader_of(source) is own:  # a run knows which one it was trained with
+    if source.exists() and "tokenizer" in format_of(source).options:  # it checks the fingerprint
         return open_checkpoint(source, tokenizer=tokenizer, **opening)
     return replace(open_checkpoint(source, **opening), tokenizer=Path(tokenizer))
 
@@ -190,54 +188,25 @@ class _Job:
     """A conversion, planned."""
 
     account: Account
-    write: Callable[[Path, Tokenizer | None], None]
+    export: Export
     task_id: int
-    target_task_id: int = 0
-    plan: Plan | None = None
 
 
 def _job(contents: Contents, to: str, options: Options) -> _Job:
     task_id = _task_id(contents, options.task)
-    dtype = _SHORT_DTYPES.get(options.dtype, options.dtype)
-    if to == "palm_ds":
-        return _to_palm_ds(contents, options, dtype, task_id)
     target = Target(
         family=options.family,
         task_id=task_id,
         head=options.head,
         head_class=options.head_class,
         words=options.words,
-        dtype=dtype,
+        dtype=_SHORT_DTYPES.get(options.dtype, options.dtype),
         most=_bytes(options.shard_size),
     )
-    writer = huggingface_writer if to == "huggingface" else paddle_writer
-    plan = writer.plan(contents.entries, contents.config, contents.heads, target)
-    return _Job(
-        account=account.of_plan(contents, plan),
-        write=lambda part, tokenizer: writer.write(plan, part, tokenizer=tokenizer),
-        task_id=task_id,
-        plan=plan,
-    )
-
-
-def _to_palm_ds(contents: Contents, options: Options, dtype: str, task_id: int) -> _Job:
-    for name in ("family", "head", "head_class", "words"):
-        if value := getattr(options, name):
-            raise UserError(f"{name}: {value!r} is for another target; palm_ds takes all there is")
-    if dtype not in TORCH_DTYPES:
-        raise UserError(f'dtype: no "{dtype}"{suggest(dtype, TORCH_DTYPES)}')
-
-    def write(part: Path, _tokenizer: Tokenizer | None) -> None:
-        own.write(
-            contents,
-            part,
-            dtype=TORCH_DTYPES[dtype],
-            palm_ds=__version__,
-            converted_from=contents.format,
-        )
-
-    made = account.of_contents(contents)
-    return _Job(account=made, write=write, task_id=task_id, target_task_id=task_id)
+    export = EXPORTS[to](contents, target)
+    plan = export.plan
+    made = account.of_contents(contents) if plan is None else account.of_plan(contents, plan)
+    return _Job(account=made, export=export, task_id=task_id)
 
 
 def _task_id(contents: Contents, task: str) -> int:
@@ -327,7 +296,7 @@ def _prove(
     written = open_checkpoint(part)  # with the numbers that whoever opens it will compute with
     sides = (
         _side(contents, job.task_id, plain=opening.keys() <= {"tokenizer"}),
-        _side(written, job.target_task_id, plain=True),
+        _side(written, job.export.task_id, plain=True),
     )
     inputs = proof.inputs_for(contents, written, tokenizer, options.texts)
     found = proof.compare(*sides, inputs, heads=_heads_as_written(contents, written, job))
@@ -338,20 +307,20 @@ def _prove(
     return found
 
 
-def _side(contents: Contents, task_id: int, *, plain: bool) -> Side:
-    """In transformers where it can run there; `plain`: as the folder says, no option given."""
-    in_theirs = plain and reader_of(contents.path) is huggingface
-    run = proof.in_transformers if in_theirs else proof.reference
-    return run(contents, task_id=task_id)
+def _side(contents: Contents, task_id: int, *, plain: bool) -> RunnableCheckpoint:
+    """In the library that its format belongs to, if that can run it. `plain`: as the folder says,
+    with no option given."""
+    run = format_of(contents.path).run if plain else None
+    return (run or in_palm_ds)(contents, task_id=task_id)
 
 
 def _heads_as_written(contents: Contents, written: Contents, job: _Job) -> dict[str, str]:
     """{the source's head: what it is called in what was written}, by the tensors they share."""
-    if job.plan is None:
+    if job.export.plan is None:
         return {name: name for name in contents.heads}
     found = {}
     for ours, entry in written.entries.items():
-        sources, _ = job.plan.mapped.get(entry.theirs[0], ((), ""))
+        sources, _ = job.export.plan.mapped.get(entry.theirs[0], ((), ""))
         if ours.startswith("heads.") and sources:
             found[sources[0].split(".")[1]] = ours.split(".")[1]
     return found
@@ -372,10 +341,9 @@ def _same_heads(a: Contents, b: Contents) -> dict[str, str]:
     return pairs | {mine[kind]: theirs[kind] for kind in mine if kind in theirs}
 
 
-def _write_card(part: Path, contents: Contents, job: _Job, found: Sequence[Proof]) -> None:
-    assert job.plan is not None
+def _made(contents: Contents, found: Sequence[Proof]) -> Made:
     worst = found[0].worst if found else None
-    made = Made(
+    return Made(
         source=contents.path.name,
         format=contents.format,
         left=contents.left,
@@ -384,5 +352,3 @@ def _write_card(part: Path, contents: Contents, job: _Job, found: Sequence[Proof
         notes=contents.notes,
         program=f"palm_ds {__version__}",
     )
-    text = model_card(job.plan, made)
-    (part / huggingface_writer.CARD).write_text(text, encoding="utf-8")

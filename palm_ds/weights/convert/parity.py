@@ -23,10 +23,8 @@ import torch
 from palm_ds.common import rng as keyed
 from palm_ds.common.errors import UserError
 from palm_ds.text.tokenizer import Tokenizer
-from palm_ds.weights.convert.sides import Outputs, Side, Texts, in_transformers, reference
 from palm_ds.weights.formats.contents import Contents
-
-__all__ = ["Proof", "Side", "Texts", "compare", "in_transformers", "inputs_for", "reference"]
+from palm_ds.weights.formats.runnable import Outputs, RunnableCheckpoint, Texts
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 5e-2}
 """How far two sides may be apart, as part of the largest number there (at least 1), by the type
@@ -94,8 +92,8 @@ class Proof:
 
 
 def compare(
-    a: Side,
-    b: Side,
+    a: RunnableCheckpoint,
+    b: RunnableCheckpoint,
     inputs: Sequence[Texts],
     *,
     heads: Mapping[str, str] | None = None,
@@ -136,7 +134,7 @@ def _check_shapes(a: Contents, b: Contents) -> None:
             )
 
 
-def _run(side: Side, inputs: Sequence[Texts]) -> list[Outputs]:
+def _run(side: RunnableCheckpoint, inputs: Sequence[Texts]) -> list[Outputs]:
     run = side.open()
     with torch.no_grad():
         found = [run(texts) for texts in inputs]

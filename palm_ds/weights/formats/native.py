@@ -20,17 +20,33 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from palm_ds import __version__
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
 from palm_ds.model.config import EncoderConfig
 from palm_ds.runtime import checkpoint
 from palm_ds.runtime.sharded_state import Stored
 from palm_ds.text.tokenizer import load_tokenizer
-from palm_ds.weights.formats.contents import OPTIMIZER, Contents, Entry, Head, with_eps
+from palm_ds.weights.formats.contents import (
+    OPTIMIZER,
+    Contents,
+    Entry,
+    Head,
+    SavesFiles,
+    with_eps,
+)
 from palm_ds.weights.formats.expected_shapes import TRANSITIONS, checked
-from palm_ds.weights.formats.tensor_files import Group, open_safetensors, read_json, write_file
+from palm_ds.weights.formats.format import Export, Format
+from palm_ds.weights.formats.huggingface.target import Target
+from palm_ds.weights.formats.tensor_files import (
+    TORCH_DTYPES,
+    Group,
+    open_safetensors,
+    read_json,
+    write_file,
+)
 
-FORMAT = 1  # of weights.json
+_VERSION = 1  # of weights.json
 INFO, WEIGHTS = "weights.json", "weights.safetensors"
 _CHECKPOINTS = "checkpoints"
 _MASKED = ("dense.weight", "dense.bias", "norm.weight", "norm.bias", "bias")
@@ -60,14 +76,14 @@ class WeightsInfo:
 
     def record(self) -> dict[str, Any]:
         """The content of weights.json."""
-        return {"format": FORMAT, **asdict(self), "task_ids": dict(self.task_ids)}
+        return {"format": _VERSION, **asdict(self), "task_ids": dict(self.task_ids)}
 
 
 def read_info(path: Path) -> WeightsInfo:
     """A weights.json. Raises UserError."""
     about = read_json(path)
-    if about.get("format") != FORMAT:
-        raise UserError(f"{path}: format {about.get('format')!r}; this version reads {FORMAT}")
+    if about.get("format") != _VERSION:
+        raise UserError(f"{path}: format {about.get('format')!r}; this version reads {_VERSION}")
     if not isinstance(about.get("backbone"), dict):
         raise UserError(f"{path}: no `backbone`, the encoder's numbers")
     keys = ("task_ids", "head_of", "made_by", "recipe")
@@ -324,3 +340,25 @@ def write(
 
 def _one(entry: Entry) -> tuple[torch.Tensor]:
     return (entry.read(),)
+
+
+def _export(contents: Contents, target: Target) -> Export:
+    for name in ("family", "head", "head_class", "words"):
+        if value := getattr(target, name):
+            raise UserError(f"{name}: {value!r} is for another target; palm_ds takes all there is")
+    dtype = TORCH_DTYPES[target.dtype or "float32"]
+    made_by = {"palm_ds": __version__, "converted_from": contents.format}
+
+    def fill(folder: Path, _tokenizer: SavesFiles | None) -> None:
+        write(contents, folder, dtype=dtype, **made_by)
+
+    return Export(write=fill, task_id=target.task_id)
+
+
+FORMAT = Format(
+    name="palm_ds",
+    looks_for="palm_ds: a run, weights.json, or checkpoints/step_*/manifest.json",
+    recognises=recognises,
+    open=open_contents,
+    export=_export,
+)

@@ -1,53 +1,47 @@
-"""The one door: a checkpoint of any format, opened.
+"""Opens a checkpoint of any format: the table of formats.
 
 open_checkpoint("somebodys/weights") ──> Contents
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.weights.formats import native as own
+from palm_ds.weights.formats import native
 from palm_ds.weights.formats.contents import Contents
-from palm_ds.weights.formats.deepspeed import read as deepspeed
-from palm_ds.weights.formats.huggingface import read as huggingface
+from palm_ds.weights.formats.deepspeed.format import FORMAT as DEEPSPEED
+from palm_ds.weights.formats.format import Format
+from palm_ds.weights.formats.huggingface.format import FORMAT as HUGGINGFACE
+from palm_ds.weights.formats.huggingface.read import CONFIG
 from palm_ds.weights.formats.native import INFO, WeightsInfo
-from palm_ds.weights.formats.paddle import read as paddle
-from palm_ds.weights.formats.tensorflow import read as tensorflow
+from palm_ds.weights.formats.paddle.format import FORMAT as PADDLE
+from palm_ds.weights.formats.tensorflow.format import FORMAT as TENSORFLOW
 
-READERS: tuple[tuple[ModuleType, str], ...] = (
-    (deepspeed, "DeepSpeed: latest, or *_model_states.pt"),  # a weights.json may be beside them
-    (own, "palm_ds: a run, weights.json, or checkpoints/step_*/manifest.json"),
-    (paddle, "Paddle: *.pdparams, params/, or a combined file, with ernie_config.json or another"),
-    (huggingface, "Hugging Face: config.json with model.safetensors or pytorch_model.bin"),
-    (tensorflow, "TensorFlow: *.ckpt.index with *.ckpt.data-*"),
-)
-"""The readers in the order in which they are asked, and what each looks for."""
+FORMATS: tuple[Format, ...] = (DEEPSPEED, native.FORMAT, PADDLE, HUGGINGFACE, TENSORFLOW)
+"""In the order in which they are asked: DeepSpeed's shards may have a weights.json beside them."""
 
 
 def open_checkpoint(path: str | Path, **options: Any) -> Contents:
-    """What a checkpoint holds, whoever wrote it.
+    """The contents of a checkpoint of any format.
 
-    `options` are those of its format's `open_contents` (`eps`, `config`, `tokenizer`, ...); those
-    that are None are as if not given. Raises UserError where nothing recognises the path, or an
-    option means nothing for its format.
+    `options` are those of its format (`eps`, `config`, `tokenizer`, ...); None means not given.
+    Raises UserError if no format recognises the path, or an option is not one of its format's.
     """
     path = Path(path)
-    reader = reader_of(path)
+    found = format_of(path)
     given = {name: value for name, value in options.items() if value is not None}
-    return reader.open_contents(path, **_fitting(reader, given, path))
+    _check_options(found, given, path)
+    return found.open(path, **given)
 
 
 def read_info(path: str | Path) -> WeightsInfo:
     """Encoder, tasks and origin of a checkpoint; foreign formats know only their encoder."""
     path = Path(path)
     if (path / INFO).is_file():
-        return own.read_info(path / INFO)
+        return native.read_info(path / INFO)
     contents = open_checkpoint(path)
     return WeightsInfo(
         backbone=contents.config,
@@ -57,27 +51,23 @@ def read_info(path: str | Path) -> WeightsInfo:
     )
 
 
-def reader_of(path: Path) -> ModuleType:
-    """The module that reads it. Raises UserError where there is none."""
+def format_of(path: Path) -> Format:
+    """The format of a checkpoint. Raises UserError if it is none that is known."""
     if not path.exists() and not path.parent.is_dir():
         raise UserError(f"{path}: no such file or folder")
-    for reader, _ in READERS:
-        if reader.recognises(path):
-            return reader
-    if (path / huggingface.CONFIG).is_file():
-        return huggingface  # it says what is wrong with the folder
+    for each in FORMATS:
+        if each.recognises(path):
+            return each
+    if (path / CONFIG).is_file():
+        return HUGGINGFACE  # its reader says what is wrong with the folder
     if not path.exists():
         raise UserError(f"{path}: no such file or folder")
-    wanted = "; ".join(what for _, what in READERS)
-    raise UserError(f"{path}: no checkpoint of a kind that is known here; looked for: {wanted}")
+    wanted = "; ".join(each.looks_for for each in FORMATS)
+    raise UserError(f"{path}: not a checkpoint of a known format; looked for: {wanted}")
 
 
-def _fitting(reader: ModuleType, given: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
-    named = inspect.signature(reader.open_contents).parameters.values()
-    known = [x.name for x in named if x.kind is x.KEYWORD_ONLY]
+def _check_options(found: Format, given: Mapping[str, Any], path: Path) -> None:
     for name in given:
-        if name not in known:
-            kind = reader.__name__.rpartition(".")[2]
-            near = suggest(name, known) if known else "; it has none"
-            raise UserError(f"{path}: {kind}: no option {name!r}{near}")
-    return given
+        if name not in found.options:
+            near = suggest(name, found.options) if found.options else "; it has none"
+            raise UserError(f"{path}: {found.name}: no option {name!r}{near}")

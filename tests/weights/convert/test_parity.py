@@ -16,9 +16,11 @@ from palm_ds.model.config import EncoderConfig
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import wordpiece
 from palm_ds.weights.convert import parity as proof
-from palm_ds.weights.convert.parity import compare, in_transformers, inputs_for, reference
+from palm_ds.weights.convert.parity import compare, inputs_for
 from palm_ds.weights.formats.contents import Contents, Entry, Head
 from palm_ds.weights.formats.huggingface import read as huggingface
+from palm_ds.weights.formats.huggingface.run import in_transformers
+from palm_ds.weights.formats.runnable import in_palm_ds
 from palm_ds.weights.formats.tensor_files import held
 from palm_ds.weights.weights_folder import export_hf
 from tests.helpers.noisy_model import noisy_model
@@ -70,7 +72,7 @@ def test_our_encoder_and_transformers_agree(
     written = huggingface.open_contents(tmp_path / "hf")
     ours = contents(config)
     inputs = inputs_for(ours, written, PADDED_AT_1 if config is ROBERTA else WORDS)
-    found = compare(reference(ours, task_id=task_id), in_transformers(written), inputs)
+    found = compare(in_palm_ds(ours, task_id=task_id), in_transformers(written), inputs)
     assert found.holds and found.worst.largest < 1e-5
     names = {each.name for each in found.differences}
     assert {"embeddings", "layer 1", "layer 2", "pooled", "head masked_words"} <= names
@@ -107,27 +109,27 @@ def test_mistakes_are_seen(mistake: str) -> None:
     inputs = inputs_for(right, right, None)
     if mistake == "attention heads":
         with pytest.raises(UserError, match="heads 4, there 2"):
-            compare(reference(right), reference(wrong), inputs)
+            compare(in_palm_ds(right), in_palm_ds(wrong), inputs)
         return
     if mistake == "eps":  # an eps counts where numbers are small
         small = {n: x * 0.01 if ".norm" not in n else x for n, x in model().state_dict().items()}
         right, wrong = contents(state=small), contents(wrong.config, small)
-    found = compare(reference(right), reference(wrong), inputs)
+    found = compare(in_palm_ds(right), in_palm_ds(wrong), inputs)
     assert not found.holds, found
-    assert compare(reference(right), reference(right), inputs).holds
+    assert compare(in_palm_ds(right), in_palm_ds(right), inputs).holds
 
 
 def test_another_task_is_another_model() -> None:
     ours = contents()
     inputs = inputs_for(ours, ours, None)
-    assert not compare(reference(ours), reference(ours, task_id=1), inputs).holds
+    assert not compare(in_palm_ds(ours), in_palm_ds(ours, task_id=1), inputs).holds
 
 
 def test_numbers_that_are_none_are_named() -> None:
     broken = changed("backbone.norm.bias", lambda x: x.index_fill(0, torch.tensor([3]), math.nan))
     inputs = inputs_for(contents(), broken, None)
     with pytest.raises(UserError, match=r"backbone\.norm\.bias: has values that are NaN"):
-        compare(reference(contents()), reference(broken), inputs)
+        compare(in_palm_ds(contents()), in_palm_ds(broken), inputs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -135,10 +137,10 @@ def test_rounded_weights_are_allowed_to_differ(dtype: torch.dtype) -> None:
     exact = contents()
     half = contents(state={n: x.to(dtype) for n, x in model().state_dict().items()})
     inputs = inputs_for(exact, half, None)
-    found = compare(reference(exact), reference(half), inputs)
+    found = compare(in_palm_ds(exact), in_palm_ds(half), inputs)
     assert found.tolerance == proof.TOLERANCE[dtype]
     assert found.holds and found.worst.largest > 1e-5
-    strict = compare(reference(exact), reference(half), inputs, tolerance=1e-5)
+    strict = compare(in_palm_ds(exact), in_palm_ds(half), inputs, tolerance=1e-5)
     assert not strict.holds
 
 
@@ -152,18 +154,18 @@ def test_a_tokenizer_of_another_model_is_refused() -> None:
 def test_without_a_pooler_the_rest_is_compared() -> None:
     state = {n: x for n, x in model().state_dict().items() if ".pooler." not in n}
     ours = contents(state=state)
-    found = compare(reference(ours), reference(ours), inputs_for(ours, ours, None))
+    found = compare(in_palm_ds(ours), in_palm_ds(ours), inputs_for(ours, ours, None))
     names = {each.name for each in found.differences}
     assert "pooled" not in names and "head next_sentence" not in names and "head tags" in names
 
 
 def test_what_is_said_of_it() -> None:
     ours = contents()
-    same = compare(reference(ours), reference(ours), inputs_for(ours, ours, WORDS))
+    same = compare(in_palm_ds(ours), in_palm_ds(ours), inputs_for(ours, ours, WORDS))
     assert str(same).startswith("no difference; our encoder with test")
     assert same.record()["holds"] and same.record()["largest"] == 0
-    other = reference(changed("heads.tags.out.bias", lambda x: x + 0.5))
-    found = compare(reference(ours), other, inputs_for(ours, ours, WORDS))
+    other = in_palm_ds(changed("heads.tags.out.bias", lambda x: x + 0.5))
+    found = compare(in_palm_ds(ours), other, inputs_for(ours, ours, WORDS))
     assert "(head tags" in str(found) and found.worst.largest == pytest.approx(0.5)
 
 

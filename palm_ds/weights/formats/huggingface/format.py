@@ -1,0 +1,36 @@
+"""Hugging Face folders as a checkpoint format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from palm_ds.weights.formats.contents import Contents, SavesFiles
+from palm_ds.weights.formats.format import Export, Format
+from palm_ds.weights.formats.huggingface.model_card import Made, model_card
+from palm_ds.weights.formats.huggingface.plan import plan
+from palm_ds.weights.formats.huggingface.read import open_contents, recognises
+from palm_ds.weights.formats.huggingface.run import in_transformers
+from palm_ds.weights.formats.huggingface.target import Target
+from palm_ds.weights.formats.huggingface.write import CARD, write
+
+
+def _export(contents: Contents, target: Target) -> Export:
+    planned = plan(contents.entries, contents.config, contents.heads, target)
+
+    def fill(folder: Path, tokenizer: SavesFiles | None) -> None:
+        write(planned, folder, tokenizer=tokenizer)
+
+    def write_card(folder: Path, made: Made) -> None:
+        (folder / CARD).write_text(model_card(planned, made), encoding="utf-8")
+
+    return Export(write=fill, plan=planned, write_card=write_card)
+
+
+FORMAT = Format(
+    name="huggingface",
+    looks_for="Hugging Face: config.json with model.safetensors or pytorch_model.bin",
+    recognises=recognises,
+    open=open_contents,
+    export=_export,
+    run=in_transformers,
+)

@@ -1,0 +1,121 @@
+"""A Hugging Face folder, run in transformers' own model of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn import functional as F  # noqa: N812
+
+from palm_ds.common.errors import UserError
+from palm_ds.weights.formats.contents import Contents
+from palm_ds.weights.formats.huggingface.families import is_known_class
+from palm_ds.weights.formats.huggingface.names import (
+    CLASSIFIER,
+    MASKED_WORDS,
+    NEXT_SENTENCE,
+    QUESTION_ANSWERING,
+)
+from palm_ds.weights.formats.runnable import Outputs, RunnableCheckpoint, Texts, read_values
+
+_NAMED = {  # the scores of a class of transformers', by the names of our heads
+    "logits": {
+        "ForMaskedLM": MASKED_WORDS,
+        "ForSequenceClassification": CLASSIFIER,
+        "ForMultipleChoice": CLASSIFIER,
+        "ForTokenClassification": CLASSIFIER,
+        "ForNextSentencePrediction": NEXT_SENTENCE,
+    },
+    "prediction_logits": {"ForPreTraining": MASKED_WORDS},
+    "seq_relationship_logits": {"ForPreTraining": NEXT_SENTENCE},
+}
+_ENDS = ("weight", "bias")
+
+
+def in_transformers(contents: Contents, *, task_id: int = 0) -> RunnableCheckpoint:
+    """A Hugging Face folder in transformers' own model."""
+    name = f"transformers' {contents.format.removeprefix('Hugging Face ')}"
+    return RunnableCheckpoint(
+        name=name, contents=contents, open=lambda: _Transformers(contents, task_id)
+    )
+
+
+class _Transformers:
+    """transformers' model of a folder."""
+
+    def __init__(self, contents: Contents, task_id: int):
+        import transformers
+
+        self.contents, self.task_id = contents, task_id
+        self.kind = contents.format.removeprefix("Hugging Face ")
+        if not is_known_class(self.kind):
+            raise UserError(f"{contents.path}: {self.kind}: not one of Bert, Ernie or Roberta")
+        with _quiet(transformers):
+            self.model = getattr(transformers, self.kind).from_pretrained(
+                contents.path, dtype=torch.float32, local_files_only=True
+            )
+        self.model.eval()
+
+    def __call__(self, texts: Texts) -> Outputs:
+        shape = texts.ids.shape
+        given = {
+            "input_ids": texts.ids,
+            "attention_mask": texts.real.long(),
+            "token_type_ids": texts.segments,
+        }
+        if self.contents.config.task_types:
+            given["task_type_ids"] = torch.full(shape, self.task_id)
+        if self.kind.endswith("ForMultipleChoice"):  # one choice each
+            given = {name: x[:, None] for name, x in given.items()}
+        out = self.model(**given, output_hidden_states=True)
+        real = texts.real.flatten()
+        names = ["embeddings", *(f"layer {i}" for i in range(1, len(out.hidden_states)))]
+        outputs = {
+            name: x.flatten(0, 1)[real] for name, x in zip(names, out.hidden_states, strict=True)
+        }
+        if "backbone.pooler.dense.weight" in self.contents.entries:
+            outputs["pooled"] = self._pooled(out.hidden_states[-1])
+        return outputs | self._scores(out, texts)
+
+    def _pooled(self, last: torch.Tensor) -> torch.Tensor:
+        """By their pooler. Classes without one leave it in the file, for those that have one."""
+        base = getattr(self.model, self.model.base_model_prefix, self.model)
+        if getattr(base, "pooler", None) is not None:
+            return base.pooler(last)
+        weight, bias = (read_values(self.contents, f"backbone.pooler.dense.{x}") for x in _ENDS)
+        return torch.tanh(F.linear(last[:, 0], weight, bias))
+
+    def _scores(self, out: Any, texts: Texts) -> Outputs:
+        found: Outputs = {}
+        for key, names in _NAMED.items():
+            head = next((name for end, name in names.items() if self.kind.endswith(end)), "")
+            if head in self.contents.heads:
+                found[f"head {head}"] = self._placed(out[key], head, texts)
+        if self.kind.endswith("ForQuestionAnswering"):
+            scores = torch.stack([out.start_logits, out.end_logits], dim=-1)
+            found[f"head {QUESTION_ANSWERING}"] = self._placed(scores, QUESTION_ANSWERING, texts)
+        return found
+
+    def _placed(self, scores: torch.Tensor, head: str, texts: Texts) -> torch.Tensor:
+        """Of whole texts as they are; of tokens, those that the other side has too."""
+        if scores.ndim < 3:
+            return scores
+        at = texts.at() if head == MASKED_WORDS else texts.real.flatten().nonzero().flatten()
+        return scores.flatten(0, 1)[at]
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """What transformers says about the heads it lacks is not for who converts."""
+    logging = transformers.utils.logging
+    before, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bar:
+            logging.enable_progress_bar()

@@ -1,0 +1,29 @@
+"""Paddle checkpoints as a checkpoint format: every era is read, PaddleNLP's is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from palm_ds.weights.formats.contents import Contents, SavesFiles
+from palm_ds.weights.formats.format import Export, Format
+from palm_ds.weights.formats.huggingface.target import Target
+from palm_ds.weights.formats.paddle.read import open_contents, recognises
+from palm_ds.weights.formats.paddle.write import plan, write
+
+
+def _export(contents: Contents, target: Target) -> Export:
+    planned = plan(contents.entries, contents.config, contents.heads, target)
+
+    def fill(folder: Path, tokenizer: SavesFiles | None) -> None:
+        write(planned, folder, tokenizer=tokenizer)
+
+    return Export(write=fill, plan=planned)
+
+
+FORMAT = Format(
+    name="paddle",
+    looks_for="Paddle: *.pdparams, params/, or a combined file, with ernie_config.json or another",
+    recognises=recognises,
+    open=open_contents,
+    export=_export,
+)

@@ -1,0 +1,137 @@
+"""A checkpoint that can be run: on some texts it gives what its layers and heads compute.
+
+in_palm_ds(contents).open()(texts) ──> {"embeddings": ..., "layer 1": ..., "pooled": ...,
+                                       "head masked_words": ...}   real tokens only, fp32
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F  # noqa: N812
+
+from palm_ds.common.errors import UserError
+from palm_ds.model.batch import Batch, PackedText
+from palm_ds.model.encoder import Encoder
+from palm_ds.model.heads import MaskedWordHead
+from palm_ds.weights.formats.contents import Contents
+
+_MASKED_AT = 24
+Outputs = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """Inputs of one kind: (texts, length) each; `real` tells tokens from padding."""
+
+    kind: str
+    ids: torch.Tensor
+    segments: torch.Tensor
+    real: torch.Tensor
+
+    def at(self) -> torch.Tensor:
+        """Some real tokens, as flat places: where words are guessed."""
+        places = self.real.flatten().nonzero().flatten()
+        return places[:: max(len(places) // _MASKED_AT, 1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunnableCheckpoint:
+    """A checkpoint, and how to run it. `open()` loads it; the result is called with texts."""
+
+    name: str
+    contents: Contents
+    open: Callable[[], Callable[[Texts], Outputs]]
+
+
+# ---- our encoder ----
+
+
+def in_palm_ds(contents: Contents, *, task_id: int = 0) -> RunnableCheckpoint:
+    """Any checkpoint, in our own encoder."""
+    name = f"our encoder with {contents.format}"
+    return RunnableCheckpoint(
+        name=name, contents=contents, open=lambda: _InPalmDs(contents, task_id)
+    )
+
+
+class _InPalmDs:
+    """Our encoder with a checkpoint's values."""
+
+    def __init__(self, contents: Contents, task_id: int):
+        self.contents, self.task_id = contents, task_id
+        with torch.device("meta"):
+            backbone = Encoder(contents.config)
+        state = {
+            name.removeprefix("backbone."): read_values(contents, name)
+            for name in contents.entries
+            if name.startswith("backbone.")
+        }
+        self.pooler = "pooler.dense.weight" in state
+        backbone.load_state_dict(state, strict=self.pooler, assign=True)
+        self.backbone = backbone.eval()
+
+    def __call__(self, texts: Texts) -> Outputs:
+        found: Outputs = {}
+        real = texts.real.flatten()
+
+        def keep(name: str) -> Callable[..., None]:
+            return lambda _module, _given, out: found.update({name: out.flatten(0, 1)})
+
+        parts = [("embeddings", self.backbone.norm)]
+        parts += [(f"layer {i + 1}", x) for i, x in enumerate(self.backbone.layers)]  # type: ignore[misc]
+        hooks = [part.register_forward_hook(keep(name)) for name, part in parts]
+        try:
+            last = self.backbone(self._batch(texts))  # (texts, length, hidden)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        outputs = {name: x[real] for name, x in found.items()}
+        pooled = self.backbone.pooler(last[:, 0]) if self.pooler else None
+        if pooled is not None:
+            outputs["pooled"] = pooled
+        flat = last.flatten(0, 1)
+        for name, head in self.contents.heads.items():
+            if head.kind == "masked_words":
+                outputs[f"head {name}"] = self._words(name, flat[texts.at()])
+            elif not head.pooled or pooled is not None:
+                rows = pooled if head.pooled else flat[real]
+                assert rows is not None
+                weight, bias = (read_values(self.contents, f"heads.{name}.out.{x}") for x in _ENDS)
+                outputs[f"head {name}"] = F.linear(rows, weight, bias)
+        return outputs
+
+    def _words(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+        """(n, words): the scores of a masked-word head."""
+        with torch.device("meta"):
+            head = MaskedWordHead(self.backbone)
+        prefix = f"heads.{name}."
+        names = [x for x in self.contents.entries if x.startswith(prefix)]
+        state = {x.removeprefix(prefix): read_values(self.contents, x) for x in names}
+        head.load_state_dict(state, assign=True)
+        return head.logits(rows)
+
+    def _batch(self, texts: Texts) -> Batch:
+        rows = []
+        for ids, segments, real in zip(texts.ids, texts.segments, texts.real, strict=True):
+            n = int(real.sum())
+            text = PackedText(
+                ids=ids[:n].numpy(), segments=segments[:n].numpy(), task_id=self.task_id
+            )
+            rows.append([text])
+        return Batch.from_rows(rows, length=texts.ids.shape[1], pad=self.contents.config.pad)
+
+
+_ENDS = ("weight", "bias")
+
+
+def read_values(contents: Contents, name: str) -> torch.Tensor:
+    """A tensor in fp32. Raises UserError if a value is NaN or infinite."""
+    entry = contents.entries[name]
+    values = entry.read().detach().to(torch.float32).contiguous()
+    if not torch.isfinite(values).all():
+        theirs = " + ".join(entry.theirs)
+        raise UserError(f"{contents.path}: {theirs}: has values that are NaN or infinite")
+    return values

@@ -1,0 +1,13 @@
+"""Google's BERT in TensorFlow as a checkpoint format; it is only read."""
+
+from __future__ import annotations
+
+from palm_ds.weights.formats.format import Format
+from palm_ds.weights.formats.tensorflow.read import open_contents, recognises
+
+FORMAT = Format(
+    name="tensorflow",
+    looks_for="TensorFlow: *.ckpt.index with *.ckpt.data-*",
+    recognises=recognises,
+    open=open_contents,
+)
