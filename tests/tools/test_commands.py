@@ -142,7 +142,7 @@ def cut(source: Path) -> None:
 
 MISTAKES: dict[str, tuple[str, list[str], str]] = {
     "nothing there": ("convert", ["{0}/none", "{0}/out"], "none: no such file or folder"),
-    "nothing known": ("convert", ["{0}", "{0}/out"], "no checkpoint of a kind"),
+    "nothing known": ("convert", ["{0}", "{0}/out"], "not a checkpoint of a known format"),
     "target there": ("convert", ["{0}/source", "{0}/source"], "is there already"),
     "target in a file": ("convert", ["{0}/source", "{0}/source/weights.json/x"], "is no folder"),
     "no such format": ("convert", ["{0}/source", "{0}/out", "--to=paddl"], 'did you mean "paddle"'),
@@ -159,7 +159,11 @@ MISTAKES: dict[str, tuple[str, list[str], str]] = {
     "one is none": ("verify", ["{0}/source", "{0}/none"], "no such file or folder"),
     "tolerance": ("verify", ["{0}/source", "{0}/other", "--tolerance=-1"], "at least 0"),
     "show nothing": ("show", ["{0}/none"], "no such file or folder"),
-    "shown a file": ("show", ["{0}/source/tokenizer/vocab.txt"], "no checkpoint of a kind"),
+    "shown a file": (
+        "show",
+        ["{0}/source/tokenizer/vocab.txt"],
+        "not a checkpoint of a known format",
+    ),
     "a damaged one": ("show", ["{0}/cut"], "cannot be read as safetensors"),
 }
 
