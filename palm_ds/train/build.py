@@ -15,6 +15,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.blend_dataset import Feed
 from palm_ds.data.example_stream import ExampleStream
 from palm_ds.data.packed_stream import Stream
+from palm_ds.data.stages import tasks_of
 from palm_ds.model.config import EncoderConfig
 from palm_ds.model.encoder import build_encoder
 from palm_ds.model.kernels import choose_kernels
@@ -66,7 +67,19 @@ def build_held_out(recipe: Recipe, data: Data) -> HeldOut:
     feeds = [feed for feed in feeds if len(feed.source)]
     for feed in feeds:
         _check_held_out(recipe, data, feed)
-    return held_out(feeds, recipe.evaluate.examples, recipe.length, data.vocabulary.pad)
+    rows = held_out(feeds, recipe.evaluate.examples, recipe.length, data.vocabulary.pad)
+    return replace(rows, sets=_evaluation_sets(recipe, data))
+
+
+def _evaluation_sets(recipe: Recipe, data: Data) -> dict[str, HeldOut]:
+    """The rows of each further evaluation set, for the tasks whose source has it."""
+    found = {}
+    for name, side in data.evaluation_sets.items():
+        tasks = recipe.built_tasks
+        blends = [b for b in recipe.plan.blends if tasks[tasks_of(b)[0]].source in side]
+        feeds, _ = datasets_of(recipe, blends, side, seed=0, fixed=True)
+        found[name] = held_out(feeds, 0, recipe.length, data.vocabulary.pad)
+    return found
 
 
 def _check_held_out(recipe: Recipe, data: Data, feed: Feed) -> None:

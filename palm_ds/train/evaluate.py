@@ -21,6 +21,7 @@ from palm_ds.data.blend_dataset import (
 )
 from palm_ds.data.decode import Decoded, decoded, gathered
 from palm_ds.data.task import Task
+from palm_ds.train.report.metrics_file import set_title
 
 if TYPE_CHECKING:
     from palm_ds.engine import Engine
@@ -80,6 +81,8 @@ class HeldOut:
     rows: Sequence[Row]
     length: int
     pad: int
+    sets: Mapping[str, HeldOut] = field(default_factory=dict)
+    """Further rows to evaluate on, by the name of their evaluation set."""
 
     def some(self, task: str, rows: int) -> HeldOut:
         """The first `rows` rows that have a task, alone."""
@@ -144,6 +147,15 @@ def evaluate(engine: Engine, data: HeldOut, tasks: Mapping[str, Task]) -> dict[s
         )
         for name in source_of
         if (count := totals[f"count {name}"])
+    }
+
+
+def evaluate_sets(engine: Engine, data: HeldOut, tasks: Mapping[str, Task]) -> dict[str, Score]:
+    """{"task (set)": score} on every further evaluation set. All processes call it."""
+    return {
+        set_title(task, name): score
+        for name, rows in data.sets.items()
+        for task, score in evaluate(engine, rows, tasks).items()
     }
 
 

@@ -19,7 +19,7 @@ from palm_ds.runtime.signals import StopAsked
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.train.build import AnyStream
 from palm_ds.train.early_stopping import Best
-from palm_ds.train.evaluate import HeldOut, Score, evaluate
+from palm_ds.train.evaluate import HeldOut, Score, evaluate, evaluate_sets
 from palm_ds.train.export import info_of
 from palm_ds.train.extend import Lineage
 from palm_ds.train.prefetch import prefetched
@@ -186,6 +186,7 @@ class Loop:
             self.evaluated = done
             if self.best.wanted and done:
                 better = self.best.see(done, self.scores)
+            self.scores |= evaluate_sets(self.engine, self.validation, tasks)
             if better:
                 self._keep_best(done)
         records = {name: score.record() for name, score in self.scores.items()}

@@ -39,6 +39,16 @@ def _not_negative(where: str, values: Any) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EvaluationSet:
+    """A table to evaluate on beside the validation rows."""
+
+    table: str | list[str]
+    """As a source's `table`."""
+    read: TableSettings | None = None
+    """How it is read; by default as the source's rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SourceSettings:
     """Where a source's text comes from: one prepared corpus, a mixture of them, ERNIE 1.0's own
     data files, or a table of rows."""
@@ -61,6 +71,9 @@ class SourceSettings:
     validation: str | list[str] = ""
     """Another corpus (with `ernie`: another list; with `table`: another table) to evaluate on; then
     nothing of the source itself is held out."""
+    evaluation_sets: dict[str, EvaluationSet] = field(default_factory=dict)
+    """With `table`: {name: {table: FILE}}: more tables to evaluate on, such as `test`. Each is
+    reported apart, as `task (name)`; `validation` alone decides which weights are best."""
 
     def __post_init__(self) -> None:
         if sum(map(bool, (self.corpus, self.mix, self.ernie, self.table))) != 1:
@@ -70,6 +83,10 @@ class SourceSettings:
             )
         if not self.table and bool(self.ernie) != bool(self.tokenizer):
             raise UserError("`ernie: FILELIST` and `tokenizer: vocab.txt` go together")
+        if self.evaluation_sets and not (self.table and self.validation):
+            raise UserError(
+                "evaluation_sets: further tables beside `validation`; give `table` and `validation`"
+            )
         for folder, weight in self.mix.items():
             if weight <= 0:
                 raise UserError(f"mix.{folder}: the weight {weight} is not positive")

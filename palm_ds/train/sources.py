@@ -13,7 +13,7 @@ from palm_ds.corpus.manifest import UNITS
 from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.data.blend_dataset import Feed, make_feeds
 from palm_ds.data.corpus_source import split
-from palm_ds.data.reader import Table, open_table
+from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.stages import tasks_of
 from palm_ds.data.table_source import split_rows
 from palm_ds.data.task import Task
@@ -35,6 +35,8 @@ class Data:
 
     train: Side
     held_out: Side
+    evaluation_sets: Mapping[str, Side]
+    """{name of a set: the sources that have it}"""
     corpora: Mapping[str, Corpus]
     tables: Mapping[str, Table]
     tokenizer: Tokenizer
@@ -55,6 +57,9 @@ class _Opening:
     """Of each corpus or table, by its name."""
     train: dict[str, list[tuple[str, Any, float]]] = field(default_factory=dict)
     held_out: dict[str, list[tuple[str, Any, float]]] = field(default_factory=dict)
+    evaluation_sets: dict[str, dict[str, list[tuple[str, Any, float]]]] = field(
+        default_factory=dict
+    )
 
     def corpus(self, name: str, source: SourceSettings) -> None:
         recipe = self.recipe
@@ -75,11 +80,15 @@ class _Opening:
     def table(self, name: str, source: SourceSettings) -> None:
         tokenizer = self._tokenizer(name, source)
         share = 0.0 if source.validation else self.recipe.held_out
-        training, held = split_rows(self._table(source.table, source), share, tokenizer, name)
+        training, held = split_rows(self._table(source.table, source.read), share, tokenizer, name)
         if source.validation:
-            rows = self._table(source.validation, source)
+            rows = self._table(source.validation, source.read)
             held, _ = split_rows(rows, 0.0, tokenizer, f"{name} (validation)")
         self.train[name], self.held_out[name] = [(name, training, 1.0)], [(name, held, 1.0)]
+        for title, each in source.evaluation_sets.items():
+            table = self._table(each.table, each.read or source.read)
+            rows, _ = split_rows(table, 0.0, tokenizer, f"{name} ({title})")
+            self.evaluation_sets.setdefault(title, {})[name] = [(name, rows, 1.0)]
         self.tokenizers[f"sources.{name}"] = tokenizer
 
     def _tokenizer(self, name: str, source: SourceSettings) -> Tokenizer:
@@ -97,10 +106,10 @@ class _Opening:
             raise UserError(f"sources.{name}.tokenizer: missing, and {why}; name a vocabulary")
         return found
 
-    def _table(self, paths: str | list[str], source: SourceSettings) -> Table:
+    def _table(self, paths: str | list[str], read: TableSettings) -> Table:
         key = paths if isinstance(paths, str) else ", ".join(paths)
         if key not in self.tables:
-            self.tables[key] = open_table(paths, source.read)
+            self.tables[key] = open_table(paths, read)
         return self.tables[key]
 
 
@@ -120,6 +129,7 @@ def open_data(recipe: Recipe) -> Data:
     return Data(
         train=opening.train,
         held_out=opening.held_out,
+        evaluation_sets=opening.evaluation_sets,
         corpora=opening.corpora,
         tables=opening.tables,
         tokenizer=next(iter(opening.tokenizers.values())),
@@ -151,8 +161,8 @@ def check_tables(recipe: Recipe, data: Data) -> None:
     """Raises UserError at the first row of a table that cannot be learned from or scored."""
     for task in recipe.built_tasks.values():
         if task.reads == "table":
-            for side in (data.train, data.held_out):
-                for _, source, _ in side[task.source]:
+            for side in (data.train, data.held_out, *data.evaluation_sets.values()):
+                for _, source, _ in side.get(task.source, ()):
                     task.check(source, labelled=True)
 
 

@@ -24,6 +24,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.runtime.processes import alone
 from palm_ds.tasks.multi_label import MultiLabel
 from palm_ds.train.recipe import make_recipe
+from palm_ds.train.report.metrics_file import read_metrics
 from palm_ds.train.run_folder import Run
 from palm_ds.train.train import train
 from tests.helpers.own_encoder import PreNorm
@@ -160,6 +161,29 @@ def test_masked_words_are_predicted(tables):
         assert len(line["word_id"]) == len(line["words"]) > 0
     assert set(made.evaluate(rows)["hidden"]) == {"accuracy", "perplexity"}
     made.close()
+
+
+def test_further_evaluation_sets_are_reported_apart(tables):
+    sets = {
+        "test": {"table": str(tables / "train.tsv")},
+        "again": {"table": str(tables / "dev.tsv")},
+    }
+    sets["again"]["read"] = {"columns": {"text_a": "text_a", "label": "label"}}
+    changes = {"sources": {"classification": {"evaluation_sets": sets}}}
+    made = trainer(tables, epochs=2, recipe={**changes, "evaluate": {"best": "mean"}})
+    scores = made.train()
+    assert list(scores) == ["classification", "classification (test)", "classification (again)"]
+    assert scores["classification (again)"] == scores["classification"]
+    metrics = read_metrics(made.folder / "metrics.jsonl")
+    last = metrics.evaluations[-1]["scores"]
+    assert last["classification (test)"]["count"] == 48 and last["classification"]["count"] == 24
+    assert "classification (test)" in (made.folder / "report.html").read_text()
+    wrong = {"sources": {"classification": {"evaluation_sets": {"x": {"table": "none.tsv"}}}}}
+    with pytest.raises(UserError, match=r"none.tsv: no such file"):
+        trainer(tables, recipe=wrong).train()
+    no_validation = palm.tasks.Classification.on(train=tables / "train.tsv")
+    with pytest.raises(UserError, match="evaluation_sets: further tables beside `validation`"):
+        palm.Trainer(no_validation, backbone=backbone(tables), recipe=changes).recipe  # noqa: B018
 
 
 def test_the_events_of_a_training(trained):

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from palm_ds.common.json_files import nan_to_null
 from palm_ds.data.stages import Plan, tasks_of
-from palm_ds.train.report.metrics_file import Metrics
+from palm_ds.train.report.metrics_file import Metrics, task_of
 
 Measure = Literal["accuracy", "loss"]
 
@@ -105,7 +105,7 @@ def lines(ends: Sequence[StageEnd], measure: Measure, order: Iterable[str] = ())
 
 def _line(ends: Sequence[StageEnd], measure: Measure, task: str) -> Line:
     values = tuple(_number(end.scores.get(task, {}).get(measure)) for end in ends)
-    begun = tuple(end.begun is None or task in end.begun for end in ends)
+    begun = tuple(end.begun is None or task_of(task) in end.begun for end in ends)
     known = {i: v for i, v in enumerate(values) if v is not None and begun[i]}
     if not known:
         return Line(task=task, values=values, begun=begun)

@@ -4,6 +4,7 @@
      "accuracy": {task: ...}, "grad_norm": ..., "tokens_per_second": ..., "flops_per_second": ...,
      "data_wait": ..., "loss_scale": ..., "skipped": ..., "elapsed": ...}
     {"kind": "evaluation", "step": 120, "scores": {task: {"loss": ..., "accuracy": ..., ...}}, ...}
+                      (on a further evaluation set: "task (set)" instead of "task")
     {"kind": "event", "event": "save", "step": 120, ...}
 
 `step` is the number of completed steps. `elapsed` is in seconds of running, summed over all
@@ -23,6 +24,16 @@ from typing import Any
 from palm_ds.common.atomic import write_file_atomically
 
 FILE = "metrics.jsonl"
+
+
+def set_title(task: str, evaluation_set: str) -> str:
+    """The name of a task's scores on a further evaluation set."""
+    return f"{task} ({evaluation_set})"
+
+
+def task_of(title: str) -> str:
+    """The task of a name of scores."""
+    return title.partition(" (")[0]
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,11 @@ KNOWN: dict[str, dict[str, Any]] = {
     "qqp": {
         "read": {"columns": {"text_a": "question1", "text_b": "question2", "label": "is_duplicate"}}
     },
-    "mnli": {"dev": "dev_matched.*", "read": {"columns": {**_PAIR, "label": "gold_label"}}},
+    "mnli": {
+        "dev": "dev_matched.*",
+        "evaluation_sets": {"mismatched": "dev_mismatched.*"},
+        "read": {"columns": {**_PAIR, "label": "gold_label"}},
+    },
     "qnli": {"read": {"columns": {"text_a": "question", "text_b": "sentence"}}},
     "rte": {"read": {"columns": _PAIR}},
     "wnli": {"read": {"columns": _PAIR}},
@@ -247,7 +251,9 @@ def _recipes(suite: Suite) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _move(values: dict[str, Any], data: str) -> None:
     """`data/...` in front of tables becomes `data`."""
-    for source in (values.get("sources") or {}).values():
+    sources = list((values.get("sources") or {}).values())
+    further = [each for source in sources for each in source.get("evaluation_sets", {}).values()]
+    for source in [*sources, *further]:
         for key in ("table", "validation"):
             listed = isinstance(source.get(key), list)
             paths = source[key] if listed else [source[key]] if key in source else []
@@ -267,6 +273,11 @@ def _filled(
         "validation": _file(folder, [own.dev or known.get("dev", "")] + list(_DEV), "dev"),
         "read": own.read or known.get("read", {}),
         "tokenizer": suite.tokenizer,
+        "evaluation_sets": {
+            title: {"table": str(file)}
+            for title, pattern in known.get("evaluation_sets", {}).items()
+            for file in sorted(folder.glob(pattern))[:1]
+        },
     }
     best = own.best or known.get("best", "")
     evaluate = {"best": f"{name}.{best}" if best else name, **(values.get("evaluate") or {})}

@@ -9,6 +9,7 @@ from typing import Any
 
 from palm_ds.common.json_files import write_json
 from palm_ds.tasks.metrics.units import is_fraction, shown, title
+from palm_ds.train.report.metrics_file import task_of
 from palm_ds.train.sweeps.suite import Member
 
 
@@ -64,13 +65,17 @@ def _record(of_set: Sequence[Member], failed: Mapping[str, str]) -> dict[str, An
 
 
 def average(record: Mapping[str, Any]) -> float | None:
-    """The mean over the medians of the first metrics. None until every data set has one, or if
-    they have different units."""
+    """The mean over the medians of the first metrics, further evaluation sets not counted. None
+    until every data set has one, or if they have different units."""
     firsts = []
     for each in record.values():
         if not each["tasks"]:
             return None
-        firsts += [next(iter(metrics.items())) for metrics in each["tasks"].values()]
+        firsts += [
+            next(iter(metrics.items()))
+            for task, metrics in each["tasks"].items()
+            if task == task_of(task)
+        ]
     if not firsts or not all(is_fraction(name) for name, _ in firsts):
         return None
     return statistics.fmean(each["median"] for _, each in firsts)

@@ -59,3 +59,15 @@ def test_a_squared_error_is_not_shown_times_100_nor_averaged_with_accuracies():
     assert "-1.5000" in markdown_table({"mine": mine})
     assert average({"sts": similar}) == pytest.approx(0.9)
     assert average({"sts": similar, "mine": mine}) is None
+
+
+def test_further_evaluation_sets_do_not_count_in_the_average():
+    scores = {"runs": 1, "failed": [], "missing": [], "tasks": {}}
+    scores["tasks"] |= of_set("mnli", accuracy=0.8)["tasks"]
+    scores["tasks"] |= of_set("mnli (mismatched)", accuracy=0.6)["tasks"]
+    assert average({"mnli": scores}) == pytest.approx(0.8)
+    lines = markdown_table({"mnli": scores}).splitlines()
+    assert [line.split("|")[2].strip() for line in lines[2:]] == [
+        "accuracy %",
+        "mnli (mismatched) accuracy %",
+    ]
