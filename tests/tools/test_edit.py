@@ -185,7 +185,7 @@ def broken(weights: Path, case: str) -> dict:
         ("no word table", "backbone.word.weight"),
         ("no position table", "backbone.position.weight"),
         ("a larger tokenizer", "12 rows are no table of a vocabulary of 13"),
-        ("no weights.json", "no checkpoint"),
+        ("no weights.json", "not a checkpoint"),
         ("nothing wanted", "nothing to do"),
         ("no such way", 'no way "copy"'),
         ("no tokens", "tokens.txt: empty"),

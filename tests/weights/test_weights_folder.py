@@ -421,7 +421,7 @@ def broken(folder: Path, what: str) -> EncoderConfig:
         ("lost tensors", ["weights.safetensors"]),
         ("not json", ["weights.json", "JSON"]),
         ("no mapping", ["weights.json", "list"]),
-        ("no config", ["no checkpoint", "weights.json", "config.json"]),
+        ("no config", ["not a checkpoint", "weights.json", "config.json"]),
         ("format", ["weights.json", "format 9"]),
         ("no backbone", ["weights.json", "backbone"]),
         ("unknown number", ["weights.json", "num_layer", "num_layers"]),
