@@ -162,6 +162,21 @@ def _set_timeouts(timeout: timedelta) -> None:
                 setattr(module, name, timeout)
 
 
+def check_precision(machine: Machine, device: torch.device) -> None:
+    """Raises UserError if this accelerator cannot train in the precision asked for."""
+    able = {
+        "fp32": lambda: True,
+        "bf16": accelerator().is_bf16_supported,
+        "fp16": accelerator().is_fp16_supported,
+    }
+    if not able[machine.precision]():
+        others = [name for name in ("bf16", "fp32") if able[name]()]
+        raise UserError(
+            f"{machine.path}: {machine.precision}: this machine ({device.type}) cannot train in "
+            f"it; use {' or '.join(others)}"
+        )
+
+
 class Watchdog:
     """Ends the process when nothing has happened for too long, as when another one hangs: a
     launcher can then start the run again. `seconds` 0: never."""

@@ -9,13 +9,14 @@ from functools import cached_property
 from typing import Any
 
 from palm_ds.data.stages import StepInfo, tasks_of
-from palm_ds.engine import Engine, StepResult
+from palm_ds.engine import Engine
 from palm_ds.model.batch import Batch
 from palm_ds.model.flops import training_flops
 from palm_ds.model.heads import MaskedWordHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime import checkpoint
 from palm_ds.runtime.signals import StopAsked
+from palm_ds.runtime.step_result import StepResult
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.train.build import AnyStream
 from palm_ds.train.early_stopping import Best

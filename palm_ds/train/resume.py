@@ -28,8 +28,8 @@ class StartingPoint:
     inheritance: Inheritance | None = None
 
     @property
-    def ages(self) -> dict[str, int] | None:
-        """How many updates each parameter has had."""
+    def update_counts(self) -> dict[str, int] | None:
+        """Updates that each parameter has had."""
         if self.found:
             return self.found.parameters
         return self.inheritance.steps if self.inheritance else None

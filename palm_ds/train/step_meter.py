@@ -6,7 +6,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from palm_ds.engine import Engine, StepResult
+from palm_ds.engine import Engine
+from palm_ds.runtime.step_result import StepResult
 
 
 @dataclass

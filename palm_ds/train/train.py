@@ -249,9 +249,9 @@ def _start_engine(parts: _Parts, start_at: StartingPoint) -> Engine:
         optimizer=recipe.optimizer,
         rows=parts.stream.rows,
         seed=recipe.seed,
-        steps=start_at.ages,
-        factors=_head_lr_scales(recipe),
-        apart=parts.freezable,
+        update_counts=start_at.update_counts,
+        lr_scales=_head_lr_scales(recipe),
+        freezable=parts.freezable,
     )
     if best.named and not start_at.found:  # an unknown metric shows now, not after an epoch
         few = evaluate(engine, parts.validation.some(best.named, engine.world), recipe.built_tasks)

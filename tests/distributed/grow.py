@@ -99,7 +99,7 @@ def second_phase(stage: int, folder: Path) -> tuple[Engine, list[Any]]:
     model = make_model("new")
     taken = inherit(folder, model, lineage(model, NEW), ["b", "c"], group=processes, warn=print)
     engine = Engine(
-        model, machine=machine, optimizer=OPTIMIZER, rows=ROWS, seed=1, steps=taken.steps
+        model, machine=machine, optimizer=OPTIMIZER, rows=ROWS, seed=1, update_counts=taken.steps
     )
     engine.inherit(taken.found, grown=taken.grown, fresh=taken.fresh)
     middle = BEFORE + 2

@@ -45,10 +45,10 @@ def build(run: str, kind: type[Model] = Model) -> Engine:
     stage, precision, *fgm = run.split(":")
     # With that loss scale fp16 skips no step.
     settings: dict[str, Any] = dict(
-        scale_power=8, optimizer=OPTIMIZER, factors=FACTORS, apart=APART
+        scale_power=8, optimizer=OPTIMIZER, lr_scales=FACTORS, freezable=APART
     )
     if fgm:
-        settings = dict(scale_power=8, optimizer=ATTACK, apart=APART)
+        settings = dict(scale_power=8, optimizer=ATTACK, freezable=APART)
     return make_engine(int(stage), precision, kind=kind, **settings)
 
 
@@ -56,7 +56,7 @@ def train(engine: Engine, steps: range) -> list[float]:
     losses = []
     for step in steps:
         batches = share(step, engine.rank, engine.world, engine.micro_rows)
-        result = engine.step(batches, LR * (step + 1), step, rest=REST.get(step, ()))
+        result = engine.step(batches, LR * (step + 1), step, frozen=REST.get(step, ()))
         sums = engine.reduce(result.loss_sums)
         losses.append(sum(sums[task] / max(result.counts[task], 1) for task in sums))
     return losses

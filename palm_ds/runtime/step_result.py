@@ -1,0 +1,46 @@
+"""What a training step leaves to be read later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """Sums of one step. Losses and correct predictions are this process's and stay on the device;
+    `Engine.reduce` adds them up over all processes."""
+
+    loss_sums: Mapping[str, torch.Tensor]
+    correct: Mapping[str, torch.Tensor]
+    counts: Mapping[str, int]
+    """Labels of each task, over all processes."""
+    tokens: int
+    """Tokens without padding, over all processes."""
+    stop: bool
+    """Whether any process was asked to stop."""
+
+
+class LossAndCorrect(Protocol):
+    """What a head returns, as far as the engine reads it."""
+
+    loss_sum: torch.Tensor
+    correct: torch.Tensor
+
+
+class LossSums:
+    """Adds up losses and correct predictions on the device."""
+
+    def __init__(self, tasks: Iterable[str]):
+        self.tasks = tuple(tasks)
+        self.loss: dict[str, torch.Tensor] = {}
+        self.correct: dict[str, torch.Tensor] = {}
+
+    def add(self, outputs: Mapping[str, LossAndCorrect]) -> None:
+        for task in self.tasks:
+            loss, correct = outputs[task].loss_sum.detach(), outputs[task].correct.detach()
+            self.loss[task] = self.loss[task] + loss if task in self.loss else loss
+            self.correct[task] = self.correct[task] + correct if task in self.correct else correct
