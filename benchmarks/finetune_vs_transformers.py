@@ -134,7 +134,7 @@ def _ours(args: argparse.Namespace, folder: Path) -> dict[str, float]:
 
     from palm_ds.runtime.ds_config import read_machine
     from palm_ds.train.recipe import make_recipe
-    from palm_ds.train.run_folder import Run
+    from palm_ds.train.run_folder import RunSpec
     from palm_ds.train.train import train
 
     recipe = {
@@ -170,7 +170,7 @@ def _ours(args: argparse.Namespace, folder: Path) -> dict[str, float]:
 
     machine = read_machine(ROOT / "ds_configs/cpu.json")
     run_folder = folder / f"palm_ds-{args.seeds[0]}"
-    run = Run(recipe=make_recipe(recipe), machine=machine, folder=run_folder)
+    run = RunSpec(recipe=make_recipe(recipe), machine=machine, folder=run_folder)
     with contextlib.redirect_stdout(io.StringIO()):
         assert train(run, hear) == 0
     return {

@@ -30,7 +30,7 @@ from palm_ds.data.task import Task, known_kinds  # noqa: E402
 from palm_ds.model.config import PRESETS, EncoderConfig  # noqa: E402
 from palm_ds.runtime.ds_config import Comms, Machine  # noqa: E402
 from palm_ds.runtime.optimizer import OptimizerConfig  # noqa: E402
-from palm_ds.train.lr_schedule import Schedule  # noqa: E402
+from palm_ds.train.lr_schedule import LRSchedule  # noqa: E402
 from palm_ds.train.recipe import (  # noqa: E402
     EvaluateSettings,
     LogSettings,
@@ -42,7 +42,7 @@ from palm_ds.train.recipe import (  # noqa: E402
 SECTIONS = {
     "backbone": EncoderConfig,
     "optimizer": OptimizerConfig,
-    "schedule": Schedule,
+    "schedule": LRSchedule,
     "sources.NAME": SourceSettings,
     "sources.NAME.read": TableSettings,
     "evaluate": EvaluateSettings,
@@ -124,7 +124,7 @@ def _type(cls: type, annotation: ast.expr) -> str:
         choices = ", ".join(part.strip().strip("'") for part in literal[1].split(","))
         return f"list of: {choices}" if several else f"one of: {choices}"
     words = {
-        r"\b[A-Z]\w+(Settings|Config)\b|\bSchedule\b|\bComms\b": "keys",
+        r"\b[A-Z]\w+(Settings|Config)\b|\bLRSchedule\b|\bComms\b": "keys",
         r"\b(dict|Mapping)\[str, (.+)\]": r"{name: \2}",
         r"\btuple\[(\w+), \.\.\.\]": r"list of \1",
         r"\btuple\[(.+)\]": r"[\1]",

@@ -1,6 +1,6 @@
 """What a person uses from Python: PaddlePALM's words, over the recipes and the engine of commands.
 
-Backbone + tasks on their files ──Trainer, MultiHeadTrainer──> a Recipe and a Machine ──> a Run,
+Backbone + tasks on their files ──Trainer, MultiHeadTrainer──> a Recipe and a Machine ──> a RunSpec,
 opened and gone through as `palm-ds finetune` does
 """
 

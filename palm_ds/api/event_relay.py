@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from palm_ds.api import events as event
-from palm_ds.train.evaluate import Score
+from palm_ds.train.evaluate import TaskScore
 from palm_ds.train.loop import Loop
 
 
-def told(scores: Mapping[str, Score]) -> dict[str, dict[str, float]]:
+def as_metrics(scores: Mapping[str, TaskScore]) -> dict[str, dict[str, float]]:
     """{task: {metric: value}}, the one that counts first."""
     return {
         name: {**score.metrics, "loss": score.loss}
@@ -19,7 +19,7 @@ def told(scores: Mapping[str, Score]) -> dict[str, dict[str, float]]:
     }
 
 
-class Teller:
+class EventDispatcher:
     """Hears the loop. Losses are read after every step where somebody wants them: by all processes,
     since they are added up."""
 
@@ -50,11 +50,11 @@ class Teller:
         elif name == "step":
             self._end_step(facts)
         elif name == "evaluation":
-            self._tell(event.Evaluation(step=facts["step"], metrics=told(facts["scores"])))
+            self._tell(event.Evaluation(step=facts["step"], metrics=as_metrics(facts["scores"])))
 
     def end(self) -> None:
         """After the last step."""
-        scores = told(self.loop.scores)
+        scores = as_metrics(self.loop.scores)
         if self._pass is not None:
             self._tell(event.EndPass(pass_id=self._pass, metrics=scores))
         self._tell(event.EndTraining(step=self.done, metrics=scores))
@@ -63,7 +63,7 @@ class Teller:
         now = self.pass_at(step) if self.handler else None
         if now is not None and now != self._pass:
             if self._pass is not None:
-                self._tell(event.EndPass(pass_id=self._pass, metrics=told(self.loop.scores)))
+                self._tell(event.EndPass(pass_id=self._pass, metrics=as_metrics(self.loop.scores)))
             self._tell(event.BeginPass(pass_id=now))
             self._pass = now
         self._tell(event.BeginIteration(pass_id=now or 0, batch_id=step))

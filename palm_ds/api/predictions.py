@@ -16,7 +16,7 @@ from palm_ds.inference.predictor import Pass, Predictor, asked_tasks
 from palm_ds.runtime.processes import Processes
 
 
-def asked(predictor: Predictor, names: Sequence[str], where: Path) -> Predictor:
+def select_tasks(predictor: Predictor, names: Sequence[str], where: Path) -> Predictor:
     """The same model, asked for these tasks; for all, without any."""
     return replace(predictor, tasks=asked_tasks(predictor.recipe, names, where))
 
@@ -52,7 +52,7 @@ def scores_of(
 ) -> dict[str, float]:
     """{metric: value} of a task on rows with labels, read as its training rows were; on every
     process."""
-    predictor = asked(predictor, [name], Path())
+    predictor = select_tasks(predictor, [name], Path())
     (each,) = predictor.passes
     task = predictor.tasks[name]
     source = predictor.source(open_rows(rows, each.read, "rows"))

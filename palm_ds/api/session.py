@@ -19,9 +19,9 @@ from typing import Any
 
 from rich.console import Console
 
-from palm_ds.api.event_relay import Teller, told
+from palm_ds.api.event_relay import EventDispatcher, as_metrics
 from palm_ds.api.events import Metrics
-from palm_ds.api.predictions import asked, predictions_of, scores_of
+from palm_ds.api.predictions import predictions_of, scores_of, select_tasks
 from palm_ds.api.pretrained import Backbone
 from palm_ds.api.train_settings import merged, read_settings
 from palm_ds.common.errors import UserError
@@ -37,7 +37,7 @@ from palm_ds.train.export import info_of
 from palm_ds.train.loop import STOPPED
 from palm_ds.train.recipe import Recipe, make_recipe
 from palm_ds.train.resolve import resolve
-from palm_ds.train.run_folder import Run
+from palm_ds.train.run_folder import RunSpec
 from palm_ds.train.sources import Data, open_data
 from palm_ds.train.train import TrainingRun, setup_run
 from palm_ds.weights import weights_folder as weights
@@ -113,20 +113,20 @@ class Session(ABC):
         return make_recipe(said, type(self).__name__)
 
     @cached_property
-    def run(self) -> Run:
+    def run(self) -> RunSpec:
         """With tasks as their rows have them, and steps counted."""
         settled = resolve(self.recipe, self.data)
         if not self.settings.evaluate_every:
             every = math.ceil(settled.plan.steps / math.ceil(self.settings.epochs))
             settled = replace(settled, evaluate=replace(settled.evaluate, every=every))
-        return Run(recipe=settled, machine=self.settings.machine(), folder=self.folder)
+        return RunSpec(recipe=settled, machine=self.settings.machine(), folder=self.folder)
 
     @cached_property
     def data(self) -> Data:
         """The rows, opened."""
         return open_data(self.recipe)
 
-    def changed(self) -> None:
+    def invalidate(self) -> None:
         """What is learned is something else than before. Raises UserError once training began."""
         if self._opened or self._ended:
             raise UserError("the training has begun: say this before")
@@ -156,14 +156,14 @@ class Session(ABC):
         palm.event's. Interrupted (Ctrl-C, "interrupt" of a notebook), it saves and returns; called
         again, or in another process with the same `folder`, it goes on from there."""
         opened = self._open()
-        teller = self._listen(opened, event_handler)
+        dispatcher = self._listen(opened, event_handler)
         opened.next_step, self._batches = self.cur_train_step, None
-        with stop_signals() as asked:
-            code = opened.run_to_end(asked)
-        self.cur_train_step = teller.done
+        with stop_signals() as flag:
+            code = opened.run_to_end(flag)
+        self.cur_train_step = dispatcher.done
         self._ended = opened.loop.done
-        self.scores = told(opened.loop.scores) or self.scores
-        teller.end()
+        self.scores = as_metrics(opened.loop.scores) or self.scores
+        dispatcher.end()
         self._close()
         if code == STOPPED:
             raise UserError(f"{_NOT_FINITE}; the weights before it are in checkpoints/")
@@ -171,11 +171,13 @@ class Session(ABC):
 
     def _listen(
         self, opened: TrainingRun, handler: EventHandler | None, *, read: bool = False
-    ) -> Teller:
+    ) -> EventDispatcher:
         reference = self.reference or next(iter(self.tasks))
-        opened.loop.tell = teller = Teller(opened.loop, reference, handler, read=read)
-        teller.done = self.cur_train_step
-        return teller
+        opened.loop.on_event = dispatcher = EventDispatcher(
+            opened.loop, reference, handler, read=read
+        )
+        dispatcher.done = self.cur_train_step
+        return dispatcher
 
     def get_one_batch(self) -> list[Batch]:
         """What this process computes of the next step, one Batch a micro-batch; each call is one
@@ -195,19 +197,19 @@ class Session(ABC):
         if self._ended:
             raise UserError(f"all {self.steps} steps are done")
         batch = self.get_one_batch() if batch is None else batch
-        teller = self._listen(opened, None, read=True)
+        dispatcher = self._listen(opened, None, read=True)
         if not self._begun:
             opened.loop.begin(self.cur_train_step)
         self._begun = True
         if opened.loop.train_step(self.cur_train_step, batch) == STOPPED:
             raise UserError(f"{_NOT_FINITE}; this step was not applied")
-        self.cur_train_step = teller.done
-        self.scores = told(opened.loop.scores) or self.scores
+        self.cur_train_step = dispatcher.done
+        self.scores = as_metrics(opened.loop.scores) or self.scores
         if self.cur_train_step == self.steps or opened.loop.done:
             opened.finish()
             self._ended = True
             self._close()
-        return teller.losses
+        return dispatcher.losses
 
     def _open(self) -> TrainingRun:
         """The run on its engine; where its folder says that it was, if it was."""
@@ -310,7 +312,7 @@ class Session(ABC):
                 if not (self.folder / "recipe.yaml").is_file():
                     raise UserError("nothing was trained: call train() first")
                 self._predictor = open_predictor(self.folder, device=self._processes.device)
-            return asked(self._predictor, names, self.folder)
+            return select_tasks(self._predictor, names, self.folder)
         opened = self._opened
         if opened.run.machine.stage == 3:
             raise UserError("predict: ZeRO 3 has weights in pieces; train to the end, or `save`")

@@ -52,12 +52,12 @@ class Trainer(Session):
     @mix_ratio.setter
     def mix_ratio(self, ratio: float) -> None:
         self.task.mix_ratio = ratio
-        self.changed()
+        self.invalidate()
 
     def set_as_aux(self) -> None:
         """The task is there to help the others: its scores decide nothing."""
         self.task.settings["auxiliary"] = True
-        self.changed()
+        self.invalidate()
 
     @property
     def num_examples(self) -> int:

@@ -16,7 +16,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.train.sweeps.subprocesses import launcher_of
 
 if TYPE_CHECKING:
-    from palm_ds.train.sweeps.suite import Member, Suite
+    from palm_ds.train.sweeps.suite import Suite, SuiteRun
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,14 +35,14 @@ def run(args: argparse.Namespace) -> int:
     launcher = launcher_of(args.launcher)
     ds_config = find_ds_config(args.deepspeed_config)
     from palm_ds.runtime.ds_config import read_machine
-    from palm_ds.train.sweeps.suite import members, read_suite, run_all
+    from palm_ds.train.sweeps.suite import read_suite, run_all, suite_runs
     from palm_ds.train.sweeps.suite_table import compare
 
     read_machine(ds_config)
     out = Path(args.out)
-    found = members(_with_shipped(read_suite(args.suite, args.overrides)), out)
+    found = suite_runs(_with_shipped(read_suite(args.suite, args.overrides)), out)
 
-    def command(member: Member) -> list[str]:
+    def command(member: SuiteRun) -> list[str]:
         machine = ("--deepspeed_config", ds_config)
         return command_of(launcher, "finetune", member.file, *machine, "--run_dir", member.folder)
 

@@ -43,14 +43,14 @@ def run(args: argparse.Namespace) -> int:
     from palm_ds.inference import fill_mask
     from palm_ds.runtime.ds_config import read_machine
     from palm_ds.train.recipe import read_recipe
-    from palm_ds.train.run_folder import Run, describe
+    from palm_ds.train.run_folder import RunSpec, print_config
     from palm_ds.train.train import train
 
     recipe = read_recipe(recipe_file, _overrides(args))
     folder = Path(args.run_dir or Path("runs") / Path(recipe_file).stem)
-    found = Run(recipe=recipe, machine=read_machine(ds_config), folder=folder)
+    found = RunSpec(recipe=recipe, machine=read_machine(ds_config), folder=folder)
     if args.print_config:
-        describe(found)
+        print_config(found)
         return 0
     return train(found, dry_run=args.dry_run, examples=fill_mask.examples)
 

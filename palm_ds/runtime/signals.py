@@ -8,33 +8,34 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from types import FrameType
 
 
 @dataclass
-class StopAsked:
+class StopFlag:
     """Set by SIGTERM and Ctrl-C; read between steps."""
 
-    now: bool = False
+    stop_requested: bool = False
 
 
 @contextmanager
-def stop_signals() -> Iterator[StopAsked]:
-    """SIGTERM and SIGINT ask the run to save and leave; a second Ctrl-C leaves at once."""
-    asked = StopAsked()
+def stop_signals() -> Iterator[StopFlag]:
+    """Within the context, SIGTERM and SIGINT request that the run saves and stops; a second Ctrl-C
+    (more than two seconds later) interrupts it immediately."""
+    flag = StopFlag()
 
-    def ask(number: int, frame: Any) -> None:
-        if asked.now and number == signal.SIGINT and time.monotonic() - first[0] > 2:
+    def handle(number: int, frame: FrameType | None) -> None:
+        if flag.stop_requested and number == signal.SIGINT and time.monotonic() - first[0] > 2:
             raise KeyboardInterrupt
         first[0] = first[0] or time.monotonic()
-        asked.now = True
+        flag.stop_requested = True
 
     first = [0.0]
     before = {}
     if threading.current_thread() is threading.main_thread():
-        before = {s: signal.signal(s, ask) for s in (signal.SIGTERM, signal.SIGINT)}
+        before = {s: signal.signal(s, handle) for s in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield asked
+        yield flag
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -22,7 +22,7 @@ from palm_ds.model.kernels import choose_kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.ds_config import Machine
 from palm_ds.text.tokens import SpecialTokens
-from palm_ds.train.evaluate import HeldOut, held_out
+from palm_ds.train.evaluate import HeldOutSet, held_out_set
 from palm_ds.train.recipe import Recipe
 from palm_ds.train.sources import Data, datasets_of
 
@@ -61,24 +61,24 @@ def build_stream(
     )
 
 
-def build_held_out(recipe: Recipe, data: Data) -> HeldOut:
+def build_held_out(recipe: Recipe, data: Data) -> HeldOutSet:
     """The held-out rows of a recipe; the same for every seed of one recipe's tasks."""
     feeds, _ = datasets_of(recipe, recipe.plan.blends, data.held_out, seed=0, fixed=True)
     feeds = [feed for feed in feeds if len(feed.source)]
     for feed in feeds:
         _check_held_out(recipe, data, feed)
-    rows = held_out(feeds, recipe.evaluate.examples, recipe.length, data.vocabulary.pad)
+    rows = held_out_set(feeds, recipe.evaluate.examples, recipe.length, data.vocabulary.pad)
     return replace(rows, sets=_evaluation_sets(recipe, data))
 
 
-def _evaluation_sets(recipe: Recipe, data: Data) -> dict[str, HeldOut]:
+def _evaluation_sets(recipe: Recipe, data: Data) -> dict[str, HeldOutSet]:
     """The rows of each further evaluation set, for the tasks whose source has it."""
     found = {}
     for name, side in data.evaluation_sets.items():
         tasks = recipe.built_tasks
         blends = [b for b in recipe.plan.blends if tasks[tasks_of(b)[0]].source in side]
         feeds, _ = datasets_of(recipe, blends, side, seed=0, fixed=True)
-        found[name] = held_out(feeds, 0, recipe.length, data.vocabulary.pad)
+        found[name] = held_out_set(feeds, 0, recipe.length, data.vocabulary.pad)
     return found
 
 

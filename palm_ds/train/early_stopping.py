@@ -9,19 +9,19 @@ from typing import Any
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.data.task import Task
-from palm_ds.train.evaluate import Score
+from palm_ds.train.evaluate import TaskScore
 from palm_ds.train.recipe import EvaluateSettings
 
 
 @dataclass
-class Best:
+class BestTracker:
     """`value` at `step`, and how many evaluations there have been since."""
 
     settings: EvaluateSettings
     tasks: Mapping[str, Task]
     value: float = -math.inf
     step: int = -1
-    since: int = 0
+    evals_since_best: int = 0
 
     def __post_init__(self) -> None:
         name = self.settings.best.partition(".")[0]
@@ -46,7 +46,7 @@ class Best:
             )
 
     @property
-    def named(self) -> str:
+    def named_task(self) -> str:
         """The task whose metric is named: whether it has it is known when it was scored."""
         name, _, metric = self.settings.best.partition(".")
         return name if metric else ""
@@ -55,24 +55,24 @@ class Best:
         return f"{self.settings.best} {abs(self.value):.4f}"  # a loss counts as its negative
 
     @property
-    def wanted(self) -> bool:
+    def enabled(self) -> bool:
         return bool(self.settings.best)
 
     @property
-    def exhausted(self) -> bool:
+    def should_stop(self) -> bool:
         """There has been nothing better for as long as patience lasts."""
-        return bool(self.settings.patience) and self.since >= self.settings.patience
+        return bool(self.settings.patience) and self.evals_since_best >= self.settings.patience
 
-    def see(self, step: int, scores: Mapping[str, Score]) -> bool:
+    def update(self, step: int, scores: Mapping[str, TaskScore]) -> bool:
         """Whether these are the best so far; of equals the first is."""
         value = self._value(scores)
         if math.isfinite(value) and value > self.value:
-            self.value, self.step, self.since = value, step, 0
+            self.value, self.step, self.evals_since_best = value, step, 0
             return True
-        self.since += 1
+        self.evals_since_best += 1
         return False
 
-    def _value(self, scores: Mapping[str, Score]) -> float:
+    def _value(self, scores: Mapping[str, TaskScore]) -> float:
         if self.settings.best == "mean":
             targets = [s.value for t, s in scores.items() if not self.tasks[t].auxiliary]
             return sum(targets) / len(targets) if targets else math.nan
@@ -80,7 +80,7 @@ class Best:
         name, _, metric = self.settings.best.partition(".")
         return self.metric(scores[name]) if metric else scores[name].value
 
-    def metric(self, score: Score) -> float:
+    def metric(self, score: TaskScore) -> float:
         """The one that is named. Raises UserError where the task has it not."""
         name, _, metric = self.settings.best.partition(".")
         known = {**score.metrics, "accuracy": score.accuracy, "loss": -score.loss}
@@ -93,11 +93,11 @@ class Best:
     def record(self) -> dict[str, Any]:
         """For a checkpoint."""
         value = self.value if math.isfinite(self.value) else None
-        return {"value": value, "step": self.step, "since": self.since}
+        return {"value": value, "step": self.step, "since": self.evals_since_best}
 
     def restore(self, record: Mapping[str, Any]) -> None:
         """As it was when the checkpoint was saved."""
         if record:
             value = record["value"]
             self.value = -math.inf if value is None else value
-            self.step, self.since = record["step"], record["since"]
+            self.step, self.evals_since_best = record["step"], record["since"]

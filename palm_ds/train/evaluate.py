@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Score:
+class TaskScore:
     """Of one task, over `count` labels; the baseline is what the task's `baseline` says."""
 
     count: int
@@ -74,17 +74,17 @@ class Score:
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOutSet:
     """The held-out examples of every blend, packed once: the same rows at every evaluation."""
 
     feeds: Sequence[Feed]
     rows: Sequence[Row]
     length: int
     pad: int
-    sets: Mapping[str, HeldOut] = field(default_factory=dict)
+    sets: Mapping[str, HeldOutSet] = field(default_factory=dict)
     """Further rows to evaluate on, by the name of their evaluation set."""
 
-    def some(self, task: str, rows: int) -> HeldOut:
+    def first_rows_of(self, task: str, rows: int) -> HeldOutSet:
         """The first `rows` rows that have a task, alone."""
         having = {n for n, feed in enumerate(self.feeds) if task in [t.name for t in feed.tasks]}
         return replace(self, rows=[row for row in self.rows if row[0][0] in having][:rows])
@@ -100,17 +100,17 @@ class HeldOut:
             yield built, collate_built(self.feeds, built, self.length, self.pad)
 
 
-def held_out(feeds: Sequence[Feed], examples: int, length: int, pad: int) -> HeldOut:
+def held_out_set(feeds: Sequence[Feed], examples: int, length: int, pad: int) -> HeldOutSet:
     """The first `examples` held-out examples of every feed over a corpus, all of one over a
     table."""
     rows = []
     for number, feed in enumerate(feeds):
         most = len(feed.items) if feed.tasks[0].reads == "table" else examples
         rows += held_out_rows(feed, number, most)
-    return HeldOut(feeds, rows, length, pad)
+    return HeldOutSet(feeds, rows, length, pad)
 
 
-def evaluate(engine: Engine, data: HeldOut, tasks: Mapping[str, Task]) -> dict[str, Score]:
+def evaluate(engine: Engine, data: HeldOutSet, tasks: Mapping[str, Task]) -> dict[str, TaskScore]:
     """Every task that has labels in the held-out rows. All processes call it and get the same."""
     sums: dict[str, torch.Tensor | float] = {}
     sources: list[Any] = [feed.source for feed in data.feeds]
@@ -137,7 +137,7 @@ def evaluate(engine: Engine, data: HeldOut, tasks: Mapping[str, Task]) -> dict[s
     everybody = [piece for mine in engine.processes.gather(pieces) for piece in mine]
     found = gathered(everybody, tasks, sources)
     return {
-        name: Score(
+        name: TaskScore(
             count=int(count),
             loss=totals[f"loss {name}"] / count,
             accuracy=totals[f"right {name}"] / count,
@@ -150,7 +150,9 @@ def evaluate(engine: Engine, data: HeldOut, tasks: Mapping[str, Task]) -> dict[s
     }
 
 
-def evaluate_sets(engine: Engine, data: HeldOut, tasks: Mapping[str, Task]) -> dict[str, Score]:
+def evaluate_sets(
+    engine: Engine, data: HeldOutSet, tasks: Mapping[str, Task]
+) -> dict[str, TaskScore]:
     """{"task (set)": score} on every further evaluation set. All processes call it."""
     return {
         set_title(task, name): score

@@ -18,7 +18,7 @@ from palm_ds.model.heads import MaskedWordHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.train.recipe import Recipe
 from palm_ds.train.report.run_log import RunLog
-from palm_ds.train.run_folder import Run
+from palm_ds.train.run_folder import RunSpec
 from palm_ds.train.sources import Data
 from palm_ds.weights import weights_folder as weights
 from palm_ds.weights.formats.huggingface.model_card import Made
@@ -59,7 +59,7 @@ def info_of(recipe: Recipe, model: Model, *, steps: int) -> WeightsInfo:
 
 
 def final_weights(
-    run: Run, state: Mapping[str, torch.Tensor], log: RunLog
+    run: RunSpec, state: Mapping[str, torch.Tensor], log: RunLog
 ) -> tuple[Mapping[str, torch.Tensor], int]:
     """The weights that a run ends with and their step: the best ones with `evaluate.best`."""
     best = run.recipe.evaluate.best
@@ -73,7 +73,7 @@ def final_weights(
 
 
 def export(
-    run: Run, model: Model, state: Mapping[str, torch.Tensor], data: Data, steps: int
+    run: RunSpec, model: Model, state: Mapping[str, torch.Tensor], data: Data, steps: int
 ) -> None:
     """weights/ and hf/ of the run folder, after so many steps; hf/ reads texts as the recipe's
     `export_task` did, or as the first task of masked words. An encoder of one's own has no hf/."""

@@ -27,7 +27,7 @@ _FREE = ("task_types", "dropout", "attention_dropout", "init_range")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lineage:
+class ModelSignature:
     """What a run's weights are of; its checkpoints remember it for the runs that extend it."""
 
     backbone: EncoderConfig
@@ -54,54 +54,54 @@ class Lineage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inheritance:
+class WarmStart:
     """What a new run takes over from an old one."""
 
     found: Found
     grown: Mapping[str, Grown]
-    fresh: tuple[str, ...]
+    new: tuple[str, ...]
     """Parameters that the old run had not."""
-    left: tuple[str, ...]
+    dropped: tuple[str, ...]
     """Parameters of the old run that have no place in the new one."""
     consumed: Mapping[str, int]
     """Examples of each feed that the old run has read."""
 
     @property
-    def steps(self) -> dict[str, int]:
+    def update_counts(self) -> dict[str, int]:
         """How many updates each inherited parameter has had."""
-        return {n: k for n, k in self.found.parameters.items() if n not in self.left}
+        return {n: k for n, k in self.found.parameters.items() if n not in self.dropped}
 
     def lines(self) -> list[str]:
         """For a person."""
         lines = [f"extends {self.found.path.parent.parent}, as it was after step {self.found.step}"]
-        if self.fresh:
-            lines.append(f"extends: begun afresh: {', '.join(self.fresh)}")
-        if self.left:
-            lines.append(f"extends: left behind: {', '.join(self.left)}")
+        if self.new:
+            lines.append(f"extends: begun afresh: {', '.join(self.new)}")
+        if self.dropped:
+            lines.append(f"extends: left behind: {', '.join(self.dropped)}")
         goes_on = [f"{feed} from {n:,}" for feed, n in self.consumed.items() if n]
         return [*lines, f"extends: reading goes on: {'; '.join(goes_on) or 'nowhere'}"]
 
 
-def inherit(
+def warm_start(
     old: Path,
     model: Model,
-    lineage: Lineage,
+    signature: ModelSignature,
     feeds: Iterable[str],
     *,
     group: checkpoint.Group,
     warn: Callable[[str], None],
-) -> Inheritance:
+) -> WarmStart:
     """What `model` takes over from the run folder `old`: its newest good checkpoint. All processes
     take part. Raises UserError where the two do not fit."""
     found = checkpoint.find(old / "checkpoints", group=group, warn=warn)
     if found is None:
         raise UserError(f"extend: {old}: no checkpoint in {old / 'checkpoints'}; name a run folder")
     before = found.state["lineage"]
-    _check(old, before, lineage)
+    _check(old, before, signature)
     stored = Stored(found.files)
     parameters = dict(model.named_parameters())
     fresh = tuple(name for name in parameters if name not in stored)
-    grown = _grown(before["task_ids"], lineage.task_ids, parameters, stored)
+    grown = _grown(before["task_ids"], signature.task_ids, parameters, stored)
     for name, parameter in parameters.items():
         if name not in fresh and name not in grown and stored.size(name) != parameter.numel():
             raise UserError(
@@ -109,23 +109,23 @@ def inherit(
                 f"{parameter.numel():,} here; a task of the same name must have the same classes"
             )
     read = found.state["consumed"]
-    return Inheritance(
+    return WarmStart(
         found=found,
         grown=grown,
-        fresh=fresh,
-        left=tuple(name for name in found.parameters if name not in parameters),
+        new=fresh,
+        dropped=tuple(name for name in found.parameters if name not in parameters),
         consumed={feed: read[feed] for feed in feeds if feed in read},
     )
 
 
-def _check(old: Path, before: Mapping[str, Any], lineage: Lineage) -> None:
-    now = lineage.record()
+def _check(old: Path, before: Mapping[str, Any], signature: ModelSignature) -> None:
+    now = signature.record()
     if before["tokenizer"] != now["tokenizer"]:
         raise UserError(
             f"extend: {old}: its corpora were prepared with another tokenizer; prepare the new "
             "ones with its own (--tokenizer RUN/weights/tokenizer)"
         )
-    kinds = (before.get("optimizer", "adamw"), lineage.optimizer)
+    kinds = (before.get("optimizer", "adamw"), signature.optimizer)
     if kinds[0] != kinds[1] and "." in "".join(kinds):  # adamw and lamb keep the same
         raise UserError(
             f"extend: {old}: was trained with optimizer.kind {kinds[0]}, this recipe has "

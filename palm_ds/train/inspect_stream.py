@@ -1,7 +1,7 @@
 """Shows a person the packed rows that a step trains on: who stands in them, what is hidden, what
 is asked.
 
-    recipe ──open_view──> View ──sequences──> Seen ──as_text / as_record──> screen / JSON
+    recipe ──open_view──> View ──sequences──> PackedExample ──as_text / as_record──> screen / JSON
                                                 └──summary──> tables over a whole step
 
 No engine is started, nothing is trained: rows are a pure function of the recipe and the corpus.
@@ -52,12 +52,12 @@ class View:
     """The numbers of the rows that are shown whole; the summary is of all."""
     length: int
     tokenizer: Tokenizer
-    predict_words: frozenset[str]
+    token_tasks: frozenset[str]
     """The tasks whose labels are words of the vocabulary, not classes."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class PackedExample:
     """One sequence of a row."""
 
     row: int
@@ -81,7 +81,7 @@ def open_step(recipe: Recipe, step: int, *, rows: int) -> View:
         raise UserError(f"--step {step}: the plan has steps 1 to {recipe.plan.steps}")
     stream = build_stream(recipe, data)
     if recipe.extend:
-        stream.begun = read_before(Path(recipe.extend))
+        stream.begun = examples_already_read(Path(recipe.extend))
     packed = stream.step_rows(step - 1)
     stage = recipe.plan.stage_at(step - 1) + 1
     return View(
@@ -91,7 +91,7 @@ def open_step(recipe: Recipe, step: int, *, rows: int) -> View:
         shown=range(min(rows, len(packed))),
         length=recipe.length,
         tokenizer=_tokenizer(data),
-        predict_words=tasks_of_words(recipe, data.vocabulary),
+        token_tasks=token_prediction_tasks(recipe, data.vocabulary),
     )
 
 
@@ -114,11 +114,11 @@ def open_held_out(recipe: Recipe, *, rows: int) -> View:
         shown=[int(number) for number in shown],
         length=recipe.length,
         tokenizer=_tokenizer(data),
-        predict_words=tasks_of_words(recipe, data.vocabulary),
+        token_tasks=token_prediction_tasks(recipe, data.vocabulary),
     )
 
 
-def read_before(old: Path) -> dict[str, int]:
+def examples_already_read(old: Path) -> dict[str, int]:
     """{feed: examples} that the run to extend has read: the new one goes on behind them."""
     folder = old / "checkpoints"
     found = checkpoint.find(folder, group=checkpoint.ALONE, warn=lambda line: None)
@@ -136,7 +136,7 @@ def _tokenizer(data: Data) -> Tokenizer:
     return data.tokenizer
 
 
-def tasks_of_words(recipe: Recipe, vocabulary: SpecialTokens) -> frozenset[str]:
+def token_prediction_tasks(recipe: Recipe, vocabulary: SpecialTokens) -> frozenset[str]:
     """The tasks with a masked-word head, found by making every head once, over a tiny encoder."""
     config = full_config(recipe.backbone_config, vocabulary)
     backbone = Encoder(
@@ -147,13 +147,15 @@ def tasks_of_words(recipe: Recipe, vocabulary: SpecialTokens) -> frozenset[str]:
     return frozenset(name for name, head in heads.items() if isinstance(head, MaskedWordHead))
 
 
-def sequences(view: View, rows: Iterable[int]) -> Iterator[Seen]:
+def sequences(view: View, rows: Iterable[int]) -> Iterator[PackedExample]:
     """The sequences of some rows, built as training builds them."""
     for row in rows:
         start = 0
         for feed, number, layout in view.rows[row]:
             example = view.feeds[feed].example(number, layout)
-            yield Seen(row=row, start=start, feed=view.feeds[feed], number=number, example=example)
+            yield PackedExample(
+                row=row, start=start, feed=view.feeds[feed], number=number, example=example
+            )
             start += len(example)
 
 
@@ -171,7 +173,7 @@ def as_text(view: View, row: int) -> Text:
     return text
 
 
-def _sequence(view: View, seen: Seen, colour: str) -> Text:
+def _sequence(view: View, seen: PackedExample, colour: str) -> Text:
     example, feed = seen.example, seen.feed
     text = Text("  ")
     text.append(feed.name, f"bold {colour}")
@@ -199,7 +201,7 @@ def _tokens(view: View, example: Example, first: int, last: int, colour: str) ->
     behind a word that is predicted though it stands there."""
     vocabulary = view.tokenizer.vocabulary
     asked = np.zeros(len(example), bool)
-    for task in view.predict_words & example.labels.keys():
+    for task in view.token_tasks & example.labels.keys():
         asked[example.labels[task][0]] = True
     now = surface(view.tokenizer, example.ids[first:last])
     before = surface(view.tokenizer, example.original[first:last])
@@ -226,7 +228,7 @@ def describe(view: View, task: Task, example: Example) -> str:
     if task.name not in example.labels or not len(example.labels[task.name][0]):
         return "nothing asked"
     where, targets = example.labels[task.name]
-    if task.name in view.predict_words:
+    if task.name in view.token_tasks:
         names = [text for text, _ in surface(view.tokenizer, targets)]
         return f"{_many(len(where), 'word')}: {', '.join(names)}"
     if len(where) == 1 and where[0] == 0:
@@ -250,7 +252,7 @@ def _many(count: int, what: str) -> str:
 # As values -------------------------------------------------------------------------------------
 
 
-def as_record(view: View, seen: Seen) -> dict[str, Any]:
+def as_record(view: View, seen: PackedExample) -> dict[str, Any]:
     """A sequence as plain values for JSON. Positions count from its [CLS], 0; `original` holds the
     tokens that are not shown as they were."""
     example = seen.example
@@ -276,7 +278,7 @@ def as_record(view: View, seen: Seen) -> dict[str, Any]:
 
 def _label_records(view: View, task: Task, example: Example) -> list[dict[str, Any]]:
     where, targets = example.labels[task.name]
-    if task.name in view.predict_words:
+    if task.name in view.token_tasks:
         names = view.tokenizer.tokens(targets)
     else:
         names = [task.class_name(int(target)) for target in targets]
@@ -301,7 +303,7 @@ def summary(view: View) -> list[Text | Table]:
     return [Text(head, "bold"), _blend_table(seen, real), _task_table(view, seen)]
 
 
-def _blend_table(seen: Sequence[Seen], real: int) -> Table:
+def _blend_table(seen: Sequence[PackedExample], real: int) -> Table:
     columns = ("sequences", "shortest", "mean", "longest", "tokens", "share")
     table = _table("blend", columns)
     for name in dict.fromkeys(each.feed.name for each in seen):
@@ -318,7 +320,7 @@ def _blend_table(seen: Sequence[Seen], real: int) -> Table:
     return table
 
 
-def _task_table(view: View, seen: Sequence[Seen]) -> Table:
+def _task_table(view: View, seen: Sequence[PackedExample]) -> Table:
     table = _table("task", ("labels", "a sequence"))
     table.add_column("which")
     tasks = {task.name: task for each in seen for task in each.feed.tasks}
@@ -327,7 +329,7 @@ def _task_table(view: View, seen: Sequence[Seen]) -> Table:
         labels = sum(len(e.labels[name][0]) for e in examples if name in e.labels)
         which = (
             _shown_as(view, name, examples)
-            if name in view.predict_words
+            if name in view.token_tasks
             else _classes(task, examples)
         )
         table.add_row(name, f"{labels:,}", f"{labels / len(examples):.2f}", which)

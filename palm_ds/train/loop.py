@@ -15,18 +15,18 @@ from palm_ds.model.flops import training_flops
 from palm_ds.model.heads import MaskedWordHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime import checkpoint
-from palm_ds.runtime.signals import StopAsked
+from palm_ds.runtime.signals import StopFlag
 from palm_ds.runtime.step_result import StepResult
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.train.build import AnyStream
-from palm_ds.train.early_stopping import Best
-from palm_ds.train.evaluate import HeldOut, Score, evaluate, evaluate_sets
+from palm_ds.train.early_stopping import BestTracker
+from palm_ds.train.evaluate import HeldOutSet, TaskScore, evaluate, evaluate_sets
 from palm_ds.train.export import info_of
-from palm_ds.train.extend import Lineage
+from palm_ds.train.extend import ModelSignature
 from palm_ds.train.prefetch import prefetched
 from palm_ds.train.recipe import Recipe
 from palm_ds.train.report.run_log import RunLog
-from palm_ds.train.run_folder import Run
+from palm_ds.train.run_folder import RunSpec
 from palm_ds.train.step_meter import StepMeter
 from palm_ds.weights import weights_folder as weights
 
@@ -39,18 +39,18 @@ STOPPED = 3
 class Loop:
     """The training loop of one process; rank 0 has the log."""
 
-    run: Run
+    run: RunSpec
     engine: Engine
     model: Model
     stream: AnyStream
-    validation: HeldOut
+    validation: HeldOutSet
     log: RunLog | None
-    lineage: Lineage
-    tell: EventHandler
-    best: Best
+    signature: ModelSignature
+    on_event: EventHandler
+    best: BestTracker
     tokenizer: Tokenizer
     done: bool = False
-    scores: dict[str, Score] = field(default_factory=dict)
+    scores: dict[str, TaskScore] = field(default_factory=dict)
     evaluated: int = -1
     """Steps done at the last evaluation."""
     _saved: int = -1
@@ -61,7 +61,7 @@ class Loop:
     def recipe(self) -> Recipe:
         return self.run.recipe
 
-    def run_steps(self, first: int, asked: StopAsked) -> int:
+    def run_steps(self, first: int, flag: StopFlag) -> int:
         """Train from step `first` to the end of the curriculum or until a stop is requested.
         Returns the exit code."""
         self.begin(first)
@@ -73,7 +73,7 @@ class Loop:
             started = time.monotonic()
             batches = next(batches_of)
             waited = time.monotonic() - started
-            exit_code = self.train_step(step, batches, stop=asked.now, waited=waited)
+            exit_code = self.train_step(step, batches, stop=flag.stop_requested, waited=waited)
             if exit_code is not None:
                 return exit_code
         self.done = True
@@ -86,7 +86,7 @@ class Loop:
             self._evaluate(0)  # the scores that the extended run left
         if first and self.evaluated < first and self._evaluation_due(first):
             self._evaluate(first)  # a run that stops on request saves, but does not evaluate
-        self.done = self.best.exhausted
+        self.done = self.best.should_stop
         self._reset_meter()
 
     def batches(self, steps: range) -> Iterator[list[Batch]]:
@@ -101,11 +101,11 @@ class Loop:
         at = self.recipe.plan.at(step, self.recipe.seed)
         if at.starts_stage:
             self._event("stage", step=step, stage=at.stage)
-        self.tell("next", {"step": step})
+        self.on_event("next", {"step": step})
         lr = self.recipe.optimizer.lr * self.recipe.lr_scale(at)
         result = self.engine.step(batches, lr, step, self._task_weights, stop, self._frozen_in(at))
         self._meter.add(result, self._flops(batches), waited)
-        self.tell("step", {"step": step + 1, "result": result, "lr": lr})
+        self.on_event("step", {"step": step + 1, "result": result, "lr": lr})
         if self._log_due(step, result) and not self._log_step(at, lr):
             return STOPPED
         if result.stop:
@@ -134,7 +134,7 @@ class Loop:
         paused = time.monotonic()
         self._after(done)
         self._meter.began += time.monotonic() - paused  # not training time
-        if self.best.exhausted:
+        if self.best.should_stop:
             self._event("patience", f"nothing better since step {self.best.step}; done")
             self._save(done)
             self.done = True
@@ -185,8 +185,8 @@ class Loop:
         with self.engine.averaged():
             self.scores = evaluate(self.engine, self.validation, tasks)
             self.evaluated = done
-            if self.best.wanted and done:
-                better = self.best.see(done, self.scores)
+            if self.best.enabled and done:
+                better = self.best.update(done, self.scores)
             self.scores |= evaluate_sets(self.engine, self.validation, tasks)
             if better:
                 self._keep_best(done)
@@ -196,7 +196,7 @@ class Loop:
             self.log.evaluation(done, records, stage=stage)
         if better:
             self._event("best", f"the best so far: {self.best}", step=done)
-        self.tell("evaluation", {"step": done, "scores": self.scores})
+        self.on_event("evaluation", {"step": done, "scores": self.scores})
 
     def _keep_best(self, done: int) -> None:
         """Write the current weights to the run folder's best/. All processes take part."""
@@ -213,7 +213,7 @@ class Loop:
             "cursor": self.stream.cursor(done),
             "begun": self.stream.begun,
             "consumed": self.stream.consumed(done),
-            "lineage": self.lineage.record(),
+            "lineage": self.signature.record(),
             "best": self.best.record(),
             "evaluated": self.evaluated,
         }
@@ -228,7 +228,7 @@ class Loop:
     def _event(self, name: str, message: str = "", **facts: Any) -> None:
         if self.log:
             self.log.event(name, message, **facts)
-        self.tell(name, facts)
+        self.on_event(name, facts)
 
     # -- non-finite losses and gradients --
 

@@ -10,7 +10,7 @@ from palm_ds.data.stages import Plan, StepInfo
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule:
+class LRSchedule:
     """The learning rate of a step, as a factor of the optimizer's `lr`."""
 
     kind: Literal["noam", "linear", "wsd", "constant"] = "linear"

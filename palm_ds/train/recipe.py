@@ -24,7 +24,7 @@ from palm_ds.data.task import Task, build
 from palm_ds.model.config import EncoderConfig
 from palm_ds.model.encoder import encoder_class
 from palm_ds.runtime.optimizer import OptimizerConfig
-from palm_ds.train.lr_schedule import Schedule
+from palm_ds.train.lr_schedule import LRSchedule
 from palm_ds.weights.formats.open import read_info
 
 _ENCODER_CLASS = {"kind", "options"}  # keys of `backbone` that are not hyperparameters
@@ -180,7 +180,7 @@ class Recipe:
     blend, packed into as few rows as they need."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """How weights are updated."""
-    schedule: Schedule = Schedule()
+    schedule: LRSchedule = LRSchedule()
     """How the learning rate moves."""
     sources: dict[str, SourceSettings]
     """{name: {corpus: FOLDER} or {table: FILE}}: the texts, by names that tasks refer to."""

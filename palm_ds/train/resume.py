@@ -11,8 +11,8 @@ from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime import checkpoint
 from palm_ds.runtime.processes import Processes
 from palm_ds.train.build import AnyStream
-from palm_ds.train.extend import Inheritance, Lineage, inherit
-from palm_ds.train.run_folder import Run
+from palm_ds.train.extend import ModelSignature, WarmStart, warm_start
+from palm_ds.train.run_folder import RunSpec
 from palm_ds.train.sources import Data
 from palm_ds.weights import weights_folder as weights
 
@@ -25,14 +25,14 @@ class StartingPoint:
     the model has its weights already (from scratch, or of `init_from`)."""
 
     found: checkpoint.Found | None = None
-    inheritance: Inheritance | None = None
+    warm_start: WarmStart | None = None
 
     @property
     def update_counts(self) -> dict[str, int] | None:
         """Updates that each parameter has had."""
         if self.found:
             return self.found.parameters
-        return self.inheritance.steps if self.inheritance else None
+        return self.warm_start.update_counts if self.warm_start else None
 
     def restore(self, engine: Engine, stream: AnyStream) -> int:
         """Put engine and stream there; the step that is next."""
@@ -43,16 +43,16 @@ class StartingPoint:
             stream.begun = dict(self.found.state["begun"])
             stream.seek(self.found.state["cursor"])
             return self.found.state["step"]
-        if old := self.inheritance:
-            engine.inherit(old.found, grown=old.grown, fresh=old.fresh)
+        if old := self.warm_start:
+            engine.inherit(old.found, grown=old.grown, fresh=old.new)
             stream.begun = dict(old.consumed)
         return 0
 
 
 def find_starting_point(
-    run: Run,
+    run: RunSpec,
     model: Model,
-    lineage: Lineage,
+    signature: ModelSignature,
     stream: AnyStream,
     processes: Processes,
 ) -> StartingPoint:
@@ -64,17 +64,17 @@ def find_starting_point(
     if recipe.extend:
         feeds = [feed.name for feed in stream.feeds]
         old = Path(recipe.extend)
-        taken = inherit(old, model, lineage, feeds, group=processes, warn=log.warning)
+        taken = warm_start(old, model, signature, feeds, group=processes, warn=log.warning)
         log.info("%s", "\n".join(taken.lines()))
-        return StartingPoint(inheritance=taken)
+        return StartingPoint(warm_start=taken)
     if recipe.init_from:
         log.info("%s", "\n".join(weights.load_weights(Path(recipe.init_from), model).lines()))
     return StartingPoint()
 
 
-def lineage_of(run: Run, model: Model, data: Data) -> Lineage:
+def signature_of(run: RunSpec, model: Model, data: Data) -> ModelSignature:
     own = model.backbone.config.kind
-    return Lineage(
+    return ModelSignature(
         backbone=model.backbone.config,
         task_ids=run.recipe.task_ids,
         tokenizer=data.tokenizer.fingerprint,

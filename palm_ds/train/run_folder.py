@@ -33,7 +33,7 @@ from palm_ds.train.sources import Data, open_data
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class RunSpec:
     """What is learned, how it is computed, where it is written."""
 
     recipe: Recipe
@@ -50,7 +50,7 @@ class Run:
         return self.folder / "best"
 
 
-def check_folder(run: Run, data: Data) -> None:
+def check_folder(run: RunSpec, data: Data) -> None:
     """A folder of another recipe or corpus is refused with the difference shown."""
     file = run.folder / "recipe.yaml"
     if not file.exists():
@@ -81,21 +81,21 @@ def _kept_before(file: Path) -> dict[str, Any]:
     return values | {"corpora": corpora}
 
 
-def _as_kept(run: Run, data: Data) -> dict[str, Any]:
+def _as_kept(run: RunSpec, data: Data) -> dict[str, Any]:
     """What a run folder remembers of the recipe and the corpora."""
-    prints = {folder: content_of(corpus) for folder, corpus in data.corpora.items()}
+    prints = {folder: corpus_fingerprint(corpus) for folder, corpus in data.corpora.items()}
     prints |= {name: table.fingerprint for name, table in data.tables.items()}
     return run.recipe.learned() | {"corpora": prints}
 
 
-def content_of(corpus: Corpus) -> str:
+def corpus_fingerprint(corpus: Corpus) -> str:
     """A corpus's contents in a few letters, from the hashes in its manifest."""
     shards = {shard.name: corpus.manifest.files[shard.name] for shard in corpus.manifest.shards}
     text = json.dumps([shards, dict(corpus.manifest.tokenizer)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def write_folder(run: Run, config: Mapping[str, Any], data: Data) -> None:
+def write_folder(run: RunSpec, config: Mapping[str, Any], data: Data) -> None:
     """recipe.yaml, ds_config.json and environment.json, as this run resolved them."""
     run.folder.mkdir(parents=True, exist_ok=True)
     kept = run.recipe.resolved() | _as_kept(run, data)
@@ -105,7 +105,7 @@ def write_folder(run: Run, config: Mapping[str, Any], data: Data) -> None:
     write_json(run.folder / "environment.json", environment())
 
 
-def overview(run: Run, stream: AnyStream, model: Model, world: int) -> str:
+def overview(run: RunSpec, stream: AnyStream, model: Model, world: int) -> str:
     """What is about to happen: the plan, the model, the epochs."""
     recipe = run.recipe
     parameters = sum(p.numel() for p in model.parameters())
@@ -115,7 +115,7 @@ def overview(run: Run, stream: AnyStream, model: Model, world: int) -> str:
     return "\n".join(
         [
             *filter(None, found),
-            *about_tables(stream),
+            *table_summaries(stream),
             recipe.plan_table(),
             f"model: {parameters / 1e6:,.1f} M parameters{_task_ids(recipe)}",
             f"step: {_step_size(recipe, stream)}; "
@@ -126,7 +126,7 @@ def overview(run: Run, stream: AnyStream, model: Model, world: int) -> str:
     )
 
 
-def about_tables(stream: AnyStream) -> list[str]:
+def table_summaries(stream: AnyStream) -> list[str]:
     """Of each task over a table: its rows, how often each label stands there, how many rows are cut
     to fit; and what is odd about the table."""
     lines: dict[str, None] = {}
@@ -159,7 +159,7 @@ def _everything(recipe: Recipe, stream: AnyStream) -> str:
     return f"{sum(stream.consumed().values()):,} examples"
 
 
-def describe(run: Run) -> None:
+def print_config(run: RunSpec) -> None:
     """Print the filled recipe, the plan and the DeepSpeed config."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     recipe = resolve(run.recipe)

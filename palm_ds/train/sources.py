@@ -182,7 +182,7 @@ def check_units(recipe: Recipe, data: Data) -> None:
                 )
 
 
-def about_corpora(data: Data) -> list[str]:
+def corpus_summaries(data: Data) -> list[str]:
     """A line for each corpus: how many units of each kind it has."""
     return [_about_corpus(corpus) for corpus in data.corpora.values()]
 
@@ -193,7 +193,7 @@ def _about_corpus(corpus: Corpus) -> str:
     return f"{corpus.path}: {', '.join([f'{corpus.manifest.tokens:,} tokens', *counts])}"
 
 
-def few_held_out(recipe: Recipe, data: Data) -> list[str]:
+def small_held_out_warnings(recipe: Recipe, data: Data) -> list[str]:
     """A line for each table of which so few rows are held out that their scores say little."""
     sizes = {
         name: (len(data.train[name][0][1]), len(data.held_out[name][0][1]))

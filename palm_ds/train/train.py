@@ -18,25 +18,25 @@ from palm_ds.model.heads import MaskedWordHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.optimizer import Resting, freeze, optimizer_class
 from palm_ds.runtime.processes import Processes
-from palm_ds.runtime.signals import StopAsked, stop_signals
+from palm_ds.runtime.signals import StopFlag, stop_signals
 from palm_ds.train.build import AnyStream, build_held_out, build_model, build_stream
-from palm_ds.train.early_stopping import Best
-from palm_ds.train.evaluate import HeldOut, evaluate
+from palm_ds.train.early_stopping import BestTracker
+from palm_ds.train.evaluate import HeldOutSet, evaluate
 from palm_ds.train.export import export, final_weights
 from palm_ds.train.loop import EventHandler, Loop
 from palm_ds.train.recipe import Recipe
 from palm_ds.train.report.html_report import write_report
 from palm_ds.train.report.run_log import RunLog
 from palm_ds.train.resolve import resolve
-from palm_ds.train.resume import StartingPoint, find_starting_point, lineage_of
-from palm_ds.train.run_folder import Run, check_folder, overview, write_folder
+from palm_ds.train.resume import StartingPoint, find_starting_point, signature_of
+from palm_ds.train.run_folder import RunSpec, check_folder, overview, write_folder
 from palm_ds.train.sources import (
     Data,
-    about_corpora,
     check_tables,
     check_units,
-    few_held_out,
+    corpus_summaries,
     open_data,
+    small_held_out_warnings,
 )
 
 Examples: TypeAlias = Callable[[Path, Source], Iterable[str]]
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 def train(
-    run: Run,
+    run: RunSpec,
     event_handler: EventHandler | None = None,
     *,
     dry_run: bool = False,
@@ -64,8 +64,8 @@ def train(
         stop()
         return 0
     try:
-        with stop_signals() as asked:
-            code = opened.run_to_end(asked)
+        with stop_signals() as flag:
+            code = opened.run_to_end(flag)
     finally:
         opened.close_log()
     opened.close()
@@ -77,16 +77,16 @@ def train(
 class TrainingRun:
     """A run ready to train: its data, its model on the engine, its next step."""
 
-    run: Run
+    run: RunSpec
     data: Data
     model: Model
     loop: Loop
     next_step: int
     examples: Examples | None = None
 
-    def run_to_end(self, asked: StopAsked) -> int:
+    def run_to_end(self, flag: StopFlag) -> int:
         """Train to the end and export; returns the exit code. All processes take part."""
-        code = self.loop.run_steps(self.next_step, asked)
+        code = self.loop.run_steps(self.next_step, flag)
         if self.loop.done:
             self.finish()
         return code
@@ -138,13 +138,13 @@ class TrainingRun:
 class _Parts:
     """What a run is built of, before its engine starts."""
 
-    run: Run
+    run: RunSpec
     data: Data
     processes: Processes
     stream: AnyStream
     model: Model
-    validation: HeldOut
-    best: Best
+    validation: HeldOutSet
+    best: BestTracker
 
     @property
     def recipe(self) -> Recipe:
@@ -157,7 +157,7 @@ class _Parts:
 
 
 def setup_run(
-    run: Run,
+    run: RunSpec,
     event_handler: EventHandler | None = None,
     *,
     dry_run: bool = False,
@@ -176,10 +176,10 @@ def setup_run(
     check_units(run.recipe, data)
     check_folder(run, data)
     parts = _build_parts(run, data)
-    lineage = lineage_of(run, parts.model, data)
-    start_at = find_starting_point(run, parts.model, lineage, parts.stream, parts.processes)
+    signature = signature_of(run, parts.model, data)
+    start_at = find_starting_point(run, parts.model, signature, parts.stream, parts.processes)
     log.info("%s", overview(run, parts.stream, parts.model, parts.processes.world))
-    for text in [*about_corpora(data), *few_held_out(run.recipe, data)]:
+    for text in [*corpus_summaries(data), *small_held_out_warnings(run.recipe, data)]:
         log.info("%s", text)
     if dry_run:
         return _end_dry_run(parts)
@@ -194,8 +194,8 @@ def setup_run(
         stream=parts.stream,
         validation=parts.validation,
         log=_open_log(run, engine, data, first, console),
-        lineage=lineage,
-        tell=event_handler or (lambda name, facts: None),
+        signature=signature,
+        on_event=event_handler or (lambda name, facts: None),
         best=parts.best,
         tokenizer=data.tokenizer,
         evaluated=state.get("evaluated", first) if start_at.found else -1,
@@ -203,16 +203,16 @@ def setup_run(
     return TrainingRun(run, data, parts.model, loop, first, examples)
 
 
-def _check_custom_classes(run: Run) -> None:
+def _check_custom_classes(run: RunSpec) -> None:
     """Before anything is opened."""
     optimizer_class(run.recipe.optimizer, zero_stage=run.machine.stage)
     check_custom_encoder(run.recipe.backbone_config)
 
 
-def _build_parts(run: Run, data: Data) -> _Parts:
+def _build_parts(run: RunSpec, data: Data) -> _Parts:
     recipe = run.recipe
     validation = build_held_out(recipe, data)
-    best = Best(recipe.evaluate, recipe.built_tasks)
+    best = BestTracker(recipe.evaluate, recipe.built_tasks)
     best.check({task.name for feed in validation.feeds for task in feed.tasks})
     processes = start(run.machine)
     stream = build_stream(recipe, data, partial(run.machine.room_for, world=processes.world))
@@ -236,7 +236,7 @@ def _end_dry_run(parts: _Parts) -> None:
     stream.batches(0, 0, 1, stream.rows)
     freeze(model, parts.recipe.optimizer.freeze)
     Resting(parts.freezable, [name for name, _ in model.named_parameters()])
-    if parts.best.named:
+    if parts.best.named_task:
         log.info("evaluate.best: step 1 shows whether %s exists", parts.recipe.evaluate.best)
     log.info("dry run: everything fits together; nothing was trained")
 
@@ -253,10 +253,14 @@ def _start_engine(parts: _Parts, start_at: StartingPoint) -> Engine:
         lr_scales=_head_lr_scales(recipe),
         freezable=parts.freezable,
     )
-    if best.named and not start_at.found:  # an unknown metric shows now, not after an epoch
-        few = evaluate(engine, parts.validation.some(best.named, engine.world), recipe.built_tasks)
-        if best.named in few:
-            best.metric(few[best.named])
+    if best.named_task and not start_at.found:  # an unknown metric shows now, not after an epoch
+        few = evaluate(
+            engine,
+            parts.validation.first_rows_of(best.named_task, engine.world),
+            recipe.built_tasks,
+        )
+        if best.named_task in few:
+            best.metric(few[best.named_task])
     return engine
 
 
@@ -270,7 +274,7 @@ def _head_lr_scales(recipe: Recipe) -> dict[str, float]:
 
 
 def _open_log(
-    run: Run, engine: Engine, data: Data, step: int, console: Console | None
+    run: RunSpec, engine: Engine, data: Data, step: int, console: Console | None
 ) -> RunLog | None:
     """Rank 0's log; the other files of the run folder are written with it."""
     if engine.rank:

@@ -25,7 +25,7 @@ from palm_ds.runtime.processes import alone
 from palm_ds.tasks.multi_label import MultiLabel
 from palm_ds.train.recipe import make_recipe
 from palm_ds.train.report.metrics_file import read_metrics
-from palm_ds.train.run_folder import Run
+from palm_ds.train.run_folder import RunSpec
 from palm_ds.train.train import train
 from tests.helpers.own_encoder import PreNorm
 from tests.helpers.own_optimizer import Lion
@@ -111,7 +111,7 @@ def test_it_is_the_recipe_of_the_command_and_ends_with_the_same_weights(tables, 
     recipe = make_recipe(values, "recipe.yaml")
     assert trained.trainer.recipe.learned() == recipe.learned()
     machine = trained.trainer.run.machine
-    assert train(Run(recipe=recipe, machine=machine, folder=tmp_path / "run")) == 0
+    assert train(RunSpec(recipe=recipe, machine=machine, folder=tmp_path / "run")) == 0
     theirs = load_file(tmp_path / "run/weights/weights.safetensors")
     assert same(theirs, trained.weights)
 

@@ -18,7 +18,7 @@ from tiny import arguments, make_engine, make_model, train, write
 
 from palm_ds.engine import Engine
 from palm_ds.runtime.processes import leave
-from palm_ds.train.extend import Lineage
+from palm_ds.train.extend import ModelSignature
 from palm_ds.weights.formats.native import INFO, WeightsInfo
 
 ROWS, MICRO, FIRST, LAST = 12, 2, 3, 6  # rows that 1, 2 and 3 processes share evenly
@@ -27,8 +27,10 @@ IDS, TOKEN_HEADS = {"words": 0, "order": 5, "later": 2}, ("later",)
 
 def state(step: int) -> dict[str, Any]:
     config = make_model().backbone.config
-    lineage = Lineage(backbone=config, task_ids=IDS, tokenizer="none", token_heads=TOKEN_HEADS)
-    return {"step": step, "lineage": lineage.record()}
+    signature = ModelSignature(
+        backbone=config, task_ids=IDS, tokenizer="none", token_heads=TOKEN_HEADS
+    )
+    return {"step": step, "lineage": signature.record()}
 
 
 def begin(folder: Path) -> None:

@@ -26,7 +26,7 @@ from palm_ds.runtime.ds_config import make_machine
 from palm_ds.train.build import build_model, build_stream
 from palm_ds.train.recipe import Recipe, make_recipe
 from palm_ds.train.resolve import resolve
-from palm_ds.train.run_folder import Run
+from palm_ds.train.run_folder import RunSpec
 from palm_ds.train.sources import open_data
 from palm_ds.train.train import TrainingRun, setup_run, train
 
@@ -171,7 +171,7 @@ def _start(job: Mapping[str, Any], rank: int, world: int, port: int, base: Path)
 
 def work(job: Mapping[str, Any], base: Path) -> int:
     recipe = recipe_of(base, job["dropout"], **job.get("changes", {}))
-    run = Run(recipe=recipe, machine=machine_of(job["stage"]), folder=base / job["folder"])
+    run = RunSpec(recipe=recipe, machine=machine_of(job["stage"]), folder=base / job["folder"])
     if job.get("watch"):
         return watched(run, base)
 
@@ -195,7 +195,7 @@ WATCHED = {
 RESTS = "backbone.layers.0.*"
 
 
-def watched(run: Run, base: Path) -> int:
+def watched(run: RunSpec, base: Path) -> int:
     """Every step's tasks and which parameters moved in it; averages worked out beside."""
     opened = setup_run(run)
     assert isinstance(opened, TrainingRun)

@@ -19,7 +19,7 @@ from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.ds_config import make_machine
 from palm_ds.runtime.optimizer import parameter_groups
 from palm_ds.runtime.processes import leave
-from palm_ds.train.extend import Lineage, inherit
+from palm_ds.train.extend import ModelSignature, warm_start
 
 OLD = {"words": 0, "order": 1}
 NEW = {"words": 0, "added": 1, "order": 2}  # the new task stands between, so rows move
@@ -69,8 +69,8 @@ def share(step: int, rank: int, world: int, micro: int) -> list[Batch]:
     return [collate(rows[at : at + micro], length=LENGTH, pad=0) for at in range(0, size, micro)]
 
 
-def lineage(model: Model, ids: dict[str, int]) -> Lineage:
-    return Lineage(backbone=model.backbone.config, task_ids=ids, tokenizer="same")
+def signature(model: Model, ids: dict[str, int]) -> ModelSignature:
+    return ModelSignature(backbone=model.backbone.config, task_ids=ids, tokenizer="same")
 
 
 def train(engine: Engine, steps: range) -> list[float]:
@@ -88,7 +88,11 @@ def first_phase(stage: int, folder: Path) -> tuple[Engine, list[float]]:
     machine = make_machine({"zero_optimization": {"stage": stage}})
     engine = Engine(model, machine=machine, optimizer=OPTIMIZER, rows=ROWS, seed=1)
     losses = train(engine, range(BEFORE))
-    state = {"step": BEFORE, "lineage": lineage(model, OLD).record(), "consumed": {"a": 3, "b": 7}}
+    state = {
+        "step": BEFORE,
+        "lineage": signature(model, OLD).record(),
+        "consumed": {"a": 3, "b": 7},
+    }
     engine.save(folder / "checkpoints", state, step=BEFORE)
     return engine, losses
 
@@ -97,11 +101,18 @@ def second_phase(stage: int, folder: Path) -> tuple[Engine, list[Any]]:
     machine = make_machine({"zero_optimization": {"stage": stage}})
     processes = start(machine)
     model = make_model("new")
-    taken = inherit(folder, model, lineage(model, NEW), ["b", "c"], group=processes, warn=print)
-    engine = Engine(
-        model, machine=machine, optimizer=OPTIMIZER, rows=ROWS, seed=1, update_counts=taken.steps
+    taken = warm_start(
+        folder, model, signature(model, NEW), ["b", "c"], group=processes, warn=print
     )
-    engine.inherit(taken.found, grown=taken.grown, fresh=taken.fresh)
+    engine = Engine(
+        model,
+        machine=machine,
+        optimizer=OPTIMIZER,
+        rows=ROWS,
+        seed=1,
+        update_counts=taken.update_counts,
+    )
+    engine.inherit(taken.found, grown=taken.grown, fresh=taken.new)
     middle = BEFORE + 2
     losses = train(engine, range(BEFORE, middle))
     # A run that extends another is resumed like any other, its parameters of two ages included.
@@ -110,7 +121,7 @@ def second_phase(stage: int, folder: Path) -> tuple[Engine, list[Any]]:
     train(engine, range(middle, middle + 1))
     engine.load(folder / "extended")
     losses += train(engine, range(middle, BEFORE + AFTER))
-    return engine, [losses, list(taken.fresh), dict(taken.consumed), ages]
+    return engine, [losses, list(taken.new), dict(taken.consumed), ages]
 
 
 def engine_steps(folder: Path) -> list[int]:

@@ -13,7 +13,7 @@ from palm_ds.train.build import build_stream
 from palm_ds.train.inspect_stream import open_held_out, open_step
 from palm_ds.train.recipe import make_recipe
 from palm_ds.train.resolve import resolve
-from palm_ds.train.run_folder import about_tables
+from palm_ds.train.run_folder import table_summaries
 from palm_ds.train.sources import open_data
 from tests.helpers.word_tables import write_table, write_texts, write_vocabulary
 
@@ -198,7 +198,7 @@ def test_tables_are_told_of_before_training(folder) -> None:
     recipe = make_recipe(changed(folder, changes), "recipe")
     data = open_data(recipe)
     recipe = resolve(recipe, data)
-    first, second = about_tables(build_stream(recipe, data))
+    first, second = table_summaries(build_stream(recipe, data))
     source = data.train["a"][0][1]
     cut = int((source.encoded("text_a").lengths > 10).sum())
     assert 0 < cut < 40
@@ -212,7 +212,7 @@ def test_what_is_left_out_of_a_table_is_told(folder) -> None:
     changes = {"sources.a.table": "FOLDER/broken.tsv", "sources.a.read": read}
     recipe = make_recipe(changed(folder, changes | {"tasks.a.labels": ["c0", "c1"]}), "recipe")
     data = open_data(recipe)
-    lines = about_tables(build_stream(resolve(recipe, data), data))
+    lines = table_summaries(build_stream(resolve(recipe, data), data))
     assert any("bad row, left out" in line and "broken.tsv:3" in line for line in lines)
 
 

@@ -18,7 +18,7 @@ from palm_ds.text.tokenizer import wordpiece
 from palm_ds.train.build import build_held_out, build_stream
 from palm_ds.train.recipe import Recipe, make_recipe
 from palm_ds.train.resolve import measure, resolve
-from palm_ds.train.sources import about_corpora, check_units, open_data
+from palm_ds.train.sources import check_units, corpus_summaries, open_data
 from tests.helpers.small_corpus import SPECIALS, write_small_corpus
 
 MASKS, ORDER, APART = "knowledge_masking", "sentence_reordering", "sentence_distance"
@@ -283,7 +283,7 @@ def test_the_units_of_each_corpus_are_counted(tmp_path: Path, older: bool) -> No
     made = recipe(tmp_path, [{MASKS: 1}], tasks=units, sources={"text": {"corpus": str(folder)}})
     data = open_data(made)
     check_units(made, data)
-    assert about_corpora(data) == [f"{folder}: 240 tokens, 240 words, 4 phrases, 0 entities"]
+    assert corpus_summaries(data) == [f"{folder}: 240 tokens, 240 words, 4 phrases, 0 entities"]
 
 
 @pytest.mark.parametrize("older", [False, True])
@@ -309,7 +309,7 @@ def test_one_corpus_of_a_mixture_may_lack_a_unit(tmp_path: Path) -> None:
     made = recipe(tmp_path, [{MASKS: 1}], tasks=tasks, sources=mix)
     data = open_data(made)
     check_units(made, data)
-    assert [line.split(", ")[2] for line in about_corpora(data)] == ["0 phrases", "2 phrases"]
+    assert [line.split(", ")[2] for line in corpus_summaries(data)] == ["0 phrases", "2 phrases"]
 
 
 def test_too_little_held_out_names_the_share(tmp_path: Path) -> None:

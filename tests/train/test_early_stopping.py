@@ -10,8 +10,8 @@ import pytest
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.task import build
-from palm_ds.train.early_stopping import Best
-from palm_ds.train.evaluate import Score
+from palm_ds.train.early_stopping import BestTracker
+from palm_ds.train.evaluate import TaskScore
 from palm_ds.train.recipe import EvaluateSettings
 
 TASKS = {
@@ -20,8 +20,8 @@ TASKS = {
 }
 
 
-def score(accuracy: float, loss: float = 1.0, **metrics: float) -> Score:
-    return Score(
+def score(accuracy: float, loss: float = 1.0, **metrics: float) -> TaskScore:
+    return TaskScore(
         count=10,
         loss=loss,
         accuracy=accuracy,
@@ -31,29 +31,31 @@ def score(accuracy: float, loss: float = 1.0, **metrics: float) -> Score:
     )
 
 
-def best(**settings: Any) -> Best:
-    return Best(EvaluateSettings(**settings), TASKS)
+def best(**settings: Any) -> BestTracker:
+    return BestTracker(EvaluateSettings(**settings), TASKS)
 
 
 def test_nothing_is_wanted_unless_asked_for() -> None:
-    assert not best().wanted and not best().exhausted
-    assert best(best="mean").wanted
+    assert not best().enabled and not best().should_stop
+    assert best(best="mean").enabled
 
 
 def test_of_equals_the_first_is_the_best() -> None:
     chosen = best(best="a")
-    seen = [chosen.see(step, {"a": score(x)}) for step, x in enumerate([0.5, 0.7, 0.7, 0.6, 0.8])]
+    seen = [
+        chosen.update(step, {"a": score(x)}) for step, x in enumerate([0.5, 0.7, 0.7, 0.6, 0.8])
+    ]
     assert seen == [True, True, False, False, True]
-    assert (chosen.step, chosen.value, chosen.since) == (4, 0.8, 0)
+    assert (chosen.step, chosen.value, chosen.evals_since_best) == (4, 0.8, 0)
 
 
 def test_the_mean_is_of_first_metrics_and_helpers_do_not_count() -> None:
     chosen = best(best="mean")
     scores = {"a": score(0.9, f1=0.4, other=1.0), "b": score(0.6), "helper": score(0.1)}
-    assert chosen.see(1, scores) and chosen.value == pytest.approx((0.4 + 0.6) / 2)
+    assert chosen.update(1, scores) and chosen.value == pytest.approx((0.4 + 0.6) / 2)
     # The helper gets better by far, the others worse: that is no better.
     worse = {"a": score(0.9, f1=0.3), "b": score(0.6), "helper": score(1.0)}
-    assert not chosen.see(2, worse) and chosen.step == 1
+    assert not chosen.update(2, worse) and chosen.step == 1
 
 
 @pytest.mark.parametrize(
@@ -62,30 +64,32 @@ def test_the_mean_is_of_first_metrics_and_helpers_do_not_count() -> None:
 )
 def test_any_number_of_a_task_can_be_it(name, value) -> None:
     chosen = best(best=name)
-    chosen.see(1, {"a": score(0.7, loss=2.5, f1=0.4, other=0.9)})
+    chosen.update(1, {"a": score(0.7, loss=2.5, f1=0.4, other=0.9)})
     assert chosen.value == value
 
 
 def test_a_smaller_loss_is_better() -> None:
     chosen = best(best="a.loss")
-    seen = [chosen.see(step, {"a": score(0.5, loss=x)}) for step, x in enumerate([2.0, 1.0, 1.5])]
+    seen = [
+        chosen.update(step, {"a": score(0.5, loss=x)}) for step, x in enumerate([2.0, 1.0, 1.5])
+    ]
     assert seen == [True, True, False] and chosen.step == 1
 
 
 def test_what_is_no_number_is_never_the_best() -> None:
     chosen = best(best="a", patience=2)
-    assert not chosen.see(1, {"a": score(0.9, pearson=math.nan)})
-    assert chosen.step == -1 and chosen.since == 1 and not chosen.exhausted
-    assert not chosen.see(2, {"a": score(0.9, pearson=math.nan)})
-    assert chosen.exhausted
+    assert not chosen.update(1, {"a": score(0.9, pearson=math.nan)})
+    assert chosen.step == -1 and chosen.evals_since_best == 1 and not chosen.should_stop
+    assert not chosen.update(2, {"a": score(0.9, pearson=math.nan)})
+    assert chosen.should_stop
 
 
 def test_patience_counts_evaluations_since_the_best() -> None:
     chosen = best(best="a", patience=2)
     exhausted = []
     for step, x in enumerate([0.5, 0.4, 0.6, 0.6, 0.5]):
-        chosen.see(step, {"a": score(x)})
-        exhausted.append(chosen.exhausted)
+        chosen.update(step, {"a": score(x)})
+        exhausted.append(chosen.should_stop)
     assert exhausted == [False, False, False, False, True]
 
 
@@ -94,14 +98,14 @@ def test_it_goes_on_from_a_checkpoint_as_if_nothing_had_been() -> None:
     for cut in range(len(values) + 1):
         whole, first = best(best="a", patience=3), best(best="a", patience=3)
         for step, x in enumerate(values):
-            whole.see(step, {"a": score(x)})
+            whole.update(step, {"a": score(x)})
         for step, x in enumerate(values[:cut]):
-            first.see(step, {"a": score(x)})
+            first.update(step, {"a": score(x)})
         second = best(best="a", patience=3)
         second.restore(json.loads(json.dumps(first.record())))
         for step, x in enumerate(values[cut:], cut):
-            second.see(step, {"a": score(x)})
-        assert second.record() == whole.record() and second.exhausted == whole.exhausted
+            second.update(step, {"a": score(x)})
+        assert second.record() == whole.record() and second.should_stop == whole.should_stop
     empty = best(best="a")
     empty.restore({})
     assert empty.record() == {"value": None, "step": -1, "since": 0}
@@ -122,9 +126,9 @@ def test_a_name_that_is_none_is_told_at_once(name, told) -> None:
 
 def test_a_metric_that_is_none_is_told_with_those_that_are() -> None:
     with pytest.raises(UserError, match="a has no 'f2.*; it has f1, accuracy, loss"):
-        best(best="a.f2").see(1, {"a": score(0.5, f1=0.5)})
+        best(best="a.f2").update(1, {"a": score(0.5, f1=0.5)})
     with pytest.raises(UserError, match="nothing to evaluate 'b' on; give its source `validation`"):
-        best(best="b").see(1, {"a": score(0.5)})
+        best(best="b").update(1, {"a": score(0.5)})
     with pytest.raises(UserError, match="set `best` as well"):
         EvaluateSettings(patience=2)
 

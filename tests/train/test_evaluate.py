@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from palm_ds.train.evaluate import Score
+from palm_ds.train.evaluate import TaskScore
 
 
-def score(accuracy: float, chance: float, count: int = 100) -> Score:
-    return Score(
+def score(accuracy: float, chance: float, count: int = 100) -> TaskScore:
+    return TaskScore(
         count=count,
         loss=1.0,
         accuracy=accuracy,
@@ -33,4 +33,4 @@ def test_all_or_nothing_right_is_no_division_by_zero(accuracy, chance, above) ->
 
 def test_the_perplexity_of_a_hopeless_loss_is_still_a_number() -> None:
     values = vars(score(0.5, 0.5)) | {"loss": 1e6}
-    assert math.isfinite(Score(**values).perplexity)
+    assert math.isfinite(TaskScore(**values).perplexity)

@@ -17,7 +17,7 @@ from palm_ds.model.heads import ClassHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime import checkpoint
 from palm_ds.runtime import sharded_state as portable
-from palm_ds.train.extend import Inheritance, Lineage, inherit
+from palm_ds.train.extend import ModelSignature, WarmStart, warm_start
 
 
 class Alone:
@@ -40,9 +40,9 @@ def make_model(classes: dict[str, int], **changes: Any) -> Model:
     return Model(backbone, heads, {name: name for name in heads})
 
 
-def lineage(model: Model, tokenizer: str = "words") -> Lineage:
+def signature(model: Model, tokenizer: str = "words") -> ModelSignature:
     ids = {name: number for number, name in enumerate(model.heads)}
-    return Lineage(backbone=model.backbone.config, task_ids=ids, tokenizer=tokenizer)
+    return ModelSignature(backbone=model.backbone.config, task_ids=ids, tokenizer=tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -67,22 +67,24 @@ def old(tmp_path_factory) -> Path:
         layout=checkpoint.Layout(world=1, stage=0, precision="fp32"),
         parameters=dict.fromkeys(parameters, 5),
         engine={},
-        state={"lineage": lineage(model).record(), "consumed": {"a": 70, "b + a": 4}},
+        state={"lineage": signature(model).record(), "consumed": {"a": 70, "b + a": 4}},
         group=Alone(),
         keep=1,
     )
     return run
 
 
-def taken(old: Path, model: Model, feeds: tuple[str, ...] = ("a", "c")) -> Inheritance:
-    return inherit(old, model, lineage(model), feeds, group=Alone(), warn=pytest.fail)
+def taken(old: Path, model: Model, feeds: tuple[str, ...] = ("a", "c")) -> WarmStart:
+    return warm_start(old, model, signature(model), feeds, group=Alone(), warn=pytest.fail)
 
 
 def test_a_task_more(old: Path) -> None:
     found = taken(old, make_model({"a": 2, "b": 3, "c": 4}))
-    assert found.fresh == ("heads.c.out.weight", "heads.c.out.bias") and found.left == ()
+    assert found.new == ("heads.c.out.weight", "heads.c.out.bias") and found.dropped == ()
     assert found.consumed == {"a": 70}
-    assert set(found.steps.values()) == {5} and "heads.c.out.weight" not in found.steps
+    assert (
+        set(found.update_counts.values()) == {5} and "heads.c.out.weight" not in found.update_counts
+    )
     assert found.grown["backbone.task.weight"].rows == (0, 1, -1)  # 2 is the new task's
     lines = found.lines()
     assert "as it was after step 5" in lines[0] and "heads.c.out.bias" in lines[1]
@@ -96,18 +98,18 @@ def test_rows_follow_their_tasks_and_the_table_may_grow(old: Path) -> None:
 
 def test_a_task_less_is_named(old: Path) -> None:
     found = taken(old, make_model({"b": 3, "c": 4}))
-    assert found.left == ("heads.a.out.weight", "heads.a.out.bias")
-    assert not set(found.left) & set(found.steps)
+    assert found.dropped == ("heads.a.out.weight", "heads.a.out.bias")
+    assert not set(found.dropped) & set(found.update_counts)
     assert any("left behind: heads.a.out.weight" in line for line in found.lines())
 
 
 def test_the_same_tasks_on_another_corpus_need_no_other_rows(old: Path) -> None:
     found = taken(old, make_model({"a": 2, "b": 3}), feeds=("b + a",))
-    assert found.grown == {} and found.fresh == () and found.consumed == {"b + a": 4}
+    assert found.grown == {} and found.new == () and found.consumed == {"b + a": 4}
 
 
 def test_dropout_may_change_and_the_encoder_may_not(old: Path) -> None:
-    assert taken(old, make_model({"a": 2, "b": 3}, dropout=0.3)).fresh == ()
+    assert taken(old, make_model({"a": 2, "b": 3}, dropout=0.3)).new == ()
     with pytest.raises(UserError, match=r"another encoder: backbone.hidden_size: 8 -> 16"):
         taken(old, make_model({"a": 2, "b": 3}, hidden_size=16))
     with pytest.raises(UserError, match="no task embedding"):
@@ -117,11 +119,11 @@ def test_dropout_may_change_and_the_encoder_may_not(old: Path) -> None:
 def test_the_state_of_another_optimizer_is_refused(old: Path) -> None:
     model = make_model({"a": 2, "b": 3})
     for kind in ("adamw", "lamb"):  # which keep the same
-        now = replace(lineage(model), optimizer=kind)
-        assert inherit(old, model, now, [], group=Alone(), warn=print).fresh == ()
-    now = replace(lineage(model), optimizer="mine.Lion")
+        now = replace(signature(model), optimizer=kind)
+        assert warm_start(old, model, now, [], group=Alone(), warn=print).new == ()
+    now = replace(signature(model), optimizer="mine.Lion")
     with pytest.raises(UserError, match="optimizer.kind adamw, this recipe has mine.Lion;"):
-        inherit(old, model, now, [], group=Alone(), warn=print)
+        warm_start(old, model, now, [], group=Alone(), warn=print)
 
 
 def test_other_classes_another_tokenizer_and_no_run_are_refused(old: Path, tmp_path) -> None:
@@ -129,11 +131,11 @@ def test_other_classes_another_tokenizer_and_no_run_are_refused(old: Path, tmp_p
         taken(old, make_model({"a": 2, "b": 4}))
     model = make_model({"a": 2, "b": 3})
     with pytest.raises(UserError, match="another tokenizer"):
-        inherit(old, model, lineage(model, "other"), [], group=Alone(), warn=pytest.fail)
+        warm_start(old, model, signature(model, "other"), [], group=Alone(), warn=pytest.fail)
     with pytest.raises(UserError, match="no checkpoint in"):
         taken(tmp_path, model)
 
 
 def test_what_a_run_remembers_is_json(old: Path) -> None:
-    record = lineage(make_model({"a": 2})).record()
+    record = signature(make_model({"a": 2})).record()
     assert json.loads(json.dumps(record)) == record

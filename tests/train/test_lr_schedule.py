@@ -2,12 +2,12 @@ import pytest
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.stages import Plan, Stage, read_stages
-from palm_ds.train.lr_schedule import Schedule
+from palm_ds.train.lr_schedule import LRSchedule
 
 TASKS = ["a", "b", "c", "d"]
 
 
-def factors(schedule: Schedule, plan: Plan) -> list[float]:
+def factors(schedule: LRSchedule, plan: Plan) -> list[float]:
     return [
         round(schedule.scale(plan.at(step, seed=1), plan.steps), 4) for step in range(plan.steps)
     ]
@@ -15,33 +15,33 @@ def factors(schedule: Schedule, plan: Plan) -> list[float]:
 
 def test_schedules():
     plan = read_stages([{"a": 8}], TASKS)
-    assert factors(Schedule(kind="linear", warmup=4), plan) == [
+    assert factors(LRSchedule(kind="linear", warmup=4), plan) == [
         *(0.25, 0.5, 0.75, 1.0),
         *(1.0, 0.75, 0.5, 0.25),
     ]
-    noam = factors(Schedule(kind="noam", warmup=2), plan)
+    noam = factors(LRSchedule(kind="noam", warmup=2), plan)
     assert noam[:2] == [0.5, 1.0]
     assert noam[7] == 0.5  # sqrt(2 / 8)
-    wsd = factors(Schedule(kind="wsd", warmup=2, decay=4, end=0.2), plan)
+    wsd = factors(LRSchedule(kind="wsd", warmup=2, decay=4, end=0.2), plan)
     assert wsd == [0.5, 1.0, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4]
-    assert factors(Schedule(kind="constant"), plan) == [1.0] * 8
+    assert factors(LRSchedule(kind="constant"), plan) == [1.0] * 8
 
 
 def test_warm_up_as_a_share_of_the_steps():
     plan = read_stages([{"a": 20}, {"b": 40}], TASKS)
-    share, counted = Schedule(warmup=0.1), Schedule(warmup=6)
+    share, counted = LRSchedule(warmup=0.1), LRSchedule(warmup=6)
     assert factors(share, plan) == factors(counted, plan)
-    restarted = Schedule(warmup=0.1, restart="stage")
+    restarted = LRSchedule(warmup=0.1, restart="stage")
     assert restarted.warmups(plan) == [2, 4]
     with pytest.raises(UserError, match="neither a number of steps nor a share"):
-        Schedule(warmup=2.5)
+        LRSchedule(warmup=2.5)
 
 
 def test_restart_at_each_stage():
     plan = read_stages([{"a": 4}, {"b": 4}], TASKS)
-    schedule = Schedule(kind="noam", warmup=2, restart="stage")
+    schedule = LRSchedule(kind="noam", warmup=2, restart="stage")
     assert factors(schedule, plan)[:4] == factors(schedule, plan)[4:]
-    once = Schedule(kind="noam", warmup=2)
+    once = LRSchedule(kind="noam", warmup=2)
     assert factors(once, plan)[4] < 1
 
 
@@ -66,11 +66,11 @@ def test_restart_at_each_stage():
 )
 def test_a_restarted_stage_is_a_run_of_its_own_on_every_schedule(stages, values):
     plan = read_stages(stages, TASKS)
-    schedule = Schedule(**values, restart="stage")
+    schedule = LRSchedule(**values, restart="stage")
     whole = factors(schedule, plan)
     for number, stage in enumerate(plan.stages):
         alone = Plan((Stage(stage.steps_of, stage.mix, 0),))
         part = whole[stage.first : stage.first + stage.steps]
-        assert part == factors(Schedule(**values), alone)
+        assert part == factors(LRSchedule(**values), alone)
         assert part.index(1.0) == schedule.warmups(plan)[number] - 1
-    assert Schedule(**values).warmups(plan)[1:] == [0] * (len(plan.stages) - 1)
+    assert LRSchedule(**values).warmups(plan)[1:] == [0] * (len(plan.stages) - 1)

@@ -13,7 +13,7 @@ from palm_ds.runtime.ds_config import make_machine
 from palm_ds.train.build import build_model
 from palm_ds.train.export import export
 from palm_ds.train.recipe import make_recipe
-from palm_ds.train.run_folder import Run
+from palm_ds.train.run_folder import RunSpec
 from palm_ds.train.sources import open_data
 from palm_ds.weights.weights_folder import read_info
 from tests.helpers.small_corpus import write_small_corpus
@@ -44,7 +44,7 @@ def test_texts_are_read_as_the_task_that_the_recipe_names(tmp_path, chosen, name
     }
     recipe = make_recipe(values, "recipe.yaml")
     machine = make_machine({"zero_optimization": {"stage": 0}})
-    run = Run(recipe=recipe, machine=machine, folder=tmp_path / "run")
+    run = RunSpec(recipe=recipe, machine=machine, folder=tmp_path / "run")
     data = open_data(recipe)
     model = build_model(recipe, machine, data.vocabulary, device=torch.device("cpu"))
     export(run, model, model.state_dict(), data, recipe.plan.steps)

@@ -68,7 +68,7 @@ def _record(line: bytes) -> dict[str, Any] | None:
     return record if known and isinstance(record.get("step"), int) else None
 
 
-def take_back(path: Path, step: int) -> float:
+def truncate_after(path: Path, step: int) -> float:
     """Drop the lines of later steps, and broken ones; returns the seconds that had run by then."""
     if not path.exists():
         return 0.0

@@ -19,7 +19,7 @@ from rich.text import Text
 from palm_ds.common.json_files import nan_to_null
 from palm_ds.data.stages import Plan
 from palm_ds.train.report.forgetting import stage_ends, tables
-from palm_ds.train.report.metrics_file import FILE, read_metrics, take_back
+from palm_ds.train.report.metrics_file import FILE, read_metrics, truncate_after
 from palm_ds.train.report.score_tables import metrics_text, number, score_tables, share
 
 
@@ -44,7 +44,7 @@ class RunLog:
         self._console = console or _console()
         path = Path(folder) / FILE
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._before = take_back(path, start)
+        self._before = truncate_after(path, start)
         self._file = path.open("a", encoding="utf-8")
         self._began = time.monotonic()
         self._board = _board(Path(folder) / "tensorboard", start, self._console)

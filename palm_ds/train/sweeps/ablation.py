@@ -25,9 +25,9 @@ from palm_ds.runtime.ds_config import Machine
 from palm_ds.train.recipe import Recipe, make_recipe, read_values
 from palm_ds.train.report.metrics_file import FILE, read_metrics
 from palm_ds.train.resolve import resolve
-from palm_ds.train.run_folder import Run, check_folder
+from palm_ds.train.run_folder import RunSpec, check_folder
 from palm_ds.train.sources import open_data
-from palm_ds.train.sweeps.subprocesses import run_alone
+from palm_ds.train.sweeps.subprocesses import run_and_wait
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Variant:
     name: str
     values: Mapping[str, Any]
     """What stands in its recipe file."""
-    run: Run
+    run: RunSpec
 
     @property
     def file(self) -> Path:
@@ -114,7 +114,7 @@ def variants(ablation: Ablation) -> list[Variant]:
         stages |= {} if shape == "alternate" else {"mix": _mix(base)}
         own = {**values, "stages": stages}
         recipe = make_recipe(own, f"{ablation.recipe}, {name}")
-        run = Run(recipe=recipe, machine=ablation.machine, folder=ablation.out / name)
+        run = RunSpec(recipe=recipe, machine=ablation.machine, folder=ablation.out / name)
         found.append(Variant(name=name, values=own, run=run))
     return found
 
@@ -142,7 +142,7 @@ def run_all(
         steps = f"{variant.run.recipe.plan.steps:,}"
         log.info("== %s: %s steps, in %s", title, steps, variant.run.folder)
         _write(variant.file, yaml.safe_dump(dict(variant.values), sort_keys=False))
-        code = run_alone(command(variant))
+        code = run_and_wait(command(variant))
         if code:
             raise UserError(
                 f"{variant.name}: the run ended with exit code {code}; what it said stands above. "

@@ -19,18 +19,18 @@ _PATIENCE_SECONDS = 120
 """For a run that was asked to stop, to save and leave."""
 
 
-def run_alone(command: Sequence[str]) -> int:
+def run_and_wait(command: Sequence[str]) -> int:
     """A command in a session of its own; its exit code. Interrupted, it asks the processes once, as
     a terminal does, to stop, waits until they have saved and left, and is interrupted itself."""
-    child = start_alone(command)
+    child = spawn(command)
     try:
         return child.wait()
     except KeyboardInterrupt:
-        stop([child])
+        interrupt_all([child])
         raise
 
 
-def start_alone(
+def spawn(
     command: Sequence[str],
     output: IO[bytes] | None = None,
     environment: Mapping[str, str] | None = None,
@@ -45,7 +45,7 @@ def start_alone(
     )
 
 
-def stop(children: Sequence[subprocess.Popen[bytes]]) -> None:
+def interrupt_all(children: Sequence[subprocess.Popen[bytes]]) -> None:
     """Ask commands to stop, all at once, and wait for them. A launcher may leave before the
     processes it started: all are waited for."""
     left: list[psutil.Process] = []

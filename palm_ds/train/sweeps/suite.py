@@ -1,6 +1,6 @@
 """Many data sets, several seeds each: one table of medians and spread.
 
-    suite.yaml ──members──> OUT/SET/seed_1.yaml ... ──each in a process of its own, one a device──>
+    suite.yaml ──suite_runs──> OUT/SET/seed_1.yaml ... ──a process per run, one per device──>
     OUT/SET/seed_1/ (a run folder), seed_1.log ... ──suite_table──> OUT/suite.md, suite.json
 
 A run that is done is not run again, one that was interrupted goes on, one that failed is a marked
@@ -26,12 +26,12 @@ from palm_ds.common.config import differences, parse, read_yaml
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.train.recipe import make_recipe, read_values
 from palm_ds.train.report.metrics_file import FILE, read_metrics
-from palm_ds.train.sweeps.subprocesses import start_alone, stop
+from palm_ds.train.sweeps.subprocesses import interrupt_all, spawn
 
 log = logging.getLogger(__name__)
 
 _PAIR = {"text_a": "sentence1", "text_b": "sentence2"}
-KNOWN: dict[str, dict[str, Any]] = {
+KNOWN_DATA_SETS: dict[str, dict[str, Any]] = {
     "cola": {"read": {"header": False, "columns": {"text_a": 3, "label": 1}}, "best": "matthews"},
     "sst-2": {"read": {"columns": {"text_a": "sentence"}}},
     "mrpc": {
@@ -121,7 +121,7 @@ class Suite:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Member:
+class SuiteRun:
     """One run of a suite."""
 
     name: str
@@ -208,7 +208,7 @@ def _folders(suite: Suite) -> dict[str, Path]:
     return found
 
 
-def members(suite: Suite, out: Path) -> list[Member]:
+def suite_runs(suite: Suite, out: Path) -> list[SuiteRun]:
     """Every run, checked. Raises UserError where a recipe is wrong, or where `out` holds runs of
     other recipes."""
     found = []
@@ -216,13 +216,13 @@ def members(suite: Suite, out: Path) -> list[Member]:
         for seed in suite.seed_list:
             own = {**copy.deepcopy(values), "seed": seed}
             make_recipe(own, f"{name}, seed {seed}")
-            member = Member(name=name, seed=seed, values=own, folder=out / name / f"seed_{seed}")
+            member = SuiteRun(name=name, seed=seed, values=own, folder=out / name / f"seed_{seed}")
             _check_same(member)
             found.append(member)
     return found
 
 
-def _check_same(member: Member) -> None:
+def _check_same(member: SuiteRun) -> None:
     if not member.file.is_file():
         return
     changed = differences(read_yaml(member.file), member.values)
@@ -266,7 +266,7 @@ def _filled(
     suite: Suite, name: str, folder: Path, own: DataSet, values: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The template's values with a data set's source, task and stages."""
-    known = KNOWN.get(name.lower(), {})
+    known = KNOWN_DATA_SETS.get(name.lower(), {})
     task = {"kind": "classification", **known.get("task", {}), **own.task, "source": name}
     source = {
         "table": _file(folder, [own.train or "train.*"], "train"),
@@ -303,15 +303,15 @@ def _file(folder: Path, patterns: Sequence[str], what: str) -> str:
 
 @dataclass
 class _Running:
-    member: Member
+    member: SuiteRun
     child: subprocess.Popen[bytes]
     slot: int
     began: float
 
 
 def run_all(
-    found: Sequence[Member],
-    command: Callable[[Member], Sequence[str]],
+    found: Sequence[SuiteRun],
+    command: Callable[[SuiteRun], Sequence[str]],
     slots: Sequence[Mapping[str, str]],
 ) -> dict[str, str]:
     """Run every member that is not done, one at a time in each slot, whose environment it gets;
@@ -335,14 +335,14 @@ def run_all(
                     if why := _ended(each):
                         failed[each.member.title] = why
         except KeyboardInterrupt:
-            stop([each.child for each in running])
+            interrupt_all([each.child for each in running])
             raise
     return failed
 
 
 def _begin(
-    member: Member,
-    command: Callable[[Member], Sequence[str]],
+    member: SuiteRun,
+    command: Callable[[SuiteRun], Sequence[str]],
     environment: Mapping[str, str],
     slot: int,
     open_files: ExitStack,
@@ -351,7 +351,7 @@ def _begin(
     text = yaml.safe_dump(dict(member.values), sort_keys=False, allow_unicode=True)
     member.file.write_text(text, encoding="utf-8")
     output = open_files.enter_context(member.output.open("wb"))
-    child = start_alone(command(member), output, environment)
+    child = spawn(command(member), output, environment)
     return _Running(member=member, child=child, slot=slot, began=time.monotonic())
 
 

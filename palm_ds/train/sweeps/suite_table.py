@@ -10,11 +10,11 @@ from typing import Any
 from palm_ds.common.json_files import write_json
 from palm_ds.tasks.metrics.units import is_fraction, shown, title
 from palm_ds.train.report.metrics_file import task_of
-from palm_ds.train.sweeps.suite import Member
+from palm_ds.train.sweeps.suite import SuiteRun
 
 
 def compare(
-    found: Sequence[Member],
+    found: Sequence[SuiteRun],
     failed: Mapping[str, str],
     out: Path,
 ) -> str:
@@ -37,11 +37,11 @@ _NOTE = (
 )
 
 
-def _names(found: Sequence[Member]) -> list[str]:
+def _names(found: Sequence[SuiteRun]) -> list[str]:
     return list(dict.fromkeys(member.name for member in found))
 
 
-def _record(of_set: Sequence[Member], failed: Mapping[str, str]) -> dict[str, Any]:
+def _record(of_set: Sequence[SuiteRun], failed: Mapping[str, str]) -> dict[str, Any]:
     """{task: {metric: its numbers}} of a data set's runs, and how many there are."""
     done = {member.seed: scores for member in of_set if (scores := member.scores()) is not None}
     tasks: dict[str, dict[str, Any]] = {}

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from palm_ds.data.stages import read_stages
-from palm_ds.train.report.metrics_file import read_metrics, take_back
+from palm_ds.train.report.metrics_file import read_metrics, truncate_after
 from palm_ds.train.report.run_log import RunLog, _short, clock
 
 TASKS = ("knowledge_masking", "sentence_distance")
@@ -119,7 +119,7 @@ def test_elapsed_goes_on_over_restarts(tmp_path: Path) -> None:
     path.write_text(
         '{"kind": "step", "step": 3, "elapsed": 70.5}\n{"kind": "step", "step": 9, "elapsed": 99}\n'
     )
-    assert take_back(path, 5) == 70.5
+    assert truncate_after(path, 5) == 70.5
     log, _ = open_log(tmp_path, start=3)
     with log:
         assert 70.5 <= log.elapsed < 80

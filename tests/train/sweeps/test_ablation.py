@@ -279,9 +279,9 @@ def test_an_interrupt_waits_until_every_process_has_saved_and_left(tmp_path, num
     told = tmp_path / "told"
     code = (
         "import signal, sys; from palm_ds.train.sweeps.subprocesses import interrupt; "
-        "from palm_ds.train.sweeps.ablation import run_alone; "
+        "from palm_ds.train.sweeps.ablation import run_and_wait; "
         "signal.signal(signal.SIGTERM, interrupt); "
-        f"run_alone([sys.executable, {str(tmp_path / 'slow.py')!r}, {str(told)!r}, 'launcher'])"
+        f"run_and_wait([sys.executable, {str(tmp_path / 'slow.py')!r}, {str(told)!r}, 'launcher'])"
     )
     process = Program(["-c", code], env={"PYTHONPATH": str(ROOT)}, cwd=tmp_path)
     deadline = time.monotonic() + 60

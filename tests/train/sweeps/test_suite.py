@@ -17,11 +17,11 @@ import yaml
 
 from palm_ds.common.errors import UserError
 from palm_ds.train.sweeps.suite import (
-    Member,
     Suite,
-    members,
+    SuiteRun,
     read_suite,
     run_all,
+    suite_runs,
 )
 from palm_ds.train.sweeps.suite_table import compare
 from tests.helpers.small_tables import TINY, write_tables
@@ -84,9 +84,9 @@ with (folder / "metrics.jsonl").open("w") as file:
 '''
 
 
-def made(folder: Path, names: str = "ab", seeds: int = 3) -> list[Member]:
+def made(folder: Path, names: str = "ab", seeds: int = 3) -> list[SuiteRun]:
     return [
-        Member(name=name, seed=seed, values={"seed": seed}, folder=folder / name / f"seed_{seed}")
+        SuiteRun(name=name, seed=seed, values={"seed": seed}, folder=folder / name / f"seed_{seed}")
         for name in names
         for seed in range(1, seeds + 1)
     ]
@@ -96,7 +96,7 @@ def training(folder: Path, ends: Any = None, seconds: float = 0) -> Any:
     program = folder / "training.py"
     program.write_text(TRAINING)
 
-    def command(member: Member) -> list[str]:
+    def command(member: SuiteRun) -> list[str]:
         end = (ends or {}).get(member.title, "done")
         seed, sleep = str(member.seed), str(seconds)
         return [sys.executable, str(program), str(member.folder), seed, end, sleep]
@@ -116,7 +116,7 @@ def test_folders_as_glue_and_clue_have_them(tmp_path):
     path = from_template(
         tmp_path, sets=sets, seeds=[3, 5], epochs=4, overrides=["batch=4 examples"]
     )
-    found = members(read_suite(path, ["held_out=0"]), tmp_path / "out")
+    found = suite_runs(read_suite(path, ["held_out=0"]), tmp_path / "out")
     assert [m.title for m in found][:2] == ["CoLA, seed 3", "CoLA, seed 5"]
     assert len(found) == 2 * len(GLUE)
     values = {m.name: m.values for m in found if m.seed == 5}
@@ -141,12 +141,12 @@ def test_recipe_files_with_their_data_elsewhere(tmp_path):
     recipes = [str(ROOT / f"launch/recipes/finetune/{name}.yaml") for name in ("rte", "sst2")]
     change = ["init_from=''", "backbone={preset: tiny, max_positions: 512}"]
     suite = Suite(recipes=recipes, data="/glue", seeds=2, overrides=change)
-    found = members(suite, tmp_path)
+    found = suite_runs(suite, tmp_path)
     assert [m.title for m in found] == [f"{n}, seed {s}" for n in ("rte", "sst2") for s in (1, 2)]
     assert found[0].values["sources"]["rte"]["table"] == "/glue/RTE/train.tsv"
     assert found[0].values["sources"]["rte"]["validation"] == "/glue/RTE/dev.tsv"
     named = Suite(recipes={"x": recipes[0]}, only=["x"], seeds=1, overrides=change)
-    assert [m.name for m in members(named, tmp_path)] == ["x"]
+    assert [m.name for m in suite_runs(named, tmp_path)] == ["x"]
 
 
 @pytest.mark.parametrize(
@@ -170,22 +170,22 @@ def test_mistakes_in_the_suite_are_said_before_anything_runs(tmp_path, values, m
     write_layout(tmp_path)
     path = from_template(tmp_path, **values)
     if not message:  # the usual name stands in where the pattern finds nothing
-        assert members(read_suite(path), tmp_path / "out")
+        assert suite_runs(read_suite(path), tmp_path / "out")
         return
     with pytest.raises(UserError, match=message) as error:
-        members(read_suite(path), tmp_path / "out")
+        suite_runs(read_suite(path), tmp_path / "out")
     assert "\n" not in str(error.value)
 
 
 def test_runs_of_another_recipe_are_not_mixed_in(tmp_path):
     write_layout(tmp_path)
     path = from_template(tmp_path, only=["mine"])
-    (old,) = members(read_suite(path), tmp_path / "out")
+    (old,) = suite_runs(read_suite(path), tmp_path / "out")
     old.folder.mkdir(parents=True)
     old.file.write_text(yaml.safe_dump(dict(old.values)))
-    assert members(read_suite(path), tmp_path / "out") == [old]
+    assert suite_runs(read_suite(path), tmp_path / "out") == [old]
     with pytest.raises(UserError, match="holds another recipe: length: 32 -> 64"):
-        members(read_suite(path, ["length=64"]), tmp_path / "out")
+        suite_runs(read_suite(path, ["length=64"]), tmp_path / "out")
 
 
 # Running them ----------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def test_one_run_at_a_time_in_each_slot(tmp_path):
         "f'{os.environ[\"SLOT\"]} {sys.argv[5]} {time.time()}')\n"
     )
 
-    def command(member: Member) -> list[str]:
+    def command(member: SuiteRun) -> list[str]:
         arguments = [str(member.folder), str(member.seed), "done", "0.3", str(time.time())]
         return [sys.executable, str(program), *arguments]
 

@@ -22,7 +22,7 @@ from palm_ds.runtime import sharded_state as portable
 from palm_ds.runtime.checkpoint import Layout, Written
 from palm_ds.runtime.sharded_state import Stretch
 from palm_ds.text.tokenizer import wordpiece
-from palm_ds.train.extend import Lineage
+from palm_ds.train.extend import ModelSignature
 from palm_ds.weights.formats import native as own
 from palm_ds.weights.formats.contents import OPTIMIZER
 from palm_ds.weights.weights_folder import save_weights
@@ -87,7 +87,7 @@ def save(folder: Path, net: Model, stage: int = 1, world: int = 1, step: int = 7
                 lambda name, make: written.write(partial_folder / name, make),
             )
 
-    lineage = Lineage(
+    signature = ModelSignature(
         backbone=CONFIG,
         task_ids={"masking": 0, "distance": 2},
         tokenizer=WORDS.fingerprint,
@@ -100,7 +100,7 @@ def save(folder: Path, net: Model, stage: int = 1, world: int = 1, step: int = 7
         layout=Layout(world=world, stage=stage, precision="fp32"),
         parameters={name: step for name, _ in net.named_parameters()},
         engine={},
-        state={"lineage": lineage.record()},
+        state={"lineage": signature.record()},
         group=checkpoint.ALONE,
         keep=3,
     )
@@ -288,7 +288,7 @@ def test_values_that_are_nowhere_are_missed(tmp_path: Path) -> None:
         part = partial(cut, net, 3, 2)
         portable.write_stretches(part(0), "process_0", lambda n, m: out.write(folder / n, m))
 
-    lineage = Lineage(backbone=CONFIG, task_ids={}, tokenizer="").record()
+    signature = ModelSignature(backbone=CONFIG, task_ids={}, tokenizer="").record()
     path = checkpoint.save(
         tmp_path,
         1,
@@ -296,7 +296,7 @@ def test_values_that_are_nowhere_are_missed(tmp_path: Path) -> None:
         layout=Layout(world=2, stage=3, precision="fp32"),
         parameters={},
         engine={},
-        state={"lineage": lineage},
+        state={"lineage": signature},
         group=checkpoint.ALONE,
         keep=1,
     )
