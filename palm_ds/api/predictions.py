@@ -12,7 +12,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task_with_data import Listed, open_rows
 from palm_ds.inference.predict_files import without_labels
-from palm_ds.inference.predictor import Pass, Predictor, asked_tasks
+from palm_ds.inference.predictor import EncoderPass, Predictor, asked_tasks
 from palm_ds.runtime.processes import Processes
 
 
@@ -62,7 +62,7 @@ def scores_of(
 
 
 def _pass(
-    predictor: Predictor, each: Pass, source: TableSource, processes: Processes
+    predictor: Predictor, each: EncoderPass, source: TableSource, processes: Processes
 ) -> dict[str, list[dict[str, Any]]]:
     names = [task.name for task in each.tasks]
     found: dict[str, list[dict[str, Any]]] = {name: [{}] * len(source) for name in names}

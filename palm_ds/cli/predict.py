@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from rich.progress import Task
 
-    from palm_ds.inference.predict_files import Report
+    from palm_ds.inference.predict_files import PredictionSummary
     from palm_ds.runtime.checkpoint import Group
 
 
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from palm_ds.cli.launcher import check_hostfile
     from palm_ds.data.reader.options import columns_of
-    from palm_ds.inference.predict_files import Job, predict_files
+    from palm_ds.inference.predict_files import PredictionJob, predict_files
     from palm_ds.inference.prediction_files import check_output
     from palm_ds.inference.predictor import open_predictor
 
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         batch_tokens=args.batch_tokens,
         device=device,
     )
-    job = Job(
+    job = PredictionJob(
         inputs=args.input,
         output=args.output,
         columns=columns,
@@ -112,7 +112,7 @@ def _progress(shown: bool) -> Iterator[Callable[[int, int], None]]:
         yield lambda rows, of: bar.update(number, completed=rows, total=of)
 
 
-def _show(report: Report, output: Path, world: int) -> None:
+def _show(report: PredictionSummary, output: Path, world: int) -> None:
     """Scores, notes, how many rows were truncated, and the final line."""
     from rich.console import Console
     from rich.table import Table

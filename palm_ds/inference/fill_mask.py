@@ -1,9 +1,9 @@
-"""What a trained model puts in place of a hidden word.
+"""Predicts masked tokens with a trained model.
 
-    filler = open_filler("runs/mine")        # a run, its weights/, or somebody's checkpoint
+    filler = open_filler("runs/mine")        # a run, its weights/, or any checkpoint
     filler.fill("The capital of [MASK] is Paris.", top=5)
 
-Several [MASK]s in one text are guessed each by itself: none sees what another would be.
+Several [MASK]s in one text are predicted independently.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _ANCHORS = (",", "。", "-")
 
 @dataclass(frozen=True, kw_only=True)
 class Hidden:
-    """One hidden token of a text: where it stands, the best guesses, and what it was (-1, and a
-    probability of 0: nobody knows)."""
+    """One masked token: its position, the best guesses, and the true token with its probability
+    (-1 and 0 if unknown)."""
 
     position: int
     guesses: Sequence[tuple[int, float]]
@@ -52,7 +52,7 @@ class Hidden:
 
 @dataclass(frozen=True)
 class Filled:
-    """A text as the model sees it, and its hidden tokens."""
+    """A text as the model sees it, and its masked tokens."""
 
     ids: np.ndarray
     hidden: Sequence[Hidden]
@@ -60,8 +60,8 @@ class Filled:
 
 @dataclass(frozen=True)
 class Filler:
-    """A model with a masked-word head and its tokenizer. `task` is what it is read as: the name of
-    the task whose row of the task embedding is used, "" where nothing knows its name."""
+    """A model with a masked-LM head and its tokenizer. `task` names the task whose row of the task
+    embedding is used; empty if the checkpoint names none."""
 
     model: Model
     tokenizer: Tokenizer
@@ -70,8 +70,8 @@ class Filler:
     task_id: int = 0
 
     def probabilities(self, ids: np.ndarray, at: np.ndarray) -> torch.Tensor:
-        """(len(at), vocabulary): what stands at these positions of a text, which is given with
-        its special tokens."""
+        """(len(at), vocab_size) float32: token probabilities at these positions of a text, whose
+        ids include the special tokens."""
         nothing = np.zeros(len(ids), np.int64)
         labels = {MASKED_WORDS: (at, np.zeros(len(at), np.int64))}
         example = Example(ids=ids, segments=nothing, origin=nothing, marks={}, labels=labels)
@@ -80,7 +80,7 @@ class Filler:
             return self.model.logits(batch, MASKED_WORDS).float().softmax(-1)
 
     def fill(self, text: str, *, top: int, hide: str = "") -> Filled:
-        """The guesses for every [MASK] of a text, and for every token of the word `hide`."""
+        """Guesses for every [MASK] of a text and every token of the word `hide`."""
         vocabulary = self.tokenizer.vocabulary
         parts = self._parts(text)
         if hide:
@@ -91,21 +91,21 @@ class Filler:
         if not len(at):
             missing = f"the word {hide!r} is not in" if hide else f"there is no {MASK} in"
             raise UserError(
-                f"{missing} {_short(text)!r}; write {MASK} where a word is missing, such as "
-                f"'The capital of {MASK} is Paris.', or name a word of the text with --hide WORD"
+                f"{missing} {_short(text)!r}; write {MASK} for a missing word, such as "
+                f"'The capital of {MASK} is Paris.', or mask a word of the text with --hide WORD"
             )
         longest = self.model.backbone.config.max_length
         if len(ids) > longest:
             raise UserError(
-                f"{len(ids)} tokens in {_short(text)!r}: the model reads {longest} at most, [CLS] "
-                "and [SEP] counted; shorten it"
+                f"{len(ids)} tokens in {_short(text)!r}: the model reads at most {longest}, "
+                "including [CLS] and [SEP]; shorten it"
             )
         return Filled(ids, self.guess(ids, at, truths[at], top=top))
 
     def guess(
         self, ids: np.ndarray, at: np.ndarray, truths: np.ndarray, *, top: int
     ) -> list[Hidden]:
-        """The guesses at some positions of a text, beside what stood there."""
+        """Guesses at some positions of a text, with the true tokens' probabilities."""
         probabilities = self.probabilities(ids, at)
         best = probabilities.topk(min(top, probabilities.shape[1]))
         return [
@@ -131,7 +131,7 @@ class Filler:
         for number, piece in enumerate(cut):
             if number:
                 parts.append(_Part("", [mask], [-1], [0]))
-            # A vocabulary that knows of spaces has the one before a word within its token.
+            # SentencePiece and byte-level tokens include the space before a word.
             if number + 1 < len(cut) and not self.tokenizer.by_word:
                 piece = piece.rstrip()
             ids, starts = self._encode(piece, inside=number > 0)
@@ -139,8 +139,8 @@ class Filler:
         return parts
 
     def _encode(self, text: str, *, inside: bool) -> tuple[list[int], list[int]]:
-        """The ids of a text and where each begins. SentencePiece puts a space before every text;
-        `inside`, after a mask, it has none but its own."""
+        """Token ids of a text and their character offsets. SentencePiece prepends a space to a
+        text; with `inside`, after a mask, it must not."""
         ids, starts = self.tokenizer.encode_texts([text])[0]
         glued = inside and text[:1].strip() and self.tokenizer.tokens(ids[:1])[0].startswith("▁")
         for anchor in _ANCHORS if glued else ():
@@ -151,7 +151,7 @@ class Filler:
         return ids.tolist(), starts.tolist()
 
     def _hidden(self, part: _Part, word: str) -> list[_Part]:
-        """The part with every token of a word hidden, wherever the word stands in it."""
+        """The part with every token of every occurrence of a word masked."""
         inside = [False] * len(part.ids)
         for found in _whole_word(word, any_case=self.tokenizer.lower).finditer(part.text):
             first, last = found.span()
@@ -169,8 +169,8 @@ class Filler:
 
 @dataclass(frozen=True)
 class _Part:
-    """A stretch of a text: its ids, what they were before a word was hidden (-1: the same), and
-    the character at which each begins."""
+    """A piece of a text: its ids, the ids before masking (-1 if unchanged), and the character
+    offset of each token."""
 
     text: str
     ids: list[int]
@@ -179,7 +179,7 @@ class _Part:
 
 
 def _whole_word(word: str, *, any_case: bool) -> re.Pattern[str]:
-    """A word that is not part of a longer one; Chinese has no such borders."""
+    """Matches a word that is not part of a longer one; Chinese has no such boundaries."""
     before = r"(?<![^\W_])" if LETTER.match(word[:1]) else ""
     after = r"(?![^\W_])" if LETTER.match(word[-1:]) else ""
     return re.compile(before + re.escape(word) + after, re.IGNORECASE if any_case else 0)
@@ -193,16 +193,16 @@ def _short(text: str) -> str:
 
 
 def open_filler(folder: str | Path, *, task: str = "") -> Filler:
-    """A run folder, or a checkpoint of any format with its tokenizer. `task`: whose task embedding
-    is used; its head too, where it has one for masked words. Raises UserError where there is no
-    model yet, or no masked-word head."""
+    """Open a run folder, or a checkpoint of any format with its tokenizer. `task` selects the task
+    embedding, and the head if the task has a masked-LM head. Raises UserError if there is no model
+    yet or no masked-LM head."""
     folder = _weights_folder(Path(folder))
     info = weights.read_info(folder)
     heads = masked_word_heads(folder)
     if not heads:
         raise UserError(
-            f"{folder}: no masked-word head in it; train one of the tasks that predict words, such "
-            "as knowledge_masking"
+            f"{folder}: has no masked-LM head; train a task that predicts tokens, such as "
+            "knowledge_masking"
         )
     task, head = _task_and_head(info, folder, heads, task)
     backbone = build_encoder(info.backbone)
@@ -218,21 +218,21 @@ def open_filler(folder: str | Path, *, task: str = "") -> Filler:
 
 
 def _weights_folder(folder: Path) -> Path:
-    """The folder with the weights: the one named, or that of a run."""
+    """The folder itself, or the weights/ of a run folder."""
     if (folder / "weights").is_dir():
         return folder / "weights"
     if not any((folder / name).is_file() for name in ("recipe.yaml", FILE)):
         return folder
     steps = read_metrics(folder / FILE).steps if (folder / FILE).is_file() else []
-    done = f"{steps[-1]['step']:,}{_of_all(folder)} steps done" if steps else "not a step logged"
+    done = f"{steps[-1]['step']:,}{_of_all(folder)} steps done" if steps else "no step logged"
     raise UserError(
-        f"{folder}: this run is not finished ({done}), there is no weights/ yet; the same "
-        "palm-ds pretrain command goes on with it"
+        f"{folder}: this run is not finished ({done}) and has no weights/ yet; the same "
+        "palm-ds pretrain command resumes it"
     )
 
 
 def _of_all(folder: Path) -> str:
-    """` of 1,680`, where the run folder tells it."""
+    """` of 1,680` if the run folder has the number of steps."""
     try:
         recipe = read_yaml(folder / "recipe.yaml")
         return f" of {read_stages(recipe.get('stages'), list(recipe.get('tasks') or {})).steps:,}"
@@ -241,7 +241,7 @@ def _of_all(folder: Path) -> str:
 
 
 def masked_word_heads(folder: Path) -> list[str]:
-    """The names of a checkpoint's masked-word heads, in the order of their tasks."""
+    """The names of a checkpoint's masked-LM heads, in the order of their tasks."""
     contents = open_checkpoint(folder)
     words = [name for name, head in contents.heads.items() if head.kind == "masked_words"]
     of_tasks = dict.fromkeys(contents.head_of.values())
@@ -251,7 +251,7 @@ def masked_word_heads(folder: Path) -> list[str]:
 def _task_and_head(
     info: weights.WeightsInfo, folder: Path, heads: Sequence[str], task: str
 ) -> tuple[str, str]:
-    """The task whose embedding is used, and the head that reads."""
+    """The task whose embedding is used, and the head that predicts."""
     if task and task not in info.task_ids:
         known = suggest(task, info.task_ids) if info.task_ids else "; it names no tasks"
         raise UserError(f"--task {task}: no such task in {folder}{known}")
@@ -265,13 +265,13 @@ def _task_and_head(
 
 
 def named(filler: Filler, hidden: Hidden) -> list[tuple[str, float]]:
-    """The guesses for a hidden token in words, with their probabilities."""
+    """[(token, probability)] of the guesses for a masked token."""
     words = readable(filler.tokenizer, [word for word, _ in hidden.guesses])
     return [(word, p) for word, (_, p) in zip(words, hidden.guesses, strict=True)]
 
 
 def as_text(filler: Filler, filled: Filled) -> Text:
-    """The text as the model sees it, and under it a line of guesses for each hidden token."""
+    """The text as the model sees it, followed by a line of guesses per masked token."""
     seen = Text(filler.tokenizer.decode(filled.ids[1:-1], skip_special=False))
     seen.highlight_regex(re.escape(filler.tokenizer.roles["mask"]), "bold yellow")
     for number, hidden in enumerate(filled.hidden, 1):
@@ -287,7 +287,7 @@ def as_text(filler: Filler, filled: Filled) -> Text:
 
 
 def as_record(filler: Filler, text: str, filled: Filled) -> dict[str, Any]:
-    """The same as plain values for JSON. `position` counts the model's tokens from [CLS], 0."""
+    """The same as JSON values. `position` counts the model's tokens; [CLS] is 0."""
     masks = []
     for hidden in filled.hidden:
         guesses = [
@@ -302,12 +302,12 @@ def as_record(filler: Filler, text: str, filled: Filled) -> dict[str, Any]:
     return {"text": text, "task": filler.task, "masks": masks}
 
 
-# A look at a run that has just ended -------------------------------------------------------------
+# Examples at the end of a run -------------------------------------------------------------
 
 
 def examples(folder: Path, source: Source, *, count: int = 3, top: int = 3) -> list[str]:
-    """Sentences of a source with one word hidden, and the guesses, a line each. None where the
-    folder has no masked-word head."""
+    """Sentences of a source with one token masked, and the guesses, one line each. Empty if the
+    folder has no masked-LM head."""
     if not masked_word_heads(folder):
         return []
     filler = open_filler(folder)
@@ -326,7 +326,7 @@ def examples(folder: Path, source: Source, *, count: int = 3, top: int = 3) -> l
 
 
 def _sentences(source: Source, count: int) -> list[tuple[int, int]]:
-    """Some sentences of middling length, the same ones every time."""
+    """Sentences of medium length, the same ones every time."""
     starts = source.corpus.sentence_starts
     first = [
         np.arange(a, b) for a, b in zip(source.first_sentences, source.last_sentences, strict=True)

@@ -1,11 +1,11 @@
-"""Files in, predictions out, by one process or many.
+"""Predicts files with one process or several.
 
     input files ──table──> every process: its chunks of rows ──predictor──> .DIR.rows/part_N
                                                                               │
-    DIR, whole or not at all: predictions in the order of the input <──join── rank 0 (and scores)
+    DIR, complete or absent: predictions in input order (and scores) <──join── rank 0
 
-A row of the input is a row of the output, for every task: what training leaves out (rows with some
-label, rows whose label is unknown) is predicted all the same.
+Every input row is an output row for every task, also rows that training would drop for their
+labels.
 """
 
 from __future__ import annotations
@@ -33,42 +33,42 @@ from palm_ds.runtime.checkpoint import ALONE, Group
 from palm_ds.train.recipe import Recipe
 
 LABELS = ("label", "tags", "spans", "answers", "impossible")
-"""Roles that say what is right; those that begin with `label_` too."""
+"""Column roles that hold labels, besides those that begin with `label_`."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """What is to be predicted, and where it goes."""
+class PredictionJob:
+    """What to predict, and where to write it."""
 
     inputs: Sequence[str]
     output: Path
     columns: Mapping[str, str | int] = field(default_factory=dict)
-    """{role: column}: before those of the recipe."""
+    """{role: column}: overrides the recipe's."""
     format: str = ""
-    """Of the input; empty: as the recipe has it."""
+    """Format of the input; empty means as in the recipe."""
     tsv: bool = False
-    """Write TASK.tsv as well."""
+    """Also write TASK.tsv."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
-    """What was done."""
+class PredictionSummary:
+    """What was predicted."""
 
     rows: int
     passes: int
     cut: Mapping[str, int]
-    """{task: rows whose texts were too long to be read whole}"""
+    """{task: rows whose texts were truncated}"""
     seconds: float
     scores: Mapping[str, Mapping[str, float]]
-    """{task: {metric: value}} where there are labels."""
+    """{task: {metric: value}} for tasks whose labels are in the input."""
     notes: Sequence[str]
-    """What a person should know."""
+    """What the user should know."""
     files: Sequence[Path]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Opened:
-    """A table with its labels, as far as they can be read."""
+class _InputTable:
+    """A table with the labels that can be read."""
 
     table: Table
     notes: tuple[str, ...] = ()
@@ -79,26 +79,26 @@ class _Opened:
 
     @property
     def bare(self) -> Table:
-        """Without any label: so nothing predicted can depend on one."""
+        """The table without labels, so that no prediction can depend on one."""
         return self.table.without([role for role in self.table.columns if is_label(role)])
 
 
 def predict_files(
     predictor: Predictor,
-    job: Job,
+    job: PredictionJob,
     group: Group = ALONE,
     done: Callable[[int, int], None] = lambda rows, of: None,
-) -> Report | None:
-    """Predict files into a folder; the report, on rank 0. All processes call it; `done(rows, of)`
-    is told how far a process is. Raises UserError."""
+) -> PredictionSummary | None:
+    """Predict files into a folder; rank 0 returns the summary. All processes call it;
+    `done(rows, of)` reports the progress of a process. Raises UserError."""
     check_output(job.output)
-    begun = time.monotonic()
+    started = time.monotonic()
     opened = open_inputs(predictor, job)
     parts = job.output.with_name(f".{job.output.name}.rows")
     if group.rank == 0:
         shutil.rmtree(parts, ignore_errors=True)
         parts.mkdir(parents=True)
-    group.gather(None)  # nobody writes before what a killed run has left is gone
+    group.gather(None)  # no process writes before a killed run's leftovers are deleted
     cut = group.gather(_write_part(predictor, opened, parts, group, done))
     if group.rank:
         return None
@@ -108,11 +108,11 @@ def predict_files(
     notes = [*dict.fromkeys(note for each in opened for note in each.notes), *notes]
     files = _publish(predictor, job, opened, predictions, scores)
     shutil.rmtree(parts)
-    return Report(
+    return PredictionSummary(
         rows=rows,
         passes=len(predictor.passes),
         cut={task: sum(each[task] for each in cut) for task in predictor.tasks},
-        seconds=time.monotonic() - begun,
+        seconds=time.monotonic() - started,
         scores=scores,
         notes=notes,
         files=files,
@@ -122,9 +122,9 @@ def predict_files(
 # ---- reading ----
 
 
-def open_inputs(predictor: Predictor, job: Job) -> list[_Opened]:
-    """The table of each pass; checked, as far as predicting needs it."""
-    tables: dict[str, _Opened] = {}
+def open_inputs(predictor: Predictor, job: PredictionJob) -> list[_InputTable]:
+    """The table of each pass, checked for prediction."""
+    tables: dict[str, _InputTable] = {}
     for each in predictor.passes:
         if repr(each.read) not in tables:
             alike = [x for x in predictor.passes if repr(x.read) == repr(each.read)]
@@ -132,8 +132,8 @@ def open_inputs(predictor: Predictor, job: Job) -> list[_Opened]:
                 tables[repr(each.read)] = open_input(job, each.read, predictor.tasks.values())
     if len(counts := {each.rows for each in tables.values()}) > 1:
         raise UserError(
-            f"{', '.join(job.inputs)}: read as {' or '.join(map(str, sorted(counts)))} rows, for "
-            "the tasks' sources differ in `read`; predict them one by one (--tasks)"
+            f"{', '.join(job.inputs)}: read as {' or '.join(map(str, sorted(counts)))} rows: the "
+            "tasks' sources differ in `read`; predict them one at a time (--tasks)"
         )
     opened = [tables[repr(each.read)] for each in predictor.passes]
     for each, found in zip(predictor.passes, opened, strict=True):
@@ -146,19 +146,19 @@ def open_inputs(predictor: Predictor, job: Job) -> list[_Opened]:
 
 @contextmanager
 def _wanted_by(tasks: Collection[Task], predictor: Predictor) -> Iterator[None]:
-    """What keeps an input from being read for some tasks says for which."""
+    """Adds to an error which tasks needed the input."""
     try:
         yield
     except UserError as error:
         if len(tasks) == len(predictor.tasks):
             raise
         names = ", ".join(task.name for task in tasks)
-        raise UserError(f"{error} (needed for {names}; --tasks A,B asks only some)") from error
+        raise UserError(f"{error} (needed for {names}; --tasks A,B predicts only some)") from error
 
 
-def open_input(job: Job, read: TableSettings, tasks: Iterable[Task] = ()) -> _Opened:
-    """The rows of a job's files, read as a recipe says. Labels need not be there; of those that the
-    tasks want, each that cannot be read is as if it were not."""
+def open_input(job: PredictionJob, read: TableSettings, tasks: Iterable[Task] = ()) -> _InputTable:
+    """The rows of a job's files, read as in the recipe. Labels are optional: a label column that
+    cannot be read is ignored, with a note."""
     settings = replace(
         read,
         format=job.format or read.format,
@@ -177,16 +177,16 @@ def open_input(job: Job, read: TableSettings, tasks: Iterable[Task] = ()) -> _Op
                 with suppress(UserError):
                     bare = _opened(job, without_labels(settings, [*kept, role]))
                     kept.append(role)
-        return replace(bare, notes=(*bare.notes, f"labels that are not read: {error}"))
+        return replace(bare, notes=(*bare.notes, f"labels ignored: {error}"))
 
 
-def _opened(job: Job, settings: TableSettings) -> _Opened:
+def _opened(job: PredictionJob, settings: TableSettings) -> _InputTable:
     table = open_table(list(job.inputs), settings)
-    return _Opened(table=table, notes=table.notes)
+    return _InputTable(table=table, notes=table.notes)
 
 
 def without_labels(read: TableSettings, kept: Collection[str] = ()) -> TableSettings:
-    """The same, but that columns of labels are not looked for, other than those kept."""
+    """The same settings without label columns, except those in `kept`."""
     blank = {role: "" for role in (*LABELS, *read.columns) if is_label(role) and role not in kept}
     return replace(read, columns={**read.columns, **blank})
 
@@ -200,14 +200,14 @@ def is_label(role: str) -> bool:
 
 def _write_part(
     predictor: Predictor,
-    opened: Sequence[_Opened],
+    opened: Sequence[_InputTable],
     parts: Path,
     group: Group,
     done: Callable[[int, int], None],
 ) -> dict[str, int]:
-    """What this process predicts, into its file; {task: rows that were cut}."""
+    """Write this process's predictions to its file; returns {task: truncated rows}."""
     cut = dict.fromkeys(predictor.tasks, 0)
-    all_of_them = -(-sum(each.rows for each in opened) // group.world)
+    expected = -(-sum(each.rows for each in opened) // group.world)
     finished = 0
     with (parts / f"part_{group.rank}").open("w", encoding="utf-8") as file:
         for each, found in zip(predictor.passes, opened, strict=True):
@@ -218,7 +218,7 @@ def _write_part(
                     for row, prediction in zip(chunk.rows.tolist(), predictions, strict=True):
                         file.write(json.dumps([task, row, prediction]) + "\n")
                 finished += len(chunk.rows)
-                done(finished, max(all_of_them, finished))
+                done(finished, max(expected, finished))
     return cut
 
 
@@ -228,7 +228,7 @@ Predictions = Mapping[str, Sequence[dict[str, Any]]]
 
 
 def _joined(parts: Path, world: int, tasks: Mapping[str, Task], rows: int) -> Predictions:
-    """{task: a prediction for each row, in order}."""
+    """{task: one prediction per row, in input order}."""
     found: dict[str, list[dict[str, Any] | None]] = {task: [None] * rows for task in tasks}
     for rank in range(world):
         with (parts / f"part_{rank}").open(encoding="utf-8") as file:
@@ -241,9 +241,9 @@ def _joined(parts: Path, world: int, tasks: Mapping[str, Task], rows: int) -> Pr
 
 
 def _scores(
-    predictor: Predictor, opened: Sequence[_Opened], predictions: Predictions
+    predictor: Predictor, opened: Sequence[_InputTable], predictions: Predictions
 ) -> tuple[dict[str, dict[str, float]], list[str]]:
-    """{task: its metrics} where the input has labels; and what kept others from being scored."""
+    """{task: metrics} for tasks whose labels are in the input; notes say why others have none."""
     scores: dict[str, dict[str, float]] = {}
     notes: list[str] = []
     for each, found in zip(predictor.passes, opened, strict=True):
@@ -251,7 +251,7 @@ def _scores(
         for task in each.tasks:
             made = {i: dict(x) for i, x in enumerate(predictions[task.name]) if x}
             if lacking := found.rows - len(made):
-                notes.append(f"{task.name}: {lacking} rows of which it says nothing")
+                notes.append(f"{task.name}: {lacking} rows without a prediction")
             try:
                 _check_labels(task, source)
                 metrics = task.metrics(made, source) if made else {}
@@ -264,20 +264,20 @@ def _scores(
 
 
 def _check_labels(task: Task, source: TableSource) -> None:
-    """Raises UserError where the labels that there are cannot be scored. Rows that were left out of
-    training (`drop`) may have any."""
+    """Raises UserError if the labels cannot be scored. Rows that training drops (`drop`) may have
+    any label."""
     if any(role in source.columns for role in task.label_roles()):
         task.check(source, labelled=True)
 
 
 def _publish(
     predictor: Predictor,
-    job: Job,
-    opened: Sequence[_Opened],
+    job: PredictionJob,
+    opened: Sequence[_InputTable],
     predictions: Predictions,
     scores: Mapping[str, Mapping[str, float]],
 ) -> list[Path]:
-    """The folder of predictions, whole or not at all; its files."""
+    """Write the folder of predictions, complete or not at all; returns its files."""
     tasks = predictor.tasks
     names = file_names(tasks)
     listed: dict[str, list[str]] = {}
@@ -310,7 +310,7 @@ def _publish(
 
 
 def _settings(recipe: Recipe, task: str) -> dict[str, Any]:
-    """What palm-ds evaluate has to know of a task to score its predictions."""
+    """The task settings that palm-ds evaluate needs to score its predictions."""
     kind = recipe.tasks[task].get("kind", task)
     settings = asdict(recipe.built_tasks[task])
     return {"kind": kind, **{k: v for k, v in settings.items() if k not in ("name", "source")}}

@@ -1,12 +1,13 @@
-"""Files of predictions: how they are written, one task at a time, and read again.
+"""Writes and reads prediction files, one task at a time.
 
-    TASK.predictions.json   a line each row: {"index": 0, "label": ..., "logits": ..., "probs": ...}
-    TASK.tsv                index, prediction: what GLUE's and CLUE's sites take (on request)
-    TASK.NAME               whatever else a task writes (`Task.prediction_files`): tagging a conll;
-                            reading SQuAD's predictions.json, nbest_predictions.json, null_odds.json
+    TASK.predictions.json   a line per row: {"index": 0, "label": ..., "logits": ..., "probs": ...}
+    TASK.tsv                index, prediction: the submission format of GLUE and CLUE (on request)
+    TASK.NAME               further files of a task (`Task.prediction_files`): conll for tagging;
+                            SQuAD's predictions.json, nbest_predictions.json and null_odds.json for
+                            reading comprehension
 
-If a task writes a predictions.json itself, its lines are in TASK.rows.json. Read are also SQuAD's
-{id: answer}, index<TAB>prediction, a prediction a line, and CoNLL.
+If a task writes its own predictions.json, the lines per row are in TASK.rows.json. Also readable:
+SQuAD's {id: answer}, index<TAB>prediction, one prediction per line, and CoNLL.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ LINES = "predictions.json"
 
 
 def file_names(tasks: Iterable[str]) -> dict[str, str]:
-    """{task: what its files begin with}: its name, as far as a file may be called so."""
+    """{task: prefix of its files}: its name, with characters replaced that files cannot have."""
     found: dict[str, str] = {}
     for task in tasks:
         name = re.sub(r"[^\w .-]", "_", task).strip(" .") or "task"
@@ -53,8 +54,8 @@ def write_task(
     *,
     tsv: bool = False,
 ) -> list[str]:
-    """The files of one task, which begin with `name`; what they are called. `predictions` has one
-    a row of `source`, an empty one where nothing is said of a row."""
+    """Write the files of one task, prefixed with `name`; returns their names. `predictions` has one
+    entry per row of `source`, empty if the task predicts nothing for a row."""
     table = source.table
     known = {item: dict(found) for item, found in enumerate(predictions) if found}
     further = task.prediction_files(known, source)
@@ -72,7 +73,7 @@ def write_task(
 
 
 def _lines(predictions: Sequence[Mapping[str, Any]], table: Table) -> Iterator[str]:
-    """PaddlePALM's lines; with the row's own id, where it has one."""
+    """PaddlePALM's lines, with the row's own id if it has one."""
     ids = table.column("id") if "id" in table.columns else None
     for index, found in enumerate(predictions):
         row = {"index": index} if ids is None else {"index": index, "id": ids[index]}
@@ -84,19 +85,19 @@ def _indented(content: Any) -> str:
 
 
 def submission(task: Task, predictions: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A line for each row, under a header."""
+    """A header and one line per row."""
     yield "index\tprediction\n"
     for index, found in enumerate(predictions):
         yield f"{index}\t{task.submission_value(found)}\n"
 
 
 def check_output(folder: Path) -> None:
-    """Raises UserError where a folder holds anything but predictions: it would be replaced."""
+    """Raises UserError if the folder, which would be replaced, has other files than predictions."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; name a folder for the predictions")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / ABOUT).is_file():
         raise UserError(
-            f"{folder}: holds other things than predictions; they would be lost: name a new folder"
+            f"{folder}: has other files than predictions, which would be lost; choose a new folder"
         )
 
 
@@ -104,7 +105,7 @@ def check_output(folder: Path) -> None:
 
 
 def read_predictions(path: Path, *, tags: bool = False) -> Iterator[StoredPrediction]:
-    """The predictions of a file, in order; `tags`: a text may be CoNLL. Raises UserError."""
+    """The predictions of a file, in order. `tags`: a text file may be CoNLL. Raises UserError."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -124,7 +125,7 @@ def read_predictions(path: Path, *, tags: bool = False) -> Iterator[StoredPredic
 
 
 def _object(text: str) -> dict[str, Any] | None:
-    """{id: answer}, where that is what the whole text is."""
+    """{id: answer} if that is the whole text."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -177,7 +178,7 @@ def _cells(path: Path, text: str) -> Iterator[StoredPrediction]:
 
 
 def conll_column(path: Path, column: int) -> Iterator[StoredPrediction]:
-    """The tags in one column of a CoNLL file, a prediction each sentence."""
+    """The tags in one column of a CoNLL file, one prediction per sentence."""
     read = TableSettings(format="conll", columns={"tokens": 0, "tags": column})
     table = open_table(str(path), read)
     for i in range(len(table)):

@@ -1,4 +1,4 @@
-"""A trained model and what it needs to read rows: predictions of many heads in few passes.
+"""A trained model with everything it needs to predict: many heads in few encoder passes.
 
     predictor = open_predictor("runs/mine", tasks=["sentiment"])
     for each in predictor.passes:
@@ -6,11 +6,11 @@
         for chunk in predictor.predict(each, source):
             chunk.predictions["sentiment"][0]      # {"label": "good", "logits": ..., "probs": ...}
 
-    rows ──chunks──> texts as tokens ──> batches without padding ──encoder──> every head ──> rows
-       a spare core makes batches ahead ┘        one pass for all tasks that arrange texts alike
+    rows ──chunks──> tokens ──> batches without padding ──encoder──> every head ──> predictions
+    a spare core prepares batches ┘        one pass for all tasks that build the same input
 
-Which rows are computed together depends on the rows alone: neither on the processes that share them
-nor on which tasks are asked. Nothing here looks at a label.
+Which rows share a batch depends on the rows alone, not on the number of processes or the tasks that
+are asked for. No label is read.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ from palm_ds.weights.formats import native as own
 
 T = TypeVar("T")
 
-CHUNK = 1024  # rows that are tokenised and packed together
+CHUNK = 1024  # rows tokenized and packed together
 _ROUND = 8  # batches are padded to a multiple of this
 _SHORT_ROWS = (64, TILE)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pass:
-    """Tasks whose texts are arranged alike, by `arranger`: one pass of the encoder."""
+class EncoderPass:
+    """Tasks that share one pass of the encoder: `arranger` builds the input of all of them."""
 
     arranger: Task
     tasks: tuple[Task, ...]
@@ -66,31 +66,31 @@ class Pass:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chunk:
-    """Some rows and what was predicted of them."""
+class PredictedChunk:
+    """Rows of a table and their predictions."""
 
-    rows: np.ndarray  # (n,) their numbers in the table
+    rows: np.ndarray  # (n,) row numbers in the table
     predictions: Mapping[str, Sequence[dict[str, Any]]]
-    """{task: one prediction a row}; an empty one where the task says nothing of a row."""
+    """{task: one prediction per row}; empty if the task predicts nothing for a row."""
     cut: int
-    """Rows whose texts were too long to be read whole."""
+    """Rows whose texts were truncated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Work:
-    """A batch, with the examples in it."""
+    """A batch and its examples."""
 
     source: TableSource
     built: Built
     batch: Batch | None
     cut: int
     last: bool
-    """Of its chunk."""
+    """Whether it is the last of its chunk."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Predictor:
-    """A model on a device, the recipe it was trained by, and the tasks that are asked."""
+    """A model on a device, the recipe that trained it, and the tasks to predict."""
 
     model: Model
     recipe: Recipe
@@ -100,14 +100,14 @@ class Predictor:
     batch_tokens: int
 
     @cached_property
-    def passes(self) -> tuple[Pass, ...]:
-        """As few passes of the encoder as the tasks' texts need."""
+    def passes(self) -> tuple[EncoderPass, ...]:
+        """The fewest encoder passes that cover all tasks."""
         alike: dict[str, list[tuple[Task, Task]]] = {}
         for name, task in self.tasks.items():
             arranger = arranger_of(self.recipe, name)
             alike.setdefault(self._alike(arranger, task), []).append((arranger, task))
         return tuple(
-            Pass(
+            EncoderPass(
                 arranger=found[0][0],
                 tasks=tuple(task for _, task in found),
                 task_id=self.recipe.task_ids[found[0][0].name],
@@ -117,13 +117,13 @@ class Predictor:
         )
 
     def _alike(self, arranger: Task, task: Task) -> str:
-        """The same for tasks that can share a pass of the encoder."""
+        """A key that is equal for tasks that can share an encoder pass."""
         alone = task.name if task.edits_text else ""
         task_id = self.recipe.task_ids[arranger.name]
         return repr((arranger.arrangement_key(), task_id, self.read_of(arranger), alone))
 
     def read_of(self, task: Task) -> TableSettings:
-        """How the task's tables were read in training."""
+        """How training read the task's tables."""
         return self.recipe.sources[task.source].read
 
     def source(self, table: Table) -> TableSource:
@@ -131,10 +131,10 @@ class Predictor:
         return TableSource(table, np.arange(len(table)), self.tokenizer, ", ".join(table.names))
 
     def predict(
-        self, each: Pass, source: TableSource, *, rank: int = 0, world: int = 1
-    ) -> Iterator[Chunk]:
-        """What the tasks of a pass say of every `world`-th chunk of the rows, from the `rank`-th
-        on."""
+        self, each: EncoderPass, source: TableSource, *, rank: int = 0, world: int = 1
+    ) -> Iterator[PredictedChunk]:
+        """Predictions of the tasks of a pass, for this process's chunks of the rows (every
+        `world`-th, starting with `rank`)."""
         mine = [replace(source, numbers=rows) for rows in chunks(source)[rank::world]]
         tasks = {task.name: task for task in each.tasks}
         pieces: list[Decoded] = []
@@ -151,7 +151,7 @@ class Predictor:
         with torch.inference_mode():
             return self.model.scores(batch.to(self.device), tasks)
 
-    def _batches(self, each: Pass, sources: Sequence[TableSource]) -> Iterator[_Work]:
+    def _batches(self, each: EncoderPass, sources: Sequence[TableSource]) -> Iterator[_Work]:
         for source in sources:
             feed = self._feed(each, source)
             if not (many := len(each.arranger.items(source, feed.room))):  # type: ignore[arg-type]
@@ -173,7 +173,7 @@ class Predictor:
                     last=number + 1 == len(parts),
                 )
 
-    def _feed(self, each: Pass, source: TableSource) -> Feed:
+    def _feed(self, each: EncoderPass, source: TableSource) -> Feed:
         return Feed(
             name=each.arranger.name,
             tasks=(each.arranger,),
@@ -186,8 +186,8 @@ class Predictor:
         )
 
     def _rows(self, lengths: np.ndarray) -> list[Any]:
-        """Which examples stand in which row: short ones in short rows, of one length; long ones
-        all in one where attention allows it."""
+        """The examples of each row: short examples in short rows of equal length; long ones
+        all in one row if the attention kernel allows it."""
         form, longest = self.model.backbone.kernels.attention, int(lengths.max())
         short = [row for row in _SHORT_ROWS if longest <= row]
         if form == "varlen" or (form == "tiles" and not short):
@@ -207,8 +207,8 @@ class Predictor:
 def _example(
     feed: Feed, tasks: Sequence[Task], n: int, layout: np.ndarray
 ) -> tuple[Entry, Example]:
-    """As `Feed.example`, but labelled by the tasks that are asked alone: others might hide words
-    of it."""
+    """Like `Feed.example`, but labelled only by the tasks to predict: others might mask
+    tokens."""
     arranger: Any = feed.tasks[0]
     example = arranger.example(layout, feed.source, keyed.generator(feed.key, n))
     for task in tasks:
@@ -217,9 +217,9 @@ def _example(
     return (0, n, layout), example
 
 
-def _chunk(work: _Work, pieces: list[Decoded], tasks: Mapping[str, Task]) -> Chunk:
+def _chunk(work: _Work, pieces: list[Decoded], tasks: Mapping[str, Task]) -> PredictedChunk:
     found = {name: made for name, (_, made) in gathered(pieces, tasks, [work.source]).items()}
-    return Chunk(
+    return PredictedChunk(
         rows=work.source.numbers,
         predictions={
             name: [found.get(name, {}).get(item, {}) for item in range(len(work.source))]
@@ -230,7 +230,7 @@ def _chunk(work: _Work, pieces: list[Decoded], tasks: Mapping[str, Task]) -> Chu
 
 
 def even_parts(lengths: np.ndarray, most: int) -> list[np.ndarray]:
-    """Neighbouring examples, about `most` tokens together, each part about as many tokens.
+    """Split examples into consecutive parts of at most about `most` tokens, evenly.
 
     >>> even_parts(np.array([5, 5, 5, 5]), 10)
     [array([0, 1]), array([2, 3])]
@@ -242,12 +242,12 @@ def even_parts(lengths: np.ndarray, most: int) -> list[np.ndarray]:
 
 
 def chunks(source: TableSource) -> list[np.ndarray]:
-    """The rows of each chunk."""
+    """The row numbers of each chunk."""
     return np.split(source.numbers, range(CHUNK, len(source), CHUNK))
 
 
 def ahead(values: Iterator[T]) -> Iterator[T]:
-    """The same values, the next one always in the making while one is used."""
+    """The same values; a thread prepares the next one while one is used."""
     end: Any = object()
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(next, values, end)
@@ -257,7 +257,7 @@ def ahead(values: Iterator[T]) -> Iterator[T]:
 
 
 def _core_to_spare(device: torch.device) -> bool:
-    """Beside the threads that compute on a CPU: a further one would make all of them wait."""
+    """Whether a thread can prepare batches without slowing down those that compute on the CPU."""
     return device.type != "cpu" or (os.cpu_count() or 1) > torch.get_num_threads()
 
 
@@ -265,17 +265,17 @@ def _core_to_spare(device: torch.device) -> bool:
 
 
 def arranger_of(recipe: Recipe, name: str) -> Task:
-    """The task that arranges the texts of a task: itself, or where it only stood in blends with
-    others, the first of the first of them, as in training."""
+    """The task that builds the input of a task: itself or, if it only shared the texts of other
+    tasks in training, the first task of the first such blend."""
     tasks = recipe.built_tasks
     blends = [tasks_of(blend) for blend in recipe.outline.blends]
-    mine = [blend[0] for blend in blends if name in blend and tasks[blend[0]].reads == "table"]
-    return tasks[name if name in mine or not mine else mine[0]]
+    firsts = [blend[0] for blend in blends if name in blend and tasks[blend[0]].reads == "table"]
+    return tasks[name if name in firsts or not firsts else firsts[0]]
 
 
 def asked_tasks(recipe: Recipe, names: Sequence[str], where: Path) -> dict[str, Task]:
-    """The tasks of these names, in the recipe's order; by default all that can be predicted, though
-    auxiliary tasks and those that hide words only if there are no others."""
+    """The named tasks in the recipe's order. By default all that can predict; auxiliary tasks and
+    those that mask tokens only if there are no others."""
     tasks = recipe.built_tasks
     able = [
         name
@@ -287,7 +287,7 @@ def asked_tasks(recipe: Recipe, names: Sequence[str], where: Path) -> dict[str, 
             raise UserError(f"{where}: no task {name!r}{suggest(name, able)}")
         if name not in able:
             raise UserError(
-                f"{where}: {name!r} predicts nothing of rows of a table; ask{_or(able)}"
+                f"{where}: {name!r} predicts nothing for rows of a table; choose{_or(able)}"
             )
     usual = [x for x in able if not (tasks[x].auxiliary or tasks[x].edits_text)]
     wanted = names or usual or able
@@ -311,13 +311,13 @@ def open_predictor(
     batch_tokens: int = 0,
     device: torch.device | str = "cpu",
 ) -> Predictor:
-    """Of a run folder (its weights/, else best/, else the newest checkpoint), or of a folder of
-    weights that knows its recipe. `batch_tokens`: of a batch, about; 0: chosen for the device.
+    """Open a run folder (its weights/, else best/, else the newest checkpoint) or a weights folder
+    with its recipe. `batch_tokens`: approximate tokens per batch; 0 chooses for the device.
     Raises UserError."""
     if precision not in DTYPES:
         raise UserError(f"precision: {precision!r}{suggest(precision, DTYPES)}")
     if batch_tokens < 0:
-        raise UserError(f"batch_tokens: {batch_tokens}; at least 1, or 0: chosen")
+        raise UserError(f"batch_tokens: {batch_tokens}; expected at least 1, or 0 to choose one")
     folder, recipe = find_model(Path(path))
     asked = asked_tasks(recipe, tasks, folder)
     tokenizer = _tokenizer(folder, recipe)
@@ -329,7 +329,7 @@ def open_predictor(
         head = model.head_of[name]
         needed = (f"heads.{head}.", "backbone.")
         if lacking := [each for each in loaded.fresh if each.startswith(needed)]:
-            raise UserError(f"{folder}: incomplete for task {name!r}, it has no {lacking[0]}")
+            raise UserError(f"{folder}: incomplete for task {name!r}: {lacking[0]} is missing")
     return Predictor(
         model=model.to(device, DTYPES[precision]).eval(),
         recipe=recipe,
@@ -341,25 +341,25 @@ def open_predictor(
 
 
 def batch_tokens_for(device: torch.device) -> int:
-    """On a CPU so many that what a layer computes stays in cache."""
+    """On a CPU, few enough that the activations of a layer stay in cache."""
     return 1024 if device.type == "cpu" else 16384
 
 
 def find_model(path: Path) -> tuple[Path, Recipe]:
-    """The folder that has the weights, and the recipe they were trained by."""
+    """The folder with the weights, and the recipe that trained them."""
     for folder in (path, path / "weights", path / "best"):
         if (folder / own.INFO).is_file():
             values = weights.read_info(folder).recipe
             if not values.get("tasks"):
                 raise UserError(
-                    f"{folder}: its {own.INFO} does not say which tasks it was trained on; give "
-                    "what palm-ds finetune left"
+                    f"{folder}: its {own.INFO} does not name the tasks it was trained on; give a "
+                    "folder that palm-ds finetune wrote"
                 )
             return folder, make_recipe(dict(values), str(folder / own.INFO))
     if not own.recognises(path):
         raise UserError(
-            f"{path}: neither a run folder nor a folder of weights: no weights/, best/ or "
-            "checkpoints/ in it"
+            f"{path}: neither a run folder nor a weights folder: it has no weights/, "
+            "best/ or checkpoints/"
         )
     files = [folder / "recipe.yaml" for folder in (path, *path.absolute().parents[:2])]
     for file in files:
@@ -367,15 +367,15 @@ def find_model(path: Path) -> tuple[Path, Recipe]:
             values = read_yaml(file)
             values.pop("corpora", None)  # what a run folder adds
             return path, make_recipe(values, str(file))
-    raise UserError(f"{path}: no recipe.yaml beside its checkpoints; give the run folder")
+    raise UserError(f"{path}: has no recipe.yaml beside its checkpoints; give the run folder")
 
 
 def _tokenizer(folder: Path, recipe: Recipe) -> Tokenizer:
-    """The one kept with the weights; that of the recipe's sources for a checkpoint."""
+    """The tokenizer saved with the weights; for a checkpoint, that of the recipe's sources."""
     named = [source.tokenizer for source in recipe.sources.values() if source.tokenizer]
     found = weights.tokenizer_in(folder) or next((Path(x) for x in named), None)
     if found is None and recipe.init_from:
         found = weights.tokenizer_in(Path(recipe.init_from))
     if found is None:
-        raise UserError(f"{folder}: no tokenizer with it, and none in its recipe")
+        raise UserError(f"{folder}: has no tokenizer, and its recipe names none")
     return load_tokenizer(found)

@@ -1,11 +1,11 @@
-"""Scores of prediction files: no model and no recipe needed.
+"""Scores prediction files without a model or a recipe.
 
-    gold         any table (palm_ds/data/reader): the rows with what is right
-    predictions  TASK.predictions.json and the like (JSON lines with `index` or `id`), one object
-                 {id: answer} (SQuAD), index<TAB>prediction, a prediction a line, or CoNLL
+    gold         any table (palm_ds/data/reader): rows with their labels
+    predictions  TASK.predictions.json and similar files (JSON lines with `index` or `id`), an
+                 object {id: answer} (SQuAD), index<TAB>prediction, a prediction per line, or CoNLL
 
-Every row of the gold file has one prediction, and no prediction is left over. The task scores them
-(`Task.score_rows`), with the settings that palm-ds predict noted beside its files.
+Each gold row must have exactly one prediction. The task scores them (`Task.score_rows`) with the
+settings that palm-ds predict wrote beside its files.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class ScoringOptions:
     kind: str = ""
     """classification, tagging, ... or `module.Class`; empty: the task that made the predictions."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """The task's keys, as in a recipe (`positive: yes`, `scheme: IOB1`, `score: squad2`), before
-    those that palm-ds predict noted."""
+    """The task's keys, as in a recipe (`positive: yes`, `scheme: IOB1`, `score: squad2`). They
+    override those that palm-ds predict wrote."""
 
 
 def score_files(
@@ -56,7 +56,7 @@ def score_files(
 
 
 def settings_of(texts: Sequence[str]) -> dict[str, Any]:
-    """{key: value} of `key=value`, as typed; values are YAML."""
+    """{key: value} from `key=value` arguments; values are YAML."""
     for text in texts:
         if "=" not in text:
             raise UserError(f"--task {text!r}: expected KEY=VALUE, such as relevant_from=2")
@@ -64,20 +64,22 @@ def settings_of(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _task(options: ScoringOptions, predictions: Path) -> Task:
-    """The task of this kind, with its settings."""
+    """The task that scores, with its settings."""
     noted = _noted(predictions)
     kind = options.kind or str(noted.get("kind", ""))
     if not kind:
         raise UserError(
-            f"{predictions}: no {ABOUT} of palm-ds predict beside it says which task made it; "
-            f"give --kind: one of {', '.join(_kinds())}, or module.Class"
+            f"{predictions}: no {ABOUT} of palm-ds predict beside it names the task; give "
+            f"--kind: one of {', '.join(_kinds())}, or module.Class"
         )
     if not options.kind and kind not in _kinds():
-        raise UserError(f"{predictions}: made by {kind}; repeat this: --kind {kind}")
+        raise UserError(f"{predictions}: made by a custom task; confirm with --kind {kind}")
     if "." not in kind and kind not in _kinds():
         raise UserError(f"--kind {kind!r}{suggest(kind, _kinds())}")
     if find(kind).reads != "table":
-        raise UserError(f"--kind {kind!r}: scores no rows of a table; one of {', '.join(_kinds())}")
+        raise UserError(
+            f"--kind {kind!r}: does not score rows of a table; choose one of {', '.join(_kinds())}"
+        )
     known = {k: v for k, v in noted.items() if k != "kind"} if noted.get("kind") == kind else {}
     values = {"kind": kind, "source": "gold", **known, **options.settings}
     return build(_TASK, values)
@@ -88,7 +90,7 @@ def _kinds() -> list[str]:
 
 
 def _noted(predictions: Path) -> dict[str, Any]:
-    """The kind and settings that palm-ds predict noted beside its files; empty for others."""
+    """The kind and settings that palm-ds predict wrote beside its files; empty for other files."""
     try:
         about = json.loads((predictions.parent / ABOUT).read_text(encoding="utf-8"))
         task = next(name for name, files in about["tasks"].items() if predictions.name in files)
@@ -101,8 +103,8 @@ def _noted(predictions: Path) -> dict[str, Any]:
 
 
 def matched(entries: Sequence[StoredPrediction], gold: Table, path: str) -> list[StoredPrediction]:
-    """One prediction for each row of the gold table, in its order. Raises UserError where a row has
-    none or two, or a prediction no row."""
+    """One prediction for each row of the gold table, in row order. Raises UserError if a row has
+    no prediction or two, or a prediction no row."""
     keys = _keys(entries, gold, path)
     ids = [str(x) for x in gold.column("id")] if "id" in gold.columns else []
     place_of = {name: i for i, name in enumerate(ids)} if keys == "id" else {}
@@ -113,20 +115,20 @@ def matched(entries: Sequence[StoredPrediction], gold: Table, path: str) -> list
             raise UserError(f"{entry.place}: {_beyond(entry, gold, keys)}")
         if row in found:
             raise UserError(
-                f"{entry.place}: a second prediction of {gold.where(row)}; the first: "
+                f"{entry.place}: a second prediction for {gold.where(row)}; the first is "
                 f"{found[row].place}"
             )
         found[row] = entry
     if lacking := [row for row in range(len(gold)) if row not in found]:
         raise UserError(
-            f"{path}: no prediction of {gold.where(lacking[0])} ({len(found)} predictions, "
+            f"{path}: no prediction for {gold.where(lacking[0])} ({len(found)} predictions, "
             f"{len(gold)} rows)"
         )
     return [found[row] for row in range(len(gold))]
 
 
 def _keys(entries: Sequence[StoredPrediction], gold: Table, path: str) -> str:
-    """What tells which row a prediction belongs to: index, id, or the order."""
+    """How predictions are matched with rows: by index, id or order."""
     given = [entry for entry in entries if entry.key is not None]
     if not given:
         return "order"
@@ -146,7 +148,7 @@ def _row(entry: StoredPrediction, place_of: Mapping[str, int], keys: str) -> int
     try:
         return int(str(entry.key))
     except ValueError:
-        raise UserError(f"{entry.place}: index: {entry.key!r} is not the number of a row") from None
+        raise UserError(f"{entry.place}: index: {entry.key!r} is not a row number") from None
 
 
 def _beyond(entry: StoredPrediction, gold: Table, keys: str) -> str:

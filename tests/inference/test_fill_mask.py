@@ -251,11 +251,11 @@ def broken_folders(folder: Path, run_folder: Path) -> dict[str, tuple[Path, str]
     (cut / "weights.safetensors").write_bytes(data[: len(data) // 2])
     (cut / "weights.json").write_bytes((run_folder / "weights/weights.json").read_bytes())
     return {
-        "no head": (folder / "no_head", "no masked-word head in it"),
-        "no head, exported": (folder / "no_head/hf", "no masked-word head in it"),
+        "no head": (folder / "no_head", "no masked-LM head"),
+        "no head, exported": (folder / "no_head/hf", "no masked-LM head"),
         "begun": (begun, "not finished (1,200 steps done), there is no weights/ yet"),
         "known": (known, "not finished (1,200 of 5,000 steps done)"),
-        "fresh": (fresh, "not finished (not a step logged)"),
+        "fresh": (fresh, "not finished (no step logged)"),
         "cut": (folder / "cut", "weights.safetensors: cannot be read"),
         "nothing": (folder / "nothing", "no such file or folder"),
         "empty": (folder, "not a checkpoint of a known format"),

@@ -151,7 +151,7 @@ def test_candidates(tmp_path) -> None:
 
 
 MISTAKES = {
-    "missing": ("label", LABELS[:5], "no prediction of {gold}:6 (5 predictions, 6 rows)"),
+    "missing": ("label", LABELS[:5], "no prediction for {gold}:6 (5 predictions, 6 rows)"),
     "extra": ("label", [*LABELS, "a"], "predictions:7: no row has index 6; {gold}: 6 rows"),
     "wrong key": ("answer", LABELS, "predictions:1: no label; it has index, answer"),
 }

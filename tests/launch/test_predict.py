@@ -71,7 +71,7 @@ def test_rows_that_some_tasks_cannot_read(run, tmp_path, enter) -> None:
     said = enter("predict", run, "--input", file, "--output", tmp_path / "out")
     assert said.code == 2 and said.err.count("\n") == 1, said
     assert "has no column" in said.err
-    assert "(needed for pair; --tasks A,B asks only some)" in said.err
+    assert "(needed for pair; --tasks A,B predicts only some)" in said.err
 
 
 def test_a_task_alone_says_what_it_says_beside_others(run, predict, monkeypatch) -> None:
@@ -277,7 +277,7 @@ def test_a_folder_of_predictions_is_replaced_and_no_other(run, enter, tmp_path) 
     (precious / "thesis.tex").write_text("x")
     said = enter("predict", run, "--input", file, "--output", precious)
     assert (said.code, said.err.count("\n")) == (2, 1)
-    assert "holds other things than predictions" in said.err
+    assert "has other files than predictions" in said.err
     assert (precious / "thesis.tex").exists()
 
 
@@ -320,7 +320,7 @@ def test_a_folder_without_its_recipe_is_refused(tmp_path, enter, run) -> None:
     (tmp_path / "weights" / "weights.json").write_text(json.dumps(about | {"recipe": {}}))
     said = enter("predict", tmp_path / "weights", "--input", "x", "--output", tmp_path / "o")
     assert said.code == 2
-    assert "does not say which tasks it was trained on" in said.err
+    assert "does not name the tasks it was trained on" in said.err
 
 
 def test_masked_words_are_predicted_in_a_pass_of_their_own(run, predict, tmp_path, enter) -> None:
