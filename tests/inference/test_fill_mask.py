@@ -253,7 +253,7 @@ def broken_folders(folder: Path, run_folder: Path) -> dict[str, tuple[Path, str]
     return {
         "no head": (folder / "no_head", "no masked-LM head"),
         "no head, exported": (folder / "no_head/hf", "no masked-LM head"),
-        "begun": (begun, "not finished (1,200 steps done), there is no weights/ yet"),
+        "begun": (begun, "not finished (1,200 steps done) and has no weights/ yet"),
         "known": (known, "not finished (1,200 of 5,000 steps done)"),
         "fresh": (fresh, "not finished (no step logged)"),
         "cut": (folder / "cut", "weights.safetensors: cannot be read"),
