@@ -208,7 +208,8 @@ def _task_parts() -> Iterator[str]:
     for kind, module_name in sorted(known_kinds().items()):
         module = importlib.import_module(module_name)
         (cls,) = [c for c in vars(module).values() if _is_task(c, module_name)]
-        own = keys(cls, inherited=False)
+        shared = {key.name for key in keys(Task)}
+        own = [key for key in keys(cls) if key.name not in shared]
         yield f"### {kind}"
         yield _prose(module.__doc__ or "")
         yield table(own) if own else "It has no keys of its own."

@@ -10,10 +10,9 @@ ends here, each a softmax over the window.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,132 +24,17 @@ from palm_ds.data.table_source import Encoded, TableSource
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead, HeadOutput
 from palm_ds.tasks.metrics.answers import cmrc, squad_v1, squad_v2
-from palm_ds.tasks.shared.answer_spans import Answers, find_answers, join_windows, trimmed
+from palm_ds.tasks.shared.answer_spans import join_windows, trimmed
+from palm_ds.tasks.shared.reading_task import ReadingTask, impossible_rows
 from palm_ds.tasks.shared.sliding_windows import best_spans, cut, different, most_context
-from palm_ds.tasks.shared.text_task import TextTask, missing
-from palm_ds.text.tokenizer import CHINESE
 from palm_ds.weights.formats.huggingface.target import HeadTaken
 
-LONGEST, LONGEST_CHINESE = 30, 100  # tokens of an answer
-_SAMPLE = 200  # contexts that are looked at to know the language
-_HAN, _WORD = re.compile(f"[{CHINESE}]"), re.compile("[A-Za-z]+")
 _RULES = {"squad1": squad_v1, "squad2": squad_v2, "cmrc": cmrc}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading(TextTask):
+class Reading(ReadingTask):
     """Answers that are spans of a context."""
-
-    texts: tuple[str, ...] = ("question", "context")
-    """The columns of the question and of the text that answers it."""
-    label_column: str = "answers"
-    """The column of the answers."""
-    stride: int = 128
-    """Tokens between the beginnings of two windows of a context."""
-    max_query: int = 64
-    """Most tokens of a question; the rest of it is cut off."""
-    max_answer: int = 0
-    """Most tokens of an answer that is given; 0: 30, or 100 where the contexts of the training rows
-    are mostly Chinese."""
-    n_best: int = 20
-    """How many different answers are listed, with their probabilities among these."""
-    unanswerable: bool | None = None
-    """Whether there may be no answer: windows without it are learned as such, and none is given
-    where that has better odds. Otherwise such windows are not trained on. Where it is not said, it
-    is so if a training row is marked `impossible`."""
-    null_threshold: float = 0.0
-    """With `unanswerable`: no answer is given where its score is above that of the best by more."""
-    answer: Literal["first", "random"] = "first"
-    """Which answer is learned of several that stand in a window: the first in the row's order, or
-    one drawn anew each time."""
-    score: Literal["auto", "squad1", "squad2", "cmrc"] = "auto"
-    """Whose rules: SQuAD 1.1 or 2.0, or CMRC2018 (and DRCD). auto: squad2 where a training row is
-    marked `impossible`, else cmrc where the contexts are mostly Chinese, else squad1."""
-
-    prediction_key: ClassVar[str] = "text"
-
-    def __post_init__(self) -> None:
-        if len(self.texts) != 2:
-            raise UserError(f"{self.where}.texts: a question's column and a context's, these two")
-        for name in ("stride", "max_query", "n_best"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{self.where}.{name}: {getattr(self, name)} is not positive")
-        if self.max_answer < 0:
-            raise UserError(f"{self.where}.max_answer: {self.max_answer} is negative")
-
-    # -- what it learns of its training rows --
-
-    def settled(self, source: TableSource) -> Reading:
-        self.columns_of(source)
-        return replace(
-            self,
-            max_answer=self._longest(source),
-            unanswerable=self._may_refuse(source),
-            score=self._rules(source),
-        )
-
-    def _longest(self, source: TableSource) -> int:
-        return self.max_answer or (LONGEST_CHINESE if self._chinese(source) else LONGEST)
-
-    def _may_refuse(self, source: TableSource) -> bool:
-        if self.unanswerable is not None:
-            return self.unanswerable
-        return bool(_impossible(source).any())
-
-    def _rules(self, source: TableSource) -> str:
-        if self.score != "auto":
-            return self.score
-        if _impossible(source).any():
-            return "squad2"
-        return "cmrc" if self._chinese(source) else "squad1"
-
-    def _chinese(self, source: TableSource) -> bool:
-        """Whether there are more Chinese characters than words in Latin letters."""
-        column = self.texts[1]
-
-        def count() -> bool:
-            text = "".join(filter(None, source.column(column)[:_SAMPLE]))
-            return len(_HAN.findall(text)) > len(_WORD.findall(text))
-
-        return source.cached(f"chinese {column}", count)
-
-    def check(self, source: TableSource, *, labelled: bool) -> None:
-        self.columns_of(source)
-        if not labelled:
-            return
-        source.need(self.label_column, self.where)
-        rules, impossible = self._rules(source), _impossible(source)
-        for item, answers in enumerate(source.column(self.label_column)):
-            if answers is None or not (answers or impossible[item]):
-                raise UserError(
-                    f"{source.where(item)}: {self.label_column} is empty; a question without an "
-                    "answer is marked `impossible`"
-                )
-            if not answers and rules != "squad2":
-                raise UserError(
-                    f"{source.where(item)}: a question without an answer, which the rules of "
-                    f"{rules} do not know; set {self.where}.score: squad2"
-                )
-        self._answers(source)
-
-    def about(self, source: Any) -> str:
-        answers, longest = self._answers(source), self._longest(source)
-        long = np.diff(answers.tokens, axis=1) >= longest
-        facts = {
-            "without an answer": _impossible(source).sum(),
-            "answers": len(answers.tokens),
-            "answers that begin or end within a token": (~answers.exact).sum(),
-            f"answers of more than {longest} tokens (max_answer)": long.sum(),
-            "answers that stand nowhere in their context": answers.lost,
-        }
-        told = [f"{int(count):,} {what}" for what, count in facts.items() if count]
-        return "; ".join([f"{self.name}: {len(source):,} questions", *told])
-
-    def _answers(self, source: TableSource) -> Answers:
-        context, answers = self.texts[1], self.label_column
-        return source.cached(
-            f"{answers} in {context}", lambda: find_answers(source, context, answers)
-        )
 
     # -- examples --
 
@@ -174,10 +58,10 @@ class Reading(TextTask):
         """`items` without the windows that there is nothing to learn from: where there always is an
         answer, those that do not hold it; else those of rows whose answer stands nowhere."""
         items = self.items(source, room)
-        answers = self._answers(source)
+        answers = self.answers(source)
         held = answers.within(items[:, 0], items[:, 2], items[:, 3])
-        if self._may_refuse(source):
-            known = (np.diff(answers.starts) > 0) | _impossible(source)
+        if self.may_refuse(source):
+            known = (np.diff(answers.starts) > 0) | impossible_rows(source)
             held |= known[items[:, 0]]
         if not held.any():
             raise UserError(f"{self.where}: no window of {source.name} holds an answer")
@@ -211,14 +95,14 @@ class Reading(TextTask):
         [CLS]; all 0 where there is nothing to learn."""
         targets = np.zeros((len(example), 2), np.int64)
         at, places = self._window(example, source)
-        answers = self._answers(source).of(example.item)
+        answers = self.answers(source).of(example.item)
         first, last = (places[0], places[-1]) if len(places) else (0, -1)
         held = answers[(answers[:, 0] >= first) & (answers[:, 1] <= last)]
         if len(held):
             drawn = rng.integers(len(held)) if self.answer == "random" else 0
             begin, end = at[held[drawn] - first]
             targets[begin, 0] = targets[end, 1] = 1
-        elif self._may_refuse(source) and (len(answers) or _impossible(source)[example.item]):
+        elif self.may_refuse(source) and (len(answers) or impossible_rows(source)[example.item]):
             targets[0] = 1
         example.labels[self.name] = np.arange(len(example)), targets
         example.whole.add(self.name)
@@ -250,7 +134,7 @@ class Reading(TextTask):
         scores = scores.astype(np.float64)
         at, places = self._window(example, source)
         mark = example.marks.get("most_context", np.ones(len(example)))
-        longest, most = self._longest(source), 2 * self.n_best
+        longest, most = self.longest(source), 2 * self.n_best
         while True:
             spans = best_spans(*scores[at].T, longest=longest, most=most, allowed=mark[at] > 0)
             found, enough = self._different(places[spans], example.item, source)
@@ -278,7 +162,7 @@ class Reading(TextTask):
         self, pieces: Mapping[int, Sequence[dict[str, Any]]], source: Any
     ) -> dict[int, dict[str, Any]]:
         contexts = source.column(self.texts[1])
-        threshold = self.null_threshold if self._may_refuse(source) else None
+        threshold = self.null_threshold if self.may_refuse(source) else None
         return {
             item: join_windows(
                 windows, contexts[item], n_best=self.n_best, null_threshold=threshold
@@ -292,19 +176,15 @@ class Reading(TextTask):
             return {}
         answers = source.column(self.label_column)
         wanted = {str(i): [each["text"] for each in answers[i] or ()] for i in predictions}
-        rules = self._rules(source)
+        rules = self.rules(source)
         odds_known = all("null_odds" in each for each in predictions.values())
-        if rules == "squad2" and self._may_refuse(source) and odds_known:
+        if rules == "squad2" and self.may_refuse(source) and odds_known:
             texts = {str(i): _best_text(each) for i, each in predictions.items()}
             odds = {str(i): each["null_odds"] for i, each in predictions.items()}
             found = squad_v2(texts, wanted, odds, self.null_threshold)
         else:
             found = _RULES[rules]({str(i): x["text"] for i, x in predictions.items()}, wanted)
         return {k: v for k, v in found.items() if not k.endswith(("total", "skipped"))}
-
-    def check_labels(self, source: TableSource) -> None:
-        source.need(self.label_column, self.where)
-        missing(source.column(self.label_column), source, self.label_column)
 
     def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
         return {**stored.values, "text": str(stored.value("text"))}
@@ -366,16 +246,6 @@ def _of_windows(logits: torch.Tensor, groups: torch.Tensor) -> tuple[torch.Tenso
     shares = (logits - peak).exp()
     total = torch.segment_reduce(shares, "sum", lengths=sizes, initial=0.0, unsafe=True)
     return peak, total.index_select(0, groups)
-
-
-def _impossible(source: TableSource) -> np.ndarray:
-    """(rows,) bool: whether a row is known to have no answer."""
-
-    def read() -> np.ndarray:
-        known = source.column("impossible") if "impossible" in source.columns else [False]
-        return np.broadcast_to(np.array(known, bool), len(source))
-
-    return source.cached("impossible rows", read)
 
 
 def _best_text(prediction: Mapping[str, Any]) -> str:

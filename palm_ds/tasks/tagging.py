@@ -12,28 +12,22 @@ together (palm_ds/model/crf.py). PaddlePALM gave transitions a rate of 1e-3: her
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.example import Example, arrange
-from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import Task, guess
 from palm_ds.model.crf import CrfHead, viterbi
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead
-from palm_ds.tasks.metrics.chunks import chunk_scores, chunks, convert
-from palm_ds.tasks.metrics.classes import accuracy
-from palm_ds.tasks.metrics.counts import Counts
+from palm_ds.tasks.metrics.chunks import chunks, convert
 from palm_ds.tasks.shared import tag_schemes as tagsets
-from palm_ds.tasks.shared.tag_predictions import conll, stored_spans, stored_tags, total_scores
-from palm_ds.tasks.shared.tagging_task import SPANS, TagsTask
-from palm_ds.tasks.shared.text_task import MOST_SHOWN
+from palm_ds.tasks.shared.tag_scoring import TagScoring
 from palm_ds.tasks.shared.word_windows import Seen, joined, seen, seen_in_text, windows
 from palm_ds.weights.formats.huggingface.target import HeadTaken
 
@@ -41,7 +35,7 @@ _AT_ONCE = 256  # sentences whose best tags are looked for together
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tagging(TagsTask):
+class Tagging(TagScoring):
     """A tag for every word."""
 
     crf: bool = False
@@ -52,8 +46,6 @@ class Tagging(TagsTask):
     """Tokens that two windows of a long sentence share at least; 0: a quarter of a window."""
     dropout: float = 0.1
     """Of what the head reads, while training."""
-
-    prediction_key: ClassVar[str] = "tags"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -219,92 +211,6 @@ class Tagging(TagsTask):
             if self.written != tagsets.NONE:
                 made["spans"] = tagsets.spans_of_chunks(chunks(names), places)
         return made
-
-    def metrics(self, predictions: Mapping[int, dict[str, Any]], source: Any) -> dict[str, float]:
-        """Over rows with labels: F1, precision and recall of chunks, and the share of right tags;
-        of tags that are no chunks the share alone. Spans count as they were given: one that could
-        not be learned was not found."""
-        known = self._known(predictions, source)
-        if not known:
-            return {}
-        types = self._types(predictions, known, source)
-        scores = {} if self.written == tagsets.NONE else total_scores(types)
-        if all("tags" in predictions[item] for item in known):  # a file may have spans alone
-            tags = [predictions[item]["tags"] for item in known]
-            right = [self._as_written(tags) for tags in known.values()]
-            scores["accuracy"] = accuracy(np.concatenate(tags), np.concatenate(right))
-        return scores
-
-    def tables(
-        self, predictions: Mapping[int, dict[str, Any]], source: Any
-    ) -> dict[str, list[list[Any]]]:
-        """The scores of each type of chunk, the most frequent first."""
-        types = self._types(predictions, self._known(predictions, source), source)
-        often = sorted(types, key=lambda kind: (-types[kind].expected, kind))[:MOST_SHOWN]
-        rows = [
-            [kind, x.expected, *(round(y, 4) for y in (x.f1, x.precision, x.recall))]
-            for kind in often
-            for x in [types[kind]]
-        ]
-        return {"Types": [["type", "there", "f1", "precision", "recall"], *rows]} if rows else {}
-
-    def _known(
-        self, predictions: Mapping[int, dict[str, Any]], source: TableSource
-    ) -> dict[int, list[str]]:
-        """{item: its tags in the head's scheme} of the rows that have tags the head knows."""
-        found = {}
-        for item in predictions if self.labelled_by(source) else ():
-            with suppress(UserError):
-                found[item] = self.known_tags(source, item)
-        return found
-
-    def _as_written(self, tags: list[str]) -> list[str]:
-        return tags if self.written == tagsets.NONE else convert(tags, self.written)
-
-    def _types(
-        self,
-        predictions: Mapping[int, dict[str, Any]],
-        known: Mapping[int, list[str]],
-        source: TableSource,
-    ) -> dict[str, Counts]:
-        """Counts of each type of chunk."""
-        if self.written == tagsets.NONE or not known:
-            return {}
-        if self.labelled_by(source) == SPANS:
-            given = source.column(SPANS)
-            pairs = [(predictions[item]["spans"], given[item] or []) for item in known]
-            return tagsets.span_counts(pairs)
-        tags = [predictions[item]["tags"] for item in known]
-        return chunk_scores(tags, [self._as_written(tags) for tags in known.values()]).types
-
-    # ---- files and exports ----
-
-    def score_rows(
-        self, source: TableSource, predictions: Sequence[StoredPrediction]
-    ) -> dict[str, float]:
-        """Also the F1 of each type."""
-        if self.labelled_by(source) == SPANS:
-            made = {item: {"spans": stored_spans(each)} for item, each in enumerate(predictions)}
-        else:
-            made = {item: {"tags": stored_tags(each)} for item, each in enumerate(predictions)}
-        task = self.for_scoring(source, made)
-        task.check_labels(source)
-        known = task._known(made, source)
-        for item, tags in known.items():
-            count = len(made[item].get("tags", tags))
-            if count != len(tags):
-                place, where = predictions[item].place, source.where(item)
-                raise UserError(f"{place}: {count} tags, but {where} has {len(tags)}")
-        types = task._types(made, known, source)
-        return task.metrics(made, source) | {f"f1 {kind}": x.f1 for kind, x in types.items()}
-
-    def submission_value(self, prediction: Mapping[str, Any]) -> str:
-        return " ".join(prediction.get("tags", ()))
-
-    def prediction_files(
-        self, predictions: Mapping[int, dict[str, Any]], source: TableSource
-    ) -> dict[str, Any]:
-        return {"conll": "".join(conll(predictions, source))}
 
     def hf_export(self) -> HeadTaken | None:
         return None if self.crf else self.exported(labels=self.labels)

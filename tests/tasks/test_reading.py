@@ -378,7 +378,7 @@ def test_no_answer_of_real_data_is_lost(
     task.check(source, labelled=True)
     assert (task.score, task.max_answer, task.unanswerable) == (rules, longest, False)
     # every answer, as the text of its tokens
-    spans, answers = source.encoded("context"), task._answers(source)
+    spans, answers = source.encoded("context"), task.answers(source)
     total = same = 0
     for item, listed in enumerate(source.column("answers")):
         standing = [each["text"] for each in listed if each["start"] >= 0]
@@ -624,8 +624,8 @@ def test_bad_answers_are_refused_with_their_place(answers: Sequence[Any], messag
         ({"n_best": -1}, r"tasks.qa.n_best: -1 is not positive"),
         ({"max_answer": -1}, r"tasks.qa.max_answer: -1 is negative"),
         ({"texts": ["context"]}, r"tasks.qa.texts: a question's column and a context's"),
-        ({"score": "squad"}, r"tasks.qa.score: .*'squad'"),
-        ({"answer": "last"}, r"tasks.qa.answer: .*'last'"),
+        ({"score": "squad"}, r"tasks.qa.score: .*\"squad\""),
+        ({"answer": "last"}, r"tasks.qa.answer: .*\"last\""),
         ({"doc_stride": 8}, r"tasks.qa.doc_stride: unknown key; did you mean \"stride\"\?"),
     ],
 )

@@ -1,0 +1,148 @@
+"""What reading comprehension is told and learns of its rows: answers, script, rules of scoring."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, TypeVar
+
+import numpy as np
+
+from palm_ds.common.errors import UserError
+from palm_ds.data.table_source import TableSource
+from palm_ds.tasks.shared.answer_spans import Answers, find_answers
+from palm_ds.tasks.shared.text_task import TextTask, missing
+from palm_ds.text.tokenizer import CHINESE
+
+LONGEST, LONGEST_CHINESE = 30, 100  # tokens of an answer
+AnyReading = TypeVar("AnyReading", bound="ReadingTask")
+_SAMPLE = 200  # contexts that are looked at to know the language
+_HAN, _WORD = re.compile(f"[{CHINESE}]"), re.compile("[A-Za-z]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadingTask(TextTask):
+    """Answers that are spans of a context."""
+
+    texts: tuple[str, ...] = ("question", "context")
+    """The columns of the question and of the text that answers it."""
+    label_column: str = "answers"
+    """The column of the answers."""
+    stride: int = 128
+    """Tokens between the beginnings of two windows of a context."""
+    max_query: int = 64
+    """Most tokens of a question; the rest of it is cut off."""
+    max_answer: int = 0
+    """Most tokens of an answer that is given; 0: 30, or 100 where the contexts of the training rows
+    are mostly Chinese."""
+    n_best: int = 20
+    """How many different answers are listed, with their probabilities among these."""
+    unanswerable: bool | None = None
+    """Whether there may be no answer: windows without it are learned as such, and none is given
+    where that has better odds. Otherwise such windows are not trained on. Where it is not said, it
+    is so if a training row is marked `impossible`."""
+    null_threshold: float = 0.0
+    """With `unanswerable`: no answer is given where its score is above that of the best by more."""
+    answer: Literal["first", "random"] = "first"
+    """Which answer is learned of several that stand in a window: the first in the row's order, or
+    one drawn anew each time."""
+    score: Literal["auto", "squad1", "squad2", "cmrc"] = "auto"
+    """Whose rules: SQuAD 1.1 or 2.0, or CMRC2018 (and DRCD). auto: squad2 where a training row is
+    marked `impossible`, else cmrc where the contexts are mostly Chinese, else squad1."""
+
+    prediction_key: ClassVar[str] = "text"
+
+    def __post_init__(self) -> None:
+        if len(self.texts) != 2:
+            raise UserError(f"{self.where}.texts: a question's column and a context's, these two")
+        for name in ("stride", "max_query", "n_best"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{self.where}.{name}: {getattr(self, name)} is not positive")
+        if self.max_answer < 0:
+            raise UserError(f"{self.where}.max_answer: {self.max_answer} is negative")
+
+    def settled(self: AnyReading, source: TableSource) -> AnyReading:
+        self.columns_of(source)
+        return replace(
+            self,
+            max_answer=self.longest(source),
+            unanswerable=self.may_refuse(source),
+            score=self.rules(source),
+        )
+
+    def longest(self, source: TableSource) -> int:
+        return self.max_answer or (LONGEST_CHINESE if self._chinese(source) else LONGEST)
+
+    def may_refuse(self, source: TableSource) -> bool:
+        if self.unanswerable is not None:
+            return self.unanswerable
+        return bool(impossible_rows(source).any())
+
+    def rules(self, source: TableSource) -> str:
+        if self.score != "auto":
+            return self.score
+        if impossible_rows(source).any():
+            return "squad2"
+        return "cmrc" if self._chinese(source) else "squad1"
+
+    def _chinese(self, source: TableSource) -> bool:
+        """Whether there are more Chinese characters than words in Latin letters."""
+        column = self.texts[1]
+
+        def count() -> bool:
+            text = "".join(filter(None, source.column(column)[:_SAMPLE]))
+            return len(_HAN.findall(text)) > len(_WORD.findall(text))
+
+        return source.cached(f"chinese {column}", count)
+
+    def check(self, source: TableSource, *, labelled: bool) -> None:
+        self.columns_of(source)
+        if not labelled:
+            return
+        source.need(self.label_column, self.where)
+        rules, impossible = self.rules(source), impossible_rows(source)
+        for item, answers in enumerate(source.column(self.label_column)):
+            if answers is None or not (answers or impossible[item]):
+                raise UserError(
+                    f"{source.where(item)}: {self.label_column} is empty; a question without an "
+                    "answer is marked `impossible`"
+                )
+            if not answers and rules != "squad2":
+                raise UserError(
+                    f"{source.where(item)}: a question without an answer, which the rules of "
+                    f"{rules} do not know; set {self.where}.score: squad2"
+                )
+        self.answers(source)
+
+    def about(self, source: Any) -> str:
+        answers, longest = self.answers(source), self.longest(source)
+        long = np.diff(answers.tokens, axis=1) >= longest
+        facts = {
+            "without an answer": impossible_rows(source).sum(),
+            "answers": len(answers.tokens),
+            "answers that begin or end within a token": (~answers.exact).sum(),
+            f"answers of more than {longest} tokens (max_answer)": long.sum(),
+            "answers that stand nowhere in their context": answers.lost,
+        }
+        told = [f"{int(count):,} {what}" for what, count in facts.items() if count]
+        return "; ".join([f"{self.name}: {len(source):,} questions", *told])
+
+    def answers(self, source: TableSource) -> Answers:
+        context, answers = self.texts[1], self.label_column
+        return source.cached(
+            f"{answers} in {context}", lambda: find_answers(source, context, answers)
+        )
+
+    def check_labels(self, source: TableSource) -> None:
+        source.need(self.label_column, self.where)
+        missing(source.column(self.label_column), source, self.label_column)
+
+
+def impossible_rows(source: TableSource) -> np.ndarray:
+    """(rows,) bool: whether a row is known to have no answer."""
+
+    def read() -> np.ndarray:
+        known = source.column("impossible") if "impossible" in source.columns else [False]
+        return np.broadcast_to(np.array(known, bool), len(source))
+
+    return source.cached("impossible rows", read)
