@@ -193,7 +193,7 @@ def recipe_page() -> str:
         parts += [_presets()] if name == "backbone" else []
         parts.append(table(keys(cls)))
     parts += ["## stages", "```\n" + inspect.cleandoc(parse_stages.__doc__ or "") + "\n```"]
-    return "\n\n".join([*parts, *_task_parts()]) + "\n"
+    return _page([*parts, *_task_parts()])
 
 
 def _presets() -> str:
@@ -238,7 +238,19 @@ def machine_page() -> str:
         _about(Comms),
         table(keys(Comms)),
     ]
-    return "\n\n".join(parts) + "\n"
+    return _page(parts)
+
+
+def _page(parts: Sequence[str]) -> str:
+    """Parts with empty lines between them; prose is wrapped."""
+    blocks = "\n\n".join(parts).split("\n\n")
+    return "\n\n".join(_wrapped(block) for block in blocks) + "\n"
+
+
+def _wrapped(block: str) -> str:
+    if block.startswith(("#", "|", "<", "`", " ", "{")) or "\n" in block:
+        return block
+    return textwrap.fill(block, 100, break_long_words=False, break_on_hyphens=False)
 
 
 PAGES = {"recipe.md": recipe_page, "ds_configs.md": machine_page}
