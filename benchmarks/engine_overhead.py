@@ -31,7 +31,7 @@ from palm_ds.engine import Engine
 from palm_ds.model.batch import Batch
 from palm_ds.model.config import EncoderConfig
 from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import ClassHead, MaskedWordHead
+from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.kernels import Kernels, choose_kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.ds_config import make_machine
@@ -46,7 +46,7 @@ CONFIG = EncoderConfig(vocab_size=WORDS, hidden_size=256, num_layers=4, num_head
 def build_model(kernels: Kernels) -> Model:
     torch.manual_seed(0)
     backbone = Encoder(CONFIG, kernels)
-    heads = {"words": MaskedWordHead(backbone), "order": ClassHead(256, 9, pooled=True)}
+    heads = {"words": MaskedLMHead(backbone), "order": ClassHead(256, 9, pooled=True)}
     return Model(backbone, heads, {name: name for name in heads})
 
 

@@ -75,7 +75,7 @@ from palm_ds.data.example import Example, arrange  # noqa: E402
 from palm_ds.data.packed_stream import Stream  # noqa: E402
 from palm_ds.data.stages import read_stages  # noqa: E402
 from palm_ds.model.encoder import Encoder, EncoderConfig  # noqa: E402
-from palm_ds.model.heads import MaskedWordHead  # noqa: E402
+from palm_ds.model.heads import MaskedLMHead  # noqa: E402
 from palm_ds.model.kernels import choose_kernels  # noqa: E402
 from palm_ds.model.multi_task_model import Model  # noqa: E402
 from palm_ds.pretrain.knowledge_masking import KnowledgeMasking  # noqa: E402
@@ -177,7 +177,7 @@ def build_model(shape: str, length: int) -> Model:
     kernels, _ = choose_kernels({}, device="cpu", dtype=torch.float32, config=config)
     torch.manual_seed(1)
     backbone = Encoder(config, kernels)
-    return Model(backbone, {"words": MaskedWordHead(backbone)}, {"words": "words"})
+    return Model(backbone, {"words": MaskedLMHead(backbone)}, {"words": "words"})
 
 
 def plain_loop(stream: Stream, args: argparse.Namespace) -> Contender:
@@ -375,7 +375,7 @@ def show(speeds: dict[str, list[float]], stream: Stream, args: argparse.Namespac
     sizes = feed.layouts(np.arange(len(feed.items)))[:, 0]
     quartiles = ", ".join(str(int(q)) for q in np.quantile(sizes, [0.25, 0.5, 0.75]))
     rows = [stream.batches(step, 0, 1, stream.rows)[0] for step in range(8)]
-    full = sum(b.real_tokens for b in rows) / sum(b.ids.numel() for b in rows)
+    full = sum(b.real_tokens for b in rows) / sum(b.input_ids.numel() for b in rows)
     print(f"\n{args.shape}, length {stream.length}, {args.threads} threads, {args.tokens} tokens a")
     print(f"step; {len(sizes)} examples, quartiles of their lengths {quartiles};", end=" ")
     print(f"packed rows {full:.1%} full")

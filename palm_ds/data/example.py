@@ -45,7 +45,12 @@ class Example:
 
     def packed(self, task_id: int) -> PackedText:
         """Its tokens, for a Batch."""
-        return PackedText(ids=self.ids, segments=self.segments, task_id=task_id, parts=self.parts)
+        return PackedText(
+            input_ids=self.ids,
+            token_type_ids=self.segments,
+            task_id=task_id,
+            sub_lengths=self.parts,
+        )
 
 
 def arrange(

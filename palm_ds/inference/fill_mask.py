@@ -25,7 +25,7 @@ from palm_ds.data.corpus_source import Source
 from palm_ds.data.example import Example, collate
 from palm_ds.data.stages import read_stages
 from palm_ds.model.encoder import build_encoder
-from palm_ds.model.heads import MaskedWordHead
+from palm_ds.model.heads import MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.display import LETTER, readable
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
@@ -206,7 +206,7 @@ def open_filler(folder: str | Path, *, task: str = "") -> Filler:
         )
     task, head = _task_and_head(info, folder, heads, task)
     backbone = build_encoder(info.backbone)
-    model = Model(backbone, {head: MaskedWordHead(backbone)}, {MASKED_WORDS: head})
+    model = Model(backbone, {head: MaskedLMHead(backbone)}, {MASKED_WORDS: head})
     weights.load_weights(folder, model)
     return Filler(
         model=model.eval(),

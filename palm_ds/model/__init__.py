@@ -1,1 +1,1 @@
-"""The model: configuration, encoder, heads, and the kernels they run on."""
+"""The model: its configuration, encoder and heads, and the kernels that compute them."""

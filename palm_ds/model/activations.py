@@ -1,4 +1,4 @@
-"""Activation functions by the names that Hugging Face gives them."""
+"""Activation functions, by their Hugging Face names."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""An encoder of one's own, tried before a run rests on it.
+"""Checks a custom encoder before training.
 
-    backbone: {preset: tiny, kind: mine.PreNorm, options: {scale: 0.5}}
+    backbone: {preset: tiny, kind: my_module.PreNorm, options: {scale: 0.5}}
 
-It is a subclass of palm_ds.model.encoder.Encoder. A pass over a few texts shows whether it keeps
-to that one's contract; what it breaks would show late, or never, as a worse curve or other results
-under another ZeRO stage.
+A custom encoder is a subclass of palm_ds.model.encoder.Encoder. Running it on a few texts shows
+whether it keeps that class's contract; a violation would otherwise surface late or never, as a
+worse loss curve or as different results under another ZeRO stage.
 """
 
 from __future__ import annotations
@@ -20,50 +20,50 @@ from palm_ds.model.batch import Batch, PackedText
 from palm_ds.model.config import EncoderConfig
 from palm_ds.model.encoder import Encoder, build_encoder
 
-_WORDS = 64
+_VOCAB_SIZE = 64
 _TOLERANCE = 1e-4
 
 
 def check_custom_encoder(config: EncoderConfig) -> None:
-    """Raises UserError where the class of `kind` does not do as an encoder: other shapes, texts of
-    a row that see one another, parameters that take no part. Nothing without a `kind`."""
+    """Raises UserError if the class named by `kind` breaks the contract of an encoder: wrong
+    shapes, texts of a row that see one another, unused parameters. Without `kind`, does nothing."""
     if not config.kind:
         return
     where = f"backbone.kind: {config.kind}"
-    words = max(_WORDS, config.pad + 1)
+    vocab_size = max(_VOCAB_SIZE, config.pad + 1)
     try:
-        backbone = build_encoder(replace(config, vocab_size=words)).eval()
-        for why in _faults(backbone):
-            raise UserError(f"{where}: {why}")
+        encoder = build_encoder(replace(config, vocab_size=vocab_size)).eval()
+        if problem := _problem(encoder):
+            raise UserError(f"{where}: {problem}")
     except UserError:
         raise
-    except Exception as error:  # whatever a class of somebody's raises
+    except Exception as error:  # user code may raise anything
         text = (str(error).splitlines() or [""])[0]
         raise UserError(f"{where}: fails in a trial: {type(error).__name__}: {text}") from error
 
 
-def _faults(backbone: Encoder) -> list[str]:
-    """What is wrong with it, if anything."""
-    longest = min(backbone.config.max_length, 12)
-    sizes = [longest // 2, longest // 4, longest // 3]  # of texts, the first two in one row
-    together, alone = _batch(sizes, longest, [[0, 1], [2]]), _batch(sizes, longest, [[1]])
-    out = backbone(together)
-    if out.shape != (2, longest, backbone.hidden_size):
-        return [
-            f"gives {tuple(out.shape)} for {(2, longest)} tokens of {backbone.hidden_size} numbers"
-        ]
+def _problem(encoder: Encoder) -> str:
+    """The first violation, or nothing."""
+    length = min(encoder.config.max_length, 12)
+    sizes = [length // 2, length // 4, length // 3]  # of three texts, the first two in one row
+    packed, alone = _batch(sizes, length, [[0, 1], [2]]), _batch(sizes, length, [[1]])
+    out = encoder(packed)
+    expected = (2, length, encoder.hidden_size)
+    if out.shape != expected:
+        return f"returns the shape {tuple(out.shape)} for {expected[:2]} tokens, not {expected}"
     if not out.isfinite().all():
-        return ["gives NaN or infinite numbers; padding has to be finite too"]
-    at = torch.tensor([sizes[0], longest, longest + 1])
+        return "returns NaN or infinity; vectors of padding must be finite too"
+    at = torch.tensor([sizes[0], length, length + 1])
     flat = out.flatten(0, 1)
-    few = backbone(together, at)
-    if few.shape != (3, backbone.hidden_size) or _differ(few, flat[at]):
-        return ["with positions `at` it has to give (positions, hidden), the same rows as without"]
-    if _differ(backbone(alone)[0, : sizes[1]], out[0, sizes[0] : sum(sizes[:2])]):
-        return ["a text's vectors depend on the other texts of its row"]
-    (flat.sum() + backbone.pooler(flat[:1]).sum()).backward()
-    idle = [name for name, p in backbone.named_parameters() if p.grad is None]
-    return [f"{idle[0]} takes no part ({len(idle)} parameters); remove it"] if idle else []
+    selected = encoder(packed, at)
+    if selected.shape != (3, encoder.hidden_size) or _differ(selected, flat[at]):
+        return "with positions `at` it must return (positions, hidden), the same rows as without"
+    if _differ(encoder(alone)[0, : sizes[1]], out[0, sizes[0] : sum(sizes[:2])]):
+        return "the vectors of a text depend on the other texts in its row"
+    (flat.sum() + encoder.pooler(flat[:1]).sum()).backward()
+    unused = [name for name, p in encoder.named_parameters() if p.grad is None]
+    count = f"{len(unused)} unused parameters"
+    return f"{unused[0]} is not used in the forward pass ({count}); remove it" if unused else ""
 
 
 def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -71,9 +71,9 @@ def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _batch(sizes: Sequence[int], length: int, rows: Sequence[Sequence[int]]) -> Batch:
-    """Random texts of these sizes, row by row."""
+    """Random texts of these sizes; `rows` lists the texts of each row."""
     texts = []
     for number, size in enumerate(sizes):
-        ids = np.random.default_rng(number).integers(0, _WORDS, size)
-        texts.append(PackedText(ids=ids, segments=np.zeros(size, np.int64)))
+        ids = np.random.default_rng(number).integers(0, _VOCAB_SIZE, size)
+        texts.append(PackedText(input_ids=ids, token_type_ids=np.zeros(size, np.int64)))
     return Batch.from_rows([[texts[n] for n in row] for row in rows], length=length, pad=0)

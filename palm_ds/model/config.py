@@ -1,4 +1,4 @@
-"""The numbers of an encoder, and how ERNIE, PALM and Hugging Face call them."""
+"""Encoder hyperparameters, with the aliases of ERNIE, PALM and Hugging Face."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from palm_ds.model.activations import ACTIVATIONS
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
-    """The numbers of an encoder."""
+    """Encoder hyperparameters."""
 
     vocab_size: int | None = None
     """Rows of the token embedding; None means as many as the tokenizer has tokens."""
@@ -28,28 +28,27 @@ class EncoderConfig:
     max_positions: int = 512
     """Rows of the position embedding."""
     token_types: int = 4
-    """Rows of the token type (segment) embedding: how many texts of one example are told apart."""
+    """Rows of the token type (segment) embedding: the number of texts in an example."""
     task_types: int = 16
     """Rows of the task embedding (ERNIE 2.0); 0 means no task embedding."""
     activation: str = "gelu"
-    """Of the feed-forward part and the masked-word head: gelu, relu or gelu_new."""
+    """Activation of the feed-forward network and the masked-LM head: gelu, relu or gelu_new."""
     layer_norm_eps: float = 1e-12
     """Epsilon of LayerNorm. ERNIE was trained with 1e-5."""
     dropout: float = 0.1
-    """After the embeddings, the attention and the feed-forward part."""
+    """Dropout rate after the embeddings, the attention and the feed-forward network."""
     attention_dropout: float = 0.1
-    """Inside the attention."""
+    """Dropout rate of the attention weights."""
     init_range: float = 0.02
-    """Standard deviation of the first weights, cut at two of them."""
+    """Standard deviation of the initial weights, truncated at two standard deviations."""
     position_offset: int = 0
-    """First row of the position table in use (RoBERTa: 2)."""
+    """First row of the position embedding that is used (RoBERTa: 2)."""
     pad: int = 0
     """Id of the padding token."""
     kind: str = ""
-    """`module.Class`: an encoder of one's own, with these numbers (docs/model.md); empty: the one
-    here."""
+    """A custom encoder as `module.Class` (docs/model.md). Empty: the built-in encoder."""
     options: dict[str, Any] = field(default_factory=dict)
-    """With `kind`: further keywords of its constructor."""
+    """With `kind`: more keyword arguments of its constructor."""
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "num_layers", "num_heads", "max_positions", "token_types"):
@@ -66,8 +65,8 @@ class EncoderConfig:
             raise UserError(f"{name}: must be above 0, got {getattr(self, name)}")
         if self.hidden_size % self.num_heads:
             raise UserError(
-                f"num_heads: {self.num_heads} heads cannot share a hidden_size of "
-                f"{self.hidden_size} evenly; take a divisor of {self.hidden_size}"
+                f"num_heads: {self.num_heads} does not divide the hidden_size {self.hidden_size}; "
+                f"use a divisor of {self.hidden_size}"
             )
         if self.activation not in ACTIVATIONS:
             raise UserError(
@@ -75,35 +74,35 @@ class EncoderConfig:
             )
         if self.position_offset >= self.max_positions:
             raise UserError(
-                f"position_offset: {self.position_offset} leaves none of the {self.max_positions} "
-                f"rows of max_positions"
+                f"position_offset: {self.position_offset} must be below max_positions, "
+                f"{self.max_positions}"
             )
         if self.vocab_size is not None and self.pad >= self.vocab_size:
-            raise UserError(f"pad: id {self.pad} is not in a vocabulary of {self.vocab_size}")
+            raise UserError(f"pad: {self.pad} must be below vocab_size, {self.vocab_size}")
         if self.kind and "." not in self.kind:
-            raise UserError(f'kind: "{self.kind}" is no module.Class (numbers are a `preset`)')
+            raise UserError(f'kind: "{self.kind}" is not a module.Class (use `preset` for a size)')
         if self.options and not self.kind:
-            raise UserError("options: are those of a `kind`, a class of one's own")
+            raise UserError("options: only with `kind`, a custom class")
 
     @property
     def feed_forward_size(self) -> int:
-        """The inner size of the feed-forward network."""
+        """Inner size of the feed-forward network."""
         return 4 * self.hidden_size if self.intermediate_size is None else self.intermediate_size
 
     @property
     def max_length(self) -> int:
-        """Tokens of the longest example it can read."""
+        """Tokens of the longest example that the encoder can read."""
         return self.max_positions - self.position_offset
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str = "backbone") -> EncoderConfig:
-        """From our own keys (and `preset`), or the keys of ERNIE, PALM and Hugging Face configs.
+        """Reads palm_ds's own keys (and `preset`), or those of ERNIE, PALM and Hugging Face.
 
-        Earlier names of our keys (`width`, `layers`, `heads`, ...) are understood too. Foreign
-        mappings bring their own defaults: two token types, no task embedding, and a LayerNorm eps
-        of 1e-12 (Hugging Face: a `model_type`), 1e-6 (PALM: `use_task_emb`) or 1e-5 (ERNIE).
-        Raises UserError for unknown keys, keys that contradict one another, and architectures that
-        are not this one; `where` begins its message.
+        Earlier names of the own keys (`width`, `layers`, `heads`, ...) are aliases. A foreign
+        mapping has its own defaults: two token types, no task embedding, and a LayerNorm eps of
+        1e-12 (Hugging Face: `model_type`), 1e-6 (PALM: `use_task_emb`) or 1e-5 (ERNIE). Raises
+        UserError, starting with `where`, for unknown keys, contradicting keys, and other
+        architectures.
         """
         known = {"preset", *cls.__dataclass_fields__}
         values = check_keys(_current_names(values, where), known | FOREIGN_KEYS, where)
@@ -114,11 +113,11 @@ class EncoderConfig:
             raise UserError(f'{where}.preset: no "{preset}"{suggest(str(preset), PRESETS)}')
         given = _translate(foreign, own.get("hidden_size"), where)
         bare = preset is None and own.keys() <= _SHARED_KEYS
-        usual = _usual(foreign) if foreign and bare else PRESETS.get(preset or "", {})
+        defaults = _foreign_defaults(foreign) if foreign and bare else PRESETS.get(preset or "", {})
         if foreign.get("model_type") == "roberta":
             given["position_offset"] = given.setdefault("pad", 1) + 1
         _check_agreement(own, given, where)
-        return parse(cls, {**usual, **given, **own}, where)
+        return parse(cls, {**defaults, **given, **own}, where)
 
 
 def _check(name: str, value: float, least: int, below: int | None) -> None:
@@ -128,9 +127,9 @@ def _check(name: str, value: float, least: int, below: int | None) -> None:
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # The published sizes; the vocabulary is the tokenizer's. ERNIE: the configs of its `repro`
-    # branch and of its released archives; PaddleNLP lists the same numbers. 1.0 is Chinese; 2.0 in
-    # Chinese has relu. Tiny has ERNIE 1.0's two token types and no task embedding.
+    # Published sizes; the vocabulary comes from the tokenizer. ERNIE's are from the configs of its
+    # `repro` branch and its released archives, and PaddleNLP has the same. ERNIE 1.0 is Chinese;
+    # ERNIE 2.0 uses relu in Chinese; tiny has the two token types of 1.0 and no task embedding.
     "ernie-1.0-base": dict(
         activation="relu", max_positions=513, token_types=2, task_types=0, layer_norm_eps=1e-5
     ),
@@ -171,7 +170,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         task_types=0,
         layer_norm_eps=1e-5,
     ),
-    # ERNIE 2.0's shape in sizes for a CPU.
+    # ERNIE 2.0's architecture in sizes for a CPU.
     "tiny": dict(hidden_size=128, num_layers=2, num_heads=2, layer_norm_eps=1e-5),
     "mini": dict(hidden_size=256, num_layers=2, num_heads=4, layer_norm_eps=1e-5),
     "small": dict(hidden_size=256, num_layers=4, num_heads=4, layer_norm_eps=1e-5),
@@ -190,7 +189,7 @@ _ALIASES = {
     "initializer_range": "init_range",
     "pad_token_id": "pad",
 }
-_EARLIER = {  # what recipes and weights called them before 0.1.0
+_EARLIER = {  # names in recipes and weights before 0.1.0
     "width": "hidden_size",
     "layers": "num_layers",
     "heads": "num_heads",
@@ -201,9 +200,9 @@ _EARLIER = {  # what recipes and weights called them before 0.1.0
     "eps": "layer_norm_eps",
 }
 _SHARED_KEYS = {"vocab_size", "hidden_size", "intermediate_size", "layer_norm_eps"}
-"""Keys of ours that ERNIE or Hugging Face call the same: they do not tell whose config it is."""
+"""Own keys that ERNIE or Hugging Face have too: they do not identify the origin of a config."""
 _TASK_KEYS = ("task_type_vocab_size", "use_task_id", "use_task_emb")
-_MUST_BE: dict[str, tuple[Any, ...]] = {  # the values that are this architecture
+_MUST_BE: dict[str, tuple[Any, ...]] = {  # the values of this architecture
     "model_type": ("bert", "ernie", "roberta"),
     "is_decoder": (False,),
     "add_cross_attention": (False,),
@@ -220,34 +219,34 @@ _WITHOUT_EFFECT = set(
     num_labels output_attentions output_hidden_states output_past pooler_fc_size
     pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type problem_type
     return_dict sep_token_id torch_dtype torchscript transformers_version unk_token_id use_cache
-    _name_or_path""".split()  # noqa: SIM905  a wall of quotes reads worse
+    _name_or_path""".split()  # noqa: SIM905  a list of quoted names is harder to read
 )
 FOREIGN_KEYS = {*_ALIASES, *_SHARED_KEYS, *_TASK_KEYS, *_MUST_BE, *_WITHOUT_EFFECT, "emb_size"}
 
 
 def _current_names(values: object, where: str) -> object:
-    """A mapping with earlier names of our keys replaced by today's; anything else as it is."""
+    """Replaces the earlier names of keys by the current ones; returns a non-mapping unchanged."""
     if not isinstance(values, Mapping):
         return values
     for earlier, name in _EARLIER.items():
         if earlier in values and values.get(name, values[earlier]) != values[earlier]:
             raise UserError(
                 f"{where}.{earlier}: {values[earlier]!r} contradicts {name}: {values[name]!r}; "
-                f"they are one setting, give {name} alone"
+                f"they are the same setting; give only {name}"
             )
     return {_EARLIER.get(key, key): value for key, value in values.items()}
 
 
 def _translate(foreign: dict[str, Any], hidden_size: int | None, where: str) -> dict[str, Any]:
-    """Foreign keys in our words."""
+    """Translates foreign keys to the own ones."""
     for key, right in _MUST_BE.items():
         if key in foreign and foreign[key] not in right:
             names = " or ".join(map(repr, right))
-            raise UserError(f"{where}.{key}: only {names} is this encoder, got {foreign[key]!r}")
+            raise UserError(f"{where}.{key}: must be {names} here, got {foreign[key]!r}")
     if "emb_size" in foreign and foreign["emb_size"] != hidden_size:
-        raise UserError(f"{where}.emb_size: must equal hidden_size in this encoder")
+        raise UserError(f"{where}.emb_size: must equal hidden_size")
     filled: dict[str, Any] = {}
-    for key, name in _ALIASES.items():  # in their order: the later wins
+    for key, name in _ALIASES.items():  # in this order: the last one wins
         if foreign.get(key) is not None:
             filled[name] = foreign[key]
     if any(key in foreign for key in _TASK_KEYS):
@@ -256,18 +255,18 @@ def _translate(foreign: dict[str, Any], hidden_size: int | None, where: str) -> 
     return filled
 
 
-def _usual(foreign: dict[str, Any]) -> dict[str, Any]:
-    """What a config that leaves it out means, by where it comes from."""
+def _foreign_defaults(foreign: dict[str, Any]) -> dict[str, Any]:
+    """The defaults of a foreign config, depending on its origin."""
     ernie_or_palm = 1e-6 if "use_task_emb" in foreign else 1e-5
     eps = 1e-12 if "model_type" in foreign else ernie_or_palm
     return {"token_types": 2, "task_types": 0, "layer_norm_eps": eps}
 
 
 def _check_agreement(own: dict[str, Any], given: dict[str, Any], where: str) -> None:
-    """A number may be said twice, in our word and a foreign one, but not differently."""
+    """Raises UserError if a value is given under two names and they differ."""
     for name, value in own.items():
         if name in given and given[name] != value:
             raise UserError(
-                f"{where}.{name}: {value!r} contradicts the {given[name]!r} that the same mapping "
-                f"gives under another name"
+                f"{where}.{name}: {value!r} contradicts {given[name]!r}, given under another name; "
+                "give one of them"
             )

@@ -1,15 +1,16 @@
-"""A linear-chain conditional random field over the tags of a sentence, and the head that has one.
+"""A linear-chain conditional random field over the tags of a sentence (Lafferty, McCallum & Pereira
+2001), and its head.
 
-    score(tags) = start[tag 1] + the sum of emission[t, tag t]
-                + the sum of step[tag t - 1, tag t] + end[tag T]
+    score(tags) = start[tag 1] + sum over t of emission[t, tag t]
+                + sum over t of step[tag t - 1, tag t] + end[tag T]
 
-(Lafferty, McCallum & Pereira 2001.) `transitions` (tags + 2, tags) holds all that is not emission,
-in Paddle's order: row 0 is start, row 1 is end, the others step from a tag to a tag.
+`transitions` (tags + 2, tags) holds everything but the emissions, in Paddle's order: row 0 is
+start, row 1 is end, the others step from one tag to another.
 
-Sentences of any length lie one after the other as rows, and `groups` says which row is of which:
-0, 1, ..., ascending. They are laid side by side once; loops go over time, never over sentences.
-All sums are in fp32. (How long the longest sentence is has to be known on the host: on a GPU that
-waits for what was asked of it before, once a call.)
+Sentences of any length are concatenated as rows; `groups` numbers the sentence of each row,
+ascending from 0. They are padded to (time, sentence) once; loops go over time, never over
+sentences. All sums are in fp32. The length of the longest sentence must be known on the host, which
+on a GPU synchronises once per call.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from torch.nn import functional as F  # noqa: N812
 from palm_ds.model.encoder import init_weights
 from palm_ds.model.heads import Head, HeadOutput
 
-_NEVER = -1e4  # the score of a transition that is not allowed
+_FORBIDDEN = -1e4  # score of a transition that is not allowed
 
 
 @dataclass(frozen=True)
-class _Padded:
-    """Where each row lies when sentences lie side by side, (time, sentence)."""
+class _Padding:
+    """The place (time, sentence) of each row when sentences are padded side by side."""
 
     time: torch.Tensor  # (n,)
     sentence: torch.Tensor  # (n,)
@@ -36,93 +37,94 @@ class _Padded:
     longest: int
 
     @property
-    def there(self) -> torch.Tensor:
-        """(longest, sentences, 1): whether there is a row."""
+    def mask(self) -> torch.Tensor:
+        """(longest, sentences, 1) bool: False is padding."""
         times = torch.arange(self.longest, device=self.lengths.device)
         return (times[:, None] < self.lengths)[:, :, None]
 
-    def side_by_side(self, rows: torch.Tensor) -> torch.Tensor:
-        """(longest, sentences, any) of rows (n, any); 0 where there is none."""
-        laid = rows.new_zeros(self.longest, len(self.lengths), rows.shape[1])
-        return laid.index_put((self.time, self.sentence), rows)
+    def pad(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows (n, any) as (longest, sentences, any), padded with 0."""
+        padded = rows.new_zeros(self.longest, len(self.lengths), rows.shape[1])
+        return padded.index_put((self.time, self.sentence), rows)
 
-    def reversed(self) -> _Padded:
-        """The same sentences, their last rows first."""
+    def reversed(self) -> _Padding:
+        """The same sentences with their rows in reverse order."""
         time = self.lengths[self.sentence] - 1 - self.time
-        return _Padded(time, self.sentence, self.lengths, self.longest)
+        return _Padding(time, self.sentence, self.lengths, self.longest)
 
 
-def _lying(groups: torch.Tensor) -> _Padded:
+def _padding(groups: torch.Tensor) -> _Padding:
     lengths = torch.bincount(groups)
     firsts = lengths.cumsum(0) - lengths
     time = torch.arange(len(groups), device=groups.device) - firsts[groups]
-    return _Padded(time, groups, lengths, int(lengths.max()))
+    return _Padding(time, groups, lengths, int(lengths.max()))
 
 
-def _sums(
-    laid: torch.Tensor, start: torch.Tensor, step: torch.Tensor, there: torch.Tensor
+def _forward_sums(
+    padded: torch.Tensor, start: torch.Tensor, step: torch.Tensor, mask: torch.Tensor
 ) -> list[torch.Tensor]:
-    """At each time (sentences, tags) the log of the sum, over all ways to get to a tag, of what
-    they score; once a sentence is over, what it was at its end."""
-    sums = [start + laid[0]]
-    for now, real in zip(laid[1:], there[1:], strict=True):
-        here = torch.logsumexp(sums[-1][:, :, None] + step, 1) + now
-        sums.append(torch.where(real, here, sums[-1]))
+    """The forward algorithm: at each time, (sentences, tags), the log-sum-exp of the scores of all
+    paths to a tag; after the end of a sentence, its last value."""
+    sums = [start + padded[0]]
+    for emissions, real in zip(padded[1:], mask[1:], strict=True):
+        extended = torch.logsumexp(sums[-1][:, :, None] + step, 1) + emissions
+        sums.append(torch.where(real, extended, sums[-1]))
     return sums
 
 
 def crf_nll(
     emissions: torch.Tensor, transitions: torch.Tensor, tags: torch.Tensor, groups: torch.Tensor
 ) -> torch.Tensor:
-    """(sentences,) minus the log of the probability of each sentence's tags (n,), given emissions
+    """The negative log-likelihood (sentences,) of each sentence's tags (n,), given emissions
     (n, tags)."""
     emissions, (start, end, step) = emissions.float(), _parts(transitions)
-    lying = _lying(groups)
-    sums = _sums(lying.side_by_side(emissions), start, step, lying.there)
+    padding = _padding(groups)
+    sums = _forward_sums(padding.pad(emissions), start, step, padding.mask)
     total = torch.logsumexp(sums[-1] + end, 1)
-    first = lying.time == 0
-    last = lying.time == lying.lengths[groups] - 1
-    before = tags.roll(1)
-    mine = emissions.gather(1, tags[:, None])[:, 0] + end[tags] * last
-    mine = mine + torch.where(first, start[tags], step[before, tags])
-    return total - torch.zeros_like(total).index_add(0, groups, mine)
+    first = padding.time == 0
+    last = padding.time == padding.lengths[groups] - 1
+    previous = tags.roll(1)
+    score = emissions.gather(1, tags[:, None])[:, 0] + end[tags] * last
+    score = score + torch.where(first, start[tags], step[previous, tags])
+    return total - torch.zeros_like(total).index_add(0, groups, score)
 
 
 @torch.no_grad()
 def viterbi(
     emissions: torch.Tensor, transitions: torch.Tensor, groups: torch.Tensor
 ) -> torch.Tensor:
-    """(n,) the tags of the highest score of each sentence (Viterbi)."""
+    """The highest-scoring tags (n,) of each sentence (Viterbi)."""
     start, end, step = _parts(transitions)
-    lying = _lying(groups)
-    laid, there = lying.side_by_side(emissions.float()), lying.there
-    stay = torch.arange(laid.shape[2], device=laid.device)
-    best, came = start + laid[0], []
-    for now, real in zip(laid[1:], there[1:], strict=True):
-        score, before = (best[:, :, None] + step).max(1)
+    padding = _padding(groups)
+    padded, mask = padding.pad(emissions.float()), padding.mask
+    same = torch.arange(padded.shape[2], device=padded.device)
+    best, pointers = start + padded[0], []
+    for now, real in zip(padded[1:], mask[1:], strict=True):
+        score, previous = (best[:, :, None] + step).max(1)
         best = torch.where(real, score + now, best)
-        came.append(torch.where(real, before, stay))
+        pointers.append(torch.where(real, previous, same))
     tag = (best + end).argmax(1)  # (sentences,)
     path = [tag]
-    for before in reversed(came):
-        tag = before.gather(1, tag[:, None])[:, 0]
+    for previous in reversed(pointers):
+        tag = previous.gather(1, tag[:, None])[:, 0]
         path.append(tag)
-    return torch.stack(path[::-1])[lying.time, groups]
+    return torch.stack(path[::-1])[padding.time, groups]
 
 
 @torch.no_grad()
 def tag_log_probs(
     emissions: torch.Tensor, transitions: torch.Tensor, groups: torch.Tensor
 ) -> torch.Tensor:
-    """(n, tags) the log of each tag's probability at each row, whatever the others are."""
+    """The log of each tag's marginal probability at each row, (n, tags): the forward-backward
+    algorithm."""
     emissions, (start, end, step) = emissions.float(), _parts(transitions)
-    lying = _lying(groups)
-    back = lying.reversed()
-    sums = _sums(lying.side_by_side(emissions), start, step, lying.there)
-    after = _sums(back.side_by_side(emissions), end, step.T, back.there)
+    padding = _padding(groups)
+    backward = padding.reversed()
+    sums = _forward_sums(padding.pad(emissions), start, step, padding.mask)
+    after = _forward_sums(backward.pad(emissions), end, step.T, backward.mask)
     total = torch.logsumexp(sums[-1] + end, 1)
-    ahead = torch.stack(sums)[lying.time, groups]
-    return ahead + torch.stack(after)[back.time, groups] - emissions - total[groups, None]
+    before = torch.stack(sums)[padding.time, groups]
+    return before + torch.stack(after)[backward.time, groups] - emissions - total[groups, None]
 
 
 def _parts(transitions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -130,10 +132,9 @@ def _parts(transitions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch
     return start[0], end[0], step
 
 
-class Crf(nn.Module):
-    """The transitions; `allowed` (tags + 2, tags) says which of them the best tags may take. While
-    learning, all count: what a scheme forbids is soon unlikely, and a sentence that was cut may
-    begin with any tag."""
+class CRF(nn.Module):
+    """The transitions. `allowed` (tags + 2, tags) restricts decoding only: training learns that
+    forbidden transitions are unlikely, and a truncated sentence may begin with any tag."""
 
     allowed: torch.Tensor | None
 
@@ -145,22 +146,22 @@ class Crf(nn.Module):
     def forward(
         self, emissions: torch.Tensor, groups: torch.Tensor, tags: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of tags (n,): losses and whether all of it was got right, each (sentences,). Of none: the
-        best tags (n,) and the log of every tag's probability (n, tags).
+        """With tags (n,): the loss of each sentence and whether it is entirely correct, each
+        (sentences,). Without: the best tags (n,) and the log-probability of every tag (n, tags).
 
-        Both here, in one `forward`, since ZeRO 3 gathers parameters for that alone."""
+        Both are in one `forward`, because ZeRO 3 gathers parameters for `forward` only."""
         scores = self.transitions
-        best = scores if self.allowed is None else scores.masked_fill(~self.allowed, _NEVER)
-        found = viterbi(emissions, best, groups)
+        decoding = scores if self.allowed is None else scores.masked_fill(~self.allowed, _FORBIDDEN)
+        best = viterbi(emissions, decoding, groups)
         if tags is None:
-            return found, tag_log_probs(emissions, scores, groups)
+            return best, tag_log_probs(emissions, scores, groups)
         losses = crf_nll(emissions, scores, tags, groups)
-        wrong = torch.zeros_like(losses).index_add(0, groups, (found != tags).float())
-        return losses, wrong == 0
+        errors = torch.zeros_like(losses).index_add(0, groups, (best != tags).float())
+        return losses, errors == 0
 
 
-class CrfHead(Head):
-    """Tags of a sentence together: a linear map, and a CRF over what it says. Counts sentences."""
+class CRFHead(Head):
+    """Tags a sentence: a linear map and a CRF over its output. Counts sentences."""
 
     grouped = True
 
@@ -176,7 +177,7 @@ class CrfHead(Head):
         super().__init__()
         self.classes, self.dropout = tags, dropout
         self.out = nn.Linear(hidden_size, tags)
-        self.crf = Crf(tags, allowed)
+        self.crf = CRF(tags, allowed)
         init_weights(self, init_range)
 
     def forward(
@@ -186,12 +187,12 @@ class CrfHead(Head):
         return HeadOutput(losses.sum(), right.sum())
 
     def logits(self, rows: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
-        """(n, 1 + tags): the number of the best tag, then the log of each tag's probability."""
-        best, shares = self.crf(self.emissions(rows), groups)
-        return torch.cat([best[:, None].float(), shares], 1)
+        """(n, 1 + tags): the number of the best tag, then the log-probability of each tag."""
+        best, log_probs = self.crf(self.emissions(rows), groups)
+        return torch.cat([best[:, None].float(), log_probs], 1)
 
     def emissions(self, rows: torch.Tensor) -> torch.Tensor:
-        """(n, tags)."""
+        """(n, tags)"""
         if self.dropout:
             rows = F.dropout(rows, self.dropout, self.training)
         return self.out(rows)

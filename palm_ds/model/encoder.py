@@ -1,14 +1,15 @@
-"""The encoder: ERNIE 2.0, BERT and RoBERTa are one shape with different numbers.
+"""The encoder: ERNIE 2.0, BERT and RoBERTa are one architecture in different sizes.
 
     word + position + segment (+ task) embeddings -> LayerNorm -> dropout
-    layers x (attention within the block, add, LayerNorm; feed-forward, add, LayerNorm)   (post-LN)
+    num_layers x (attention, add, LayerNorm; feed-forward, add, LayerNorm)   (post-LN)
     pooler: tanh of a linear map of a row, for heads that read whole texts
 
-It runs on packed rows: a token sees the tokens of its own block, whatever else is in its row.
+It runs on packed rows: a token attends to its own sequence only, whatever else is in the row.
 
-Weights start as BERT's and ERNIE's do: matrices and embeddings from a normal distribution of
-deviation `init_range`, cut at two deviations; biases 0, LayerNorm scales 1. They are drawn in
-module order from torch's generator, so that `torch.manual_seed` decides them.
+Weights are initialised as BERT's and ERNIE's are: matrices and embeddings from a normal
+distribution with standard deviation `init_range`, truncated at two standard deviations; biases 0,
+LayerNorm weights 1. They are drawn in module order from torch's generator, so `torch.manual_seed`
+determines them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from palm_ds.model.activations import ACTIVATIONS
 from palm_ds.model.attention import AttentionPlan, attend, plan_attention
 from palm_ds.model.batch import Batch
 from palm_ds.model.config import PRESETS, EncoderConfig
-from palm_ds.model.kernels import Kernels, add_dropout, layer_norm
+from palm_ds.model.dropout import add_dropout
+from palm_ds.model.kernels import Kernels, layer_norm
 
 __all__ = [
     "PRESETS",
@@ -41,50 +43,51 @@ PLAIN = Kernels()
 
 
 class EncoderLayer(nn.Module):
-    """One encoder layer: each half ends in dropout, add, LayerNorm ("dan" in ERNIE's code)."""
+    """One encoder layer; each half ends in dropout, add, LayerNorm ("dan" in ERNIE's code)."""
 
     def __init__(self, config: EncoderConfig, kernels: Kernels):
         super().__init__()
-        width = config.hidden_size
+        size, inner = config.hidden_size, config.feed_forward_size
         self.num_heads, self.activation = config.num_heads, ACTIVATIONS[config.activation]
         self.dropout_rate, self.attention_rate = config.dropout, config.attention_dropout
-        self.dropout_form = kernels.dropout
-        self.qkv = nn.Linear(width, 3 * width)
-        self.project = nn.Linear(width, width)
-        self.attention_norm = layer_norm(width, config.layer_norm_eps, kernels.layer_norm)
-        self.expand = nn.Linear(width, config.feed_forward_size)
-        self.contract = nn.Linear(config.feed_forward_size, width)
-        self.output_norm = layer_norm(width, config.layer_norm_eps, kernels.layer_norm)
+        self.dropout_kernel = kernels.dropout
+        self.qkv = nn.Linear(size, 3 * size)
+        self.project = nn.Linear(size, size)
+        self.attention_norm = layer_norm(size, config.layer_norm_eps, kernels.layer_norm)
+        self.expand = nn.Linear(size, inner)
+        self.contract = nn.Linear(inner, size)
+        self.output_norm = layer_norm(size, config.layer_norm_eps, kernels.layer_norm)
 
     def forward(
         self, x: torch.Tensor, plan: AttentionPlan, at: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """(rows, length, hidden); or (n, hidden), of the flat positions `at` (n,) alone."""
-        x, seen = gather_positions(at, x, self.attention(x, plan))
-        x = self.attention_norm(self.residual_dropout(x, self.project(seen)))
+        """Returns (rows, length, hidden), or (n, hidden) at the flat positions `at` (n,)."""
+        x, attended = gather_positions(at, x, self.attention(x, plan))
+        x = self.attention_norm(self.residual_dropout(x, self.project(attended)))
         return self.output_norm(self.residual_dropout(x, self.feed_forward(x)))
 
     def attention(self, x: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
-        """(rows, length, hidden): what each token sees of its block, before `project`."""
+        """Multi-head attention before the output projection, (rows, length, hidden)."""
         rate = self.attention_rate if self.training else 0.0
         return attend(self.qkv(x), plan, num_heads=self.num_heads, dropout=rate)
 
     def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The feed-forward part, (..., width) -> (..., width)."""
-        return self.contract(self.activation(self.expand(x)))  # within: (..., intermediate)
+        """The feed-forward network, (..., hidden) -> (..., hidden)."""
+        return self.contract(self.activation(self.expand(x)))  # inside: (..., intermediate)
 
     def residual_dropout(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """x + dropout(y)."""
-        return add_dropout(x, y, self.dropout_rate if self.training else 0.0, self.dropout_form)
+        return add_dropout(x, y, self.dropout_rate if self.training else 0.0, self.dropout_kernel)
 
 
-def gather_positions(at: torch.Tensor | None, *each: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Of tensors (rows, length, any) the flat positions `at` (n,), as (n, any); all, without."""
-    return each if at is None else tuple(x.flatten(0, 1).index_select(0, at) for x in each)
+def gather_positions(at: torch.Tensor | None, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The flat positions `at` (n,) of tensors (rows, length, any), each as (n, any); the tensors
+    themselves if `at` is None."""
+    return tensors if at is None else tuple(x.flatten(0, 1).index_select(0, at) for x in tensors)
 
 
 class Pooler(nn.Module):
-    """What a head of whole texts reads: tanh of a linear map, (n, hidden) -> (n, hidden)."""
+    """The input of heads that read whole texts: tanh of a linear map, (n, hidden) -> same."""
 
     def __init__(self, hidden_size: int):
         super().__init__()
@@ -95,19 +98,19 @@ class Pooler(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Packed rows of ids to a vector for every token.
+    """Maps packed rows of tokens to one vector per token.
 
     `recompute` keeps only each layer's input for the backward pass and computes the rest again:
-    less memory, a third more work, the same numbers.
+    less memory, a third more computation, identical numbers.
 
-    A subclass has layers of its own (`layer`) or a forward of its own, under the same contract; its
-    constructor takes further keywords, a recipe's `backbone.options`. It keeps `word` and `pooler`,
-    and every parameter takes part in every forward.
+    A custom encoder is a subclass that overrides `layer`, or `forward` under the same contract. Its
+    constructor may take more keywords, which a recipe sets in `backbone.options`. It must keep
+    `word` and `pooler`, and use every parameter in every forward.
     """
 
     def __init__(self, config: EncoderConfig, kernels: Kernels = PLAIN, *, recompute: bool = False):
         super().__init__()
-        assert config.vocab_size is not None, "vocab_size is filled from the tokenizer before"
+        assert config.vocab_size is not None, "vocab_size must be filled in from the tokenizer"
         self.config, self.kernels, self.recompute = config, kernels, recompute
         self.word = nn.Embedding(config.vocab_size, config.hidden_size)
         self.position = nn.Embedding(config.max_positions, config.hidden_size)
@@ -127,35 +130,38 @@ class Encoder(nn.Module):
         return self.config.hidden_size
 
     def layer(self, number: int) -> nn.Module:
-        """The layer of a number from 0, called as `EncoderLayer` is; only the last gets `at`."""
+        """Builds the layer `number` (from 0), which is called as `EncoderLayer` is; only the last
+        one gets `at`."""
         return EncoderLayer(self.config, self.kernels)
 
     def forward(self, batch: Batch, at: torch.Tensor | None = None) -> torch.Tensor:
-        """(rows, length, hidden). What stands at padding is finite and means nothing. With flat
-        positions `at` (n,): (n, hidden) of those, and most of the last layer for no others."""
+        """Returns (rows, length, hidden); vectors of padding are finite and meaningless. With flat
+        positions `at` (n,) returns (n, hidden) and computes most of the last layer for these
+        only."""
         x = self._embed(batch)
         compiled = self.kernels.compile == "on"
         plan = plan_attention(batch, self.kernels.attention, compiled=compiled)
         for number, layer in enumerate(self.layers, 1):
-            of = () if at is None or number < len(self.layers) else (at,)
+            arguments = () if at is None or number < len(self.layers) else (at,)
             if self.recompute and torch.is_grad_enabled():
-                x = checkpoint(layer, x, plan, *of, use_reentrant=False)
+                x = checkpoint(layer, x, plan, *arguments, use_reentrant=False)
             else:
-                x = layer(x, plan, *of)
+                x = layer(x, plan, *arguments)
         return x
 
     def _embed(self, batch: Batch) -> torch.Tensor:
         # ERNIE's order of summation: word, position, segment, task.
-        x = self.word(batch.ids) + self.position(batch.positions + self.config.position_offset)
-        x = x + self.segment(batch.segments)
+        positions = batch.position_ids + self.config.position_offset
+        x = self.word(batch.input_ids) + self.position(positions)
+        x = x + self.segment(batch.token_type_ids)
         if self.config.task_types:
             x = x + self.task(batch.task_ids)
         return F.dropout(self.norm(x), self.config.dropout, self.training)
 
 
 def encoder_class(config: EncoderConfig) -> type[Encoder]:
-    """The encoder of a recipe: `backbone.kind`, or the one here. Raises UserError where there is no
-    such class, or it has no such options."""
+    """The class named by `backbone.kind`, or `Encoder`. Raises UserError if there is no such class
+    or its constructor does not take these options."""
     if not config.kind:
         return Encoder
     found = find_class(config.kind, Encoder, "backbone.kind")
@@ -167,14 +173,14 @@ def encoder_class(config: EncoderConfig) -> type[Encoder]:
 def build_encoder(
     config: EncoderConfig, kernels: Kernels = PLAIN, *, recompute: bool = False
 ) -> Encoder:
-    """An encoder with first weights, of the class that the numbers are for."""
+    """A newly initialised encoder of the configured class."""
     return encoder_class(config)(config, kernels, recompute=recompute, **config.options)
 
 
-def init_weights(module: nn.Module, deviation: float) -> None:
-    """The first weights of every linear map and embedding within, in module order."""
+def init_weights(module: nn.Module, std: float) -> None:
+    """Initialise every linear map and embedding in `module`, in module order."""
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Embedding):
-            nn.init.trunc_normal_(part.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+            nn.init.trunc_normal_(part.weight, std=std, a=-2 * std, b=2 * std)
         if isinstance(part, nn.Linear):
             nn.init.zeros_(part.bias)

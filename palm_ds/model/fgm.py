@@ -1,18 +1,16 @@
-"""Training on texts whose word vectors were changed for the worse (FGM: Miyato et al. 2017).
+"""Adversarial training on perturbed token embeddings (FGM: Miyato et al. 2017).
 
-A micro-batch is run twice. The first time as it is, and the gradient of its loss with respect to
-the word vectors is kept; the second time each text's vectors are moved by `epsilon` along its own
-gradient. The gradients of both losses add up.
+Each micro-batch runs twice. The first pass is ordinary and keeps the gradient of the loss with
+respect to the embedded tokens; in the second, each text's embeddings are moved by `epsilon` along
+their own gradient. The gradients of both losses add up.
 
-What is moved are the vectors of the texts and not the table they come from: a table may be cut
-over processes, and a word would be moved alike in all texts of the batch. As each text is moved by
-the same length whatever its loss is multiplied with, what is learned depends neither on how texts
-are shared out nor on the loss scale of fp16.
+The perturbation applies to the embedded texts, not to the embedding matrix: a matrix may be
+partitioned over processes, and a token would be moved alike in all texts of the batch. Each text is
+moved by the same distance whatever factor its loss is scaled by, so the result depends neither on
+the distribution of texts over processes nor on fp16's loss scale.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import nn
@@ -23,47 +21,49 @@ _SMALL = 1e-30
 
 
 class FGM:
-    """Watches a model's word table: `begin(batch)`, forward, backward; `attack()`, forward,
-    backward; `restore()`. Outside of that it does nothing."""
+    """Hooks into a token embedding. Call `begin(batch)`, forward, backward; `attack()`, forward,
+    backward; `restore()`. Outside this sequence it does nothing."""
 
     def __init__(self, embedding: nn.Module, epsilon: float):
         self.epsilon = epsilon
         self._batch: Batch | None = None
         self._gradient: torch.Tensor | None = None
-        self._change: torch.Tensor | None = None
-        embedding.register_forward_hook(self._vectors)
+        self._perturbation: torch.Tensor | None = None
+        embedding.register_forward_hook(self._on_forward)
 
     def begin(self, batch: Batch) -> None:
-        self._batch, self._gradient, self._change = batch, None, None
+        self._batch, self._gradient, self._perturbation = batch, None, None
 
     def attack(self) -> None:
         assert self._batch is not None and self._gradient is not None
-        self._change = perturbation(self._gradient, self._batch.starts, self.epsilon)
+        self._perturbation = perturbation(self._gradient, self._batch.cu_seqlens, self.epsilon)
 
     def restore(self) -> None:
-        self._batch = self._gradient = self._change = None
+        self._batch = self._gradient = self._perturbation = None
 
-    def _vectors(self, _module: nn.Module, _inputs: Any, vectors: torch.Tensor) -> torch.Tensor:
-        """The word vectors that the model goes on with."""
-        if self._change is not None:
-            return vectors + self._change.to(vectors.dtype)
+    def _on_forward(
+        self, _module: nn.Module, _inputs: object, embedded: torch.Tensor
+    ) -> torch.Tensor:
+        """Returns the embeddings that replace the module's output."""
+        if self._perturbation is not None:
+            return embedded + self._perturbation.to(embedded.dtype)
         if self._batch is not None:
-            if not vectors.requires_grad:  # a frozen table
-                vectors.requires_grad_()
-            vectors.register_hook(self._keep)
-        return vectors
+            if not embedded.requires_grad:  # the embedding is frozen
+                embedded.requires_grad_()
+            embedded.register_hook(self._keep_gradient)
+        return embedded
 
-    def _keep(self, gradient: torch.Tensor) -> None:
+    def _keep_gradient(self, gradient: torch.Tensor) -> None:
         self._gradient = gradient.detach()
 
 
 def perturbation(gradient: torch.Tensor, cu_seqlens: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """(rows, tokens, hidden) fp32: the gradient of each text (`cu_seqlens`), scaled to the norm
-    `epsilon`; 0 for a text that has no part in the loss."""
+    """The gradient of each text (`cu_seqlens`) scaled to the norm `epsilon`, (rows, tokens, hidden)
+    fp32; 0 for a text that does not contribute to the loss."""
     flat = gradient.float().flatten(0, 1)  # (rows * tokens, hidden)
     sizes = cu_seqlens.diff().long()
     text = torch.repeat_interleave(torch.arange(len(sizes), device=flat.device), sizes)
-    flat = flat / flat.abs().amax().clamp_min(_SMALL)  # so that squares neither vanish nor overflow
+    flat = flat / flat.abs().amax().clamp_min(_SMALL)  # squares neither underflow nor overflow
     squares = flat.new_zeros(len(sizes)).index_add(0, text, flat.square().sum(1))
     norms = squares.sqrt().clamp_min(_SMALL)
     return (flat * (epsilon / norms)[text, None]).view_as(gradient)

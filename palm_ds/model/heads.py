@@ -1,11 +1,20 @@
-"""Small modules over rows of the encoder's output, each with its loss.
+"""Heads: small modules over rows of the encoder's output, each with its loss.
 
-A head gets only the rows that carry a label. `forward` gives the sum of their losses (the engine
-divides by the count over the whole step) and how many it got right; `logits` gives the scores.
+    ClassHead        one of several classes
+    MaskedLMHead     the token at a masked position
+    MultiLabelHead   any number of classes: a sigmoid each                  reads pooled rows
+    RegressionHead   a number: squared error                                reads pooled rows
+    PairHead         a better and a worse text: hinge on their difference   reads pooled rows
+    ChoiceHead       one of an example's texts: softmax over them           reads pooled rows
+
+A head gets only the rows that carry a label. `forward` returns the sum of their losses (the engine
+divides by the count over the whole step) and the number of correct predictions; `logits` returns
+the scores.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,29 +24,30 @@ from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.model.activations import ACTIVATIONS
 from palm_ds.model.encoder import Encoder, init_weights
-from palm_ds.model.kernels import layer_norm, word_loss
+from palm_ds.model.kernels import layer_norm
+from palm_ds.model.masked_lm_loss import masked_lm_loss
 
 
 class HeadOutput(NamedTuple):
-    """Of the labelled rows: the sum of their losses (an fp32 scalar), how many were got right (NaN
-    where that is no question)."""
+    """The summed loss of the labelled rows (an fp32 scalar) and how many were predicted correctly
+    (NaN where a prediction is neither right nor wrong)."""
 
     loss_sum: torch.Tensor
     correct: torch.Tensor
 
 
 class Head(nn.Module):
-    """What the model wants to know of a head. `forward(rows, targets)` gives a HeadOutput,
-    `logits(rows)` the scores of rows, (n, any); both get `groups` as well where `grouped`."""
+    """The interface of a head: `forward(rows, targets)` returns a HeadOutput, `logits(rows)` the
+    scores of the rows, (n, any). Both also get `groups` if `grouped`."""
 
     pooled = False
-    """It reads rows that went through the backbone's pooler (whole texts do)."""
+    """Whether it reads rows that went through the encoder's pooler (heads of whole texts do)."""
     grouped = False
-    """Labels of an example are one together: it is given `groups`, (n,) int64 from 0 and ascending,
-    which example each row belongs to."""
+    """Whether the labels of an example count as one. Such a head gets `groups`, (n,) int64,
+    ascending from 0: the example that each row belongs to."""
 
-    def blank(self, device: torch.device) -> torch.Tensor:
-        """(1, ...) any target, for a batch without labels."""
+    def dummy_target(self, device: torch.device) -> torch.Tensor:
+        """A valid target (1, ...), for a batch without labels."""
         return torch.zeros(1, dtype=torch.int64, device=device)
 
 
@@ -47,8 +57,8 @@ def class_loss(
     smoothing: float = 0.0,
     weights: Sequence[float] = (),
 ) -> HeadOutput:
-    """Cross-entropy in fp32, summed; `smoothing`: the share of a target spread over all classes;
-    `weights`: what each class counts for, if not 1."""
+    """Summed cross-entropy in fp32. `smoothing` is the share of a target spread over all classes;
+    `weights` are the classes' weights, all 1 if empty."""
     weight = logits.new_tensor(weights, dtype=torch.float32) if weights else None
     loss = F.cross_entropy(
         logits.float(), targets, weight, reduction="sum", label_smoothing=smoothing
@@ -57,7 +67,8 @@ def class_loss(
 
 
 class ClassHead(Head):
-    """One of `classes`, by a linear map."""
+    """One of `classes`: dropout and a linear map. Smoothing and class weights apply to training
+    only."""
 
     def __init__(
         self,
@@ -77,7 +88,7 @@ class ClassHead(Head):
         init_weights(self, init_range)
 
     def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
-        if not self.training:  # held-out losses are of the plain objective
+        if not self.training:
             return class_loss(self.logits(rows), targets)
         return class_loss(self.logits(rows), targets, self.smoothing, self.weights)
 
@@ -87,43 +98,155 @@ class ClassHead(Head):
         return self.out(rows)  # (n, classes)
 
 
-class MaskedWordHead(Head):
-    """Which word stood here: dense, activation, LayerNorm, then a product with the word table.
+class MaskedLMHead(Head):
+    """Predicts masked tokens: dense, activation, LayerNorm, then a product with the token
+    embeddings.
 
-    `tied_words` is the backbone's word table itself, registered here too so that ZeRO 3 gathers it
-    for this module; a state_dict holds it once, under the backbone's name.
+    `tied_words` is the encoder's token embedding itself, registered here too so that ZeRO 3 gathers
+    it for this module; a state_dict has it once, under the encoder's name.
     """
 
     def __init__(self, backbone: Encoder):
         super().__init__()
-        config = backbone.config
-        self.activation, self.loss_form = ACTIVATIONS[config.activation], backbone.kernels.word_loss
+        config, kernels = backbone.config, backbone.kernels
+        self.activation, self.loss_kernel = ACTIVATIONS[config.activation], kernels.masked_lm_loss
         self.classes = backbone.word.num_embeddings
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.norm = layer_norm(
-            config.hidden_size, config.layer_norm_eps, backbone.kernels.layer_norm
-        )
+        self.norm = layer_norm(config.hidden_size, config.layer_norm_eps, kernels.layer_norm)
         self.bias = nn.Parameter(torch.zeros(self.classes))
         init_weights(self, config.init_range)
         self.tied_words = backbone.word.weight
-        self.register_state_dict_post_hook(_leave_out_words)
-        self.register_load_state_dict_post_hook(_do_not_miss_words)
+        self.register_state_dict_post_hook(_omit_tied_embeddings)
+        self.register_load_state_dict_post_hook(_expect_no_tied_embeddings)
 
     def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
         rows = self.transform(rows)
-        return HeadOutput(*word_loss(rows, self.tied_words, self.bias, targets, self.loss_form))
+        loss = masked_lm_loss(rows, self.tied_words, self.bias, targets, self.loss_kernel)
+        return HeadOutput(*loss)
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        return F.linear(self.transform(rows), self.tied_words, self.bias)  # (n, words)
+        return F.linear(self.transform(rows), self.tied_words, self.bias)  # (n, vocabulary)
 
     def transform(self, rows: torch.Tensor) -> torch.Tensor:
         return self.norm(self.activation(self.dense(rows)))
 
 
-def _leave_out_words(module: nn.Module, state: dict, prefix: str, _metadata: object) -> None:
+def _omit_tied_embeddings(module: nn.Module, state: dict, prefix: str, _metadata: object) -> None:
     state.pop(prefix + "tied_words", None)
 
 
-def _do_not_miss_words(_module: nn.Module, keys: object) -> None:
+def _expect_no_tied_embeddings(_module: nn.Module, keys: object) -> None:
     missing = keys.missing_keys  # type: ignore[attr-defined]
     missing[:] = [name for name in missing if name.rpartition(".")[2] != "tied_words"]
+
+
+class PooledHead(Head):
+    """Base of heads that read whole texts: dropout, then a linear map of the pooled row."""
+
+    pooled = True
+
+    def __init__(
+        self, hidden_size: int, outputs: int = 1, *, dropout: float = 0.0, init_range: float = 0.02
+    ):
+        super().__init__()
+        self.dropout = dropout
+        self.out = nn.Linear(hidden_size, outputs)
+        init_weights(self, init_range)
+
+    def scores(self, rows: torch.Tensor) -> torch.Tensor:
+        """Scores (n, outputs) of rows (n, hidden)."""
+        return self.out(F.dropout(rows, self.dropout, self.training))
+
+
+class MultiLabelHead(PooledHead):
+    """Any number of `outputs` classes. A text's loss is the mean over its classes (as in
+    `BertForSequenceClassification`); a text is correct if all its classes are."""
+
+    def __init__(
+        self, hidden_size: int, outputs: int, *, threshold: float = 0.5, dropout: float = 0.0
+    ):
+        super().__init__(hidden_size, outputs, dropout=dropout)
+        self.limit = math.log(threshold / (1 - threshold))  # the threshold before the sigmoid
+
+    def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
+        """`targets` (n, outputs) float, 0 or 1."""
+        scores = self.scores(rows).float()
+        loss = F.binary_cross_entropy_with_logits(scores, targets.float(), reduction="none")
+        right = ((scores.detach() >= self.limit) == (targets > 0.5)).all(-1)
+        return HeadOutput(loss.mean(-1).sum(), right.sum())
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.scores(rows)
+
+    def dummy_target(self, device: torch.device) -> torch.Tensor:
+        return torch.zeros(1, self.out.out_features, device=device)
+
+
+class RegressionHead(PooledHead):
+    """Predicts a number; `correct` is NaN."""
+
+    def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
+        """`targets` (n,) float."""
+        scores = self.scores(rows)[:, 0].float()
+        loss = F.mse_loss(scores, targets.float(), reduction="sum")
+        return HeadOutput(loss, torch.full_like(loss.detach(), math.nan))
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.scores(rows)
+
+    def dummy_target(self, device: torch.device) -> torch.Tensor:
+        return torch.zeros(1, device=device)
+
+
+class PairHead(PooledHead):
+    """How well two texts match: the sigmoid of a score. Of the two rows of an example, the one with
+    target 1 should score higher than the one with target 0 by `margin` (PaddlePALM's Match, trained
+    pairwise). An example with one row has no loss."""
+
+    grouped = True
+
+    def __init__(self, hidden_size: int, *, margin: float = 0.5, dropout: float = 0.0):
+        super().__init__(hidden_size, dropout=dropout)
+        self.margin = margin
+
+    def forward(
+        self, rows: torch.Tensor, targets: torch.Tensor, groups: torch.Tensor
+    ) -> HeadOutput:
+        """`targets` and `groups` (n,) int64. Tensors over groups have n entries as well: reading
+        the number of groups would synchronise with the device."""
+        probabilities = torch.sigmoid(self.scores(rows)[:, 0].float())
+        zeros = torch.zeros_like(probabilities)
+        lead = zeros.index_add(0, groups, probabilities * (2 * targets - 1))
+        pairs = zeros.index_add(0, groups, torch.ones_like(probabilities)) == 2
+        loss = (F.relu(self.margin - lead) * pairs).sum()
+        return HeadOutput(loss, ((lead.detach() > 0) & pairs).sum())
+
+    def logits(self, rows: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+        return self.scores(rows)
+
+
+class ChoiceHead(PooledHead):
+    """Which of an example's texts has target 1: one score each, and a softmax over those of the
+    example, whatever their number (as in `BertForMultipleChoice`)."""
+
+    grouped = True
+
+    def forward(
+        self, rows: torch.Tensor, targets: torch.Tensor, groups: torch.Tensor
+    ) -> HeadOutput:
+        """`targets` and `groups` (n,) int64; each group has one target of 1. Tensors over groups
+        have n entries, as in PairHead; those beyond the last group are unused."""
+        scores = self.scores(rows)[:, 0].float()
+        n = len(scores)
+        best = torch.full_like(scores, -math.inf).scatter_reduce(
+            0, groups, scores.detach(), "amax"
+        )[groups]
+        total = torch.zeros_like(scores).index_add(0, groups, (scores - best).exp())[groups]
+        loss = ((best + total.log() - scores) * targets).sum()
+        row = torch.arange(n, device=scores.device)
+        candidates = torch.where(scores.detach() == best, row, n)
+        predicted = torch.full_like(row, n).scatter_reduce(0, groups, candidates, "amin")[groups]
+        return HeadOutput(loss, (targets * (row == predicted)).sum())
+
+    def logits(self, rows: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+        return self.scores(rows)

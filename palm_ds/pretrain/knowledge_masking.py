@@ -105,9 +105,9 @@ class KnowledgeMasking(Task):
         return self.whole == 1 or rng.random() < self.whole
 
     def head(self, backbone: Encoder) -> nn.Module:
-        from palm_ds.model.heads import MaskedWordHead
+        from palm_ds.model.heads import MaskedLMHead
 
-        return MaskedWordHead(backbone)
+        return MaskedLMHead(backbone)
 
     def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
         """Guessing by the corpus's unigram frequencies."""

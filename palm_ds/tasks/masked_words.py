@@ -23,7 +23,7 @@ from palm_ds.data.masking import choose_units, shown
 from palm_ds.data.source import unigram_frequencies
 from palm_ds.data.table_source import TableSource
 from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import MaskedWordHead
+from palm_ds.model.heads import MaskedLMHead
 from palm_ds.tasks.shared.text_task import TextTask
 from palm_ds.text.tokenizer import CHINESE, Tokenizer
 
@@ -87,8 +87,8 @@ class MaskedWords(TextTask):
             begins &= ~(goes_on[example.original] & follows)
         return np.where(inside, np.cumsum(begins) - 1, -1)
 
-    def head(self, backbone: Encoder) -> MaskedWordHead:
-        return MaskedWordHead(backbone)
+    def head(self, backbone: Encoder) -> MaskedLMHead:
+        return MaskedLMHead(backbone)
 
     def baseline(self, targets: np.ndarray, source: Any) -> tuple[np.ndarray, np.ndarray]:
         """Guessing by the unigram frequencies of the source's texts, one added to each count."""

@@ -25,10 +25,10 @@ from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import Task, guess
 from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import ClassHead, Head
-from palm_ds.model.text_heads import PairHead, rounded, sigmoid, softmax
+from palm_ds.model.heads import ClassHead, Head, PairHead
 from palm_ds.tasks.metrics.classes import accuracy, f1, matthews
 from palm_ds.tasks.shared import labels as label_values
+from palm_ds.tasks.shared.probabilities import rounded, sigmoid, softmax
 from palm_ds.tasks.shared.text_task import ClassesTask, level, missing
 from palm_ds.weights.formats.huggingface.target import HeadTaken
 

@@ -18,9 +18,10 @@ from palm_ds.data.example import Example
 from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
 from palm_ds.model.encoder import Encoder
-from palm_ds.model.text_heads import MultiLabelHead, rounded, sigmoid
+from palm_ds.model.heads import MultiLabelHead
 from palm_ds.tasks.metrics.classes import exact_match, multilabel_macro, multilabel_micro
 from palm_ds.tasks.shared import labels as label_values
+from palm_ds.tasks.shared.probabilities import rounded, sigmoid
 from palm_ds.tasks.shared.text_task import ClassesTask
 from palm_ds.weights.formats.huggingface.target import HeadTaken
 

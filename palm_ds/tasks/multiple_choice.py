@@ -19,9 +19,10 @@ from palm_ds.data.example import Example, arrange, join
 from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import Encoded, TableSource, encode
 from palm_ds.model.encoder import Encoder
-from palm_ds.model.text_heads import ChoiceHead, rounded, softmax
+from palm_ds.model.heads import ChoiceHead
 from palm_ds.tasks.metrics.classes import accuracy
 from palm_ds.tasks.shared import labels as label_values
+from palm_ds.tasks.shared.probabilities import rounded, softmax
 from palm_ds.tasks.shared.text_task import TextTask, level, missing
 from palm_ds.weights.formats.huggingface.target import HeadTaken
 

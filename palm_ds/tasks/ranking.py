@@ -21,10 +21,10 @@ from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import guess
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead
-from palm_ds.model.text_heads import rounded, softmax
 from palm_ds.tasks.metrics.classes import f1
 from palm_ds.tasks.metrics.ranking import average_precision, mrr, ndcg, rank
 from palm_ds.tasks.shared import labels as label_values
+from palm_ds.tasks.shared.probabilities import rounded, softmax
 from palm_ds.tasks.shared.text_task import TextTask, missing
 from palm_ds.weights.formats.huggingface.target import HeadTaken
 

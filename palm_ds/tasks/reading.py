@@ -230,7 +230,7 @@ class SpanHead(ClassHead):
     ) -> torch.Tensor:
         return super().logits(rows)  # (n, 2)
 
-    def blank(self, device: torch.device) -> torch.Tensor:
+    def dummy_target(self, device: torch.device) -> torch.Tensor:
         return torch.zeros(1, 2, dtype=torch.int64, device=device)
 
 

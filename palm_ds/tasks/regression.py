@@ -20,7 +20,7 @@ from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import Task
 from palm_ds.model.encoder import Encoder
-from palm_ds.model.text_heads import RegressionHead
+from palm_ds.model.heads import RegressionHead
 from palm_ds.tasks.metrics.numbers import mse, pearson_and_spearman
 from palm_ds.tasks.shared import labels as label_values
 from palm_ds.tasks.shared.text_task import TextTask

@@ -22,7 +22,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.example import Example, arrange
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import Task, guess
-from palm_ds.model.crf import CrfHead, viterbi
+from palm_ds.model.crf import CRFHead, viterbi
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead
 from palm_ds.tasks.metrics.chunks import chunks, convert
@@ -118,11 +118,11 @@ class Tagging(TagScoring):
 
     # ---- head and predictions ----
 
-    def head(self, backbone: Encoder) -> ClassHead | CrfHead:
+    def head(self, backbone: Encoder) -> ClassHead | CRFHead:
         if not self.crf:
             return ClassHead(backbone.hidden_size, len(self.labels), dropout=self.dropout)
         allowed = torch.from_numpy(self._allowed()) if self._constrains else None
-        return CrfHead(
+        return CRFHead(
             backbone.hidden_size, len(self.labels), dropout=self.dropout, allowed=allowed
         )
 

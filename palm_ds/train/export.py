@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from palm_ds import __version__
-from palm_ds.model.heads import MaskedWordHead
+from palm_ds.model.heads import MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.train.recipe import Recipe
 from palm_ds.train.report.run_log import RunLog
@@ -46,7 +46,7 @@ def head_taken(recipe: Recipe, parameters: Collection[str]) -> HeadTaken | None:
 
 def info_of(recipe: Recipe, model: Model, *, steps: int) -> WeightsInfo:
     """What a folder of a run's weights says of itself after so many steps."""
-    words = [t for t, h in model.head_of.items() if isinstance(model.heads[h], MaskedWordHead)]
+    words = [t for t, h in model.head_of.items() if isinstance(model.heads[h], MaskedLMHead)]
     return WeightsInfo(
         backbone=model.backbone.config,
         task_ids=recipe.task_ids,

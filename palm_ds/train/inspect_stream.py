@@ -24,7 +24,7 @@ from palm_ds.data.blend_dataset import Feed, Row
 from palm_ds.data.example import Example
 from palm_ds.data.task import Task
 from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import MaskedWordHead
+from palm_ds.model.heads import MaskedLMHead
 from palm_ds.runtime import checkpoint
 from palm_ds.text.display import surface
 from palm_ds.text.tokenizer import Tokenizer
@@ -144,7 +144,7 @@ def token_prediction_tasks(recipe: Recipe, vocabulary: SpecialTokens) -> frozens
     )
     tasks = recipe.built_tasks
     heads = {name: tasks[task.share or name].head(backbone) for name, task in tasks.items()}
-    return frozenset(name for name, head in heads.items() if isinstance(head, MaskedWordHead))
+    return frozenset(name for name, head in heads.items() if isinstance(head, MaskedLMHead))
 
 
 def sequences(view: View, rows: Iterable[int]) -> Iterator[PackedExample]:

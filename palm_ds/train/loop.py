@@ -12,7 +12,7 @@ from palm_ds.data.stages import StepInfo, tasks_of
 from palm_ds.engine import Engine
 from palm_ds.model.batch import Batch
 from palm_ds.model.flops import training_flops
-from palm_ds.model.heads import MaskedWordHead
+from palm_ds.model.heads import MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime import checkpoint
 from palm_ds.runtime.signals import StopFlag
@@ -154,7 +154,7 @@ class Loop:
 
     def _flops(self, batches: list[Batch]) -> float:
         heads, config = self.model.heads, self.model.backbone.config
-        words = [t for t, h in self.model.head_of.items() if isinstance(heads[h], MaskedWordHead)]
+        words = [t for t, h in self.model.head_of.items() if isinstance(heads[h], MaskedLMHead)]
         return sum(training_flops(config, batch, words) for batch in batches)
 
     def _log_due(self, step: int, result: StepResult) -> bool:

@@ -14,7 +14,7 @@ from rich.console import Console
 from palm_ds.data.corpus_source import Source
 from palm_ds.engine import Engine, start, stop
 from palm_ds.model.check_custom_encoder import check_custom_encoder
-from palm_ds.model.heads import MaskedWordHead
+from palm_ds.model.heads import MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.optimizer import Resting, freeze, optimizer_class
 from palm_ds.runtime.processes import Processes
@@ -111,7 +111,7 @@ class TrainingRun:
 
     def _example_lines(self) -> list[str]:
         """From held-out documents if there are any; empty without a masked-LM head or a corpus."""
-        has_head = any(isinstance(head, MaskedWordHead) for head in self.model.heads.values())
+        has_head = any(isinstance(head, MaskedLMHead) for head in self.model.heads.values())
         if self.examples is None or not has_head or not self.data.corpora:
             return []
         source: Source = next(

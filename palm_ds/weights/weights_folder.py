@@ -22,8 +22,8 @@ from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
 from palm_ds.model.config import EncoderConfig
-from palm_ds.model.crf import CrfHead
-from palm_ds.model.heads import ClassHead, MaskedWordHead
+from palm_ds.model.crf import CRFHead
+from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.weights.formats import native as own
 from palm_ds.weights.formats.contents import OPTIMIZER, Contents, SavesFiles
@@ -213,7 +213,7 @@ def _share_masked_word_head(state: State, heads: Mapping[str, HeadInfo], model: 
     model that has no weights of its own there: whatever the task was called, its head is the same.
     """
     sources = [name for name, head in heads.items() if head.kind == "masked_words"]
-    targets = [name for name, head in model.heads.items() if isinstance(head, MaskedWordHead)]
+    targets = [name for name, head in model.heads.items() if isinstance(head, MaskedLMHead)]
     targets = [name for name in targets if name not in sources]
     if len(sources) != 1 or not targets:
         return state
@@ -231,7 +231,7 @@ def token_heads_of(model: Model) -> tuple[str, ...]:
     """The heads over classes that read tokens; the others read whole texts, through the pooler."""
     named = model.heads.items()
     return tuple(
-        x for x, head in named if isinstance(head, ClassHead | CrfHead) and not head.pooled
+        x for x, head in named if isinstance(head, ClassHead | CRFHead) and not head.pooled
     )
 
 

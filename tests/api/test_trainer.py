@@ -375,7 +375,7 @@ def test_mistakes_are_said_in_a_line(tables, tmp_path):
         "optimizer.options.beta: unknown key; did you mean": lambda: trainer(
             tables, recipe={"optimizer": {"kind": Lion, "options": {"beta": 1}}}
         ).train(),
-        "tests.helpers.own_encoder.Idle: spare.weight takes no part": lambda: trainer(
+        "tests.helpers.own_encoder.Idle: spare.weight is not used": lambda: trainer(
             tables, recipe={"backbone": {"kind": "tests.helpers.own_encoder.Idle"}}
         ).train(),
         r"train\[1\]: expected a mapping with columns, got 5": lambda: (

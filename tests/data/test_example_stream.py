@@ -174,7 +174,7 @@ def test_processes_and_micro_batches_share_out_the_same_rows(sources, shape, wor
         parts = [stream.batches(step, rank, world, of_micro) for rank in range(world)]
         assert {len(part) for part in parts} == {accumulation}
         batches = [batch for part in parts for batch in part]
-        sizes = [len(batch.ids) for batch in batches if batch.real_tokens]
+        sizes = [len(batch.input_ids) for batch in batches if batch.real_tokens]
         assert max(sizes) <= of_micro and max(sizes) - min(sizes) <= 1
         whole = stream.build(stream.step_rows(step))
         assert texts(batches) == texts([whole])
@@ -187,8 +187,8 @@ def texts(batches) -> list[tuple[int, ...]]:
     """The texts of batches in their order."""
     found = []
     for batch in batches:
-        ids, block = batch.ids.flatten(), batch.block.flatten()
-        for a, b in zip(batch.starts[:-1].tolist(), batch.starts[1:].tolist(), strict=True):
+        ids, block = batch.input_ids.flatten(), batch.sequence_ids.flatten()
+        for a, b in zip(batch.cu_seqlens[:-1].tolist(), batch.cu_seqlens[1:].tolist(), strict=True):
             if block[a] >= 0:
                 found.append(tuple(ids[a:b].tolist()))
     return found
@@ -240,8 +240,8 @@ def test_packing_takes_few_rows_and_rows_are_no_longer_than_they_are_full(source
     rows = stream.step_rows(0)[:1]
     short = stream.build([row[:1] for row in rows])
     length = int(rows[0][0][2][0])
-    assert short.ids.shape == (1, -(-length // 8) * 8) and short.real_tokens == length
-    assert batch.ids.shape[1] <= 64
+    assert short.input_ids.shape == (1, -(-length // 8) * 8) and short.real_tokens == length
+    assert batch.input_ids.shape[1] <= 64
 
 
 def test_a_process_without_a_text_gets_an_empty_row(sources) -> None:

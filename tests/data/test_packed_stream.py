@@ -165,18 +165,18 @@ def test_batches_are_well_formed(corpora, shape):
     stream = make_stream(corpora[:1], **shape)
     vocabulary = corpora[0].vocabulary
     (batch,) = stream.batches(stream.plan.steps - 1, 0, 1, shape["rows"])
-    real = batch.block >= 0
-    assert (batch.ids[~real] == vocabulary.pad).all()
-    starts = batch.starts
+    real = batch.sequence_ids >= 0
+    assert (batch.input_ids[~real] == vocabulary.pad).all()
+    starts = batch.cu_seqlens
     assert starts[0] == 0
-    assert starts[-1] == batch.ids.numel()
-    assert batch.longest == starts.diff().max()
+    assert starts[-1] == batch.input_ids.numel()
+    assert batch.max_seqlen == starts.diff().max()
     # Every block starts with [CLS] at position 0 and has positions 0, 1, 2, ...
-    flat_block, flat_positions = batch.block.flatten(), batch.positions.flatten()
+    flat_block, flat_positions = batch.sequence_ids.flatten(), batch.position_ids.flatten()
     for begin, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
         assert len(flat_block[begin:end].unique()) == 1
         if flat_block[begin] >= 0:
-            assert batch.ids.flatten()[begin] == vocabulary.cls
+            assert batch.input_ids.flatten()[begin] == vocabulary.cls
             assert flat_positions[begin:end].tolist() == list(range(end - begin))
     for task, (at, _) in batch.labels.items():
         assert real.flatten()[at].all(), task

@@ -14,7 +14,7 @@ from palm_ds.data.example import Example, collate
 from palm_ds.engine import Engine, start
 from palm_ds.model.batch import Batch
 from palm_ds.model.encoder import Encoder, EncoderConfig
-from palm_ds.model.heads import ClassHead, MaskedWordHead
+from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.ds_config import make_machine
 from palm_ds.runtime.optimizer import parameter_groups
@@ -41,7 +41,7 @@ def make_model(which: str) -> Model:
     )
     backbone = Encoder(config)
     heads: dict[str, torch.nn.Module] = {
-        "words": MaskedWordHead(backbone),
+        "words": MaskedLMHead(backbone),
         "order": ClassHead(33, 3, pooled=True),
     }
     if which == "new":

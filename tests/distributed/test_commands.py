@@ -339,10 +339,10 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_spares_the_weights(small, t
 
 BOMB = """
 from dataclasses import dataclass
-from palm_ds.model.heads import MaskedWordHead
+from palm_ds.model.heads import MaskedLMHead
 from palm_ds.pretrain.knowledge_masking import KnowledgeMasking
 
-class Explosive(MaskedWordHead):
+class Explosive(MaskedLMHead):
     def forward(self, rows, targets):
         output = super().forward(rows, targets)
         self.seen = getattr(self, "seen", 0) + self.training

@@ -18,7 +18,7 @@ from palm_ds.data.example import Example, collate
 from palm_ds.engine import Engine
 from palm_ds.model.batch import Batch
 from palm_ds.model.encoder import Encoder, EncoderConfig
-from palm_ds.model.heads import ClassHead, MaskedWordHead
+from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.ds_config import make_machine
 from palm_ds.runtime.optimizer import OptimizerConfig, parameter_groups
@@ -41,7 +41,7 @@ def make_model(dropout: float = 0.0, kind: type[Model] = Model) -> Model:
     )
     backbone = Encoder(config)
     heads = {
-        "words": MaskedWordHead(backbone),
+        "words": MaskedLMHead(backbone),
         "order": ClassHead(32, 3, pooled=True),
         "later": ClassHead(32, 2),  # its task has not begun: never a label
     }

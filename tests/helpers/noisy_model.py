@@ -8,7 +8,7 @@ import torch
 
 from palm_ds.model.config import EncoderConfig
 from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import ClassHead, MaskedWordHead
+from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 
 
@@ -18,7 +18,7 @@ def noisy_model(
     """A masked-word head `words`, and {name: (classes, whether it reads whole texts)}."""
     torch.manual_seed(5)
     backbone = Encoder(config)
-    heads: dict[str, torch.nn.Module] = {words: MaskedWordHead(backbone)}
+    heads: dict[str, torch.nn.Module] = {words: MaskedLMHead(backbone)}
     for name, (number, pooled) in classes.items():
         heads[name] = ClassHead(config.hidden_size, number, pooled=pooled)
     net = Model(backbone, heads, {name: name for name in heads})

@@ -33,7 +33,7 @@ class SquareHead(palm.Head):
         super().__init__()
         self.out = torch.nn.Linear(width, 1)
 
-    def blank(self, device: torch.device) -> torch.Tensor:
+    def dummy_target(self, device: torch.device) -> torch.Tensor:
         return torch.zeros(1, device=device)
 
     def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> palm.HeadOutput:

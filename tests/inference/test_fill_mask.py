@@ -25,7 +25,7 @@ from palm_ds.inference.fill_mask import (
 )
 from palm_ds.model.config import EncoderConfig
 from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import ClassHead, MaskedWordHead
+from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import SPECIALS, Tokenizer, wordpiece
 from palm_ds.text.train_tokenizer import train_tokenizer
@@ -63,7 +63,7 @@ def make_model(config: EncoderConfig = CONFIG, *, words: bool = True) -> Model:
     backbone = Encoder(config)
     heads: dict[str, torch.nn.Module] = {"distance": ClassHead(16, 3, pooled=True)}
     if words:
-        heads |= {name: MaskedWordHead(backbone) for name in ("masking", "phrases")}
+        heads |= {name: MaskedLMHead(backbone) for name in ("masking", "phrases")}
     net = Model(backbone, heads, {name: name for name in heads}).eval()
     with torch.no_grad():
         for parameter in net.parameters():

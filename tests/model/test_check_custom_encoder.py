@@ -1,4 +1,4 @@
-"""What a run takes of an encoder of one's own, how its weights go in and out, what is refused."""
+"""The check of custom encoders, and saving, loading and converting their weights."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def saved(folder: Path, model: Model) -> Path:
 
 
 @pytest.mark.parametrize("numbers", [config(""), config(), config(scale=0.5)])
-def test_what_keeps_to_the_contract_is_taken(numbers: EncoderConfig) -> None:
+def test_valid_encoders_pass(numbers: EncoderConfig) -> None:
     check_custom_encoder(numbers)
     check_custom_encoder(
         replace(numbers, vocab_size=None, position_offset=2, pad=1, max_positions=8)
     )
 
 
-def test_weights_go_out_and_in(tmp_path: Path) -> None:
+def test_weights_are_saved_and_loaded(tmp_path: Path) -> None:
     model = model_of(config(scale=0.5))
     folder = saved(tmp_path / "weights", model)
     assert weights.read_info(folder).backbone == config(scale=0.5)
@@ -64,7 +64,7 @@ def test_weights_go_out_and_in(tmp_path: Path) -> None:
         weights.load_weights(folder, model_of(config("")))
 
 
-def test_ordinary_weights_fill_what_fits(tmp_path: Path) -> None:
+def test_built_in_weights_load_where_they_fit(tmp_path: Path) -> None:
     folder = saved(tmp_path / "weights", model_of(config("")))
     values = {"init_from": str(folder), "backbone": {"kind": OWN, "options": {"scale": 2.0}}}
     with pytest.raises(UserError, match="batch: missing"):  # the encoder is complete before
@@ -80,7 +80,7 @@ def test_ordinary_weights_fill_what_fits(tmp_path: Path) -> None:
         weights.load_weights(folder, model_of(replace(config(), layer_norm_eps=1e-3)))
 
 
-def test_nobody_else_has_it(tmp_path: Path) -> None:
+def test_other_formats_refuse_a_custom_encoder(tmp_path: Path) -> None:
     folder = saved(tmp_path / "weights", model_of(config()))
     for to in ("huggingface", "paddle", "palm_ds"):
         with pytest.raises(UserError, match=f"no format but palm_ds's has its encoder, {OWN}"):
@@ -91,36 +91,36 @@ def test_nobody_else_has_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "wanted"),
+    ("kind", "options", "expected"),
     [
         ("Nothing", {}, "Nothing' is not a subclass of palm_ds.model.encoder.Encoder"),
         ("PreNorm", {"scael": 1}, 'options.scael: unknown key; did you mean "scale"'),
         ("PreNorm", {"config": 1}, "options.config: this is not an option"),
-        ("Idle", {}, r"spare.weight takes no part \(2 parameters\)"),
-        ("Mean", {}, "depend on the other texts of its row"),
-        ("Deaf", {}, r"has to give \(positions, hidden\)"),
-        ("Narrow", {}, r"gives \(2, 12, 3\) for \(2, 12\) tokens of 16 numbers"),
-        ("Endless", {}, "gives NaN or infinite numbers"),
+        ("Idle", {}, r"spare.weight is not used in the forward pass \(2 unused parameters\)"),
+        ("Mean", {}, "depend on the other texts in its row"),
+        ("Deaf", {}, r"must return \(positions, hidden\)"),
+        ("Narrow", {}, r"returns the shape \(2, 12, 3\) for \(2, 12\) tokens, not \(2, 12, 16\)"),
+        ("Endless", {}, "returns NaN or infinity"),
         ("Failing", {}, "fails in a trial: KeyError: 'first"),
     ],
 )
-def test_what_does_not_fit_is_said_in_a_line(kind, options, wanted) -> None:
-    with pytest.raises(UserError, match=f"^backbone.*{wanted}") as error:
+def test_violations_are_one_line_errors(kind, options, expected) -> None:
+    with pytest.raises(UserError, match=f"^backbone.*{expected}") as error:
         check_custom_encoder(config(f"tests.helpers.own_encoder.{kind}", **options))
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("values", "wanted"),
+    ("values", "expected"),
     [
-        ({"kind": "bert"}, 'backbone: kind: "bert" is no module.Class'),
-        ({"options": {"a": 1}}, "backbone: options: are those of a `kind`"),
+        ({"kind": "bert"}, 'backbone: kind: "bert" is not a module.Class'),
+        ({"options": {"a": 1}}, "backbone: options: only with `kind`"),
     ],
 )
-def test_wrong_keys(values: dict[str, Any], wanted: str) -> None:
-    with pytest.raises(UserError, match=wanted):
+def test_wrong_keys(values: dict[str, Any], expected: str) -> None:
+    with pytest.raises(UserError, match=expected):
         EncoderConfig.from_dict(values)
 
 
-def test_the_ordinary_one_is_as_it_was() -> None:
+def test_the_built_in_encoder_is_the_default() -> None:
     assert type(build_encoder(config(""))) is Encoder

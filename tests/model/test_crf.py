@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from palm_ds.model.crf import Crf, CrfHead, crf_nll, tag_log_probs, viterbi
+from palm_ds.model.crf import CRF, CRFHead, crf_nll, tag_log_probs, viterbi
 
 LENGTHS = ([1], [4], [3, 1, 5, 2, 5], [1, 1, 1], [5, 4, 3, 2, 1])
 
@@ -157,7 +157,7 @@ def test_transitions_that_are_not_allowed_are_not_taken() -> None:
     allowed[0, 2] = allowed[2 + 0, 2] = allowed[1, 0] = (
         False  # 2 not first, not after 0; 0 not last
     )
-    crf = Crf(3, allowed)
+    crf = CRF(3, allowed)
     crf.transitions.data.copy_(transitions)
     found, _ = crf(emissions, groups)
     for mine, tags in zip(
@@ -174,7 +174,7 @@ def test_transitions_that_are_not_allowed_are_not_taken() -> None:
 
 def test_the_head_counts_sentences_and_says_tags_and_shares() -> None:
     torch.manual_seed(9)
-    head = CrfHead(8, 3).eval()
+    head = CRFHead(8, 3).eval()
     head.crf.transitions.data.normal_()
     rows, groups = torch.randn(9, 8), torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2])
     scores = head.logits(rows, groups)
@@ -189,7 +189,7 @@ def test_the_head_counts_sentences_and_says_tags_and_shares() -> None:
 
 def test_it_learns_what_only_the_order_tells() -> None:
     torch.manual_seed(10)
-    head = CrfHead(4, 2)  # a row says nothing; tags alternate, and begin with 1
+    head = CRFHead(4, 2)  # a row says nothing; tags alternate, and begin with 1
     rows, groups = torch.zeros(35, 4), torch.arange(5).repeat_interleave(7)
     tags = (torch.arange(7).repeat(5) + 1) % 2
     optimizer = torch.optim.Adam(head.parameters(), 0.1)

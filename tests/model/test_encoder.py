@@ -102,8 +102,8 @@ def examples(seed: int, sizes: list[int], segments: int) -> list[Example]:
 
 def hidden_of(backbone: Encoder, batch: Batch) -> list[torch.Tensor]:
     """The vectors of each block that is not padding, in order."""
-    flat, starts = backbone(batch).flatten(0, 1), batch.starts.tolist()
-    real = batch.block.flatten() >= 0
+    flat, starts = backbone(batch).flatten(0, 1), batch.cu_seqlens.tolist()
+    real = batch.sequence_ids.flatten() >= 0
     return [flat[a:b] for a, b in zip(starts, starts[1:], strict=False) if real[a]]
 
 
@@ -253,8 +253,8 @@ def test_padding_is_finite_and_without_influence(attention: str) -> None:
     backbone.eval()
     with torch.no_grad():
         before = backbone(batch)[0, :11]
-        batch.ids[batch.block < 0] = 7  # another word at the padding
-        batch.segments[batch.block < 0] = 3
+        batch.input_ids[batch.sequence_ids < 0] = 7  # another word at the padding
+        batch.token_type_ids[batch.sequence_ids < 0] = 3
         torch.testing.assert_close(backbone(batch)[0, :11], before, atol=0, rtol=0)
 
 
@@ -401,7 +401,7 @@ def test_earlier_names_are_understood() -> None:
         task_types=5,
         layer_norm_eps=1e-7,
     )
-    with pytest.raises(UserError, match="backbone.width: 64 contradicts hidden_size: 32; they are"):
+    with pytest.raises(UserError, match="backbone.width: 64 contradicts hidden_size: 32; they"):
         EncoderConfig.from_dict({"width": 64, "hidden_size": 32})
 
 

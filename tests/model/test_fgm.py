@@ -49,10 +49,10 @@ def test_each_text_is_moved_by_the_same_length() -> None:
     batch = batch_of((3, 5), (7,), (), (12,))
     torch.manual_seed(0)
     gradient = torch.randn(4, LENGTH, WIDTH) * torch.tensor([1e-25, 1.0, 1.0, 1e10])[:, None, None]
-    gradient[batch.block < 0] = 0
+    gradient[batch.sequence_ids < 0] = 0
     for scale in (1.0, 1e-12, 1e12):
-        change = perturbation(gradient * scale, batch.starts, 0.3)
-        assert change.isfinite().all() and not change[batch.block < 0].any()
+        change = perturbation(gradient * scale, batch.cu_seqlens, 0.3)
+        assert change.isfinite().all() and not change[batch.sequence_ids < 0].any()
     change = perturbation(gradient[1:3], torch.tensor([0, 7, 12, 24]), 0.3)
     wanted = 0.3 * gradient[1] / gradient[1].norm()
     torch.testing.assert_close(change[0], wanted)
@@ -86,7 +86,7 @@ def test_the_change_is_for_the_worse_and_ends() -> None:
     (gradient,) = torch.autograd.grad(loss, vectors)
     handle.remove()
     flat = gradient.flatten(0, 1)
-    starts = batch.starts.tolist()
+    starts = batch.cu_seqlens.tolist()
     steps = [flat[a:b].norm().item() for a, b in zip(starts, starts[1:], strict=False)]
     assert sum(size > 0 for size in steps) == 3  # the text without a label does not move
     assert abs((after - before) - length * sum(steps)) < 0.02 * length * sum(steps)

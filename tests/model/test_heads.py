@@ -1,4 +1,4 @@
-"""Heads: sums in fp32, ties to the word table, equality with Hugging Face's masked-word heads."""
+"""Heads: sums in fp32, tied token embeddings, equality with Hugging Face's masked-LM heads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from palm_ds.model.encoder import Encoder, EncoderConfig
-from palm_ds.model.heads import ClassHead, MaskedWordHead
+from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.weights.formats.huggingface.names import MASKED_WORDS, from_names
@@ -43,32 +43,32 @@ def backbone(**kernels: str) -> Encoder:
     return Encoder(config, Kernels(**kernels))
 
 
-@pytest.mark.parametrize("word_loss", ["plain", "chunked"])
+@pytest.mark.parametrize("kernel", ["plain", "chunked"])
 @pytest.mark.parametrize("kind", list(HF))
-def test_masked_word_scores_equal_hugging_face(kind: str, word_loss: str) -> None:
+def test_masked_lm_scores_equal_hugging_face(kind: str, kernel: str) -> None:
     torch.manual_seed(2)
     hf = HF[kind]().eval()
     with torch.no_grad():
         for parameter in hf.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
-    state, left_over = from_names(hf.state_dict(), kind)
-    assert left_over == []
-    body = Encoder(EncoderConfig.from_dict(hf.config.to_dict()), Kernels(word_loss=word_loss))
-    model = Model(body, {MASKED_WORDS: MaskedWordHead(body)}, {"t": MASKED_WORDS}).eval()
+    state, skipped = from_names(hf.state_dict(), kind)
+    assert skipped == []
+    body = Encoder(EncoderConfig.from_dict(hf.config.to_dict()), Kernels(masked_lm_loss=kernel))
+    model = Model(body, {MASKED_WORDS: MaskedLMHead(body)}, {"t": MASKED_WORDS}).eval()
     missing = model.load_state_dict(state, strict=False).missing_keys
     assert missing == ["backbone.pooler.dense.weight", "backbone.pooler.dense.bias"]
     rows, targets = torch.randn(7, 16), torch.randint(0, 61, (7,))
-    theirs = hf.lm_head(rows) if kind == "roberta" else hf.cls(rows)
+    expected = hf.lm_head(rows) if kind == "roberta" else hf.cls(rows)
     head = model.heads[MASKED_WORDS]
-    torch.testing.assert_close(head.logits(rows), theirs, atol=1e-5, rtol=0)  # type: ignore[operator]
+    torch.testing.assert_close(head.logits(rows), expected, atol=1e-5, rtol=0)  # type: ignore[operator]
     loss, correct = head(rows, targets)
-    torch.testing.assert_close(loss, F.cross_entropy(theirs, targets, reduction="sum"))
-    assert correct == (theirs.argmax(-1) == targets).sum()
+    torch.testing.assert_close(loss, F.cross_entropy(expected, targets, reduction="sum"))
+    assert correct == (expected.argmax(-1) == targets).sum()
 
 
-def test_the_word_table_is_one_parameter_and_saved_once() -> None:
+def test_tied_embeddings_are_one_parameter_and_saved_once() -> None:
     body = backbone()
-    head = MaskedWordHead(body)
+    head = MaskedLMHead(body)
     assert head.tied_words is body.word.weight
     assert "tied_words" in dict(head.named_parameters())  # ZeRO 3 gathers it for this module
     model = Model(body, {"words": head, "kind": ClassHead(16, 3)}, {"a": "words", "b": "kind"})
@@ -95,7 +95,7 @@ def test_loss_is_a_sum_in_fp32(dtype: torch.dtype) -> None:
     assert head.logits(rows).shape == (9, 4)
 
 
-def test_a_right_guess_counts() -> None:
+def test_correct_predictions_are_counted() -> None:
     head = ClassHead(2, 2)
     with torch.no_grad():
         head.out.weight.copy_(torch.eye(2))

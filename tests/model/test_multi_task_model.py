@@ -10,11 +10,11 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.example import Example, collate
 from palm_ds.model.batch import Batch
 from palm_ds.model.encoder import Encoder, EncoderConfig
-from palm_ds.model.heads import ClassHead, MaskedWordHead
+from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.kernels import Kernels, choose_kernels
 from palm_ds.model.multi_task_model import Model, TaskOutput
 
-FAST = Kernels(attention="tiles", word_loss="chunked", dropout="bits")
+FAST = Kernels(attention="tiles", masked_lm_loss="chunked", dropout="bits")
 CONFIG = EncoderConfig(
     vocab_size=50,
     hidden_size=16,
@@ -30,7 +30,7 @@ def model(kernels: Kernels = FAST, **changes: object) -> Model:
     torch.manual_seed(4)
     backbone = Encoder(CONFIG, kernels)
     heads = {
-        "words": MaskedWordHead(backbone),
+        "words": MaskedLMHead(backbone),
         "order": ClassHead(16, 6, pooled=True),
         "case": ClassHead(16, 2),
     }

@@ -50,13 +50,13 @@ def test_what_decays() -> None:
 
 def test_real_model_groups_cover_everything_once() -> None:
     from palm_ds.model.encoder import Encoder, EncoderConfig
-    from palm_ds.model.heads import ClassHead, MaskedWordHead
+    from palm_ds.model.heads import ClassHead, MaskedLMHead
     from palm_ds.model.multi_task_model import Model
 
     backbone = Encoder(
         EncoderConfig(vocab_size=50, hidden_size=8, num_layers=1, num_heads=2, max_positions=8)
     )
-    heads = {"words": MaskedWordHead(backbone), "order": ClassHead(8, 3)}
+    heads = {"words": MaskedLMHead(backbone), "order": ClassHead(8, 3)}
     model = Model(backbone, heads, {name: name for name in heads})
     decayed, kept = groups_of(model, 0.01)
     together = [id(p) for p in [*decayed["params"], *kept["params"]]]

@@ -140,7 +140,7 @@ def test_both_pairs_are_apart_and_cut_alike(tmp_path: Path) -> None:
         "[CLS]",
         ["bad", "bad", "bad", "[SEP]"],
     )
-    assert batch.longest == 20
+    assert batch.max_seqlen == 20
     at, target = example.labels["match"]
     assert (at.tolist(), target.tolist()) == ([0, 20], [1, 0])
 

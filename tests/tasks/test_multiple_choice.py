@@ -12,7 +12,7 @@ from transformers import BertForMultipleChoice
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.task import build
-from palm_ds.model.text_heads import ChoiceHead
+from palm_ds.model.heads import ChoiceHead
 from palm_ds.tasks.multiple_choice import MultipleChoice
 from tests.helpers.text_tables import (
     bert_config,

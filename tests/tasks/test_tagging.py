@@ -19,7 +19,7 @@ from palm_ds.data.example import Example
 from palm_ds.data.reader import TableSettings, open_table
 from palm_ds.data.table_source import TableSource, split_rows
 from palm_ds.model.config import EncoderConfig
-from palm_ds.model.crf import CrfHead
+from palm_ds.model.crf import CRFHead
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead
 from palm_ds.model.multi_task_model import Model
@@ -532,7 +532,7 @@ def test_a_small_model_learns_tags_that_follow_from_words(
     )  # fmt: skip
     backbone = Encoder(config)
     head = task.head(backbone)
-    assert isinstance(head, CrfHead if crf else ClassHead)
+    assert isinstance(head, CRFHead if crf else ClassHead)
     model = Model(backbone, {"slots": head}, {"slots": "slots"})
     layouts = feed.layouts(np.arange(len(feed.items)))
     packed = [

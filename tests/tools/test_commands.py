@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from palm_ds.model.config import EncoderConfig
 from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import ClassHead, MaskedWordHead
+from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import wordpiece
 from palm_ds.weights.weights_folder import WeightsInfo, save_weights
@@ -72,7 +72,7 @@ def enter(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 def source(tmp_path: Path) -> Path:
     torch.manual_seed(2)
     backbone = Encoder(CONFIG)
-    heads = {"masking": MaskedWordHead(backbone), "order": ClassHead(8, 3, pooled=True)}
+    heads = {"masking": MaskedLMHead(backbone), "order": ClassHead(8, 3, pooled=True)}
     net = Model(backbone, heads, {name: name for name in heads})
     info = WeightsInfo(backbone=CONFIG, task_ids={"masking": 0, "order": 1})
     save_weights(net, tmp_path / "source", info, tokenizer=WORDS)
@@ -132,7 +132,7 @@ def test_show_converts_nothing(enter: Enter, source: Path, tmp_path: Path) -> No
 
 def words_only(config: EncoderConfig) -> Model:
     backbone = Encoder(config)
-    return Model(backbone, {"words": MaskedWordHead(backbone)}, {"words": "words"})
+    return Model(backbone, {"words": MaskedLMHead(backbone)}, {"words": "words"})
 
 
 def cut(source: Path) -> None:

@@ -18,7 +18,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 from palm_ds.common.errors import UserError
 from palm_ds.data.example import Example, collate
 from palm_ds.model.encoder import Encoder, EncoderConfig
-from palm_ds.model.heads import ClassHead, MaskedWordHead
+from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import load_tokenizer, wordpiece
 from palm_ds.weights.convert.resize import Edit, edit
@@ -47,7 +47,7 @@ IDS = [3, 8, 9, 6, 7, 4]
 def model(config: EncoderConfig = CONFIG, seed: int = 1) -> Model:
     torch.manual_seed(seed)
     backbone = Encoder(config)
-    heads = {"words": MaskedWordHead(backbone), "order": ClassHead(16, 3, pooled=True)}
+    heads = {"words": MaskedLMHead(backbone), "order": ClassHead(16, 3, pooled=True)}
     net = Model(backbone, heads, {name: name for name in heads}).eval()
     with torch.no_grad():
         for parameter in net.parameters():

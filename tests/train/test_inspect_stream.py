@@ -102,14 +102,14 @@ def test_the_sequences_are_those_of_the_batch(recipe: Recipe, step: int) -> None
         record = json.loads(json.dumps(as_record(view, seen)))
         inside = slice(record["start"], record["start"] + record["length"])
         row = record["row"] - 1
-        assert record["tokens"] == view.tokenizer.tokens(batch.ids[row, inside])
-        assert record["segments"] == batch.segments[row, inside].tolist()
+        assert record["tokens"] == view.tokenizer.tokens(batch.input_ids[row, inside])
+        assert record["segments"] == batch.token_type_ids[row, inside].tolist()
         assert set(batch.task_ids[row, inside].tolist()) == {record["task_id"]}
         covered[row, inside] = True
         for task, entries in record["labels"].items():
             flat = row * 64 + record["start"]
             labels.setdefault(task, {}).update({flat + e["position"]: e["label"] for e in entries})
-    assert (covered == (batch.block >= 0).numpy()).all()
+    assert (covered == (batch.sequence_ids >= 0).numpy()).all()
     wanted = {
         task: dict(zip(*(x.tolist() for x in y), strict=True)) for task, y in batch.labels.items()
     }

@@ -25,7 +25,7 @@ from transformers import (
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.encoder import Encoder, EncoderConfig
-from palm_ds.model.heads import ClassHead, MaskedWordHead
+from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import load_tokenizer, wordpiece
 from palm_ds.weights.weights_folder import (
@@ -59,7 +59,7 @@ def model(config: EncoderConfig = CONFIG, seed: int = 1, *, words: bool = True) 
     backbone = Encoder(config)
     heads: dict[str, torch.nn.Module] = {"distance": ClassHead(16, 3, pooled=True)}
     if words:
-        heads["masking"] = MaskedWordHead(backbone)
+        heads["masking"] = MaskedLMHead(backbone)
     net = Model(backbone, heads, {name: name for name in heads}).eval()
     with torch.no_grad():
         for parameter in net.parameters():
@@ -310,7 +310,7 @@ def test_every_masked_word_head_gets_the_imported_one(tmp_path: Path) -> None:
     export_hf(model(), tmp_path / "hf", config=CONFIG)
     torch.manual_seed(3)
     backbone = Encoder(CONFIG)
-    heads = {"one": MaskedWordHead(backbone), "two": MaskedWordHead(backbone)}
+    heads = {"one": MaskedLMHead(backbone), "two": MaskedLMHead(backbone)}
     net = Model(backbone, heads, {"a": "one", "b": "two"})
     assert load_weights(tmp_path / "hf", net).fresh == ()
     assert torch.equal(net.heads["one"].dense.weight, net.heads["two"].dense.weight)  # type: ignore[union-attr, arg-type]
@@ -326,7 +326,7 @@ def test_the_only_masked_word_head_goes_to_tasks_of_any_name(own: bool, tmp_path
         export_hf(source, tmp_path / "from", config=CONFIG)
     torch.manual_seed(3)
     backbone = Encoder(CONFIG)
-    heads = {name: MaskedWordHead(backbone) for name in ("mlm", "masking", "masked_words")}
+    heads = {name: MaskedLMHead(backbone) for name in ("mlm", "masking", "masked_words")}
     loaded = load_weights(tmp_path / "from", Model(backbone, heads, {x: x for x in heads}))
     assert loaded.fresh == ()
     assert not any("masking" in name for name in loaded.left_over)
@@ -338,12 +338,12 @@ def test_the_only_masked_word_head_goes_to_tasks_of_any_name(own: bool, tmp_path
 
 def test_of_two_masked_word_heads_only_names_decide(tmp_path: Path) -> None:
     backbone = Encoder(CONFIG)
-    two = {name: MaskedWordHead(backbone) for name in ("one", "two")}
+    two = {name: MaskedLMHead(backbone) for name in ("one", "two")}
     save_weights(
         Model(backbone, two, {x: x for x in two}), tmp_path / "w", WeightsInfo(backbone=CONFIG)
     )
     other = Encoder(CONFIG)
-    heads = {name: MaskedWordHead(other) for name in ("two", "three")}
+    heads = {name: MaskedLMHead(other) for name in ("two", "three")}
     loaded = load_weights(tmp_path / "w", Model(other, heads, {x: x for x in heads}))
     assert {name.split(".")[1] for name in loaded.fresh} == {"three"}
     assert {name.split(".")[1] for name in loaded.left_over} == {"one"}

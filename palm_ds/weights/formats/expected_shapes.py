@@ -12,9 +12,9 @@ from torch import nn
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config import EncoderConfig
-from palm_ds.model.crf import CrfHead
+from palm_ds.model.crf import CRFHead
 from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import ClassHead, MaskedWordHead
+from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.weights.formats.contents import Contents, Head
 
 Shape = tuple[int, ...]
@@ -43,9 +43,9 @@ def expected_shapes(config: EncoderConfig, heads: Mapping[str, Head]) -> dict[st
 
 def _head(head: Head, backbone: Encoder) -> nn.Module:
     if head.kind == "masked_words":
-        return MaskedWordHead(backbone)
+        return MaskedLMHead(backbone)
     width = backbone.config.hidden_size
-    return CrfHead(width, head.classes) if head.transitions else ClassHead(width, head.classes)
+    return CRFHead(width, head.classes) if head.transitions else ClassHead(width, head.classes)
 
 
 def checked(contents: Contents, source_names: Mapping[str, str] | None = None) -> Contents:

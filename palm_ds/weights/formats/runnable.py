@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 from palm_ds.common.errors import UserError
 from palm_ds.model.batch import Batch, PackedText
 from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import MaskedWordHead
+from palm_ds.model.heads import MaskedLMHead
 from palm_ds.weights.formats.contents import Contents
 
 _MASKED_AT = 24
@@ -106,7 +106,7 @@ class _InPalmDs:
     def _words(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         """(n, words): the scores of a masked-word head."""
         with torch.device("meta"):
-            head = MaskedWordHead(self.backbone)
+            head = MaskedLMHead(self.backbone)
         prefix = f"heads.{name}."
         names = [x for x in self.contents.entries if x.startswith(prefix)]
         state = {x.removeprefix(prefix): read_values(self.contents, x) for x in names}
@@ -118,7 +118,7 @@ class _InPalmDs:
         for ids, segments, real in zip(texts.ids, texts.segments, texts.real, strict=True):
             n = int(real.sum())
             text = PackedText(
-                ids=ids[:n].numpy(), segments=segments[:n].numpy(), task_id=self.task_id
+                input_ids=ids[:n].numpy(), token_type_ids=segments[:n].numpy(), task_id=self.task_id
             )
             rows.append([text])
         return Batch.from_rows(rows, length=texts.ids.shape[1], pad=self.contents.config.pad)

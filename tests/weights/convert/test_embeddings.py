@@ -11,7 +11,7 @@ import torch
 from palm_ds.common.errors import UserError
 from palm_ds.data.example import Example, collate
 from palm_ds.model.encoder import Encoder, EncoderConfig
-from palm_ds.model.heads import ClassHead, MaskedWordHead
+from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.weights.convert.embeddings import (
     POSITIONS,
@@ -42,8 +42,8 @@ def net(config: EncoderConfig, seed: int = 1) -> Model:
     torch.manual_seed(seed)
     backbone = Encoder(config)
     heads: dict[str, torch.nn.Module] = {
-        "one": MaskedWordHead(backbone),
-        "two": MaskedWordHead(backbone),
+        "one": MaskedLMHead(backbone),
+        "two": MaskedLMHead(backbone),
         "order": ClassHead(16, 40, pooled=True),  # as many classes as there are words
     }
     model = Model(backbone, heads, {name: name for name in heads}).eval()
@@ -57,8 +57,8 @@ def rebuilt(changed: Changed) -> Model:
     model = Model(
         backbone := Encoder(changed.config),
         {
-            "one": MaskedWordHead(backbone),
-            "two": MaskedWordHead(backbone),
+            "one": MaskedLMHead(backbone),
+            "two": MaskedLMHead(backbone),
             "order": ClassHead(16, 40, pooled=True),
         },
         {"one": "one", "two": "two", "order": "order"},
@@ -206,7 +206,7 @@ def test_a_stretched_encoder_finds_the_old_text_between() -> None:
     row = np.array(IDS)
     text = Example(ids=row, segments=row * 0, origin=row, marks={})
     batch = collate([[(text, 0)]], length=len(IDS), pad=0)
-    wide = replace(batch, positions=batch.positions * 3)
+    wide = replace(batch, positions=batch.position_ids * 3)
     assert torch.equal(model.backbone(batch), stretched.backbone(wide))
 
 

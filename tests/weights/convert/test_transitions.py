@@ -11,7 +11,7 @@ from transformers import AutoModelForTokenClassification
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config import EncoderConfig
-from palm_ds.model.crf import CrfHead
+from palm_ds.model.crf import CRFHead
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import wordpiece
@@ -39,7 +39,7 @@ WORDS = wordpiece(
 def model(seed: int, allowed: torch.Tensor | None = None) -> Model:
     torch.manual_seed(seed)
     net = Model(
-        Encoder(CONFIG), {"tags": CrfHead(CONFIG.hidden_size, 5, allowed=allowed)}, {"tags": "tags"}
+        Encoder(CONFIG), {"tags": CRFHead(CONFIG.hidden_size, 5, allowed=allowed)}, {"tags": "tags"}
     )
     with torch.no_grad():
         for parameter in net.parameters():

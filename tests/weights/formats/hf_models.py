@@ -11,7 +11,7 @@ import transformers
 
 from palm_ds.data.example import Example, collate
 from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import ClassHead, MaskedWordHead
+from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.weights.formats.contents import Contents
 
@@ -61,7 +61,7 @@ def build(contents: Contents) -> Model:
     heads: dict[str, torch.nn.Module] = {}
     for name, head in contents.heads.items():
         if head.kind == "masked_words":
-            heads[name] = MaskedWordHead(backbone)
+            heads[name] = MaskedLMHead(backbone)
         else:
             heads[name] = ClassHead(contents.config.hidden_size, head.classes, pooled=head.pooled)
     model = Model(backbone, heads, {name: name for name in heads}) if heads else _bare(backbone)

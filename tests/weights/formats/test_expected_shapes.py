@@ -10,9 +10,9 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config import EncoderConfig
-from palm_ds.model.crf import CrfHead
+from palm_ds.model.crf import CRFHead
 from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import ClassHead, MaskedWordHead
+from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.weights.formats.contents import Contents, Entry, Head
 from palm_ds.weights.formats.expected_shapes import checked, expected_shapes
 
@@ -28,7 +28,7 @@ HEADS = {
 
 def test_shapes_are_those_of_a_model_with_values() -> None:
     backbone = Encoder(CONFIG)
-    heads = {"words": MaskedWordHead(backbone), "order": ClassHead(8, 3), "tags": CrfHead(8, 4)}
+    heads = {"words": MaskedLMHead(backbone), "order": ClassHead(8, 3), "tags": CRFHead(8, 4)}
     model = torch.nn.ModuleDict({"backbone": backbone, "heads": torch.nn.ModuleDict(heads)})
     real = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     assert expected_shapes(CONFIG, HEADS) == real

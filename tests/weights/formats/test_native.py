@@ -13,9 +13,9 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config import EncoderConfig
-from palm_ds.model.crf import CrfHead
+from palm_ds.model.crf import CRFHead
 from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import ClassHead, MaskedWordHead
+from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime import checkpoint
 from palm_ds.runtime import sharded_state as portable
@@ -46,10 +46,10 @@ def model(seed: int = 1) -> Model:
     torch.manual_seed(seed)
     backbone = Encoder(CONFIG)
     heads = {
-        "masking": MaskedWordHead(backbone),
+        "masking": MaskedLMHead(backbone),
         "distance": ClassHead(8, 3, pooled=True),
         "capital": ClassHead(8, 2),
-        "slots": CrfHead(8, 4),
+        "slots": CRFHead(8, 4),
     }
     return Model(backbone, heads, {name: name for name in heads})
 

@@ -18,7 +18,7 @@ import torch
 from palm_ds.common.errors import UserError
 from palm_ds.model.config import EncoderConfig
 from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import ClassHead, MaskedWordHead
+from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.weights.formats.contents import OPTIMIZER
 from palm_ds.weights.formats.deepspeed import read as deepspeed
@@ -42,7 +42,7 @@ GENUINE = ("deepspeed_z1_bf16_wrap_frozen", "deepspeed_z3_fp32")
 def model() -> Model:
     torch.manual_seed(3)
     backbone = Encoder(CONFIG)
-    heads = {"words": MaskedWordHead(backbone), "pairs": ClassHead(8, 3, pooled=True)}
+    heads = {"words": MaskedLMHead(backbone), "pairs": ClassHead(8, 3, pooled=True)}
     return Model(backbone, heads, {name: name for name in heads})
 
 

@@ -20,7 +20,7 @@ from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.errors import UserError
 from palm_ds.model.config import EncoderConfig
 from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import ClassHead, MaskedWordHead
+from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import SPECIALS, load_tokenizer, wordpiece
 from palm_ds.weights.formats import tensor_files
@@ -483,7 +483,7 @@ def test_a_model_of_ours_takes_the_heads_that_the_class_has(tmp_path: Path) -> N
     heads = {
         "tags": ClassHead(16, 3),
         "next_sentence": ClassHead(16, 2, pooled=True),
-        "words": MaskedWordHead(backbone),
+        "words": MaskedLMHead(backbone),
     }
     net = Model(backbone, heads, {name: name for name in heads}).eval()
     export_hf(net, tmp_path / "hf", config=config, task_id=3, made=Made(source="a test"))

@@ -21,9 +21,9 @@ from safetensors.numpy import save_file
 from palm_ds.common.errors import UserError
 from palm_ds.model.batch import Batch
 from palm_ds.model.config import EncoderConfig
-from palm_ds.model.crf import CrfHead
+from palm_ds.model.crf import CRFHead
 from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import ClassHead, MaskedWordHead
+from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.weights.formats.contents import COPY, OPTIMIZER, Contents, Head
 from palm_ds.weights.formats.paddle import read as paddle
@@ -143,9 +143,9 @@ def modules(contents: Contents) -> tuple[Encoder, torch.nn.ModuleDict]:
     backbone = Encoder(contents.config).eval()
     heads = torch.nn.ModuleDict(
         {
-            name: MaskedWordHead(backbone)
+            name: MaskedLMHead(backbone)
             if head.kind == "masked_words"
-            else CrfHead(backbone.hidden_size, head.classes)
+            else CRFHead(backbone.hidden_size, head.classes)
             if head.transitions
             else ClassHead(backbone.hidden_size, head.classes, pooled=head.pooled)
             for name, head in contents.heads.items()
@@ -168,13 +168,13 @@ def batch_of(given: Arrays, real: torch.Tensor) -> Batch:
     sizes = [n for row in real.sum(1).tolist() for n in (row, length - row) if n]
     positions = given.get("in_pos_ids", blank + np.arange(length))
     return Batch(
-        ids=ids,
-        positions=torch.from_numpy(positions) * real,
-        segments=torch.from_numpy(given["in_sent_ids"]),
+        input_ids=ids,
+        position_ids=torch.from_numpy(positions) * real,
+        token_type_ids=torch.from_numpy(given["in_sent_ids"]),
         task_ids=torch.from_numpy(given.get("in_task_ids", blank)),
-        block=torch.where(real, 0, -1),
-        starts=torch.tensor([0, *np.cumsum(sizes)], dtype=torch.int32),
-        longest=max(sizes),
+        sequence_ids=torch.where(real, 0, -1),
+        cu_seqlens=torch.tensor([0, *np.cumsum(sizes)], dtype=torch.int32),
+        max_seqlen=max(sizes),
         labels={},
     )
 
@@ -709,7 +709,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "heads that do not divide": (
         broken(lambda _: None, {**ERNIE, "num_attention_heads": 3}),
-        "3 heads cannot share a hidden_size of 8",
+        "num_heads: 3 does not divide the hidden_size 8",
     ),
     "another width": (
         broken(lambda _: None, {**ERNIE, "hidden_size": 16}),
@@ -733,7 +733,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "another model": (
         broken(lambda _: None, {**ERNIE, "model_type": "gpt2"}),
-        "only 'bert' or 'ernie' or 'roberta' is this encoder",
+        "must be 'bert' or 'ernie' or 'roberta' here",
     ),
     "a width that is no number": (
         broken(lambda _: None, {**ERNIE, "hidden_size": "eight"}),

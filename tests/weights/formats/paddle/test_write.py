@@ -18,7 +18,7 @@ import torch
 from palm_ds.common.errors import UserError
 from palm_ds.model.config import EncoderConfig
 from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import ClassHead, MaskedWordHead
+from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.text.tokenizer import load_tokenizer, wordpiece
 from palm_ds.weights.formats.contents import COPY, Head
 from palm_ds.weights.formats.huggingface.target import Target
@@ -47,7 +47,7 @@ def state_of(config: EncoderConfig, **heads: int) -> dict[str, torch.Tensor]:
     torch.manual_seed(1)
     backbone = Encoder(config)
     modules = {
-        name: ClassHead(config.hidden_size, count) if count else MaskedWordHead(backbone)
+        name: ClassHead(config.hidden_size, count) if count else MaskedLMHead(backbone)
         for name, count in heads.items()
     }
     both = torch.nn.ModuleDict({"backbone": backbone, "heads": torch.nn.ModuleDict(modules)})
