@@ -31,10 +31,10 @@ from palm_ds.model.config import PRESETS, EncoderConfig  # noqa: E402
 from palm_ds.runtime.ds_config import Comms, Machine  # noqa: E402
 from palm_ds.runtime.optimizer import OptimizerConfig  # noqa: E402
 from palm_ds.train.lr_schedule import LRSchedule  # noqa: E402
-from palm_ds.train.recipe import (  # noqa: E402
+from palm_ds.train.recipe import Recipe  # noqa: E402
+from palm_ds.train.recipe_sections import (  # noqa: E402
     EvaluateSettings,
     LogSettings,
-    Recipe,
     SaveSettings,
     SourceSettings,
 )

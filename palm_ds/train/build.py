@@ -35,8 +35,8 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 def build_stream(
     recipe: Recipe, data: Data, room_for: Callable[[int], int] = lambda rows: rows
 ) -> AnyStream:
-    """The training rows of a recipe. Where a step is so many examples, `room_for` makes of the rows
-    of the largest step those that machine and processes divide."""
+    """The training rows of a recipe. With a batch in examples, `room_for` rounds the rows of the
+    largest step up to what processes and micro-batches divide."""
     feeds, feeds_of = datasets_of(recipe, recipe.plan.blends, data.train, seed=recipe.seed)
     if recipe.examples:
         stream = ExampleStream(
@@ -62,7 +62,7 @@ def build_stream(
 
 
 def build_held_out(recipe: Recipe, data: Data) -> HeldOutSet:
-    """The held-out rows of a recipe; the same for every seed of one recipe's tasks."""
+    """The held-out rows of a recipe; independent of its seed."""
     feeds, _ = datasets_of(recipe, recipe.plan.blends, data.held_out, seed=0, fixed=True)
     feeds = [feed for feed in feeds if len(feed.source)]
     for feed in feeds:
@@ -72,7 +72,7 @@ def build_held_out(recipe: Recipe, data: Data) -> HeldOutSet:
 
 
 def _evaluation_sets(recipe: Recipe, data: Data) -> dict[str, HeldOutSet]:
-    """The rows of each further evaluation set, for the tasks whose source has it."""
+    """The rows of each further evaluation set, for tasks whose source has one."""
     found = {}
     for name, side in data.evaluation_sets.items():
         tasks = recipe.built_tasks
@@ -83,7 +83,7 @@ def _evaluation_sets(recipe: Recipe, data: Data) -> dict[str, HeldOutSet]:
 
 
 def _check_held_out(recipe: Recipe, data: Data, feed: Feed) -> None:
-    """Raises UserError that names the share if too little is held out for a task to read."""
+    """Raises UserError that names `held_out` if it leaves a task too little to read."""
     name = feed.tasks[0].source
     try:
         assert len(feed.items)
@@ -107,8 +107,8 @@ def build_model(
     device: torch.device,
     level: int = logging.DEBUG,
 ) -> Model:
-    """Encoder and heads with their first weights, each a function of (seed, its own name). The
-    chosen kernels, and why they were chosen, are logged at `level`."""
+    """Encoder and heads with initial weights; those of the encoder and of each head depend only on
+    the seed and its name. The chosen kernels, with reasons, are logged at `level`."""
     config = full_config(recipe.backbone_config, vocabulary)
     kernels, lines = choose_kernels(
         {**machine.kernels, **({"compile": "on"} if machine.compile else {})},
@@ -130,7 +130,7 @@ def build_model(
 
 
 def full_config(config: EncoderConfig, vocabulary: SpecialTokens) -> EncoderConfig:
-    """With the vocabulary's size where the recipe leaves it open."""
+    """The encoder config with the vocabulary size filled in."""
     size = config.vocab_size or vocabulary.size
     if size < vocabulary.size:
         raise UserError(

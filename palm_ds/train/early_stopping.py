@@ -1,4 +1,4 @@
-"""Which evaluation of a run was the best, and whether to go on."""
+"""Tracks the best evaluation and decides on early stopping."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.data.task import Task
 from palm_ds.train.evaluate import TaskScore
-from palm_ds.train.recipe import EvaluateSettings
+from palm_ds.train.recipe_sections import EvaluateSettings
 
 
 @dataclass
 class BestTracker:
-    """`value` at `step`, and how many evaluations there have been since."""
+    """The best evaluation so far: `value` (higher is better; a loss is negated) at `step`."""
 
     settings: EvaluateSettings
     tasks: Mapping[str, Task]
@@ -32,27 +32,28 @@ class BestTracker:
             )
 
     def check(self, scored: Collection[str]) -> None:
-        """Raises UserError where the tasks that there are rows to evaluate on cannot decide it."""
+        """Raises UserError if `evaluate.best` needs tasks that are not evaluated. `scored`: the
+        tasks that have rows to evaluate on."""
         name = self.settings.best.partition(".")[0]
         if name == "mean" and not any(not self.tasks[task].auxiliary for task in scored):
             raise UserError(
-                "evaluate.best: no task that is not auxiliary has rows to evaluate on; give a "
-                "source `validation`, or set held_out"
+                "evaluate.best: no non-auxiliary task has rows to evaluate on; give a source "
+                "`validation`, or set held_out"
             )
         if name and name != "mean" and name not in scored:
             raise UserError(
-                f"evaluate.best: nothing to evaluate {name!r} on; give its source `validation`, or "
+                f"evaluate.best: no rows to evaluate {name!r} on; give its source `validation`, or "
                 "set held_out"
             )
 
     @property
     def named_task(self) -> str:
-        """The task whose metric is named: whether it has it is known when it was scored."""
+        """The task of a `task.metric`, else empty. Its metrics are known once it is evaluated."""
         name, _, metric = self.settings.best.partition(".")
         return name if metric else ""
 
     def __str__(self) -> str:
-        return f"{self.settings.best} {abs(self.value):.4f}"  # a loss counts as its negative
+        return f"{self.settings.best} {abs(self.value):.4f}"  # a loss is stored negated
 
     @property
     def enabled(self) -> bool:
@@ -60,11 +61,11 @@ class BestTracker:
 
     @property
     def should_stop(self) -> bool:
-        """There has been nothing better for as long as patience lasts."""
+        """Whether `patience` evaluations have passed without improvement."""
         return bool(self.settings.patience) and self.evals_since_best >= self.settings.patience
 
     def update(self, step: int, scores: Mapping[str, TaskScore]) -> bool:
-        """Whether these are the best so far; of equals the first is."""
+        """Record an evaluation; returns whether it is the best so far. A tie is not better."""
         value = self._value(scores)
         if math.isfinite(value) and value > self.value:
             self.value, self.step, self.evals_since_best = value, step, 0
@@ -81,7 +82,7 @@ class BestTracker:
         return self.metric(scores[name]) if metric else scores[name].value
 
     def metric(self, score: TaskScore) -> float:
-        """The one that is named. Raises UserError where the task has it not."""
+        """The value of the named metric. Raises UserError if the task has no such metric."""
         name, _, metric = self.settings.best.partition(".")
         known = {**score.metrics, "accuracy": score.accuracy, "loss": -score.loss}
         if metric not in known:
@@ -96,7 +97,7 @@ class BestTracker:
         return {"value": value, "step": self.step, "since": self.evals_since_best}
 
     def restore(self, record: Mapping[str, Any]) -> None:
-        """As it was when the checkpoint was saved."""
+        """Restore the state from a checkpoint's `record()`."""
         if record:
             value = record["value"]
             self.value = -math.inf if value is None else value

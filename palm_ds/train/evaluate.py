@@ -1,5 +1,5 @@
-"""Scores on held-out documents: loss, perplexity and accuracy of every task, and what knowing
-nothing would give."""
+"""Evaluates every task on held-out data: loss, perplexity, accuracy, and a baseline that ignores
+the text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskScore:
-    """Of one task, over `count` labels; the baseline is what the task's `baseline` says."""
+    """Evaluation result of one task over `count` labels. The baseline ignores the text: see the
+    task's `baseline`."""
 
     count: int
     loss: float
@@ -38,13 +39,13 @@ class TaskScore:
     baseline_loss: float
     baseline_accuracy: float
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What the task scores its predictions by; the first is the one that counts."""
+    """The task's own metrics; the first is the primary one."""
     tables: Mapping[str, list[list[Any]]] = field(default_factory=dict)
-    """What the task shows of its predictions: {title: rows of cells, the first the heads}."""
+    """Tables for the report, such as a confusion matrix: {title: rows of cells, header first}."""
 
     @property
     def value(self) -> float:
-        """What counts: the first metric, else the accuracy."""
+        """The primary metric: the task's first one, else the accuracy."""
         return next(iter(self.metrics.values()), self.accuracy)
 
     @property
@@ -53,19 +54,19 @@ class TaskScore:
 
     @property
     def standard_error(self) -> float:
-        """Of the accuracy, the labels taken as independent."""
+        """Standard error of the accuracy, assuming independent labels."""
         return math.sqrt(max(self.accuracy * (1 - self.accuracy), 0.0) / max(self.count, 1))
 
     @property
     def standard_errors_above(self) -> float:
-        """How far the accuracy is above the baseline's, in standard errors (the baseline's where
-        all or nothing was right)."""
-        chance = self.baseline_accuracy
-        error = self.standard_error or math.sqrt(max(chance * (1 - chance), 0.0) / self.count)
-        return (self.accuracy - chance) / error if error else 0.0
+        """Distance of the accuracy from the baseline's, in standard errors (the baseline's own if
+        the accuracy is 0 or 1)."""
+        baseline = self.baseline_accuracy
+        error = self.standard_error or math.sqrt(max(baseline * (1 - baseline), 0.0) / self.count)
+        return (self.accuracy - baseline) / error if error else 0.0
 
     def record(self) -> dict[str, Any]:
-        """All of it as plain numbers."""
+        """As plain values for metrics.jsonl."""
         return asdict(self) | {
             "perplexity": self.perplexity,
             "standard_error": self.standard_error,
@@ -75,34 +76,34 @@ class TaskScore:
 
 @dataclass(frozen=True)
 class HeldOutSet:
-    """The held-out examples of every blend, packed once: the same rows at every evaluation."""
+    """The held-out examples of every blend, packed once: every evaluation uses the same rows."""
 
     feeds: Sequence[Feed]
     rows: Sequence[Row]
     length: int
     pad: int
     sets: Mapping[str, HeldOutSet] = field(default_factory=dict)
-    """Further rows to evaluate on, by the name of their evaluation set."""
+    """The rows of further evaluation sets, by name."""
 
     def first_rows_of(self, task: str, rows: int) -> HeldOutSet:
-        """The first `rows` rows that have a task, alone."""
+        """Only the first `rows` rows that contain a task."""
         having = {n for n, feed in enumerate(self.feeds) if task in [t.name for t in feed.tasks]}
         return replace(self, rows=[row for row in self.rows if row[0][0] in having][:rows])
 
     def batches(self, rank: int, world: int, micro_rows: int) -> Iterator[tuple[Built, Batch]]:
-        """This process's micro-batches, with the examples in them; all processes get the same
-        number, the last ones may hold empty rows."""
-        each = -(-len(self.rows) // (world * micro_rows))
-        padded = [*self.rows, *([[]] * (each * world * micro_rows - len(self.rows)))]
-        mine = padded[rank::world]
-        for i in range(0, len(mine), micro_rows):
-            built = build_examples(self.feeds, mine[i : i + micro_rows])
+        """This process's micro-batches, with their examples. All processes get equally many; the
+        last ones may contain empty rows."""
+        count = -(-len(self.rows) // (world * micro_rows))
+        padded = [*self.rows, *([[]] * (count * world * micro_rows - len(self.rows)))]
+        own = padded[rank::world]
+        for i in range(0, len(own), micro_rows):
+            built = build_examples(self.feeds, own[i : i + micro_rows])
             yield built, collate_built(self.feeds, built, self.length, self.pad)
 
 
 def held_out_set(feeds: Sequence[Feed], examples: int, length: int, pad: int) -> HeldOutSet:
-    """The first `examples` held-out examples of every feed over a corpus, all of one over a
-    table."""
+    """Pack the first `examples` held-out examples of every dataset over a corpus, and all of every
+    dataset over a table."""
     rows = []
     for number, feed in enumerate(feeds):
         most = len(feed.items) if feed.tasks[0].reads == "table" else examples
@@ -111,7 +112,8 @@ def held_out_set(feeds: Sequence[Feed], examples: int, length: int, pad: int) ->
 
 
 def evaluate(engine: Engine, data: HeldOutSet, tasks: Mapping[str, Task]) -> dict[str, TaskScore]:
-    """Every task that has labels in the held-out rows. All processes call it and get the same."""
+    """Evaluate every task that has labels in the held-out rows. Collective: all processes call it
+    and get the same result."""
     sums: dict[str, torch.Tensor | float] = {}
     sources: list[Any] = [feed.source for feed in data.feeds]
     source_of = {task.name: feed.source for feed in data.feeds for task in feed.tasks}
@@ -134,8 +136,8 @@ def evaluate(engine: Engine, data: HeldOutSet, tasks: Mapping[str, Task]) -> dic
             add(name, "base right", float(base_right.sum()))
             add(name, "count", float(batch.count(name)))
     totals = engine.reduce(sums)
-    everybody = [piece for mine in engine.processes.gather(pieces) for piece in mine]
-    found = gathered(everybody, tasks, sources)
+    all_pieces = [piece for part in engine.processes.gather(pieces) for piece in part]
+    found = gathered(all_pieces, tasks, sources)
     return {
         name: TaskScore(
             count=int(count),
@@ -153,7 +155,7 @@ def evaluate(engine: Engine, data: HeldOutSet, tasks: Mapping[str, Task]) -> dic
 def evaluate_sets(
     engine: Engine, data: HeldOutSet, tasks: Mapping[str, Task]
 ) -> dict[str, TaskScore]:
-    """{"task (set)": score} on every further evaluation set. All processes call it."""
+    """{"task (set)": score} on every further evaluation set. Collective."""
     return {
         set_title(task, name): score
         for name, rows in data.sets.items()
@@ -164,7 +166,7 @@ def evaluate_sets(
 def _scored(
     task: Task, feed: int, predictions: Mapping[int, dict[str, Any]], sources: list[Any]
 ) -> dict[str, Any]:
-    """What the predictions of all processes are worth; the same on every process."""
+    """Metrics and report tables from the predictions of all processes."""
     return {
         "metrics": task.metrics(predictions, sources[feed]),
         "tables": task.tables(predictions, sources[feed]),

@@ -30,8 +30,8 @@ _HEAD_PARAMETERS = {"out.weight", "out.bias"}  # the parameters of a head that t
 
 def head_taken(recipe: Recipe, parameters: Collection[str]) -> HeadTaken | None:
     """The head of the recipe's only task over a table, not counting auxiliary tasks and those that
-    hide words. None if there are several, or if transformers has no such head. `parameters`: the
-    names in the model."""
+    mask words. None if there are several, or if transformers has no such head. `parameters`: the
+    parameter names of the model."""
     tasks = recipe.built_tasks.values()
     tasks = [x for x in tasks if x.reads == "table" and not (x.auxiliary or x.edits_text)]
     head = tasks[0].hf_export() if len(tasks) == 1 else None
@@ -45,7 +45,7 @@ def head_taken(recipe: Recipe, parameters: Collection[str]) -> HeadTaken | None:
 
 
 def info_of(recipe: Recipe, model: Model, *, steps: int) -> WeightsInfo:
-    """What a folder of a run's weights says of itself after so many steps."""
+    """The description of a run's weights after `steps` steps, for weights.json."""
     words = [t for t, h in model.head_of.items() if isinstance(model.heads[h], MaskedLMHead)]
     return WeightsInfo(
         backbone=model.backbone.config,
@@ -66,17 +66,15 @@ def final_weights(
     if not best or not run.best.exists():
         return state, run.recipe.plan.steps
     steps = weights.read_info(run.best).made_by["steps"]
-    log.event(
-        "chosen", f"the weights are those of step {steps:,}, the best by {best}", of_step=steps
-    )
+    log.event("chosen", f"final weights: step {steps:,}, the best by {best}", of_step=steps)
     return load_file(run.best / WEIGHTS), steps
 
 
 def export(
     run: RunSpec, model: Model, state: Mapping[str, torch.Tensor], data: Data, steps: int
 ) -> None:
-    """weights/ and hf/ of the run folder, after so many steps; hf/ reads texts as the recipe's
-    `export_task` did, or as the first task of masked words. An encoder of one's own has no hf/."""
+    """Write weights/ and hf/ of the run folder. hf/ uses the task embedding of the recipe's
+    `export_task` (default: the first masked-word task). A user-defined encoder has no hf/."""
     recipe, config = run.recipe, model.backbone.config
     info = info_of(recipe, model, steps=steps)
     tokenizer = data.tokenizer

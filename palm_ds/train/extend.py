@@ -1,8 +1,8 @@
-"""One more task or corpus for a run that exists (ERNIE 2.0, section 3.1).
+"""Extends a run by a task or a corpus (ERNIE 2.0, section 3.1).
 
-A new run folder begins with the weights *and* the optimizer state of the old one: what both models
-have goes on as it was, new heads and new rows of the task embedding begin afresh, and the feeds of
-both go on where the old run stopped reading. Steps are counted from 0, in a plan of its own.
+The new run starts from the weights *and* the optimizer state of the old one. Parameters of both
+models continue unchanged; new heads and new rows of the task embedding are newly initialised;
+datasets of both runs continue after the last example read. Steps count from 0, by a new plan.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ from palm_ds.runtime.checkpoint import Found
 from palm_ds.runtime.sharded_state import Grown, Stored
 
 _TASK_TABLE = "backbone.task.weight"
-_FREE = ("task_types", "dropout", "attention_dropout", "init_range")
-"""What may change in an encoder that is extended."""
+_MAY_DIFFER = ("task_types", "dropout", "attention_dropout", "init_range")
+"""Keys of `backbone` that may differ between the two runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSignature:
-    """What a run's weights are of; its checkpoints remember it for the runs that extend it."""
+    """What a run's weights belong to. Stored in its checkpoints, so that a run that extends it can
+    check that the two fit."""
 
     backbone: EncoderConfig
     task_ids: Mapping[str, int]
     tokenizer: str
     """Fingerprint of the tokenizer."""
     token_heads: tuple[str, ...] = ()
-    """As in weights.json: the heads of classes that read tokens."""
+    """Names of the classification heads that read tokens, as in weights.json."""
     optimizer: str = "adamw"
     """The recipe's `optimizer.kind`."""
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Of all parameters, where the encoder is a class of one's own."""
+    """{parameter: shape} of all parameters if the encoder is a user-defined class."""
 
     def record(self) -> dict[str, Any]:
         plain = {
@@ -55,31 +56,31 @@ class ModelSignature:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStart:
-    """What a new run takes over from an old one."""
+    """What a new run takes over from the run that it extends."""
 
     found: Found
     grown: Mapping[str, Grown]
     new: tuple[str, ...]
-    """Parameters that the old run had not."""
+    """Parameters that the old run lacks."""
     dropped: tuple[str, ...]
-    """Parameters of the old run that have no place in the new one."""
+    """Parameters of the old run that the new one lacks."""
     consumed: Mapping[str, int]
-    """Examples of each feed that the old run has read."""
+    """Examples of each dataset that the old run has read."""
 
     @property
     def update_counts(self) -> dict[str, int]:
-        """How many updates each inherited parameter has had."""
+        """Optimizer updates of each parameter taken over."""
         return {n: k for n, k in self.found.parameters.items() if n not in self.dropped}
 
     def lines(self) -> list[str]:
-        """For a person."""
-        lines = [f"extends {self.found.path.parent.parent}, as it was after step {self.found.step}"]
+        """A summary for the log."""
+        lines = [f"extends {self.found.path.parent.parent}, after step {self.found.step}"]
         if self.new:
-            lines.append(f"extends: begun afresh: {', '.join(self.new)}")
+            lines.append(f"extends: newly initialised: {', '.join(self.new)}")
         if self.dropped:
-            lines.append(f"extends: left behind: {', '.join(self.dropped)}")
-        goes_on = [f"{feed} from {n:,}" for feed, n in self.consumed.items() if n]
-        return [*lines, f"extends: reading goes on: {'; '.join(goes_on) or 'nowhere'}"]
+            lines.append(f"extends: skipped: {', '.join(self.dropped)}")
+        resumed = [f"{feed} from {n:,}" for feed, n in self.consumed.items() if n]
+        return [*lines, f"extends: data continues: {'; '.join(resumed) or 'nowhere'}"]
 
 
 def warm_start(
@@ -91,8 +92,8 @@ def warm_start(
     group: checkpoint.Group,
     warn: Callable[[str], None],
 ) -> WarmStart:
-    """What `model` takes over from the run folder `old`: its newest good checkpoint. All processes
-    take part. Raises UserError where the two do not fit."""
+    """What `model` takes over from the newest good checkpoint of the run folder `old`. Collective.
+    Raises UserError if the two do not fit together."""
     found = checkpoint.find(old / "checkpoints", group=group, warn=warn)
     if found is None:
         raise UserError(f"extend: {old}: no checkpoint in {old / 'checkpoints'}; name a run folder")
@@ -105,7 +106,7 @@ def warm_start(
     for name, parameter in parameters.items():
         if name not in fresh and name not in grown and stored.size(name) != parameter.numel():
             raise UserError(
-                f"extend: {old}: {name} has {stored.size(name):,} values there, and "
+                f"extend: {old}: {name} has {stored.size(name):,} values there and "
                 f"{parameter.numel():,} here; a task of the same name must have the same classes"
             )
     read = found.state["consumed"]
@@ -123,20 +124,22 @@ def _check(old: Path, before: Mapping[str, Any], signature: ModelSignature) -> N
     if before["tokenizer"] != now["tokenizer"]:
         raise UserError(
             f"extend: {old}: its corpora were prepared with another tokenizer; prepare the new "
-            "ones with its own (--tokenizer RUN/weights/tokenizer)"
+            "ones with that tokenizer (--tokenizer RUN/weights/tokenizer)"
         )
     kinds = (before.get("optimizer", "adamw"), signature.optimizer)
-    if kinds[0] != kinds[1] and "." in "".join(kinds):  # adamw and lamb keep the same
+    if kinds[0] != kinds[1] and "." in "".join(kinds):  # adamw and lamb have the same state
         raise UserError(
             f"extend: {old}: was trained with optimizer.kind {kinds[0]}, this recipe has "
-            f"{kinds[1]}; the state of one means nothing to the other"
+            f"{kinds[1]}; their optimizer states are incompatible"
         )
-    theirs = asdict(EncoderConfig.from_dict(before["backbone"], f"{old}: lineage.backbone"))
-    encoders = [{k: v for k, v in x.items() if k not in _FREE} for x in (theirs, now["backbone"])]
+    encoder = asdict(EncoderConfig.from_dict(before["backbone"], f"{old}: lineage.backbone"))
+    encoders = [
+        {k: v for k, v in x.items() if k not in _MAY_DIFFER} for x in (encoder, now["backbone"])
+    ]
     if changed := differences(encoders[0], encoders[1], "backbone"):
-        raise UserError(f"extend: {old}: is of another encoder: {'; '.join(changed)}")
+        raise UserError(f"extend: {old}: has another encoder: {'; '.join(changed)}")
     if bool(before["backbone"]["task_types"]) != bool(now["backbone"]["task_types"]):
-        raise UserError(f"extend: {old}: one of the two encoders has no task embedding")
+        raise UserError(f"extend: {old}: only one of the two encoders has a task embedding")
 
 
 def _grown(
@@ -145,8 +148,8 @@ def _grown(
     parameters: Mapping[str, Any],
     stored: Stored,
 ) -> dict[str, Grown]:
-    """The task embedding: each task keeps its row, wherever it stands now; a new task begins with
-    a first row of its own."""
+    """The task embedding with its rows rearranged: each task keeps its row, whatever its index is
+    now; the row of a new task is newly initialised."""
     if _TASK_TABLE not in parameters:
         return {}
     table = parameters[_TASK_TABLE].detach().float().cpu().clone()  # (task slots, hidden)

@@ -1,10 +1,9 @@
-"""Shows a person the packed rows that a step trains on: who stands in them, what is hidden, what
-is asked.
+"""Prints the packed rows of a training step: their examples, masked tokens and labels.
 
-    recipe ──open_view──> View ──sequences──> PackedExample ──as_text / as_record──> screen / JSON
+    recipe ──open_step──> View ──sequences──> PackedExample ──as_text / as_record──> screen / JSON
                                                 └──summary──> tables over a whole step
 
-No engine is started, nothing is trained: rows are a pure function of the recipe and the corpus.
+No engine is started and nothing is trained: rows are a pure function of the recipe and its data.
 """
 
 from __future__ import annotations
@@ -36,36 +35,36 @@ from palm_ds.train.sources import Data, open_data
 
 _COLOURS = ("cyan", "magenta", "green", "blue", "yellow")
 _TOKENS = 12
-"""Tokens of a class that are named."""
+"""At most this many tokens of a class are listed."""
 _CLASSES = 9
-"""Classes of a task that are named in the summary; the rest is counted."""
+"""At most this many classes of a task are listed in the summary; the others are counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """Rows to look at, and what it takes to read them."""
+    """Rows to show, and what is needed to render them."""
 
     title: str
     feeds: Sequence[Feed]
     rows: Sequence[Row]
     shown: Sequence[int]
-    """The numbers of the rows that are shown whole; the summary is of all."""
+    """Indices of the rows to show in full; the summary covers all rows."""
     length: int
     tokenizer: Tokenizer
     token_tasks: frozenset[str]
-    """The tasks whose labels are words of the vocabulary, not classes."""
+    """The tasks whose labels are tokens, not classes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedExample:
-    """One sequence of a row."""
+    """One example in a packed row."""
 
     row: int
     start: int
-    """The position in the row of its first token."""
+    """Position of its first token in the row."""
     feed: Feed
     number: int
-    """Which example of its feed it is."""
+    """Its index in its dataset."""
     example: Example
 
 
@@ -73,7 +72,7 @@ class PackedExample:
 
 
 def open_step(recipe: Recipe, step: int, *, rows: int) -> View:
-    """The rows of a training step, counted from 1 as in the log; the first `rows` to be shown."""
+    """The rows of a training step (counted from 1, as in the log), the first `rows` in full."""
     _check(rows)
     data = open_data(recipe)
     recipe = resolve(recipe, data)
@@ -96,7 +95,7 @@ def open_step(recipe: Recipe, step: int, *, rows: int) -> View:
 
 
 def open_held_out(recipe: Recipe, *, rows: int) -> View:
-    """The rows of every evaluation; the first `rows` of each blend to be shown."""
+    """The held-out rows, the first `rows` of each blend in full."""
     _check(rows)
     data = open_data(recipe)
     recipe = resolve(recipe, data)
@@ -119,7 +118,7 @@ def open_held_out(recipe: Recipe, *, rows: int) -> View:
 
 
 def examples_already_read(old: Path) -> dict[str, int]:
-    """{feed: examples} that the run to extend has read: the new one goes on behind them."""
+    """{dataset: examples} read by the run to extend; the new run continues after them."""
     folder = old / "checkpoints"
     found = checkpoint.find(folder, group=checkpoint.ALONE, warn=lambda line: None)
     if found is None:
@@ -129,7 +128,9 @@ def examples_already_read(old: Path) -> dict[str, int]:
 
 def _check(rows: int) -> None:
     if rows < 0:
-        raise UserError(f"--rows {rows}: a number of rows to show; 0: the summary alone")
+        raise UserError(
+            f"--rows {rows}: expected the number of rows to show; 0 shows only the summary"
+        )
 
 
 def _tokenizer(data: Data) -> Tokenizer:
@@ -137,7 +138,7 @@ def _tokenizer(data: Data) -> Tokenizer:
 
 
 def token_prediction_tasks(recipe: Recipe, vocabulary: SpecialTokens) -> frozenset[str]:
-    """The tasks with a masked-word head, found by making every head once, over a tiny encoder."""
+    """The tasks with a masked-word head, found by building every head on a tiny encoder."""
     config = full_config(recipe.backbone_config, vocabulary)
     backbone = Encoder(
         replace(config, hidden_size=8, num_layers=1, num_heads=1, intermediate_size=8)
@@ -148,7 +149,7 @@ def token_prediction_tasks(recipe: Recipe, vocabulary: SpecialTokens) -> frozens
 
 
 def sequences(view: View, rows: Iterable[int]) -> Iterator[PackedExample]:
-    """The sequences of some rows, built as training builds them."""
+    """The examples of some rows, built as in training."""
     for row in rows:
         start = 0
         for feed, number, layout in view.rows[row]:
@@ -163,7 +164,7 @@ def sequences(view: View, rows: Iterable[int]) -> Iterator[PackedExample]:
 
 
 def as_text(view: View, row: int) -> Text:
-    """A row: every sequence in a colour of its own, its labels in words under it."""
+    """A row: each example in its own colour, with its labels below."""
     seen = list(sequences(view, [row]))
     real = sum(len(each.example) for each in seen)
     text = Text(f"row {row + 1}")
@@ -191,31 +192,30 @@ def _sequence(view: View, seen: PackedExample, colour: str) -> Text:
 
 
 def _segments(segments: np.ndarray) -> list[tuple[int, int]]:
-    """[first, last) of every run of one segment number."""
+    """[first, last) of every stretch of equal segment ids."""
     cuts = np.flatnonzero(np.diff(segments)) + 1
     return list(zip([0, *cuts.tolist()], [*cuts.tolist(), len(segments)], strict=True))
 
 
 def _tokens(view: View, example: Example, first: int, last: int, colour: str) -> Text:
-    """Tokens apart, `·` within a word; what was hidden or replaced in brackets behind it, `(=)`
-    behind a word that is predicted though it stands there."""
+    """Tokens separated by spaces, or `·` within a word. The original of a masked or replaced token
+    follows in brackets; `(=)` marks one that is predicted but unchanged."""
     vocabulary = view.tokenizer.vocabulary
-    asked = np.zeros(len(example), bool)
+    predicted = np.zeros(len(example), bool)
     for task in view.token_tasks & example.labels.keys():
-        asked[example.labels[task][0]] = True
+        predicted[example.labels[task][0]] = True
     now = surface(view.tokenizer, example.ids[first:last])
     before = surface(view.tokenizer, example.original[first:last])
     text = Text()
-    for at, (word, goes_on), (was, _) in zip(range(first, last), now, before, strict=True):
+    for at, (word, joined), (was, _) in zip(range(first, last), now, before, strict=True):
         changed = example.ids[at] != example.original[at]
-        goes_on = goes_on and not changed
         if at > first:
-            text.append("·" if goes_on else " ", "dim")
+            text.append("·" if joined and not changed else " ", "dim")
         if changed:
-            hidden = example.ids[at] == vocabulary.mask
-            text.append(word, "bold reverse" if hidden else "bold red")
+            masked = example.ids[at] == vocabulary.mask
+            text.append(word, "bold reverse" if masked else "bold red")
             text.append(f"({was})", "dim")
-        elif asked[at]:
+        elif predicted[at]:
             text.append(word, f"underline {colour}")
             text.append("(=)", "dim")
         else:
@@ -224,9 +224,9 @@ def _tokens(view: View, example: Example, first: int, last: int, colour: str) ->
 
 
 def describe(view: View, task: Task, example: Example) -> str:
-    """A task's labels on a text, in words."""
+    """A task's labels on an example, as text."""
     if task.name not in example.labels or not len(example.labels[task.name][0]):
-        return "nothing asked"
+        return "no labels"
     where, targets = example.labels[task.name]
     if task.name in view.token_tasks:
         names = [text for text, _ in surface(view.tokenizer, targets)]
@@ -253,8 +253,8 @@ def _many(count: int, what: str) -> str:
 
 
 def as_record(view: View, seen: PackedExample) -> dict[str, Any]:
-    """A sequence as plain values for JSON. Positions count from its [CLS], 0; `original` holds the
-    tokens that are not shown as they were."""
+    """An example as plain values for JSON. Positions count from its [CLS], 0; `original` holds the
+    originals of masked and replaced tokens."""
     example = seen.example
     changed = np.flatnonzero(example.ids != example.original)
     originals = view.tokenizer.tokens(example.original[changed])
@@ -288,11 +288,11 @@ def _label_records(view: View, task: Task, example: Example) -> list[dict[str, A
     ]
 
 
-# Summed up -------------------------------------------------------------------------------------
+# Summary ---------------------------------------------------------------------------------------
 
 
 def summary(view: View) -> list[Text | Table]:
-    """All rows of the view: how full they are, sequences of each blend, labels of each task."""
+    """Over all rows: how full they are, the examples of each blend, the labels of each task."""
     seen = list(sequences(view, range(len(view.rows))))
     real, room = sum(len(each.example) for each in seen), view.length * len(view.rows)
     head = (
@@ -337,13 +337,13 @@ def _task_table(view: View, seen: Sequence[PackedExample]) -> Table:
 
 
 def _shown_as(view: View, name: str, examples: Sequence[Example]) -> str:
-    """What the model sees in place of the words it is asked for."""
+    """What the input has at the positions to predict."""
     counts: Counter[str] = Counter()
     for example in examples:
         where, targets = example.labels.get(name, (np.empty(0, int),) * 2)
         ids, mask = example.ids[where], view.tokenizer.vocabulary.mask
         counts["[MASK]"] += int((ids == mask).sum())
-        counts["as it was"] += int((ids == targets).sum())
+        counts["unchanged"] += int((ids == targets).sum())
         counts["another token"] += int(((ids != mask) & (ids != targets)).sum())
     return _shares(counts)
 

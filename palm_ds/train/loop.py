@@ -80,12 +80,12 @@ class Loop:
         return 0
 
     def begin(self, first: int) -> None:
-        """What precedes the first step."""
+        """Evaluate if necessary before the first step, and reset the meter."""
         self._event("begin", step=first)
         if self.recipe.extend and not first and self.validation.rows:
-            self._evaluate(0)  # the scores that the extended run left
+            self._evaluate(0)  # the scores of the run that it extends
         if first and self.evaluated < first and self._evaluation_due(first):
-            self._evaluate(first)  # a run that stops on request saves, but does not evaluate
+            self._evaluate(first)  # a run that was stopped saved, but did not evaluate
         self.done = self.best.should_stop
         self._reset_meter()
 
@@ -135,7 +135,7 @@ class Loop:
         self._after(done)
         self._meter.began += time.monotonic() - paused  # not training time
         if self.best.should_stop:
-            self._event("patience", f"nothing better since step {self.best.step}; done")
+            self._event("patience", f"no improvement since step {self.best.step}; done")
             self._save(done)
             self.done = True
 
@@ -195,7 +195,7 @@ class Loop:
         if self.log:
             self.log.evaluation(done, records, stage=stage)
         if better:
-            self._event("best", f"the best so far: {self.best}", step=done)
+            self._event("best", f"best so far: {self.best}", step=done)
         self.on_event("evaluation", {"step": done, "scores": self.scores})
 
     def _keep_best(self, done: int) -> None:
@@ -233,8 +233,8 @@ class Loop:
     # -- non-finite losses and gradients --
 
     def _nonfinite(self, skipped: int) -> bool:
-        """Whether the steps skipped since the last logged one matter: fp16 also skips steps while
-        it searches for its loss scale."""
+        """Whether the steps skipped since the last logged one are a failure: fp16 also skips steps
+        while it adjusts its loss scale."""
         if not skipped or self.recipe.nonfinite == "skip":
             return False
         searching = self.engine.machine.precision == "fp16" and skipped < self._meter.steps
@@ -242,18 +242,18 @@ class Loop:
 
     def _rolled_back(self, step: int) -> bool:
         """Return to the last checkpoint if the recipe says so; False means the run must stop."""
-        where = f"a loss or gradient was not finite within the {self.recipe.log.every} steps to "
+        where = f"a loss or gradient was not finite in the {self.recipe.log.every} steps up to "
         where += f"step {step + 1}; it was not applied"
         if self.recipe.nonfinite == "rollback":
             state = self.engine.load(self.run.checkpoints)
             if state is not None:
-                text = f"{where}; back to the weights of step {state['step']}, on from {step + 2}"
+                text = f"{where}; restored step {state['step']}, continues with step {step + 2}"
                 self._event("rollback", text, step=step + 1)
                 return True
         self._save(step + 1)
         self._event(
             "nonfinite",
-            f"{where}. Stopped; the weights are good. Lower optimizer.lr, look at those steps' "
-            "data, or set `nonfinite: skip`",
+            f"{where}. Stopped; the weights are unaffected. Lower optimizer.lr, look at the data "
+            "of those steps, or set `nonfinite: skip`",
         )
         return False

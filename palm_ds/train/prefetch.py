@@ -1,4 +1,4 @@
-"""Micro-batches made ahead of the step that trains on them, by worker processes."""
+"""Builds micro-batches ahead of their step, in worker processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from palm_ds.train.build import AnyStream
 def prefetched(
     stream: AnyStream, engine: Engine, steps: range, workers: int
 ) -> Iterator[list[Batch]]:
-    """This process's micro-batches of each step; `workers` processes make them ahead."""
+    """This process's micro-batches of each step, built ahead by `workers` processes."""
     dataset = _StepBatches(stream, engine.rank, engine.world, engine.micro_rows)
     loader = torch.utils.data.DataLoader(
         dataset,
@@ -24,9 +24,9 @@ def prefetched(
         sampler=steps,
         num_workers=workers,
         prefetch_factor=2 if workers else None,
-        collate_fn=_as_it_is,
+        collate_fn=_identity,
         pin_memory=False,
-        worker_init_fn=_leave_signals,
+        worker_init_fn=_ignore_signals,
     )
     return iter(loader)
 
@@ -42,12 +42,12 @@ class _StepBatches(torch.utils.data.Dataset):
         return self.stream.batches(step, self.rank, self.world, self.micro_rows)
 
 
-def _leave_signals(_worker: int) -> None:
-    """Launchers signal every process of a run; the training process still needs this one for the
-    step after which it saves, and ends it."""
+def _ignore_signals(_worker: int) -> None:
+    """Launchers signal every process of a run, but the training process still needs its workers
+    for the step after which it saves; it ends them itself."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
 
 
-def _as_it_is(batches: list[Batch]) -> list[Batch]:
+def _identity(batches: list[Batch]) -> list[Batch]:
     return batches

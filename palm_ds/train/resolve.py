@@ -15,10 +15,10 @@ from palm_ds.weights import weights_folder as weights
 
 
 def resolve(recipe: Recipe, data: Data | None = None) -> Recipe:
-    """The same recipe with nothing left to the data: its stages in steps of each blend, where they
-    are written otherwise (tokens, sequences, epochs, a sampler), and its tasks with what they learn
-    of their training rows (the names of their classes). Itself where nothing is open. Corpora and
-    tables are opened where it takes them and `data` is not given."""
+    """Fill in everything that depends on the data: convert stage lengths (tokens, sequences,
+    epochs, a sampler) to steps of each blend, and infer the class names of tasks from their
+    training rows. Returns the recipe unchanged if nothing is open. `data`: the recipe's data if
+    they are open already; otherwise they are opened if needed."""
     reading = [task for task in recipe.built_tasks.values() if task.reads == "table"]
     outline = recipe.outline
     if outline.settled and not reading:
@@ -34,7 +34,7 @@ def resolve(recipe: Recipe, data: Data | None = None) -> Recipe:
 
 def _with_resolved_tasks(recipe: Recipe, data: Data) -> Recipe:
     values, settled = dict(recipe.tasks), dict(recipe.built_tasks)
-    row = _usual_row(recipe)
+    row = _default_task_row(recipe)
     for name in sorted(settled, key=lambda name: bool(settled[name].share)):  # heads' owners first
         task = settled[name]
         if task.reads == "corpus":
@@ -51,15 +51,15 @@ def _with_resolved_tasks(recipe: Recipe, data: Data) -> Recipe:
     return replace(recipe, tasks=values)
 
 
-def _usual_row(recipe: Recipe) -> int:
-    """The row of the task embedding that texts of no pretraining task get."""
+def _default_task_row(recipe: Recipe) -> int:
+    """The row of the task embedding for texts of fine-tuning tasks: that of `export_task`."""
     if not recipe.init_from or not recipe.backbone_config.task_types:
         return 0
     return weights.read_info(Path(recipe.init_from)).task_id
 
 
 def measure(recipe: Recipe, data: Data) -> dict[str, Measure]:
-    """What the training data hold for each blend; the same for every seed."""
+    """The size of the training data of each blend; independent of the seed."""
     feeds, feeds_of = datasets_of(recipe, recipe.outline.blends, data.train, seed=0)
     return {
         blend: _counted(recipe, blend, [feeds[number] for number, _ in mixture])
@@ -70,13 +70,13 @@ def measure(recipe: Recipe, data: Data) -> dict[str, Measure]:
 
 
 def _counted(recipe: Recipe, blend: str, feeds: Sequence[Feed]) -> Measure:
-    """Where a step is so many examples, it is what is counted in."""
+    """With a batch in examples, sizes are counted in steps."""
     items, each = sum(len(feed.items) for feed in feeds), recipe.examples_of(blend)
     return Measure(tokens=Fraction(items, each), mean_length=Fraction(1, each))
 
 
 def _measure(mixture: Sequence[tuple[Feed, float]]) -> Measure:
-    """Of feeds and their shares of the tokens."""
+    """The size of a mixture of datasets, each with its share of the tokens."""
     taken = [(feed, share, feed.mean_tokens) for feed, share in mixture]
     return Measure(
         tokens=float(sum(len(feed.items) * each for feed, _, each in taken)),

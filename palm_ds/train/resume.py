@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class StartingPoint:
-    """What a run starts from: its own last good checkpoint, else the run it extends; neither where
-    the model has its weights already (from scratch, or of `init_from`)."""
+    """What a run starts from: its own last good checkpoint or the run that it extends. Neither if
+    the model already has its weights (new, or from `init_from`)."""
 
     found: checkpoint.Found | None = None
     warm_start: WarmStart | None = None
@@ -35,7 +35,7 @@ class StartingPoint:
         return self.warm_start.update_counts if self.warm_start else None
 
     def restore(self, engine: Engine, stream: AnyStream) -> int:
-        """Put engine and stream there; the step that is next."""
+        """Restore engine and stream; returns the next step."""
         if self.found:
             engine.restore(self.found)
             if self.found.layout != engine.layout:
@@ -56,7 +56,8 @@ def find_starting_point(
     stream: AnyStream,
     processes: Processes,
 ) -> StartingPoint:
-    """Own last good checkpoint, else the run to extend, else `init_from`, else scratch."""
+    """The run's own last good checkpoint, else the run to extend, else `init_from` (whose weights
+    are loaded here), else new weights."""
     recipe = run.recipe
     found = checkpoint.find(run.checkpoints, group=processes, warn=log.warning)
     if found:
@@ -73,12 +74,13 @@ def find_starting_point(
 
 
 def signature_of(run: RunSpec, model: Model, data: Data) -> ModelSignature:
-    own = model.backbone.config.kind
+    """What the run's weights belong to, for the runs that extend it."""
+    custom = model.backbone.config.kind
     return ModelSignature(
         backbone=model.backbone.config,
         task_ids=run.recipe.task_ids,
         tokenizer=data.tokenizer.fingerprint,
         token_heads=weights.token_heads_of(model),
         optimizer=run.recipe.optimizer.kind,
-        shapes={n: tuple(p.shape) for n, p in model.named_parameters()} if own else {},
+        shapes={n: tuple(p.shape) for n, p in model.named_parameters()} if custom else {},
     )

@@ -1,4 +1,4 @@
-"""The run folder: what it is a run of, and what a run leaves in it.
+"""The run folder: which recipe and data it belongs to, and the files that a run writes.
 
 recipe.yaml and ds_config.json as resolved, environment.json, metrics.jsonl, TensorBoard events,
 report.html, checkpoints/, weights/ (portable) and hf/ (opens with AutoModel).
@@ -34,7 +34,7 @@ from palm_ds.train.sources import Data, open_data
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """What is learned, how it is computed, where it is written."""
+    """A run: what is learned, how it is computed, where it is written."""
 
     recipe: Recipe
     machine: Machine
@@ -51,15 +51,16 @@ class RunSpec:
 
 
 def check_folder(run: RunSpec, data: Data) -> None:
-    """A folder of another recipe or corpus is refused with the difference shown."""
+    """Raises UserError, with the differences, if the folder holds a run of another recipe or other
+    data."""
     file = run.folder / "recipe.yaml"
     if not file.exists():
         if checkpoint.steps_in(run.checkpoints):
             raise UserError(f"{run.folder}: has checkpoints but no recipe.yaml; not a run folder")
         return
-    before, now = _kept_before(file), _as_kept(run, data)
+    before, now = _stored_recipe(file), _recipe_to_store(run, data)
     prints = before.pop("corpora"), now.pop("corpora")
-    both = [name for name in prints[0] if name in prints[1]]  # any other is named by the recipe
+    both = [name for name in prints[0] if name in prints[1]]  # others differ in the recipe itself
     changed = [f"the contents of {name}" for name in both if prints[0][name] != prints[1][name]]
     changed += differences(before, now)
     if changed:
@@ -70,43 +71,45 @@ def check_folder(run: RunSpec, data: Data) -> None:
         )
 
 
-def _kept_before(file: Path) -> dict[str, Any]:
-    """The recipe and corpora of a run folder, keys that came later with their defaults."""
+def _stored_recipe(file: Path) -> dict[str, Any]:
+    """The recipe and corpora of a run folder; keys added to palm_ds since have their defaults."""
     values = read_yaml(file)
     corpora = values.pop("corpora", {})
     try:
         values = make_recipe(values, str(file)).learned()
-    except UserError:  # a task of another version, or one that is not here: compared as written
+    except (
+        UserError
+    ):  # a task of another version, or one that cannot be imported: compare as written
         values = {k: v for k, v in values.items() if k not in NOT_LEARNED}
     return values | {"corpora": corpora}
 
 
-def _as_kept(run: RunSpec, data: Data) -> dict[str, Any]:
-    """What a run folder remembers of the recipe and the corpora."""
+def _recipe_to_store(run: RunSpec, data: Data) -> dict[str, Any]:
+    """The part of the recipe that a run folder is checked against, and fingerprints of its data."""
     prints = {folder: corpus_fingerprint(corpus) for folder, corpus in data.corpora.items()}
     prints |= {name: table.fingerprint for name, table in data.tables.items()}
     return run.recipe.learned() | {"corpora": prints}
 
 
 def corpus_fingerprint(corpus: Corpus) -> str:
-    """A corpus's contents in a few letters, from the hashes in its manifest."""
+    """A short hash of a corpus's contents, from the hashes in its manifest."""
     shards = {shard.name: corpus.manifest.files[shard.name] for shard in corpus.manifest.shards}
     text = json.dumps([shards, dict(corpus.manifest.tokenizer)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def write_folder(run: RunSpec, config: Mapping[str, Any], data: Data) -> None:
-    """recipe.yaml, ds_config.json and environment.json, as this run resolved them."""
+    """Write recipe.yaml, ds_config.json and environment.json, as resolved for this run."""
     run.folder.mkdir(parents=True, exist_ok=True)
-    kept = run.recipe.resolved() | _as_kept(run, data)
-    text = yaml.safe_dump(kept, sort_keys=False, allow_unicode=True)
+    stored = run.recipe.resolved() | _recipe_to_store(run, data)
+    text = yaml.safe_dump(stored, sort_keys=False, allow_unicode=True)
     (run.folder / "recipe.yaml").write_text(text, encoding="utf-8")
     write_json(run.folder / "ds_config.json", config)
     write_json(run.folder / "environment.json", environment())
 
 
 def overview(run: RunSpec, stream: AnyStream, model: Model, world: int) -> str:
-    """What is about to happen: the plan, the model, the epochs."""
+    """A summary before training: the plan, the model, the batch, the size of an epoch."""
     recipe = run.recipe
     parameters = sum(p.numel() for p in model.parameters())
     micro, accumulation = run.machine.split(stream.rows, world)
@@ -120,15 +123,15 @@ def overview(run: RunSpec, stream: AnyStream, model: Model, world: int) -> str:
             f"model: {parameters / 1e6:,.1f} M parameters{_task_ids(recipe)}",
             f"step: {_step_size(recipe, stream)}; "
             f"{world} x {accumulation} x {micro} rows (processes, accumulation, micro-batch)",
-            f"all: {_everything(recipe, stream)}; items of an epoch: {items}",
+            f"total: {_total(recipe, stream)}; items of an epoch: {items}",
             f"ZeRO {run.machine.stage}, {run.machine.precision}; written to {run.folder}",
         ]
     )
 
 
 def table_summaries(stream: AnyStream) -> list[str]:
-    """Of each task over a table: its rows, how often each label stands there, how many rows are cut
-    to fit; and what is odd about the table."""
+    """For each task over a table: its rows, the count of each label, how many rows are truncated;
+    and notes about the table."""
     lines: dict[str, None] = {}
     for feed in stream.feeds:
         if isinstance(feed.source, TableSource):
@@ -153,14 +156,14 @@ def _range(numbers: set[int]) -> str:
     return f"{low}" if low == high else f"{low} to {high}"
 
 
-def _everything(recipe: Recipe, stream: AnyStream) -> str:
+def _total(recipe: Recipe, stream: AnyStream) -> str:
     if recipe.rows:
         return f"{stream.plan.steps * recipe.step_tokens:,} tokens"
     return f"{sum(stream.consumed().values()):,} examples"
 
 
 def print_config(run: RunSpec) -> None:
-    """Print the filled recipe, the plan and the DeepSpeed config."""
+    """Print the resolved recipe, the plan and the DeepSpeed config."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     recipe = resolve(run.recipe)
     print(yaml.safe_dump(recipe.resolved(), sort_keys=False, allow_unicode=True))

@@ -19,14 +19,15 @@ from palm_ds.data.table_source import split_rows
 from palm_ds.data.task import Task
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.text.tokens import SpecialTokens
-from palm_ds.train.recipe import Recipe, SourceSettings
+from palm_ds.train.recipe import Recipe
+from palm_ds.train.recipe_sections import SourceSettings
 from palm_ds.weights import weights_folder as weights
 
-_FEW_ROWS = 20  # on fewer, a single row moves a score by five points
+_FEW_ROWS = 20  # with fewer, a single row changes a score by more than five points
 _PLURAL = {"word": "words", "phrase": "phrases", "entity": "entities"}
 
 Side: TypeAlias = Mapping[str, list[tuple[str, Any, float]]]
-"""Of each source of a recipe: (corpus or table, Source or TableSource, weight)."""
+"""{name of a source: its parts, each (folder or name, Source or TableSource, weight)}."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,7 @@ class Data:
     train: Side
     held_out: Side
     evaluation_sets: Mapping[str, Side]
-    """{name of a set: the sources that have it}"""
+    """{name of a further evaluation set: the sources that have one}"""
     corpora: Mapping[str, Corpus]
     tables: Mapping[str, Table]
     tokenizer: Tokenizer
@@ -48,13 +49,13 @@ class Data:
 
 @dataclass
 class _Opening:
-    """What was opened so far."""
+    """Opens the sources of a recipe one by one; each corpus or table is opened once."""
 
     recipe: Recipe
     corpora: dict[str, Corpus] = field(default_factory=dict)
     tables: dict[str, Table] = field(default_factory=dict)
     tokenizers: dict[str, Tokenizer] = field(default_factory=dict)
-    """Of each corpus or table, by its name."""
+    """By corpus folder or `sources.NAME`."""
     train: dict[str, list[tuple[str, Any, float]]] = field(default_factory=dict)
     held_out: dict[str, list[tuple[str, Any, float]]] = field(default_factory=dict)
     evaluation_sets: dict[str, dict[str, list[tuple[str, Any, float]]]] = field(
@@ -92,17 +93,17 @@ class _Opening:
         self.tokenizers[f"sources.{name}"] = tokenizer
 
     def _tokenizer(self, name: str, source: SourceSettings) -> Tokenizer:
-        """That of a table; the same object for the same vocabulary."""
-        where = Path(source.tokenizer) if source.tokenizer else self._given_with_weights(name)
+        """The tokenizer of a table; one object per vocabulary."""
+        where = Path(source.tokenizer) if source.tokenizer else self._tokenizer_of_weights(name)
         known = {tokenizer.origin: tokenizer for tokenizer in self.tokenizers.values()}
         tokenizer = load_tokenizer(where)
         return known.get(tokenizer.origin, tokenizer)
 
-    def _given_with_weights(self, name: str) -> Path:
+    def _tokenizer_of_weights(self, name: str) -> Path:
         start = self.recipe.init_from
         found = weights.tokenizer_in(Path(start)) if start else None
         if found is None:
-            why = f"{start} has none with it" if start else "there is no `init_from`"
+            why = f"{start} has none" if start else "there is no `init_from`"
             raise UserError(f"sources.{name}.tokenizer: missing, and {why}; name a vocabulary")
         return found
 
@@ -114,8 +115,8 @@ class _Opening:
 
 
 def open_data(recipe: Recipe) -> Data:
-    """Every corpus and table of the recipe, opened and checked: one tokenizer, the columns its
-    tasks read."""
+    """Open every corpus and table of a recipe. Raises UserError if they have different tokenizers
+    or lack what the tasks read."""
     opening = _Opening(recipe)
     for name, source in recipe.sources.items():
         getattr(opening, source.reads)(name, source)
@@ -124,7 +125,7 @@ def open_data(recipe: Recipe) -> Data:
         first, second, *_ = prints.values()
         raise UserError(
             f"sources: {first} and {second} have different tokenizers; prepare corpora with the "
-            f"same one (--tokenizer {first}/tokenizer), give tables the same `tokenizer`"
+            f"same one (--tokenizer {first}/tokenizer) and give tables the same `tokenizer`"
         )
     return Data(
         train=opening.train,
@@ -137,7 +138,7 @@ def open_data(recipe: Recipe) -> Data:
 
 
 def _opened(source: SourceSettings, folder: str, corpora: dict[str, Corpus]) -> Corpus:
-    """The corpus of a folder, opened once; made first of ERNIE's files."""
+    """The corpus of a folder, opened once; ERNIE's files are first converted to it."""
     if folder not in corpora:
         if source.ernie:
             files = Path(folder.removesuffix(".corpus"))
@@ -148,7 +149,7 @@ def _opened(source: SourceSettings, folder: str, corpora: dict[str, Corpus]) -> 
 
 
 def _tasks_beside(recipe: Recipe, name: str) -> list[Task]:
-    """The tasks that label the texts of a task: those it stands in a blend with."""
+    """The tasks that label the same texts as a task: all that share a blend with it."""
     together = {name}
     for blend in recipe.outline.blends:
         names = tasks_of(blend)
@@ -158,7 +159,7 @@ def _tasks_beside(recipe: Recipe, name: str) -> list[Task]:
 
 
 def check_tables(recipe: Recipe, data: Data) -> None:
-    """Raises UserError at the first row of a table that cannot be learned from or scored."""
+    """Raises UserError at the first row of a table that a task cannot use."""
     for task in recipe.built_tasks.values():
         if task.reads == "table":
             for side in (data.train, data.held_out, *data.evaluation_sets.values()):
@@ -167,7 +168,7 @@ def check_tables(recipe: Recipe, data: Data) -> None:
 
 
 def check_units(recipe: Recipe, data: Data) -> None:
-    """Raises UserError for a unit that a task masks and its corpora lack."""
+    """Raises UserError if a task masks a unit that its corpora lack."""
     for task in recipe.built_tasks.values():
         if task.reads == "table":
             continue
@@ -183,18 +184,18 @@ def check_units(recipe: Recipe, data: Data) -> None:
 
 
 def corpus_summaries(data: Data) -> list[str]:
-    """A line for each corpus: how many units of each kind it has."""
-    return [_about_corpus(corpus) for corpus in data.corpora.values()]
+    """One line per corpus: its tokens and its units of each kind."""
+    return [_corpus_summary(corpus) for corpus in data.corpora.values()]
 
 
-def _about_corpus(corpus: Corpus) -> str:
+def _corpus_summary(corpus: Corpus) -> str:
     known = [name for name in UNITS if name in corpus.marks]
     counts = [f"{corpus.count_units(name):,} {_PLURAL[name]}" for name in known]
     return f"{corpus.path}: {', '.join([f'{corpus.manifest.tokens:,} tokens', *counts])}"
 
 
 def small_held_out_warnings(recipe: Recipe, data: Data) -> list[str]:
-    """A line for each table of which so few rows are held out that their scores say little."""
+    """One line per table whose held-out rows are too few for meaningful scores."""
     sizes = {
         name: (len(data.train[name][0][1]), len(data.held_out[name][0][1]))
         for name, settings in recipe.sources.items()
@@ -216,7 +217,8 @@ def datasets_of(
     seed: int,
     fixed: bool = False,
 ) -> tuple[list[Feed], dict[str, list[tuple[int, float]]]]:
-    """The feeds of blends over a recipe's training or its held-out documents."""
+    """The datasets of blends over one side of the data: training, held-out or an evaluation set.
+    Returns them with {blend: [(index of a dataset, share)]}."""
     return make_feeds(
         blends,
         recipe.built_tasks,

@@ -12,7 +12,7 @@ from palm_ds.runtime.step_result import StepResult
 
 @dataclass
 class StepMeter:
-    """What happened since the last logged step. Sums stay on the device until they are read."""
+    """Sums over the steps since the last logged one. They stay on the device until read."""
 
     loss: dict[str, Any] = field(default_factory=dict)
     correct: dict[str, Any] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class StepMeter:
         self.steps += 1
 
     def read(self, engine: Engine) -> dict[str, Any]:
-        """The record of a logged step; all processes take part."""
+        """The record of a logged step. Collective."""
         seen = [task for task, count in self.counts.items() if count]
         sums = engine.reduce(
             {f"loss {t}": self.loss[t] for t in seen}

@@ -101,7 +101,7 @@ class TrainingRun:
             state, steps = final_weights(self.run, state, run_log)
             export(self.run, self.model, state, self.data, steps)
             kind = self.model.backbone.config.kind
-            hf = f"none, it has no encoder like {kind}" if kind else self.run.folder / "hf"
+            hf = f"none (no such encoder as {kind})" if kind else self.run.folder / "hf"
             run_log.event("end", f"weights: {self.run.folder / 'weights'}; Hugging Face: {hf}")
             for line in self._example_lines():
                 run_log.event("example", line)
@@ -110,7 +110,8 @@ class TrainingRun:
         engine.processes.barrier()
 
     def _example_lines(self) -> list[str]:
-        """From held-out documents if there are any; empty without a masked-LM head or a corpus."""
+        """Example predictions on held-out documents, else on training documents; empty without a
+        masked-word head or a corpus."""
         has_head = any(isinstance(head, MaskedLMHead) for head in self.model.heads.values())
         if self.examples is None or not has_head or not self.data.corpora:
             return []
@@ -136,7 +137,7 @@ class TrainingRun:
 
 @dataclass(frozen=True, kw_only=True)
 class _Parts:
-    """What a run is built of, before its engine starts."""
+    """The parts of a run before its engine starts."""
 
     run: RunSpec
     data: Data
@@ -165,7 +166,7 @@ def setup_run(
     data: Data | None = None,
     examples: Examples | None = None,
 ) -> TrainingRun | None:
-    """Open, check and build everything of a run; returns None after a dry run.
+    """Open, check and build a run; returns None after a dry run.
 
     The log goes to `console` (default: the terminal, with a live display). `data`: the recipe's
     data if they are open already."""
@@ -204,7 +205,7 @@ def setup_run(
 
 
 def _check_custom_classes(run: RunSpec) -> None:
-    """Before anything is opened."""
+    """Check user-defined classes, before any data is opened."""
     optimizer_class(run.recipe.optimizer, zero_stage=run.machine.stage)
     check_custom_encoder(run.recipe.backbone_config)
 
@@ -231,14 +232,16 @@ def _build_parts(run: RunSpec, data: Data) -> _Parts:
 
 
 def _end_dry_run(parts: _Parts) -> None:
-    """Check what only the first step would show."""
+    """Check what otherwise fails in the first step."""
     stream, model = parts.stream, parts.model
     stream.batches(0, 0, 1, stream.rows)
     freeze(model, parts.recipe.optimizer.freeze)
     Resting(parts.freezable, [name for name, _ in model.named_parameters()])
     if parts.best.named_task:
-        log.info("evaluate.best: step 1 shows whether %s exists", parts.recipe.evaluate.best)
-    log.info("dry run: everything fits together; nothing was trained")
+        log.info(
+            "evaluate.best: whether %s exists is known from step 1", parts.recipe.evaluate.best
+        )
+    log.info("dry run: all checks passed; nothing was trained")
 
 
 def _start_engine(parts: _Parts, start_at: StartingPoint) -> Engine:
@@ -253,7 +256,9 @@ def _start_engine(parts: _Parts, start_at: StartingPoint) -> Engine:
         lr_scales=_head_lr_scales(recipe),
         freezable=parts.freezable,
     )
-    if best.named_task and not start_at.found:  # an unknown metric shows now, not after an epoch
+    if (
+        best.named_task and not start_at.found
+    ):  # an unknown metric is an error now, not after an epoch
         few = evaluate(
             engine,
             parts.validation.first_rows_of(best.named_task, engine.world),

@@ -73,7 +73,7 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     ),
     "nothing to learn": ("sources.a.table", "FOLDER/plain.tsv", "no column 'label'"),
     "no label to evaluate on": ("sources.a.validation", "FOLDER/plain.tsv", "label"),
-    "another kind of source": ("tasks.a.kind", "knowledge_masking", "it reads a corpus"),
+    "another kind of source": ("tasks.a.kind", "knowledge_masking", "reads a corpus"),
     "an unknown kind": ("tasks.a.kind", "clasification", 'did you mean "classification"'),
     "no kind": ("tasks.a.kind", None, "tasks.a"),
     "an unknown source": ("tasks.a.source", "c", "no 'c' in `sources`"),
@@ -87,7 +87,7 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "a batch without a unit": ("batch", "4", "`32 examples`"),
     "a batch that is a number": ("batch", 4, "batch: "),
     "an empty batch": ("batch", "0 examples", "batch"),
-    "a length beyond the positions": ("length", 64, "backbone.max_positions gives only 32"),
+    "a length beyond the positions": ("length", 64, "backbone.max_positions allows only 32"),
     "tokens of examples": ("stages", {"joint": ["a"], "steps": "900 tokens"}, "so many examples"),
     "a ratio without a step": (
         "stages",
@@ -116,19 +116,19 @@ TOGETHER: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a batch of rows and one of examples": (
         {"batch": "4 rows", "tasks.a.batch": 3},
-        "tasks.a.batch: for this let `batch` count in examples",
+        "tasks.a.batch: needs the recipe's `batch` in examples",
     ),
     "the best of helpers": (
         {"tasks.a.auxiliary": True, "tasks.b.auxiliary": True},
-        "evaluate.best: no task that is not auxiliary has rows to evaluate on",
+        "evaluate.best: no non-auxiliary task has rows to evaluate on",
     ),
     "the best of no rows": (
         {"evaluate.best": "a.f1", "sources.a.validation": ""},
-        "evaluate.best: nothing to evaluate 'a' on",
+        "evaluate.best: no rows to evaluate 'a' on",
     ),
     "a rate for a head of another": (
         {"tasks.b.share": "a", "tasks.b.head_lr": 1.0e-3},
-        "tasks.b.head_lr: its head is that of tasks.a; set it there",
+        "tasks.b.head_lr: its head belongs to tasks.a; set it there",
     ),
     "other labels in a head of another": (
         {"tasks.b.share": "a", "tasks.b.labels": ["c1", "c0"]},

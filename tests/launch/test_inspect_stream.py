@@ -52,7 +52,7 @@ def test_json_is_one_object_a_sequence(recipe: Path, enter) -> None:
     [
         (("--held_out", "--step", "2"), "--held_out: the same rows at every step"),
         (("--step", "9"), "--step 9: the plan has steps 1 to 8"),
-        (("--rows", "-1"), "--rows -1: a number of rows"),
+        (("--rows", "-1"), "--rows -1: expected the number of rows"),
         (("lenght=3",), 'lenght: unknown key; did you mean "length"'),
         (("sources.text.corpus=nowhere",), "corpus nowhere: no such folder"),
     ],
@@ -92,6 +92,6 @@ def test_a_recipe_without_an_encoder_is_read_with_that_of_its_weights(
     assert {kind for record in records for kind in record["segments"]} == {0}
     assert {record["task_id"] for record in records} == {0}
     said = enter("inspect_stream", tmp_path / "recipe.yaml", "length=2000")
-    assert said.code == 2 and "backbone.max_positions gives only 1024" in said.err
+    assert said.code == 2 and "backbone.max_positions allows only 1024" in said.err
     said = enter("inspect_stream", tmp_path / "recipe.yaml", "init_from=nowhere/weights")
     assert said.code == 2 and "recipe.yaml: init_from: nowhere/weights: no such" in said.err

@@ -12,7 +12,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.task import build
 from palm_ds.train.early_stopping import BestTracker
 from palm_ds.train.evaluate import TaskScore
-from palm_ds.train.recipe import EvaluateSettings
+from palm_ds.train.recipe_sections import EvaluateSettings
 
 TASKS = {
     name: build(name, {"kind": "classification", "source": name, "auxiliary": name == "helper"})
@@ -127,7 +127,7 @@ def test_a_name_that_is_none_is_told_at_once(name, told) -> None:
 def test_a_metric_that_is_none_is_told_with_those_that_are() -> None:
     with pytest.raises(UserError, match="a has no 'f2.*; it has f1, accuracy, loss"):
         best(best="a.f2").update(1, {"a": score(0.5, f1=0.5)})
-    with pytest.raises(UserError, match="nothing to evaluate 'b' on; give its source `validation`"):
+    with pytest.raises(UserError, match="no rows to evaluate 'b' on; give its source `validation`"):
         best(best="b").update(1, {"a": score(0.5)})
     with pytest.raises(UserError, match="set `best` as well"):
         EvaluateSettings(patience=2)

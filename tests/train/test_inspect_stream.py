@@ -242,7 +242,7 @@ def test_mistakes(recipe: Recipe, folder: Path) -> None:
         with pytest.raises(UserError, match=f"--step {step}: the plan has steps 1 to 24"):
             open_step(recipe, step, rows=1)
     for call in (lambda: open_step(recipe, 1, rows=-1), lambda: open_held_out(recipe, rows=-1)):
-        with pytest.raises(UserError, match="--rows -1: a number of rows to show"):
+        with pytest.raises(UserError, match="--rows -1: expected the number of rows"):
             call()
     nothing = read_recipe(folder / "recipe.yaml", ["held_out=0"])
     with pytest.raises(UserError, match="held_out is 0"):

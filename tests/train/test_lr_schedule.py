@@ -33,7 +33,7 @@ def test_warm_up_as_a_share_of_the_steps():
     assert factors(share, plan) == factors(counted, plan)
     restarted = LRSchedule(warmup=0.1, restart="stage")
     assert restarted.warmups(plan) == [2, 4]
-    with pytest.raises(UserError, match="neither a number of steps nor a share"):
+    with pytest.raises(UserError, match="neither a number of steps nor a fraction"):
         LRSchedule(warmup=2.5)
 
 

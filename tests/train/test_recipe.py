@@ -1,4 +1,4 @@
-"""Recipes: read strictly, filled with defaults, and wrong ones told in one line."""
+"""Recipes: read strictly, filled with defaults; a wrong one is one clear line."""
 
 from __future__ import annotations
 
@@ -134,11 +134,14 @@ WRONG = {
     "no tasks": (changed("tasks", to={}), "tasks: empty"),
     "batch without unit": (changed("batch", to="4096"), "is not like `393216 tokens`"),
     "batch a number": (changed("batch", to=64), "batch"),
-    "batch no whole rows": (changed("batch", to="1000 tokens"), "take 1024 tokens"),
-    "batch of nothing": (changed("batch", to="0 rows"), "holds not one row"),
+    "batch no whole rows": (changed("batch", to="1000 tokens"), "use 1024 tokens"),
+    "batch of nothing": (changed("batch", to="0 rows"), "smaller than one row of 128 tokens"),
     "length too short": (changed("length", to=4), "length: rows of 4 tokens"),
     "length a word": (changed("length", to="long"), "length"),
-    "length beyond positions": (changed("length", to=256), "backbone.max_positions gives only 128"),
+    "length beyond positions": (
+        changed("length", to=256),
+        "backbone.max_positions allows only 128",
+    ),
     "lr zero": (changed("optimizer", "lr", to=0), "optimizer.lr"),
     "lr a word": (changed("optimizer", "lr", to="fast"), "optimizer.lr"),
     "betas": (changed("optimizer", "betas", to=[0.9, 1.5]), "optimizer.betas"),

@@ -222,7 +222,7 @@ def test_tasks_that_share_a_head_share_its_labels(vocabulary, tmp_path) -> None:
         (("c", "d"), {}, "no label 'd'.*tasks.second knows a, b, c"),
         (("c", "b"), {"labels": ["b", "c"]}, "second.labels: not those of tasks.first"),
         (("1", "2"), {"kind": "regression"}, "another kind of task .Classification, not Regr"),
-        (("c", "b"), {"head_lr": 1e-3}, "head_lr: its head is that of tasks.first; set it there"),
+        (("c", "b"), {"head_lr": 1e-3}, "head_lr: its head belongs to tasks.first; set it there"),
     ],
     ids=["another label", "another order", "another kind", "another rate"],
 )

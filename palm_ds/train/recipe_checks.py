@@ -1,0 +1,108 @@
+"""Checks of a recipe across its sections: tasks against sources, stages and the encoder.
+
+All raise UserError. They need neither data nor processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from palm_ds.common.errors import UserError, suggest
+from palm_ds.data.stages import Outline, tasks_of
+from palm_ds.data.task import Task
+from palm_ds.model.config import EncoderConfig
+from palm_ds.train.recipe_sections import BatchSize, SourceSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskChecks:
+    """The parts of a recipe that its tasks have to agree with."""
+
+    tasks: Mapping[str, Task]
+    sources: Mapping[str, SourceSettings]
+    outline: Outline
+    encoder: EncoderConfig
+    batch: BatchSize
+
+    def check_tasks(self) -> None:
+        """Every task agrees with the source, head, batch, stages and encoder that it uses."""
+        for name, task in self.tasks.items():
+            self._check_task(name, task)
+
+    def _check_task(self, name: str, task: Task) -> None:
+        self._check_references(name, task)
+        if task.batch and self.batch.unit != "examples":
+            raise UserError(
+                f"tasks.{name}.batch: needs a `batch` in examples in the recipe as well"
+            )
+        mixes = {mix for b, mix in self.outline.mix_of.items() if name in tasks_of(b)}
+        if task.freeze and mixes != {"step"}:
+            raise UserError(f"tasks.{name}.freeze: its stages need `mix: step`")
+        slots = self.encoder.task_types
+        if task.task_id >= max(slots, 1):
+            raise UserError(
+                f"tasks.{name}.task_id: {task.task_id}, but the task embedding has {slots} rows"
+            )
+
+    def _check_references(self, name: str, task: Task) -> None:
+        """The source that a task reads, and the task whose head it shares."""
+        if task.source not in self.sources:
+            known = suggest(task.source, self.sources)
+            raise UserError(f"tasks.{name}.source: no {task.source!r} in `sources`{known}")
+        if task.share and task.share not in self.tasks:
+            known = suggest(task.share, self.tasks)
+            raise UserError(f"tasks.{name}.share: no {task.share!r} in `tasks`{known}")
+        if task.share and task.head_lr:
+            raise UserError(
+                f"tasks.{name}.head_lr: its head belongs to tasks.{task.share}; set it there"
+            )
+        if (found := self.sources[task.source].reads) != task.reads:
+            raise UserError(
+                f"tasks.{name}: reads a {task.reads}, but sources.{task.source} is a {found}"
+            )
+
+    def check_blends(self) -> None:
+        """The tasks of a blend read one source, and the encoder has enough token types for it."""
+        for blend in self.outline.blends:
+            shared = {self.tasks[name].source for name in tasks_of(blend)}
+            if len(shared) > 1:
+                raise UserError(
+                    f"stages: the tasks of {blend!r} read different sources "
+                    f"({', '.join(sorted(shared))}); the tasks of a blend label the same text"
+                )
+            first = self.tasks[tasks_of(blend)[0]]
+            if first.segments > self.encoder.token_types:
+                raise UserError(
+                    f"tasks.{first.name}: its texts have {first.segments} segments, but "
+                    f"backbone.token_types is {self.encoder.token_types}"
+                )
+
+
+def check_export_task(name: str, tasks: Collection[str], encoder: EncoderConfig) -> None:
+    """`export_task` names a task, and the encoder has a task embedding."""
+    if name and name not in tasks:
+        raise UserError(f"export_task: no {name!r} in `tasks`{suggest(name, tasks)}")
+    if name and not encoder.task_types:
+        raise UserError("export_task: backbone.task_types is 0, there are no task embeddings")
+
+
+def assign_task_ids(tasks: Mapping[str, Task], slots: int) -> dict[str, int]:
+    """The row of the task embedding that each task uses: its own `task_id`; otherwise rows are
+    numbered in the recipe's order, and tasks over tables get row 0. Tasks that share a head share
+    its row. All are 0 if the encoder has no task embedding (`slots` is 0)."""
+    ids: dict[str, int] = {}
+    for name, task in tasks.items():
+        if not task.share:
+            given = task.task_id if task.task_id >= 0 or task.reads == "corpus" else 0
+            ids[name] = (given if given >= 0 else len(ids)) if slots else 0
+    if slots and max(ids.values(), default=0) >= slots:
+        raise UserError(f"tasks: {len(ids)} tasks, but backbone.task_types is {slots}")
+    for name, task in tasks.items():
+        if task.share and task.share not in ids:
+            raise UserError(
+                f"tasks.{name}.share: {task.share!r} itself reuses a head; name the task that "
+                "owns it"
+            )
+    shared = {name: ids[task.share] for name, task in tasks.items() if task.share}
+    return ids | shared

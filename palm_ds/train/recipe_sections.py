@@ -1,0 +1,163 @@
+"""Sections of a recipe: sources, evaluation, checkpoints, logging, and the batch size."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from palm_ds.common.errors import UserError
+from palm_ds.data.reader import TableSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSet:
+    """A table to evaluate on in addition to the validation rows."""
+
+    table: str | list[str]
+    """As a source's `table`."""
+    read: TableSettings | None = None
+    """How to read it. Default: as the source's rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceSettings:
+    """Where a source's text comes from: one prepared corpus, a mixture of corpora, ERNIE 1.0's own
+    data files, or a table of rows."""
+
+    corpus: str = ""
+    """Folder of a corpus made by palm-ds prepare."""
+    mix: dict[str, float] = field(default_factory=dict)
+    """{folder: weight}: several corpora, sampled by weight in tokens."""
+    ernie: str = ""
+    """A list of ERNIE 1.0's pretraining files. They are converted to a corpus beside the list,
+    FILE.corpus, on first use."""
+    table: str | list[str] = ""
+    """A file of rows, several files, a pattern such as `data/*.tsv`, or a folder saved by
+    `datasets` (docs/finetuning.md)."""
+    read: TableSettings = TableSettings()
+    """With `table`: how to read it."""
+    tokenizer: str = ""
+    """With `ernie`: the vocab.txt of its token ids. With `table`: the vocabulary that tokenizes its
+    texts (default: that of `init_from`)."""
+    validation: str | list[str] = ""
+    """Another corpus (with `ernie`: another list; with `table`: another table) to evaluate on.
+    Nothing of the source itself is held out then."""
+    evaluation_sets: dict[str, EvaluationSet] = field(default_factory=dict)
+    """With `table`: {name: {table: FILE}}: more tables to evaluate on, such as `test`. Each is
+    reported separately, as `task (name)`; only `validation` decides which weights are best."""
+
+    def __post_init__(self) -> None:
+        if sum(map(bool, (self.corpus, self.mix, self.ernie, self.table))) != 1:
+            raise UserError(
+                "give one of `corpus: FOLDER`, `mix: {FOLDER: weight, ...}`, `ernie: FILELIST` and "
+                "`table: FILE`"
+            )
+        if not self.table and bool(self.ernie) != bool(self.tokenizer):
+            raise UserError("`ernie: FILELIST` and `tokenizer: vocab.txt` go together")
+        if self.evaluation_sets and not (self.table and self.validation):
+            raise UserError(
+                "evaluation_sets: further tables beside `validation`; give `table` and `validation`"
+            )
+        for folder, weight in self.mix.items():
+            if weight <= 0:
+                raise UserError(f"mix.{folder}: the weight {weight} is not positive")
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """{folder: weight} of the corpora. The corpus of `ernie` is made when it is opened."""
+        return self.mix or {self.corpus or f"{self.ernie}.corpus": 1.0}
+
+    @property
+    def validation_folder(self) -> str:
+        """The corpus to evaluate on; empty if documents of the source are held out instead."""
+        if not isinstance(self.validation, str):
+            raise UserError("validation: a corpus has one validation folder, not several")
+        return f"{self.validation}.corpus" if self.ernie and self.validation else self.validation
+
+    @property
+    def reads(self) -> Literal["table", "corpus"]:
+        """The kind of source that tasks get."""
+        return "table" if self.table else "corpus"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateSettings:
+    """Evaluation on held-out data: loss, perplexity and accuracy of every task."""
+
+    every: int = 0
+    """Steps between evaluations; 0: only at the end of each stage."""
+    examples: int = 1000
+    """Held-out examples of each blend over a corpus. Tables are evaluated in full."""
+    best: str = ""
+    """Metric that selects the final weights: `task.metric`, or `mean` over the first metric of each
+    non-auxiliary task. Empty: use the last step. For `loss`, lower is better."""
+    patience: int = 0
+    """With `best`: stop after this many evaluations without improvement; 0: never."""
+
+    def __post_init__(self) -> None:
+        _check_not_negative("evaluate", every=self.every, examples=self.examples)
+        _check_not_negative("evaluate", patience=self.patience)
+        if self.patience and not self.best:
+            raise UserError("evaluate.patience: needs `best`, the metric to improve")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveSettings:
+    """Checkpoints."""
+
+    every: int = 1000
+    """Steps between checkpoints; 0: only at the end."""
+    keep: int = 2
+    """Number of most recent checkpoints to keep."""
+
+    def __post_init__(self) -> None:
+        _check_not_negative("save", every=self.every, keep=self.keep)
+        if self.keep < 1:
+            raise UserError("save.keep: must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogSettings:
+    """What is shown and recorded during training."""
+
+    every: int = 10
+    """Steps between log lines, which average the steps in between."""
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise UserError(f"log.every: {self.every} is not a positive number of steps")
+
+
+@dataclass(frozen=True)
+class BatchSize:
+    """The size of a step over all processes: packed rows, or examples of each blend."""
+
+    number: int
+    unit: Literal["rows", "examples"]
+
+    @classmethod
+    def parse(cls, text: str, length: int) -> BatchSize:
+        """Read `393216 tokens`, `768 rows` or `32 examples`; `length`: tokens of a row."""
+        match = re.fullmatch(r"([\d_]+)\s*(tokens|rows|examples)", str(text).strip())
+        if not match:
+            raise UserError(
+                f"batch: {text!r} is not like `393216 tokens`, `768 rows` or `32 examples`"
+            )
+        number, unit = int(match[1].replace("_", "")), match[2]
+        if unit == "tokens" and number % length:
+            near = max(round(number / length), 1) * length
+            raise UserError(
+                f"batch: {number} tokens is not a multiple of `length` ({length}); use {near} "
+                "tokens"
+            )
+        number = number // length if unit == "tokens" else number
+        if number < 1:
+            raise UserError(f"batch: {text!r} is smaller than one row of {length} tokens")
+        return cls(number, "examples" if unit == "examples" else "rows")
+
+
+def _check_not_negative(section: str, **values: int) -> None:
+    for name, value in values.items():
+        if value < 0:
+            raise UserError(f"{section}.{name}: {value} is negative")
