@@ -32,7 +32,8 @@ class LRSchedule:
                 raise UserError(f"schedule.{name}: {getattr(self, name)} is negative")
         if self.warmup >= 1 and self.warmup != int(self.warmup):
             raise UserError(
-                f"schedule.warmup: {self.warmup} is neither a number of steps nor a fraction below 1"
+                f"schedule.warmup: {self.warmup} is neither a number of steps nor a fraction "
+                "below 1"
             )
         if not 0 <= self.end <= 1:
             raise UserError(f"schedule.end: {self.end} is not between 0 and 1")

@@ -33,9 +33,7 @@ class TaskChecks:
     def _check_task(self, name: str, task: Task) -> None:
         self._check_references(name, task)
         if task.batch and self.batch.unit != "examples":
-            raise UserError(
-                f"tasks.{name}.batch: needs a `batch` in examples in the recipe as well"
-            )
+            raise UserError(f"tasks.{name}.batch: needs the recipe's `batch` in examples as well")
         mixes = {mix for b, mix in self.outline.mix_of.items() if name in tasks_of(b)}
         if task.freeze and mixes != {"step"}:
             raise UserError(f"tasks.{name}.freeze: its stages need `mix: step`")

@@ -88,7 +88,11 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "a batch that is a number": ("batch", 4, "batch: "),
     "an empty batch": ("batch", "0 examples", "batch"),
     "a length beyond the positions": ("length", 64, "backbone.max_positions allows only 32"),
-    "tokens of examples": ("stages", {"joint": ["a"], "steps": "900 tokens"}, "so many examples"),
+    "tokens of examples": (
+        "stages",
+        {"joint": ["a"], "steps": "900 tokens"},
+        "stages: counted in tokens, but `batch` is in examples",
+    ),
     "a ratio without a step": (
         "stages",
         {"joint": ["a", "b"], "sampler": {"mix_ratio": {"b": 0.01}, "reference": "a"}},
@@ -107,7 +111,7 @@ WRONG: dict[str, tuple[str, Any, str]] = {
         {"freeze": ["backbone.layer.*"]},
         "no parameter is called",
     ),
-    "patience for nothing": ("evaluate", {"patience": 3}, "set `best` as well"),
+    "patience for nothing": ("evaluate", {"patience": 3}, "evaluate.patience: needs `best`"),
 }
 TOGETHER: dict[str, tuple[dict[str, Any], str]] = {
     "a rest in steps of many tasks": (

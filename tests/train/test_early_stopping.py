@@ -112,24 +112,24 @@ def test_it_goes_on_from_a_checkpoint_as_if_nothing_had_been() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("c", "'c' is neither `mean` nor `task.metric` of a task"),
         ("halper.f1", 'did you mean "helper"'),
         ("meen", "evaluate.best: 'meen'"),
     ],
 )
-def test_a_name_that_is_none_is_told_at_once(name, told) -> None:
-    with pytest.raises(UserError, match=told):
+def test_an_unknown_name_is_refused_immediately(name, message) -> None:
+    with pytest.raises(UserError, match=message):
         best(best=name)
 
 
-def test_a_metric_that_is_none_is_told_with_those_that_are() -> None:
+def test_an_unknown_metric_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UserError, match="a has no 'f2.*; it has f1, accuracy, loss"):
         best(best="a.f2").update(1, {"a": score(0.5, f1=0.5)})
     with pytest.raises(UserError, match="no rows to evaluate 'b' on; give its source `validation`"):
         best(best="b").update(1, {"a": score(0.5)})
-    with pytest.raises(UserError, match="set `best` as well"):
+    with pytest.raises(UserError, match="evaluate.patience: needs `best`"):
         EvaluateSettings(patience=2)
 
 
