@@ -248,7 +248,7 @@ def _page(parts: Sequence[str]) -> str:
 
 
 def _wrapped(block: str) -> str:
-    if block.startswith(("#", "|", "<", "`", " ", "{")) or "\n" in block:
+    if block.startswith(("#", "|", "<", "```", " ", "{")) or "\n" in block:
         return block
     return textwrap.fill(block, 100, break_long_words=False, break_on_hyphens=False)
 
