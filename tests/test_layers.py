@@ -64,6 +64,37 @@ def unit(path: Path) -> str:
     return path.relative_to(ROOT / "palm_ds").parts[0].removesuffix(".py")
 
 
+HOMONYMS = set(
+    ["Answer", "Counts", "Found", "Group", "Grown", "Head", "Machine", "Plan", "Ranking", "Source", "Span", "Stored", "Table", "_Part"]
+)
+"""Class names that still have two meanings."""
+NOT_MIRRORED = ("distributed", "end_to_end", "golden", "helpers", "launch", "tools")
+"""Folders of tests that belong to no single module."""
+
+
+def test_every_test_file_names_a_module() -> None:
+    modules = {path.relative_to(ROOT / "palm_ds") for path in PACKAGE}
+    tests = (path.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py"))
+    strays = [
+        str(path)
+        for path in tests
+        if len(path.parts) > 1
+        and path.parts[0] not in NOT_MIRRORED
+        and path.with_name(path.name.removeprefix("test_")) not in modules
+    ]
+    assert strays == []
+
+
+def test_no_class_name_is_defined_in_two_modules() -> None:
+    places: dict[str, list[str]] = {}
+    for path in PACKAGE:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    twice = {name: found for name, found in places.items() if len(set(found)) > 1}
+    assert set(twice) - HOMONYMS == set()
+
+
 def test_every_module_has_a_place() -> None:
     found = {unit(path) for path in PACKAGE} - {"__init__"}
     assert found - set(HEIGHT) == set(), "give these a place in LAYERS"
