@@ -65,7 +65,22 @@ def unit(path: Path) -> str:
 
 
 HOMONYMS = set(
-    ["Answer", "Counts", "Found", "Group", "Grown", "Head", "Machine", "Plan", "Ranking", "Source", "Span", "Stored", "Table", "_Part"]
+    [
+        "Answer",
+        "Counts",
+        "Found",
+        "Group",
+        "Grown",
+        "Head",
+        "Machine",
+        "Plan",
+        "Ranking",
+        "Source",
+        "Span",
+        "Stored",
+        "Table",
+        "_Part",
+    ]
 )
 """Class names that still have two meanings."""
 NOT_MIRRORED = ("distributed", "end_to_end", "golden", "helpers", "launch", "tools")
