@@ -64,24 +64,22 @@ def unit(path: Path) -> str:
     return path.relative_to(ROOT / "palm_ds").parts[0].removesuffix(".py")
 
 
-HOMONYMS = set(
-    [
-        "Answer",
-        "Counts",
-        "Found",
-        "Group",
-        "Grown",
-        "Head",
-        "Machine",
-        "Plan",
-        "Ranking",
-        "Source",
-        "Span",
-        "Stored",
-        "Table",
-        "_Part",
-    ]
-)
+HOMONYMS = {
+    "Answer",
+    "Counts",
+    "Found",
+    "Group",
+    "Grown",
+    "Head",
+    "Machine",
+    "Plan",
+    "Ranking",
+    "Source",
+    "Span",
+    "Stored",
+    "Table",
+    "_Part",
+}
 """Class names that still have two meanings."""
 NOT_MIRRORED = ("distributed", "end_to_end", "golden", "helpers", "launch", "tools")
 """Folders of tests that belong to no single module."""
