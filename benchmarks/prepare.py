@@ -25,8 +25,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from palm_ds.common.errors import exit_on_user_error  # noqa: E402
 from palm_ds.corpus.options import TextOptions  # noqa: E402
-from palm_ds.corpus.prepare import Prepare, plan, prepare  # noqa: E402
-from palm_ds.corpus.worker import UnitReader  # noqa: E402
+from palm_ds.corpus.prepare import PrepareOptions, plan, prepare  # noqa: E402
+from palm_ds.corpus.worker import WorkUnitReader  # noqa: E402
 from palm_ds.text.tokenizer import load_tokenizer  # noqa: E402
 from palm_ds.text.train_tokenizer import train_tokenizer  # noqa: E402
 
@@ -63,10 +63,10 @@ def _arguments() -> argparse.Namespace:
 
 def _texts(inputs: list[str], most_mb: float) -> list[str]:
 
-    job = plan(inputs, Prepare(train="wordpiece"))
+    job = plan(inputs, PrepareOptions(train="wordpiece"))
     texts, size = [], 0
     for number in range(len(job.units)):
-        for record in UnitReader(job, number):
+        for record in WorkUnitReader(job, number):
             if size > most_mb * 1e6:
                 return texts
             texts.append(record.text)
@@ -125,7 +125,7 @@ def _map(texts: list[str], tokenizer: str, folder: Path) -> Callable[[int], None
 def _prepare(
     source: str, tokenizer: str, language: str, folder: Path, *, mine: bool
 ) -> Callable[[int], None]:
-    options = Prepare(
+    options = PrepareOptions(
         text=TextOptions(language=language, collocations=mine), tokenizer=tokenizer, workers=1
     )
 

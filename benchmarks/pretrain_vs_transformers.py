@@ -93,10 +93,10 @@ def open_input(name: str, folder: Path) -> Corpus:
     if (Path(name) / "manifest.json").is_file():
         return open_corpus(name)
     from palm_ds.corpus.options import TextOptions
-    from palm_ds.corpus.prepare import Prepare, prepare
+    from palm_ds.corpus.prepare import PrepareOptions, prepare
 
     text = TextOptions(language="en", lower=True)
-    prepare(folder, [name], Prepare(text=text, train="wordpiece", vocab_size=WORDS))
+    prepare(folder, [name], PrepareOptions(text=text, train="wordpiece", vocab_size=WORDS))
     return open_corpus(folder)
 
 

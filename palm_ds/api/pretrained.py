@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.common.errors import UserError
-from palm_ds.common.plugins import with_names
+from palm_ds.common.plugins import classes_to_names
 from palm_ds.model.config import EncoderConfig
 from palm_ds.weights.download import downloader
 from palm_ds.weights.weights_folder import backbone_config_from, tokenizer_in
@@ -55,7 +55,7 @@ class Backbone:
         JSON file of these."""
         if not isinstance(config, Mapping):
             config = json.loads(Path(config).read_text(encoding="utf-8"))
-        numbers = EncoderConfig.from_dict(with_names(config))  # type: ignore[arg-type]
+        numbers = EncoderConfig.from_dict(classes_to_names(config))  # type: ignore[arg-type]
         return cls(config=asdict(numbers), tokenizer=str(tokenizer))
 
     @property

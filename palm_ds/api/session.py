@@ -26,7 +26,7 @@ from palm_ds.api.pretrained import Backbone
 from palm_ds.api.train_settings import merged, read_settings
 from palm_ds.common.errors import UserError
 from palm_ds.common.messages import plain_messages
-from palm_ds.common.plugins import with_names
+from palm_ds.common.plugins import classes_to_names
 from palm_ds.data.task_with_data import Rows, TaskWithData, listed
 from palm_ds.inference import fill_mask
 from palm_ds.inference.predictor import Predictor, asked_tasks, batch_tokens_for, open_predictor
@@ -109,7 +109,7 @@ class Session(ABC):
             tasks |= {task.name: task.entry(first.name) for task in blend}
         said = {"sources": sources, "tasks": tasks, "stages": self.stages()}
         values = self.settings.values(self.backbone.max_length) | self.backbone.values() | said
-        said = with_names(merged(values, self.settings.recipe))
+        said = classes_to_names(merged(values, self.settings.recipe))
         return make_recipe(said, type(self).__name__)
 
     @cached_property

@@ -68,9 +68,9 @@ def _annotate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _annotate(args: argparse.Namespace) -> int:
-    from palm_ds.corpus.add_annotation import add_marks
+    from palm_ds.corpus.add_annotation import add_annotations
 
-    add_marks(
+    add_annotations(
         args.corpus,
         args.input,
         args.annotation,

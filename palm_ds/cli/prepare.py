@@ -12,7 +12,7 @@ from palm_ds.common.errors import UserError
 if TYPE_CHECKING:
     from palm_ds.corpus.input.options import InputOptions
     from palm_ds.corpus.options import TextOptions
-    from palm_ds.corpus.prepare import Prepare
+    from palm_ds.corpus.prepare import PrepareOptions
 
 
 def run(args: argparse.Namespace) -> int:
@@ -25,16 +25,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _options(args: argparse.Namespace) -> Prepare:
-    from palm_ds.corpus.prepare import Prepare
+def _options(args: argparse.Namespace) -> PrepareOptions:
+    from palm_ds.corpus.prepare import PrepareOptions
 
-    return Prepare(
+    return PrepareOptions(
         text=_text_options(args),
         input=_input_options(args),
         tokenizer=args.tokenizer,
         train=args.train,
         vocab_size=args.vocab_size,
-        marks=tuple(args.annotation),
+        annotations=tuple(args.annotation),
         strict=args.strict,
         shard_mb=args.shard_mb,
         sample_mb=args.sample_mb,

@@ -1,1 +1,1 @@
-"""What every package stands on: errors, keyed random numbers, configuration, atomic writes."""
+"""Foundations of every package: errors, keyed random numbers, configuration, atomic writes."""

@@ -1,10 +1,10 @@
 """Files and folders that are either complete or absent, also after a crash or a power failure.
 
-    write_file_atomically(path, data)       the old file or the new one, never a part
-    write_folder_atomically(folder, fill)   fill(part) writes beside it, then it is renamed
-    move_into_place(part, target)           the last step, for what was written elsewhere
+    write_file_atomically(path, data)       the old file or the new one, never a mixture
+    write_folder_atomically(folder, fill)   fill(part) writes beside the folder, then it is renamed
+    move_into_place(part, target)           the rename alone, for something written elsewhere
 
-Contents reach the disk before the rename does.
+Contents are flushed to disk before the rename.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def write_file_atomically(path: str | Path, data: str | bytes) -> None:
-    """Replace a file by `data` (text is UTF-8). Several processes may write the same file."""
+    """Replaces a file with `data` (text as UTF-8). Several processes may write the same file."""
     path = Path(path)
     part = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
@@ -28,10 +28,10 @@ def write_file_atomically(path: str | Path, data: str | bytes) -> None:
 
 
 def write_folder_atomically(folder: str | Path, fill: Callable[[Path], None]) -> None:
-    """Let `fill` write into an empty folder beside this one, then rename it.
+    """Calls `fill` with an empty folder beside `folder`, then renames that folder to `folder`.
 
-    An older folder of that name is replaced once the new one is complete. If `fill` raises, nothing
-    of it stays, and the older folder is as it was.
+    An existing folder is replaced once the new one is complete. If `fill` raises, its output is
+    removed and the existing folder is unchanged.
     """
     folder = Path(folder)
     part, old = (folder.with_name(f".{folder.name}.{end}") for end in ("part", "old"))
@@ -48,10 +48,10 @@ def write_folder_atomically(folder: str | Path, fill: Callable[[Path], None]) ->
 
 
 def move_into_place(part: Path, target: Path, *, aside: Path | None = None) -> None:
-    """Rename a finished file or folder, on the disk before this returns.
+    """Renames a finished file or folder; the rename is on disk when this returns.
 
-    A file replaces an older one. An older folder is renamed to `aside` first, for the caller to
-    delete; without `aside` it must be absent or empty.
+    A file replaces an existing one. An existing folder is first renamed to `aside`, for the caller
+    to delete; without `aside` it must be absent or empty.
     """
     sync(part)
     if aside is not None and target.exists():
@@ -61,7 +61,7 @@ def move_into_place(part: Path, target: Path, *, aside: Path | None = None) -> N
 
 
 def sync(path: Path) -> None:
-    """Have the contents of a file, or the names in a folder, on the disk."""
+    """Flushes the contents of a file, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,12 +1,12 @@
-"""Configuration, read strictly: files, dotted overrides, dataclasses, differences.
+"""Strict configuration: files, dotted overrides, dataclasses, differences.
 
-    read_yaml("recipe.yaml")                   {"optimizer": {"lr": 1e-4}, ...}; so does read_json
+    read_yaml("recipe.yaml")                   {"optimizer": {"lr": 1e-4}, ...}; read_json likewise
     override(values, "optimizer.lr", 2e-4)     in place; parse_override reads `optimizer.lr=2e-4`
-    parse(Recipe, values, "recipe.yaml")       a frozen dataclass, or one line with what is wrong
+    parse(Recipe, values, "recipe.yaml")       a frozen dataclass, or a one-line error
     differences(old, new)                      ["optimizer.lr: 0.0001 -> 0.0002"]
 
-A duplicate key is an error, and so is an unknown one, with the nearest known name; a wrong type
-says what would be right.
+Duplicate keys are errors, and so are unknown keys, with the nearest known name; a wrong type is
+reported with the expected one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping in a YAML file."""
+    """Reads the mapping in a YAML file."""
     try:
         values = yaml.load(_read_text(path), Loader=_StrictLoader)
     except yaml.YAMLError as error:
@@ -41,7 +41,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
-    """The mapping in a JSON file."""
+    """Reads the mapping in a JSON file."""
     try:
         values = json.loads(_read_text(path), object_pairs_hook=partial(_unique, path))
     except json.JSONDecodeError as error:
@@ -75,7 +75,7 @@ def _unique(path: str | Path, pairs: list[tuple[str, object]]) -> dict[str, obje
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML without duplicate keys."""
+    """A YAML loader that rejects duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -93,7 +93,7 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """`a.b=c` as a dotted key and a value, which is read as YAML."""
+    """Splits `a.b=c` into a dotted key and a value parsed as YAML."""
     key, equals, written = text.partition("=")
     if not equals or not key.strip():
         raise UserError(f"override {text!r}: expected key=value, such as optimizer.lr=1e-4")
@@ -104,13 +104,13 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 
 def override(values: dict[str, Any], key: str, value: object) -> None:
-    """Sets a dotted key in place; sections on the way are made if they are missing."""
+    """Sets a dotted key in place and creates missing sections."""
     *parents, last = key.split(".")
     at: object = values
     for parent in parents:
         at = at.setdefault(parent, {}) if isinstance(at, dict) else None
     if not isinstance(at, dict):
-        raise UserError(f"override of {key!r}: `{'.'.join(parents)}` holds no keys")
+        raise UserError(f"override of {key!r}: `{'.'.join(parents)}` is not a section")
     at[last] = value
 
 
@@ -140,10 +140,10 @@ def _shown(value: object) -> str:
 
 
 def parse(cls: type[T], values: object, where: str, *, strict: bool = False) -> T:
-    """An instance of a dataclass from nested mappings; `where` is the key that holds them.
+    """Builds a dataclass from nested mappings; `where` is the key they belong to, for errors.
 
-    `strict`: the values are JSON's, so that `1` is not `true` and `"1"` not a number; in YAML
-    `1e-4` is a text.
+    `strict` is for JSON, where `1` is not `true` and `"1"` is not a number. YAML needs the lenient
+    mode, since it reads `1e-4` as text.
 
     >>> parse(Schedule, {"kind": "noam", "warmup": 4000}, "schedule")
     """
@@ -163,7 +163,7 @@ def parse(cls: type[T], values: object, where: str, *, strict: bool = False) -> 
 
 
 def check_keys(values: object, known: Iterable[str], where: str) -> Mapping[str, Any]:
-    """The values, if they are a mapping with no unknown key."""
+    """Returns the values if they are a mapping without unknown keys, else raises UserError."""
     if not isinstance(values, Mapping):
         raise UserError(f"{where}: expected keys and values, got {shorten(values)}")
     for key in values:
@@ -173,7 +173,7 @@ def check_keys(values: object, known: Iterable[str], where: str) -> Mapping[str,
 
 
 def _check_keys(cls: type, values: object, where: str) -> Mapping[str, Any]:
-    """`check_keys` for a dataclass and those in its fields."""
+    """`check_keys` for a dataclass and the dataclasses nested in its fields."""
     hints = get_type_hints(cls)
     fields = [field.name for field in dataclasses.fields(cls) if field.init]
     mapping = check_keys(values, fields, where)
@@ -199,7 +199,7 @@ _EXPECTED = {
     "list": "a list",
     "tuple": "a list",
 }
-"""What is right, by the first word of pydantic's name for a wrong type."""
+"""The expected type in words, by the first word of pydantic's error type."""
 
 
 def _one_line(error: ValidationError, where: str) -> str:
@@ -220,6 +220,6 @@ def _one_line(error: ValidationError, where: str) -> str:
 
 
 def shorten(value: object) -> str:
-    """A value in at most 60 characters, as JSON writes it."""
+    """A value as JSON, cut to 60 characters."""
     text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -1,4 +1,4 @@
-"""One clear line for a person's mistake: file, line or key, what was wrong, what would be right."""
+"""User errors as one clear line: the file, line or key, what is wrong, what would be right."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from palm_ds.common.messages import plain_messages
 
 
 class UserError(ValueError):
-    """Something a person can put right. Its message is one line and stands for itself."""
+    """A mistake the user can fix. Its message is one self-contained line."""
 
 
 def suggest(wrong: str, known: Iterable[str]) -> str:
-    """`; did you mean "x"?` for the nearest known name, else the names there are."""
+    """`; did you mean "x"?` with the nearest known name, or `; known: ...` with all of them."""
     names = sorted(map(str, known))
     near = difflib.get_close_matches(str(wrong), names, n=1)
     return f'; did you mean "{near[0]}"?' if near else f"; known: {', '.join(names)}"
@@ -23,7 +23,7 @@ def suggest(wrong: str, known: Iterable[str]) -> str:
 
 @contextmanager
 def exit_on_user_error() -> Iterator[None]:
-    """The door of every command: messages are shown, and a UserError becomes `error: ...` and exit
+    """Wraps every command: prints log messages and turns a UserError into `error: ...` and exit
     code 2."""
     try:
         with plain_messages():

@@ -1,4 +1,4 @@
-"""The hash of a file."""
+"""Hashes of files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _BLOCK = 1 << 20
 
 
 def sha256_of_file(path: Path) -> str:
-    """SHA-256 of the contents as hexadecimal digits, in bounded memory."""
+    """SHA-256 of a file's contents in hexadecimal, read in blocks."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_BLOCK):

@@ -1,4 +1,4 @@
-"""The JSON that we write: UTF-8, readable, complete or absent."""
+"""Writes JSON files: UTF-8, indented, complete or absent."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from palm_ds.common.atomic import write_file_atomically
 
 
 def write_json(path: str | Path, content: object) -> None:
-    """Replace a file by `content`, atomically."""
+    """Replaces a file with `content`, atomically."""
     text = json.dumps(content, indent=2, ensure_ascii=False)
     write_file_atomically(path, text + "\n")
 
 
 def nan_to_null(value: object) -> object:
-    """The same values with None for NaN and infinities, which JSON lacks."""
+    """The same values with NaN and infinities, which JSON lacks, replaced by None."""
     if isinstance(value, Mapping):
         return {str(key): nan_to_null(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

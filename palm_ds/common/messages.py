@@ -1,12 +1,12 @@
-"""The library's messages as plain lines on the terminal.
+"""Prints the library's log messages as plain lines on the terminal.
 
-The library logs to `logging.getLogger("palm_ds...")`, one logger a module, and prints nothing; a
-program that imports it decides what becomes of that:
+The library logs to `logging.getLogger("palm_ds...")`, one logger per module, and prints nothing
+itself; the importing program decides what is shown:
 
     logging.getLogger("palm_ds").setLevel(logging.WARNING)
 
-Commands, and a Trainer whose program configured nothing, show the messages: progress on stdout,
-warnings and errors on stderr, each line as it is.
+Commands, and a Trainer in a program that configured no logging, print the bare messages: progress
+to stdout, warnings and errors to stderr.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 LIBRARY = "palm_ds"
-"""The logger above those of all modules."""
+"""Name of the parent logger of all modules."""
 
 
 @contextmanager
 def plain_messages() -> Iterator[None]:
-    """Shows messages within the block, unless the program gave the logger a handler or a level."""
+    """Prints messages inside the block, unless the program gave the logger a handler or a level."""
     logger = logging.getLogger(LIBRARY)
     if logger.handlers or logger.level != logging.NOTSET:
         yield
@@ -38,13 +38,13 @@ def plain_messages() -> Iterator[None]:
 
 
 def only_warnings() -> None:
-    """For processes other than the first: what they would tell, the first tells already."""
+    """Silences progress messages: all processes but rank 0 would only repeat them."""
     logger = logging.getLogger(LIBRARY)
     logger.setLevel(max(logger.level, logging.WARNING))
 
 
 class _PlainLines(logging.Handler):
-    """Prints to what is stdout or stderr at that moment: a live display may stand in for it."""
+    """Looks up stdout and stderr for each message, since a live display may replace them."""
 
     def emit(self, record: logging.LogRecord) -> None:
         stream = sys.stderr if record.levelno >= logging.WARNING else sys.stdout

@@ -1,4 +1,4 @@
-"""Classes of one's own: a recipe names them `module.Class`, and they are told its keys."""
+"""Loads user-defined classes named as `module.Class` in a recipe, and checks their options."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from palm_ds.common.errors import UserError, suggest
 T = TypeVar("T")
 
 
-def find_class(name: str, base: type[T], where: str) -> type[T]:
-    """The class `module.Class`, a subclass of `base`. Raises UserError, which begins with `where`,
-    where there is none."""
+def import_class(name: str, base: type[T], where: str) -> type[T]:
+    """Imports `module.Class`, which must be a subclass of `base`; raises UserError, with `where`
+    in front, if it cannot."""
     module_name, _, class_name = name.rpartition(".")
     try:
         module = importlib.import_module(module_name)
-    except (ImportError, TypeError, ValueError) as error:  # the last two: no name of a module
+    except (ImportError, TypeError, ValueError) as error:  # the last two: not a module name
         raise UserError(
             f"{where}: cannot import {module_name!r} ({error}); is its folder on PYTHONPATH?"
         ) from error
@@ -30,21 +30,21 @@ def find_class(name: str, base: type[T], where: str) -> type[T]:
 
 
 def name_of(cls: type) -> str:
-    """What a recipe calls a class. Raises UserError where it could not find it again."""
+    """The `module.Class` name of a class. Raises UserError for one that recipes cannot name."""
     if "." in cls.__qualname__:
         raise UserError(
-            f"{cls.__qualname__}: define the class at the top of a file or a notebook cell, where "
-            "a recipe can name it"
+            f"{cls.__qualname__}: recipes cannot name a nested class; define it at the top level "
+            "of a file or notebook cell"
         )
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def with_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a recipe, with its name for every class that stands there."""
+def classes_to_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of recipe values with every class replaced by its name."""
     return {
         key: name_of(value)
         if isinstance(value, type)
-        else with_names(value)
+        else classes_to_names(value)
         if isinstance(value, Mapping)
         else value
         for key, value in values.items()
@@ -57,20 +57,23 @@ def check_options(
     where: str,
     *,
     base: type,
-    taken: Collection[str],
-    rest: bool = False,
+    reserved: Collection[str],
+    allow_extra: bool = False,
 ) -> None:
-    """Raises UserError, which begins with `where`, for options that the constructor of a subclass
-    of `base` has no keyword for, or that it lacks. Its first argument and those `taken` come from
-    elsewhere; what it hands on as **keywords may be any where `base` takes any, `rest`."""
+    """Checks options against the constructor of `cls`, a subclass of `base`.
+
+    Raises UserError, with `where` in front, for options it does not take and for required ones that
+    are missing. Its first argument and the `reserved` ones are passed by the library. With
+    `allow_extra`, a constructor that forwards **keywords up to `base` accepts any option.
+    """
     first, *others = inspect.signature(cls).parameters.values()
     known, open_ = _keywords(cls, base)
-    known -= {first.name, *taken}
+    known -= {first.name, *reserved}
     for name in options:
-        if name in {first.name, *taken}:
-            raise UserError(f"{where}.{name}: this is not an option; the recipe says it elsewhere")
-        if name not in known and not (rest and open_):
-            near = suggest(name, known) if known else "; the class has no options"
+        if name in {first.name, *reserved}:
+            raise UserError(f"{where}.{name}: not an option; the recipe sets it elsewhere")
+        if name not in known and not (allow_extra and open_):
+            near = suggest(name, known) if known else "; the class takes no options"
             raise UserError(f"{where}.{name}: unknown key{near}")
     for each in others:
         lacking = each.name in known - options.keys() and each.default is each.empty
@@ -79,8 +82,8 @@ def check_options(
 
 
 def _keywords(cls: type, base: type) -> tuple[set[str], bool]:
-    """Those of a constructor, and of the ones below `base` that it hands **keywords on to; whether
-    the last of them hands any on."""
+    """Keyword arguments of a constructor and of the parents below `base` that it forwards
+    **keywords to, and whether the last of these forwards them too."""
     known: set[str] = set()
     for each in cls.__mro__[: cls.__mro__.index(base)]:
         if "__init__" in vars(each):

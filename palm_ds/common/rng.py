@@ -1,8 +1,8 @@
 """Random numbers that are a pure function of a key: no generator is ever shared or advanced.
 
-key("seed 1", blend)                    a 64-bit key from any parts
-uniform(key, n, draws)                  the n-th examples' first draws, vectorised over n
-permute(key, size, index)               a permutation of range(size) at index, in O(1) memory
+key("seed 1", name)                     a 64-bit key from any parts
+uniform(key, n, draws)                  `draws` uniform numbers for each n, vectorised over n
+permutation_at(key, size, index)        a permutation of range(size) at index, in O(1) memory
 generator(key, n)                       a full numpy generator for the n-th example
 """
 
@@ -23,7 +23,7 @@ def key(*parts: object) -> int:
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64 (Steele, Lea and Flood 2014): a bijection of 64-bit words."""
+    """The finalizer of splitmix64 (Steele, Lea and Flood 2014): a bijection of 64-bit words."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -43,15 +43,15 @@ def uniform(seed: int, n: np.ndarray, draws: int) -> np.ndarray:
 
 
 def generator(seed: int, n: int) -> np.random.Generator:
-    """A counter-based (Philox) generator for the n-th thing under this key."""
+    """A counter-based (Philox) generator for the n-th item under this key."""
     return np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, n]))
 
 
-def permute(seed: int, size: int, index: np.ndarray) -> np.ndarray:
-    """Where a keyed permutation of range(size) sends each index.
+def permutation_at(seed: int, size: int, index: np.ndarray) -> np.ndarray:
+    """The keyed permutation of range(size) at each index: (len(index),) int64.
 
     A balanced Feistel network over the next even power of two, walked until inside the range
-    (Black and Rogaway 2002), so that an epoch over any corpus is shuffled without a table.
+    (Black and Rogaway 2002): shuffles an epoch over any corpus without a table.
     """
     half = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
     out = _feistel(seed, np.asarray(index).astype(np.uint64), half)

@@ -1,10 +1,9 @@
-"""Raw text in, memory-mapped documents with marks out.
+"""Turns raw text into a memory-mapped corpus of tokens with annotations.
 
-inputs      files, folders and names to sources of documents, cut into units of work
-words       a document's text to words, through a table of everything known about a word
-sentences   where sentences begin
-knowledge   phrases and entities: lexicons, collocations, capitalised runs, Chinese names
-marks       one uint8 a token, from the above; tasks bring their own
-build       units to shards: workers, machines, resuming, the manifest
-store       the finished corpus, read by token offsets
+input           finds input files, splits them into work units and reads their records
+analyzer        turns a record into a document: tokens, words, sentences, phrases, entities
+annotations     derives one uint8 per token from a document; tasks can add their own
+prepare         writes work units to shards: workers, machines, resuming, the manifest
+add_annotation  adds annotations to an existing corpus
+store           reads the finished corpus by token offsets
 """

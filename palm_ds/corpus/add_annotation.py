@@ -1,10 +1,10 @@
-"""Adds a mark to a corpus that exists, from the same input.
+"""Adds annotations to an existing corpus, from the same input.
 
     palm-ds corpus annotate data/wiki wiki/*.jsonl.gz --annotation capital
 
-Every shard is written anew under a name of its own, with the column added and the ids compared on
-the way. Then `state.json` and the manifest are replaced, each in one step and each right whichever
-of them a reader finds; then the old shards go. Who has the corpus open keeps reading.
+Every shard is rewritten under a new name with the annotations added, and its ids are compared with
+the old ones. Then `state.json` and the manifest are replaced atomically (either order is
+consistent), and the old shards are removed. Processes that have the corpus open can keep reading.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from rich.console import Console
 from palm_ds.common.config import differences
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
-from palm_ds.corpus.annotations import Document, Mark, apply_mark, find_mark
+from palm_ds.corpus.annotations import Document, TokenAnnotation, apply_annotation, find_annotation
 from palm_ds.corpus.executors import check_mpi, open_executor
-from palm_ds.corpus.input.discover import Span, find_inputs
+from palm_ds.corpus.input.discover import InputSpan, find_inputs
 from palm_ds.corpus.input.options import input_options
 from palm_ds.corpus.manifest import (
     Manifest,
@@ -33,87 +33,93 @@ from palm_ds.corpus.manifest import (
     read_manifest,
     write_manifest,
 )
-from palm_ds.corpus.progress_bar import progress
+from palm_ds.corpus.progress_bar import show_progress
 from palm_ds.corpus.work_dir import (
     COLLOCATIONS,
     LABELS,
-    Job,
+    PreparationJob,
+    exclusive_lock,
     hash_lexicons,
-    locked,
     save_job,
     text_options,
 )
-from palm_ds.corpus.worker import documents_of, prepared
+from palm_ds.corpus.worker import load_worker, read_documents
 from palm_ds.corpus.writer import HashingFile, as_arrow, content_fingerprint, write_dataset_files
 
 log = logging.getLogger(__name__)
 
 
-def add_marks(
+def add_annotations(
     corpus: str | Path,
     inputs: Sequence[str],
-    marks: Sequence[str],
+    annotations: Sequence[str],
     *,
     workers: int = 1,
     mpi: bool = False,
     console: Console | None = None,
 ) -> Manifest:
-    """Adds the marks to the corpus in one step; it stays as it is if anything goes wrong."""
+    """Adds the annotations to the corpus atomically: if anything fails, it is unchanged."""
     console = console or Console(quiet=True)
     folder = Path(corpus)
     if mpi:
         check_mpi()
     manifest = read_manifest(folder)
-    names = [find_mark(mark)[0] for mark in marks]
+    names = [find_annotation(annotation)[0] for annotation in annotations]
     for i, name in enumerate(names):
-        if name in manifest.marks or name in names[:i]:
-            raise UserError(f"corpus {folder}: has the mark {name!r} already")
+        if name in manifest.annotations or name in names[:i]:
+            raise UserError(f"corpus {folder}: already has the annotation {name!r}")
     check_files(folder, manifest, hashes=False)
-    job = _job(folder, manifest, inputs, marks)
+    job = _job(folder, manifest, inputs, annotations)
     working = folder.with_name(folder.name + ".adding")
     working.mkdir(exist_ok=True)
-    with locked(working):
+    with exclusive_lock(working):
         _lay_out(working, folder, job, manifest)
         tasks = [(str(working), str(folder), i, s.name) for i, s in enumerate(manifest.shards)]
         with (
-            progress(console, sum(item.bytes for item in job.inputs)) as watch,
+            show_progress(console, sum(item.bytes for item in job.inputs)) as watch,
             open_executor(workers=workers, mpi=mpi, watch=watch) as run,
         ):
             files = list(run(_rewrite, tasks))
         manifest = _commit(working, folder, manifest, files, names)
         shutil.rmtree(working)
-    log.info("%s: marks %s", folder, ", ".join(manifest.marks))
+    log.info("%s: annotations %s", folder, ", ".join(manifest.annotations))
     return manifest
 
 
-def _job(folder: Path, manifest: Manifest, inputs: Sequence[str], marks: Sequence[str]) -> Job:
-    """The job the corpus was made by, with the inputs as they are found now."""
+def _job(
+    folder: Path, manifest: Manifest, inputs: Sequence[str], annotations: Sequence[str]
+) -> PreparationJob:
+    """The job that prepared the corpus, with the inputs as they are now."""
     options = manifest.options
     if "units" not in options:
-        raise UserError(f"corpus {folder}: was not made from text; a mark cannot be added to it")
+        raise UserError(
+            f"corpus {folder}: was not prepared from text; annotations cannot be added to it"
+        )
     source = input_options(options["input"])
     found, _ = find_inputs(inputs, source)
     text = text_options(options["text"])
-    job = Job(
+    job = PreparationJob(
         text=text,
         input=source,
         tokenizer=options["tokenizer"],
-        marks=tuple(marks),
+        annotations=tuple(annotations),
         strict=False,
         sample_bytes=options["sample_bytes"],
         lexicons=hash_lexicons([*text.lexicon_phrase, *text.lexicon_entity]),
         inputs=found,
-        units=tuple(tuple(Span(*span) for span in unit) for unit in options["units"]),
+        units=tuple(tuple(InputSpan(*span) for span in unit) for unit in options["units"]),
     )
     there = {"inputs": list(manifest.inputs), "lexicons": options["lexicons"]}
     now = {"inputs": list(job.input_entries()), "lexicons": dict(job.lexicons)}
     if changed := differences(there, now):
-        raise UserError(f"corpus {folder}: was made from another input ({changed[0]})")
+        raise UserError(
+            f"corpus {folder}: was prepared from a different input ({changed[0]}); give the same"
+        )
     return job
 
 
-def _lay_out(working: Path, folder: Path, job: Job, manifest: Manifest) -> None:
-    """Puts into the working folder what a worker looks for in one."""
+def _lay_out(working: Path, folder: Path, job: PreparationJob, manifest: Manifest) -> None:
+    """Fills the working folder with the files that workers read."""
     shutil.copytree(folder / "tokenizer", working / "tokenizer", dirs_exist_ok=True)
     (working / COLLOCATIONS).unlink(missing_ok=True)
     if (folder / COLLOCATIONS).is_file():
@@ -129,10 +135,10 @@ def _next_name(name: str) -> str:
 
 
 def _rewrite(task: tuple[str, str, int, str]) -> tuple[str, dict[str, Any]]:
-    """Writes one shard anew into the working folder: its new name, and the manifest's entry."""
+    """Rewrites one shard into the working folder; returns its new name and manifest entry."""
     working, folder, number, name = Path(task[0]), Path(task[1]), task[2], task[3]
-    job, analyser, marks = prepared(working, (working / "job.json").stat().st_mtime_ns)
-    documents = documents_of(job, number, analyser)
+    job, analyzer, annotations = load_worker(working, (working / "job.json").stat().st_mtime_ns)
+    documents = read_documents(job, number, analyzer)
     new = _next_name(name)
     with (
         pa.memory_map(str(folder / name)) as source,
@@ -141,25 +147,25 @@ def _rewrite(task: tuple[str, str, int, str]) -> tuple[str, dict[str, Any]]:
     ):
         sink = HashingFile(handle)
         schema = stream.schema
-        for mark in marks:
-            schema = schema.append(pa.field(mark, pa.list_(pa.uint8())))
+        for annotation in annotations:
+            schema = schema.append(pa.field(annotation, pa.list_(pa.uint8())))
         with pa.ipc.new_stream(sink, schema) as out:
             for batch in stream:
-                out.write_batch(_with_marks(batch, schema, documents, marks, folder))
+                out.write_batch(_with_annotations(batch, schema, documents, annotations, folder))
         if (extra := next(documents, None)) is not None:
             raise _other_input(folder, f"document {extra.id!r} is new")
     return new, sink.entry()
 
 
-def _with_marks(
+def _with_annotations(
     batch: pa.RecordBatch,
     schema: pa.Schema,
     documents: Iterator[Document],
-    marks: dict[str, Mark],
+    annotations: dict[str, TokenAnnotation],
     folder: Path,
 ) -> pa.RecordBatch:
-    """A record batch with a column for each mark, made of the next documents."""
-    values: dict[str, list[np.ndarray]] = {name: [] for name in marks}
+    """Appends a column per annotation to a record batch, from the next documents."""
+    values: dict[str, list[np.ndarray]] = {name: [] for name in annotations}
     offsets = batch.column("ids").offsets
     edges, ids = offsets.to_numpy(), batch.column("ids").values.to_numpy()
     for row, name in enumerate(batch.column("id").to_pylist()):
@@ -167,11 +173,11 @@ def _with_marks(
         if document is None:
             raise _other_input(folder, f"document {name!r} is missing")
         if document.id != name:
-            raise _other_input(folder, f"document {document.id!r} stands where {name!r} was")
+            raise _other_input(folder, f"document {document.id!r} is in the place of {name!r}")
         if not np.array_equal(document.ids, ids[edges[row] : edges[row + 1]]):
-            raise _other_input(folder, f"document {name!r} has other tokens now")
-        for mark, function in marks.items():
-            values[mark].append(apply_mark(mark, function, document))
+            raise _other_input(folder, f"document {name!r} has different tokens")
+        for annotation, function in annotations.items():
+            values[annotation].append(apply_annotation(annotation, function, document))
     columns = list(batch.columns)
     for some in values.values():
         columns.append(pa.ListArray.from_arrays(offsets, as_arrow(np.concatenate(some))))
@@ -179,7 +185,9 @@ def _with_marks(
 
 
 def _other_input(folder: Path, what: str) -> UserError:
-    return UserError(f"corpus {folder}: was made from another input: {what}; nothing was changed")
+    return UserError(
+        f"corpus {folder}: was prepared from a different input: {what}; nothing was changed"
+    )
 
 
 def _commit(
@@ -189,7 +197,7 @@ def _commit(
     files: Sequence[tuple[str, dict[str, Any]]],
     names: Sequence[str],
 ) -> Manifest:
-    """Puts the new shards and then the new manifest in place, and removes what it does not name."""
+    """Moves the new shards and then the new manifest into place, and removes the old shards."""
     old = {shard.name for shard in manifest.shards}
     shards = tuple(
         replace(shard, name=name) for shard, (name, _) in zip(manifest.shards, files, strict=True)
@@ -197,7 +205,7 @@ def _commit(
     entries = {name: entry for name, entry in manifest.files.items() if name not in old}
     new = replace(
         manifest,
-        marks=(*manifest.marks, *names),
+        annotations=(*manifest.annotations, *names),
         shards=shards,
         files={**dict(files), **entries},
     )

@@ -1,9 +1,9 @@
-"""A text to a `Document`: tokens, words, sentences, phrases and entities.
+"""Turns a text into a `Document`: tokens, words, sentences, phrases and entities.
 
-    analyser = Analyser(tokenizer, TextOptions(language="mixed"), collocations=pairs)
-    document = analyser.document("doc 1", "...")
+    analyzer = DocumentAnalyzer(tokenizer, TextOptions(language="mixed"), collocations=pairs)
+    document = analyzer.document("doc 1", "...")
 
-An analyser keeps a table of the words it has met, which makes it fast and holds no more than
+An analyzer keeps a cache of the words it has met, which makes it fast and holds no more than
 MOST_WORDS of them.
 """
 
@@ -21,20 +21,20 @@ from palm_ds.corpus.options import TextOptions
 from palm_ds.text.phrases import Collocations, Lexicon, capital_runs, read_lexicon
 from palm_ds.text.sentence_splitter import is_wrapped, paragraph_starts, sentence_starts
 from palm_ds.text.simplified import find_simplifier
-from palm_ds.text.word_cache import Column, Found, Table
+from palm_ds.text.word_cache import WordCache, WordLookup, WordResources
 from palm_ds.text.word_features import CAPITAL
 from palm_ds.text.words import Segmenter, split_words
 
 if TYPE_CHECKING:
     from palm_ds.text.tokenizer import Tokenizer
 
-MOST_WORDS = 400_000  # distinct words in the table; about 150 MB
+MOST_WORDS = 400_000  # distinct words in the cache; about 150 MB
 _CHINESE_ENTITIES = frozenset({"nr", "ns", "nt", "nz", "nrfg", "nrt"})
 _NO_SPANS = np.zeros((0, 2), np.int64)
 
 
-class Analyser:
-    """Texts to documents, with one set of options."""
+class DocumentAnalyzer:
+    """Turns texts into documents, with one set of options."""
 
     def __init__(
         self,
@@ -53,83 +53,87 @@ class Analyser:
         self.phrase_lexicon = _lexicon(options.lexicon_phrase, exact=False)
         self.entity_lexicon = _lexicon(options.lexicon_entity, exact=True)
         self.lower = options.lower and not tokenizer.lower
-        self.table = self._new_table()
+        self.cache = self._new_cache()
 
-    def _new_table(self) -> Table:
+    def _new_cache(self) -> WordCache:
         encode = self._encode if self.tokenizer.by_word else None
         lexicons = [lexicon.numbers for lexicon in self._lexicons()]
         pairs = self.collocations.numbers if self.collocations else {}
-        return Table(Column(encode=encode, is_name=self._is_name, pairs=pairs, lexicons=lexicons))
+        return WordCache(
+            WordResources(encode=encode, is_name=self._is_name, pairs=pairs, lexicons=lexicons)
+        )
 
     def _lexicons(self) -> list[Lexicon]:
         return [lexicon for lexicon in (self.phrase_lexicon, self.entity_lexicon) if lexicon]
 
     def document(self, name: str, text: str) -> Document:
-        """The document of a text; it may turn out to have no tokens."""
-        return self._parted(Record(name, (text,), 0, 0))
+        """The document of a text, which may have no tokens."""
+        return self._analyze_parts(Record(name, (text,), 0, 0))
 
     def record(self, record: Record) -> Document:
-        """The document of a record; BadRecordError says why it is none."""
-        document = self._given(record) if record.tokens else self._parted(record)
+        """The document of a record. Raises BadRecordError with the reason if it has no tokens."""
+        document = self._from_tokens(record) if record.tokens else self._analyze_parts(record)
         if not len(document):
             raise BadRecordError("no tokens in this text")
-        if record.whole > 1 and (part := _empty_part(document)):
+        if record.unsplit_parts > 1 and (part := _empty_part(document)):
             raise BadRecordError(f"no tokens in text {part} of {len(record.parts)}")
         return document
 
-    def _parted(self, record: Record) -> Document:
+    def _analyze_parts(self, record: Record) -> Document:
         parts = list(map(self.simplify, record.parts)) if self.simplify else record.parts
         text = JOINT.join(parts)
         ends = np.cumsum([len(part) + len(JOINT) for part in parts]) - len(JOINT)
-        begins = np.append(0, ends[:-1])  # a part begins with the white space before it
-        body = parts[-1] if record.titled else text
-        if len(self.table) > MOST_WORDS:
-            self.table = self._new_table()
-        found = self.table.find(split_words(text, self.segment))
+        part_starts = np.append(0, ends[:-1])  # a part begins with the white space before it
+        body = parts[-1] if record.has_title else text
+        if len(self.cache) > MOST_WORDS:
+            self.cache = self._new_cache()
+        words = self.cache.look_up(split_words(text, self.segment))
         newline = self.options.newline
         wrapped = newline == "space" or (newline == "auto" and "\n" in body and is_wrapped(body))
-        starts = sentence_starts(found.flags, wrapped=wrapped)
+        starts = sentence_starts(words.flags, wrapped=wrapped)
         if self.tokenizer.by_word:
-            ids, at, word_of = self.table.tokens(found)
+            ids, at, word_of = self.cache.tokens(words)
         else:
             ids, at = self._encode_parts(parts)
-            word_of = np.searchsorted(found.begins, at, side="right") - 1
+            word_of = np.searchsorted(words.starts, at, side="right") - 1
         return Document(
             id=record.id,
             text=text,
             tokenizer=self.tokenizer,
             ids=ids,
-            at=at,
-            words=found.begins,
-            sentences=_sentences(found.begins[starts], begins, ends, record.whole),
-            paragraphs=found.begins[paragraph_starts(found.flags, wrapped=wrapped)],
-            parts=begins if record.whole else begins[:0],
-            titled=record.titled,
-            columns=self._columns(record),
+            token_starts=at,
+            word_starts=words.starts,
+            sentence_starts=_sentences(
+                words.starts[starts], part_starts, ends, record.unsplit_parts
+            ),
+            paragraph_starts=words.starts[paragraph_starts(words.flags, wrapped=wrapped)],
+            part_starts=part_starts if record.unsplit_parts else part_starts[:0],
+            has_title=record.has_title,
+            part_values=self._part_values(record),
             word_of=word_of,
-            capitals=(found.flags & CAPITAL) != 0,
-            phrases=self._phrases(text, found, starts),
-            entities=self._entities(text, found, starts),
+            capitals=(words.flags & CAPITAL) != 0,
+            phrases=self._phrases(text, words, starts),
+            entities=self._entities(text, words, starts),
         )
 
-    def _columns(self, record: Record) -> dict[str, np.ndarray]:
-        """(parts,) uint8 for each column that the record gives."""
-        columns = {name: np.array(values, np.uint8) for name, values in record.columns.items()}
+    def _part_values(self, record: Record) -> dict[str, np.ndarray]:
+        """Name -> (parts,) uint8: the annotations that the record itself gives."""
+        values = {name: np.array(numbers, np.uint8) for name, numbers in record.part_values.items()}
         if record.label is not None:
-            columns["label"] = np.full(record.whole, self.labels[record.label], np.uint8)
-        return columns
+            values["label"] = np.full(record.unsplit_parts, self.labels[record.label], np.uint8)
+        return values
 
-    def _given(self, record: Record) -> Document:
-        """The document of tokens made elsewhere. Its text is their letters without spaces."""
+    def _from_tokens(self, record: Record) -> Document:
+        """The document of a pretokenized pair. Its text is the tokens joined without spaces."""
         assert record.tokens is not None
         tokens, size = record.tokens, self.tokenizer.size
         if len(wrong := tokens.ids[(tokens.ids < 0) | (tokens.ids >= size)]):
-            raise BadRecordError(f"token id {wrong[0]}, where the vocabulary has {size}")
+            raise BadRecordError(f"token id {wrong[0]}, but the vocabulary has {size} tokens")
         roles = (self.tokenizer.roles[role] for role in ("cls", "sep", "sep"))
         special = tuple(map(self.tokenizer.backend.token_to_id, roles))
-        if tokens.specials != special:
+        if tokens.special_ids != special:
             raise BadRecordError(
-                f"special tokens {tokens.specials}, which are {special} in this vocabulary"
+                f"special tokens {tokens.special_ids}, which are {special} in this vocabulary"
             )
         letters = [token.removeprefix("##") for token in self.tokenizer.tokens(tokens.ids)]
         ends = np.cumsum([len(token) for token in letters])
@@ -142,18 +146,18 @@ class Analyser:
             text="".join(letters),
             tokenizer=self.tokenizer,
             ids=tokens.ids,
-            at=at,
-            words=at[word],
-            sentences=texts,
-            paragraphs=texts,
-            parts=texts,
-            columns=self._columns(record),
+            token_starts=at,
+            word_starts=at[word],
+            sentence_starts=texts,
+            paragraph_starts=texts,
+            part_starts=texts,
+            part_values=self._part_values(record),
             word_of=np.cumsum(word) - 1,
             capitals=np.zeros(int(word.sum()), bool),
         )
 
     def _encode_parts(self, parts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of each part by itself, and the characters at which they begin in the whole."""
+        """Encodes each part separately; returns all ids and their start characters in the text."""
         starts = np.cumsum([0, *(len(part) + len(JOINT) for part in parts[:-1])])
         encoded = self._encode(parts)
         ids = np.concatenate([ids for ids, _ in encoded])
@@ -167,61 +171,65 @@ class Analyser:
     def _is_name(self, core: str) -> bool:
         return self.tag is not None and len(core) > 1 and self.tag(core) in _CHINESE_ENTITIES
 
-    def _phrases(self, text: str, found: Found, starts: np.ndarray) -> list[np.ndarray]:
+    def _phrases(self, text: str, words: WordLookup, starts: np.ndarray) -> list[np.ndarray]:
         """As characters, in order of precedence."""
         out = []
         if self.phrase_lexicon:
-            out.append(self._from_lexicon(self.phrase_lexicon, text, found, starts))
+            out.append(self._from_lexicon(self.phrase_lexicon, text, words, starts))
         if self.collocations:
-            spans = self.collocations.spans(self.table.pairs(found), starts)
-            out.append(_characters(spans, found))
+            spans = self.collocations.spans(self.cache.pairs(words), starts)
+            out.append(_characters(spans, words))
         return out
 
-    def _entities(self, text: str, found: Found, starts: np.ndarray) -> list[np.ndarray]:
+    def _entities(self, text: str, words: WordLookup, starts: np.ndarray) -> list[np.ndarray]:
         """As characters, in order of precedence."""
         out = []
         if self.entity_lexicon:
-            out.append(self._from_lexicon(self.entity_lexicon, text, found, starts))
-        names = np.flatnonzero(self.table.names(found))
-        out.append(_characters(np.stack([names, names + 1], axis=1), found))
+            out.append(self._from_lexicon(self.entity_lexicon, text, words, starts))
+        names = np.flatnonzero(self.cache.names(words))
+        out.append(_characters(np.stack([names, names + 1], axis=1), words))
         if self.options.language != "zh":
-            out.append(_characters(capital_runs(found.flags, starts), found))
+            out.append(_characters(capital_runs(words.flags, starts), words))
         return out
 
     def _from_lexicon(
-        self, lexicon: Lexicon, text: str, found: Found, starts: np.ndarray
+        self, lexicon: Lexicon, text: str, words: WordLookup, starts: np.ndarray
     ) -> np.ndarray:
-        atoms, at, of = self.table.atoms(found, self._lexicons().index(lexicon))
+        units, at, of = self.cache.lexicon_units(words, self._lexicons().index(lexicon))
         first = np.append(True, np.diff(of) != 0) if len(of) else np.zeros(0, bool)
-        return lexicon.spans(text, atoms, np.append(at, len(text)), first & starts[of])
+        return lexicon.spans(text, units, np.append(at, len(text)), first & starts[of])
 
 
-def _sentences(found: np.ndarray, begins: np.ndarray, ends: np.ndarray, whole: int) -> np.ndarray:
-    """Where sentences begin: the first `whole` parts are one each, what follows them is as found.
-    `begins`, `ends`: (parts,) characters."""
-    if not whole:
-        return found
-    after = found[found >= ends[whole - 1]]
-    rest = begins[whole : whole + 1]  # what follows a title is a sentence, whatever it begins with
-    return np.unique(np.concatenate([begins[:whole], rest, after]))
+def _sentences(
+    detected: np.ndarray, part_starts: np.ndarray, ends: np.ndarray, unsplit: int
+) -> np.ndarray:
+    """Start characters of sentences: the first `unsplit` parts are one each, and the rest are split
+    as detected. `starts`, `ends`: (parts,) characters."""
+    if not unsplit:
+        return detected
+    after = detected[detected >= ends[unsplit - 1]]
+    rest = part_starts[unsplit : unsplit + 1]  # the text after a title always starts one
+    return np.unique(np.concatenate([part_starts[:unsplit], rest, after]))
 
 
 def _empty_part(document: Document) -> int:
-    """The number, from 1, of the first part that has no tokens; 0: all have some."""
-    edges = np.searchsorted(document.at, np.append(document.parts, len(document.text) + 1))
+    """The number, from 1, of the first part without tokens; 0 if all parts have some."""
+    edges = np.searchsorted(
+        document.token_starts, np.append(document.part_starts, len(document.text) + 1)
+    )
     empty = np.flatnonzero(np.diff(edges) == 0)
     return int(empty[0]) + 1 if len(empty) else 0
 
 
-def _characters(spans: np.ndarray, found: Found) -> np.ndarray:
-    """Spans of words to spans of characters."""
+def _characters(spans: np.ndarray, words: WordLookup) -> np.ndarray:
+    """Converts spans of words to spans of characters."""
     if not len(spans):
         return _NO_SPANS
-    return np.stack([found.begins[spans[:, 0]], found.ends[spans[:, 1] - 1]], axis=1)
+    return np.stack([words.starts[spans[:, 0]], words.ends[spans[:, 1] - 1]], axis=1)
 
 
 def _lowered(text: str) -> str:
-    """Lower case, character by character, so that places stay where they are."""
+    """Lower-cases without changing the length, so that character offsets stay valid."""
     low = text.lower()
     if len(low) == len(text):
         return low
@@ -234,7 +242,7 @@ def _lexicon(files: Iterable[str], *, exact: bool) -> Lexicon | None:
 
 
 def find_segmenter(options: TextOptions) -> Segmenter | None:
-    """What cuts Chinese into words: the user's function, or rjieba; None for English."""
+    """The Chinese word segmenter: the user's function, or rjieba; None for English."""
     if options.segmenter:
         return find_function(options.segmenter, "segmenter")
     if options.language == "en":
@@ -245,11 +253,11 @@ def find_segmenter(options: TextOptions) -> Segmenter | None:
 
 
 def chinese_tagger() -> Callable[[str], str]:
-    """A word's part of speech in jieba's dictionary."""
+    """A function from a word to its part of speech in jieba's dictionary."""
     import rjieba
 
     def tag(word: str) -> str:
-        found = rjieba.tag(word)
-        return found[0][1] if len(found) == 1 else ""
+        words = rjieba.tag(word)
+        return words[0][1] if len(words) == 1 else ""
 
     return tag

@@ -1,9 +1,9 @@
-"""Marks: one uint8 a token, each a function of a document.
+"""Token annotations: one uint8 per token, each computed by a function of a document.
 
     def sentence(document: Document) -> np.ndarray     # 1 at the first token of a sentence
 
-A task that needs a mark of its own declares such a function (`columns` of a task), and
-`palm-ds corpus annotate CORPUS INPUT --annotation module:function` writes its column.
+A task that needs a custom annotation declares such a function, and
+`palm-ds corpus annotate CORPUS INPUT --annotation module:function` adds it to a corpus.
 """
 
 from __future__ import annotations
@@ -28,143 +28,150 @@ def _none() -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """All that is known of one text. Places are characters of `text`; a word and a sentence begin
-    with the white space before them, so that they leave nothing out."""
+    """A text with its tokens, words, sentences and spans. Positions are characters of `text`; words
+    and sentences include the white space before them, so that they cover the text."""
 
     id: str
     text: str  # as it was given (simplified if asked), before any lower-casing
     tokenizer: Tokenizer
     ids: np.ndarray  # (tokens,) int64
-    at: np.ndarray  # (tokens,) int64: where each token begins
-    words: np.ndarray  # (words,) int64: where each word begins
-    sentences: np.ndarray  # (sentences,) int64: where each sentence begins
-    paragraphs: np.ndarray  # (paragraphs,) int64: where each paragraph begins, if at a sentence
+    token_starts: np.ndarray  # (tokens,) int64: where each token begins
+    word_starts: np.ndarray  # (words,) int64: where each word begins
+    sentence_starts: np.ndarray  # (sentences,) int64: where each sentence begins
+    paragraph_starts: (
+        np.ndarray
+    )  # (paragraphs,) int64: where each paragraph begins, if at a sentence
     # In order of precedence, (n, 2) int64 first and one past the last character:
     phrases: Sequence[np.ndarray] = field(default=())
     entities: Sequence[np.ndarray] = field(default=())
     word_of: np.ndarray  # (tokens,) int64: the word each token begins in
     capitals: np.ndarray  # (words,) bool: begins with a capital letter
     # Of a text put together from parts (a title and a text, a pair, a dialogue's turns):
-    parts: np.ndarray = field(default_factory=_none)  # (parts,) int64: where each begins
-    titled: bool = False  # the first part is a title
-    columns: Mapping[str, np.ndarray] = field(default_factory=dict)  # (parts,) uint8 each
+    part_starts: np.ndarray = field(default_factory=_none)  # (parts,) int64: where each begins
+    has_title: bool = False  # the first part is a title
+    part_values: Mapping[str, np.ndarray] = field(default_factory=dict)  # (parts,) uint8 each
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def first_tokens(self, places: np.ndarray) -> np.ndarray:
-        """(tokens,) uint8: 1 at the first token at or after each place."""
-        mark = np.zeros(len(self), np.uint8)
-        first = np.searchsorted(self.at, places)
-        mark[first[first < len(self)]] = 1
-        return mark
+        """(tokens,) uint8: 1 at the first token at or after each position."""
+        values = np.zeros(len(self), np.uint8)
+        first = np.searchsorted(self.token_starts, places)
+        values[first[first < len(self)]] = 1
+        return values
 
-    def spans(self, groups: Sequence[np.ndarray]) -> np.ndarray:
+    def first_and_inside(self, groups: Sequence[np.ndarray]) -> np.ndarray:
         """(tokens,) uint8: 1 at the first token of each span, 2 inside, 0 outside. A span that
-        touches one of an earlier group, or an earlier one of its own, is left out."""
-        mark = np.zeros(len(self), np.uint8)
+        overlaps one of an earlier group, or an earlier one of its own group, is skipped."""
+        values = np.zeros(len(self), np.uint8)
         for group in groups:
             if len(group):
-                self._fill(mark, group)
-        return mark
+                self._add_spans(values, group)
+        return values
 
-    def _fill(self, mark: np.ndarray, group: np.ndarray) -> None:
-        first, last = np.searchsorted(self.at, group[:, 0]), np.searchsorted(self.at, group[:, 1])
-        taken = np.append(0, np.cumsum(mark > 0))
+    def _add_spans(self, values: np.ndarray, group: np.ndarray) -> None:
+        first, last = (
+            np.searchsorted(self.token_starts, group[:, 0]),
+            np.searchsorted(self.token_starts, group[:, 1]),
+        )
+        taken = np.append(0, np.cumsum(values > 0))
         before = np.append(0, np.maximum.accumulate(last)[:-1])
         free = (taken[last] == taken[first]) & (last > first) & (first >= before)
         first, last = first[free], last[free]
-        steps = np.zeros(len(mark) + 1, np.int8)
+        steps = np.zeros(len(values) + 1, np.int8)
         steps[first] += 1
         np.subtract.at(steps, last, 1)
-        mark[np.cumsum(steps[:-1]) > 0] = 2
-        mark[first] = 1
+        values[np.cumsum(steps[:-1]) > 0] = 2
+        values[first] = 1
 
     def per_word(self, values: np.ndarray) -> np.ndarray:
-        """(tokens,): to each token the value of the word it begins in."""
+        """(tokens,) the value of the word that each token begins in."""
         return values[self.word_of]
 
-    def per_part(self, column: str) -> np.ndarray:
-        """(tokens,) uint8: to each token its part's value in a column that the input gives."""
-        if column not in self.columns:
+    def per_part(self, name: str) -> np.ndarray:
+        """(tokens,) uint8: the value of each token's part, of an annotation given by the input."""
+        if name not in self.part_values:
             raise UserError(
-                f"mark {column!r}: comes with --format {' and '.join(GIVEN[column])}; document "
-                f"{self.id!r} has none"
+                f"annotation {name!r}: document {self.id!r} has none; only input of --format "
+                f"{' or '.join(INPUT_ANNOTATIONS[name])} gives it"
             )
-        return self.columns[column][np.searchsorted(self.parts, self.at, side="right") - 1]
+        return self.part_values[name][
+            np.searchsorted(self.part_starts, self.token_starts, side="right") - 1
+        ]
 
 
-Mark = Callable[[Document], np.ndarray]
+TokenAnnotation = Callable[[Document], np.ndarray]
 
 
 def sentence(document: Document) -> np.ndarray:
-    """1 at the first token of a sentence, 2 where a paragraph begins with it."""
-    mark = document.first_tokens(document.sentences)
-    mark[(mark == 1) & (document.first_tokens(document.paragraphs) == 1)] = 2
-    mark[0] = 2
-    return mark
+    """1 at the first token of a sentence, 2 if it also begins a paragraph."""
+    values = document.first_tokens(document.sentence_starts)
+    values[(values == 1) & (document.first_tokens(document.paragraph_starts) == 1)] = 2
+    values[0] = 2
+    return values
 
 
 def word(document: Document) -> np.ndarray:
-    """1 at the first token of a word, 0 where a word goes on."""
-    mark = np.ones(len(document), np.uint8)
-    mark[1:] = np.diff(document.word_of) != 0
-    return mark
+    """1 at the first token of a word, 0 inside it."""
+    values = np.ones(len(document), np.uint8)
+    values[1:] = np.diff(document.word_of) != 0
+    return values
 
 
 def phrase(document: Document) -> np.ndarray:
-    """Phrases: 0 outside, 1 first token, 2 inside."""
-    return document.spans(document.phrases)
+    """Phrases: 0 outside, 1 at the first token, 2 inside."""
+    return document.first_and_inside(document.phrases)
 
 
 def entity(document: Document) -> np.ndarray:
-    """Named entities: 0 outside, 1 first token, 2 inside."""
-    return document.spans(document.entities)
+    """Named entities: 0 outside, 1 at the first token, 2 inside."""
+    return document.first_and_inside(document.entities)
 
 
 def capital(document: Document) -> np.ndarray:
-    """1 on every token of a word that began with a capital in the text as it was given."""
+    """1 on every token of a word that began with a capital letter in the original text."""
     return document.per_word(document.capitals.astype(np.uint8))
 
 
 def heading(document: Document) -> np.ndarray:
-    """Headings, each a sentence of its own: 0 outside, 1 first token, 2 inside. They are a title
-    that came with the text, and short lines that stand alone in it."""
+    """Headings: 0 outside, 1 at the first token, 2 inside. A heading is the title given with a
+    text, or a short line between paragraphs (`palm_ds.text.headings`), and is a whole sentence."""
     found: list[tuple[int, int]] = []
     start = 0
-    if document.titled:
-        start = int(document.parts[1])
+    if document.has_title:
+        start = int(document.part_starts[1])
         found.append((0, start))
-    if document.titled or not len(document.parts):
+    if document.has_title or not len(document.part_starts):
         found += [
             (first, last)
             for first, last in find_headings(document.text, start)
-            if not _within(document.sentences, first, last)
+            if not _within(document.sentence_starts, first, last)
         ]
-    return document.spans([np.array(found, np.int64).reshape(-1, 2)])
+    return document.first_and_inside([np.array(found, np.int64).reshape(-1, 2)])
 
 
 def _within(starts: np.ndarray, first: int, last: int) -> bool:
-    """Whether a sentence begins inside a span that begins with a sentence."""
+    """Whether a sentence begins inside a span, after its start."""
     return bool(np.searchsorted(starts, last) > np.searchsorted(starts, first, side="right"))
 
 
 def label(document: Document) -> np.ndarray:
-    """The number of a pair's label, on every token of both texts."""
+    """The label of a pair, as a number, on every token of both texts."""
     return document.per_part("label")
 
 
 def role(document: Document) -> np.ndarray:
-    """The number of the speaker of a dialogue's turn, on every token of it."""
+    """The speaker of a dialogue turn, as a number, on every token of the turn."""
     return document.per_part("role")
 
 
 def mask_word(document: Document) -> np.ndarray:
-    """Of ERNIE's lines: in so many percent of passes over the file whole words are masked."""
+    """For ERNIE's lines: the percentage of passes over the file in which whole words are masked."""
     return document.per_part("mask_word")
 
 
-BUILT_IN: Mapping[str, Mark] = {
+BUILT_IN: Mapping[str, TokenAnnotation] = {
     "sentence": sentence,
     "word": word,
     "phrase": phrase,
@@ -172,36 +179,42 @@ BUILT_IN: Mapping[str, Mark] = {
     "capital": capital,
     "heading": heading,
 }
-_OF_PARTS: Mapping[str, Mark] = {"label": label, "role": role, "mask_word": mask_word}
-GIVEN = {"label": ("pairs", "ernie"), "role": ("dialogues",), "mask_word": ("ernie",)}
-"""Marks that the input itself gives, and the formats that do."""
-ALWAYS = ("sentence", "word", "phrase", "entity")
+_PART_ANNOTATIONS: Mapping[str, TokenAnnotation] = {
+    "label": label,
+    "role": role,
+    "mask_word": mask_word,
+}
+INPUT_ANNOTATIONS = {"label": ("pairs", "ernie"), "role": ("dialogues",), "mask_word": ("ernie",)}
+"""Annotations that the input itself gives, and the formats that give them."""
+DEFAULT_ANNOTATIONS = ("sentence", "word", "phrase", "entity")
 
 
-def find_mark(name: str) -> tuple[str, Mark]:
-    """A mark's name and function: a built-in one, or `module:function` of the user's own, named as
-    the function is or as `name=module:function` says."""
+def find_annotation(name: str) -> tuple[str, TokenAnnotation]:
+    """The name and function of an annotation: a built-in name, or a user-defined `module:function`
+    (named after the function) or `name=module:function`."""
     if ":" not in name:
-        known = {**BUILT_IN, **_OF_PARTS}
+        known = {**BUILT_IN, **_PART_ANNOTATIONS}
         if name not in known:
             raise UserError(
-                f"unknown mark {name!r}{suggest(name, BUILT_IN)}; a mark of your own is "
+                f"unknown annotation {name!r}{suggest(name, BUILT_IN)}; give your own as "
                 "module:function"
             )
         return name, known[name]
     given, _, path = name.rpartition("=")
-    function = find_function(path, "mark")
+    function = find_function(path, "annotation")
     short = given or path.rpartition(":")[2].rpartition(".")[2]
-    if short in BUILT_IN or short in GIVEN or short in ("id", "ids"):
-        raise UserError(f"mark {name!r}: {short!r} is the name of a column there is already")
+    if short in BUILT_IN or short in INPUT_ANNOTATIONS or short in ("id", "ids"):
+        raise UserError(
+            f"annotation {name!r}: {short!r} is a built-in name; choose another with name=..."
+        )
     return short, function
 
 
 def find_function(name: str, what: str) -> Callable:
-    """The function that `module:function` names."""
+    """Imports the function named `module:function`; `what` names its use in errors."""
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
-        raise UserError(f"{what} {name!r}: give it as module:function")
+        raise UserError(f"{what} {name!r}: must be module:function")
     try:
         found: object = importlib.import_module(module_name)
     except ImportError as error:
@@ -215,20 +228,20 @@ def find_function(name: str, what: str) -> Callable:
     return found
 
 
-def apply_mark(name: str, function: Mark, document: Document) -> np.ndarray:
-    """The mark of a document, checked: one uint8 a token."""
+def apply_annotation(name: str, function: TokenAnnotation, document: Document) -> np.ndarray:
+    """Computes an annotation of a document and checks it: (tokens,) uint8."""
     values = np.asarray(function(document))
     if values.shape != document.ids.shape:
         raise UserError(
-            f"mark {name!r}: document {document.id!r}: {values.shape} values for "
-            f"{len(document)} tokens; one a token is due"
+            f"annotation {name!r}: document {document.id!r}: values of shape {values.shape}, "
+            f"expected one for each of {len(document)} tokens"
         )
     if values.dtype == np.uint8:
         return values
     whole = values.dtype.kind in "bui"
     if not whole or (len(values) and not 0 <= values.min() <= values.max() < 256):
         raise UserError(
-            f"mark {name!r}: document {document.id!r}: values of type {values.dtype}; whole "
-            "numbers 0 to 255 are due"
+            f"annotation {name!r}: document {document.id!r}: values of type {values.dtype}, "
+            "expected whole numbers from 0 to 255"
         )
     return values.astype(np.uint8)

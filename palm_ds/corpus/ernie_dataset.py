@@ -1,4 +1,4 @@
-"""ERNIE 1.0's pretraining files as corpora, and corpora as such files.
+"""Reads ERNIE 1.0 pretraining files as a corpus, and writes a corpus to such a file.
 
 corpus = open_ernie(Path("train_filelist"), Path("vocab.txt"), Path("train_filelist.corpus"))
 write_ernie("data/wiki", "wiki.gz", length=128, seed=1)
@@ -28,18 +28,18 @@ from palm_ds.common.json_files import write_json
 from palm_ds.corpus.input.discover import find_inputs
 from palm_ds.corpus.input.ernie_lines import LABELS, ernie_line
 from palm_ds.corpus.input.options import InputOptions
-from palm_ds.corpus.prepare import Prepare, prepare
+from palm_ds.corpus.prepare import PrepareOptions, prepare
 from palm_ds.corpus.store import Corpus, open_corpus
-from palm_ds.corpus.work_dir import tokenizer_hash
+from palm_ds.corpus.work_dir import hash_tokenizer
 
 log = logging.getLogger(__name__)
 
 _SOURCE = "source.json"
-_DRAWS = 8  # random texts to choose from
+_DRAWS = 8  # candidates for a random second text
 _SPECIALS = 3  # [CLS] first [SEP] second [SEP]
 
 
-# Files to a corpus ------------------------------------------------------------------------------
+# ---- files to a corpus ----
 
 
 def open_ernie(
@@ -50,9 +50,11 @@ def open_ernie(
     workers: int = 1,
     console: Console | None = None,
 ) -> Corpus:
-    """The corpus of a file of lines, or of a list of such files. It is made in `folder` the first
-    time, and again when the files are others; processes of one machine wait for the one that
-    makes it. `folder` is absent, or whole."""
+    """Opens the corpus of a file of lines, or of a list of such files.
+
+    It is prepared in `folder` the first time, and again if the files have changed. Other processes
+    on the machine wait meanwhile. `folder` is either absent or complete.
+    """
     folder = Path(folder)
     files = find_inputs([str(lines)], InputOptions(format="ernie"))[0]
     wanted = [_entry(Path(item.path), item.mask_word) for item in files]
@@ -67,14 +69,14 @@ def open_ernie(
             return corpus
     except OSError as error:
         raise UserError(
-            f"{lines}: its corpus cannot be written to {folder} ({error.strerror or error}); make "
-            f"one elsewhere with palm-ds prepare OUT {lines} --format ernie --tokenizer "
-            f"{tokenizer}, and name that"
+            f"{lines}: its corpus cannot be written to {folder} ({error.strerror or error}); "
+            f"prepare it elsewhere with palm-ds prepare OUT {lines} --format ernie --tokenizer "
+            f"{tokenizer} and give OUT instead"
         ) from None
 
 
 def _entry(path: Path, mask_word: int) -> dict[str, Any]:
-    """What a file is known by, its contents apart."""
+    """What identifies a file, apart from its contents."""
     try:
         status = path.stat()
     except OSError as error:
@@ -86,12 +88,12 @@ def _entry(path: Path, mask_word: int) -> dict[str, Any]:
 
 def _with_contents(entry: dict[str, Any]) -> dict[str, Any]:
     path = Path(entry["path"])
-    sha256 = tokenizer_hash(path) if path.is_dir() else sha256_of_file(path)
+    sha256 = hash_tokenizer(path) if path.is_dir() else sha256_of_file(path)
     return {**{k: v for k, v in entry.items() if k != "path"}, "sha256": sha256}
 
 
 def _fresh(folder: Path, wanted: list[dict[str, Any]]) -> Corpus | None:
-    """The corpus that is there, if it is of these files."""
+    """The existing corpus if it was prepared from these files, else None."""
     try:
         there = json.loads((folder / _SOURCE).read_text("utf-8"))
         corpus = open_corpus(folder)
@@ -108,7 +110,7 @@ def _fresh(folder: Path, wanted: list[dict[str, Any]]) -> Corpus | None:
     pairs = list(zip(there, now, strict=True))
     if any(old.get(key) != new[key] for old, new in pairs for key in same):
         return None
-    if os.access(folder, os.W_OK):  # files with other dates, or names, and the same contents
+    if os.access(folder, os.W_OK):  # same contents, but different dates or names
         _write_source(folder, now)
     return corpus
 
@@ -125,12 +127,14 @@ def _make(
     workers: int,
     console: Console | None,
 ) -> Corpus:
-    """Makes the corpus beside `folder` and moves it there."""
+    """Prepares the corpus beside `folder` and moves it there."""
     new, old = (folder.with_name(folder.name + end) for end in (".new", ".old"))
     for rest in (new, new.with_name(new.name + ".partial"), old):
         shutil.rmtree(rest, ignore_errors=True)
-    options = Prepare(input=InputOptions(format="ernie"), tokenizer=tokenizer, workers=workers)
-    contents = [_with_contents(entry) for entry in wanted]  # as they were before they were read
+    options = PrepareOptions(
+        input=InputOptions(format="ernie"), tokenizer=tokenizer, workers=workers
+    )
+    contents = [_with_contents(entry) for entry in wanted]  # hashed before they are read
     prepare(new, [lines], options, console=console)
     _write_source(new, contents)
     move_into_place(new, folder, aside=old)
@@ -140,13 +144,13 @@ def _make(
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One process of this machine at a time; the others wait."""
+    """Admits one process of this machine at a time; the others wait."""
     with folder.with_name(folder.name + ".lock").open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
 
-# A corpus to a file -----------------------------------------------------------------------------
+# ---- a corpus to a file ----
 
 
 def write_ernie(
@@ -156,17 +160,20 @@ def write_ernie(
     length: int | None = None,
     seed: int = 0,
 ) -> int:
-    """Writes a corpus as ERNIE 1.0's lines and says how many they are. Pairs are written as they
-    are (cut if `length` says so); of documents, runs of sentences are cut in two, and every other
-    second text, by chance, is from another document. The file appears in one step."""
+    """Writes a corpus as ERNIE 1.0 lines, atomically; returns the number of lines.
+
+    Pairs are written as they are, cut to `length` if given. Documents are split into runs of
+    sentences, each cut in two; with probability one half the second text is replaced by one from
+    another document.
+    """
     source, file = open_corpus(corpus), Path(file)
     if file.suffix != ".gz":
         raise UserError(f"{file}: ERNIE reads only files named .gz; call it {file}.gz")
     if file.exists():
-        raise UserError(f"{file}: exists already; give another name, or remove it")
+        raise UserError(f"{file}: already exists; give another name, or remove it")
     if length is not None and length < 8:
         raise UserError(f"--length {length}: must be at least 8")
-    if "label" in source.marks:
+    if "label" in source.annotations:
         texts = _ready_pairs(source, length)
     else:
         texts = _cut_documents(source, length or 512, seed)
@@ -175,7 +182,7 @@ def write_ernie(
     return count
 
 
-_Pair = tuple[int, int, int, int, int]  # begin and end of either text in the corpus, label
+_Pair = tuple[int, int, int, int, int]  # start and end of both texts in the corpus, label
 
 
 def _write(file: Path, source: Corpus, pairs: Iterator[_Pair]) -> int:
@@ -187,7 +194,7 @@ def _write(file: Path, source: Corpus, pairs: Iterator[_Pair]) -> int:
         with partial.open("wb") as raw, gzip.GzipFile("", "wb", mtime=0, fileobj=raw) as handle:
             for begin, end, other, last, label in pairs:
                 first, second = (
-                    (piece.ids, piece.marks["word"])
+                    (piece.ids, piece.annotations["word"])
                     for piece in (
                         source.read(begin, end, ["word"]),
                         source.read(other, last, ["word"]),
@@ -197,7 +204,7 @@ def _write(file: Path, source: Corpus, pairs: Iterator[_Pair]) -> int:
                 handle.write(line.encode() + b"\n")
                 count += 1
         if not count:
-            raise UserError(f"corpus {source.path}: not one document has two sentences")
+            raise UserError(f"corpus {source.path}: no document has two sentences")
         partial.replace(file)
     except OSError as error:
         raise UserError(f"{file}: {error.strerror or error}") from None
@@ -212,24 +219,26 @@ def _ready_pairs(source: Corpus, length: int | None) -> Iterator[_Pair]:
     if not set(names) <= set(LABELS):
         some = ", ".join(names[:4]) + (" ..." if len(names) > 4 else "")
         raise UserError(
-            f"corpus {source.path}: its labels are {some}; ERNIE's lines know 0 and 1 "
+            f"corpus {source.path}: its labels are {some}; ERNIE's lines allow only 0 and 1 "
             "(next_sentence_label)"
         )
     numbers = source.take(source.document_starts[:-1], "label").tolist()
     for document, number in enumerate(numbers):
         first, last = source.first_sentence[document : document + 2].tolist()
         begin, middle, end = source.sentence_starts[first : first + 3].tolist()
-        assert last - first == 2, f"document {document} of {source.path} is no pair"
+        assert last - first == 2, f"document {document} of {source.path} is not a pair"
         most = end - begin if length is None else length - _SPECIALS
-        left, right = fit(middle - begin, end - middle, most)
+        left, right = truncate_pair(middle - begin, end - middle, most)
         yield begin, begin + left, middle, middle + right, int(names[number])
 
 
 def _cut_documents(source: Corpus, length: int, seed: int) -> Iterator[_Pair]:
-    """Pairs of adjacent texts, and of texts of different documents, in equal numbers by chance. The
-    texts are whole sentences, unless two sentences alone are too long."""
+    """Pairs of adjacent texts and of texts of different documents, with equal probability. Texts
+    are whole sentences, unless two sentences alone are too long."""
     if len(source) < 2:
-        raise UserError(f"corpus {source.path}: one document alone; random texts come from others")
+        raise UserError(
+            f"corpus {source.path}: has only one document; random texts need at least two"
+        )
     seed, room = keyed.key("write_ernie", seed), length - _SPECIALS
     starts = source.sentence_starts
     for document in range(len(source)):
@@ -242,23 +251,23 @@ def _cut_documents(source: Corpus, length: int, seed: int) -> Iterator[_Pair]:
             cut = int(rng.integers(1, sentences))
             begin, middle, end = (int(edges[i]) for i in (0, cut, sentences))
             if rng.random() < 0.5:
-                left, right = fit(middle - begin, end - middle, room)
+                left, right = truncate_pair(middle - begin, end - middle, room)
                 yield begin, begin + left, middle, middle + right, 1
                 at += sentences
             else:
                 room_left = max(room - (middle - begin), 1)
                 other, stop = _elsewhere(source, document, end - middle, room_left, rng)
-                left, right = fit(middle - begin, stop - other, room)
+                left, right = truncate_pair(middle - begin, stop - other, room)
                 yield begin, begin + left, other, other + right, 0
-                at += cut  # what would have followed begins the next pair
+                at += cut  # the replaced text begins the next pair
 
 
 def _elsewhere(
     source: Corpus, document: int, wanted: int, room: int, rng: np.random.Generator
 ) -> tuple[int, int]:
-    """Begin and end of a run of sentences of another document. Of a few that are drawn, the one
-    nearest to `wanted` tokens that is not over `room`: what it stands in for had so many, and the
-    length of a text is to tell nothing."""
+    """Start and end of a run of sentences of another document: of a few random ones, the one
+    nearest to `wanted` tokens that is not over `room`. `wanted` is the length of the text it
+    replaces, so that length does not give the label away."""
     runs = []
     for _ in range(_DRAWS):
         other = int(rng.integers(0, len(source) - 1))
@@ -271,7 +280,7 @@ def _elsewhere(
     return min(runs, key=lambda run: (run[1] - run[0] > room, abs(run[1] - run[0] - wanted)))
 
 
-def fit(first: int, second: int, most: int) -> tuple[int, int]:
-    """Token counts cut, the longer first, so that their sum is at most `most`."""
+def truncate_pair(first: int, second: int, most: int) -> tuple[int, int]:
+    """Cuts two token counts, the longer one first, so that their sum is at most `most`."""
     left = min(first, max(most - second, (most + 1) // 2))
     return left, min(second, most - left)

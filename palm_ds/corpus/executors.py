@@ -1,10 +1,10 @@
-"""One function over many units: in this process, in several, or on several machines.
+"""Maps a function over items in this process, in several processes, or on several machines.
 
-    with open_executor(workers=4, mpi=False, progress=show) as run:
+    with open_executor(workers=4, mpi=False, watch=show) as run:
         for result in run(function, items):      # in the items' order, few of them in flight
             ...
 
-The functions are pickled by name and find their job on the disk, so that the three ways are one.
+Functions are pickled by name and read their job from disk, so that all three work alike.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from palm_ds.common.errors import UserError
 if TYPE_CHECKING:
     from multiprocessing.sharedctypes import SynchronizedArray
 
-IN_FLIGHT = 2  # units handed out for each worker
+IN_FLIGHT = 2  # items submitted per worker
 _POLL_SECONDS = 0.2
 
 
-class Watch(Protocol):
-    """Called from time to time with the bytes of text and of input that are done."""
+class ProgressCallback(Protocol):
+    """Called from time to time with the bytes of text and of input processed."""
 
     def __call__(self, text_bytes: int, input_bytes: int) -> None: ...
 
 
-Run = Callable[[Callable[..., Any], Iterable[Any]], Iterator[Any]]
+ParallelMap = Callable[[Callable[..., Any], Iterable[Any]], Iterator[Any]]
 
 
-_COUNT: ContextVar[Watch] = ContextVar("count")
-"""Where the work counts into: set for the time of a run here, for good in a worker process."""
+_COUNT: ContextVar[ProgressCallback] = ContextVar("count")
+"""Receives the progress of the work: set during a run in this process, permanently in a worker."""
 
 
-def count(text_bytes: int, input_bytes: int) -> None:
-    """Reports, from inside the work, how much has just been done."""
+def report_progress(text_bytes: int, input_bytes: int) -> None:
+    """Reports newly processed bytes, from inside the mapped function."""
     _COUNT.get(lambda text_bytes, input_bytes: None)(text_bytes, input_bytes)
 
 
-def _sum_for(watch: Watch) -> Watch:
-    """Calls `watch` with the sums of what is counted."""
+def _sum_for(watch: ProgressCallback) -> ProgressCallback:
+    """Calls `watch` with running totals."""
     text, done = 0, 0
 
     def add(text_bytes: int, input_bytes: int) -> None:
@@ -62,8 +62,8 @@ def _sum_for(watch: Watch) -> Watch:
     return add
 
 
-def _add_to(counts: SynchronizedArray[int]) -> Watch:
-    """Adds what is counted to an array shared with the parent process."""
+def _add_to(counts: SynchronizedArray[int]) -> ProgressCallback:
+    """Adds progress to an array shared with the parent process."""
 
     def add(text_bytes: int, input_bytes: int) -> None:
         with counts.get_lock():
@@ -74,8 +74,10 @@ def _add_to(counts: SynchronizedArray[int]) -> Watch:
 
 
 @contextmanager
-def open_executor(*, workers: int, mpi: bool, watch: Watch | None = None) -> Iterator[Run]:
-    """The function that runs others: see the top of this file."""
+def open_executor(
+    *, workers: int, mpi: bool, watch: ProgressCallback | None = None
+) -> Iterator[ParallelMap]:
+    """Yields the function that maps others over items: see the top of this file."""
     if mpi:
         with _watched(watch), _open_mpi() as (executor, machines):
             flight = IN_FLIGHT * machines
@@ -98,8 +100,8 @@ def open_executor(*, workers: int, mpi: bool, watch: Watch | None = None) -> Ite
 
 
 @contextmanager
-def _watched(watch: Watch | None) -> Iterator[None]:
-    """What is counted in this process goes to `watch`."""
+def _watched(watch: ProgressCallback | None) -> Iterator[None]:
+    """Sends progress in this process to `watch`."""
     if watch is None:
         yield
         return
@@ -117,7 +119,7 @@ def _in_order(
     in_flight: int,
     report: Callable[[], None] | None,
 ) -> Iterator[Any]:
-    """Results in the order of the items, never more than `in_flight` of them begun."""
+    """Yields results in the order of the items, with at most `in_flight` of them submitted."""
     pending: deque[Future] = deque()
     try:
         for item in items:
@@ -137,8 +139,8 @@ def _result(future: Future, report: Callable[[], None] | None) -> Any:
             return future.result(timeout=_POLL_SECONDS if report else None)
         except BrokenProcessPool:
             raise UserError(
-                "a worker process was killed, perhaps for want of memory; run the same command "
-                "again to go on, with fewer --workers"
+                "a worker process was killed, perhaps because memory ran out; repeat the command "
+                "with fewer --workers to resume"
             ) from None
         except TimeoutError:
             if future.done():
@@ -149,9 +151,9 @@ def _result(future: Future, report: Callable[[], None] | None) -> Any:
 
 
 def _begin_worker(counts: SynchronizedArray[int]) -> None:
-    """A worker uses one core, counts for its parent and ends with it."""
+    """Initializes a worker: it uses one core, reports progress to its parent and exits with it."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and stops workers
     _COUNT.set(_add_to(counts))
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -164,8 +166,8 @@ def _end_with(sentinel: int) -> None:
 
 
 def check_mpi() -> int:
-    """The number of MPI workers; a mistake if this is not the master of some. To be called before
-    anything that only one of several processes may do."""
+    """Returns the number of MPI workers. Raises UserError unless this process is the master of at
+    least one; call it before any work that only one process may do."""
     try:
         from mpi4py import MPI
         from mpi4py.futures import _core

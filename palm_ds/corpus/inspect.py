@@ -1,4 +1,4 @@
-"""Shows a person what the model will see: sentences, words, phrases and entities in colour."""
+"""Prints documents of a corpus, with sentences, words, phrases and entities in colour."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HEADING, _LABEL, _SPEAKERS = "bold underline", "bold green", ("blue", "green", 
 def inspect(
     path: str | Path, *, documents: int, first: int = 0, console: Console | None = None
 ) -> None:
-    """Prints `documents` documents of a corpus from the `first` on."""
+    """Prints `documents` documents of a corpus, starting with number `first`."""
     console = console or Console()
     corpus = open_corpus(path)
     if not 0 <= first < len(corpus):
@@ -38,16 +38,16 @@ def inspect(
 
 
 def _title(name: str, piece: TokenSpan, corpus: Corpus) -> Text:
-    """The document's id and size, and what is true of it as a whole."""
+    """The document's id, size, and document-level annotations."""
     title = Text(f"{name}  ({len(piece)} tokens)", style="bold")
     names = corpus.manifest.options.get("labels", [])
-    if "label" in piece.marks and names != [""]:
-        number = int(piece.marks["label"][0])
+    if "label" in piece.annotations and names != [""]:
+        number = int(piece.annotations["label"][0])
         known = names[number] if number < len(names) else str(number)
         title.append(f"  label {known}", _LABEL)
         title.append("" if known == str(number) else f" ({number})", "not bold")
-    if "mask_word" in piece.marks:
-        percent = int(piece.marks["mask_word"][0])
+    if "mask_word" in piece.annotations:
+        percent = int(piece.annotations["mask_word"][0])
         title.append(f"  words masked whole: {percent} %", "not bold")
     return title
 
@@ -57,7 +57,7 @@ def _heading(corpus: Corpus) -> Text:
     legend = Text(
         f"{corpus.path}: {len(corpus)} documents, {manifest.sentences} sentences, "
         f"{manifest.tokens} tokens, {manifest.tokenizer['size']} {manifest.tokenizer['kind']} "
-        f"tokens, marks {', '.join(corpus.marks)}\n"
+        f"tokens, annotations {', '.join(corpus.annotations)}\n"
     )
     legend.append("phrase", _STYLES["phrase"])
     legend.append("  ")
@@ -67,10 +67,10 @@ def _heading(corpus: Corpus) -> Text:
     legend.append("  words apart, ")
     legend.append("·", "dim")
     legend.append(" between the tokens of a word; [ ] around a phrase, { } around an entity")
-    if "heading" in corpus.marks:
+    if "heading" in corpus.annotations:
         legend.append("; # ")
         legend.append("heading", _HEADING)
-    if "role" in corpus.marks:
+    if "role" in corpus.annotations:
         legend.append("; before a turn its speaker's number")
     if labels := corpus.manifest.options.get("labels"):
         some = ", ".join(labels[:12]) + (" ..." if len(labels) > 12 else "")
@@ -82,7 +82,7 @@ def _heading(corpus: Corpus) -> Text:
 
 def sentence_lines(piece: TokenSpan, tokenizer: Tokenizer) -> list[Text]:
     """One line a sentence, its number before it."""
-    starts = np.flatnonzero(_mark(piece, "sentence")).tolist() or [0]
+    starts = np.flatnonzero(_annotation(piece, "sentence")).tolist() or [0]
     tokens = [_surface(token) for token in tokenizer.tokens(piece.ids)]
     lines = []
     for number, (start, end) in enumerate(zip(starts, [*starts[1:], len(piece)], strict=True)):
@@ -94,17 +94,17 @@ def sentence_lines(piece: TokenSpan, tokenizer: Tokenizer) -> list[Text]:
 
 
 def _before(piece: TokenSpan, start: int) -> Text:
-    """What is said of a sentence before it: its speaker, or that it is a heading."""
-    if "role" in piece.marks:
-        speaker = int(piece.marks["role"][start])
+    """The prefix of a sentence: its speaker, or a sign that it is a heading."""
+    if "role" in piece.annotations:
+        speaker = int(piece.annotations["role"][start])
         return Text(f"{speaker}: ", style=f"not dim {_SPEAKERS[speaker % len(_SPEAKERS)]}")
-    return Text("# ", "not dim bold") if _mark(piece, "heading")[start] else Text()
+    return Text("# ", "not dim bold") if _annotation(piece, "heading")[start] else Text()
 
 
 def _sentence(piece: TokenSpan, tokens: list[str], start: int, end: int) -> Text:
-    phrase, entity, word = (_mark(piece, name) for name in ("phrase", "entity", "word"))
-    capital = _mark(piece, "capital")
-    heading = _HEADING if _mark(piece, "heading")[start] else ""
+    phrase, entity, word = (_annotation(piece, name) for name in ("phrase", "entity", "word"))
+    capital = _annotation(piece, "capital")
+    heading = _HEADING if _annotation(piece, "heading")[start] else ""
     line = Text(style=f"default not dim {heading}".strip())
     for i in range(start, end):
         if i > start:
@@ -120,16 +120,16 @@ def _sentence(piece: TokenSpan, tokens: list[str], start: int, end: int) -> Text
     return line
 
 
-def _ends(mark: np.ndarray, i: int, end: int) -> bool:
+def _ends(values: np.ndarray, i: int, end: int) -> bool:
     """Whether a span ends with token i."""
-    return bool(mark[i]) and bool(i + 1 == end or mark[i + 1] != 2)
+    return bool(values[i]) and bool(i + 1 == end or values[i + 1] != 2)
 
 
-def _mark(piece: TokenSpan, name: str) -> np.ndarray:
-    return piece.marks.get(name, np.zeros(len(piece), np.uint8))
+def _annotation(piece: TokenSpan, name: str) -> np.ndarray:
+    return piece.annotations.get(name, np.zeros(len(piece), np.uint8))
 
 
 def _surface(token: str) -> str:
-    """A token without the sign that says whether it goes on from the last."""
+    """A token without the sign for the start or continuation of a word."""
     bare = token.removeprefix("##") if len(token) > 2 else token
     return bare.replace("▁", "").replace("Ġ", "") or "_"

@@ -1,8 +1,8 @@
-"""What a finished corpus says of itself: counts, options, tokenizer, and a hash of every file.
+"""The manifest of a corpus: counts, options, tokenizer, and a hash of every file.
 
-`manifest.json` is written last and replaced in one step, so that a corpus is what its manifest
-says or is refused. It holds no time and no path of the machine: the same input and options give
-the same bytes.
+`manifest.json` is written last and replaced atomically; a corpus that does not match its manifest
+is refused. It contains no timestamps and no absolute paths: the same input and options give the
+same bytes.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from palm_ds.common.file_hash import sha256_of_file
 from palm_ds.common.json_files import write_json
 
 VERSION = 1
-UNITS = ("word", "phrase", "entity")
-"""Annotations that mark units: 1 at the first token of each."""
-_LATER = ("units",)
-"""Keys that manifests written by older versions lack."""
+COUNTED_ANNOTATIONS = ("word", "phrase", "entity")
+"""Annotations of spans, with 1 at the first token of each, that the manifest counts."""
+_LATER = ("span_counts",)
+"""Fields that manifests written by older versions lack."""
+_KEYS = {"annotations": "marks", "span_counts": "units"}
+"""Keys in manifest.json that differ from the name of their field."""
 NAME = "manifest.json"
 
 
@@ -46,8 +48,10 @@ class Manifest:
     text_bytes: int = 0  # UTF-8 bytes of the documents' text
     rejected: int = 0  # lines and rows that were not taken; rejected.jsonl names them
     ids_type: str  # uint8, uint16 or uint32
-    marks: tuple[str, ...]  # the columns beside `id` and `ids`, in order
-    units: Mapping[str, int] = field(default_factory=dict)  # words, phrases and entities, by column
+    annotations: tuple[str, ...]  # the columns beside `id` and `ids`, in order
+    span_counts: Mapping[str, int] = field(
+        default_factory=dict
+    )  # words, phrases and entities, by column
     tokenizer: Mapping[str, Any]  # fingerprint, kind, size
     options: Mapping[str, Any] = field(default_factory=dict)
     inputs: tuple[Mapping[str, Any], ...] = ()
@@ -56,14 +60,15 @@ class Manifest:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Replaces the manifest in one step."""
-    write_json(folder / NAME, asdict(manifest))
+    """Replaces the manifest atomically."""
+    state = {_KEYS.get(name, name): value for name, value in asdict(manifest).items()}
+    write_json(folder / NAME, state)
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a folder that should be a corpus."""
+    """Reads the manifest of a corpus. Raises UserError if the folder is not a finished corpus."""
     if not folder.is_dir():
-        raise UserError(f"corpus {folder}: no such folder; make one with palm-ds prepare")
+        raise UserError(f"corpus {folder}: no such folder; create it with palm-ds prepare")
     file = folder / NAME
     if not file.is_file():
         raise UserError(f"corpus {folder}: no {NAME}; not a corpus, or not finished")
@@ -76,20 +81,20 @@ def read_manifest(folder: Path) -> Manifest:
 
 def _manifest_from(state: Any, file: Path) -> Manifest:
     if not isinstance(state, dict) or "version" not in state:
-        raise UserError(f"{file}: not the manifest of a corpus: it has no key `version`")
+        raise UserError(f"{file}: not a corpus manifest: it has no key `version`")
     if state["version"] != VERSION:
         raise UserError(
-            f"{file}: version {state['version']!r}, where this program reads {VERSION}; "
+            f"{file}: version {state['version']!r}, but this program reads version {VERSION}; "
             "prepare the corpus again"
         )
-    names = [f.name for f in fields(Manifest)]
-    names = [name for name in names if name in state or name not in _LATER]
-    missing = [name for name in names if name not in state]
+    keys = {f.name: _KEYS.get(f.name, f.name) for f in fields(Manifest)}
+    keys = {name: key for name, key in keys.items() if key in state or name not in _LATER}
+    missing = [key for key in keys.values() if key not in state]
     if missing:
         raise UserError(f"{file}: key `{missing[0]}` is missing; prepare the corpus again")
     try:
-        values = {name: state[name] for name in names}
-        values["marks"] = tuple(values["marks"])
+        values = {name: state[key] for name, key in keys.items()}
+        values["annotations"] = tuple(values["annotations"])
         values["inputs"] = tuple(values["inputs"])
         values["shards"] = tuple(Shard(**shard) for shard in values["shards"])
         return Manifest(**values)
@@ -98,7 +103,8 @@ def _manifest_from(state: Any, file: Path) -> Manifest:
 
 
 def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
-    """Every file that the manifest names is there, of the right size and, if asked, contents."""
+    """Checks that every file in the manifest exists and has its size and, with `hashes`, its
+    contents."""
     for name, stated in manifest.files.items():
         file = folder / name
         if not file.is_file():
@@ -106,16 +112,16 @@ def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
         size = file.stat().st_size
         if size != stated["bytes"]:
             raise UserError(
-                f"corpus {folder}: {name} has {size} bytes where the manifest says "
+                f"corpus {folder}: {name} has {size} bytes, but the manifest says "
                 f"{stated['bytes']}; copy or prepare the corpus again"
             )
         if hashes and sha256_of_file(file) != stated["sha256"]:
             raise UserError(
-                f"corpus {folder}: {name} is not the file that was written (its sha256 differs "
-                "from the manifest's); copy or prepare the corpus again"
+                f"corpus {folder}: {name} was changed or damaged (its sha256 differs from the "
+                "manifest's); copy or prepare the corpus again"
             )
 
 
 def describe_file(file: Path) -> dict[str, Any]:
-    """The manifest's entry for a file."""
+    """The manifest entry of a file."""
     return {"bytes": file.stat().st_size, "sha256": sha256_of_file(file)}

@@ -1,12 +1,12 @@
-"""Phrases that the corpus itself shows: words that stand together more than by chance.
+"""Mines phrases from the corpus: pairs of words that occur together more often than by chance.
 
-Pairs of neighbouring words are counted over a sample (the beginning of every unit), separately for
-English and for Chinese (whose words are the segmenter's), and kept if they are frequent and their
-normalised pointwise mutual information (Bouma 2009),
+Pairs of adjacent words are counted over a sample (the beginning of every work unit), separately for
+English and Chinese, and kept if they are frequent and their normalized pointwise mutual information
+(Bouma 2009),
 
     npmi(a, b) = log(p(ab) / (p(a) p(b))) / -log p(ab),   from -1 to 1,
 
-is high. Counts are whole numbers and are added in any order: the result is always the same.
+is high. Counts are integers, so the result does not depend on the order in which they are added.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ import numpy as np
 
 from palm_ds.common.atomic import write_file_atomically
 from palm_ds.corpus.analyzer import chinese_tagger, find_segmenter
-from palm_ds.corpus.executors import Run
+from palm_ds.corpus.executors import ParallelMap
 from palm_ds.corpus.options import TextOptions
-from palm_ds.corpus.work_dir import COLLOCATIONS, Job, load_job
-from palm_ds.corpus.worker import UnitReader
+from palm_ds.corpus.work_dir import COLLOCATIONS, PreparationJob, load_job
+from palm_ds.corpus.worker import WorkUnitReader
 from palm_ds.text import chinese_lists as chinese
 from palm_ds.text import english_lists as english
 from palm_ds.text.simplified import find_simplifier
-from palm_ds.text.word_features import BLANK, HAN, LETTER, SPACE, flags_of, is_han
-from palm_ds.text.words import Grown, WordTable, split_words
+from palm_ds.text.word_features import BLANK, HAN, LETTER, SPACE, is_han, word_flags
+from palm_ds.text.words import GrowableArray, WordIndex, split_words
 
 Number: TypeAlias = Callable[[str, int], "str | int"]
-"""A word and its flags to its name among the words that pair; -1: it is in no phrase; 0: it is not
-of this language."""
+"""Maps a word and its flags to the word as counted, to -1 if it is never part of a phrase, or to 0
+if it is not of this language."""
 _CONTENT = frozenset("abijlnstvz")  # adjectives, nouns, names, verbs, idioms: jieba's first letters
-_MOST_PAIRS = 4_000_000  # in memory; beyond, those met once so far are forgotten
+_MOST_PAIRS = 4_000_000  # in memory; above that, rare pairs are dropped
 
 
 @dataclass
-class Counts:
-    """Words and pairs of words in lower case. `words` has all, not only those that pair."""
+class CooccurrenceCounts:
+    """Counts of words and of adjacent pairs, in lower case; `total` counts all words."""
 
     total: int
     words: Counter[str]
     pairs: Counter[tuple[str, str]]
 
 
-def sample_texts(job: Job, unit: int) -> Iterator[str]:
-    """The texts at the beginning of a unit: its share of the job's sample."""
+def sample_texts(job: PreparationJob, unit: int) -> Iterator[str]:
+    """The texts at the beginning of a work unit: its share of the job's sample."""
     share, taken = job.sample_bytes // len(job.units), 0
-    for record in UnitReader(job, unit, watched=False):
+    for record in WorkUnitReader(job, unit, watched=False):
         if taken > share:
             return
         text = record.text
@@ -59,44 +59,48 @@ def sample_texts(job: Job, unit: int) -> Iterator[str]:
         yield text
 
 
-def count_pairs(task: tuple[str, int]) -> list[Counts]:
-    """Counts of the sample of a unit, (job's folder, unit), by language. Pairs found only once are
-    left out."""
+def count_pairs(task: tuple[str, int]) -> list[CooccurrenceCounts]:
+    """Counts the sample of a work unit, `task` = (folder of the job, unit), for each language.
+    Pairs seen only once are dropped."""
     job = load_job(Path(task[0]))
     options = job.text
     segment = find_segmenter(options)
     simplify = find_simplifier() if options.simplify else str
     counters = _counters(options)
-    table = WordTable()
+    table = WordIndex()
     for text in sample_texts(job, task[1]):
         numbers = table.numbers(split_words(simplify(text), segment))
-        flags = [flags_of(word) for word in table.fresh]
+        flags = [word_flags(word) for word in table.new]
         for counter in counters:
-            counter.learn(table.fresh, flags)
+            counter.learn(table.new, flags)
             counter.count(numbers)
-        table.fresh = []
+        table.new = []
     return [counter.counts() for counter in counters]
 
 
 class _Counter:
-    """Counts words and neighbours of one language."""
+    """Counts words and adjacent pairs of one language."""
 
     def __init__(self, number: Number, gap: int) -> None:
         self.number, self.gap = number, gap
-        self.names = WordTable()  # words without their capitals and the white space before them
-        self.of_word = Grown(np.int64)  # number in `names` from 1; -1: never in a phrase; 0: other
-        self.apart = Grown(bool)  # white space parts the word from the one before it
+        self.names = WordIndex()  # words in lower case without white space
+        self.of_word = GrowableArray(
+            np.int64
+        )  # index in `names` + 1; -1: never in a phrase; 0: other
+        self.apart = GrowableArray(
+            bool
+        )  # whether white space separates the word from the previous one
         self.words, self.pairs = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         self.total = 0
 
     def learn(self, words: Sequence[str], flags: Sequence[int]) -> None:
-        """New words of the table, in its order."""
+        """Adds new words of the index, in its order."""
         found = [self.number(word, flag) for word, flag in zip(words, flags, strict=True)]
         self.of_word.extend([self.names[x] + 1 if isinstance(x, str) else x for x in found])
         self.apart.extend([bool(flag & self.gap) for flag in flags])
 
     def count(self, numbers: np.ndarray) -> None:
-        """The words of a text, by their numbers in the table."""
+        """Counts the words of a text, given as numbers in the index."""
         found = self.of_word.array[numbers]
         first, second = found[:-1], found[1:]
         both = (first > 0) & (second > 0) & ~self.apart.array[numbers[1:]]
@@ -104,11 +108,11 @@ class _Counter:
         self.words.append(found[found > 0])
         self.pairs.append(first[both] << 32 | second[both])
 
-    def counts(self) -> Counts:
+    def counts(self) -> CooccurrenceCounts:
         names = ["", *self.names]
         singles = {names[k]: n for k, n in _count(self.words)}
         twice = {(names[k >> 32], names[k & 0xFFFFFFFF]): n for k, n in _count(self.pairs) if n > 1}
-        return Counts(self.total, Counter(singles), Counter(twice))
+        return CooccurrenceCounts(self.total, Counter(singles), Counter(twice))
 
 
 def _count(values: list[np.ndarray]) -> Iterator[tuple[int, int]]:
@@ -117,8 +121,8 @@ def _count(values: list[np.ndarray]) -> Iterator[tuple[int, int]]:
 
 
 def _counters(options: TextOptions) -> list[_Counter]:
-    """One for each language of the text: English pairs reach over white space, but not over an
-    empty line, Chinese ones over none."""
+    """One counter per language. English pairs may span white space but not an empty line; Chinese
+    pairs may not span white space."""
     english = [] if options.language == "zh" else [_Counter(_english, BLANK)]
     tag = None if options.language == "en" else chinese_tagger()
     return english + ([_Counter(_chinese(tag), SPACE)] if tag else [])
@@ -149,8 +153,10 @@ def _chinese(tag: Callable[[str], str]) -> Number:
     return number
 
 
-def mine(counts: Counts, options: TextOptions) -> list[tuple[str, str, int, float]]:
-    """(word, word, count, npmi) of the collocations."""
+def select_collocations(
+    counts: CooccurrenceCounts, options: TextOptions
+) -> list[tuple[str, str, int, float]]:
+    """Selects the collocations: (word, word, count, npmi)."""
     found = []
     for (a, b), n in counts.pairs.items():
         if n < options.collocation_count or a == b:
@@ -163,9 +169,9 @@ def mine(counts: Counts, options: TextOptions) -> list[tuple[str, str, int, floa
     return found
 
 
-def add_counts(whole: Counts, part: Counts) -> None:
-    """Adds the counts of a unit; memory is bounded by forgetting rare pairs when there are too
-    many."""
+def add_counts(whole: CooccurrenceCounts, part: CooccurrenceCounts) -> None:
+    """Adds the counts of a work unit; drops the rarest pairs if there are too many, to bound
+    memory."""
     whole.total += part.total
     whole.words.update(part.words)
     whole.pairs.update(part.pairs)
@@ -175,14 +181,14 @@ def add_counts(whole: Counts, part: Counts) -> None:
         whole.pairs = Counter({k: n for k, n in whole.pairs.items() if n >= least})
 
 
-def mine_into(folder: Path, job: Job, run: Run) -> None:
-    """Writes collocations.tsv of the job's sample."""
+def mine_phrases(folder: Path, job: PreparationJob, run: ParallelMap) -> None:
+    """Mines the job's sample and writes collocations.tsv."""
     tasks = ((str(folder), number) for number in range(len(job.units)))
-    languages = [Counts(0, Counter(), Counter()) for _ in range(_languages(job.text))]
+    languages = [CooccurrenceCounts(0, Counter(), Counter()) for _ in range(_languages(job.text))]
     for parts in run(count_pairs, tasks):
         for whole, part in zip(languages, parts, strict=True):
             add_counts(whole, part)
-    rows = [row for whole in languages for row in mine(whole, job.text)]
+    rows = [row for whole in languages for row in select_collocations(whole, job.text)]
     rows.sort(key=lambda row: (-row[2], row[0], row[1]))
     lines = [f"{a}\t{b}\t{n}\t{npmi:.4f}" for a, b, n, npmi in rows]
     write_file_atomically(
@@ -190,6 +196,6 @@ def mine_into(folder: Path, job: Job, run: Run) -> None:
     )
 
 
-def all_sample_texts(job: Job) -> Iterator[str]:
-    """The sample's texts of every unit, in order."""
+def all_sample_texts(job: PreparationJob) -> Iterator[str]:
+    """The sample texts of all work units, in order."""
     return (text for unit in range(len(job.units)) for text in sample_texts(job, unit))

@@ -1,4 +1,4 @@
-"""What a person chooses about the text of a corpus. The manifest keeps it."""
+"""Text processing options of a corpus, recorded in its manifest."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ NEWLINES = ("auto", "space", "break")
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions:
-    """How a text becomes tokens and marks."""
+    """How text becomes tokens and annotations."""
 
-    language: str = "mixed"  # en: no Chinese words; zh: no English phrases and names; mixed: both
+    language: str = "mixed"  # en: no Chinese words; zh: no English phrases or names; mixed: both
     lower: bool = False  # lower-case before a tokenizer that keeps capitals
     simplify: bool = False  # traditional to simplified Chinese
     newline: str = (
@@ -24,8 +24,8 @@ class TextOptions:
     lexicon_phrase: tuple[str, ...] = ()  # files, one phrase a line
     lexicon_entity: tuple[str, ...] = ()  # files, one entity a line
     collocations: bool = True  # mine phrases from the corpus
-    collocation_count: int = 8  # at least so many times
-    collocation_npmi: float = 0.35  # normalised pointwise mutual information, -1 to 1
+    collocation_count: int = 8  # least number of occurrences
+    collocation_npmi: float = 0.35  # least normalized pointwise mutual information, -1 to 1
 
     def __post_init__(self) -> None:
         for key, value, known in (

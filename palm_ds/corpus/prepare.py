@@ -1,10 +1,10 @@
-"""Raw text to a corpus: plan the units, make their shards anywhere, put one folder in place.
+"""Prepares a corpus from raw text: plans work units, writes their shards, publishes the folder.
 
-    prepare("data/wiki", ["wiki/*.jsonl.gz"], Prepare(train="wordpiece", vocab_size=30522))
+    prepare("data/wiki", ["wiki/*.jsonl.gz"], PrepareOptions(train="wordpiece", vocab_size=30522))
 
-A run that is stopped, however hard, leaves OUT.partial; the same command goes on from its
-finished shards. OUT itself appears in one step, whole. The bytes depend on the input and the
-options, not on workers, machines or interruptions.
+An interrupted run leaves OUT.partial; the same command resumes from its finished shards. OUT itself
+appears atomically, complete. Its bytes depend on the input and the options, not on workers,
+machines or interruptions.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from rich.console import Console
 from palm_ds.common.atomic import move_into_place
 from palm_ds.common.config import differences
 from palm_ds.common.errors import UserError
-from palm_ds.corpus.annotations import ALWAYS, GIVEN, find_mark
-from palm_ds.corpus.collect_labels import gather_labels
-from palm_ds.corpus.executors import Run, check_mpi, count, open_executor
-from palm_ds.corpus.input.discover import cut, find_inputs, unit_bytes
+from palm_ds.corpus.annotations import DEFAULT_ANNOTATIONS, INPUT_ANNOTATIONS, find_annotation
+from palm_ds.corpus.collect_labels import collect_labels
+from palm_ds.corpus.executors import ParallelMap, check_mpi, open_executor, report_progress
+from palm_ds.corpus.input.discover import find_inputs, split_into_units, unit_bytes
 from palm_ds.corpus.input.options import InputOptions, input_options
 from palm_ds.corpus.manifest import Manifest, check_files, read_manifest
-from palm_ds.corpus.mine_phrases import all_sample_texts, mine_into
+from palm_ds.corpus.mine_phrases import all_sample_texts, mine_phrases
 from palm_ds.corpus.options import TextOptions
-from palm_ds.corpus.progress_bar import progress
+from palm_ds.corpus.progress_bar import show_progress
 from palm_ds.corpus.work_dir import (
     COLLOCATIONS,
     LABELS,
-    Job,
-    difference,
+    PreparationJob,
+    changed_option,
+    exclusive_lock,
     hash_lexicons,
+    hash_tokenizer,
     is_done,
     load_part,
-    locked,
     part_file,
     save_job,
-    tokenizer_hash,
 )
-from palm_ds.corpus.worker import UnitReader, is_lines, make_shard
-from palm_ds.corpus.writer import finish, smallest_unsigned
+from palm_ds.corpus.worker import WorkUnitReader, is_lines, write_shard
+from palm_ds.corpus.writer import finish_corpus, smallest_unsigned
 from palm_ds.text.simplified import find_simplifier
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.text.train_tokenizer import train_tokenizer
@@ -58,15 +58,15 @@ _MB = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepare:
-    """What a person chooses for a corpus."""
+class PrepareOptions:
+    """The options of `prepare`."""
 
     text: TextOptions = field(default_factory=TextOptions)
     input: InputOptions = field(default_factory=InputOptions)
     tokenizer: str | None = None  # a file or folder; else one is trained
     train: str | None = None  # wordpiece or sentencepiece
     vocab_size: int = 30_522
-    marks: tuple[str, ...] = ()  # beside the four that are always there
+    annotations: tuple[str, ...] = ()  # beside the four that are always there
     strict: bool = False
     shard_mb: float | None = None  # of input; None: a 256th of it, from 4 to 128
     sample_mb: float = 64.0  # of text, for training and mining
@@ -84,31 +84,31 @@ class Prepare:
             raise UserError(f"--sample_mb {self.sample_mb}: must be more than 0")
         if self.input.structure == "ernie":
             self._check_ernie()
-        for name in self.marks:
-            if name in GIVEN and self.input.structure not in GIVEN[name]:
-                formats = " and ".join(GIVEN[name])
+        for name in self.annotations:
+            if name in INPUT_ANNOTATIONS and self.input.structure not in INPUT_ANNOTATIONS[name]:
+                formats = " and ".join(INPUT_ANNOTATIONS[name])
                 raise UserError(f"--annotation {name}: comes with --format {formats}")
 
     def _check_ernie(self) -> None:
-        """Lines of ids leave no choice of tokenizer, and none about text."""
+        """Lines of ids need their tokenizer, and text options do not apply to them."""
         if self.tokenizer is None:
-            raise UserError("--format ernie: the lines hold ids; give the --tokenizer of these ids")
+            raise UserError("--format ernie: the lines contain ids; give their --tokenizer")
         if replace(self.text, language="mixed", collocations=True) != TextOptions():
             raise UserError(
-                "--format ernie: the lines hold ids, not text: --lower, --simplify, --newline, "
-                "--segmenter, lexicons and collocations have no meaning"
+                "--format ernie: the lines contain ids, not text; remove --lower, --simplify, "
+                "--newline, --segmenter, lexicons and --no_collocations"
             )
 
 
 def prepare(
     out: str | Path,
     inputs: Sequence[str],
-    options: Prepare,
+    options: PrepareOptions,
     *,
     console: Console | None = None,
 ) -> Manifest:
-    """Makes the corpus, continues making it, or finds it made; returns its manifest. `console`
-    shows a progress bar and the table of rejected records."""
+    """Prepares the corpus, resumes an interrupted run, or finds it complete; returns its manifest.
+    `console` shows a progress bar and the table of rejected records."""
     console = console or Console(quiet=True)
     out = Path(out)
     if options.mpi:
@@ -118,7 +118,7 @@ def prepare(
         return _already_there(out, job)
     partial = out.with_name(out.name + ".partial")
     _enter(partial, job)
-    with locked(partial):
+    with exclusive_lock(partial):
         manifest = _finished_before(partial)
         if manifest is None:
             with _executing(partial, job, options, console) as (run, todo):
@@ -128,26 +128,26 @@ def prepare(
     return manifest
 
 
-def plan(inputs: Sequence[str], options: Prepare) -> Job:
-    """Inputs, units and options as one job; checks all that can be checked before any work."""
+def plan(inputs: Sequence[str], options: PrepareOptions) -> PreparationJob:
+    """Plans the job: inputs, work units and options, checked as far as possible before any work."""
     given = None if options.tokenizer is None else load_tokenizer(options.tokenizer)
     ids_alone = options.input.structure == "ernie"
     loses = options.text.lower or (given is not None and given.lower)
-    marks = _marks(options, loses and not ids_alone)
+    annotations = _annotations(options, loses and not ids_alone)
     found, ignored = find_inputs(inputs, options.input)
     if ignored:
         some = ", ".join(ignored[:5]) + (" ..." if len(ignored) > 5 else "")
-        log.info("left out, of unknown kinds: %d files (%s)", len(ignored), some)
+        log.info("skipped %d files of unknown types (%s)", len(ignored), some)
     total = sum(item.bytes for item in found)
     size = options.shard_mb * _MB if options.shard_mb else min(max(total / 256, 4 * _MB), 128 * _MB)
-    units = cut(found, options.input, size=max(1, int(size)))
+    units = split_into_units(found, options.input, size=max(1, int(size)))
     if not units:
         raise UserError(f"input {', '.join(inputs)}: all files are empty")
-    return Job(
+    return PreparationJob(
         text=options.text,
         input=options.input,
         tokenizer=_tokenizer_entry(options),
-        marks=marks,
+        annotations=annotations,
         strict=options.strict,
         sample_bytes=int(options.sample_mb * _MB),
         lexicons=hash_lexicons([*options.text.lexicon_phrase, *options.text.lexicon_entity]),
@@ -156,53 +156,55 @@ def plan(inputs: Sequence[str], options: Prepare) -> Job:
     )
 
 
-def _tokenizer_entry(options: Prepare) -> dict[str, Any]:
+def _tokenizer_entry(options: PrepareOptions) -> dict[str, Any]:
     if options.tokenizer is not None:
-        return {"path": options.tokenizer, "sha256": tokenizer_hash(Path(options.tokenizer))}
+        return {"path": options.tokenizer, "sha256": hash_tokenizer(Path(options.tokenizer))}
     lower = options.text.lower
     return {"train": options.train, "vocab_size": options.vocab_size, "lower": lower}
 
 
-def _marks(options: Prepare, loses_capitals: bool) -> tuple[str, ...]:
-    """The four, `capital` where capitals are lost, those the input gives, `heading` where it has
-    titles, and the user's own, each once."""
-    names = [*ALWAYS, *(["capital"] if loses_capitals else [])]
-    names += [name for name, formats in GIVEN.items() if options.input.structure in formats]
-    names += [*(["heading"] if options.input.title_field else []), *options.marks]
-    short = [find_mark(name)[0] for name in names]
+def _annotations(options: PrepareOptions, loses_capitals: bool) -> tuple[str, ...]:
+    """The default annotations, `capital` if text is lower-cased, those the input gives, `heading`
+    if it has titles, and the user's, each once."""
+    names = [*DEFAULT_ANNOTATIONS, *(["capital"] if loses_capitals else [])]
+    names += [
+        name for name, formats in INPUT_ANNOTATIONS.items() if options.input.structure in formats
+    ]
+    names += [*(["heading"] if options.input.title_field else []), *options.annotations]
+    short = [find_annotation(name)[0] for name in names]
     return tuple(name for i, name in enumerate(names) if short[i] not in short[:i])
 
 
-def _already_there(out: Path, job: Job) -> Manifest:
-    """A corpus at OUT is the one asked for, or the command is refused."""
+def _already_there(out: Path, job: PreparationJob) -> Manifest:
+    """Returns the manifest of an existing corpus at OUT; raises UserError unless it is the same."""
     manifest = read_manifest(out)
     there = {"inputs": list(manifest.inputs), **manifest.options}
-    there.pop("labels", None)  # they are found, not given
+    there.pop("labels", None)  # collected from the input, not an option
     if "input" in there:
         there["input"] = asdict(input_options(there["input"]))
     now = {"inputs": job.input_entries(), **job.options()}
     there, now = json.loads(json.dumps([there, now]))
     if found := differences(there, now):
         raise UserError(
-            f"{out} is a corpus made with other options or inputs ({found[0]}); choose another "
+            f"{out}: is a corpus with different options or inputs ({found[0]}); choose another "
             "folder or remove it"
         )
     check_files(out, manifest, hashes=False)
-    log.info("%s is complete already: %d documents", out, manifest.documents)
+    log.info("%s is already complete: %d documents", out, manifest.documents)
     return manifest
 
 
-def _enter(partial: Path, job: Job) -> None:
-    """Makes the working folder, or finds it as an earlier run of the same job left it."""
+def _enter(partial: Path, job: PreparationJob) -> None:
+    """Creates the working folder, or resumes that of an interrupted run of the same job."""
     if (partial / "job.json").exists():
-        if found := difference(partial, job):
+        if found := changed_option(partial, job):
             raise UserError(
-                f"{partial} was begun with other options or inputs ({found}); repeat those, or "
-                "remove it to begin anew"
+                f"{partial}: was started with different options or inputs ({found}); repeat those, "
+                "or remove it to start over"
             )
         log.info("continuing with %s", partial)
     elif partial.exists() and any(p.name not in (".lock", "parts") for p in partial.iterdir()):
-        raise UserError(f"{partial} is in the way and was not made here; remove it")
+        raise UserError(f"{partial}: exists but is not an unfinished corpus; remove it")
     (partial / "parts").mkdir(parents=True, exist_ok=True)
     if not (partial / "job.json").exists():
         save_job(partial, job)
@@ -210,45 +212,47 @@ def _enter(partial: Path, job: Job) -> None:
 
 @contextmanager
 def _executing(
-    partial: Path, job: Job, options: Prepare, console: Console
-) -> Iterator[tuple[Run, list[int]]]:
-    """What runs the work, and the units still to do, with the progress bar around them."""
+    partial: Path, job: PreparationJob, options: PrepareOptions, console: Console
+) -> Iterator[tuple[ParallelMap, list[int]]]:
+    """Yields the executor and the numbers of unfinished work units, with a progress bar."""
     units = range(len(job.units))
     todo = [number for number in units if not is_done(partial, number, len(units))]
     sizes = [unit_bytes(unit) for unit in job.units]
     done = sum(sizes) - sum(sizes[number] for number in todo)
     with (
-        progress(console, sum(sizes), done) as watch,
+        show_progress(console, sum(sizes), done) as watch,
         open_executor(workers=options.workers, mpi=options.mpi, watch=watch) as run,
     ):
         yield run, todo
 
 
-def _make(partial: Path, job: Job, options: Prepare, run: Run, todo: list[int]) -> Manifest:
-    """Tokenizer, collocations, shards, index, manifest: whatever of them is not there yet."""
+def _make(
+    partial: Path, job: PreparationJob, options: PrepareOptions, run: ParallelMap, todo: list[int]
+) -> Manifest:
+    """Makes what is missing of tokenizer, collocations and shards, then index and manifest."""
     tokenizer = _tokenizer(partial, job, options)
     structure = job.input.structure
     options_found = {}
     if structure in ("pairs", "ernie"):
-        options_found["labels"] = gather_labels(partial, job, run)
+        options_found["labels"] = collect_labels(partial, job, run)
     wanted = job.text.collocations and structure != "ernie"
     if wanted and not (partial / COLLOCATIONS).is_file():
         log.info("mining phrases")
-        mine_into(partial, job, run)
-    made = run(make_shard, ((str(partial), number) for number in todo))
+        mine_phrases(partial, job, run)
+    made = run(write_shard, ((str(partial), number) for number in todo))
     for number, text_bytes in zip(todo, made, strict=True):
-        if options.mpi:  # other workers say more often how far they are
-            count(text_bytes, unit_bytes(job.units[number]))
+        if options.mpi:  # local workers report progress themselves, more often
+            report_progress(text_bytes, unit_bytes(job.units[number]))
     rejected = _gather_rejected(partial, job)
     parts = [load_part(partial, number)[0] for number in range(len(job.units))]
     if not sum(part.shard.documents for part in parts):
         raise _nothing(partial, job)
-    marks = [find_mark(name)[0] for name in job.marks]
-    return finish(
+    annotations = [find_annotation(name)[0] for name in job.annotations]
+    return finish_corpus(
         partial,
         tokenizer,
         parts,
-        marks=marks,
+        annotations=annotations,
         ids_type=smallest_unsigned(tokenizer.size),
         rejected=rejected,
         options=json.loads(json.dumps({**job.options(), **options_found})),
@@ -256,8 +260,8 @@ def _make(partial: Path, job: Job, options: Prepare, run: Run, todo: list[int]) 
     )
 
 
-def _tokenizer(partial: Path, job: Job, options: Prepare) -> Tokenizer:
-    """Loaded or trained once, then read from the working folder by everyone."""
+def _tokenizer(partial: Path, job: PreparationJob, options: PrepareOptions) -> Tokenizer:
+    """Loads or trains the tokenizer once; workers read it from the working folder."""
     folder = partial / "tokenizer"
     if folder.is_dir():
         return load_tokenizer(folder)
@@ -281,10 +285,11 @@ def _tokenizer(partial: Path, job: Job, options: Prepare) -> Tokenizer:
     return tokenizer
 
 
-def _gather_rejected(partial: Path, job: Job) -> int:
-    """Writes rejected.jsonl, lines counted from the beginning of their file. How many there are."""
+def _gather_rejected(partial: Path, job: PreparationJob) -> int:
+    """Writes rejected.jsonl, with line numbers counted from the start of the file; returns their
+    number."""
     total = 0
-    before = [0] * len(job.inputs)  # lines of each input that earlier spans had
+    before = [0] * len(job.inputs)  # lines of each input in earlier spans
     temporary = partial / (REJECTED + ".tmp")
     with temporary.open("w", encoding="utf-8") as out:
         for number, unit in enumerate(job.units):
@@ -311,22 +316,22 @@ def _rejected_of(partial: Path, number: int) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def _nothing(partial: Path, job: Job) -> UserError:
-    """Why there is not one document; the working folder is of no use then."""
+def _nothing(partial: Path, job: PreparationJob) -> UserError:
+    """Explains why there are no documents, and removes the working folder."""
     shutil.rmtree(partial, ignore_errors=True)
     total, first = 0, ""
     for number in range(len(job.units)):
-        unit = UnitReader(replace(job, strict=False), number, watched=False)
+        unit = WorkUnitReader(replace(job, strict=False), number, watched=False)
         for record in unit:
             unit.reject(record, "no tokens in this text")
         total, first = total + unit.rejections, first or unit.first
     if not total:
-        return UserError(f"input {job.inputs[0].path or job.inputs[0].name}: holds no documents")
-    return UserError(f"not one document: all {total} lines or rows were rejected, first {first}")
+        return UserError(f"input {job.inputs[0].path or job.inputs[0].name}: has no documents")
+    return UserError(f"no documents: all {total} lines or rows were rejected, the first at {first}")
 
 
 def read_rejected(folder: Path) -> Iterator[dict[str, Any]]:
-    """The entries of a corpus's rejected.jsonl."""
+    """Reads the entries of a corpus's rejected.jsonl."""
     with (folder / REJECTED).open(encoding="utf-8", newline="\n") as lines:
         for line in lines:
             yield json.loads(line)
@@ -338,7 +343,7 @@ def _place(entry: dict[str, Any]) -> str:
 
 
 def _finished_before(partial: Path) -> Manifest | None:
-    """The manifest, if an earlier run was stopped between writing it and moving the folder."""
+    """The manifest if an earlier run was stopped after writing it, before moving the folder."""
     try:
         manifest = read_manifest(partial)
         check_files(partial, manifest, hashes=True)
@@ -348,7 +353,7 @@ def _finished_before(partial: Path) -> Manifest | None:
 
 
 def _publish(partial: Path, out: Path) -> None:
-    """Removes the traces of work and moves the folder into place."""
+    """Removes working files and moves the folder into place."""
     shutil.rmtree(partial / "parts", ignore_errors=True)
     for name in ("job.json", LABELS, ".lock", *(p.name for p in partial.glob("*.tmp"))):
         (partial / name).unlink(missing_ok=True)
@@ -356,7 +361,7 @@ def _publish(partial: Path, out: Path) -> None:
 
 
 def report(console: Console, out: Path, manifest: Manifest) -> None:
-    """The summary: counts, and what was rejected and why."""
+    """Logs the counts and prints a table of rejected records."""
     counts = f"{manifest.documents} documents, {manifest.sentences} sentences"
     size = f"{manifest.tokens} tokens of {manifest.text_bytes / 1e6:.1f} MB of text"
     log.info("%s: %s, %s in %d shards", out, counts, size, len(manifest.shards))
@@ -365,7 +370,7 @@ def report(console: Console, out: Path, manifest: Manifest) -> None:
 
 
 def rejected_table(folder: Path, total: int):
-    """Reasons with how often and where first."""
+    """A table of the reasons for rejection: how often, and where first."""
     from rich.table import Table
 
     counts: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""How far a preparation is: a bar on a terminal, a line now and then elsewhere."""
+"""Shows the progress of a preparation: a bar on a terminal, a log line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from palm_ds.corpus.executors import Watch
+from palm_ds.corpus.executors import ProgressCallback
 
 log = logging.getLogger(__name__)
 
@@ -19,9 +19,11 @@ _MB = 1e6
 
 
 @contextmanager
-def progress(console: Console, total_bytes: int, done_bytes: int = 0) -> Iterator[Watch]:
-    """Shows megabytes of text a second; the bar is of the input's bytes, of which `done_bytes`
-    were done by an earlier run."""
+def show_progress(
+    console: Console, total_bytes: int, done_bytes: int = 0
+) -> Iterator[ProgressCallback]:
+    """Yields a callback that shows progress and speed. The bar counts input bytes, of which
+    `done_bytes` were processed by an earlier run; the speed counts bytes of text."""
     if console.is_terminal:
         with _bar(console, total_bytes, done_bytes) as watch:
             yield watch
@@ -30,7 +32,7 @@ def progress(console: Console, total_bytes: int, done_bytes: int = 0) -> Iterato
 
 
 @contextmanager
-def _bar(console: Console, total: int, done: int) -> Iterator[Watch]:
+def _bar(console: Console, total: int, done: int) -> Iterator[ProgressCallback]:
     columns = (
         TextColumn("preparing"),
         BarColumn(),
@@ -44,7 +46,7 @@ def _bar(console: Console, total: int, done: int) -> Iterator[Watch]:
 
         def watch(text_bytes: int, input_bytes: int) -> None:
             nonlocal began
-            if not text_bytes:  # a vocabulary is trained, phrases are mined
+            if not text_bytes:  # still training the tokenizer or mining phrases
                 began = time.monotonic()
             speed = text_bytes / _MB / max(time.monotonic() - began, 1e-3)
             bars.update(task, completed=done + input_bytes, speed=speed)
@@ -52,7 +54,7 @@ def _bar(console: Console, total: int, done: int) -> Iterator[Watch]:
         yield watch
 
 
-def _lines(show: Callable[[str], None], total: int, done: int) -> Watch:
+def _lines(show: Callable[[str], None], total: int, done: int) -> ProgressCallback:
     began = shown = time.monotonic()
 
     def watch(text_bytes: int, input_bytes: int) -> None:

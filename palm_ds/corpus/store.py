@@ -1,11 +1,11 @@
-"""A finished corpus, memory-mapped and read by token offsets.
+"""Reads a finished corpus by token offsets, memory-mapped.
 
     corpus = open_corpus("data/wiki")
-    corpus.sentence_starts[:3]                       # where sentences begin, over the whole corpus
-    corpus.read(start, end, marks=["word"]).ids      # a view of the file, not a copy
+    corpus.sentence_starts[:3]                           # token offsets over the whole corpus
+    corpus.read(start, end, annotations=["word"]).ids    # a view of the file, not a copy
 
-Nothing is loaded: a shard is mapped when it is first read, and every process that reads the corpus
-shares one copy in the machine's page cache. A corpus pickles as its path.
+Nothing is loaded: a shard is mapped when it is first read, and all processes that read the corpus
+share one copy in the page cache. A corpus is pickled as its path.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from palm_ds.text.tokens import SpecialTokens, TokenSpan
 
 @dataclass(frozen=True)
 class _Block:
-    """A record batch: its tokens end to end, and the ids and starts of its documents."""
+    """A record batch: its tokens end to end, and the names of its documents."""
 
     start: int  # global offset of its first token
     columns: dict[str, np.ndarray]
@@ -35,7 +35,7 @@ class _Block:
 
 
 def open_corpus(path: str | Path, verify: bool = False) -> Corpus:
-    """The corpus in this folder; `verify` reads every file and compares its hash."""
+    """Opens the corpus in this folder; `verify` reads every file and compares its hash."""
     path = Path(path)
     manifest = read_manifest(path)
     check_files(path, manifest, hashes=verify)
@@ -43,15 +43,15 @@ def open_corpus(path: str | Path, verify: bool = False) -> Corpus:
 
 
 class Corpus:
-    """Documents as token ids with marks beside them; made by `open_corpus`."""
+    """Documents as token ids and annotations; see `open_corpus`."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
-        self.path, self.manifest, self.marks = path, manifest, manifest.marks
+        self.path, self.manifest, self.annotations = path, manifest, manifest.annotations
         self.document_starts = self._index("document_starts", manifest.documents)
         self.sentence_starts = self._index("sentence_starts", manifest.sentences)
         self.first_sentence = self._index("first_sentence", manifest.documents)
         counts = [shard.tokens for shard in manifest.shards]
-        self._units = dict(manifest.units)
+        self._span_counts = dict(manifest.span_counts)
         self._shard_starts: list[int] = np.cumsum([0, *counts]).tolist()
         self._shards: dict[int, tuple[list[int], list[_Block]]] = {}
 
@@ -72,62 +72,63 @@ class Corpus:
             raise UserError(f"corpus {self.path}: index/{name}.npy: {error}") from None
         if array.shape != (entries + 1,) or array.dtype != np.int64:
             raise UserError(
-                f"corpus {self.path}: index/{name}.npy holds {array.dtype} {array.shape}, where "
-                f"int64 ({entries + 1},) is due; prepare the corpus again"
+                f"corpus {self.path}: index/{name}.npy has {array.dtype} {array.shape}, expected "
+                f"int64 ({entries + 1},); prepare the corpus again"
             )
         return array
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer the corpus was made with."""
+        """The tokenizer the corpus was prepared with."""
         tokenizer = load_tokenizer(self.path / "tokenizer")
         stated = self.manifest.tokenizer["fingerprint"]
         if tokenizer.fingerprint != stated:
             raise UserError(
-                f"corpus {self.path}: tokenizer/ is not the tokenizer the corpus was made with "
+                f"corpus {self.path}: tokenizer/ is not the tokenizer the corpus was prepared with "
                 f"(fingerprint {tokenizer.fingerprint[:12]}, manifest {stated[:12]})"
             )
         return tokenizer
 
     @cached_property
     def vocabulary(self) -> SpecialTokens:
-        """The ids that tasks need to know."""
+        """The special token ids that tasks need."""
         return self.tokenizer().vocabulary
 
-    def count_units(self, annotation: str) -> int:
-        """How many words, phrases or entities there are. The manifest says; if it was written by
-        an older version, the column is counted once."""
-        if annotation not in self._units:
+    def count_spans(self, annotation: str) -> int:
+        """The number of words, phrases or entities: from the manifest or, if an older version wrote
+        it, counted once."""
+        if annotation not in self._span_counts:
             columns = (block.columns[annotation] for block in self._blocks())
-            self._units[annotation] = sum(int(np.count_nonzero(x == 1)) for x in columns)
-        return self._units[annotation]
+            self._span_counts[annotation] = sum(int(np.count_nonzero(x == 1)) for x in columns)
+        return self._span_counts[annotation]
 
-    def read(self, start: int, end: int, marks: Sequence[str] | None = None) -> TokenSpan:
-        """The tokens start .. end of the corpus, which lie inside one document. Views, not copies:
-        ids in the corpus's own unsigned type, marks uint8; `marks=None` reads all of them."""
+    def read(self, start: int, end: int, annotations: Sequence[str] | None = None) -> TokenSpan:
+        """Reads the tokens start .. end of the corpus, which must be inside one document. Returns
+        views, not copies: ids in the corpus's unsigned type, annotations as uint8;
+        `annotations=None` reads all."""
         block = self._block(start)
         inside = slice(start - block.start, end - block.start)
         ids = block.columns["ids"][inside]
         assert len(ids) == end - start, f"tokens {start} .. {end} are not in one document"
-        wanted = self.marks if marks is None else marks
+        wanted = self.annotations if annotations is None else annotations
         try:
             return TokenSpan(start, ids, {name: block.columns[name][inside] for name in wanted})
         except KeyError as error:
             raise self._no_mark(error.args[0]) from None
 
-    def take(self, positions: np.ndarray, column: str = "ids") -> np.ndarray:
-        """The values of a column at tokens of the corpus, in any order and from anywhere: ids in
-        the corpus's own unsigned type, marks uint8, in the shape of `positions`. A copy. The work
-        is one look-up for each record batch that is touched, not for each position."""
-        if column != "ids" and column not in self.marks:
-            raise self._no_mark(column)
+    def take(self, positions: np.ndarray, annotation: str = "ids") -> np.ndarray:
+        """Reads the ids (in the corpus's unsigned type) or an annotation (uint8) at token positions
+        in any order. Returns a copy in the shape of `positions`. Takes one look-up per record batch
+        involved, not per position."""
+        if annotation != "ids" and annotation not in self.annotations:
+            raise self._no_mark(annotation)
         wanted = np.asarray(positions, np.int64).ravel()
         order = np.argsort(wanted, kind="stable")
         rising = wanted[order]
-        values = np.empty(len(wanted), self.manifest.ids_type if column == "ids" else np.uint8)
+        values = np.empty(len(wanted), self.manifest.ids_type if annotation == "ids" else np.uint8)
         done = 0
         while done < len(rising):
             block = self._block(int(rising[done]))
-            source = block.columns[column]
+            source = block.columns[annotation]
             end = int(np.searchsorted(rising, block.start + len(source)))
             values[order[done:end]] = source[rising[done:end] - block.start]
             done = end
@@ -135,16 +136,18 @@ class Corpus:
 
     def _no_mark(self, name: str) -> UserError:
         return UserError(
-            f"corpus {self.path} has no mark {name!r}{suggest(name, self.marks)} "
+            f"corpus {self.path}: has no annotation {name!r}{suggest(name, self.annotations)} "
             "(`palm-ds corpus annotate` adds one)"
         )
 
-    def document(self, number: int, marks: Sequence[str] | None = None) -> tuple[str, TokenSpan]:
-        """The id of a document and all of its tokens."""
+    def document(
+        self, number: int, annotations: Sequence[str] | None = None
+    ) -> tuple[str, TokenSpan]:
+        """The name of a document and all of its tokens."""
         start, end = map(int, self.document_starts[number : number + 2])
         block = self._block(start)
         first = int(np.searchsorted(self.document_starts, block.start))
-        return block.names[number - first].as_py(), self.read(start, end, marks)
+        return block.names[number - first].as_py(), self.read(start, end, annotations)
 
     def _block(self, token: int) -> _Block:
         shard = bisect_right(self._shard_starts, token) - 1
@@ -163,7 +166,7 @@ class Corpus:
         return self._shards[number]
 
     def _map(self, number: int) -> tuple[list[int], list[_Block]]:
-        """Maps a shard: no bytes are read but the headers of its record batches."""
+        """Maps a shard, reading only the headers of its record batches."""
         file = self.path / self.manifest.shards[number].name
         blocks, at = [], self._shard_starts[number]
         try:
@@ -175,8 +178,8 @@ class Corpus:
             raise UserError(f"corpus {self.path}: {file.name} is damaged: {error}") from None
         if at != self._shard_starts[number + 1]:
             raise UserError(
-                f"corpus {self.path}: {file.name} holds {at - self._shard_starts[number]} tokens "
-                f"where the manifest says {self.manifest.shards[number].tokens}"
+                f"corpus {self.path}: {file.name} has {at - self._shard_starts[number]} tokens, "
+                f"but the manifest says {self.manifest.shards[number].tokens}"
             )
         return [block.start for block in blocks], blocks
 

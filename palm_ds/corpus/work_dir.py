@@ -1,13 +1,13 @@
-"""A preparation in progress: `OUT.partial`, which a run that was stopped finds again.
+"""The working folder of a preparation, `OUT.partial`, from which an interrupted run resumes.
 
-    OUT.partial/job.json            what is to be made, and of what; a run with another is refused
-                tokenizer/          as loaded or trained
-                collocations.tsv    as mined
-                labels.json         of pairs: their labels' names
+    OUT.partial/job.json            inputs and options; a run with different ones is refused
+                tokenizer/          loaded or trained
+                collocations.tsv    mined phrases
+                labels.json         label names of pairs
                 data-*.arrow        finished shards
-                parts/00003.json    written last: shard 3 is done, with this hash
+                parts/00003.json    written last: shard 3 is finished, with this hash
 
-Workers, on whatever machine, read all they need from this folder.
+Workers on any machine read all they need from this folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from palm_ds.common.config import differences
 from palm_ds.common.errors import UserError
 from palm_ds.common.file_hash import sha256_of_file
 from palm_ds.common.json_files import write_json
-from palm_ds.corpus.input.discover import Input, Span, Unit
+from palm_ds.corpus.input.discover import Input, InputSpan, WorkUnit
 from palm_ds.corpus.input.options import InputOptions, input_options
 from palm_ds.corpus.manifest import Shard
 from palm_ds.corpus.options import TextOptions
@@ -39,21 +39,21 @@ LABELS = "labels.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """All that decides the bytes of a corpus."""
+class PreparationJob:
+    """Everything that determines the bytes of a corpus."""
 
     text: TextOptions
     input: InputOptions
     tokenizer: Mapping[str, Any]  # {"path", "fingerprint"} or {"train", "vocab_size"}
-    marks: tuple[str, ...]  # names, or module:function
+    annotations: tuple[str, ...]  # names, or module:function
     strict: bool
     sample_bytes: int  # of text, for training a tokenizer and mining collocations
     lexicons: Mapping[str, str]  # sha256 of each lexicon file
     inputs: tuple[Input, ...]
-    units: tuple[Unit, ...]
+    units: tuple[WorkUnit, ...]
 
     def options(self) -> dict[str, Any]:
-        """What the manifest keeps of it."""
+        """The options recorded in the manifest."""
         return {
             "text": asdict(self.text),
             "input": asdict(self.input),
@@ -64,7 +64,7 @@ class Job:
         }
 
     def input_entries(self) -> tuple[dict[str, Any], ...]:
-        """The manifest's list of inputs."""
+        """The inputs recorded in the manifest."""
         keys = ("name", "kind", "compression", "bytes", "rows")
         entries = tuple({key: getattr(item, key) for key in keys} for item in self.inputs)
         for item, entry in zip(self.inputs, entries, strict=True):
@@ -73,64 +73,64 @@ class Job:
         return entries
 
 
-def save_job(folder: Path, job: Job) -> None:
+def save_job(folder: Path, job: PreparationJob) -> None:
     """Writes job.json."""
     write_json(folder / NAME, _state(job))
 
 
-def _state(job: Job) -> dict[str, Any]:
-    return json.loads(json.dumps(asdict(job)))  # tuples as lists, as they come back
+def _state(job: PreparationJob) -> dict[str, Any]:
+    return json.loads(json.dumps(asdict(job)))  # with tuples as lists, as read from JSON
 
 
-def load_job(folder: Path) -> Job:
-    """The job of a folder that this program made."""
+def load_job(folder: Path) -> PreparationJob:
+    """Reads the job of a working folder."""
     state = json.loads((folder / NAME).read_text("utf-8"))
     state["text"] = text_options(state["text"])
     state["input"] = input_options(state["input"])
-    state["marks"] = tuple(state["marks"])
+    state["annotations"] = tuple(state["annotations"])
     state["inputs"] = tuple(Input(**item) for item in state["inputs"])
-    state["units"] = tuple(tuple(Span(**s) for s in unit) for unit in state["units"])
-    return Job(**state)
+    state["units"] = tuple(tuple(InputSpan(**s) for s in unit) for unit in state["units"])
+    return PreparationJob(**state)
 
 
 def text_options(state: Mapping[str, Any]) -> TextOptions:
-    """Options as JSON gives them back: lists are tuples again."""
+    """Restores options from JSON, with lists as tuples."""
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in state.items()}
     return TextOptions(**values)
 
 
-def difference(folder: Path, job: Job) -> str | None:
-    """The first option that has changed since the folder's job: "text.lower: True -> False"."""
+def changed_option(folder: Path, job: PreparationJob) -> str | None:
+    """The first difference to the folder's job, such as "text.lower: True -> False", or None."""
     try:
         there = json.loads((folder / NAME).read_text("utf-8"))
     except (OSError, ValueError):
-        return "its job.json cannot be read"
+        return "job.json cannot be read"
     return next(iter(differences(there, _state(job))), None)
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """One preparation at a time in a folder. The lock ends with the process, however it ends."""
+def exclusive_lock(folder: Path) -> Iterator[None]:
+    """Admits one preparation at a time to a folder. The lock ends with the process in any case."""
     with (folder / ".lock").open("w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"{folder}: another preparation is writing there") from None
+            raise UserError(f"{folder}: another preparation is writing to this folder") from None
         yield
 
 
 def part_file(folder: Path, number: int, suffix: str) -> Path:
-    """parts/00003.json and its companions."""
+    """The path of parts/00003.json and its companions."""
     return folder / "parts" / f"{number:05d}{suffix}"
 
 
 def save_part(folder: Path, number: int, summary: ShardSummary, about: Mapping[str, Any]) -> None:
-    """Says that a shard is done; `about`: counts of lines and rejections."""
+    """Records that a shard is finished; `about` has the counts of lines and rejections."""
     save_arrays(part_file(folder, number, ".npz"), summary)
     state = {
         "shard": asdict(summary.shard),
         "text_bytes": summary.text_bytes,
-        "units": dict(summary.units),
+        "units": dict(summary.span_counts),
         "file": dict(summary.file),
         "arrays": sha256_of_file(part_file(folder, number, ".npz")),
         **about,
@@ -139,13 +139,13 @@ def save_part(folder: Path, number: int, summary: ShardSummary, about: Mapping[s
 
 
 def load_part(folder: Path, number: int) -> tuple[ShardSummary, dict[str, Any]]:
-    """A finished shard's summary and what `save_part` was told about it."""
+    """Reads a finished shard's summary, and the state that `save_part` wrote."""
     state = json.loads(part_file(folder, number, ".json").read_text("utf-8"))
     with np.load(part_file(folder, number, ".npz")) as arrays:
         summary = ShardSummary(
             shard=Shard(**state["shard"]),
             text_bytes=state["text_bytes"],
-            units=state.get("units", {}),
+            span_counts=state.get("units", {}),
             file=state["file"],
             **{name: arrays[name] for name in arrays.files},
         )
@@ -153,7 +153,7 @@ def load_part(folder: Path, number: int) -> tuple[ShardSummary, dict[str, Any]]:
 
 
 def is_done(folder: Path, number: int, units: int) -> bool:
-    """Whether a shard was finished, and is still what was written then."""
+    """Whether a shard is finished and its files are unchanged."""
     try:
         state = json.loads(part_file(folder, number, ".json").read_text("utf-8"))
         shard = folder / shard_name(number, units)
@@ -167,7 +167,7 @@ def is_done(folder: Path, number: int, units: int) -> bool:
 
 
 def read_collocations(folder: Path) -> list[tuple[str, str]]:
-    """The pairs in collocations.tsv."""
+    """Reads the pairs in collocations.tsv."""
     file = folder / COLLOCATIONS
     if not file.is_file():
         return []
@@ -176,13 +176,13 @@ def read_collocations(folder: Path) -> list[tuple[str, str]]:
 
 
 def read_labels(folder: Path) -> list[str]:
-    """The names in labels.json."""
+    """Reads the names in labels.json."""
     file = folder / LABELS
     return json.loads(file.read_text("utf-8")) if file.is_file() else []
 
 
 def hash_lexicons(files: Sequence[str]) -> dict[str, str]:
-    """sha256 of each file."""
+    """The SHA-256 of each file."""
     out = {}
     for file in files:
         try:
@@ -192,7 +192,7 @@ def hash_lexicons(files: Sequence[str]) -> dict[str, str]:
     return out
 
 
-def tokenizer_hash(folder: Path) -> str:
+def hash_tokenizer(folder: Path) -> str:
     """A hash of a tokenizer's file or folder, without loading it."""
     files = sorted(p for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else [folder]
     digest = hashlib.sha256("".join(map(sha256_of_file, files)).encode())

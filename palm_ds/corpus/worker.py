@@ -1,4 +1,4 @@
-"""What a worker does with one unit: read it, analyse it, write its shard."""
+"""Processes one work unit: reads its records, analyzes them, writes a shard."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.common.errors import UserError
-from palm_ds.corpus.analyzer import Analyser
-from palm_ds.corpus.annotations import Document, Mark, apply_mark, find_mark
-from palm_ds.corpus.executors import count
-from palm_ds.corpus.input.discover import Input, Span
-from palm_ds.corpus.input.read_records import SpanReader
-from palm_ds.corpus.input.records import BadRecordError, Found, Record, Rejected
+from palm_ds.corpus.analyzer import DocumentAnalyzer
+from palm_ds.corpus.annotations import Document, TokenAnnotation, apply_annotation, find_annotation
+from palm_ds.corpus.executors import report_progress
+from palm_ds.corpus.input.discover import Input, InputSpan
+from palm_ds.corpus.input.read_records import RecordReader
+from palm_ds.corpus.input.records import BadRecordError, Record, RecordOrRejection, Rejection
 from palm_ds.corpus.work_dir import (
-    Job,
+    PreparationJob,
     load_job,
     part_file,
     read_collocations,
@@ -26,63 +26,73 @@ from palm_ds.corpus.work_dir import (
 from palm_ds.corpus.writer import ShardWriter, shard_name, smallest_unsigned
 from palm_ds.text.tokenizer import load_tokenizer
 
-_COUNT_EVERY = 1 << 18  # bytes of text between two words to the progress bar
+_REPORT_EVERY = 1 << 18  # bytes of text between progress reports
 
 
 @lru_cache(maxsize=1)
-def prepared(folder: Path, made: int) -> tuple[Job, Analyser, dict[str, Mark]]:
-    """The job, its analyser and its marks, kept from unit to unit. `made`: when job.json was."""
+def load_worker(
+    folder: Path, made: int
+) -> tuple[PreparationJob, DocumentAnalyzer, dict[str, TokenAnnotation]]:
+    """The job, its analyzer and its annotations, cached between work units. `made`: the time of
+    job.json, so that a new job is not taken for the cached one."""
     job = load_job(folder)
-    analyser = Analyser(
+    analyzer = DocumentAnalyzer(
         load_tokenizer(folder / "tokenizer"),
         job.text,
         collocations=read_collocations(folder),
         labels=read_labels(folder),
     )
-    return job, analyser, dict(find_mark(name) for name in job.marks)
+    return job, analyzer, dict(find_annotation(name) for name in job.annotations)
 
 
-def make_shard(task: tuple[str, int]) -> int:
-    """Makes the shard of (job's folder, unit); gives the bytes of its text."""
+def write_shard(task: tuple[str, int]) -> int:
+    """Writes the shard of `task` = (folder of the job, work unit); returns its bytes of text."""
     folder, number = Path(task[0]), task[1]
-    job, analyser, marks = prepared(folder, (folder / "job.json").stat().st_mtime_ns)
-    unit = UnitReader(job, number)
-    ids_type = smallest_unsigned(analyser.tokenizer.size)
+    job, analyzer, annotations = load_worker(folder, (folder / "job.json").stat().st_mtime_ns)
+    unit = WorkUnitReader(job, number)
+    ids_type = smallest_unsigned(analyzer.tokenizer.size)
     file = folder / shard_name(number, len(job.units))
-    writer = ShardWriter(file, marks=tuple(marks), ids_type=ids_type)
+    writer = ShardWriter(file, annotations=tuple(annotations), ids_type=ids_type)
     with writer, part_file(folder, number, ".rejected").open("w", encoding="utf-8") as rejected:
         unit.keep = lambda entry: rejected.write(json.dumps(entry, ensure_ascii=False) + "\n")
-        for record, document in _documents(unit, analyser):
-            values = {name: apply_mark(name, mark, document) for name, mark in marks.items()}
+        for record, document in _documents(unit, analyzer):
+            values = {
+                name: apply_annotation(name, annotation, document)
+                for name, annotation in annotations.items()
+            }
             size = len((record.text or document.text).encode("utf-8"))
             writer.append(record.id, document.ids, values, text_bytes=size)
     save_part(folder, number, writer.summary(), {"rejected": unit.rejections, "lines": unit.lines})
     return writer.text_bytes
 
 
-def documents_of(job: Job, number: int, analyser: Analyser) -> Iterator[Document]:
-    """The documents of a unit that have tokens, as `make_shard` wrote them."""
-    return (document for _, document in _documents(UnitReader(job, number), analyser))
+def read_documents(
+    job: PreparationJob, number: int, analyzer: DocumentAnalyzer
+) -> Iterator[Document]:
+    """The documents of a work unit, as `write_shard` wrote them."""
+    return (document for _, document in _documents(WorkUnitReader(job, number), analyzer))
 
 
-def _documents(unit: UnitReader, analyser: Analyser) -> Iterator[tuple[Record, Document]]:
-    """The unit's records that are documents; the others are rejected."""
+def _documents(
+    unit: WorkUnitReader, analyzer: DocumentAnalyzer
+) -> Iterator[tuple[Record, Document]]:
+    """The records of the unit with their documents; records without tokens are rejected."""
     for record in unit:
         try:
-            document = analyser.record(record)
+            document = analyzer.record(record)
         except BadRecordError as bad:
             unit.reject(record, bad.args[0])
         else:
             yield record, document
 
 
-class UnitReader:
-    """The records of a unit. What is rejected on the way is counted, and given to `keep`."""
+class WorkUnitReader:
+    """Iterates over the records of a work unit. Rejections are counted and passed to `keep`."""
 
-    def __init__(self, job: Job, number: int, *, watched: bool = True) -> None:
+    def __init__(self, job: PreparationJob, number: int, *, watched: bool = True) -> None:
         self.job, self.unit, self.watched = job, job.units[number], watched
-        self.lines: list[int] = []  # of each span
-        self.rejections, self.first = 0, ""  # how many, and the first of them in words
+        self.lines: list[int] = []  # lines of each span
+        self.rejections, self.first = 0, ""  # their number, and a description of the first
         self.keep: Callable[[dict[str, Any]], object] | None = None
         self._span = 0
 
@@ -90,7 +100,7 @@ class UnitReader:
         for number, span in enumerate(self.unit):
             self._span = number
             item = self.job.inputs[span.input]
-            reader = SpanReader(item, span, self.job.input)
+            reader = RecordReader(item, span, self.job.input)
             for found in _counted(reader, span) if self.watched else reader:
                 if isinstance(found, Record):
                     yield found
@@ -99,15 +109,15 @@ class UnitReader:
             self.lines.append(reader.lines)
 
     def reject(self, record: Record, reason: str) -> None:
-        """The record came to nothing after all."""
-        self._reject(Rejected(reason, record.excerpt, record.line, 0))
+        """Rejects a record that was read."""
+        self._reject(Rejection(reason, record.excerpt, record.line, 0))
 
-    def place(self, found: Found) -> str:
-        """Where in the input something that has just been read stands, in words."""
+    def place(self, found: RecordOrRejection) -> str:
+        """Describes where the last record or rejection is in the input."""
         span = self.unit[self._span]
         return _place(self.job.inputs[span.input], span, found)
 
-    def _reject(self, found: Rejected) -> None:
+    def _reject(self, found: Rejection) -> None:
         span = self.unit[self._span]
         item = self.job.inputs[span.input]
         reason, excerpt = _writable(found.reason), _writable(found.excerpt)
@@ -122,12 +132,12 @@ class UnitReader:
 
 
 def _writable(text: str) -> str:
-    """The text with halves of surrogate pairs, which no file takes, spelt out."""
+    """The text with lone surrogates, which UTF-8 cannot encode, escaped."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _place(item: Input, span: Span, found: Found) -> str:
-    """The file and the line, counted from the file's beginning, or the row."""
+def _place(item: Input, span: InputSpan, found: RecordOrRejection) -> str:
+    """The file, and the line counted from the file's beginning, or the row."""
     name = item.path or item.name
     if not is_lines(item.kind):
         return f"{name}: row {found.line}"
@@ -135,12 +145,12 @@ def _place(item: Input, span: Span, found: Found) -> str:
 
 
 def is_lines(kind: str) -> bool:
-    """Whether places in this kind of input are lines; else they are rows."""
+    """Whether positions in this kind of input are lines rather than rows."""
     return kind in ("jsonl", "text", "tsv", "csv", "ernie")
 
 
 def _lines_before(path: str, end: int) -> int:
-    """Line ends in the first bytes of a file."""
+    """The number of line ends in the first `end` bytes of a file."""
     lines = 0
     with open(path, "rb") as handle:
         while end > 0 and (data := handle.read(min(end, 1 << 20))):
@@ -149,21 +159,21 @@ def _lines_before(path: str, end: int) -> int:
     return lines
 
 
-def _counted(reader: SpanReader, span: Span) -> Iterator[Found]:
-    """Passes records on and tells the progress bar of them."""
-    text = cost = told = 0
+def _counted(reader: RecordReader, span: InputSpan) -> Iterator[RecordOrRejection]:
+    """Yields from the reader and reports progress."""
+    text = cost = reported = 0
     for found in reader:
         text += _text_bytes(found)
         cost += found.cost
-        if text >= _COUNT_EVERY:
-            done = min(cost, span.bytes - told)
-            count(text, done)
-            told, text, cost = told + done, 0, 0
+        if text >= _REPORT_EVERY:
+            done = min(cost, span.bytes - reported)
+            report_progress(text, done)
+            reported, text, cost = reported + done, 0, 0
         yield found
-    count(text, span.bytes - told)
+    report_progress(text, span.bytes - reported)
 
 
-def _text_bytes(found: Found) -> int:
-    if isinstance(found, Rejected):
+def _text_bytes(found: RecordOrRejection) -> int:
+    if isinstance(found, Rejection):
         return 0
     return found.cost if found.tokens else len(found.text.encode("utf-8"))

@@ -1,11 +1,11 @@
 """Writes a corpus: documents to Arrow shards, shards to a folder that opens.
 
-    with ShardWriter(file, marks=("sentence", "word"), ids_type="uint16") as shard:
+    with ShardWriter(file, annotations=("sentence", "word"), ids_type="uint16") as shard:
         shard.append("doc 1", ids, {"sentence": ..., "word": ...})
-    finish(folder, tokenizer, [shard.summary(), ...])
+    finish_corpus(folder, tokenizer, [shard.summary(), ...], ...)
 
-A shard is an Arrow stream of record batches, which `datasets.load_from_disk` opens as well as
-`palm_ds.corpus.store` does. A document never crosses a record batch.
+A shard is an Arrow stream of record batches, readable by `palm_ds.corpus.store` and by
+`datasets.load_from_disk`. A document never crosses a record batch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pyarrow as pa
 from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.json_files import write_json
 from palm_ds.corpus.manifest import (
-    UNITS,
+    COUNTED_ANNOTATIONS,
     Manifest,
     Shard,
     describe_file,
@@ -33,21 +33,21 @@ from palm_ds.corpus.manifest import (
 if TYPE_CHECKING:
     from palm_ds.text.tokenizer import Tokenizer
 
-BATCH_TOKENS = 1 << 19  # a record batch is closed once it holds this many
+BATCH_TOKENS = 1 << 19  # a record batch is closed once it has this many tokens
 
 
 def smallest_unsigned(size: int) -> str:
-    """The smallest type that holds the ids 0 .. size - 1."""
+    """The smallest type for the ids 0 .. size - 1."""
     return next(t for t in ("uint8", "uint16", "uint32") if size - 1 <= np.iinfo(t).max)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardSummary:
-    """What is known of a written shard; the arrays become the corpus's index."""
+    """Summary of a written shard; its arrays become the corpus's index."""
 
     shard: Shard
     text_bytes: int
-    units: Mapping[str, int]  # how many of each annotation in UNITS
+    span_counts: Mapping[str, int]  # how many of each annotation in COUNTED_ANNOTATIONS
     file: Mapping[str, Any]  # bytes, sha256
     document_tokens: np.ndarray  # (documents,) int64
     document_sentences: np.ndarray  # (documents,) int64
@@ -55,13 +55,13 @@ class ShardSummary:
 
 
 def as_arrow(values: np.ndarray) -> pa.Array:
-    """The same memory as an Arrow array (`pa.array` would import pandas for it)."""
+    """The same memory as an Arrow array (`pa.array` would import pandas)."""
     kind = pa.from_numpy_dtype(values.dtype)
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
 class HashingFile:
-    """A file for pyarrow that knows its own sha256 and size."""
+    """A file for pyarrow that computes its own SHA-256 and size."""
 
     def __init__(self, handle: IO[bytes]) -> None:
         self.handle, self.sha256, self.bytes = handle, hashlib.sha256(), 0
@@ -76,31 +76,31 @@ class HashingFile:
         self.handle.flush()
 
     def close(self) -> None:
-        """Has the bytes on the disk; the handle stays its owner's."""
+        """Flushes the bytes to disk; the caller closes the handle."""
         if not self.closed:
             self.handle.flush()
             os.fsync(self.handle.fileno())
         self.closed = True
 
     def entry(self) -> dict[str, Any]:
-        """The manifest's entry for the file."""
+        """The manifest entry of the file."""
         return {"bytes": self.bytes, "sha256": self.sha256.hexdigest()}
 
 
 class ShardWriter:
-    """One Arrow file, written beside its place and moved there when complete."""
+    """Writes one Arrow file under a temporary name and renames it when complete."""
 
-    def __init__(self, file: Path, *, marks: Sequence[str], ids_type: str) -> None:
-        self.file, self.marks = file, tuple(marks)
+    def __init__(self, file: Path, *, annotations: Sequence[str], ids_type: str) -> None:
+        self.file, self.annotations = file, tuple(annotations)
         self.ids_type = np.dtype(ids_type)
         value = pa.from_numpy_dtype(self.ids_type)
         columns = [("id", pa.string()), ("ids", pa.list_(value))]
-        self.schema = pa.schema(columns + [(m, pa.list_(pa.uint8())) for m in self.marks])
+        self.schema = pa.schema(columns + [(m, pa.list_(pa.uint8())) for m in self.annotations])
         self.partial = file.with_name(f"{file.name}.{os.getpid()}.tmp")
         self.text_bytes = 0
-        self._units = {name: 0 for name in self.marks if name in UNITS}
+        self._span_counts = {name: 0 for name in self.annotations if name in COUNTED_ANNOTATIONS}
         self._names: list[str] = []
-        self._columns: list[list[np.ndarray]] = [[] for _ in range(1 + len(self.marks))]
+        self._columns: list[list[np.ndarray]] = [[] for _ in range(1 + len(self.annotations))]
         self._pending = 0
         self._document_tokens: list[int] = []
         self._document_sentences: list[int] = []
@@ -124,18 +124,28 @@ class ShardWriter:
         self.partial.replace(self.file)
 
     def append(
-        self, name: str, ids: np.ndarray, marks: Mapping[str, np.ndarray], *, text_bytes: int = 0
+        self,
+        name: str,
+        ids: np.ndarray,
+        annotations: Mapping[str, np.ndarray],
+        *,
+        text_bytes: int = 0,
     ) -> None:
-        """One document. It has at least one token; without a mark `sentence` it is one sentence."""
+        """Adds a document of at least one token; without the annotation `sentence` it counts as one
+        sentence."""
         assert len(ids), f"document {name} is empty"
         values = [np.asarray(ids).astype(self.ids_type, copy=False)]
-        values += [np.asarray(marks[mark], np.uint8) for mark in self.marks]
-        assert all(len(v) == len(ids) for v in values), f"document {name}: a mark a token"
+        values += [np.asarray(annotations[a], np.uint8) for a in self.annotations]
+        assert all(len(v) == len(ids) for v in values), f"document {name}: one value per token"
         for column, value in zip(self._columns, values, strict=True):
             column.append(value)
-        for unit in self._units:
-            self._units[unit] += int(np.count_nonzero(np.asarray(marks[unit]) == 1))
-        starts = np.flatnonzero(marks["sentence"]) if "sentence" in marks else np.zeros(1, int)
+        for spans in self._span_counts:
+            self._span_counts[spans] += int(np.count_nonzero(np.asarray(annotations[spans]) == 1))
+        starts = (
+            np.flatnonzero(annotations["sentence"])
+            if "sentence" in annotations
+            else np.zeros(1, int)
+        )
         assert len(starts) and starts[0] == 0, f"document {name} begins with a sentence"
         self._sentence_tokens.append(np.diff(starts, append=len(ids)))
         self._document_sentences.append(len(starts))
@@ -159,7 +169,7 @@ class ShardWriter:
         self._names, self._pending = [], 0
 
     def summary(self) -> ShardSummary:
-        """Of the shard once it is closed."""
+        """The summary of the closed shard."""
         document_tokens = np.array(self._document_tokens, np.int64)
         sentences = [np.zeros(0, np.int64), *self._sentence_tokens]
         sentence_tokens = np.concatenate(sentences).astype(np.int64)
@@ -171,7 +181,7 @@ class ShardWriter:
                 tokens=int(document_tokens.sum()),
             ),
             text_bytes=self.text_bytes,
-            units=dict(self._units),
+            span_counts=dict(self._span_counts),
             file=self._sink.entry(),
             document_tokens=document_tokens,
             document_sentences=np.array(self._document_sentences, np.int64),
@@ -185,7 +195,7 @@ def shard_name(number: int, shards: int) -> str:
 
 
 def write_index(folder: Path, shards: Sequence[Shard], parts: Iterable[ShardSummary]) -> None:
-    """index/*.npy from the shards' lengths, one shard in memory at a time."""
+    """Writes index/*.npy from the shards' lengths, with one shard in memory at a time."""
     (folder / "index").mkdir(exist_ok=True)
     documents, sentences = (
         sum(getattr(shard, name) for shard in shards) for name in ("documents", "sentences")
@@ -216,8 +226,8 @@ def write_index(folder: Path, shards: Sequence[Shard], parts: Iterable[ShardSumm
 
 
 def write_dataset_files(folder: Path, shards: Sequence[Shard], fingerprint: str) -> None:
-    """dataset_info.json and state.json, which `datasets.load_from_disk` reads. The features are
-    left to the shards' own schema, so that a column can be added by replacing one file."""
+    """Writes dataset_info.json and state.json for `datasets.load_from_disk`. The features come from
+    the shards' own schema, so that an annotation can be added by replacing state.json."""
     info = {"citation": "", "description": "", "features": None, "homepage": "", "license": ""}
     state = {
         "_data_files": [{"filename": shard.name} for shard in shards],
@@ -233,13 +243,13 @@ def write_dataset_files(folder: Path, shards: Sequence[Shard], fingerprint: str)
 
 
 def content_fingerprint(summaries: Iterable[Mapping[str, Any]]) -> str:
-    """A hash of the shards' hashes."""
+    """A hash over the shards' hashes."""
     text = "\n".join(str(summary["sha256"]) for summary in summaries)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def save_arrays(file: Path, summary: ShardSummary) -> None:
-    """The arrays of a summary, as one .npz."""
+    """Writes the arrays of a summary to an .npz file."""
     import io
 
     buffer = io.BytesIO()
@@ -257,32 +267,32 @@ def write_corpus(
     documents: Iterable[tuple[str, np.ndarray, Mapping[str, np.ndarray]]],
     tokenizer: Tokenizer,
     *,
-    marks: Sequence[str] = ("sentence", "word", "phrase", "entity"),
+    annotations: Sequence[str] = ("sentence", "word", "phrase", "entity"),
 ) -> None:
-    """A corpus of one shard from (id, ids, marks) triples: for tests and for programs that have
-    their own way of making ids. Everything else is `palm_ds.corpus.prepare.prepare`."""
+    """Writes a corpus of one shard from (name, ids, annotations) triples, for tests and for
+    programs that make ids themselves. To prepare text, use `palm_ds.corpus.prepare.prepare`."""
     folder = Path(folder)
     folder.mkdir(parents=True)
     ids_type = smallest_unsigned(tokenizer.size)
-    writer = ShardWriter(folder / shard_name(0, 1), marks=marks, ids_type=ids_type)
+    writer = ShardWriter(folder / shard_name(0, 1), annotations=annotations, ids_type=ids_type)
     with writer:
         for name, ids, values in documents:
             writer.append(name, ids, values)
-    finish(folder, tokenizer, [writer.summary()], marks=marks, ids_type=ids_type)
+    finish_corpus(folder, tokenizer, [writer.summary()], annotations=annotations, ids_type=ids_type)
 
 
-def finish(
+def finish_corpus(
     folder: Path,
     tokenizer: Tokenizer,
     parts: Sequence[ShardSummary],
     *,
-    marks: Sequence[str],
+    annotations: Sequence[str],
     ids_type: str,
     **about: Any,
 ) -> Manifest:
-    """Index, tokenizer and manifest of a folder whose shards are written. `about`: the further
-    fields of the manifest (options, inputs, rejected). state.json is not among the manifest's
-    files, since it is replaced before the manifest when a mark is added."""
+    """Writes the index, tokenizer and manifest of a folder whose shards are complete. `about` has
+    further fields of the manifest (options, inputs, rejected). state.json is not in the manifest's
+    list of files, since adding an annotation replaces it before the manifest."""
     shards = [part.shard for part in parts]
     write_index(folder, shards, parts)
     if not (folder / "tokenizer").is_dir():
@@ -299,11 +309,11 @@ def finish(
         tokens=sum(shard.tokens for shard in shards),
         text_bytes=sum(part.text_bytes for part in parts),
         ids_type=ids_type,
-        marks=tuple(marks),
-        units={
-            name: sum(part.units[name] for part in parts)
-            for name in UNITS
-            if all(name in part.units for part in parts)
+        annotations=tuple(annotations),
+        span_counts={
+            name: sum(part.span_counts[name] for part in parts)
+            for name in COUNTED_ANNOTATIONS
+            if all(name in part.span_counts for part in parts)
         },
         tokenizer={
             "fingerprint": tokenizer.fingerprint,

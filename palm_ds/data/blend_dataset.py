@@ -74,7 +74,7 @@ class Feed:
             for epoch in np.unique(epochs):
                 here = epochs == epoch
                 key = keyed.key(self.key, "epoch", int(epoch))
-                index[here] = keyed.permute(key, len(self.items), index[here])
+                index[here] = keyed.permutation_at(key, len(self.items), index[here])
         uniform = keyed.uniform(self.key, n, task.draws) if task.draws else np.empty((len(n), 0))
         layout = task.layout(self.items[index], uniform, self.source, self.room)
         longest = int(layout[:, 0].max(initial=0))

@@ -71,7 +71,7 @@ class Source(CachesResults):
         count = self.last_sentences - self.first_sentences
         inside = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
         number = np.repeat(self.first_sentences, count) + inside
-        if "sentence" in self.corpus.marks:
+        if "sentence" in self.corpus.annotations:
             begins = self.corpus.take(self.corpus.sentence_starts[number], "sentence") == 2
         else:
             begins = np.zeros(len(number), bool)
@@ -101,7 +101,7 @@ class Source(CachesResults):
     def sample(self, marks: Sequence[str]) -> Iterator[TokenSpan]:
         """Whole documents in a drawn order, always the same one, of some two million tokens."""
         seen, count = 0, len(self.documents)
-        for document in keyed.permute(keyed.key("unigrams"), count, np.arange(count)):
+        for document in keyed.permutation_at(keyed.key("unigrams"), count, np.arange(count)):
             piece = self.corpus.read(int(self.starts[document]), int(self.ends[document]), marks)
             yield piece
             seen += len(piece)
@@ -112,7 +112,7 @@ class Source(CachesResults):
 def split(corpus: Corpus, held_out: float, marks: Sequence[str]) -> tuple[Source, Source]:
     """The training and the held-out documents. Which are held out depends on the document's
     number alone, so every run over a corpus agrees."""
-    missing = sorted(set(marks) - set(corpus.marks))
+    missing = sorted(set(marks) - set(corpus.annotations))
     if missing:
         raise UserError(
             f"{corpus.path}: the corpus has no column {', '.join(missing)}; "

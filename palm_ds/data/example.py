@@ -63,13 +63,13 @@ def arrange(
     ids = np.full(total, vocabulary.sep, np.int64)
     segment_of = np.full(total, numbers[0], np.int64)
     origin = np.full(total, -1, np.int64)
-    marks = {name: np.zeros(total, np.uint8) for name in pieces[0].marks}
+    marks = {name: np.zeros(total, np.uint8) for name in pieces[0].annotations}
     ids[0], at = vocabulary.cls, 1
     for number, piece in zip(numbers, pieces, strict=True):
         inside = slice(at, at + len(piece))
         ids[inside] = piece.ids
         origin[inside] = np.arange(piece.start, piece.start + len(piece))
-        for name, values in piece.marks.items():
+        for name, values in piece.annotations.items():
             marks[name][inside] = values
         segment_of[at : inside.stop + 1] = number
         at = inside.stop + 1

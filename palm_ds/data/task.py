@@ -23,7 +23,7 @@ from torch import nn
 from palm_ds.common import rng as keyed
 from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.common.plugins import find_class, name_of
+from palm_ds.common.plugins import import_class, name_of
 from palm_ds.data.corpus_source import Source
 from palm_ds.data.example import Example, arrange
 from palm_ds.data.stored_prediction import StoredPrediction
@@ -328,7 +328,7 @@ def find(kind: str, where: str = "kind") -> type[Task]:
         return _task_class(importlib.import_module(known[kind]))
     if "." not in kind:
         raise UserError(f"{where}.kind: no task {kind!r}{suggest(kind, known)} (or module.Class)")
-    return find_class(kind, Task, f"{where}.kind")
+    return import_class(kind, Task, f"{where}.kind")
 
 
 def kind_of(task: type[Task]) -> str:

@@ -27,7 +27,7 @@ from palm_ds.data.stages import read_stages
 from palm_ds.model.encoder import build_encoder
 from palm_ds.model.heads import MaskedLMHead
 from palm_ds.model.multi_task_model import Model
-from palm_ds.text.display import LETTER, readable
+from palm_ds.text.display import LETTER, display_tokens
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.train.report.metrics_file import FILE, read_metrics
 from palm_ds.weights import weights_folder as weights
@@ -266,7 +266,7 @@ def _task_and_head(
 
 def named(filler: Filler, hidden: Hidden) -> list[tuple[str, float]]:
     """[(token, probability)] of the guesses for a masked token."""
-    words = readable(filler.tokenizer, [word for word, _ in hidden.guesses])
+    words = display_tokens(filler.tokenizer, [word for word, _ in hidden.guesses])
     return [(word, p) for word, (_, p) in zip(words, hidden.guesses, strict=True)]
 
 
@@ -281,7 +281,7 @@ def as_text(filler: Filler, filled: Filled) -> Text:
             seen.append(word, "" if rank else "bold green")
             seen.append(f" {100 * p:.1f} %", "dim")
         if hidden.truth >= 0:
-            was = readable(filler.tokenizer, [hidden.truth])[0]
+            was = display_tokens(filler.tokenizer, [hidden.truth])[0]
             seen.append(f"   (it was: {was}, {100 * hidden.truth_probability:.1f} %)", "cyan")
     return seen
 
@@ -296,7 +296,7 @@ def as_record(filler: Filler, text: str, filled: Filled) -> dict[str, Any]:
         ]
         mask: dict[str, Any] = {"position": hidden.position, "guesses": guesses}
         if hidden.truth >= 0:
-            was = readable(filler.tokenizer, [hidden.truth])[0]
+            was = display_tokens(filler.tokenizer, [hidden.truth])[0]
             mask |= {"was": was, "was_probability": hidden.truth_probability}
         masks.append(mask)
     return {"text": text, "task": filler.task, "masks": masks}
@@ -321,7 +321,7 @@ def examples(folder: Path, source: Source, *, count: int = 3, top: int = 3) -> l
         (found,) = filler.guess(ids, hidden, truth, top=top)
         text = filler.tokenizer.decode(ids[1:-1], skip_special=False)
         said = ", ".join(f"{word} {100 * p:.0f} %" for word, p in named(filler, found))
-        lines.append(f"{text}  ->  {said}  (it was: {readable(filler.tokenizer, truth)[0]})")
+        lines.append(f"{text}  ->  {said}  (it was: {display_tokens(filler.tokenizer, truth)[0]})")
     return lines
 
 
@@ -334,5 +334,7 @@ def _sentences(source: Source, count: int) -> list[tuple[int, int]]:
     numbers = np.concatenate(first)
     size = starts[numbers + 1] - starts[numbers]
     fitting = numbers[(size >= _SENTENCE[0]) & (size <= _SENTENCE[1])]
-    order = keyed.permute(keyed.key("sentences"), len(fitting), np.arange(min(count, len(fitting))))
+    order = keyed.permutation_at(
+        keyed.key("sentences"), len(fitting), np.arange(min(count, len(fitting)))
+    )
     return [(int(starts[n]), int(starts[n + 1])) for n in fitting[order]]

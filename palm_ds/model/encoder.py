@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
-from palm_ds.common.plugins import check_options, find_class
+from palm_ds.common.plugins import check_options, import_class
 from palm_ds.model.activations import ACTIVATIONS
 from palm_ds.model.attention import AttentionPlan, attend, plan_attention
 from palm_ds.model.batch import Batch
@@ -164,9 +164,9 @@ def encoder_class(config: EncoderConfig) -> type[Encoder]:
     or its constructor does not take these options."""
     if not config.kind:
         return Encoder
-    found = find_class(config.kind, Encoder, "backbone.kind")
+    found = import_class(config.kind, Encoder, "backbone.kind")
     taken = ("kernels", "recompute")
-    check_options(found, config.options, "backbone.options", base=Encoder, taken=taken)
+    check_options(found, config.options, "backbone.options", base=Encoder, reserved=taken)
     return found
 
 

@@ -72,6 +72,6 @@ class Capitalization(Task):
         """(2,) words without and with a capital, in a sample of the source."""
         counts = np.zeros(2)
         for piece in source.sample(self.marks()):
-            asked = self._asked(piece.ids, piece.marks["word"], source)
-            counts += np.bincount(piece.marks["capital"][asked], minlength=2)
+            asked = self._asked(piece.ids, piece.annotations["word"], source)
+            counts += np.bincount(piece.annotations["capital"][asked], minlength=2)
         return counts

@@ -69,7 +69,7 @@ class IrRelevance(Task):
         tokens = tokens - source.corpus.sentence_starts[sections[:, 1]]
         times = max(1, int(tokens.mean() / room))
         place = np.arange(len(sections) * times)
-        order = keyed.permute(keyed.key("sections"), len(sections), place % len(sections))
+        order = keyed.permutation_at(keyed.key("sections"), len(sections), place % len(sections))
         return np.column_stack([np.repeat(order, 3), np.tile(np.arange(3), len(order))])
 
     def layout(
@@ -142,7 +142,7 @@ class IrRelevance(Task):
 
     def _find_sections(self, source: Source) -> np.ndarray:
         corpus = source.corpus
-        if "heading" not in corpus.marks:
+        if "heading" not in corpus.annotations:
             raise UserError(
                 f"tasks.{self.name}: {corpus.path} holds neither labelled pairs (palm-ds prepare "
                 f"--format pairs) nor the annotation heading (palm-ds corpus annotate "

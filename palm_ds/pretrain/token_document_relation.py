@@ -121,7 +121,7 @@ class TokenDocumentRelation(Task):
         """(2,) how often the answers are no and yes in some passages."""
         counts, items = np.zeros(2), self.items(source, _SAMPLE_ROOM)
         sample = np.arange(min(_SAMPLE, len(items)))
-        for start, end, _ in items[keyed.permute(keyed.key(self.name), len(items), sample)]:
+        for start, end, _ in items[keyed.permutation_at(keyed.key(self.name), len(items), sample)]:
             example = arrange([source.read(start, end)], source.vocabulary)
             self.label(example, source, keyed.generator(0, 0))
             counts += np.bincount(example.labels[self.name][1], minlength=2)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.common.plugins import check_options, find_class
+from palm_ds.common.plugins import check_options, import_class
 
 _SHAPES = ((6, 4), (5,))
 _CUT = 11  # where the flat values are cut in two
@@ -75,9 +75,9 @@ def own_class(
     """
     where = "optimizer.kind"
     base = torch.optim.Optimizer
-    found: type[torch.optim.Optimizer] = find_class(kind, base, where)
+    found: type[torch.optim.Optimizer] = import_class(kind, base, where)
     taken = ("lr", "weight_decay")
-    check_options(found, options, "optimizer.options", base=base, taken=taken, rest=True)
+    check_options(found, options, "optimizer.options", base=base, reserved=taken, allow_extra=True)
     try:
         counts = "step" in _Trial(found, options).run(range(1)).states[0]
         cls = found if counts else type(found.__name__, (Counting, found), {})

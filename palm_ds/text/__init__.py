@@ -1,1 +1,1 @@
-"""Strings to tokens: tokenizers, words, sentences, phrases."""
+"""Text processing: tokenizers, words, sentences, headings, phrases."""

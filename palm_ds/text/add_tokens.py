@@ -1,13 +1,13 @@
-"""More words for a tokenizer that exists.
+"""Adds tokens to an existing tokenizer.
 
-    file       a token a line; after a tab, if you like, words whose mean it shall begin as
-    ids        [unused1], [unused2], ... where asked for, then on from the last id
-    a word     of a WordPiece vocabulary goes into it, `##piece` too
-    several    ("New York", a Chinese word), and words of other vocabularies, are found in the text
-               before it is cut up
-    [X], <X>   special tokens: no text has them
+    file       one token per line; optionally a tab and words whose mean embedding initializes it
+    ids        [unused1], [unused2], ... if requested, then from the vocabulary's size upwards
+    a word     is added to a WordPiece vocabulary, and so is a `##piece`
+    others     phrases ("New York"), Chinese words, and words of other kinds of vocabulary are
+               matched in the text before it is tokenized
+    [X], <X>   special tokens: never matched in a text
 
-What the tokenizer did before it does still, wherever no new token stands.
+Text without any of the new tokens is tokenized as before.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _CHINESE = re.compile(f"[{CHINESE}]")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Added:
-    """A tokenizer with more tokens."""
+class ExtendedTokenizer:
+    """A tokenizer with added tokens."""
 
     tokenizer: Tokenizer
     ids: Mapping[str, int]
-    """Of the new tokens."""
-    known: tuple[str, ...]
-    """Tokens that were there already."""
+    """New token -> id."""
+    already_known: tuple[str, ...]
+    """Requested tokens that the vocabulary already had."""
 
 
-def read_tokens(file: Path) -> dict[str, str]:
-    """{token: words to begin as, or nothing} of a file. Raises UserError with the line."""
+def read_token_file(file: Path) -> dict[str, str]:
+    """Reads {token: words to initialize it from, or ""}. Errors name the line."""
     try:
         lines = Path(file).read_bytes().decode("utf-8-sig").replace("\r\n", "\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -52,25 +52,28 @@ def read_tokens(file: Path) -> dict[str, str]:
         if not token and like:
             raise UserError(f"{file}: line {number}: no token before the tab")
         if token in tokens:
-            raise UserError(f"{file}: line {number}: {token!r} stands there twice")
+            raise UserError(f"{file}: line {number}: duplicate token {token!r}")
         if token:
             tokens[token] = like
     if not tokens:
-        raise UserError(f"{file}: empty; one token a line")
+        raise UserError(f"{file}: empty; give one token per line")
     return tokens
 
 
 def add_tokens(
     tokenizer: Tokenizer, tokens: Mapping[str, str], *, reuse_unused: bool = False
-) -> Added:
-    """A tokenizer with these tokens too; `reuse_unused`: first in the places of [unused1] and so
-    on, of a WordPiece vocabulary. Raises UserError for a token that no text could ever have."""
+) -> ExtendedTokenizer:
+    """Returns a tokenizer with these tokens added.
+
+    `reuse_unused` first takes the ids of [unused1] and so on (WordPiece only). Raises UserError for
+    a token that could never occur in a text.
+    """
     known = tokenizer.backend.get_vocab(with_added_tokens=True)
     new = [token for token in tokens if token not in known]
     already = tuple(token for token in tokens if token in known)
     for token in new:
         if not token or not token.isprintable() or token != token.strip():
-            raise UserError(f"{tokenizer.origin}: {token!r} is no token")
+            raise UserError(f"{tokenizer.origin}: {token!r} is not a valid token")
     free = _unused(tokenizer, known) if reuse_unused else []
     numbers = [*free, *range(tokenizer.size, tokenizer.size + len(new))]
     ids = dict(zip(new, numbers, strict=False))
@@ -79,12 +82,14 @@ def add_tokens(
     added = Tokenizer(backend, origin=tokenizer.origin)
     for token, i in ids.items():
         _make_found(added, token, i)
-    return Added(tokenizer=Tokenizer(backend, origin=tokenizer.origin), ids=ids, known=already)
+    return ExtendedTokenizer(
+        tokenizer=Tokenizer(backend, origin=tokenizer.origin), ids=ids, already_known=already
+    )
 
 
-def pieces(tokenizer: Tokenizer, token: str, like: str = "") -> list[int]:
-    """The ids of what a new token was before, or of the words it shall be like; none where they
-    are not known, and for special tokens."""
+def initializing_ids(tokenizer: Tokenizer, token: str, like: str = "") -> list[int]:
+    """The ids whose mean embedding initializes a new token: those it was split into, or those of
+    the words it should be `like`. Empty for special tokens and if [UNK] is among the ids."""
     if not like and _SPECIAL.fullmatch(token):
         return []
     text = like or token.removeprefix("##")
@@ -101,7 +106,7 @@ def _unused(tokenizer: Tokenizer, known: Mapping[str, int]) -> list[int]:
 
 
 def _with_vocabulary(tokenizer: Tokenizer, ids: Mapping[str, int]) -> Backend:
-    """The same tokenizer with these words in its vocabulary, in the place of any of those ids."""
+    """The same tokenizer with these words in its vocabulary, replacing tokens of the same ids."""
     state = json.loads(tokenizer.backend.to_str())
     taken = set(ids.values())
     vocabulary = {t: i for t, i in state["model"]["vocab"].items() if i not in taken}
@@ -111,26 +116,28 @@ def _with_vocabulary(tokenizer: Tokenizer, ids: Mapping[str, int]) -> Backend:
 
 
 def _make_found(tokenizer: Tokenizer, token: str, i: int) -> None:
-    """See to it that a text's token gets its id."""
+    """Ensures that the token, when it occurs in a text, gets its id."""
     if _SPECIAL.fullmatch(token):
         tokenizer.backend.add_special_tokens([AddedToken(token, special=True, normalized=False)])
     elif not _found(tokenizer, token, i):
         _find_before_cutting(tokenizer, token)
         if not _found(tokenizer, token, i):
-            raise UserError(f"{tokenizer.origin}: no text would ever have {token!r}")
+            raise UserError(f"{tokenizer.origin}: {token!r} would never be found in a text")
     if tokenizer.backend.token_to_id(token) != i:
-        raise UserError(f"{tokenizer.origin}: {token!r} cannot have id {i}: its ids have gaps")
+        raise UserError(
+            f"{tokenizer.origin}: {token!r} cannot have id {i}: the vocabulary's ids have gaps"
+        )
 
 
 def _find_before_cutting(tokenizer: Tokenizer, token: str) -> None:
-    """Have the token found in the text as a whole; in lower case, too, where texts are lowered."""
-    chinese = bool(_CHINESE.search(token))  # has no spaces between words, and gets some
+    """Matches the token in the raw text, or in the normalized text if it is not Chinese."""
+    chinese = bool(_CHINESE.search(token))  # the normalizer puts spaces around each character
     normalizer = tokenizer.backend.normalizer
     plain = token if chinese or normalizer is None else normalizer.normalize_str(token)
     if plain != token:
         raise UserError(
-            f"{tokenizer.origin}: no text would ever have {token!r}: it is made {plain!r} first; "
-            "add that"
+            f"{tokenizer.origin}: {token!r} would never be found in a text: the normalizer turns "
+            f"it into {plain!r}; add that"
         )
     added = AddedToken(token, single_word=not chinese, normalized=not chinese)
     tokenizer.backend.add_tokens([added])

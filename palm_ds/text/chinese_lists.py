@@ -1,9 +1,9 @@
-"""Lists of Chinese words that decide what a phrase is."""
+"""Chinese word lists for phrase mining."""
 
 from __future__ import annotations
 
-# Never part of a collocation: they would join with everything. jieba tags these as verbs,
-# adjectives or nouns; particles, prepositions, pronouns and the like are excluded by their tag.
+# Never part of a collocation: they combine with everything. jieba tags these as verbs, adjectives
+# or nouns; particles, prepositions, pronouns and the like are excluded by their tag.
 FUNCTION_WORDS = frozenset(
     """
     是 有 没 没有 无 为 做 作 作为 成 成为 到 去 来 出 入 进 起 起来 出来 下来 上来 出去 下去 上去
@@ -16,5 +16,5 @@ FUNCTION_WORDS = frozenset(
     后 里 间 时 时候 之时 以来 以后 以前 之后 之前 以上 以下 以内 以外 之间 之中 当中 方面 人 事
     者 年 月 日 时间 情况 东西 地方 一些 一下 一起 一般 之 乎 矣 焉 哉 也 耳 而 其中 目前 现在
     今天 今 列 处
-    """.split()  # noqa: SIM905  a wall of quotes reads worse
+    """.split()  # noqa: SIM905  easier to read than hundreds of quotes
 )

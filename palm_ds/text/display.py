@@ -1,9 +1,9 @@
-"""Tokens as people read them, whatever kind of vocabulary they come from.
+"""Formats tokens for display, whatever the kind of vocabulary.
 
 wordpiece       "paris"   "##ened"   "[MASK]"
 sentencepiece   "▁paris"  "ened"     "<mask>"
 byte-level BPE  "Ġparis"  "ened"     "<mask>"
-readable         paris    ##ened     as it is
+displayed         paris    ##ened     unchanged
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 from palm_ds.text.tokenizer import CHINESE, Tokenizer
 
 LETTER = re.compile(rf"[^\W_{CHINESE}]")
-"""A character that words of several are made of."""
+"""A character of words that can have several characters (not Chinese, not punctuation)."""
 
 
-def surface(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> list[tuple[str, bool]]:
-    """For each id its text, and whether it goes on with the word before."""
+def token_texts(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> list[tuple[str, bool]]:
+    """The text of each id, and whether it continues the previous word."""
     specials = set(tokenizer.roles.values())
     return [
         (token, False) if token in specials else _surface(tokenizer, token)
@@ -28,9 +28,9 @@ def surface(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> list[tuple
     ]
 
 
-def readable(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> list[str]:
-    """For each id its text, with ## before it where it goes on with a word."""
-    return ["##" * goes_on + text for text, goes_on in surface(tokenizer, ids)]
+def display_tokens(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> list[str]:
+    """The text of each id, with ## in front if it continues a word."""
+    return ["##" * goes_on + text for text, goes_on in token_texts(tokenizer, ids)]
 
 
 def _surface(tokenizer: Tokenizer, token: str) -> tuple[str, bool]:
@@ -39,8 +39,8 @@ def _surface(tokenizer: Tokenizer, token: str) -> tuple[str, bool]:
         return (token[2:] if goes_on else token), goes_on
     decoder = tokenizer.backend.decoder
     if "▁" not in token and decoder is not None:
-        token = decoder.decode([token]).replace(" ", "▁")  # letters of bytes to those of text
+        token = decoder.decode([token]).replace(" ", "▁")  # byte-level characters to text
     if token.startswith("▁"):
         return token[1:] or "▁", False
-    # What carries no sign of a word's beginning may still be one: punctuation, a character.
+    # A token without a word-start sign may still start a word: punctuation, a Chinese character.
     return token, bool(LETTER.match(token))

@@ -1,6 +1,6 @@
-"""Word lists for English: closed classes, so they are short and rarely change.
+"""English word lists: closed classes, so they are short and rarely change.
 
-All in lower case, without the full stop that follows an abbreviation.
+All in lower case, without the full stop of an abbreviation.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# An abbreviation after which a sentence does not end: a name or a number follows.
+# Abbreviations that never end a sentence: a name or a number follows.
 TITLES = _words(
     "adm asst brig bros capt cdr cmdr col comdr cpl dr ens fr gen gov hon lieut lt maj messrs mgr "
     "mlle mm mme mr mrs ms msgr mt ofc pfc pres prof pvt rep reps rev rt sen sens sgt sr st ste "
     "supt v vs viz cf eg ie e.g i.e ca approx"
 )
-# Ends a sentence unless a number follows: No. 5, pp. 3-7.
+# End a sentence unless a number follows: No. 5, pp. 3-7.
 BEFORE_NUMBERS = _words(
     "no nos p pp vol vols fig figs ch chap sec sect art arts eq eqs para par v ver ed eds tab "
     "lib bk op n nn ll ver"
 )
-# May end a sentence: only a word that often begins one is taken to begin one here.
+# May end a sentence: it ends if the next word is one of STARTERS.
 ABBREVIATIONS = _words(
     "al etc inc ltd co corp jr sr bros dept univ assn est esq ph ave blvd rd hwy ft oz lb lbs "
     "mi min max hr hrs a.m p.m u.s u.k u.n jan feb mar apr jun jul aug sep sept oct nov dec "
@@ -29,7 +29,7 @@ ABBREVIATIONS = _words(
     "ky la md mass mich minn miss mo mont neb nev okla ore pa penn tenn tex va vt wash wis wyo "
     "anon orig trans repr rev suppl resp incl excl misc"
 )
-# Words that often begin a sentence and are no part of a name.
+# Words that often begin a sentence and are not part of a name.
 STARTERS = _words(
     "a after all also although an and any are as at be because before both but by can could did "
     "do does during each even every finally first for from had has have he hence her here his how "
@@ -41,7 +41,7 @@ STARTERS = _words(
     "whether which while who whom whose why will with within without would yes yet you "
     "your"
 )
-# Never part of a collocation: it would join with everything.
+# Never part of a collocation: they combine with everything.
 FUNCTION_WORDS = STARTERS | _words(
     "about above across again against am among anything around away been being below between "
     "cannot couldn't didn't doesn't don't done down either else enough etc ever everything few "
@@ -51,5 +51,5 @@ FUNCTION_WORDS = STARTERS | _words(
     "towards unto up us very wasn't weren't well went whatever won't wouldn't you'd you'll you're "
     "you've yours yourself mr mrs"
 )
-# Between two capitalised words these belong to the name: Bank of England, Vincent van Gogh.
+# Part of a name between two capitalized words: Bank of England, Vincent van Gogh.
 CONNECTORS = _words("of the de la le du des da di del der den van von und y & - 's ’s")

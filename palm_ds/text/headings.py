@@ -1,10 +1,10 @@
-"""Headings that a text shows by its layout alone: short lines that stand between paragraphs.
+"""Finds headings by layout alone: short lines between paragraphs.
 
-A block is what empty lines separate, or a line in a text that has no empty lines. It is taken for
-a heading if it is one line of a dozen words (25 Chinese characters) at most, begins with a letter,
-a number or Markdown's #, and does not end like a sentence or a list's introduction; and if prose
-follows it, and before it stands the end of a sentence, another heading, or nothing. So the lines
-of a list, a poem or a list of names are none: few texts are marked, and those surely.
+Blocks are separated by empty lines; in a text without empty lines every line is a block. A block
+is a heading if it is a single line of at most 12 words (25 Chinese characters), begins with a
+letter, a number or Markdown's #, does not end like a sentence or the introduction of a list, is
+followed by prose, and is preceded by the end of a sentence, another heading, or nothing. Lines of
+a list, a poem or a list of names do not qualify: precision matters more than recall.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from palm_ds.text.tokenizer import CHINESE
 MOST_WORDS = 12
 MOST_CHINESE = 25  # characters
 MOST_CHARACTERS = 100
-PROSE = 60  # columns, a Chinese character being two: a heading is followed by more than that
+PROSE = 60  # least columns of the prose after a heading; a Chinese character takes two
 
 _BLOCKS = re.compile(r"\S(?:[^\n]|\n(?![^\S\n]*\n))*")
 _LINES = re.compile(r"\S[^\n]*")
@@ -27,15 +27,15 @@ _HAN = re.compile(f"[{CHINESE}]")
 _BEGINS = re.compile(r"(?:#{1,6} |§+ ?|[(（《【])?[^\W_]")
 _ENDED = re.compile(r"[.!?。！？…⋯][\"'”’)\]}»›」』】）》〉]*$")
 _LAST = re.compile(r"[\w)\]>）》】」』]$")
-_INNER = re.compile(r"\w{3}[.!?][\"'”’´)]*\s|[;$=\\@]|https?:|www\.")  # a sentence ends, or worse
+_INNER = re.compile(r"\w{3}[.!?][\"'”’´)]*\s|[;$=\\@]|https?:|www\.")  # sentence end, code, URL
 _CHINESE_INNER = re.compile("[，；：。！？$=@]")
 
 
 def find_headings(text: str, start: int = 0) -> list[tuple[int, int]]:
-    """(first, one past the last) character of each heading in text[start:], left to right."""
+    """(start, end) characters of each heading in text[start:], left to right."""
     blocks = list(_blocks(text, start))
     found: list[tuple[int, int]] = []
-    before_run = True  # what stands before the block, or before the heading before it, is ended
+    before_run = True  # whether the text before the block (or before its headings) is finished
     for i, (first, last) in enumerate(blocks[:-1]):
         block = text[first:last]
         follows = text[slice(*blocks[i + 1])]
@@ -43,7 +43,7 @@ def find_headings(text: str, start: int = 0) -> list[tuple[int, int]]:
             if _is_prose(follows):
                 found.append((first, last))
             elif _may_be(follows) and _is_prose(text[slice(*(blocks[i + 2 :] or [(0, 0)])[0])]):
-                found += [(first, last), blocks[i + 1]]  # another heading, and prose under that
+                found += [(first, last), blocks[i + 1]]  # a second heading with prose under it
             before_run = False
         else:
             before_run = bool(_ENDED.search(block))
@@ -58,7 +58,7 @@ def _blocks(text: str, start: int) -> Iterator[tuple[int, int]]:
 
 
 def _may_be(block: str) -> bool:
-    """Whether the block could be a heading, if it stands in the right place."""
+    """Whether the block looks like a heading, ignoring its neighbours."""
     if len(block) > MOST_CHARACTERS or "\n" in block or block[0].islower():
         return False
     if not _BEGINS.match(block) or not _LAST.search(block) or _ENDED.search(block):
@@ -69,6 +69,6 @@ def _may_be(block: str) -> bool:
 
 
 def _is_prose(block: str) -> bool:
-    """Whether the block is a text that a heading can stand over."""
+    """Whether the block is prose that can follow a heading."""
     columns = len(block) + len(_HAN.findall(block[:PROSE]))
     return columns >= PROSE and bool(_ENDED.search(block) or block.endswith((":", "：")))

@@ -1,10 +1,10 @@
-"""Phrases and entities: what knowledge masking masks whole.
+"""Finds phrases and entities, the spans that knowledge masking masks as a whole.
 
-    Lexicon        the user's own lists, longest match
-    Collocations   pairs of words that the corpus joins more often than chance, in chains
-    capital_runs   English names: capitalised words, not a sentence's first alone
+    Lexicon        the user's lists, longest match
+    Collocations   chains of word pairs that occur together more often than by chance
+    capital_runs   English names: runs of capitalized words
 
-Spans are (n, 2) arrays: first and one past the last of the words, or characters where said.
+Spans are (n, 2) arrays of start and end, in words unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -35,40 +35,40 @@ from palm_ds.text.word_features import (
 )
 from palm_ds.text.words import split_words
 
-LONGEST_NAME = 8  # words; a longer run of capitals is a heading
-LONGEST_CHAIN = 5  # words of chained collocations
+LONGEST_NAME = 8  # words; a longer run of capitalized words is a heading
+LONGEST_CHAIN = 5  # words in a chain of collocations
 
 
-def atoms_of(word: str) -> list[tuple[str, int]]:
-    """What lexicons are matched by, with its first character: each Chinese character (so that an
-    entry matches whatever the segmenter did), and any other word in lower case."""
-    core = word.lstrip()
-    lead = len(word) - len(core)
-    if core and is_han(core[0]):
-        return [(c, lead + i if i else 0) for i, c in enumerate(core)]
-    return [(core.lower(), 0)] if core else []
+def lexicon_units(word: str) -> list[tuple[str, int]]:
+    """The units that lexicons are matched by, and the character offset of each: every Chinese
+    character (so that matches do not depend on the segmenter), or the word in lower case."""
+    surface = word.lstrip()
+    leading = len(word) - len(surface)
+    if surface and is_han(surface[0]):
+        return [(c, leading + i if i else 0) for i, c in enumerate(surface)]
+    return [(surface.lower(), 0)] if surface else []
 
 
 class Lexicon:
-    """A trie over atoms, walked from every place of a document at once.
+    """A trie over lexicon units, matched at all positions of a document in parallel.
 
-    English matches in any case; an entry with capitals given with `exact` matches only as written
+    English matches case-insensitively; with `exact`, an entry with capitals matches only as written
     (the entity "US" is not the word "us").
     """
 
     def __init__(self, entries: Iterable[str], *, exact: bool = False) -> None:
-        self.numbers: dict[str, int] = {}  # atom -> number from 1; 0: in no entry
+        self.numbers: dict[str, int] = {}  # unit -> number from 1; 0 means in no entry
         self._exact: set[str] = set()
         self._any_case: set[str] = set()
         edges: dict[tuple[int, int], int] = {}
         final: set[int] = set()
         for entry in entries:
-            atoms = [atom for word in split_words(entry) for atom, _ in atoms_of(word)]
+            units = [unit for word in split_words(entry) for unit, _ in lexicon_units(word)]
             cased = exact and entry != entry.lower()
             (self._exact if cased else self._any_case).add(_key(entry, cased))
             state = 0
-            for atom in atoms:
-                number = self.numbers.setdefault(atom, len(self.numbers) + 1)
+            for unit in units:
+                number = self.numbers.setdefault(unit, len(self.numbers) + 1)
                 state = edges.setdefault((state, number), len(edges) + 1)
             final.add(state)
         self._freeze(edges, final)
@@ -82,39 +82,39 @@ class Lexicon:
         self._final = np.zeros(len(edges) + 1, bool)
         self._final[list(final)] = True
 
-    def match(self, atoms: np.ndarray, barriers: np.ndarray) -> np.ndarray:
-        """(atoms,) length of the longest entry that begins at each atom, 0 for none. No entry
-        runs over a barrier: `barriers` (atoms,) bool, true where a sentence begins."""
-        longest = np.zeros(len(atoms), np.int64)
+    def match(self, units: np.ndarray, barriers: np.ndarray) -> np.ndarray:
+        """(units,) length of the longest entry starting at each unit, 0 for none. No match crosses
+        a barrier: `barriers` (units,) bool is true where a sentence begins."""
+        longest = np.zeros(len(units), np.int64)
         if not len(self._keys):
             return longest
-        at = np.flatnonzero(atoms)
+        at = np.flatnonzero(units)
         state = np.zeros(len(at), np.int64)
         depth = 0
         while len(at):
-            key = state * self._width + atoms[at + depth]
+            key = state * self._width + units[at + depth]
             where = np.minimum(np.searchsorted(self._keys, key), len(self._keys) - 1)
             found = self._keys[where] == key
             at, state = at[found], self._to[where[found]]
             depth += 1
             longest[at[self._final[state]]] = depth
-            on = at + depth < len(atoms)
+            on = at + depth < len(units)
             at, state = at[on], state[on]
-            on = ~barriers[at + depth] & (atoms[at + depth] != 0)
+            on = ~barriers[at + depth] & (units[at + depth] != 0)
             at, state = at[on], state[on]
         return longest
 
     def spans(
-        self, text: str, atoms: np.ndarray, begins: np.ndarray, barriers: np.ndarray
+        self, text: str, units: np.ndarray, starts: np.ndarray, barriers: np.ndarray
     ) -> np.ndarray:
-        """(n, 2) characters of the entries found, left to right, none overlapping. `begins`:
-        (atoms + 1,) the character at which each atom begins, and the text's length."""
-        longest = self.match(atoms, barriers)
+        """(n, 2) characters of the entries found, left to right and without overlap. `starts`:
+        (units + 1,) the start character of each unit, and the text's length."""
+        longest = self.match(units, barriers)
         out, free = [], 0
         for at in np.flatnonzero(longest).tolist():
             if at < free:
                 continue
-            start, end = int(begins[at]), int(begins[at + longest[at]])
+            start, end = int(starts[at]), int(starts[at + longest[at]])
             if self._holds(text[start:end]):
                 out.append((start, end))
                 free = at + int(longest[at])
@@ -130,7 +130,7 @@ def _key(text: str, cased: bool) -> str:
 
 
 def read_lexicon(file: str | Path) -> list[str]:
-    """One entry a line; a tab and what follows it are left out."""
+    """Reads one entry per line; a tab and the text after it are ignored."""
     file = Path(file)
     try:
         data = file.read_bytes()
@@ -145,12 +145,12 @@ def read_lexicon(file: str | Path) -> list[str]:
         if entry:
             entries.append(entry)
     if not entries:
-        raise UserError(f"lexicon {file}: has no entries; give one a line")
+        raise UserError(f"lexicon {file}: has no entries; give one per line")
     return entries
 
 
 class Collocations:
-    """Pairs of words that go together, as the miner found them; pairs chain into phrases."""
+    """Pairs of words found by phrase mining; adjacent pairs chain into phrases."""
 
     def __init__(self, pairs: Sequence[tuple[str, str]]) -> None:
         words = sorted({word for pair in pairs for word in pair})
@@ -160,29 +160,29 @@ class Collocations:
         self._keys = np.unique(np.fromiter(keys, np.int64))
 
     def spans(self, numbers: np.ndarray, barriers: np.ndarray) -> np.ndarray:
-        """(n, 2) words: chains of pairs, cut at LONGEST_CHAIN and at the `barriers`."""
+        """(n, 2) words: chains of pairs, split after LONGEST_CHAIN words and at `barriers`."""
         if not len(self._keys) or len(numbers) < 2:
             return np.zeros((0, 2), np.int64)
         candidates = np.flatnonzero((numbers[:-1] > 0) & (numbers[1:] > 0) & ~barriers[1:])
         key = numbers[candidates] * self._width + numbers[candidates + 1]
         where = np.minimum(np.searchsorted(self._keys, key), len(self._keys) - 1)
-        links = candidates[self._keys[where] == key]  # word i goes with word i + 1
+        links = candidates[self._keys[where] == key]  # words i and i + 1 are a pair
         if not len(links):
             return np.zeros((0, 2), np.int64)
         new = np.append(True, np.diff(links) != 1)
         first = links[np.maximum.accumulate(np.where(new, np.arange(len(links)), 0))]
-        keep = (links - first) % LONGEST_CHAIN != LONGEST_CHAIN - 1  # a chain's sixth word is cut
+        keep = (links - first) % LONGEST_CHAIN != LONGEST_CHAIN - 1  # split before the sixth word
         links, first = links[keep], first[keep]
         block = first + (links - first) // LONGEST_CHAIN * LONGEST_CHAIN
-        begins = np.append(True, (np.diff(links) != 1) | (np.diff(block) != 0))
-        heads = np.flatnonzero(begins)
+        starts = np.append(True, (np.diff(links) != 1) | (np.diff(block) != 0))
+        heads = np.flatnonzero(starts)
         tails = np.append(heads[1:], len(links)) - 1
         return np.stack([links[heads], links[tails] + 2], axis=1)
 
 
 def capital_runs(flags: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """(n, 2) words: runs of capitalised words, with what joins them (of, van, an initial's full
-    stop). A run of a sentence's first word alone is not one: any word is capitalised there."""
+    """(n, 2) words: runs of capitalized words, with their connectors (of, van, the full stop of an
+    initial). The first word of a sentence alone is not a run: any word is capitalized there."""
     capital = ((flags & CAPITAL) != 0) & ((flags & (PRONOUN_I | HAN | BEFORE_NUMBER)) == 0)
     before = np.append(0, flags[:-1])
     opening = starts | ((before & (OPENER | END | CLOSER)) != 0)
@@ -200,7 +200,7 @@ def capital_runs(flags: np.ndarray, starts: np.ndarray) -> np.ndarray:
 
 
 def _in_headings(flags: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """(words,) bool: in a sentence of three words or more that is all in capitals."""
+    """(words,) bool: in a sentence of three or more words that is all in capitals."""
     sentence = np.cumsum(starts) - 1
     letters = (flags & LETTER) != 0
     capitals = letters & ((flags & ALL_CAPITALS) != 0)
@@ -210,7 +210,7 @@ def _in_headings(flags: np.ndarray, starts: np.ndarray) -> np.ndarray:
 
 
 def _joined(flags: np.ndarray, capital: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """(words,) bool: stands between two capitalised words of one name."""
+    """(words,) bool: connects two capitalized words of one name."""
     after = np.append(capital[1:], False) & np.append(~starts[1:], False)
     previous = np.append(False, capital[:-1]) & ~starts
     connector = (flags & CONNECTOR) != 0

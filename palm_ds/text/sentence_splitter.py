@@ -1,9 +1,9 @@
-"""Where sentences begin, in English, Chinese and both, from the flags of the words.
+"""Splits English, Chinese and mixed text into sentences, from the flags of its words.
 
-A sentence ends at its full stop, question or exclamation mark and the quotes and brackets that
-close after it; at an empty line; and at a line end, unless the document's lines are wrapped. The
-full stop of an abbreviation, an initial or a list's number does not end it, nor does one whose
-next word is in lower case.
+A sentence ends after a full stop, question mark or exclamation mark and any closing quotes and
+brackets; at an empty line; and at a line end, unless the document's lines are wrapped. A full stop
+does not end a sentence after an abbreviation, an initial or a list number, or before a word in
+lower case.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from palm_ds.text.word_features import (
     TITLE,
 )
 
-WRAPPED_AT = (50, 100)  # characters: the longest line of a text wrapped by hand
+WRAPPED_AT = (50, 100)  # characters: range of the longest line in hand-wrapped text
 
 
 def is_wrapped(text: str) -> bool:
-    """Whether the line ends inside paragraphs are there for the page's width alone: most lines
-    that another follows are nearly as long as the longest, and none is long."""
+    """Whether line ends inside paragraphs only wrap the text: most lines followed by another are
+    nearly as long as the longest, and no line is long."""
     lines = text.split("\n")
     lengths = [
         len(line) for line, after in zip(lines, lines[1:], strict=False) if line and after.strip()
@@ -50,7 +50,7 @@ def is_wrapped(text: str) -> bool:
 
 
 def sentence_starts(flags: np.ndarray, *, wrapped: bool) -> np.ndarray:
-    """(words,) bool: whether a sentence begins at the word. `flags`: (words,) of `lexemes`."""
+    """(words,) bool: whether a sentence begins at the word. `flags`: (words,) `word_flags`."""
     starts = paragraph_starts(flags, wrapped=wrapped)
     ends = np.flatnonzero(flags & END)
     if not len(ends):
@@ -64,8 +64,8 @@ def sentence_starts(flags: np.ndarray, *, wrapped: bool) -> np.ndarray:
 
 
 def paragraph_starts(flags: np.ndarray, *, wrapped: bool) -> np.ndarray:
-    """(words,) bool: whether a paragraph begins at the word: the first one, words after an empty
-    line, and after a line end that is not a wrap."""
+    """(words,) bool: whether a paragraph begins at the word: the first word, and words after an
+    empty line or after a line end that does not merely wrap."""
     starts = (flags & BLANK) != 0
     lines = (flags & NEWLINE) != 0
     if wrapped:
@@ -78,7 +78,7 @@ def paragraph_starts(flags: np.ndarray, *, wrapped: bool) -> np.ndarray:
 
 
 def _after_closers(flags: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """For each end of a sentence the word after it and after what closes with it: `?!`, `.")`."""
+    """For each sentence end, the next word after its closing punctuation: `?!`, `.")`."""
     joined = ((flags & (END | CLOSER)) != 0) & ((flags & SPACE) == 0)
     others = np.append(np.flatnonzero(~joined), len(flags))
     return others[np.searchsorted(others, ends + 1)]
@@ -87,11 +87,11 @@ def _after_closers(flags: np.ndarray, ends: np.ndarray) -> np.ndarray:
 def _splits(
     flags: np.ndarray, ends: np.ndarray, after: np.ndarray, starts: np.ndarray
 ) -> np.ndarray:
-    """(ends,) bool: whether a sentence really ends there."""
+    """(ends,) bool: whether a sentence ends there."""
     end, following = flags[ends], flags[after]
     previous = np.where(ends > 0, flags[ends - 1], 0)
     beyond = np.where(after + 1 < len(flags), flags[np.minimum(after + 1, len(flags) - 1)], 0)
-    word = np.where(following & OPENER, beyond, following)  # the first word of what follows
+    word = np.where(following & OPENER, beyond, following)  # the first word after the end
     spaced = (following & SPACE) != 0
     chinese = ((previous | word) & HAN) != 0
     goes_on = ((word & LOWER) != 0) | ((following & INNER) != 0) & ((following & OPENER) == 0)
@@ -119,10 +119,10 @@ def _abbreviated(
     no = (previous & TITLE) != 0
     no |= ((previous & BEFORE_NUMBER) != 0) & ((word & DIGIT) != 0)
     no |= ((previous & (ABBREVIATION | INITIAL)) != 0) & ~begins
-    # the p of "a.m." and "e.g.": a letter, another full stop right before it
+    # the m of "a.m." and the g of "e.g.": a letter right after another full stop
     two_before = np.where(ends > 1, flags[ends - 2], 0)
     dotted = ((two_before & PERIOD) != 0) & ((previous & SPACE) == 0)
     no |= dotted & ((previous & DIGIT) == 0) & ~begins
-    # "1. Introduction", "a. the first": a list's number or letter, first on its line
+    # "1. Introduction", "a. the first": a list number or letter at the start of a line
     numbered = starts[np.maximum(ends - 1, 0)] & ((previous & (DIGIT | INITIAL)) != 0)
     return (no | numbered) & attached

@@ -1,4 +1,4 @@
-"""A SentencePiece model, unigram or BPE, as a compiled tokenizer of the `tokenizers` library.
+"""Converts a SentencePiece model, unigram or BPE, to the `tokenizers` library.
 
 spiece.model              ──> backend, ids as in the model
 spiece.model + vocab.txt  ──> backend, ids as in vocab.txt (ERNIE lists its pieces that way)
@@ -16,19 +16,20 @@ from palm_ds.common.errors import UserError
 
 WORD_START = "▁"
 _UNIGRAM, _BPE = 1, 2  # kinds of model
-_UNKNOWN, _CONTROL, _UNUSED = 2, 3, 5  # kinds of piece that no text becomes
+_UNKNOWN, _CONTROL, _UNUSED = 2, 3, 5  # kinds of piece that text is never split into
 _MASKS = ("[MASK]", "<mask>")
-_SPLITTER = "dict.wordseg.pickle"  # ERNIE tiny's words, which its texts are split into first
+_SPLITTER = "dict.wordseg.pickle"  # ERNIE tiny's words, which its text is split into first
 
 
 def lists_pieces(tokens: Sequence[str]) -> bool:
-    """Whether a vocab.txt lists SentencePiece's pieces, not WordPiece's."""
+    """Whether a vocab.txt lists SentencePiece pieces rather than WordPiece tokens."""
     begins = sum(len(token) > 1 and token.startswith(WORD_START) for token in tokens)
     return begins > sum(len(token) > 2 and token.startswith("##") for token in tokens)
 
 
-def find_model(vocabulary: Path) -> Path:
-    """The SentencePiece model of a vocab.txt that lists its pieces, beside it or in `subword/`."""
+def find_sentencepiece_model(vocabulary: Path) -> Path:
+    """Finds the SentencePiece model of a vocab.txt that lists its pieces: in the same folder or in
+    `subword/`."""
     for folder in (vocabulary.parent, vocabulary.parent / "subword"):
         if (folder / _SPLITTER).is_file():
             raise UserError(
@@ -39,20 +40,20 @@ def find_model(vocabulary: Path) -> Path:
         found = sorted(folder.glob("*.model"))
         if len(found) > 1:
             names = ", ".join(file.name for file in found)
-            raise UserError(f"tokenizer {vocabulary}: several models beside it ({names}); keep one")
+            raise UserError(f"tokenizer {vocabulary}: several .model files ({names}); keep one")
         if found:
             return found[0]
     raise UserError(
         f"tokenizer {vocabulary}: lists SentencePiece pieces ({WORD_START}...), but the model that "
-        "splits texts into them is missing; put the .model file beside it"
+        "splits text into them is missing; put the .model file into the same folder"
     )
 
 
 def compile_model(model: bytes, *, origin: str, single: str = "") -> Backend:
-    """The tokenizer of a model, with its ids. `single`: characters, as inside a regular
-    expression's [...], that are a token each."""
+    """The tokenizer of a model, with the model's ids. `single`: characters that are a token each,
+    in the syntax of a regular expression's [...]."""
     proto = _parse(model, origin)
-    # Nine digits are all of a float32, and few enough to come back from JSON as they were.
+    # Nine digits identify a float32 and survive a round trip through JSON.
     pieces = [(p.piece, float(f"{p.score:.9g}")) for p in proto.pieces]
     unknown = next((p.piece for p in proto.pieces if p.type == _UNKNOWN), None)
     if unknown is None:
@@ -71,15 +72,15 @@ def compile_listed(
     special: Sequence[str],
     lower: bool,
 ) -> Backend:
-    """The tokenizer of a model whose pieces have the ids of a vocab.txt: `tokens`, by line."""
+    """The tokenizer of a model with the ids of a vocab.txt, whose lines are `tokens`."""
     proto = _parse(model, origin)
     scores = {p.piece: float(f"{p.score:.9g}") for p in proto.pieces}
     without = (_UNKNOWN, _CONTROL, _UNUSED)
     missing = {p.piece for p in proto.pieces if p.type not in without} - set(tokens)
     if missing:
         raise UserError(
-            f"tokenizer {origin}: {len(missing):,} pieces of the SentencePiece model beside it are "
-            f"not listed, such as {min(missing)!r}; it is another vocabulary's model"
+            f"tokenizer {origin}: {len(missing):,} pieces of its SentencePiece model are not "
+            f"listed, such as {min(missing)!r}; the model belongs to another vocabulary"
         )
     least = min(scores.values())
     pieces = [(token, scores.get(token, least)) for token in tokens]
@@ -112,7 +113,7 @@ def _parse(model: bytes, origin: str):
     proto = schema.ModelProto()  # pyright: ignore[reportAttributeAccessIssue]
     try:
         proto.ParseFromString(model)
-    except Exception as error:  # protobuf's DecodeError has no stable home
+    except Exception as error:  # protobuf's DecodeError has no stable import path
         raise UserError(f"tokenizer {origin}: not a SentencePiece model: {error}") from None
     if not proto.pieces:
         raise UserError(f"tokenizer {origin}: not a SentencePiece model: it has no pieces")
@@ -127,11 +128,13 @@ def _model(proto, pieces: Sequence[tuple[str, float]], unknown: str, origin: str
     if kind == _BPE:
         merges = _merges([p.piece for p in proto.pieces])
         return models.BPE(known, merges, unk_token=unknown, fuse_unk=True, byte_fallback=fallback)
-    raise UserError(f"tokenizer {origin}: SentencePiece kind {kind}; unigram and BPE are known")
+    raise UserError(
+        f"tokenizer {origin}: SentencePiece model type {kind} is not supported; unigram and BPE are"
+    )
 
 
 def _merges(pieces: Sequence[str]) -> list[tuple[str, str]]:
-    """SentencePiece merges whichever pair makes the piece of the lowest id."""
+    """BPE merges in SentencePiece's order: the pair that makes the piece of the lowest id first."""
     rank = {piece: i for i, piece in enumerate(pieces)}
     merges = []
     for piece in pieces:

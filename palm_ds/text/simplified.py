@@ -1,4 +1,4 @@
-"""Traditional to simplified Chinese, as OpenCC does it (t2s)."""
+"""Converts traditional to simplified Chinese with OpenCC (t2s)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from palm_ds.common.errors import UserError
 
 @cache
 def find_simplifier() -> Callable[[str], str]:
-    """Word by word; a text may become longer or shorter."""
+    """OpenCC's converter. It converts word by word and may change the length of a text."""
     try:
         from opencc import OpenCC
     except ImportError:
@@ -19,7 +19,7 @@ def find_simplifier() -> Callable[[str], str]:
 
 
 def simplify_in_place(text: str) -> str:
-    """A text of the same length: what counts characters (spans, answers) stays right.
+    """Simplifies without changing the length, so that character offsets stay valid.
 
     >>> simplify_in_place("漢字 and 頭髮")
     '汉字 and 头发'

@@ -1,8 +1,8 @@
-"""WordPiece and SentencePiece behind one small interface.
+"""WordPiece and SentencePiece tokenizers behind one small interface.
 
-Whatever the files were, the work is done by one compiled tokenizer (the `tokenizers` library), so
-that ids are the same here and under `transformers.AutoTokenizer` on the folder that `save` writes.
-Training one is in `palm_ds.text.train_tokenizer`.
+Every file format becomes one compiled tokenizer of the `tokenizers` library, so ids are the same
+here and with `transformers.AutoTokenizer` on the folder that `save` writes. For training one see
+`palm_ds.text.train_tokenizer`.
 
     tokenizer = load_tokenizer("vocab.txt")          # BERT or ERNIE vocab.txt, tokenizer.json,
     tokenizer.encode_words(["unbelievable"])         # spiece.model, or a folder holding one
@@ -31,7 +31,12 @@ from tokenizers import Tokenizer as Backend
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
-from palm_ds.text.sentencepiece_model import compile_listed, compile_model, find_model, lists_pieces
+from palm_ds.text.sentencepiece_model import (
+    compile_listed,
+    compile_model,
+    find_sentencepiece_model,
+    lists_pieces,
+)
 
 if TYPE_CHECKING:
     from palm_ds.text.tokens import SpecialTokens
@@ -46,7 +51,7 @@ _ROLES = {
 }
 _NOT_REGULAR = re.compile(r"\[unused\d+\]|<unused_?\d+>|<extra_id_\d+>|<0x[0-9A-F]{2}>")
 _SPECIAL, _CAPITAL = re.compile(r"\[.+\]|<.+>"), re.compile("[A-Z]")
-# The ideographs that BERT takes to be a word each (`handle_chinese_chars`), inside a [...].
+# The ideographs that BERT treats as a word each (`handle_chinese_chars`), for use inside [...].
 CHINESE = (
     "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002b81f"
     "\U0002b920-\U0002ceaf\U0002f800-\U0002fa1f"
@@ -55,7 +60,7 @@ _SENTENCEPIECE_NAMES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.mo
 
 
 class Tokenizer:
-    """Text to ids and back. `origin` is what messages call it: a path, or "trained"."""
+    """Converts text to ids and back. `origin` names it in messages: a path, or "trained"."""
 
     def __init__(self, backend: Backend, *, origin: str = "trained") -> None:
         backend.no_padding()
@@ -72,24 +77,24 @@ class Tokenizer:
 
     @cached_property
     def _known(self) -> dict[str, int]:
-        """Token -> id."""
+        """Token -> id, added tokens included."""
         return self.backend.get_vocab(with_added_tokens=True)
 
     @cached_property
     def kind(self) -> str:
-        """wordpiece, or the lower-case name of the model in tokenizer.json."""
+        """The model's name in lower case: wordpiece, unigram, bpe ..."""
         return type(self.backend.model).__name__.lower()
 
     @cached_property
     def lower(self) -> bool:
-        """Whether capitals are lost on the way in."""
+        """Whether text is lower-cased."""
         normalizer = self.backend.normalizer
         return normalizer is not None and "A" not in normalizer.normalize_str("A")
 
     @cached_property
     def by_word(self) -> bool:
-        """Whether white space and every character of punctuation end a token, as in BERT: then
-        words may be encoded one by one and the result is that of the whole text."""
+        """Whether white space and punctuation always end a token, as in BERT: then encoding word by
+        word gives the ids of the whole text."""
         return isinstance(self.backend.pre_tokenizer, pre_tokenizers.BertPreTokenizer) and (
             self.backend.normalizer is None
             or isinstance(self.backend.normalizer, normalizers.BertNormalizer)
@@ -97,7 +102,7 @@ class Tokenizer:
 
     @cached_property
     def vocabulary(self) -> SpecialTokens:
-        """The ids that tasks need to know."""
+        """The special token ids that tasks need."""
         from palm_ds.text.tokens import SpecialTokens
 
         ids = {role: self._known[token] for role, token in self.roles.items()}
@@ -105,12 +110,12 @@ class Tokenizer:
 
     @cached_property
     def size(self) -> int:
-        """One more than the largest id."""
+        """The largest id plus one."""
         return max(self._known.values()) + 1
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of everything that decides the ids of a text."""
+        """A hash of everything that determines the ids of a text."""
         state = json.loads(self.backend.to_str())
         state.pop("post_processor", None)
         canonical = json.dumps(state, sort_keys=True, ensure_ascii=True)
@@ -125,25 +130,25 @@ class Tokenizer:
 
     @cached_property
     def _plain(self) -> np.ndarray:
-        """(size,) each id, but [UNK] for a special one: a unigram model would find the letters of
-        "[MASK]" in a text to be the token."""
+        """(size,) maps special ids to [UNK] and others to themselves: a unigram model would take
+        the characters "[MASK]" in a text for the token."""
         added = self.backend.get_added_tokens_decoder().items()
         plain = np.arange(self.size)
         plain[[i for i, token in added if token.special]] = self._known[self.roles["unk"]]
         return plain
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
-        """The ids of each word, encoded by itself, without special tokens."""
+        """The ids of each word encoded separately, without special tokens."""
         return [ids.tolist() for ids, _ in self.encode_texts(words)]
 
     def encode_texts(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For each text its ids (int64) and the character at which each token begins (int64).
-        Special tokens are neither added nor found in the text."""
+        """For each text its ids (int64) and the start character of each token (int64). Special
+        tokens are neither added nor recognized in the text."""
         return [(ids, spans[:, 0]) for ids, spans in self.encode_spans(texts)]
 
     def encode_spans(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For each text its ids (int64) and (tokens, 2) the characters [from, to) of each token.
-        Special tokens are neither added nor found in the text."""
+        """For each text its ids (int64) and (tokens, 2) the characters [start, end) of each token.
+        Special tokens are neither added nor recognized in the text."""
         encodings = self.backend.encode_batch(list(texts), add_special_tokens=False)
         return [
             (
@@ -154,11 +159,11 @@ class Tokenizer:
         ]
 
     def decode(self, ids: Sequence[int] | np.ndarray, *, skip_special: bool = True) -> str:
-        """Readable text of the ids."""
+        """The text of the ids."""
         return self.backend.decode(list(map(int, ids)), skip_special_tokens=skip_special)
 
     def tokens(self, ids: Sequence[int] | np.ndarray) -> list[str]:
-        """The token of each id, as it stands in the vocabulary; an id without one is `<id>`."""
+        """The vocabulary entry of each id; `<id>` for an id that has none."""
         at = self.backend.id_to_token
         return [at(int(i)) or f"<{int(i)}>" for i in ids]
 
@@ -202,11 +207,11 @@ def _template(roles: dict[str, str], known: dict[str, int]) -> processors.Templa
 
 
 def load_tokenizer(path: str | Path, *, lower: bool | None = None) -> Tokenizer:
-    """A vocab.txt, a tokenizer.json, a SentencePiece .model, or a folder with one of them. A
-    vocab.txt that lists SentencePiece's pieces needs the .model beside it.
+    """Loads a vocab.txt, a tokenizer.json, a SentencePiece .model, or a folder with one of them. A
+    vocab.txt that lists SentencePiece pieces needs the .model in the same folder.
 
-    `lower` is for vocab.txt alone, which does not say it: None lower-cases where no token of the
-    vocabulary holds a capital letter A to Z.
+    `lower` applies only to vocab.txt, which does not record it. None means lower-case if no token
+    of the vocabulary contains a capital letter A to Z.
     """
     path = Path(path)
     if not path.exists():
@@ -223,7 +228,7 @@ def load_tokenizer(path: str | Path, *, lower: bool | None = None) -> Tokenizer:
     if file.suffix == ".model":
         return sentencepiece(_read_bytes(file), origin=str(file))
     raise UserError(
-        f"tokenizer {file}: unknown kind of file; give vocab.txt, tokenizer.json, a SentencePiece "
+        f"tokenizer {file}: unknown file type; give vocab.txt, tokenizer.json, a SentencePiece "
         ".model, or a folder with one of them"
     )
 
@@ -232,11 +237,11 @@ def _find_file(folder: Path) -> Path:
     for name in ("tokenizer.json", "vocab.txt", *_SENTENCEPIECE_NAMES):
         if (folder / name).is_file():
             return folder / name
-    raise UserError(f"tokenizer {folder}: holds no tokenizer.json, vocab.txt or spiece.model")
+    raise UserError(f"tokenizer {folder}: contains no tokenizer.json, vocab.txt or spiece.model")
 
 
 def _configured_lower(folder: Path) -> bool | None:
-    """`do_lower_case` of a Hugging Face folder, where it says so."""
+    """`do_lower_case` of a Hugging Face folder; None if not given."""
     file = folder / "tokenizer_config.json"
     if not file.is_file():
         return None
@@ -280,7 +285,7 @@ def _load_json(file: Path) -> Tokenizer:
 
 
 def _read_vocabulary(file: Path) -> list[str]:
-    """One token a line; ERNIE's files add a tab and the id, which must be the line's number."""
+    """Reads one token per line; ERNIE's files add a tab and the id, which must be the line's."""
     lines = _read_text(file).replace("\r\n", "\n").split("\n")
     while lines and not lines[-1]:
         lines.pop()
@@ -288,30 +293,32 @@ def _read_vocabulary(file: Path) -> list[str]:
     for number, line in enumerate(lines):
         token, tab, given = line.partition("\t")
         if not token:
-            raise UserError(f"tokenizer {file}: line {number + 1} is empty; one token a line")
+            raise UserError(
+                f"tokenizer {file}: line {number + 1} is empty; give one token per line"
+            )
         if tab and given.strip() != str(number):
             raise UserError(
-                f"tokenizer {file}: line {number + 1}: id {given.strip()!r} where {number} is due"
+                f"tokenizer {file}: line {number + 1}: id {given.strip()!r}, expected {number}"
             )
         if token in seen:
             first = seen[token] + 1
             raise UserError(
-                f"tokenizer {file}: line {number + 1}: {token!r} stands on line {first} already"
+                f"tokenizer {file}: line {number + 1}: {token!r} is already on line {first}"
             )
         seen[token] = number
     if not seen:
-        raise UserError(f"tokenizer {file}: empty; one token a line")
+        raise UserError(f"tokenizer {file}: empty; give one token per line")
     return list(seen)
 
 
 def _load_vocabulary(file: Path, lower: bool | None) -> Tokenizer:
-    """A vocab.txt of WordPiece's tokens, or of SentencePiece's with the model beside it."""
+    """Loads a vocab.txt of WordPiece tokens, or of SentencePiece pieces with its model."""
     tokens = _read_vocabulary(file)
     if not lists_pieces(tokens):
         return wordpiece(tokens, lower=lower, origin=str(file))
     known, origin = {token: i for i, token in enumerate(tokens)}, str(file)
     backend = compile_listed(
-        _read_bytes(find_model(file)),
+        _read_bytes(find_sentencepiece_model(file)),
         tokens,
         origin=origin,
         unknown=_find_role("unk", known, origin),
@@ -322,12 +329,12 @@ def _load_vocabulary(file: Path, lower: bool | None) -> Tokenizer:
 
 
 def _loses_capitals(tokens: Sequence[str]) -> bool:
-    """Whether no token holds a capital letter A to Z."""
+    """Whether no token contains a capital letter A to Z."""
     return not any(_CAPITAL.search(t) for t in tokens if not _SPECIAL.fullmatch(t))
 
 
 def wordpiece(tokens: Sequence[str], *, lower: bool | None, origin: str = "trained") -> Tokenizer:
-    """BERT's tokenizer over this vocabulary; one Chinese character a token."""
+    """BERT's tokenizer with this vocabulary; each Chinese character is a token."""
     if lower is None:
         lower = _loses_capitals(tokens)
     known = {token: i for i, token in enumerate(tokens)}
@@ -342,10 +349,9 @@ def wordpiece(tokens: Sequence[str], *, lower: bool | None, origin: str = "train
 
 
 def sentencepiece(model: bytes, *, origin: str, chinese: bool = False) -> Tokenizer:
-    """A SentencePiece unigram or BPE model, as one compiled tokenizer.
+    """The tokenizer of a SentencePiece unigram or BPE model.
 
-    `chinese`: every Chinese character is a token of its own (models trained here; a model from
-    elsewhere keeps its own pieces).
+    `chinese` makes every Chinese character a separate token, as in models trained here.
     """
     single = CHINESE if chinese else ""
     return Tokenizer(compile_model(model, origin=origin, single=single), origin=origin)

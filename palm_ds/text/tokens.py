@@ -1,4 +1,4 @@
-"""Tokens by their ids: the special ones of a vocabulary, and spans of a source's tokens."""
+"""Token ids: the special tokens of a vocabulary, and spans of a corpus."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class SpecialTokens:
-    """The ids of a vocabulary that tasks need to know."""
+    """The ids of a vocabulary that tasks need."""
 
     size: int
     pad: int
@@ -19,7 +19,7 @@ class SpecialTokens:
     mask: int
     unk: int
     regular: np.ndarray
-    """(n,) int64: the ids that a random replacement may take."""
+    """(n,) int64: ids eligible as random replacements in masking."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class TokenSpan:
     """Offset of the first token in the source."""
     ids: np.ndarray
     """(tokens,) int64"""
-    marks: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """{annotation: (tokens,) uint8}"""
+    annotations: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Name -> (tokens,) uint8."""
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -1,9 +1,9 @@
-"""Trains a tokenizer on texts, always to the same bytes from the same texts.
+"""Trains tokenizers deterministically: the same texts give the same bytes.
 
-The WordPiece trainer of the `tokenizers` library numbers its "##" letters in the order of a hash
+The WordPiece trainer of the `tokenizers` library numbers its "##" characters in the order of a hash
 table that changes from process to process, and breaks ties by these numbers. Here the words are
-counted first and their inner letters are written as letters of their own (from a private plane of
-Unicode); the plain BPE trainer, which sorts its alphabet, then gives the same merges every time.
+counted first, their non-initial characters are replaced by characters of a private Unicode plane,
+and the plain BPE trainer, which sorts its alphabet, gives the same merges every time.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from palm_ds.text.tokenizer import CHINESE, SPECIALS, Tokenizer, sentencepiece, 
 from palm_ds.text.words import split_words
 
 KINDS = ("wordpiece", "sentencepiece")
-_PRIVATE = 0xF0000  # inner letters are written from here on
-_LEAST = 2  # times a word or letter must be met
-_FEED = 1 << 16  # characters given to the trainer at once
-_LONGEST_LINE = 2000  # characters; SentencePiece leaves out lines over about 4,000 bytes
+_PRIVATE = 0xF0000  # first code point used for non-initial characters
+_LEAST = 2  # least occurrences of a word or character
+_FEED = 1 << 16  # characters per string given to the trainer
+_LONGEST_LINE = 2000  # characters; SentencePiece skips lines over about 4,000 bytes
 _LONGEST_WORD = 50  # characters
 
 
 def train_tokenizer(
     texts: Iterable[str], *, kind: str, vocab_size: int, lower: bool = True
 ) -> Tokenizer:
-    """A WordPiece or SentencePiece (unigram) tokenizer of at most `vocab_size` tokens, with one
-    Chinese character a token."""
+    """Trains a WordPiece or SentencePiece (unigram) tokenizer of at most `vocab_size` tokens, in
+    which each Chinese character is a token."""
     if kind not in KINDS:
         raise UserError(f"--train {kind!r}: unknown{suggest(kind, KINDS)}")
     if vocab_size < 100:
@@ -62,7 +62,7 @@ def _train_wordpiece(texts: Iterable[str], vocab_size: int, lower: bool) -> Toke
 
 
 def _count_words(texts: Iterable[str], lower: bool) -> Counter[str]:
-    """How often each word occurs, as BERT cuts and normalises them."""
+    """The frequency of each word, as normalized and split by BERT."""
     raw: Counter[str] = Counter()
     for text in texts:
         raw.update(split_words(text))
@@ -78,7 +78,7 @@ def _count_words(texts: Iterable[str], lower: bool) -> Counter[str]:
 
 
 def _alphabet(counts: Counter[str], most: int) -> set[str]:
-    """The letters met often enough, at most so many, the most frequent first."""
+    """The `most` most frequent characters, without rare ones."""
     letters: Counter[str] = Counter()
     for word, n in counts.items():
         for letter in word:
@@ -90,7 +90,7 @@ def _alphabet(counts: Counter[str], most: int) -> set[str]:
 
 
 def _feed(counts: Counter[str], inner: dict[str, str]) -> Iterator[str]:
-    """Every word as often as it was met, its inner letters written from the private plane."""
+    """Every word repeated by its frequency, with non-initial characters in the private plane."""
     for word in sorted(counts):
         if counts[word] < _LEAST or len(word) > _LONGEST_WORD or not all(c in inner for c in word):
             continue
@@ -116,7 +116,7 @@ def _train_sentencepiece(texts: Iterable[str], vocab_size: int, lower: bool) -> 
             normalization_rule_name="nmt_nfkc_cf" if lower else "nmt_nfkc",
             pretokenization_delimiter=_DELIMITER,
             max_sentence_length=5 * _LONGEST_LINE,
-            num_threads=4,  # the same sums in the same order, whatever the machine
+            num_threads=4,  # fixed, so that sums are in the same order on every machine
             pad_id=0,
             unk_id=1,
             bos_id=2,
@@ -138,7 +138,7 @@ _DELIMITER = "\u2063"  # an invisible separator: no piece crosses it
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
-    """Lines of a length that the trainer takes, Chinese characters kept apart."""
+    """Lines short enough for the trainer, with delimiters around Chinese characters."""
     import re
 
     han = re.compile(f"([{CHINESE}])")

@@ -1,7 +1,8 @@
-"""The table of all words met: what is true of a word wherever it stands, as arrays.
+"""A cache of the features of every word seen so far, as arrays.
 
-A word comes with the white space before it. What depends on that is kept for each word; all else
-for its *core*, the word without it, so that " the", "the" and "\\n    the" are worked out once.
+Words include the white space before them. Features that depend on it are stored per word, all
+others per *surface* (the word without that white space), so that " the", "the" and "\\n    the" are
+analyzed once.
 """
 
 from __future__ import annotations
@@ -11,123 +12,135 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from palm_ds.text.phrases import atoms_of
-from palm_ds.text.word_features import core_flags, is_han, lead_flags
-from palm_ds.text.words import Grown, Ragged, WordTable
+from palm_ds.text.phrases import lexicon_units
+from palm_ds.text.word_features import is_han, leading_space_flags, surface_flags
+from palm_ds.text.words import GrowableArray, RaggedArray, WordIndex
 
 Encode = Callable[[Sequence[str]], list[tuple[np.ndarray, np.ndarray]]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
-    """How a table's further columns are made from a core."""
+class WordResources:
+    """What the features of a surface are derived from."""
 
-    encode: Encode | None  # tokens and where they begin, for tokenizers that go word by word
-    is_name: Callable[[str], bool]  # of a Chinese word
-    pairs: Mapping[str, int]  # lower-case word -> number among the collocations' words
-    lexicons: Sequence[Mapping[str, int]]  # atom -> number, for each lexicon
+    encode: Encode | None  # ids and start characters; None if tokenization depends on context
+    is_name: Callable[[str], bool]  # for Chinese words
+    pairs: Mapping[str, int]  # lower-case word -> its number in the collocations
+    lexicons: Sequence[Mapping[str, int]]  # for each lexicon: unit -> number
 
 
 @dataclass(frozen=True)
-class Found:
-    """What the table has of a text's words. Arrays are (words,) unless they say otherwise."""
+class WordLookup:
+    """The words of a text as found in the cache; arrays are (words,)."""
 
-    cores: np.ndarray  # number of the word's core in the table
-    begins: np.ndarray  # character
-    leads: np.ndarray  # characters of white space before the core
+    surfaces: np.ndarray  # index of the surface in the cache
+    starts: np.ndarray  # start character in the text, white space included
+    leading: np.ndarray  # characters of white space before the surface
     flags: np.ndarray
-    length: int  # of the text
+    length: int  # characters of the text
 
     @property
     def ends(self) -> np.ndarray:
-        return np.append(self.begins[1:], self.length)
+        return np.append(self.starts[1:], self.length)
 
 
-class Table:
-    """Grows with the words it is asked for."""
+class WordCache:
+    """Word features, computed when a word is first looked up."""
 
-    def __init__(self, column: Column) -> None:
-        self.column = column
-        self.words, self.cores = WordTable(), WordTable()
-        self._core, self._lead, self._length = (Grown(np.int64) for _ in range(3))
-        self._lead_flags, self._core_flags = Grown(np.int64), Grown(np.int64)
-        self._names, self._pairs = Grown(bool), Grown(np.int64)
-        self._tokens, self._token_at = Ragged(np.int64), Ragged(np.int64)
-        self._atoms = [Ragged(np.int64) for _ in column.lexicons]
-        self._atom_at = Ragged(np.int64)
+    def __init__(self, resources: WordResources) -> None:
+        self.resources = resources
+        self.words, self.surfaces = WordIndex(), WordIndex()
+        self._surface_index, self._leading, self._length = (
+            GrowableArray(np.int64) for _ in range(3)
+        )
+        self._space_flags, self._surface_flags = GrowableArray(np.int64), GrowableArray(np.int64)
+        self._names, self._pairs = GrowableArray(bool), GrowableArray(np.int64)
+        self._tokens, self._token_starts = RaggedArray(np.int64), RaggedArray(np.int64)
+        self._lexicon_units = [RaggedArray(np.int64) for _ in resources.lexicons]
+        self._unit_starts = RaggedArray(np.int64)
         self._encoded: dict[str, tuple[list[int], list[int]]] = {}
 
     def __len__(self) -> int:
         return len(self.words)
 
-    def find(self, words: Sequence[str]) -> Found:
-        """The words of a text, in order."""
+    def look_up(self, words: Sequence[str]) -> WordLookup:
+        """Looks up the words of a text, in order."""
         numbers = self.words.numbers(words)
-        if self.words.fresh:
-            self._learn(self.words.fresh)
-            self.words.fresh = []
-        cores, ends = self._core.array[numbers], np.cumsum(self._length.array[numbers])
-        return Found(
-            cores=cores,
-            begins=ends - self._length.array[numbers],
-            leads=self._lead.array[numbers],
-            flags=self._lead_flags.array[numbers] | self._core_flags.array[cores],
+        if self.words.new:
+            self._learn(self.words.new)
+            self.words.new = []
+        surfaces, ends = self._surface_index.array[numbers], np.cumsum(self._length.array[numbers])
+        return WordLookup(
+            surfaces=surfaces,
+            starts=ends - self._length.array[numbers],
+            leading=self._leading.array[numbers],
+            flags=self._space_flags.array[numbers] | self._surface_flags.array[surfaces],
             length=int(ends[-1]) if len(ends) else 0,
         )
 
-    def tokens(self, found: Found) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(tokens,) ids, the characters at which they begin, and the words they are of."""
-        ids, of = self._tokens.gather(found.cores)
-        at, _ = self._token_at.gather(found.cores)
-        return ids, (found.begins + found.leads)[of] + at, of
+    def tokens(self, lookup: WordLookup) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(tokens,) ids, start characters, and word indices."""
+        ids, of = self._tokens.gather(lookup.surfaces)
+        at, _ = self._token_starts.gather(lookup.surfaces)
+        return ids, (lookup.starts + lookup.leading)[of] + at, of
 
-    def names(self, found: Found) -> np.ndarray:
-        """(words,) bool: Chinese names."""
-        return self._names.array[found.cores]
+    def names(self, lookup: WordLookup) -> np.ndarray:
+        """(words,) bool: whether the word is a Chinese name."""
+        return self._names.array[lookup.surfaces]
 
-    def pairs(self, found: Found) -> np.ndarray:
-        """(words,) numbers among the collocations' words, 0 for none."""
-        return self._pairs.array[found.cores]
+    def pairs(self, lookup: WordLookup) -> np.ndarray:
+        """(words,) the word's number in the collocations, 0 for none."""
+        return self._pairs.array[lookup.surfaces]
 
-    def atoms(self, found: Found, lexicon: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(atoms,) numbers in a lexicon, the characters at which they begin, and their words. A
-        word's first atom begins with the white space before it."""
-        numbers, of = self._atoms[lexicon].gather(found.cores)
-        inside, _ = self._atom_at.gather(found.cores)
-        return numbers, found.begins[of] + np.where(inside > 0, found.leads[of] + inside, 0), of
+    def lexicon_units(
+        self, lookup: WordLookup, lexicon: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(units,) numbers in a lexicon, start characters, and word indices. The first unit of a
+        word includes the white space before it."""
+        numbers, of = self._lexicon_units[lexicon].gather(lookup.surfaces)
+        inside, _ = self._unit_starts.gather(lookup.surfaces)
+        return numbers, lookup.starts[of] + np.where(inside > 0, lookup.leading[of] + inside, 0), of
 
     def _learn(self, words: Sequence[str]) -> None:
-        cores = [word.lstrip() for word in words]
+        surfaces = [word.lstrip() for word in words]
         lengths = [len(word) for word in words]
-        leads = [length - len(core) for length, core in zip(lengths, cores, strict=True)]
-        spaces = [word[:n] for word, n in zip(words, leads, strict=True)]
-        self._core.extend(self.cores.numbers(cores))
-        self._lead.extend(leads)
+        leading = [length - len(surface) for length, surface in zip(lengths, surfaces, strict=True)]
+        spaces = [word[:n] for word, n in zip(words, leading, strict=True)]
+        self._surface_index.extend(self.surfaces.numbers(surfaces))
+        self._leading.extend(leading)
         self._length.extend(lengths)
-        self._lead_flags.extend([lead_flags(space) for space in spaces])
-        if self.cores.fresh:
-            self._learn_cores(self.cores.fresh)
-            self.cores.fresh = []
+        self._space_flags.extend([leading_space_flags(space) for space in spaces])
+        if self.surfaces.new:
+            self._learn_surfaces(self.surfaces.new)
+            self.surfaces.new = []
 
-    def _learn_cores(self, cores: Sequence[str]) -> None:
-        column = self.column
-        chinese = [is_han(core[:1]) for core in cores]
-        self._core_flags.extend([core_flags(core) for core in cores])
+    def _learn_surfaces(self, surfaces: Sequence[str]) -> None:
+        resources = self.resources
+        chinese = [is_han(surface[:1]) for surface in surfaces]
+        self._surface_flags.extend([surface_flags(surface) for surface in surfaces])
         self._names.extend(
-            [han and column.is_name(core) for core, han in zip(cores, chinese, strict=True)]
+            [
+                han and resources.is_name(surface)
+                for surface, han in zip(surfaces, chinese, strict=True)
+            ]
         )
-        self._pairs.extend([column.pairs.get(core.lower(), 0) for core in cores])
-        if column.encode:
-            self._learn_tokens(cores, chinese, column.encode)
-        if column.lexicons:
-            atoms = [atoms_of(core) for core in cores]
-            self._atom_at.extend([[at for _, at in some] for some in atoms])
-            for known, into in zip(column.lexicons, self._atoms, strict=True):
-                into.extend([[known.get(atom, 0) for atom, _ in some] for some in atoms])
+        self._pairs.extend([resources.pairs.get(surface.lower(), 0) for surface in surfaces])
+        if resources.encode:
+            self._learn_tokens(surfaces, chinese, resources.encode)
+        if resources.lexicons:
+            units = [lexicon_units(surface) for surface in surfaces]
+            self._unit_starts.extend([[start for _, start in some] for some in units])
+            for known, into in zip(resources.lexicons, self._lexicon_units, strict=True):
+                into.extend([[known.get(unit, 0) for unit, _ in some] for some in units])
 
-    def _learn_tokens(self, cores: Sequence[str], chinese: Sequence[bool], encode: Encode) -> None:
-        """A Chinese word's tokens are its characters', which are soon all known."""
-        pieces = [list(core) if han else [core] for core, han in zip(cores, chinese, strict=True)]
+    def _learn_tokens(
+        self, surfaces: Sequence[str], chinese: Sequence[bool], encode: Encode
+    ) -> None:
+        """Chinese words are encoded character by character: few characters are ever new."""
+        pieces = [
+            list(surface) if han else [surface]
+            for surface, han in zip(surfaces, chinese, strict=True)
+        ]
         known = self._encoded
         fresh = list(dict.fromkeys(p for some in pieces for p in some if p not in known))
         for piece, (ids, at) in zip(fresh, encode(fresh), strict=True):
@@ -142,4 +155,4 @@ class Table:
             tokens.append(ids)
             places.append(at)
         self._tokens.extend(tokens)
-        self._token_at.extend(places)
+        self._token_starts.extend(places)

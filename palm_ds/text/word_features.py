@@ -1,8 +1,8 @@
-"""What a word is, wherever it stands: one number of flags a word.
+"""Orthographic features of a word, independent of context, as bit flags.
 
-    flags = flags_of("\\n\\nMr")      # BLANK | CAPITAL | TITLE ...
+    flags = word_flags("\\n\\nMr")      # BLANK | CAPITAL | TITLE ...
 
-Sentence splitting and entities work on arrays of these.
+Sentence splitting and entity detection work on arrays of these.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from functools import lru_cache
 from palm_ds.text import english_lists as english
 from palm_ds.text.tokenizer import CHINESE
 
-# The white space before the word
+# White space before the word
 SPACE = 1 << 0
-NEWLINE = 1 << 1  # one line end at least
+NEWLINE = 1 << 1  # at least one line end
 BLANK = 1 << 2  # an empty line
 # Punctuation
 PERIOD = 1 << 3  # .
 STRONG = 1 << 4  # ! ?
-CHINESE_END = 1 << 5  # 。！？ and their runs
+CHINESE_END = 1 << 5  # 。！？ and runs of them
 ELLIPSIS = 1 << 6  # ... … ……
-CLOSER = 1 << 7  # a bracket or quote that closes, or a straight quote
-OPENER = 1 << 8  # a bracket or quote that opens, or a straight quote
-INNER = 1 << 9  # , ; : and such: a sentence does not begin with it
+CLOSER = 1 << 7  # a closing bracket or quote, or a straight quote
+OPENER = 1 << 8  # an opening bracket or quote, or a straight quote
+INNER = 1 << 9  # , ; : and the like: never begins a sentence
 BULLET = 1 << 10
 # Words
 CAPITAL = 1 << 11  # begins with a capital letter
 LOWER = 1 << 12
 DIGIT = 1 << 13
-HAN = 1 << 14  # Chinese characters or their punctuation
+HAN = 1 << 14  # Chinese characters or Chinese punctuation
 INITIAL = 1 << 15  # one capital letter
 TITLE = 1 << 16  # Mr
 BEFORE_NUMBER = 1 << 17  # No
@@ -39,7 +39,7 @@ STARTER = 1 << 19  # often begins a sentence
 CONNECTOR = 1 << 20  # of, van
 ALL_CAPITALS = 1 << 21
 PRONOUN_I = 1 << 22  # I, I'm
-LETTER = 1 << 23  # begins with a letter of an alphabet
+LETTER = 1 << 23  # begins with an alphabetic letter
 END = PERIOD | STRONG | CHINESE_END | ELLIPSIS
 
 _CLOSERS = frozenset("\"'”’)]}»›」』】）》〉］｣")
@@ -49,33 +49,33 @@ _BULLETS = frozenset("*-•·–—")
 _SIGNS = ((_CLOSERS, CLOSER), (_OPENERS, OPENER), (_INNER, INNER), (_BULLETS, BULLET))
 
 
-def flags_of(word: str) -> int:
-    """The flags of a word with the white space before it."""
-    core = word.lstrip()
-    return lead_flags(word[: len(word) - len(core)]) | core_flags(core)
+def word_flags(word: str) -> int:
+    """The flags of a word including the white space before it."""
+    surface = word.lstrip()
+    return leading_space_flags(word[: len(word) - len(surface)]) | surface_flags(surface)
 
 
-def lead_flags(lead: str) -> int:
+def leading_space_flags(space: str) -> int:
     """The flags of the white space before a word."""
-    if not lead:
+    if not space:
         return 0
-    lines = lead.count("\n")
+    lines = space.count("\n")
     return SPACE | (NEWLINE if lines else 0) | (BLANK if lines > 1 else 0)
 
 
-def core_flags(core: str) -> int:
+def surface_flags(surface: str) -> int:
     """The flags of a word without the white space before it."""
-    if not core:
+    if not surface:
         return 0
-    first = core[0]
-    return _letter_flags(core) if first.isalnum() else _mark_flags(core, first)
+    first = surface[0]
+    return _letter_flags(surface) if first.isalnum() else _punctuation_flags(surface, first)
 
 
-def _mark_flags(core: str, first: str) -> int:
-    flags = CONNECTOR if core.lower() in english.CONNECTORS else 0
-    if core == ".":
+def _punctuation_flags(surface: str, first: str) -> int:
+    flags = CONNECTOR if surface.lower() in english.CONNECTORS else 0
+    if surface == ".":
         flags |= PERIOD
-    elif first in "…⋯" or (first == "." and len(core) > 1):
+    elif first in "…⋯" or (first == "." and len(surface) > 1):
         flags |= ELLIPSIS
     elif first in "!?":
         flags |= STRONG
@@ -89,19 +89,19 @@ def _mark_flags(core: str, first: str) -> int:
     return flags
 
 
-def _letter_flags(core: str) -> int:
-    first = core[0]
+def _letter_flags(surface: str) -> int:
+    first = surface[0]
     if is_han(first):
         return HAN
     if first.isdigit():
         return DIGIT
-    lower = core.lower()
+    lower = surface.lower()
     flags = LETTER | _list_flags(lower)
     if first.isupper():
         flags |= CAPITAL
-        if len(core) == 1:
+        if len(surface) == 1:
             flags |= INITIAL
-        if core.isupper():
+        if surface.isupper():
             flags |= ALL_CAPITALS
         if lower == "i" or lower.startswith(("i'", "i’")):
             flags |= PRONOUN_I
@@ -135,5 +135,5 @@ def _han() -> re.Pattern[str]:
 
 
 def is_han(character: str) -> bool:
-    """Whether BERT takes the character to be a Chinese word of its own."""
+    """Whether BERT treats the character as a separate (Chinese) word."""
     return _han().match(character) is not None

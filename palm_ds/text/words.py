@@ -1,9 +1,9 @@
-"""A text to words, and a table of everything about a word that does not depend on its place.
+"""Splits text into words, and provides growable arrays for their features.
 
-A *word* here carries the white space before it, so that the words of a text joined are the text
-and positions are sums of lengths. Text repeats its words: what a word's tokens are, whether it is
-capitalised, an abbreviation, part of a lexicon, is worked out once, when the word is first met,
-and looked up after that as arrays over the whole document. This is what makes preparation fast.
+A *word* includes the white space before it, so that joining the words gives the text and positions
+are sums of lengths. Words repeat: tokens, capitalization, abbreviations and lexicon entries are
+worked out once per distinct word and then looked up as arrays over the whole document
+(`palm_ds.text.word_cache`). This is what makes preparation fast.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ import numpy as np
 from palm_ds.common.errors import UserError
 from palm_ds.text.tokenizer import CHINESE
 
-_BEYOND = re.compile("[\u3400-\U0010ffff]")  # finds out faster that a text has no Chinese
+_BEYOND = re.compile("[\u3400-\U0010ffff]")  # a faster first test for Chinese
 _REPEATED = "-.…⋯。—_*=~#!?！？•·"
-# Chinese text to its words, which joined are the text.
 Segmenter = Callable[[str], Sequence[str]]
+"""Splits Chinese text into words; joined they must be the text."""
 
 
 @lru_cache(maxsize=1)
 def _classes() -> tuple[str, str]:
-    """The characters that separate words and those that are words, as `re` classes: exactly what
-    the BERT pre-tokenizer of the `tokenizers` library takes them to be (its Unicode tables are
-    older than Python's, so it is asked)."""
+    """The characters that separate words and those that are words themselves, as `re` classes,
+    exactly as in the BERT pre-tokenizer of the `tokenizers` library. They are probed with it,
+    because its Unicode tables are older than Python's."""
     from tokenizers import normalizers, pre_tokenizers
 
     split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
     clean = normalizers.BertNormalizer(lowercase=False, strip_accents=False).normalize_str
-    planes = 0x20000  # no space and no punctuation beyond
+    planes = 0x20000  # there is no space or punctuation above
     every = (chr(code) for code in range(planes) if not 0xD800 <= code < 0xE000)
     spaces, maybe = [], []
     for c in every:
@@ -49,7 +49,7 @@ def _classes() -> tuple[str, str]:
 
 
 def _as_class(characters: Sequence[str]) -> str:
-    """The inside of [...]: neighbours as ranges."""
+    """The characters for use inside [...], with runs as ranges."""
     out, codes = [], sorted(map(ord, characters))
     ends = [i for i, c in enumerate(codes) if i + 1 == len(codes) or codes[i + 1] != c + 1]
     first = 0
@@ -67,8 +67,8 @@ def _pattern() -> re.Pattern[str]:
     clitic = f"['’][sS](?!{letter})"
     repeated = "|".join(f"{re.escape(c)}{{2,}}" for c in _REPEATED)
     return re.compile(
-        " ?[A-Za-z]+(?=[ \\n.,;:])"  # most of English, said again so as to be found fast
-        f"|(?<={letter}){clitic}"  # 's, a word of its own
+        " ?[A-Za-z]+(?=[ \\n.,;:])"  # most of English: redundant, but matched fast
+        f"|(?<={letter}){clitic}"  # 's is a separate word
         f"|[{space}]*(?:"
         f"[0-9]+(?:[.,:][0-9]+)+(?!{letter})"  # 3.14, 1,000, 12:30
         f"|{letter}+(?:['’](?![sS](?!{letter})){letter}+)*"  # don't, O'Neil
@@ -85,9 +85,9 @@ def _has_han() -> re.Pattern[str]:
 
 
 def split_words(text: str, segment: Segmenter | None = None) -> list[str]:
-    """The words of a text, each with the white space before it; joined they are the text.
+    """Splits a text into words, each with the white space before it; joined they are the text.
 
-    `segment` cuts a run of Chinese characters into words; without it each character is one.
+    `segment` splits runs of Chinese characters into words; without it each character is a word.
     """
     words: list[str] = _pattern().findall(text)
     if text.isascii() or _BEYOND.search(text) is None or _has_han().search(text) is None:
@@ -96,7 +96,7 @@ def split_words(text: str, segment: Segmenter | None = None) -> list[str]:
 
 
 def _segmented(words: list[str], segment: Segmenter) -> list[str]:
-    """Cuts the Chinese runs among the words."""
+    """Splits the Chinese runs among the words."""
     is_han = _has_han().match  # a run of Chinese ends in a Chinese character
     at = [i for i, word in enumerate(words) if word[-1] > "\u33ff" and is_han(word[-1])]
     runs = [words[i].lstrip() for i in at]
@@ -115,24 +115,24 @@ def _segmented(words: list[str], segment: Segmenter) -> list[str]:
 
 
 def _cut(runs: list[str], segment: Segmenter) -> list[str]:
-    """The words of all runs, "\\n" after each run's; one call of the segmenter if it can."""
+    """The words of all runs, with "\\n" after each run; one call of the segmenter if possible."""
     joined = "\n".join(runs) + "\n"
     cut = list(segment(joined))
     if "".join(cut) == joined and cut.count("\n") == len(runs) and all(cut):
         return cut
     out: list[str] = []
-    for run in runs:  # it does not keep line ends apart
+    for run in runs:  # the segmenter does not keep line ends separate
         words = list(segment(run))
         if "".join(words) != run or not all(words):
             raise UserError(
-                f"the segmenter's words of {run!r} are {words!r}: joined they must be the text"
+                f"segmenter: splits {run!r} into {words!r}; joined, the words must be the text"
             )
         out += [*words, "\n"]
     return out
 
 
-class Grown:
-    """A numpy array that grows at its end."""
+class GrowableArray:
+    """A numpy array with amortized appending."""
 
     def __init__(self, dtype: type | str) -> None:
         self._array, self.size = np.zeros(1024, dtype), 0
@@ -151,11 +151,15 @@ class Grown:
         return self._array[: self.size]
 
 
-class Ragged:
-    """A list of numbers for every entry, end to end."""
+class RaggedArray:
+    """A list of numbers for every entry, stored end to end."""
 
     def __init__(self, dtype: type | str) -> None:
-        self.values, self.counts, self.starts = Grown(dtype), Grown(np.int64), Grown(np.int64)
+        self.values, self.counts, self.starts = (
+            GrowableArray(dtype),
+            GrowableArray(np.int64),
+            GrowableArray(np.int64),
+        )
 
     def extend(self, lists: Sequence[Sequence[int]]) -> None:
         counts = np.fromiter(map(len, lists), np.int64, len(lists))
@@ -164,23 +168,23 @@ class Ragged:
         self.values.extend(list(chain.from_iterable(lists)))
 
     def gather(self, entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The entries' values end to end, and for each value which of `entries` it is of."""
+        """The values of the entries, end to end, and the index into `entries` of each value."""
         counts = self.counts.array[entries]
         of = np.repeat(np.arange(len(entries)), counts)
         first = self.starts.array[entries] - (np.cumsum(counts) - counts)
         return self.values.array[np.arange(len(of)) + first[of]], of
 
 
-class WordTable(dict):
-    """Word -> number. New words wait in `fresh` until they are analysed."""
+class WordIndex(dict):
+    """Word -> index. New words are collected in `new` until they are analyzed."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.fresh: list[str] = []
+        self.new: list[str] = []
 
     def __missing__(self, word: str) -> int:
         number = self[word] = len(self)
-        self.fresh.append(word)
+        self.new.append(word)
         return number
 
     def numbers(self, words: Sequence[str]) -> np.ndarray:

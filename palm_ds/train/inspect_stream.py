@@ -25,7 +25,7 @@ from palm_ds.data.task import Task
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import MaskedLMHead
 from palm_ds.runtime import checkpoint
-from palm_ds.text.display import surface
+from palm_ds.text.display import token_texts
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.text.tokens import SpecialTokens
 from palm_ds.train.build import build_held_out, build_stream, full_config
@@ -204,8 +204,8 @@ def _tokens(view: View, example: Example, first: int, last: int, colour: str) ->
     predicted = np.zeros(len(example), bool)
     for task in view.token_tasks & example.labels.keys():
         predicted[example.labels[task][0]] = True
-    now = surface(view.tokenizer, example.ids[first:last])
-    before = surface(view.tokenizer, example.original[first:last])
+    now = token_texts(view.tokenizer, example.ids[first:last])
+    before = token_texts(view.tokenizer, example.original[first:last])
     text = Text()
     for at, (word, joined), (was, _) in zip(range(first, last), now, before, strict=True):
         changed = example.ids[at] != example.original[at]
@@ -229,7 +229,7 @@ def describe(view: View, task: Task, example: Example) -> str:
         return "no labels"
     where, targets = example.labels[task.name]
     if task.name in view.token_tasks:
-        names = [text for text, _ in surface(view.tokenizer, targets)]
+        names = [text for text, _ in token_texts(view.tokenizer, targets)]
         return f"{_many(len(where), 'word')}: {', '.join(names)}"
     if len(where) == 1 and where[0] == 0:
         return task.class_name(int(targets[0]))
@@ -240,7 +240,7 @@ def _class(view: View, task: Task, example: Example, label: int) -> str:
     """`capital 3 (the, france, paris)`"""
     where, targets = example.labels[task.name]
     here = where[targets == label]
-    words = [text for text, _ in surface(view.tokenizer, example.original[here[:_TOKENS]])]
+    words = [text for text, _ in token_texts(view.tokenizer, example.original[here[:_TOKENS]])]
     more = ", ..." if len(here) > _TOKENS else ""
     return f"{task.class_name(label)} {len(here)} ({', '.join(words)}{more})"
 

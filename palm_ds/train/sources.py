@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.ernie_dataset import open_ernie
-from palm_ds.corpus.manifest import UNITS
+from palm_ds.corpus.manifest import COUNTED_ANNOTATIONS
 from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.data.blend_dataset import Feed, make_feeds
 from palm_ds.data.corpus_source import split
@@ -174,7 +174,7 @@ def check_units(recipe: Recipe, data: Data) -> None:
             continue
         corpora = [source.corpus for _, source, _ in data.train[task.source]]
         for unit in task.required_units():
-            if not any(corpus.count_units(unit) for corpus in corpora):
+            if not any(corpus.count_spans(unit) for corpus in corpora):
                 where = ", ".join(str(corpus.path) for corpus in corpora)
                 raise UserError(
                     f"tasks.{task.name}.units: {unit}, but {where} has none; remove it from "
@@ -189,8 +189,8 @@ def corpus_summaries(data: Data) -> list[str]:
 
 
 def _corpus_summary(corpus: Corpus) -> str:
-    known = [name for name in UNITS if name in corpus.marks]
-    counts = [f"{corpus.count_units(name):,} {_PLURAL[name]}" for name in known]
+    known = [name for name in COUNTED_ANNOTATIONS if name in corpus.annotations]
+    counts = [f"{corpus.count_spans(name):,} {_PLURAL[name]}" for name in known]
     return f"{corpus.path}: {', '.join([f'{corpus.manifest.tokens:,} tokens', *counts])}"
 
 

@@ -368,8 +368,8 @@ def test_mistakes_are_said_in_a_line(tables, tmp_path):
         "there are no rows to learn from": lambda: (
             palm.Trainer(palm.tasks.Classification.on(), backbone=start).recipe
         ),
-        "define the class at the top of a file": lambda: Local.on(train=[]),
-        "LocalLion: define the class at the top of a file": lambda: (
+        "define it at the top level": lambda: Local.on(train=[]),
+        "LocalLion: recipes cannot name a nested class": lambda: (
             palm.Trainer(task, backbone=start, recipe={"optimizer": {"kind": LocalLion}}).recipe
         ),
         "optimizer.options.beta: unknown key; did you mean": lambda: trainer(

@@ -20,7 +20,7 @@ def test_a_corpus_is_made_annotated_shown_and_exported(
     train = ("--train", "wordpiece", "--vocab_size", "100")
     assert main(["prepare", folder, text, *train, "--lower"]) == 0
     assert main(["corpus", "annotate", folder, text, "--annotation", "heading"]) == 0
-    assert "heading" in open_corpus(folder).marks
+    assert "heading" in open_corpus(folder).annotations
     capsys.readouterr()
     assert main(["corpus", "inspect", folder, "--documents", "1", "--first", "89"]) == 0
     assert "a.txt@" in capsys.readouterr().out
@@ -31,7 +31,7 @@ def test_a_corpus_is_made_annotated_shown_and_exported(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("inspect nowhere", "corpus nowhere: no such folder; make one with palm-ds prepare"),
+        ("inspect nowhere", "corpus nowhere: no such folder; create it with palm-ds prepare"),
         ("inspect", "the following arguments are required: CORPUS"),
         ("annotate x y", "the following arguments are required: --annotation"),
         ("export-ernie x", "the following arguments are required: FILE.gz"),

@@ -129,7 +129,7 @@ def test_overrides() -> None:
         "save": {"every": 5},
         "named": [1, "x"],
     }
-    with pytest.raises(UserError, match="override of 'seed.a': `seed` holds no keys"):
+    with pytest.raises(UserError, match="override of 'seed.a': `seed` is not a section"):
         override(values, "seed.a", 1)
     with pytest.raises(UserError, match="override 'lr': expected key=value"):
         parse_override("lr")

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.corpus.add_annotation import add_marks
+from palm_ds.corpus.add_annotation import add_annotations
 from palm_ds.corpus.options import TextOptions
-from palm_ds.corpus.prepare import Prepare, prepare
+from palm_ds.corpus.prepare import PrepareOptions, prepare
 from palm_ds.corpus.store import open_corpus
 
 ROWS = [{"id": f"d{i}", "text": f"The New York cat {i} sat. " * 5} for i in range(40)]
@@ -38,7 +38,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def made(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("made") / "corpus"
-    prepare(out, [str(source)], Prepare(train="wordpiece", vocab_size=100, shard_mb=0.001))
+    prepare(out, [str(source)], PrepareOptions(train="wordpiece", vocab_size=100, shard_mb=0.001))
     return out
 
 
@@ -58,26 +58,30 @@ def test_added_marks_are_those_of_a_fresh_corpus(
 ) -> None:
     before = open_corpus(corpus)
     old = before.read(0, 5)
-    add_marks(corpus, [str(source)], ["capital"])
-    add_marks(corpus, [str(source)], ["own_added_marks:digit"])
+    add_annotations(corpus, [str(source)], ["capital"])
+    add_annotations(corpus, [str(source)], ["own_added_marks:digit"])
     added = open_corpus(corpus, verify=True)
-    fresh_options = Prepare(
+    fresh_options = PrepareOptions(
         train="wordpiece",
         vocab_size=100,
         shard_mb=0.001,
-        marks=("capital", "own_added_marks:digit"),
+        annotations=("capital", "own_added_marks:digit"),
     )
     prepare(tmp_path / "fresh", [str(source)], fresh_options)
     fresh = open_corpus(tmp_path / "fresh")
     assert (
-        added.marks == fresh.marks == ("sentence", "word", "phrase", "entity", "capital", "digit")
+        added.annotations
+        == fresh.annotations
+        == ("sentence", "word", "phrase", "entity", "capital", "digit")
     )
     for number in range(len(fresh)):
         (name, a), (other, b) = added.document(number), fresh.document(number)
         assert name == other and a.ids.tolist() == b.ids.tolist()
-        assert all(np.array_equal(a.marks[mark], b.marks[mark]) for mark in fresh.marks)
+        assert all(
+            np.array_equal(a.annotations[mark], b.annotations[mark]) for mark in fresh.annotations
+        )
     table = datasets.load_from_disk(str(corpus))
-    assert table.column_names == ["id", "ids", *fresh.marks] and len(table) == 40
+    assert table.column_names == ["id", "ids", *fresh.annotations] and len(table) == 40
     names = sorted(p.name for p in corpus.glob("data-*"))
     assert names == sorted(shard.name for shard in added.manifest.shards)
     assert all(name.endswith("-v3.arrow") for name in names)
@@ -88,8 +92,8 @@ def test_added_marks_are_those_of_a_fresh_corpus(
 @pytest.mark.distributed
 def test_workers_add_the_same(source: Path, corpus: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(corpus, tmp_path / "other"))
-    add_marks(corpus, [str(source)], ["capital"])
-    add_marks(other, [str(source)], ["capital"], workers=2)
+    add_annotations(corpus, [str(source)], ["capital"])
+    add_annotations(other, [str(source)], ["capital"], workers=2)
     assert (corpus / "manifest.json").read_text() == (other / "manifest.json").read_text()
 
 
@@ -107,25 +111,27 @@ def test_another_input_is_refused(change: str, source: Path, corpus: Path, tmp_p
     other.write_text("".join(json.dumps(row) + "\n" for row in CHANGES[change](ROWS)))
     assert other.stat().st_size == source.stat().st_size
     before = (corpus / "manifest.json").read_text()
-    with pytest.raises(UserError, match="made from another input: document .*nothing was changed"):
-        add_marks(corpus, [str(other)], ["capital"])
+    with pytest.raises(
+        UserError, match="prepared from a different input: document .*nothing was changed"
+    ):
+        add_annotations(corpus, [str(other)], ["capital"])
     assert (corpus / "manifest.json").read_text() == before
-    assert "capital" not in open_corpus(corpus, verify=True).marks
+    assert "capital" not in open_corpus(corpus, verify=True).annotations
 
 
 def test_what_cannot_be_added(source: Path, corpus: Path, tmp_path: Path) -> None:
     short = tmp_path / "a.jsonl"
     short.write_text(json.dumps(ROWS[0]) + "\n")
     for inputs, marks, message in (
-        ([source], ["word"], "has the mark 'word' already"),
-        ([source], ["capital", "capital"], "has the mark 'capital' already"),
+        ([source], ["word"], "already has the annotation 'word'"),
+        ([source], ["capital", "capital"], "already has the annotation 'capital'"),
         ([source], ["capitals"], "did you mean"),
-        ([short], ["capital"], r"made from another input \(inputs\[0\].bytes: \d+ -> \d+"),
+        ([short], ["capital"], r"prepared from a different input \(inputs\[0\].bytes: \d+ -> \d+"),
         ([source], ["own_added_marks:broken"], r"\(3,\) values for"),
     ):
         with pytest.raises(UserError, match=message):
-            add_marks(corpus, list(map(str, inputs)), marks)
-    assert open_corpus(corpus, verify=True).marks == ("sentence", "word", "phrase", "entity")
+            add_annotations(corpus, list(map(str, inputs)), marks)
+    assert open_corpus(corpus, verify=True).annotations == ("sentence", "word", "phrase", "entity")
 
 
 def test_stopped_between_the_two_files_both_readers_find_a_corpus(
@@ -138,12 +144,12 @@ def test_stopped_between_the_two_files_both_readers_find_a_corpus(
 
     monkeypatch.setattr(add, "write_manifest", stop)
     with pytest.raises(KeyboardInterrupt):
-        add_marks(corpus, [str(source)], ["capital"])
-    assert "capital" not in open_corpus(corpus, verify=True).marks
+        add_annotations(corpus, [str(source)], ["capital"])
+    assert "capital" not in open_corpus(corpus, verify=True).annotations
     assert "capital" in datasets.load_from_disk(str(corpus)).column_names
     monkeypatch.undo()
-    add_marks(corpus, [str(source)], ["capital"])
-    assert "capital" in open_corpus(corpus, verify=True).marks
+    add_annotations(corpus, [str(source)], ["capital"])
+    assert "capital" in open_corpus(corpus, verify=True).annotations
     assert len(list(corpus.glob("data-*"))) == len(open_corpus(corpus).manifest.shards)
 
 
@@ -151,14 +157,14 @@ def test_with_phrases_and_lower_case(source: Path, tmp_path: Path) -> None:
     """The options come from the manifest: lexicons, lower case, mined phrases."""
     lexicon = tmp_path / "entities.txt"
     lexicon.write_text("cat\n")
-    options = Prepare(
+    options = PrepareOptions(
         train="wordpiece",
         vocab_size=100,
         text=TextOptions(lower=True, lexicon_entity=(str(lexicon),), collocation_count=2),
     )
     prepare(tmp_path / "corpus", [str(source)], options)
-    add_marks(tmp_path / "corpus", [str(source)], ["own_added_marks:digit"])
+    add_annotations(tmp_path / "corpus", [str(source)], ["own_added_marks:digit"])
     lexicon.write_text("dog\n")
     (tmp_path / "own_second_marks.py").write_text(OWN.replace("digit", "number"))
     with pytest.raises(UserError, match="lexicons"):
-        add_marks(tmp_path / "corpus", [str(source)], ["own_second_marks:number"])
+        add_annotations(tmp_path / "corpus", [str(source)], ["own_second_marks:number"])

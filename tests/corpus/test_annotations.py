@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palm_ds.common.errors import UserError
-from palm_ds.corpus.analyzer import Analyser
-from palm_ds.corpus.annotations import BUILT_IN, Document, apply_mark, find_mark
+from palm_ds.corpus.analyzer import DocumentAnalyzer
+from palm_ds.corpus.annotations import BUILT_IN, Document, apply_annotation, find_annotation
 from palm_ds.corpus.options import TextOptions
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.text.train_tokenizer import train_tokenizer
@@ -32,27 +32,27 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 def document(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Document:
     lexicon = tmp_path_factory.mktemp("lexicon") / "phrases.txt"
     lexicon.write_text("机器学习\n", "utf-8")
-    analyser = Analyser(
+    analyzer = DocumentAnalyzer(
         tokenizer,
         TextOptions(lexicon_phrase=(str(lexicon),)),
         collocations=[("machine", "learning")],
     )
-    return analyser.document("x", TEXT)
+    return analyzer.document("x", TEXT)
 
 
 def pieces(document: Document, first: np.ndarray) -> list[str]:
     """The text between the tokens where `first` is 1, without white space around it."""
-    starts = document.at[np.flatnonzero(first)].tolist()
+    starts = document.token_starts[np.flatnonzero(first)].tolist()
     text = document.text
     return [text[a:b].strip() for a, b in zip(starts, [*starts[1:], len(text)], strict=True)]
 
 
 def spans(document: Document, mark: np.ndarray) -> list[str]:
     """The text of every span of a mark of 0, 1 and 2."""
-    ends = [*document.at[1:].tolist(), len(document.text)]
+    ends = [*document.token_starts[1:].tolist(), len(document.text)]
     out: list[str] = []
     for i, value in enumerate(mark.tolist()):
-        piece = document.text[document.at[i] : ends[i]]
+        piece = document.text[document.token_starts[i] : ends[i]]
         if value == 1:
             out.append(piece)
         elif value == 2:
@@ -61,7 +61,7 @@ def spans(document: Document, mark: np.ndarray) -> list[str]:
 
 
 def mark(name: str, document: Document) -> np.ndarray:
-    return apply_mark(name, BUILT_IN[name], document)
+    return apply_annotation(name, BUILT_IN[name], document)
 
 
 def test_sentences(document: Document) -> None:
@@ -113,11 +113,13 @@ def test_capitals(document: Document) -> None:
 
 
 def test_earlier_groups_of_spans_go_first(tokenizer: Tokenizer) -> None:
-    document = Analyser(tokenizer, TextOptions(language="en")).document("x", "the new york times")
+    document = DocumentAnalyzer(tokenizer, TextOptions(language="en")).document(
+        "x", "the new york times"
+    )
     a, b = np.array([[4, 12]]), np.array([[0, 7], [12, 18]])
-    assert spans(document, document.spans([a, b])) == ["new york", "times"]
+    assert spans(document, document.first_and_inside([a, b])) == ["new york", "times"]
     overlapping = np.array([[0, 3], [3, 12], [7, 12]])
-    assert spans(document, document.spans([overlapping])) == ["the", "new york"]
+    assert spans(document, document.first_and_inside([overlapping])) == ["the", "new york"]
 
 
 @settings(max_examples=150, deadline=None)
@@ -145,10 +147,12 @@ def test_earlier_groups_of_spans_go_first(tokenizer: Tokenizer) -> None:
 )
 def test_marks_are_well_formed(parts: list[str]) -> None:
     text = "".join(parts)
-    document = ANALYSER.document("x", text)
+    document = ANALYZER.document("x", text)
     if not len(document):
         return
-    marks = {name: apply_mark(name, function, document) for name, function in BUILT_IN.items()}
+    marks = {
+        name: apply_annotation(name, function, document) for name, function in BUILT_IN.items()
+    }
     assert marks["sentence"][0] == 2 and marks["word"][0] == 1
     assert set(marks["capital"].tolist()) <= {0, 1} and set(marks["sentence"].tolist()) <= {0, 1, 2}
     assert (marks["word"][marks["sentence"] > 0] == 1).all()  # a sentence begins with a word
@@ -159,20 +163,22 @@ def test_marks_are_well_formed(parts: list[str]) -> None:
         assert not (marks["sentence"][inside]).any()  # and lies in one sentence
 
 
-ANALYSER = Analyser(
+ANALYZER = DocumentAnalyzer(
     train_tokenizer(TRAINING, kind="wordpiece", vocab_size=170, lower=True), TextOptions()
 )
 
 
 def test_simplified(tokenizer: Tokenizer) -> None:
-    analyser = Analyser(tokenizer, TextOptions(simplify=True, language="zh"))
-    assert analyser.document("x", "我們學習").text == "我们学习"
+    analyzer = DocumentAnalyzer(tokenizer, TextOptions(simplify=True, language="zh"))
+    assert analyzer.document("x", "我們學習").text == "我们学习"
 
 
 def test_lower_casing_before_a_cased_tokenizer_keeps_places() -> None:
     tokenizer = train_tokenizer(TRAINING, kind="sentencepiece", vocab_size=170, lower=False)
-    document = Analyser(tokenizer, TextOptions(lower=True)).document("x", "NEW İstanbul YORK")
-    plain = Analyser(tokenizer, TextOptions()).document("x", "new İstanbul york")
+    document = DocumentAnalyzer(tokenizer, TextOptions(lower=True)).document(
+        "x", "NEW İstanbul YORK"
+    )
+    plain = DocumentAnalyzer(tokenizer, TextOptions()).document("x", "new İstanbul york")
     assert document.ids.tolist() == plain.ids.tolist()
     assert document.text == "NEW İstanbul YORK"
     assert mark("capital", document).any() and mark("capital", document)[0] == 1
@@ -180,10 +186,10 @@ def test_lower_casing_before_a_cased_tokenizer_keeps_places() -> None:
 
 def test_the_table_of_words_is_bounded(tokenizer: Tokenizer, monkeypatch) -> None:
     monkeypatch.setattr("palm_ds.corpus.analyzer.MOST_WORDS", 5)
-    analyser = Analyser(tokenizer, TextOptions())
-    documents = [analyser.document("x", TEXT) for _ in range(3)]
+    analyzer = DocumentAnalyzer(tokenizer, TextOptions())
+    documents = [analyzer.document("x", TEXT) for _ in range(3)]
     assert documents[0].ids.tolist() == documents[2].ids.tolist()
-    assert len(analyser.table) < 2 * len(set(TEXT.split()))
+    assert len(analyzer.cache) < 2 * len(set(TEXT.split()))
 
 
 def test_a_user_s_own_mark(tmp_path: Path, monkeypatch) -> None:
@@ -196,15 +202,15 @@ def test_a_user_s_own_mark(tmp_path: Path, monkeypatch) -> None:
         "class Box:\n    def word(document): ...\nvalue = 3\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    document = ANALYSER.document("x", "the new york")
-    name, function = find_mark("my_own_marks:even")
+    document = ANALYZER.document("x", "the new york")
+    name, function = find_annotation("my_own_marks:even")
     assert name == "even"
-    assert find_mark("odd=my_own_marks:even") == ("odd", function)
-    values = apply_mark(name, function, document)
+    assert find_annotation("odd=my_own_marks:even") == ("odd", function)
+    values = apply_annotation(name, function, document)
     assert values.dtype == np.uint8 and values[:2].tolist() == [1, 0]
     for bad in ("short", "real", "large"):
-        with pytest.raises(UserError, match=f"mark '{bad}': document 'x'"):
-            apply_mark(*find_mark(f"my_own_marks:{bad}"), document)
+        with pytest.raises(UserError, match=f"annotation '{bad}': document 'x'"):
+            apply_annotation(*find_annotation(f"my_own_marks:{bad}"), document)
     for bad, message in (
         ("my_own_marks:nothing", "has no 'nothing'"),
         ("my_own_marks:value", "is not a function"),
@@ -215,7 +221,7 @@ def test_a_user_s_own_mark(tmp_path: Path, monkeypatch) -> None:
         ("capitol", "did you mean"),
     ):
         with pytest.raises(UserError, match=message):
-            find_mark(bad)
+            find_annotation(bad)
 
 
 @pytest.mark.parametrize(
@@ -235,11 +241,11 @@ def test_real_documents_have_the_ids_of_the_whole_text(
     from itertools import islice
 
     tokenizer = load_tokenizer(shared / "data/ernie" / vocabulary)
-    analyser = Analyser(tokenizer, TextOptions())
+    analyzer = DocumentAnalyzer(tokenizer, TextOptions())
     with (shared / f"data/corpus/{name}.jsonl").open(encoding="utf-8", newline="\n") as lines:
         texts = [json.loads(line)["text"] for line in islice(lines, 25)]
     for text, (ids, at) in zip(texts, tokenizer.encode_texts(texts), strict=True):
-        document = analyser.document("x", text)
+        document = analyzer.document("x", text)
         assert document.ids.tolist() == ids.tolist()
-        assert document.at.tolist() == at.tolist()
+        assert document.token_starts.tolist() == at.tolist()
         assert 2 <= (mark("sentence", document) > 0).sum() < len(document) / 4

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.corpus.ernie_dataset import fit, open_ernie, write_ernie
+from palm_ds.corpus.ernie_dataset import open_ernie, truncate_pair, write_ernie
 from palm_ds.corpus.input.options import InputOptions
-from palm_ds.corpus.prepare import Prepare, prepare, read_rejected
+from palm_ds.corpus.prepare import PrepareOptions, prepare, read_rejected
 from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.corpus.writer import write_corpus
 from palm_ds.text.tokenizer import load_tokenizer
@@ -36,7 +36,9 @@ def vocabulary(tmp_path: Path) -> Path:
 def made(out: Path, inputs: list[Path], vocabulary: Path, **options) -> Corpus:
     source = InputOptions(format="ernie")
     prepare(
-        out, list(map(str, inputs)), Prepare(tokenizer=str(vocabulary), input=source, **options)
+        out,
+        list(map(str, inputs)),
+        PrepareOptions(tokenizer=str(vocabulary), input=source, **options),
     )
     return open_corpus(out, verify=True)
 
@@ -52,14 +54,14 @@ def lines_of(file: Path) -> list[str]:
 
 def test_a_line_is_a_pair(tmp_path: Path, vocabulary: Path) -> None:
     corpus = made(tmp_path / "c", [gz(tmp_path / "a.gz", GOOD, OTHER)], vocabulary)
-    assert corpus.marks == ("sentence", "word", "phrase", "entity", "label", "mask_word")
+    assert corpus.annotations == ("sentence", "word", "phrase", "entity", "label", "mask_word")
     assert corpus.manifest.options["labels"] == ["0", "1"]
     name, piece = corpus.document(0)
     assert name == "a.gz@0" and piece.ids.tolist() == [5, 6, 34, 7, 8]
-    assert piece.marks["word"].tolist() == [1, 1, 0, 1, 0]
-    assert np.flatnonzero(piece.marks["sentence"]).tolist() == [0, 3]
-    assert piece.marks["label"].tolist() == [1] * 5
-    assert piece.marks["mask_word"].tolist() == [100] * 5
+    assert piece.annotations["word"].tolist() == [1, 1, 0, 1, 0]
+    assert np.flatnonzero(piece.annotations["sentence"]).tolist() == [0, 3]
+    assert piece.annotations["label"].tolist() == [1] * 5
+    assert piece.annotations["mask_word"].tolist() == [100] * 5
     assert corpus.sentence_starts.tolist() == [0, 3, 5, 6, 7]
     assert corpus.take(np.array([5, 6]), "label").tolist() == [0, 0]
 
@@ -107,8 +109,8 @@ BAD_LINES = {
     "seg label": (GOOD.replace("0 0 1 -1 0", "0 0 2 -1 0"), "other than -1, 0 and 1"),
     "special inside": (GOOD.replace("0 0 1 -1 0", "0 -1 1 -1 0"), "-1 is due at the first token"),
     "order": (GOOD.replace("0 1 2 3 4 5 6 7", "0 1 2 3 4 5 7 6"), "position_ids are not 0, 1, 2"),
-    "large id": (GOOD.replace("34", "36"), "token id 36, where the vocabulary has 36"),
-    "negative id": (GOOD.replace("34", "-3"), "token id -3, where the vocabulary has 36"),
+    "large id": (GOOD.replace("34", "36"), "token id 36, but the vocabulary has 36"),
+    "negative id": (GOOD.replace("34", "-3"), "token id -3, but the vocabulary has 36"),
     "other specials": (GOOD.replace("2 7", "9 7"), "special tokens (1, 9, 2), which are (1, 2, 2)"),
     "letters": ("北\u2028京", "1 fields where 5 are due"),
 }
@@ -212,7 +214,7 @@ def test_words_are_those_of_the_corpus(documents: Corpus, tmp_path: Path) -> Non
     _, piece = documents.document(0)
     first, _, words, _ = parsed(lines_of(tmp_path / "a.gz")[0])
     assert first == piece.ids[: len(first)].tolist()
-    assert words[1 : len(first) + 1] == (1 - piece.marks["word"][: len(first)]).tolist()
+    assert words[1 : len(first) + 1] == (1 - piece.annotations["word"][: len(first)]).tolist()
 
 
 def test_written_again_it_is_the_same_file(documents: Corpus, tmp_path: Path) -> None:
@@ -234,7 +236,7 @@ def test_what_is_written_is_read(documents: Corpus, tmp_path: Path) -> None:
     [(3, 4, 9, (3, 4)), (9, 4, 9, (5, 4)), (2, 9, 9, (2, 7)), (9, 9, 9, (5, 4)), (9, 9, 8, (4, 4))],
 )
 def test_the_longer_text_is_cut(first: int, second: int, most: int, wanted: tuple) -> None:
-    assert fit(first, second, most) == wanted
+    assert truncate_pair(first, second, most) == wanted
 
 
 def test_pairs_are_cut_if_asked(tmp_path: Path, vocabulary: Path) -> None:
@@ -251,22 +253,22 @@ def test_pairs_are_cut_if_asked(tmp_path: Path, vocabulary: Path) -> None:
 def test_what_cannot_be_written(documents: Corpus, tmp_path: Path, vocabulary: Path) -> None:
     rows = [{"text_a": "w1", "text_b": "w2", "label": name} for name in ("but", "and")]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = Prepare(tokenizer=str(vocabulary), input=InputOptions(format="pairs"))
+    options = PrepareOptions(tokenizer=str(vocabulary), input=InputOptions(format="pairs"))
     prepare(tmp_path / "pairs", [str(tmp_path / "a.jsonl")], options)
     marks = {name: np.ones(1, np.uint8) for name in ("sentence", "word")}
     one = ("x", np.array([5]), marks)
     tokenizer = load_tokenizer(vocabulary)
-    write_corpus(tmp_path / "one", [one], tokenizer, marks=tuple(marks))
-    write_corpus(tmp_path / "short", [one, one], tokenizer, marks=tuple(marks))
+    write_corpus(tmp_path / "one", [one], tokenizer, annotations=tuple(marks))
+    write_corpus(tmp_path / "short", [one, one], tokenizer, annotations=tuple(marks))
     (tmp_path / "there.gz").write_bytes(b"mine")
     for corpus, name, length, message in (
         (documents.path, "a.txt", None, "call it .*a.txt.gz"),
-        (documents.path, "there.gz", None, "exists already"),
+        (documents.path, "there.gz", None, "already exists"),
         (documents.path, "no/a.gz", None, "No such file"),
         (documents.path, "a.gz", 7, "--length 7: must be at least 8"),
         (tmp_path / "pairs", "a.gz", None, "its labels are and, but; ERNIE's lines know 0 and 1"),
-        (tmp_path / "one", "a.gz", None, "one document alone"),
-        (tmp_path / "short", "a.gz", None, "not one document has two sentences"),
+        (tmp_path / "one", "a.gz", None, "has only one document"),
+        (tmp_path / "short", "a.gz", None, "no document has two sentences"),
     ):
         with pytest.raises(UserError, match=message):
             write_ernie(corpus, tmp_path / name, length=length)
@@ -352,7 +354,7 @@ def test_several_at_once_make_it_once(listed: Path, vocabulary: Path) -> None:
 
 def test_bad_files_leave_nothing(listed: Path, vocabulary: Path) -> None:
     gz(listed.with_name("a.gz"), "1 2;3")
-    with pytest.raises(UserError, match=r"not one document: all 1 .*a.gz: line 1: 2 fields"):
+    with pytest.raises(UserError, match=r"no documents: all 1 .*a.gz: line 1: 2 fields"):
         opened(listed, vocabulary)
     assert not listed.with_name("list.corpus").exists()
 
@@ -360,5 +362,7 @@ def test_bad_files_leave_nothing(listed: Path, vocabulary: Path) -> None:
 def test_a_folder_that_cannot_be_written(listed: Path, vocabulary: Path) -> None:
     """Root may write anywhere, but not where a file stands in the way."""
     listed.with_name("file").write_text("x")
-    with pytest.raises(UserError, match=r"cannot be written to .*; make one elsewhere with .*OUT"):
+    with pytest.raises(
+        UserError, match=r"cannot be written to .*; prepare it elsewhere with .*OUT"
+    ):
         open_ernie(listed, vocabulary, listed.with_name("file") / "corpus")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from palm_ds.corpus.executors import Watch, count, open_executor
+from palm_ds.corpus.executors import ProgressCallback, open_executor, report_progress
 
 
 def work(size: int) -> int:
-    count(size, 2 * size)
+    report_progress(size, 2 * size)
     return size
 
 
-def last_into(seen: dict[str, tuple[int, int]], name: str) -> Watch:
+def last_into(seen: dict[str, tuple[int, int]], name: str) -> ProgressCallback:
     def watch(text_bytes: int, input_bytes: int) -> None:
         seen[name] = (text_bytes, input_bytes)
 

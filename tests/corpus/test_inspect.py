@@ -11,7 +11,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.corpus.input.options import InputOptions
 from palm_ds.corpus.inspect import inspect
 from palm_ds.corpus.options import TextOptions
-from palm_ds.corpus.prepare import Prepare, prepare
+from palm_ds.corpus.prepare import PrepareOptions, prepare
 from palm_ds.text.tokenizer import SPECIALS
 
 
@@ -37,7 +37,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokens = [*SPECIALS, *words, *"我们在北京学习。"]
     (folder / "vocab.txt").write_text("\n".join(tokens), "utf-8")
     (folder / "phrases.txt").write_text("machine learning\nnew york\n")
-    options = Prepare(
+    options = PrepareOptions(
         tokenizer=str(folder / "vocab.txt"),
         text=TextOptions(lexicon_phrase=(str(folder / "phrases.txt"),)),
     )
@@ -85,7 +85,7 @@ def prepared(folder: Path, name: str, content: str, **options) -> Path:
     (folder / name).write_text(content)
     source = InputOptions(**options)
     tokenizer = str(folder / "vocab.txt")
-    prepare(folder / "c", [str(folder / name)], Prepare(tokenizer=tokenizer, input=source))
+    prepare(folder / "c", [str(folder / name)], PrepareOptions(tokenizer=tokenizer, input=source))
     return folder / "c"
 
 

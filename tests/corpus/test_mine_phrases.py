@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from palm_ds.corpus.options import TextOptions
-from palm_ds.corpus.prepare import Prepare, prepare
+from palm_ds.corpus.prepare import PrepareOptions, prepare
 from palm_ds.corpus.store import Corpus, open_corpus
 
 VERBS = ("研究", "讨论", "喜欢", "学习", "使用", "介绍", "了解", "批评")
@@ -41,7 +41,7 @@ def prepared(folder: Path, texts: Sequence[str], language: str, **more: object) 
     folder.mkdir(parents=True)
     (folder / "in.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
     text = TextOptions(language=language, **more)  # pyright: ignore[reportArgumentType]
-    options = Prepare(text=text, train="wordpiece", vocab_size=400)
+    options = PrepareOptions(text=text, train="wordpiece", vocab_size=400)
     prepare(folder / "out", [str(folder / "in.jsonl")], options)
     return open_corpus(folder / "out")
 
@@ -54,7 +54,7 @@ def mined(corpus: Corpus) -> list[str]:
 def phrases(corpus: Corpus, document: int) -> list[str]:
     """The marked phrases of a document."""
     _, piece = corpus.document(document)
-    tokens, mark = corpus.tokenizer().tokens(piece.ids), piece.marks["phrase"]
+    tokens, mark = corpus.tokenizer().tokens(piece.ids), piece.annotations["phrase"]
     starts = np.flatnonzero(mark == 1)
     ends = [next((j for j in range(i + 1, len(mark)) if mark[j] != 2), len(mark)) for i in starts]
     return ["".join(tokens[i:j]) for i, j in zip(starts, ends, strict=True)]

@@ -19,7 +19,7 @@ import pytest
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.input.options import InputOptions
 from palm_ds.corpus.options import TextOptions
-from palm_ds.corpus.prepare import Prepare, prepare, read_rejected
+from palm_ds.corpus.prepare import PrepareOptions, prepare, read_rejected
 from palm_ds.corpus.store import open_corpus
 from palm_ds.text.tokenizer import load_tokenizer
 
@@ -79,7 +79,7 @@ def hashes(folder: Path) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def made(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("made") / "corpus"
-    prepare(out, [str(source)], Prepare(**OPTIONS, text=TextOptions(lower=True)))
+    prepare(out, [str(source)], PrepareOptions(**OPTIONS, text=TextOptions(lower=True)))
     return out
 
 
@@ -88,7 +88,7 @@ def test_a_corpus_holds_its_documents(made: Path, source: Path) -> None:
     tokenizer = corpus.tokenizer()
     assert len(corpus) == corpus.manifest.documents == 120
     assert len(corpus.manifest.shards) > 3
-    assert corpus.marks == ("sentence", "word", "phrase", "entity", "capital")
+    assert corpus.annotations == ("sentence", "word", "phrase", "entity", "capital")
     first = json.loads((source / "a.jsonl").read_text().split("\n")[0])
     name, piece = corpus.document(0)
     assert name == "d0" and piece.ids.dtype == np.uint8
@@ -105,7 +105,7 @@ def test_the_index_agrees_with_the_marks(made: Path) -> None:
         _, piece = corpus.document(number, ["sentence"])
         assert piece.start == start
         assert corpus.first_sentence[number] == len(sentences)
-        sentences += (start + np.flatnonzero(piece.marks["sentence"])).tolist()
+        sentences += (start + np.flatnonzero(piece.annotations["sentence"])).tolist()
     assert corpus.sentence_starts[:-1].tolist() == sentences
     assert corpus.sentence_starts[-1] == corpus.document_starts[-1] == corpus.manifest.tokens
     assert corpus.first_sentence[-1] == len(sentences) == corpus.manifest.sentences
@@ -119,9 +119,9 @@ def test_reading_a_span(made: Path) -> None:
     whole = corpus.document(70)[1]
     inside = slice(start - whole.start, end - whole.start)
     assert piece.ids.tolist() == whole.ids[inside].tolist()
-    assert piece.marks["word"].tolist() == whole.marks["word"][inside].tolist()
+    assert piece.annotations["word"].tolist() == whole.annotations["word"][inside].tolist()
     assert not piece.ids.flags.owndata and not piece.ids.flags.writeable
-    with pytest.raises(UserError, match="no mark 'wrod'; did you mean \"word\""):
+    with pytest.raises(UserError, match="no annotation 'wrod'; did you mean \"word\""):
         corpus.read(start, end, ["wrod"])
     with pytest.raises(IndexError):
         corpus.read(corpus.manifest.tokens, corpus.manifest.tokens + 1)
@@ -129,13 +129,13 @@ def test_reading_a_span(made: Path) -> None:
 
 def test_datasets_opens_it(made: Path) -> None:
     corpus, table = open_corpus(made), datasets.load_from_disk(str(made))
-    assert table.column_names == ["id", "ids", *corpus.marks]
+    assert table.column_names == ["id", "ids", *corpus.annotations]
     assert len(table) == len(corpus)
     for number in (0, 59, 60, 119):
         name, piece = corpus.document(number)
         row = table[number]
         assert (row["id"], row["ids"]) == (name, piece.ids.tolist())
-        assert all(row[mark] == piece.marks[mark].tolist() for mark in corpus.marks)
+        assert all(row[mark] == piece.annotations[mark].tolist() for mark in corpus.annotations)
 
 
 def test_transformers_opens_its_tokenizer(made: Path) -> None:
@@ -149,15 +149,17 @@ def test_transformers_opens_its_tokenizer(made: Path) -> None:
 
 @pytest.mark.distributed
 def test_any_number_of_workers_makes_the_same_bytes(made: Path, source: Path, tmp_path) -> None:
-    options = Prepare(**OPTIONS, workers=3, text=TextOptions(lower=True))
+    options = PrepareOptions(**OPTIONS, workers=3, text=TextOptions(lower=True))
     prepare(tmp_path / "corpus", [str(source)], options)
     assert hashes(tmp_path / "corpus") == hashes(made)
 
 
 def test_units_and_shards_follow_the_input_s_size(source: Path, tmp_path: Path) -> None:
-    one = prepare(tmp_path / "one", [str(source)], Prepare(**{**OPTIONS, "shard_mb": 1.0}))
+    one = prepare(tmp_path / "one", [str(source)], PrepareOptions(**{**OPTIONS, "shard_mb": 1.0}))
     assert len(one.shards) == 1
-    many = prepare(tmp_path / "many", [str(source)], Prepare(**{**OPTIONS, "shard_mb": 0.002}))
+    many = prepare(
+        tmp_path / "many", [str(source)], PrepareOptions(**{**OPTIONS, "shard_mb": 0.002})
+    )
     assert len(many.shards) > 15
     assert one.documents == many.documents
     assert one.tokens == pytest.approx(many.tokens, rel=0.2)  # the sample for training differs
@@ -215,20 +217,20 @@ def test_finished_shards_are_kept_and_damaged_ones_are_not(
             calls.append(task[1])
             if len(calls) > number:
                 raise KeyboardInterrupt
-            return make_shard(task)
+            return write_shard(task)
 
         return work
 
-    make_shard = build.make_shard
-    options = Prepare(**OPTIONS, text=TextOptions(lower=True))
-    monkeypatch.setattr(build, "make_shard", stop_after(3))
+    write_shard = build.write_shard
+    options = PrepareOptions(**OPTIONS, text=TextOptions(lower=True))
+    monkeypatch.setattr(build, "write_shard", stop_after(3))
     with pytest.raises(KeyboardInterrupt):
         prepare(out, [str(source)], options)
     assert not out.exists()
     damaged = next(out.with_name("corpus.partial").glob("data-00001-*.arrow"))
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
     calls.clear()
-    monkeypatch.setattr(build, "make_shard", stop_after(1000))
+    monkeypatch.setattr(build, "write_shard", stop_after(1000))
     prepare(out, [str(source)], options)
     assert calls[:2] == [1, 3] and 0 not in calls and 2 not in calls
     assert hashes(out) == hashes(made)
@@ -242,7 +244,7 @@ def test_stopped_before_the_last_step_it_only_moves(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    options = Prepare(**OPTIONS, text=TextOptions(lower=True))
+    options = PrepareOptions(**OPTIONS, text=TextOptions(lower=True))
     publish = build._publish
     monkeypatch.setattr(build, "_publish", stop)
     with pytest.raises(KeyboardInterrupt):
@@ -255,7 +257,7 @@ def test_stopped_before_the_last_step_it_only_moves(
 
 def test_a_finished_corpus_is_left_alone(made: Path, source: Path) -> None:
     before = {file: file.stat().st_mtime_ns for file in made.rglob("*")}
-    prepare(made, [str(source)], Prepare(**OPTIONS, text=TextOptions(lower=True)))
+    prepare(made, [str(source)], PrepareOptions(**OPTIONS, text=TextOptions(lower=True)))
     assert before == {file: file.stat().st_mtime_ns for file in made.rglob("*")}
 
 
@@ -269,7 +271,7 @@ def test_bad_lines_are_listed_with_their_place_in_the_file(tmp_path: Path) -> No
     manifest = prepare(
         out,
         [str(tmp_path / "a.jsonl")],
-        Prepare(train="wordpiece", vocab_size=100, shard_mb=0.0004),
+        PrepareOptions(train="wordpiece", vocab_size=100, shard_mb=0.0004),
     )
     assert len(manifest.shards) > 3
     assert (manifest.documents, manifest.rejected) == (56, 4)
@@ -285,7 +287,7 @@ def test_strict_stops_at_the_first_bad_line(tmp_path: Path, workers: int) -> Non
     rows = [json.dumps({"text": f"Row {i} is here."}) for i in range(60)]
     rows[33] = rows[50] = "{broken"
     (tmp_path / "a.jsonl").write_text("\n".join(rows) + "\n")
-    options = Prepare(
+    options = PrepareOptions(
         train="wordpiece", vocab_size=100, shard_mb=0.0004, strict=True, workers=workers
     )
     with pytest.raises(UserError, match=r"a.jsonl: line 34: not JSON.*--strict"):
@@ -294,19 +296,19 @@ def test_strict_stops_at_the_first_bad_line(tmp_path: Path, workers: int) -> Non
 
 
 def test_two_at_once_are_refused(source: Path, tmp_path: Path) -> None:
-    from palm_ds.corpus.work_dir import locked
+    from palm_ds.corpus.work_dir import exclusive_lock
 
     partial = tmp_path / "corpus.partial"
     partial.mkdir()
-    with locked(partial), pytest.raises(UserError, match="another preparation"):
-        prepare(tmp_path / "corpus", [str(source)], Prepare(**OPTIONS))
+    with exclusive_lock(partial), pytest.raises(UserError, match="another preparation"):
+        prepare(tmp_path / "corpus", [str(source)], PrepareOptions(**OPTIONS))
 
 
 def test_a_vocabulary_is_trained_on_the_simplified_text(tmp_path: Path) -> None:
     file = tmp_path / "text.jsonl"
     texts = ["我們雖然學習歷史，儘管時間不夠。", "學習歷史雖然難，我們儘力。"] * 30
     file.write_text("\n".join(json.dumps({"text": text}) for text in texts))
-    options = Prepare(
+    options = PrepareOptions(
         text=TextOptions(language="zh", simplify=True), train="wordpiece", vocab_size=120
     )
     prepare(tmp_path / "corpus", [str(file)], options)
@@ -325,7 +327,7 @@ def test_options_that_cannot_be() -> None:
         ({"sample_mb": -1.0}, "--sample_mb"),
     ):
         with pytest.raises(UserError, match=message):
-            Prepare(**{**OPTIONS, **change})
+            PrepareOptions(**{**OPTIONS, **change})
     for kind, change, message in (
         (TextOptions, {"language": "eng"}, 'did you mean "en"'),
         (TextOptions, {"newline": "x"}, "--newline"),

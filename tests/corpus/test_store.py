@@ -7,7 +7,7 @@ import pytest
 
 from palm_ds.common.errors import UserError
 from palm_ds.corpus import writer
-from palm_ds.corpus.prepare import Prepare, prepare
+from palm_ds.corpus.prepare import PrepareOptions, prepare
 from palm_ds.corpus.store import Corpus, open_corpus
 
 
@@ -21,7 +21,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     (folder / "a.txt").write_text("\n\n".join(texts))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer, "BATCH_TOKENS", 300)
-        options = Prepare(train="wordpiece", vocab_size=300, shard_mb=0.01)
+        options = PrepareOptions(train="wordpiece", vocab_size=300, shard_mb=0.01)
         prepare(folder / "corpus", [str(folder / "a.txt")], options)
     return open_corpus(folder / "corpus")
 
@@ -30,7 +30,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 def test_take_gives_what_read_gives(corpus: Corpus, column: str) -> None:
     assert len(corpus.manifest.shards) > 3
     whole = [corpus.document(number)[1] for number in range(len(corpus))]
-    values = np.concatenate([p.ids if column == "ids" else p.marks[column] for p in whole])
+    values = np.concatenate([p.ids if column == "ids" else p.annotations[column] for p in whole])
     rng = np.random.default_rng(1)
     everything = np.arange(corpus.manifest.tokens)
     for positions in (
@@ -58,7 +58,7 @@ def test_take_beyond_the_corpus(corpus: Corpus) -> None:
 
 
 def test_take_of_an_unknown_column(corpus: Corpus) -> None:
-    with pytest.raises(UserError, match="no mark 'wrod'; did you mean \"word\"") as taken:
+    with pytest.raises(UserError, match="no annotation 'wrod'; did you mean \"word\"") as taken:
         corpus.take(np.array([0]), "wrod")
     with pytest.raises(UserError) as read:
         corpus.read(0, 1, ["wrod"])

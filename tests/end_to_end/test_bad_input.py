@@ -16,7 +16,7 @@ import zstandard
 
 from palm_ds.cli.main import main
 from palm_ds.common.errors import exit_on_user_error
-from palm_ds.corpus.prepare import Prepare, prepare
+from palm_ds.corpus.prepare import PrepareOptions, prepare
 from palm_ds.corpus.store import open_corpus
 from palm_ds.text.tokenizer import SPECIALS
 
@@ -29,7 +29,9 @@ def corpus_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The files of a small corpus, for tests to damage."""
     folder = tmp_path_factory.mktemp("corpus")
     (folder / "a.jsonl").write_bytes(GOOD)
-    prepare(folder / "c", [str(folder / "a.jsonl")], Prepare(train="wordpiece", vocab_size=100))
+    prepare(
+        folder / "c", [str(folder / "a.jsonl")], PrepareOptions(train="wordpiece", vocab_size=100)
+    )
     files = (folder / "c").rglob("*")
     return {f.relative_to(folder / "c").as_posix(): f.read_bytes() for f in files if f.is_file()}
 
@@ -115,7 +117,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "two tokenizers": (words(*OUT, *TRAIN, "--tokenizer", "x"), "either --tokenizer"),
     "missing tokenizer": (words(*OUT, "--tokenizer", "{}/no.txt"), "no.txt: no such file"),
     "no mask": (words(*OUT, "--tokenizer", "{}/vocab.txt"), "no [MASK] or <mask> token"),
-    "duplicate": (words(*OUT, "--tokenizer", "{}/twice.txt"), "line 7: 'a' stands on line 6"),
+    "duplicate": (words(*OUT, "--tokenizer", "{}/twice.txt"), "line 7: 'a' is already on line 6"),
     "bad json": (words(*OUT, "--tokenizer", "{}/tokenizer.json"), "tokenizer.json: not JSON"),
     "small vocabulary": (words(*OUT, "--train", "wordpiece", "--vocab_size", "9"), "at least 100"),
     "unknown kind": (words(*OUT, "--train", "bpe"), "invalid choice: 'bpe'"),
@@ -125,10 +127,10 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "no number": (words(*OUT, *TRAIN, "--workers", "many"), "invalid int value: 'many'"),
     "empty lexicon": (words(*OUT, *TRAIN, "--lexicon_phrase", "{}/phrases.txt"), "no entries"),
     "no lexicon": (words(*OUT, *TRAIN, "--lexicon_entity", "{}/x.txt"), "x.txt: cannot be read"),
-    "unknown mark": (words(*OUT, *TRAIN, "--annotation", "capitl"), 'did you mean "capital"'),
+    "unknown annotation": (words(*OUT, *TRAIN, "--annotation", "capitl"), 'did you mean "capital"'),
     "bad mark": (words(*OUT, *TRAIN, "--annotation", "nowhere:mark"), "cannot import 'nowhere'"),
     "no segmenter": (words(*OUT, *TRAIN, "--segmenter", "json:cut"), "'json' has no 'cut'"),
-    "bad segmenter": (words(*OUT, *TRAIN, "--segmenter", "json"), "give it as module:function"),
+    "bad segmenter": (words(*OUT, *TRAIN, "--segmenter", "json"), "must be module:function"),
     "inspect nothing": (words("corpus", "inspect", "{}/nowhere"), "nowhere: no such folder"),
     "inspect with input": (words("corpus", "inspect", *OUT), "unrecognized arguments: "),
     "inspect a folder": (words("corpus", "inspect", "{}/empty"), "no manifest.json"),
@@ -142,9 +144,9 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "no zstd": (file("a.jsonl.zst", b"plain text"), "damaged zstd file"),
     "no parquet": (file("a.parquet", b"plain text"), "not a parquet file"),
     "no arrow": (file("a.arrow", b"plain text"), "not an Arrow dataset"),
-    "empty file": (file("a.jsonl", b""), "a.jsonl: holds no documents"),
+    "empty file": (file("a.jsonl", b""), "a.jsonl: has no documents"),
     "a JSON array": (file("a.jsonl", b'[{"text": "x"}]'), "a.jsonl: line 1: a JSON list"),
-    "only blanks": (file("a.txt", b"\n \n\n"), "a.txt: holds no documents"),
+    "only blanks": (file("a.txt", b"\n \n\n"), "a.txt: has no documents"),
     "binary": (file("a.txt", b"\xff\xfe" * 9), "line 1: invalid UTF-8"),
     "no title": (words(*OUT, *TRAIN, "--title_field", "title"), "no field `title`; it has `text`"),
     "titles of pairs": (words(*OUT, *TRAIN, *PAIRS, "--title_field", "t"), "pairs has no titles"),
@@ -165,8 +167,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         "(--no_label if the pairs have",
     ),
     "half a label": (pairs("a.jsonl", ROW % b"0.5"), "in field `label` is float, not text"),
-    "empty pairs": (pairs("a.tsv", b""), "a.tsv: holds no documents"),
-    "a header alone": (pairs("a.tsv", b"text_a\ttext_b\tlabel\n"), "a.tsv: holds no documents"),
+    "empty pairs": (pairs("a.tsv", b""), "a.tsv: has no documents"),
+    "a header alone": (pairs("a.tsv", b"text_a\ttext_b\tlabel\n"), "a.tsv: has no documents"),
     "no header": (
         pairs("a.tsv", b"x\ty\t1\n"),
         "no column `text_a`; it has x, y, 1 (--pair_fields",
@@ -193,10 +195,13 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         talk("a.json", b"[1, 2]"),
         "row 0: a JSON int where an object is due",
     ),
-    "lines to train on": (file("a.gz", b"", "--format", "ernie"), "give the --tokenizer of these"),
-    "lower lines": (lines(b"", "--lower"), "hold ids, not text: --lower"),
-    "lines with a lexicon": (lines(b"", "--lexicon_phrase", "x"), "hold ids, not text"),
-    "no lines": (lines(b""), "a.gz: holds no documents"),
+    "lines to train on": (
+        file("a.gz", b"", "--format", "ernie"),
+        "contain ids; give their --tokenizer",
+    ),
+    "lower lines": (lines(b"", "--lower"), "contain ids, not text: --lower"),
+    "lines with a lexicon": (lines(b"", "--lexicon_phrase", "x"), "contain ids, not text"),
+    "no lines": (lines(b""), "a.gz: has no documents"),
     "other lines": (lines(b"[CLS] a b"), "line 1: 1 fields where 5 are due: token_ids;sentence_ty"),
     "no gzip lines": (lines(b"1 2", packed=False), "damaged gzip file"),
     "truncated lines": (lines(b"1 2\n" * 99, packed=12), "damaged gzip file after line"),
@@ -256,16 +261,16 @@ DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes] | None, str]] = {
     "another version": (
         "manifest.json",
         edit(version=99),
-        "version 99, where this program reads 1",
+        "version 99, but this program reads version 1",
     ),
     "a key less": ("manifest.json", edit(marks=None), "key `marks` is missing"),
     "a shard less said": ("manifest.json", edit(shards=[{"name": "x"}]), "damaged"),
     "no shard": (SHARD, None, f"{SHARD} is missing"),
-    "truncated shard": (SHARD, cut_off, "bytes where the manifest says"),
-    "changed shard": (SHARD, flip, "is not the file that was written"),
+    "truncated shard": (SHARD, cut_off, "bytes, but the manifest says"),
+    "changed shard": (SHARD, flip, "was changed or damaged"),
     "no index": ("index/sentence_starts.npy", None, "index/sentence_starts.npy is missing"),
     "truncated index": ("index/document_starts.npy", cut_off, "document_starts.npy has"),
-    "changed index": ("index/first_sentence.npy", flip, "is not the file that was written"),
+    "changed index": ("index/first_sentence.npy", flip, "was changed or damaged"),
     "no tokenizer": ("tokenizer/tokenizer.json", None, "tokenizer/tokenizer.json is missing"),
 }
 
@@ -294,7 +299,7 @@ def test_another_tokenizer_in_a_corpus(corpus_files: dict[str, bytes], tmp_path:
         (tmp_path / other).write_bytes(data)
     file = tmp_path / "tokenizer/tokenizer.json"
     file.write_bytes(file.read_bytes().replace(b'"##o"', b'"##0"', 1))
-    with pytest.raises(ValueError, match="not the tokenizer the corpus was made with"):
+    with pytest.raises(ValueError, match="not the tokenizer the corpus was prepared with"):
         open_corpus(tmp_path).tokenizer()
 
 
@@ -305,7 +310,7 @@ def test_an_index_of_another_size(corpus_files: dict[str, bytes], tmp_path: Path
     file = tmp_path / "index/document_starts.npy"
     array = np.load(file)
     np.save(file, array.astype(np.float64))
-    with pytest.raises(ValueError, match=r"holds float64 \(51,\), where int64 \(51,\) is due"):
+    with pytest.raises(ValueError, match=r"has float64 \(51,\), expected int64 \(51,\)"):
         open_corpus(tmp_path)
 
 
@@ -336,7 +341,7 @@ def test_a_folder_in_the_way(tmp_path: Path, capsys) -> None:
     (tmp_path / "out").rmdir()
     (tmp_path / "out.partial").mkdir()
     (tmp_path / "out.partial/thesis.txt").write_text("years of work")
-    assert "in the way" in line_of(capsys, command)
+    assert "exists but is not an unfinished corpus" in line_of(capsys, command)
     assert (tmp_path / "out.partial/thesis.txt").exists()
 
 

@@ -49,7 +49,7 @@ def write_sentences(
         if len(labels):
             columns["label"] = np.full(len(ids), label_of[number], np.uint8)
         rows.append((name, ids, {key: columns[key] for key in ("sentence", "word", *extra)}))
-    write_corpus(folder, rows, tokenizer, marks=("sentence", "word", *extra))
+    write_corpus(folder, rows, tokenizer, annotations=("sentence", "word", *extra))
     if len(labels):
         write_manifest(folder, replace(read_manifest(folder), options={"labels": list(labels)}))
     return open_corpus(folder)
@@ -99,16 +99,16 @@ def slow_pairs(
     for number in range(len(corpus)):
         _, piece = corpus.document(number)
         text = tokenizer.tokens(piece.ids)
-        starts = [*np.flatnonzero(piece.marks["sentence"]).tolist(), len(piece)]
+        starts = [*np.flatnonzero(piece.annotations["sentence"]).tolist(), len(piece)]
         for before, start, end in zip(starts, starts[1:], starts[2:], strict=False):
             if start - before < shortest or end - start < shortest:
                 continue
-            heads = piece.marks.get("heading", np.zeros(len(piece)))
+            heads = piece.annotations.get("heading", np.zeros(len(piece)))
             if heads[before] or heads[start]:
                 continue
             words, at = [], []
             for k in range(start, min(end, start + 40)):
-                if piece.marks["word"][k] or k == start:
+                if piece.annotations["word"][k] or k == start:
                     words.append("")
                     at.append(k)
                 words[-1] += text[k].removeprefix("##").lower()

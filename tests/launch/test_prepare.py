@@ -40,7 +40,7 @@ def test_prepare_inspect_and_annotate(folder: Path) -> None:
     assert "90 documents, 180 sentences" in ended.stdout
     assert ended.stderr == ""
     again = run("out", "a.txt", *OPTIONS, cwd=folder)
-    assert again.returncode == 0 and "complete already" in again.stdout
+    assert again.returncode == 0 and "already complete" in again.stdout
     added = corpus("annotate", "out", "a.txt", "--annotation", "capital", cwd=folder)
     assert added.returncode == 0 and "capital" in added.stdout
     shown = corpus("inspect", "out", "--documents", "1", "--first", "89", cwd=folder)

@@ -30,7 +30,7 @@ def source_of(folder: Path, ids: list[int], word: list[int], capital: list[int])
     marks = {"sentence": [1] + [0] * (len(ids) - 1), "word": word, "capital": capital}
     arrays = {name: np.array(values, np.uint8) for name, values in marks.items()}
     document = ("one", np.array(ids), arrays)
-    write_corpus(folder, [document], wordpiece(tokens, lower=True), marks=tuple(marks))
+    write_corpus(folder, [document], wordpiece(tokens, lower=True), annotations=tuple(marks))
     return split(open_corpus(folder), 0.0, MARKS)[0]
 
 
@@ -126,7 +126,7 @@ def test_a_vocabulary_with_capitals_is_refused(tmp_path):
     tokens = [*SPECIALS, "Paris", "a"]
     marks = {name: np.array([1], np.uint8) for name in ("sentence", *MARKS)}
     cased = wordpiece(tokens, lower=False)
-    write_corpus(tmp_path / "c", [("one", np.array([5]), marks)], cased, marks=tuple(marks))
+    write_corpus(tmp_path / "c", [("one", np.array([5]), marks)], cased, annotations=tuple(marks))
     source = split(open_corpus(tmp_path / "c"), 0.0, MARKS)[0]
     feed = feed_of(source, "capitalization")
     with pytest.raises(UserError, match="tasks.capitalization: .*keeps capitals.*--lower"):

@@ -35,7 +35,7 @@ def write_dialogues(folder: Path, dialogues: Sequence[Sequence[Turn]]) -> Source
         marks["sentence"] = np.concatenate([np.arange(len(turn)) == 0 for _, turn in dialogue])
         rows.append((f"d{number}", ids, {k: v.astype(np.uint8) for k, v in marks.items()}))
     tokenizer = wordpiece([*SPECIALS, *WORDS], lower=True)
-    write_corpus(folder, rows, tokenizer, marks=("sentence", "word", "role"))
+    write_corpus(folder, rows, tokenizer, annotations=("sentence", "word", "role"))
     return split(open_corpus(folder), 0.0, ("word", "role"))[0]
 
 

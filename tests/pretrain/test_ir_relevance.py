@@ -78,7 +78,7 @@ def places_of(corpus: Corpus, group: bool) -> list[tuple[str, int, int]]:
     for number in range(len(corpus)):
         name, piece = corpus.document(number)
         under, at = -1, len(out)
-        for k, mark in enumerate(piece.marks["heading"].tolist()):
+        for k, mark in enumerate(piece.annotations["heading"].tolist()):
             if mark == 1 and not (group and k):
                 under = at + k
             out.append((name.rpartition("/")[0] if group else name, mark, under))

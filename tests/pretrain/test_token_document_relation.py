@@ -31,7 +31,7 @@ def make(**values) -> TokenDocumentRelation:
 def write(folder: Path, documents: list[list[int]]) -> Source:
     tokenizer = wordpiece([*SPECIALS, *"abcdef"], lower=True)
     named = [(str(n), np.array(ids), {}) for n, ids in enumerate(documents)]
-    write_corpus(folder, named, tokenizer, marks=())
+    write_corpus(folder, named, tokenizer, annotations=())
     return split(open_corpus(folder), 0.0, ())[0]
 
 

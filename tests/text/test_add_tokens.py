@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.text.add_tokens import add_tokens, pieces, read_tokens
+from palm_ds.text.add_tokens import add_tokens, initializing_ids, read_token_file
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer, wordpiece
 
 SPECIALS = ["[PAD]", "[unused1]", "[unused2]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -65,15 +65,15 @@ def test_unused_words_are_used_first() -> None:
 
 def test_what_is_there_is_not_added_again() -> None:
     added = add_tokens(tokenizer(), {"york": "", "a": "", "[SEP]": ""})
-    assert added.known == ("york", "[SEP]") and added.ids == {"a": 17}
+    assert added.already_known == ("york", "[SEP]") and added.ids == {"a": 17}
 
 
 def test_what_a_token_was_until_now() -> None:
     old = tokenizer()
-    assert pieces(old, "covid") == [10, 11] and pieces(old, "北京") == [13, 14]
-    assert pieces(old, "##york") == [9] and pieces(old, "[ENT]") == []
-    assert pieces(old, "zzz") == [] and pieces(old, "zzz", "the york") == [7, 9]
-    assert pieces(old, "the", "zzz") == []
+    assert initializing_ids(old, "covid") == [10, 11] and initializing_ids(old, "北京") == [13, 14]
+    assert initializing_ids(old, "##york") == [9] and initializing_ids(old, "[ENT]") == []
+    assert initializing_ids(old, "zzz") == [] and initializing_ids(old, "zzz", "the york") == [7, 9]
+    assert initializing_ids(old, "the", "zzz") == []
 
 
 def test_other_vocabularies(tmp_path: Path) -> None:
@@ -97,11 +97,11 @@ def test_other_vocabularies(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("token", "words"),
     [
-        ("COVID", "'COVID': it is made 'covid' first; add that"),
-        ("New York", "it is made 'new york' first"),
-        (" a", "' a' is no token"),
-        ("a\x00b", "is no token"),
-        ("", "'' is no token"),
+        ("COVID", "the normalizer turns it into 'covid'; add that"),
+        ("New York", "turns it into 'new york'"),
+        (" a", "' a' is not a valid token"),
+        ("a\x00b", "is not a valid token"),
+        ("", "'' is not a valid token"),
     ],
 )
 def test_tokens_that_no_text_would_have(token: str, words: str) -> None:
@@ -113,7 +113,7 @@ def test_tokens_that_no_text_would_have(token: str, words: str) -> None:
 
 def test_a_file_of_tokens(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes("\ufeffcovid\tthe virus\r\n\r\n北京\n new york \n".encode())
-    assert read_tokens(tmp_path / "a.txt") == {"covid": "the virus", "北京": "", "new york": ""}
+    assert read_token_file(tmp_path / "a.txt") == {"covid": "the virus", "北京": "", "new york": ""}
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_file_of_tokens(tmp_path: Path) -> None:
     [
         (b"", "empty"),
         (b"\n \n", "empty"),
-        (b"a\nb\na\n", "line 3: 'a' stands there twice"),
+        (b"a\nb\na\n", "line 3: duplicate token 'a'"),
         (b"a\n\tb\n", "line 2: no token before the tab"),
         (b"\xff\xfe", "cannot be read as UTF-8"),
         (None, "cannot be read as UTF-8 text: .*No such file"),
@@ -131,7 +131,7 @@ def test_a_file_of_something_else(content: bytes | None, words: str, tmp_path: P
     if content is not None:
         (tmp_path / "a.txt").write_bytes(content)
     with pytest.raises(UserError, match=words) as caught:
-        read_tokens(tmp_path / "a.txt")
+        read_token_file(tmp_path / "a.txt")
     assert str(caught.value).startswith(str(tmp_path / "a.txt"))
 
 
@@ -149,7 +149,7 @@ def test_real_vocabularies(shared: Path) -> None:
         (i, _), (ids, starts) = added.ids.values(), new.encode_texts([text])[0]
         before = old.encode_texts([text])[0][0].tolist()
         assert ids[0] == i and starts[0] == 0
-        assert ids[1:].tolist() == before[len(pieces(old, token)) :]
+        assert ids[1:].tolist() == before[len(initializing_ids(old, token)) :]
         others = [x for x in text.lower().split() if token not in x]
         assert [x.tolist() for x, _ in new.encode_texts(others)] == [
             x.tolist() for x, _ in old.encode_texts(others)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from palm_ds.text.display import readable, surface
+from palm_ds.text.display import display_tokens, token_texts
 from palm_ds.text.tokenizer import SPECIALS, Tokenizer, wordpiece
 from palm_ds.text.train_tokenizer import train_tokenizer
 
@@ -14,21 +14,21 @@ TEXTS = ["the quick brown fox was unlearning everything", "他在北京学习。
 
 def test_wordpiece_says_it_itself() -> None:
     tokenizer = wordpiece([*SPECIALS, "un", "##learn", "##", "北", "."], lower=True)
-    assert readable(tokenizer, range(10)) == [*SPECIALS, "un", "##learn", "##", "北", "."]
-    assert surface(tokenizer, [5, 6, 7]) == [("un", False), ("learn", True), ("##", False)]
+    assert display_tokens(tokenizer, range(10)) == [*SPECIALS, "un", "##learn", "##", "北", "."]
+    assert token_texts(tokenizer, [5, 6, 7]) == [("un", False), ("learn", True), ("##", False)]
 
 
 def test_sentencepiece_signs_become_wordpiece_s() -> None:
     tokenizer = train_tokenizer(TEXTS, kind="sentencepiece", vocab_size=120)
     ids = tokenizer.encode_texts(["the unlearning 北京。"])[0][0]
-    words = readable(tokenizer, ids)
+    words = display_tokens(tokenizer, ids)
     assert words[-3:] == ["北", "京", "。"]
     whole = "".join(w.removeprefix("##") if w.startswith("##") else f" {w}" for w in words[:-3])
     assert whole.replace("▁", "").split() == ["the", "unlearning"]
     known = {token: i for i, token in enumerate(tokenizer.tokens(range(tokenizer.size)))}
     long = max((token for token in known if token.startswith("▁")), key=len)
-    assert readable(tokenizer, [known[long]]) == [long[1:]]
-    assert readable(tokenizer, [tokenizer.vocabulary.mask]) == [tokenizer.roles["mask"]]
+    assert display_tokens(tokenizer, [known[long]]) == [long[1:]]
+    assert display_tokens(tokenizer, [tokenizer.vocabulary.mask]) == [tokenizer.roles["mask"]]
 
 
 def test_letters_of_bytes_become_letters_of_text() -> None:
@@ -40,7 +40,9 @@ def test_letters_of_bytes_become_letters_of_text() -> None:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     tokenizer = Tokenizer(backend)
-    assert readable(tokenizer, [known[pieces[1][0]], known["c"], known["."], known["<mask>"]]) == [
+    assert display_tokens(
+        tokenizer, [known[pieces[1][0]], known["c"], known["."], known["<mask>"]]
+    ) == [
         "\u00e9t",
         "##c",
         ".",

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from palm_ds.corpus.add_annotation import add_marks
-from palm_ds.corpus.analyzer import Analyser
+from palm_ds.corpus.add_annotation import add_annotations
+from palm_ds.corpus.analyzer import DocumentAnalyzer
 from palm_ds.corpus.annotations import heading, sentence
 from palm_ds.corpus.input.options import InputOptions
 from palm_ds.corpus.options import TextOptions
-from palm_ds.corpus.prepare import Prepare, prepare
+from palm_ds.corpus.prepare import PrepareOptions, prepare
 from palm_ds.corpus.store import open_corpus
 from palm_ds.text.headings import find_headings
 from palm_ds.text.tokenizer import SPECIALS, wordpiece
@@ -89,7 +89,9 @@ TOKENIZER = wordpiece([*SPECIALS, *dict.fromkeys(WORDS)], lower=True)
 
 
 def test_a_heading_is_a_sentence_of_its_own() -> None:
-    document = Analyser(TOKENIZER, TextOptions()).document("x", f"{BODY}\n\nThe mill now\n\n{BODY}")
+    document = DocumentAnalyzer(TOKENIZER, TextOptions()).document(
+        "x", f"{BODY}\n\nThe mill now\n\n{BODY}"
+    )
     marks, starts = heading(document), np.flatnonzero(sentence(document))
     at = np.flatnonzero(marks)
     assert marks[at].tolist() == [1, 2, 2]
@@ -99,7 +101,7 @@ def test_a_heading_is_a_sentence_of_its_own() -> None:
 def titled(tmp_path: Path, title: object, text: str = BODY, **more):
     (tmp_path / "vocab.txt").write_text("\n".join([*SPECIALS, *dict.fromkeys(WORDS)]))
     (tmp_path / "a.jsonl").write_text(json.dumps({"title": title, "text": text}) + "\n")
-    options = Prepare(
+    options = PrepareOptions(
         tokenizer=str(tmp_path / "vocab.txt"), input=InputOptions(title_field="title"), **more
     )
     prepare(tmp_path / "c", [str(tmp_path / "a.jsonl")], options)
@@ -108,30 +110,30 @@ def titled(tmp_path: Path, title: object, text: str = BODY, **more):
 
 def test_a_title_is_one_sentence_whatever_stands_in_it(tmp_path: Path) -> None:
     corpus = titled(tmp_path, "Dr. No?\n Who! Now")
-    assert "heading" in corpus.marks
+    assert "heading" in corpus.annotations
     _, piece = corpus.document(0)
     tokens = corpus.tokenizer().tokens(piece.ids)
     assert tokens[:7] == ["dr", ".", "no", "?", "who", "!", "now"]
-    assert piece.marks["heading"].tolist() == [1, *[2] * 6, *[0] * (len(piece) - 7)]
-    assert np.flatnonzero(piece.marks["sentence"])[:2].tolist() == [0, 7]
+    assert piece.annotations["heading"].tolist() == [1, *[2] * 6, *[0] * (len(piece) - 7)]
+    assert np.flatnonzero(piece.annotations["sentence"])[:2].tolist() == [0, 7]
     assert corpus.manifest.sentences == 4
 
 
 def test_a_text_under_a_title_that_begins_in_lower_case(tmp_path: Path) -> None:
     corpus = titled(tmp_path, "The mill", f"as it was. {BODY}")
-    starts = np.flatnonzero(corpus.document(0)[1].marks["sentence"])
+    starts = np.flatnonzero(corpus.document(0)[1].annotations["sentence"])
     assert starts[:2].tolist() == [0, 2]
 
 
 @pytest.mark.parametrize("title", [None, "", "  "])
 def test_a_record_may_have_no_title(tmp_path: Path, title: str | None) -> None:
     corpus = titled(tmp_path, title)
-    assert not corpus.document(0)[1].marks["heading"].any()
+    assert not corpus.document(0)[1].annotations["heading"].any()
 
 
 def test_a_title_without_tokens_is_no_heading(tmp_path: Path) -> None:
     corpus = titled(tmp_path, "\u0007")
-    assert not corpus.document(0)[1].marks["heading"].any()
+    assert not corpus.document(0)[1].annotations["heading"].any()
 
 
 def test_headings_are_added_to_a_corpus_that_exists(tmp_path: Path) -> None:
@@ -139,12 +141,14 @@ def test_headings_are_added_to_a_corpus_that_exists(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("\n".join([*SPECIALS, *dict.fromkeys(WORDS)]))
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}) + "\n")
     inputs, tokenizer = [str(tmp_path / "a.jsonl")], str(tmp_path / "vocab.txt")
-    prepare(tmp_path / "later", inputs, Prepare(tokenizer=tokenizer))
-    add_marks(tmp_path / "later", inputs, ["heading"])
-    prepare(tmp_path / "once", inputs, Prepare(tokenizer=tokenizer, marks=("heading",)))
+    prepare(tmp_path / "later", inputs, PrepareOptions(tokenizer=tokenizer))
+    add_annotations(tmp_path / "later", inputs, ["heading"])
+    prepare(
+        tmp_path / "once", inputs, PrepareOptions(tokenizer=tokenizer, annotations=("heading",))
+    )
     later, once = (open_corpus(tmp_path / name).document(0)[1] for name in ("later", "once"))
-    assert later.marks["heading"].tolist() == once.marks["heading"].tolist()
-    assert later.marks["heading"].sum() == 3
+    assert later.annotations["heading"].tolist() == once.annotations["heading"].tolist()
+    assert later.annotations["heading"].sum() == 3
 
 
 def test_real_texts_have_few_and_sure_ones(shared: Path) -> None:

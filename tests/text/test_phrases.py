@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palm_ds.common.errors import UserError
-from palm_ds.text.phrases import Collocations, Lexicon, atoms_of, capital_runs, read_lexicon
+from palm_ds.text.phrases import Collocations, Lexicon, capital_runs, lexicon_units, read_lexicon
 from palm_ds.text.sentence_splitter import sentence_starts
-from palm_ds.text.word_features import flags_of
+from palm_ds.text.word_features import word_flags
 from palm_ds.text.words import split_words
 
 
 def names(text: str) -> list[str]:
     words = split_words(text)
-    flags = np.array([flags_of(word) for word in words], np.int64)
+    flags = np.array([word_flags(word) for word in words], np.int64)
     spans = capital_runs(flags, sentence_starts(flags, wrapped=False))
     return ["".join(words[a:b]).strip() for a, b in spans]
 
@@ -49,7 +49,9 @@ def test_capital_runs(text: str, found: list[str]) -> None:
 def matches(lexicon: Lexicon, text: str) -> list[str]:
     words = split_words(text)
     atoms = [
-        (lexicon.numbers.get(a, 0), i, at) for i, w in enumerate(words) for a, at in atoms_of(w)
+        (lexicon.numbers.get(a, 0), i, at)
+        for i, w in enumerate(words)
+        for a, at in lexicon_units(w)
     ]
     ends = np.cumsum([len(word) for word in words])
     begins = [int(ends[i]) - len(words[i]) + at for _, i, at in atoms]

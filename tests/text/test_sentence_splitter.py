@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from palm_ds.text.sentence_splitter import is_wrapped, sentence_starts
-from palm_ds.text.word_features import flags_of
+from palm_ds.text.word_features import word_flags
 from palm_ds.text.words import split_words
 
 ENGLISH = [
@@ -75,7 +75,7 @@ CHINESE = [
 def split(text: str) -> str:
     """The text with | before every sentence but the first."""
     words = split_words(text)
-    flags = np.array([flags_of(word) for word in words], np.int64)
+    flags = np.array([word_flags(word) for word in words], np.int64)
     starts = sentence_starts(flags, wrapped=is_wrapped(text))
     out = ""
     for i, (word, start) in enumerate(zip(words, starts.tolist(), strict=True)):

@@ -161,17 +161,21 @@ def test_any_text_encodes_with_rising_places(text: str) -> None:
 
 BAD = {
     "no mask": ("vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n", r"no \[MASK\]"),
-    "twice": ("vocab.txt", "\n".join([*SPECIALS, "a", "b", "a"]), "line 8: 'a' stands on line 6"),
+    "twice": (
+        "vocab.txt",
+        "\n".join([*SPECIALS, "a", "b", "a"]),
+        "line 8: 'a' is already on line 6",
+    ),
     "empty line": ("vocab.txt", "\n".join([*SPECIALS, "", "b"]), "line 6 is empty"),
     "empty": ("vocab.txt", "", "empty"),
-    "wrong id": ("vocab.txt", "[PAD]\t0\n[CLS]\t2\n", "line 2: id '2' where 1 is due"),
+    "wrong id": ("vocab.txt", "[PAD]\t0\n[CLS]\t2\n", "line 2: id '2', expected 1"),
     "not utf-8": ("vocab.txt", b"[PAD]\n\xff\n", "line 2: not UTF-8"),
     "not json": ("tokenizer.json", "{nope", "not JSON"),
     "other json": ("tokenizer.json", "[1, 2]", "no key `model`"),
     "bad json": ("tokenizer.json", json.dumps({"model": {"type": "X"}}), "not a tokenizer.json"),
     "not a model": ("spiece.model", b"\xff\xff\xff", "not a SentencePiece model"),
     "empty model": ("spiece.model", b"", "no pieces"),
-    "unknown kind": ("vocab.bin", "x", "unknown kind of file"),
+    "unknown kind": ("vocab.bin", "x", "unknown file type"),
 }
 
 
@@ -188,7 +192,7 @@ def test_bad_files_are_named(case: str, tmp_path: Path) -> None:
 def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file"):
         load_tokenizer(tmp_path / "nowhere.txt")
-    with pytest.raises(UserError, match="holds no tokenizer"):
+    with pytest.raises(UserError, match="contains no tokenizer"):
         load_tokenizer(tmp_path)
 
 
@@ -241,7 +245,7 @@ def test_a_vocab_txt_of_pieces_is_never_read_as_wordpiece(tmp_path: Path) -> Non
         load_tokenizer(file)
     (tmp_path / "a.model").write_bytes(model)
     (tmp_path / "b.model").write_bytes(model)
-    with pytest.raises(UserError, match=r"several models beside it \(a.model, b.model\)"):
+    with pytest.raises(UserError, match=r"several .model files \(a.model, b.model\)"):
         load_tokenizer(file)
     (tmp_path / "b.model").unlink()
     file.write_text("\n".join(tokens[:-1]) + "\n", "utf-8")

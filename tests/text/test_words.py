@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palm_ds.common.errors import UserError
-from palm_ds.corpus.analyzer import Analyser
+from palm_ds.corpus.analyzer import DocumentAnalyzer
 from palm_ds.corpus.options import TextOptions
 from palm_ds.text.tokenizer import SPECIALS, wordpiece
-from palm_ds.text.words import Grown, Ragged, WordTable, split_words
+from palm_ds.text.words import GrowableArray, RaggedArray, WordIndex, split_words
 
 # Letters, marks, spaces and digits where the rules of the tokenizer and of Python differ.
 ODD = (
@@ -78,14 +78,14 @@ def test_words_joined_are_the_text(text: str) -> None:
 @given(st.text(st.one_of(st.sampled_from(ODD), st.characters(codec="utf-8")), max_size=40))
 def test_word_by_word_is_the_whole_text(text: str) -> None:
     assert TOKENIZER.by_word
-    document = Analyser(TOKENIZER, TextOptions(language="en")).document("x", text)
+    document = DocumentAnalyzer(TOKENIZER, TextOptions(language="en")).document("x", text)
     ids, at = TOKENIZER.encode_texts([text])[0]
     assert document.ids.tolist() == ids.tolist()
-    assert document.at.tolist() == at.tolist()
+    assert document.token_starts.tolist() == at.tolist()
 
 
 def test_ragged_gathers_end_to_end() -> None:
-    ragged = Ragged(np.int64)
+    ragged = RaggedArray(np.int64)
     ragged.extend([[1, 2], [], [3]])
     ragged.extend([[4, 5, 6]])
     values, of = ragged.gather(np.array([3, 1, 0, 3]))
@@ -94,13 +94,13 @@ def test_ragged_gathers_end_to_end() -> None:
 
 
 def test_grown_arrays_keep_what_they_hold() -> None:
-    grown = Grown(np.int64)
+    grown = GrowableArray(np.int64)
     for start in range(0, 5000, 7):
         grown.extend(range(start, start + 7))
     assert grown.array.tolist() == list(range(grown.size))
 
 
 def test_the_table_numbers_words_once() -> None:
-    table = WordTable()
+    table = WordIndex()
     assert table.numbers(["a", "b", "a"]).tolist() == [0, 1, 0]
-    assert table.fresh == ["a", "b"]
+    assert table.new == ["a", "b"]

@@ -189,7 +189,7 @@ def broken(weights: Path, case: str) -> dict:
         ("nothing wanted", "nothing to do"),
         ("no such way", 'no way "copy"'),
         ("no tokens", "tokens.txt: empty"),
-        ("tokens in capitals", "'COVID': it is made 'covid' first"),
+        ("tokens in capitals", "turns it into 'covid'"),
         ("multiple of nothing", "multiple: at least 1"),
         ("another config", "12"),
     ],

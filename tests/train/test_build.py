@@ -317,7 +317,7 @@ def test_too_little_held_out_names_the_share(tmp_path: Path) -> None:
     tokenizer = wordpiece([*SPECIALS, *(f"w{i}" for i in range(20))], lower=False)
     marks = {"sentence": np.tile([1, 0, 0, 0], 3), "role": np.repeat([0, 1, 0], 4)}
     made = [(f"d{n}", np.arange(5, 17), marks) for n in range(60)]
-    write_corpus(tmp_path / "talk", made, tokenizer, marks=("sentence", "role"))
+    write_corpus(tmp_path / "talk", made, tokenizer, annotations=("sentence", "role"))
     values: dict[str, Any] = {
         "tasks": {"talk": {"kind": "dialogue_language_model", "source": "text"}},
         "sources": {"text": {"corpus": str(tmp_path / "talk")}},

@@ -247,7 +247,7 @@ def test_a_wrong_recipe_is_one_clear_line(tmp_path, case):
     [
         ("optimizer.lr", "expected key=value"),
         ("=3", "expected key=value"),
-        ("seed.a=3", "`seed` holds no keys"),
+        ("seed.a=3", "`seed` is not a section"),
         ("optimizer.lr=[1", "not valid YAML"),
         ("optimizer.rate=3", "optimizer.rate: unknown key"),
     ],

@@ -60,7 +60,7 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Span:
+class InputSpan:
     """Bytes, row groups or rows of an input."""
 
     input: int
@@ -69,7 +69,7 @@ class Span:
     bytes: int  # about so many of the input's bytes, for progress and for filling units
 
 
-Unit = tuple[Span, ...]
+WorkUnit = tuple[InputSpan, ...]
 
 
 def find_inputs(
@@ -246,10 +246,12 @@ def open_dataset(path: str | Path):
         raise UserError(f"input {path}: not an Arrow dataset: {reason}") from None
 
 
-def cut(inputs: Sequence[Input], options: InputOptions, *, size: int) -> tuple[Unit, ...]:
+def split_into_units(
+    inputs: Sequence[Input], options: InputOptions, *, size: int
+) -> tuple[WorkUnit, ...]:
     """Units of about `size` bytes of input, in order."""
-    units: list[Unit] = []
-    filling: list[Span] = []
+    units: list[WorkUnit] = []
+    filling: list[InputSpan] = []
     for number, item in enumerate(inputs):
         for span in _spans(number, item, options, size):
             if filling and unit_bytes(filling) + span.bytes > size:
@@ -261,34 +263,34 @@ def cut(inputs: Sequence[Input], options: InputOptions, *, size: int) -> tuple[U
     return tuple(units)
 
 
-def unit_bytes(unit: Sequence[Span]) -> int:
+def unit_bytes(unit: Sequence[InputSpan]) -> int:
     """About so many bytes of input."""
     return sum(span.bytes for span in unit)
 
 
-def _spans(number: int, item: Input, options: InputOptions, size: int) -> Iterable[Span]:
+def _spans(number: int, item: Input, options: InputOptions, size: int) -> Iterable[InputSpan]:
     if item.compression:
-        return [Span(number, 0, -1, item.bytes * _SQUEEZED)]
+        return [InputSpan(number, 0, -1, item.bytes * _SQUEEZED)]
     pieces = -(-item.bytes // size)
     if item.kind == "parquet" or item.rows:
         return _row_spans(number, item, min(pieces, item.rows))
     as_one = item.kind in ("array", "csv")
     as_one |= item.kind == "text" and options.text_documents == "file"
     if pieces <= 1 or as_one:
-        return [Span(number, 0, item.bytes, item.bytes)]
+        return [InputSpan(number, 0, item.bytes, item.bytes)]
     ends_at_blank = item.kind == "text" and options.text_documents == "blank_line"
     return _byte_spans(number, item, pieces, ends_at_blank)
 
 
-def _row_spans(number: int, item: Input, pieces: int) -> list[Span]:
+def _row_spans(number: int, item: Input, pieces: int) -> list[InputSpan]:
     edges = [item.rows * i // pieces for i in range(pieces + 1)] if pieces else []
     return [
-        Span(number, start, end, item.bytes * (end - start) // item.rows)
+        InputSpan(number, start, end, item.bytes * (end - start) // item.rows)
         for start, end in zip(edges, edges[1:], strict=False)
     ]
 
 
-def _byte_spans(number: int, item: Input, pieces: int, blank: bool) -> list[Span]:
+def _byte_spans(number: int, item: Input, pieces: int, blank: bool) -> list[InputSpan]:
     """Equal parts, each moved on to where a document ends."""
     edges = [0]
     with open(item.path, "rb") as handle:
@@ -296,7 +298,7 @@ def _byte_spans(number: int, item: Input, pieces: int, blank: bool) -> list[Span
             edges.append(_next_edge(handle, max(edges[-1], item.bytes * i // pieces), blank))
     edges.append(item.bytes)
     return [
-        Span(number, start, end, end - start)
+        InputSpan(number, start, end, end - start)
         for start, end in zip(edges, edges[1:], strict=False)
         if end > start
     ]

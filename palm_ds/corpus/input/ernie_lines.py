@@ -19,7 +19,7 @@ import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.input.compression import COMPRESSED, first_bytes
-from palm_ds.corpus.input.records import BadRecordError, Place, Record, Tokens
+from palm_ds.corpus.input.records import BadRecordError, PretokenizedPair, Record, SourceLocation
 
 FIELDS = (
     "token_ids",
@@ -33,7 +33,7 @@ _NUMBERS = re.compile(r"\s*-?[0-9]{1,9}(?:\s+-?[0-9]{1,9})*\s*")
 _EXCERPT = 80
 
 
-def ernie_record(line: str, place: Place, mask_word: int) -> Record:
+def ernie_record(line: str, place: SourceLocation, mask_word: int) -> Record:
     """The pair of texts in a line; BadRecordError says what is wrong with it. That the ids are in
     the vocabulary, and the special ones special, is for those to check who have it."""
     fields = line.split(";")
@@ -62,12 +62,19 @@ def ernie_record(line: str, place: Place, mask_word: int) -> Record:
         raise BadRecordError("position_ids are not 0, 1, 2 ... in order")
     inside = words != -1
     cls, middle, last = ids[special].tolist()
-    tokens = Tokens(
+    tokens = PretokenizedPair(
         ids[inside], words[inside] == 0, second - 2, (cls, middle, last), line[:_EXCERPT]
     )
     columns = {"mask_word": (mask_word, mask_word)}
     return Record(
-        place.id, (), place.line, place.cost, whole=2, columns=columns, label=label, tokens=tokens
+        place.id,
+        (),
+        place.line,
+        place.cost,
+        unsplit_parts=2,
+        part_values=columns,
+        label=label,
+        tokens=tokens,
     )
 
 

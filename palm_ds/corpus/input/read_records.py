@@ -1,6 +1,6 @@
 """A span of an input to documents, one at a time; what cannot be one is named, not dropped.
 
-for found in SpanReader(inputs[0], span, options):
+for found in RecordReader(inputs[0], span, options):
     ...   # a Record, or Rejected with its reason and the line it stands on
 """
 
@@ -14,20 +14,20 @@ from typing import Any, BinaryIO
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.input import python_docs as embedded
 from palm_ds.corpus.input.compression import open_bytes, reading
-from palm_ds.corpus.input.discover import Input, Span, open_dataset
+from palm_ds.corpus.input.discover import Input, InputSpan, open_dataset
 from palm_ds.corpus.input.ernie_lines import ernie_record
 from palm_ds.corpus.input.json_array import elements
 from palm_ds.corpus.input.options import InputOptions
 from palm_ds.corpus.input.records import (
     BadRecordError,
-    Found,
-    Place,
     Record,
-    Rejected,
-    kind_of,
+    RecordOrRejection,
+    Rejection,
+    SourceLocation,
     plain_record,
     record_of,
-    wanted_fields,
+    required_fields,
+    type_name,
 )
 
 LONGEST = 64 << 20  # bytes of one document; memory is bounded by it
@@ -60,10 +60,10 @@ class Lines:
             yield self.count, start, line.removesuffix(b"\n").removesuffix(b"\r"), size
 
 
-class SpanReader:
+class RecordReader:
     """Iterates over a span's documents and rejected lines; `lines` is right at the end."""
 
-    def __init__(self, item: Input, span: Span, options: InputOptions) -> None:
+    def __init__(self, item: Input, span: InputSpan, options: InputOptions) -> None:
         self.item, self.span, self.options = item, span, options
         self._lines: Lines | None = None
 
@@ -71,7 +71,7 @@ class SpanReader:
     def lines(self) -> int:
         return self._lines.count if self._lines else 0
 
-    def __iter__(self) -> Iterator[Found]:
+    def __iter__(self) -> Iterator[RecordOrRejection]:
         if self.item.kind == "embedded":
             return _read_embedded(self.span)
         if self.item.kind == "parquet":
@@ -82,7 +82,7 @@ class SpanReader:
             return _read_array(self.item, self.options)
         return self._read_lines()
 
-    def _read_lines(self) -> Iterator[Found]:
+    def _read_lines(self) -> Iterator[RecordOrRejection]:
         read = _LINE_READERS[
             self.options.text_documents if self.item.kind == "text" else self.item.kind
         ]
@@ -99,25 +99,28 @@ def _excerpt(line: bytes) -> str:
 
 
 def _tried(
-    make: Callable[[Any, Place], Record], found: Any, place: Place, excerpt: Callable[[Any], str]
-) -> Found:
+    make: Callable[[Any, SourceLocation], Record],
+    found: Any,
+    place: SourceLocation,
+    excerpt: Callable[[Any], str],
+) -> RecordOrRejection:
     """The record made of what was found at a place, or why there is none."""
     try:
         return make(found, place)
     except BadRecordError as bad:
-        return Rejected(bad.args[0], excerpt(found), place.line, place.cost)
+        return Rejection(bad.args[0], excerpt(found), place.line, place.cost)
 
 
 def _each_line(
     lines: Iterable[tuple[int, int, bytes, int]],
     item: Input,
-    make: Callable[[bytes, Place], Record],
-) -> Iterator[Found]:
+    make: Callable[[bytes, SourceLocation], Record],
+) -> Iterator[RecordOrRejection]:
     for number, offset, line, cost in lines:
-        yield _tried(make, line, Place(f"{item.name}@{offset}", number, cost), _excerpt)
+        yield _tried(make, line, SourceLocation(f"{item.name}@{offset}", number, cost), _excerpt)
 
 
-def _jsonl(lines: Lines, item: Input, options: InputOptions) -> Iterator[Found]:
+def _jsonl(lines: Lines, item: Input, options: InputOptions) -> Iterator[RecordOrRejection]:
     return _each_line(lines, item, lambda line, at: record_of(json_row(line), at, options))
 
 
@@ -142,11 +145,11 @@ def json_row(line: bytes) -> dict:
 
 def _object(row: object) -> dict:
     if not isinstance(row, dict):
-        raise BadRecordError(f"a JSON {kind_of(row)} where an object is due")
+        raise BadRecordError(f"a JSON {type_name(row)} where an object is due")
     return row
 
 
-def _ernie(lines: Lines, item: Input, options: InputOptions) -> Iterator[Found]:
+def _ernie(lines: Lines, item: Input, options: InputOptions) -> Iterator[RecordOrRejection]:
     return _each_line(lines, item, lambda line, at: ernie_record(decoded(line), at, item.mask_word))
 
 
@@ -162,22 +165,22 @@ def decoded(data: bytes) -> str:
         raise BadRecordError(f"invalid UTF-8 at byte {error.start + 1}{where}") from None
 
 
-def _text(data: bytes, place: Place) -> Record:
+def _text(data: bytes, place: SourceLocation) -> Record:
     return plain_record(decoded(data), place)
 
 
-def _text_lines(lines: Lines, item: Input, options: InputOptions) -> Iterator[Found]:
+def _text_lines(lines: Lines, item: Input, options: InputOptions) -> Iterator[RecordOrRejection]:
     return _each_line(lines, item, _text)
 
 
-def _paragraphs(lines: Lines, item: Input, options: InputOptions) -> Iterator[Found]:
+def _paragraphs(lines: Lines, item: Input, options: InputOptions) -> Iterator[RecordOrRejection]:
     """Documents that an empty line ends."""
     held: list[bytes] = []
     first, start, size = 0, 0, 0
     for number, offset, line, cost in lines:
         if not line.strip():
             if held:
-                place = Place(f"{item.name}@{start}", first, size + cost)
+                place = SourceLocation(f"{item.name}@{start}", first, size + cost)
                 yield _tried(_text, b"\n".join(held), place, _excerpt)
             held, size = [], 0
             continue
@@ -187,24 +190,24 @@ def _paragraphs(lines: Lines, item: Input, options: InputOptions) -> Iterator[Fo
         if size - cost <= LONGEST:  # what is longer is rejected whole: no need to keep it
             held.append(line)
     if held:
-        place = Place(f"{item.name}@{start}", first, size)
+        place = SourceLocation(f"{item.name}@{start}", first, size)
         yield _tried(_text, b"\n".join(held), place, _excerpt)
 
 
-def _whole_file(lines: Lines, item: Input, options: InputOptions) -> Iterator[Found]:
+def _whole_file(lines: Lines, item: Input, options: InputOptions) -> Iterator[RecordOrRejection]:
     held, size = [], 0
     for _, _, line, cost in lines:
         if size <= LONGEST:
             held.append(line)
         size += cost
-    yield _tried(_text, b"\n".join(held), Place(item.name, 1, size), _excerpt)
+    yield _tried(_text, b"\n".join(held), SourceLocation(item.name, 1, size), _excerpt)
 
 
 def _after_header(lines: Lines) -> Iterator[tuple[int, int, bytes, int]]:
     return (line for line in lines if line[1])
 
 
-def _tsv(lines: Lines, item: Input, options: InputOptions) -> Iterator[Found]:
+def _tsv(lines: Lines, item: Input, options: InputOptions) -> Iterator[RecordOrRejection]:
     """Cells between tabs; a quote is a quote."""
     names = _header(item, options, lambda text: text.split("\t"))
     return _each_line(
@@ -214,7 +217,7 @@ def _tsv(lines: Lines, item: Input, options: InputOptions) -> Iterator[Found]:
     )
 
 
-def _csv(lines: Lines, item: Input, options: InputOptions) -> Iterator[Found]:
+def _csv(lines: Lines, item: Input, options: InputOptions) -> Iterator[RecordOrRejection]:
     """Cells between commas, in quotes where they hold commas, quotes or line ends (RFC 4180)."""
     names = _header(item, options, _csv_cells)
     return _each_line(
@@ -271,7 +274,7 @@ def _header(item: Input, options: InputOptions, cells: Callable[[str], list[str]
     return names
 
 
-_LINE_READERS: Mapping[str, Callable[[Lines, Input, InputOptions], Iterator[Found]]] = {
+_LINE_READERS: Mapping[str, Callable[[Lines, Input, InputOptions], Iterator[RecordOrRejection]]] = {
     "jsonl": _jsonl,
     "tsv": _tsv,
     "csv": _csv,
@@ -282,25 +285,27 @@ _LINE_READERS: Mapping[str, Callable[[Lines, Input, InputOptions], Iterator[Foun
 }
 
 
-def _read_embedded(span: Span) -> Iterator[Found]:
+def _read_embedded(span: InputSpan) -> Iterator[RecordOrRejection]:
     documents = embedded.all_documents()[span.start : span.end]
     for row, (name, text) in enumerate(documents, span.start):
-        yield plain_record(text, Place(name, row, len(text)))
+        yield plain_record(text, SourceLocation(name, row, len(text)))
 
 
-def _read_array(item: Input, options: InputOptions) -> Iterator[Found]:
+def _read_array(item: Input, options: InputOptions) -> Iterator[RecordOrRejection]:
     """A JSON array of objects."""
     with reading(item.path), open_bytes(item.path) as handle:
         for row, (value, size) in enumerate(elements(handle, item.path, LONGEST)):
             yield _tried(
                 lambda value, place: record_of(_object(value), place, options),
                 value,
-                Place(f"{item.name}#{row}", row, size),
+                SourceLocation(f"{item.name}#{row}", row, size),
                 lambda value: json.dumps(value, ensure_ascii=False)[:_EXCERPT],
             )
 
 
-def _read_parquet(item: Input, span: Span, options: InputOptions) -> Iterator[Found]:
+def _read_parquet(
+    item: Input, span: InputSpan, options: InputOptions
+) -> Iterator[RecordOrRejection]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -316,7 +321,7 @@ def _read_parquet(item: Input, span: Span, options: InputOptions) -> Iterator[Fo
         raise UserError(f"input {item.path}: damaged parquet file: {error}") from None
 
 
-def _read_arrow(item: Input, span: Span, options: InputOptions) -> Iterator[Found]:
+def _read_arrow(item: Input, span: InputSpan, options: InputOptions) -> Iterator[RecordOrRejection]:
     table = open_dataset(item.path)
     table = table.select_columns(_columns(table.column_names, item, options))
     names = {name: getattr(kind, "names", None) for name, kind in table.features.items()}
@@ -334,7 +339,7 @@ def _read_arrow(item: Input, span: Span, options: InputOptions) -> Iterator[Foun
 def _columns(names: list[str], item: Input, options: InputOptions) -> list[str]:
     """The columns to read; a table without them is a mistake as a whole."""
     wanted = []
-    for either in wanted_fields(options) + ([(options.id_field,)] if options.id_field else []):
+    for either in required_fields(options) + ([(options.id_field,)] if options.id_field else []):
         there = [name for name in either if name in names]
         if not there:
             missing = " or ".join(f"`{name}`" for name in either)
@@ -356,10 +361,10 @@ def _naming(options: InputOptions) -> str:
 
 def _rows(
     rows: list[dict[str, Any]], first: int, item: Input, options: InputOptions
-) -> Iterator[Found]:
-    names = wanted_fields(options)[0]
+) -> Iterator[RecordOrRejection]:
+    names = required_fields(options)[0]
 
-    def make(row: dict[str, Any], place: Place) -> Record:
+    def make(row: dict[str, Any], place: SourceLocation) -> Record:
         return record_of(row, place, options)
 
     def main(row: dict[str, Any]) -> Any:
@@ -367,5 +372,5 @@ def _rows(
 
     for number, row in enumerate(rows, first):
         size = len(value) if isinstance(value := main(row), str) else 1
-        place = Place(f"{item.name}#{number}", number, size)
+        place = SourceLocation(f"{item.name}#{number}", number, size)
         yield _tried(make, row, place, lambda row: repr(main(row))[:_EXCERPT])

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from palm_ds.corpus.input.options import InputOptions
 
 JOINT = "\n\n"  # between the parts of a text
-MOST_VALUES = 256  # of a column: it is uint8
+MAX_VALUES = 256  # of a column: it is uint8
 _LONGEST_LABEL = 100
 _TEXTS = ("text", "message", "utterance", "content")  # of a turn that has fields
 _SPEAKERS = ("speaker", "role")
@@ -29,7 +29,7 @@ class BadRecordError(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
+class SourceLocation:
     """Where a record stands."""
 
     id: str  # what it is called if it has no id of its own
@@ -38,13 +38,13 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Tokens:
+class PretokenizedPair:
     """Two texts as ids that were made elsewhere, without special tokens."""
 
     ids: np.ndarray  # (tokens,) int64, both texts
     word: np.ndarray  # (tokens,) bool: a word begins
     second: int  # where the second text begins
-    specials: tuple[int, int, int]  # the ids that stood for [CLS], [SEP] and [SEP]
+    special_ids: tuple[int, int, int]  # the ids that stood for [CLS], [SEP] and [SEP]
     excerpt: str  # of the line
 
 
@@ -56,11 +56,11 @@ class Record:
     parts: tuple[str, ...]
     line: int
     cost: int
-    whole: int = 0
-    titled: bool = False  # the first part is a title
-    columns: Mapping[str, Sequence[int]] = field(default_factory=dict)  # a value for each part
+    unsplit_parts: int = 0
+    has_title: bool = False  # the first part is a title
+    part_values: Mapping[str, Sequence[int]] = field(default_factory=dict)  # a value for each part
     label: str | None = None  # the name of the pair's label
-    tokens: Tokens | None = None  # in place of parts
+    tokens: PretokenizedPair | None = None  # in place of parts
 
     @property
     def text(self) -> str:
@@ -72,7 +72,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Rejected:
+class Rejection:
     """A line or row that is no document."""
 
     reason: str
@@ -81,10 +81,10 @@ class Rejected:
     cost: int
 
 
-Found = Record | Rejected
+RecordOrRejection = Record | Rejection
 
 
-def wanted_fields(options: InputOptions) -> list[tuple[str, ...]]:
+def required_fields(options: InputOptions) -> list[tuple[str, ...]]:
     """The fields a record is made of; of each tuple the first that is there. `id` is apart."""
     if options.structure == "pairs":
         return [(name,) for name in options.pair_fields]
@@ -93,40 +93,40 @@ def wanted_fields(options: InputOptions) -> list[tuple[str, ...]]:
     return [(options.text_field,), *([(options.title_field,)] if options.title_field else [])]
 
 
-def record_of(row: Mapping[str, Any], place: Place, options: InputOptions) -> Record:
+def record_of(row: Mapping[str, Any], place: SourceLocation, options: InputOptions) -> Record:
     """The record of a row that has fields; BadRecordError says why it is none."""
     make = {"pairs": _pair, "dialogues": _dialogue}.get(options.structure, _document)
     return make(row, place, options)
 
 
-def plain_record(text: str, place: Place) -> Record:
+def plain_record(text: str, place: SourceLocation) -> Record:
     """The record of a text that is nothing but text."""
-    return Record(place.id, (checked(text, "the text"),), place.line, place.cost)
+    return Record(place.id, (check_text(text, "the text"),), place.line, place.cost)
 
 
-def _document(row: Mapping[str, Any], place: Place, options: InputOptions) -> Record:
-    text = checked(_field(row, options.text_field), f"field `{options.text_field}`")
+def _document(row: Mapping[str, Any], place: SourceLocation, options: InputOptions) -> Record:
+    text = check_text(_field(row, options.text_field), f"field `{options.text_field}`")
     identity = _identity(row, place, options)
     if options.title_field is None:
         return Record(identity, (text,), place.line, place.cost)
     title = _field(row, options.title_field)
     if title is None or (isinstance(title, str) and not title.strip()):
         return Record(identity, (text,), place.line, place.cost)
-    title = " ".join(checked(title, f"field `{options.title_field}`").split())
+    title = " ".join(check_text(title, f"field `{options.title_field}`").split())
     parts = (title, text.strip("\n"))
-    return Record(identity, parts, place.line, place.cost, whole=1, titled=True)
+    return Record(identity, parts, place.line, place.cost, unsplit_parts=1, has_title=True)
 
 
-def _pair(row: Mapping[str, Any], place: Place, options: InputOptions) -> Record:
+def _pair(row: Mapping[str, Any], place: SourceLocation, options: InputOptions) -> Record:
     texts = [
-        checked(_field(row, name), f"field `{name}`", f"field `{name}`: empty text").strip()
+        check_text(_field(row, name), f"field `{name}`", f"field `{name}`: empty text").strip()
         for name in options.pair_fields[:2]
     ]
     label = ""
     if len(options.pair_fields) > 2:
         label = _label(_field(row, options.pair_fields[2], _NO_LABEL), options.pair_fields[2])
     identity = _identity(row, place, options)
-    return Record(identity, tuple(texts), place.line, place.cost, whole=2, label=label)
+    return Record(identity, tuple(texts), place.line, place.cost, unsplit_parts=2, label=label)
 
 
 _NO_LABEL = " (--no_label if the pairs have none)"
@@ -137,7 +137,7 @@ def _label(value: object, name: str) -> str:
         return str(value).lower()
     if isinstance(value, int):
         return str(value)
-    text = checked(value, f"the label in field `{name}`", "empty label").strip()
+    text = check_text(value, f"the label in field `{name}`", "empty label").strip()
     if "\n" in text or len(text) > _LONGEST_LABEL:
         raise BadRecordError(
             f"the label in field `{name}` has several lines or over {_LONGEST_LABEL} characters"
@@ -145,12 +145,12 @@ def _label(value: object, name: str) -> str:
     return text
 
 
-def _dialogue(row: Mapping[str, Any], place: Place, options: InputOptions) -> Record:
-    names = wanted_fields(options)[0]
+def _dialogue(row: Mapping[str, Any], place: SourceLocation, options: InputOptions) -> Record:
+    names = required_fields(options)[0]
     name = next((name for name in names if name in row), names[0])
     turns = _field(row, name, "" if options.turns_field else " (--turns_field names another)")
     if not isinstance(turns, Sequence) or isinstance(turns, str):
-        raise BadRecordError(f"field `{name}` is {kind_of(turns)}, not a list of turns")
+        raise BadRecordError(f"field `{name}` is {type_name(turns)}, not a list of turns")
     if not turns:
         raise BadRecordError(f"field `{name}` has no turns")
     spoken = [_turn(turn, f"turn {number}") for number, turn in enumerate(turns, 1)]
@@ -161,8 +161,8 @@ def _dialogue(row: Mapping[str, Any], place: Place, options: InputOptions) -> Re
         texts,
         place.line,
         place.cost,
-        whole=len(texts),
-        columns={"role": roles},
+        unsplit_parts=len(texts),
+        part_values={"role": roles},
     )
 
 
@@ -180,8 +180,8 @@ def _turn(turn: object, what: str) -> tuple[str | int | None, str]:
             raise BadRecordError(f"{what} is a list of {len(turn)}, not a [speaker, text] pair")
         speaker, text = turn
     if speaker is not None and not isinstance(speaker, str | int):
-        raise BadRecordError(f"{what}: the speaker is {kind_of(speaker)}, not a name or number")
-    return speaker, checked(text, what, f"{what}: empty text").strip()
+        raise BadRecordError(f"{what}: the speaker is {type_name(speaker)}, not a name or number")
+    return speaker, check_text(text, what, f"{what}: empty text").strip()
 
 
 def _roles(speakers: Sequence[str | int | None]) -> list[int]:
@@ -192,8 +192,8 @@ def _roles(speakers: Sequence[str | int | None]) -> list[int]:
     if unnamed:
         raise BadRecordError(f"turn {unnamed[0]} names no speaker, though other turns do")
     numbers = {speaker: i for i, speaker in enumerate(dict.fromkeys(speakers))}
-    if len(numbers) > MOST_VALUES:
-        raise BadRecordError(f"{len(numbers)} speakers, where {MOST_VALUES} are the most")
+    if len(numbers) > MAX_VALUES:
+        raise BadRecordError(f"{len(numbers)} speakers, where {MAX_VALUES} are the most")
     return [numbers[speaker] for speaker in speakers]
 
 
@@ -204,21 +204,21 @@ def _field(row: Mapping[str, Any], name: str, hint: str = "") -> Any:
     return row[name]
 
 
-def _identity(row: Mapping[str, Any], place: Place, options: InputOptions) -> str:
+def _identity(row: Mapping[str, Any], place: SourceLocation, options: InputOptions) -> str:
     name = options.id_field
     value = row.get(name or "id")
     if isinstance(value, str | int) and not isinstance(value, bool) and value != "":
-        return checked(str(value), "the id")
+        return check_text(str(value), "the id")
     if name is None:
         return place.id
     what = "no field" if name not in row else f"{type(value).__name__} in field"
     raise BadRecordError(f"{what} `{name}`, which is to be the id")
 
 
-def checked(text: object, what: str, empty: str = "empty text") -> str:
+def check_text(text: object, what: str, empty: str = "empty text") -> str:
     """The text, if it is one."""
     if not isinstance(text, str):
-        raise BadRecordError(f"{what} is {kind_of(text)}, not text")
+        raise BadRecordError(f"{what} is {type_name(text)}, not text")
     if not text.strip():
         raise BadRecordError(empty)
     if not text.isascii():
@@ -230,6 +230,6 @@ def checked(text: object, what: str, empty: str = "empty text") -> str:
     return text
 
 
-def kind_of(value: object) -> str:
+def type_name(value: object) -> str:
     """What a value is, in a message."""
     return "null" if value is None else type(value).__name__

@@ -191,7 +191,7 @@ def mine(corpus: Corpus, finder: Finder, *, shortest: int, unmarked: int) -> Ite
         sentence = sentence[np.asarray(corpus.first_sentence)[opening] != sentence]
         before, start, end = offsets[sentence - 1], offsets[sentence], offsets[sentence + 1]
         fit = (start - before >= shortest) & (end - start >= shortest)
-        if "heading" in corpus.marks:
+        if "heading" in corpus.annotations:
             fit &= (corpus.take(before, "heading") == 0) & (corpus.take(start, "heading") == 0)
         before, start, end = before[fit], start[fit], end[fit]
         label, cut = finder.find(corpus, start, end)

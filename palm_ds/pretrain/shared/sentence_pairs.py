@@ -23,7 +23,7 @@ _MOST_ITEMS = 1 << 22
 
 def is_ready_made(source: Source) -> bool:
     """Whether the corpus holds pairs with labels, not running text."""
-    return "label" in source.corpus.marks
+    return "label" in source.corpus.annotations
 
 
 def ready_made(source: Source) -> np.ndarray:

@@ -17,7 +17,7 @@ import torch
 from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.errors import UserError
 from palm_ds.model.config import EncoderConfig
-from palm_ds.text.add_tokens import Added, add_tokens, pieces, read_tokens
+from palm_ds.text.add_tokens import ExtendedTokenizer, add_tokens, initializing_ids, read_token_file
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.weights.convert import embeddings as surgery
 from palm_ds.weights.convert.embeddings import Changed
@@ -88,9 +88,11 @@ def _operate(
     if wanted.tokens is not None:
         if tokenizer is None:
             raise UserError("has no tokenizer with it to add tokens to; name one")
-        tokens = read_tokens(wanted.tokens)
+        tokens = read_token_file(wanted.tokens)
         added = add_tokens(tokenizer, tokens, reuse_unused=wanted.reuse_unused)
-        rows = {i: pieces(tokenizer, token, tokens[token]) for token, i in added.ids.items()}
+        rows = {
+            i: initializing_ids(tokenizer, token, tokens[token]) for token, i in added.ids.items()
+        }
         changed = surgery.place_words(state, config, rows, used=used, seed=wanted.seed)
         said += [_about(added, tokens), changed.said]
         tokenizer, used = added.tokenizer, added.tokenizer.size
@@ -111,10 +113,14 @@ def _operate(
     return changed, tokenizer, said
 
 
-def _about(added: Added, tokens: dict[str, str]) -> str:
+def _about(added: ExtendedTokenizer, tokens: dict[str, str]) -> str:
     shown = ", ".join(f"{token} {i}" for token, i in list(added.ids.items())[:5])
     more = f", and {len(added.ids) - 5} more" if len(added.ids) > 5 else ""
-    known = f"; {len(added.known)} of {len(tokens)} were there already" if added.known else ""
+    known = (
+        f"; {len(added.already_known)} of {len(tokens)} were there already"
+        if added.already_known
+        else ""
+    )
     return f"tokens: {shown or 'none is new'}{more}{known}"
 
 

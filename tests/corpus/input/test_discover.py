@@ -16,10 +16,10 @@ import pytest
 import zstandard
 
 from palm_ds.common.errors import UserError
-from palm_ds.corpus.add_annotation import add_marks
+from palm_ds.corpus.add_annotation import add_annotations
 from palm_ds.corpus.input.options import InputOptions
 from palm_ds.corpus.options import TextOptions
-from palm_ds.corpus.prepare import Prepare, prepare, read_rejected
+from palm_ds.corpus.prepare import PrepareOptions, prepare, read_rejected
 from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.text.tokenizer import SPECIALS, sentencepiece
 from tests.corpus.test_prepare import hashes
@@ -41,7 +41,7 @@ def made(file: Path, tokenizer: str, *, text: TextOptions | None = None, **optio
     prepare(
         out,
         [str(file)],
-        Prepare(tokenizer=tokenizer, input=source, text=text or TextOptions(), **options),
+        PrepareOptions(tokenizer=tokenizer, input=source, text=text or TextOptions(), **options),
     )
     return open_corpus(out, verify=True)
 
@@ -60,7 +60,7 @@ def column(corpus: Corpus, name: str, number: int) -> list[int]:
     _, piece = corpus.document(number, [name])
     first, last = corpus.first_sentence[number : number + 2]
     edges = corpus.sentence_starts[first : last + 1] - piece.start
-    parts = [piece.marks[name][a:b].tolist() for a, b in zip(edges, edges[1:], strict=False)]
+    parts = [piece.annotations[name][a:b].tolist() for a, b in zip(edges, edges[1:], strict=False)]
     assert all(len(set(part)) == 1 for part in parts)
     return [part[0] for part in parts]
 
@@ -192,15 +192,15 @@ def test_stopped_it_goes_on(tmp_path: Path, vocabulary: str, monkeypatch) -> Non
     whole = made(many_pairs(tmp_path / "a.tsv"), vocabulary, format="pairs", shard_mb=0.002)
     (tmp_path / "again").mkdir()
     file = many_pairs(tmp_path / "again/a.tsv")
-    make_shard, calls = build.make_shard, []
+    write_shard, calls = build.write_shard, []
 
     def stop(task: tuple[str, int]) -> int:
         calls.append(task[1])
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return make_shard(task)
+        return write_shard(task)
 
-    monkeypatch.setattr(build, "make_shard", stop)
+    monkeypatch.setattr(build, "write_shard", stop)
     with pytest.raises(KeyboardInterrupt):
         made(file, vocabulary, format="pairs", shard_mb=0.002)
     again = made(file, vocabulary, format="pairs", shard_mb=0.002)
@@ -212,7 +212,7 @@ def test_a_mark_is_added_to_pairs(tmp_path: Path, vocabulary: str) -> None:
     file = many_pairs(tmp_path / "a.tsv")
     corpus = made(file, vocabulary, format="pairs", shard_mb=0.002)
     before = corpus.take(np.arange(corpus.manifest.tokens), "label")
-    manifest = add_marks(corpus.path, [str(file)], ["heading"])
+    manifest = add_annotations(corpus.path, [str(file)], ["heading"])
     after = open_corpus(corpus.path, verify=True)
     assert manifest.options["labels"] == corpus.manifest.options["labels"]
     assert np.array_equal(after.take(np.arange(len(before)), "label"), before)
@@ -310,7 +310,14 @@ def test_dialogues(shape: str, field: str, tmp_path: Path, vocabulary: str) -> N
     assert sentences(corpus, 0) == ["hello.howareyou?", "iamfine", "good!"]
     assert column(corpus, "role", 0) == roles
     assert corpus.document(0)[0] == "d"
-    assert corpus.manifest.marks == ("sentence", "word", "phrase", "entity", "capital", "role")
+    assert corpus.manifest.annotations == (
+        "sentence",
+        "word",
+        "phrase",
+        "entity",
+        "capital",
+        "role",
+    )
 
 
 def dialogue_files(folder: Path) -> dict[str, Path]:
@@ -379,7 +386,7 @@ def test_parts_with_a_tokenizer_that_does_not_go_word_by_word(tmp_path: Path) ->
     (tmp_path / "a.jsonl").write_text(json.dumps({"turns": turns}))
     corpus = made(tmp_path / "a.jsonl", str(tmp_path / "tokenizer"), format="dialogues")
     _, piece = corpus.document(0)
-    starts = np.flatnonzero(piece.marks["sentence"])
+    starts = np.flatnonzero(piece.annotations["sentence"])
     assert [part.tolist() for part in np.split(piece.ids, starts[1:])] == [
         ids.tolist() for ids, _ in tokenizer.encode_texts([turn.strip() for turn in turns])
     ]
@@ -428,7 +435,7 @@ def test_a_broken_array(content: str, tmp_path: Path, vocabulary: str, monkeypat
 
 def test_an_empty_array(tmp_path: Path, vocabulary: str) -> None:
     (tmp_path / "a.json").write_text("[ ]")
-    with pytest.raises(UserError, match="holds no documents"):
+    with pytest.raises(UserError, match="has no documents"):
         made(tmp_path / "a.json", vocabulary)
 
 
@@ -444,7 +451,9 @@ def test_real_dialogues_as_they_are(shared: Path, tmp_path: Path) -> None:
         out = tmp_path / name.partition("/")[0]
         source = InputOptions(format="dialogues")
         prepare(
-            out, [str(shared / "data/dialogue" / name)], Prepare(tokenizer=tokenizer, input=source)
+            out,
+            [str(shared / "data/dialogue" / name)],
+            PrepareOptions(tokenizer=tokenizer, input=source),
         )
         corpus = open_corpus(out)
         assert (len(corpus), corpus.manifest.sentences) == (dialogues, turns)
@@ -460,7 +469,7 @@ def test_real_pairs_as_they_are(shared: Path, tmp_path: Path) -> None:
     prepare(
         tmp_path / "c",
         [str(file)],
-        Prepare(tokenizer=tokenizer, input=InputOptions(format="pairs")),
+        PrepareOptions(tokenizer=tokenizer, input=InputOptions(format="pairs")),
     )
     corpus = open_corpus(tmp_path / "c")
     rows = [line.split("\t") for line in file.read_text("utf-8").split("\n")[1:] if line]

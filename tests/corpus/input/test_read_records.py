@@ -16,28 +16,28 @@ from hypothesis import strategies as st
 
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.input import python_docs as embedded
-from palm_ds.corpus.input.discover import cut, find_inputs
+from palm_ds.corpus.input.discover import find_inputs, split_into_units
 from palm_ds.corpus.input.options import InputOptions
-from palm_ds.corpus.input.read_records import Record, Rejected, SpanReader
+from palm_ds.corpus.input.read_records import Record, RecordReader, Rejection
 
 ROWS = [{"id": f"d{i}", "text": f"Text {i}\u2028 of 北京. " * (i + 1)} for i in range(20)]
 
 
 def read(
     names: list[str], *, size: int = 1 << 20, **options
-) -> tuple[list[Record], list[Rejected]]:
+) -> tuple[list[Record], list[Rejection]]:
     """Everything in the inputs, cut into units of `size` bytes."""
     chosen = InputOptions(**options)
     inputs, _ = find_inputs(names, chosen)
     found = [
         each
-        for unit in cut(inputs, chosen, size=size)
+        for unit in split_into_units(inputs, chosen, size=size)
         for span in unit
-        for each in SpanReader(inputs[span.input], span, chosen)
+        for each in RecordReader(inputs[span.input], span, chosen)
     ]
     return (
         [r for r in found if isinstance(r, Record)],
-        [r for r in found if isinstance(r, Rejected)],
+        [r for r in found if isinstance(r, Rejection)],
     )
 
 
@@ -177,7 +177,7 @@ def test_a_small_files_share_a_unit(tmp_path: Path) -> None:
     for i in range(10):
         (tmp_path / f"{i}.txt").write_text("x" * 100)
     inputs, _ = find_inputs([str(tmp_path)], InputOptions())
-    units = cut(inputs, InputOptions(), size=350)
+    units = split_into_units(inputs, InputOptions(), size=350)
     assert [len(unit) for unit in units] == [3, 3, 3, 1]
 
 

@@ -89,7 +89,7 @@ def test_pickle_itself_reads_it_as_numpy_arrays(tmp_path: Path) -> None:
     """As Paddle does: pickle.load(file, encoding="latin1"); here with no more than numpy."""
 
     class Numpy(pickle.Unpickler):
-        def find_class(self, module: str, name: str) -> Any:
+        def import_class(self, module: str, name: str) -> Any:
             assert (module, name) in {
                 ("numpy.core.multiarray", "_reconstruct"),
                 ("numpy", "ndarray"),
