@@ -127,7 +127,7 @@ def test_what_cannot_be_added(source: Path, corpus: Path, tmp_path: Path) -> Non
         ([source], ["capital", "capital"], "already has the annotation 'capital'"),
         ([source], ["capitals"], "did you mean"),
         ([short], ["capital"], r"prepared from a different input \(inputs\[0\].bytes: \d+ -> \d+"),
-        ([source], ["own_added_marks:broken"], r"\(3,\) values for"),
+        ([source], ["own_added_marks:broken"], r"values of shape \(3,\)"),
     ):
         with pytest.raises(UserError, match=message):
             add_annotations(corpus, list(map(str, inputs)), marks)

@@ -214,8 +214,8 @@ def test_a_user_s_own_mark(tmp_path: Path, monkeypatch) -> None:
     for bad, message in (
         ("my_own_marks:nothing", "has no 'nothing'"),
         ("my_own_marks:value", "is not a function"),
-        ("my_own_marks:Box.word", "a column there is already"),
-        ("ids=my_own_marks:even", "a column there is already"),
+        ("my_own_marks:Box.word", "a built-in name"),
+        ("ids=my_own_marks:even", "a built-in name"),
         ("no_such_module:x", "cannot import"),
         ("my_own_marks:", "module:function"),
         ("capitol", "did you mean"),

@@ -266,7 +266,12 @@ def test_what_cannot_be_written(documents: Corpus, tmp_path: Path, vocabulary: P
         (documents.path, "there.gz", None, "already exists"),
         (documents.path, "no/a.gz", None, "No such file"),
         (documents.path, "a.gz", 7, "--length 7: must be at least 8"),
-        (tmp_path / "pairs", "a.gz", None, "its labels are and, but; ERNIE's lines know 0 and 1"),
+        (
+            tmp_path / "pairs",
+            "a.gz",
+            None,
+            "its labels are and, but; ERNIE's lines allow only 0 and 1",
+        ),
         (tmp_path / "one", "a.gz", None, "has only one document"),
         (tmp_path / "short", "a.gz", None, "no document has two sentences"),
     ):

@@ -199,7 +199,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         file("a.gz", b"", "--format", "ernie"),
         "contain ids; give their --tokenizer",
     ),
-    "lower lines": (lines(b"", "--lower"), "contain ids, not text: --lower"),
+    "lower lines": (lines(b"", "--lower"), "contain ids, not text; remove --lower"),
     "lines with a lexicon": (lines(b"", "--lexicon_phrase", "x"), "contain ids, not text"),
     "no lines": (lines(b""), "a.gz: has no documents"),
     "other lines": (lines(b"[CLS] a b"), "line 1: 1 fields where 5 are due: token_ids;sentence_ty"),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from palm_ds.corpus.input.records import BadRecordError, checked, kind_of
+from palm_ds.corpus.input.records import BadRecordError, check_text, type_name
 from palm_ds.data.reader.options import TableSettings
 from palm_ds.text.simplified import simplify_in_place
 
@@ -55,7 +55,7 @@ def _text(value: Any, role: str, settings: TableSettings) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str) or value.strip():
-        value = checked(value, role)
+        value = check_text(value, role)
     if settings.strip_spaces and role in ("text_a", "text_b", "text_b_neg", "choices"):
         return value.replace(" ", "")
     return value
@@ -78,20 +78,20 @@ def label_text(value: Any, role: str = "label") -> str:
         if not math.isfinite(value):
             raise BadRecordError(f"{role} is {value}, not a number")
         return repr(value)
-    return checked(value, role, f"{role} is empty").strip()
+    return check_text(value, role, f"{role} is empty").strip()
 
 
 def _identity(value: Any, role: str, settings: TableSettings) -> str | int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    return checked(value, role, f"{role} is empty").strip()
+    return check_text(value, role, f"{role} is empty").strip()
 
 
 def _texts(value: Any, role: str, settings: TableSettings) -> list[str]:
     if isinstance(value, str):
         value = value.split(settings.tag_delimiter)
     if not isinstance(value, list):
-        raise BadRecordError(f"{role} is {kind_of(value)}, not a list")
+        raise BadRecordError(f"{role} is {type_name(value)}, not a list")
     return [_text(x, role, settings) for x in value]
 
 
@@ -99,7 +99,7 @@ def _tags(value: Any, role: str, settings: TableSettings) -> list[str]:
     if isinstance(value, str):
         value = value.split(settings.tag_delimiter)
     if not isinstance(value, list):
-        raise BadRecordError(f"{role} is {kind_of(value)}, not a list")
+        raise BadRecordError(f"{role} is {type_name(value)}, not a list")
     return [label_text(x, f"tag {number}") for number, x in enumerate(value, 1)]
 
 
@@ -156,7 +156,7 @@ def _spans(value: Any, text: str) -> list[dict[str, Any]]:
     elif isinstance(value, list):
         found = [_span(x) for x in value]
     else:
-        raise BadRecordError(f"spans is {kind_of(value)}, not a list")
+        raise BadRecordError(f"spans is {type_name(value)}, not a list")
     for start, end, kind in found:
         if not (_is_place(start) and _is_place(end) and 0 <= start < end <= len(text)):
             raise BadRecordError(
@@ -171,7 +171,7 @@ def _is_place(value: Any) -> bool:
 
 def _span(value: Any) -> tuple[Any, Any, str]:
     if not isinstance(value, Mapping):
-        raise BadRecordError(f"a span is {kind_of(value)}, not an object")
+        raise BadRecordError(f"a span is {type_name(value)}, not an object")
     inner = value.get("valueSpan")
     if isinstance(inner, Mapping):  # Restaurants-8k, where a start of 0 is not written
         return inner.get("startIndex", 0), inner.get("endIndex"), label_text(value.get("slot"))
@@ -186,7 +186,7 @@ def _inclusive(value: Mapping[str, Any], text: str) -> list[tuple[Any, Any, str]
     found = []
     for kind, surfaces in value.items():
         if not isinstance(surfaces, Mapping):
-            raise BadRecordError(f"label {kind}: {kind_of(surfaces)} where an object is due")
+            raise BadRecordError(f"label {kind}: {type_name(surfaces)} where an object is due")
         for surface, places in surfaces.items():
             for first, last in _pairs(places, surface):
                 if text[first : last + 1] != surface:
@@ -256,11 +256,11 @@ def _answers(value: Any) -> list[tuple[str, int]]:
             raise BadRecordError("an answer is no object")
         pairs = [(x.get("text"), x.get("answer_start", x.get("start"))) for x in value]
     else:
-        raise BadRecordError(f"answers is {kind_of(value)}, not a list")
+        raise BadRecordError(f"answers is {type_name(value)}, not a list")
     for text, start in pairs:
-        checked(text, "an answer's text", "an answer's text is empty")
+        check_text(text, "an answer's text", "an answer's text is empty")
         if not _is_place(start):
-            raise BadRecordError(f"answer {text[:40]!r}: answer_start is {kind_of(start)}")
+            raise BadRecordError(f"answer {text[:40]!r}: answer_start is {type_name(start)}")
     return pairs
 
 

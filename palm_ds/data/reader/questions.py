@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from palm_ds.corpus.input.records import kind_of
+from palm_ds.corpus.input.records import type_name
 
 Found = tuple[str, dict[str, Any], str]  # place, values, or why there are none
 
@@ -44,7 +44,7 @@ def _paragraph(paragraph: Any, place: str) -> Iterator[Found]:
 
 def _question(item: Any, context: str, place: str) -> Found:
     if not isinstance(item, dict):
-        return place, {}, f"a JSON {kind_of(item)} where an object is due"
+        return place, {}, f"a JSON {type_name(item)} where an object is due"
     identity = item.get("id")
     if not isinstance(identity, str | int) or isinstance(identity, bool) or identity == "":
         return place, {}, "no `id`"

@@ -12,7 +12,7 @@ from typing import Any
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.input.compression import open_bytes, reading
 from palm_ds.corpus.input.read_records import Lines, decoded, json_row
-from palm_ds.corpus.input.records import BadRecordError, kind_of
+from palm_ds.corpus.input.records import BadRecordError, type_name
 from palm_ds.data.reader.find_files import File
 from palm_ds.data.reader.options import TableSettings
 from palm_ds.data.reader.questions import questions
@@ -146,7 +146,7 @@ def read_json(file: File, settings: TableSettings) -> Iterator[Row]:
     value = _document(file)
     items = value.get("data") if isinstance(value, dict) else value
     if not isinstance(items, list):
-        what = "no array under `data`" if isinstance(value, dict) else f"a JSON {kind_of(value)}"
+        what = "no array under `data`" if isinstance(value, dict) else f"a JSON {type_name(value)}"
         raise UserError(f"{file.path}:1: {what}; an array of objects, or SQuAD's layout, is due")
     if any(isinstance(item, dict) and "paragraphs" in item for item in items[:1]):
         yield from (Row(*found) for found in questions(items))
@@ -155,7 +155,7 @@ def read_json(file: File, settings: TableSettings) -> Iterator[Row]:
         if isinstance(item, dict):
             yield Row(number, unfold(item))
         else:
-            yield Row(number, bad=f"a JSON {kind_of(item)} where an object is due")
+            yield Row(number, bad=f"a JSON {type_name(item)} where an object is due")
 
 
 def _document(file: File) -> Any:
