@@ -270,7 +270,7 @@ def test_what_cannot_be_written(documents: Corpus, tmp_path: Path, vocabulary: P
             tmp_path / "pairs",
             "a.gz",
             None,
-            "its labels are and, but; ERNIE's lines allow only 0 and 1",
+            "and, but; ERNIE's lines allow only 0 and 1",
         ),
         (tmp_path / "one", "a.gz", None, "has only one document"),
         (tmp_path / "short", "a.gz", None, "no document has two sentences"),
