@@ -21,7 +21,7 @@ from palm_ds.data.task import guess
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead
 from palm_ds.tasks.metrics.classes import accuracy, f1, macro, matthews
-from palm_ds.tasks.shared import labels as label_values
+from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.probabilities import rounded, softmax
 from palm_ds.tasks.shared.text_task import ClassesTask, confusion_table
 from palm_ds.weights.formats.huggingface.target import HeadTaken
@@ -76,11 +76,11 @@ class Classification(ClassesTask):
         return replace(task, class_weights=weights)
 
     def check_labels(self, source: TableSource) -> None:
-        label_values.classes(self, source, strict=True)
+        labels.classes(self, source, strict=True)
 
     def targets(self, source: TableSource) -> np.ndarray:
         """(rows,) int64 classes; -1 where the table has no label that is one of them."""
-        return source.cached(f"classes {self.name}", lambda: label_values.classes(self, source))
+        return source.cached(f"classes {self.name}", lambda: labels.classes(self, source))
 
     def label(self, example: Example, source: Any, rng: np.random.Generator) -> None:
         target = self.targets(source)[example.item]
@@ -125,7 +125,7 @@ class Classification(ClassesTask):
     def score_rows(
         self, source: TableSource, predictions: Sequence[StoredPrediction]
     ) -> dict[str, float]:
-        label_values.check_overlap(self, source, predictions)
+        labels.check_overlap(self, source, predictions)
         return super().score_rows(source, predictions)
 
     def hf_export(self) -> HeadTaken:

@@ -27,7 +27,7 @@ from palm_ds.data.task import Task, guess
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead, Head, PairHead
 from palm_ds.tasks.metrics.classes import accuracy, f1, matthews
-from palm_ds.tasks.shared import labels as label_values
+from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.probabilities import rounded, sigmoid, softmax
 from palm_ds.tasks.shared.text_task import ClassesTask, level, missing
 from palm_ds.weights.formats.huggingface.target import HeadTaken
@@ -95,7 +95,7 @@ class Matching(ClassesTask):
 
     def check_labels(self, source: TableSource) -> None:
         if not self.pairwise:
-            label_values.classes(self, source, strict=True)
+            labels.classes(self, source, strict=True)
 
     def columns_of(self, source: TableSource) -> tuple[str, ...]:
         """Two of them, or with a worse text three."""
@@ -158,7 +158,7 @@ class Matching(ClassesTask):
 
     def targets(self, source: TableSource) -> np.ndarray:
         """Pointwise: (rows,) int64, 1 a match; -1 where the table has no label."""
-        return source.cached(f"classes {self.name}", lambda: label_values.classes(self, source))
+        return source.cached(f"classes {self.name}", lambda: labels.classes(self, source))
 
     def head(self, backbone: Encoder) -> Head:
         if self.pairwise:
@@ -210,7 +210,7 @@ class Matching(ClassesTask):
         self, source: TableSource, predictions: Sequence[StoredPrediction]
     ) -> dict[str, float]:
         if not self.pairwise:
-            label_values.check_overlap(self, source, predictions)
+            labels.check_overlap(self, source, predictions)
         return super().score_rows(source, predictions)
 
     def hf_export(self) -> HeadTaken:

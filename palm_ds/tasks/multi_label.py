@@ -20,7 +20,7 @@ from palm_ds.data.table_source import TableSource
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import MultiLabelHead
 from palm_ds.tasks.metrics.classes import exact_match, multilabel_macro, multilabel_micro
-from palm_ds.tasks.shared import labels as label_values
+from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.probabilities import rounded, sigmoid
 from palm_ds.tasks.shared.text_task import ClassesTask
 from palm_ds.weights.formats.huggingface.target import HeadTaken
@@ -51,24 +51,24 @@ class MultiLabel(ClassesTask):
 
     def names_in(self, source: TableSource) -> set[str]:
         values = source.column(self.label_column)
-        cells = (label_values.split_names(value, self.separator, self.nothing) for value in values)
+        cells = (labels.split_names(value, self.separator, self.nothing) for value in values)
         return {name for names in cells for name in names}
 
     def check_labels(self, source: TableSource) -> None:
-        label_values.class_sets(self, source, self.separator, self.nothing, strict=True)
+        labels.class_sets(self, source, self.separator, self.nothing, strict=True)
 
     def names_predicted(self, prediction: Mapping[str, Any]) -> set[str]:
         return set(prediction["labels"])
 
     def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
         names = stored.value("labels")
-        return {"labels": label_values.split_names(names, self.separator, self.nothing)}
+        return {"labels": labels.split_names(names, self.separator, self.nothing)}
 
     def targets(self, source: TableSource) -> np.ndarray:
         """(rows, classes) float32 of 0 and 1; NaN where a row has no label."""
         return source.cached(
             f"class sets {self.name}",
-            lambda: label_values.class_sets(self, source, self.separator, self.nothing),
+            lambda: labels.class_sets(self, source, self.separator, self.nothing),
         )
 
     def label(self, example: Example, source: Any, rng: np.random.Generator) -> None:

@@ -21,7 +21,7 @@ from palm_ds.data.table_source import Encoded, TableSource, encode
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ChoiceHead
 from palm_ds.tasks.metrics.classes import accuracy
-from palm_ds.tasks.shared import labels as label_values
+from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.probabilities import rounded, softmax
 from palm_ds.tasks.shared.text_task import TextTask, level, missing
 from palm_ds.weights.formats.huggingface.target import HeadTaken
@@ -106,7 +106,7 @@ class MultipleChoice(TextTask):
         """Raises UserError where a row's label is none of its choices."""
         source.need(self.label_column, self.where)
         label, choices = source.column(self.label_column)[item], self._choices(source)[item]
-        label_values.one_value(label, self, source, item)
+        labels.one_value(label, self, source, item)
         if self._number(label, choices) < 0:
             known = [self._name(number, choices) for number in (0, len(choices) - 1)]
             between = " or " if len(choices) == 2 else " to "
@@ -227,7 +227,7 @@ class MultipleChoice(TextTask):
     def score_rows(
         self, source: TableSource, predictions: Sequence[StoredPrediction]
     ) -> dict[str, float]:
-        label_values.check_overlap(self, source, predictions)
+        labels.check_overlap(self, source, predictions)
         return super().score_rows(source, predictions)
 
     def hf_export(self) -> HeadTaken:

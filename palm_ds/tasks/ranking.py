@@ -23,7 +23,7 @@ from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead
 from palm_ds.tasks.metrics.classes import f1
 from palm_ds.tasks.metrics.ranking import average_precision, mrr, ndcg, rank
-from palm_ds.tasks.shared import labels as label_values
+from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.probabilities import rounded, softmax
 from palm_ds.tasks.shared.text_task import TextTask, missing
 from palm_ds.weights.formats.huggingface.target import HeadTaken
@@ -76,7 +76,7 @@ class Ranking(TextTask):
     def check_labels(self, source: TableSource) -> None:
         column = self.group_of(source)
         missing(source.column(column), source, column)
-        grades = label_values.numbers(self, source, strict=True)
+        grades = labels.numbers(self, source, strict=True)
         for item in np.flatnonzero(grades < 0).tolist():
             raise UserError(
                 f"{source.where(item)}: {self.label_column}: {grades[item]:g} is below 0; grades "
@@ -85,7 +85,7 @@ class Ranking(TextTask):
 
     def grades(self, source: TableSource) -> np.ndarray:
         """(rows,) float64; NaN where a row has none."""
-        return source.cached(f"grades {self.name}", lambda: label_values.numbers(self, source))
+        return source.cached(f"grades {self.name}", lambda: labels.numbers(self, source))
 
     def label(self, example: Example, source: Any, rng: np.random.Generator) -> None:
         target = self.grades(source)[[example.item]] >= self.relevant_from

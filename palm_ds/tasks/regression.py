@@ -22,7 +22,7 @@ from palm_ds.data.task import Task
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import RegressionHead
 from palm_ds.tasks.metrics.numbers import mse, pearson_and_spearman
-from palm_ds.tasks.shared import labels as label_values
+from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.text_task import TextTask
 from palm_ds.weights.formats.huggingface.target import HeadTaken
 
@@ -65,16 +65,16 @@ class Regression(TextTask):
         """With the mean and deviation of the training rows, where they are wanted."""
         if not self.scale or self.deviation:
             return self
-        known = label_values.numbers(self, source, strict=True)
+        known = labels.numbers(self, source, strict=True)
         # of numbers that are all the same there is nothing to scale
         return replace(self, mean=float(known.mean()), deviation=float(known.std()) or 1.0)
 
     def check_labels(self, source: TableSource) -> None:
-        label_values.numbers(self, source, strict=True)
+        labels.numbers(self, source, strict=True)
 
     def targets(self, source: TableSource) -> np.ndarray:
         """(rows,) float64 in the units of the file; NaN where a row has no number."""
-        return source.cached(f"numbers {self.name}", lambda: label_values.numbers(self, source))
+        return source.cached(f"numbers {self.name}", lambda: labels.numbers(self, source))
 
     def label(self, example: Example, source: Any, rng: np.random.Generator) -> None:
         target = self._inside(self.targets(source)[[example.item]])

@@ -26,9 +26,14 @@ from palm_ds.model.crf import CRFHead, viterbi
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead
 from palm_ds.tasks.metrics.chunks import chunks, convert
-from palm_ds.tasks.shared import tag_schemes as tagsets
-from palm_ds.tasks.shared.tag_scoring import TagScoring
-from palm_ds.tasks.shared.word_windows import Seen, joined, seen, seen_in_text, windows
+from palm_ds.tasks.shared import tag_schemes
+from palm_ds.tasks.shared.word_windows import (
+    WindowWords,
+    joined,
+    windows,
+    words_in_text,
+    words_in_window,
+)
 from palm_ds.weights.formats.huggingface.target import HeadTaken
 
 _AT_ONCE = 256  # sentences whose best tags are looked for together
@@ -98,16 +103,16 @@ class Tagging(TagScoring):
         mine = self.targets(source)[self.words(source).of(example.item)]
         example.labels[self.name] = seen.positions, np.maximum(mine[seen.words], 0)
 
-    def _seen(self, example: Example, source: TableSource) -> Seen:
+    def _seen(self, example: Example, source: TableSource) -> WindowWords:
         """The words of the example's first text: tokens of this task's own, or of the same text as
         another task of the blend has it."""
         words, row = self.words(source), source.row(example.item)
-        if found := seen(example, words):
+        if found := words_in_window(example, words):
             return found
         (column,) = self.columns_of(source)
         mine = row[column] if isinstance(row[column], str) else " ".join(row[column])
         if mine == row.get("text_a"):
-            found = seen_in_text(example, words, source.encoded("text_a"))
+            found = words_in_text(example, words, source.encoded("text_a"))
         if not found:
             raise UserError(
                 f"{source.where(example.item)}: {self.where}: its words are not those of the text "
@@ -128,10 +133,10 @@ class Tagging(TagScoring):
 
     @property
     def _constrains(self) -> bool:
-        return self.constrain and self.trained != tagsets.NONE
+        return self.constrain and self.trained != tag_schemes.NONE
 
     def _allowed(self) -> np.ndarray:
-        return tagsets.allowed(self.labels, self.trained)
+        return tag_schemes.allowed(self.labels, self.trained)
 
     def baseline(self, targets: np.ndarray, source: Any) -> tuple[np.ndarray, np.ndarray]:
         known = self.targets(source)
@@ -178,7 +183,7 @@ class Tagging(TagScoring):
     def _choose_allowed(self, found: list[tuple[np.ndarray, np.ndarray]]) -> None:
         """Puts the best sequences that are allowed in the place of those that are not."""
         allowed = self._allowed()
-        wanting = [(b, s) for b, s in found if (b >= 0).all() and not _keeps(b, allowed)]
+        wanting = [(b, s) for b, s in found if (b >= 0).all() and not _is_allowed(b, allowed)]
         transitions = torch.from_numpy(np.where(allowed, 0.0, -1e4))
         for i in range(0, len(wanting), _AT_ONCE):
             some = wanting[i : i + _AT_ONCE]
@@ -194,7 +199,7 @@ class Tagging(TagScoring):
     ) -> dict[str, Any]:
         nothing = "O" if "O" in self.labels else self.labels[0]
         names = [self.labels[i] if i >= 0 else nothing for i in best]
-        if self.written != tagsets.NONE:
+        if self.written != tag_schemes.NONE:
             names = convert(names, self.written)
         if shares.ndim == 2:
             shares = shares[np.arange(len(best)), best]
@@ -208,15 +213,15 @@ class Tagging(TagScoring):
             words = self.words(source)
             places = words.spans[words.of(item)]
             made["tokens"] = [text[start:end] for start, end in places]
-            if self.written != tagsets.NONE:
-                made["spans"] = tagsets.spans_of_chunks(chunks(names), places)
+            if self.written != tag_schemes.NONE:
+                made["spans"] = tag_schemes.spans_of_chunks(chunks(names), places)
         return made
 
     def hf_export(self) -> HeadTaken | None:
         return None if self.crf else self.exported(labels=self.labels)
 
 
-def _keeps(best: np.ndarray, allowed: np.ndarray) -> bool:
+def _is_allowed(best: np.ndarray, allowed: np.ndarray) -> bool:
     if not len(best):
         return True
     inside = allowed[2 + best[:-1], best[1:]].all()

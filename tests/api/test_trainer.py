@@ -148,7 +148,7 @@ def test_rows_in_memory_are_no_files(trained, monkeypatch):
     assert made.evaluate(rows)["classification"]["accuracy"] == 1.0
     with pytest.raises(UserError, match=r"^rows\[1\]: expected a mapping with columns, got 5$"):
         made.predict([rows[0], 5])
-    with pytest.raises(UserError, match=r"^rows\[1\]: label: no label 'maybe'"):
+    with pytest.raises(UserError, match=r"^rows\[1\]: label: unknown label 'maybe'"):
         made.evaluate([rows[0], {**rows[1], "label": "maybe"}])
 
 

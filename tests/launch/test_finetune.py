@@ -69,7 +69,7 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "a label to evaluate on that is unknown": (
         "sources.a.validation",
         "FOLDER/new.tsv",
-        "new.tsv:3: label: no label 'other'",
+        "new.tsv:3: label: unknown label 'other'",
     ),
     "nothing to learn": ("sources.a.table", "FOLDER/plain.tsv", "no column 'label'"),
     "no label to evaluate on": ("sources.a.validation", "FOLDER/plain.tsv", "label"),
@@ -78,7 +78,7 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "no kind": ("tasks.a.kind", None, "tasks.a"),
     "an unknown source": ("tasks.a.source", "c", "no 'c' in `sources`"),
     "an unknown key of a task": ("tasks.a.label", ["x"], 'did you mean "labels"'),
-    "labels that are not all": ("tasks.a.labels", ["c0", "cx"], "no label 'c1'"),
+    "labels that are not all": ("tasks.a.labels", ["c0", "cx"], "unknown label 'c1'"),
     "a label twice": ("tasks.a.labels", ["c0", "c0"], "tasks.a.labels"),
     "a length beyond the rows": ("tasks.a.max_length", 33, "33 tokens, but rows hold 32"),
     "a length that is none": ("tasks.a.max_length", 2, "at least 8"),
@@ -207,7 +207,7 @@ def test_tables_are_told_of_before_training(folder) -> None:
     cut = int((source.encoded("text_a").lengths > 10).sum())
     assert 0 < cut < 40
     counts = [source.column("label").count(label) for label in ("c0", "c1")]
-    assert first == f"a: 40 rows; c0 {counts[0]}, c1 {counts[1]}; {cut} cut to 12 tokens"
+    assert first == f"a: 40 rows; c0 {counts[0]}, c1 {counts[1]}; {cut} truncated to 12 tokens"
     assert second.startswith("b: 30 rows; c0 ")
 
 

@@ -138,7 +138,7 @@ def test_labels_it_does_not_know_are_no_obstacle(run, enter, tmp_path) -> None:
     said = enter("predict", run, "--input", file, "--output", tmp_path / "o", "--tasks", "mood")
     assert said.code == 0
     assert "mood: not scored:" in said.out
-    assert "no label '-1'" in said.out
+    assert "unknown label '-1'" in said.out
     assert len(lines(tmp_path / "o", "mood")) == 2
 
 

@@ -166,7 +166,7 @@ def test_it_learns(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("text_a\tlabel\ngood\tyes\nbad\tnope\n", r":3: label: no label 'nope'.*knows no, yes"),
+        ("text_a\tlabel\ngood\tyes\nbad\tnope\n", r":3: label: unknown label 'nope'.*has no, yes"),
         ("text_a\tlabel\ngood\tyse\n", r':2: label: no label \'yse\'; did you mean "yes"\?'),
         ("text_a\tlable\ngood\tyes\n", r"tasks.mood: .* has no column 'label'"),
         ("label\tqid\nyes\t1\n", r"tasks.mood: .* has no column 'text_a'"),

@@ -210,7 +210,7 @@ def test_it_learns(tmp_path: Path, strategy: str) -> None:
     ("lines", "strategy", "message"),
     [
         ("text_a\tlabel\nx\t1\n", "pointwise", r"has no column 'text_b'"),
-        ("text_a\ttext_b\tlabel\nx\ty\t1\nx\ty\t2\n", "pointwise", r":3: label: no label '2'"),
+        ("text_a\ttext_b\tlabel\nx\ty\t1\nx\ty\t2\n", "pointwise", r":3: label: unknown label '2'"),
         ("text_a\ttext_b\nx\ty\n", "pointwise", r"has no column 'label'"),
         ("text_a\ttext_b\nx\ty\n", "pairwise", r"has no column 'text_b_neg'"),
         ("text_a\ttext_b\ttext_b_neg\nx\ty\tz\nx\ty\t\n", "pairwise", r":3: text_b_neg is empty"),

@@ -132,10 +132,10 @@ def test_it_learns(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"text_a": "x", "label": ["a", "c"]}], r"jsonl:1: label: no label 'c'"),
+        ([{"text_a": "x", "label": ["a", "c"]}], r"jsonl:1: label: unknown label 'c'"),
         (
             [{"text_a": "x", "label": "a"}, {"text_a": "x", "label": "a,B"}],
-            r"jsonl:2: label: no label 'B'",
+            r"jsonl:2: label: unknown label 'B'",
         ),
         ([{"text_a": "x"}], r"tasks.topics: .* has no column 'label'"),
     ],

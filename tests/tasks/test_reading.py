@@ -607,8 +607,11 @@ GOOD = [{"text": "b", "start": 2}]
         ([GOOD, [{"text": "b"}]], r"^mine:2: answers: expected .* got {'text': 'b'}$"),
         ([["b"]], r"^mine:1: answers: expected .* got 'b'$"),
         ([[{"text": "b", "start": "two"}]], r"^mine:1: answers: expected"),
-        ([[{"text": "b", "start": 3}]], r"^mine:1: answers: 'b' does not stand at character 3$"),
-        ([[{"text": "c d", "start": 4}]], r"^mine:1: answers: 'c d' does not stand"),
+        (
+            [[{"text": "b", "start": 3}]],
+            r"^mine:1: answers: 'b' is not in the context at character 3$",
+        ),
+        ([[{"text": "c d", "start": 4}]], r"^mine:1: answers: 'c d' is not in the context"),
     ],
 )
 def test_bad_answers_are_refused_with_their_place(answers: Sequence[Any], message: str) -> None:

@@ -437,12 +437,12 @@ def test_a_text_of_other_words_is_refused(rows: Callable[..., TableSource]) -> N
 
 GOOD = {"tokens": ["a", "b"], "tags": ["O", "B-x"]}
 WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({"tokens": ["a"], "tags": ["B_x"]}, {}, r't.jsonl:2: tags: tag 1: "B_x" is no tag'),
-    ({"tokens": ["a"], "tags": ["x"]}, {}, r't.jsonl:2: tags: tag 1: "x" is no tag'),
+    ({"tokens": ["a"], "tags": ["B_x"]}, {}, r't.jsonl:2: tags: tag 1: "B_x" is not a tag'),
+    ({"tokens": ["a"], "tags": ["x"]}, {}, r't.jsonl:2: tags: tag 1: "x" is not a tag'),
     (
         {"tokens": ["a"], "tags": ["E-x"]},
         {"scheme": "BIO"},
-        r't.jsonl:2: tags: tag 1: "E-x" is none of BIO, which has B-TYPE, I-TYPE and O',
+        r't.jsonl:2: tags: tag 1: "E-x" is not a tag of BIO; its tags are B-TYPE, I-TYPE and O',
     ),
     (
         {"tokens": ["a"], "tags": ["B-z"]},
@@ -452,7 +452,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {"tokens": ["a"], "tags": ["B-x"]},
         {"labels": ("B-x", "x")},
-        r'tasks.slots.labels: tag 2: "x" is no tag',
+        r'tasks.slots.labels: tag 2: "x" is not a tag',
     ),
     ({"tokens": ["a"], "tags": ["B-x"]}, {"label_column": "label"}, "no column 'label'"),
     ({"tokens": ["a"], "tags": ["B-x"]}, {"texts": ("text_a",)}, "no column 'text_a'"),
@@ -485,8 +485,8 @@ def test_unknown_tags_of_other_rows_are_named_but_do_not_hinder_predictions(
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"scheme": "BIEO"}, "tasks.slots.scheme: no tagging scheme"),
-        ({"trained_scheme": "x"}, "tasks.slots.trained_scheme: no tagging scheme"),
+        ({"scheme": "BIEO"}, "tasks.slots.scheme: unknown tagging scheme"),
+        ({"trained_scheme": "x"}, "tasks.slots.trained_scheme: unknown tagging scheme"),
         ({"units": "letters"}, "tasks.slots.units: 'letters'; one of words, characters"),
         ({"texts": ("a", "b")}, "it tags one text"),
         ({"labels": ("O", "O")}, "stands there twice"),

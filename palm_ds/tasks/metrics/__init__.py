@@ -1,14 +1,14 @@
-"""What a prediction is worth: each measure once, on lists and numpy arrays.
+"""Evaluation metrics on lists and NumPy arrays; each metric is implemented once.
 
-    classes   one of several classes, or several at once: accuracy, F1, Matthews, confusion
-    numbers   regression: Pearson, Spearman, squared error
-    chunks    spans in tag sequences: schemes, conversion, F1 by conlleval's rules
-    answers   answers as text: SQuAD 1.1 and 2.0, CMRC2018 and DRCD
-    ranking   candidates by group: MRR, MAP, nDCG, precision, recall and hits at k
-    counts    right, predicted, expected: precision, recall and F1 of them
-    units     which metrics are shown in per cent
+    classes   single-label and multi-label classification: accuracy, F1, Matthews, confusion
+    numbers   regression: Pearson, Spearman, mean squared error
+    chunks    chunks in tag sequences: schemes, conversion, F1 as in conlleval
+    answers   text answers: SQuAD 1.1 and 2.0, CMRC2018 and DRCD
+    ranking   candidates ranked within groups: MRR, MAP, nDCG, precision, recall and hits at k
+    counts    correct, predicted and expected counts, with precision, recall and F1
+    units     which metrics are displayed in per cent
 
-Predictions come first, what was expected second. All figures are fractions of 1, never per cent.
-Precision, recall and F1 of nothing are 0, as scikit-learn's and conlleval's are; a mean over
-nothing is nan.
+Predictions are the first argument, references the second. All scores are fractions of 1, never per
+cent. Precision, recall and F1 are 0 when their denominator is 0, as in scikit-learn and conlleval;
+a mean over no values is NaN.
 """

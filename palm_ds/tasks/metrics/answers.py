@@ -1,9 +1,9 @@
-"""Answers as text: SQuAD 1.1 and 2.0, CMRC2018 and DRCD.
+"""Metrics for text answers: SQuAD 1.1 and 2.0, CMRC2018 and DRCD.
 
-Predictions are {question: text}; references {question: its right answers, any of which counts}.
-All figures are means over all questions in `references`, in 0..1 (the official scripts print per
-cent); nan of no questions. A question without a prediction counts as wrong and as `skipped`;
-predictions of other questions are not looked at.
+Predictions are {question: text}; references {question: accepted answers}. All scores are means
+over the questions in `references`, in 0..1 (the official scripts print per cent), and NaN if there
+are none. A question without a prediction counts as wrong and as `skipped`; predictions for other
+questions are ignored.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalised(text: str) -> str:
-    """In lower case, without ASCII punctuation, English articles and needless space."""
+    """The text in lower case, without ASCII punctuation, English articles and extra spaces."""
     bare = text.lower().translate(_NO_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", bare).split())
 
 
 def exact(prediction: str, answer: str) -> float:
-    """1 where both are the same once normalised, else 0."""
+    """1 if both texts are equal after normalisation, else 0."""
     return float(normalised(prediction) == normalised(answer))
 
 
 def overlap(prediction: str, answer: str) -> float:
-    """F1 of the normalised words two texts share, in 0..1; 0 where they share none (SQuAD 1.1)."""
-    words, wanted = normalised(prediction).split(), normalised(answer).split()
-    shared = sum((Counter(words) & Counter(wanted)).values())
-    return 2 * shared / (len(words) + len(wanted)) if shared else 0.0
+    """F1 of the normalised words of two texts, in 0..1; 0 if they share none (SQuAD 1.1)."""
+    words, expected = normalised(prediction).split(), normalised(answer).split()
+    shared = sum((Counter(words) & Counter(expected)).values())
+    return 2 * shared / (len(words) + len(expected)) if shared else 0.0
 
 
 def overlap_or_none(prediction: str, answer: str) -> float:
-    """`overlap`, but 1 where both are empty once normalised: rightly no answer (SQuAD 2.0)."""
+    """`overlap`, but 1 if both are empty after normalisation: correctly no answer (SQuAD 2.0)."""
     if not normalised(prediction) and not normalised(answer):
         return 1.0
     return overlap(prediction, answer)
@@ -58,7 +58,7 @@ def overlap_or_none(prediction: str, answer: str) -> float:
 def squad_v1(
     predictions: Mapping[str, str], references: Mapping[str, Sequence[str]]
 ) -> dict[str, float]:
-    """f1, exact, total, skipped, by the official evaluate-v1.1.py (Rajpurkar et al. 2016)."""
+    """f1, exact, total and skipped as in the official evaluate-v1.1.py (Rajpurkar et al. 2016)."""
     _all_answerable(references)
     return {
         "f1": mean(_best_of_each(predictions, references, overlap)),
@@ -68,7 +68,7 @@ def squad_v1(
 
 
 class Threshold(NamedTuple):
-    """The best mean score, and the odds above which to give no answer in order to get it."""
+    """The best mean score, and the no-answer odds threshold that achieves it."""
 
     score: float
     odds: float
@@ -80,27 +80,30 @@ def squad_v2(
     odds: Mapping[str, float] | None = None,
     threshold: float | None = None,
 ) -> dict[str, float]:
-    """By the official evaluate-v2.0.py (Rajpurkar et al. 2018): f1, exact, the same of questions
-    with an answer (has_answer_*) and without (no_answer_*; their reference is an empty list, the
-    right prediction an empty text; left out where there are none), total, skipped.
+    """Scores as in the official evaluate-v2.0.py (Rajpurkar et al. 2018): f1, exact, total,
+    skipped.
 
-    With `odds` that a question has no answer (probabilities or any other scale): best_f1,
-    best_exact and their thresholds, where `predictions` should be the best non-empty texts. With
-    a `threshold` too, predictions with higher odds count as empty in the other figures.
+    f1 and exact are also given for questions with an answer (has_answer_*) and without one
+    (no_answer_*; their reference is an empty list, the correct prediction an empty text). A group
+    without questions is left out.
 
-    The official script leaves a question without a prediction out; here it is wrong.
+    odds: that a question has no answer (probabilities or any other scale). Adds best_f1, best_exact
+    and their thresholds; `predictions` should then be the best non-empty texts.
+    threshold: predictions with higher odds count as empty in all scores but these.
+
+    The official script skips a question without a prediction; here it counts as wrong.
     """
     answerable = np.array([bool(answers) for answers in references.values()], bool)
-    wanted = {name: _with_words(answers) for name, answers in references.items()}
+    accepted = {name: _with_words(answers) for name, answers in references.items()}
     each = {
-        "f1": _best_of_each(predictions, wanted, overlap_or_none),
-        "exact": _best_of_each(predictions, wanted, exact),
+        "f1": _best_of_each(predictions, accepted, overlap_or_none),
+        "exact": _best_of_each(predictions, accepted, exact),
     }
     doubt = None if odds is None else _odds(odds, references)
     silent = np.zeros(len(answerable), bool)
     if threshold is not None:
         if doubt is None:
-            raise UserError("a threshold needs the odds that a question has no answer")
+            raise UserError("`threshold` needs `odds`: the odds that each question has no answer")
         silent = doubt > threshold
     final = {name: np.where(silent, ~answerable, scores) for name, scores in each.items()}
     found = {name: mean(scores) for name, scores in final.items()}
@@ -118,17 +121,20 @@ def squad_v2(
 def best_threshold(
     scores: npt.ArrayLike, odds: npt.ArrayLike, answerable: npt.ArrayLike
 ) -> Threshold:
-    """The lowest threshold that gives the best mean, over (n,) questions, n > 0.
+    """The lowest threshold with the best mean score over (n,) questions, n > 0.
 
-    scores: of each prediction, were it given; odds: that there is no answer; answerable: bool.
-    The official search, but for two slips that promise what no threshold gives: it also stops
-    between equal odds, and takes a text without words ("the") for a wrong answer where there is
-    none. Best without any answer, it says 0; here it is the number just below the lowest odds.
+    scores: score of each prediction if it is given; odds: that there is no answer; answerable:
+    bool.
+
+    Follows the official search except for two errors that report scores no threshold achieves: it
+    also stops between equal odds, and for an unanswerable question it counts a prediction without
+    words ("the") as wrong. If giving no answer at all is best, the official threshold is 0; here it
+    is the largest number below the lowest odds.
     """
     odds, answerable = np.asarray(odds, np.float64), np.asarray(answerable, bool)
     order = np.argsort(odds, kind="stable")
     sorted_odds = odds[order]
-    # Answering one more question, the surest first, changes the sum by so much.
+    # Change of the sum for each further question answered, the most confident first.
     gain = (np.asarray(scores, np.float64) - ~answerable)[order]
     sums = np.concatenate([[0.0], np.cumsum(gain)]) + (~answerable).sum()
     below = np.nextafter(sorted_odds[0], -math.inf)
@@ -139,7 +145,7 @@ def best_threshold(
 
 
 def _with_words(answers: Sequence[str]) -> list[str]:
-    """The answers that are more than articles and punctuation; else one empty text."""
+    """The answers with more than articles and punctuation; if there are none, one empty text."""
     return [text for text in answers if normalised(text)] or [""]
 
 
@@ -148,31 +154,33 @@ def _odds(
 ) -> npt.NDArray[np.float64]:
     for name in references:
         if math.isnan(odds.get(name, math.nan)):
-            raise UserError(f'question "{name}" has no odds that it has no answer')
+            raise UserError(
+                f'question "{name}" has no no-answer odds; `odds` needs one for every question'
+            )
     return np.array([odds[name] for name in references], np.float64)
 
 
 # CMRC2018 and DRCD -----------------------------------------------------------------------------
 
 _MARKS = dict.fromkeys(map(ord, "-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』"))
-"""What the official script leaves out. It lists …… as well, but looks for single characters."""
+"""Marks the official script removes. It also lists ……, but compares single characters."""
 _HAN = re.compile("([\u4e00-\u9fa5])")
 _ALONE = r";@#$%&?!()\[\]{}<>\""
 _WORDS = re.compile(rf"(?:[^\s,.{_ALONE}]|,(?=\d)|\.(?![\s.]|$))+|\.{{2,}}|[,.{_ALONE}]")
 
 
 def without_marks(text: str) -> str:
-    """In lower case, without marks and outer space; what else there is, inner space too, stays."""
+    """The text in lower case, without marks and surrounding space; inner space is kept."""
     return text.lower().strip().translate(_MARKS)
 
 
 def segments(text: str) -> list[str]:
-    """Han characters one by one, the rest by words; marks left out, also within a word.
+    """Splits text into single Han characters and words; marks are removed, also within a word.
 
-    The official script cuts the rest with NLTK's word tokenizer, and this much as it does: at
-    space and brackets, at stops and commas unless within a number or a word. NLTK also parts
-    contractions ("it's", "don't") and single quotation marks, and leaves the stop on
-    abbreviations ("Mr. Li").
+    The official script splits the words with NLTK's tokenizer. This is an approximation: it splits
+    at spaces and brackets, and at full stops and commas unless they are inside a number or a word.
+    NLTK also splits contractions ("it's", "don't") and single quotation marks, and keeps the full
+    stop of abbreviations ("Mr. Li").
     """
     units: list[str] = []
     for part in _HAN.split(without_marks(text)):
@@ -181,37 +189,38 @@ def segments(text: str) -> list[str]:
 
 
 def cmrc_exact(prediction: str, answer: str) -> float:
-    """1 where both are the same without marks, else 0."""
+    """1 if both texts are equal without marks, else 0."""
     return float(without_marks(prediction) == without_marks(answer))
 
 
 def cmrc_overlap(prediction: str, answer: str) -> float:
-    """F1 of the longest run of segments that both texts contain, in 0..1; 0 where either is
-    empty. (The script's "longest common string": in one piece, not a subsequence.)"""
-    ours, theirs = segments(prediction), segments(answer)
-    match = difflib.SequenceMatcher(None, ours, theirs, autojunk=False).find_longest_match()
-    return 2 * match.size / (len(ours) + len(theirs)) if match.size else 0.0
+    """F1 of the longest run of segments in both texts, in 0..1; 0 if either is empty.
+
+    The script's "longest common string" is contiguous, not a subsequence."""
+    predicted, expected = segments(prediction), segments(answer)
+    match = difflib.SequenceMatcher(None, predicted, expected, autojunk=False).find_longest_match()
+    return 2 * match.size / (len(predicted) + len(expected)) if match.size else 0.0
 
 
 def cmrc(
     predictions: Mapping[str, str], references: Mapping[str, Sequence[str]]
 ) -> dict[str, float]:
-    """average, f1, exact, total, skipped, by the official cmrc2018_evaluate.py (Cui et al. 2019),
-    which also scores DRCD. The average is that of F1 and exact match."""
+    """average, f1, exact, total and skipped as in the official cmrc2018_evaluate.py (Cui et al.
+    2019), which also scores DRCD. `average` is the mean of F1 and exact match."""
     _all_answerable(references)
     f1 = mean(_best_of_each(predictions, references, cmrc_overlap))
-    same = mean(_best_of_each(predictions, references, cmrc_exact))
+    exact_match = mean(_best_of_each(predictions, references, cmrc_exact))
     totals = _totals(predictions, references)
-    return {"average": (f1 + same) / 2, "f1": f1, "exact": same, **totals}
+    return {"average": (f1 + exact_match) / 2, "f1": f1, "exact": exact_match, **totals}
 
 
-# All -------------------------------------------------------------------------------------------
+# Shared ----------------------------------------------------------------------------------------
 
 
 def _best_of_each(
     predictions: Mapping[str, str], references: Mapping[str, Sequence[str]], measure: Measure
 ) -> npt.NDArray[np.float64]:
-    """(questions,): the best score over each one's answers; 0 without a prediction."""
+    """(questions,): the best score over the answers of each question; 0 without a prediction."""
     best = [
         max(measure(predictions[name], answer) for answer in answers)
         if name in predictions
@@ -224,7 +233,7 @@ def _best_of_each(
 def _all_answerable(references: Mapping[str, Sequence[str]]) -> None:
     for name, answers in references.items():
         if not answers:
-            raise UserError(f'question "{name}" has no answer; squad2 (SQuAD 2.0) knows such')
+            raise UserError(f'question "{name}" has no answer; only squad2 (SQuAD 2.0) allows that')
 
 
 def _totals(

@@ -1,4 +1,4 @@
-"""Right, predicted, expected: three counts, and precision, recall and F1 of them."""
+"""MatchCounts of correct, predicted and expected items, and their precision, recall and F1."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from palm_ds.common.errors import UserError
 
 
 @dataclass(frozen=True)
-class Counts:
-    """What was predicted (`predicted`), what there was (`expected`), and how much of both is the
-    same (`right`). Counts of parts add up to the counts of all.
+class MatchCounts:
+    """Numbers of predicted items, of expected items, and of items in both (`right`). MatchCounts of
+    subsets can be added.
 
-    The ratios lie in 0..1; one over nothing is 0 (van Rijsbergen 1979; scikit-learn's
+    The ratios are in 0..1, and 0 if the denominator is 0 (van Rijsbergen 1979; scikit-learn's
     `zero_division=0`).
     """
 
@@ -24,8 +24,8 @@ class Counts:
     predicted: int = 0
     expected: int = 0
 
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(
+    def __add__(self, other: MatchCounts) -> MatchCounts:
+        return MatchCounts(
             self.right + other.right,
             self.predicted + other.predicted,
             self.expected + other.expected,
@@ -41,21 +41,22 @@ class Counts:
 
     @property
     def f1(self) -> float:
-        """The harmonic mean of precision and recall."""
+        """Harmonic mean of precision and recall."""
         both = self.predicted + self.expected
         return 2 * self.right / both if both else 0.0
 
 
 class Averages(NamedTuple):
-    """Means of several classes' precision, recall and F1; each in 0..1, nan of no class."""
+    """Means of precision, recall and F1 over classes; each in 0..1, NaN without classes."""
 
     precision: float
     recall: float
     f1: float
 
 
-def averages(counts: list[Counts]) -> Averages:
-    """Every class weighs the same. The F1 is the mean of F1s, not the F1 of the means."""
+def averages(counts: list[MatchCounts]) -> Averages:
+    """Macro averages: every class has the same weight. F1 is the mean of F1s, not the F1 of
+    means."""
     return Averages(
         mean([each.precision for each in counts]),
         mean([each.recall for each in counts]),
@@ -64,7 +65,7 @@ def averages(counts: list[Counts]) -> Averages:
 
 
 def mean(values: npt.ArrayLike) -> float:
-    """The plain mean of values (n,); nan of none, without numpy's warning."""
+    """Arithmetic mean of values (n,); NaN if there are none, without NumPy's warning."""
     values = np.asarray(values, np.float64)
     return float(values.mean()) if values.size else float("nan")
 
@@ -72,11 +73,11 @@ def mean(values: npt.ArrayLike) -> float:
 def paired(
     predictions: npt.ArrayLike, labels: npt.ArrayLike
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Both as arrays of one shape, else a UserError: a prediction belongs to every label."""
+    """Both as arrays. Raises UserError if their shapes differ."""
     predictions, labels = np.asarray(predictions), np.asarray(labels)
     if predictions.shape != labels.shape:
         raise UserError(
-            f"predictions have the shape {predictions.shape}, labels {labels.shape};"
-            " there must be one prediction for each label"
+            f"predictions have shape {predictions.shape}, labels have shape {labels.shape};"
+            " expected one prediction for each label"
         )
     return predictions, labels

@@ -1,7 +1,7 @@
-"""Regression: Pearson's and Spearman's correlation, and squared error, of (n,) numbers.
+"""Regression metrics of (n,) numbers: Pearson and Spearman correlation, mean squared error.
 
-Not scipy: importing it takes ten times as long as this, and it gives nan for a constant, which a
-model predicts at its start; the tests compare with it.
+SciPy is not used: importing it takes ten times as long, and it returns NaN for a constant, which an
+untrained model may predict. The tests compare with it.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ from palm_ds.tasks.metrics.counts import mean, paired
 
 
 def pearson(predictions: npt.ArrayLike, labels: npt.ArrayLike) -> float:
-    """Pearson's correlation of (n,), in -1..1.
+    """Pearson correlation of (n,), in -1..1.
 
-    0 where all predictions or all labels are one number, which tells nothing of the other (scipy
-    warns and gives nan; a model at its start does predict one number); nan of no numbers, or
-    where one of them is not finite.
+    0 if all predictions or all labels are equal (SciPy warns and returns NaN; an untrained model
+    may predict a constant). NaN without numbers, or if one of them is not finite.
     """
     predictions, labels = _floats(predictions, labels)
     if not predictions.size or not np.isfinite([predictions, labels]).all():
         return float("nan")
-    # By extremes, not by variance: the mean of equal numbers may be rounded off them.
+    # Range instead of variance: the mean of equal numbers may differ from them by rounding.
     if np.ptp(predictions) == 0 or np.ptp(labels) == 0:
         return 0.0
     product = np.dot(_unit(predictions), _unit(labels))
@@ -30,7 +29,7 @@ def pearson(predictions: npt.ArrayLike, labels: npt.ArrayLike) -> float:
 
 
 def _unit(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """(n,) with mean 0 and norm 1; scaled first, so that no square over- or underflows."""
+    """(n,) with mean 0 and norm 1; scaled first, so that squares neither overflow nor underflow."""
     values = values / np.abs(values).max()
     values = values - values.mean()
     values /= np.abs(values).max()
@@ -38,8 +37,8 @@ def _unit(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def spearman(predictions: npt.ArrayLike, labels: npt.ArrayLike) -> float:
-    """Spearman's correlation of (n,), in -1..1: Pearson's of the ranks, equal numbers sharing the
-    mean of theirs (as scipy's). 0 and nan as for `pearson`."""
+    """Spearman correlation of (n,), in -1..1: the Pearson correlation of the ranks, where equal
+    numbers share their mean rank, as in SciPy. 0 and NaN as for `pearson`."""
     predictions, labels = _floats(predictions, labels)
     if not predictions.size or not np.isfinite([predictions, labels]).all():
         return float("nan")
@@ -47,14 +46,14 @@ def spearman(predictions: npt.ArrayLike, labels: npt.ArrayLike) -> float:
 
 
 def ranks(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """The ranks (n,), from 1, of values (n,); equal ones share the mean of theirs."""
+    """Ranks (n,) of values (n,), starting at 1; equal values share their mean rank."""
     _, which, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     return (last - (counts - 1) / 2)[which]
 
 
 def pearson_and_spearman(predictions: npt.ArrayLike, labels: npt.ArrayLike) -> dict[str, float]:
-    """GLUE's figures for STS-B: both correlations of (n,) and their mean."""
+    """GLUE's scores for STS-B: both correlations of (n,) and their mean."""
     linear, of_ranks = pearson(predictions, labels), spearman(predictions, labels)
     return {
         "pearson_and_spearman": (linear + of_ranks) / 2,
@@ -64,13 +63,13 @@ def pearson_and_spearman(predictions: npt.ArrayLike, labels: npt.ArrayLike) -> d
 
 
 def mse(predictions: npt.ArrayLike, labels: npt.ArrayLike) -> float:
-    """The mean squared error of (n,), 0 or more; nan of no numbers."""
+    """Mean squared error of (n,); NaN without numbers."""
     predictions, labels = _floats(predictions, labels)
     return mean((predictions - labels) ** 2)
 
 
 def rmse(predictions: npt.ArrayLike, labels: npt.ArrayLike) -> float:
-    """The root of the mean squared error of (n,), in the labels' own unit; nan of no numbers."""
+    """Root mean squared error of (n,), in the unit of the labels; NaN without numbers."""
     return float(np.sqrt(mse(predictions, labels)))
 
 

@@ -1,4 +1,4 @@
-"""The unit in which people read a metric: fractions of 1 as per cent, all others as they are.
+"""Display units of metrics: fractions of 1 in per cent, all others unchanged.
 
 shown("accuracy", 0.912)  "91.20"        title("accuracy")  "accuracy %"
 shown("mse", 0.0312)      "0.0312"       title("mse")       "mse"
@@ -13,19 +13,21 @@ _FRACTIONS = (
     *("f1", "macro_f1", "micro_f1", "acc_and_f1", "mrr", "map", "ndcg"),
     *("pearson", "spearman", "pearson_and_spearman"),
 )
-_PARTS = re.compile(r"^(?:best_|HasAns_|NoAns_)|[@ ].*$")  # of a subset, at k, of one type
+_PARTS = re.compile(
+    r"^(?:best_|HasAns_|NoAns_)|[@ ].*$"
+)  # prefixes of subsets; suffixes at k and by type
 
 
 def is_fraction(name: str) -> bool:
-    """Whether a metric lies in 0..1, or as a correlation in -1..1. An unknown one does not."""
+    """Whether a metric is in 0..1 (correlations: -1..1). False for unknown metrics."""
     return _PARTS.sub("", name) in _FRACTIONS
 
 
 def title(name: str) -> str:
-    """The metric with its unit."""
+    """Name of the metric with its unit."""
     return f"{name} %" if is_fraction(name) else name
 
 
 def shown(name: str, value: float) -> str:
-    """A value in the metric's unit."""
+    """The value in the unit of the metric."""
     return f"{100 * value:.2f}" if is_fraction(name) else f"{value:.4f}"

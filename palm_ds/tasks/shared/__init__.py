@@ -1,1 +1,1 @@
-"""What several fine-tuning tasks share. Modules of this folder are no tasks."""
+"""Code shared by fine-tuning tasks. Modules in this folder do not define tasks."""

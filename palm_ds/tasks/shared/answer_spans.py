@@ -1,8 +1,8 @@
-"""Answers as spans: those of the rows as tokens of their contexts, and the best that the windows of
-a context give, put together.
+"""Answer spans: maps labelled answers to tokens of their contexts, and combines the best answers of
+all windows of a context.
 
     {"text": "1066", "start": 58}  ──covering tokens──>  12, 13      ("in 1066": 1066 is two tokens)
-    windows' best spans  ──different texts, best first──>  n_best, probabilities, the odds of none
+    best spans of windows  ──distinct texts, best first──>  n_best, probabilities, no-answer odds
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from palm_ds.tasks.shared.sliding_windows import different
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers as tokens of their contexts, row by row."""
+    """Labelled answers as tokens of their contexts, in the order of the rows."""
 
-    starts: np.ndarray  # (rows + 1,) where each row's answers begin
+    starts: np.ndarray  # (rows + 1,) index of the first answer of each row
     tokens: np.ndarray  # (answers, 2) first and last token
-    exact: np.ndarray  # (answers,) bool: the tokens are the answer and nothing else
+    exact: np.ndarray  # (answers,) bool: the tokens cover exactly the answer
     lost: int
-    """Answers that are no tokens."""
+    """Number of answers that match no tokens."""
 
     def of(self, row: int) -> np.ndarray:
-        """(answers, 2) of one row."""
+        """The tokens (answers, 2) of one row."""
         return self.tokens[self.starts[row] : self.starts[row + 1]]
 
     def within(self, row: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
-        """(windows,) bool: whether an answer stands within the tokens [first, last) of its row."""
+        """(windows,) bool: whether the tokens [first, last) of a row contain an answer."""
         many = np.diff(self.starts)[row]
         window = np.repeat(np.arange(len(row)), many)
         number = np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many)
         tokens = self.tokens[self.starts[row][window] + number]
-        held = (tokens[:, 0] >= first[window]) & (tokens[:, 1] < last[window])
-        return np.bincount(window, held, minlength=len(row)) > 0
+        inside = (tokens[:, 0] >= first[window]) & (tokens[:, 1] < last[window])
+        return np.bincount(window, inside, minlength=len(row)) > 0
 
 
 def find_answers(source: TableSource, context: str, answers: str) -> Answers:
-    """Of every row, by the names of both columns; none where the table has no answers. Raises
-    UserError at a row whose answer does not stand where it says."""
+    """The answers of all rows, given the names of the two columns; empty if the table has no answer
+    column. Raises UserError if an answer is not at its `start` in the context."""
     rows: list[int] = []
     tokens: list[tuple[int, int]] = []
     exact: list[bool] = []
@@ -69,7 +69,7 @@ def find_answers(source: TableSource, context: str, answers: str) -> Answers:
 
 
 def _places(source: TableSource, item: int, context: str, column: str) -> list[tuple[str, int]]:
-    """(text, start) of a row's answers; start -1: it is known to stand nowhere."""
+    """(text, start) of the answers of a row; start -1: the answer is not in the context."""
     found = []
     for answer in source.column(column)[item] or ():
         try:
@@ -81,29 +81,30 @@ def _places(source: TableSource, item: int, context: str, column: str) -> list[t
             ) from None
         if start >= 0 and context[start : start + len(text)] != text:
             raise UserError(
-                f"{source.where(item)}: {column}: {text[:40]!r} does not stand at character {start}"
+                f"{source.where(item)}: {column}: {text[:40]!r} is not in the context at "
+                f"character {start}"
             )
         found.append((text, start))
     return found
 
 
 def covering(spans: np.ndarray, start: int, end: int) -> tuple[int, int]:
-    """The first and the last token (tokens, 2) that have a character of [start, end); the first is
-    beyond the last where none has."""
+    """First and last of the tokens (tokens, 2) that overlap the characters [start, end); the first
+    is greater than the last if there are none."""
     first = int(np.searchsorted(spans[:, 1], start, side="right"))
     last = int(np.searchsorted(spans[:, 0], end, side="left")) - 1
     return first, last
 
 
 def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
-    """[start, end) without the space at its ends, which some tokenizers count to the word."""
+    """[start, end) without surrounding space, which some tokenizers include in a token."""
     inner = text[start:end]
     start = int(start) + len(inner) - len(inner.lstrip())
     return start, start + len(inner.strip())
 
 
-class Answer(NamedTuple):
-    """One that is given; without text: there is none."""
+class AnswerSpan(NamedTuple):
+    """A predicted answer; an empty text means no answer."""
 
     text: str
     start: int
@@ -112,27 +113,29 @@ class Answer(NamedTuple):
 
     @property
     def score(self) -> float:
-        """What answers are ordered by."""
+        """The score that answers are ranked by."""
         return self.start_logit + self.end_logit
 
 
 def join_windows(
     windows: Sequence[Mapping[str, Any]], context: str, *, n_best: int, null_threshold: float | None
 ) -> dict[str, Any]:
-    """The answer to a question: of each window `null`, the two scores of no answer, and `found`,
-    the scores of its best spans and the characters [from, to) of the context they are.
+    """The answer to a question, combined from all windows of its context.
 
-    null_threshold: give no answer where that scores higher than the best by more; None: always
-    give one. How surely there is none is said by the window that is least sure (as BERT has it)."""
+    windows: `null`, the start and end score of no answer, and `found`, the two scores and the
+    context characters [start, end) of the best spans of the window.
+    null_threshold: predict no answer if its score exceeds that of the best answer by more than
+    this; None: always predict an answer. The score of no answer is the lowest over all windows, as
+    in BERT's run_squad.py."""
     found = [entry for window in windows for entry in window["found"]]
     found.sort(key=lambda entry: (-entry[0] - entry[1], entry[2], entry[3]))
     texts = [context[int(start) : int(end)] for _, _, start, end in found]
     best = [
-        Answer(texts[k], int(found[k][2]), *found[k][:2]) for k in different(texts, n_best)
-    ] or [Answer("", -1, 0.0, 0.0)]
+        AnswerSpan(texts[k], int(found[k][2]), *found[k][:2]) for k in different(texts, n_best)
+    ] or [AnswerSpan("", -1, 0.0, 0.0)]
     if null_threshold is None:
         return _prediction(best[0], best)
-    nothing = Answer("", -1, *min((window["null"] for window in windows), key=sum))
+    nothing = AnswerSpan("", -1, *min((window["null"] for window in windows), key=sum))
     odds = nothing.score - best[0].score
     listed = [answer for answer in best if answer.text] + [nothing]
     listed.sort(key=lambda answer: -answer.score)
@@ -140,7 +143,7 @@ def join_windows(
     return _prediction(chosen, listed) | {"null_odds": round(odds, 6)}
 
 
-def _prediction(chosen: Answer, listed: Sequence[Answer]) -> dict[str, Any]:
+def _prediction(chosen: AnswerSpan, listed: Sequence[AnswerSpan]) -> dict[str, Any]:
     return {
         "text": chosen.text,
         "start": chosen.start,
@@ -149,8 +152,8 @@ def _prediction(chosen: Answer, listed: Sequence[Answer]) -> dict[str, Any]:
     }
 
 
-def _with_probabilities(answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """As JSON, each with its share of the softmax over these."""
+def _with_probabilities(answers: Sequence[AnswerSpan]) -> list[dict[str, Any]]:
+    """The answers as JSON, with probabilities from a softmax over their scores."""
     scores = np.array([answer.score for answer in answers])
     shares = np.exp(scores - scores.max())
     shares /= shares.sum()

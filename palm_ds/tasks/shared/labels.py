@@ -1,8 +1,7 @@
-"""What stands in a table's column of labels: one class, several, or a number.
+"""Reads label columns: one class, several classes, or a number per row.
 
-Every function gives a value a row. Where a row has no label, or none that the task knows (a file to
-predict on may hold anything), that is -1 or NaN; with `strict` it is a mistake, said with the row's
-place.
+Each function returns one value per row. A missing or unknown label gives -1 or NaN, as files to
+predict on may contain anything; with `strict` it raises a UserError that names the row.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from palm_ds.tasks.shared.text_task import ClassesTask, TextTask
 
 
 def classes(task: ClassesTask, source: TableSource, *, strict: bool = False) -> np.ndarray:
-    """(rows,) int64: the number of each row's class among `task.labels`."""
+    """(rows,) int64: index of the class of each row in `task.labels`."""
     number = {name: i for i, name in enumerate(task.labels)}
     found = np.full(len(source), -1, np.int64)
     for item, value in enumerate(_column(task, source, strict)):
@@ -34,8 +33,8 @@ def classes(task: ClassesTask, source: TableSource, *, strict: bool = False) -> 
 def class_sets(
     task: ClassesTask, source: TableSource, separator: str, nothing: str, *, strict: bool = False
 ) -> np.ndarray:
-    """(rows, classes) float32 of 0 and 1: which classes each row has, NaN all along where nothing
-    is known of it."""
+    """(rows, classes) float32: 1 for the classes of a row, else 0; all NaN if its label is missing
+    or unknown."""
     number = {name: i for i, name in enumerate(task.labels)}
     found = np.full((len(source), len(number)), np.nan, np.float32)
     for item, value in enumerate(_column(task, source, strict)):
@@ -52,7 +51,7 @@ def class_sets(
 
 
 def split_names(value: Any, separator: str, nothing: str) -> list[str]:
-    """The names of the classes in one cell: a list, or a text with a separator between them.
+    """The class names in one cell, which is a list or a text with separators.
 
     >>> split_names("sport, politics", ",", "none")
     ['sport', 'politics']
@@ -65,7 +64,7 @@ def split_names(value: Any, separator: str, nothing: str) -> list[str]:
 
 
 def numbers(task: TextTask, source: TableSource, *, strict: bool = False) -> np.ndarray:
-    """(rows,) float64."""
+    """(rows,) float64: the number of each row."""
     found = np.full(len(source), np.nan)
     for item, value in enumerate(_column(task, source, strict)):
         if strict:
@@ -74,7 +73,7 @@ def numbers(task: TextTask, source: TableSource, *, strict: bool = False) -> np.
         if strict and np.isnan(found[item]):
             raise UserError(
                 f"{source.where(item)}: {task.label_column}: {value!r} is not a number; "
-                f"{task.where} wants one, such as 3.5"
+                f"{task.where} expects one, such as 3.5"
             )
     return found
 
@@ -82,14 +81,14 @@ def numbers(task: TextTask, source: TableSource, *, strict: bool = False) -> np.
 def check_overlap(
     task: TextTask, source: TableSource, predictions: Sequence[StoredPrediction]
 ) -> None:
-    """Raises UserError where no prediction is a class that is right for any of several classes of
-    rows: these are predictions of something else."""
+    """Raises UserError if the rows have several classes and no prediction is one of them: the
+    predictions then belong to other data."""
     right = {str(value) for value in _column(task, source, strict=True)}
     found = {str(each.value("label")) for each in predictions}
     if len(right) > 1 and not right & found:
         raise UserError(
-            f"{predictions[0].place}: no row is given a class that is right for any row: predicted "
-            f"are {_some(found)}, right are {_some(right)}"
+            f"{predictions[0].place}: no predicted class occurs among the labels: predicted are "
+            f"{_some(found)}, the labels are {_some(right)}"
         )
 
 
@@ -99,13 +98,13 @@ def _some(names: Collection[str]) -> str:
 
 
 def one_value(value: Any, task: TextTask, source: TableSource, item: int) -> None:
-    """Raises UserError where a row has no label, or several."""
+    """Raises UserError unless a row has exactly one label."""
     if value is None or value == "":
         raise UserError(f"{source.where(item)}: {task.label_column} is empty")
     if isinstance(value, list):
         raise UserError(
-            f"{source.where(item)}: {task.label_column}: {len(value)} labels, where {task.where} "
-            "wants one; several at once are for `kind: multi_label`"
+            f"{source.where(item)}: {task.label_column}: {len(value)} labels, but {task.where} "
+            "expects one; for several use `kind: multi_label`"
         )
 
 
@@ -118,7 +117,7 @@ def _column(task: TextTask, source: TableSource, strict: bool) -> list[Any]:
 
 
 def _number(value: Any) -> float:
-    """NaN where it is no number, or one that is not finite."""
+    """The value as a number; NaN if it is not a finite number."""
     try:
         number = float(value)
     except (TypeError, ValueError):

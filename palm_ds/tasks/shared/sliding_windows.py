@@ -1,9 +1,9 @@
-"""Windows over texts that are longer than a row, and the best answers within one.
+"""Overlapping windows over texts longer than a row, and the best answer spans in a window.
 
 tokens 0 ................................................ length
 [first, first + size)
-        [first + step, ...)          every token is in one window at least,
-                [..., length)        and has the most context in just one
+        [first + step, ...)          every token is in at least one window
+                [..., length)        and has the most context in exactly one
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import numpy as np
 
 
 class Windows(NamedTuple):
-    """Windows of several texts, text by text from left to right; each (windows,) int64."""
+    """Windows of several texts, in the order of texts and tokens; all fields (windows,) int64."""
 
     text: np.ndarray
     first: np.ndarray
-    last: np.ndarray  # the token after the last
+    last: np.ndarray  # exclusive
     size: np.ndarray
     step: np.ndarray
 
 
 def cut(lengths: np.ndarray, sizes: np.ndarray, stride: int) -> Windows:
-    """Windows of at most `sizes` (texts,) tokens, each beginning `stride` tokens after the one
-    before, or as many as that one holds. A text without tokens has one window without any."""
+    """Windows of at most `sizes` (texts,) tokens, each starting `stride` tokens (at most the window
+    size) after the previous one. An empty text has one empty window."""
     step = np.minimum(stride, sizes)
     count = 1 + np.maximum(-(-(lengths - sizes) // step), 0)
     text = np.repeat(np.arange(len(lengths)), count)
@@ -37,34 +37,36 @@ def cut(lengths: np.ndarray, sizes: np.ndarray, stride: int) -> Windows:
 
 
 def most_context(first: int, last: int, *, size: int, step: int, length: int) -> np.ndarray:
-    """(last - first,) bool: which tokens of a window have no more context in another window of
-    their text.
+    """(last - first,) bool: whether this window gives a token more context than all other windows
+    of the text.
 
-    BERT's measure (run_squad.py): tokens on the poorer side, and 0.01 a token of the window; of
-    equal windows the first has it."""
+    As in BERT's run_squad.py, context is the number of tokens on the shorter side plus 0.01 times
+    the length of the window; the first of equal windows wins."""
     ends = max(-(-(length - size) // step), 0)
     near = np.arange(max((first - size) // step + 1, 0), min((last - 1) // step, ends) + 1)
     starts = near * step
     stops = np.minimum(starts + size, length)
     at = np.arange(first, last)[:, None]
-    poorer = np.minimum(at - starts, stops - 1 - at)  # negative outside of a window
-    score = np.where(poorer < 0, -np.inf, poorer + 0.01 * (stops - starts))
+    shorter = np.minimum(at - starts, stops - 1 - at)  # negative outside the window
+    score = np.where(shorter < 0, -np.inf, shorter + 0.01 * (stops - starts))
     return near[score.argmax(1)] * step == first
 
 
 def best_spans(
     start: np.ndarray, end: np.ndarray, *, longest: int, most: int, allowed: np.ndarray
 ) -> np.ndarray:
-    """(spans, 2) first and last token of the `most` spans with the highest sum of the scores
-    (tokens,) of both, the best first, of equal ones the earlier and shorter. They are at most
-    `longest` tokens long and begin at `allowed` (tokens,) ones; there may be fewer."""
+    """(spans, 2) first and last token of the `most` best spans, best first.
+
+    The score of a span is the sum of its `start` and `end` scores (tokens,); of equal spans the
+    earlier and shorter comes first. Spans have at most `longest` tokens and start at `allowed`
+    (tokens,) ones. There may be fewer than `most`."""
     tokens = len(start)
     if not tokens or not allowed.any():
         return np.empty((0, 2), np.int64)
     longest = min(longest, tokens)
     padded = np.concatenate([end, np.full(longest - 1, -np.inf)])
     sums = np.lib.stride_tricks.sliding_window_view(padded, longest) + start[:, None]
-    # A span among the best begins where the best span from there is among the best such.
+    # One of the best spans starts where the best span from that start is one of the best.
     rows = np.flatnonzero(allowed)
     rows = rows[_largest(sums[rows].max(1), most)]
     places = np.stack(np.nonzero(np.isfinite(sums[rows])), 1)
@@ -76,7 +78,7 @@ def best_spans(
 
 
 def _largest(values: np.ndarray, most: int) -> np.ndarray:
-    """Where the largest are, in no order; all that equal the least of them as well."""
+    """Unordered indices of the largest values, including all that equal the smallest of these."""
     if most >= len(values):
         return np.arange(len(values))
     least = np.partition(values, len(values) - most)[len(values) - most]
@@ -84,7 +86,7 @@ def _largest(values: np.ndarray, most: int) -> np.ndarray:
 
 
 def different(texts: Sequence[str], most: int) -> list[int]:
-    """Where the first `most` different texts stand; those without a character are left out."""
+    """Indices of the first `most` distinct texts; empty texts are skipped."""
     found: dict[str, int] = {}
     for place, text in enumerate(texts):
         if len(found) == most:

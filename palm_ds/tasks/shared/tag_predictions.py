@@ -1,4 +1,4 @@
-"""Predicted tags and spans: read from files, written as CoNLL, scored by type."""
+"""Predicted tags and spans: reading from files, writing as CoNLL, total scores."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 from palm_ds.common.errors import UserError
 from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
-from palm_ds.tasks.metrics.counts import Counts
+from palm_ds.tasks.metrics.counts import MatchCounts
 
 
 def stored_tags(stored: StoredPrediction) -> list[str]:
-    """The tags of a prediction: a list, or a text with spaces between them."""
+    """The tags of a prediction, given as a list or as a text separated by spaces."""
     tags = stored.value("tags")
     return tags.split() if isinstance(tags, str) else [str(tag) for tag in tags]
 
 
 def stored_spans(stored: StoredPrediction) -> list[Mapping[str, Any]]:
-    """The spans of characters of a prediction. Raises UserError where one is none."""
+    """The character spans of a prediction. Raises UserError if one is malformed."""
     spans = stored.value("spans")
     for span in spans if isinstance(spans, list) else [spans]:
         if not _is_span(span):
@@ -36,14 +36,14 @@ def _is_span(value: Any) -> bool:
 
 
 def conll(predictions: Mapping[int, Mapping[str, Any]], source: TableSource) -> Iterator[str]:
-    """A token a line, columns separated by tabs, an empty line after each row; its own tags stand
-    before the predicted ones if the row has some."""
+    """CoNLL lines: one token per line, tab-separated columns, an empty line after each row. The
+    tags of the row, if any, precede the predicted ones."""
     for item in range(len(source)):
         found, row = predictions.get(item, {}), source.row(item)
         tokens = found.get("tokens", row.get("tokens")) or []
         columns = [
             tokens,
-            *([row["tags"]] if _same(row.get("tags"), tokens) else []),
+            *([row["tags"]] if _fits(row.get("tags"), tokens) else []),
             found.get("tags", []),
         ]
         for cells in zip(*columns, strict=True):
@@ -51,11 +51,11 @@ def conll(predictions: Mapping[int, Mapping[str, Any]], source: TableSource) -> 
         yield "\n"
 
 
-def _same(tags: Any, tokens: Sequence[str]) -> bool:
+def _fits(tags: Any, tokens: Sequence[str]) -> bool:
     return isinstance(tags, list) and len(tags) == len(tokens)
 
 
-def total_scores(types: Mapping[str, Counts]) -> dict[str, float]:
-    """F1, precision and recall over all types."""
-    total = sum(types.values(), Counts())
+def total_scores(types: Mapping[str, MatchCounts]) -> dict[str, float]:
+    """F1, precision and recall of the summed counts of all types."""
+    total = sum(types.values(), MatchCounts())
     return {"f1": total.f1, "precision": total.precision, "recall": total.recall}

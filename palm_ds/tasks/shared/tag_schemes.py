@@ -1,8 +1,8 @@
-"""Tags and the labels a head has for them: which scheme a table is written in, which tags a scheme
-may write, which may follow which, and spans of characters as chunks of words.
+"""Tagging schemes of tables and heads: detecting the scheme of a table, the tags of a scheme and
+their valid transitions, and mapping character spans to chunks of words.
 
-What a scheme is and how tags are read: palm_ds/tasks/metrics/chunks.py. `none` is for tags that are
-no chunks at all, such as parts of speech.
+palm_ds/tasks/metrics/chunks.py defines the schemes and how tags are read. The scheme `none` is for
+tags that are not chunks, such as parts of speech.
 """
 
 from __future__ import annotations
@@ -14,48 +14,48 @@ import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.tasks.metrics.chunks import Chunk, check_scheme, scheme_named, split_tag
-from palm_ds.tasks.metrics.counts import Counts
+from palm_ds.tasks.metrics.counts import MatchCounts
 
 NONE = "none"
 _LETTERS = {"IO": "I", "BIO": "BI", "IOB1": "BI", "IOE1": "IE", "IOE2": "IE", "BIOES": "BIES"}
 _TRIED = ("BIO", "IOB1", "BIOES", "IOE2", "IOE1", "IO")
-_CONTINUED = {"BIOES": "BI", "IOE2": "I"}  # after these, the same chunk goes on
-_CONTINUES = {"BIOES": "IE", "BIO": "I"}  # before these, the same chunk has begun
+_OPEN = {"BIOES": "BI", "IOE2": "I"}  # the chunk continues after these letters
+_CONTINUING = {"BIOES": "IE", "BIO": "I"}  # these letters continue a chunk
 
 
 def named(scheme: str) -> str:
-    """One of the schemes, or `none`. Raises UserError."""
+    """The scheme with this name or alias, or `none`. Raises UserError for an unknown name."""
     return NONE if scheme == NONE else scheme_named(scheme)
 
 
 def of_chunks(rows: Iterable[Sequence[str]]) -> bool:
-    """Whether these are tags of chunks: B-PER and the like stand among them, or nothing but O and
-    letters."""
-    every = {tag for tags in rows for tag in tags}
-    like = (len(tag) > 2 and tag[0] in "BIES" and tag[1] == "-" for tag in every)
-    return any(like) or every <= set("OBIES")
+    """Whether these are tags of chunks: some have the form B-PER, or all are single letters of
+    OBIES."""
+    distinct = {tag for tags in rows for tag in tags}
+    typed = (len(tag) > 2 and tag[0] in "BIES" and tag[1] == "-" for tag in distinct)
+    return any(typed) or distinct <= set("OBIES")
 
 
 def found_scheme(rows: Sequence[Sequence[str]]) -> str:
-    """The first of BIO, IOB1, BIOES, IOE2, IOE1 and IO that all rows keep to. Where none is: the
-    one whose letters they have."""
+    """The first of BIO, IOB1, BIOES, IOE2, IOE1 and IO that all rows follow. If they follow none,
+    the one that fits their letters best."""
     letters = {split_tag(tag)[0] for tag in {tag for tags in rows for tag in tags}}
     for scheme in _TRIED:
-        if letters <= set(_LETTERS[scheme] + "O") and keeps(rows, scheme):
+        if letters <= set(_LETTERS[scheme] + "O") and follows_scheme(rows, scheme):
             return scheme
     if "E" in letters or "S" in letters:
         return "BIOES" if letters & {"B", "S"} else "IOE2"
     return "BIO" if "B" in letters else "IO"
 
 
-def keeps(rows: Iterable[Sequence[str]], scheme: str) -> bool:
-    """Whether all rows are written as the scheme writes."""
+def follows_scheme(rows: Iterable[Sequence[str]], scheme: str) -> bool:
+    """Whether all rows are valid in the scheme."""
     return all(check_scheme(tags, scheme) is None for tags in rows)
 
 
 def check_tags(tags: Sequence[str], scheme: str) -> None:
-    """Raises UserError where one is no tag, or none that the scheme (if it is known) ever writes.
-    Their order is none of its business: tags are read by conlleval's rules."""
+    """Raises UserError if one is not a tag, or not a tag of the scheme (any scheme if empty). Their
+    order is not checked: tags are read by conlleval's rules."""
     for number, tag in enumerate(tags, 1):
         try:
             letter, _ = split_tag(tag)
@@ -63,11 +63,13 @@ def check_tags(tags: Sequence[str], scheme: str) -> None:
             raise UserError(f"tag {number}: {error}") from None
         if scheme and letter not in _LETTERS[scheme] + "O":
             forms = ", ".join([f"{x}-TYPE" for x in _LETTERS[scheme]])
-            raise UserError(f'tag {number}: "{tag}" is none of {scheme}, which has {forms} and O')
+            raise UserError(
+                f'tag {number}: "{tag}" is not a tag of {scheme}; its tags are {forms} and O'
+            )
 
 
 def labels_of(types: Iterable[str], scheme: str) -> tuple[str, ...]:
-    """Every tag of these types: type by type, O last (Paddle's order)."""
+    """All tags of these types, grouped by type, O last (Paddle's order)."""
     letters = _LETTERS[scheme]
     return (
         *(f"{x}-{kind}" if kind else x for kind in sorted(types) for x in letters),
@@ -76,8 +78,10 @@ def labels_of(types: Iterable[str], scheme: str) -> tuple[str, ...]:
 
 
 def allowed(labels: Sequence[str], scheme: str) -> np.ndarray:
-    """(labels + 2, labels) bool: row 0, which may begin a sentence; row 1, which may end it; the
-    others, which may follow the label of that row. All is as `scheme` writes."""
+    """(labels + 2, labels) bool: the transitions that `scheme` allows.
+
+    Row 0: tags that may start a sentence; row 1: tags that may end it; row 2 + i: tags that may
+    follow label i."""
     tags = [split_tag(label) for label in labels]
     outside = ("O", "")
     rows = [[_follows(outside, tag, scheme) for tag in tags]]
@@ -87,20 +91,20 @@ def allowed(labels: Sequence[str], scheme: str) -> np.ndarray:
 
 
 def _follows(before: tuple[str, str], after: tuple[str, str], scheme: str) -> bool:
-    """Whether a tag may stand right after another (outside of a sentence is as O)."""
+    """Whether a tag may directly follow another; the ends of a sentence count as O."""
     (a, a_type), (b, b_type) = before, after
     same = a_type == b_type and "O" not in (a, b)
     if scheme == "IOB1":
         return b != "B" or same
     if scheme == "IOE1":
         return a != "E" or same
-    goes_on = a in _CONTINUED.get(scheme, "")
-    went_on = b in _CONTINUES.get(scheme, "")
+    is_open = a in _OPEN.get(scheme, "")
+    continues = b in _CONTINUING.get(scheme, "")
     if scheme == "BIO":
-        return same or not went_on
+        return same or not continues
     if scheme == "IOE2":
-        return same or not goes_on
-    return scheme == "IO" or (same if goes_on and went_on else not goes_on and not went_on)
+        return same or not is_open
+    return scheme == "IO" or (same if is_open and continues else not is_open and not continues)
 
 
 # ---- spans of characters ----
@@ -109,9 +113,11 @@ def _follows(before: tuple[str, str], after: tuple[str, str], scheme: str) -> bo
 def chunks_of_spans(
     spans: Sequence[Mapping[str, Any]], places: np.ndarray
 ) -> tuple[list[Chunk], int, int]:
-    """Spans {start, end, type} as chunks of the words at `places` (words, 2); how many are left
-    out, as they overlap a longer one (or as long, and earlier in the list) or hold no word; and how
-    many are widened, since they begin or end within a word, or narrowed by white space."""
+    """Maps character spans {start, end, type} to chunks of the words at `places` (words, 2).
+
+    Returns the chunks, the number of spans left out, and the number of spans whose ends moved. A
+    span is left out if it overlaps a longer one (or one of the same length earlier in the list) or
+    contains no word. Ends move to word boundaries if they are inside a word or in white space."""
     taken: list[Chunk] = []
     moved = 0
     for span in sorted(spans, key=lambda span: span["start"] - span["end"]):
@@ -125,7 +131,7 @@ def chunks_of_spans(
 
 
 def spans_of_chunks(found: Iterable[Chunk], places: np.ndarray) -> list[dict[str, Any]]:
-    """Chunks of words as spans of characters."""
+    """Maps chunks of words to character spans."""
     return [
         {
             "start": int(places[chunk.start, 0]),
@@ -138,14 +144,14 @@ def spans_of_chunks(found: Iterable[Chunk], places: np.ndarray) -> list[dict[str
 
 def span_counts(
     pairs: Iterable[tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]],
-) -> dict[str, Counts]:
-    """{type: counts} of predicted spans beside those that there are, text by text."""
-    types: dict[str, Counts] = {}
+) -> dict[str, MatchCounts]:
+    """{type: counts} of (predicted, expected) spans of all texts."""
+    types: dict[str, MatchCounts] = {}
     for texts in pairs:
-        found, there = (
+        found, expected = (
             {(span["type"], span["start"], span["end"]) for span in spans} for spans in texts
         )
-        for span in found | there:
-            counts = Counts(span in found & there, span in found, span in there)
-            types[span[0]] = types.get(span[0], Counts()) + counts
+        for span in found | expected:
+            counts = MatchCounts(span in found & expected, span in found, span in expected)
+            types[span[0]] = types.get(span[0], MatchCounts()) + counts
     return dict(sorted(types.items()))

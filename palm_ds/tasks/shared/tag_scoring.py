@@ -14,8 +14,8 @@ from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
 from palm_ds.tasks.metrics.chunks import chunk_scores, convert
 from palm_ds.tasks.metrics.classes import accuracy
-from palm_ds.tasks.metrics.counts import Counts
-from palm_ds.tasks.shared import tag_schemes as tagsets
+from palm_ds.tasks.metrics.counts import MatchCounts
+from palm_ds.tasks.shared import tag_schemes
 from palm_ds.tasks.shared.tag_predictions import conll, stored_spans, stored_tags, total_scores
 from palm_ds.tasks.shared.tagging_task import SPANS, TagsTask
 from palm_ds.tasks.shared.text_task import MOST_SHOWN
@@ -35,7 +35,7 @@ class TagScoring(TagsTask):
         if not known:
             return {}
         types = self._types(predictions, known, source)
-        scores = {} if self.written == tagsets.NONE else total_scores(types)
+        scores = {} if self.written == tag_schemes.NONE else total_scores(types)
         if all("tags" in predictions[item] for item in known):  # a file may have spans alone
             tags = [predictions[item]["tags"] for item in known]
             right = [self._as_written(tags) for tags in known.values()]
@@ -66,21 +66,21 @@ class TagScoring(TagsTask):
         return found
 
     def _as_written(self, tags: list[str]) -> list[str]:
-        return tags if self.written == tagsets.NONE else convert(tags, self.written)
+        return tags if self.written == tag_schemes.NONE else convert(tags, self.written)
 
     def _types(
         self,
         predictions: Mapping[int, dict[str, Any]],
         known: Mapping[int, list[str]],
         source: TableSource,
-    ) -> dict[str, Counts]:
-        """Counts of each type of chunk."""
-        if self.written == tagsets.NONE or not known:
+    ) -> dict[str, MatchCounts]:
+        """Counts by type of chunk."""
+        if self.written == tag_schemes.NONE or not known:
             return {}
         if self.labelled_by(source) == SPANS:
             given = source.column(SPANS)
             pairs = [(predictions[item]["spans"], given[item] or []) for item in known]
-            return tagsets.span_counts(pairs)
+            return tag_schemes.span_counts(pairs)
         tags = [predictions[item]["tags"] for item in known]
         return chunk_scores(tags, [self._as_written(tags) for tags in known.values()]).types
 

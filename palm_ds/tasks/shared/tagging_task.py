@@ -18,7 +18,7 @@ from palm_ds.common.errors import UserError, suggest
 from palm_ds.data.table_source import UNITS, TableSource, Words, chinese_share
 from palm_ds.data.task import Task
 from palm_ds.tasks.metrics.chunks import Chunk, check_scheme, chunks, convert, tags_of
-from palm_ds.tasks.shared import tag_schemes as tagsets
+from palm_ds.tasks.shared import tag_schemes
 from palm_ds.tasks.shared.text_task import MOST_LABELS, TextTask
 
 SPANS = "spans"
@@ -48,7 +48,7 @@ class TagsTask(TextTask):
         for key in ("scheme", "trained_scheme"):
             if value := getattr(self, key):
                 try:
-                    tagsets.named(value)
+                    tag_schemes.named(value)
                 except UserError as error:
                     raise UserError(f"{self.where}.{key}: {error}") from None
         if self.units and self.units not in UNITS:
@@ -87,12 +87,12 @@ class TagsTask(TextTask):
     @property
     def written(self) -> str:
         """The scheme of the rows and the predictions."""
-        return tagsets.named(self.scheme or "BIO")
+        return tag_schemes.named(self.scheme or "BIO")
 
     @property
     def trained(self) -> str:
         """The scheme of the head's tags."""
-        return tagsets.named(self.trained_scheme or self.scheme or "BIO")
+        return tag_schemes.named(self.trained_scheme or self.scheme or "BIO")
 
     # ---- what is learned of the training rows ----
 
@@ -104,9 +104,9 @@ class TagsTask(TextTask):
         else:
             task, types = task._with_scheme(source)
         task = replace(task, scheme=task.written, trained_scheme=task.trained)
-        if (scheme := task.trained) != tagsets.NONE:
+        if (scheme := task.trained) != tag_schemes.NONE:
             try:
-                tagsets.check_tags(task.labels, scheme)
+                tag_schemes.check_tags(task.labels, scheme)
             except UserError as error:
                 raise UserError(f"{self.where}.labels: {error}") from None
         return task if task.labels else replace(task, labels=task._labels(types, source))
@@ -114,12 +114,12 @@ class TagsTask(TextTask):
     def _with_scheme(self: Tagged, source: TableSource) -> tuple[Tagged, set[str]]:
         """With the scheme that the rows are written in; and their types."""
         rows = [self._row(source, item) for item in range(len(source))]
-        scheme = self.scheme or ("" if tagsets.of_chunks(rows) else tagsets.NONE)
-        if tagsets.named(scheme or "BIO") == tagsets.NONE:
-            return replace(self, scheme=tagsets.NONE), {tag for row in rows for tag in row}
+        scheme = self.scheme or ("" if tag_schemes.of_chunks(rows) else tag_schemes.NONE)
+        if tag_schemes.named(scheme or "BIO") == tag_schemes.NONE:
+            return replace(self, scheme=tag_schemes.NONE), {tag for row in rows for tag in row}
         for item in range(len(source)):
-            self._check_tags(source, item, tagsets.named(scheme) if scheme else "")
-        task = replace(self, scheme=scheme or tagsets.found_scheme(rows))
+            self._check_tags(source, item, tag_schemes.named(scheme) if scheme else "")
+        task = replace(self, scheme=scheme or tag_schemes.found_scheme(rows))
         return task, {chunk.type for row in rows for chunk in chunks(row)}
 
     def for_scoring(
@@ -148,8 +148,8 @@ class TagsTask(TextTask):
                 f"{self.where}: {source.name} has no tag but O in column "
                 f"{self.labelled_by(source)!r}"
             )
-        none = self.trained == tagsets.NONE
-        found = tuple(sorted(types)) if none else tagsets.labels_of(types, self.trained)
+        none = self.trained == tag_schemes.NONE
+        found = tuple(sorted(types)) if none else tag_schemes.labels_of(types, self.trained)
         if len(found) > MOST_LABELS:
             raise UserError(
                 f"{self.where}: {len(found)} different tags in column "
@@ -165,7 +165,7 @@ class TagsTask(TextTask):
             said = [f"{out:,} spans overlap a longer one and are not learned"] * (out > 0)
             said += [f"{moved:,} spans that part a word are learned with all of it"] * (moved > 0)
             return f"{self.name}: {'; '.join(said)}" if said else ""
-        if self.written == tagsets.NONE or not self.labelled_by(source):
+        if self.written == tag_schemes.NONE or not self.labelled_by(source):
             return ""
         every = source.column(self.labelled_by(source))
         broken = [i for i, row in enumerate(every) if row and check_scheme(row, self.written)]
@@ -231,7 +231,7 @@ class TagsTask(TextTask):
         row = self._row(source, item)
         if len(row) != size:
             raise UserError(f"{source.where(item)}: {len(row)} {column}, but {size} words")
-        if self.written == tagsets.NONE:
+        if self.written == tag_schemes.NONE:
             return row
         self._check_tags(source, item, self.written)
         return convert(row, self.trained)
@@ -248,14 +248,14 @@ class TagsTask(TextTask):
 
     def _check_tags(self, source: TableSource, item: int, scheme: str) -> None:
         try:
-            tagsets.check_tags(self._row(source, item), scheme)
+            tag_schemes.check_tags(self._row(source, item), scheme)
         except UserError as error:
             where = f"{source.where(item)}: {self.labelled_by(source)}"
             raise UserError(f"{where}: {error}") from None
 
     def _chunks(self, source: TableSource, item: int) -> tuple[list[Chunk], int, int]:
         row = source.column(SPANS)[item] or []
-        return tagsets.chunks_of_spans(row, self.places(source)[item])
+        return tag_schemes.chunks_of_spans(row, self.places(source)[item])
 
 
 def _usual_unit(source: TableSource, column: str) -> str:

@@ -1,6 +1,6 @@
-"""What tasks over rows of a table share: which texts, how they are cut, where labels come from.
+"""Base classes of tasks on tables: selects and truncates the texts of a row and reads its label.
 
-row ──texts──> [CLS] text_a [SEP] text_b [SEP]   cut to `max_length`, the longest text first
+row ──texts──> [CLS] text_a [SEP] text_b [SEP]   truncated to `max_length`, longest text first
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from palm_ds.tasks.metrics.classes import confusion
 from palm_ds.weights.formats.huggingface.target import HeadTaken
 
 MOST_LABELS = 10_000
-"""More different labels than this are taken for a mistake in the columns."""
+"""With more distinct labels than this, the label column is probably wrong."""
 
 MOST_SHOWN = 12
-"""Lines and columns of a table in the report."""
+"""Maximum lines and columns of a table in the report."""
 
 SHORTEST = 8
-"""Fewer tokens than this are no text."""
+"""Minimum `max_length`."""
 
 _ENDLESS = 10**9
 _COUNTED = 8
-"""Labels that are counted in the line about a table."""
+"""Maximum number of labels in the summary line of a table."""
 _ARRANGED_BY = ("items", "layout", "example")
 
 AnyTextTask = TypeVar("AnyTextTask", bound="TextTask")
@@ -40,41 +40,43 @@ LabelledTask = TypeVar("LabelledTask", bound="ClassesTask")
 
 @dataclass(frozen=True, kw_only=True)
 class TextTask(Task):
-    """A task over rows: one example a row, [CLS] text [SEP] ... of its texts."""
+    """A task on table rows; each row is one example [CLS] text [SEP] ...."""
 
     texts: tuple[str, ...] = ()
-    """The columns of its texts; by default text_a and, where there is one, text_b."""
+    """Text columns; by default text_a and, if the table has it, text_b."""
     label_column: str = "label"
-    """The column of its label."""
+    """Label column."""
     max_length: int = 0
-    """Most tokens of an example, [CLS] and [SEP] counted; 0: as many as a row holds."""
+    """Maximum tokens of an example, including [CLS] and [SEP]; 0: the length of a row."""
 
     reads: ClassVar[Literal["corpus", "table"]] = "table"
 
     @property
     def where(self) -> str:
-        """The task in the recipe, for messages."""
+        """The path of the task in the recipe, for messages."""
         return f"tasks.{self.name}"
 
     def like(self, origin: Task) -> Task:
         if type(origin) is not type(self):
-            mine, its = type(self).__name__, type(origin).__name__
+            own, other = type(self).__name__, type(origin).__name__
             raise UserError(
-                f"{self.where}.share: {origin.name!r} is another kind of task ({its}, not {mine})"
+                f"{self.where}.share: {origin.name!r} is another kind of task ({other}, not {own})"
             )
         return self
 
     def columns_of(self, source: TableSource) -> tuple[str, ...]:
-        """The columns of its texts in this source, all of them there."""
+        """The text columns in this source. Raises UserError if one is missing."""
         pair = ("text_a", "text_b") if "text_b" in source.columns else ("text_a",)
         for column in (columns := self.texts or pair):
             source.need(column, self.where)
         return columns
 
     def room(self, room: int) -> int:
-        """Most tokens of an example in rows of so many."""
+        """Maximum tokens of an example in rows of `room` tokens."""
         if self.max_length < 0 or 0 < self.max_length < SHORTEST:
-            raise UserError(f"{self.where}.max_length: {self.max_length}; at least {SHORTEST}")
+            raise UserError(
+                f"{self.where}.max_length: {self.max_length}; it must be 0 or at least {SHORTEST}"
+            )
         if self.max_length > room:
             raise UserError(
                 f"{self.where}.max_length: {self.max_length} tokens, but rows hold {room}; raise "
@@ -88,25 +90,25 @@ class TextTask(Task):
             self.check_labels(source)
 
     def check_labels(self, source: TableSource) -> None:
-        """Raises UserError, with the row's place, where a label is missing or cannot be used."""
+        """Raises UserError, naming the row, if a label is missing or invalid."""
         return
 
     def label_roles(self) -> tuple[str, ...]:
         return (self.label_column,)
 
     def describe_rows(self, source: TableSource, room: int) -> str:
-        """How many rows there are, and how many do not fit."""
+        """Summary of the rows: their number, their labels, and how many are truncated."""
         parts = [f"{self.name}: {len(source):,} rows", self.describe_labels(source)]
         if cut := self.cut_rows(source, room):
-            parts.append(f"{cut:,} cut to {self.room(room)} tokens")
+            parts.append(f"{cut:,} truncated to {self.room(room)} tokens")
         return "; ".join(filter(None, parts))
 
     def describe_labels(self, source: TableSource) -> str:
-        """How often each label occurs, where that can be said in a line."""
+        """Frequencies of the labels in one line; empty if there are none."""
         return ""
 
     def cut_rows(self, source: TableSource, room: int) -> int:
-        """None where a task reads a long row in several pieces."""
+        """Number of truncated rows; 0 for tasks that split long rows into windows."""
         items = self.items(source, room)
         if len(items) != len(source):
             return 0
@@ -124,7 +126,7 @@ class TextTask(Task):
     def score_rows(
         self, source: TableSource, predictions: Sequence[StoredPrediction]
     ) -> dict[str, float]:
-        """With a label for every row; the order and meaning of labels as predict.py noted them."""
+        """Scores of predictions for all rows, each of which must have a label."""
         made = dict(enumerate(map(self.read_prediction, predictions)))
         task = self.for_scoring(source, made)
         task.check_labels(source)
@@ -133,16 +135,15 @@ class TextTask(Task):
     def for_scoring(
         self: AnyTextTask, source: TableSource, predictions: Mapping[int, dict[str, Any]]
     ) -> AnyTextTask:
-        """The task with what it needs to know to score predictions of these rows, if it was not
-        trained on others."""
+        """The task, resolved from these rows and predictions if no trained task is available."""
         return self
 
     def exported(self, **more: Any) -> HeadTaken:
-        """What `hf_export` says of a task whose head transformers has."""
+        """Export settings of a task with a head that transformers supports."""
         return HeadTaken(name=self.share or self.name, **more)
 
     def items(self, source: TableSource, room: int) -> np.ndarray:  # type: ignore[override]
-        """(rows, 1): every row."""
+        """(rows, 1): all rows."""
         return np.arange(len(source))[:, None]
 
     def layout(  # type: ignore[override]
@@ -171,14 +172,14 @@ class TextTask(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class ClassesTask(TextTask):
-    """A text task whose labels are names of classes."""
+    """A text task with class names as labels."""
 
     labels: tuple[str, ...] = ()
-    """The names of its classes, in order; by default those found in the training rows, numbers by
-    size, others by letter."""
+    """Class names in order; by default those in the training rows, numbers in numerical order, then
+    others alphabetically."""
 
     def settled(self: LabelledTask, source: TableSource) -> LabelledTask:
-        """With the labels of the training rows, where the recipe names none."""
+        """With the labels of the training rows, if the recipe gives none."""
         if self.labels:
             return self
         source.need(self.label_column, self.where)
@@ -190,33 +191,33 @@ class ClassesTask(TextTask):
         if len(found) > MOST_LABELS:
             raise UserError(
                 f"{self.where}: {len(found)} different labels in column {self.label_column!r} of "
-                f"{source.name}; is this the right column? (or list them in `labels`)"
+                f"{source.name}; is this the right column? If so, list them in `labels`"
             )
         return replace(self, labels=tuple(found))
 
     def like(self, origin: Task) -> Task:
-        """With the labels of the task whose head it shares: a class is the same to both."""
+        """With the labels of the task that owns the shared head."""
         super().like(origin)
         assert isinstance(origin, ClassesTask)
         if self.labels and self.labels != origin.labels:
             raise UserError(
-                f"{self.where}.labels: not those of tasks.{origin.name}, whose head it shares; "
-                "leave them out here"
+                f"{self.where}.labels: differ from those of tasks.{origin.name}, which owns the "
+                "shared head; leave them out here"
             )
         return replace(self, labels=origin.labels)
 
     def names_in(self, source: TableSource) -> set[str]:
-        """Every label that occurs."""
+        """All labels in the source."""
         return {str(value) for value in source.column(self.label_column) if value is not None}
 
     def names_predicted(self, prediction: Mapping[str, Any]) -> set[str]:
-        """The labels that a prediction names."""
+        """The labels in a prediction."""
         return {str(prediction["label"])}
 
     def for_scoring(
         self: LabelledTask, source: TableSource, predictions: Mapping[int, dict[str, Any]]
     ) -> LabelledTask:
-        """With every label that occurs, after those it knows."""
+        """With all labels in the rows and predictions appended to its own."""
         source.need(self.label_column, self.where)
         found = set().union(*map(self.names_predicted, predictions.values()))
         others = (self.names_in(source) | found) - set(self.labels)
@@ -231,12 +232,12 @@ class ClassesTask(TextTask):
         return ", ".join(known[:_COUNTED]) + more if known else ""
 
     def number(self, name: Any, source: TableSource, item: int) -> int:
-        """The class of a label. Raises UserError where it is none of the labels."""
+        """The index of a label. Raises UserError if it is unknown."""
         if str(name) not in self.labels:
             known = ", ".join(self.labels[:8]) + (", ..." if len(self.labels) > 8 else "")
             raise UserError(
-                f"{source.where(item)}: {self.label_column}: no label {str(name)!r}"
-                f"{suggest(str(name), self.labels)}; {self.where} knows {known}"
+                f"{source.where(item)}: {self.label_column}: unknown label {str(name)!r}"
+                f"{suggest(str(name), self.labels)}; {self.where} has {known}"
             )
         return self.labels.index(str(name))
 
@@ -247,8 +248,8 @@ class ClassesTask(TextTask):
 def confusion_table(
     found: Sequence[int], targets: Sequence[int], names: Sequence[str]
 ) -> dict[str, list[list[Any]]]:
-    """{title: rows}: how often each class (row) was taken for which (column); of more classes than
-    a page holds, the pairs that are taken for one another most often."""
+    """{title: rows}: the confusion matrix, true classes as rows; with more than MOST_SHOWN classes
+    the most frequent confusions."""
     counts = confusion(found, targets, range(len(names)))
     if len(names) <= MOST_SHOWN:
         heads = ["is", *(f"taken for {name}" for name in names)]
@@ -257,7 +258,7 @@ def confusion_table(
     np.fill_diagonal(counts, 0)
     worst = np.argsort(-counts, axis=None, kind="stable")[:MOST_SHOWN]
     pairs = [divmod(int(place), len(names)) for place in worst]
-    rows = [[names[is_], names[taken], int(counts[is_, taken])] for is_, taken in pairs]
+    rows = [[names[true], names[taken], int(counts[true, taken])] for true, taken in pairs]
     return {"Confusion, the most frequent": [["is", "taken for", "rows"], *filter(_some, rows)]}
 
 
@@ -273,15 +274,18 @@ def _order(name: str) -> tuple[int, float, str]:
 
 
 def level(lengths: np.ndarray, most: int | np.ndarray) -> np.ndarray:
-    """(n, texts) tokens kept of texts of so many (n, texts), at most `most` of a row together: the
-    longest is cut first, of equally long ones the later (BERT's truncation, for any number).
+    """Truncated lengths (n, texts) of texts with `lengths` (n, texts) tokens, at most `most` per
+    row.
+
+    The longest text is truncated first, of equally long ones the later: BERT's truncation, for any
+    number of texts.
 
     >>> level(np.array([[3, 9], [9, 9], [2, 2]]), 11)
     array([[3, 8], [6, 5], [2, 2]])
     """
     most = np.broadcast_to(np.asarray(most, np.int64), len(lengths))
     low, high = np.zeros(len(lengths), np.int64), lengths.max(1, initial=0)
-    while (low < high).any():  # the largest cap under which the row fits
+    while (low < high).any():  # binary search for the largest cap with which the row fits
         middle = (low + high + 1) // 2
         fits = np.minimum(lengths, middle[:, None]).sum(1) <= most
         low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
@@ -292,7 +296,7 @@ def level(lengths: np.ndarray, most: int | np.ndarray) -> np.ndarray:
 
 
 def missing(values: Sequence[Any], source: TableSource, what: str) -> None:
-    """Raises UserError at the first row that has no value."""
+    """Raises UserError at the first row without a value."""
     for item, value in enumerate(values):
         if value is None or value == "":
             raise UserError(f"{source.where(item)}: {what} is empty")

@@ -1,11 +1,11 @@
-"""Sentences as windows of words: which words an example holds, and what is known of a word that
-stands in several.
+"""Sentences as windows of words: finds the words in an example, and combines predictions for words
+in several windows.
 
     words   w0 w1 w2 w3 w4 w5 w6 ...
     window [w0 w1 w2 w3 w4]
-    window          [w3 w4 w5 w6 w7]     begins with a word, shares some tokens with the one before
+    window          [w3 w4 w5 w6 w7]     starts at a word and overlaps the previous window
 
-A word is where its first token is.
+The position of a word is that of its first token.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ from palm_ds.data.example import Example
 from palm_ds.data.table_source import Encoded, Words
 
 
-class Seen(NamedTuple):
-    """The words of a row whose first tokens stand in an example."""
+class WindowWords(NamedTuple):
+    """The words of a row with their first token in an example."""
 
     positions: np.ndarray  # (n,) in the example
     words: np.ndarray  # (n,) within the row
-    context: np.ndarray  # (n,) tokens on the poorer side; a side where the row ends is no poor one
+    context: (
+        np.ndarray
+    )  # (n,) tokens on the shorter side; sides that reach the end of the row count as long
 
 
 def windows(words: Words, most: int, overlap: int) -> np.ndarray:
-    """(windows, 3) row, tokens [first, last) of it: all rows, each in windows of at most `most`
-    tokens that hold the first token of every word and share `overlap` tokens where words allow it.
-    The last one of a row is as long as it may be."""
+    """(windows, 3) row and tokens [first, last), for all rows.
+
+    Windows have at most `most` tokens, contain the first token of every word, start at a word, and
+    overlap by about `overlap` tokens. The last window of a row is as long as possible."""
     found = []
     for row, length in enumerate(words.tokens.lengths):
         if length <= most:
@@ -46,24 +49,25 @@ def _cut(firsts: np.ndarray, length: int, most: int, overlap: int) -> list[tuple
     while found[-1][1] < length and firsts[-1] > found[-1][0]:
         before, stop = found[-1]
         start = _word_at(firsts, max(stop - overlap, before + 1))
-        if start + most > length:  # it would end early: begin earlier
+        if start + most > length:  # it would be short: start earlier
             start = _word_at(firsts, max(length - most, before + 1))
         found.append((start, min(start + most, length)))
     return found
 
 
 def _word_at(firsts: np.ndarray, place: int) -> int:
-    """The first word that begins there or later, or the last one."""
+    """Start of the first word at or after `place`, else of the last word."""
     return int(firsts[min(np.searchsorted(firsts, place), len(firsts) - 1)])
 
 
-def seen(example: Example, words: Words) -> Seen | None:
-    """Those of the example's first text, if it is made of these words' tokens; else None."""
+def words_in_window(example: Example, words: Words) -> WindowWords | None:
+    """The words in the first text of an example; None if the text does not consist of their
+    tokens."""
     origin, ids = _first_text(example)
     row, tokens = example.item, words.tokens
     firsts = words.firsts[words.of(row)] - tokens.starts[row]
     if not len(origin):
-        return Seen(*np.empty((3, 0), np.int64))
+        return WindowWords(*np.empty((3, 0), np.int64))
     place = tokens.place(row, origin)
     if not _stands(ids, place, tokens, row):
         return None
@@ -72,12 +76,13 @@ def seen(example: Example, words: Words) -> Seen | None:
     far = np.full_like(at, 2 * tokens.lengths[row])
     left = at if place[0] > 0 else far
     right = len(place) - 1 - at if place[-1] < tokens.lengths[row] - 1 else far
-    return Seen(at + 1, np.flatnonzero(inside), np.minimum(left, right))
+    return WindowWords(at + 1, np.flatnonzero(inside), np.minimum(left, right))
 
 
-def seen_in_text(example: Example, words: Words, whole: Encoded) -> Seen | None:
-    """The same, if the first text is made of `whole`: the texts that the words make, as another
-    task reads them. A word has no place there when it has no token of its own."""
+def words_in_text(example: Example, words: Words, whole: Encoded) -> WindowWords | None:
+    """The words in the first text of an example whose tokens are those of `whole`, the texts
+    encoded for another task; None if they are not. Words without a token of their own are left
+    out."""
     origin, ids = _first_text(example)
     row = example.item
     place = whole.place(row, origin)
@@ -87,27 +92,31 @@ def seen_in_text(example: Example, words: Words, whole: Encoded) -> Seen | None:
     token = np.searchsorted(spans[:, 1], places[:, 0], "right")
     known = token < len(spans)
     known[known] = spans[token[known], 0] < places[known, 1]
-    at, first = np.unique(token[known], return_index=True)  # that of two words is the first one's
-    return Seen(at + 1, np.flatnonzero(known)[first], np.zeros_like(at))
+    at, first = np.unique(
+        token[known], return_index=True
+    )  # a token in two words belongs to the first
+    return WindowWords(at + 1, np.flatnonzero(known)[first], np.zeros_like(at))
 
 
 def _first_text(example: Example) -> tuple[np.ndarray, np.ndarray]:
-    """The origins and the ids of the tokens between [CLS] and the first [SEP]."""
+    """Source offsets and ids of the tokens between [CLS] and the first [SEP]."""
     rest = example.origin[1:]
     many = int((rest < 0).argmax()) if (rest < 0).any() else len(rest)
     return rest[:many], example.original[1 : 1 + many]
 
 
 def _stands(ids: np.ndarray, place: np.ndarray, tokens: Encoded, row: int) -> bool:
-    """Whether these tokens stand at these places of a row."""
-    mine = tokens.ids[tokens.starts[row] : tokens.starts[row + 1]]
-    inside = place[0] >= 0 and place[-1] < len(mine)
-    return bool(inside) and np.array_equal(mine[place], ids)
+    """Whether a row has these tokens at these places."""
+    row_ids = tokens.ids[tokens.starts[row] : tokens.starts[row + 1]]
+    inside = place[0] >= 0 and place[-1] < len(row_ids)
+    return bool(inside) and np.array_equal(row_ids[place], ids)
 
 
 def joined(pieces: Sequence[Mapping[str, Any]], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of the windows of one row {"words", "context", "best", "shares"}: for each of its words the
-    best tag (-1: it stands in none) and its shares (-inf), from where it has most context."""
+    """Best tag and log probabilities of each word, from the window with the most context.
+
+    pieces: {"words", "context", "best", "shares"} of the windows of one row. Words that are in no
+    window get -1 and -inf."""
     context = np.full(size, -1, np.int64)
     best = np.full(size, -1, np.int64)
     shares = np.full((size, *np.shape(pieces[0]["shares"])[1:]), -np.inf)

@@ -340,7 +340,7 @@ def test_what_is_missing_is_named() -> None:
         with pytest.raises(UserError, match='question "7" has no answer'):
             measure({}, {"7": []})
     for odds in ({}, {"7": math.nan}):
-        with pytest.raises(UserError, match='question "7" has no odds'):
+        with pytest.raises(UserError, match='question "7" has no no-answer odds'):
             it.squad_v2({"7": ""}, {"7": []}, odds)
-    with pytest.raises(UserError, match="a threshold needs the odds"):
+    with pytest.raises(UserError, match="`threshold` needs `odds`"):
         it.squad_v2({"7": ""}, {"7": []}, threshold=0.5)

@@ -259,7 +259,7 @@ def test_types_keep_their_hyphens() -> None:
 
 @pytest.mark.parametrize("tag", ["", "PER", "X-PER", "b-PER", "O-PER", "BPER"])
 def test_no_tag(tag: str) -> None:
-    with pytest.raises(UserError, match="is no tag: O, or one of B, I, E, S"):
+    with pytest.raises(UserError, match="is not a tag; expected O, or B, I, E or S"):
         it.chunks(["O", tag])
 
 
@@ -277,9 +277,9 @@ def test_what_does_not_fit_is_named() -> None:
         it.chunk_scores([["O"], ["O", "O"]], [["O"], ["O"]])
     with pytest.raises(UserError, match='scheme "BIOE".*did you mean'):
         it.convert(["O"], "BIOE")
-    with pytest.raises(UserError, match=r"sentence 0: a tag id outside of 0\.\.6"):
+    with pytest.raises(UserError, match=r"sentence 0: a tag id is outside 0\.\.6"):
         it.chunk_eval([[7]], [[6]], "IOB", 3)
-    with pytest.raises(UserError, match='no order in "IOB1"'):
+    with pytest.raises(UserError, match='"IOB1" has no order of tag ids'):
         it.chunk_eval([[0]], [[0]], "IOB1", 3)
 
 
@@ -293,5 +293,7 @@ def test_what_does_not_fit_is_named() -> None:
     ],
 )
 def test_chunks_that_cannot_be_written(found: list[Chunk]) -> None:
-    with pytest.raises(UserError, match="is empty, overlaps a chunk, or is outside of 4 tokens"):
+    with pytest.raises(
+        UserError, match="is empty, overlaps another chunk, or exceeds the 4 tokens"
+    ):
         it.tags_of(found, 4, "BIO")

@@ -125,9 +125,9 @@ def test_nothing_to_score() -> None:
 
 
 def test_what_does_not_fit_is_named() -> None:
-    with pytest.raises(UserError, match=r"shape \(2,\), labels \(3,\)"):
+    with pytest.raises(UserError, match=r"shape \(2,\), labels have shape \(3,\)"):
         classes.accuracy([1, 2], [1, 2, 3])
-    with pytest.raises(UserError, match="class 'maybe' is none of 'yes', 'no'"):
+    with pytest.raises(UserError, match="class 'maybe' is not one of 'yes', 'no'"):
         classes.confusion(["maybe"], ["no"], ["yes", "no"])
-    with pytest.raises(UserError, match=r"rows and classes, this one the shape \(2,\)"):
+    with pytest.raises(UserError, match=r"have shape \(2,\); expected \(rows, classes\)"):
         classes.multilabel_micro([1, 0], [1, 1])

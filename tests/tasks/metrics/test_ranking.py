@@ -134,10 +134,10 @@ def test_nothing_to_score() -> None:
 
 
 def test_what_does_not_fit_is_named() -> None:
-    with pytest.raises(UserError, match="each needs one value a candidate"):
+    with pytest.raises(UserError, match="expected one value per candidate"):
         it.rank([1, 2], [1.0], [0, 1])
     for label in (-1, math.nan):
-        with pytest.raises(UserError, match="below 0 or no number"):
+        with pytest.raises(UserError, match="negative or not a number"):
             it.rank([1], [1.0], [label])
     with pytest.raises(UserError, match="k is 0"):
         it.hit_at(it.rank([1], [1.0], [1]), 0)

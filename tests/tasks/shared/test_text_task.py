@@ -119,8 +119,8 @@ def test_a_label_that_is_none_is_told_with_its_place(vocabulary, tmp_path) -> No
     with pytest.raises(UserError) as told:
         made.check(source, labelled=True)
     assert f"{path}:3: " in str(told.value)
-    assert "no label 'godo'; did you mean \"good\"" in str(told.value)
-    assert "tasks.t knows good, bad" in str(told.value)
+    assert "unknown label 'godo'; did you mean \"good\"" in str(told.value)
+    assert "tasks.t has good, bad" in str(told.value)
 
 
 def test_as_many_labels_as_rows_are_taken_for_a_wrong_column(
@@ -148,8 +148,8 @@ def feed_of(made: Any, source: TableSource, length: int) -> Any:
     ("max_length", "told"),
     [
         (65, "65 tokens, but rows hold 64; raise `length` or lower it"),
-        (7, "tasks.t.max_length: 7; at least 8"),
-        (-1, "tasks.t.max_length: -1; at least 8"),
+        (7, "tasks.t.max_length: 7; it must be 0 or at least 8"),
+        (-1, "tasks.t.max_length: -1; it must be 0 or at least 8"),
     ],
 )
 def test_lengths_that_cannot_be_are_told(vocabulary, tmp_path, max_length, told) -> None:
@@ -219,8 +219,8 @@ def test_tasks_that_share_a_head_share_its_labels(vocabulary, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("labels", "second", "told"),
     [
-        (("c", "d"), {}, "no label 'd'.*tasks.second knows a, b, c"),
-        (("c", "b"), {"labels": ["b", "c"]}, "second.labels: not those of tasks.first"),
+        (("c", "d"), {}, "unknown label 'd'.*tasks.second has a, b, c"),
+        (("c", "b"), {"labels": ["b", "c"]}, "second.labels: differ from those of tasks.first"),
         (("1", "2"), {"kind": "regression"}, "another kind of task .Classification, not Regr"),
         (("c", "b"), {"head_lr": 1e-3}, "head_lr: its head belongs to tasks.first; set it there"),
     ],
