@@ -27,6 +27,7 @@ from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead
 from palm_ds.tasks.metrics.chunks import chunks, convert
 from palm_ds.tasks.shared import tag_schemes
+from palm_ds.tasks.shared.tag_scoring import TagScoring
 from palm_ds.tasks.shared.word_windows import (
     WindowWords,
     joined,
