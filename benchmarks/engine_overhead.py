@@ -34,8 +34,8 @@ from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.kernels import Kernels, choose_kernels
 from palm_ds.model.multi_task_model import Model
-from palm_ds.runtime.ds_config import make_machine
-from palm_ds.runtime.optimizer import OptimizerConfig, parameter_groups
+from palm_ds.runtime.ds_config import make_ds_config
+from palm_ds.runtime.optimizer import OptimizerConfig, param_groups
 
 ROWS, LENGTH, WORDS, MASKED = 32, 128, 30_522, 19
 WARM = 3  # first steps, not counted
@@ -67,7 +67,7 @@ def make_batch(step: int) -> Batch:
 def plain_step(kernels: Kernels) -> Callable[[Batch, int], None]:
     """What one would write without DeepSpeed, with the same checks."""
     model = build_model(kernels).train()
-    groups = parameter_groups(model, OPTIMIZER.weight_decay)
+    groups = param_groups(model, OPTIMIZER.weight_decay)
     optimizer = torch.optim.AdamW(groups, lr=OPTIMIZER.lr, fused=True)
 
     def step(batch: Batch, _number: int) -> None:
@@ -84,9 +84,9 @@ def plain_step(kernels: Kernels) -> Callable[[Batch, int], None]:
 
 def engine_step(stage: int, kernels: Kernels) -> Callable[[Batch, int], None]:
     values = {"zero_optimization": {"stage": stage}, "train_micro_batch_size_per_gpu": ROWS}
-    machine = make_machine(values)
+    ds_config = make_ds_config(values)
     model = build_model(kernels)
-    engine = Engine(model, machine=machine, optimizer=OPTIMIZER, rows=ROWS, seed=1)
+    engine = Engine(model, ds_config=ds_config, optimizer=OPTIMIZER, rows=ROWS, seed=1)
     return lambda batch, number: void(engine.step([batch], OPTIMIZER.lr, number))
 
 

@@ -132,7 +132,7 @@ def _ours(args: argparse.Namespace, folder: Path) -> dict[str, float]:
     import contextlib
     import io
 
-    from palm_ds.runtime.ds_config import read_machine
+    from palm_ds.runtime.ds_config import read_ds_config
     from palm_ds.train.recipe import make_recipe
     from palm_ds.train.run_folder import RunSpec
     from palm_ds.train.train import train
@@ -168,9 +168,9 @@ def _ours(args: argparse.Namespace, folder: Path) -> dict[str, float]:
         elif event == "evaluation":
             scores.update(facts["scores"])
 
-    machine = read_machine(ROOT / "ds_configs/cpu.json")
+    ds_config = read_ds_config(ROOT / "ds_configs/cpu.json")
     run_folder = folder / f"palm_ds-{args.seeds[0]}"
-    run = RunSpec(recipe=make_recipe(recipe), machine=machine, folder=run_folder)
+    run = RunSpec(recipe=make_recipe(recipe), ds_config=ds_config, folder=run_folder)
     with contextlib.redirect_stdout(io.StringIO()):
         assert train(run, hear) == 0
     return {

@@ -79,7 +79,7 @@ from palm_ds.model.heads import MaskedLMHead  # noqa: E402
 from palm_ds.model.kernels import choose_kernels  # noqa: E402
 from palm_ds.model.multi_task_model import Model  # noqa: E402
 from palm_ds.pretrain.knowledge_masking import KnowledgeMasking  # noqa: E402
-from palm_ds.runtime.optimizer import OptimizerConfig, parameter_groups  # noqa: E402
+from palm_ds.runtime.optimizer import OptimizerConfig, param_groups  # noqa: E402
 
 Measured = tuple[int, float]  # real tokens, seconds
 Contender = Callable[[], Measured]
@@ -183,7 +183,7 @@ def build_model(shape: str, length: int) -> Model:
 def plain_loop(stream: Stream, args: argparse.Namespace) -> Contender:
     """palm_ds's model and stream in a plain torch loop."""
     model = build_model(args.shape, stream.length).train()
-    groups = parameter_groups(model, weight_decay=0.01)
+    groups = param_groups(model, weight_decay=0.01)
     optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, fused=True)
 
     def step(number: int) -> int:
@@ -201,11 +201,11 @@ def plain_loop(stream: Stream, args: argparse.Namespace) -> Contender:
 def engine_loop(file: str, stream: Stream, args: argparse.Namespace) -> Contender:
     """palm_ds on its engine."""
     from palm_ds.engine import Engine
-    from palm_ds.runtime.ds_config import read_machine
+    from palm_ds.runtime.ds_config import read_ds_config
 
     engine = Engine(
         build_model(args.shape, stream.length),
-        machine=read_machine(file),
+        ds_config=read_ds_config(file),
         optimizer=OptimizerConfig(lr=LEARNING_RATE, clip=CLIP),
         rows=stream.rows,
         seed=1,

@@ -28,7 +28,7 @@ from palm_ds.data.reader import TableSettings  # noqa: E402
 from palm_ds.data.stages import parse_stages  # noqa: E402
 from palm_ds.data.task import Task, known_kinds  # noqa: E402
 from palm_ds.model.config import PRESETS, EncoderConfig  # noqa: E402
-from palm_ds.runtime.ds_config import Comms, Machine  # noqa: E402
+from palm_ds.runtime.ds_config import Comms, DSConfig  # noqa: E402
 from palm_ds.runtime.optimizer import OptimizerConfig  # noqa: E402
 from palm_ds.train.lr_schedule import LRSchedule  # noqa: E402
 from palm_ds.train.recipe import Recipe  # noqa: E402
@@ -51,7 +51,7 @@ SECTIONS = {
 }
 NOT_WRITTEN = {
     "Task": ("name",),
-    "Machine": ("path", "sections", "stage", "precision", "micro_rows"),
+    "DSConfig": ("path", "sections", "stage", "precision", "micro_rows"),
 }
 """Fields that come from elsewhere than a key of the same name."""
 _HERE = "Made by docs/generate.py from the source; do not edit."
@@ -233,7 +233,7 @@ def machine_page() -> str:
         "| file in ds_configs | for |\n|---|---|\n" + "\n".join(lines),
         '## The section "palm_ds"',
         "What DeepSpeed has no key for.",
-        table(keys(Machine)),
+        table(keys(DSConfig)),
         "### comms",
         _about(Comms),
         table(keys(Comms)),

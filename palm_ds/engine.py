@@ -1,6 +1,6 @@
 """Trains a model under DeepSpeed: step, evaluate, save, load. No other module drives it.
 
-    engine = Engine(model, machine=machine, optimizer=optimizer, rows=256, seed=1)
+    engine = Engine(model, ds_config=ds_config, optimizer=optimizer, rows=256, seed=1)
     for step in range(steps):
         result = engine.step(batches, lr=..., step=step, weights={"knowledge_masking": 1.0})
 
@@ -26,16 +26,15 @@ from torch import nn
 from palm_ds.common import rng as keyed
 from palm_ds.model.batch import Batch
 from palm_ds.model.fgm import FGM
-from palm_ds.runtime import checkpoint
-from palm_ds.runtime import sharded_state as portable
-from palm_ds.runtime.ds_config import Machine
+from palm_ds.runtime import checkpoint, sharded_state
+from palm_ds.runtime.ds_config import DSConfig
 from palm_ds.runtime.engine_counters import read_counters, restore_counters
 from palm_ds.runtime.optimizer import (
     OptimizerConfig,
-    Resting,
+    StepFreezing,
     build_optimizer,
     freeze,
-    rate_factors,
+    param_lr_scales,
     set_lr,
 )
 from palm_ds.runtime.processes import Watchdog, check_precision, start, stop
@@ -51,7 +50,7 @@ class Engine:
         self,
         model: nn.Module,
         *,
-        machine: Machine,
+        ds_config: DSConfig,
         optimizer: OptimizerConfig,
         rows: int,
         seed: int,
@@ -66,41 +65,41 @@ class Engine:
         `freezable`: the parameter patterns that `step` may freeze."""
         import deepspeed
 
-        self.processes = start(machine)
+        self.processes = start(ds_config)
         self.rank, self.world = self.processes.rank, self.processes.world
         self.local_rank, self.device = self.processes.local_rank, self.processes.device
-        self.machine, self.seed = machine, seed
-        self._fp16 = machine.precision == "fp16"
-        self.micro_rows, self.accumulation = machine.split(rows, self.world)
-        self.config = machine.deepspeed_config(rows=rows, world=self.world, clip=optimizer.clip)
+        self.ds_config, self.seed = ds_config, seed
+        self._fp16 = ds_config.precision == "fp16"
+        self.micro_rows, self.accumulation = ds_config.micro_batching(rows, self.world)
+        self.config = ds_config.deepspeed_config(rows=rows, world=self.world, clip=optimizer.clip)
         self._attack = self._attacked(model, optimizer.fgm) if optimizer.fgm else None
         self.tasks = tuple(model.head_of)  # type: ignore[arg-type]
         self.layout = checkpoint.Layout(
-            world=self.world, stage=machine.stage, precision=machine.precision
+            world=self.world, stage=ds_config.stage, precision=ds_config.precision
         )
-        self._rejected: tuple[int, ...] = ()
+        self._invalid: tuple[int, ...] = ()
         freeze(model, optimizer.freeze)
         names = [name for name, _ in model.named_parameters()]
-        self._resting = Resting(freezable, names)
+        self._step_freezing = StepFreezing(freezable, names)
         self._optimizer: Any = build_optimizer(
             model,
             optimizer,
-            zero_stage=machine.stage,
-            checked=machine.checks_itself,
-            steps=update_counts,
-            factors=rate_factors(names, optimizer.layer_decay, lr_scales),
-            apart=self._resting.patterns,
+            zero_stage=ds_config.stage,
+            checked=ds_config.checks_itself,
+            update_counts=update_counts,
+            lr_scales=param_lr_scales(names, optimizer.layer_decay, lr_scales),
+            freezable=self._step_freezing.patterns,
         )
-        self._frozen = portable.frozen_shares(model, self.rank, self.world)
+        self._frozen = sharded_state.frozen_shards(model, self.rank, self.world)
         self._averages, self._swapped = optimizer.ema > 0, False
-        check_precision(machine, self.device)
+        check_precision(ds_config, self.device)
         self._engine: Any = deepspeed.initialize(
             model=model, optimizer=self._optimizer, config=self.config
         )[0]
-        if self.world == 1 and machine.stage == 0:
+        if self.world == 1 and ds_config.stage == 0:
             self._engine.enable_backward_allreduce = False  # it would copy every gradient twice
-        self._resting.watch(self._engine.module)
-        self._watchdog = Watchdog(machine.watchdog_minutes * 60)
+        self._step_freezing.watch(self._engine.module)
+        self._watchdog = Watchdog(ds_config.watchdog_minutes * 60)
 
     # -- training --
 
@@ -128,7 +127,7 @@ class Engine:
             for task in self.tasks
         }
         set_lr(self._optimizer.param_groups, lr)
-        self._resting.prepare(self._optimizer.param_groups, frozen)
+        self._step_freezing.prepare(self._optimizer.param_groups, frozen)
         # Dropout depends on (seed, step, rank) alone, so checkpoints need no random state.
         torch.manual_seed(keyed.key(self.seed, "dropout", step, self.rank))
         sums = LossSums(self.tasks)
@@ -222,10 +221,10 @@ class Engine:
         """On rank 0, all weights in fp32 on the CPU; an empty dict elsewhere. All processes take
         part, one weight at a time, so the device holds at most one extra."""
         out: dict[str, torch.Tensor] = {}
-        held, stage = self._held(), self.machine.stage
-        for name, parameter in held.parameters.items():
+        local, stage = self._local_shards(), self.ds_config.stage
+        for name, parameter in local.parameters.items():
             frozen = name in self._frozen
-            full = held.whole(name, self.device) if frozen else _gathered(parameter, stage)
+            full = local.full_frozen(name, self.device) if frozen else _gathered(parameter, stage)
             if self.rank == 0:
                 out[name] = full.detach().to("cpu", torch.float32, copy=True)
         if self.rank == 0:
@@ -235,7 +234,7 @@ class Engine:
         return out
 
     @contextmanager
-    def averaged(self) -> Iterator[None]:
+    def ema_weights(self) -> Iterator[None]:
         """A context in which the model holds the averaged weights (`optimizer.ema`; its own weights
         without it), for evaluation and `full_state_dict`. Its own weights return bit for bit. All
         processes take part; no step or checkpoint inside."""
@@ -243,13 +242,13 @@ class Engine:
             yield
             return
         assert not self._swapped
-        held = self._held()
-        held.swap()
+        local = self._local_shards()
+        local.swap_ema()
         self._swapped = True
         try:
             yield
         finally:
-            held.swap()
+            local.swap_ema()
             self._swapped = False
 
     # -- checkpoints --
@@ -262,11 +261,11 @@ class Engine:
         training can continue after that."""
         assert not self._swapped, "the model holds the averaged weights"
         self._watchdog.beat()
-        held = self._held()
+        local = self._local_shards()
 
-        def write(place: Path, written: checkpoint.Written) -> None:
-            portable.write_stretches(
-                held.written(),
+        def write(place: Path, written: checkpoint.FileManifest) -> None:
+            sharded_state.write_shards(
+                local.shards_to_write(),
                 f"process_{self.rank:05}",
                 lambda name, make: written.write(place / name, make),
             )
@@ -276,14 +275,14 @@ class Engine:
             step,
             write=write,
             layout=self.layout,
-            parameters=portable.steps_of(held.stretches()),
+            parameters=sharded_state.update_counts(local.shards()),
             engine=read_counters(self._engine, fp16=self._fp16),
             state=state,
             group=self.processes,
             keep=keep,
-            reject=self._rejected,
+            invalid=self._invalid,
         )
-        self._rejected = ()
+        self._invalid = ()
         self._watchdog.beat()
         return path
 
@@ -294,39 +293,43 @@ class Engine:
         None if there is no checkpoint. `warn` gets a line for each bad one; by default it is
         logged."""
         self._watchdog.beat()
-        found = checkpoint.find(Path(folder), group=self.processes, warn=warn or log.warning)
+        found = checkpoint.latest_good(Path(folder), group=self.processes, warn=warn or log.warning)
         if found is None:
             return None
         self.restore(found)
         return found.state
 
-    def restore(self, found: checkpoint.Found) -> None:
+    def restore(self, found: checkpoint.VerifiedCheckpoint) -> None:
         """Continue from a checkpoint of any process count, ZeRO stage and precision; with the same
         layout, bit for bit."""
-        portable.restore(self._held(), portable.Stored(found.files), found.parameters)
+        sharded_state.restore(
+            self._local_shards(), sharded_state.ShardReader(found.files), found.parameters
+        )
         restore_counters(self._engine, found.engine, fp16=self._fp16)
-        self._rejected = found.rejected
+        self._invalid = found.invalid
         self._watchdog.beat()
 
-    def inherit(
+    def warm_start(
         self,
-        found: checkpoint.Found,
+        found: checkpoint.VerifiedCheckpoint,
         *,
-        grown: Mapping[str, portable.Grown],
+        grown: Mapping[str, sharded_state.ResizedTable],
         fresh: Iterable[str],
     ) -> None:
         """Start with the weights and moments of another run. `fresh` parameters are not in it;
         `grown` tables have other rows there. Steps count from 0."""
-        stored = portable.Stored(found.files)
-        portable.restore(self._held(), stored, found.parameters, grown=grown, fresh=fresh)
+        stored = sharded_state.ShardReader(found.files)
+        sharded_state.restore(
+            self._local_shards(), stored, found.parameters, resized=grown, fresh=fresh
+        )
         self._watchdog.beat()
 
-    def _held(self) -> portable.Held:
-        return portable.Held(
+    def _local_shards(self) -> sharded_state.LocalShards:
+        return sharded_state.LocalShards(
             parameters=dict(self._engine.module.named_parameters()),
             base=self._optimizer,
-            zero=self._engine.optimizer if self.machine.stage else None,
-            stage=self.machine.stage,
+            zero=self._engine.optimizer if self.ds_config.stage else None,
+            stage=self.ds_config.stage,
             rank=self.rank,
             world=self.world,
             frozen=self._frozen,

@@ -1,7 +1,7 @@
 """What a person uses from Python: PaddlePALM's words, over the recipes and the engine of commands.
 
-Backbone + tasks on their files ──Trainer, MultiHeadTrainer──> a Recipe and a Machine ──> a RunSpec,
-opened and gone through as `palm-ds finetune` does
+Backbone + tasks on their files ──Trainer, MultiHeadTrainer──> a Recipe and a DSConfig ──> a
+RunSpec, opened and gone through as `palm-ds finetune` does
 """
 
 from palm_ds.api import events as event

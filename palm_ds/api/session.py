@@ -31,7 +31,7 @@ from palm_ds.data.task_with_data import Rows, TaskWithData, listed
 from palm_ds.inference import fill_mask
 from palm_ds.inference.predictor import Predictor, asked_tasks, batch_tokens_for, open_predictor
 from palm_ds.model.batch import Batch
-from palm_ds.runtime.processes import Processes, alone, leave_at_exit, start
+from palm_ds.runtime.processes import Processes, is_single_process, leave_at_exit, start
 from palm_ds.runtime.signals import stop_signals
 from palm_ds.train.export import info_of
 from palm_ds.train.loop import STOPPED
@@ -86,7 +86,7 @@ class Session(ABC):
         """The run folder."""
         if self.settings.folder:
             return Path(self.settings.folder)
-        if not alone():
+        if not is_single_process():
             raise UserError("folder: name one that all processes of the run see")
         return self._temporary()
 
@@ -119,7 +119,7 @@ class Session(ABC):
         if not self.settings.evaluate_every:
             every = math.ceil(settled.plan.steps / math.ceil(self.settings.epochs))
             settled = replace(settled, evaluate=replace(settled.evaluate, every=every))
-        return RunSpec(recipe=settled, machine=self.settings.machine(), folder=self.folder)
+        return RunSpec(recipe=settled, ds_config=self.settings.ds_config(), folder=self.folder)
 
     @cached_property
     def data(self) -> Data:
@@ -314,7 +314,7 @@ class Session(ABC):
                 self._predictor = open_predictor(self.folder, device=self._processes.device)
             return select_tasks(self._predictor, names, self.folder)
         opened = self._opened
-        if opened.run.machine.stage == 3:
+        if opened.run.ds_config.stage == 3:
             raise UserError("predict: ZeRO 3 has weights in pieces; train to the end, or `save`")
         return Predictor(
             model=opened.model,
@@ -328,7 +328,7 @@ class Session(ABC):
     @cached_property
     def _processes(self) -> Processes:
         leave_at_exit()
-        return start(self.run.machine)
+        return start(self.run.ds_config)
 
     @property
     def first_process(self) -> bool:

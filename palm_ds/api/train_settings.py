@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError
-from palm_ds.runtime.ds_config import Machine, make_machine, read_machine
+from palm_ds.runtime.ds_config import DSConfig, make_ds_config, read_ds_config
 from palm_ds.runtime.processes import accelerator
 
 _USUAL_LENGTH = 128
@@ -79,17 +79,17 @@ class TrainSettings:
             "log": {"every": self.log_every},
         }
 
-    def machine(self) -> Machine:
+    def ds_config(self) -> DSConfig:
         given = self.deepspeed_config
         if given is None:
             able = accelerator()
             if able.device_name() == "cpu":
-                return make_machine({"zero_optimization": {"stage": 0}})
+                return make_ds_config({"zero_optimization": {"stage": 0}})
             precision = {"bf16": {"enabled": True}} if able.is_bf16_supported() else {}
-            return make_machine({"zero_optimization": {"stage": 1}, **precision})
+            return make_ds_config({"zero_optimization": {"stage": 1}, **precision})
         if isinstance(given, Mapping):
-            return make_machine(given)
-        return read_machine(given)
+            return make_ds_config(given)
+        return read_ds_config(given)
 
 
 def read_settings(values: Mapping[str, Any], where: str) -> TrainSettings:

@@ -36,12 +36,12 @@ def run(args: argparse.Namespace) -> int:
     check_overrides(args.overrides)
     launcher = launcher_of(args.launcher)
     recipe, ds_config = find_recipe(args.recipe), find_ds_config(args.deepspeed_config)
-    from palm_ds.runtime.ds_config import read_machine
+    from palm_ds.runtime.ds_config import read_ds_config
     from palm_ds.train.sweeps.ablation import Ablation, compare, run_all, variants
 
     ablation = Ablation(
         recipe=Path(recipe),
-        machine=read_machine(ds_config),
+        ds_config=read_ds_config(ds_config),
         out=Path(args.out),
         overrides=args.overrides,
         schedules=names(args.schedules),
@@ -51,9 +51,9 @@ def run(args: argparse.Namespace) -> int:
     found = variants(ablation)
 
     def command(variant: Variant) -> list[str]:
-        machine = ("--deepspeed_config", ds_config)
+        option = ("--deepspeed_config", ds_config)
         folder = ("--run_dir", variant.run.folder)
-        return command_of(launcher, "pretrain", variant.file, *machine, *folder)
+        return command_of(launcher, "pretrain", variant.file, *option, *folder)
 
     stop_on_signals()
     run_all(found, command)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.progress import Task
 
     from palm_ds.inference.predict_files import PredictionSummary
-    from palm_ds.runtime.checkpoint import Group
+    from palm_ds.runtime.checkpoint import ProcessGroup
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,21 +73,21 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _processes(device: str) -> tuple[Group, torch.device]:
+def _processes(device: str) -> tuple[ProcessGroup, torch.device]:
     """Those of the run, and what this one computes on; DeepSpeed joins them where there are
     several."""
     import torch
 
-    from palm_ds.runtime.checkpoint import ALONE
+    from palm_ds.runtime.checkpoint import SINGLE_PROCESS
 
     if int(os.environ.get("WORLD_SIZE", os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))) > 1:
-        from palm_ds.runtime.ds_config import Machine
+        from palm_ds.runtime.ds_config import DSConfig
         from palm_ds.runtime.processes import start
 
-        found = start(Machine(path="", sections={}, stage=0, precision="fp32"))
+        found = start(DSConfig(path="", sections={}, stage=0, precision="fp32"))
         return found, torch.device(device) if device else found.device
     gpu = torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu"
-    return ALONE, torch.device(device or ("cuda" if gpu else "cpu"))
+    return SINGLE_PROCESS, torch.device(device or ("cuda" if gpu else "cpu"))
 
 
 @contextmanager

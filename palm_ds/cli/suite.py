@@ -34,17 +34,17 @@ def run(args: argparse.Namespace) -> int:
     check_overrides(args.overrides)
     launcher = launcher_of(args.launcher)
     ds_config = find_ds_config(args.deepspeed_config)
-    from palm_ds.runtime.ds_config import read_machine
+    from palm_ds.runtime.ds_config import read_ds_config
     from palm_ds.train.sweeps.suite import read_suite, run_all, suite_runs
     from palm_ds.train.sweeps.suite_table import compare
 
-    read_machine(ds_config)
+    read_ds_config(ds_config)
     out = Path(args.out)
     found = suite_runs(_with_shipped(read_suite(args.suite, args.overrides)), out)
 
     def command(member: SuiteRun) -> list[str]:
-        machine = ("--deepspeed_config", ds_config)
-        return command_of(launcher, "finetune", member.file, *machine, "--run_dir", member.folder)
+        option = ("--deepspeed_config", ds_config)
+        return command_of(launcher, "finetune", member.file, *option, "--run_dir", member.folder)
 
     failed: dict[str, str] = {}
     if not args.table:

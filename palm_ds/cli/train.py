@@ -41,14 +41,14 @@ def run(args: argparse.Namespace) -> int:
     ds_config = find_ds_config(args.deepspeed_config)
 
     from palm_ds.inference import fill_mask
-    from palm_ds.runtime.ds_config import read_machine
+    from palm_ds.runtime.ds_config import read_ds_config
     from palm_ds.train.recipe import read_recipe
     from palm_ds.train.run_folder import RunSpec, print_config
     from palm_ds.train.train import train
 
     recipe = read_recipe(recipe_file, _overrides(args))
     folder = Path(args.run_dir or Path("runs") / Path(recipe_file).stem)
-    found = RunSpec(recipe=recipe, machine=read_machine(ds_config), folder=folder)
+    found = RunSpec(recipe=recipe, ds_config=read_ds_config(ds_config), folder=folder)
     if args.print_config:
         print_config(found)
         return 0

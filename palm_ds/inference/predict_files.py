@@ -29,7 +29,7 @@ from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import Task
 from palm_ds.inference.prediction_files import ABOUT, SCORES, check_output, file_names, write_task
 from palm_ds.inference.predictor import Predictor
-from palm_ds.runtime.checkpoint import ALONE, Group
+from palm_ds.runtime.checkpoint import SINGLE_PROCESS, ProcessGroup
 from palm_ds.train.recipe import Recipe
 
 LABELS = ("label", "tags", "spans", "answers", "impossible")
@@ -86,7 +86,7 @@ class _InputTable:
 def predict_files(
     predictor: Predictor,
     job: PredictionJob,
-    group: Group = ALONE,
+    group: ProcessGroup = SINGLE_PROCESS,
     done: Callable[[int, int], None] = lambda rows, of: None,
 ) -> PredictionSummary | None:
     """Predict files into a folder; rank 0 returns the summary. All processes call it;
@@ -202,7 +202,7 @@ def _write_part(
     predictor: Predictor,
     opened: Sequence[_InputTable],
     parts: Path,
-    group: Group,
+    group: ProcessGroup,
     done: Callable[[int, int], None],
 ) -> dict[str, int]:
     """Write this process's predictions to its file; returns {task: truncated rows}."""

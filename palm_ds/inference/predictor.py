@@ -40,7 +40,7 @@ from palm_ds.data.task import Task
 from palm_ds.model.attention import TILE
 from palm_ds.model.batch import Batch
 from palm_ds.model.multi_task_model import Model
-from palm_ds.runtime.ds_config import Machine
+from palm_ds.runtime.ds_config import DSConfig
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.train.build import build_model
 from palm_ds.train.recipe import Recipe, make_recipe
@@ -322,8 +322,8 @@ def open_predictor(
     asked = asked_tasks(recipe, tasks, folder)
     tokenizer = _tokenizer(folder, recipe)
     device = torch.device(device)
-    machine = Machine(path="", sections={}, stage=0, precision=precision)  # type: ignore[arg-type]
-    model = build_model(recipe, machine, tokenizer.vocabulary, device=device)
+    ds_config = DSConfig(path="", sections={}, stage=0, precision=precision)  # type: ignore[arg-type]
+    model = build_model(recipe, ds_config, tokenizer.vocabulary, device=device)
     loaded = weights.load_weights(folder, model)
     for name in asked:
         head = model.head_of[name]

@@ -30,7 +30,7 @@ Tensors = list[torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class OptimizerStateSpec:
     """What an optimizer keeps of each tensor that it updates: tensors like it, `moments`, and in
     `step` how often it did."""
 
@@ -65,9 +65,9 @@ class Counting(torch.optim.Optimizer):
                     state["step"] = state.get("step", 0) + 1
 
 
-def own_class(
+def checked_optimizer_class(
     kind: str, options: Mapping[str, Any], *, decays: bool, zero_stage: int
-) -> tuple[type[torch.optim.Optimizer], Kept]:
+) -> tuple[type[torch.optim.Optimizer], OptimizerStateSpec]:
     """The class that a recipe calls `module.Class`, made to count its updates, and what it keeps.
 
     `decays`: the recipe has a weight decay. Raises UserError where the class cannot do what a run
@@ -152,7 +152,7 @@ def _draw(step: int) -> Tensors:
     return [torch.randn(size.shape, generator=generator) * 10.0**size for size in sizes]
 
 
-def _checked(trial: _Trial, *, decays: bool, zero_stage: int) -> Kept:
+def _checked(trial: _Trial, *, decays: bool, zero_stage: int) -> OptimizerStateSpec:
     whole = trial.run(range(_STEPS), decay=_DECAY)
     if not all(tensor.isfinite().all() for tensor in whole.tensors):
         raise _RefusedError("in a trial its weights are not finite after a few steps")
@@ -164,8 +164,8 @@ def _checked(trial: _Trial, *, decays: bool, zero_stage: int) -> Kept:
         raise _RefusedError(
             'it does not read group["weight_decay"]; set optimizer.weight_decay to 0, or let it'
         )
-    kept = _kept(whole)
-    if kept != _kept(trial.run(range(1))):
+    kept = _state_spec(whole)
+    if kept != _state_spec(trial.run(range(1))):
         raise _RefusedError("its state has other names after some steps than after the first")
     for done in (1, 3):
         if _resumed(trial, kept, done) - whole:
@@ -178,10 +178,10 @@ def _checked(trial: _Trial, *, decays: bool, zero_stage: int) -> Kept:
             _check_pieces(trial, decay, zero_stage)
     zeros = [kept.entry(tensor) for tensor in whole.tensors]
     same = trial.run(range(_STEPS), decay=_DECAY, states=zeros) - whole == 0
-    return Kept(moments=kept.moments, step=kept.step, from_zero=same)
+    return OptimizerStateSpec(moments=kept.moments, step=kept.step, from_zero=same)
 
 
-def _resumed(trial: _Trial, kept: Kept, done: int) -> _Ran:
+def _resumed(trial: _Trial, kept: OptimizerStateSpec, done: int) -> _Ran:
     """Stopped after some steps, and gone on from what a checkpoint holds."""
     before = trial.run(range(done), decay=_DECAY)
     states = []
@@ -195,7 +195,7 @@ def _resumed(trial: _Trial, kept: Kept, done: int) -> _Ran:
     return trial.run(steps, decay=_DECAY, begin=before.tensors, states=states)
 
 
-def _kept(ran: _Ran) -> Kept:
+def _state_spec(ran: _Ran) -> OptimizerStateSpec:
     """What its states hold. Raises _RefusedError for what a checkpoint has no place for."""
     found = []
     for tensor, state in zip(ran.tensors, ran.states, strict=True):
@@ -211,7 +211,7 @@ def _kept(ran: _Ran) -> Kept:
     (moments, step), *others = found
     if any(other[0] != moments for other in others):
         raise _RefusedError("it keeps other states of matrices than of vectors")
-    return Kept(moments=moments, step=step)
+    return OptimizerStateSpec(moments=moments, step=step)
 
 
 def _dtype(name: Any, value: Any, tensor: torch.Tensor) -> torch.dtype:

@@ -46,7 +46,7 @@ class SaveError(UserError):
     """A checkpoint could not be written. Training may go on; older checkpoints are untouched."""
 
 
-class Group(Protocol):
+class ProcessGroup(Protocol):
     """The processes of a run, as far as checkpoints need them."""
 
     rank: int
@@ -71,7 +71,7 @@ class Layout:
 
 
 @dataclass
-class Written:
+class FileManifest:
     """What one process wrote: files with size and hash, and the first thing that went wrong."""
 
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Written:
             self.error = f"{path.name}: {_reason(error)}"
 
 
-def name_of(step: int) -> str:
+def folder_name(step: int) -> str:
     return f"step_{step:08d}"
 
 
@@ -109,25 +109,25 @@ def save(
     folder: Path,
     step: int,
     *,
-    write: Callable[[Path, Written], None],
+    write: Callable[[Path, FileManifest], None],
     layout: Layout,
     parameters: Mapping[str, int],
     engine: Mapping[str, Any],
     state: Mapping[str, Any],
-    group: Group,
+    group: ProcessGroup,
     keep: int,
-    reject: Sequence[int] = (),
+    invalid: Sequence[int] = (),
 ) -> Path:
     """Publish `step` and keep the newest `keep` checkpoints.
 
     `write(folder, written)` lets this process write its files there through `written`.
     `parameters` are the updates that each parameter this process holds has had; `engine` and
-    `state` (JSON) are kept as they are. `reject` are steps known to be bad: they go once the new
+    `state` (JSON) are kept as they are. `invalid` are steps known to be bad: they go once the new
     one is there.
     """
-    published, partial = folder / name_of(step), folder / (name_of(step) + PARTIAL)
+    published, partial = folder / folder_name(step), folder / (folder_name(step) + PARTIAL)
     _agree(group, _at_rank0(group, lambda: _make_room(folder, partial)), published)
-    written = Written()
+    written = FileManifest()
     write(partial, written)
     parts = group.gather((written.files, written.error, dict(parameters)))
     for rank, (_, error, _) in enumerate(parts):
@@ -147,7 +147,7 @@ def save(
     if error:
         _at_rank0(group, lambda: shutil.rmtree(partial, ignore_errors=True))
     _agree(group, error, published)
-    _at_rank0(group, lambda: prune(folder, step, keep=keep, reject=reject))
+    _at_rank0(group, lambda: prune(folder, step, keep=keep, invalid=invalid))
     return published
 
 
@@ -164,18 +164,20 @@ def _publish(partial: Path, published: Path, manifest: Mapping[str, Any]) -> Non
     move_into_place(partial, published, aside=published.with_name(published.name + _OLD))
 
 
-def prune(folder: Path, newest: int, *, keep: int, reject: Sequence[int] = ()) -> None:
+def prune(folder: Path, newest: int, *, keep: int, invalid: Sequence[int] = ()) -> None:
     """Delete bad checkpoints and all but the `keep` newest up to step `newest`."""
-    good = [step for step in steps_in(folder) if step <= newest and step not in reject]
-    for step in [*good[max(keep, 1) :], *(s for s in reject if s != newest)]:
-        doomed = folder / (name_of(step) + _OLD)
-        if (folder / name_of(step)).exists():
-            os.replace(folder / name_of(step), doomed)  # a half-deleted one is never "published"
+    good = [step for step in steps_in(folder) if step <= newest and step not in invalid]
+    for step in [*good[max(keep, 1) :], *(s for s in invalid if s != newest)]:
+        doomed = folder / (folder_name(step) + _OLD)
+        if (folder / folder_name(step)).exists():
+            os.replace(
+                folder / folder_name(step), doomed
+            )  # a half-deleted one is never "published"
     for entry in folder.glob("*" + _OLD):
         shutil.rmtree(entry, ignore_errors=True)
 
 
-def _at_rank0(group: Group, action: Callable[[], None]) -> str:
+def _at_rank0(group: ProcessGroup, action: Callable[[], None]) -> str:
     """Run on rank 0 only; what went wrong, or nothing."""
     if group.rank == 0:
         try:
@@ -185,15 +187,15 @@ def _at_rank0(group: Group, action: Callable[[], None]) -> str:
     return ""
 
 
-def _agree(group: Group, error: str, published: Path) -> None:
+def _agree(group: ProcessGroup, error: str, published: Path) -> None:
     for rank, one in enumerate(group.gather(error)):
         if one:
             raise _failed(published, f"process {rank}: {one}")
 
 
 def _failed(published: Path, why: str) -> SaveError:
-    older = [step for step in steps_in(published.parent) if name_of(step) != published.name]
-    last = f"the last one is {name_of(older[0])}" if older else "there is no older one"
+    older = [step for step in steps_in(published.parent) if folder_name(step) != published.name]
+    last = f"the last one is {folder_name(older[0])}" if older else "there is no older one"
     return SaveError(f"{published}: could not be saved: {why}; {last}")
 
 
@@ -201,8 +203,8 @@ def _failed(published: Path, why: str) -> SaveError:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """A checkpoint that was verified. `rejected` are newer ones that were not good."""
+class VerifiedCheckpoint:
+    """A verified checkpoint. `invalid`: the steps of newer ones that failed verification."""
 
     path: Path
     step: int
@@ -212,10 +214,12 @@ class Found:
     """How many updates each parameter has had."""
     layout: Layout
     files: tuple[Path, ...]
-    rejected: tuple[int, ...] = ()
+    invalid: tuple[int, ...] = ()
 
 
-def find(folder: Path, *, group: Group, warn: Callable[[str], None]) -> Found | None:
+def latest_good(
+    folder: Path, *, group: ProcessGroup, warn: Callable[[str], None]
+) -> VerifiedCheckpoint | None:
     """The newest good checkpoint, or None where there is none at all.
 
     Bad ones are skipped and reported through `warn` (on rank 0). Raises UserError when there are
@@ -227,29 +231,29 @@ def find(folder: Path, *, group: Group, warn: Callable[[str], None]) -> Found | 
             warn(f"{entry}: a {what} that did not finish; not used")
     # what rank 0 sees decides for all
     steps = group.gather(steps_in(folder) if group.rank == 0 else None)[0]
-    rejected: list[int] = []
+    invalid: list[int] = []
     reasons: list[str] = []
     for step in steps:
-        path = folder / name_of(step)
+        path = folder / folder_name(step)
         manifest, problem = group.gather(_manifest(path) if group.rank == 0 else None)[0]
         if not problem:
             problem = _verify(path, manifest["files"], group)
         if not problem:
-            return _found(path, manifest, tuple(rejected))
-        rejected.append(step)
+            return _found(path, manifest, tuple(invalid))
+        invalid.append(step)
         reasons.append(f"{path.name}: {problem}")
         if group.rank == 0:
             warn(f"{path}: not used: {problem}")
-    if rejected:
+    if invalid:
         raise UserError(
-            f"{folder}: no good checkpoint among {len(rejected)} ({'; '.join(reasons)}); "
+            f"{folder}: no good checkpoint among {len(invalid)} ({'; '.join(reasons)}); "
             "restore one, or choose another run folder to start again"
         )
     return None
 
 
 @dataclass
-class _Alone:
+class _SingleProcess:
     """One process, whatever started it."""
 
     rank: int = 0
@@ -259,21 +263,21 @@ class _Alone:
         return [value]
 
 
-ALONE: Group = _Alone()
+SINGLE_PROCESS: ProcessGroup = _SingleProcess()
 """For a program that reads checkpoints and is no run."""
 
 
-def open_one(path: Path) -> Found:
+def open_published(path: Path) -> VerifiedCheckpoint:
     """This checkpoint, verified. Raises UserError where it is not good."""
     manifest, problem = _manifest(path)
-    problem = problem or _verify(path, manifest["files"], ALONE)
+    problem = problem or _verify(path, manifest["files"], SINGLE_PROCESS)
     if problem:
         raise UserError(f"{path}: {problem}")
     return _found(path, manifest, ())
 
 
-def _found(path: Path, manifest: Mapping[str, Any], rejected: tuple[int, ...]) -> Found:
-    return Found(
+def _found(path: Path, manifest: Mapping[str, Any], invalid: tuple[int, ...]) -> VerifiedCheckpoint:
+    return VerifiedCheckpoint(
         path=path,
         step=manifest["step"],
         state=manifest["state"],
@@ -281,7 +285,7 @@ def _found(path: Path, manifest: Mapping[str, Any], rejected: tuple[int, ...]) -
         parameters=manifest["parameters"],
         layout=Layout(**manifest["layout"]),
         files=tuple(path / name for name in sorted(manifest["files"])),
-        rejected=rejected,
+        invalid=invalid,
     )
 
 
@@ -305,7 +309,7 @@ def _manifest(path: Path) -> tuple[dict[str, Any], str]:
     return manifest, ""
 
 
-def _verify(path: Path, files: Mapping[str, Mapping[str, Any]], group: Group) -> str:
+def _verify(path: Path, files: Mapping[str, Mapping[str, Any]], group: ProcessGroup) -> str:
     """What is wrong with the files, or nothing. Processes share the work."""
     mine = sorted(files)[group.rank :: group.world]
     problems = [check_file(path / name, files[name]) for name in mine]

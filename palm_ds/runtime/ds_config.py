@@ -1,7 +1,7 @@
 """The DeepSpeed JSON file: how the machine computes. It decides speed and memory, never the result.
 
-    read_machine("ds_configs/zero2_bf16.json") -> Machine
-    machine.deepspeed_config(rows=256, world=8, clip=1.0) -> what DeepSpeed is given
+    read_ds_config("ds_configs/zero2_bf16.json") -> DSConfig
+    ds_config.deepspeed_config(rows=256, world=8, clip=1.0) -> what DeepSpeed is given
 
 The file is DeepSpeed's own, less what belongs to the recipe (batch, optimizer, schedule, clipping),
 with one section of ours, "palm_ds", and a line "_about" that says what the file is for. Every
@@ -21,7 +21,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt
 
 from palm_ds.common.config import override, parse, read_json, shorten
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.runtime.ds_config_check import Answer, ask, processes_now
+from palm_ds.runtime.ds_config_check import ConfigVerdict, processes_now, validate_with_deepspeed
 
 _TEXTS = ("communication_data_type", "seq_parallel_communication_data_type", "log_level")
 
@@ -86,7 +86,7 @@ class PalmSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine(PalmSection):
+class DSConfig(PalmSection):
     """A checked DeepSpeed file."""
 
     path: str
@@ -104,7 +104,7 @@ class Machine(PalmSection):
         device = (zero.get("offload_optimizer") or {}).get("device", "none")
         return device != "none"
 
-    def split(self, rows: int, world: int) -> tuple[int, int]:
+    def micro_batching(self, rows: int, world: int) -> tuple[int, int]:
         """(rows of a micro-batch, micro-batches a step), of `rows` a step in `world` processes."""
         if rows % world:
             raise UserError(
@@ -120,7 +120,7 @@ class Machine(PalmSection):
             )
         return micro, share // micro
 
-    def room_for(self, rows: int, world: int) -> int:
+    def round_up_rows(self, rows: int, world: int) -> int:
         """The fewest rows a step that hold so many and that `split` divides."""
         share = -(-rows // world)
         micro = self.micro_rows or min(share, _LARGEST_CHOSEN_MICRO_BATCH)
@@ -129,7 +129,7 @@ class Machine(PalmSection):
     def deepspeed_config(self, *, rows: int, world: int, clip: float) -> dict[str, Any]:
         """The final configuration. Clipping, overflow checks and batch sizes are always explicit:
         DeepSpeed's defaults are not what one would guess (it clips at 1.0)."""
-        micro, accumulation = self.split(rows, world)
+        micro, accumulation = self.micro_batching(rows, world)
         config = copy.deepcopy(dict(self.sections))
         config |= {
             "train_batch_size": rows,
@@ -153,18 +153,18 @@ def largest_divisor(number: int, most: int) -> int:
     return next(k for k in range(min(number, most), 0, -1) if number % k == 0)
 
 
-def read_machine(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Machine:
+def read_ds_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> DSConfig:
     """Read and check a DeepSpeed file. `overrides` are dotted keys, as
     {"zero_optimization.stage": 2}, applied before the checks."""
     path = Path(path)
     values = read_json(path)
     for key, value in (overrides or {}).items():
         override(values, key, value)
-    return make_machine(values, where=str(path))
+    return make_ds_config(values, where=str(path))
 
 
-def make_machine(values: Mapping[str, Any], *, where: str = "deepspeed config") -> Machine:
-    """A Machine from the parsed file; `where` names it in errors."""
+def make_ds_config(values: Mapping[str, Any], *, where: str = "deepspeed config") -> DSConfig:
+    """A DSConfig from the parsed file; `where` names it in errors."""
     sections = copy.deepcopy(dict(values))
     sections.pop("_about", None)
     section = parse(PalmSection, sections.pop("palm_ds", {}), f"{where}: palm_ds", strict=True)
@@ -174,7 +174,7 @@ def make_machine(values: Mapping[str, Any], *, where: str = "deepspeed config") 
     _check_kinds(sections, where)
     stage = _stage(sections, where)
     precision = _precision(sections, stage, where)
-    machine = Machine(
+    ds_config = DSConfig(
         path=where,
         sections=sections,
         stage=stage,
@@ -182,8 +182,8 @@ def make_machine(values: Mapping[str, Any], *, where: str = "deepspeed config") 
         micro_rows=micro_rows,
         **vars(section),
     )
-    _ask_deepspeed(machine)
-    return machine
+    _check_with_deepspeed(ds_config)
+    return ds_config
 
 
 def _micro_rows(value: Any, where: str) -> int | None:
@@ -282,29 +282,31 @@ def _enabled(sections: Mapping[str, Any], name: str, where: str) -> bool:
     return enabled
 
 
-def _trial(machine: Machine) -> Answer:
+def _trial(ds_config: DSConfig) -> ConfigVerdict:
     world = processes_now()  # DeepSpeed compares the batch with them
-    rows = (machine.micro_rows or 1) * world
-    return ask(machine.deepspeed_config(rows=rows, world=world, clip=1.0), machine.sections)
+    rows = (ds_config.micro_rows or 1) * world
+    return validate_with_deepspeed(
+        ds_config.deepspeed_config(rows=rows, world=world, clip=1.0), ds_config.sections
+    )
 
 
-def _ask_deepspeed(machine: Machine) -> None:
+def _check_with_deepspeed(ds_config: DSConfig) -> None:
     """Let DeepSpeed parse the file as it will later: what it does not ask for, it does not know."""
-    answer = _trial(machine)
+    answer = _trial(ds_config)
     if answer.problem:
-        culprit = "" if answer.named else _culprit(machine)
-        raise UserError(f"{machine.path}: {culprit}{answer.problem}")
-    for key in machine.sections:
-        if key not in answer.asked:
-            known = (answer.asked | {"palm_ds"}) - set(_OF_THE_RECIPE) - set(_NOT_WITH_US)
-            raise UserError(f"{machine.path}: {key}: unknown key{suggest(key, known)}")
+        culprit = "" if answer.named else _culprit(ds_config)
+        raise UserError(f"{ds_config.path}: {culprit}{answer.problem}")
+    for key in ds_config.sections:
+        if key not in answer.keys_read:
+            known = (answer.keys_read | {"palm_ds"}) - set(_OF_THE_RECIPE) - set(_NOT_WITH_US)
+            raise UserError(f"{ds_config.path}: {key}: unknown key{suggest(key, known)}")
 
 
-def _culprit(machine: Machine) -> str:
+def _culprit(ds_config: DSConfig) -> str:
     """The section without which DeepSpeed reads the file."""
-    for key in machine.sections:
-        rest = {k: v for k, v in machine.sections.items() if k != key}
-        if key != machine.precision and not _trial(replace(machine, sections=rest)).problem:
+    for key in ds_config.sections:
+        rest = {k: v for k, v in ds_config.sections.items() if k != key}
+        if key != ds_config.precision and not _trial(replace(ds_config, sections=rest)).problem:
             return f"{key}: "
     return ""
 

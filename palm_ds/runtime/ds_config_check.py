@@ -24,16 +24,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class ConfigVerdict:
     """The top-level names DeepSpeed asks for, and its first complaint, if any."""
 
-    asked: set[str]
+    keys_read: set[str]
     problem: str = ""
     named: bool = True
     """The problem says which key it is about."""
 
 
-def ask(config: Mapping[str, Any], sections: Mapping[str, Any]) -> Answer:
+def validate_with_deepspeed(
+    config: Mapping[str, Any], sections: Mapping[str, Any]
+) -> ConfigVerdict:
     """Let DeepSpeed read a whole configuration; `sections` are those a person wrote."""
     quieten()
     from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
@@ -43,13 +45,13 @@ def ask(config: Mapping[str, Any], sections: Mapping[str, Any]) -> Answer:
     try:
         DeepSpeedConfig(recorder)
     except ValidationError as error:
-        return Answer(asked=recorder.asked, problem=_first(error, sections))
+        return ConfigVerdict(keys_read=recorder.asked, problem=_first(error, sections))
     except DeepSpeedConfigError as error:
-        return Answer(asked=recorder.asked, problem=reason(error))
+        return ConfigVerdict(keys_read=recorder.asked, problem=reason(error))
     except (AssertionError, ValueError, TypeError, AttributeError) as error:
         problem = f"DeepSpeed cannot read it ({reason(error)})"
-        return Answer(asked=recorder.asked, problem=problem, named=False)
-    return Answer(asked=recorder.asked)
+        return ConfigVerdict(keys_read=recorder.asked, problem=problem, named=False)
+    return ConfigVerdict(keys_read=recorder.asked)
 
 
 def processes_now() -> int:

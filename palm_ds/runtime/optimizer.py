@@ -21,12 +21,12 @@ import torch
 from torch import nn
 
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.runtime.check_custom_optimizer import Kept, own_class
+from palm_ds.runtime.check_custom_optimizer import OptimizerStateSpec, checked_optimizer_class
 
 _KINDS = ("adamw", "lamb")
 _MOMENTS = {"exp_avg": torch.float32, "exp_avg_sq": torch.float32}
-ADAM = Kept(moments=_MOMENTS, step=torch.zeros(()))
-LAMB = Kept(moments=_MOMENTS, step=0)
+ADAM = OptimizerStateSpec(moments=_MOMENTS, step=torch.zeros(()))
+LAMB = OptimizerStateSpec(moments=_MOMENTS, step=0)
 _TINY, _SETTLED_EVERY = 1e-33, 64
 _LAYER = re.compile(r"backbone\.layers\.(\d+)\.")
 
@@ -90,7 +90,7 @@ class OptimizerConfig:
                 raise UserError(f"optimizer.{name}: {self.kind} has it under `options`, if at all")
 
 
-def matching(patterns: Iterable[str], names: Sequence[str], where: str) -> set[str]:
+def match_patterns(patterns: Iterable[str], names: Sequence[str], where: str) -> set[str]:
     """The names that any of the patterns fits. Raises UserError, which begins with `where`, for a
     pattern that fits none."""
     found: set[str] = set()
@@ -114,7 +114,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     """Take the parameters that the patterns fit out of training: they need no gradient. Raises
     UserError where a pattern fits none, or nothing is left to train."""
     parameters = dict(model.named_parameters())
-    frozen = matching(patterns, list(parameters), "optimizer.freeze")
+    frozen = match_patterns(patterns, list(parameters), "optimizer.freeze")
     if frozen == set(parameters):
         raise UserError(
             f"optimizer.freeze: {list(patterns)} freezes every parameter; leave some to train"
@@ -123,8 +123,8 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
         parameters[name].requires_grad_(False)
 
 
-def rate_factors(
-    names: Sequence[str], layer_decay: float, factors: Mapping[str, float] | None = None
+def param_lr_scales(
+    names: Sequence[str], layer_decay: float, scales: Mapping[str, float] | None = None
 ) -> dict[str, float]:
     """{parameter: what the schedule's rate is multiplied with}, for all `names`.
 
@@ -132,14 +132,14 @@ def rate_factors(
     more): heads and pooler 1, the layer at the top layer_decay, the one below it its square, ...;
     embeddings, with their LayerNorm, layer_decay ** (layers + 1).
 
-    `factors` {pattern: factor} stand above that; of several patterns that fit, the last one counts.
+    `scales` {pattern: scale} override that; of several patterns that fit, the last one counts.
     """
     layers = max((int(m[1]) + 1 for m in map(_LAYER.match, names) if m), default=0)
     if layer_decay < 1 and not layers:
         raise UserError("optimizer.layer_decay: the model has no layers called backbone.layers.0")
     found = {name: layer_decay ** _depth(name, layers) for name in names}
-    for pattern, factor in (factors or {}).items():
-        found |= dict.fromkeys(matching([pattern], names, "learning rates"), factor)
+    for pattern, factor in (scales or {}).items():
+        found |= dict.fromkeys(match_patterns([pattern], names, "learning rates"), factor)
     return found
 
 
@@ -151,13 +151,13 @@ def _depth(name: str, layers: int) -> int:
     return layers + 1 if embeds else 0
 
 
-def parameter_groups(
+def param_groups(
     model: nn.Module,
     weight_decay: float,
-    steps: Mapping[str, int] | None = None,
+    update_counts: Mapping[str, int] | None = None,
     *,
-    factors: Mapping[str, float] | None = None,
-    apart: Iterable[str] = (),
+    lr_scales: Mapping[str, float] | None = None,
+    freezable: Iterable[str] = (),
 ) -> list[dict[str, Any]]:
     """Two groups: what decays (matrices and embeddings of the backbone) and what does not
     (biases, LayerNorm, heads). Frozen parameters are in none.
@@ -165,26 +165,26 @@ def parameter_groups(
     A parameter shared by backbone and head appears once and counts as the backbone's. Heads do not
     decay so that one whose task has not begun stays as it is, bit for bit.
 
-    `steps`: how many updates each parameter has had (0 where not given). Parameters of different
-    age get groups of their own, since ZeRO keeps one count of steps for a group.
-    `factors`: of the learning rate, by name (1 where not given); each gets groups of its own too.
-    `apart`: patterns of parameters that rest in some steps. Which of them fit a group's parameters
-    is in its "marks".
+    `update_counts`: updates that each parameter has had (0 where not given). Parameters with
+    different counts get groups of their own, since ZeRO keeps one count of steps for a group.
+    `lr_scales`: multipliers of the learning rate, by name (1 where not given); each gets its own
+    groups too. `freezable`: patterns of parameters that some steps freeze; those that match a
+    group's parameters are in its "patterns".
     """
     groups: dict[tuple[Any, ...], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         decays = parameter.ndim >= 2 and not name.startswith("heads.")
-        age, factor = (steps or {}).get(name, 0), (factors or {}).get(name, 1.0)
-        key = (-age, not decays, -factor, marks_of(name, apart))
+        age, factor = (update_counts or {}).get(name, 0), (lr_scales or {}).get(name, 1.0)
+        key = (-age, not decays, -factor, patterns_of(name, freezable))
         groups.setdefault(key, []).append(parameter)
     return [
         {
             "params": groups[key],
             "weight_decay": 0.0 if key[1] else weight_decay,
-            "factor": -key[2],
-            "marks": key[3],
+            "lr_scale": -key[2],
+            "patterns": key[3],
         }
         for key in sorted(groups)
     ]
@@ -193,12 +193,12 @@ def parameter_groups(
 def set_lr(groups: Iterable[dict[str, Any]], lr: float) -> None:
     """Set each group's learning rate to `lr` times the group's own multiplier."""
     for group in groups:
-        group["lr"] = lr * group["factor"]
+        group["lr"] = lr * group["lr_scale"]
 
 
-def marks_of(name: str, apart: Iterable[str]) -> tuple[str, ...]:
+def patterns_of(name: str, freezable: Iterable[str]) -> tuple[str, ...]:
     """Which patterns fit a parameter's name."""
-    return tuple(sorted({pattern for pattern in apart if fnmatchcase(name, pattern)}))
+    return tuple(sorted({pattern for pattern in freezable if fnmatchcase(name, pattern)}))
 
 
 def build_optimizer(
@@ -207,15 +207,17 @@ def build_optimizer(
     *,
     zero_stage: int,
     checked: bool,
-    steps: Mapping[str, int] | None = None,
-    factors: Mapping[str, float] | None = None,
-    apart: Iterable[str] = (),
+    update_counts: Mapping[str, int] | None = None,
+    lr_scales: Mapping[str, float] | None = None,
+    freezable: Iterable[str] = (),
 ) -> torch.optim.Optimizer:
     """`checked`: the optimizer itself clips and skips steps with non-finite gradients. That is for
-    ZeRO 0 in fp32, where DeepSpeed does neither well (everywhere else it does both). `factors` of
-    the learning rate and patterns that rest `apart`: as in `parameter_groups`."""
-    cls, kept = optimizer_class(config, zero_stage=zero_stage)
-    groups = parameter_groups(model, config.weight_decay, steps, factors=factors, apart=apart)
+    ZeRO 0 in fp32, where DeepSpeed does neither well (everywhere else it does both). `lr_scales`
+    and `freezable` are as in `param_groups`."""
+    cls, spec = optimizer_class(config, zero_stage=zero_stage)
+    groups = param_groups(
+        model, config.weight_decay, update_counts, lr_scales=lr_scales, freezable=freezable
+    )
     settings: dict[str, Any] = dict(lr=config.lr, ema=config.ema, **config.options)
     if config.kind in _KINDS:
         settings |= dict(betas=config.betas, eps=config.eps)
@@ -223,13 +225,13 @@ def build_optimizer(
         settings["fused"] = True
     if checked:
         settings["clip"] = config.clip
-    bases = (*([Checked] if checked else []), Averaging, cls)
-    return type(cls.__name__, bases, {"kept": kept})(groups, **settings)
+    bases = (*([ClipAndSkipNonFinite] if checked else []), EMA, cls)
+    return type(cls.__name__, bases, {"state_spec": spec})(groups, **settings)
 
 
 def optimizer_class(
     config: OptimizerConfig, *, zero_stage: int
-) -> tuple[type[torch.optim.Optimizer], Kept]:
+) -> tuple[type[torch.optim.Optimizer], OptimizerStateSpec]:
     """What computes the updates, and what it keeps of each parameter. Raises UserError where that
     cannot be under a ZeRO stage."""
     if config.kind == "adamw":
@@ -242,47 +244,51 @@ def optimizer_class(
             )
         return Lamb, LAMB
     decays = config.weight_decay > 0
-    return own_class(config.kind, config.options, decays=decays, zero_stage=zero_stage)
+    return checked_optimizer_class(
+        config.kind, config.options, decays=decays, zero_stage=zero_stage
+    )
 
 
-class Resting:
-    """Parameters that rest in some steps: as if they were no parameters, they keep weights, moments
-    and their count of steps, and the gradient norm that is clipped is that of the others."""
+class StepFreezing:
+    """Freezes parameters in some steps: they keep their weights, moments and update counts, and do
+    not count in the gradient norm that is clipped."""
 
     def __init__(self, patterns: Iterable[str], names: Sequence[str]):
-        """`patterns` over parameter names: those that may be told to rest."""
+        """`patterns` over parameter names: those that a step may freeze."""
         self.patterns = tuple(dict.fromkeys(patterns))
-        self.now: frozenset[str] = frozenset()
-        matching(self.patterns, names, "parameters that rest")
+        self.frozen: frozenset[str] = frozenset()
+        match_patterns(self.patterns, names, "parameters to freeze")
 
     def watch(self, model: nn.Module) -> None:
-        """Gradients of parameters that rest become 0 before anything adds or measures them."""
+        """Gradients of frozen parameters become 0 before anything adds or measures them."""
         for name, parameter in model.named_parameters():
-            marks = marks_of(name, self.patterns)
-            if marks and parameter.requires_grad:
-                parameter.register_hook(partial(self._gradient, marks))
+            patterns = patterns_of(name, self.patterns)
+            if patterns and parameter.requires_grad:
+                parameter.register_hook(partial(self._gradient, patterns))
 
-    def _gradient(self, marks: tuple[str, ...], gradient: torch.Tensor) -> torch.Tensor:
-        return gradient if self.now.isdisjoint(marks) else torch.zeros_like(gradient)
+    def _gradient(self, patterns: tuple[str, ...], gradient: torch.Tensor) -> torch.Tensor:
+        return gradient if self.frozen.isdisjoint(patterns) else torch.zeros_like(gradient)
 
-    def prepare(self, groups: list[dict[str, Any]], now: Iterable[str]) -> None:
-        """Freeze the parameters that match the patterns `now` for the next step."""
-        self.now = frozenset(now)
-        assert self.now <= set(self.patterns), f"{set(self.now)} are not among {self.patterns}"
+    def prepare(self, groups: list[dict[str, Any]], frozen: Iterable[str]) -> None:
+        """Freeze the parameters that match the patterns `frozen` for the next step."""
+        self.frozen = frozenset(frozen)
+        assert self.frozen <= set(self.patterns), (
+            f"{set(self.frozen)} are not among {self.patterns}"
+        )
         for group in groups:
-            group["rests"] = not self.now.isdisjoint(group["marks"])
+            group["frozen"] = not self.frozen.isdisjoint(group["patterns"])
 
 
-class Averaging(torch.optim.Optimizer):
-    """Lets groups rest in a step and keeps running averages of the weights.
+class EMA(torch.optim.Optimizer):
+    """Keeps running averages of the weights, and passes over groups that are frozen in a step.
 
-    A group whose "rests" is true is passed over: weights, moments and count of steps stay as they
+    A group whose "frozen" is true is passed over: weights, moments and count of steps stay as they
     are. `averages[weights]` begin as the weights are before their first step, and go to
     ema * average + (1 - ema) * weights with every step that is applied. Both happen within a step,
     where ZeRO has its flat pieces in the groups, so that a process averages only what it updates.
     """
 
-    kept = ADAM
+    state_spec = ADAM
     """What the optimizer below keeps of each tensor."""
 
     def __init__(self, groups: list[dict[str, Any]], *, ema: float = 0.0, **settings: Any):
@@ -294,37 +300,37 @@ class Averaging(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         groups = self.param_groups
         weights = [weight for group in groups for weight in group["params"]] if self.ema else []
-        averages = [self.average_of(weight) for weight in weights]
-        self.param_groups = [group for group in groups if not group.get("rests")]
+        averages = [self.ema_of(weight) for weight in weights]
+        self.param_groups = [group for group in groups if not group.get("frozen")]
         super().step()
         for group in self.param_groups:
             for weight in group["params"]:
-                _settle(self.state.get(weight), self.kept)
+                _flush_denormals(self.state.get(weight), self.state_spec)
         self.param_groups = groups
         if weights:
             foreach: Any = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage]
             foreach(averages, weights, 1 - self.ema)
 
-    def average_of(self, weight: torch.Tensor) -> torch.Tensor:
+    def ema_of(self, weight: torch.Tensor) -> torch.Tensor:
         """The running average of a tensor of the groups; as it begins where there is none yet."""
         if weight not in self.averages:
             self.averages[weight] = weight.detach().clone()
         return self.averages[weight]
 
 
-def _settle(state: Mapping[str, Any] | None, kept: Kept) -> None:
+def _flush_denormals(state: Mapping[str, Any] | None, spec: OptimizerStateSpec) -> None:
     """Now and then makes 0 of moments that are nearly that, on CPUs. Those of a word that is read
     no more shrink to denormal numbers and stay there (0.9 of the smallest ones rounds to
     themselves), which CPUs compute with many times slower. `eps` hides them from the weights long
     before."""
-    if kept not in (ADAM, LAMB) or not state or state["exp_avg"].device.type != "cpu":
+    if spec not in (ADAM, LAMB) or not state or state["exp_avg"].device.type != "cpu":
         return
     if int(state["step"]) % _SETTLED_EVERY == 0:
-        for name in kept.moments:
+        for name in spec.moments:
             torch.hardshrink(state[name], _TINY, out=state[name])
 
 
-class Checked(torch.optim.Optimizer):
+class ClipAndSkipNonFinite(torch.optim.Optimizer):
     """Measures the global gradient norm before each step, clips to `clip`, and leaves everything
     alone where the norm is not finite.
 

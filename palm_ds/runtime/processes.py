@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.messages import only_warnings
-from palm_ds.runtime.ds_config import Machine
+from palm_ds.runtime.ds_config import DSConfig
 from palm_ds.runtime.ds_config_check import quieten
 
 WATCHDOG_EXIT = 42
@@ -67,16 +67,16 @@ class Processes:
         dist.barrier(group=self._host_group)
 
 
-def start(machine: Machine) -> Processes:
+def start(ds_config: DSConfig) -> Processes:
     """Join the processes of the run. May be called again; only the first call acts."""
     quieten()
     import deepspeed
 
     if not dist.is_initialized():
-        _choose_cpu_collectives(machine)
-        timeout = timedelta(minutes=machine.timeout_minutes)
+        _choose_cpu_collectives(ds_config)
+        timeout = timedelta(minutes=ds_config.timeout_minutes)
         _set_timeouts(timeout)
-        if alone():
+        if is_single_process():
             os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed looks there
             _set_device()
             store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]  # no port
@@ -122,7 +122,7 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def alone() -> bool:
+def is_single_process() -> bool:
     """No launcher told us of others: one process."""
     launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     return not launched and int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1")) == 1
@@ -143,12 +143,12 @@ def _set_device() -> None:
         accelerator().set_device(0)
 
 
-def _choose_cpu_collectives(machine: Machine) -> None:
+def _choose_cpu_collectives(ds_config: DSConfig) -> None:
     """DeepSpeed compiles a shared-memory all-reduce on CPU at start: it needs a compiler, leaves
     138 MB in /dev/shm a run, and a lock that stops later runs when killed. Off unless asked for."""
     import deepspeed.ops
 
-    if accelerator().device_name() == "cpu" and not machine.comms.shm_all_reduce:
+    if accelerator().device_name() == "cpu" and not ds_config.comms.shm_all_reduce:
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
@@ -162,18 +162,18 @@ def _set_timeouts(timeout: timedelta) -> None:
                 setattr(module, name, timeout)
 
 
-def check_precision(machine: Machine, device: torch.device) -> None:
+def check_precision(ds_config: DSConfig, device: torch.device) -> None:
     """Raises UserError if this accelerator cannot train in the precision asked for."""
     able = {
         "fp32": lambda: True,
         "bf16": accelerator().is_bf16_supported,
         "fp16": accelerator().is_fp16_supported,
     }
-    if not able[machine.precision]():
+    if not able[ds_config.precision]():
         others = [name for name in ("bf16", "fp32") if able[name]()]
         raise UserError(
-            f"{machine.path}: {machine.precision}: this machine ({device.type}) cannot train in "
-            f"it; use {' or '.join(others)}"
+            f"{ds_config.path}: {ds_config.precision}: this machine ({device.type}) cannot train "
+            f"in it; use {' or '.join(others)}"
         )
 
 

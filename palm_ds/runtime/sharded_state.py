@@ -1,6 +1,6 @@
 """Weights and moments by the parameter's name: what a checkpoint keeps of them.
 
-    stretch   a run of one parameter's values (flattened), with the optimizer's moments beside it
+    shard   a run of one parameter's values (flattened), with the optimizer's moments beside it
               (AdamW's: the running means of the gradient and of its square), and the running
               average of the weights where there is one; views, so that reading and writing are the
               same
@@ -8,8 +8,8 @@
 ZeRO 1 and 2 cut the parameters of a group, laid end to end, into one range a process; ZeRO 3 cuts
 each parameter; under ZeRO 0 everybody has all, and the writing is shared out. A frozen parameter
 has weights only, and each process keeps a share of them in fp32; one that has not been updated yet
-has no moments either. A stretch says which
-values of which parameter it holds, so a file of stretches can be read by any number of processes
+has no moments either. A shard says which
+values of which parameter it holds, so a file of shards can be read by any number of processes
 under any ZeRO stage, and by a model that has grown.
 
 Files are safetensors; `KIND/START/NAME` is the key of a tensor. Nothing here is pickled.
@@ -33,8 +33,8 @@ from torch import distributed as dist
 from torch import nn
 
 from palm_ds.common.errors import UserError
-from palm_ds.runtime.check_custom_optimizer import Kept
-from palm_ds.runtime.optimizer import ADAM, Averaging
+from palm_ds.runtime.check_custom_optimizer import OptimizerStateSpec
+from palm_ds.runtime.optimizer import ADAM, EMA
 
 WEIGHT, AVERAGE = "weight", "average"
 """Kinds of values that are no moments."""
@@ -45,7 +45,7 @@ _MAPPED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Shard:
     """Values [start, start + length) of a parameter, as they lie in this process's memory."""
 
     name: str
@@ -62,7 +62,7 @@ _Place: TypeAlias = tuple[int, torch.Tensor, slice]
 
 
 @dataclass(frozen=True)
-class Share:
+class FrozenShard:
     """A process's share of a frozen parameter: values [start, start + len(values)) in fp32, on the
     host. The model itself may hold rounded ones."""
 
@@ -70,14 +70,14 @@ class Share:
     values: torch.Tensor
 
 
-def frozen_shares(model: nn.Module, rank: int, world: int) -> dict[str, Share]:
+def frozen_shards(model: nn.Module, rank: int, world: int) -> dict[str, FrozenShard]:
     """Of every parameter that needs no gradient, before anything rounds or cuts it."""
     shares = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             start, end = _share(parameter.numel(), rank, world)
             values = parameter.detach().view(-1)[start:end]
-            shares[name] = Share(start, values.to("cpu", torch.float32, copy=True))
+            shares[name] = FrozenShard(start, values.to("cpu", torch.float32, copy=True))
     return shares
 
 
@@ -88,8 +88,8 @@ def _share(size: int, rank: int, world: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
-    """What this process holds of the parameters, seen as stretches. `zero` is DeepSpeed's ZeRO
+class LocalShards:
+    """What this process holds of the parameters, seen as shards. `zero` is DeepSpeed's ZeRO
     optimizer (none under ZeRO 0), `base` the one that computes the update."""
 
     parameters: Mapping[str, nn.Parameter]
@@ -98,41 +98,41 @@ class Held:
     stage: int
     rank: int
     world: int
-    frozen: Mapping[str, Share] = field(default_factory=dict)
+    frozen: Mapping[str, FrozenShard] = field(default_factory=dict)
     """This process's shares of the parameters that do not train."""
 
     @property
-    def kept(self) -> Kept:
+    def state_spec(self) -> OptimizerStateSpec:
         """What the optimizer keeps of each tensor."""
-        return getattr(self.base, "kept", ADAM)
+        return getattr(self.base, "state_spec", ADAM)
 
-    def stretches(self, steps: Mapping[str, int] | None = None) -> Iterator[Stretch]:
-        """Every stretch this process holds; under ZeRO 0 that is every parameter. `steps`: first
-        let the optimizer have, for who fills it, the moments that each parameter has after so many
-        updates: none after none."""
+    def shards(self, update_counts: Mapping[str, int] | None = None) -> Iterator[Shard]:
+        """Every shard this process holds; under ZeRO 0 that is every parameter. `update_counts`:
+        first create the moments that each parameter has after that many updates (none after 0), for
+        the caller to fill."""
         of = {0: self._whole, 1: self._fragment, 2: self._fragment, 3: self._partition}[self.stage]
         for name, parameter in self.parameters.items():
             if name in self.frozen:
-                stretch = self._still(name)
+                shard = self._frozen_shard(name)
             elif place := of(name, parameter):
-                if steps is not None:
-                    self._begin(place[1], steps.get(name, 0))
-                stretch = self._stretch(name, *place)
+                if update_counts is not None:
+                    self._init_state(place[1], update_counts.get(name, 0))
+                shard = self._shard(name, *place)
             else:
                 continue
-            if len(stretch):
-                yield stretch
+            if len(shard):
+                yield shard
 
-    def written(self) -> Iterator[Stretch]:
-        """Every stretch this process is to write: together the processes write each value once."""
+    def shards_to_write(self) -> Iterator[Shard]:
+        """Every shard this process is to write: together the processes write each value once."""
         mine = set(list(self.parameters)[self.rank :: self.world])
-        for stretch in self.stretches():
-            if self.stage or stretch.name in self.frozen or stretch.name in mine:
-                yield stretch
+        for shard in self.shards():
+            if self.stage or shard.name in self.frozen or shard.name in mine:
+                yield shard
 
-    def _still(self, name: str) -> Stretch:
+    def _frozen_shard(self, name: str) -> Shard:
         share = self.frozen[name]
-        return Stretch(name, share.start, {WEIGHT: share.values}, {"step": 0})
+        return Shard(name, share.start, {WEIGHT: share.values}, {"step": 0})
 
     def _whole(self, name: str, parameter: nn.Parameter) -> _Place:
         return 0, parameter, slice(None)
@@ -153,24 +153,24 @@ class Held:
         inside = slice(first, first + max(min(size, parameter.ds_numel - start), 0))
         return start, flat, inside
 
-    def _stretch(self, name: str, start: int, key: torch.Tensor, inside: slice) -> Stretch:
+    def _shard(self, name: str, start: int, key: torch.Tensor, inside: slice) -> Shard:
         """The part `inside` of a tensor that the base optimizer updates."""
         state: dict[str, Any] = self.base.state.get(key) or {"step": 0}
         tensors: dict[str, torch.Tensor] = {WEIGHT: key.data}
-        tensors |= {k: state[k] for k in self.kept.moments if k in state}
-        if isinstance(self.base, Averaging) and self.base.ema:
-            tensors[AVERAGE] = self.base.average_of(key)
-        return Stretch(name, start, {k: t.view(-1)[inside] for k, t in tensors.items()}, state)
+        tensors |= {k: state[k] for k in self.state_spec.moments if k in state}
+        if isinstance(self.base, EMA) and self.base.ema:
+            tensors[AVERAGE] = self.base.ema_of(key)
+        return Shard(name, start, {k: t.view(-1)[inside] for k, t in tensors.items()}, state)
 
-    def _begin(self, key: torch.Tensor, steps: int) -> None:
+    def _init_state(self, key: torch.Tensor, steps: int) -> None:
         if not steps:
             self.base.state.pop(key, None)
         elif not self.base.state.get(key):
             defaults = self.base.defaults
             there = defaults.get("fused") or defaults.get("capturable")
-            self.base.state[key] = self.kept.entry(key, key.device if there else "cpu")
+            self.base.state[key] = self.state_spec.entry(key, key.device if there else "cpu")
 
-    def share(self) -> None:
+    def update_model_weights(self) -> None:
         """Copy the fp32 weights to those the model computes with. All processes take part."""
         if self.stage in (1, 2):
             self.zero.update_lp_params()
@@ -182,17 +182,17 @@ class Held:
                 self.zero._reassign_or_swap_out_partitioned_parameters(group)
             self.zero.checkpoint_event_epilogue()  # gathers what is kept whole everywhere
 
-    def swap(self) -> None:
+    def swap_ema(self) -> None:
         """Weights and their running averages change places; a second time, and each is back, bit
         for bit. All processes take part."""
-        assert isinstance(self.base, Averaging)
+        assert isinstance(self.base, EMA)
         for weight, average in self.base.averages.items():
             before = weight.detach().clone()
             weight.data.copy_(average)
             average.copy_(before)
-        self.share()
+        self.update_model_weights()
 
-    def place(self, name: str, read: Callable[[int, int], torch.Tensor]) -> None:
+    def set_frozen(self, name: str, read: Callable[[int, int], torch.Tensor]) -> None:
         """Give the model the values of a frozen parameter; `read(start, end)` has them."""
         parameter: Any = self.parameters[name]
         if self.stage < 3:
@@ -202,7 +202,7 @@ class Held:
         start, end = _share(parameter.ds_numel, self.rank, self.world)
         parameter.ds_tensor.data.view(-1)[: end - start].copy_(read(start, end))
 
-    def whole(self, name: str, device: torch.device) -> torch.Tensor:
+    def full_frozen(self, name: str, device: torch.device) -> torch.Tensor:
         """A frozen parameter in fp32, as it was before rounding. All processes take part."""
         parameter: Any = self.parameters[name]
         shape = parameter.ds_shape if self.stage == 3 else parameter.shape
@@ -217,16 +217,16 @@ class Held:
         return values.view(shape)
 
 
-def steps_of(stretches: Iterable[Stretch]) -> dict[str, int]:
+def update_counts(shards: Iterable[Shard]) -> dict[str, int]:
     """{parameter: how many updates it has had}, which corrects the moments for their start at 0."""
-    return {stretch.name: int(stretch.state["step"]) for stretch in stretches}
+    return {shard.name: int(shard.state["step"]) for shard in shards}
 
 
 # ---- files ----
 
 
-def write_stretches(
-    stretches: Iterable[Stretch], prefix: str, write: Callable[[str, Callable[[Path], None]], None]
+def write_shards(
+    shards: Iterable[Shard], prefix: str, write: Callable[[str, Callable[[Path], None]], None]
 ) -> None:
     """Hand every file to `write(name, make)`; `make(path)` makes it."""
     batch: dict[str, torch.Tensor] = {}
@@ -239,10 +239,10 @@ def write_stretches(
         batch.clear()
         size, number = 0, number + 1
 
-    for stretch in stretches:
-        for kind, tensor in stretch.tensors.items():
+    for shard in shards:
+        for kind, tensor in shard.tensors.items():
             copy = tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
-            batch[f"{kind}/{stretch.start}/{stretch.name}"] = copy
+            batch[f"{kind}/{shard.start}/{shard.name}"] = copy
             size += copy.numel() * 4
         if size >= _FILE_BYTES:
             flush()
@@ -250,8 +250,8 @@ def write_stretches(
         flush()
 
 
-class Stored:
-    """The stretches in a checkpoint's files, whoever wrote them. Values are read when asked for.
+class ShardReader:
+    """The shards in a checkpoint's files, whoever wrote them. Values are read when asked for.
 
     What was read of a mapped file counts as this process's memory while the file is open, so files
     are opened anew after every `_MAPPED_BYTES`."""
@@ -326,14 +326,14 @@ class Stored:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grown:
+class ResizedTable:
     """A table that has other rows than when it was stored: row i is the stored row `rows[i]`,
     or, where that is -1, the row of `first` with fresh moments."""
 
     rows: tuple[int, ...]
     first: torch.Tensor
 
-    def read(self, stored: Stored, name: str, kind: str, start: int, end: int) -> torch.Tensor:
+    def read(self, stored: ShardReader, name: str, kind: str, start: int, end: int) -> torch.Tensor:
         width = self.first.shape[1]
         first = self.first.float()
         whole = first.clone() if kind in (WEIGHT, AVERAGE) else torch.zeros_like(first)
@@ -344,51 +344,51 @@ class Grown:
 
 
 def restore(
-    held: Held,
-    stored: Stored,
-    steps: Mapping[str, int],
+    local: LocalShards,
+    stored: ShardReader,
+    update_counts: Mapping[str, int],
     *,
-    grown: Mapping[str, Grown] | None = None,
+    resized: Mapping[str, ResizedTable] | None = None,
     fresh: Iterable[str] = (),
 ) -> None:
-    """Put stored weights, moments and averages into this process's stretches. `fresh` parameters
+    """Put stored weights, moments and averages into this process's shards. `fresh` parameters
     are left as they are. All processes take part. Raises UserError where a parameter, or a moment
     of it, was not stored."""
     left = set(fresh)
-    _check_stored(held, stored, steps, left)
-    if grown and not held.kept.from_zero:
+    _check_stored(local, stored, update_counts, left)
+    if resized and not local.state_spec.from_zero:
         raise UserError(
-            f"extend: {', '.join(grown)} has other rows than before, and the optimizer's state of "
-            "new ones does not begin at 0"
+            f"extend: {', '.join(resized)} has other rows than before, and the optimizer's state "
+            "for new rows does not start at 0"
         )
 
     def read(name: str, kind: str, start: int, end: int) -> torch.Tensor:
-        reader = (grown or {}).get(name)
+        reader = (resized or {}).get(name)
         place = (name, kind, start, end)
         return reader.read(stored, *place) if reader else stored.read(*place)
 
-    for stretch in held.stretches({name: n for name, n in steps.items() if name not in left}):
-        if stretch.name not in left:
-            for kind, tensor in stretch.tensors.items():
-                end = stretch.start + len(stretch)
-                tensor.copy_(read(stretch.name, kind, stretch.start, end))
-            _set_step(stretch.state, steps[stretch.name])
-    for name in held.frozen:
+    for shard in local.shards({name: n for name, n in update_counts.items() if name not in left}):
+        if shard.name not in left:
+            for kind, tensor in shard.tensors.items():
+                end = shard.start + len(shard)
+                tensor.copy_(read(shard.name, kind, shard.start, end))
+            _set_step(shard.state, update_counts[shard.name])
+    for name in local.frozen:
         if name not in left:
-            held.place(name, partial(read, name, "weight"))
-    held.share()
+            local.set_frozen(name, partial(read, name, "weight"))
+    local.update_model_weights()
 
 
 def _check_stored(
-    held: Held, stored: Stored, steps: Mapping[str, int], left: Collection[str]
+    local: LocalShards, stored: ShardReader, update_counts: Mapping[str, int], left: Collection[str]
 ) -> None:
-    for name in held.parameters:
+    for name in local.parameters:
         if name in left:
             continue
         if name not in stored:
             raise UserError(f"the checkpoint has no parameter {name!r}")
-        lacking = held.kept.moments.keys() - stored.moments(name)
-        if lacking and steps[name] and name not in held.frozen:
+        lacking = local.state_spec.moments.keys() - stored.moments(name)
+        if lacking and update_counts[name] and name not in local.frozen:
             raise UserError(
                 f"the checkpoint has no {min(lacking)!r} of {name}: another optimizer trained it"
             )

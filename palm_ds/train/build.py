@@ -20,7 +20,7 @@ from palm_ds.model.config import EncoderConfig
 from palm_ds.model.encoder import build_encoder
 from palm_ds.model.kernels import choose_kernels
 from palm_ds.model.multi_task_model import Model
-from palm_ds.runtime.ds_config import Machine
+from palm_ds.runtime.ds_config import DSConfig
 from palm_ds.text.tokens import SpecialTokens
 from palm_ds.train.evaluate import HeldOutSet, held_out_set
 from palm_ds.train.recipe import Recipe
@@ -101,7 +101,7 @@ def _check_held_out(recipe: Recipe, data: Data, feed: Feed) -> None:
 
 def build_model(
     recipe: Recipe,
-    machine: Machine,
+    ds_config: DSConfig,
     vocabulary: SpecialTokens,
     *,
     device: torch.device,
@@ -111,15 +111,15 @@ def build_model(
     the seed and its name. The chosen kernels, with reasons, are logged at `level`."""
     config = full_config(recipe.backbone_config, vocabulary)
     kernels, lines = choose_kernels(
-        {**machine.kernels, **({"compile": "on"} if machine.compile else {})},
+        {**ds_config.kernels, **({"compile": "on"} if ds_config.compile else {})},
         device=device,
-        dtype=_DTYPES[machine.precision],
+        dtype=_DTYPES[ds_config.precision],
         config=config,
     )
     for line in lines:
         log.log(level, "%s", line)
     torch.manual_seed(keyed.key(recipe.seed, "backbone") >> 1)
-    backbone = build_encoder(config, kernels, recompute=machine.activation_checkpointing)
+    backbone = build_encoder(config, kernels, recompute=ds_config.activation_checkpointing)
     heads: dict[str, nn.Module] = {}
     head_of = {name: task.share or name for name, task in recipe.built_tasks.items()}
     for name, task in recipe.built_tasks.items():

@@ -18,8 +18,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.model.config import EncoderConfig
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime import checkpoint
-from palm_ds.runtime.checkpoint import Found
-from palm_ds.runtime.sharded_state import Grown, Stored
+from palm_ds.runtime.sharded_state import ResizedTable, ShardReader
 
 _TASK_TABLE = "backbone.task.weight"
 _MAY_DIFFER = ("task_types", "dropout", "attention_dropout", "init_range")
@@ -58,8 +57,8 @@ class ModelSignature:
 class WarmStart:
     """What a new run takes over from the run that it extends."""
 
-    found: Found
-    grown: Mapping[str, Grown]
+    found: checkpoint.VerifiedCheckpoint
+    grown: Mapping[str, ResizedTable]
     new: tuple[str, ...]
     """Parameters that the old run lacks."""
     dropped: tuple[str, ...]
@@ -89,17 +88,17 @@ def warm_start(
     signature: ModelSignature,
     feeds: Iterable[str],
     *,
-    group: checkpoint.Group,
+    group: checkpoint.ProcessGroup,
     warn: Callable[[str], None],
 ) -> WarmStart:
     """What `model` takes over from the newest good checkpoint of the run folder `old`. Collective.
     Raises UserError if the two do not fit together."""
-    found = checkpoint.find(old / "checkpoints", group=group, warn=warn)
+    found = checkpoint.latest_good(old / "checkpoints", group=group, warn=warn)
     if found is None:
         raise UserError(f"extend: {old}: no checkpoint in {old / 'checkpoints'}; name a run folder")
     before = found.state["lineage"]
     _check(old, before, signature)
-    stored = Stored(found.files)
+    stored = ShardReader(found.files)
     parameters = dict(model.named_parameters())
     fresh = tuple(name for name in parameters if name not in stored)
     grown = _grown(before["task_ids"], signature.task_ids, parameters, stored)
@@ -112,7 +111,7 @@ def warm_start(
     read = found.state["consumed"]
     return WarmStart(
         found=found,
-        grown=grown,
+        resized=grown,
         new=fresh,
         dropped=tuple(name for name in found.parameters if name not in parameters),
         consumed={feed: read[feed] for feed in feeds if feed in read},
@@ -146,8 +145,8 @@ def _grown(
     old_ids: Mapping[str, int],
     ids: Mapping[str, int],
     parameters: Mapping[str, Any],
-    stored: Stored,
-) -> dict[str, Grown]:
+    stored: ShardReader,
+) -> dict[str, ResizedTable]:
     """The task embedding with its rows rearranged: each task keeps its row, whatever its index is
     now; the row of a new task is newly initialised."""
     if _TASK_TABLE not in parameters:
@@ -160,4 +159,4 @@ def _grown(
         if name in old_ids:
             rows[row] = old_ids[name]
     same = len(table) == before and rows == list(range(before))
-    return {} if same else {_TASK_TABLE: Grown(rows=tuple(rows), first=table)}
+    return {} if same else {_TASK_TABLE: ResizedTable(rows=tuple(rows), first=table)}

@@ -91,7 +91,7 @@ class Loop:
 
     def batches(self, steps: range) -> Iterator[list[Batch]]:
         """This process's micro-batches of each step."""
-        return prefetched(self.stream, self.engine, steps, self.run.machine.data_workers)
+        return prefetched(self.stream, self.engine, steps, self.run.ds_config.data_workers)
 
     def train_step(
         self, step: int, batches: list[Batch], *, stop: bool = False, waited: float = 0.0
@@ -182,7 +182,7 @@ class Loop:
 
     def _evaluate(self, done: int) -> None:
         tasks, better = self.recipe.built_tasks, False
-        with self.engine.averaged():
+        with self.engine.ema_weights():
             self.scores = evaluate(self.engine, self.validation, tasks)
             self.evaluated = done
             if self.best.enabled and done:
@@ -237,7 +237,7 @@ class Loop:
         while it adjusts its loss scale."""
         if not skipped or self.recipe.nonfinite == "skip":
             return False
-        searching = self.engine.machine.precision == "fp16" and skipped < self._meter.steps
+        searching = self.engine.ds_config.precision == "fp16" and skipped < self._meter.steps
         return not searching or self.engine.loss_scale <= 1
 
     def _rolled_back(self, step: int) -> bool:

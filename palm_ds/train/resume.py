@@ -24,7 +24,7 @@ class StartingPoint:
     """What a run starts from: its own last good checkpoint or the run that it extends. Neither if
     the model already has its weights (new, or from `init_from`)."""
 
-    found: checkpoint.Found | None = None
+    found: checkpoint.VerifiedCheckpoint | None = None
     warm_start: WarmStart | None = None
 
     @property
@@ -44,7 +44,7 @@ class StartingPoint:
             stream.seek(self.found.state["cursor"])
             return self.found.state["step"]
         if old := self.warm_start:
-            engine.inherit(old.found, grown=old.grown, fresh=old.new)
+            engine.warm_start(old.found, grown=old.grown, fresh=old.new)
             stream.begun = dict(old.consumed)
         return 0
 
@@ -59,7 +59,7 @@ def find_starting_point(
     """The run's own last good checkpoint, else the run to extend, else `init_from` (whose weights
     are loaded here), else new weights."""
     recipe = run.recipe
-    found = checkpoint.find(run.checkpoints, group=processes, warn=log.warning)
+    found = checkpoint.latest_good(run.checkpoints, group=processes, warn=log.warning)
     if found:
         return StartingPoint(found=found)
     if recipe.extend:

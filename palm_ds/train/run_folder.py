@@ -1,7 +1,7 @@
 """The run folder: which recipe and data it belongs to, and the files that a run writes.
 
 recipe.yaml and ds_config.json as resolved, environment.json, metrics.jsonl, TensorBoard events,
-report.html, checkpoints/, weights/ (portable) and hf/ (opens with AutoModel).
+report.html, checkpoints/, weights/ (sharded_state) and hf/ (opens with AutoModel).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from palm_ds.corpus.store import Corpus
 from palm_ds.data.table_source import TableSource
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime import checkpoint
-from palm_ds.runtime.ds_config import Machine
+from palm_ds.runtime.ds_config import DSConfig
 from palm_ds.train.build import AnyStream, build_stream
 from palm_ds.train.recipe import NOT_LEARNED, Recipe, make_recipe
 from palm_ds.train.report.environment import environment
@@ -37,7 +37,7 @@ class RunSpec:
     """A run: what is learned, how it is computed, where it is written."""
 
     recipe: Recipe
-    machine: Machine
+    ds_config: DSConfig
     folder: Path
 
     @property
@@ -112,7 +112,7 @@ def overview(run: RunSpec, stream: AnyStream, model: Model, world: int) -> str:
     """A summary before training: the plan, the model, the batch, the size of an epoch."""
     recipe = run.recipe
     parameters = sum(p.numel() for p in model.parameters())
-    micro, accumulation = run.machine.split(stream.rows, world)
+    micro, accumulation = run.ds_config.micro_batching(stream.rows, world)
     items = ", ".join(f"{feed.name}: {len(feed.items):,}" for feed in stream.feeds)
     found = dict.fromkeys(feed.about() for feed in stream.feeds)
     return "\n".join(
@@ -124,7 +124,7 @@ def overview(run: RunSpec, stream: AnyStream, model: Model, world: int) -> str:
             f"step: {_step_size(recipe, stream)}; "
             f"{world} x {accumulation} x {micro} rows (processes, accumulation, micro-batch)",
             f"total: {_total(recipe, stream)}; items of an epoch: {items}",
-            f"ZeRO {run.machine.stage}, {run.machine.precision}; written to {run.folder}",
+            f"ZeRO {run.ds_config.stage}, {run.ds_config.precision}; written to {run.folder}",
         ]
     )
 
@@ -170,7 +170,7 @@ def print_config(run: RunSpec) -> None:
     print(recipe.plan_table())
     rows = recipe.rows
     if recipe.examples:
-        room_for = partial(run.machine.room_for, world=world)
-        rows = build_stream(recipe, open_data(recipe), room_for).rows
-    config = run.machine.deepspeed_config(rows=rows, world=world, clip=recipe.optimizer.clip)
+        round_up_rows = partial(run.ds_config.round_up_rows, world=world)
+        rows = build_stream(recipe, open_data(recipe), round_up_rows).rows
+    config = run.ds_config.deepspeed_config(rows=rows, world=world, clip=recipe.optimizer.clip)
     print(json.dumps(config, indent=1))

@@ -16,7 +16,7 @@ from palm_ds.engine import Engine, start, stop
 from palm_ds.model.check_custom_encoder import check_custom_encoder
 from palm_ds.model.heads import MaskedLMHead
 from palm_ds.model.multi_task_model import Model
-from palm_ds.runtime.optimizer import Resting, freeze, optimizer_class
+from palm_ds.runtime.optimizer import StepFreezing, freeze, optimizer_class
 from palm_ds.runtime.processes import Processes
 from palm_ds.runtime.signals import StopFlag, stop_signals
 from palm_ds.train.build import AnyStream, build_held_out, build_model, build_stream
@@ -95,7 +95,7 @@ class TrainingRun:
         """Write the weights, for palm_ds and for Hugging Face, and the report. All processes take
         part."""
         engine, run_log = self.loop.engine, self.loop.log
-        with engine.averaged():
+        with engine.ema_weights():
             state = engine.full_state_dict()
         if run_log:
             state, steps = final_weights(self.run, state, run_log)
@@ -206,7 +206,7 @@ def setup_run(
 
 def _check_custom_classes(run: RunSpec) -> None:
     """Check user-defined classes, before any data is opened."""
-    optimizer_class(run.recipe.optimizer, zero_stage=run.machine.stage)
+    optimizer_class(run.recipe.optimizer, zero_stage=run.ds_config.stage)
     check_custom_encoder(run.recipe.backbone_config)
 
 
@@ -215,10 +215,10 @@ def _build_parts(run: RunSpec, data: Data) -> _Parts:
     validation = build_held_out(recipe, data)
     best = BestTracker(recipe.evaluate, recipe.built_tasks)
     best.check({task.name for feed in validation.feeds for task in feed.tasks})
-    processes = start(run.machine)
-    stream = build_stream(recipe, data, partial(run.machine.room_for, world=processes.world))
+    processes = start(run.ds_config)
+    stream = build_stream(recipe, data, partial(run.ds_config.round_up_rows, world=processes.world))
     model = build_model(
-        recipe, run.machine, data.vocabulary, device=processes.device, level=logging.INFO
+        recipe, run.ds_config, data.vocabulary, device=processes.device, level=logging.INFO
     )
     return _Parts(
         run=run,
@@ -236,7 +236,7 @@ def _end_dry_run(parts: _Parts) -> None:
     stream, model = parts.stream, parts.model
     stream.batches(0, 0, 1, stream.rows)
     freeze(model, parts.recipe.optimizer.freeze)
-    Resting(parts.freezable, [name for name, _ in model.named_parameters()])
+    StepFreezing(parts.freezable, [name for name, _ in model.named_parameters()])
     if parts.best.named_task:
         log.info(
             "evaluate.best: whether %s exists is known from step 1", parts.recipe.evaluate.best
@@ -248,7 +248,7 @@ def _start_engine(parts: _Parts, start_at: StartingPoint) -> Engine:
     recipe, best = parts.recipe, parts.best
     engine = Engine(
         parts.model,
-        machine=parts.run.machine,
+        ds_config=parts.run.ds_config,
         optimizer=recipe.optimizer,
         rows=parts.stream.rows,
         seed=recipe.seed,

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 import palm_ds as palm
 from palm_ds.common.errors import UserError
-from palm_ds.runtime.processes import alone
+from palm_ds.runtime.processes import is_single_process
 from palm_ds.tasks.multi_label import MultiLabel
 from palm_ds.train.recipe import make_recipe
 from palm_ds.train.report.metrics_file import read_metrics
@@ -110,8 +110,8 @@ def test_it_is_the_recipe_of_the_command_and_ends_with_the_same_weights(tables, 
     }
     recipe = make_recipe(values, "recipe.yaml")
     assert trained.trainer.recipe.learned() == recipe.learned()
-    machine = trained.trainer.run.machine
-    assert train(RunSpec(recipe=recipe, machine=machine, folder=tmp_path / "run")) == 0
+    ds_config = trained.trainer.run.ds_config
+    assert train(RunSpec(recipe=recipe, ds_config=ds_config, folder=tmp_path / "run")) == 0
     theirs = load_file(tmp_path / "run/weights/weights.safetensors")
     assert same(theirs, trained.weights)
 
@@ -416,7 +416,7 @@ def test_what_is_learned_cannot_change_once_it_began(tables):
 def test_all_names_are_there():
     for name in palm.__all__:
         assert getattr(palm, name) is not None
-    assert set(palm.__all__) <= set(dir(palm)) and alone()
+    assert set(palm.__all__) <= set(dir(palm)) and is_single_process()
 
 
 # A program, and the pages ----------------------------------------------------------------------

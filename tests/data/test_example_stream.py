@@ -19,7 +19,7 @@ from palm_ds.data.corpus_source import split
 from palm_ds.data.example_stream import ExampleStream, spread
 from palm_ds.data.stages import order_of, read_stages
 from palm_ds.data.task import build
-from palm_ds.runtime.ds_config import make_machine
+from palm_ds.runtime.ds_config import make_ds_config
 from palm_ds.train.build import build_stream
 from palm_ds.train.recipe import Recipe, make_recipe
 from palm_ds.train.resolve import resolve
@@ -165,11 +165,11 @@ def test_with_mix_batch_every_step_has_as_many_examples_as_the_recipe_says(sourc
 def test_processes_and_micro_batches_share_out_the_same_rows(sources, shape, world, micro) -> None:
     stream = make_stream(sources, **shape)
     sections = {"train_micro_batch_size_per_gpu": micro} if micro else {}
-    machine = make_machine(sections)
+    ds_config = make_ds_config(sections)
     needed = stream.most_rows()
-    stream.rows = machine.room_for(needed, world)
+    stream.rows = ds_config.round_up_rows(needed, world)
     assert stream.rows >= needed and stream.rows - needed < world * (micro or 8)
-    of_micro, accumulation = machine.split(stream.rows, world)
+    of_micro, accumulation = ds_config.micro_batching(stream.rows, world)
     for step in {0, stream.plan.steps // 2, stream.plan.steps - 1}:
         parts = [stream.batches(step, rank, world, of_micro) for rank in range(world)]
         assert {len(part) for part in parts} == {accumulation}

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from tiny import arguments
 
 from palm_ds.data.example_stream import ExampleStream
-from palm_ds.runtime.ds_config import make_machine
+from palm_ds.runtime.ds_config import make_ds_config
 from palm_ds.train.build import build_model, build_stream
 from palm_ds.train.recipe import Recipe, make_recipe
 from palm_ds.train.resolve import resolve
@@ -129,7 +129,7 @@ def recipe_of(folder: Path, dropout: float, **changes: Any) -> Recipe:
 
 
 def machine_of(stage: int) -> Any:
-    return make_machine(
+    return make_ds_config(
         {"zero_optimization": {"stage": stage}, "train_micro_batch_size_per_gpu": 2}
     )
 
@@ -171,7 +171,7 @@ def _start(job: Mapping[str, Any], rank: int, world: int, port: int, base: Path)
 
 def work(job: Mapping[str, Any], base: Path) -> int:
     recipe = recipe_of(base, job["dropout"], **job.get("changes", {}))
-    run = RunSpec(recipe=recipe, machine=machine_of(job["stage"]), folder=base / job["folder"])
+    run = RunSpec(recipe=recipe, ds_config=machine_of(job["stage"]), folder=base / job["folder"])
     if job.get("watch"):
         return watched(run, base)
 

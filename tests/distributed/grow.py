@@ -16,8 +16,8 @@ from palm_ds.model.batch import Batch
 from palm_ds.model.encoder import Encoder, EncoderConfig
 from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
-from palm_ds.runtime.ds_config import make_machine
-from palm_ds.runtime.optimizer import parameter_groups
+from palm_ds.runtime.ds_config import make_ds_config
+from palm_ds.runtime.optimizer import param_groups
 from palm_ds.runtime.processes import leave
 from palm_ds.train.extend import ModelSignature, warm_start
 
@@ -85,8 +85,8 @@ def train(engine: Engine, steps: range) -> list[float]:
 
 def first_phase(stage: int, folder: Path) -> tuple[Engine, list[float]]:
     model = make_model("old")
-    machine = make_machine({"zero_optimization": {"stage": stage}})
-    engine = Engine(model, machine=machine, optimizer=OPTIMIZER, rows=ROWS, seed=1)
+    ds_config = make_ds_config({"zero_optimization": {"stage": stage}})
+    engine = Engine(model, ds_config=ds_config, optimizer=OPTIMIZER, rows=ROWS, seed=1)
     losses = train(engine, range(BEFORE))
     state = {
         "step": BEFORE,
@@ -98,21 +98,21 @@ def first_phase(stage: int, folder: Path) -> tuple[Engine, list[float]]:
 
 
 def second_phase(stage: int, folder: Path) -> tuple[Engine, list[Any]]:
-    machine = make_machine({"zero_optimization": {"stage": stage}})
-    processes = start(machine)
+    ds_config = make_ds_config({"zero_optimization": {"stage": stage}})
+    processes = start(ds_config)
     model = make_model("new")
     taken = warm_start(
         folder, model, signature(model, NEW), ["b", "c"], group=processes, warn=print
     )
     engine = Engine(
         model,
-        machine=machine,
+        ds_config=ds_config,
         optimizer=OPTIMIZER,
         rows=ROWS,
         seed=1,
         update_counts=taken.update_counts,
     )
-    engine.inherit(taken.found, grown=taken.grown, fresh=taken.new)
+    engine.warm_start(taken.found, grown=taken.grown, fresh=taken.new)
     middle = BEFORE + 2
     losses = train(engine, range(BEFORE, middle))
     # A run that extends another is resumed like any other, its parameters of two ages included.
@@ -156,7 +156,7 @@ def plain(forget: bool) -> list[float]:
 
 
 def plain_optimizer(model: Model) -> torch.optim.AdamW:
-    groups = parameter_groups(model, OPTIMIZER.weight_decay)
+    groups = param_groups(model, OPTIMIZER.weight_decay)
     return torch.optim.AdamW(groups, lr=LR, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps)
 
 

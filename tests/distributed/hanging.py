@@ -7,11 +7,11 @@ import torch
 import torch.distributed as dist
 from tiny import arguments, write
 
-from palm_ds.runtime.ds_config import make_machine
+from palm_ds.runtime.ds_config import make_ds_config
 from palm_ds.runtime.processes import start
 
 options = arguments()
-processes = start(make_machine({"palm_ds": {"timeout_minutes": 0.05}}))
+processes = start(make_ds_config({"palm_ds": {"timeout_minutes": 0.05}}))
 groups = {"world": None, "group of DeepSpeed's making": dist.new_group()}
 processes.barrier()
 if processes.rank == 1:

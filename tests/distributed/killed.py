@@ -31,7 +31,7 @@ def die() -> None:
 
 def kill_at(moment: str, step: int) -> None:
     """Make this process kill itself at a moment of the save after `step` steps."""
-    name = checkpoint.name_of(step)
+    name = checkpoint.folder_name(step)
 
     def before(owner: Any, attribute: str, when: Callable[..., bool]) -> None:
         inner = getattr(owner, attribute)
@@ -44,7 +44,7 @@ def kill_at(moment: str, step: int) -> None:
         setattr(owner, attribute, wrapped)
 
     if moment in ("in a shard", "after the shards"):
-        inner = checkpoint.Written.write
+        inner = checkpoint.FileManifest.write
 
         def write(self: Any, path: Any, make: Any) -> None:
             inner(self, path, make)
@@ -53,7 +53,7 @@ def kill_at(moment: str, step: int) -> None:
                     os.truncate(path, os.path.getsize(path) // 2)
                 die()
 
-        checkpoint.Written.write = write  # type: ignore[method-assign]
+        checkpoint.FileManifest.write = write  # type: ignore[method-assign]
     elif moment == "before the manifest":
         before(checkpoint, "_publish", lambda partial, *_: name in partial.name)
     elif moment == "before the rename":
@@ -143,7 +143,7 @@ def attempt(folder: Path, moment: Any = None, after: float | None = None) -> lis
 def damage_newest(folder: Path, how: str) -> str:
     """Flip a bit in, or truncate, a shard of the newest checkpoint."""
     step = checkpoint.steps_in(folder / "checkpoints")[0]
-    newest = folder / "checkpoints" / checkpoint.name_of(step)
+    newest = folder / "checkpoints" / checkpoint.folder_name(step)
     path = sorted(newest.glob("*.safetensors"))[-1]
     data = bytearray(path.read_bytes())
     if how == "flip":

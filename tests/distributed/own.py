@@ -122,7 +122,7 @@ def main() -> None:
         steps = range(int(first), int(last))
         found = go(engine, Path(options.folder) / name, steps, LR * RATES[kind], options.kill)
         weights = summed(engine.full_state_dict())
-        with engine.averaged():
+        with engine.ema_weights():
             averages = summed(engine.full_state_dict())
         results[name] = {"steps": found, "weights": weights, "averages": averages}
     assert engine is not None

@@ -17,15 +17,15 @@ from tiny import LR, ROWS, arguments, make_engine, make_model, share, write
 from palm_ds.engine import Engine
 from palm_ds.model.batch import Batch
 from palm_ds.model.multi_task_model import Model
-from palm_ds.runtime.optimizer import OptimizerConfig, parameter_groups
+from palm_ds.runtime.optimizer import OptimizerConfig, param_groups
 from palm_ds.runtime.processes import leave
 
 STEPS, SAVED = 6, 4
 FROZEN = ("backbone.word.weight", "backbone.layers.0.attention_norm.*")
-FACTORS = {"heads.*": 2.0, "heads.order.*": 10.0}
+LR_SCALES = {"heads.*": 2.0, "heads.order.*": 10.0}
 REST = {1: ("backbone.layers.1.*",), 3: ("heads.words.*",), 5: ("backbone.layers.1.*", "heads.*")}
 """What rests in which step."""
-APART = ("backbone.layers.1.*", "heads.words.*", "heads.*")
+FREEZABLE = ("backbone.layers.1.*", "heads.words.*", "heads.*")
 OPTIMIZER = OptimizerConfig(
     lr=LR, clip=0.5, weight_decay=0.1, layer_decay=0.5, freeze=FROZEN, ema=0.8
 )
@@ -45,10 +45,10 @@ def build(run: str, kind: type[Model] = Model) -> Engine:
     stage, precision, *fgm = run.split(":")
     # With that loss scale fp16 skips no step.
     settings: dict[str, Any] = dict(
-        scale_power=8, optimizer=OPTIMIZER, lr_scales=FACTORS, freezable=APART
+        scale_power=8, optimizer=OPTIMIZER, lr_scales=LR_SCALES, freezable=FREEZABLE
     )
     if fgm:
-        settings = dict(scale_power=8, optimizer=ATTACK, freezable=APART)
+        settings = dict(scale_power=8, optimizer=ATTACK, freezable=FREEZABLE)
     return make_engine(int(stage), precision, kind=kind, **settings)
 
 
@@ -79,7 +79,7 @@ def seen(engine: Engine) -> dict[str, Any]:
     model: dict[str, Any] = dict(engine._engine.module.named_parameters())
     kept = {n: getattr(p, "ds_tensor", p).detach().clone() for n, p in model.items()}
     weights, loss = engine.full_state_dict(), held_out(engine)
-    with engine.averaged():
+    with engine.ema_weights():
         averages, averaged = engine.full_state_dict(), held_out(engine)
     again = engine.full_state_dict()
     back = all(torch.equal(weights[name], again[name]) for name in weights)
@@ -93,7 +93,7 @@ def seen(engine: Engine) -> dict[str, Any]:
 
 
 def by_hand() -> dict[str, Any]:
-    """A group a parameter, factors written out, no gradient for what rests."""
+    """A group a parameter, scales written out, no gradient for what rests."""
     model = make_model()
     frozen = {"backbone.word.weight"}
     frozen |= {f"backbone.layers.0.attention_norm.{part}" for part in ("weight", "bias")}
@@ -110,7 +110,7 @@ def by_hand() -> dict[str, Any]:
         elif name.startswith("heads."):
             factor = 10.0 if name.startswith("heads.order.") else 2.0
         decay = 0.1 if name.startswith("backbone.") and p.ndim == 2 else 0.0
-        groups.append({"params": [p], "weight_decay": decay, "factor": factor})
+        groups.append({"params": [p], "weight_decay": decay, "lr_scale": factor})
     optimizer = torch.optim.AdamW(groups, lr=LR, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps)
     losses = []
     for step in range(STEPS):
@@ -123,7 +123,7 @@ def by_hand() -> dict[str, Any]:
                 p.grad = None
         torch.nn.utils.clip_grad_norm_(moving.values(), 0.5)
         for group in optimizer.param_groups:
-            group["lr"] = LR * (step + 1) * group["factor"]
+            group["lr"] = LR * (step + 1) * group["lr_scale"]
         optimizer.step()
         for name, p in moving.items():
             average[name] = 0.8 * average[name] + 0.2 * p.detach()
@@ -143,7 +143,7 @@ def backward(model: Model, batch: Batch) -> float:
 
 def attacked_by_hand() -> dict[str, Any]:
     model = make_model()
-    groups = parameter_groups(model, 0.1)
+    groups = param_groups(model, 0.1)
     optimizer = torch.optim.AdamW(groups, lr=LR, betas=ATTACK.betas, eps=ATTACK.eps)
     seen: list[torch.Tensor] = []
     change = torch.zeros(())

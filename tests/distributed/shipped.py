@@ -6,20 +6,22 @@ from deepspeed.accelerator import get_accelerator
 from tiny import OPTIMIZER, ROWS, arguments, make_model, train, write
 
 from palm_ds.engine import Engine
-from palm_ds.runtime.ds_config import read_machine
+from palm_ds.runtime.ds_config import read_ds_config
 from palm_ds.runtime.processes import leave
 
 options = arguments()
 get_accelerator().is_fp16_supported = lambda: True  # type: ignore[union-attr]
 files = (Path(__file__).resolve().parents[2] / "ds_configs").glob("*.json")
-machines = sorted(map(read_machine, files), key=lambda machine: (machine.stage, machine.path))
+machines = sorted(
+    map(read_ds_config, files), key=lambda ds_config: (ds_config.stage, ds_config.path)
+)
 results = {}
-for machine in machines:
+for ds_config in machines:
 
     def build() -> Engine:
-        return Engine(make_model(), machine=machine, optimizer=OPTIMIZER, rows=ROWS, seed=1)  # noqa: B023
+        return Engine(make_model(), ds_config=ds_config, optimizer=OPTIMIZER, rows=ROWS, seed=1)  # noqa: B023
 
-    name = Path(machine.path).stem
+    name = Path(ds_config.path).stem
     folder = options.out.parent / name
     engine = build()
     train(engine, range(3))

@@ -20,7 +20,7 @@ MASKS, ORDER = "knowledge_masking", "sentence_reordering"
 
 def test_schedules_are_compared_each_in_processes_of_its_own(run_distributed, tmp_path) -> None:
     write_small_corpus(tmp_path / "corpus")
-    recipe, machine, out = (tmp_path / name for name in ("recipe.yaml", "machine.json", "out"))
+    recipe, ds_config, out = (tmp_path / name for name in ("recipe.yaml", "machine.json", "out"))
     values = {
         "backbone": {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "max_positions": 64},
         "length": 64,
@@ -32,10 +32,10 @@ def test_schedules_are_compared_each_in_processes_of_its_own(run_distributed, tm
         "evaluate": {"examples": 20},
     }
     recipe.write_text(yaml.safe_dump(values))
-    machine.write_text(json.dumps({"zero_optimization": {"stage": 1}}))
+    ds_config.write_text(json.dumps({"zero_optimization": {"stage": 1}}))
 
     def ablate(*more: str) -> str:
-        given = [ABLATE, recipe, "--deepspeed_config", machine, "--out", out, *more]
+        given = [ABLATE, recipe, "--deepspeed_config", ds_config, "--out", out, *more]
         return run_distributed(*given, launcher="python", writes=False, timeout=400).output
 
     ablate("--steps", "6", "--schedules", "joint", "log.every=2")

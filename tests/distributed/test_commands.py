@@ -121,7 +121,7 @@ RUNS = {  # name: (processes, launcher, ZeRO stage, rows of a micro-batch, preci
 def curve(run_distributed, tmp_path, recipe, name) -> list[dict[str, float]]:
     processes, launcher, stage, micro, precision = RUNS[name]
     changes = {} if precision == "fp32" else {precision: {"enabled": True}}
-    machine = write_machine(
+    ds_config = write_machine(
         tmp_path,
         zero_optimization={"stage": stage},
         train_micro_batch_size_per_gpu=micro,
@@ -132,7 +132,7 @@ def curve(run_distributed, tmp_path, recipe, name) -> list[dict[str, float]]:
         PRETRAIN,
         recipe,
         "--deepspeed_config",
-        machine,
+        ds_config,
         "--run_dir",
         run,
         processes=processes,
@@ -169,9 +169,9 @@ def test_one_recipe_is_one_loss_curve(text, request, run_distributed, tmp_path, 
         assert largest_difference(found, expected) < bound, name
 
 
-def start(recipe: Path, machine: Path, run: Path, *more: str, path: str = str(ROOT)) -> Program:
+def start(recipe: Path, ds_config: Path, run: Path, *more: str, path: str = str(ROOT)) -> Program:
     """The command alone, one process, in a session of its own."""
-    words = [PRETRAIN, recipe, "--deepspeed_config", machine, "--run_dir", run, *more]
+    words = [PRETRAIN, recipe, "--deepspeed_config", ds_config, "--run_dir", run, *more]
     return Program(words, env={"PYTHONPATH": path})
 
 
@@ -196,18 +196,18 @@ def uninterrupted(small, tmp_path_factory) -> tuple[Path, Path, Path]:
     folder = tmp_path_factory.mktemp("whole")
     backbone = recipe_values(small)["backbone"] | {"dropout": 0.1, "attention_dropout": 0.1}
     recipe = write_recipe(folder, small, backbone=backbone)
-    machine = write_machine(folder)
-    words = [PRETRAIN, recipe, "--deepspeed_config", machine, "--run_dir", folder / "run"]
+    ds_config = write_machine(folder)
+    words = [PRETRAIN, recipe, "--deepspeed_config", ds_config, "--run_dir", folder / "run"]
     here = {**os.environ, "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"}
     subprocess.run([sys.executable, *words], env=here, check=True)  # as people start it
-    return recipe, machine, folder / "run"
+    return recipe, ds_config, folder / "run"
 
 
 def test_killed_damaged_and_resumed_every_later_loss_is_the_same(uninterrupted, tmp_path) -> None:
-    recipe, machine, whole = uninterrupted
+    recipe, ds_config, whole = uninterrupted
     run = tmp_path / "run"
     for lines in (7, 12, 18):
-        process = start(recipe, machine, run)
+        process = start(recipe, ds_config, run)
         wait_for(run, lines, process)
         process.kill()
         finish(process, -signal.SIGKILL)
@@ -216,7 +216,7 @@ def test_killed_damaged_and_resumed_every_later_loss_is_the_same(uninterrupted, 
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
-    output = finish(start(recipe, machine, run))
+    output = finish(start(recipe, ds_config, run))
     assert "checksum" in output
     assert losses(run) == losses(whole)
     assert records(run, "evaluation")[-1]["scores"] == records(whole, "evaluation")[-1]["scores"]
@@ -226,9 +226,9 @@ def test_killed_damaged_and_resumed_every_later_loss_is_the_same(uninterrupted, 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_asked_to_stop_it_saves_and_goes_on_later(uninterrupted, tmp_path, number) -> None:
-    recipe, machine, whole = uninterrupted
+    recipe, ds_config, whole = uninterrupted
     run = tmp_path / "run"
-    process = start(recipe, machine, run)
+    process = start(recipe, ds_config, run)
     wait_for(run, 3, process)
     process.send_signal(number)
     output = finish(process)
@@ -236,23 +236,23 @@ def test_asked_to_stop_it_saves_and_goes_on_later(uninterrupted, tmp_path, numbe
     done = records(run)[-1]["step"]
     assert done < 30
     assert (run / "checkpoints" / f"step_{done:08}" / "manifest.json").exists()
-    assert f"resumes from step {done}" in finish(start(recipe, machine, run))
+    assert f"resumes from step {done}" in finish(start(recipe, ds_config, run))
     assert losses(run) == losses(whole)
 
 
 def test_a_signal_to_everybody_is_a_signal_to_stop(uninterrupted, tmp_path) -> None:
     """As launchers send it: the processes that make batches get it too."""
     recipe, _, whole = uninterrupted
-    machine = write_machine(tmp_path, palm_ds={"data_workers": 2})
+    ds_config = write_machine(tmp_path, palm_ds={"data_workers": 2})
     run = tmp_path / "run"
-    process = start(recipe, machine, run)
+    process = start(recipe, ds_config, run)
     wait_for(run, 3, process)
     makers = psutil.Process(process.pid).children(recursive=True)
     assert len(makers) >= 2
     for one in [psutil.Process(process.pid), *makers]:
         one.send_signal(signal.SIGTERM)
     assert "stopped on request" in finish(process)
-    finish(start(recipe, machine, run))
+    finish(start(recipe, ds_config, run))
     assert losses(run) == losses(whole)
 
 
@@ -261,13 +261,13 @@ def test_a_finished_run_leaves_what_it_promises(uninterrupted) -> None:
     from transformers import AutoModel, AutoTokenizer
 
     from palm_ds.data.example import arrange, collate
-    from palm_ds.runtime.ds_config import read_machine
+    from palm_ds.runtime.ds_config import read_ds_config
     from palm_ds.train.build import build_model
     from palm_ds.train.recipe import read_recipe
     from palm_ds.train.sources import open_data
     from palm_ds.weights.weights_folder import load_weights
 
-    recipe_file, machine, run = uninterrupted
+    recipe_file, ds_config, run = uninterrupted
     left = {path.name for path in run.iterdir()}
     assert left >= {
         *("recipe.yaml", "ds_config.json", "environment.json", "metrics.jsonl", "report.html"),
@@ -279,7 +279,7 @@ def test_a_finished_run_leaves_what_it_promises(uninterrupted) -> None:
     data = open_data(recipe)
     (_, source, _) = data.train["text"][0]
     model = build_model(
-        recipe, read_machine(machine), data.vocabulary, device=torch.device("cpu")
+        recipe, read_ds_config(ds_config), data.vocabulary, device=torch.device("cpu")
     ).eval()
     load_weights(run / "weights", model)
     example = arrange([source.read(0, 30)], data.vocabulary)
@@ -299,19 +299,19 @@ def test_a_finished_run_leaves_what_it_promises(uninterrupted) -> None:
 
 
 def test_the_folder_of_a_different_recipe_is_refused(uninterrupted) -> None:
-    recipe, machine, run = uninterrupted
-    output = finish(start(recipe, machine, run, "optimizer.lr=0.5"), 2)
+    recipe, ds_config, run = uninterrupted
+    output = finish(start(recipe, ds_config, run, "optimizer.lr=0.5"), 2)
     (line,) = [line for line in output.splitlines() if line.startswith("error: ")]
     assert "optimizer.lr: 0.002 -> 0.5" in line
     assert "Traceback" not in output
 
 
 def test_dry_run_and_print_config_train_nothing(uninterrupted, tmp_path) -> None:
-    recipe, machine, _ = uninterrupted
-    output = finish(start(recipe, machine, tmp_path / "run", "--dry_run"))
+    recipe, ds_config, _ = uninterrupted
+    output = finish(start(recipe, ds_config, tmp_path / "run", "--dry_run"))
     assert "nothing was trained" in output
     assert "stage 3" in output
-    output = finish(start(recipe, machine, tmp_path / "run", "--print_config"))
+    output = finish(start(recipe, ds_config, tmp_path / "run", "--print_config"))
     assert "train_batch_size" in output
     assert "mask_rate: 0.8" in output
     assert not (tmp_path / "run").exists()
@@ -319,9 +319,9 @@ def test_dry_run_and_print_config_train_nothing(uninterrupted, tmp_path) -> None
 
 def test_weights_of_one_run_start_another(uninterrupted, tmp_path) -> None:
     """A warm start takes weights alone: the schedule begins anew, the first loss is lower."""
-    recipe, machine, whole = uninterrupted
+    recipe, ds_config, whole = uninterrupted
     run = tmp_path / "run"
-    finish(start(recipe, machine, run, "--init_from", str(whole / "hf")))
+    finish(start(recipe, ds_config, run, "--init_from", str(whole / "hf")))
     assert losses(run)[0][MASKS] < losses(whole)[0][MASKS] - 0.03
     assert records(run)[0]["lr"] == records(whole)[0]["lr"]
 
@@ -367,9 +367,9 @@ def test_one_bad_step_is_skipped_or_rolled_back(small, tmp_path, policy, applied
         stages=[{MASKS: 12}],
         nonfinite=policy,
     )
-    machine = write_machine(tmp_path, train_micro_batch_size_per_gpu=8)
+    ds_config = write_machine(tmp_path, train_micro_batch_size_per_gpu=8)
     run = tmp_path / "run"
-    finish(start(recipe, machine, run, path=f"{ROOT}:{tmp_path}"))
+    finish(start(recipe, ds_config, run, path=f"{ROOT}:{tmp_path}"))
     assert [event["step"] for event in records(run, "event") if event["event"] == "rollback"] == (
         [9] if policy == "rollback" else []
     )
@@ -382,12 +382,12 @@ def test_one_bad_step_is_skipped_or_rolled_back(small, tmp_path, policy, applied
 
     weights = load_file(run / "weights" / "weights.safetensors")
     assert all(torch.isfinite(tensor).all() for tensor in weights.values())
-    saved = checkpoint.open_one(run / "checkpoints" / "step_00000012")
+    saved = checkpoint.open_published(run / "checkpoints" / "step_00000012")
     assert set(saved.parameters.values()) == {applied}
 
 
 def test_wrong_words_on_the_command_line_are_one_line(uninterrupted, tmp_path) -> None:
-    recipe, machine, _ = uninterrupted
+    recipe, ds_config, _ = uninterrupted
     cases = {
         ("optimizer.lrr=1",): 'did you mean "lr"',
         ("nonsense",): "expected key=value",
@@ -395,7 +395,7 @@ def test_wrong_words_on_the_command_line_are_one_line(uninterrupted, tmp_path) -
         ("--init_from", "nowhere"): "nowhere",
     }
     for more, message in cases.items():
-        output = finish(start(recipe, machine, tmp_path / "run", *more), 2)
+        output = finish(start(recipe, ds_config, tmp_path / "run", *more), 2)
         (line,) = [line for line in output.splitlines() if line.startswith("error: ")]
         assert message in line
         assert "Traceback" not in output

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load
 
 from palm_ds.runtime import checkpoint
-from palm_ds.runtime.sharded_state import Stored
+from palm_ds.runtime.sharded_state import ShardReader
 from palm_ds.weights.formats.deepspeed import read as deepspeed
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
@@ -60,7 +60,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def values(step: Path) -> dict[str, torch.Tensor]:
     """A checkpoint's weights and moments, laid end to end."""
-    stored = Stored(checkpoint.open_one(step).files)
+    stored = ShardReader(checkpoint.open_published(step).files)
     return {
         f"{kind}/{name}": stored.read(name, kind, 0, stored.size(name))
         for name in stored.names()

@@ -41,8 +41,8 @@ def small(tmp_path_factory) -> Path:
 class Started:
     """A command that is cut down, or waited for; nothing of it stays."""
 
-    def __init__(self, world: int, recipe: Path, machine: Path, run: Path, *more: str):
-        words = [PRETRAIN, recipe, "--deepspeed_config", machine, "--run_dir", run, *more]
+    def __init__(self, world: int, recipe: Path, ds_config: Path, run: Path, *more: str):
+        words = [PRETRAIN, recipe, "--deepspeed_config", ds_config, "--run_dir", run, *more]
         self.programs = start_together(world, words, env={"PYTHONPATH": str(ROOT)})
         self.run = run
 
@@ -122,8 +122,8 @@ def test_extended_by_a_task(small, tmp_path) -> None:
 def test_what_cannot_be_extended_is_said_in_one_line(small, tmp_path) -> None:
     tasks = {MASKS: {"source": "text"}, ORDER: {"source": "text", "most": 3}}
     recipe = write_recipe(tmp_path, small, tasks=tasks, stages=[{f"{ORDER} + {MASKS}": 2}])
-    machine, old = write_machine(tmp_path), tmp_path / "old"
-    Started(ALONE, recipe, machine, old).end()
+    ds_config, old = write_machine(tmp_path), tmp_path / "old"
+    Started(ALONE, recipe, ds_config, old).end()
     longer = write_longer_recipe(tmp_path, recipe)
     values: dict[str, Any] = yaml.safe_load(longer.read_text())
     for change, wanted in (
@@ -135,6 +135,8 @@ def test_what_cannot_be_extended_is_said_in_one_line(small, tmp_path) -> None:
         ({"init_from": str(old / "weights")}, "leave one out"),
     ):
         longer.write_text(yaml.safe_dump({**values, **change}))
-        output = Started(ALONE, longer, machine, tmp_path / "new", "--extend", str(old)).end(code=2)
+        output = Started(ALONE, longer, ds_config, tmp_path / "new", "--extend", str(old)).end(
+            code=2
+        )
         assert wanted in output and "Traceback" not in output
         assert len([line for line in output.splitlines() if "error" in line]) == 1

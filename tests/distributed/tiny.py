@@ -20,8 +20,8 @@ from palm_ds.model.batch import Batch
 from palm_ds.model.encoder import Encoder, EncoderConfig
 from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
-from palm_ds.runtime.ds_config import make_machine
-from palm_ds.runtime.optimizer import OptimizerConfig, parameter_groups
+from palm_ds.runtime.ds_config import make_ds_config
+from palm_ds.runtime.optimizer import OptimizerConfig, param_groups
 
 ROWS, LENGTH, WORDS = 16, 32, 101
 LR = 1e-3
@@ -73,9 +73,9 @@ def make_engine(
         get_accelerator().is_fp16_supported = lambda: True
         values["fp16"]["initial_scale_power"] = scale_power
     model = make_model(dropout, kind)
-    machine = make_machine(values)
+    ds_config = make_ds_config(values)
     more = {"optimizer": OPTIMIZER} | more
-    return Engine(model, machine=machine, rows=rows, seed=1, **more)
+    return Engine(model, ds_config=ds_config, rows=rows, seed=1, **more)
 
 
 def row(step: int, number: int, tasks: Sequence[str] = ("words", "order")) -> Example:
@@ -116,7 +116,7 @@ def plain_loop(steps: range, means: int = 1) -> list[float]:
     """The same in plain torch, one batch a step. `means` > 1: what the average of so many
     micro-batches' means would give instead."""
     model = make_model()
-    groups = parameter_groups(model, OPTIMIZER.weight_decay)
+    groups = param_groups(model, OPTIMIZER.weight_decay)
     optimizer = torch.optim.AdamW(groups, lr=LR, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps)
     losses = []
     for step in steps:

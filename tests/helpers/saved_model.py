@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from palm_ds.runtime.ds_config import Machine
+from palm_ds.runtime.ds_config import DSConfig
 from palm_ds.train.build import build_model
 from palm_ds.train.export import info_of
 from palm_ds.train.recipe import Recipe, make_recipe
@@ -104,8 +104,8 @@ def save_model(folder: Path, stages: Sequence[str] = tuple(TASKS), **changes: An
     recipe = make_recipe(values, "recipe")
     data = open_data(recipe)
     recipe = resolve(recipe, data)
-    machine = Machine(path="", sections={}, stage=0, precision="fp32")
-    model = build_model(recipe, machine, data.vocabulary, device=torch.device("cpu"))
+    ds_config = DSConfig(path="", sections={}, stage=0, precision="fp32")
+    model = build_model(recipe, ds_config, data.vocabulary, device=torch.device("cpu"))
     torch.manual_seed(7)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -11,7 +11,7 @@ import sys
 
 import torch
 
-from palm_ds.runtime.ds_config import make_machine
+from palm_ds.runtime.ds_config import make_ds_config
 from palm_ds.train.build import build_model, build_stream
 from palm_ds.train.recipe import read_recipe
 from palm_ds.train.sources import open_data
@@ -20,8 +20,8 @@ recipe_file, out, *overrides = sys.argv[1:]
 recipe = read_recipe(recipe_file, overrides)
 data = open_data(recipe)
 stream = build_stream(recipe, data)
-machine = make_machine({"zero_optimization": {"stage": 0}})
-model = build_model(recipe, machine, data.vocabulary, device=torch.device("cpu"))
+ds_config = make_ds_config({"zero_optimization": {"stage": 0}})
+model = build_model(recipe, ds_config, data.vocabulary, device=torch.device("cpu"))
 decayed, kept = [], []
 for name, parameter in model.named_parameters():
     plain = name.startswith("backbone.") and parameter.ndim == 2

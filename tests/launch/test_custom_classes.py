@@ -77,13 +77,13 @@ def finetuning(folder: Path, **more: Any) -> Path:
 
 
 def test_all_three_together(tmp_path: Path, command: Callable[..., str]) -> None:
-    machine = ("--deepspeed_config", MACHINE)
+    ds_config = ("--deepspeed_config", MACHINE)
     before, run, out = tmp_path / "before", tmp_path / "run", tmp_path / "out"
-    command("pretrain", pretraining(tmp_path), *machine, "--run_dir", before)
+    command("pretrain", pretraining(tmp_path), *ds_config, "--run_dir", before)
     assert "heads.even.out.weight" in load_file(before / "weights" / "weights.safetensors")
 
     recipe = finetuning(tmp_path, init_from=str(before / "weights"))
-    shown = command("finetune", recipe, *machine, "--run_dir", run)
+    shown = command("finetune", recipe, *ds_config, "--run_dir", run)
     assert "minus_error" in shown
     assert not (run / "hf").exists(), "Hugging Face has no such encoder"
 

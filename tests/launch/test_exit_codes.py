@@ -26,17 +26,17 @@ def assert_one_line(code: int, out: str, err: str, named: Path) -> None:
 @pytest.mark.parametrize("case", WRONG_RECIPES)
 def test_a_wrong_recipe(case: str, tmp_path: Path, root: Path, enter) -> None:
     recipe = write(tmp_path, WRONG_RECIPES[case][0])
-    machine = ("--deepspeed_config", root / "ds_configs/cpu.json", "--print_config")
-    said = enter("pretrain", recipe, *machine)
+    ds_config = ("--deepspeed_config", root / "ds_configs/cpu.json", "--print_config")
+    said = enter("pretrain", recipe, *ds_config)
     assert_one_line(said.code, said.out, said.err, recipe)
 
 
 @pytest.mark.parametrize("case", BAD_MACHINES)
 def test_a_wrong_deepspeed_file(case: str, tmp_path: Path, enter) -> None:
-    recipe, machine = write(tmp_path, GOOD), tmp_path / "m.json"
-    machine.write_text(BAD_MACHINES[case][0])
-    said = enter("pretrain", recipe, "--deepspeed_config", machine, "--print_config")
-    assert_one_line(said.code, said.out, said.err, machine)
+    recipe, ds_config = write(tmp_path, GOOD), tmp_path / "m.json"
+    ds_config.write_text(BAD_MACHINES[case][0])
+    said = enter("pretrain", recipe, "--deepspeed_config", ds_config, "--print_config")
+    assert_one_line(said.code, said.out, said.err, ds_config)
 
 
 @pytest.mark.parametrize("case", BAD_TOKENIZERS)
@@ -69,14 +69,14 @@ def test_a_wrong_command_line(
 ) -> None:
     recipe = write(tmp_path, GOOD)
     named = [recipe if a == "RECIPE" else a for a in arguments]
-    machine = ("--deepspeed_config", root / "ds_configs/cpu.json", "--print_config")
-    said = enter("pretrain", *named, *machine)
+    ds_config = ("--deepspeed_config", root / "ds_configs/cpu.json", "--print_config")
+    said = enter("pretrain", *named, *ds_config)
     assert said.code == 2 and said.out == ""
     assert said.err.startswith("error: ") and said.err.count("\n") == 1
 
 
 def test_a_good_recipe_passes(tmp_path: Path, root: Path, enter) -> None:
     """So that the tests above fail for what they say."""
-    machine = ("--deepspeed_config", root / "ds_configs/cpu.json", "--print_config")
-    said = enter("pretrain", write(tmp_path, GOOD), *machine)
+    ds_config = ("--deepspeed_config", root / "ds_configs/cpu.json", "--print_config")
+    said = enter("pretrain", write(tmp_path, GOOD), *ds_config)
     assert said.code == 0 and "stage 1" in said.out and said.err == ""

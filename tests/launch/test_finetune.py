@@ -155,8 +155,8 @@ def changed(folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
 def enter_recipe(enter, root: Path, tmp_path: Path, values: dict[str, Any], *more: str) -> Any:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(values, sort_keys=False))
-    machine = ("--deepspeed_config", root / "ds_configs/cpu.json")
-    return enter("finetune", recipe, *machine, "--run_dir", tmp_path / "run", *more)
+    ds_config = ("--deepspeed_config", root / "ds_configs/cpu.json")
+    return enter("finetune", recipe, *ds_config, "--run_dir", tmp_path / "run", *more)
 
 
 @pytest.mark.parametrize("case", [*WRONG, *TOGETHER])

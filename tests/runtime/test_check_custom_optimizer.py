@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.runtime.check_custom_optimizer import own_class
+from palm_ds.runtime.check_custom_optimizer import checked_optimizer_class
 
 MINE = "tests.helpers.own_optimizer."
 
 
 def tried(kind: str, stage: int = 2, *, decays: bool = True, **options: Any) -> Any:
     name = f"torch.optim.{kind}" if hasattr(torch.optim, kind) else f"{MINE}{kind}"
-    return own_class(name, options, decays=decays, zero_stage=stage)[1]
+    return checked_optimizer_class(name, options, decays=decays, zero_stage=stage)[1]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_what_needs_whole_parameters_is_for_zero_0() -> None:
     with pytest.raises(UserError, match="OfWhole: the step of a value depends .* ZeRO 1 cuts"):
         tried("OfWhole", 1, decays=False)
     with pytest.raises(UserError, match="use zero_optimization.stage 0"):
-        own_class("palm_ds.runtime.optimizer.Lamb", {}, decays=True, zero_stage=3)
+        checked_optimizer_class("palm_ds.runtime.optimizer.Lamb", {}, decays=True, zero_stage=3)
 
 
 @pytest.mark.parametrize(

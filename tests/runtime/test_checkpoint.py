@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from palm_ds.common.errors import UserError
 from palm_ds.runtime import checkpoint
-from palm_ds.runtime.checkpoint import Found, Layout, SaveError, Written
+from palm_ds.runtime.checkpoint import FileManifest, Layout, SaveError, VerifiedCheckpoint
 
 LAYOUT = Layout(world=2, stage=2, precision="bf16")
 
@@ -66,7 +66,7 @@ def save(
             raise failure or OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def work(member: Member) -> None:
-        def write(place: Path, written: Written) -> None:
+        def write(place: Path, written: FileManifest) -> None:
             path = place / f"shard{member.rank}.pt"
             written.write(path, lambda path: make(path, member.rank))
 
@@ -80,15 +80,17 @@ def save(
             state={"step": step},
             group=member,
             keep=keep,
-            reject=reject,
+            invalid=reject,
         )
 
     Team(2).run(work)
 
 
-def find(folder: Path) -> tuple[Found | None, list[str]]:
+def find(folder: Path) -> tuple[VerifiedCheckpoint | None, list[str]]:
     lines: list[str] = []
-    found = Team(2).run(lambda member: checkpoint.find(folder, group=member, warn=lines.append))
+    found = Team(2).run(
+        lambda member: checkpoint.latest_good(folder, group=member, warn=lines.append)
+    )
     assert found[0] == found[1]
     return found[0], lines
 
@@ -160,7 +162,7 @@ def test_damage_is_told_and_the_older_one_is_used(name: str, tmp_path: Path) -> 
     damage, wanted = DAMAGE[name]
     damage(tmp_path / "step_00000002")
     found, lines = find(tmp_path)
-    assert found is not None and found.step == 1 and found.rejected == (2,)
+    assert found is not None and found.step == 1 and found.invalid == (2,)
     assert len(lines) == 1
     assert re.search(wanted, lines[0]) and "step_00000002: not used: " in lines[0]
 
@@ -171,8 +173,8 @@ def test_a_bad_one_is_replaced_and_does_not_count(tmp_path: Path) -> None:
     flip(tmp_path / "step_00000003" / "shard0.pt")
     flip(tmp_path / "step_00000002" / "shard0.pt")
     found, _ = find(tmp_path)
-    assert found is not None and found.rejected == (3, 2)
-    save(tmp_path, 3, keep=2, reject=found.rejected)
+    assert found is not None and found.invalid == (3, 2)
+    save(tmp_path, 3, keep=2, reject=found.invalid)
     assert checkpoint.steps_in(tmp_path) == [3, 1]  # of the good ones, the newest two
     found, lines = find(tmp_path)
     assert found is not None and found.step == 3 and not lines
@@ -227,7 +229,7 @@ def test_leftovers_are_told_and_go_at_the_next_save(tmp_path: Path) -> None:
     (tmp_path / "step_00000002.partial").mkdir()
     (tmp_path / "step_00000002.partial" / "shard0.pt").write_bytes(b"half")
     found, lines = find(tmp_path)
-    assert found is not None and found.step == 1 and found.rejected == ()
+    assert found is not None and found.step == 1 and found.invalid == ()
     assert len(lines) == 1 and "step_00000002.partial: a save that did not finish" in lines[0]
     save(tmp_path, 2)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step_00000001", "step_00000002"]

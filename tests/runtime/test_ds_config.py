@@ -7,32 +7,32 @@ from typing import Any
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.runtime.ds_config import largest_divisor, make_machine, read_machine
+from palm_ds.runtime.ds_config import largest_divisor, make_ds_config, read_ds_config
 
 SHIPPED = sorted((Path(__file__).resolve().parents[2] / "ds_configs").glob("*.json"))
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_shipped_files_resolve(path: Path) -> None:
-    machine = read_machine(path)
+    ds_config = read_ds_config(path)
     assert len(json.loads(path.read_text())["_about"]) > 40
-    config = machine.deepspeed_config(rows=768, world=8, clip=1.0)
+    config = ds_config.deepspeed_config(rows=768, world=8, clip=1.0)
     assert config["train_batch_size"] == 768
     assert config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] == 96
     assert "auto" not in json.dumps(config)
     assert "palm_ds" not in config and "_about" not in config
-    assert (machine.precision == "fp32") == path.stem.startswith("cpu")
-    assert machine.offloads == ("offload" in path.stem)
+    assert (ds_config.precision == "fp32") == path.stem.startswith("cpu")
+    assert ds_config.offloads == ("offload" in path.stem)
 
 
 def test_there_is_a_file_for_every_stage() -> None:
-    assert {read_machine(path).stage for path in SHIPPED} == {0, 1, 2, 3}
+    assert {read_ds_config(path).stage for path in SHIPPED} == {0, 1, 2, 3}
 
 
 def test_clipping_and_checks_are_explicit() -> None:
     def config(stage: int, **sections: Any) -> dict[str, Any]:
-        machine = make_machine({"zero_optimization": {"stage": stage}, **sections})
-        return machine.deepspeed_config(rows=8, world=2, clip=0.5)
+        ds_config = make_ds_config({"zero_optimization": {"stage": stage}, **sections})
+        return ds_config.deepspeed_config(rows=8, world=2, clip=0.5)
 
     assert config(2)["gradient_clipping"] == 0.5
     assert config(0)["gradient_clipping"] == 0.0  # our optimizer clips there
@@ -45,28 +45,28 @@ def test_clipping_and_checks_are_explicit() -> None:
     [(32, 1, (8, 4)), (32, 4, (8, 1)), (36, 2, (6, 3)), (7, 1, (7, 1)), (22, 2, (1, 11))],
 )
 def test_micro_batch_is_chosen(rows: int, world: int, wanted: tuple[int, int]) -> None:
-    assert make_machine({}).split(rows, world) == wanted
+    assert make_ds_config({}).micro_batching(rows, world) == wanted
     assert wanted[0] == largest_divisor(rows // world, 8)
 
 
 def test_micro_batch_is_taken() -> None:
-    machine = make_machine({"train_micro_batch_size_per_gpu": 16})
-    assert machine.split(64, 2) == (16, 2)
+    ds_config = make_ds_config({"train_micro_batch_size_per_gpu": 16})
+    assert ds_config.micro_batching(64, 2) == (16, 2)
     with pytest.raises(UserError, match="16 rows do not divide the 24 rows"):
-        machine.split(48, 2)
+        ds_config.micro_batching(48, 2)
     with pytest.raises(UserError, match="cannot be shared evenly by 3 processes"):
-        machine.split(64, 3)
+        ds_config.micro_batching(64, 3)
 
 
 def test_overrides(tmp_path: Path) -> None:
     path = tmp_path / "m.json"
     path.write_text('{"_about": "x", "zero_optimization": {"stage": 1}}')
-    machine = read_machine(
+    ds_config = read_ds_config(
         path, {"zero_optimization.stage": 3, "palm_ds.data_workers": 2, "bf16.enabled": True}
     )
-    assert (machine.stage, machine.data_workers, machine.precision) == (3, 2, "bf16")
+    assert (ds_config.stage, ds_config.data_workers, ds_config.precision) == (3, 2, "bf16")
     with pytest.raises(UserError, match=r"m.json: palm_ds.data_wokers: unknown.*data_workers"):
-        read_machine(path, {"palm_ds.data_wokers": 2})
+        read_ds_config(path, {"palm_ds.data_wokers": 2})
 
 
 def test_our_section() -> None:
@@ -77,15 +77,15 @@ def test_our_section() -> None:
         "comms": {"shm_all_reduce": True},
         "watchdog_minutes": 2.5,
     }
-    machine = make_machine({"palm_ds": ours})
-    assert machine.data_workers == 3 and machine.activation_checkpointing
-    assert machine.kernels == {"attention": "sdpa"} and machine.comms.shm_all_reduce
-    assert machine.watchdog_minutes == 2.5
+    ds_config = make_ds_config({"palm_ds": ours})
+    assert ds_config.data_workers == 3 and ds_config.activation_checkpointing
+    assert ds_config.kernels == {"attention": "sdpa"} and ds_config.comms.shm_all_reduce
+    assert ds_config.watchdog_minutes == 2.5
 
 
 def test_auto_of_others_is_resolved() -> None:
     """Files written for other trainers say "auto" where the recipe or DeepSpeed decides."""
-    machine = make_machine(
+    ds_config = make_ds_config(
         {
             "train_batch_size": "auto",
             "gradient_accumulation_steps": "auto",
@@ -93,7 +93,7 @@ def test_auto_of_others_is_resolved() -> None:
             "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"},
         }
     )
-    assert machine.sections["zero_optimization"] == {"stage": 2}
+    assert ds_config.sections["zero_optimization"] == {"stage": 2}
 
 
 BAD: dict[str, tuple[str, str]] = {
@@ -217,14 +217,14 @@ def test_malformed_files_give_one_clear_line(name: str, tmp_path: Path) -> None:
     path = tmp_path / "m.json"
     path.write_text(text)
     with pytest.raises(UserError, match=wanted) as caught:
-        read_machine(path)
+        read_ds_config(path)
     message = str(caught.value)
     assert "m.json" in message and "\n" not in message and "validation error" not in message
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="none.json: cannot be read: No such file"):
-        read_machine(tmp_path / "none.json")
+        read_ds_config(tmp_path / "none.json")
     (tmp_path / "latin.json").write_bytes(b'{"_about": "\xe9"}')
     with pytest.raises(UserError, match="latin.json: cannot be read as text: .*utf-8"):
-        read_machine(tmp_path / "latin.json")
+        read_ds_config(tmp_path / "latin.json")

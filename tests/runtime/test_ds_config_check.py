@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from palm_ds.runtime.ds_config_check import ask
+from palm_ds.runtime.ds_config_check import validate_with_deepspeed
 
 BATCH = {"train_batch_size": 1}
 
@@ -10,15 +10,15 @@ BATCH = {"train_batch_size": 1}
 def test_it_sees_what_deepspeed_asks_for() -> None:
     """Should DeepSpeed copy the mapping instead of asking it, unknown keys would be refused
     without cause, or none at all."""
-    answer = ask(BATCH, {})
+    answer = validate_with_deepspeed(BATCH, {})
     assert answer.problem == ""
     known = {"zero_optimization", "bf16", "fp16", "gradient_clipping", "wall_clock_breakdown"}
     known |= {"steps_per_print", "comms_logger", "flops_profiler", "communication_data_type"}
-    assert known <= answer.asked
-    assert not {"zero_optimisation", "palm_ds", "_about"} & answer.asked
-    assert 40 < len(answer.asked) < 400
+    assert known <= answer.keys_read
+    assert not {"zero_optimisation", "palm_ds", "_about"} & answer.keys_read
+    assert 40 < len(answer.keys_read) < 400
 
 
 def test_a_key_it_does_not_know_is_not_asked_for() -> None:
-    answer = ask({**BATCH, "zero_optimisation": {}}, {"zero_optimisation": {}})
-    assert answer.problem == "" and "zero_optimisation" not in answer.asked
+    answer = validate_with_deepspeed({**BATCH, "zero_optimisation": {}}, {"zero_optimisation": {}})
+    assert answer.problem == "" and "zero_optimisation" not in answer.keys_read

@@ -7,16 +7,16 @@ from torch import nn
 
 from palm_ds.common.errors import UserError
 from palm_ds.runtime.optimizer import (
-    Checked,
+    ClipAndSkipNonFinite,
     OptimizerConfig,
-    Resting,
+    StepFreezing,
     build_optimizer,
     freeze,
-    matching,
-    rate_factors,
+    match_patterns,
+    param_lr_scales,
     set_lr,
 )
-from palm_ds.runtime.optimizer import parameter_groups as groups_of
+from palm_ds.runtime.optimizer import param_groups as groups_of
 
 
 class Tied(nn.Module):
@@ -77,31 +77,33 @@ NAMES = [
 
 def test_layers_are_numbered_as_in_ernie() -> None:
     """ERNIE: decay ** (layers - i) for layer i from 0, decay ** (layers + 1) for embeddings."""
-    factors = rate_factors(NAMES, 0.8)
+    factors = param_lr_scales(NAMES, 0.8)
     wanted = {f"backbone.layers.{i}.qkv.weight": 0.8 ** (12 - i) for i in range(12)}
     wanted |= dict.fromkeys(NAMES[:2], 0.8**13) | dict.fromkeys(NAMES[-3:], 1.0)
     assert factors == pytest.approx(wanted)
-    assert set(rate_factors(NAMES, 1.0).values()) == {1.0}
+    assert set(param_lr_scales(NAMES, 1.0).values()) == {1.0}
 
 
 def test_a_factor_of_its_own_stands_above_the_layers() -> None:
     given = {"heads.tags.*": 4.0, "heads.tags.crf.*": 50.0, "backbone.layers.11.*": 1.5}
-    factors = rate_factors(NAMES, 0.5, given)
+    factors = param_lr_scales(NAMES, 0.5, given)
     assert [factors[name] for name in NAMES[-4:]] == [1.5, 1.0, 4.0, 50.0]
     assert factors["backbone.layers.10.qkv.weight"] == 0.25
 
 
 def test_layer_decay_without_layers_is_refused() -> None:
     with pytest.raises(UserError, match=r"optimizer.layer_decay: .* backbone.layers.0"):
-        rate_factors(["backbone.word.weight", "heads.out.weight"], 0.9)
+        param_lr_scales(["backbone.word.weight", "heads.out.weight"], 0.9)
 
 
 def test_each_factor_has_its_groups() -> None:
     model = Tied()
     names = {id(p): n for n, p in model.named_parameters()}
-    factors = rate_factors(list(names.values()), 1.0, {"heads.order.*": 3.0, "*.dense.*": 0.5})
-    groups = groups_of(model, 0.01, factors=factors)
-    found = [(g["factor"], g["weight_decay"], {names[id(p)] for p in g["params"]}) for g in groups]
+    factors = param_lr_scales(list(names.values()), 1.0, {"heads.order.*": 3.0, "*.dense.*": 0.5})
+    groups = groups_of(model, 0.01, lr_scales=factors)
+    found = [
+        (g["lr_scale"], g["weight_decay"], {names[id(p)] for p in g["params"]}) for g in groups
+    ]
     assert sorted(found, key=str) == sorted(
         [
             (1.0, 0.01, {"backbone.word.weight"}),
@@ -142,11 +144,11 @@ def test_patterns_that_cannot_be_meant(patterns: tuple[str, ...], wanted: str) -
 
 
 def test_patterns_know_case_and_dots() -> None:
-    assert matching(["backbone.layers.1*"], NAMES, "x") == {
+    assert match_patterns(["backbone.layers.1*"], NAMES, "x") == {
         f"backbone.layers.{i}.qkv.weight" for i in (1, 10, 11)
     }
     with pytest.raises(UserError, match="^x: no parameter is called 'Heads"):
-        matching(["Heads.*"], NAMES, "x")
+        match_patterns(["Heads.*"], NAMES, "x")
 
 
 @pytest.mark.parametrize("kind", ["adamw", "lamb", "tests.helpers.own_optimizer.Lion"])
@@ -156,8 +158,8 @@ def test_what_rests_is_as_if_it_were_no_parameter(kind: str) -> None:
     config = OptimizerConfig(kind=kind, lr=0.1, clip=0.5)  # type: ignore[arg-type]
     names = [name for name, _ in ours.named_parameters()]
     rests = {1: "heads.*", 2: "backbone.dense.*"}
-    resting = Resting(rests.values(), names)
-    mine = build_optimizer(ours, config, zero_stage=0, checked=True, apart=resting.patterns)
+    resting = StepFreezing(rests.values(), names)
+    mine = build_optimizer(ours, config, zero_stage=0, checked=True, freezable=resting.patterns)
     by_hand = build_optimizer(theirs, config, zero_stage=0, checked=True)
     resting.watch(ours)
     for step in range(4):
@@ -181,14 +183,14 @@ def test_what_rests_is_as_if_it_were_no_parameter(kind: str) -> None:
 def test_averages_begin_as_the_first_weights_and_skip_what_is_skipped() -> None:
     model = Tied()
     optimizer = build_optimizer(model, OptimizerConfig(ema=0.75), zero_stage=0, checked=True)
-    assert isinstance(optimizer, Checked)
+    assert isinstance(optimizer, ClipAndSkipNonFinite)
     wanted = [p.detach().clone() for p in model.parameters()]
     for scale in (1.0, float("inf"), 2.0):
         train(model, optimizer, [scale])
         if not optimizer.overflow:
             wanted = [0.75 * a + 0.25 * p for a, p in zip(wanted, model.parameters(), strict=True)]
     for average, p in zip(wanted, model.parameters(), strict=True):
-        torch.testing.assert_close(optimizer.average_of(p), average)
+        torch.testing.assert_close(optimizer.ema_of(p), average)
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, gradients: list[float]) -> None:
@@ -203,7 +205,7 @@ def test_checked_adamw_is_clipped_adamw() -> None:
     ours, theirs = Tied(), Tied()
     config = OptimizerConfig(lr=0.1, clip=0.5)
     optimizer = build_optimizer(ours, config, zero_stage=0, checked=True)
-    assert isinstance(optimizer, Checked)
+    assert isinstance(optimizer, ClipAndSkipNonFinite)
     train(ours, optimizer, [0.001, 3.0, 1.0])
     settings = dict(lr=0.1, betas=config.betas, eps=config.eps)
     plain = torch.optim.AdamW(groups_of(theirs, config.weight_decay), **settings)  # type: ignore
@@ -242,7 +244,7 @@ def test_moments_of_what_is_read_no_more_end_at_0(kind: str, monkeypatch) -> Non
     settled, words = trained()
     assert not denormal(settled, words)
     assert settled.state[words]["exp_avg"][0].min() > 0.009
-    monkeypatch.setattr("palm_ds.runtime.optimizer._settle", lambda state, kept: None)
+    monkeypatch.setattr("palm_ds.runtime.optimizer._flush_denormals", lambda state, kept: None)
     plain, other = trained()
     assert denormal(plain, other)
     assert torch.equal(words, other)
@@ -254,7 +256,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(kind: str, bad: float) ->
     model = Tied()
     config = OptimizerConfig(kind=kind, lr=0.1)  # type: ignore[arg-type]
     optimizer = build_optimizer(model, config, zero_stage=0, checked=True)
-    assert isinstance(optimizer, Checked)
+    assert isinstance(optimizer, ClipAndSkipNonFinite)
     train(model, optimizer, [1.0])
     before = [p.detach().clone() for p in model.parameters()]
     state = str(optimizer.state_dict()["state"])

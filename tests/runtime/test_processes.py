@@ -39,9 +39,9 @@ def test_watchdog_closes() -> None:
 
 def test_one_process_alone_is_quiet() -> None:
     code = (
-        "from palm_ds.runtime.ds_config import make_machine\n"
+        "from palm_ds.runtime.ds_config import make_ds_config\n"
         "from palm_ds.runtime.processes import start, stop\n"
-        "first, second = start(make_machine({})), start(make_machine({}))\n"
+        "first, second = start(make_ds_config({})), start(make_ds_config({}))\n"
         "assert (first.rank, second.world) == (0, 1)\n"
         "assert (first.gather('x'), first.sum([3])) == (['x'], [3])\n"
         "first.barrier(); stop(); stop()"

@@ -14,14 +14,14 @@ from safetensors import safe_open
 from torch import nn
 
 from palm_ds.common.errors import UserError
-from palm_ds.runtime import sharded_state as portable
-from palm_ds.runtime.optimizer import Averaging, OptimizerConfig, build_optimizer, parameter_groups
-from palm_ds.runtime.sharded_state import Grown, Held, Stored, Stretch
+from palm_ds.runtime import sharded_state
+from palm_ds.runtime.optimizer import EMA, OptimizerConfig, build_optimizer, param_groups
+from palm_ds.runtime.sharded_state import LocalShards, ResizedTable, Shard, ShardReader
 
 KINDS = ("weight", "exp_avg", "exp_avg_sq")
 
 
-class AveragingAdamW(Averaging, torch.optim.AdamW):
+class AveragingAdamW(EMA, torch.optim.AdamW):
     """As runs have it, with averages."""
 
 
@@ -36,12 +36,12 @@ def trained(seed: int, steps: int) -> tuple[nn.Module, torch.optim.AdamW]:
     return model, optimizer
 
 
-def held(model: nn.Module, base: torch.optim.AdamW, rank: int = 0, world: int = 1) -> Held:
+def held(model: nn.Module, base: torch.optim.AdamW, rank: int = 0, world: int = 1) -> LocalShards:
     names = dict(model.named_parameters())
-    return Held(parameters=names, base=base, zero=None, stage=0, rank=rank, world=world)
+    return LocalShards(parameters=names, base=base, zero=None, stage=0, rank=rank, world=world)
 
 
-def store(folder: Path, world: int, model: nn.Module, base: torch.optim.AdamW) -> Stored:
+def store(folder: Path, world: int, model: nn.Module, base: torch.optim.AdamW) -> ShardReader:
     files: list[Path] = []
     folder.mkdir(exist_ok=True)
 
@@ -50,9 +50,9 @@ def store(folder: Path, world: int, model: nn.Module, base: torch.optim.AdamW) -
         files.append(folder / name)
 
     for rank in range(world):
-        stretches = held(model, base, rank, world).written()
-        portable.write_stretches(stretches, f"process_{rank}", write)
-    return Stored(files)
+        stretches = held(model, base, rank, world).shards_to_write()
+        sharded_state.write_shards(stretches, f"process_{rank}", write)
+    return ShardReader(files)
 
 
 def state(model: nn.Module, base: torch.optim.AdamW) -> list[torch.Tensor]:
@@ -67,10 +67,10 @@ def state(model: nn.Module, base: torch.optim.AdamW) -> list[torch.Tensor]:
 def test_what_was_written_is_what_is_read(world: int, tmp_path: Path) -> None:
     model, base = trained(0, steps=4)
     stored = store(tmp_path, world, model, base)
-    steps = portable.steps_of(held(model, base).stretches())
+    steps = sharded_state.update_counts(held(model, base).shards())
     assert steps == dict.fromkeys(dict(model.named_parameters()), 4)
     other, fresh = trained(1, steps=0)
-    portable.restore(held(other, fresh), stored, steps)
+    sharded_state.restore(held(other, fresh), stored, steps)
     for mine, theirs in zip(state(other, fresh), state(model, base), strict=True):
         assert torch.equal(mine, theirs)
 
@@ -96,8 +96,8 @@ def test_stretches_are_put_together_wherever_they_were_cut(tmp_path: Path) -> No
 
     for rank, (start, end) in enumerate([(0, 37), (37, 38), (38, 100)]):
         part = {kind: tensor[start:end] for kind, tensor in values.items()}
-        portable.write_stretches([Stretch("w/x", start, part, {})], f"process_{rank}", write)
-    stored = Stored(files)
+        sharded_state.write_shards([Shard("w/x", start, part, {})], f"process_{rank}", write)
+    stored = ShardReader(files)
     assert "w/x" in stored and "x" not in stored and stored.size("w/x") == 100
     for kind in KINDS:
         for start, end in [(0, 100), (36, 39), (37, 38), (5, 5), (99, 100)]:
@@ -106,7 +106,7 @@ def test_stretches_are_put_together_wherever_they_were_cut(tmp_path: Path) -> No
 
 
 def test_large_shares_go_into_several_files(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(portable, "_FILE_BYTES", 100)
+    monkeypatch.setattr(sharded_state, "_FILE_BYTES", 100)
     model, base = trained(0, steps=2)
     stored = store(tmp_path, 1, model, base)
     assert len(list(tmp_path.iterdir())) > 2
@@ -116,7 +116,7 @@ def test_large_shares_go_into_several_files(tmp_path: Path, monkeypatch) -> None
 
 def test_files_are_closed_and_opened_again(tmp_path: Path, monkeypatch) -> None:
     """So that a checkpoint is never in memory as mapped pages."""
-    monkeypatch.setattr(portable, "_MAPPED_BYTES", 60)
+    monkeypatch.setattr(sharded_state, "_MAPPED_BYTES", 60)
     model, base = trained(0, steps=2)
     stored = store(tmp_path, 2, model, base)
     open_ever: set[int] = set()
@@ -139,7 +139,7 @@ def test_a_table_with_other_rows(tmp_path: Path) -> None:
     stored = store(tmp_path, 1, model, base)
     first = torch.full((9, 3), 0.5)
     rows = (2, -1, 0, 1, 3, 4, 5, 6, -1)
-    grown = Grown(rows=rows, first=first)
+    grown = ResizedTable(rows=rows, first=first)
     old = dict(model.named_parameters())["0.weight"]
     moments = base.state[old]
     for kind, before, new in (
@@ -160,12 +160,12 @@ def test_what_is_fresh_stays_and_what_is_missing_is_named(tmp_path: Path) -> Non
     stored = store(tmp_path, 1, model, base)
     bigger = nn.ModuleDict({"0": model, "head": nn.Linear(2, 2)})  # other names
     optimizer = torch.optim.AdamW(bigger.parameters(), lr=0.1)
-    steps = portable.steps_of(held(model, base).stretches())
+    steps = sharded_state.update_counts(held(model, base).shards())
     with pytest.raises(UserError, match=r"no parameter '0\.0\.weight'"):
-        portable.restore(held(bigger, optimizer), stored, steps)
+        sharded_state.restore(held(bigger, optimizer), stored, steps)
     other, fresh = trained(1, steps=0)
     before = dict(other.named_parameters())["2.bias"].detach().clone()
-    portable.restore(held(other, fresh), stored, steps, fresh=["2.bias"])
+    sharded_state.restore(held(other, fresh), stored, steps, fresh=["2.bias"])
     named = dict(other.named_parameters())
     assert torch.equal(named["2.bias"], before)
     assert int(fresh.state[named["2.weight"]]["step"]) == 3
@@ -185,13 +185,13 @@ def test_frozen_parameters_have_weights_only(tmp_path: Path) -> None:
         make(tmp_path / name)
         files.append(tmp_path / name)
 
-    shares = [portable.frozen_shares(model, rank, 4) for rank in range(4)]
+    shares = [sharded_state.frozen_shards(model, rank, 4) for rank in range(4)]
     for name in exact:  # what the engine's precision does to them
         names[name].data.copy_(names[name].data.bfloat16())
     for rank in range(4):
         here = dataclasses.replace(held(model, base, rank, 4), frozen=shares[rank])
-        portable.write_stretches(here.written(), f"process_{rank}", write)
-    stored = Stored(files)
+        sharded_state.write_shards(here.shards_to_write(), f"process_{rank}", write)
+    stored = ShardReader(files)
     assert stored.names() == sorted(names)
     for name, value in exact.items():
         assert torch.equal(stored.read(name, "weight", 0, value.numel()), value.view(-1))
@@ -201,13 +201,13 @@ def test_frozen_parameters_have_weights_only(tmp_path: Path) -> None:
 
     other, fresh = trained(1, steps=0)
     other[1].requires_grad_(False)  # type: ignore[index]
-    there = dataclasses.replace(held(other, fresh), frozen=portable.frozen_shares(other, 0, 1))
-    portable.restore(there, stored, dict.fromkeys(names, 2))
+    there = dataclasses.replace(held(other, fresh), frozen=sharded_state.frozen_shards(other, 0, 1))
+    sharded_state.restore(there, stored, dict.fromkeys(names, 2))
     for name, parameter in other.named_parameters():
         assert torch.equal(parameter, exact.get(name, names[name])), name
     for name, value in exact.items():
-        assert torch.equal(there.whole(name, torch.device("cpu")), value)
-    assert portable.steps_of(there.stretches()) == {n: 0 if n in exact else 2 for n in names}
+        assert torch.equal(there.full_frozen(name, torch.device("cpu")), value)
+    assert sharded_state.update_counts(there.shards()) == {n: 0 if n in exact else 2 for n in names}
 
 
 def own(model: nn.Module, **options: object) -> Any:
@@ -221,48 +221,50 @@ def test_an_optimizer_of_ones_own(tmp_path: Path) -> None:
     base = own(model, momentum=0.9, dampening=0.5)
     parts = held(model, base)
     early = store(tmp_path / "early", 2, model, base)
-    assert portable.steps_of(parts.stretches()) == dict.fromkeys(early.names(), 0)
+    assert sharded_state.update_counts(parts.shards()) == dict.fromkeys(early.names(), 0)
     assert not any(early.moments(name) for name in early.names())
     for step in range(3):
         model(torch.arange(step, step + 3)).square().sum().backward()
         base.step()
-    stored, steps = store(tmp_path, 2, model, base), portable.steps_of(parts.stretches())
+    stored, steps = store(tmp_path, 2, model, base), sharded_state.update_counts(parts.shards())
     assert set(steps.values()) == {3} and stored.moments("1.weight") == {"momentum_buffer"}
 
     other, _ = trained(1, steps=1)
     fresh = own(other, momentum=0.9, dampening=0.5)
-    portable.restore(held(other, fresh), stored, steps)
+    sharded_state.restore(held(other, fresh), stored, steps)
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b) and fresh.state[b]["step"] == 3
         assert torch.equal(base.state[a]["momentum_buffer"], fresh.state[b]["momentum_buffer"])
-    portable.restore(held(other, fresh), early, dict.fromkeys(steps, 0))  # back to the beginning
+    sharded_state.restore(
+        held(other, fresh), early, dict.fromkeys(steps, 0)
+    )  # back to the beginning
     assert not fresh.state
-    grown = {"0.weight": Grown(rows=(0, -1), first=torch.zeros(2, 3))}
+    grown = {"0.weight": ResizedTable(rows=(0, -1), first=torch.zeros(2, 3))}
     with pytest.raises(UserError, match="extend: 0.weight has other rows .* does not begin at 0"):
-        portable.restore(held(other, fresh), stored, steps, grown=grown)
+        sharded_state.restore(held(other, fresh), stored, steps, resized=grown)
     _, adam = trained(1, steps=0)
     with pytest.raises(UserError, match="no 'exp_avg' of 0.weight: another optimizer trained it"):
-        portable.restore(held(other, adam), stored, steps)
+        sharded_state.restore(held(other, adam), stored, steps)
 
 
 def test_an_average_that_was_not_kept_begins_as_the_weights(tmp_path: Path) -> None:
     model, base = trained(0, steps=3)
     stored = store(tmp_path, 2, model, base)
     other, _ = trained(1, steps=0)
-    averaging = AveragingAdamW(parameter_groups(other, 0.0), lr=0.1, ema=0.9)
+    averaging = AveragingAdamW(param_groups(other, 0.0), lr=0.1, ema=0.9)
     there = held(other, averaging)  # type: ignore[arg-type]
-    portable.restore(there, stored, portable.steps_of(held(model, base).stretches()))
+    sharded_state.restore(there, stored, sharded_state.update_counts(held(model, base).shards()))
     for mine, theirs in zip(other.parameters(), model.parameters(), strict=True):
-        assert torch.equal(averaging.average_of(mine), theirs)
-        averaging.average_of(mine).add_(1)
-    average = portable.Grown(rows=(1, -1), first=torch.full((2, 3), 0.5))
-    table = average.read(stored, "0.weight", portable.AVERAGE, 0, 6).view(2, 3)
+        assert torch.equal(averaging.ema_of(mine), theirs)
+        averaging.ema_of(mine).add_(1)
+    average = sharded_state.ResizedTable(rows=(1, -1), first=torch.full((2, 3), 0.5))
+    table = average.read(stored, "0.weight", sharded_state.AVERAGE, 0, 6).view(2, 3)
     assert torch.equal(table[1], average.first[1])
     assert torch.equal(table[0], dict(model.named_parameters())["0.weight"][1])
 
     before = [p.detach().clone() for p in other.parameters()]
-    there.swap()
+    there.swap_ema()
     for value, p in zip(before, other.parameters(), strict=True):
         torch.testing.assert_close(p.detach(), value + 1)
-    there.swap()
+    there.swap_ema()
     assert all(torch.equal(p, value) for value, p in zip(before, other.parameters(), strict=True))

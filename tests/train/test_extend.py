@@ -15,8 +15,7 @@ from palm_ds.model.config import EncoderConfig
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead
 from palm_ds.model.multi_task_model import Model
-from palm_ds.runtime import checkpoint
-from palm_ds.runtime import sharded_state as portable
+from palm_ds.runtime import checkpoint, sharded_state
 from palm_ds.train.extend import ModelSignature, WarmStart, warm_start
 
 
@@ -53,11 +52,13 @@ def old(tmp_path_factory) -> Path:
     model = make_model({"a": 2, "b": 3})
     base = torch.optim.AdamW(model.parameters())
     parameters = dict(model.named_parameters())
-    held = portable.Held(parameters=parameters, base=base, zero=None, stage=0, rank=0, world=1)
+    held = sharded_state.LocalShards(
+        parameters=parameters, base=base, zero=None, stage=0, rank=0, world=1
+    )
 
-    def write(place: Path, written: checkpoint.Written) -> None:
-        portable.write_stretches(
-            held.written(), "process", lambda name, make: written.write(place / name, make)
+    def write(place: Path, written: checkpoint.FileManifest) -> None:
+        sharded_state.write_shards(
+            held.shards_to_write(), "process", lambda name, make: written.write(place / name, make)
         )
 
     checkpoint.save(

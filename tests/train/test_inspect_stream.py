@@ -229,7 +229,7 @@ def test_a_run_that_extends_another_reads_on_behind_it(
         parameters={},
         engine={},
         state={"consumed": dict.fromkeys(BLENDS, 2000)},
-        group=checkpoint.ALONE,
+        group=checkpoint.SINGLE_PROCESS,
         keep=1,
     )
     view = open_step(extended, 1, rows=1)

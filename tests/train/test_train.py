@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from palm_ds.runtime.ds_config import make_machine
+from palm_ds.runtime.ds_config import make_ds_config
 from palm_ds.train.build import build_model
 from palm_ds.train.export import export
 from palm_ds.train.recipe import make_recipe
@@ -43,10 +43,10 @@ def test_texts_are_read_as_the_task_that_the_recipe_names(tmp_path, chosen, name
         "export_task": chosen,
     }
     recipe = make_recipe(values, "recipe.yaml")
-    machine = make_machine({"zero_optimization": {"stage": 0}})
-    run = RunSpec(recipe=recipe, machine=machine, folder=tmp_path / "run")
+    ds_config = make_ds_config({"zero_optimization": {"stage": 0}})
+    run = RunSpec(recipe=recipe, ds_config=ds_config, folder=tmp_path / "run")
     data = open_data(recipe)
-    model = build_model(recipe, machine, data.vocabulary, device=torch.device("cpu"))
+    model = build_model(recipe, ds_config, data.vocabulary, device=torch.device("cpu"))
     export(run, model, model.state_dict(), data, recipe.plan.steps)
     info = read_info(Path(run.folder / "weights"))
     assert (info.export_task, info.task_id) == (name, row)

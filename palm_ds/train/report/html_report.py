@@ -32,7 +32,7 @@ class Story:
     name: str
     metrics: Metrics
     recipe: Mapping[str, Any]
-    machine: Mapping[str, Any]
+    ds_config: Mapping[str, Any]
     environment: Mapping[str, Any]
     plan: Plan | None
     notes: Sequence[str] = field(default_factory=list)
@@ -74,7 +74,7 @@ def _read(folder: Path) -> Story:
         name="/".join(folder.resolve().parts[-2:]),
         metrics=metrics,
         recipe=recipe,
-        machine=_mapping(folder / "ds_config.json", json.loads, notes),
+        ds_config=_mapping(folder / "ds_config.json", json.loads, notes),
         environment=_mapping(folder / "environment.json", json.loads, notes),
         plan=plan,
         notes=notes,
@@ -128,7 +128,7 @@ def _page(story: Story) -> str:
         _environment(story),
         _details("Events", "\n".join(_event_line(event) for event in story.metrics.events)),
         _details("Recipe", _yaml(story.recipe)),
-        _details("DeepSpeed", json.dumps(story.machine, indent=2) if story.machine else ""),
+        _details("DeepSpeed", json.dumps(story.ds_config, indent=2) if story.ds_config else ""),
     ]
     return (
         "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"

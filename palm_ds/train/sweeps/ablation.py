@@ -21,7 +21,7 @@ from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.json_files import write_json
 from palm_ds.data.budgets import read_amount
 from palm_ds.data.stages import SHAPES, tasks_of
-from palm_ds.runtime.ds_config import Machine
+from palm_ds.runtime.ds_config import DSConfig
 from palm_ds.train.recipe import Recipe, make_recipe, read_values
 from palm_ds.train.report.metrics_file import FILE, read_metrics
 from palm_ds.train.resolve import resolve
@@ -40,7 +40,7 @@ class Ablation:
     """What is compared."""
 
     recipe: Path
-    machine: Machine
+    ds_config: DSConfig
     out: Path
     """Folder of all runs and the table."""
     overrides: Sequence[str] = ()
@@ -114,7 +114,7 @@ def variants(ablation: Ablation) -> list[Variant]:
         stages |= {} if shape == "alternate" else {"mix": _mix(base)}
         own = {**values, "stages": stages}
         recipe = make_recipe(own, f"{ablation.recipe}, {name}")
-        run = RunSpec(recipe=recipe, machine=ablation.machine, folder=ablation.out / name)
+        run = RunSpec(recipe=recipe, ds_config=ablation.ds_config, folder=ablation.out / name)
         found.append(Variant(name=name, values=own, run=run))
     return found
 

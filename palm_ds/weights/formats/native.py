@@ -2,7 +2,7 @@
 
     weights/                      weights.json + weights.safetensors (+ tokenizer/)
     RUN                           its weights/ where it is done, else its newest good checkpoint
-    RUN/checkpoints/step_N        stretches by name, of any number of processes and any ZeRO stage
+    RUN/checkpoints/step_N        shards by name, of any number of processes and any ZeRO stage
 
 A checkpoint's values are put together parameter by parameter, so what it takes to read one is its
 largest parameter; its moments stay behind. Files are hashed before anything is read from them.
@@ -25,7 +25,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
 from palm_ds.model.config import EncoderConfig
 from palm_ds.runtime import checkpoint
-from palm_ds.runtime.sharded_state import Stored
+from palm_ds.runtime.sharded_state import ShardReader
 from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.weights.formats.contents import (
     OPTIMIZER,
@@ -121,7 +121,7 @@ def _opened(path: Path, tokenizer: Path | None) -> Contents:
         found = _from_weights(path)
         return replace(found, tokenizer=Path(tokenizer)) if tokenizer else found
     if _is_checkpoint(path):
-        return _from_checkpoint(checkpoint.open_one(path), tokenizer)
+        return _from_checkpoint(checkpoint.open_published(path), tokenizer)
     within = _within(path)
     if within is None:
         raise UserError(f"{path}: no {INFO} and no checkpoint")
@@ -129,7 +129,7 @@ def _opened(path: Path, tokenizer: Path | None) -> Contents:
         return _opened(within, tokenizer)
     # What a save that died has left is nobody's business here; a bad checkpoint is.
     said: list[str] = []
-    found = checkpoint.find(within, group=checkpoint.ALONE, warn=said.append)
+    found = checkpoint.latest_good(within, group=checkpoint.SINGLE_PROCESS, warn=said.append)
     assert found is not None, "there was a checkpoint a moment ago"
     opened = _from_checkpoint(found, tokenizer)
     return replace(opened, notes=(*opened.notes, *said))
@@ -176,7 +176,7 @@ def _filled(config: EncoderConfig, words: tuple[int, ...] | None, where: Path) -
     return replace(config, vocab_size=words[0])
 
 
-def _from_checkpoint(found: checkpoint.Found, tokenizer: Path | None) -> Contents:
+def _from_checkpoint(found: checkpoint.VerifiedCheckpoint, tokenizer: Path | None) -> Contents:
     lineage = _lineage(found)
     stored = _stored(found)
     config = EncoderConfig.from_dict(lineage["backbone"], f"{found.path}: lineage.backbone")
@@ -208,26 +208,26 @@ def _from_checkpoint(found: checkpoint.Found, tokenizer: Path | None) -> Content
     return checked(contents)
 
 
-def _lineage(found: checkpoint.Found) -> dict[str, Any]:
+def _lineage(found: checkpoint.VerifiedCheckpoint) -> dict[str, Any]:
     lineage = found.state.get("lineage")
     if not isinstance(lineage, dict) or not isinstance(lineage.get("backbone"), dict):
         raise UserError(f"{found.path}: {checkpoint.MANIFEST} does not say what encoder it is of")
     return {"task_ids": {}, **lineage}
 
 
-def _stored(found: checkpoint.Found) -> Stored:
+def _stored(found: checkpoint.VerifiedCheckpoint) -> ShardReader:
     try:
-        return Stored(found.files)
+        return ShardReader(found.files)
     except (OSError, SafetensorError, ValueError) as error:
         raise UserError(f"{found.path}: cannot be read: {error}") from None
 
 
-def _whole(stored: Stored, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+def _whole(stored: ShardReader, name: str, shape: tuple[int, ...]) -> torch.Tensor:
     return stored.read(name, "weight", 0, stored.size(name)).view(shape)
 
 
 def _shapes(
-    names: Iterable[str], stored: Stored, config: EncoderConfig
+    names: Iterable[str], stored: ShardReader, config: EncoderConfig
 ) -> dict[str, tuple[int, ...]]:
     """A checkpoint keeps values laid end to end: the shapes follow from the encoder's width."""
     found: dict[str, tuple[int, ...]] = {}

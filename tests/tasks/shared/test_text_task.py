@@ -15,7 +15,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.blend_dataset import make_feeds
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import build
-from palm_ds.runtime.ds_config import make_machine
+from palm_ds.runtime.ds_config import make_ds_config
 from palm_ds.tasks.shared.text_task import level
 from palm_ds.train.build import build_model
 from palm_ds.train.recipe import Recipe, make_recipe
@@ -211,8 +211,8 @@ def test_tasks_that_share_a_head_share_its_labels(vocabulary, tmp_path) -> None:
     assert second.targets(data.train["two"][0][1]).tolist() == [2, 1, 1]
     check_tables(settled, data)
     assert resolve(settled, data).tasks == settled.tasks
-    machine = make_machine({})
-    model = build_model(settled, machine, data.vocabulary, device=torch.device("cpu"))
+    ds_config = make_ds_config({})
+    model = build_model(settled, ds_config, data.vocabulary, device=torch.device("cpu"))
     assert list(model.heads) == ["first"] and model.head_of["second"] == "first"
 
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from palm_ds.common.errors import UserError
-from palm_ds.runtime.ds_config import make_machine
+from palm_ds.runtime.ds_config import make_ds_config
 from palm_ds.train.recipe import read_recipe
 from palm_ds.train.sweeps.ablation import (
     Ablation,
@@ -51,7 +51,7 @@ def write_recipe(folder: Path, stages: Any, **changes: Any) -> Path:
 def ablation(folder: Path, stages: Any, *, recipe: Any = None, **values: Any) -> Ablation:
     return Ablation(
         recipe=write_recipe(folder, stages, **(recipe or {})),
-        machine=make_machine({"zero_optimization": {"stage": 0}}),
+        ds_config=make_ds_config({"zero_optimization": {"stage": 0}}),
         out=folder / "out",
         **values,
     )
@@ -306,9 +306,9 @@ def test_an_interrupt_waits_until_every_process_has_saved_and_left(tmp_path, num
 )
 def test_a_wrong_command_is_one_line_and_exit_code_2(tmp_path, more, message):
     recipe = write_recipe(tmp_path, CONTINUAL)
-    machine = tmp_path / "machine.json"
-    machine.write_text('{"zero_optimization": {"stage": 0}}')
-    command = [ROOT / "launch" / "ablate.py", recipe, "--deepspeed_config", machine]
+    ds_config = tmp_path / "machine.json"
+    ds_config.write_text('{"zero_optimization": {"stage": 0}}')
+    command = [ROOT / "launch" / "ablate.py", recipe, "--deepspeed_config", ds_config]
     done = run([*command, "--out", tmp_path / "out", *more], env={"PYTHONPATH": str(ROOT)})
     assert done.returncode == 2
     (line,) = [line for line in done.stderr.splitlines() if line]

@@ -17,10 +17,9 @@ from palm_ds.model.crf import CRFHead
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
-from palm_ds.runtime import checkpoint
-from palm_ds.runtime import sharded_state as portable
-from palm_ds.runtime.checkpoint import Layout, Written
-from palm_ds.runtime.sharded_state import Stretch
+from palm_ds.runtime import checkpoint, sharded_state
+from palm_ds.runtime.checkpoint import FileManifest, Layout
+from palm_ds.runtime.sharded_state import Shard
 from palm_ds.text.tokenizer import wordpiece
 from palm_ds.train.extend import ModelSignature
 from palm_ds.weights.formats import native as own
@@ -54,7 +53,7 @@ def model(seed: int = 1) -> Model:
     return Model(backbone, heads, {name: name for name in heads})
 
 
-def cut(net: Model, stage: int, world: int, rank: int) -> Iterator[Stretch]:
+def cut(net: Model, stage: int, world: int, rank: int) -> Iterator[Shard]:
     """What a process holds, as ZeRO cuts it: whole parameters, one range of all of them laid end
     to end, or a range of each."""
     total = sum(p.numel() for p in net.parameters())
@@ -73,15 +72,15 @@ def cut(net: Model, stage: int, world: int, rank: int) -> Iterator[Stretch]:
         begun += size
         if low < high:
             moments = {kind: torch.full((high - low,), 0.5) for kind in MOMENTS}
-            yield Stretch(name, low, {"weight": flat[low:high], **moments}, {})
+            yield Shard(name, low, {"weight": flat[low:high], **moments}, {})
 
 
 def save(folder: Path, net: Model, stage: int = 1, world: int = 1, step: int = 7) -> Path:
     """A checkpoint as `world` processes write it under a ZeRO stage."""
 
-    def write(partial_folder: Path, written: Written) -> None:
+    def write(partial_folder: Path, written: FileManifest) -> None:
         for rank in range(world):
-            portable.write_stretches(
+            sharded_state.write_shards(
                 cut(net, stage, world, rank),
                 f"process_{rank:05}",
                 lambda name, make: written.write(partial_folder / name, make),
@@ -101,7 +100,7 @@ def save(folder: Path, net: Model, stage: int = 1, world: int = 1, step: int = 7
         parameters={name: step for name, _ in net.named_parameters()},
         engine={},
         state={"lineage": signature.record()},
-        group=checkpoint.ALONE,
+        group=checkpoint.SINGLE_PROCESS,
         keep=3,
     )
 
@@ -284,9 +283,9 @@ def test_values_that_are_nowhere_are_missed(tmp_path: Path) -> None:
     """A process that wrote nothing, and a manifest that does not know."""
     net = model()
 
-    def write(folder: Path, out: Written) -> None:
+    def write(folder: Path, out: FileManifest) -> None:
         part = partial(cut, net, 3, 2)
-        portable.write_stretches(part(0), "process_0", lambda n, m: out.write(folder / n, m))
+        sharded_state.write_shards(part(0), "process_0", lambda n, m: out.write(folder / n, m))
 
     signature = ModelSignature(backbone=CONFIG, task_ids={}, tokenizer="").record()
     path = checkpoint.save(
@@ -297,7 +296,7 @@ def test_values_that_are_nowhere_are_missed(tmp_path: Path) -> None:
         parameters={},
         engine={},
         state={"lineage": signature},
-        group=checkpoint.ALONE,
+        group=checkpoint.SINGLE_PROCESS,
         keep=1,
     )
     with pytest.raises(

@@ -104,7 +104,7 @@ _TUPLES = {b"\x85": 1, b"\x86": 2, b"\x87": 3}
 _PUT, _GET = {b"q": "<B", b"r": "<I"}, {b"h": "<B", b"j": "<I"}
 
 
-class Machine:
+class RestrictedUnpickler:
     def __init__(self, data: mmap.mmap, path: Path):
         self.data, self.path, self.at = data, path, 0
         self.stack: list[Any] = []
@@ -350,34 +350,34 @@ class Machine:
 
 
 _OTHERS = {
-    b"\x80": Machine.protocol,
-    b"\x95": Machine.skip_frame,
-    b"(": Machine.mark,
-    b"\x94": Machine.memoize,
-    b"t": Machine.tuple_to_mark,
+    b"\x80": RestrictedUnpickler.protocol,
+    b"\x95": RestrictedUnpickler.skip_frame,
+    b"(": RestrictedUnpickler.mark,
+    b"\x94": RestrictedUnpickler.memoize,
+    b"t": RestrictedUnpickler.tuple_to_mark,
     b"\x8a": lambda machine: machine.long("<B"),
     b"\x8b": lambda machine: machine.long("<i"),
-    b"a": Machine.append,
+    b"a": RestrictedUnpickler.append,
     b"e": lambda machine: machine.extend(machine.to_mark()),
-    b"s": Machine.set_item,
+    b"s": RestrictedUnpickler.set_item,
     b"u": lambda machine: machine.set_items(machine.to_mark()),
-    b"c": Machine.global_by_line,
-    b"\x93": Machine.global_by_stack,
-    b"R": Machine.reduce,
-    b"b": Machine.build,
+    b"c": RestrictedUnpickler.global_by_line,
+    b"\x93": RestrictedUnpickler.global_by_stack,
+    b"R": RestrictedUnpickler.reduce,
+    b"b": RestrictedUnpickler.build,
 }
 _CALLS = {
-    "array": Machine.call_array,
-    "dtype": Machine.call_dtype,
-    "encode": Machine.call_encode,
-    "bytes": Machine.call_bytes,
-    "tuple": Machine.call_tuple,
-    "dict": Machine.call_dict,
-    "eval": Machine.call_eval,
+    "array": RestrictedUnpickler.call_array,
+    "dtype": RestrictedUnpickler.call_dtype,
+    "encode": RestrictedUnpickler.call_encode,
+    "bytes": RestrictedUnpickler.call_bytes,
+    "tuple": RestrictedUnpickler.call_tuple,
+    "dict": RestrictedUnpickler.call_dict,
+    "eval": RestrictedUnpickler.call_eval,
 }
 
 
-def _plain(machine: Machine, state: tuple) -> bool:
+def _plain(machine: RestrictedUnpickler, state: tuple) -> bool:
     """Whether the state of a dtype is that of plain little-endian numbers."""
     if len(state) < 5 or not isinstance(state[1], _Chars) or state[2:5] != (None, None, None):
         return False
