@@ -240,7 +240,7 @@ def test_an_optimizer_of_ones_own(tmp_path: Path) -> None:
     )  # back to the beginning
     assert not fresh.state
     grown = {"0.weight": ResizedTable(rows=(0, -1), first=torch.zeros(2, 3))}
-    with pytest.raises(UserError, match="extend: 0.weight has other rows .* does not begin at 0"):
+    with pytest.raises(UserError, match="extend: 0.weight has other rows .* does not start at 0"):
         sharded_state.restore(held(other, fresh), stored, steps, resized=grown)
     _, adam = trained(1, steps=0)
     with pytest.raises(UserError, match="no 'exp_avg' of 0.weight: another optimizer trained it"):
