@@ -111,7 +111,7 @@ def warm_start(
     read = found.state["consumed"]
     return WarmStart(
         found=found,
-        resized=grown,
+        grown=grown,
         new=fresh,
         dropped=tuple(name for name in found.parameters if name not in parameters),
         consumed={feed: read[feed] for feed in feeds if feed in read},
