@@ -45,7 +45,7 @@ _MAPPED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class Shard:
+class ParamShard:
     """Values [start, start + length) of a parameter, as they lie in this process's memory."""
 
     name: str
@@ -106,7 +106,7 @@ class LocalShards:
         """What the optimizer keeps of each tensor."""
         return getattr(self.base, "state_spec", ADAM)
 
-    def shards(self, update_counts: Mapping[str, int] | None = None) -> Iterator[Shard]:
+    def shards(self, update_counts: Mapping[str, int] | None = None) -> Iterator[ParamShard]:
         """Every shard this process holds; under ZeRO 0 that is every parameter. `update_counts`:
         first create the moments that each parameter has after that many updates (none after 0), for
         the caller to fill."""
@@ -123,16 +123,16 @@ class LocalShards:
             if len(shard):
                 yield shard
 
-    def shards_to_write(self) -> Iterator[Shard]:
+    def shards_to_write(self) -> Iterator[ParamShard]:
         """Every shard this process is to write: together the processes write each value once."""
         mine = set(list(self.parameters)[self.rank :: self.world])
         for shard in self.shards():
             if self.stage or shard.name in self.frozen or shard.name in mine:
                 yield shard
 
-    def _frozen_shard(self, name: str) -> Shard:
+    def _frozen_shard(self, name: str) -> ParamShard:
         share = self.frozen[name]
-        return Shard(name, share.start, {WEIGHT: share.values}, {"step": 0})
+        return ParamShard(name, share.start, {WEIGHT: share.values}, {"step": 0})
 
     def _whole(self, name: str, parameter: nn.Parameter) -> _Place:
         return 0, parameter, slice(None)
@@ -153,14 +153,14 @@ class LocalShards:
         inside = slice(first, first + max(min(size, parameter.ds_numel - start), 0))
         return start, flat, inside
 
-    def _shard(self, name: str, start: int, key: torch.Tensor, inside: slice) -> Shard:
+    def _shard(self, name: str, start: int, key: torch.Tensor, inside: slice) -> ParamShard:
         """The part `inside` of a tensor that the base optimizer updates."""
         state: dict[str, Any] = self.base.state.get(key) or {"step": 0}
         tensors: dict[str, torch.Tensor] = {WEIGHT: key.data}
         tensors |= {k: state[k] for k in self.state_spec.moments if k in state}
         if isinstance(self.base, EMA) and self.base.ema:
             tensors[AVERAGE] = self.base.ema_of(key)
-        return Shard(name, start, {k: t.view(-1)[inside] for k, t in tensors.items()}, state)
+        return ParamShard(name, start, {k: t.view(-1)[inside] for k, t in tensors.items()}, state)
 
     def _init_state(self, key: torch.Tensor, steps: int) -> None:
         if not steps:
@@ -217,7 +217,7 @@ class LocalShards:
         return values.view(shape)
 
 
-def update_counts(shards: Iterable[Shard]) -> dict[str, int]:
+def update_counts(shards: Iterable[ParamShard]) -> dict[str, int]:
     """{parameter: how many updates it has had}, which corrects the moments for their start at 0."""
     return {shard.name: int(shard.state["step"]) for shard in shards}
 
@@ -226,7 +226,7 @@ def update_counts(shards: Iterable[Shard]) -> dict[str, int]:
 
 
 def write_shards(
-    shards: Iterable[Shard], prefix: str, write: Callable[[str, Callable[[Path], None]], None]
+    shards: Iterable[ParamShard], prefix: str, write: Callable[[str, Callable[[Path], None]], None]
 ) -> None:
     """Hand every file to `write(name, make)`; `make(path)` makes it."""
     batch: dict[str, torch.Tensor] = {}

@@ -16,7 +16,7 @@ from torch import nn
 from palm_ds.common.errors import UserError
 from palm_ds.runtime import sharded_state
 from palm_ds.runtime.optimizer import EMA, OptimizerConfig, build_optimizer, param_groups
-from palm_ds.runtime.sharded_state import LocalShards, ResizedTable, Shard, ShardReader
+from palm_ds.runtime.sharded_state import LocalShards, ParamShard, ResizedTable, ShardReader
 
 KINDS = ("weight", "exp_avg", "exp_avg_sq")
 
@@ -96,7 +96,7 @@ def test_stretches_are_put_together_wherever_they_were_cut(tmp_path: Path) -> No
 
     for rank, (start, end) in enumerate([(0, 37), (37, 38), (38, 100)]):
         part = {kind: tensor[start:end] for kind, tensor in values.items()}
-        sharded_state.write_shards([Shard("w/x", start, part, {})], f"process_{rank}", write)
+        sharded_state.write_shards([ParamShard("w/x", start, part, {})], f"process_{rank}", write)
     stored = ShardReader(files)
     assert "w/x" in stored and "x" not in stored and stored.size("w/x") == 100
     for kind in KINDS:
