@@ -72,6 +72,7 @@ from palm_ds.corpus.store import Corpus, open_corpus  # noqa: E402
 from palm_ds.data.blend_dataset import make_feeds  # noqa: E402
 from palm_ds.data.corpus_source import Source, split  # noqa: E402
 from palm_ds.data.example import Example, arrange  # noqa: E402
+from palm_ds.data.layout import layouts  # noqa: E402
 from palm_ds.data.packed_stream import Stream  # noqa: E402
 from palm_ds.data.stages import read_stages  # noqa: E402
 from palm_ds.model.encoder import Encoder, EncoderConfig  # noqa: E402
@@ -130,10 +131,10 @@ class SentenceRuns(KnowledgeMasking):
         self, items: np.ndarray, uniform: np.ndarray, source: Source, room: int
     ) -> np.ndarray:
         """[CLS] run [SEP], and never longer: the other contender gets the same examples."""
-        return np.column_stack([items[:, 1] - items[:, 0] + 2, np.zeros_like(items[:, 0]), items])
+        return layouts(items[:, 1] - items[:, 0] + 2, start=items[:, 0], end=items[:, 1])
 
-    def example(self, layout: np.ndarray, source: Source, rng: np.random.Generator) -> Example:
-        return arrange([source.read(layout[2], layout[3])], source.vocabulary)
+    def example(self, layout: np.void, source: Source, rng: np.random.Generator) -> Example:
+        return arrange([source.read(layout["start"], layout["end"])], source.vocabulary)
 
 
 def open_stream(source: Source, length: int, tokens: int, cut: str) -> Stream:
@@ -372,7 +373,7 @@ def contender(
 
 def show(speeds: dict[str, list[float]], stream: Stream, args: argparse.Namespace) -> None:
     [feed] = stream.feeds
-    sizes = feed.layouts(np.arange(len(feed.items)))[:, 0]
+    sizes = feed.layouts(np.arange(len(feed.items)))["length"]
     quartiles = ", ".join(str(int(q)) for q in np.quantile(sizes, [0.25, 0.5, 0.75]))
     rows = [stream.batches(step, 0, 1, stream.rows)[0] for step in range(8)]
     full = sum(b.real_tokens for b in rows) / sum(b.input_ids.numel() for b in rows)

@@ -7,7 +7,7 @@ RunSpec, opened and gone through as `palm-ds finetune` does
 from palm_ds.api import events as event
 from palm_ds.api.pretrained import Backbone
 from palm_ds.api.trainer import MultiHeadTrainer, Trainer
-from palm_ds.data.task import Task
+from palm_ds.data.task import CorpusTask, TableTask, Task
 from palm_ds.data.task_with_data import TaskWithData
 from palm_ds.model.encoder import Encoder, EncoderLayer
 from palm_ds.model.heads import Head, HeadOutput
@@ -16,11 +16,13 @@ from palm_ds.tasks.shared.text_task import ClassesTask, TextTask
 __all__ = [
     "Backbone",
     "ClassesTask",
+    "CorpusTask",
     "Encoder",
     "EncoderLayer",
     "Head",
     "HeadOutput",
     "MultiHeadTrainer",
+    "TableTask",
     "Task",
     "TaskWithData",
     "TextTask",

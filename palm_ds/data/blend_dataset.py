@@ -1,6 +1,6 @@
-"""Examples by number: the n-th of a blend over one corpus, and rows of them.
+"""Numbered examples of a blend over one source, and packed rows of them.
 
-A feed is one blend over one source: its n-th example is a pure function of (seed, n), forever.
+A feed is one blend over one source: its n-th example is a pure function of (seed, n), for any n.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Generic, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -17,29 +17,30 @@ from palm_ds.common import rng as keyed
 from palm_ds.common.errors import UserError
 from palm_ds.data.corpus_source import Source
 from palm_ds.data.example import Example, collate
+from palm_ds.data.layout import lengthened
 from palm_ds.data.packing import pack
 from palm_ds.data.stages import tasks_of
 from palm_ds.data.table_source import TableSource
-from palm_ds.data.task import Task
+from palm_ds.data.task import SourceT, Task
 from palm_ds.model.batch import Batch
 
 _SAMPLE = 4096
 
 
 @dataclass(frozen=True)
-class Feed:
+class Feed(Generic[SourceT]):
     """The examples of one blend over one source: the n-th is a pure function of (seed, n)."""
 
     name: str
-    tasks: tuple[Task, ...]
+    tasks: tuple[Task[SourceT], ...]
     task_id: int
-    source: Source | TableSource
+    source: SourceT
     seed: int
     room: int
     fixed: bool = False
-    """Held-out: the items in their order, every epoch the same."""
+    """Held-out data: the items in order, the same in every epoch."""
     segments: int = 0
-    """How many segments the encoder tells apart; 0: enough. Further ones count as the last."""
+    """Number of segments of the encoder, 0 for no limit; further segments get the last one."""
 
     @cached_property
     def key(self) -> int:
@@ -47,27 +48,23 @@ class Feed:
 
     @cached_property
     def items(self) -> np.ndarray:
-        items_of = self._task.items if self.fixed else self._task.training_items
+        first = self.tasks[0]
+        items_of = first.items if self.fixed else first.training_items
         items = items_of(self.source, self.room)
         if not len(items):
             raise UserError(
-                f"tasks.{self.tasks[0].name}: nothing in {self.source.name} is long enough "
+                f"tasks.{first.name}: nothing in {self.source.name} is long enough "
                 f"({len(self.source)} documents or rows read)"
             )
         return items
 
     def about(self) -> str:
-        """A line for the beginning of a run, or nothing."""
-        return self._task.about(self.source)
-
-    @property
-    def _task(self) -> Any:
-        """The task that arranges; it reads this kind of source (run.Recipe sees to it)."""
-        return self.tasks[0]
+        """A line for the start of a run; may be empty."""
+        return self.tasks[0].about(self.source)
 
     def layouts(self, n: np.ndarray) -> np.ndarray:
-        """(len(n), any): the layouts of these examples; column 0 is the length."""
-        task = self._task
+        """(len(n),) the layouts of these examples (palm_ds/data/layout.py)."""
+        task = self.tasks[0]
         index = n % len(self.items)
         if not self.fixed:
             epochs = n // len(self.items)
@@ -76,100 +73,126 @@ class Feed:
                 key = keyed.key(self.key, "epoch", int(epoch))
                 index[here] = keyed.permutation_at(key, len(self.items), index[here])
         uniform = keyed.uniform(self.key, n, task.draws) if task.draws else np.empty((len(n), 0))
-        layout = task.layout(self.items[index], uniform, self.source, self.room)
-        longest = int(layout[:, 0].max(initial=0))
+        found = task.layout(self.items[index], uniform, self.source, self.room)
+        longest = int(found["length"].max(initial=0))
         if longest > self.room:
             raise UserError(
-                f"tasks.{task.name}: layout() gave an example of {longest} tokens, rows hold "
+                f"tasks.{task.name}: layout() returned an example of {longest} tokens; rows have "
                 f"{self.room}"
             )
-        return layout
+        return found
 
-    def example(self, n: int, layout: np.ndarray) -> Example:
-        """The n-th example, arranged by the first task of the blend and labelled by all."""
-        first = self._task
+    def example(self, n: int, layout: np.void) -> Example:
+        """The n-th example, built by the first task of the blend and labelled by all."""
+        first = self.tasks[0]
         example = first.example(layout, self.source, self._generator(first, "example", n))
-        if len(example) != layout[0]:
+        if len(example) != layout["length"]:
             raise UserError(
-                f"tasks.{first.name}: example() made {len(example)} tokens where layout() said "
-                f"{layout[0]}; the two must agree"
+                f"tasks.{first.name}: example() returned {len(example)} tokens, but layout() "
+                f"promised {layout['length']}; the two must agree"
             )
-        source: Any = self.source
         for task in self.tasks:
-            task.label(example, source, self._generator(task, "label", n))
+            task.label(example, self.source, self._generator(task, "label", n))
         if self.segments:
             np.minimum(example.segments, self.segments - 1, out=example.segments)
         return example
 
-    def _generator(self, task: Task, use: str, n: int) -> np.random.Generator:
+    def _generator(self, task: Task[SourceT], use: str, n: int) -> np.random.Generator:
         return keyed.generator(keyed.key(self.key, task.name, use), n)
 
     @cached_property
     def mean_tokens(self) -> Fraction:
-        """Tokens of a row that an example takes on average: its own, what it is lengthened by to
-        fill the row, and what stays free. Over the first few thousand; it turns tokens into
-        examples."""
-        lengths = self.layouts(np.arange(min(_SAMPLE, len(self.items))))[:, 0]
+        """Mean number of row tokens per example: its own tokens, those it grows by to fill the row,
+        and padding. Measured on the first few thousand; it converts tokens to examples."""
+        lengths = self.layouts(np.arange(min(_SAMPLE, len(self.items))))["length"]
         return Fraction(len(pack(lengths, self.room)) * self.room, len(lengths))
 
 
-Entry = tuple[int, int, np.ndarray]  # which feed, n, layout
-Row = list[Entry]
+class ExampleRef(NamedTuple):
+    """An example that is not built yet."""
+
+    feed: int
+    """The index of its feed."""
+    number: int
+    """Its number within the feed."""
+    layout: np.void
+
+    @property
+    def length(self) -> int:
+        """Its tokens."""
+        return int(self.layout["length"])
 
 
-def fill(row: Row, room: int) -> Row:
-    """The free space of a row given to the examples in it that could be longer."""
-    free = room - sum(int(layout[0]) for _, _, layout in row)
-    for k, (feed, n, layout) in enumerate(row):
-        more = min(free, int(layout[1]))
+PackedRow: TypeAlias = list[ExampleRef]
+"""The examples of a row, in order."""
+
+
+def refs(feed: int, numbers: np.ndarray, layouts: np.ndarray) -> list[ExampleRef]:
+    """Examples of one feed, given their numbers and layouts."""
+    pairs = zip(numbers.tolist(), layouts, strict=True)
+    return [ExampleRef(feed, number, layout) for number, layout in pairs]
+
+
+def fill(row: PackedRow, room: int) -> PackedRow:
+    """Gives the free space of a row to the examples in it that can grow."""
+    free = room - sum(ref.length for ref in row)
+    for k, ref in enumerate(row):
+        more = min(free, int(ref.layout["spare"]))
         if more > 0:
-            longer = layout.copy()
-            longer[:2] += more, -more
-            row[k] = (feed, n, longer)
+            row[k] = ref._replace(layout=lengthened(ref.layout, more))
             free -= more
     return row
 
 
-Built: TypeAlias = list[list[tuple[Entry, Example]]]
-"""Rows of examples, each with where it comes from."""
+class BuiltExample(NamedTuple):
+    """An example with the reference it was built from."""
+
+    ref: ExampleRef
+    example: Example
 
 
-def build_examples(feeds: Sequence[Feed], rows: Sequence[Row]) -> Built:
+BuiltRow: TypeAlias = list[BuiltExample]
+
+
+def build_examples(feeds: Sequence[Feed], rows: Sequence[PackedRow]) -> list[BuiltRow]:
     """The examples of rows."""
-    return [[(entry, feeds[entry[0]].example(*entry[1:])) for entry in row] for row in rows]
+    return [
+        [BuiltExample(ref, feeds[ref.feed].example(ref.number, ref.layout)) for ref in row]
+        for row in rows
+    ]
 
 
-def collate_built(feeds: Sequence[Feed], built: Built, length: int, pad: int) -> Batch:
-    """Examples that were built, as one batch."""
-    rows = [[(example, feeds[entry[0]].task_id) for entry, example in row] for row in built]
+def collate_built(feeds: Sequence[Feed], built: Sequence[BuiltRow], length: int, pad: int) -> Batch:
+    """Built examples as one batch."""
+    rows = [[(each.example, feeds[each.ref.feed].task_id) for each in row] for row in built]
     return collate(rows, length=length, pad=pad)
 
 
-def build_rows(feeds: Sequence[Feed], rows: Sequence[Row], length: int, pad: int) -> Batch:
-    """Examples of the rows, built and collated."""
+def build_rows(feeds: Sequence[Feed], rows: Sequence[PackedRow], length: int, pad: int) -> Batch:
+    """The examples of rows, built and collated."""
     return collate_built(feeds, build_examples(feeds, rows), length, pad)
 
 
-def held_out_rows(feed: Feed, feed_number: int, most: int) -> list[Row]:
+def held_out_rows(feed: Feed, feed_number: int, most: int) -> list[PackedRow]:
     """The first `most` held-out examples of a feed, packed: the same at every evaluation."""
     n = np.arange(min(most, len(feed.items)))
     layouts = feed.layouts(n)
-    packed = pack(layouts[:, 0], feed.room)
-    return [[(feed_number, int(n[i]), layouts[i]) for i in row] for row in packed]
+    every = refs(feed_number, n, layouts)
+    return [[every[i] for i in row] for row in pack(layouts["length"], feed.room)]
 
 
 def make_feeds(
     blends: Sequence[str],
     tasks: Mapping[str, Task],
     task_ids: Mapping[str, int],
-    sources: Mapping[str, Sequence[tuple[str, Any, float]]],
+    sources: Mapping[str, Sequence[tuple[str, Source | TableSource, float]]],
     *,
     seed: int,
     length: int,
     fixed: bool = False,
     segments: int = 0,
 ) -> tuple[list[Feed], dict[str, list[tuple[int, float]]]]:
-    """The feeds of every blend, and which of them a blend draws from in what share.
+    """The feeds of every blend, and {blend: (feed, share) pairs}.
 
     `sources[name]` are the (corpus or table, documents or rows, weight) of a recipe's source."""
     feeds: list[Feed] = []

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from palm_ds.data.blend_dataset import Feed, Row, build_rows, fill
+from palm_ds.data.blend_dataset import Feed, PackedRow, build_rows, fill, refs
 from palm_ds.data.packing import pack
 from palm_ds.data.stages import Plan, order_of
 from palm_ds.model.batch import Batch
@@ -102,7 +102,7 @@ class ExampleStream:
 
     # -- rows --
 
-    def step_rows(self, step: int) -> list[Row]:
+    def step_rows(self, step: int) -> list[PackedRow]:
         """The rows of a step, in global order: its examples packed, none more than it takes."""
         entries = []
         for blend, (first, last) in self.taken(step).items():
@@ -111,9 +111,8 @@ class ExampleStream:
                 feed = self.feeds[number]
                 begun = self.begun.get(feed.name, 0)
                 n = begun + np.arange(start[number], stop[number])
-                layouts = feed.layouts(n)
-                entries += [(number, int(k), row) for k, row in zip(n, layouts, strict=True)]
-        packed = pack(np.array([row[0] for _, _, row in entries], np.int64), self.length)
+                entries += refs(number, n, feed.layouts(n))
+        packed = pack(np.array([ref.length for ref in entries], np.int64), self.length)
         return [fill([entries[i] for i in row], self.length) for row in packed]
 
     def most_rows(self) -> int:
@@ -134,9 +133,9 @@ class ExampleStream:
         mine = range(rank * slots // world, (rank + 1) * slots // world)
         return [self.build(rows[cuts[i] : cuts[i + 1]] or [[]]) for i in mine]
 
-    def build(self, rows: Sequence[Row]) -> Batch:
+    def build(self, rows: Sequence[PackedRow]) -> Batch:
         """One micro-batch of rows, no longer than its fullest row needs."""
-        used = max((sum(int(layout[0]) for _, _, layout in row) for row in rows), default=0)
+        used = max((sum(ref.length for ref in row) for row in rows), default=0)
         length = min(-(-max(used, 1) // _ROUND) * _ROUND, self.length)
         return build_rows(self.feeds, rows, length, self.pad)
 

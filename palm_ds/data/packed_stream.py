@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from palm_ds.common import rng as keyed
-from palm_ds.data.blend_dataset import Entry, Feed, Row, build_rows, fill
+from palm_ds.data.blend_dataset import ExampleRef, Feed, PackedRow, build_rows, fill, refs
 from palm_ds.data.packing import pack
 from palm_ds.data.stages import Plan, order_of
 from palm_ds.model.batch import Batch
@@ -39,7 +39,7 @@ class Window:
     """Packed rows, the number of the first one within its track, and what it consumed."""
 
     first: int
-    rows: list[Row]
+    rows: list[PackedRow]
     consumed: np.ndarray  # (feeds,)
 
 
@@ -61,7 +61,7 @@ class Track:
     """The number of the window that `firsts[0]` belongs to (a cursor starts in the middle)."""
     kept: dict[int, Window] = field(default_factory=dict)
 
-    def row(self, number: int) -> Row:
+    def row(self, number: int) -> PackedRow:
         """A row of the track, 0 <= number < total."""
         window = self.window(self._window_of(number))
         return window.rows[number - window.first]
@@ -84,8 +84,7 @@ class Track:
         return self.kept[number]
 
     def _pack(self, number: int, first: int) -> Window:
-        entries, order = self._entries(number)
-        lengths = np.array([layout[0] for _, _, layout in entries], np.int64)
+        entries, lengths, order = self._entries(number)
         left = self.total - first
         rows = pack(lengths, self.room)
         taken = len(entries)
@@ -101,19 +100,24 @@ class Track:
             consumed=np.bincount(order[:taken], minlength=len(self.feeds)),
         )
 
-    def _entries(self, number: int) -> tuple[list[Entry], np.ndarray]:
-        """The examples of a window, the feeds evenly interleaved, and which feed each is of."""
+    def _entries(self, number: int) -> tuple[list[ExampleRef], np.ndarray, np.ndarray]:
+        """The examples of a window, the feeds evenly interleaved; their lengths and feeds."""
         start = np.floor(number * self.rates + 1e-9).astype(np.int64)
         count = np.floor((number + 1) * self.rates + 1e-9).astype(np.int64) - start
-        entries: list[Entry] = []
+        entries: list[ExampleRef] = []
+        lengths = []
         for feed, skip, many in zip(self.which, start, count, strict=True):
             n = self.begun[feed] + skip + np.arange(many)
             layouts = self.feeds[feed].layouts(n)
-            entries += [(feed, int(k), row) for k, row in zip(n, layouts, strict=True)]
+            entries += refs(feed, n, layouts)
+            lengths.append(layouts["length"])
         place = np.concatenate([(np.arange(many) + 0.5) / max(many, 1) for many in count])
         order = np.argsort(place, kind="stable")
-        entries = [entries[i] for i in order]
-        return entries, np.array([feed for feed, _, _ in entries], np.int64)
+        return (
+            [entries[i] for i in order],
+            np.concatenate(lengths)[order],
+            np.repeat(self.which, count)[order],
+        )
 
     def consumed_before(self, number: int) -> np.ndarray:
         """(feeds,) examples that windows before this one took from the track's begin."""
@@ -165,7 +169,7 @@ class Stream:
     """{feed: examples} that were read before the first step, by the run that this one extends."""
     _stages: dict[int, OpenStage] = field(default_factory=dict, repr=False)
 
-    def step_rows(self, step: int) -> list[Row]:
+    def step_rows(self, step: int) -> list[PackedRow]:
         """The rows of a step, in global order."""
         number = self.plan.stage_at(step)
         stage = self._stage(number)
@@ -178,7 +182,7 @@ class Stream:
         rows = self.step_rows(step)[rank * share : (rank + 1) * share]
         return [self.build(rows[i : i + micro_rows]) for i in range(0, share, micro_rows)]
 
-    def build(self, rows: Sequence[Row]) -> Batch:
+    def build(self, rows: Sequence[PackedRow]) -> Batch:
         """One micro-batch of rows."""
         return build_rows(self.feeds, rows, self.length, self.pad)
 

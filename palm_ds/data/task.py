@@ -1,11 +1,12 @@
-"""The one interface of pretraining and fine-tuning tasks.
+"""The interface of pretraining and fine-tuning tasks.
 
     source ──items──> table of items ──layout──> which tokens, how long ──example──> Example
                                                        |                                |
                      (from the index alone, vectorised)          label (each of a blend) ──> labels
 
-A task is one file. It is found by the file's name in palm_ds/pretrain or palm_ds/tasks, or by the
-dotted name of a class in a person's own module. Nothing is registered.
+A task is one file in palm_ds/pretrain or palm_ds/tasks, named in recipes by its file name, or a
+user-defined class named `module.Class`. There is no registry. Tasks derive from CorpusTask or
+TableTask, depending on what they read.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 from torch import nn
@@ -26,15 +28,19 @@ from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.plugins import import_class, name_of
 from palm_ds.data.corpus_source import Source
 from palm_ds.data.example import Example, arrange
+from palm_ds.data.layout import layouts
 from palm_ds.data.stored_prediction import StoredPrediction
+from palm_ds.data.table_source import TableSource
 from palm_ds.data.task_with_data import Rows, TaskWithData
 from palm_ds.weights.formats.huggingface.target import HeadTaken
 
 if TYPE_CHECKING:
     from palm_ds.model.encoder import Encoder
 
+SourceT = TypeVar("SourceT", bound=Source | TableSource)
+
 _PADDLEPALM = {"reuse_head_with": "share", "set_as_aux": "auxiliary"}
-"""PaddlePALM's words for keys of tasks."""
+"""PaddlePALM's names of task settings."""
 _PACKAGES = ("palm_ds.pretrain", "palm_ds.tasks")
 _NOT_ARRANGING = (
     "name",
@@ -47,155 +53,136 @@ _NOT_ARRANGING = (
     "batch",
     "auxiliary",
 )
-"""Settings that never change which examples a task makes of a row."""
+"""Settings that never affect which examples a task makes of a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task(ABC):
-    """Arranges items into examples, labels them, owns a head.
+class Task(ABC, Generic[SourceT]):
+    """Turns items of a source into examples, labels them, and owns a head.
 
     The n-th example of a task is a pure function of the seed, the task and n: `layout` gets its
-    uniform draws, `example` and `label` a generator keyed by n. `layout` decides everything that
-    the length depends on, so that rows can be packed before any example is built.
+    uniform draws, `example` and `label` a generator keyed by n. `layout` decides everything the
+    length depends on, so that rows can be packed before any example is built.
     """
 
     name: str
     source: str
-    """Which of the recipe's `sources` the task reads."""
+    """The entry of the recipe's `sources` that the task reads."""
     weight: float = 1.0
-    """What the task's loss counts for in the sum over tasks."""
+    """Weight of the task's loss in the total loss."""
     share: str = ""
-    """Use the head and the task embedding of this other task (for example: the same masked words
-    in another stage, chosen by another strategy; or one head for the data of two domains)."""
+    """Use the head and the task embedding of this other task, for example the same masked words
+    chosen by another strategy in another stage, or one head for the data of two domains."""
     task_id: int = -1
-    """The row of the task embedding its texts get. -1: tasks over corpora get one each, in the
-    recipe's order; those over tables the row of `init_from`'s `export_task`, or 0."""
+    """Row of the task embedding for its texts. -1: corpus tasks get one each, in the recipe's
+    order; table tasks get the row of `init_from`'s `export_task`, or 0."""
     head_lr: float = 0.0
     """Peak learning rate of its head; 0: the optimizer's `lr`."""
     freeze: tuple[str, ...] = ()
-    """Patterns of parameters that this task's steps leave as they are (`backbone.layers.0.*`); its
+    """Patterns of parameters that this task's steps do not update (`backbone.layers.0.*`); its
     stages need `mix: step`."""
     batch: int = 0
-    """Examples of a step, where `batch` counts in examples; 0: as many as that says."""
+    """Examples per step, where the recipe's `batch` counts examples; 0: the recipe's number."""
     auxiliary: bool = False
-    """It is there to help the others: its scores decide nothing."""
+    """Only supports the other tasks: its scores do not select the final weights."""
 
-    reads: ClassVar[Literal["corpus", "table"]] = "corpus"
-    """What its source is."""
-
-    columns: ClassVar[Mapping[str, Any]] = {}
-    """Columns the corpus must have: {name: function(document) -> one value a token}; the function
-    lets `palm-ds corpus annotate` make the column."""
+    reads: ClassVar[Literal["corpus", "table"]]
+    """The kind of its source."""
     segments: ClassVar[int] = 1
-    """How many texts of an example it tells apart by the segment embedding."""
+    """Number of texts of an example that get segment embeddings of their own."""
     class_names: ClassVar[Sequence[str]] = ()
-    """What its classes are called, where they have names."""
+    """Names of its classes, if they have any."""
     draws: ClassVar[int] = 0
-    """How many uniform draws `layout` needs an item."""
+    """Number of uniform draws per item that `layout` needs."""
     edits_text: ClassVar[bool] = False
-    """Whether `label` changes the tokens of an example. Predicting, such a task has a pass of the
-    encoder of its own, and is asked by name unless nothing else can be."""
+    """Whether `label` changes the tokens of an example. When predicting, such a task gets its own
+    pass of the encoder, and runs only if it is requested by name or nothing else can predict."""
     prediction_key: ClassVar[str] = ""
-    """The entry of a prediction that sums it up (`label`, `value`, `text`): what a file with one
-    column of predictions holds."""
+    """Main entry of a prediction (`label`, `value`, `text`): the content of a file with a single
+    column of predictions."""
 
-    def marks(self) -> tuple[str, ...]:
-        """The corpus columns that are read into examples."""
-        return tuple(self.columns)
+    # ---- examples ----
 
-    def required_units(self) -> tuple[str, ...]:
-        """Annotations of which the corpus must have at least one unit; the recipe names them in
-        `units`."""
-        return ()
+    @abstractmethod
+    def items(self, source: SourceT, room: int) -> np.ndarray:
+        """(items, any) int64: one row per item; `room` is the maximum length of an example."""
 
-    def items(self, source: Source, room: int) -> np.ndarray:
-        """(items, any) int64: one row an item; `room` is the longest an example may be.
-
-        By default passages that fill the room: consecutive tokens of one document, [CLS] and
-        [SEP] counted; the last of a document is shorter."""
-        return passages(source, room - 2)
-
-    def training_items(self, source: Source, room: int) -> np.ndarray:
-        """Those of `items` that are trained on; all, by default. Evaluation and prediction read
-        every item."""
+    def training_items(self, source: SourceT, room: int) -> np.ndarray:
+        """The subset of `items` to train on; by default all of them. Evaluation and prediction
+        read every item."""
         return self.items(source, room)
 
+    @abstractmethod
     def layout(
-        self, items: np.ndarray, uniform: np.ndarray, source: Source, room: int
+        self, items: np.ndarray, uniform: np.ndarray, source: SourceT, room: int
     ) -> np.ndarray:
-        """(n, any) int64 for n items and (n, draws) numbers in [0, 1): the exact length of each
-        example in column 0; in column 1 by how many tokens it could be longer; then whatever
-        `example` wants to know.
+        """(n,) layouts (palm_ds/data/layout.py) of n items, given (n, draws) numbers in [0, 1):
+        the exact `length` of each example, by how many tokens it could be longer (`spare`), and
+        whatever `example` needs.
 
-        Free space at the end of a row is handed to an example that could be longer: what `example`
-        gets in column 0 has grown by up to column 1, and the example must have just that length.
+        Free space at the end of a row is given to examples with `spare` tokens. The layout that
+        `example` gets has grown accordingly, and the example must have exactly its length.
         """
-        start, end, document = items.T
-        length = end - start + 2
-        return np.column_stack([length, np.minimum(room - length, start - document), end])
 
-    def example(self, layout: np.ndarray, source: Source, rng: np.random.Generator) -> Example:
-        """Arrange one item. Called for the first task of a blend only. By default a passage; one
-        that is given more room begins earlier in its document."""
-        length, _, end = layout
-        return arrange([source.read(end - length + 2, end)], source.vocabulary)
+    @abstractmethod
+    def example(self, layout: np.void, source: SourceT, rng: np.random.Generator) -> Example:
+        """Build the example of one layout. Called only for the first task of a blend."""
 
-    def label(self, example: Example, source: Source, rng: np.random.Generator) -> None:
-        """Add `example.labels[self.name]`; may edit the ids. Called for every task of a blend, in
-        their order, after `example` of the first."""
+    def label(self, example: Example, source: SourceT, rng: np.random.Generator) -> None:
+        """Add `example.labels[self.name]`; may edit the ids. Called for every task of a blend in
+        order, after `example` of the first."""
         return
 
     @abstractmethod
     def head(self, backbone: Encoder) -> nn.Module:
-        """The module over rows of the backbone's output (palm_ds/model/heads.py)."""
+        """The module that maps encoder outputs to losses and scores (palm_ds/model/heads.py)."""
 
-    def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
-        """The loss and the accuracy, one a target, of knowing nothing of the text: what the
-        report calls chance. NaN where a task has no such notion."""
+    # ---- training and evaluation ----
+
+    def baseline(self, targets: np.ndarray, source: SourceT) -> tuple[np.ndarray, np.ndarray]:
+        """Loss and accuracy per target of a baseline that ignores the text, which the report calls
+        chance. NaN if the task has no such baseline."""
         nothing = np.full(len(targets), np.nan)
         return nothing, nothing
 
-    def about(self, source: Source) -> str:
-        """A line for the beginning of a run: what the task found in its source; or nothing."""
+    def about(self, source: SourceT) -> str:
+        """A line for the start of a run about what the task found in its source; may be empty."""
         return ""
 
-    def settled(self, source: Any) -> Task:
-        """The task with what it learns of its training data before anything is trained, such as
-        the names of its classes: what a recipe may leave open and a run folder has to hold."""
+    def settled(self, source: SourceT) -> Task[SourceT]:
+        """The task with everything it infers from its training data, such as its class names:
+        what a recipe may leave open and a run folder must store."""
         return self
 
-    def like(self, origin: Task) -> Task:
-        """The task with what it takes over of the one whose head it shares (`share`), settled
-        already. Raises UserError where it cannot use that head."""
+    def like(self, origin: Task) -> Task[SourceT]:
+        """The task with the settings it adopts from the resolved task whose head it shares
+        (`share`). Raises UserError if it cannot use that head."""
         return self
 
-    def check(self, source: Any, *, labelled: bool) -> None:
-        """Raises UserError, with the row's place, where a row of its table cannot be used;
-        `labelled`: labels are wanted (training, evaluation), else none need be there."""
-        return
-
-    def decode(self, scores: np.ndarray, example: Example, source: Any) -> dict[str, Any]:
-        """What the scores (labels of the example, any) float32 of its head say of one example, as
-        JSON."""
-        raise UserError(f"tasks.{self.name}: its predictions are not for people")
+    def decode(self, scores: np.ndarray, example: Example, source: SourceT) -> dict[str, Any]:
+        """The prediction for one example, as JSON, from its head's scores (labels of the example,
+        any) float32."""
+        raise UserError(f"tasks.{self.name}: this task has no predictions to decode")
 
     def gather(
-        self, pieces: Mapping[int, Sequence[dict[str, Any]]], source: Any
+        self, pieces: Mapping[int, Sequence[dict[str, Any]]], source: SourceT
     ) -> dict[int, dict[str, Any]]:
-        """{item: prediction} of {item: what was decoded of each of its examples, in order}. By
+        """{item: prediction} from {item: decoded predictions of its examples, in order}. By
         default an item is one example."""
         return {item: dict(found[0]) for item, found in pieces.items()}
 
-    def metrics(self, predictions: Mapping[int, dict[str, Any]], source: Any) -> dict[str, float]:
-        """{metric: value} of predictions beside what the source has as labels; the first is the
-        one that counts. Empty where a task has none but loss and accuracy."""
+    def metrics(
+        self, predictions: Mapping[int, dict[str, Any]], source: SourceT
+    ) -> dict[str, float]:
+        """{metric: value} of predictions compared with the source's labels; the first is the main
+        one. Empty if the task has only loss and accuracy."""
         return {}
 
     def tables(
-        self, predictions: Mapping[int, dict[str, Any]], source: Any
+        self, predictions: Mapping[int, dict[str, Any]], source: SourceT
     ) -> dict[str, list[list[Any]]]:
-        """{title: rows of cells, the first the heads}: what the report shows of the predictions
-        beside `metrics`, small (which classes are taken for which, scores of each kind of tag)."""
+        """{title: rows of cells, the first row the header}: small tables for the report besides
+        `metrics`, such as a confusion matrix or the scores per tag."""
         return {}
 
     def class_name(self, label: int) -> str:
@@ -214,10 +201,10 @@ class Task(ABC):
         mix_ratio: float = 1.0,
         **settings: Any,
     ) -> TaskWithData:
-        """The task on rows to train and evaluate on, for palm.Trainer; `settings` are its own keys.
+        """The task with rows to train and evaluate on, for palm.Trainer; `settings` are its keys.
 
-        `columns` {role: column} and the other keys of a source's `read` say how files are read
-        (docs/finetuning.md); without `train` it reads the rows of the task it is blended with."""
+        `columns` {role: column} and the other keys of a source's `read` define how files are read
+        (docs/finetuning.md). Without `train` it reads the rows of the task it is blended with."""
         kind = kind_of(cls)
         return TaskWithData(
             kind=kind,
@@ -229,61 +216,111 @@ class Task(ABC):
             settings={_PADDLEPALM.get(key, key): value for key, value in settings.items()},
         )
 
-    # ---- what commands ask of a fine-tuning task ----
-
-    def label_roles(self) -> tuple[str, ...]:
-        """The columns of a table that hold its labels."""
-        return ()
-
-    def describe_rows(self, source: Any, room: int) -> str:
-        """A line about a table for the beginning of a run; `room`: the most tokens of an
-        example."""
-        return f"{self.name}: {len(source):,} rows"
-
-    def cut_rows(self, source: Any, room: int) -> int:
-        """How many rows are too long to be read whole."""
-        return 0
+    # ---- predictions in files and other programs ----
 
     def arrangement_key(self) -> str:
-        """The same for tasks that make the same examples of a row: they share one pass of the
-        encoder when predicting."""
+        """Equal for tasks that build the same examples from a row: when predicting, they share one
+        pass of the encoder."""
         settings = {k: v for k, v in asdict(self).items() if k not in _NOT_ARRANGING}
         return repr((type(self), settings))
 
     def submission_value(self, prediction: Mapping[str, Any]) -> str:
-        """A prediction in one cell: its `prediction_key`, or nothing for an empty prediction."""
+        """A prediction as the text of one cell: its `prediction_key`, or "" if it has none."""
         value = prediction.get(self.prediction_key, "")
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         return " ".join(text.split())
 
     def prediction_files(
-        self, predictions: Mapping[int, dict[str, Any]], source: Any
+        self, predictions: Mapping[int, dict[str, Any]], source: SourceT
     ) -> dict[str, Any]:
-        """{ending: content} of files to write beside the predictions: texts, or JSON."""
+        """{suffix: content} of files to write next to the predictions: texts, or JSON."""
         return {}
 
-    def score_rows(self, source: Any, predictions: Sequence[StoredPrediction]) -> dict[str, float]:
-        """`metrics` of predictions that were read from a file, one for each row of `source`, which
-        has no tokenizer. Raises UserError."""
+    def score_rows(
+        self, source: SourceT, predictions: Sequence[StoredPrediction]
+    ) -> dict[str, float]:
+        """`metrics` of predictions read from a file, one per row of `source`, which has no
+        tokenizer. Raises UserError."""
         return self.metrics(dict(enumerate(map(self.read_prediction, predictions))), source)
 
     def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
-        """A prediction as `metrics` takes it. Raises UserError."""
+        """A stored prediction in the form `metrics` takes. Raises UserError."""
         if not self.prediction_key:
             return dict(stored.values)
         return {**stored.values, self.prediction_key: stored.value(self.prediction_key)}
 
     def hf_export(self) -> HeadTaken | None:
-        """The transformers head that computes what this task's head does; None: there is none."""
+        """The transformers head equivalent to this task's head; None means there is none."""
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusTask(Task[Source]):
+    """A task over running text. By default its examples are passages."""
+
+    reads: ClassVar[Literal["corpus", "table"]] = "corpus"
+    columns: ClassVar[Mapping[str, Callable[..., Any]]] = {}
+    """Annotations the corpus must have: {name: function(document) -> one value per token}. The
+    function lets `palm-ds corpus annotate` add the annotation."""
+
+    def marks(self) -> tuple[str, ...]:
+        """The annotations of the corpus that examples carry."""
+        return tuple(self.columns)
+
+    def required_units(self) -> tuple[str, ...]:
+        """Annotations of which the corpus must have at least one unit; the recipe names them in
+        `units`."""
+        return ()
+
+    def items(self, source: Source, room: int) -> np.ndarray:
+        """Passages that fill the room: consecutive tokens of one document, [CLS] and [SEP]
+        included; the last passage of a document is shorter."""
+        return passages(source, room - 2)
+
+    def layout(
+        self, items: np.ndarray, uniform: np.ndarray, source: Source, room: int
+    ) -> np.ndarray:
+        start, end, document = items.T
+        length = end - start + 2
+        return layouts(length, np.minimum(room - length, start - document), end=end)
+
+    def example(self, layout: np.void, source: Source, rng: np.random.Generator) -> Example:
+        """A passage; with more room it starts earlier in its document."""
+        end = layout["end"]
+        return arrange([source.read(end - layout["length"] + 2, end)], source.vocabulary)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableTask(Task[TableSource]):
+    """A task over rows of a table."""
+
+    reads: ClassVar[Literal["corpus", "table"]] = "table"
+
+    def check(self, source: TableSource, *, labelled: bool) -> None:
+        """Raises UserError, with the row's place, if a row of its table cannot be used; with
+        `labelled` (training, evaluation) every row must have a label."""
+        return
+
+    def label_roles(self) -> tuple[str, ...]:
+        """The table columns that hold its labels."""
+        return ()
+
+    def describe_rows(self, source: TableSource, room: int) -> str:
+        """A line about a table for the start of a run; `room` is the maximum length of an
+        example."""
+        return f"{self.name}: {len(source):,} rows"
+
+    def cut_rows(self, source: TableSource, room: int) -> int:
+        """How many rows are truncated because they are too long."""
+        return 0
 
 
 def passages(source: Source, size: int) -> np.ndarray:
     """(passages, 3) start, end, start of the document: every document cut every `size` tokens.
 
-    What is left at the end of a document, when longer than half of `size`, is cut once more at a
-    drawn place: texts of 0.5 to 1 rows would fit beside nothing. (The later piece gets its
-    beginning back where the row has room.)"""
+    The rest of a document, if longer than half of `size`, is cut once more at a random place:
+    texts of 0.5 to 1 rows would pack badly. (The later piece gets its beginning back where the row
+    has room.)"""
     count = -(-(source.ends - source.starts) // size)
     number = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
     start = np.repeat(source.starts, count) + number * size
@@ -299,19 +336,20 @@ def passages(source: Source, size: int) -> np.ndarray:
 
 
 def guess(targets: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The loss and the accuracy, one a target, of one who knows how often each class was counted
-    and nothing else; one is added to each count."""
+    """Loss and accuracy per target of the class-prior baseline, which knows only how often each
+    class was counted; one is added to each count."""
     share = (counts + 1) / (counts + 1).sum()
     return -np.log(share[targets]), (targets == share.argmax()).astype(float)
 
 
 def build(name: str, values: Mapping[str, Any]) -> Task:
-    """A task from its entry in the recipe: `kind` (by default the name) and the task's own keys."""
+    """The task of an entry of the recipe's `tasks`: `kind` (by default the name) and the task's own
+    keys."""
     where = f"tasks.{name}"
     if not isinstance(values, Mapping):
         raise UserError(f"{where}: expected keys such as `source: ...`, got {values!r}")
     if "+" in name:
-        raise UserError(f"{where}: a task's name cannot hold a +")
+        raise UserError(f"{where}: a task's name must not contain a +")
     kind = values.get("kind", name)
     fields = {key: value for key, value in values.items() if key != "kind"}
     if "name" in fields:
@@ -328,11 +366,17 @@ def find(kind: str, where: str = "kind") -> type[Task]:
         return _task_class(importlib.import_module(known[kind]))
     if "." not in kind:
         raise UserError(f"{where}.kind: no task {kind!r}{suggest(kind, known)} (or module.Class)")
-    return import_class(kind, Task, f"{where}.kind")
+    found = import_class(kind, Task, f"{where}.kind")
+    if lacking := ", ".join(sorted(found.__abstractmethods__)):
+        raise UserError(
+            f"{where}.kind: {kind!r} lacks {lacking}; derive it from palm.CorpusTask or "
+            "palm.TextTask and define these methods"
+        )
+    return found
 
 
 def kind_of(task: type[Task]) -> str:
-    """The name of a task's class in a recipe. Raises UserError if it could not be found again."""
+    """The name of a task class in recipes. Raises UserError if a recipe could not find it."""
     kinds = {module: kind for kind, module in known_kinds().items()}
     return kinds.get(task.__module__) or name_of(task)
 
@@ -343,14 +387,14 @@ def known_kinds() -> dict[str, str]:
     for package_name in _PACKAGES:
         package = importlib.import_module(package_name)
         for module in pkgutil.iter_modules(package.__path__):
-            if not module.ispkg:  # `shared` and `metrics` are no tasks
+            if not module.ispkg:  # `shared` and `metrics` are not tasks
                 found[module.name] = f"{package_name}.{module.name}"
     return found
 
 
-def _task_class(module: Any) -> type[Task]:
+def _task_class(module: ModuleType) -> type[Task]:
     for value in vars(module).values():
-        mine = isinstance(value, type) and value.__module__ == module.__name__
-        if mine and issubclass(value, Task):
+        own = isinstance(value, type) and value.__module__ == module.__name__
+        if own and issubclass(value, Task):
             return value
-    raise AssertionError(f"{module.__name__} holds no Task")
+    raise AssertionError(f"{module.__name__} defines no Task")

@@ -26,7 +26,7 @@ from palm_ds.common.json_files import nan_to_null, write_json
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.reader.options import FURTHER_LABEL
 from palm_ds.data.table_source import TableSource
-from palm_ds.data.task import Task
+from palm_ds.data.task import TableTask
 from palm_ds.inference.prediction_files import ABOUT, SCORES, check_output, file_names, write_task
 from palm_ds.inference.predictor import Predictor
 from palm_ds.runtime.checkpoint import SINGLE_PROCESS, ProcessGroup
@@ -145,7 +145,7 @@ def open_inputs(predictor: Predictor, job: PredictionJob) -> list[_InputTable]:
 
 
 @contextmanager
-def _wanted_by(tasks: Collection[Task], predictor: Predictor) -> Iterator[None]:
+def _wanted_by(tasks: Collection[TableTask], predictor: Predictor) -> Iterator[None]:
     """Adds to an error which tasks needed the input."""
     try:
         yield
@@ -156,7 +156,9 @@ def _wanted_by(tasks: Collection[Task], predictor: Predictor) -> Iterator[None]:
         raise UserError(f"{error} (needed for {names}; --tasks A,B predicts only some)") from error
 
 
-def open_input(job: PredictionJob, read: TableSettings, tasks: Iterable[Task] = ()) -> _InputTable:
+def open_input(
+    job: PredictionJob, read: TableSettings, tasks: Iterable[TableTask] = ()
+) -> _InputTable:
     """The rows of a job's files, read as in the recipe. Labels are optional: a label column that
     cannot be read is ignored, with a note."""
     settings = replace(
@@ -227,7 +229,7 @@ def _write_part(
 Predictions = Mapping[str, Sequence[dict[str, Any]]]
 
 
-def _joined(parts: Path, world: int, tasks: Mapping[str, Task], rows: int) -> Predictions:
+def _joined(parts: Path, world: int, tasks: Mapping[str, TableTask], rows: int) -> Predictions:
     """{task: one prediction per row, in input order}."""
     found: dict[str, list[dict[str, Any] | None]] = {task: [None] * rows for task in tasks}
     for rank in range(world):
@@ -263,7 +265,7 @@ def _scores(
     return scores, notes
 
 
-def _check_labels(task: Task, source: TableSource) -> None:
+def _check_labels(task: TableTask, source: TableSource) -> None:
     """Raises UserError if the labels cannot be scored. Rows that training drops (`drop`) may have
     any label."""
     if any(role in source.columns for role in task.label_roles()):

@@ -29,14 +29,13 @@ import torch
 from palm_ds.common import rng as keyed
 from palm_ds.common.config import read_yaml
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.data.blend_dataset import Built, Entry, Feed, collate_built
+from palm_ds.data.blend_dataset import BuiltExample, BuiltRow, ExampleRef, Feed, collate_built, refs
 from palm_ds.data.decode import Decoded, decoded, gathered
-from palm_ds.data.example import Example
 from palm_ds.data.packing import pack
 from palm_ds.data.reader import Table, TableSettings
 from palm_ds.data.stages import tasks_of
 from palm_ds.data.table_source import TableSource
-from palm_ds.data.task import Task
+from palm_ds.data.task import TableTask, Task
 from palm_ds.model.attention import TILE
 from palm_ds.model.batch import Batch
 from palm_ds.model.multi_task_model import Model
@@ -59,8 +58,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 class EncoderPass:
     """Tasks that share one pass of the encoder: `arranger` builds the input of all of them."""
 
-    arranger: Task
-    tasks: tuple[Task, ...]
+    arranger: TableTask
+    tasks: tuple[TableTask, ...]
     task_id: int
     read: TableSettings
 
@@ -81,7 +80,7 @@ class _Work:
     """A batch and its examples."""
 
     source: TableSource
-    built: Built
+    built: Sequence[BuiltRow]
     batch: Batch | None
     cut: int
     last: bool
@@ -95,14 +94,14 @@ class Predictor:
     model: Model
     recipe: Recipe
     tokenizer: Tokenizer
-    tasks: Mapping[str, Task]
+    tasks: Mapping[str, TableTask]
     device: torch.device
     batch_tokens: int
 
     @cached_property
     def passes(self) -> tuple[EncoderPass, ...]:
         """The fewest encoder passes that cover all tasks."""
-        alike: dict[str, list[tuple[Task, Task]]] = {}
+        alike: dict[str, list[tuple[TableTask, TableTask]]] = {}
         for name, task in self.tasks.items():
             arranger = arranger_of(self.recipe, name)
             alike.setdefault(self._alike(arranger, task), []).append((arranger, task))
@@ -154,16 +153,18 @@ class Predictor:
     def _batches(self, each: EncoderPass, sources: Sequence[TableSource]) -> Iterator[_Work]:
         for source in sources:
             feed = self._feed(each, source)
-            if not (many := len(each.arranger.items(source, feed.room))):  # type: ignore[arg-type]
+            if not (many := len(each.arranger.items(source, feed.room))):
                 yield _Work(source=source, built=[], batch=None, cut=0, last=True)
                 continue
-            layouts = feed.layouts(np.arange(many))
+            numbers = np.arange(many)
+            layouts = feed.layouts(numbers)
+            every = refs(0, numbers, layouts)
             cut = each.arranger.cut_rows(source, feed.room)
-            parts = even_parts(layouts[:, 0], self.batch_tokens)
+            parts = even_parts(layouts["length"], self.batch_tokens)
             for number, part in enumerate(parts):
                 built = [
-                    [_example(feed, each.tasks, int(n), layouts[n]) for n in part[row]]
-                    for row in self._rows(layouts[part, 0])
+                    [_example(feed, each.tasks, every[n]) for n in part[row]]
+                    for row in self._rows(layouts["length"][part])
                 ]
                 yield _Work(
                     source=source,
@@ -194,8 +195,8 @@ class Predictor:
             return [slice(None)]
         return pack(lengths, short[0] if short else longest)
 
-    def _collated(self, feed: Feed, built: Built) -> Batch:
-        longest = max(sum(len(example) for _, example in row) for row in built)
+    def _collated(self, feed: Feed, built: Sequence[BuiltRow]) -> Batch:
+        longest = max(sum(len(each.example) for each in row) for row in built)
         length = -(-longest // _ROUND) * _ROUND
         return collate_built([feed], built, length, self._pad)
 
@@ -204,17 +205,15 @@ class Predictor:
         return self.tokenizer.vocabulary.pad
 
 
-def _example(
-    feed: Feed, tasks: Sequence[Task], n: int, layout: np.ndarray
-) -> tuple[Entry, Example]:
+def _example(feed: Feed, tasks: Sequence[Task], ref: ExampleRef) -> BuiltExample:
     """Like `Feed.example`, but labelled only by the tasks to predict: others might mask
     tokens."""
-    arranger: Any = feed.tasks[0]
-    example = arranger.example(layout, feed.source, keyed.generator(feed.key, n))
+    rng = keyed.generator(feed.key, ref.number)
+    example = feed.tasks[0].example(ref.layout, feed.source, rng)
     for task in tasks:
-        task.label(example, feed.source, keyed.generator(feed.key, n))  # type: ignore[arg-type]
+        task.label(example, feed.source, keyed.generator(feed.key, ref.number))
     np.minimum(example.segments, feed.segments - 1, out=example.segments)
-    return (0, n, layout), example
+    return BuiltExample(ref, example)
 
 
 def _chunk(work: _Work, pieces: list[Decoded], tasks: Mapping[str, Task]) -> PredictedChunk:
@@ -264,36 +263,38 @@ def _core_to_spare(device: torch.device) -> bool:
 # ---- which tasks ----
 
 
-def arranger_of(recipe: Recipe, name: str) -> Task:
+def arranger_of(recipe: Recipe, name: str) -> TableTask:
     """The task that builds the input of a task: itself or, if it only shared the texts of other
     tasks in training, the first task of the first such blend."""
     tasks = recipe.built_tasks
     blends = [tasks_of(blend) for blend in recipe.outline.blends]
     firsts = [blend[0] for blend in blends if name in blend and tasks[blend[0]].reads == "table"]
-    return tasks[name if name in firsts or not firsts else firsts[0]]
+    task = tasks[name if name in firsts or not firsts else firsts[0]]
+    assert isinstance(task, TableTask)
+    return task
 
 
-def asked_tasks(recipe: Recipe, names: Sequence[str], where: Path) -> dict[str, Task]:
+def asked_tasks(recipe: Recipe, names: Sequence[str], where: Path) -> dict[str, TableTask]:
     """The named tasks in the recipe's order. By default all that can predict; auxiliary tasks and
     those that mask tokens only if there are no others."""
     tasks = recipe.built_tasks
-    able = [
-        name
+    able = {
+        name: task
         for name, task in tasks.items()
-        if task.reads == "table" and type(task).decode is not Task.decode
-    ]
+        if isinstance(task, TableTask) and type(task).decode is not Task.decode
+    }
     for name in names:
         if name not in tasks:
-            raise UserError(f"{where}: no task {name!r}{suggest(name, able)}")
+            raise UserError(f"{where}: no task {name!r}{suggest(name, list(able))}")
         if name not in able:
             raise UserError(
-                f"{where}: {name!r} predicts nothing for rows of a table; choose{_or(able)}"
+                f"{where}: {name!r} predicts nothing for rows of a table; choose{_or(list(able))}"
             )
     usual = [x for x in able if not (tasks[x].auxiliary or tasks[x].edits_text)]
-    wanted = names or usual or able
+    wanted = names or usual or list(able)
     if not wanted:
         raise UserError(f"{where}: none of its tasks ({', '.join(tasks)}) reads rows of a table")
-    return {name: tasks[name] for name in able if name in wanted}
+    return {name: task for name, task in able.items() if name in wanted}
 
 
 def _or(names: Sequence[str]) -> str:

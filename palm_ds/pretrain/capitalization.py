@@ -18,7 +18,7 @@ import numpy as np
 from palm_ds.common.errors import UserError
 from palm_ds.data.corpus_source import Source
 from palm_ds.data.example import Example
-from palm_ds.data.task import Task, guess
+from palm_ds.data.task import CorpusTask, guess
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Capitalization(Task):
+class Capitalization(CorpusTask):
     class_names: ClassVar[Sequence[str]] = ("small", "capital")
 
     def marks(self) -> tuple[str, ...]:

@@ -20,7 +20,8 @@ import numpy as np
 from palm_ds.common.errors import UserError
 from palm_ds.data.corpus_source import Source
 from palm_ds.data.example import Example, arrange
-from palm_ds.data.task import Task
+from palm_ds.data.layout import layouts
+from palm_ds.data.task import CorpusTask
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,7 +32,7 @@ FAKE, REAL = range(2)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DialogueLanguageModel(Task):
+class DialogueLanguageModel(CorpusTask):
     turns: int = 3
     """How many consecutive turns; a shorter dialogue of two or more is taken whole."""
     roles: int = 2
@@ -88,8 +89,7 @@ class DialogueLanguageModel(Task):
         tokens = np.where(there, starts[turn + 1] - starts[turn], 0)
         tokens = cut_longest(tokens, room - 1 - there.sum(1))
         length = 1 + there.sum(1) + tokens.sum(1)
-        places = [starts[turn], tokens, roles]
-        return np.column_stack([length, np.zeros_like(length), label, *places])
+        return layouts(length, label=label, starts=starts[turn], tokens=tokens, roles=roles)
 
     def _roles(self, turns: np.ndarray, source: Source) -> np.ndarray:
         """The role of each turn, the same shape."""
@@ -118,12 +118,12 @@ class DialogueLanguageModel(Task):
         roles = self._roles(every, source)
         return every, [every[roles == role] for role in range(self.roles)]
 
-    def example(self, layout: np.ndarray, source: Source, rng: np.random.Generator) -> Example:
-        starts, tokens, roles = layout[3:].reshape(3, self.turns)
+    def example(self, layout: np.void, source: Source, rng: np.random.Generator) -> Example:
+        starts, tokens, roles = layout["starts"], layout["tokens"], layout["roles"]
         there = np.flatnonzero(tokens)
         pieces = [source.read(starts[i], starts[i] + tokens[i]) for i in there]
         example = arrange(pieces, source.vocabulary, roles[there].tolist())
-        example.labels[self.name] = np.array([0]), layout[2:3]
+        example.labels[self.name] = np.array([0]), np.array([layout["label"]])
         return example
 
     @property

@@ -24,7 +24,8 @@ from palm_ds.common.errors import UserError
 from palm_ds.corpus.store import Corpus
 from palm_ds.data.corpus_source import Source
 from palm_ds.data.example import Example
-from palm_ds.data.task import Task
+from palm_ds.data.layout import layouts
+from palm_ds.data.task import CorpusTask
 from palm_ds.pretrain.shared import sentence_pairs as pairs
 from palm_ds.pretrain.shared.discourse_markers import Finder, Marker, mine, plain_name, read_markers
 
@@ -38,7 +39,7 @@ UNMARKED = "[no-conn]"
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiscourseRelation(Task):
+class DiscourseRelation(CorpusTask):
     markers: str = "en"
     """The markers, one class a line: `en`, `zh` (palm_ds/pretrain/markers), or a file of your own;
     for ready-made pairs also `labels`: the corpus's labels are the classes, by number."""
@@ -107,11 +108,19 @@ class DiscourseRelation(Task):
         length = tokens + second_tokens + 3
         spare = np.minimum(room - length, before + after)
         most = second_end - second + after
-        return np.column_stack([length, spare, start, tokens, second, most, label])
+        return layouts(
+            length,
+            spare,
+            first=start,
+            first_tokens=tokens,
+            second=second,
+            second_tokens=most,
+            label=label,
+        )
 
-    def example(self, layout: np.ndarray, source: Source, rng: np.random.Generator) -> Example:
+    def example(self, layout: np.void, source: Source, rng: np.random.Generator) -> Example:
         example = pairs.arrange_pair(layout, source)
-        example.labels[self.name] = np.array([0]), layout[6:7]
+        example.labels[self.name] = np.array([0]), np.array([layout["label"]])
         return example
 
     def head(self, backbone: Encoder) -> nn.Module:

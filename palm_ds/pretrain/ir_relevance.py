@@ -20,7 +20,8 @@ from palm_ds.common.errors import UserError
 from palm_ds.corpus.store import Corpus
 from palm_ds.data.corpus_source import Source
 from palm_ds.data.example import Example
-from palm_ds.data.task import Task
+from palm_ds.data.layout import layouts
+from palm_ds.data.task import CorpusTask
 from palm_ds.pretrain.shared import sentence_pairs as pairs
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ _LONGEST_QUERY = 0.3  # of the room
 
 
 @dataclass(frozen=True, kw_only=True)
-class IrRelevance(Task):
+class IrRelevance(CorpusTask):
     group: bool = False
     """Without logs: documents whose ids are alike up to the last `/` (chapters of a book, modules
     of a textbook) are the sections of one document, headed by their titles."""
@@ -90,12 +91,19 @@ class IrRelevance(Task):
         rest = offsets[sections[other, 2]] - offsets[start]
         length = query + tokens + 3
         spare = np.minimum(most, rest) - tokens
-        places = [offsets[heading], query, offsets[start], rest]
-        return np.column_stack([length, spare, *places, label])
+        return layouts(
+            length,
+            spare,
+            first=offsets[heading],
+            first_tokens=query,
+            second=offsets[start],
+            second_tokens=rest,
+            label=label,
+        )
 
-    def example(self, layout: np.ndarray, source: Source, rng: np.random.Generator) -> Example:
+    def example(self, layout: np.void, source: Source, rng: np.random.Generator) -> Example:
         example = pairs.arrange_pair(layout, source)
-        example.labels[self.name] = np.array([0]), layout[6:7]
+        example.labels[self.name] = np.array([0]), np.array([layout["label"]])
         return example
 
     def head(self, backbone: Encoder) -> nn.Module:

@@ -23,7 +23,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.corpus_source import Source
 from palm_ds.data.example import Example
 from palm_ds.data.masking import choose_units, shown
-from palm_ds.data.task import Task
+from palm_ds.data.task import CorpusTask
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,7 +35,7 @@ _LARGEST_FIRST: tuple[Unit, ...] = ("entity", "phrase", "word")
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnowledgeMasking(Task):
+class KnowledgeMasking(CorpusTask):
     rate: float = 0.15
     """Share of an example's tokens that is predicted, special tokens not counted."""
     units: tuple[Unit, ...] = ("word", "phrase", "entity")

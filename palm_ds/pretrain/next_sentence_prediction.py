@@ -16,7 +16,8 @@ import numpy as np
 from palm_ds.common.errors import UserError
 from palm_ds.data.corpus_source import Source
 from palm_ds.data.example import Example
-from palm_ds.data.task import Task, guess
+from palm_ds.data.layout import layouts
+from palm_ds.data.task import CorpusTask, guess
 from palm_ds.pretrain.shared import sentence_pairs as pairs
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ RANDOM, NEXT = range(2)
 
 
 @dataclass(frozen=True, kw_only=True)
-class NextSentencePrediction(Task):
+class NextSentencePrediction(CorpusTask):
     shortest: float = 0.2
     """The two texts together are drawn to be between this share and the whole of a row (not where
     the pairs are ready-made)."""
@@ -86,8 +87,15 @@ class NextSentencePrediction(Task):
         length = 3 + tokens + other_tokens
         more = most_other - other_tokens + offsets[anchor] - offsets[first]
         spare = np.minimum(room - length, more)
-        places = [offsets[anchor], tokens, offsets[other], most_other]
-        return np.column_stack([length, spare, *places, label])
+        return layouts(
+            length,
+            spare,
+            first=offsets[anchor],
+            first_tokens=tokens,
+            second=offsets[other],
+            second_tokens=most_other,
+            label=label,
+        )
 
     @staticmethod
     def _after_another(
@@ -102,9 +110,9 @@ class NextSentencePrediction(Task):
         last = source.last_sentences[document]
         return source.sentence_end(sentence, last - 1, tokens), last
 
-    def example(self, layout: np.ndarray, source: Source, rng: np.random.Generator) -> Example:
+    def example(self, layout: np.void, source: Source, rng: np.random.Generator) -> Example:
         example = pairs.arrange_pair(layout, source)
-        example.labels[self.name] = np.array([0]), layout[6:7]
+        example.labels[self.name] = np.array([0]), np.array([layout["label"]])
         return example
 
     def head(self, backbone: Encoder) -> nn.Module:

@@ -12,7 +12,8 @@ import numpy as np
 from palm_ds.common.errors import UserError
 from palm_ds.data.corpus_source import Source
 from palm_ds.data.example import Example
-from palm_ds.data.task import Task
+from palm_ds.data.layout import layouts
+from palm_ds.data.task import CorpusTask
 from palm_ds.pretrain.shared.sentence_pairs import anchors, arrange_pair
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ _NAMES = ("adjacent", "same document", "other document")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SentenceDistance(Task):
+class SentenceDistance(CorpusTask):
     shortest: float = 0.2
     """The two texts together are drawn to be between this share and the whole of a row."""
 
@@ -73,8 +74,16 @@ class SentenceDistance(Task):
         before = np.where(other < anchor, 0, offsets[anchor] - offsets[first])
         before = np.where(label == OTHER_DOCUMENT, offsets[anchor] - offsets[first], before)
         spare = np.minimum(room - length, most_other - other_tokens + before)
-        places = [offsets[anchor], tokens, offsets[other], most_other]
-        return np.column_stack([length, spare, *places, uniform[:, 5] < 0.5, label])
+        return layouts(
+            length,
+            spare,
+            first=offsets[anchor],
+            first_tokens=tokens,
+            second=offsets[other],
+            second_tokens=most_other,
+            swapped=uniform[:, 5] < 0.5,
+            label=label,
+        )
 
     @staticmethod
     def _elsewhere(
@@ -103,10 +112,9 @@ class SentenceDistance(Task):
         )
         return other, limit
 
-    def example(self, layout: np.ndarray, source: Source, rng: np.random.Generator) -> Example:
-        swap, label = bool(layout[6]), int(layout[7])
-        example = arrange_pair(layout, source, swap=swap)
-        example.labels[self.name] = np.array([0]), np.array([label])
+    def example(self, layout: np.void, source: Source, rng: np.random.Generator) -> Example:
+        example = arrange_pair(layout, source, swap=bool(layout["swapped"]))
+        example.labels[self.name] = np.array([0]), np.array([layout["label"]])
         return example
 
     def head(self, backbone: Encoder) -> nn.Module:

@@ -15,7 +15,7 @@ import numpy as np
 from palm_ds.common.errors import UserError
 from palm_ds.data.corpus_source import Source
 from palm_ds.data.example import Example, arrange
-from palm_ds.data.task import Task
+from palm_ds.data.task import CorpusTask
 from palm_ds.pretrain.shared.paragraphs import lay_out, paragraphs, segments
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ SWAPPED, IN_ORDER = range(2)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SentenceOrder(Task):
+class SentenceOrder(CorpusTask):
     shortest: float = 0.2
     """Of paragraphs longer than half a row, parts of this share of a row to all of it are drawn."""
 
@@ -50,8 +50,8 @@ class SentenceOrder(Task):
         label = np.where(uniform[:, 0] < 0.5, SWAPPED, IN_ORDER)
         return lay_out(items, np.full(len(items), 2), label, source, room)
 
-    def example(self, layout: np.ndarray, source: Source, rng: np.random.Generator) -> Example:
-        label = int(layout[4])
+    def example(self, layout: np.void, source: Source, rng: np.random.Generator) -> Example:
+        label = int(layout["label"])
         begins, ends = segments(layout, 2, source, rng)
         order = (0, 1) if label == IN_ORDER else (1, 0)
         example = arrange([source.read(begins[i], ends[i]) for i in order], source.vocabulary)

@@ -19,7 +19,7 @@ import numpy as np
 from palm_ds.common.errors import UserError
 from palm_ds.data.corpus_source import Source
 from palm_ds.data.example import Example, arrange
-from palm_ds.data.task import Task
+from palm_ds.data.task import CorpusTask
 from palm_ds.pretrain.shared.paragraphs import lay_out, paragraphs, segments
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SentenceReordering(Task):
+class SentenceReordering(CorpusTask):
     most: int = 3
     """The largest number of segments; the backbone needs as many segment types."""
     shortest: float = 0.2
@@ -66,8 +66,8 @@ class SentenceReordering(Task):
         parts = np.searchsorted(allowed, label, side="right") + 1
         return lay_out(items, parts, label, source, room)
 
-    def example(self, layout: np.ndarray, source: Source, rng: np.random.Generator) -> Example:
-        label = int(layout[4])
+    def example(self, layout: np.void, source: Source, rng: np.random.Generator) -> Example:
+        label = int(layout["label"])
         order = self.orders[label]
         begins, ends = segments(layout, len(order), source, rng)
         pieces = [source.read(begins[i], ends[i]) for i in order]

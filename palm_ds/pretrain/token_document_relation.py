@@ -23,7 +23,7 @@ from palm_ds.common import rng as keyed
 from palm_ds.common.errors import UserError
 from palm_ds.data.corpus_source import Source
 from palm_ds.data.example import Example, arrange
-from palm_ds.data.task import Task, guess, passages
+from palm_ds.data.task import CorpusTask, guess, passages
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,7 +34,7 @@ _SAMPLE, _SAMPLE_ROOM = 512, 256  # examples, and tokens of one, that chance is 
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenDocumentRelation(Task):
+class TokenDocumentRelation(CorpusTask):
     reach: int = 4096
     """How many tokens of the document before and after a text are looked at."""
     least: int = 128
@@ -65,7 +65,8 @@ class TokenDocumentRelation(Task):
         layout = super().layout(items, uniform, source, room)
         before, after = source.tokens_around(items[:, 0], items[:, 1])
         # A passage may begin earlier as long as enough is left outside.
-        layout[:, 1] = np.minimum(layout[:, 1], before - np.maximum(self.least - after, 0))
+        most = before - np.maximum(self.least - after, 0)
+        layout["spare"] = np.minimum(layout["spare"], most)
         return layout
 
     def label(self, example: Example, source: Source, rng: np.random.Generator) -> None:

@@ -82,7 +82,7 @@ class Classification(ClassesTask):
         """(rows,) int64 classes; -1 where the table has no label that is one of them."""
         return source.cached(f"classes {self.name}", lambda: labels.classes(self, source))
 
-    def label(self, example: Example, source: Any, rng: np.random.Generator) -> None:
+    def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
         target = self.targets(source)[example.item]
         example.labels[self.name] = np.zeros(1, np.int64), np.array([max(target, 0)])
 
@@ -98,18 +98,20 @@ class Classification(ClassesTask):
             weights=[of.get(name, 1.0) for name in self.labels] if of else (),
         )
 
-    def baseline(self, targets: np.ndarray, source: Any) -> tuple[np.ndarray, np.ndarray]:
+    def baseline(self, targets: np.ndarray, source: TableSource) -> tuple[np.ndarray, np.ndarray]:
         known = self.targets(source)
         return guess(targets, np.bincount(known[known >= 0], minlength=len(self.labels)))
 
-    def decode(self, scores: np.ndarray, example: Example, source: Any) -> dict[str, Any]:
+    def decode(self, scores: np.ndarray, example: Example, source: TableSource) -> dict[str, Any]:
         return {
             "label": self.class_name(int(scores[0].argmax())),
             "logits": rounded(scores[0]),
             "probs": rounded(softmax(scores[0])),
         }
 
-    def metrics(self, predictions: Mapping[int, dict[str, Any]], source: Any) -> dict[str, float]:
+    def metrics(
+        self, predictions: Mapping[int, dict[str, Any]], source: TableSource
+    ) -> dict[str, float]:
         """Over the rows that have a label; none, none."""
         found, targets = self._compared(predictions, source)
         if not len(found):
@@ -132,13 +134,13 @@ class Classification(ClassesTask):
         return self.exported(labels=self.labels)
 
     def tables(
-        self, predictions: Mapping[int, dict[str, Any]], source: Any
+        self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> dict[str, list[list[Any]]]:
         found, targets = self._compared(predictions, source)
         return confusion_table(found.tolist(), targets.tolist(), self.labels)
 
     def _compared(
-        self, predictions: Mapping[int, dict[str, Any]], source: Any
+        self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> tuple[np.ndarray, np.ndarray]:
         """(n,) classes found and (n,) classes they should be, of the rows that have a label."""
         targets = self.targets(source)[list(predictions)]

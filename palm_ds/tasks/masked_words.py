@@ -59,7 +59,7 @@ class MaskedWords(TextTask):
         if self.texts:  # in a blend another task arranges the text, of whatever columns
             self.columns_of(source)
 
-    def label(self, example: Example, source: Any, rng: np.random.Generator) -> None:
+    def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
         unit = self.units(example, source)
         if not (unit >= 0).any():
             return  # a text without a word has none to hide
@@ -90,7 +90,7 @@ class MaskedWords(TextTask):
     def head(self, backbone: Encoder) -> MaskedLMHead:
         return MaskedLMHead(backbone)
 
-    def baseline(self, targets: np.ndarray, source: Any) -> tuple[np.ndarray, np.ndarray]:
+    def baseline(self, targets: np.ndarray, source: TableSource) -> tuple[np.ndarray, np.ndarray]:
         """Guessing by the unigram frequencies of the source's texts, one added to each count."""
         share = source.cached(f"unigrams {self.name}", lambda: self._unigrams(source))
         return -np.log(share[targets]), (targets == share.argmax()).astype(float)
@@ -100,7 +100,7 @@ class MaskedWords(TextTask):
         texts = (source.encoded(column).ids for column in columns)
         return unigram_frequencies(texts, source.vocabulary.size)
 
-    def decode(self, scores: np.ndarray, example: Example, source: Any) -> dict[str, Any]:
+    def decode(self, scores: np.ndarray, example: Example, source: TableSource) -> dict[str, Any]:
         words = scores.argmax(-1)
         targets = example.labels[self.name][1]
         best = scores.max(-1)
@@ -119,7 +119,9 @@ class MaskedWords(TextTask):
     def submission_value(self, prediction: Mapping[str, Any]) -> str:
         return " ".join(prediction.get("words", ()))
 
-    def metrics(self, predictions: Mapping[int, dict[str, Any]], source: Any) -> dict[str, float]:
+    def metrics(
+        self, predictions: Mapping[int, dict[str, Any]], source: TableSource
+    ) -> dict[str, float]:
         """Over all hidden tokens; the accuracy is the one that counts, being better when higher."""
         many = sum(len(each["word_id"]) for each in predictions.values())
         loss = sum(each["loss"] for each in predictions.values()) / many

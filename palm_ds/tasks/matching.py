@@ -21,6 +21,7 @@ import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.example import Example, arrange, join
+from palm_ds.data.layout import layouts
 from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import Task, guess
@@ -108,11 +109,11 @@ class Matching(ClassesTask):
 
     # -- pairwise: two texts that do not see one another --
 
-    def layout(  # type: ignore[override]
+    def layout(
         self, items: np.ndarray, uniform: np.ndarray, source: TableSource, room: int
     ) -> np.ndarray:
-        """Pairwise (n, 5 or 7): length, 0, item, and of one pair or of both the tokens of each
-        text. A pair is cut to half a row, whatever it stands beside: its score is its own."""
+        """Pairwise: `item`, and `tokens` (1 or 2 pairs, 2) of the texts of each pair. A pair
+        is cut to half a row, so that its score does not depend on what shares the row."""
         if not self.pairwise:
             return super().layout(items, uniform, source, room)
         if 2 * self.max_length > room:
@@ -125,25 +126,22 @@ class Matching(ClassesTask):
         most = (self.max_length or room // 2) - 3
         kept = [level(np.stack([first, other], 1), most) for other in others]
         total = np.sum([each.sum(1) + 3 for each in kept], 0)
-        return np.column_stack([total, np.zeros_like(total), item, *kept])
+        return layouts(total, item=item, tokens=np.stack(kept, 1))
 
-    def example(  # type: ignore[override]
-        self, layout: np.ndarray, source: TableSource, rng: np.random.Generator
-    ) -> Example:
+    def example(self, layout: np.void, source: TableSource, rng: np.random.Generator) -> Example:
         if not self.pairwise:
             return super().example(layout, source, rng)
-        item = int(layout[2])
+        item = int(layout["item"])
         first, *others = (source.encoded(column) for column in self.columns_of(source))
-        tokens = layout[3:].reshape(-1, 2)
         pairs = [
             arrange([first.read(item, 0, int(a)), other.read(item, 0, int(b))], source.vocabulary)
-            for other, (a, b) in zip(others, tokens, strict=True)
+            for other, (a, b) in zip(others, layout["tokens"], strict=True)
         ]
         example = join(pairs)
         example.item = item
         return example
 
-    def label(self, example: Example, source: Any, rng: np.random.Generator) -> None:
+    def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
         if not self.pairwise:
             target = self.targets(source)[example.item]
             example.labels[self.name] = np.zeros(1, np.int64), np.array([max(target, 0)])
@@ -165,7 +163,7 @@ class Matching(ClassesTask):
             return PairHead(backbone.hidden_size, margin=self.margin, dropout=self.dropout)
         return ClassHead(backbone.hidden_size, 2, pooled=True, dropout=self.dropout)
 
-    def baseline(self, targets: np.ndarray, source: Any) -> tuple[np.ndarray, np.ndarray]:
+    def baseline(self, targets: np.ndarray, source: TableSource) -> tuple[np.ndarray, np.ndarray]:
         """Knowing how many match; pairwise, giving all texts the same score."""
         if self.pairwise:
             examples = np.ones(int(targets.sum()))
@@ -173,7 +171,7 @@ class Matching(ClassesTask):
         known = self.targets(source)
         return guess(targets, np.bincount(known[known >= 0], minlength=2))
 
-    def decode(self, scores: np.ndarray, example: Example, source: Any) -> dict[str, Any]:
+    def decode(self, scores: np.ndarray, example: Example, source: TableSource) -> dict[str, Any]:
         if not self.pairwise:
             return {
                 "label": self.class_name(int(scores[0].argmax())),
@@ -182,7 +180,9 @@ class Matching(ClassesTask):
             }
         return dict(zip(("probs", "probs_neg"), rounded(sigmoid(scores[:, 0])), strict=False))
 
-    def metrics(self, predictions: Mapping[int, dict[str, Any]], source: Any) -> dict[str, float]:
+    def metrics(
+        self, predictions: Mapping[int, dict[str, Any]], source: TableSource
+    ) -> dict[str, float]:
         """Pointwise of the rows that have a label; pairwise how often the better text leads."""
         if self.pairwise:
             led = [p["probs"] > p["probs_neg"] for p in predictions.values() if "probs_neg" in p]

@@ -71,7 +71,7 @@ class MultiLabel(ClassesTask):
             lambda: labels.class_sets(self, source, self.separator, self.nothing),
         )
 
-    def label(self, example: Example, source: Any, rng: np.random.Generator) -> None:
+    def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
         target = np.nan_to_num(self.targets(source)[example.item])
         example.labels[self.name] = np.zeros(1, np.int64), target[None]
 
@@ -80,7 +80,7 @@ class MultiLabel(ClassesTask):
             backbone.hidden_size, len(self.labels), threshold=self.threshold, dropout=self.dropout
         )
 
-    def baseline(self, targets: np.ndarray, source: Any) -> tuple[np.ndarray, np.ndarray]:
+    def baseline(self, targets: np.ndarray, source: TableSource) -> tuple[np.ndarray, np.ndarray]:
         """Knowing how often each class occurs, one added to each count."""
         if not len(targets):
             return np.empty(0), np.empty(0)
@@ -90,7 +90,7 @@ class MultiLabel(ClassesTask):
         loss = -np.log(np.where(targets > 0.5, share, 1 - share)).mean(-1)
         return loss, ((share >= self.threshold) == (targets > 0.5)).all(-1).astype(float)
 
-    def decode(self, scores: np.ndarray, example: Example, source: Any) -> dict[str, Any]:
+    def decode(self, scores: np.ndarray, example: Example, source: TableSource) -> dict[str, Any]:
         probs = sigmoid(scores[0])
         return {
             "labels": [n for n, p in zip(self.labels, probs, strict=True) if p >= self.threshold],
@@ -98,7 +98,9 @@ class MultiLabel(ClassesTask):
             "probs": rounded(probs),
         }
 
-    def metrics(self, predictions: Mapping[int, dict[str, Any]], source: Any) -> dict[str, float]:
+    def metrics(
+        self, predictions: Mapping[int, dict[str, Any]], source: TableSource
+    ) -> dict[str, float]:
         """Over the rows that have labels; none, none."""
         targets = self.targets(source)[list(predictions)]
         found = np.array(

@@ -16,6 +16,7 @@ import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.example import Example, arrange, join
+from palm_ds.data.layout import layouts
 from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import Encoded, TableSource, encode
 from palm_ds.model.encoder import Encoder
@@ -134,10 +135,10 @@ class MultipleChoice(TextTask):
         starts = np.cumsum([0, *map(len, every)])
         return encode([choice for row in every for choice in row], source.tokenizer), starts
 
-    def layout(  # type: ignore[override]
+    def layout(
         self, items: np.ndarray, uniform: np.ndarray, source: TableSource, room: int
     ) -> np.ndarray:
-        """(n, 3 + most choices): length, 0, item, tokens of each choice with its texts.
+        """`item`, and `tokens` (most choices,) of each choice with its texts.
 
         The choices of a question share a row; where they are too long, the longest are cut."""
         item = items[:, 0]
@@ -156,17 +157,15 @@ class MultipleChoice(TextTask):
                 f"{source.where(item[row])}: {number[item[row]]} choices leave each less than "
                 f"{_FEWEST} tokens of a row of {room}; raise `length`"
             )
-        total = kept.sum(1)
-        return np.column_stack([total, np.zeros_like(total), item, kept])
+        return layouts(kept.sum(1), item=item, tokens=kept)
 
-    def example(  # type: ignore[override]
-        self, layout: np.ndarray, source: TableSource, rng: np.random.Generator
-    ) -> Example:
-        item = int(layout[2])
+    def example(self, layout: np.void, source: TableSource, rng: np.random.Generator) -> Example:
+        item = int(layout["item"])
         encoded, starts = self._encoded(source)
         texts = [source.encoded(column) for column in self.columns_of(source)]
         parts = []
-        for choice, tokens in zip(range(starts[item], starts[item + 1]), layout[3:], strict=False):
+        own = range(starts[item], starts[item + 1])
+        for choice, tokens in zip(own, layout["tokens"], strict=False):
             lengths = [*(text.lengths[item] for text in texts), encoded.lengths[choice]]
             *kept, last = level(np.array([lengths]), tokens - 1 - len(lengths))[0].tolist()
             pieces = [text.read(item, 0, many) for text, many in zip(texts, kept, strict=True)]
@@ -176,7 +175,7 @@ class MultipleChoice(TextTask):
         example.item = item
         return example
 
-    def label(self, example: Example, source: Any, rng: np.random.Generator) -> None:
+    def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
         if len(example.parts) != len(self._choices(source)[example.item]):
             raise UserError(
                 f"{self.where}: it arranges its choices itself; name it first in a blend"
@@ -191,13 +190,13 @@ class MultipleChoice(TextTask):
     def head(self, backbone: Encoder) -> ChoiceHead:
         return ChoiceHead(backbone.hidden_size, dropout=self.dropout)
 
-    def baseline(self, targets: np.ndarray, source: Any) -> tuple[np.ndarray, np.ndarray]:
+    def baseline(self, targets: np.ndarray, source: TableSource) -> tuple[np.ndarray, np.ndarray]:
         """Choosing at random, one a question: what that is on average over the source's."""
         number = np.diff(self._encoded(source)[1])
         questions = np.ones(int(targets.sum()))
         return np.log(number).mean() * questions, (1 / number).mean() * questions
 
-    def decode(self, scores: np.ndarray, example: Example, source: Any) -> dict[str, Any]:
+    def decode(self, scores: np.ndarray, example: Example, source: TableSource) -> dict[str, Any]:
         logits = scores[:, 0]
         choices = self._choices(source)[example.item]
         return {
@@ -206,7 +205,9 @@ class MultipleChoice(TextTask):
             "probs": rounded(softmax(logits)),
         }
 
-    def metrics(self, predictions: Mapping[int, dict[str, Any]], source: Any) -> dict[str, float]:
+    def metrics(
+        self, predictions: Mapping[int, dict[str, Any]], source: TableSource
+    ) -> dict[str, float]:
         """Over the rows that have a label; none, none. A file of predictions may stand beside rows
         without their choices: labels are compared as they are written then."""
         labels = [str(each["label"]) for each in predictions.values()]

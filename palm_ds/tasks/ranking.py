@@ -87,18 +87,18 @@ class Ranking(TextTask):
         """(rows,) float64; NaN where a row has none."""
         return source.cached(f"grades {self.name}", lambda: labels.numbers(self, source))
 
-    def label(self, example: Example, source: Any, rng: np.random.Generator) -> None:
+    def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
         target = self.grades(source)[[example.item]] >= self.relevant_from
         example.labels[self.name] = np.zeros(1, np.int64), target.astype(np.int64)
 
     def head(self, backbone: Encoder) -> ClassHead:
         return ClassHead(backbone.hidden_size, 2, pooled=True, dropout=self.dropout)
 
-    def baseline(self, targets: np.ndarray, source: Any) -> tuple[np.ndarray, np.ndarray]:
+    def baseline(self, targets: np.ndarray, source: TableSource) -> tuple[np.ndarray, np.ndarray]:
         relevant = self.grades(source) >= self.relevant_from
         return guess(targets, np.bincount(relevant, minlength=2))
 
-    def decode(self, scores: np.ndarray, example: Example, source: Any) -> dict[str, Any]:
+    def decode(self, scores: np.ndarray, example: Example, source: TableSource) -> dict[str, Any]:
         logits = scores[0].astype(np.float64)
         return {
             "label": int(logits.argmax()),
@@ -107,7 +107,9 @@ class Ranking(TextTask):
             "score": float(logits[1] - logits[0]),  # where probabilities are all 1, this is not
         }
 
-    def metrics(self, predictions: Mapping[int, dict[str, Any]], source: Any) -> dict[str, float]:
+    def metrics(
+        self, predictions: Mapping[int, dict[str, Any]], source: TableSource
+    ) -> dict[str, float]:
         """Of the rows that have a grade; none, none. Only grades from `relevant_from` on count for
         MRR, MAP and F1, all for nDCG."""
         grades = self.grades(source)

@@ -19,6 +19,7 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.example import Example, arrange
+from palm_ds.data.layout import layouts
 from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import Encoded, TableSource
 from palm_ds.model.encoder import Encoder
@@ -30,6 +31,8 @@ from palm_ds.tasks.shared.sliding_windows import best_spans, cut, different, mos
 from palm_ds.weights.formats.huggingface.target import HeadTaken
 
 _RULES = {"squad1": squad_v1, "squad2": squad_v2, "cmrc": cmrc}
+_WINDOW = ("item", "query", "first", "last", "size", "step")
+"""The columns of `items`, and the fields of a layout."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +41,7 @@ class Reading(ReadingTask):
 
     # -- examples --
 
-    def items(self, source: TableSource, room: int) -> np.ndarray:  # type: ignore[override]
+    def items(self, source: TableSource, room: int) -> np.ndarray:
         """(windows, 6): row, tokens of the question, first token of the context and the one after
         the last, size of windows of that context and how far they are apart."""
         question, context = (source.encoded(column) for column in self.columns_of(source))
@@ -52,9 +55,7 @@ class Reading(ReadingTask):
         row, *rest = cut(context.lengths, sizes, self.stride)
         return np.column_stack([row, query[row], *rest])
 
-    def training_items(  # type: ignore[override]
-        self, source: TableSource, room: int
-    ) -> np.ndarray:
+    def training_items(self, source: TableSource, room: int) -> np.ndarray:
         """`items` without the windows that there is nothing to learn from: where there always is an
         answer, those that do not hold it; else those of rows whose answer stands nowhere."""
         items = self.items(source, room)
@@ -67,19 +68,18 @@ class Reading(ReadingTask):
             raise UserError(f"{self.where}: no window of {source.name} holds an answer")
         return items[held]
 
-    def layout(  # type: ignore[override]
+    def layout(
         self, items: np.ndarray, uniform: np.ndarray, source: TableSource, room: int
     ) -> np.ndarray:
-        """(n, 8): length, 0, and the columns of `items`."""
+        """The columns of `items`, by name."""
         total = 3 + items[:, 1] + items[:, 3] - items[:, 2]
-        return np.column_stack([total, np.zeros_like(total), items])
+        fields = dict(zip(_WINDOW, items.T, strict=True))
+        return layouts(total, **fields)
 
-    def example(  # type: ignore[override]
-        self, layout: np.ndarray, source: TableSource, rng: np.random.Generator
-    ) -> Example:
+    def example(self, layout: np.void, source: TableSource, rng: np.random.Generator) -> Example:
         """A window. Its mark `most_context` says which tokens have the most context here, where
         there are other windows."""
-        item, query, first, last, size, step = (int(x) for x in layout[2:])
+        item, query, first, last, size, step = (int(layout[name]) for name in _WINDOW)
         question, context = (source.encoded(column) for column in self.texts)
         pieces = [question.read(item, 0, query), context.read(item, first, last)]
         example = arrange(pieces, source.vocabulary)
@@ -90,7 +90,7 @@ class Reading(ReadingTask):
             mark[query + 2 : -1] = most_context(first, last, size=size, step=step, length=length)
         return example
 
-    def label(self, example: Example, source: Any, rng: np.random.Generator) -> None:
+    def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
         """(tokens, 2): whether the answer begins here, whether it ends here; no answer does both at
         [CLS]; all 0 where there is nothing to learn."""
         targets = np.zeros((len(example), 2), np.int64)
@@ -128,7 +128,7 @@ class Reading(ReadingTask):
 
     # -- predictions --
 
-    def decode(self, scores: np.ndarray, example: Example, source: Any) -> dict[str, Any]:
+    def decode(self, scores: np.ndarray, example: Example, source: TableSource) -> dict[str, Any]:
         """Of a window: `null`, the scores of no answer, and `found`: [start score, end score, first
         character, the one after the last] of its best different answers."""
         scores = scores.astype(np.float64)
@@ -159,7 +159,7 @@ class Reading(ReadingTask):
         return {number: ranges[number] for number in kept}, len(kept) == self.n_best
 
     def gather(
-        self, pieces: Mapping[int, Sequence[dict[str, Any]]], source: Any
+        self, pieces: Mapping[int, Sequence[dict[str, Any]]], source: TableSource
     ) -> dict[int, dict[str, Any]]:
         contexts = source.column(self.texts[1])
         threshold = self.null_threshold if self.may_refuse(source) else None
@@ -170,7 +170,9 @@ class Reading(ReadingTask):
             for item, windows in pieces.items()
         }
 
-    def metrics(self, predictions: Mapping[int, dict[str, Any]], source: Any) -> dict[str, float]:
+    def metrics(
+        self, predictions: Mapping[int, dict[str, Any]], source: TableSource
+    ) -> dict[str, float]:
         """By the rules of `score`, over the questions that were predicted."""
         if self.label_column not in source.columns:
             return {}

@@ -76,25 +76,27 @@ class Regression(TextTask):
         """(rows,) float64 in the units of the file; NaN where a row has no number."""
         return source.cached(f"numbers {self.name}", lambda: labels.numbers(self, source))
 
-    def label(self, example: Example, source: Any, rng: np.random.Generator) -> None:
+    def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
         target = self._inside(self.targets(source)[[example.item]])
         example.labels[self.name] = np.zeros(1, np.int64), np.nan_to_num(target)
 
     def head(self, backbone: Encoder) -> RegressionHead:
         return RegressionHead(backbone.hidden_size, dropout=self.dropout)
 
-    def baseline(self, targets: np.ndarray, source: Any) -> tuple[np.ndarray, np.ndarray]:
+    def baseline(self, targets: np.ndarray, source: TableSource) -> tuple[np.ndarray, np.ndarray]:
         """Knowing the mean."""
         mean = np.nanmean(self._inside(self.targets(source)))
         return (targets - mean) ** 2, np.full(len(targets), np.nan)
 
-    def decode(self, scores: np.ndarray, example: Example, source: Any) -> dict[str, Any]:
+    def decode(self, scores: np.ndarray, example: Example, source: TableSource) -> dict[str, Any]:
         value = float(scores[0, 0])
         value = value * self.deviation + self.mean if self.scale else value
         value = value if self.low is None else max(value, self.low)
         return {"value": round(value if self.high is None else min(value, self.high), 6)}
 
-    def metrics(self, predictions: Mapping[int, dict[str, Any]], source: Any) -> dict[str, float]:
+    def metrics(
+        self, predictions: Mapping[int, dict[str, Any]], source: TableSource
+    ) -> dict[str, float]:
         """Over the rows that have a number; none, none."""
         targets = self.targets(source)[list(predictions)]
         found = np.array([each["value"] for each in predictions.values()])

@@ -20,6 +20,7 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.example import Example, arrange
+from palm_ds.data.layout import layouts
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import Task, guess
 from palm_ds.model.crf import CRFHead, viterbi
@@ -68,7 +69,7 @@ class Tagging(TagScoring):
 
     # ---- windows ----
 
-    def items(self, source: TableSource, room: int) -> np.ndarray:  # type: ignore[override]
+    def items(self, source: TableSource, room: int) -> np.ndarray:
         """(windows, 3): row, its tokens [first, last)."""
         words, most = self.words(source), self.room(room) - 2
         overlap = self.overlap or most // 4
@@ -76,22 +77,19 @@ class Tagging(TagScoring):
             raise UserError(f"{self.where}.overlap: {overlap} tokens of windows of {most}")
         return windows(words, most, overlap)
 
-    def layout(  # type: ignore[override]
+    def layout(
         self, items: np.ndarray, uniform: np.ndarray, source: TableSource, room: int
     ) -> np.ndarray:
-        """(n, 5): length, 0, row, its tokens [first, last)."""
-        total = items[:, 2] - items[:, 1] + 2
-        return np.column_stack([total, np.zeros_like(total), items])
+        item, first, last = items.T
+        return layouts(last - first + 2, item=item, first=first, last=last)
 
-    def example(  # type: ignore[override]
-        self, layout: np.ndarray, source: TableSource, rng: np.random.Generator
-    ) -> Example:
-        item, first, last = (int(x) for x in layout[2:])
+    def example(self, layout: np.void, source: TableSource, rng: np.random.Generator) -> Example:
+        item, first, last = (int(layout[name]) for name in ("item", "first", "last"))
         example = arrange([self.words(source).tokens.read(item, first, last)], source.vocabulary)
         example.item = item
         return example
 
-    def label(self, example: Example, source: Any, rng: np.random.Generator) -> None:
+    def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
         """At the first token of each word; of a text without words at [CLS], so that it has a
         prediction."""
         seen = self._seen(example, source)
@@ -139,7 +137,7 @@ class Tagging(TagScoring):
     def _allowed(self) -> np.ndarray:
         return tag_schemes.allowed(self.labels, self.trained)
 
-    def baseline(self, targets: np.ndarray, source: Any) -> tuple[np.ndarray, np.ndarray]:
+    def baseline(self, targets: np.ndarray, source: TableSource) -> tuple[np.ndarray, np.ndarray]:
         known = self.targets(source)
         counts = np.bincount(known[known >= 0], minlength=len(self.labels))
         losses, right = guess(targets, counts)
@@ -148,7 +146,7 @@ class Tagging(TagScoring):
     def class_name(self, label: int) -> str:
         return self.labels[label] if label < len(self.labels) else str(label)
 
-    def decode(self, scores: np.ndarray, example: Example, source: Any) -> dict[str, Any]:
+    def decode(self, scores: np.ndarray, example: Example, source: TableSource) -> dict[str, Any]:
         """Of one window: the words in it, their context, their best tags and the logarithms of the
         tags' probabilities. `gather` makes a prediction of these."""
         seen = self._seen(example, source)
@@ -166,7 +164,7 @@ class Tagging(TagScoring):
         }
 
     def gather(
-        self, pieces: Mapping[int, Sequence[dict[str, Any]]], source: Any
+        self, pieces: Mapping[int, Sequence[dict[str, Any]]], source: TableSource
     ) -> dict[int, dict[str, Any]]:
         """{"tags", "probs"}, one a word, the probabilities of the tags; of texts that were cut into
         units also these ("tokens") and the "spans" that the tags make. A word that another task of

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from palm_ds.data.blend_dataset import (
-    Built,
+    BuiltRow,
     Feed,
-    Row,
+    PackedRow,
     build_examples,
     collate_built,
     held_out_rows,
@@ -79,7 +79,7 @@ class HeldOutSet:
     """The held-out examples of every blend, packed once: every evaluation uses the same rows."""
 
     feeds: Sequence[Feed]
-    rows: Sequence[Row]
+    rows: Sequence[PackedRow]
     length: int
     pad: int
     sets: Mapping[str, HeldOutSet] = field(default_factory=dict)
@@ -88,9 +88,11 @@ class HeldOutSet:
     def first_rows_of(self, task: str, rows: int) -> HeldOutSet:
         """Only the first `rows` rows that contain a task."""
         having = {n for n, feed in enumerate(self.feeds) if task in [t.name for t in feed.tasks]}
-        return replace(self, rows=[row for row in self.rows if row[0][0] in having][:rows])
+        return replace(self, rows=[row for row in self.rows if row[0].feed in having][:rows])
 
-    def batches(self, rank: int, world: int, micro_rows: int) -> Iterator[tuple[Built, Batch]]:
+    def batches(
+        self, rank: int, world: int, micro_rows: int
+    ) -> Iterator[tuple[list[BuiltRow], Batch]]:
         """This process's micro-batches, with their examples. All processes get equally many; the
         last ones may contain empty rows."""
         count = -(-len(self.rows) // (world * micro_rows))

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.blend_dataset import Feed, Row
+from palm_ds.data.blend_dataset import Feed, PackedRow
 from palm_ds.data.example import Example
 from palm_ds.data.task import Task
 from palm_ds.model.encoder import Encoder
@@ -46,7 +46,7 @@ class View:
 
     title: str
     feeds: Sequence[Feed]
-    rows: Sequence[Row]
+    rows: Sequence[PackedRow]
     shown: Sequence[int]
     """Indices of the rows to show in full; the summary covers all rows."""
     length: int
@@ -102,7 +102,7 @@ def open_held_out(recipe: Recipe, *, rows: int) -> View:
     held = build_held_out(recipe, data)
     if not held.rows:
         raise UserError("--held_out: the recipe's held_out is 0, nothing is held out")
-    feed_of = np.array([row[0][0] for row in held.rows])
+    feed_of = np.array([row[0].feed for row in held.rows])
     shown = [
         number for feed in np.unique(feed_of) for number in np.flatnonzero(feed_of == feed)[:rows]
     ]
@@ -152,11 +152,10 @@ def sequences(view: View, rows: Iterable[int]) -> Iterator[PackedExample]:
     """The examples of some rows, built as in training."""
     for row in rows:
         start = 0
-        for feed, number, layout in view.rows[row]:
-            example = view.feeds[feed].example(number, layout)
-            yield PackedExample(
-                row=row, start=start, feed=view.feeds[feed], number=number, example=example
-            )
+        for ref in view.rows[row]:
+            feed = view.feeds[ref.feed]
+            example = feed.example(ref.number, ref.layout)
+            yield PackedExample(row=row, start=start, feed=feed, number=ref.number, example=example)
             start += len(example)
 
 

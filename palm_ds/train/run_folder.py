@@ -22,6 +22,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
 from palm_ds.corpus.store import Corpus
 from palm_ds.data.table_source import TableSource
+from palm_ds.data.task import TableTask
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime import checkpoint
 from palm_ds.runtime.ds_config import DSConfig
@@ -135,7 +136,8 @@ def table_summaries(stream: AnyStream) -> list[str]:
     lines: dict[str, None] = {}
     for feed in stream.feeds:
         if isinstance(feed.source, TableSource):
-            lines |= {task.describe_rows(feed.source, feed.room): None for task in feed.tasks}
+            tasks = [task for task in feed.tasks if isinstance(task, TableTask)]
+            lines |= {task.describe_rows(feed.source, feed.room): None for task in tasks}
             lines |= {f"{feed.source.name}: {note}": None for note in feed.source.table.notes}
     return list(lines)
 

@@ -16,7 +16,7 @@ from palm_ds.data.corpus_source import split
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.stages import tasks_of
 from palm_ds.data.table_source import split_rows
-from palm_ds.data.task import Task
+from palm_ds.data.task import CorpusTask, TableTask, Task
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.text.tokens import SpecialTokens
 from palm_ds.train.recipe import Recipe
@@ -65,8 +65,10 @@ class _Opening:
     def corpus(self, name: str, source: SourceSettings) -> None:
         recipe = self.recipe
         readers = [task for task in recipe.built_tasks.values() if task.source == name]
-        blended = [_tasks_beside(recipe, task.name) for task in readers]
-        marks = sorted({mark for tasks in blended for task in tasks for mark in task.marks()})
+        blended = [task for reader in readers for task in _tasks_beside(recipe, reader.name)]
+        marks = sorted(
+            {x for task in blended if isinstance(task, CorpusTask) for x in task.marks()}
+        )
         share = 0.0 if source.validation else recipe.held_out
         for folder, weight in source.weights.items():
             training, held = split(_opened(source, folder, self.corpora), share, marks)
@@ -161,7 +163,7 @@ def _tasks_beside(recipe: Recipe, name: str) -> list[Task]:
 def check_tables(recipe: Recipe, data: Data) -> None:
     """Raises UserError at the first row of a table that a task cannot use."""
     for task in recipe.built_tasks.values():
-        if task.reads == "table":
+        if isinstance(task, TableTask):
             for side in (data.train, data.held_out, *data.evaluation_sets.values()):
                 for _, source, _ in side.get(task.source, ()):
                     task.check(source, labelled=True)
@@ -170,7 +172,7 @@ def check_tables(recipe: Recipe, data: Data) -> None:
 def check_units(recipe: Recipe, data: Data) -> None:
     """Raises UserError if a task masks a unit that its corpora lack."""
     for task in recipe.built_tasks.values():
-        if task.reads == "table":
+        if not isinstance(task, CorpusTask):
             continue
         corpora = [source.corpus for _, source, _ in data.train[task.source]]
         for unit in task.required_units():

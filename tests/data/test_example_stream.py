@@ -233,7 +233,7 @@ def test_packing_takes_few_rows_and_rows_are_no_longer_than_they_are_full(source
     stream = make_stream(sources, [{"a": 5}], {"a": 32})
     for step in range(5):
         rows = stream.step_rows(step)
-        used = [sum(int(layout[0]) for _, _, layout in row) for row in rows]
+        used = [sum(int(layout["length"]) for *_, layout in row) for row in rows]
         assert len(rows) <= -(-sum(used) // 64) + 1  # one more at most than whole rows would be
         assert max(used) <= 64
     (batch,) = stream.batches(0, 0, 1, stream.rows)

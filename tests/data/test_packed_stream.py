@@ -125,7 +125,7 @@ def test_an_epoch_has_every_item_once(corpora):
     items = len(feed.items)
     for epoch in range(2):
         layouts = feed.layouts(np.arange(epoch * items, (epoch + 1) * items))
-        assert sorted(layouts[:, 2]) == sorted(feed.items[:, 1])
+        assert sorted(layouts["end"]) == sorted(feed.items[:, 1])
     assert not np.array_equal(
         feed.layouts(np.arange(items)), feed.layouts(np.arange(items, 2 * items))
     )
@@ -189,7 +189,7 @@ def test_a_mixture_of_corpora_keeps_its_weights(corpora):
     for step in range(60):
         for row in stream.step_rows(step):
             for feed, _, layout in row:
-                tokens[feed] += int(layout[0])
+                tokens[feed] += int(layout["length"])
     assert tokens[1] / tokens[0] == pytest.approx(3.0, rel=0.1)
 
 
@@ -201,7 +201,7 @@ def test_a_stage_mixes_blends_in_proportion_in_every_step(corpora):
         tokens = Counter()
         for row in stream.step_rows(step):
             for feed, _, layout in row:
-                tokens[feed] += int(layout[0])
+                tokens[feed] += int(layout["length"])
         shares.append(tokens[1] / tokens.total())
     assert np.mean(shares) == pytest.approx(0.75, abs=0.05)
     assert min(shares) > 0.5
@@ -236,7 +236,7 @@ def test_packing_of_real_text_is_above_the_bound(request, language, length, blen
     rows = 16384 // length
     stream = make_stream([corpus], stages=stages, length=length, rows=rows, window_rows=512)
     used = [
-        sum(int(layout[0]) for _, _, layout in row)
+        sum(int(layout["length"]) for *_, layout in row)
         for step in range(stream.plan.steps)
         for row in stream.step_rows(step)
     ]

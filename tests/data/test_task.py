@@ -1,4 +1,4 @@
-"""A person's own task, in their own module, without touching the package."""
+"""User-defined tasks in a module of their own, without touching the package."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def my_module(tmp_path, monkeypatch):
             from dataclasses import dataclass
             import numpy as np
             from palm_ds.model.heads import ClassHead
-            from palm_ds.data.task import Task
+            from palm_ds.data.task import CorpusTask, Task
 
             @dataclass(frozen=True, kw_only=True)
-            class WordStarts(Task):
+            class WordStarts(CorpusTask):
                 every: int = 1
                 def marks(self):
                     return ("word",)
@@ -47,15 +47,19 @@ def my_module(tmp_path, monkeypatch):
             class Liar(WordStarts):
                 def example(self, layout, source, rng):
                     layout = layout.copy()
-                    layout[0] -= 1
+                    layout["length"] -= 1
                     return super().example(layout, source, rng)
 
             @dataclass(frozen=True, kw_only=True)
             class TooLong(WordStarts):
                 def layout(self, items, uniform, source, room):
                     layout = super().layout(items, uniform, source, room)
-                    layout[:, 0] = room + 1
+                    layout["length"] = room + 1
                     return layout
+
+            class Unfinished(Task):
+                def head(self, backbone):
+                    return ClassHead(backbone.config.width, classes=2)
             '''
         )
     )
@@ -69,7 +73,7 @@ def feed_of(source, kind, **values) -> Feed:
     return Feed(name="starts", tasks=(task,), task_id=0, source=source, seed=1, room=32)
 
 
-def test_a_task_from_a_persons_own_module(my_module, source):
+def test_a_task_from_a_user_module(my_module, source):
     feed = feed_of(source, "my_tasks.WordStarts", every=2)
     (layout,) = feed.layouts(np.array([3]))
     example = feed.example(3, layout)
@@ -78,19 +82,19 @@ def test_a_task_from_a_persons_own_module(my_module, source):
     assert targets.tolist() == example.marks["word"][at].tolist()
 
 
-def test_a_task_whose_length_is_not_what_it_said(my_module, source):
+def test_a_task_whose_example_is_shorter_than_its_layout(my_module, source):
     feed = feed_of(source, "my_tasks.Liar")
     (layout,) = feed.layouts(np.array([3]))
-    with pytest.raises(UserError, match=r"tasks.starts: example\(\) made \d+ tokens"):
+    with pytest.raises(UserError, match=r"tasks.starts: example\(\) returned \d+ tokens"):
         feed.example(3, layout)
 
 
 def test_a_task_that_is_too_long_for_a_row(my_module, source):
-    with pytest.raises(UserError, match="33 tokens, rows hold 32"):
+    with pytest.raises(UserError, match="33 tokens; rows have 32"):
         feed_of(source, "my_tasks.TooLong").layouts(np.arange(3))
 
 
-def test_a_class_that_is_not_there(my_module):
+def test_a_missing_class_is_refused(my_module):
     with pytest.raises(UserError, match="not a subclass"):
         find("my_tasks.Absent")
 
@@ -116,3 +120,8 @@ def test_passages_cover_every_document_once(source):
 def test_a_column_that_the_corpus_lacks_is_named(source):
     with pytest.raises(UserError, match="has no column capital; add it with"):
         split(source.corpus, 0.1, ("capital", "word"))
+
+
+def test_a_class_without_the_methods_of_a_task_is_refused(my_module):
+    with pytest.raises(UserError, match="lacks example, items, layout; derive it from palm.Corpus"):
+        find("my_tasks.Unfinished")

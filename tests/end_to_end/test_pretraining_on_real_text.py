@@ -47,7 +47,7 @@ def make_stream(corpus: Corpus, blends: list[str], length: int) -> Stream:
 def test_rows_are_full(shared_en, length, blends):
     stream = make_stream(shared_en, [BLENDS[b] for b in blends], length)
     used = [
-        sum(int(layout[0]) for _, _, layout in row)
+        sum(int(layout["length"]) for *_, layout in row)
         for step in range(stream.plan.steps)
         for row in stream.step_rows(step)
     ]

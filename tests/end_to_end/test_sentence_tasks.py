@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.blend_dataset import Feed, fill
+from palm_ds.data.blend_dataset import ExampleRef, Feed, fill
 from palm_ds.data.corpus_source import Source, split
 from palm_ds.data.task import build
 from tests.helpers.small_corpus import write_small_corpus
@@ -38,7 +38,7 @@ def examples(feed: Feed, many: int, *, longer: bool = True):
     """The first examples, each alone in a row: with the row's free space when `longer`."""
     for n, layout in enumerate(feed.layouts(np.arange(many))):
         if longer:
-            ((_, _, layout),) = fill([(0, n, layout)], LENGTH)
+            ((_, _, layout),) = fill([ExampleRef(0, n, layout)], LENGTH)
         yield feed.example(n, layout)
 
 
@@ -95,8 +95,8 @@ def test_reordering_labels_are_the_permutation_that_was_made(source, most, longe
 def test_reordering_classes_are_even_where_the_paragraph_allows_all(source):
     feed = feed_of(source, "sentence_reordering")
     layouts = feed.layouts(np.arange(6000))
-    long_enough = layouts[:, 3] - layouts[:, 2] >= 3
-    counts = np.bincount(layouts[long_enough, 4], minlength=9)
+    long_enough = layouts["last"] - layouts["first"] >= 3
+    counts = np.bincount(layouts["label"][long_enough], minlength=9)
     expected = counts.sum() / 9
     assert ((counts - expected) ** 2 / expected).sum() < 26.1  # chi-squared, 8 df, p = 0.001
 
@@ -138,10 +138,10 @@ def test_distance_labels_are_what_the_document_says(source, longer):
 
 def test_distance_is_balanced_and_lengths_give_nothing_away(source):
     layouts = feed_of(source, "sentence_distance").layouts(np.arange(9000))
-    labels = layouts[:, 7]
+    labels = layouts["label"]
     counts = np.bincount(labels, minlength=3)
     assert ((counts - 3000) ** 2 / 3000).sum() < 13.8  # chi-squared, 2 df, p = 0.001
-    means = [layouts[labels == label, 0].mean() for label in range(3)]
+    means = [layouts["length"][labels == label].mean() for label in range(3)]
     assert max(means) / min(means) < 1.1
 
 

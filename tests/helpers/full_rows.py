@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from palm_ds.data.blend_dataset import Feed, fill
+from palm_ds.data.blend_dataset import Feed, fill, refs
 from palm_ds.data.packing import pack
 
 
@@ -12,7 +12,8 @@ def real_share(feed: Feed) -> float:
     """Of the positions of about 512 rows, those that are real tokens."""
     count = int(512 * feed.room / float(feed.mean_tokens))
     layouts = feed.layouts(np.arange(count))
-    packed = pack(layouts[:, 0], feed.room)
-    rows = [fill([(0, i, layouts[i]) for i in row], feed.room) for row in packed]
-    real = sum(int(layout[0]) for row in rows for _, _, layout in row)
+    packed = pack(layouts["length"], feed.room)
+    every = refs(0, np.arange(count), layouts)
+    rows = [fill([every[i] for i in row], feed.room) for row in packed]
+    real = sum(int(layout["length"]) for row in rows for *_, layout in row)
     return real / (len(rows) * feed.room)

@@ -13,7 +13,7 @@ import palm_ds as palm
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvenTokens(palm.Task):
+class EvenTokens(palm.CorpusTask):
     """Pretraining: whether the number of a token is even."""
 
     def label(self, example: Any, source: Any, rng: np.random.Generator) -> None:

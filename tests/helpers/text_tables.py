@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from transformers import BertConfig, BertModel
 
-from palm_ds.data.blend_dataset import Built, Feed, build_examples, collate_built, held_out_rows
+from palm_ds.data.blend_dataset import BuiltRow, Feed, build_examples, collate_built, held_out_rows
 from palm_ds.data.decode import decoded, gathered
 from palm_ds.data.reader import TableSettings, open_table
 from palm_ds.data.table_source import TableSource
@@ -54,7 +54,7 @@ def feed_of(source: TableSource, *tasks: Task, room: int = 64, fixed: bool = Tru
     return Feed(name, tasks, task_id=0, source=source, seed=5, room=room, fixed=fixed)
 
 
-def built_of(feed: Feed) -> tuple[Built, Batch]:
+def built_of(feed: Feed) -> tuple[list[BuiltRow], Batch]:
     """All its examples, packed, and the batch of them."""
     built = build_examples([feed], held_out_rows(feed, 0, len(feed.items)))
     return built, collate_built([feed], built, feed.room, 0)

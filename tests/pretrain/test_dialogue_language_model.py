@@ -149,7 +149,7 @@ def test_long_turns_are_cut_longest_first(source):
         feed, full = feed_of(source, room=room), 0
         for n, layout in enumerate(feed.layouts(np.arange(150))):
             example = feed.example(n, layout)
-            assert len(example) == layout[0] <= room
+            assert len(example) == layout["length"] <= room
             said = [places for _, places in parts(example)]
             lengths = [len(places) for places in said]
             assert min(lengths) >= 1

@@ -9,7 +9,7 @@ import pytest
 
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.store import Corpus
-from palm_ds.data.blend_dataset import Feed, fill, held_out_rows
+from palm_ds.data.blend_dataset import ExampleRef, Feed, fill, held_out_rows
 from palm_ds.data.corpus_source import Source, split
 from palm_ds.data.task import build
 from palm_ds.pretrain.discourse_relation import DiscourseRelation
@@ -62,9 +62,9 @@ def test_examples_are_pairs_without_their_marker(jumble, some_list, room, longer
     cut = grown = 0
     for n, layout in enumerate(feed.layouts(np.arange(400))):
         if longer:
-            ((_, _, layout),) = fill([(0, n, layout)], room)
+            ((_, _, layout),) = fill([ExampleRef(0, n, layout)], room)
         example = feed.example(n, layout)
-        assert len(example) == layout[0] <= room
+        assert len(example) == layout["length"] <= room
         at, target = example.labels["discourse_relation"]
         assert at.tolist() == [0]
         real = example.origin >= 0
@@ -96,13 +96,13 @@ def test_every_class_that_takes_part_is_as_frequent(jumble, some_list):
     assert isinstance(task, DiscourseRelation)
     counts = Counter(row[4] for row in slow_pairs(jumble, task.marker_classes, 3))
     assert set(counts) == {0, 1, 2, 3, 4} and min(counts.values()) >= 5  # "plum" never occurs
-    labels = feed.layouts(np.arange(len(feed.items)))[:, 6]
+    labels = feed.layouts(np.arange(len(feed.items)))["label"]
     each = min(max(counts.values()), 10 * min(counts.values()))
     assert Counter(labels.tolist()) == dict.fromkeys(range(5), each)
     loss, accuracy = task.baseline(np.array([0, 4]), source)
     assert loss == pytest.approx(np.log([5, 5])) and accuracy.tolist() == [0.2, 0.2]
     few = feed_of(source, fixed=True, markers=some_list, least=5, shortest=3)
-    shown = [layout[6] for row in held_out_rows(few, 0, 15) for _, _, layout in row]
+    shown = [layout["label"] for row in held_out_rows(few, 0, 15) for *_, layout in row]
     assert Counter(shown) == dict.fromkeys(range(5), 3)
     assert f"{sum(counts.values())} pairs of 5 of 6 classes" in task.about(source)
 
@@ -112,7 +112,7 @@ def test_rare_classes_are_left_out_but_keep_their_number(jumble, some_list):
     counts = Counter(row[4] for row in slow_pairs(jumble, task.marker_classes, 3))
     (rarest, fewest), *_ = counts.most_common()[::-1]
     feed = feed_of(whole(jumble), markers=some_list, least=fewest + 1, shortest=3)
-    labels = set(feed.layouts(np.arange(len(feed.items)))[:, 6].tolist())
+    labels = set(feed.layouts(np.arange(len(feed.items)))["label"].tolist())
     assert labels == {label for label, count in counts.items() if count > fewest}
     assert rarest not in labels and task.class_count == 6
 
@@ -123,9 +123,9 @@ def test_training_and_held_out_documents_have_the_same_classes(jumble, some_list
     for source in (training, held):
         items = task.items(source, 64)
         layouts = task.layout(items, np.full((len(items), 1), 0.5), source, 64)
-        document = np.searchsorted(jumble.document_starts, layouts[:, 2], side="right") - 1
+        document = np.searchsorted(jumble.document_starts, layouts["first"], side="right") - 1
         assert set(document) <= set(source.documents)
-        assert set(layouts[:, 6]) == {0, 1, 2, 3, 4}
+        assert set(layouts["label"]) == {0, 1, 2, 3, 4}
 
 
 def test_classes_with_too_few_pairs_among_the_documents_read_are_left_out_there(jumble, some_list):
@@ -139,7 +139,7 @@ def test_classes_with_too_few_pairs_among_the_documents_read_are_left_out_there(
     enough = {label for label in frequent if here[label] >= needed}
     assert 0 < len(enough) < len(frequent)
     feed = feed_of(few, markers=some_list, least=least, shortest=3)
-    assert set(feed.layouts(np.arange(len(feed.items)))[:, 6].tolist()) == enough
+    assert set(feed.layouts(np.arange(len(feed.items)))["label"].tolist()) == enough
     (task,) = feed.tasks
     assert task.baseline(np.array([0]), few)[1] == pytest.approx(1 / len(enough))
 
@@ -151,7 +151,7 @@ def test_the_unmarked_class_is_sentences_without_any_marker(jumble, some_list):
     assert isinstance(task, DiscourseRelation)
     assert task.class_count == 7 and task.class_name(6) == "[no-conn]"
     layouts = feed.layouts(np.arange(len(feed.items)))
-    none = layouts[layouts[:, 6] == 6]
+    none = layouts[layouts["label"] == 6]
     assert len(none) == len(layouts) / 6
     marked = {row[1] for row in slow_pairs(jumble, task.marker_classes, 1)}
     starts = set(jumble.sentence_starts.tolist())
@@ -199,7 +199,7 @@ def test_ready_made_pairs_go_by_the_names_of_their_labels(ready):
     assert isinstance(task, DiscourseRelation)
     seen = Counter()
     for n, layout in enumerate(feed.layouts(np.arange(3 * len(feed.items)))):
-        assert layout[1] == 0
+        assert layout["spare"] == 0
         example = feed.example(n, layout)
         label = task.class_name(int(example.labels["discourse_relation"][1][0]))
         text = " ".join(ready.corpus.tokenizer().tokens(example.ids))
@@ -211,7 +211,9 @@ def test_ready_made_pairs_go_by_the_names_of_their_labels(ready):
         ("[no-conn]", "[CLS] a cat [SEP] a dog [SEP]"),
     }
     assert (
-        feed_of(ready, 9, markers="en", least=1, unmarked=True).layouts(np.arange(12))[:, 0].max()
+        feed_of(ready, 9, markers="en", least=1, unmarked=True)
+        .layouts(np.arange(12))["length"]
+        .max()
         == 9
     )
     assert task.baseline(np.array([0]), ready)[1] == pytest.approx(1 / 3)
@@ -219,7 +221,7 @@ def test_ready_made_pairs_go_by_the_names_of_their_labels(ready):
 
 def test_labels_may_be_the_classes_themselves(ready):
     feed = feed_of(ready, 64, markers="labels", classes=5, least=1)
-    labels = Counter(feed.layouts(np.arange(len(feed.items)))[:, 6].tolist())
+    labels = Counter(feed.layouts(np.arange(len(feed.items)))["label"].tolist())
     assert labels == {0: 2, 1: 2, 2: 2}
     assert task_of(markers="labels", classes=5).class_count == 5
     assert task_of(markers="labels", classes=5).class_name(2) == "2"

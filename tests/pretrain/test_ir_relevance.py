@@ -10,7 +10,7 @@ import pytest
 from palm_ds.cli.prepare import COMMAND as PREPARE
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.store import Corpus, open_corpus
-from palm_ds.data.blend_dataset import Feed, fill
+from palm_ds.data.blend_dataset import ExampleRef, Feed, fill
 from palm_ds.data.corpus_source import Source, split
 from palm_ds.data.example import Example
 from palm_ds.data.task import build
@@ -105,9 +105,9 @@ def test_labels_are_what_the_headings_say(corpus, group, longer, room):
     starts, places = corpus.sentence_starts.tolist(), places_of(corpus, group)
     seen, grown, inner = Counter(), 0, 0
     for n, short in enumerate(feed.layouts(np.arange(150))):
-        ((_, _, layout),) = fill([(0, n, short)], room) if longer else [(0, n, short)]
+        ((_, _, layout),) = fill([ExampleRef(0, n, short)], room) if longer else [(0, n, short)]
         example = feed.example(n, layout)
-        assert len(example) == layout[0] <= room
+        assert len(example) == layout["length"] <= room
         query, passage = texts_of(example)
         at, target = example.labels["ir_relevance"]
         assert at.tolist() == [0]
@@ -115,7 +115,7 @@ def test_labels_are_what_the_headings_say(corpus, group, longer, room):
         assert query[0] in starts and passage[0] in starts
         if not longer and len(example) < room:
             assert passage[-1] + 1 in starts
-        grown += layout[0] > short[0]
+        grown += layout["length"] > short["length"]
         before = starts[starts.index(int(passage[0])) - 1]
         inner += corpus.take(np.array([before]), "heading")[0] == 0
         seen[int(target[0])] += 1
@@ -164,25 +164,25 @@ def test_classes_are_even_and_a_passage_alone_says_nothing(corpus, group):
     feed = feed_of(source, 64, group=group)
     sections = len(feed.items) // 3
     layouts = feed.layouts(np.arange(len(feed.items) * 400))
-    assert np.bincount(layouts[:, 6]).tolist() == [sections * 400] * 3
-    headings = np.unique(layouts[:, 2])
+    assert np.bincount(layouts["label"]).tolist() == [sections * 400] * 3
+    headings = np.unique(layouts["first"])
     assert len(headings) == sections
     # Every section is the passage's as often, in every class; those of other documents as nearly
     # as documents of different sizes allow.
     for label in range(3):
-        mine = layouts[layouts[:, 6] == label]
+        mine = layouts[layouts["label"] == label]
         of = np.searchsorted(headings, mine[:, 4], side="right") - 1
         counts = np.bincount(of, minlength=sections)
         slack = 0.35 if label == IRRELEVANT else 0.2
         assert abs(counts / 400 - 1).max() < slack
-    means = [layouts[layouts[:, 6] == label, 0].mean() for label in range(3)]
+    means = [layouts["length"][layouts["label"] == label].mean() for label in range(3)]
     assert max(means) / min(means) < 1.05
 
 
 def test_the_first_held_out_items_are_balanced(corpus):
     layouts = feed_of(whole(corpus), fixed=True).layouts(np.arange(30))
-    assert np.bincount(layouts[:, 6]).tolist() == [10, 10, 10]
-    assert len(np.unique(layouts[:, 2])) == 10
+    assert np.bincount(layouts["label"]).tolist() == [10, 10, 10]
+    assert len(np.unique(layouts["first"])) == 10
 
 
 def test_the_same_numbers_give_the_same_examples(corpus):
@@ -197,7 +197,7 @@ def test_the_same_numbers_give_the_same_examples(corpus):
 def test_held_out_documents_stay_apart(corpus):
     for source in split(corpus, 0.4, ()):
         layouts = feed_of(source).layouts(np.arange(200))
-        for places in (layouts[:, 2], layouts[:, 4]):
+        for places in (layouts["first"], layouts["second"]):
             document = np.searchsorted(corpus.document_starts, places, side="right") - 1
             assert set(document) <= set(source.documents)
 
@@ -240,7 +240,7 @@ def test_logs_go_by_the_names_of_their_labels(tmp_path, names):
     feed = feed_of(source, 10)
     seen = Counter()
     for n, layout in enumerate(feed.layouts(np.arange(2 * len(feed.items)))):
-        assert layout[1] == 0
+        assert layout["spare"] == 0
         example = feed.example(n, layout)
         text = " ".join(corpus.tokenizer().tokens(example.ids))
         seen[text, int(example.labels["ir_relevance"][1][0])] += 1

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.blend_dataset import Feed, fill
+from palm_ds.data.blend_dataset import ExampleRef, Feed, fill
 from palm_ds.data.corpus_source import Source, split
 from palm_ds.data.task import build
 from palm_ds.pretrain.next_sentence_prediction import NextSentencePrediction
@@ -56,7 +56,7 @@ def test_labels_are_what_the_documents_say(source, longer):
     feed, seen = feed_of(source), Counter()
     for n, layout in enumerate(feed.layouts(np.arange(500))):
         if longer:
-            ((_, _, layout),) = fill([(0, n, layout)], LENGTH)
+            ((_, _, layout),) = fill([ExampleRef(0, n, layout)], LENGTH)
         example = feed.example(n, layout)
         a, b = texts_of(example)
         assert a == list(range(a[0], a[-1] + 1))
@@ -77,7 +77,7 @@ def test_labels_are_what_the_documents_say(source, longer):
 
 def test_halves_are_even_and_lengths_say_nothing(source):
     layouts = feed_of(source).layouts(np.arange(12000))
-    label, length, first, most = layouts[:, 6], layouts[:, 0], layouts[:, 3], layouts[:, 5]
+    label, length, first, most = layouts[:, 6], layouts["length"], layouts[:, 3], layouts[:, 5]
     counts = np.bincount(label, minlength=2)
     assert ((counts - 6000) ** 2 / 6000).sum() < 10.8  # chi-squared, 1 df, p = 0.001
     error = first.std() * np.sqrt(1 / counts[0] + 1 / counts[1])

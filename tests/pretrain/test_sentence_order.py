@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.blend_dataset import Feed, fill
+from palm_ds.data.blend_dataset import ExampleRef, Feed, fill
 from palm_ds.data.corpus_source import Source, split
 from palm_ds.pretrain.sentence_order import SentenceOrder
 from tests.helpers.pair_corpus import tokenizer_of, whole, write_sentences
@@ -49,7 +49,7 @@ def test_labels_are_where_the_texts_stand(source, longer):
     starts = set(source.corpus.sentence_starts.tolist())
     for n, layout in enumerate(feed.layouts(np.arange(1500))):
         if longer:
-            ((_, _, layout),) = fill([(0, n, layout)], LENGTH)
+            ((_, _, layout),) = fill([ExampleRef(0, n, layout)], LENGTH)
         example = feed.example(n, layout)
         real = example.origin >= 0
         texts = [example.origin[real & (example.segments == k)].tolist() for k in (0, 1)]
@@ -79,7 +79,7 @@ def test_labels_are_where_the_texts_stand(source, longer):
 
 def test_lengths_say_nothing(source):
     layouts = feed_of(source).layouts(np.arange(8000))
-    label, length = layouts[:, 4], layouts[:, 0]
+    label, length = layouts[:, 4], layouts["length"]
     error = length.std() * np.sqrt(4 / len(label))
     assert abs(length[label == 1].mean() - length[label == 0].mean()) < 3.5 * error
 

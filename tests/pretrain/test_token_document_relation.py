@@ -11,7 +11,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.rng import generator
 from palm_ds.corpus.store import open_corpus
 from palm_ds.corpus.writer import write_corpus
-from palm_ds.data.blend_dataset import Feed, fill
+from palm_ds.data.blend_dataset import ExampleRef, Feed, fill
 from palm_ds.data.corpus_source import Source, split
 from palm_ds.data.example import Example, arrange
 from palm_ds.data.task import build
@@ -137,7 +137,7 @@ def test_labels_equal_the_slow_way(source, blend, values):
     feed = Feed(name=blend, tasks=tuple(tasks), task_id=0, source=source, seed=3, room=LENGTH)
     seen = np.zeros(2, int)
     for n, layout in enumerate(feed.layouts(np.arange(60))):
-        ((_, _, layout),) = fill([(0, n, layout)], LENGTH)
+        ((_, _, layout),) = fill([ExampleRef(0, n, layout)], LENGTH)
         example = feed.example(n, layout)
         at, targets = example.labels[task.name]
         assert dict(zip(at.tolist(), targets.tolist(), strict=True)) == slow_answers(

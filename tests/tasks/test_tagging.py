@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.blend_dataset import Feed, build_examples, collate_built
+from palm_ds.data.blend_dataset import Feed, build_examples, collate_built, refs
 from palm_ds.data.decode import decoded, gathered
 from palm_ds.data.example import Example
 from palm_ds.data.reader import TableSettings, open_table
@@ -71,7 +71,7 @@ def examples(task: Tagging, source: TableSource, room: int = 512) -> list[Exampl
     for layout in task.layout(items, np.empty((len(items), 0)), source, room):
         example = task.example(layout, source, np.random.default_rng(0))
         task.label(example, source, np.random.default_rng(0))
-        assert len(example) == layout[0] <= (task.max_length or room)
+        assert len(example) == layout["length"] <= (task.max_length or room)
         made.append(example)
     return made
 
@@ -534,11 +534,10 @@ def test_a_small_model_learns_tags_that_follow_from_words(
     head = task.head(backbone)
     assert isinstance(head, CRFHead if crf else ClassHead)
     model = Model(backbone, {"slots": head}, {"slots": "slots"})
-    layouts = feed.layouts(np.arange(len(feed.items)))
-    packed = [
-        [(0, n, layouts[n]) for n in range(i, min(i + 3, len(layouts)))]
-        for i in range(0, len(layouts), 3)
-    ]
+    numbers = np.arange(len(feed.items))
+    layouts = feed.layouts(numbers)
+    every = refs(0, numbers, layouts)
+    packed = [every[i : i + 3] for i in range(0, len(layouts), 3)]
     built = build_examples([feed], packed)
     batch = collate_built([feed], built, 24, source.vocabulary.pad)
     assert batch.count("slots") == (len(layouts) if crf else len(batch.labels["slots"][0]))

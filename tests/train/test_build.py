@@ -55,7 +55,7 @@ def slow_measure(made: Recipe, blend: str) -> tuple[float, float]:
     """(tokens of the rows of an epoch, tokens of a row that an example takes), by packing an epoch
     with other means: each example into the first row that still takes it, the longest first."""
     (feed,) = build_stream(make_plain(made, blend), open_data(made)).feeds
-    lengths = [int(feed.layouts(np.array([n]))[0, 0]) for n in range(len(feed.items))]
+    lengths = [int(feed.layouts(np.array([n]))["length"][0]) for n in range(len(feed.items))]
     free: list[int] = []
     for length in sorted(lengths, reverse=True):
         at = next((i for i, room in enumerate(free) if room >= length), None)
@@ -244,7 +244,7 @@ def test_a_whole_run_consumes_what_its_plan_says(corpora, name, mix):
         for row in rows:
             for feed, _, layout in row:
                 seen[names[feed]] += 1
-                tokens_of[stage, names[feed]] += int(layout[0])
+                tokens_of[stage, names[feed]] += int(layout["length"])
     assert dict(seen) == stream.consumed()
     for number, stage in enumerate(plan.stages):
         for blend, steps in stage.steps_of:

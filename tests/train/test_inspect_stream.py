@@ -34,11 +34,11 @@ WORD_STARTS = """
 from dataclasses import dataclass
 import numpy as np
 from palm_ds.model.heads import ClassHead
-from palm_ds.data.task import Task
+from palm_ds.data.task import CorpusTask
 
 
 @dataclass(frozen=True, kw_only=True)
-class WordStarts(Task):
+class WordStarts(CorpusTask):
     def marks(self):
         return ("word",)
 

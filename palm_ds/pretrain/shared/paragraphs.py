@@ -14,6 +14,7 @@ import numpy as np
 
 from palm_ds.common import rng as keyed
 from palm_ds.data.corpus_source import Source
+from palm_ds.data.layout import layouts
 
 
 def paragraphs(source: Source, size: int, shortest: float) -> np.ndarray:
@@ -49,15 +50,18 @@ def lay_out(
     first, last, begin, end = source.corpus.sentence_starts[texts].T
     length = 1 + last - first + parts
     spare = np.minimum(room - length, first - begin + end - last)
-    return np.column_stack([length, spare, texts[:, :2], label, end - last])
+    return layouts(
+        length, spare, first=texts[:, 0], last=texts[:, 1], label=label, after=end - last
+    )
 
 
 def segments(
-    layout: np.ndarray, parts: int, source: Source, rng: np.random.Generator
+    layout: np.void, parts: int, source: Source, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """Where the segments of one layout begin and end in the corpus, in the order of the text; they
     are cut at drawn sentences."""
-    length, _, first, last, _, after = (int(x) for x in layout)
+    length, first = int(layout["length"]), int(layout["first"])
+    last, after = int(layout["last"]), int(layout["after"])
     starts, tokens = source.corpus.sentence_starts, length - 1 - parts
     end = min(int(starts[first]) + tokens, int(starts[last]) + after)
     last = max(last, int(np.searchsorted(starts, end)))

@@ -17,6 +17,7 @@ from palm_ds.common import rng as keyed
 from palm_ds.common.errors import UserError
 from palm_ds.data.corpus_source import Source
 from palm_ds.data.example import Example, arrange
+from palm_ds.data.layout import layouts
 
 _MOST_ITEMS = 1 << 22
 
@@ -109,16 +110,23 @@ def lay_out(pairs: np.ndarray, room: int) -> np.ndarray:
     start, second, end, label = pairs.T
     first_tokens, second_tokens = fit(second - start, end - second, room - 3)
     length = first_tokens + second_tokens + 3
-    spare = np.zeros_like(length)
-    return np.column_stack([length, spare, start, first_tokens, second, second_tokens, label])
+    return layouts(
+        length,
+        first=start,
+        first_tokens=first_tokens,
+        second=second,
+        second_tokens=second_tokens,
+        label=label,
+    )
 
 
-def arrange_pair(layout: np.ndarray, source: Source, *, swap: bool = False) -> Example:
+def arrange_pair(layout: np.void, source: Source, *, swap: bool = False) -> Example:
     """[CLS] first [SEP] second [SEP] of a layout whose columns are `length, more, start of the
     first, its tokens, start of the second, its most tokens, ...` (`lay_out`; or of running text,
     where a pair that was given more room goes on in the second, then begins earlier in the
     first)."""
-    length, _, start, tokens, second, most = (int(x) for x in layout[:6])
+    length, start, tokens = (int(layout[x]) for x in ("length", "first", "first_tokens"))
+    second, most = int(layout["second"]), int(layout["second_tokens"])
     second_tokens = min(length - 3 - tokens, most)
     earlier = length - 3 - tokens - second_tokens
     pieces = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 
@@ -114,7 +114,7 @@ class ReadingTask(TextTask):
                 )
         self.answers(source)
 
-    def about(self, source: Any) -> str:
+    def about(self, source: TableSource) -> str:
         answers, longest = self.answers(source), self.longest(source)
         long = np.diff(answers.tokens, axis=1) >= longest
         facts = {

@@ -27,7 +27,9 @@ class TagScoring(TagsTask):
 
     prediction_key: ClassVar[str] = "tags"
 
-    def metrics(self, predictions: Mapping[int, dict[str, Any]], source: Any) -> dict[str, float]:
+    def metrics(
+        self, predictions: Mapping[int, dict[str, Any]], source: TableSource
+    ) -> dict[str, float]:
         """Over rows with labels: F1, precision and recall of chunks, and the share of right tags;
         of tags that are no chunks the share alone. Spans count as they were given: one that could
         not be learned was not found."""
@@ -43,7 +45,7 @@ class TagScoring(TagsTask):
         return scores
 
     def tables(
-        self, predictions: Mapping[int, dict[str, Any]], source: Any
+        self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> dict[str, list[list[Any]]]:
         """The scores of each type of chunk, the most frequent first."""
         types = self._types(predictions, self._known(predictions, source), source)

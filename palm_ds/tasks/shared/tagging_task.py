@@ -157,7 +157,7 @@ class TagsTask(TextTask):
             )
         return found
 
-    def about(self, source: Any) -> str:
+    def about(self, source: TableSource) -> str:
         """What of the labels cannot be learned as it stands."""
         if self.labelled_by(source) == SPANS:
             found = [self._chunks(source, item)[1:] for item in range(len(source))]

@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.data.example import Example, arrange
+from palm_ds.data.layout import layouts
 from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
-from palm_ds.data.task import Task
+from palm_ds.data.task import TableTask, Task
 from palm_ds.tasks.metrics.classes import confusion
 from palm_ds.weights.formats.huggingface.target import HeadTaken
 
@@ -39,7 +40,7 @@ LabelledTask = TypeVar("LabelledTask", bound="ClassesTask")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextTask(Task):
+class TextTask(TableTask):
     """A task on table rows; each row is one example [CLS] text [SEP] ...."""
 
     texts: tuple[str, ...] = ()
@@ -48,8 +49,6 @@ class TextTask(Task):
     """Label column."""
     max_length: int = 0
     """Maximum tokens of an example, including [CLS] and [SEP]; 0: the length of a row."""
-
-    reads: ClassVar[Literal["corpus", "table"]] = "table"
 
     @property
     def where(self) -> str:
@@ -113,9 +112,9 @@ class TextTask(Task):
         if len(items) != len(source):
             return 0
         no_draws = np.empty((len(items), self.draws))
-        kept = self.layout(items, no_draws, source, room)[:, 0]
-        whole = replace(self, max_length=0).layout(items, no_draws, source, _ENDLESS)[:, 0]
-        return int((whole > kept).sum())
+        kept = self.layout(items, no_draws, source, room)["length"]
+        whole = replace(self, max_length=0).layout(items, no_draws, source, _ENDLESS)
+        return int((whole["length"] > kept).sum())
 
     def arrangement_key(self) -> str:
         kind = type(self)
@@ -142,28 +141,26 @@ class TextTask(Task):
         """Export settings of a task with a head that transformers supports."""
         return HeadTaken(name=self.share or self.name, **more)
 
-    def items(self, source: TableSource, room: int) -> np.ndarray:  # type: ignore[override]
+    def items(self, source: TableSource, room: int) -> np.ndarray:
         """(rows, 1): all rows."""
         return np.arange(len(source))[:, None]
 
-    def layout(  # type: ignore[override]
+    def layout(
         self, items: np.ndarray, uniform: np.ndarray, source: TableSource, room: int
     ) -> np.ndarray:
-        """(n, 3 + texts): length, 0, item, tokens of each text."""
+        """`item`, and `tokens` (texts,) of each text."""
         item = items[:, 0]
         lengths = [source.encoded(column).lengths[item] for column in self.columns_of(source)]
         kept = level(np.stack(lengths, 1), self.room(room) - 1 - len(lengths))
         total = kept.sum(1) + 1 + len(lengths)
-        return np.column_stack([total, np.zeros_like(total), item, kept])
+        return layouts(total, item=item, tokens=kept)
 
-    def example(  # type: ignore[override]
-        self, layout: np.ndarray, source: TableSource, rng: np.random.Generator
-    ) -> Example:
-        item, *tokens = (int(x) for x in layout[2:])
+    def example(self, layout: np.void, source: TableSource, rng: np.random.Generator) -> Example:
+        item = int(layout["item"])
         columns = self.columns_of(source)
         pieces = [
             source.encoded(column).read(item, 0, many)
-            for column, many in zip(columns, tokens, strict=True)
+            for column, many in zip(columns, layout["tokens"].tolist(), strict=True)
         ]
         example = arrange(pieces, source.vocabulary)
         example.item = item

@@ -60,8 +60,8 @@ def test_layouts_are_exact_and_pairs_are_arranged_as_they_are(source, room):
     vocabulary = source.vocabulary
     for (_, texts), layout in zip(TEXTS, layouts, strict=True):
         example = pairs.arrange_pair(layout, source)
-        assert len(example) == layout[0] <= room
-        assert layout[1] == 0
+        assert len(example) == layout["length"] <= room
+        assert layout["spare"] == 0
         a, b = ([*text.split()] for text in texts)
         keep_a, keep_b = slow_fit(len(a), len(b), room - 3)
         words = source.corpus.tokenizer().tokens(example.ids)

@@ -69,9 +69,9 @@ def test_an_example_is_cls_text_sep_text_sep(vocabulary, tmp_path, max_length) -
     ids = source.vocabulary
     lengths = []
     for layout in feeds[0].layouts(np.arange(30)):
-        item = int(layout[2])
+        item = int(layout["item"])
         example = feeds[0].example(item, layout)
-        assert example.item == item and len(example) == layout[0]
+        assert example.item == item and len(example) == layout["length"]
         texts = [source.encoded(name).read(item).ids.tolist() for name in ("text_a", "text_b")]
         room = (max_length or 24) - 3
         kept = one_token_at_a_time([len(text) for text in texts], room)
@@ -165,7 +165,7 @@ def test_other_columns_may_be_its_texts(vocabulary, tmp_path) -> None:
     feed = feed_of(made, source, 64)
     for n, layout in enumerate(feed.layouts(np.arange(3))):
         example = feed.example(n, layout)
-        text = source.encoded("text_b").read(int(layout[2])).ids
+        text = source.encoded("text_b").read(int(layout["item"])).ids
         assert example.ids[1:-1].tolist() == text.tolist()
     with pytest.raises(UserError, match="tasks.t: t has no column 'text_c'"):
         feed_of(task(texts=["text_c"], labels=["c0", "c1"]), source, 64).layouts(np.arange(3))
