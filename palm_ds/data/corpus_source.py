@@ -1,7 +1,7 @@
-"""A source: the documents of one corpus that a run trains on, or holds out.
+"""A corpus source: the documents of one corpus to train on, or those held out.
 
-Positions are global token offsets of the corpus, so that an example can say where each of its
-tokens came from and a task can look around it.
+Positions are global token offsets in the corpus, so that an example records where each of its
+tokens comes from and a task can look at the text around it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SAMPLE_TOKENS = 2_000_000
 
 @dataclass(frozen=True)
 class Source(CachesResults):
-    """Some documents of a corpus, with the marks its readers asked for."""
+    """Some documents of a corpus, with the annotations that tasks read."""
 
     corpus: Corpus
     documents: np.ndarray  # (documents,) indices, ascending
@@ -41,17 +41,17 @@ class Source(CachesResults):
         return self.corpus.vocabulary
 
     def read(self, start: int, end: int) -> TokenSpan:
-        """The tokens [start, end), which lie in one document."""
+        """The tokens [start, end), all of one document."""
         return self.corpus.read(int(start), int(end), self.marks)
 
     @cached_property
     def starts(self) -> np.ndarray:
-        """(documents,) where each document begins."""
+        """(documents,) offset of the start of each document."""
         return np.asarray(self.corpus.document_starts)[self.documents]
 
     @cached_property
     def ends(self) -> np.ndarray:
-        """(documents,) where each document ends."""
+        """(documents,) offset of the end of each document."""
         return np.asarray(self.corpus.document_starts)[self.documents + 1]
 
     @cached_property
@@ -66,8 +66,8 @@ class Source(CachesResults):
 
     @cached_property
     def paragraphs(self) -> np.ndarray:
-        """(paragraphs, 2) sentences [first, last) of every paragraph, in order. A document of a
-        corpus that knows none is one paragraph."""
+        """(paragraphs, 2) sentences [first, last) of every paragraph, in order. Without paragraph
+        boundaries in the corpus, a document is one paragraph."""
         count = self.last_sentences - self.first_sentences
         inside = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
         number = np.repeat(self.first_sentences, count) + inside
@@ -81,25 +81,25 @@ class Source(CachesResults):
         return np.column_stack([first, np.minimum(following, self.last_sentences[document])])
 
     def sentence_end(self, first: np.ndarray, limit: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """One past the last of the whole sentences from `first` that fit in so many tokens;
-        at least one sentence, never beyond sentence `limit`."""
+        """The end (exclusive) of the whole sentences from `first` that fit in `tokens`: at least
+        one sentence, never beyond sentence `limit`."""
         offsets = self.corpus.sentence_starts
         last = np.searchsorted(offsets, offsets[first] + tokens, side="right") - 1
         return np.clip(last, first + 1, limit)
 
     def tokens_around(self, start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """How many tokens each document has before and after its stretch [start, end)."""
+        """Number of tokens that the document of each span [start, end) has before and after it."""
         document = np.searchsorted(self.starts, start, side="right") - 1
         return start - self.starts[document], self.ends[document] - end
 
     @cached_property
     def unigrams(self) -> np.ndarray:
         """(vocabulary,) relative frequencies in up to two million tokens, one added to each count:
-        what a model that only counts would predict."""
+        the unigram baseline."""
         return unigram_frequencies((piece.ids for piece in self.sample(())), self.vocabulary.size)
 
     def sample(self, marks: Sequence[str]) -> Iterator[TokenSpan]:
-        """Whole documents in a drawn order, always the same one, of some two million tokens."""
+        """Whole documents, some two million tokens, in a fixed random order."""
         seen, count = 0, len(self.documents)
         for document in keyed.permutation_at(keyed.key("unigrams"), count, np.arange(count)):
             piece = self.corpus.read(int(self.starts[document]), int(self.ends[document]), marks)
@@ -110,12 +110,12 @@ class Source(CachesResults):
 
 
 def split(corpus: Corpus, held_out: float, marks: Sequence[str]) -> tuple[Source, Source]:
-    """The training and the held-out documents. Which are held out depends on the document's
-    number alone, so every run over a corpus agrees."""
+    """The training and the held-out documents. The split depends only on document numbers, so it is
+    the same in every run over a corpus."""
     missing = sorted(set(marks) - set(corpus.annotations))
     if missing:
         raise UserError(
-            f"{corpus.path}: the corpus has no column {', '.join(missing)}; "
+            f"{corpus.path}: the corpus has no annotation {', '.join(missing)}; "
             f"add it with: palm-ds corpus annotate {corpus.path} INPUT... --annotation {missing[0]}"
         )
     training, held = train_heldout_split(

@@ -3,8 +3,8 @@
     TokenSpan ──arrange──> Example: ids, segments, marks, each token's source offset, sparse labels
     rows of examples ──collate──> Batch
 
-Labels are sparse: {task: (positions, targets)}. A label of the whole text sits at its [CLS].
-Targets are whole numbers (classes) or real ones; a target may be a row of several.
+Labels are sparse: {task: (positions, targets)}. A label of the whole text is at its [CLS].
+Targets are integers (classes) or floats; a target may be a vector.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from palm_ds.text.tokens import SpecialTokens, TokenSpan
 
 @dataclass
 class Example:
-    """One text. All arrays but the labels have one entry a token, special tokens included."""
+    """One text. All arrays except the labels have one entry per token, special tokens included."""
 
     ids: np.ndarray
     segments: np.ndarray
-    origin: np.ndarray  # where in the source the token stands; -1: a special token
-    marks: dict[str, np.ndarray]  # a special token has mark 0
+    origin: np.ndarray  # the token's offset in the source; -1: a special token
+    marks: dict[str, np.ndarray]  # annotations; 0 for special tokens
     labels: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     item: int = -1
-    """The row of a table it was made of; -1: it was made of running text."""
+    """Its row in the table; -1: it comes from running text."""
     parts: tuple[int, ...] = ()
-    """Lengths of the texts it consists of, when they do not see one another; none: one text."""
+    """Lengths of its texts if they must not attend to one another; empty: one text."""
     whole: set[str] = field(default_factory=set)
-    """Tasks whose labels of this example are one together (a sequence of tags, a span, a choice):
-    they count as one, and the head is told which of its rows belong together."""
-    original: np.ndarray = field(init=False)  # the ids before any task of the blend hid some
+    """Tasks whose labels of this example form one unit (a tag sequence, a span, a choice): they
+    count as one, and the head gets the group of each row."""
+    original: np.ndarray = field(init=False)  # the ids before any task of the blend masked some
 
     def __post_init__(self) -> None:
         self.original = self.ids.copy()
@@ -44,7 +44,7 @@ class Example:
         return len(self.ids)
 
     def packed(self, task_id: int) -> PackedText:
-        """Its tokens, for a Batch."""
+        """Its tokens in the form of a Batch."""
         return PackedText(
             input_ids=self.ids,
             token_type_ids=self.segments,
@@ -57,7 +57,8 @@ def arrange(
     pieces: Sequence[TokenSpan], vocabulary: SpecialTokens, segments: Sequence[int] | None = None
 ) -> Example:
     """[CLS] piece 0 [SEP] piece 1 [SEP] ...; a [SEP] carries the segment of the piece it closes,
-    [CLS] that of the first (ERNIE 2.0, figure 3). `segments`: one a piece; by default 0, 1, ..."""
+    [CLS] that of the first (ERNIE 2.0, figure 3). `segments` has one number per piece; by default
+    0, 1, ..."""
     numbers = range(len(pieces)) if segments is None else segments
     total = 1 + sum(len(piece) + 1 for piece in pieces)
     ids = np.full(total, vocabulary.sep, np.int64)
@@ -77,7 +78,7 @@ def arrange(
 
 
 def join(examples: Sequence[Example]) -> Example:
-    """Texts that do not see one another, as one example: they stay together in a row."""
+    """Texts that must not attend to one another as one example, so that they share a row."""
     return Example(
         ids=np.concatenate([example.ids for example in examples]),
         segments=np.concatenate([example.segments for example in examples]),
@@ -88,8 +89,8 @@ def join(examples: Sequence[Example]) -> Example:
 
 
 def collate(rows: Sequence[Sequence[tuple[Example, int]]], *, length: int, pad: int) -> Batch:
-    """Rows of (example, task id) to one Batch. A row may be empty (all padding)."""
-    texts, labels = [], _Labels()
+    """Collates rows of (example, task id) into one Batch. A row may be empty (all padding)."""
+    texts, labels = [], _LabelCollector()
     for r, row in enumerate(rows):
         at = r * length
         for example, _ in row:
@@ -103,8 +104,8 @@ def collate(rows: Sequence[Sequence[tuple[Example, int]]], *, length: int, pad: 
     )
 
 
-class _Labels:
-    """The labels of examples one after the other, by task."""
+class _LabelCollector:
+    """Collects the labels of examples by task."""
 
     def __init__(self) -> None:
         self.positions: dict[str, list[np.ndarray]] = {}
@@ -112,7 +113,7 @@ class _Labels:
         self.groups: dict[str, list[np.ndarray]] = {}
 
     def add(self, example: Example, first: int) -> None:
-        """Of an example that begins at this flat position."""
+        """Adds the labels of an example that starts at this flat position."""
         for task, (where, targets) in example.labels.items():
             if not len(where):
                 continue

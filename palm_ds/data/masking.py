@@ -1,4 +1,4 @@
-"""Which tokens are hidden for a model to guess, and what it is shown in their place."""
+"""Chooses the tokens to mask, and what the model sees instead of them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from palm_ds.text.tokens import SpecialTokens
 
 
 def choose_units(unit: np.ndarray, rate: float, rng: np.random.Generator) -> np.ndarray:
-    """(tokens,) bool: whole units in random order until `rate` of the tokens is reached. `unit` is
-    the number of the one each token belongs to, -1: none.
+    """(tokens,) bool: whole units in random order until `rate` of the tokens is reached. `unit`
+    (tokens,) is the number of each token's unit, -1 for none.
 
-    The unit that would go beyond is taken with the probability that makes the expected share
-    exact; one is always taken, so that no text is without a prediction."""
+    The unit that would exceed the rate is taken with the probability that makes the expected share
+    exact. At least one unit is taken, so that every text has a prediction."""
     sizes = np.bincount(unit[unit >= 0])
     order = rng.permutation(np.flatnonzero(sizes))
     total = np.cumsum(sizes[order])
@@ -34,8 +34,8 @@ def shown(
     mask_rate: float,
     random_rate: float,
 ) -> np.ndarray:
-    """(n,) what stands in the place of hidden tokens (n,): [MASK], a random regular token, or the
-    token itself, by draws (n,) in [0, 1) (BERT, section 3.1)."""
+    """(n,) replacements for the masked tokens `ids` (n,): [MASK], a random regular token, or the
+    token itself, depending on `draws` (n,) in [0, 1) (BERT, section 3.1)."""
     other = vocabulary.regular[rng.integers(len(vocabulary.regular), size=len(ids))]
     kept = np.where(draws < mask_rate + random_rate, other, ids)
     return np.where(draws < mask_rate, vocabulary.mask, kept)

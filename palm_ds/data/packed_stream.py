@@ -1,23 +1,23 @@
 """The packed rows a run trains on: a pure function of (recipe, corpus, seed, row number).
 
-    feed     one blend over one corpus: its n-th example, forever
-    track    the rows of a stage: window after window, each a fixed number of examples of the
-             track's feeds in their proportion, packed together and shuffled
+    feed     one blend over one corpus: its n-th example, for any n
+    track    the rows of a stage, window by window; each window packs a fixed number of examples of
+             the track's feeds, in proportion, and shuffles the rows
     stream   step -> rows -> micro-batches of a process
 
-A stage with `mix: batch` has one track, one with `mix: step` has a track a blend. The last window
-of a track takes exactly as many examples as its last rows hold, so that a stage consumes a
-contiguous stretch of every feed and the next stage goes on where it stopped.
+A stage with `mix: batch` has one track, a stage with `mix: step` one track per blend. The last
+window of a track takes exactly as many examples as its last rows hold, so that a stage consumes a
+contiguous range of every feed and the next stage continues where it stopped.
 
-Nothing here knows of processes until `batches`, which hands out slices. A `Cursor` is what a
-checkpoint keeps so that seeking to step 1,000,000 costs what step 0 costs; without one the lengths
-of everything before are packed again (some hundred thousand examples a second).
+Rows do not depend on the processes; only `batches` slices them. The cursor in a checkpoint makes
+seeking to step 1,000,000 as cheap as to step 0; without it the lengths of everything before are
+packed again (some hundred thousand examples per second).
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -31,12 +31,12 @@ from palm_ds.data.stages import Plan, order_of
 from palm_ds.model.batch import Batch
 
 WINDOW_ROWS = 512
-"""Rows of a window, about: enough that packing loses little to the window's last row."""
+"""Approximate rows of a window: enough that its last, partly filled row wastes little."""
 
 
 @dataclass
 class Window:
-    """Packed rows, the number of the first one within its track, and what it consumed."""
+    """Packed rows, the number of the first one within its track, and the examples it consumed."""
 
     first: int
     rows: list[PackedRow]
@@ -45,20 +45,20 @@ class Window:
 
 @dataclass
 class Track:
-    """The rows of some feeds in proportion, `total` of them in all."""
+    """`total` rows of some feeds in proportion."""
 
     feeds: Sequence[Feed]
     which: tuple[int, ...]  # the feeds used, as indices
-    rates: np.ndarray  # (which,) examples a window
-    begun: np.ndarray  # (feeds,) examples consumed when the track begins
+    rates: np.ndarray  # (which,) examples per window
+    consumed_first: np.ndarray  # (feeds,) examples consumed before the track
     total: int
     room: int
     key: int
     window_rows: int = WINDOW_ROWS
     firsts: list[int] = field(default_factory=lambda: [0])
-    """Number of the first row of each window known so far (and of the one after)."""
+    """First row of each window packed so far, and of the next one."""
     base: int = 0
-    """The number of the window that `firsts[0]` belongs to (a cursor starts in the middle)."""
+    """Number of the window of `firsts[0]`; a cursor starts in the middle."""
     kept: dict[int, Window] = field(default_factory=dict)
 
     def row(self, number: int) -> PackedRow:
@@ -74,7 +74,7 @@ class Track:
         return self.base + bisect.bisect_right(self.firsts, number) - 1
 
     def window(self, number: int) -> Window:
-        """A window, packed when first asked for; the one before it is kept as well."""
+        """A window, packed on first use; the previous one is kept too."""
         first = self.firsts[number - self.base]
         if number not in self.kept:
             newest = list(self.kept.items())[-1:]
@@ -89,7 +89,7 @@ class Track:
         rows = pack(lengths, self.room)
         taken = len(entries)
         if len(rows) > left:
-            # The track ends here: the longest stretch of examples that fits its last rows.
+            # The track ends here: take as many examples as fit its last rows.
             taken = _most(lambda most: len(pack(lengths[:most], self.room)) <= left, taken)
             rows = pack(lengths[:taken], self.room)
             rows += [[] for _ in range(left - len(rows))]
@@ -107,7 +107,7 @@ class Track:
         entries: list[ExampleRef] = []
         lengths = []
         for feed, skip, many in zip(self.which, start, count, strict=True):
-            n = self.begun[feed] + skip + np.arange(many)
+            n = self.consumed_first[feed] + skip + np.arange(many)
             layouts = self.feeds[feed].layouts(n)
             entries += refs(feed, n, layouts)
             lengths.append(layouts["length"])
@@ -120,28 +120,29 @@ class Track:
         )
 
     def consumed_before(self, number: int) -> np.ndarray:
-        """(feeds,) examples that windows before this one took from the track's begin."""
+        """(feeds,) examples that the windows before this one consumed."""
         out = np.zeros(len(self.feeds), np.int64)
         out[list(self.which)] = np.floor(number * self.rates + 1e-9).astype(np.int64)
         return out
 
     def consumed_to(self, row: int) -> np.ndarray:
-        """(feeds,) examples of the windows that the rows before this one stand in."""
+        """(feeds,) examples of all windows that contain a row before this one."""
         if row >= self.total:
             return self.consumed()
         window = self._window_of(row)
-        begins_it = row == self.firsts[window - self.base]
-        return self.consumed_before(window if begins_it else window + 1)
+        is_first = row == self.firsts[window - self.base]
+        return self.consumed_before(window if is_first else window + 1)
 
     def consumed(self) -> np.ndarray:
-        """(feeds,) examples of the whole track, to its last row."""
+        """(feeds,) examples of the whole track."""
         if not self.total:
             return np.zeros(len(self.feeds), np.int64)
         last = self._window_of(self.total - 1)
         return self.consumed_before(last) + self.window(last).consumed
 
 
-def _most(fits: Any, upper: int) -> int:
+def _most(fits: Callable[[int], bool], upper: int) -> int:
+    """The largest number from 0 to `upper` that fits."""
     low, high = 0, upper
     while low < high:
         middle = (low + high + 1) // 2
@@ -153,20 +154,20 @@ def _most(fits: Any, upper: int) -> int:
 class Stream:
     """step -> this process's micro-batches.
 
-    `feeds_of[blend]` are the feeds of a blend with their shares (several corpora: several feeds).
+    `feeds_of[blend]` lists the feeds of a blend with their shares, one feed per corpus.
     """
 
     plan: Plan
     feeds: Sequence[Feed]
     feeds_of: Mapping[str, Sequence[tuple[int, float]]]
     rows: int
-    """Rows of a step, over all processes."""
+    """Rows per step, over all processes."""
     length: int
     seed: int
     pad: int
     window_rows: int = WINDOW_ROWS
     begun: dict[str, int] = field(default_factory=dict)
-    """{feed: examples} that were read before the first step, by the run that this one extends."""
+    """{feed: examples} consumed before the first step, by the run that this one extends."""
     _stages: dict[int, OpenStage] = field(default_factory=dict, repr=False)
 
     def step_rows(self, step: int) -> list[PackedRow]:
@@ -187,7 +188,7 @@ class Stream:
         return build_rows(self.feeds, rows, self.length, self.pad)
 
     def cursor(self, step: int) -> dict[str, Any]:
-        """Where a step stands, as JSON: `seek` starts there without packing what came before."""
+        """The position of a step, as JSON; `seek` restores it without packing earlier rows."""
         if step >= self.plan.steps:
             return {}
         number = self.plan.stage_at(step)
@@ -198,10 +199,10 @@ class Stream:
             window = track._window_of(first) if first < track.total else None
             at = None if window is None else [window, track.firsts[window - track.base]]
             tracks.append(at)
-        return {"stage": number, "begun": stage.begun.tolist(), "tracks": tracks}
+        return {"stage": number, "begun": stage.consumed_first.tolist(), "tracks": tracks}
 
     def seek(self, cursor: Mapping[str, Any]) -> None:
-        """Take up a cursor of the same recipe and corpus."""
+        """Continue from a cursor of the same recipe and corpus."""
         if not cursor:
             return
         stage = self._open(cursor["stage"], np.array(cursor["begun"], np.int64))
@@ -211,12 +212,12 @@ class Stream:
         self._stages[cursor["stage"]] = stage
 
     def consumed(self, step: int | None = None) -> dict[str, int]:
-        """{feed: examples} that the first `step` steps draw from (all steps, by default). Within a
-        stage whole windows count, so that a run that goes on from there sees none of them again."""
+        """{feed: examples} consumed by the first `step` steps (by default all). A started window
+        counts as a whole, so that a run that continues from there sees no example twice."""
         step = self.plan.steps if step is None else step
         number = self.plan.stage_at(max(step - 1, 0))
         stage = self._stage(number)
-        total = stage.begun.copy()
+        total = stage.consumed_first.copy()
         places = stage.places(step - self._first(number), self.rows)
         for track, place in zip(stage.tracks, places, strict=True):
             total += track.consumed_to(place)
@@ -228,24 +229,28 @@ class Stream:
     def _stage(self, number: int) -> OpenStage:
         if number not in self._stages:
             if number == 0:
-                begun = np.array([self.begun.get(feed.name, 0) for feed in self.feeds], np.int64)
+                first = np.array([self.begun.get(feed.name, 0) for feed in self.feeds], np.int64)
             else:
                 before = self._stage(number - 1)
-                begun = before.begun + before.consumed()
-            self._stages[number] = self._open(number, begun)
+                first = before.consumed_first + before.consumed()
+            self._stages[number] = self._open(number, first)
         return self._stages[number]
 
-    def _open(self, number: int, begun: np.ndarray) -> OpenStage:
+    def _open(self, number: int, consumed_first: np.ndarray) -> OpenStage:
         stage = self.plan.stages[number]
         if stage.mix == "batch":
             groups, order = [stage.steps_of], None
         else:
             groups = [(blend,) for blend in stage.steps_of]
             order = order_of(stage, number, self.seed)
-        tracks = [self._track(group, f"{number}.{i}", begun) for i, group in enumerate(groups)]
-        return OpenStage(tracks=tracks, begun=begun, order=order)
+        tracks = [
+            self._track(group, f"{number}.{i}", consumed_first) for i, group in enumerate(groups)
+        ]
+        return OpenStage(tracks=tracks, consumed_first=consumed_first, order=order)
 
-    def _track(self, group: Sequence[tuple[str, int]], name: str, begun: np.ndarray) -> Track:
+    def _track(
+        self, group: Sequence[tuple[str, int]], name: str, consumed_first: np.ndarray
+    ) -> Track:
         steps = sum(n for _, n in group)
         tokens: dict[int, float] = {}
         for blend, blend_steps in group:
@@ -259,7 +264,7 @@ class Stream:
             feeds=self.feeds,
             which=tuple(tokens),
             rates=np.array(rates),
-            begun=begun,
+            consumed_first=consumed_first,
             total=steps * self.rows,
             room=self.length,
             key=keyed.key(self.seed, "rows", name),
@@ -269,30 +274,30 @@ class Stream:
 
 @dataclass
 class OpenStage:
-    """A stage as it is read: its tracks, and which of them each step belongs to."""
+    """The tracks of a stage, and the track of each step."""
 
     tracks: list[Track]
-    begun: np.ndarray  # (feeds,) examples consumed before the stage
-    order: np.ndarray | None  # (steps,) the track of a step; None: there is one
+    consumed_first: np.ndarray  # (feeds,) examples consumed before the stage
+    order: np.ndarray | None  # (steps,) the track of each step; None: there is only one
 
     @cached_property
     def _nth(self) -> np.ndarray:
-        """(steps,) how many earlier steps of the stage are of the same track."""
+        """(steps,) number of earlier steps of the stage with the same track."""
         assert self.order is not None
         nth = np.empty(len(self.order), np.int32)
         for track in range(len(self.tracks)):
-            mine = self.order == track
-            nth[mine] = np.arange(mine.sum())
+            here = self.order == track
+            nth[here] = np.arange(here.sum())
         return nth
 
     def place(self, step: int, rows: int) -> tuple[int, int]:
-        """(track, first row in it) of a step of the stage."""
+        """(track, first row within it) of a step of the stage."""
         if self.order is None:
             return 0, step * rows
         return int(self.order[step]), int(self._nth[step]) * rows
 
     def places(self, step: int, rows: int) -> list[int]:
-        """The first row not yet used, of every track, when a step begins."""
+        """The first unused row of every track at the start of a step."""
         if self.order is None:
             return [step * rows]
         done = np.bincount(self.order[:step], minlength=len(self.tracks))

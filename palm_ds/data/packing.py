@@ -1,4 +1,4 @@
-"""Whole examples into rows of a fixed length: best fit, longest first."""
+"""Packs whole examples into rows of a fixed length: best fit decreasing."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import numpy as np
 
 
 def pack(lengths: np.ndarray, room: int) -> list[list[int]]:
-    """Rows of indices, each row's lengths at most `room` together.
+    """Rows of indices into `lengths`; the lengths of a row add up to at most `room`.
 
-    The free space of open rows is kept as bits of one integer, so that the fullest row that still
-    fits is found without a search. Equal lengths keep their order.
+    The free spaces of open rows are bits of one integer, so that the fullest row that still fits
+    is found without a search. Equal lengths keep their order.
     """
     if len(lengths) and not 0 < lengths.min() <= lengths.max() <= room:
         raise ValueError(
@@ -17,7 +17,7 @@ def pack(lengths: np.ndarray, room: int) -> list[list[int]]:
         )
     rows: list[list[int]] = []
     open_rows: list[list[int]] = [[] for _ in range(room + 1)]  # by free space
-    spaces = 0  # bit s: a row with s free is open
+    spaces = 0  # bit s: some row has s free
     for index in np.argsort(-lengths, kind="stable").tolist():
         size = int(lengths[index])
         fitting = spaces >> size

@@ -29,8 +29,8 @@ def train_heldout_split(
     count: int, share: float, *, where: str, of: str, at_least_one: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """The numbers to train on and those held out, ascending. Whether a document or row is held out
-    depends on its number alone, so every run over the same data agrees. `where` and `of` (what is
-    counted) are for the message if nothing is left to train on."""
+    depends only on its number, so the split is the same in every run over the same data. `where`
+    and `of` (what is counted) are for the message if nothing remains to train on."""
     numbers = np.arange(count)
     draw = keyed.uniform(keyed.key("held out"), numbers, 1)[:, 0]
     out = draw < share

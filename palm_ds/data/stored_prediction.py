@@ -1,4 +1,4 @@
-"""A prediction as it was read from a file, before the task it answers makes sense of it."""
+"""A prediction read from a file, not yet interpreted by its task."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class StoredPrediction:
     place: str
     """The file and line, for messages."""
     key: Any = None
-    """The row it belongs to: a row number or an id; None: rows and predictions are in one order."""
+    """Its row: a row number or an id; None: predictions are in the order of the rows."""
     values: Mapping[str, Any]
-    """By name; a file with one column of predictions has them under `cell`."""
+    """Values by name; the value of a file with a single column is `cell`."""
 
     @property
     def is_cell(self) -> bool:
-        """Whether it is the text of one cell, rather than an object with names."""
+        """Whether it is the text of one cell rather than an object with named values."""
         return CELL in self.values
 
     def value(self, *names: str) -> Any:
-        """The first of these values it has, else the cell. Raises UserError."""
+        """The first of the named values that exists, else the cell. Raises UserError."""
         for name in (*names, CELL):
             if name in self.values:
                 return self.values[name]
@@ -37,7 +37,7 @@ class StoredPrediction:
         raise UserError(f"{self.place}: no {' or '.join(names)}; it has {has}")
 
     def number(self, name: str, value: Any) -> float:
-        """A finite number. Raises UserError, which calls it `name`."""
+        """A finite number. Raises UserError with `name`."""
         try:
             number = float(value)
         except (TypeError, ValueError):

@@ -1,10 +1,10 @@
 """Rows of a table as a source: texts by row and column, tokenised once.
 
-    table ──rows──> TableSource.encoded("text_a") ──> the tokens of a row's text, and the characters
-                                                      each of them stands for
+    table ──rows──> TableSource.encoded("text_a") ──> the tokens of a row's text, and the character
+                                                      span of each
 
-A row's number within the source is what tasks call an item. A column of lists (tokens) is encoded
-word by word; a text can be as well (`TableSource.words`), cut into its words or its characters.
+Tasks call a row's number within the source an item. A column of lists (tokens) is encoded word by
+word; a text can be too (`TableSource.words`), split into words or characters.
 """
 
 from __future__ import annotations
@@ -27,51 +27,51 @@ from palm_ds.text.tokens import SpecialTokens, TokenSpan
 
 @dataclass(frozen=True)
 class Encoded:
-    """Texts as tokens, one after the other."""
+    """Tokenised texts, concatenated."""
 
     ids: np.ndarray  # (tokens,) int64
     spans: np.ndarray  # (tokens, 2) int64: characters [from, to) of the text
-    starts: np.ndarray  # (texts + 1,) int64: where each text's tokens begin
+    starts: np.ndarray  # (texts + 1,) int64: the first token of each text
 
     @property
     def lengths(self) -> np.ndarray:
-        """(texts,) tokens of each."""
+        """(texts,) number of tokens."""
         return np.diff(self.starts)
 
     def read(self, text: int, first: int = 0, last: int | None = None) -> TokenSpan:
-        """The tokens [first, last) of a text. What `Example.origin` says of a token of it is its
-        place among all tokens here; `place` turns that into one within the text."""
+        """The tokens [first, last) of a text. Their `Example.origin` counts all tokens here;
+        `place` converts it to a place within the text."""
         start, end = self.starts[text], self.starts[text + 1]
         stop = end if last is None else min(start + last, end)
         return TokenSpan(int(start + first), self.ids[start + first : stop])
 
     def place(self, text: int, origin: np.ndarray) -> np.ndarray:
-        """Places within the text of tokens that came from it."""
+        """Places within the text of its tokens, given their origins."""
         return origin - self.starts[text]
 
     def spans_of(self, text: int) -> np.ndarray:
-        """(tokens of the text, 2) the characters of each."""
+        """(tokens of the text, 2) the character span of each token."""
         return self.spans[self.starts[text] : self.starts[text + 1]]
 
 
 @dataclass(frozen=True)
 class Words:
-    """Texts that were encoded word by word. Every word has a token at least."""
+    """Texts encoded word by word. Every word has at least one token."""
 
     tokens: Encoded
-    firsts: np.ndarray  # (words,) int64: the place of each word's first token among all tokens
-    starts: np.ndarray  # (texts + 1,) int64: where each text's words begin
+    firsts: np.ndarray  # (words,) int64: each word's first token, counting all tokens
+    starts: np.ndarray  # (texts + 1,) int64: the first word of each text
     spans: np.ndarray  # (words, 2) int64: characters [from, to) of the text; of a list: of its
-    # words with a space between two
+    # words joined by spaces
 
     def of(self, text: int) -> slice:
-        """Which of all words are a text's."""
+        """The words of a text."""
         return slice(int(self.starts[text]), int(self.starts[text + 1]))
 
 
 @dataclass(frozen=True)
 class TableSource(CachesResults):
-    """Some rows of a table, with the tokenizer that reads their texts."""
+    """Some rows of a table, with the tokenizer for their texts."""
 
     table: Table
     numbers: np.ndarray  # (rows,) which rows of the table, ascending
@@ -80,7 +80,7 @@ class TableSource(CachesResults):
 
     @classmethod
     def of_labels(cls, table: Table) -> TableSource:
-        """All rows of a table without a tokenizer, to read their labels alone."""
+        """All rows of a table without a tokenizer, to read only their labels."""
         nothing = cast(Tokenizer, None)
         return cls(table, np.arange(len(table)), nothing, ", ".join(table.names))
 
@@ -100,11 +100,11 @@ class TableSource(CachesResults):
         return self.table[int(self.numbers[item])]
 
     def where(self, item: int) -> str:
-        """The file and the line of a row, for messages."""
+        """The file and line of a row, for messages."""
         return self.table.where(int(self.numbers[item]))
 
     def need(self, column: str, what: str) -> None:
-        """Raises UserError where the table has no such column; `what` names who wants it."""
+        """Raises UserError if the table has no such column; `what` needs it."""
         if column not in self.columns:
             unused = self.table.unused
             also = f", and without a role {', '.join(unused[:12])}" if unused else ""
@@ -114,22 +114,22 @@ class TableSource(CachesResults):
             )
 
     def column(self, name: str) -> list[Any]:
-        """A column's values, row by row; None where a row has none."""
+        """The values of a column; None for rows without one."""
         return self.cached(
             f"column {name}", lambda: [self.row(i).get(name) for i in range(len(self))]
         )
 
     def encoded(self, column: str) -> Encoded:
-        """A column of texts, tokenised the first time it is asked for; of lists, word by word."""
+        """A column of texts, tokenised on first use; a column of lists is encoded word by word."""
         return self.cached(f"encoded {column}", lambda: self._encode(column))
 
     def words(self, column: str, unit: str = "words") -> Words:
-        """A column word by word: its lists as they are, its texts cut into `unit` (`spans_in`)."""
+        """A column word by word: lists as given, texts split into `unit` (`spans_in`)."""
         return self.cached(f"{unit} of {column}", lambda: self._words(column, unit))
 
     def word_places(self, column: str, unit: str = "words") -> list[np.ndarray]:
-        """(words, 2) of each row: the characters of its words, counted as in `Words.spans`. Takes
-        no tokenizer."""
+        """Per row (words, 2): the character spans of its words, as in `Words.spans`. Needs no
+        tokenizer."""
         return self.cached(f"places of {unit} of {column}", lambda: self._places(column, unit))
 
     def _places(self, column: str, unit: str) -> list[np.ndarray]:
@@ -166,11 +166,11 @@ class TableSource(CachesResults):
 
 
 def encode(texts: Sequence[str], tokenizer: Tokenizer) -> Encoded:
-    """Texts as tokens, without special tokens; equal ones are read once."""
+    """Tokenises texts, without special tokens; equal texts only once."""
     number = {text: i for i, text in enumerate(dict.fromkeys(texts))}
     known: list[tuple[np.ndarray, np.ndarray]] = []
-    for begin in range(0, len(number), _AT_ONCE):
-        known += tokenizer.encode_spans(list(number)[begin : begin + _AT_ONCE])
+    for begin in range(0, len(number), _BATCH):
+        known += tokenizer.encode_spans(list(number)[begin : begin + _BATCH])
     ids = [known[number[text]][0] for text in texts]
     spans = [known[number[text]][1] for text in texts]
     starts = np.concatenate([[0], np.cumsum([len(each) for each in ids])]).astype(np.int64)
@@ -182,9 +182,10 @@ def encode(texts: Sequence[str], tokenizer: Tokenizer) -> Encoded:
 def encode_lists(
     lists: Sequence[Sequence[str]], spans: Sequence[np.ndarray], tokenizer: Tokenizer
 ) -> Words:
-    """Lists of words, each word by itself; `spans[i]` (words, 2) where those of list i stand.
+    """Tokenises lists of words, each word separately; `spans[i]` (words, 2) are the character spans
+    of list i.
 
-    A word of which the tokenizer leaves nothing (control characters) becomes [UNK]."""
+    A word for which the tokenizer returns nothing (control characters) becomes [UNK]."""
     every = [word for words in lists for word in words]
     number = {word: i for i, word in enumerate(dict.fromkeys(every))}
     known = encode(list(number), tokenizer)
@@ -215,8 +216,9 @@ UNITS = ("words", "characters")
 
 
 def spans_in(text: str, unit: str) -> list[tuple[int, int]]:
-    """The characters [from, to) of each unit of a text. `words`: what white space and punctuation
-    part, one Chinese character each (as BERT has them); `characters`: all but white space."""
+    """The characters [from, to) of each unit of a text. `words`: separated by white space and
+    punctuation, with every Chinese character a word (as in BERT); `characters`: all except white
+    space."""
     if unit == "characters":
         return [(i, i + 1) for i, character in enumerate(text) if not character.isspace()]
     assert unit == "words", unit
@@ -224,7 +226,7 @@ def spans_in(text: str, unit: str) -> list[tuple[int, int]]:
 
 
 def chinese_share(texts: Sequence[str | Sequence[str] | None]) -> float:
-    """The share of Chinese characters among all that are not white space."""
+    """The share of Chinese characters, white space excluded."""
     text = "".join("".join("".join(each or "") for each in texts).split())
     return len(re.findall(f"[{CHINESE}]", text)) / max(len(text), 1)
 
@@ -235,13 +237,13 @@ def _splitter() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([chinese, pre_tokenizers.BertPreTokenizer()])
 
 
-_AT_ONCE = 8192  # texts given to the tokenizer together
+_BATCH = 8192  # texts per call of the tokenizer
 
 
 def split_rows(
     table: Table, held_out: float, tokenizer: Tokenizer, name: str
 ) -> tuple[TableSource, TableSource]:
-    """The rows to train on and those held out: which, depends on the row's number alone."""
+    """The training rows and the held-out rows; the split depends only on row numbers."""
     training, held = train_heldout_split(len(table), held_out, where=name, of="rows")
     return (
         TableSource(table, training, tokenizer, name),

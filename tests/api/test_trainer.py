@@ -365,7 +365,7 @@ def test_mistakes_are_said_in_a_line(tables, tmp_path):
         "mix_ratio: no task 'x'": lambda: palm.MultiHeadTrainer([task], mix_ratio={"x": 1}),
         "mix_ratio: 2 numbers for 1 tasks": lambda: palm.MultiHeadTrainer([task], mix_ratio=[1, 2]),
         "reference: no task 'x'": lambda: palm.MultiHeadTrainer([task], reference="x"),
-        "there are no rows to learn from": lambda: (
+        "no rows to train on": lambda: (
             palm.Trainer(palm.tasks.Classification.on(), backbone=start).recipe
         ),
         "define it at the top level": lambda: Local.on(train=[]),

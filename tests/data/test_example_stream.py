@@ -216,7 +216,7 @@ def test_any_step_can_be_read_at_once(sources) -> None:
 
 def rows_of(stream: ExampleStream, step: int) -> list:
     rows = stream.step_rows(step)
-    return [[(feed, n, layout.tolist()) for feed, n, layout in row] for row in rows]
+    return [[(feed, n, layout.tobytes()) for feed, n, layout in row] for row in rows]
 
 
 def test_a_run_that_extends_another_reads_on_behind_it(sources) -> None:

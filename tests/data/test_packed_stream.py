@@ -57,7 +57,7 @@ def make_stream(
 
 
 def plain(rows) -> list:
-    return [[(feed, n, layout.tolist()) for feed, n, layout in row] for row in rows]
+    return [[(feed, n, layout.tobytes()) for feed, n, layout in row] for row in rows]
 
 
 plans = st.sampled_from(

@@ -59,7 +59,7 @@ def my_module(tmp_path, monkeypatch):
 
             class Unfinished(Task):
                 def head(self, backbone):
-                    return ClassHead(backbone.config.width, classes=2)
+                    return ClassHead(backbone.config.hidden_size, classes=2)
             '''
         )
     )
@@ -118,7 +118,7 @@ def test_passages_cover_every_document_once(source):
 
 
 def test_a_column_that_the_corpus_lacks_is_named(source):
-    with pytest.raises(UserError, match="has no column capital; add it with"):
+    with pytest.raises(UserError, match="has no annotation capital; add it with"):
         split(source.corpus, 0.1, ("capital", "word"))
 
 
