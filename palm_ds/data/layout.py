@@ -23,7 +23,7 @@ def layouts(length: np.ndarray, spare: np.ndarray | int = 0, **fields: np.ndarra
 
 
 def lengthened(layout: np.void, tokens: int) -> np.void:
-    """A copy of one layout that uses so many of its spare tokens."""
+    """A copy of one layout that is longer by some of its spare tokens."""
     longer = layout.copy()
     longer["length"] += tokens
     longer["spare"] -= tokens

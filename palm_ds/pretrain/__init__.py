@@ -1,1 +1,1 @@
-"""Pretraining tasks, one file each; the file's name is the task's kind in a recipe."""
+"""Pretraining tasks, one file each; the file name is the task's kind in a recipe."""

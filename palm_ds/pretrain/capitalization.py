@@ -1,10 +1,10 @@
-"""Did this word begin with a capital in the text as it was given? (ERNIE 2.0, section 4.2.1)
+"""Was this word capitalised in the original text? (ERNIE 2.0, section 4.2.1)
 
     paris is the capital of france .        the input of an uncased vocabulary
-      1   0   0     0    0    1             asked at the first token of each word with letters
+      1   0   0     0    0    1             labels at the first token of each word with letters
 
-For vocabularies without capitals. A word that masking hides is asked about as well: where it stands
-and what is around it may tell. So the order of the tasks in a blend makes no difference.
+For uncased vocabularies. Masked words are labelled too, since their position and context may give
+the answer; so the order of the tasks in a blend makes no difference.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ class Capitalization(CorpusTask):
         example.labels[self.name] = where, example.marks["capital"][where]
 
     def _asked(self, ids: np.ndarray, word: np.ndarray, source: Source) -> np.ndarray:
-        """(tokens,) bool: the first token of a word that begins with a letter. Digits, full stops
-        and Chinese are never capitals; asking about them would only look good in the accuracy."""
-        letters = source.cached("begins with a letter", lambda: self._letters(source))
+        """(tokens,) bool: the first token of a word that starts with a letter. Digits, full stops
+        and Chinese are never capitals; labelling them would only inflate the accuracy."""
+        letters = source.cached("starts with a letter", lambda: self._letters(source))
         return (word == 1) & letters[ids]
 
     def _letters(self, source: Source) -> np.ndarray:
-        """(vocabulary,) bool: the token begins with a letter that has a capital."""
+        """(vocabulary,) bool: the token starts with a letter that has a capital form."""
         tokenizer = source.corpus.tokenizer()
         lowered = source.corpus.manifest.options.get("text", {}).get("lower", False)
         if not (tokenizer.lower or lowered):
             raise UserError(
                 f"tasks.{self.name}: {source.corpus.path} was prepared with a tokenizer that keeps "
-                f"capitals, so the answer stands in the input; prepare it with --lower"
+                f"capitals, so the input contains the answer; prepare it with --lower"
             )
         regular = source.vocabulary.regular
         first = [token.lstrip("▁")[:1] for token in tokenizer.tokens(regular)]
@@ -65,7 +65,7 @@ class Capitalization(CorpusTask):
         return ClassHead(backbone.config.hidden_size, classes=2)
 
     def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
-        """Knowing how many words are capitalised."""
+        """The share of capitalised words."""
         return guess(targets, source.cached("capitals", lambda: self._counts(source)))
 
     def _counts(self, source: Source) -> np.ndarray:

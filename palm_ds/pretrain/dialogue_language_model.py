@@ -1,12 +1,12 @@
-"""Is this dialogue real, or was one of its turns exchanged? (ERNIE 1.0, section 3.3)
+"""Is this dialogue real, or was one of its turns replaced? (ERNIE 1.0, section 3.3)
 
     [CLS] How old are you? [SEP] Eight. [SEP] And your home? [SEP]      real: 1, fake: 0
       0     0   0   0  0     0     1      1     0   0    0      0       roles in place of segments
 
 An example is a window of consecutive turns of a dialogue; the speakers' roles (query 0, response 1)
-come from the data, so that windows are QRQ, QRR, QQR or whatever was said. In half of them one
-turn, any of them, is another dialogue's, of the same role. Words are masked by the blend
-`dialogue_language_model + knowledge_masking`: predicted from the whole dialogue.
+come from the data, so that windows are QRQ, QRR, QQR and so on. In half of them a random turn is
+replaced by a turn of the same role from another dialogue. The blend
+`dialogue_language_model + knowledge_masking` also masks words, predicted from the whole dialogue.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ FAKE, REAL = range(2)
 @dataclass(frozen=True, kw_only=True)
 class DialogueLanguageModel(CorpusTask):
     turns: int = 3
-    """How many consecutive turns; a shorter dialogue of two or more is taken whole."""
+    """Number of consecutive turns; a shorter dialogue of at least two is used whole."""
     roles: int = 2
-    """How many roles are told apart (the backbone needs as many segment types): further speakers
-    of a dialogue have the last one's."""
+    """Number of distinct roles (the backbone needs as many token types); further speakers of a
+    dialogue get the last role."""
 
     class_names: ClassVar[Sequence[str]] = ("fake", "real")
     draws: ClassVar[int] = 3
@@ -51,7 +51,7 @@ class DialogueLanguageModel(CorpusTask):
         return ("role",)
 
     def items(self, source: Source, room: int) -> np.ndarray:
-        """(windows, 4): turns [begin, end) of a dialogue's turns [first, last)."""
+        """(windows, 4): turns [begin, end) out of a dialogue's turns [first, last)."""
         if room < 1 + 2 * self.turns:
             raise UserError(
                 f"tasks.{self.name}.turns: {self.turns} turns need rows of {1 + 2 * self.turns} "
@@ -61,7 +61,7 @@ class DialogueLanguageModel(CorpusTask):
         if (many >= 2).sum() < 2:
             raise UserError(
                 f"tasks.{self.name}: {source.corpus.path} has fewer than two dialogues of two "
-                f"turns or more to read here"
+                f"turns or more in this split; add dialogues or lower `held_out`"
             )
         windows = np.where(many >= 2, np.maximum(many - self.turns + 1, 1), 0)
         number = np.arange(windows.sum()) - np.repeat(np.cumsum(windows) - windows, windows)
@@ -74,45 +74,47 @@ class DialogueLanguageModel(CorpusTask):
     def layout(
         self, items: np.ndarray, uniform: np.ndarray, source: Source, room: int
     ) -> np.ndarray:
-        """Length, 0 (a window cannot grow), label; then of each turn its start, tokens (0: there is
-        none) and role."""
+        """`label`, and per turn (turns,) its `starts`, `tokens` (0: no such turn) and `roles`.
+        Windows have no spare tokens."""
         begin, end, _, _ = items.T
         turn = begin[:, None] + np.arange(self.turns)
-        there = turn < end[:, None]
-        turn = np.where(there, turn, begin[:, None])
+        exists = turn < end[:, None]
+        turn = np.where(exists, turn, begin[:, None])
         roles = self._roles(turn, source)
         label = np.where(uniform[:, 0] < 0.5, FAKE, REAL)
         fake = np.flatnonzero(label == FAKE)
         at = (uniform[fake, 1] * (end - begin)[fake]).astype(np.int64)
-        turn[fake, at] = self._strange(items[fake, 2:], roles[fake, at], uniform[fake, 2], source)
+        turn[fake, at] = self._from_elsewhere(
+            items[fake, 2:], roles[fake, at], uniform[fake, 2], source
+        )
         starts = source.corpus.sentence_starts
-        tokens = np.where(there, starts[turn + 1] - starts[turn], 0)
-        tokens = cut_longest(tokens, room - 1 - there.sum(1))
-        length = 1 + there.sum(1) + tokens.sum(1)
+        tokens = np.where(exists, starts[turn + 1] - starts[turn], 0)
+        tokens = cut_longest(tokens, room - 1 - exists.sum(1))
+        length = 1 + exists.sum(1) + tokens.sum(1)
         return layouts(length, label=label, starts=starts[turn], tokens=tokens, roles=roles)
 
     def _roles(self, turns: np.ndarray, source: Source) -> np.ndarray:
         """The role of each turn, the same shape."""
-        said = source.corpus.take(source.corpus.sentence_starts[turns], "role")
-        return np.minimum(said.astype(np.int64), self.roles - 1)
+        roles = source.corpus.take(source.corpus.sentence_starts[turns], "role")
+        return np.minimum(roles.astype(np.int64), self.roles - 1)
 
-    def _strange(
+    def _from_elsewhere(
         self, own: np.ndarray, roles: np.ndarray, draw: np.ndarray, source: Source
     ) -> np.ndarray:
-        """(n,) turns of dialogues other than one's own turns [first, last), all that have the role
-        as likely; any turn where no other dialogue has the role."""
+        """(n,) random turns outside the own dialogue [first, last), uniform over those with the
+        role; over all turns if no other dialogue has the role."""
         every, by_role = source.cached(
             f"turns of {self.roles} roles", lambda: self._by_role(source)
         )
         drawn = _draw_outside(every, own, draw)
         for role, turns in enumerate(by_role):
-            mine = np.flatnonzero(roles == role)
-            found = _draw_outside(turns, own[mine], draw[mine])
-            drawn[mine] = np.where(found >= 0, found, drawn[mine])
+            here = np.flatnonzero(roles == role)
+            found = _draw_outside(turns, own[here], draw[here])
+            drawn[here] = np.where(found >= 0, found, drawn[here])
         return drawn
 
     def _by_role(self, source: Source) -> tuple[np.ndarray, list[np.ndarray]]:
-        """All turns of the source, and those of each role; ascending."""
+        """All turns of the source, and the turns of each role, ascending."""
         bounds = zip(source.first_sentences, source.last_sentences, strict=True)
         every = np.concatenate([np.arange(first, last) for first, last in bounds])
         roles = self._roles(every, source)
@@ -120,9 +122,9 @@ class DialogueLanguageModel(CorpusTask):
 
     def example(self, layout: np.void, source: Source, rng: np.random.Generator) -> Example:
         starts, tokens, roles = layout["starts"], layout["tokens"], layout["roles"]
-        there = np.flatnonzero(tokens)
-        pieces = [source.read(starts[i], starts[i] + tokens[i]) for i in there]
-        example = arrange(pieces, source.vocabulary, roles[there].tolist())
+        present = np.flatnonzero(tokens)
+        pieces = [source.read(starts[i], starts[i] + tokens[i]) for i in present]
+        example = arrange(pieces, source.vocabulary, roles[present].tolist())
         example.labels[self.name] = np.array([0]), np.array([layout["label"]])
         return example
 
@@ -140,7 +142,8 @@ class DialogueLanguageModel(CorpusTask):
 
 
 def _draw_outside(values: np.ndarray, own: np.ndarray, draw: np.ndarray) -> np.ndarray:
-    """(n,) one of the ascending values outside [first, last) of each row of `own`; -1: none is."""
+    """(n,) a random one of the ascending `values` outside [first, last) of each row of `own`; -1:
+    there is none."""
     low, high = np.searchsorted(values, own).T
     others = len(values) - (high - low)
     pick = (draw * others).astype(np.int64)
@@ -150,10 +153,10 @@ def _draw_outside(values: np.ndarray, own: np.ndarray, draw: np.ndarray) -> np.n
 
 
 def cut_longest(tokens: np.ndarray, most: np.ndarray) -> np.ndarray:
-    """(n, turns) token counts, the longest of a row cut until the row has at most `most` (n,); of
-    equally long ones the later. None is cut to nothing while `most` allows one each."""
+    """(n, turns) token counts after truncating each row to `most` (n,) tokens: the longest turn is
+    cut first, the later of equally long ones. No turn is cut to 0 while `most` allows one each."""
     low, high = np.zeros(len(tokens), np.int64), np.full(len(tokens), tokens.max(initial=0))
-    while (low < high).any():  # the largest bound that is low enough
+    while (low < high).any():  # the largest cap under which the row fits
         middle = (low + high + 1) // 2
         fits = np.minimum(tokens, middle[:, None]).sum(1) <= most
         low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)

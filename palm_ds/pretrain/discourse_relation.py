@@ -1,13 +1,13 @@
-"""Which word ties these two sentences together? (ERNIE 2.0, section 4.2.3)
+"""Which discourse marker connects these two sentences? (ERNIE 2.0, section 4.2.3)
 
-Pairs are mined from running text as the Discovery data were (Sileo et al. 2019, "Mining Discourse
+Pairs are mined from running text like the Discovery data (Sileo et al. 2019, "Mining Discourse
 Markers for Unsupervised Sentence Representation Learning", section 3): adjacent sentences, the
-second of which begins with a discourse marker. The marker is taken out; it is the class.
+second of which starts with a discourse marker. The marker is removed; it is the class.
 
     It rained all night. However, the match was played.
     [CLS] it rained all night . [SEP] the match was played . [SEP]          however
 
-Or they are ready-made, in a corpus of pairs whose labels are markers.
+Ready-made pairs, in a corpus of pairs whose labels are markers, work too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -23,40 +23,32 @@ from palm_ds.common import rng as keyed
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.store import Corpus
 from palm_ds.data.corpus_source import Source
-from palm_ds.data.example import Example
 from palm_ds.data.layout import layouts
-from palm_ds.data.task import CorpusTask
 from palm_ds.pretrain.shared import sentence_pairs as pairs
 from palm_ds.pretrain.shared.discourse_markers import Finder, Marker, mine, plain_name, read_markers
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from palm_ds.model.encoder import Encoder
-
 UNMARKED = "[no-conn]"
-"""What the Discovery data call the class of pairs without a marker."""
+"""The Discovery data's name for the class of pairs without a marker."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiscourseRelation(CorpusTask):
+class DiscourseRelation(pairs.PairTask):
     markers: str = "en"
-    """The markers, one class a line: `en`, `zh` (palm_ds/pretrain/markers), or a file of your own;
-    for ready-made pairs also `labels`: the corpus's labels are the classes, by number."""
+    """The markers, one class per line: `en`, `zh` (palm_ds/pretrain/markers), or your file; for
+    ready-made pairs also `labels`: the corpus's label numbers are the classes."""
     classes: int = 0
-    """With `markers: labels`, how many classes the head has."""
+    """With `markers: labels`, the number of classes of the head."""
     least: int = 100
-    """A class takes part where the whole corpus has at least so many pairs of it, and the documents
-    that are read (those held out) half of their share of that."""
+    """A class is used if the whole corpus has at least this many pairs of it, and the training (or
+    held-out) documents at least half of their share of that."""
     unmarked: bool = False
-    """One more class: adjacent sentences, the second of which begins with no marker."""
+    """Adds a class of adjacent sentences whose second starts with no marker."""
     shortest: int = 5
-    """Sentences of fewer tokens (the marker not counted) are passed over."""
+    """Sentences of fewer tokens (without the marker) are skipped."""
     repeat: int = 10
-    """Every class has as many pairs an epoch: the commonest's number, but no pair of the rarest is
-    met more than so many times."""
+    """Every class has the same number of pairs per epoch: that of the most common class, but no
+    pair of the rarest occurs more than this many times."""
 
-    segments: ClassVar[int] = 2
     draws: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
@@ -66,24 +58,26 @@ class DiscourseRelation(CorpusTask):
                 raise UserError(f"{where}.{key}: {getattr(self, key)} is less than 1")
         if self.markers == "labels":
             if self.classes < 2:
-                raise UserError(f"{where}.classes: with `markers: labels` at least 2 must be given")
+                raise UserError(f"{where}.classes: `markers: labels` needs a number of at least 2")
             if self.unmarked:
                 raise UserError(
-                    f"{where}.unmarked: with `markers: labels` a label says what is unmarked"
+                    f"{where}.unmarked: not with `markers: labels`; use a label for unmarked pairs"
                 )
         elif self.classes:
-            raise UserError(f"{where}.classes: only with `markers: labels`; the list says it here")
+            raise UserError(
+                f"{where}.classes: only with `markers: labels`; the markers define it here"
+            )
         else:
-            len(self.marker_classes)  # a wrong file is told at once
+            len(self.marker_classes)  # reports a bad file early
 
     @cached_property
     def marker_classes(self) -> list[list[Marker]]:
-        """The variants of every class, in the order of the list."""
+        """The variants of every class, in list order."""
         return read_markers(self.markers, f"tasks.{self.name}.markers")
 
     @property
     def class_count(self) -> int:
-        """Known from the recipe alone, whatever the corpus holds."""
+        """Depends only on the recipe, not on the corpus."""
         if self.markers == "labels":
             return self.classes
         return len(self.marker_classes) + self.unmarked
@@ -92,7 +86,7 @@ class DiscourseRelation(CorpusTask):
         return ("word",)
 
     def items(self, source: Source, room: int) -> np.ndarray:
-        """(items, 2): ranges of the pairs found, balanced (pairs.balance)."""
+        """(items, 2): ranges of the balanced pairs (pairs.balance)."""
         return self._balanced(source)[1]
 
     def layout(
@@ -102,9 +96,9 @@ class DiscourseRelation(CorpusTask):
         start, end, second, second_end, label = table.T
         tokens, second_tokens = pairs.fit(end - start, second_end - second, room - 3)
         before, after = source.tokens_around(start, second_end)
-        # Too long: mined texts keep what is next to the marker, ready-made ones their beginnings.
+        # Too long: mined texts keep the part next to the marker, ready-made ones their beginning.
         start = start if pairs.is_ready_made(source) else end - tokens
-        # Free space of the row: the second text goes on, then the first begins earlier.
+        # In free space of the row the second text gets longer, then the first starts earlier.
         length = tokens + second_tokens + 3
         spare = np.minimum(room - length, before + after)
         most = second_end - second + after
@@ -118,20 +112,10 @@ class DiscourseRelation(CorpusTask):
             label=label,
         )
 
-    def example(self, layout: np.void, source: Source, rng: np.random.Generator) -> Example:
-        example = pairs.arrange_pair(layout, source)
-        example.labels[self.name] = np.array([0]), np.array([layout["label"]])
-        return example
-
-    def head(self, backbone: Encoder) -> nn.Module:
-        from palm_ds.model.heads import ClassHead
-
-        return ClassHead(backbone.config.hidden_size, classes=self.class_count, pooled=True)
-
     def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
-        """Guessing among the classes that take part in this source, which are equally many."""
-        taking_part = len(np.unique(self._balanced(source)[0][:, 4]))
-        return np.full(len(targets), np.log(taking_part)), np.full(len(targets), 1 / taking_part)
+        """Uniform over the classes used in this source, which are balanced."""
+        used = len(np.unique(self._balanced(source)[0][:, 4]))
+        return np.full(len(targets), np.log(used)), np.full(len(targets), 1 / used)
 
     def class_name(self, label: int) -> str:
         if self.markers == "labels":
@@ -139,7 +123,6 @@ class DiscourseRelation(CorpusTask):
         return [*(line[0].text for line in self.marker_classes), UNMARKED][label]
 
     def about(self, source: Source) -> str:
-        """What a run says of the pairs it found."""
         table, items = self._balanced(source)
         counts = np.bincount(table[:, 4], minlength=self.class_count)
         found = np.sort(counts[counts > 0])
@@ -162,8 +145,8 @@ class DiscourseRelation(CorpusTask):
         here &= counts[table[:, 4]] >= self.least * share / 2
         if not here.any():
             raise UserError(
-                f"tasks.{self.name}: {source.corpus.path} has {len(table)} pairs, but in the "
-                f"{len(source.documents)} documents to read here {counts.sum()}, at most "
+                f"tasks.{self.name}: {source.corpus.path} has {len(table)} pairs, but the "
+                f"{len(source.documents)} documents of this split have {counts.sum()}, at most "
                 f"{counts.max()} of one class; {self.least * share / 2:.0f} or more are needed "
                 f"(`least: {self.least}`)"
             )
@@ -171,8 +154,8 @@ class DiscourseRelation(CorpusTask):
         return table[here][order], items
 
     def _corpus_pairs(self, corpus: Corpus) -> np.ndarray:
-        """(pairs, 5) of the whole corpus, of the classes that are frequent enough in it: training
-        and held-out documents have the same classes."""
+        """(pairs, 5) of the whole corpus, for the classes that are frequent enough in it, so that
+        training and held-out documents have the same classes."""
         if corpus.path not in self._kept:
             source = Source(corpus, np.arange(len(corpus)))
             table, about = (
@@ -216,8 +199,8 @@ class DiscourseRelation(CorpusTask):
     def _mined(self, corpus: Corpus) -> tuple[np.ndarray, str]:
         if self.markers == "labels":
             raise UserError(
-                f"tasks.{self.name}.markers: labels, but {corpus.path} has no column label: it "
-                f"holds running text, from which pairs are mined with en, zh or a file of markers"
+                f"tasks.{self.name}.markers: labels, but {corpus.path} has no annotation label: it "
+                f"is running text; mine pairs with en, zh or a file of markers"
             )
         finder = Finder.of(self.marker_classes, corpus)
         last = self.class_count - 1 if self.unmarked else -1

@@ -1,17 +1,18 @@
-"""Does this text answer that query? 0 strong, 1 weak, 2 irrelevant (ERNIE 2.0, section 4.2.3).
+"""Is this text relevant to the query? 0 strong, 1 weak, 2 irrelevant (ERNIE 2.0, section 4.2.3).
 
-From a search engine's logs, as in the paper: a corpus of pairs query, title (`palm-ds prepare
---format pairs`) labelled strong (shown and clicked), weak (shown, not clicked), random.
+With a search engine's logs, as in the paper: a corpus of (query, title) pairs (`palm-ds prepare
+--format pairs`) labelled strong (shown and clicked), weak (shown, not clicked) or random.
 
-Where there are no logs, *weak supervision from structure*: a heading stands for the query, and a
-passage is of its own section (0), of another section of the document (1), of another document (2).
-That is not the relevance of the paper, only a task of the same form.
+Without logs, *weak supervision from structure*: a heading serves as the query, and the passage
+comes from its own section (0), another section of the document (1) or another document (2). This is
+not the relevance of the paper, only a task of the same form.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,15 +20,8 @@ from palm_ds.common import rng as keyed
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.store import Corpus
 from palm_ds.data.corpus_source import Source
-from palm_ds.data.example import Example
 from palm_ds.data.layout import layouts
-from palm_ds.data.task import CorpusTask
 from palm_ds.pretrain.shared import sentence_pairs as pairs
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from palm_ds.model.encoder import Encoder
 
 STRONG, WEAK, IRRELEVANT = range(3)
 NAMES = ("strong", "weak", "irrelevant")
@@ -35,23 +29,23 @@ _LABELS = {name: number for number, name in enumerate(NAMES)} | {
     "random": IRRELEVANT,
     **{str(number): number for number in range(3)},
 }
-_FEWEST = 8  # tokens of a section; of a shorter one nothing can be asked
-_LONGEST_QUERY = 0.3  # of the room
+_FEWEST = 8  # tokens of a section; shorter ones are skipped
+_LONGEST_QUERY = 0.3  # share of a row
 
 
 @dataclass(frozen=True, kw_only=True)
-class IrRelevance(CorpusTask):
+class IrRelevance(pairs.PairTask):
     group: bool = False
-    """Without logs: documents whose ids are alike up to the last `/` (chapters of a book, modules
-    of a textbook) are the sections of one document, headed by their titles."""
+    """Without logs: documents whose ids are equal up to the last `/` (chapters of a book, modules
+    of a textbook) are the sections of one document, with their titles as headings."""
     shortest: float = 0.2
-    """Without logs: a passage is drawn to be between this share and the whole of the row, or of
-    its section where that is shorter."""
+    """Without logs: a passage has a random length between this share and all of the row, or of its
+    section if that is shorter."""
     repeat: int = 10
-    """With logs: every class has as many pairs an epoch, but no pair of the rarest class is met
-    more than so many times."""
+    """With logs: every class has the same number of pairs per epoch, but no pair of the rarest
+    class occurs more than this many times."""
 
-    segments: ClassVar[int] = 2
+    class_names: ClassVar[Sequence[str]] = NAMES
     draws: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
@@ -61,8 +55,8 @@ class IrRelevance(CorpusTask):
             raise UserError(f"tasks.{self.name}.repeat: {self.repeat} is less than 1")
 
     def items(self, source: Source, room: int) -> np.ndarray:
-        """(items, 2). From logs: ranges of the balanced pairs (pairs.balance). From structure: a
-        section and a class; every section as often, each time with all three classes."""
+        """(items, 2). With logs: ranges of the balanced pairs (pairs.balance). Without: a section
+        and a class; every section occurs equally often, each time with all three classes."""
         if pairs.is_ready_made(source):
             return self._logged(source)[1]
         sections = self._sections(source)
@@ -87,7 +81,7 @@ class IrRelevance(CorpusTask):
         share = self.shortest + (1 - self.shortest) * uniform[:, 1]
         start, end = _passage(sections[other, 1:3], share, most, uniform[:, 2], source)
         tokens = np.minimum(offsets[end] - offsets[start], most)
-        # Free space of the row: the passage goes on within its section.
+        # In free space of the row the passage gets longer within its section.
         rest = offsets[sections[other, 2]] - offsets[start]
         length = query + tokens + 3
         spare = np.minimum(most, rest) - tokens
@@ -101,28 +95,14 @@ class IrRelevance(CorpusTask):
             label=label,
         )
 
-    def example(self, layout: np.void, source: Source, rng: np.random.Generator) -> Example:
-        example = pairs.arrange_pair(layout, source)
-        example.labels[self.name] = np.array([0]), np.array([layout["label"]])
-        return example
-
-    def head(self, backbone: Encoder) -> nn.Module:
-        from palm_ds.model.heads import ClassHead
-
-        return ClassHead(backbone.config.hidden_size, classes=3, pooled=True)
-
     def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
-        """Guessing among the classes there are, which are equally many."""
+        """Uniform over the classes that occur, which are balanced."""
         classes = 3
         if pairs.is_ready_made(source):
             classes = len(np.unique(self._logged(source)[0][:, 3]))
         return np.full(len(targets), np.log(classes)), np.full(len(targets), 1 / classes)
 
-    def class_name(self, label: int) -> str:
-        return NAMES[label]
-
     def about(self, source: Source) -> str:
-        """What a run says of the pairs it found."""
         if pairs.is_ready_made(source):
             return f"{self.name}: {len(self._logged(source)[0])} pairs from logs"
         sections = self._sections(source)
@@ -132,27 +112,25 @@ class IrRelevance(CorpusTask):
         )
 
     def _logged(self, source: Source) -> tuple[np.ndarray, np.ndarray]:
-        """The labelled pairs (pairs.ready_made; their classes) in the order of `pairs.balance`,
-        and the items."""
+        """The labelled pairs (pairs.labelled_pairs) in the order of `pairs.balance`, and the
+        items."""
         return source.cached(f"pairs of {self}", lambda: self._balance(source))
 
     def _balance(self, source: Source) -> tuple[np.ndarray, np.ndarray]:
-        table = pairs.ready_made(source)
-        classes = pairs.classes_of_labels(source, _LABELS, f"tasks.{self.name}")
-        table[:, 3] = classes[table[:, 3]]
+        table = pairs.labelled_pairs(source, _LABELS, f"tasks.{self.name}")
         order, items = pairs.balance(table[:, 3], self.repeat, keyed.key("relevance pairs"))
         return table[order], items
 
     def _sections(self, source: Source) -> np.ndarray:
-        """(sections, 5): the heading's sentence, the body's sentences [first, last), and which of
-        these sections are its document's: [low, high). Only of documents with two or more."""
+        """(sections, 5): the heading's sentence, the body's sentences [first, last), and the range
+        [low, high) of its document's sections. Only documents with two or more sections count."""
         return source.cached(f"sections of {self}", lambda: self._find_sections(source))
 
     def _find_sections(self, source: Source) -> np.ndarray:
         corpus = source.corpus
         if "heading" not in corpus.annotations:
             raise UserError(
-                f"tasks.{self.name}: {corpus.path} holds neither labelled pairs (palm-ds prepare "
+                f"tasks.{self.name}: {corpus.path} has neither labelled pairs (palm-ds prepare "
                 f"--format pairs) nor the annotation heading (palm-ds corpus annotate "
                 f"{corpus.path} INPUT... --annotation heading)"
             )
@@ -164,12 +142,12 @@ class IrRelevance(CorpusTask):
         _, unit, count = np.unique(table[:, 3], return_inverse=True, return_counts=True)
         table, unit = table[count[unit] >= 2], unit[count[unit] >= 2]
         if (count >= 2).sum() < 2:
-            hint = "" if self.group else ", or group: true where the ids of documents group them"
+            hint = "" if self.group else ", or group: true if the ids of documents group them"
             raise UserError(
-                f"tasks.{self.name}: {corpus.path}: {len(source.documents)} documents to read "
-                f"here have {len(found)} headings, {len(long_enough[long_enough])} with "
-                f"{_FEWEST} tokens or more below, and {(count >= 2).sum()} "
-                f"{'groups' if self.group else 'documents'} have two such; 2 are needed "
+                f"tasks.{self.name}: {corpus.path}: the {len(source.documents)} documents of "
+                f"this split have {len(found)} headings, {len(long_enough[long_enough])} with "
+                f"{_FEWEST} tokens or more below; {(count >= 2).sum()} "
+                f"{'groups' if self.group else 'documents'} have two such, but 2 are needed "
                 f"(palm-ds prepare --title_field makes titles headings{hint})"
             )
         low, high = np.searchsorted(unit, unit), np.searchsorted(unit, unit, side="right")
@@ -178,7 +156,7 @@ class IrRelevance(CorpusTask):
 
 def _headed(source: Source) -> np.ndarray:
     """(headings, 4): the heading's sentence, the body's sentences [first, last), the document. A
-    section ends where the next heading stands."""
+    section ends at the next heading."""
     corpus = source.corpus
     sentence, _, last = pairs.anchors(source).T
     heading = corpus.take(corpus.sentence_starts[sentence], "heading") == 1
@@ -189,7 +167,7 @@ def _headed(source: Source) -> np.ndarray:
 
 
 def _grouped(source: Source) -> np.ndarray:
-    """The same with every document that begins with a heading as one section, and groups of
+    """Like `_headed`, with every document that starts with a heading as one section, and groups of
     documents as documents."""
     heading = source.corpus.take(source.starts, "heading") == 1
     first, last = source.first_sentences[heading], source.last_sentences[heading]
@@ -211,10 +189,10 @@ def _elsewhere(
     draw: np.ndarray,
     sections: int,
 ) -> np.ndarray:
-    """(n,) the section that the passage is of: one's own, any other of [low, high), any outside.
+    """(n,) the section of the passage: the heading's own, another of [low, high), or one outside.
 
-    Sections are drawn evenly, so that over all headings each is as likely in every class and a
-    passage alone says nothing."""
+    Sections are drawn uniformly, so that over all headings each is equally likely in every class
+    and a passage alone reveals nothing."""
     sibling = low + (draw * (high - low - 1)).astype(np.int64)
     sibling = np.where(sibling < section, sibling, sibling + 1)
     stranger = (draw * (sections - (high - low))).astype(np.int64)
@@ -225,14 +203,14 @@ def _elsewhere(
 def _passage(
     bodies: np.ndarray, share: np.ndarray, most: np.ndarray, draw: np.ndarray, source: Source
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Whole sentences [start, end), at least one, near a drawn place of a body [first, last): some
-    `share` of `most` tokens, or of the body's where it has fewer."""
+    """Whole sentences [start, end), at least one, near a random place of a body [first, last), with
+    about `share` of `most` tokens, or of the body's if it has fewer."""
     first, last = bodies.T
     offsets = source.corpus.sentence_starts
     body = offsets[last] - offsets[first]
-    wanted = (share * np.minimum(body, most)).astype(np.int64)
-    place = offsets[first] + (draw * (body - wanted + 1)).astype(np.int64)
+    target = (share * np.minimum(body, most)).astype(np.int64)
+    place = offsets[first] + (draw * (body - target + 1)).astype(np.int64)
     before = np.clip(np.searchsorted(offsets, place, side="right") - 1, first, last - 1)
     after = np.minimum(before + 1, last - 1)
     start = np.where(offsets[after] - place < place - offsets[before], after, before)
-    return start, source.sentence_end(start, last, wanted)
+    return start, source.sentence_end(start, last, target)

@@ -1,15 +1,15 @@
-"""Predict whole hidden units: tokens, words, phrases, entities (ERNIE 1.0, 3.2; 2.0, 4.2.1).
+"""Predict whole masked units: tokens, words, phrases, entities (ERNIE 1.0, 3.2; 2.0, 4.2.1).
 
-A share `rate` of an example's tokens is chosen by unit, in random order. Every token of a chosen
-unit is predicted; 80 % of them are shown as [MASK], 10 % as a random token, 10 % as themselves.
+Units are chosen in random order until they cover a share `rate` of an example's tokens. Every token
+of a chosen unit is predicted; 80 % are shown as [MASK], 10 % as a random token, 10 % unchanged.
 
     Harry Potter is a series of fantasy novels        entity, word, word, phrase, ...
     [MASK] [MASK] is a series of [MASK] novels
 
-The rule of ERNIE 1.0's released code (batching.py) is `{units: [word], chosen: each, whole: P}`: a
-word is chosen by a draw of its own, and a share P of the texts is masked by words, the others token
-by token. ERNIE draws that once for each pass over a file, here it is drawn for each text: the same
-share, without long stretches of one kind. Random tokens here are never special ones.
+The rule of ERNIE 1.0's released code (batching.py) is `{units: [word], chosen: each, whole: P}`:
+each word is chosen independently, and a share P of the texts is masked by words, the others token
+by token. ERNIE makes that choice once per pass over a file; here it is made per text, which gives
+the same share without long runs of one kind. Random tokens here are never special tokens.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ _LARGEST_FIRST: tuple[Unit, ...] = ("entity", "phrase", "word")
 @dataclass(frozen=True, kw_only=True)
 class KnowledgeMasking(CorpusTask):
     rate: float = 0.15
-    """Share of an example's tokens that is predicted, special tokens not counted."""
+    """Share of an example's tokens to predict, special tokens excluded."""
     units: tuple[Unit, ...] = ("word", "phrase", "entity")
-    """What may be hidden as one: a token belongs to the largest unit named here that covers it,
-    else it is a unit of its own. `[token]` and `[word]` are ERNIE 1.0's basic stage, `[phrase,
-    word]` and `[entity, word]` its later ones."""
+    """Units to mask as a whole: a token belongs to the largest unit listed here that covers it, or
+    is a unit by itself. `[token]` and `[word]` are ERNIE 1.0's basic stage, `[phrase, word]` and
+    `[entity, word]` its later ones."""
     chosen: Literal["exact", "each"] = "exact"
-    """exact: units in random order until `rate` is reached, one at least. each: every unit by a
-    draw of its own, so that a short text may be left without a prediction (ERNIE 1.0's code)."""
+    """exact: units in random order until `rate` is reached, at least one. each: every unit
+    independently, so that a short text may have no prediction (ERNIE 1.0's code)."""
     whole: float | str = 1.0
-    """The share of the texts whose units are `units`; in the others every token is a unit of its
-    own. Or the column of the corpus that holds a text's share in percent (`mask_word`, of ERNIE
-    1.0's files)."""
+    """Share of the texts that are masked by `units`; in the others every token is a unit. Or the
+    annotation of the corpus with each text's share in percent (`mask_word`, from ERNIE 1.0's
+    files)."""
     corrupt: Literal["token", "unit"] = "token"
-    """Whether 80/10/10 is drawn for each token of a unit (BERT, ERNIE) or once for the unit."""
+    """Whether 80/10/10 is drawn per token (BERT, ERNIE) or once per unit."""
     mask_rate: float = 0.8
     """Share of the predicted tokens shown as [MASK]."""
     random_rate: float = 0.1
@@ -63,12 +63,13 @@ class KnowledgeMasking(CorpusTask):
             raise UserError(f"tasks.{self.name}.units: empty; name token, word, phrase or entity")
         if not isinstance(self.whole, str) and not 0 <= self.whole <= 1:
             raise UserError(
-                f"tasks.{self.name}.whole: {self.whole} is not a share from 0 to 1 (or a column)"
+                f"tasks.{self.name}.whole: {self.whole} is not a share from 0 to 1 "
+                "(or an annotation)"
             )
         if min(self.mask_rate, self.random_rate) < 0 or self.mask_rate + self.random_rate > 1:
             raise UserError(
                 f"tasks.{self.name}: mask_rate {self.mask_rate} and random_rate "
-                f"{self.random_rate} must not be negative nor add up to more than 1"
+                f"{self.random_rate} must not be negative or add up to more than 1"
             )
 
     def marks(self) -> tuple[str, ...]:
@@ -83,7 +84,7 @@ class KnowledgeMasking(CorpusTask):
         chosen = (choose_units if self.chosen == "exact" else choose_each)(unit, self.rate, rng)
         where = np.flatnonzero(chosen)
         example.labels[self.name] = where, example.ids[where].copy()
-        # One draw a token, read at the unit's first token where the unit is corrupted as one.
+        # One draw per token; a unit that is corrupted as a whole uses the draw of its first token.
         draws = rng.random(len(example))
         if self.corrupt == "unit":
             first = np.unique(unit[where], return_index=True)[1]
@@ -98,7 +99,7 @@ class KnowledgeMasking(CorpusTask):
         )
 
     def _is_whole(self, example: Example, rng: np.random.Generator) -> bool:
-        """Whether this text is masked by units; a text of borrowed parts by what its first says."""
+        """Whether this text is masked by units; of several parts the first decides."""
         if isinstance(self.whole, str):
             first = np.flatnonzero(example.origin >= 0)[0]
             return bool(rng.random() * 100 < example.marks[self.whole][first])
@@ -110,14 +111,14 @@ class KnowledgeMasking(CorpusTask):
         return MaskedLMHead(backbone)
 
     def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
-        """Guessing by the corpus's unigram frequencies."""
+        """The corpus's unigram frequencies."""
         frequency = source.unigrams
         return -np.log(frequency[targets]), (targets == frequency.argmax()).astype(float)
 
 
 def units_of(example: Example, marks: tuple[str, ...]) -> np.ndarray:
-    """(tokens,) the number of the unit each token belongs to, ascending; -1 for special tokens.
-    `marks` are those of the units, "token" or nothing: every token is one."""
+    """(tokens,) the number of each token's unit, ascending; -1 for special tokens. `marks` are the
+    annotations of the units; with only "token", or none, every token is a unit."""
     inside = example.origin >= 0
     free = inside.copy()  # not yet in a larger unit
     begins = np.zeros(len(example), bool)
@@ -128,15 +129,15 @@ def units_of(example: Example, marks: tuple[str, ...]) -> np.ndarray:
         begins |= covered & (example.marks[mark] == 1)
         free &= ~covered
     begins |= free & (example.marks["word"] == 1) if "word" in marks else free
-    # A unit also begins where the one before it ended: after a special token, after a larger unit.
+    # A unit also starts where the previous one ended: after a special token or a larger unit.
     begins |= inside & ~np.concatenate([[False], inside[:-1]])
     begins |= free & ~np.concatenate([[False], free[:-1]])
     return np.where(inside, np.cumsum(begins) - 1, -1)
 
 
 def _whole_spans(mark: np.ndarray, free: np.ndarray) -> np.ndarray:
-    """Tokens of the spans (1 2 2 ...) whose tokens are all free; a 2 that follows a 0 is the rest
-    of a span cut off at the left edge of a text, and none."""
+    """(tokens,) bool: tokens of the spans (1 2 2 ...) whose tokens are all free. A 2 after a 0 is
+    the rest of a span cut off at the start of a text and does not count."""
     before = np.concatenate([[0], mark[:-1]])
     span = np.cumsum((mark == 1) | ((mark == 2) & (before == 0)))
     broken = (mark > 0) & ~free | (mark == 2) & (before == 0)
@@ -144,7 +145,7 @@ def _whole_spans(mark: np.ndarray, free: np.ndarray) -> np.ndarray:
 
 
 def choose_each(unit: np.ndarray, rate: float, rng: np.random.Generator) -> np.ndarray:
-    """(tokens,) bool: every unit with probability `rate`, by the draw at its first token."""
+    """(tokens,) bool: every unit with probability `rate`, using the draw of its first token."""
     draws = rng.random(len(unit))
     first = (unit >= 0) & (np.diff(unit, prepend=-1) != 0)
     return (unit >= 0) & (draws[first] < rate)[unit]

@@ -1,40 +1,32 @@
 """Does the second text follow the first in its document? (BERT, section 3.1; ERNIE 1.0's code)
 
-1: it does, 0: it is from another document; half of each. A corpus of ready-made pairs (ERNIE 1.0's
-own lines, `palm-ds prepare --format ernie`; or `--format pairs` with the labels 0 and 1) is taken
-as it is.
+1: it does; 0: it is from another document; half of each. Ready-made pairs (ERNIE 1.0's files,
+`palm-ds prepare --format ernie`; or `--format pairs` with the labels 0 and 1) are used unchanged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.corpus_source import Source
-from palm_ds.data.example import Example
 from palm_ds.data.layout import layouts
-from palm_ds.data.task import CorpusTask, guess
+from palm_ds.data.task import guess
 from palm_ds.pretrain.shared import sentence_pairs as pairs
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from palm_ds.model.encoder import Encoder
 
 RANDOM, NEXT = range(2)
 
 
 @dataclass(frozen=True, kw_only=True)
-class NextSentencePrediction(CorpusTask):
+class NextSentencePrediction(pairs.PairTask):
     shortest: float = 0.2
-    """The two texts together are drawn to be between this share and the whole of a row (not where
-    the pairs are ready-made)."""
+    """The two texts together have a random length between this share of a row and a whole row
+    (ready-made pairs are not affected)."""
 
-    segments: ClassVar[int] = 2
     class_names: ClassVar[Sequence[str]] = ("another text", "the next")
     draws: ClassVar[int] = 4
 
@@ -43,8 +35,8 @@ class NextSentencePrediction(CorpusTask):
             raise UserError(f"tasks.{self.name}.shortest: {self.shortest} is not in (0, 1]")
 
     def items(self, source: Source, room: int) -> np.ndarray:
-        """Of ready-made pairs (pairs, 4): starts of the two texts, end, class. Of running text
-        (sentences, 3): one that another follows, and its document's sentences [first, last)."""
+        """Ready-made pairs (pairs, 4): starts of the two texts, end, class. Running text
+        (sentences, 3): a sentence with a successor, and its document's sentences [first, last)."""
         if pairs.is_ready_made(source):
             return self._ready_made(source)
         table = pairs.anchors(source)
@@ -52,16 +44,13 @@ class NextSentencePrediction(CorpusTask):
         table = table[last - anchor >= 2]
         if len(table) and (table[:, 1] == table[0, 1]).all():
             raise UserError(
-                f"tasks.{self.name}: {source.corpus.path} has one document of two sentences or "
-                f"more to read here; texts of different documents need at least 2"
+                f"tasks.{self.name}: {source.corpus.path} has one document with two "
+                f"sentences or more in this split; pairs of different documents need at least 2"
             )
         return table
 
     def _ready_made(self, source: Source) -> np.ndarray:
-        table = pairs.ready_made(source)
-        known = {"0": RANDOM, "1": NEXT}
-        classes = pairs.classes_of_labels(source, known, f"tasks.{self.name}")
-        return np.column_stack([table[:, :3], classes[table[:, 3]]])
+        return pairs.labelled_pairs(source, {"0": RANDOM, "1": NEXT}, f"tasks.{self.name}")
 
     def layout(
         self, items: np.ndarray, uniform: np.ndarray, source: Source, room: int
@@ -74,15 +63,15 @@ class NextSentencePrediction(CorpusTask):
         first_target = (target * (0.3 + 0.4 * uniform[:, 1])).astype(np.int64)
         label = np.where(uniform[:, 2] < 0.5, RANDOM, NEXT)
         end = source.sentence_end(anchor, last - 1, first_target)
-        strange, strange_last = self._after_another(first, first_target, uniform[:, 3], source)
-        other = np.where(label == NEXT, end, strange)
-        limit = np.where(label == NEXT, last, strange_last)
-        # One sentence that is longer than most of a row is cut.
+        random, random_last = self._after_another(first, first_target, uniform[:, 3], source)
+        other = np.where(label == NEXT, end, random)
+        limit = np.where(label == NEXT, last, random_last)
+        # A sentence that is longer than most of a row is cut.
         tokens = np.minimum(offsets[end] - offsets[anchor], int(0.7 * most))
         wanted = np.maximum(target.astype(np.int64) - tokens, 1)
         other_end = source.sentence_end(other, limit, wanted)
         other_tokens = np.minimum(offsets[other_end] - offsets[other], most - tokens)
-        # Free space of the row: the second text goes on, then the first begins earlier.
+        # In free space of the row the second text gets longer, then the first starts earlier.
         most_other = offsets[limit] - offsets[other]
         length = 3 + tokens + other_tokens
         more = most_other - other_tokens + offsets[anchor] - offsets[first]
@@ -101,27 +90,17 @@ class NextSentencePrediction(CorpusTask):
     def _after_another(
         first: np.ndarray, tokens: np.ndarray, draw: np.ndarray, source: Source
     ) -> tuple[np.ndarray, np.ndarray]:
-        """What follows a text of so many tokens in another document: its first sentence, and one
-        past the last it may have. Being chosen as a true next text is, its length and its place in
-        its document say nothing."""
+        """The successor of a text of `tokens` in another document: its first sentence, and the end
+        (exclusive) of the sentences it may have. It is chosen like a true successor, so that its
+        length and its place in its document reveal nothing."""
         own = np.searchsorted(source.first_sentences, first)
         followed = source.last_sentences - source.first_sentences - 1
         sentence, document = pairs.elsewhere(own, followed, draw, source)
         last = source.last_sentences[document]
         return source.sentence_end(sentence, last - 1, tokens), last
 
-    def example(self, layout: np.void, source: Source, rng: np.random.Generator) -> Example:
-        example = pairs.arrange_pair(layout, source)
-        example.labels[self.name] = np.array([0]), np.array([layout["label"]])
-        return example
-
-    def head(self, backbone: Encoder) -> nn.Module:
-        from palm_ds.model.heads import ClassHead
-
-        return ClassHead(backbone.config.hidden_size, classes=2, pooled=True)
-
     def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
-        """Evens; of ready-made pairs, knowing how many are of either class."""
+        """Even odds; for ready-made pairs the class prior."""
         if not pairs.is_ready_made(source):
             return np.full(len(targets), np.log(2)), np.full(len(targets), 1 / 2)
         count = lambda: np.bincount(self._ready_made(source)[:, 3], minlength=2)  # noqa: E731

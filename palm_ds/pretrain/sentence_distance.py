@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -13,24 +14,17 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.corpus_source import Source
 from palm_ds.data.example import Example
 from palm_ds.data.layout import layouts
-from palm_ds.data.task import CorpusTask
-from palm_ds.pretrain.shared.sentence_pairs import anchors, arrange_pair
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from palm_ds.model.encoder import Encoder
+from palm_ds.pretrain.shared.sentence_pairs import PairTask, anchors, arrange_pair
 
 ADJACENT, SAME_DOCUMENT, OTHER_DOCUMENT = range(3)
-_NAMES = ("adjacent", "same document", "other document")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SentenceDistance(CorpusTask):
+class SentenceDistance(PairTask):
     shortest: float = 0.2
-    """The two texts together are drawn to be between this share and the whole of a row."""
+    """The two texts together have a random length between this share of a row and a whole row."""
 
-    segments: ClassVar[int] = 2
+    class_names: ClassVar[Sequence[str]] = ("adjacent", "same document", "other document")
     draws: ClassVar[int] = 6
 
     def __post_init__(self) -> None:
@@ -38,12 +32,12 @@ class SentenceDistance(CorpusTask):
             raise UserError(f"tasks.{self.name}.shortest: {self.shortest} is not in (0, 1]")
 
     def items(self, source: Source, room: int) -> np.ndarray:
-        """(anchors, 3): a sentence and its document's sentences [first, last), wherever each of the
-        three answers is possible: an adjacent one after it, others at least one further away."""
+        """(anchors, 3): a sentence and its document's sentences [first, last), if all three classes
+        are possible: a sentence follows it, and others are further away."""
         if len(source.documents) < 2:
             raise UserError(
                 f"tasks.{self.name}: {source.corpus.path} has {len(source.documents)} document(s) "
-                f"to read here; texts of different documents need at least 2"
+                f"in this split; pairs of different documents need at least 2"
             )
         table = anchors(source)
         anchor, first, last = table.T
@@ -57,19 +51,19 @@ class SentenceDistance(CorpusTask):
         target = (self.shortest + (1 - self.shortest) * uniform[:, 0]) * most
         share = 0.3 + 0.4 * uniform[:, 1]
         label = (uniform[:, 2] * 3).astype(np.int64)
-        # The anchor's run leaves a sentence for its neighbour, and one beyond where none is before.
+        # The anchor's text leaves a sentence for its neighbour, and one more if none comes before.
         limit = np.where(anchor - 1 > first, last - 1, last - 2)
         end = source.sentence_end(anchor, limit, (target * share).astype(np.int64))
         other, limit = self._elsewhere(items, end, uniform[:, 3:5], label, source)
         offsets = source.corpus.sentence_starts
-        # One sentence that is longer than most of a row is cut.
+        # A sentence that is longer than most of a row is cut.
         tokens = np.minimum(offsets[end] - offsets[anchor], int(0.7 * most))
         wanted = np.maximum(target.astype(np.int64) - tokens, 1)
         other_end = source.sentence_end(other, limit, wanted)
         other_tokens = np.minimum(offsets[other_end] - offsets[other], most - tokens)
         length = 3 + tokens + other_tokens
-        # Free space of the row: the other text goes on, then the anchor's begins earlier, unless
-        # the other stands there.
+        # In free space of the row the other text gets longer, then the anchor's starts earlier,
+        # unless the other text comes before it.
         most_other = offsets[limit] - offsets[other]
         before = np.where(other < anchor, 0, offsets[anchor] - offsets[first])
         before = np.where(label == OTHER_DOCUMENT, offsets[anchor] - offsets[first], before)
@@ -89,21 +83,21 @@ class SentenceDistance(CorpusTask):
     def _elsewhere(
         items: np.ndarray, end: np.ndarray, draw: np.ndarray, label: np.ndarray, source: Source
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The other text's first sentence and the sentence before which it must end."""
+        """The other text's first sentence, and the sentence at which it must end (exclusive)."""
         anchor, first, last = items.T
-        # Same document, not adjacent: before the anchor, or after the sentence that follows it.
+        # Same document, not adjacent: before the anchor, or beyond its next sentence.
         before, after = np.maximum(anchor - 1 - first, 0), np.maximum(last - end - 1, 0)
         pick = (draw[:, 0] * (before + after)).astype(np.int64)
         far = np.where(pick < before, first + pick, end + 1 + pick - before)
         far_limit = np.where(pick < before, anchor - 1, last)
-        # Another document: a sentence drawn over all, the next document's where it is our own.
+        # Another document: a random sentence, moved to the next document if it is in the own one.
         count = source.last_sentences - source.first_sentences
         upto = np.cumsum(count)
-        stray = (draw[:, 1] * upto[-1]).astype(np.int64)
-        document = np.searchsorted(upto, stray, side="right")
-        mine = source.first_sentences[document] == first
-        document = np.where(mine, (document + 1) % len(count), document)
-        within = (stray - (upto - count)[document]) % np.maximum(count[document], 1)
+        drawn = (draw[:, 1] * upto[-1]).astype(np.int64)
+        document = np.searchsorted(upto, drawn, side="right")
+        own = source.first_sentences[document] == first
+        document = np.where(own, (document + 1) % len(count), document)
+        within = (drawn - (upto - count)[document]) % np.maximum(count[document], 1)
         foreign = source.first_sentences[document] + within
         other = np.select([label == ADJACENT, label == SAME_DOCUMENT], [end, far], foreign)
         limits = [last, far_limit]
@@ -117,13 +111,5 @@ class SentenceDistance(CorpusTask):
         example.labels[self.name] = np.array([0]), np.array([layout["label"]])
         return example
 
-    def head(self, backbone: Encoder) -> nn.Module:
-        from palm_ds.model.heads import ClassHead
-
-        return ClassHead(backbone.config.hidden_size, classes=3, pooled=True)
-
     def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
         return np.full(len(targets), np.log(3)), np.full(len(targets), 1 / 3)
-
-    def class_name(self, label: int) -> str:
-        return _NAMES[label]

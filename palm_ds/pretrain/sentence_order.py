@@ -1,7 +1,7 @@
-"""Do these two texts follow one another, or were they swapped? (ERNIE's dygraph demo, which calls
-it next-sentence prediction; ALBERT, section 3.1)
+"""Are these two texts in order, or were they swapped? (ALBERT, section 3.1; ERNIE's dygraph demo,
+which calls it next-sentence prediction)
 
-A paragraph is cut in two at a drawn sentence; 1: in order, 0: swapped, half of each.
+A paragraph is cut in two at a random sentence boundary. 1: in order; 0: swapped; half of each.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ SWAPPED, IN_ORDER = range(2)
 @dataclass(frozen=True, kw_only=True)
 class SentenceOrder(CorpusTask):
     shortest: float = 0.2
-    """Of paragraphs longer than half a row, parts of this share of a row to all of it are drawn."""
+    """Paragraphs longer than half a row are cut to a random length between this share of a row and
+    a whole row."""
 
     segments: ClassVar[int] = 2
     class_names: ClassVar[Sequence[str]] = ("swapped", "in order")
@@ -40,7 +41,7 @@ class SentenceOrder(CorpusTask):
             raise UserError(f"tasks.{self.name}.shortest: {self.shortest} is not in (0, 1]")
 
     def items(self, source: Source, room: int) -> np.ndarray:
-        """(texts, 4): at least two whole sentences, and the paragraph they are of."""
+        """(texts, 4): at least two whole sentences, and their paragraph."""
         texts = paragraphs(source, room - 3, self.shortest)
         return texts[texts[:, 1] - texts[:, 0] >= 2]
 

@@ -1,9 +1,8 @@
 """Which permutation of its segments is this paragraph? (ERNIE 2.0, section 4.2.2)
 
-A paragraph is cut at sentence boundaries into 1..`most` segments, which are put in a random order
-(of a paragraph longer than half a row, a part);
-the class says which of the sum of n! orders it is (m = 3: 9 classes, m = 4: 33, as in ERNIE-Doc).
-Classes are drawn uniformly among those that the paragraph's number of sentences allows.
+A paragraph (or a part of one longer than half a row) is cut at sentence boundaries into 1..`most`
+segments, which are shuffled. The class is one of the sum of n! orders (m = 3: 9 classes, m = 4: 33,
+as in ERNIE-Doc), drawn uniformly among those that the paragraph's number of sentences allows.
 """
 
 from __future__ import annotations
@@ -31,9 +30,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class SentenceReordering(CorpusTask):
     most: int = 3
-    """The largest number of segments; the backbone needs as many segment types."""
+    """Maximum number of segments; the backbone needs as many token types."""
     shortest: float = 0.2
-    """Of paragraphs longer than half a row, parts of this share of a row to all of it are drawn."""
+    """Paragraphs longer than half a row are cut to a random length between this share of a row and
+    a whole row."""
 
     draws: ClassVar[int] = 1
 
@@ -45,7 +45,7 @@ class SentenceReordering(CorpusTask):
 
     @cached_property
     def orders(self) -> list[tuple[int, ...]]:
-        """Every class's order, in the order of the classes: (0), (0 1), (1 0), (0 1 2), ..."""
+        """The permutation of every class: (0), (0 1), (1 0), (0 1 2), ..."""
         return [
             order
             for segments in range(1, self.most + 1)
@@ -53,7 +53,7 @@ class SentenceReordering(CorpusTask):
         ]
 
     def items(self, source: Source, room: int) -> np.ndarray:
-        """(texts, 4): at least two whole sentences, and the paragraph they are of."""
+        """(texts, 4): at least two whole sentences, and their paragraph."""
         texts = paragraphs(source, room - 1 - self.most, self.shortest)
         return texts[texts[:, 1] - texts[:, 0] >= 2]
 
@@ -85,10 +85,10 @@ class SentenceReordering(CorpusTask):
         return ClassHead(backbone.config.hidden_size, classes=len(self.orders), pooled=True)
 
     def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
-        """The number of segments is plain to see; which of its n! orders it is, is the question."""
+        """Knows the number of segments n, which is visible, and guesses one of the n! orders."""
         orders = np.array([math.factorial(len(order)) for order in self.orders])[targets]
         return np.log(orders), 1 / orders
 
     def class_name(self, label: int) -> str:
-        """`2 1 3`: the text's second segment stands first."""
+        """`2 1 3`: the text's second segment comes first."""
         return " ".join(str(segment + 1) for segment in self.orders[label])

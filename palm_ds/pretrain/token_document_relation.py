@@ -3,12 +3,12 @@
     ... a harbour seal ...  | the seal swam to the boat |  ... two other seals, a seal pup ...
         outside the text         0   1    0      0              outside the text
 
-Elsewhere are the tokens of the document that are not in the example, up to `reach` of them on
-either side of each of its texts: what keeps a document of a million tokens from costing more than
-one of ten thousand. Special tokens are not asked about, nor stop words, which occur everywhere.
-Hidden tokens are (the question is about the token that stood there), so that the order of the tasks
-in a blend makes no difference. Where the document has hardly anything else the answer would always
-be no; such tokens are not asked about either.
+"Elsewhere" means the tokens of the document that are not in the example, up to `reach` of them on
+either side of each of its texts, so that a document of a million tokens costs no more than one of
+ten thousand. Special tokens are not labelled, nor stop words, which occur everywhere. Masked tokens
+are labelled (by the original token), so the order of the tasks in a blend makes no difference. If
+the document has hardly any other tokens, the answer would always be no; such texts are not labelled
+either.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
     from palm_ds.model.encoder import Encoder
 
-_SAMPLE, _SAMPLE_ROOM = 512, 256  # examples, and tokens of one, that chance is measured on
+_SAMPLE, _SAMPLE_ROOM = 512, 256  # examples, and tokens per example, that measure the baseline
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenDocumentRelation(CorpusTask):
     reach: int = 4096
-    """How many tokens of the document before and after a text are looked at."""
+    """Tokens of the document that are searched before and after a text."""
     least: int = 128
-    """A text is asked about where at least so many tokens of its document are looked at."""
+    """A text is labelled only if at least this many tokens of its document are searched."""
     frequent: float = 0.001
-    """Tokens that make up more than this share of the corpus are stop words: not asked about."""
+    """Tokens above this share of the corpus are stop words and get no label."""
 
     class_names: ClassVar[Sequence[str]] = ("nowhere else", "elsewhere too")
 
@@ -48,13 +48,13 @@ class TokenDocumentRelation(CorpusTask):
         if not 1 <= self.least <= self.reach:
             raise UserError(
                 f"tasks.{self.name}: least {self.least} and reach {self.reach} must be positive, "
-                f"and least no more than reach"
+                f"and least must not exceed reach"
             )
         if not 0 < self.frequent <= 1:
             raise UserError(f"tasks.{self.name}.frequent: {self.frequent} is not in (0, 1]")
 
     def items(self, source: Source, room: int) -> np.ndarray:
-        """Passages, as of any task, where enough of their document is outside."""
+        """The default passages, if enough of their document is outside."""
         table = passages(source, room - 2)
         before, after = source.tokens_around(table[:, 0], table[:, 1])
         return table[np.minimum(before, self.reach) + np.minimum(after, self.reach) >= self.least]
@@ -64,7 +64,7 @@ class TokenDocumentRelation(CorpusTask):
     ) -> np.ndarray:
         layout = super().layout(items, uniform, source, room)
         before, after = source.tokens_around(items[:, 0], items[:, 1])
-        # A passage may begin earlier as long as enough is left outside.
+        # A passage may start earlier as long as enough remains outside.
         most = before - np.maximum(self.least - after, 0)
         layout["spare"] = np.minimum(layout["spare"], most)
         return layout
@@ -74,20 +74,20 @@ class TokenDocumentRelation(CorpusTask):
         real = np.flatnonzero(example.origin >= 0)
         document = np.searchsorted(source.starts, example.origin[real], side="right") - 1
         for number in np.unique(document):
-            mine = real[document == number]
-            pieces = list(self._elsewhere(example.origin[mine], source, int(number)))
+            here = real[document == number]
+            pieces = list(self._elsewhere(example.origin[here], source, int(number)))
             if sum(map(len, pieces)) < self.least:
                 continue
             seen = np.zeros(source.vocabulary.size, bool)
             for ids in pieces:
                 seen[ids] = True
-            asked[mine], answer[mine] = True, seen[example.original[mine]]
+            asked[here], answer[here] = True, seen[example.original[here]]
         where = np.flatnonzero(asked)
         where = where[~self._stop_words(source)[example.original[where]]]
         example.labels[self.name] = where, answer[where]
 
     def _elsewhere(self, origin: np.ndarray, source: Source, document: int) -> Iterator[np.ndarray]:
-        """The ids of one document around the stretches that `origin` is made of, none twice."""
+        """The ids of one document around the contiguous spans of `origin`, without overlap."""
         places = np.sort(origin)
         breaks = np.flatnonzero(np.diff(places) > 1) + 1
         begins = places[np.concatenate([[0], breaks])].tolist()
@@ -101,7 +101,7 @@ class TokenDocumentRelation(CorpusTask):
                     yield source.corpus.read(a, b, ()).ids
 
     def _stop_words(self, source: Source) -> np.ndarray:
-        """(vocabulary,) bool: of the whole corpus, so the same in training and held out."""
+        """(vocabulary,) bool: from the whole corpus, so that training and held-out data agree."""
 
         def find() -> np.ndarray:
             everything = Source(source.corpus, np.arange(len(source.corpus)))
@@ -115,11 +115,11 @@ class TokenDocumentRelation(CorpusTask):
         return ClassHead(backbone.config.hidden_size, classes=2)
 
     def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
-        """Knowing how often the answer is yes, in passages of the source."""
+        """The share of yes answers in passages of the source."""
         return guess(targets, source.cached(f"answers of {self}", lambda: self._counts(source)))
 
     def _counts(self, source: Source) -> np.ndarray:
-        """(2,) how often the answers are no and yes in some passages."""
+        """(2,) counts of no and yes in some passages."""
         counts, items = np.zeros(2), self.items(source, _SAMPLE_ROOM)
         sample = np.arange(min(_SAMPLE, len(items)))
         for start, end, _ in items[keyed.permutation_at(keyed.key(self.name), len(items), sample)]:

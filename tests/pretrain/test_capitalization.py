@@ -135,5 +135,5 @@ def test_a_vocabulary_with_capitals_is_refused(tmp_path):
 
 def test_a_corpus_without_the_mark_says_how_to_add_it(tmp_path):
     corpus = write_small_corpus(tmp_path / "c", documents=3)
-    with pytest.raises(UserError, match="no column capital; add it with"):
+    with pytest.raises(UserError, match="no annotation capital; add it with"):
         split(corpus, 0.0, make().marks())

@@ -245,7 +245,7 @@ def test_other_mistakes_are_one_clear_line(jumble, ready, some_list, tmp_path):
     assert "not UTF-8" in refused(markers=str(tmp_path / "latin.txt"))
     assert "least: 0" in refused(least=0)
     assert "repeat: 0" in refused(repeat=0)
-    assert "classes: with `markers: labels`" in refused(markers="labels")
+    assert "classes: `markers: labels` needs" in refused(markers="labels")
     assert "classes: only with" in refused(classes=3)
     assert "unmarked" in refused(markers="labels", classes=3, unmarked=True)
     text = whole(jumble)
@@ -254,7 +254,7 @@ def test_other_mistakes_are_one_clear_line(jumble, ready, some_list, tmp_path):
     assert ", 0 begin with one of 5 markers" in refused(
         text, markers=list_file(tmp_path, "plum\npear\nquince | medlar\nfig\n")
     )
-    assert "has no column label" in refused(text, markers="labels", classes=3)
+    assert "has no annotation label" in refused(text, markers="labels", classes=3)
     assert "[no-conn]" in refused(ready, markers="en", least=1)
     assert "has 3 labels" in refused(ready, markers="labels", classes=2)
 
@@ -267,4 +267,4 @@ def test_documents_without_a_pair_are_said(jumble, some_list):
     empty = np.array(sorted(set(range(len(jumble))) - inside))
     assert len(empty)
     said = refused(Source(jumble, empty), markers=some_list, least=1, shortest=3)
-    assert f"{len(pairs)} pairs, but in the {len(empty)} documents to read here 0" in said
+    assert f"{len(pairs)} pairs, but the {len(empty)} documents of this split have 0" in said

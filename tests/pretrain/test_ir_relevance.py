@@ -170,8 +170,8 @@ def test_classes_are_even_and_a_passage_alone_says_nothing(corpus, group):
     # Every section is the passage's as often, in every class; those of other documents as nearly
     # as documents of different sizes allow.
     for label in range(3):
-        mine = layouts[layouts["label"] == label]
-        of = np.searchsorted(headings, mine[:, 4], side="right") - 1
+        here = layouts[layouts["label"] == label]
+        of = np.searchsorted(headings, here["second"], side="right") - 1
         counts = np.bincount(of, minlength=sections)
         slack = 0.35 if label == IRRELEVANT else 0.2
         assert abs(counts / 400 - 1).max() < slack
@@ -283,8 +283,8 @@ def test_mistakes_are_one_clear_line(corpus, tmp_path):
     assert "(good)" in refused(whole(wrong))
     first = Source(corpus, np.array([0]))
     said = refused(first)
-    assert "1 documents to read here have" in said and "group: true" in said
-    assert "groups have two such; 2 are needed" in refused(first, group=True)
+    assert "the 1 documents of this split have" in said and "group: true" in said
+    assert "groups have two such, but 2 are needed" in refused(first, group=True)
     bare = write_small_corpus(tmp_path / "bare", documents=5)
     said = refused(whole(bare))
     assert "neither labelled pairs" in said and "--annotation heading" in said

@@ -77,7 +77,8 @@ def test_labels_are_what_the_documents_say(source, longer):
 
 def test_halves_are_even_and_lengths_say_nothing(source):
     layouts = feed_of(source).layouts(np.arange(12000))
-    label, length, first, most = layouts[:, 6], layouts["length"], layouts[:, 3], layouts[:, 5]
+    label, length = layouts["label"], layouts["length"]
+    first, most = layouts["first_tokens"], layouts["second_tokens"]
     counts = np.bincount(label, minlength=2)
     assert ((counts - 6000) ** 2 / 6000).sum() < 10.8  # chi-squared, 1 df, p = 0.001
     error = first.std() * np.sqrt(1 / counts[0] + 1 / counts[1])

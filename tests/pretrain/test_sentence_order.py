@@ -79,7 +79,7 @@ def test_labels_are_where_the_texts_stand(source, longer):
 
 def test_lengths_say_nothing(source):
     layouts = feed_of(source).layouts(np.arange(8000))
-    label, length = layouts[:, 4], layouts["length"]
+    label, length = layouts["label"], layouts["length"]
     error = length.std() * np.sqrt(4 / len(label))
     assert abs(length[label == 1].mean() - length[label == 0].mean()) < 3.5 * error
 

@@ -536,8 +536,8 @@ def test_a_small_model_learns_tags_that_follow_from_words(
     model = Model(backbone, {"slots": head}, {"slots": "slots"})
     numbers = np.arange(len(feed.items))
     layouts = feed.layouts(numbers)
-    every = refs(0, numbers, layouts)
-    packed = [every[i : i + 3] for i in range(0, len(layouts), 3)]
+    examples = refs(0, numbers, layouts)
+    packed = [examples[i : i + 3] for i in range(0, len(layouts), 3)]
     built = build_examples([feed], packed)
     batch = collate_built([feed], built, 24, source.vocabulary.pad)
     assert batch.count("slots") == (len(layouts) if crf else len(batch.labels["slots"][0]))

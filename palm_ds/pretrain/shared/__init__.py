@@ -1,1 +1,1 @@
-"""What several pretraining tasks share. Modules of this folder are no tasks."""
+"""Code shared by pretraining tasks; the modules here are not tasks."""

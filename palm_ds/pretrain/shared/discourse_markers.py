@@ -4,7 +4,7 @@
     finder = Finder.of(classes, corpus)
     for table in mine(corpus, finder, shortest=5, unmarked=-1): ...
 
-A marker is matched as token ids, so that a whole corpus is looked through without decoding it.
+Markers are matched as token ids, so that a whole corpus is searched without decoding it.
 """
 
 from __future__ import annotations
@@ -22,30 +22,31 @@ from palm_ds.corpus.store import Corpus
 from palm_ds.text.tokenizer import Tokenizer
 
 _OWN_LISTS = ("en", "zh")
-_TAKEN_OUT = (",", "，", ":", "：")  # after a marker
-_JOINED = ("-", "‐", "‑", "'", "’")  # after a word that goes on: so-called, that's
-_CHUNK = 1 << 20  # sentences looked at together
+_REMOVED = (",", "，", ":", "：")  # along with the marker before them
+_JOINED = ("-", "‐", "‑", "'", "’")  # after a word that continues: so-called, that's
+_CHUNK = 1 << 20  # sentences processed together
 
 
 @dataclass(frozen=True)
 class Marker:
-    """A word or several at the beginning of a sentence."""
+    """One or more words at the start of a sentence."""
 
     text: str
     comma: bool
-    """Only where a comma (or colon) follows."""
+    """Counts only if a comma (or colon) follows."""
 
 
 def plain_name(name: str) -> str:
-    """A marker as lists and labels may write it: `As_a_result,` is `as a result`."""
+    """The normalised form of a marker in a list or label: `As_a_result,` is `as a result`."""
     return " ".join(name.replace("_", " ").rstrip(",， ").lower().split())
 
 
 def read_markers(name: str, where: str) -> list[list[Marker]]:
-    """The classes of a list: one a line, variants separated by `|`, `#` begins a comment; a comma
+    """The classes of a list: one per line, variants separated by `|`; `#` starts a comment; a comma
     at the end of a marker means that one must follow in the text; `_` is a space.
 
-    `name` is `en`, `zh`, or a file. UserError: no such file, nothing in it, a marker twice."""
+    `name` is `en`, `zh`, or a file. Raises UserError for a missing file, fewer than two classes, or
+    a duplicate marker."""
     if name in _OWN_LISTS:
         text = (resources.files("palm_ds.pretrain") / f"markers/{name}.txt").read_text("utf-8")
     else:
@@ -62,11 +63,15 @@ def read_markers(name: str, where: str) -> list[list[Marker]]:
                 raise UserError(f"{where}: {name}: line {number}: a marker is empty")
             if plain in seen:
                 first = seen[plain]
-                raise UserError(f"{where}: {name}: line {number}: {plain!r} stands on line {first}")
+                raise UserError(
+                    f"{where}: {name}: line {number}: {plain!r} is already on line {first}"
+                )
             seen[plain] = number
             classes[-1].append(Marker(plain, variant.strip()[-1] in ",，"))
     if len(classes) < 2:
-        raise UserError(f"{where}: {name}: {len(classes)} markers; at least 2, one a line, are due")
+        raise UserError(
+            f"{where}: {name}: {len(classes)} markers; expected at least 2, one per line"
+        )
     return classes
 
 
@@ -75,7 +80,8 @@ def _read(file: Path, where: str) -> str:
         return file.read_text("utf-8-sig")
     except OSError as error:
         raise UserError(
-            f"{where}: {file}: {error.strerror}; give en, zh, labels or a file with a marker a line"
+            f"{where}: {file}: {error.strerror}; use en, zh, labels or a file "
+            "with one marker per line"
         ) from None
     except UnicodeDecodeError:
         raise UserError(f"{where}: {file}: not UTF-8 text") from None
@@ -86,7 +92,7 @@ def _read(file: Path, where: str) -> str:
 
 @dataclass(frozen=True)
 class Finder:
-    """Markers as token ids, in a tree that is walked for many sentences at once.
+    """A trie of markers as token ids, walked for many sentences in parallel.
 
     A state is a node; `edges` (sorted) are `state * size + id` and lead to `targets`."""
 
@@ -94,14 +100,14 @@ class Finder:
     edges: np.ndarray  # (edges,) int64
     targets: np.ndarray  # (edges,) int64
     label: np.ndarray  # (states,) int64: the class of the marker that ends here; -1: none
-    comma: np.ndarray  # (states,) bool: whether it wants a comma
-    taken_out: np.ndarray  # ids of commas and colons
-    joined: np.ndarray  # ids that make the marker a part of a longer word
+    comma: np.ndarray  # (states,) bool: whether that marker needs a comma
+    removed: np.ndarray  # ids of commas and colons
+    joined: np.ndarray  # ids that make the marker part of a longer word
 
     @classmethod
     def of(cls, classes: list[list[Marker]], corpus: Corpus) -> Finder:
-        """Each marker as the corpus's tokenizer writes it where a sentence begins. One that it
-        cannot write is left out."""
+        """Encodes each marker as the corpus's tokenizer does at the start of a sentence. Markers it
+        cannot encode are skipped."""
         tokenizer = corpus.tokenizer()
         ends: dict[tuple[int, ...], tuple[int, bool]] = {}
         for label, line in enumerate(classes):
@@ -121,12 +127,12 @@ class Finder:
             np.array([edges[edge] for edge in sorted(edges)], np.int64),
             np.array([label for label, _ in answers], np.int64),
             np.array([comma for _, comma in answers], bool),
-            _ids_of(_TAKEN_OUT, tokenizer),
+            _ids_of(_REMOVED, tokenizer),
             _ids_of(_JOINED, tokenizer),
         )
 
     def step(self, state: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """The states after one more token; -1: no marker goes on like this."""
+        """The states after one more token; -1: no marker continues this way."""
         if not len(self.edges):
             return np.full(len(state), -1)
         key = state * self.size + ids.astype(np.int64)
@@ -136,8 +142,8 @@ class Finder:
     def find(
         self, corpus: Corpus, starts: np.ndarray, ends: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """For texts [start, end): the class of the longest marker each begins with (-1: none), and
-        how many tokens it has, a comma or colon after it included."""
+        """For texts [start, end): the class of the longest marker at the start of each (-1: none),
+        and its number of tokens, including a comma or colon after it."""
         label, cut = np.full(len(starts), -1), np.zeros(len(starts), np.int64)
         text, state, length = np.arange(len(starts)), np.zeros(len(starts), np.int64), 0
         while len(text):
@@ -148,7 +154,7 @@ class Finder:
             whole = self.label[state] >= 0
             ended, at = text[whole], state[whole]
             after = corpus.take(starts[ended] + length)
-            comma = np.isin(after, self.taken_out)
+            comma = np.isin(after, self.removed)
             plain = corpus.take(starts[ended] + length, "word") == 1
             plain &= ~np.isin(after, self.joined) & ~self.comma[at]
             found = comma | plain
@@ -158,18 +164,18 @@ class Finder:
 
 
 def spellings(marker: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
-    """The ids of a marker at the beginning of a sentence: with and without a capital, at the
-    beginning of a text, after a space, right after a Chinese full stop. None with [UNK]."""
+    """The ids of a marker at the start of a sentence: with and without a capital, at the start of a
+    text, after a space, right after a Chinese full stop. Encodings with [UNK] are skipped."""
     found: dict[tuple[int, ...], None] = {}
     unknown = tokenizer.vocabulary.unk
     for text in (marker, marker[0].upper() + marker[1:]):
         for before in ("", ". ", "。"):
             ((ids, at),) = tokenizer.encode_texts([before + text])
-            mine = at >= len(before.strip())
-            # A first token beyond the marker's beginning: the rest of it went into one before.
-            whole = mine.any() and at[mine][0] <= len(before)
-            if whole and unknown not in ids[mine]:
-                found[tuple(ids[mine].tolist())] = None
+            own = at >= len(before.strip())
+            # A first token inside the marker: its beginning went into an earlier token.
+            whole = own.any() and at[own][0] <= len(before)
+            if whole and unknown not in ids[own]:
+                found[tuple(ids[own].tolist())] = None
     return list(found)
 
 
@@ -179,11 +185,12 @@ def _ids_of(texts: tuple[str, ...], tokenizer: Tokenizer) -> np.ndarray:
 
 
 def mine(corpus: Corpus, finder: Finder, *, shortest: int, unmarked: int) -> Iterator[np.ndarray]:
-    """(pairs, 5) int64 start, end, start of the second without its marker, its end, class: adjacent
-    sentences of a document, both `shortest` tokens or more and no headings, in the corpus's order.
+    """Mines adjacent sentences of a document, in corpus order, both of at least `shortest` tokens
+    and neither a heading. Yields (pairs, 5) int64: start and end of the first, start of the second
+    without its marker, its end, class.
 
-    unmarked: the class of those without a marker, of which as many are kept, by chance, as there
-    are with one; -1: none."""
+    unmarked: the class of pairs without a marker; a random sample of them is kept, as many as there
+    are pairs with one. -1: none are kept."""
     offsets = corpus.sentence_starts
     for first in range(0, corpus.manifest.sentences, _CHUNK):
         sentence = np.arange(first, min(first + _CHUNK, corpus.manifest.sentences))

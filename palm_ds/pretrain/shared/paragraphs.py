@@ -1,11 +1,11 @@
-"""Paragraphs, cut into segments: what the tasks about the order of a text share.
+"""Paragraphs cut into segments, for the tasks about the order of a text.
 
-    document ──paragraphs──> runs of sentences ──lay_out──> lengths ──segments──> begins and ends
+    document ──paragraphs──> runs of sentences ──lay_out──> lengths ──segments──> starts and ends
 
-A text is a whole paragraph, or what of a long one fits into a row: across paragraphs there is much
-less order to learn. One that is given more room takes in what follows it in its paragraph, then
-what goes before. The room seldom ends with a sentence, so one segment is cut short: any of them, so
-that the cut says nothing of the order.
+A text is a paragraph, or the part of a long one that fits a row: across paragraphs there is much
+less order to learn. With more room it grows within its paragraph, first forwards, then backwards.
+The room rarely ends at a sentence boundary, so a random segment is shortened; a fixed choice would
+reveal the order.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from palm_ds.data.layout import layouts
 
 
 def paragraphs(source: Source, size: int, shortest: float) -> np.ndarray:
-    """(texts, 4) sentences [first, last), and [begin, end) of the paragraph they are of: whole
-    paragraphs, and runs of whole sentences of those that are longer than half of `size` tokens
-    (texts of 0.5 to 1 rows would fit beside nothing; where a row has room they grow back).
+    """(texts, 4) sentences [first, last), and [begin, end) of their paragraph. A text is a whole
+    paragraph or, if that is longer than half of `size` tokens, a run of its sentences (texts of 0.5
+    to 1 rows would pack badly; they grow back where a row has room).
 
-    Each run is drawn a target between `shortest` and 1 times `size` tokens, so that rows pack well
-    and the model sees texts of every length. A text longer than `size` (one sentence that is) is
-    left out."""
+    Each run has a random target length of `shortest` to 1 times `size` tokens, so that rows pack
+    well and the model sees texts of every length. A single sentence longer than `size` is
+    skipped."""
     offsets, whole = source.corpus.sentence_starts, source.paragraphs
     fits = offsets[whole[:, 1]] - offsets[whole[:, 0]] <= size / 2
     runs = [np.tile(whole[fits], 2)]
@@ -45,8 +45,8 @@ def paragraphs(source: Source, size: int, shortest: float) -> np.ndarray:
 def lay_out(
     texts: np.ndarray, parts: np.ndarray, label: np.ndarray, source: Source, room: int
 ) -> np.ndarray:
-    """(n, 6) int64 layouts of texts that are cut into so many `parts`: length, how much longer,
-    first sentence, one past the last, label, tokens of the paragraph after it."""
+    """Layouts of texts that are cut into `parts` (n,) segments: the sentences [`first`, `last`) of
+    each, its `label`, and the tokens of its paragraph `after` it."""
     first, last, begin, end = source.corpus.sentence_starts[texts].T
     length = 1 + last - first + parts
     spare = np.minimum(room - length, first - begin + end - last)
@@ -58,8 +58,8 @@ def lay_out(
 def segments(
     layout: np.void, parts: int, source: Source, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Where the segments of one layout begin and end in the corpus, in the order of the text; they
-    are cut at drawn sentences."""
+    """The starts and ends of the segments of one layout, as corpus offsets in text order; the text
+    is cut at random sentence boundaries."""
     length, first = int(layout["length"]), int(layout["first"])
     last, after = int(layout["last"]), int(layout["after"])
     starts, tokens = source.corpus.sentence_starts, length - 1 - parts
@@ -72,8 +72,8 @@ def segments(
 
 
 def _shortened(cuts: np.ndarray, excess: int, rng: np.random.Generator) -> np.ndarray:
-    """Where the segments end, `excess` tokens left out at the end of one of them. If it were always
-    the last one of the text, a missing full stop would tell the order."""
+    """The ends of the segments, with `excess` tokens dropped at the end of a random one. If it were
+    always the last, a missing full stop would reveal the order."""
     ends, sizes = cuts[1:].copy(), np.diff(cuts)
     if excess:
         able = np.flatnonzero(sizes > excess)

@@ -1,15 +1,17 @@
-"""Pairs of texts with a class: what the tasks share that read them ready-made or mine them.
+"""Tasks that classify pairs of texts, built from running text or read ready-made.
 
-    corpus of pairs ──ready_made──> (pairs, 4) ──balance──> items ──pick──> a pair
+    corpus of pairs ──labelled_pairs──> (pairs, 4) ──balance──> items ──pick──> a pair
                                                     lay_out, arrange_pair: [CLS] a [SEP] b [SEP]
 
-A corpus of pairs (`palm-ds prepare --format pairs`) holds one document a pair, two sentences
-each, and the number of the pair's label in the column `label`.
+In a corpus of pairs (`palm-ds prepare --format pairs`) each pair is a document of two sentences;
+the annotation `label` is the number of its label.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -18,33 +20,62 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.corpus_source import Source
 from palm_ds.data.example import Example, arrange
 from palm_ds.data.layout import layouts
+from palm_ds.data.task import CorpusTask
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from palm_ds.model.encoder import Encoder
 
 _MOST_ITEMS = 1 << 22
 
 
+@dataclass(frozen=True, kw_only=True)
+class PairTask(CorpusTask):
+    """A task that classifies pairs of texts: its layouts have the fields of `arrange_pair` and a
+    `label`."""
+
+    segments: ClassVar[int] = 2
+
+    @property
+    def class_count(self) -> int:
+        """Number of classes of the head."""
+        return len(self.class_names)
+
+    def example(self, layout: np.void, source: Source, rng: np.random.Generator) -> Example:
+        example = arrange_pair(layout, source)
+        example.labels[self.name] = np.array([0]), np.array([layout["label"]])
+        return example
+
+    def head(self, backbone: Encoder) -> nn.Module:
+        from palm_ds.model.heads import ClassHead
+
+        return ClassHead(backbone.config.hidden_size, classes=self.class_count, pooled=True)
+
+
 def is_ready_made(source: Source) -> bool:
-    """Whether the corpus holds pairs with labels, not running text."""
+    """Whether the corpus consists of labelled pairs rather than running text."""
     return "label" in source.corpus.annotations
 
 
 def ready_made(source: Source) -> np.ndarray:
-    """(documents, 4) int64: where the first text starts, where the second does, where it ends, and
-    the number of the pair's label.
+    """(documents, 4) int64: start of the first text, start and end of the second, number of the
+    label.
 
-    UserError where the corpus has no column `label`, a document is not two sentences, or a label
-    has no name."""
+    Raises UserError if the corpus has no annotation `label`, a document does not have two
+    sentences, or a label has no name."""
     path = source.corpus.path
     if not is_ready_made(source):
         raise UserError(
-            f"{path}: the corpus has no column label; make one of pairs with palm-ds prepare "
-            f"--format pairs"
+            f"{path}: the corpus has no annotation label; make a corpus of pairs with "
+            "palm-ds prepare --format pairs"
         )
     sentences = source.last_sentences - source.first_sentences
     if (wrong := np.flatnonzero(sentences != 2)).size:
         number = int(source.documents[wrong[0]])
         raise UserError(
             f"{path}: document {number} ({source.corpus.document(number, ())[0]}) has "
-            f"{sentences[wrong[0]]} sentences, a pair has two; make the corpus with "
+            f"{sentences[wrong[0]]} sentences, but a pair has two; make the corpus with "
             f"palm-ds prepare --format pairs"
         )
     label = source.corpus.take(source.starts, "label").astype(np.int64)
@@ -57,28 +88,35 @@ def ready_made(source: Source) -> np.ndarray:
     return np.column_stack([source.starts, second, source.ends, label])
 
 
+def labelled_pairs(source: Source, numbers: Mapping[str, int], where: str) -> np.ndarray:
+    """`ready_made` pairs with classes in place of label numbers, given {label name: class}. Raises
+    UserError, starting with `where`."""
+    pairs = ready_made(source)
+    pairs[:, 3] = classes_of_labels(source, numbers, where)[pairs[:, 3]]
+    return pairs
+
+
 def label_names(source: Source) -> list[str]:
     """The names of a corpus's labels, in the order of their numbers."""
     names = source.corpus.manifest.options.get("labels")
     if not names:
         raise UserError(
-            f"{source.corpus.path}: the manifest names no labels; make the corpus with "
+            f"{source.corpus.path}: the manifest has no label names; make the corpus with "
             f"palm-ds prepare --format pairs"
         )
     return [str(name) for name in names]
 
 
 def classes_of_labels(source: Source, numbers: Mapping[str, int], where: str) -> np.ndarray:
-    """(labels,) int64: the class of every label of the corpus, by its name.
+    """(labels,) int64: the class of every label of the corpus, given {name: class}.
 
-    `numbers` are the classes by name; `where` is what a message begins with. UserError names the
-    labels that are none of them."""
+    Raises UserError, starting with `where`, for labels that are not in `numbers`."""
     names = label_names(source)
-    strange = [name for name in names if name not in numbers]
-    if strange:
+    unknown = [name for name in names if name not in numbers]
+    if unknown:
         raise UserError(
-            f"{where}: {source.corpus.path} has {len(strange)} of {len(names)} labels that are no "
-            f"class ({_some(strange)}); known: {_some(list(numbers))}"
+            f"{where}: {source.corpus.path} has {len(unknown)} of {len(names)} labels that are not "
+            f"classes ({_some(unknown)}); known: {_some(list(numbers))}"
         )
     return np.array([numbers[name] for name in names], np.int64)
 
@@ -90,21 +128,21 @@ def _some(names: list[str], most: int = 8) -> str:
 def fit(
     first: np.ndarray, second: np.ndarray, most: int | np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Token counts of two texts, the longer one cut until both have at most `most` tokens together;
-    of two equally long ones the second (BERT's truncation, one token at a time, vectorised).
+    """Token counts of two texts after truncation to `most` tokens together: the longer text is cut
+    first, or the second if both are equally long (BERT's truncation, vectorised).
 
     >>> fit(np.array([3, 9]), np.array([9, 9]), 11)
     (array([3, 6]), array([8, 5]))
     """
-    together = first + second
+    total = first + second
     half = -(-np.asarray(most) // 2)
-    kept = np.where(together > most, np.minimum(first, np.maximum(most - second, half)), first)
+    kept = np.where(total > most, np.minimum(first, np.maximum(most - second, half)), first)
     return kept, np.minimum(second, most - kept)
 
 
 def lay_out(pairs: np.ndarray, room: int) -> np.ndarray:
-    """(n, 7) int64 layouts of ready-made pairs `(start, start of the second, end, class)`: length,
-    0 (a pair cannot grow), first text's start and tokens, second's start and tokens, class.
+    """Layouts of ready-made pairs (n, 4) `(start, start of the second, end, class)`, with the
+    fields of `arrange_pair` and the class as `label`. They have no spare tokens.
 
     Pairs too long for the room lose the ends of their texts, the longer text first."""
     start, second, end, label = pairs.T
@@ -121,10 +159,10 @@ def lay_out(pairs: np.ndarray, room: int) -> np.ndarray:
 
 
 def arrange_pair(layout: np.void, source: Source, *, swap: bool = False) -> Example:
-    """[CLS] first [SEP] second [SEP] of a layout whose columns are `length, more, start of the
-    first, its tokens, start of the second, its most tokens, ...` (`lay_out`; or of running text,
-    where a pair that was given more room goes on in the second, then begins earlier in the
-    first)."""
+    """[CLS] first [SEP] second [SEP] of a layout with the start of either text (`first`, `second`),
+    the tokens of the first (`first_tokens`) and the most tokens of the second (`second_tokens`).
+
+    With more room than that, the second text gets longer, then the first starts earlier."""
     length, start, tokens = (int(layout[x]) for x in ("length", "first", "first_tokens"))
     second, most = int(layout["second"]), int(layout["second_tokens"])
     second_tokens = min(length - 3 - tokens, most)
@@ -137,7 +175,7 @@ def arrange_pair(layout: np.void, source: Source, *, swap: bool = False) -> Exam
 
 
 def anchors(source: Source) -> np.ndarray:
-    """(sentences, 3) int64: every sentence, and the sentences [first, last) of its document."""
+    """(sentences, 3) int64: every sentence with the sentences [first, last) of its document."""
     count = source.last_sentences - source.first_sentences
     first = np.repeat(source.first_sentences, count)
     last = np.repeat(source.last_sentences, count)
@@ -148,10 +186,10 @@ def anchors(source: Source) -> np.ndarray:
 def elsewhere(
     own: np.ndarray, eligible: np.ndarray, draw: np.ndarray, source: Source
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(n,) a sentence of any document but one's own, all of them as likely, and its document.
+    """(n,) a random sentence of any other document, all equally likely, and its document.
 
-    own: (n,) documents of the source; eligible: (documents,) how many sentences from a document's
-    first may be drawn; draw: (n,) in [0, 1). Some other document must have one."""
+    own: (n,) documents to exclude; eligible: (documents,) number of leading sentences of each
+    document that may be drawn; draw: (n,) in [0, 1). Some other document must have one."""
     upto = np.cumsum(eligible)
     skipped = upto[own] - eligible[own]
     pick = (draw * (upto[-1] - eligible[own])).astype(np.int64)
@@ -162,20 +200,20 @@ def elsewhere(
 
 
 def balance(classes: np.ndarray, repeat: int, key: int) -> tuple[np.ndarray, np.ndarray]:
-    """An epoch with as many items of every class: an order of the pairs, and (items, 2) low, high:
-    an item stands for order[low:high], one of which `pick` draws.
+    """A class-balanced epoch: an order of the pairs, and (items, 2) low, high: an item covers
+    order[low:high], of which `pick` draws one pair.
 
-    classes: (pairs,) int64. Every class that occurs gets as many items as the commonest has pairs,
-    but at most `repeat` times as many as the rarest has. A pair of a rare class is met that many
-    times an epoch; the pairs of a common one are dealt out over its items, so that none is met
-    twice in an epoch and all of them are over the epochs. Items take turns through the classes:
-    the first so many are balanced too."""
+    classes: (pairs,) int64. Every class that occurs gets as many items as the most common one has
+    pairs, but at most `repeat` times as many as the rarest one has. A pair of a rare class occurs
+    up to `repeat` times per epoch; the pairs of a common class are distributed over its items, so
+    that none occurs twice in an epoch and all occur over the epochs. Items alternate between the
+    classes, so that any prefix of the epoch is balanced too."""
     order = np.lexsort([keyed.bits(key, np.arange(len(classes))), classes])
     counts = np.bincount(classes)
     offset = (np.cumsum(counts) - counts)[counts > 0]
     counts = counts[counts > 0]
     items = min(counts.max(), repeat * counts.min()) if len(counts) else 0
-    items = min(items, _MOST_ITEMS // max(len(counts), 1))  # an epoch need not be all of a corpus
+    items = min(items, _MOST_ITEMS // max(len(counts), 1))  # an epoch need not cover the corpus
     turn = np.arange(items)[:, None]  # (items of a class, classes)
     low = np.where(counts >= items, turn * counts // max(items, 1), turn % counts)
     high = np.where(counts >= items, (turn + 1) * counts // max(items, 1), low + 1)
@@ -183,6 +221,6 @@ def balance(classes: np.ndarray, repeat: int, key: int) -> tuple[np.ndarray, np.
 
 
 def pick(items: np.ndarray, uniform: np.ndarray) -> np.ndarray:
-    """(n,) places in the order of `balance`, one drawn for each item by a number in [0, 1)."""
+    """(n,) places in the order of `balance`: one per item, chosen by a number in [0, 1)."""
     low, high = items[:, 0], items[:, 1]
     return low + (uniform * (high - low)).astype(np.int64)

@@ -139,7 +139,7 @@ def test_what_is_no_corpus_of_pairs_is_refused(tmp_path):
     tokenizer = tokenizer_of("a b c")
     text = whole(write_sentences(tmp_path / "text", [("t", ["a b", "c"])], tokenizer))
     assert not pairs.is_ready_made(text)
-    assert "no column label" in refused(text)
+    assert "no annotation label" in refused(text)
     three = [("one", ["a", "b"]), ("two", ["a", "b", "c"])]
     corpus = write_sentences(tmp_path / "three", three, tokenizer, ["no"], [0, 0])
     assert "document 1 (two) has 3 sentences" in refused(whole(corpus))
