@@ -193,7 +193,7 @@ def test_a_marker_that_is_in_part_unknown_is_not_looked_for():
     [
         ("", "0 markers"),
         ("# nothing\nbut\n", "1 markers"),
-        ("but\nso\n\nBut,\n", "line 4: 'but' stands on line 1"),
+        ("but\nso\n\nBut,\n", "line 4: 'but' is already on line 1"),
         ("but\nso | \n", "line 2: a marker is empty"),
         ("but\nso\n,\n", "line 3: a marker is empty"),
     ],
