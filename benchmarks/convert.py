@@ -77,10 +77,10 @@ def make(folder: Path, gigabytes: float) -> int:
     config.save_pretrained(folder / "source")
     state = {name: x for name, x in model.state_dict().items() if ".decoder." not in name}
     torch.save(state, folder / "source" / "pytorch_model.bin")
-    from palm_ds.weights.convert.convert import Options, convert
+    from palm_ds.weights.convert.convert import ConversionOptions, convert
 
     shutil.rmtree(folder / "ours", ignore_errors=True)
-    convert(folder / "source", folder / "ours", "palm_ds", Options(verify=False))
+    convert(folder / "source", folder / "ours", "palm_ds", ConversionOptions(verify=False))
     return sum(x.numel() * x.element_size() for x in state.values())
 
 
@@ -117,11 +117,11 @@ def prepared(way: str, folder: Path, target: Path) -> Callable[[], object]:
     """The work, its libraries imported."""
     if way == "plain":
         return lambda: plain(folder / "source", target)
-    from palm_ds.weights.convert.convert import Options, convert
+    from palm_ds.weights.convert.convert import ConversionOptions, convert
 
     source = folder / ("ours" if way == "from ours" else "source")
     to = "palm_ds" if way == "to ours" else "huggingface"
-    options = Options(verify=way == "convert, checked")
+    options = ConversionOptions(verify=way == "convert, checked")
     return lambda: convert(source, target, to, options)
 
 

@@ -11,7 +11,7 @@ from palm_ds.cli.command import Command
 from palm_ds.common.errors import UserError
 
 if TYPE_CHECKING:
-    from palm_ds.weights.convert.convert import Converted
+    from palm_ds.weights.convert.convert import ConversionResult
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,9 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from palm_ds.weights.convert.convert import Options, convert
+    from palm_ds.weights.convert.convert import ConversionOptions, convert
 
-    options = Options(
+    options = ConversionOptions(
         family=args.family,
         task=args.task,
         head=args.head,
@@ -72,18 +72,18 @@ def _read_texts(file: Path) -> list[str]:
     return [line for line in lines if line]
 
 
-def _show(done: Converted) -> None:
+def _show(done: ConversionResult) -> None:
     """The tensors, the notes, and how far apart the outputs are."""
     from rich.console import Console
 
     from palm_ds.weights.convert.mapping_report import show
 
     console = Console(soft_wrap=True, highlight=False)
-    show(done.account.rows(), console)
+    show(done.report.rows(), console)
     for note in done.notes:
         console.print(f"note: {note}", markup=False)
     console.print(f"{done.format} -> {done.to}: {done.target}", markup=False)
-    console.print(f"checked: {done.proof or 'not at all'}", markup=False)
+    console.print(f"checked: {done.parity or 'not at all'}", markup=False)
 
 
 COMMAND = Command(

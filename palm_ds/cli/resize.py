@@ -22,9 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from palm_ds.weights.convert.resize import Edit, edit
+    from palm_ds.weights.convert.resize import ResizeOptions, resize_checkpoint
 
-    wanted = Edit(
+    wanted = ResizeOptions(
         tokens=args.add_tokens,
         reuse_unused=args.reuse_unused,
         multiple=args.multiple,
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
         tokenizer=args.tokenizer,
         seed=args.seed,
     )
-    print("\n".join(edit(args.weights, args.out, wanted)))
+    print("\n".join(resize_checkpoint(args.weights, args.out, wanted)))
     return 0
 
 

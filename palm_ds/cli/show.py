@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from palm_ds.cli.command import Command
 
 if TYPE_CHECKING:
-    from palm_ds.weights.formats.contents import Contents, Head
+    from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _record(contents: Contents) -> Mapping[str, object]:
+def _record(contents: CheckpointContents) -> Mapping[str, object]:
     """Plain values for JSON."""
     return {
         "path": str(contents.path),
@@ -44,16 +44,20 @@ def _record(contents: Contents) -> Mapping[str, object]:
         "heads": {name: asdict(head) for name, head in contents.heads.items()},
         "task_ids": dict(contents.task_ids),
         "tensors": {
-            name: {"shape": list(entry.shape), "theirs": list(entry.theirs), "how": entry.how}
+            name: {
+                "shape": list(entry.shape),
+                "source_names": list(entry.source_names),
+                "transform": entry.transform,
+            }
             for name, entry in contents.entries.items()
         },
-        "left": dict(contents.left),
+        "skipped": dict(contents.skipped),
         "tokenizer": str(contents.tokenizer) if contents.tokenizer else None,
         "notes": list(contents.notes),
     }
 
 
-def _show(contents: Contents) -> None:
+def _show(contents: CheckpointContents) -> None:
     from rich.console import Console
 
     from palm_ds.weights.convert.mapping_report import of_contents, show
@@ -75,7 +79,7 @@ def _show(contents: Contents) -> None:
         console.print(line, markup=False)
 
 
-def _describe(head: Head) -> str:
+def _describe(head: HeadInfo) -> str:
     """What a head does, in a few words."""
     if head.kind == "masked_words":
         return "masked words"

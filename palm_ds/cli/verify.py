@@ -27,14 +27,14 @@ def run(args: argparse.Namespace) -> int:
     if args.tolerance is not None and not args.tolerance >= 0:
         raise UserError(f"--tolerance {args.tolerance}: at least 0")
     opening = {name: getattr(args, name) for name in ("eps", "config", "tokenizer")}
-    proof = verify_only(args.a, args.b, tolerance=args.tolerance, **opening)
+    parity = verify_only(args.a, args.b, tolerance=args.tolerance, **opening)
     if args.json:
-        print(json.dumps(proof.record(), ensure_ascii=False))
+        print(json.dumps(parity.record(), ensure_ascii=False))
     else:
-        for each in proof.differences:
+        for each in parity.differences:
             print(f"{each.kind}\t{each.name}\t{each.largest:.1e}\tof {each.scale:.3g}")
-        print(f"{'the same' if proof.holds else 'NOT the same'}: {proof}")
-    return 0 if proof.holds else 1
+        print(f"{'the same' if parity.passed else 'NOT the same'}: {parity}")
+    return 0 if parity.passed else 1
 
 
 COMMAND = Command(

@@ -32,7 +32,7 @@ from palm_ds.data.layout import layouts
 from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task_with_data import Rows, TaskWithData
-from palm_ds.weights.formats.huggingface.target import HeadTaken
+from palm_ds.weights.formats.huggingface.target import ExportedHead
 
 if TYPE_CHECKING:
     from palm_ds.model.encoder import Encoder
@@ -249,7 +249,7 @@ class Task(ABC, Generic[SourceT]):
             return dict(stored.values)
         return {**stored.values, self.prediction_key: stored.value(self.prediction_key)}
 
-    def hf_export(self) -> HeadTaken | None:
+    def hf_export(self) -> ExportedHead | None:
         """The transformers head equivalent to this task's head; None means there is none."""
         return None
 

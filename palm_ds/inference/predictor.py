@@ -329,7 +329,7 @@ def open_predictor(
     for name in asked:
         head = model.head_of[name]
         needed = (f"heads.{head}.", "backbone.")
-        if lacking := [each for each in loaded.fresh if each.startswith(needed)]:
+        if lacking := [each for each in loaded.newly_initialized if each.startswith(needed)]:
             raise UserError(f"{folder}: incomplete for task {name!r}: {lacking[0]} is missing")
     return Predictor(
         model=model.to(device, DTYPES[precision]).eval(),

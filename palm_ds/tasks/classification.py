@@ -24,7 +24,7 @@ from palm_ds.tasks.metrics.classes import accuracy, f1, macro, matthews
 from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.probabilities import rounded, softmax
 from palm_ds.tasks.shared.text_task import ClassesTask, confusion_table
-from palm_ds.weights.formats.huggingface.target import HeadTaken
+from palm_ds.weights.formats.huggingface.target import ExportedHead
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ class Classification(ClassesTask):
         labels.check_overlap(self, source, predictions)
         return super().score_rows(source, predictions)
 
-    def hf_export(self) -> HeadTaken:
+    def hf_export(self) -> ExportedHead:
         return self.exported(labels=self.labels)
 
     def tables(

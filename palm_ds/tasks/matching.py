@@ -31,7 +31,7 @@ from palm_ds.tasks.metrics.classes import accuracy, f1, matthews
 from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.probabilities import rounded, sigmoid, softmax
 from palm_ds.tasks.shared.text_task import ClassesTask, level, missing
-from palm_ds.weights.formats.huggingface.target import HeadTaken
+from palm_ds.weights.formats.huggingface.target import ExportedHead
 
 _COLUMNS = ("text_a", "text_b", "text_b_neg")
 
@@ -213,5 +213,5 @@ class Matching(ClassesTask):
             labels.check_overlap(self, source, predictions)
         return super().score_rows(source, predictions)
 
-    def hf_export(self) -> HeadTaken:
+    def hf_export(self) -> ExportedHead:
         return self.exported(labels=self.labels)

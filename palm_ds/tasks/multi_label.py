@@ -23,7 +23,7 @@ from palm_ds.tasks.metrics.classes import exact_match, multilabel_macro, multila
 from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.probabilities import rounded, sigmoid
 from palm_ds.tasks.shared.text_task import ClassesTask
-from palm_ds.weights.formats.huggingface.target import HeadTaken
+from palm_ds.weights.formats.huggingface.target import ExportedHead
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +124,6 @@ class MultiLabel(ClassesTask):
         names = prediction.get("labels")
         return self.separator.join(names) or self.nothing if names is not None else ""
 
-    def hf_export(self) -> HeadTaken:
+    def hf_export(self) -> ExportedHead:
         about = {"problem_type": "multi_label_classification"}
-        return self.exported(labels=self.labels, about=about)
+        return self.exported(labels=self.labels, config_entries=about)

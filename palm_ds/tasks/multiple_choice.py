@@ -25,7 +25,7 @@ from palm_ds.tasks.metrics.classes import accuracy
 from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.probabilities import rounded, softmax
 from palm_ds.tasks.shared.text_task import TextTask, level, missing
-from palm_ds.weights.formats.huggingface.target import HeadTaken
+from palm_ds.weights.formats.huggingface.target import ExportedHead
 
 _FEWEST = 8  # tokens of a choice with its text; of less nothing can be told
 
@@ -231,7 +231,7 @@ class MultipleChoice(TextTask):
         labels.check_overlap(self, source, predictions)
         return super().score_rows(source, predictions)
 
-    def hf_export(self) -> HeadTaken:
+    def hf_export(self) -> ExportedHead:
         return self.exported(head_class="ForMultipleChoice")
 
 

@@ -26,7 +26,7 @@ from palm_ds.tasks.metrics.ranking import average_precision, mrr, ndcg, rank
 from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.probabilities import rounded, softmax
 from palm_ds.tasks.shared.text_task import TextTask, missing
-from palm_ds.weights.formats.huggingface.target import HeadTaken
+from palm_ds.weights.formats.huggingface.target import ExportedHead
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,5 +142,5 @@ class Ranking(TextTask):
             found["label"] = int(stored.number("label", stored.values["label"]))
         return found
 
-    def hf_export(self) -> HeadTaken:
+    def hf_export(self) -> ExportedHead:
         return self.exported()

@@ -28,7 +28,7 @@ from palm_ds.tasks.metrics.answers import cmrc, squad_v1, squad_v2
 from palm_ds.tasks.shared.answer_spans import join_windows, trimmed
 from palm_ds.tasks.shared.reading_task import ReadingTask, impossible_rows
 from palm_ds.tasks.shared.sliding_windows import best_spans, cut, different, most_context
-from palm_ds.weights.formats.huggingface.target import HeadTaken
+from palm_ds.weights.formats.huggingface.target import ExportedHead
 
 _RULES = {"squad1": squad_v1, "squad2": squad_v2, "cmrc": cmrc}
 _WINDOW = ("item", "query", "first", "last", "size", "step")
@@ -191,7 +191,7 @@ class Reading(ReadingTask):
     def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
         return {**stored.values, "text": str(stored.value("text"))}
 
-    def hf_export(self) -> HeadTaken:
+    def hf_export(self) -> ExportedHead:
         return self.exported(head_class="ForQuestionAnswering")
 
     def prediction_files(

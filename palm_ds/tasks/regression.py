@@ -24,7 +24,7 @@ from palm_ds.model.heads import RegressionHead
 from palm_ds.tasks.metrics.numbers import mse, pearson_and_spearman
 from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.text_task import TextTask
-from palm_ds.weights.formats.huggingface.target import HeadTaken
+from palm_ds.weights.formats.huggingface.target import ExportedHead
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ class Regression(TextTask):
     def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
         return {"value": stored.number("value", stored.value("value"))}
 
-    def hf_export(self) -> HeadTaken | None:
+    def hf_export(self) -> ExportedHead | None:
         """None with `scale`: transformers would predict standard deviations."""
         return None if self.scale else self.exported()
 

@@ -36,7 +36,7 @@ from palm_ds.tasks.shared.word_windows import (
     words_in_text,
     words_in_window,
 )
-from palm_ds.weights.formats.huggingface.target import HeadTaken
+from palm_ds.weights.formats.huggingface.target import ExportedHead
 
 _AT_ONCE = 256  # sentences whose best tags are looked for together
 
@@ -216,7 +216,7 @@ class Tagging(TagScoring):
                 made["spans"] = tag_schemes.spans_of_chunks(chunks(names), places)
         return made
 
-    def hf_export(self) -> HeadTaken | None:
+    def hf_export(self) -> ExportedHead | None:
         return None if self.crf else self.exported(labels=self.labels)
 
 

@@ -21,14 +21,14 @@ from palm_ds.train.report.run_log import RunLog
 from palm_ds.train.run_folder import RunSpec
 from palm_ds.train.sources import Data
 from palm_ds.weights import weights_folder as weights
-from palm_ds.weights.formats.huggingface.model_card import Made
-from palm_ds.weights.formats.huggingface.target import HeadTaken
+from palm_ds.weights.formats.huggingface.model_card import Provenance
+from palm_ds.weights.formats.huggingface.target import ExportedHead
 from palm_ds.weights.formats.native import WEIGHTS, WeightsInfo
 
 _HEAD_PARAMETERS = {"out.weight", "out.bias"}  # the parameters of a head that transformers has too
 
 
-def head_taken(recipe: Recipe, parameters: Collection[str]) -> HeadTaken | None:
+def head_taken(recipe: Recipe, parameters: Collection[str]) -> ExportedHead | None:
     """The head of the recipe's only task over a table, not counting auxiliary tasks and those that
     mask words. None if there are several, or if transformers has no such head. `parameters`: the
     parameter names of the model."""
@@ -89,7 +89,7 @@ def export(
         task_id=info.task_id,
         token_heads=info.token_heads,
         head=head_taken(recipe, state),
-        made=Made(
+        made=Provenance(
             source=f"a run of {steps:,} steps by recipe {recipe.fingerprint}",
             program=f"palm_ds {__version__}",
         ),

@@ -26,15 +26,15 @@ from palm_ds.model.crf import CRFHead
 from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.weights.formats import native as own
-from palm_ds.weights.formats.contents import OPTIMIZER, Contents, SavesFiles
-from palm_ds.weights.formats.contents import Head as HeadInfo
-from palm_ds.weights.formats.huggingface.model_card import Made, model_card
+from palm_ds.weights.formats.contents import OPTIMIZER, CheckpointContents, SavesFiles
+from palm_ds.weights.formats.contents import HeadInfo as HeadInfo
+from palm_ds.weights.formats.huggingface.model_card import Provenance, model_card
 from palm_ds.weights.formats.huggingface.names import State, lost
-from palm_ds.weights.formats.huggingface.target import HeadTaken
-from palm_ds.weights.formats.huggingface.write import Target, plan, write
+from palm_ds.weights.formats.huggingface.target import ExportedHead
+from palm_ds.weights.formats.huggingface.write import ExportOptions, plan, write
 from palm_ds.weights.formats.native import INFO, WEIGHTS, WeightsInfo
 from palm_ds.weights.formats.open import open_checkpoint, read_info
-from palm_ds.weights.formats.tensor_files import held
+from palm_ds.weights.formats.tensor_files import in_memory_entry
 
 # What must agree for weights to mean the same in another model.
 _SHAPE = (
@@ -52,14 +52,14 @@ _SAME = ("kind", "options", *_SHAPE, *_NOT_SEEN)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loaded:
+class LoadReport:
     """What became of a folder's weights."""
 
     folder: Path
-    taken: tuple[str, ...]
-    fresh: tuple[str, ...]
+    loaded: tuple[str, ...]
+    newly_initialized: tuple[str, ...]
     """Parameters of the model that the folder has not: they keep their first values."""
-    left_over: tuple[str, ...]
+    unused: tuple[str, ...]
     """Parameters of the folder that the model has not."""
 
     def __str__(self) -> str:
@@ -67,11 +67,13 @@ class Loaded:
 
     def lines(self) -> list[str]:
         """For a person."""
-        lines = [f"weights: {len(self.taken)} parameters from {self.folder}"]
-        if self.fresh:
-            lines.append(f"weights: not in {self.folder}, begun afresh: {', '.join(self.fresh)}")
-        if self.left_over:
-            lines.append(f"weights: left over in {self.folder}: {', '.join(self.left_over)}")
+        lines = [f"weights: {len(self.loaded)} parameters from {self.folder}"]
+        if self.newly_initialized:
+            lines.append(
+                f"weights: not in {self.folder}, begun afresh: {', '.join(self.newly_initialized)}"
+            )
+        if self.unused:
+            lines.append(f"weights: left over in {self.folder}: {', '.join(self.unused)}")
         return lines
 
 
@@ -104,8 +106,8 @@ def export_hf(
     tokenizer: SavesFiles | None = None,
     task_id: int = 0,
     token_heads: Sequence[str] = (),
-    head: HeadTaken | None = None,
-    made: Made | None = None,
+    head: ExportedHead | None = None,
+    made: Provenance | None = None,
 ) -> None:
     """Write a folder that AutoModel, AutoModelForMaskedLM and AutoTokenizer open.
 
@@ -122,20 +124,22 @@ def export_hf(
     if isinstance(state, Model):
         token_heads = token_heads_of(state)
     heads = own.heads_of({name: tuple(x.shape) for name, x in tensors.items()}, token_heads)
-    entries = {name: held(name, tensor) for name, tensor in tensors.items()}
-    target = Target(task_id=task_id)
+    entries = {name: in_memory_entry(name, tensor) for name, tensor in tensors.items()}
+    target = ExportOptions(task_id=task_id)
     if head:
         heads[head.name] = replace(heads[head.name], labels=head.labels)
-        target = Target(task_id=head.task_id, head=head.name, head_class=head.head_class)
+        target = ExportOptions(task_id=head.task_id, head=head.name, head_class=head.head_class)
     planned = plan(entries, config, heads, target)
-    planned = replace(planned, about={**planned.about, **(head.about if head else {})})
+    planned = replace(
+        planned, config_json={**planned.config_json, **(head.config_entries if head else {})}
+    )
     card = model_card(planned, made) if made else ""
     write_folder_atomically(
         folder, lambda part: write(planned, part, tokenizer=tokenizer, card=card)
     )
 
 
-def load_weights(folder: Path, model: Model) -> Loaded:
+def load_weights(folder: Path, model: Model) -> LoadReport:
     """Start a model from a checkpoint of any format (formats/open.py).
 
     The encoder must be the same and complete (a Hugging Face folder may lack the pooler); a custom
@@ -156,8 +160,10 @@ def load_weights(folder: Path, model: Model) -> Loaded:
     _check_shapes(own, state, folder)
     taken = {name: tensor for name, tensor in state.items() if name in own}
     model.load_state_dict({**own, **taken})
-    left_over = (*(name for name in state if name not in own), *unknown)
-    return Loaded(folder=folder, taken=tuple(taken), fresh=tuple(missing), left_over=left_over)
+    unused = (*(name for name in state if name not in own), *unknown)
+    return LoadReport(
+        folder=folder, loaded=tuple(taken), newly_initialized=tuple(missing), unused=unused
+    )
 
 
 def tokenizer_in(folder: Path) -> Path | None:
@@ -178,25 +184,25 @@ def task_ids(folder: Path | None) -> dict[str, int]:
 # ---- reading ----
 
 
-def _read(folder: Path) -> tuple[Contents, State, list[str]]:
+def _read(folder: Path) -> tuple[CheckpointContents, State, list[str]]:
     contents = open_checkpoint(folder)
     state = {name: entry.read() for name, entry in contents.entries.items()}
-    left = {name: why for name, why in contents.left.items() if not why.startswith(OPTIMIZER)}
-    return contents, state, lost(left)
+    skipped = {name: why for name, why in contents.skipped.items() if not why.startswith(OPTIMIZER)}
+    return contents, state, lost(skipped)
 
 
 # ---- fitting ----
 
 
-def _check_same(theirs: EncoderConfig, mine: EncoderConfig, folder: Path) -> None:
+def _check_same(source: EncoderConfig, target: EncoderConfig, folder: Path) -> None:
     """An encoder of another class may have other shapes: then each tensor shows whether it fits."""
-    names = _SAME if theirs.kind == mine.kind or not mine.kind else _NOT_SEEN
+    names = _SAME if source.kind == target.kind or not target.kind else _NOT_SEEN
     for name in names:
-        if getattr(theirs, name) != getattr(mine, name):
+        if getattr(source, name) != getattr(target, name):
             key = "intermediate_size" if name == "feed_forward_size" else name
             raise UserError(
-                f"{folder}: made with backbone.{key} {getattr(theirs, name)!r}, this model has "
-                f"{getattr(mine, name)!r}"
+                f"{folder}: made with backbone.{key} {getattr(source, name)!r}, this model has "
+                f"{getattr(target, name)!r}"
             )
 
 

@@ -108,7 +108,7 @@ def check_the_command(runs: Iterable[Path], target: Path, convert: Convert) -> N
         words = [str(COMMAND), str(run), str(target / to), "--to", to, "--json"]
         done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["proof"]["holds"] is True
+        assert json.loads(done.stdout)["parity"]["passed"] is True
         assert files(target / to)[MODEL[to]] == convert(run, to)[MODEL[to]]
 
 

@@ -16,8 +16,8 @@ from palm_ds.model.encoder import Encoder
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import wordpiece
 from palm_ds.weights.convert import convert
-from palm_ds.weights.convert.convert import Options
-from palm_ds.weights.formats.contents import Head
+from palm_ds.weights.convert.convert import ConversionOptions
+from palm_ds.weights.formats.contents import HeadInfo
 from palm_ds.weights.formats.open import open_checkpoint
 from palm_ds.weights.weights_folder import WeightsInfo, load_weights, save_weights, token_heads_of
 
@@ -58,13 +58,13 @@ def source(tmp_path: Path) -> Path:
 def test_a_folder_of_weights_has_all_of_it(source: Path, tmp_path: Path) -> None:
     contents = open_checkpoint(source)
     assert contents.heads == {
-        "tags": Head(kind="classes", classes=5, pooled=False, transitions=True)
+        "tags": HeadInfo(kind="classes", classes=5, pooled=False, transitions=True)
     }
-    out = convert.convert(source, tmp_path / "again", "palm_ds", Options(strict=True))
-    assert out.account.lost == {}
+    out = convert.convert(source, tmp_path / "again", "palm_ds", ConversionOptions(strict=True))
+    assert out.report.lost == {}
     net = model(2, allowed=torch.ones(7, 5, dtype=torch.bool))
     loaded = load_weights(tmp_path / "again", net)
-    assert not loaded.fresh and not loaded.left_over
+    assert not loaded.newly_initialized and not loaded.unused
     expected = model(1).state_dict()
     assert {name: torch.equal(x, expected[name]) for name, x in net.state_dict().items()} == (
         dict.fromkeys(expected, True)
@@ -75,18 +75,20 @@ def test_a_folder_of_weights_has_all_of_it(source: Path, tmp_path: Path) -> None
 def test_elsewhere_the_transitions_stay_behind_and_are_named(
     to: str, source: Path, tmp_path: Path
 ) -> None:
-    out = convert.convert(source, tmp_path / "there", to, Options(head="tags"))
-    assert out.account.lost["heads.tags.crf.transitions"] == (
+    out = convert.convert(source, tmp_path / "there", to, ConversionOptions(head="tags"))
+    assert out.report.lost["heads.tags.crf.transitions"] == (
         "the transitions of a CRF, which BertForTokenClassification does not have"
     )
-    assert out.proof
-    assert "head tags" in {each.name for each in out.proof.differences}
+    assert out.parity
+    assert "head tags" in {each.name for each in out.parity.differences}
     if to == "huggingface":
         theirs = AutoModelForTokenClassification.from_pretrained(tmp_path / "there")
         mine = model(1).state_dict()["heads.tags.out.weight"]
         assert torch.equal(theirs.classifier.weight, mine)
-    with pytest.raises(UserError, match=r"strict: .*would be left behind"):
-        convert.convert(source, tmp_path / "strict", to, Options(head="tags", strict=True))
+    with pytest.raises(UserError, match=r"strict: .*would be skipped"):
+        convert.convert(
+            source, tmp_path / "strict", to, ConversionOptions(head="tags", strict=True)
+        )
 
 
 def test_transitions_of_another_size_are_a_mistake(source: Path) -> None:

@@ -55,7 +55,7 @@ def test_weights_are_saved_and_loaded(tmp_path: Path) -> None:
     assert weights.read_info(folder).backbone == config(scale=0.5)
     other = model_of(weights.read_info(folder).backbone, seed=1)
     loaded = weights.load_weights(folder, other)
-    assert not loaded.fresh and not loaded.left_over
+    assert not loaded.newly_initialized and not loaded.unused
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name]), name
     with pytest.raises(UserError, match="made with backbone.options {'scale': 0.5}, this model"):
@@ -71,8 +71,12 @@ def test_built_in_weights_load_where_they_fit(tmp_path: Path) -> None:
         make_recipe(values)
     model = model_of(config(scale=2.0), seed=1)
     loaded = weights.load_weights(folder, model)
-    assert loaded.fresh == ("backbone.wide", "backbone.last.weight", "backbone.last.bias")
-    assert "begun afresh: backbone.wide" in str(loaded) and not loaded.left_over
+    assert loaded.newly_initialized == (
+        "backbone.wide",
+        "backbone.last.weight",
+        "backbone.last.bias",
+    )
+    assert "begun afresh: backbone.wide" in str(loaded) and not loaded.unused
     small = model_of(replace(config(), max_positions=12))
     with pytest.raises(UserError, match=r"position.weight is \(20, 16\), this model's \(12, 16\)"):
         weights.load_weights(folder, small)
@@ -83,9 +87,11 @@ def test_built_in_weights_load_where_they_fit(tmp_path: Path) -> None:
 def test_other_formats_refuse_a_custom_encoder(tmp_path: Path) -> None:
     folder = saved(tmp_path / "weights", model_of(config()))
     for to in ("huggingface", "paddle", "palm_ds"):
-        with pytest.raises(UserError, match=f"no format but palm_ds's has its encoder, {OWN}"):
+        with pytest.raises(
+            UserError, match=f"only the palm_ds format can hold its custom encoder, {OWN}"
+        ):
             convert(folder, tmp_path / "out", to)
-    with pytest.raises(UserError, match=f"Hugging Face has no encoder like {OWN}"):
+    with pytest.raises(UserError, match=f"a custom encoder, {OWN}"):
         weights.export_hf(model_of(config()), tmp_path / "hf", config=config())
     assert not (tmp_path / "hf").exists() and not (tmp_path / "out").exists()
 

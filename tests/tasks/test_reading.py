@@ -32,7 +32,7 @@ from palm_ds.tasks.reading import Reading, SpanHead
 from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.weights import weights_folder as weights
 from palm_ds.weights.formats.huggingface.names import from_names
-from palm_ds.weights.formats.huggingface.write import Target, plan, write
+from palm_ds.weights.formats.huggingface.write import ExportOptions, plan, write
 from palm_ds.weights.formats.native import WeightsInfo, open_contents
 from tests.helpers.text_tables import (
     bert_config,
@@ -203,7 +203,7 @@ def test_it_becomes_a_model_of_hugging_face(tmp_path: Path, family: str) -> None
     info = WeightsInfo(backbone=model.backbone.config, token_heads=weights.token_heads_of(model))
     weights.save_weights(model, tmp_path / "weights", info)
     contents = open_contents(tmp_path / "weights")
-    target = Target(family=family, head="qa", head_class="ForQuestionAnswering")
+    target = ExportOptions(family=family, head="qa", head_class="ForQuestionAnswering")
     planned = plan(contents.entries, contents.config, contents.heads, target)
     write_folder_atomically(tmp_path / "hf", lambda part: write(planned, part))
     name = f"{family.title()}ForQuestionAnswering"

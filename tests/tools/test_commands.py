@@ -96,8 +96,8 @@ def test_convert_in_json(enter: Enter, source: Path, tmp_path: Path) -> None:
     options = ["--to=huggingface", "--family=bert", "--task=order", "--dtype=bf16", "--json"]
     said = enter("convert", source, tmp_path / "hf", *options, "--texts", texts)
     record = json.loads(said.out)
-    assert record["proof"]["holds"] and record["proof"]["tolerance"] == 0.05
-    assert [each["how"] for each in record["mapped"] if "task" in each["how"]]
+    assert record["parity"]["passed"] and record["parity"]["tolerance"] == 0.05
+    assert [each["transform"] for each in record["mapped"] if "task" in each["transform"]]
     assert json.loads((tmp_path / "hf/config.json").read_text())["model_type"] == "bert"
 
 
@@ -117,7 +117,7 @@ def test_verify_tells_the_same_from_another(enter: Enter, source: Path, tmp_path
     said = enter("verify", source, tmp_path / "hf")
     assert said.code == 1 and said.out.splitlines()[-1].startswith("NOT the same")
     assert enter("verify", source, tmp_path / "hf", "--tolerance", 9).code == 0
-    assert json.loads(enter("verify", source, tmp_path / "hf", "--json").out)["holds"] is False
+    assert json.loads(enter("verify", source, tmp_path / "hf", "--json").out)["passed"] is False
 
 
 def test_show_converts_nothing(enter: Enter, source: Path, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def cut(source: Path) -> None:
 MISTAKES: dict[str, tuple[str, list[str], str]] = {
     "nothing there": ("convert", ["{0}/none", "{0}/out"], "none: no such file or folder"),
     "nothing known": ("convert", ["{0}", "{0}/out"], "not a checkpoint of a known format"),
-    "target there": ("convert", ["{0}/source", "{0}/source"], "is there already"),
+    "target there": ("convert", ["{0}/source", "{0}/source"], "already exists"),
     "target in a file": ("convert", ["{0}/source", "{0}/source/weights.json/x"], "is no folder"),
     "no such format": ("convert", ["{0}/source", "{0}/out", "--to=paddl"], 'did you mean "paddle"'),
     "no such option": ("convert", ["{0}/source", "{0}/out", "--config={0}"], "no option 'config'"),

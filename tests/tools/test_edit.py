@@ -21,7 +21,7 @@ from palm_ds.model.encoder import Encoder, EncoderConfig
 from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import load_tokenizer, wordpiece
-from palm_ds.weights.convert.resize import Edit, edit
+from palm_ds.weights.convert.resize import ResizeOptions, resize_checkpoint
 from palm_ds.weights.weights_folder import (
     WeightsInfo,
     export_hf,
@@ -83,16 +83,16 @@ def tokens(tmp_path: Path) -> Path:
 
 def test_everything_at_once(weights: Path, tokens: Path, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in weights.rglob("*") if path.is_file()}
-    wanted = Edit(tokens=tokens, reuse_unused=True, multiple=8, positions=20)
-    said = edit(weights, tmp_path / "out", wanted)
-    assert said[0] == "tokens: covid 1, flu 10, [ENT] 11; 1 of 4 were there already"
+    wanted = ResizeOptions(tokens=tokens, reuse_unused=True, multiple=8, positions=20)
+    said = resize_checkpoint(weights, tmp_path / "out", wanted)
+    assert said[0] == "tokens: covid 1, flu 10, [ENT] 11; 1 of 4 already known"
     assert said[-1] == f"written to {tmp_path / 'out'}" and len(said) == 5
     info = read_info(tmp_path / "out")
     assert (info.backbone.vocab_size, info.backbone.max_positions) == (16, 20)
     assert (info.task_ids, info.export_task) == ({"words": 1}, "words")
     assert info.made_by["edited"] == said[:-1]
     new = model(info.backbone, seed=2)
-    assert load_weights(tmp_path / "out", new).fresh == ()
+    assert load_weights(tmp_path / "out", new).newly_initialized == ()
     assert torch.equal(hidden(model()), hidden(new))
     table, old = new.backbone.word.weight, model().backbone.word.weight
     torch.testing.assert_close(table[1], (old[6] + old[7]) / 2)
@@ -107,7 +107,9 @@ def test_everything_at_once(weights: Path, tokens: Path, tmp_path: Path) -> None
 def test_a_hugging_face_folder_becomes_one(tokens: Path, tmp_path: Path) -> None:
     net = model()
     export_hf(net, tmp_path / "hf", config=CONFIG, tokenizer=wordpiece(WORDS, lower=True))
-    edit(tmp_path / "hf", tmp_path / "out", Edit(tokens=tokens, multiple=8, positions=16))
+    resize_checkpoint(
+        tmp_path / "hf", tmp_path / "out", ResizeOptions(tokens=tokens, multiple=8, positions=16)
+    )
     ids = torch.tensor([IDS])
     both = [AutoModelForMaskedLM.from_pretrained(tmp_path / x).eval() for x in ("hf", "out")]
     with torch.no_grad():
@@ -121,7 +123,7 @@ def test_a_hugging_face_folder_becomes_one(tokens: Path, tmp_path: Path) -> None
 
 
 def test_trimming_keeps_every_row_of_the_vocabulary(weights: Path, tmp_path: Path) -> None:
-    edit(weights, tmp_path / "out", Edit(multiple=1))
+    resize_checkpoint(weights, tmp_path / "out", ResizeOptions(multiple=1))
     table = load_file(tmp_path / "out/weights.safetensors")["backbone.word.weight"]
     assert torch.equal(table, model().backbone.word.weight[:10])
     assert load_tokenizer(tmp_path / "out/tokenizer").size == 10
@@ -130,10 +132,12 @@ def test_trimming_keeps_every_row_of_the_vocabulary(weights: Path, tmp_path: Pat
 def test_without_a_tokenizer_no_row_is_taken_for_free(weights: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     save_weights(model(), bare, read_info(weights))
-    edit(bare, tmp_path / "out", Edit(multiple=5))
+    resize_checkpoint(bare, tmp_path / "out", ResizeOptions(multiple=5))
     assert read_info(tmp_path / "out").backbone.vocab_size == 15
     assert not (tmp_path / "out/tokenizer").exists()
-    edit(bare, tmp_path / "two", Edit(multiple=5, tokenizer=weights / "tokenizer"))
+    resize_checkpoint(
+        bare, tmp_path / "two", ResizeOptions(multiple=5, tokenizer=weights / "tokenizer")
+    )
     assert read_info(tmp_path / "two").backbone.vocab_size == 10
 
 
@@ -180,37 +184,37 @@ def broken(weights: Path, case: str) -> dict:
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("no tokenizer", "weights: has no tokenizer with it"),
+        ("no tokenizer", "weights: has no tokenizer to add tokens to"),
         ("cut off", "weights.safetensors"),
         ("no word table", "backbone.word.weight"),
         ("no position table", "backbone.position.weight"),
-        ("a larger tokenizer", "12 rows are no table of a vocabulary of 13"),
+        ("a larger tokenizer", "has 12 rows, which do not fit a vocabulary of 13"),
         ("no weights.json", "not a checkpoint"),
         ("nothing wanted", "nothing to do"),
-        ("no such way", 'no way "copy"'),
+        ("no such way", 'no method "copy"'),
         ("no tokens", "tokens.txt: empty"),
         ("tokens in capitals", "turns it into 'covid'"),
-        ("multiple of nothing", "multiple: at least 1"),
+        ("multiple of nothing", "multiple: must be at least 1"),
         ("another config", "12"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(
     case: str, words: str, weights: Path, tokens: Path, tmp_path: Path
 ) -> None:
-    wanted = Edit(**broken(weights, case))
+    wanted = ResizeOptions(**broken(weights, case))
     with pytest.raises(UserError) as caught:
-        edit(weights, tmp_path / "out", wanted)
+        resize_checkpoint(weights, tmp_path / "out", wanted)
     assert words in str(caught.value) and "\n" not in str(caught.value)
     assert sorted(os.listdir(tmp_path)) == ["tokens.txt", "weights"]
 
 
 def test_a_folder_that_is_there_is_left_alone(weights: Path, tmp_path: Path) -> None:
     for target in (weights, tmp_path):
-        with pytest.raises(UserError, match="is there already"):
-            edit(weights, target, Edit(multiple=8))
+        with pytest.raises(UserError, match="already exists"):
+            resize_checkpoint(weights, target, ResizeOptions(multiple=8))
     with pytest.raises(UserError, match="nowhere: no such file or folder"):
-        edit(tmp_path / "nowhere", tmp_path / "out", Edit(multiple=8))
-    assert load_weights(weights, model(seed=2)).fresh == ()
+        resize_checkpoint(tmp_path / "nowhere", tmp_path / "out", ResizeOptions(multiple=8))
+    assert load_weights(weights, model(seed=2)).newly_initialized == ()
 
 
 @pytest.fixture
@@ -235,9 +239,9 @@ def test_the_command(
     monkeypatch.setattr(sys, "argv", ["edit.py", *map(str, [*line, "--how", "interpolate"])])
     assert command.main() == 0
     out = capsys.readouterr().out.splitlines()
-    assert len(out) == 5 and "now 64, a multiple of 64" in out[2] and "stretched" in out[3]
+    assert len(out) == 5 and "now 64, a multiple of 64" in out[2] and "interpolated" in out[3]
     with pytest.raises(SystemExit) as ended:
         command.main()
     said = capsys.readouterr()
     assert ended.value.code == 2 and said.out == "" and said.err.count("\n") == 1
-    assert said.err.startswith("error: ") and "is there already" in said.err
+    assert said.err.startswith("error: ") and "already exists" in said.err

@@ -12,7 +12,7 @@ import transformers
 from palm_ds.inference.predictor import open_predictor
 from palm_ds.train.export import head_taken
 from palm_ds.weights import weights_folder as weights
-from palm_ds.weights.formats.huggingface.target import HeadTaken
+from palm_ds.weights.formats.huggingface.target import ExportedHead
 from tests.helpers.saved_model import TASKS, recipe_of, save_model
 
 KINDS: dict[str, tuple[dict[str, Any], str, int]] = {  # task: (its keys, the class, its outputs)
@@ -30,7 +30,7 @@ def test_the_only_task_s_head_goes_along(tmp_path: Path, name: str) -> None:
     run = save_model(tmp_path / "run", [name], tasks={name: {**TASKS[name], **more}})
     asked = open_predictor(run)
     taken = head_taken(recipe_of(run), asked.model.state_dict())
-    assert isinstance(taken, HeadTaken)
+    assert isinstance(taken, ExportedHead)
     config = asked.model.backbone.config
     weights.export_hf(asked.model, tmp_path / "hf", config=config, head=taken)
     theirs = getattr(transformers, opener).from_pretrained(tmp_path / "hf")

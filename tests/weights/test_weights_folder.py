@@ -107,7 +107,7 @@ def test_a_portable_folder_comes_back_bit_for_bit(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "weights")) == ["weights.json", "weights.safetensors"]
     assert len({file.stat().st_mode for file in (tmp_path / "weights").iterdir()}) == 1
     loaded = load_weights(tmp_path / "weights", other)
-    assert same(net, other) and not loaded.fresh and not loaded.left_over
+    assert same(net, other) and not loaded.newly_initialized and not loaded.unused
     assert read_info(tmp_path / "weights") == info()
     assert task_ids(tmp_path / "weights") == {"masking": 0, "distance": 1}
     assert task_ids(None) == {}
@@ -130,8 +130,8 @@ def test_heads_of_other_tasks_stay_fresh_or_are_named(tmp_path: Path) -> None:
     other = Model(backbone, {"case": ClassHead(16, 2)}, {"case": "case"})
     before = other.heads["case"].out.weight.clone()  # type: ignore[union-attr]
     loaded = load_weights(tmp_path / "weights", other)
-    assert loaded.fresh == ("heads.case.out.weight", "heads.case.out.bias")
-    assert set(loaded.left_over) == {n for n in model().state_dict() if n.startswith("heads.")}
+    assert loaded.newly_initialized == ("heads.case.out.weight", "heads.case.out.bias")
+    assert set(loaded.unused) == {n for n in model().state_dict() if n.startswith("heads.")}
     assert torch.equal(before, other.heads["case"].out.weight)  # type: ignore[union-attr]
     assert any("begun afresh: heads.case" in line for line in loaded.lines())
     assert any("left over" in line and "heads.distance.out.bias" in line for line in loaded.lines())
@@ -196,7 +196,7 @@ def test_the_task_of_your_choice_is_the_one_hugging_face_fills_in(tmp_path: Path
     theirs = AutoModel.from_pretrained(tmp_path / "hf").eval()(input_ids=IDS)
     hidden = packed_hidden(net, IDS, 0, 3)
     torch.testing.assert_close(hidden, theirs.last_hidden_state[0], atol=1e-5, rtol=0)
-    with pytest.raises(UserError, match="task_id: 5"):
+    with pytest.raises(UserError, match="task_id: no row 5"):
         export_hf(net, tmp_path / "hf", config=CONFIG, task_id=5)
 
 
@@ -258,8 +258,8 @@ def test_out_and_in_again_is_bit_for_bit(kind: str, tmp_path: Path) -> None:
     net, other = model(SHAPES[kind]), model(SHAPES[kind], seed=2)
     export_hf(net, tmp_path / "hf", config=SHAPES[kind])
     loaded = load_weights(tmp_path / "hf", other)
-    assert loaded.fresh == ("heads.distance.out.weight", "heads.distance.out.bias")
-    assert loaded.left_over == ()
+    assert loaded.newly_initialized == ("heads.distance.out.weight", "heads.distance.out.bias")
+    assert loaded.unused == ()
     mine, theirs = net.state_dict(), other.state_dict()
     assert all(torch.equal(mine[n], theirs[n]) for n in mine if "distance" not in n)
     assert backbone_config_from(tmp_path / "hf") == SHAPES[kind]
@@ -296,8 +296,8 @@ def test_folders_that_transformers_wrote(binary: bool, tmp_path: Path) -> None:
         net = model(SHAPES[kind])
         loaded = load_weights(folder, net)
         nsp = ("heads.next_sentence.out.weight", "heads.next_sentence.out.bias")
-        assert loaded.left_over == (() if kind == "roberta" else nsp)
-        pooler = tuple(n for n in loaded.fresh if "pooler" in n)
+        assert loaded.unused == (() if kind == "roberta" else nsp)
+        pooler = tuple(n for n in loaded.newly_initialized if "pooler" in n)
         assert len(pooler) == (2 if kind == "roberta" else 0)
         hidden = packed_hidden(net, IDS, 0, 0)
         scores = net.heads["masking"].logits(hidden)  # type: ignore[operator]
@@ -312,7 +312,7 @@ def test_every_masked_word_head_gets_the_imported_one(tmp_path: Path) -> None:
     backbone = Encoder(CONFIG)
     heads = {"one": MaskedLMHead(backbone), "two": MaskedLMHead(backbone)}
     net = Model(backbone, heads, {"a": "one", "b": "two"})
-    assert load_weights(tmp_path / "hf", net).fresh == ()
+    assert load_weights(tmp_path / "hf", net).newly_initialized == ()
     assert torch.equal(net.heads["one"].dense.weight, net.heads["two"].dense.weight)  # type: ignore[union-attr, arg-type]
 
 
@@ -328,8 +328,8 @@ def test_the_only_masked_word_head_goes_to_tasks_of_any_name(own: bool, tmp_path
     backbone = Encoder(CONFIG)
     heads = {name: MaskedLMHead(backbone) for name in ("mlm", "masking", "masked_words")}
     loaded = load_weights(tmp_path / "from", Model(backbone, heads, {x: x for x in heads}))
-    assert loaded.fresh == ()
-    assert not any("masking" in name for name in loaded.left_over)
+    assert loaded.newly_initialized == ()
+    assert not any("masking" in name for name in loaded.unused)
     wanted = source.heads["masking"].state_dict()
     for name, head in heads.items():
         for part, values in wanted.items():
@@ -345,8 +345,8 @@ def test_of_two_masked_word_heads_only_names_decide(tmp_path: Path) -> None:
     other = Encoder(CONFIG)
     heads = {name: MaskedLMHead(other) for name in ("two", "three")}
     loaded = load_weights(tmp_path / "w", Model(other, heads, {x: x for x in heads}))
-    assert {name.split(".")[1] for name in loaded.fresh} == {"three"}
-    assert {name.split(".")[1] for name in loaded.left_over} == {"one"}
+    assert {name.split(".")[1] for name in loaded.newly_initialized} == {"three"}
+    assert {name.split(".")[1] for name in loaded.unused} == {"one"}
 
 
 def test_old_names_of_layer_norms_and_bare_models_are_read(tmp_path: Path) -> None:
@@ -360,7 +360,7 @@ def test_old_names_of_layer_norms_and_bare_models_are_read(tmp_path: Path) -> No
         old[name] = value
     save_file(old, path)
     other = model(BERT, seed=2)
-    assert load_weights(tmp_path / "hf", other).left_over == ()
+    assert load_weights(tmp_path / "hf", other).unused == ()
     assert torch.equal(net.backbone.norm.weight, other.backbone.norm.weight)  # type: ignore[arg-type]
 
 
@@ -453,7 +453,7 @@ class Hostile:
     ("name", "content", "words"),
     [
         ("pytorch_model.bin", {"a": Hostile()}, ["pytorch_model.bin", "tensors alone"]),
-        ("pytorch_model.bin", [1, 2], ["pytorch_model.bin", "something else"]),
+        ("pytorch_model.bin", [1, 2], ["pytorch_model.bin", "does not contain"]),
         ("other.bin", {}, ["neither model.safetensors nor pytorch_model.bin"]),
     ],
 )

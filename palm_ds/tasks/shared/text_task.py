@@ -19,7 +19,7 @@ from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import TableTask, Task
 from palm_ds.tasks.metrics.classes import confusion
-from palm_ds.weights.formats.huggingface.target import HeadTaken
+from palm_ds.weights.formats.huggingface.target import ExportedHead
 
 MOST_LABELS = 10_000
 """With more distinct labels than this, the label column is probably wrong."""
@@ -137,9 +137,9 @@ class TextTask(TableTask):
         """The task, resolved from these rows and predictions if no trained task is available."""
         return self
 
-    def exported(self, **more: Any) -> HeadTaken:
+    def exported(self, **more: Any) -> ExportedHead:
         """Export settings of a task with a head that transformers supports."""
-        return HeadTaken(name=self.share or self.name, **more)
+        return ExportedHead(name=self.share or self.name, **more)
 
     def items(self, source: TableSource, room: int) -> np.ndarray:
         """(rows, 1): all rows."""

@@ -1,1 +1,1 @@
-"""Conversion between checkpoint formats, and the proof that both sides compute the same."""
+"""Converts between checkpoint formats and verifies that both sides give the same outputs."""

@@ -1,9 +1,9 @@
-"""Conversion that proves itself.
+"""Converts checkpoints between formats and verifies the result by running both sides.
 
-    open the source ──> plan ──> write beside the target ──> open that ──> run both ──> rename
-                                                                               └─> remove
+    open the source ──> plan ──> write to a temporary folder ──> open it ──> run both ──> rename
+                                                                                 └─> delete
 
-Nothing is dropped without being named: an Account says what was mapped, created and left behind.
+Every tensor is accounted for: a ConversionReport lists what was mapped, created and skipped.
 """
 
 from __future__ import annotations
@@ -18,60 +18,59 @@ from palm_ds import __version__
 from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
-from palm_ds.weights.convert import mapping_report as account
-from palm_ds.weights.convert import parity as proof
-from palm_ds.weights.convert.mapping_report import Account
-from palm_ds.weights.convert.parity import Proof
-from palm_ds.weights.formats.contents import Contents
+from palm_ds.weights.convert import mapping_report, parity
+from palm_ds.weights.convert.mapping_report import ConversionReport
+from palm_ds.weights.convert.parity import ParityReport
+from palm_ds.weights.formats.contents import CheckpointContents
 from palm_ds.weights.formats.format import Export
-from palm_ds.weights.formats.huggingface.model_card import Made
-from palm_ds.weights.formats.huggingface.target import Target
+from palm_ds.weights.formats.huggingface.model_card import Provenance
+from palm_ds.weights.formats.huggingface.target import ExportOptions
 from palm_ds.weights.formats.open import FORMATS, format_of, open_checkpoint
 from palm_ds.weights.formats.runnable import RunnableCheckpoint, in_palm_ds
 
 EXPORTS = {each.name: each.export for each in FORMATS if each.export}
 TO = tuple(EXPORTS)
-"""What can be written."""
+"""The formats that can be written."""
 _SHORT_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What a person may ask of a conversion."""
+class ConversionOptions:
+    """Settings of a conversion."""
 
     family: str = ""
-    """ernie, bert or roberta; empty: what the encoder is."""
+    """ernie, bert or roberta; empty: chosen by the encoder."""
     task: str = ""
-    """The task, or the row of the task embedding, that texts get; empty: the checkpoint's own."""
+    """Task name, or row of the task embedding, that texts get; empty: the checkpoint's default."""
     head: str = ""
-    """A head over classes to write, as the only one."""
+    """The classification head to write, as the only head."""
     head_class: str = ""
-    """The class of transformers that `head` becomes."""
+    """The transformers class to write `head` as."""
     words: str = ""
-    """The masked-word head to take along; empty: the first."""
+    """The masked-LM head to write; empty: the first."""
     dtype: str = "float32"
-    """float32, float16 or bfloat16; fp32, fp16 and bf16 are the same."""
+    """float32, float16 or bfloat16, also spelled fp32, fp16 and bf16."""
     shard_size: str = "5GB"
-    """Of a file of weights, before there are several."""
+    """Largest size of one weight file; larger models are sharded."""
     strict: bool = False
-    """Whether it is a mistake that something other than optimizer state stays behind."""
-    texts: Sequence[str] = proof.TEXTS
-    """Real texts, on which both sides run."""
+    """Raise an error if any tensor other than optimizer state would be skipped."""
+    texts: Sequence[str] = parity.TEXTS
+    """Natural texts to compare both sides on."""
     verify: bool = True
-    """Whether both sides are run; without it nothing shows that the conversion is right."""
+    """Run both sides and compare their outputs. Without it, the conversion is unverified."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Converted:
-    """What a conversion did."""
+class ConversionResult:
+    """Result of a conversion."""
 
     source: Path
     target: Path
     format: str
     to: str
-    account: Account
-    proof: Proof | None
+    report: ConversionReport
+    parity: ParityReport | None
     notes: tuple[str, ...]
 
     def record(self) -> dict[str, Any]:
@@ -81,9 +80,9 @@ class Converted:
             "target": str(self.target),
             "format": self.format,
             "to": self.to,
-            **self.account.record(),
+            **self.report.record(),
             "notes": list(self.notes),
-            "proof": self.proof.record() if self.proof else None,
+            "parity": self.parity.record() if self.parity else None,
         }
 
 
@@ -91,48 +90,50 @@ def convert(
     source: str | Path,
     target: str | Path,
     to: str = "palm_ds",
-    options: Options | None = None,
+    options: ConversionOptions | None = None,
     **opening: Any,
-) -> Converted:
-    """Write a checkpoint of any format as another, and show that it computes the same.
+) -> ConversionResult:
+    """Convert a checkpoint of any format and verify that the result gives the same outputs.
 
     `opening`: options of the source's format (`eps`, `config`, `tokenizer`, ...). Raises UserError,
-    and leaves nothing behind, where the source is damaged, something has no place that `strict`
-    wants to have one, or the two sides are too far apart.
+    and writes nothing, if the source is damaged, `strict` is set and a tensor would be skipped, or
+    the outputs differ by more than the tolerance.
     """
-    source, target, options = Path(source), Path(target), options or Options()
+    source, target, options = Path(source), Path(target), options or ConversionOptions()
     if to not in TO:
         raise UserError(f'to: no "{to}"{suggest(to, TO)}')
     _check_target(source, target)
     opening = {name: value for name, value in opening.items() if value is not None}
     contents = opened(source, **opening)
     tokenizer = _tokenizer(contents)
-    job = _job(contents, to, options)
-    _check_strict(contents, job.account, options)
-    found: list[Proof] = []
+    plan = _plan_conversion(contents, to, options)
+    _check_strict(contents, plan.report, options)
+    found: list[ParityReport] = []
 
     def write(part: Path) -> None:
-        _write(contents, job, part, tokenizer)
+        _write(contents, plan, part, tokenizer)
         if options.verify:
-            found.append(_prove(contents, job, part, tokenizer, options, opening))
-        if job.export.write_card:
-            job.export.write_card(part, _made(contents, found))
+            found.append(_verify(contents, plan, part, tokenizer, options, opening))
+        if plan.export.write_card:
+            plan.export.write_card(part, _provenance(contents, found))
 
     write_folder_atomically(target, write)
-    return Converted(
+    return ConversionResult(
         source=source,
         target=target,
         format=contents.format,
         to=to,
-        account=job.account,
-        proof=found[0] if found else None,
+        report=plan.report,
+        parity=found[0] if found else None,
         notes=(*contents.notes, *_notes(contents, tokenizer)),
     )
 
 
-def _write(contents: Contents, job: _Job, part: Path, tokenizer: Tokenizer | None) -> None:
+def _write(
+    contents: CheckpointContents, plan: _ConversionPlan, part: Path, tokenizer: Tokenizer | None
+) -> None:
     try:
-        job.export.write(part, tokenizer)
+        plan.export.write(part, tokenizer)
     except UserError as error:
         where = "" if str(contents.path) in str(error) else f"{contents.path}: "
         raise UserError(f"{where}{error}") from None
@@ -140,19 +141,21 @@ def _write(contents: Contents, job: _Job, part: Path, tokenizer: Tokenizer | Non
         raise UserError(f"{part}: cannot be written: {error.strerror}") from None
 
 
-def opened(source: Path, *, tokenizer: str | Path | None = None, **opening: Any) -> Contents:
-    """A checkpoint, with the tokenizer of choice. Raises UserError for an encoder of one's own,
-    which no other side has."""
+def opened(
+    source: Path, *, tokenizer: str | Path | None = None, **opening: Any
+) -> CheckpointContents:
+    """Open a checkpoint, optionally with another tokenizer. Raises UserError for a custom encoder,
+    which only the palm_ds format can represent."""
     found = _opened(source, tokenizer, **opening)
     if kind := found.config.kind:
-        raise UserError(f"{source}: no format but palm_ds's has its encoder, {kind}")
+        raise UserError(f"{source}: only the palm_ds format can hold its custom encoder, {kind}")
     return found
 
 
-def _opened(source: Path, tokenizer: str | Path | None, **opening: Any) -> Contents:
+def _opened(source: Path, tokenizer: str | Path | None, **opening: Any) -> CheckpointContents:
     if tokenizer is None:
         return open_checkpoint(source, **opening)
-    if source.exists() and "tokenizer" in format_of(source).options:  # it checks the fingerprint
+    if source.exists() and "tokenizer" in format_of(source).options:  # checks the fingerprint
         return open_checkpoint(source, tokenizer=tokenizer, **opening)
     return replace(open_checkpoint(source, **opening), tokenizer=Path(tokenizer))
 
@@ -161,12 +164,15 @@ def verify_only(
     a: str | Path,
     b: str | Path,
     *,
-    texts: Sequence[str] = proof.TEXTS,
+    texts: Sequence[str] = parity.TEXTS,
     tolerance: float | None = None,
     **opening: Any,
-) -> Proof:
-    """Run two checkpoints of any formats on the same texts. `opening` is for the first. Heads of
-    one name are compared, and heads that are the only ones of their kind."""
+) -> ParityReport:
+    """Compare the outputs of two checkpoints of any formats on the same texts.
+
+    `opening`: options for opening the first. Heads are paired by name, or by kind if each side has
+    only one of that kind.
+    """
     opening = {name: value for name, value in opening.items() if value is not None}
     one, other = opened(Path(a), **opening), opened(Path(b))
     given = one if one.tokenizer is not None else other
@@ -176,41 +182,47 @@ def verify_only(
         _side(one, _usual_task(one), plain=not asked),
         _side(other, _usual_task(other), plain=True),
     )
-    inputs = proof.inputs_for(one, other, tokenizer, texts)
-    return proof.compare(*sides, inputs, heads=_same_heads(one, other), tolerance=tolerance)
+    inputs = parity.inputs_for(one, other, tokenizer, texts)
+    return parity.compare(*sides, inputs, heads=_same_heads(one, other), tolerance=tolerance)
 
 
-# ---- what is to be done ----
+# ---- planning ----
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Job:
-    """A conversion, planned."""
+class _ConversionPlan:
+    """A planned conversion."""
 
-    account: Account
+    report: ConversionReport
     export: Export
     task_id: int
 
 
-def _job(contents: Contents, to: str, options: Options) -> _Job:
+def _plan_conversion(
+    contents: CheckpointContents, to: str, options: ConversionOptions
+) -> _ConversionPlan:
     task_id = _task_id(contents, options.task)
-    target = Target(
+    target = ExportOptions(
         family=options.family,
         task_id=task_id,
         head=options.head,
         head_class=options.head_class,
         words=options.words,
         dtype=_SHORT_DTYPES.get(options.dtype, options.dtype),
-        most=_bytes(options.shard_size),
+        max_shard_bytes=_bytes(options.shard_size),
     )
     export = EXPORTS[to](contents, target)
     plan = export.plan
-    made = account.of_contents(contents) if plan is None else account.of_plan(contents, plan)
-    return _Job(account=made, export=export, task_id=task_id)
+    made = (
+        mapping_report.of_contents(contents)
+        if plan is None
+        else mapping_report.of_plan(contents, plan)
+    )
+    return _ConversionPlan(report=made, export=export, task_id=task_id)
 
 
-def _task_id(contents: Contents, task: str) -> int:
-    """The row that a task's name, or a number, means."""
+def _task_id(contents: CheckpointContents, task: str) -> int:
+    """Row of the task embedding for a task name or a row number."""
     slots = contents.config.task_types
     if not task:
         return _usual_task(contents)
@@ -220,13 +232,13 @@ def _task_id(contents: Contents, task: str) -> int:
         return contents.task_ids[task]
     if not task.isdecimal():
         known = suggest(task, contents.task_ids) if contents.task_ids else ""
-        raise UserError(f"task: no {task!r}{known or f'; name a row, 0 to {slots - 1}'}")
+        raise UserError(f"task: no {task!r}{known or f'; give a row, 0 to {slots - 1}'}")
     if int(task) >= slots:
-        raise UserError(f"task: row {task} of {slots} rows, 0 to {slots - 1}")
+        raise UserError(f"task: no row {task}; the task embedding has rows 0 to {slots - 1}")
     return int(task)
 
 
-def _usual_task(contents: Contents) -> int:
+def _usual_task(contents: CheckpointContents) -> int:
     if not contents.config.task_types:
         return 0
     return contents.task_ids.get(contents.export_task, 0)
@@ -236,7 +248,7 @@ def _bytes(size: str) -> int:
     """2GB -> 2000000000."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]B)?", size.strip().upper())
     if found is None:
-        raise UserError(f"shard_size: {size!r}: a number of bytes is wanted, such as 2GB or 500MB")
+        raise UserError(f"shard_size: {size!r} is not a size; give one such as 2GB or 500MB")
     return int(float(found[1]) * _UNITS[found[2] or ""])
 
 
@@ -245,91 +257,96 @@ def _bytes(size: str) -> int:
 
 def _check_target(source: Path, target: Path) -> None:
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise UserError(f"{target}: is there already; name a folder that is not")
+        raise UserError(f"{target}: already exists and is not empty; choose another folder")
     if target.exists() and source.resolve() == target.resolve():
-        raise UserError(f"{target}: is the source itself")
+        raise UserError(f"{target}: is the source; choose another folder")
     for folder in target.absolute().parents:
         if folder.exists() and not folder.is_dir():
-            raise UserError(f"{target}: {folder} is no folder")
+            raise UserError(f"{target}: {folder} is not a folder")
 
 
-def _check_strict(contents: Contents, account: Account, options: Options) -> None:
-    if options.strict and account.lost:
-        name, why = next(iter(account.lost.items()))
-        more = f" (and {len(account.lost) - 1} more)" if len(account.lost) > 1 else ""
-        raise UserError(f"{contents.path}: strict: {name} would be left behind: {why}{more}")
+def _check_strict(
+    contents: CheckpointContents, report: ConversionReport, options: ConversionOptions
+) -> None:
+    if options.strict and report.lost:
+        name, why = next(iter(report.lost.items()))
+        more = f" (and {len(report.lost) - 1} more)" if len(report.lost) > 1 else ""
+        raise UserError(f"{contents.path}: strict: {name} would be skipped: {why}{more}")
 
 
-def _tokenizer(contents: Contents) -> Tokenizer | None:
-    """The one that comes along. Raises UserError where it is another model's."""
+def _tokenizer(contents: CheckpointContents) -> Tokenizer | None:
+    """The checkpoint's tokenizer. Raises UserError if it belongs to another model."""
     if contents.tokenizer is None:
         return None
     tokenizer = load_tokenizer(contents.tokenizer)
     words = contents.entries["backbone.word.weight"].shape[0]
     if tokenizer.size > words:
         raise UserError(
-            f"{contents.tokenizer}: {tokenizer.size:,} words, the word table of {contents.path} "
-            f"has {words:,} rows; it is another model's"
+            f"{contents.tokenizer}: has {tokenizer.size:,} tokens, but the token embeddings of "
+            f"{contents.path} have {words:,} rows; it belongs to another model"
         )
     return tokenizer
 
 
-def _notes(contents: Contents, tokenizer: Tokenizer | None) -> list[str]:
+def _notes(contents: CheckpointContents, tokenizer: Tokenizer | None) -> list[str]:
     if tokenizer is None:
-        return ["no tokenizer is with the weights; give one to have it written with them"]
+        return ["the checkpoint has no tokenizer; give one to write it with the weights"]
     spare = contents.entries["backbone.word.weight"].shape[0] - tokenizer.size
-    return [f"the word table has {spare:,} rows that no word of the tokenizer has"] if spare else []
+    return [f"{spare:,} rows of the token embeddings have no token"] if spare else []
 
 
-# ---- proof ----
+# ---- parity ----
 
 
-def _prove(
-    contents: Contents,
-    job: _Job,
+def _verify(
+    contents: CheckpointContents,
+    plan: _ConversionPlan,
     part: Path,
     tokenizer: Tokenizer | None,
-    options: Options,
+    options: ConversionOptions,
     opening: Mapping[str, Any],
-) -> Proof:
-    """Raises UserError where the two sides are too far apart."""
-    written = open_checkpoint(part)  # with the numbers that whoever opens it will compute with
+) -> ParityReport:
+    """Compare the written checkpoint with its source. Raises UserError if the outputs differ by
+    more than the tolerance."""
+    written = open_checkpoint(part)  # with the config that its readers will compute with
     sides = (
-        _side(contents, job.task_id, plain=opening.keys() <= {"tokenizer"}),
-        _side(written, job.export.task_id, plain=True),
+        _side(contents, plan.task_id, plain=opening.keys() <= {"tokenizer"}),
+        _side(written, plan.export.task_id, plain=True),
     )
-    inputs = proof.inputs_for(contents, written, tokenizer, options.texts)
-    found = proof.compare(*sides, inputs, heads=_heads_as_written(contents, written, job))
-    if not found.holds:
+    inputs = parity.inputs_for(contents, written, tokenizer, options.texts)
+    found = parity.compare(*sides, inputs, heads=_heads_as_written(contents, written, plan))
+    if not found.passed:
         raise UserError(
-            f"{contents.path}: what was written does not compute the same, and was removed: {found}"
+            f"{contents.path}: the converted model gives other outputs and was deleted: {found}"
         )
     return found
 
 
-def _side(contents: Contents, task_id: int, *, plain: bool) -> RunnableCheckpoint:
-    """In the library that its format belongs to, if that can run it. `plain`: as the folder says,
-    with no option given."""
+def _side(contents: CheckpointContents, task_id: int, *, plain: bool) -> RunnableCheckpoint:
+    """The checkpoint run by its format's own library, if that can. `plain`: opened without options
+    that the library would not know."""
     run = format_of(contents.path).run if plain else None
     return (run or in_palm_ds)(contents, task_id=task_id)
 
 
-def _heads_as_written(contents: Contents, written: Contents, job: _Job) -> dict[str, str]:
-    """{the source's head: what it is called in what was written}, by the tensors they share."""
-    if job.export.plan is None:
+def _heads_as_written(
+    contents: CheckpointContents, written: CheckpointContents, plan: _ConversionPlan
+) -> dict[str, str]:
+    """{head of the source: its name in the written checkpoint}, matched by their tensors."""
+    if plan.export.plan is None:
         return {name: name for name in contents.heads}
     found = {}
-    for ours, entry in written.entries.items():
-        sources, _ = job.export.plan.mapped.get(entry.theirs[0], ((), ""))
-        if ours.startswith("heads.") and sources:
-            found[sources[0].split(".")[1]] = ours.split(".")[1]
+    for name, entry in written.entries.items():
+        sources, _ = plan.export.plan.mapped.get(entry.source_names[0], ((), ""))
+        if name.startswith("heads.") and sources:
+            found[sources[0].split(".")[1]] = name.split(".")[1]
     return found
 
 
-def _same_heads(a: Contents, b: Contents) -> dict[str, str]:
+def _same_heads(a: CheckpointContents, b: CheckpointContents) -> dict[str, str]:
     pairs = {name: name for name in a.heads if name in b.heads}
 
-    def alone(contents: Contents, other: Contents) -> dict[tuple, str]:
+    def only_of_kind(contents: CheckpointContents, other: CheckpointContents) -> dict[tuple, str]:
         kinds: dict[tuple, list[str]] = {}
         for name, head in contents.heads.items():
             if name not in other.heads:
@@ -337,16 +354,16 @@ def _same_heads(a: Contents, b: Contents) -> dict[str, str]:
                 kinds.setdefault(kind, []).append(name)
         return {kind: names[0] for kind, names in kinds.items() if len(names) == 1}
 
-    mine, theirs = alone(a, b), alone(b, a)
-    return pairs | {mine[kind]: theirs[kind] for kind in mine if kind in theirs}
+    in_a, in_b = only_of_kind(a, b), only_of_kind(b, a)
+    return pairs | {in_a[kind]: in_b[kind] for kind in in_a if kind in in_b}
 
 
-def _made(contents: Contents, found: Sequence[Proof]) -> Made:
+def _provenance(contents: CheckpointContents, found: Sequence[ParityReport]) -> Provenance:
     worst = found[0].worst if found else None
-    return Made(
+    return Provenance(
         source=contents.path.name,
         format=contents.format,
-        left=contents.left,
+        skipped=contents.skipped,
         difference=worst.largest if worst else None,
         tolerance=found[0].tolerance * max(worst.scale, 1.0) if worst else None,
         notes=contents.notes,

@@ -1,13 +1,13 @@
-"""Changing the tables of an encoder that exists: words and positions more or fewer.
+"""Resizes the embedding tables of a trained encoder: more or fewer tokens and positions.
 
-    place_words        new words at these rows; the table grows where it must
-    fit_words          as many rows as a multiple asks for, never a used one less
-    resize_positions   longer or shorter texts
+    add_token_rows     rows for new tokens; the table grows as needed
+    pad_vocab          rounds the number of rows to a multiple; used rows are always kept
+    resize_positions   a longer or shorter maximum length
 
-Each takes parameters by our names and the encoder's numbers, changes neither, and returns new ones
-with a line that says what was done. What was there before computes the same afterwards: a row that
-was used keeps its values (only interpolated positions mean something else). The bias of every
-masked-word head goes with the word table.
+Each takes parameters by palm_ds name and the encoder's config, modifies neither, and returns new
+ones with a one-line summary. Existing inputs give the same outputs as before, because used rows
+keep their values; only interpolated positions change meaning. The bias of every masked-LM head is
+resized with the token embeddings.
 """
 
 from __future__ import annotations
@@ -28,44 +28,47 @@ HOW = ("tile", "interpolate")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Changed:
-    """Parameters and numbers after a change; tensors that it does not concern are the old ones."""
+class ResizedState:
+    """Parameters and config after resizing; unaffected tensors are passed through."""
 
     state: dict[str, torch.Tensor]
     config: EncoderConfig
-    said: str
+    summary: str
 
 
-def concerned(names: Iterable[str]) -> list[str]:
-    """Which of a checkpoint's parameters are to be read for the changes here."""
+def resizable_names(names: Iterable[str]) -> list[str]:
+    """The parameters that the functions here need from a checkpoint."""
     return [name for name in names if name in (WORDS, POSITIONS) or _is_word_bias(name)]
 
 
-# ---- words ----
+# ---- tokens ----
 
 
-def place_words(
+def add_token_rows(
     state: State,
     config: EncoderConfig,
     rows: Mapping[int, Sequence[int]],
     *,
     used: int,
     seed: int = 0,
-) -> Changed:
-    """Give rows to new words: {row: the rows whose mean it begins as; none: drawn by the seed}.
+) -> ResizedState:
+    """Add new tokens. `rows`: {row: rows to initialise it from, as their mean; empty: at random}.
 
-    `used` is how many rows the vocabulary had; a row below it is one that no text ever had
-    ([unused1]). The bias of a masked-word head is the mean of the same rows, or of all used ones
-    for a drawn row. Rows that this makes between the new words are as in `fit_words`. Raises
-    UserError for rows that are not there to be learned from.
+    `used`: size of the old vocabulary; a new row below it replaces a placeholder such as [unused1].
+    The masked-LM bias is the mean over the same rows, or over all used rows for a random row. Rows
+    in the gaps between new tokens are initialised as in `pad_vocab`. Raises UserError if a source
+    row does not exist.
     """
     table = _table(state, WORDS, config.vocab_size)
     _check_used(used, len(table), config)
     for row, like in rows.items():
         if wrong := [i for i in like if not 0 <= i < used]:
-            raise UserError(f"word {row}: is to begin as the mean of {wrong[0]}, of {used} words")
+            raise UserError(
+                f"token {row}: cannot be initialised from row {wrong[0]}; the vocabulary has "
+                f"{used} tokens"
+            )
         if row < 0:
-            raise UserError(f"word {row}: rows begin at 0")
+            raise UserError(f"token {row}: row numbers start at 0")
     size = max(len(table), 1 + max(rows, default=0))
     grown = _with_rows(state, config, size, used, seed)
     drawn = iter(_drawn(len(rows), table, config, seed + 1))
@@ -78,40 +81,40 @@ def place_words(
                 new[row] = next(drawn) if name == WORDS else old.mean(0)
     means = sum(1 for like in rows.values() if like)
     beyond = sum(1 for row in rows if used <= row < len(table))
-    said = (
-        f"words: {len(rows)} new ones, {means} begun as the mean of others, {len(rows) - means} "
-        f"drawn; {sum(row < used for row in rows)} in rows of unused words, {beyond} in free rows "
-        f"beyond the vocabulary; {len(table)} rows, now {size}"
+    summary = (
+        f"tokens: {len(rows)} added, {means} initialised as the mean of others, "
+        f"{len(rows) - means} at random; {sum(row < used for row in rows)} in rows of unused "
+        f"tokens, {beyond} in free rows beyond the vocabulary; {len(table)} rows, now {size}"
     )
-    return Changed(state=grown, config=replace(config, vocab_size=size), said=said)
+    return ResizedState(state=grown, config=replace(config, vocab_size=size), summary=summary)
 
 
-def fit_words(
+def pad_vocab(
     state: State, config: EncoderConfig, *, used: int, multiple: int = 1, seed: int = 0
-) -> Changed:
-    """The least number of rows that is a multiple and holds the `used` ones.
+) -> ResizedState:
+    """Resize to the smallest multiple that holds all `used` rows.
 
-    New rows are drawn by the seed; no text has them, and in a masked-word head their bias is the
-    least of all, so that they take as little as the least likely word from the others.
+    New rows are random. No text contains them, and their masked-LM bias is the minimum over the
+    used rows, so they take no more probability than the least likely token.
     """
     table = _table(state, WORDS, config.vocab_size)
     _check_used(used, len(table), config)
     if multiple < 1:
-        raise UserError(f"multiple: at least 1, got {multiple}")
+        raise UserError(f"multiple: must be at least 1, got {multiple}")
     size = -(-used // multiple) * multiple
     new = _with_rows(state, config, size, used, seed)
-    did = {-1: "cut off", 0: "left", 1: "added"}[(size > len(table)) - (size < len(table))]
-    said = (
-        f"words: {len(table)} rows, now {size}, a multiple of {multiple}: "
-        f"{abs(size - len(table))} {did}; {used} are used"
+    did = {-1: "removed", 0: "changed", 1: "added"}[(size > len(table)) - (size < len(table))]
+    summary = (
+        f"tokens: {len(table)} rows, now {size}, a multiple of {multiple}: "
+        f"{abs(size - len(table))} {did}; {used} in use"
     )
-    return Changed(state=new, config=replace(config, vocab_size=size), said=said)
+    return ResizedState(state=new, config=replace(config, vocab_size=size), summary=summary)
 
 
 def _with_rows(
     state: State, config: EncoderConfig, size: int, used: int, seed: int
 ) -> dict[str, torch.Tensor]:
-    """A copy of the word tables with so many rows."""
+    """A copy of the state with `size` rows in every per-token table."""
     table = state[WORDS]
     more = max(size - len(table), 0)
     new = dict(state)
@@ -126,7 +129,7 @@ def _with_rows(
 
 
 def _drawn(count: int, like: torch.Tensor, config: EncoderConfig, seed: int) -> torch.Tensor:
-    """(count, hidden): as a model's first weights are."""
+    """(count, hidden): initialised as in a new model."""
     rows = torch.empty(count, like.shape[1])
     generator, deviation = torch.Generator().manual_seed(seed), config.init_range
     return nn.init.trunc_normal_(
@@ -135,23 +138,23 @@ def _drawn(count: int, like: torch.Tensor, config: EncoderConfig, seed: int) -> 
 
 
 def _word_tables(state: State, words: int) -> list[str]:
-    """The word table, and what has a number for each of its rows."""
+    """Names of the tables with one entry per token: the embeddings and the masked-LM biases."""
     biases = [name for name in state if _is_word_bias(name)]
     for name in biases:
         if len(state[name]) != words:
-            raise UserError(f"{name}: {len(state[name])} numbers for {words} words")
+            raise UserError(f"{name}: has {len(state[name])} values for {words} tokens")
     return [WORDS, *biases]
 
 
 def _is_word_bias(name: str) -> bool:
-    """heads.NAME.bias: only a masked-word head has one, a head of classes has heads.NAME.out."""
+    """heads.NAME.bias: only a masked-LM head has one; a classification head has heads.NAME.out."""
     return name.startswith("heads.") and name.count(".") == 2 and name.endswith(".bias")
 
 
 def _check_used(used: int, rows: int, config: EncoderConfig) -> None:
     if not config.pad < used <= rows:
         raise UserError(
-            f"{WORDS}: {rows} rows are no table of a vocabulary of {used} with the padding at "
+            f"{WORDS}: has {rows} rows, which do not fit a vocabulary of {used} with padding at "
             f"{config.pad}"
         )
 
@@ -159,9 +162,9 @@ def _check_used(used: int, rows: int, config: EncoderConfig) -> None:
 def _table(state: State, name: str, rows: int | None) -> torch.Tensor:
     table = state.get(name)
     if table is None:
-        raise UserError(f"{name}: not there")
+        raise UserError(f"{name}: is missing")
     if table.ndim != 2 or (rows is not None and len(table) != rows):
-        raise UserError(f"{name}: is {tuple(table.shape)}, the encoder's numbers say {rows} rows")
+        raise UserError(f"{name}: has shape {tuple(table.shape)}, the config expects {rows} rows")
     return table
 
 
@@ -170,37 +173,39 @@ def _table(state: State, name: str, rows: int | None) -> torch.Tensor:
 
 def resize_positions(
     state: State, config: EncoderConfig, longest: int, *, how: str = "tile"
-) -> Changed:
-    """Texts of `longest` tokens, special ones included.
+) -> ResizedState:
+    """Resize to texts of `longest` tokens, special tokens included.
 
-    Fewer: the last rows go. More, `tile`: the rows again from the first, so that a text that was
-    short enough before computes the same, and every new position knows its neighbours (Longformer,
-    section 5). More, `interpolate`: the old rows stretched over the new length (Chen et al. 2023),
-    new position i between old ones at i * old / new: nothing is new to the model, but old texts
-    change, and it wants more training. The rows before `position_offset` (RoBERTa) stay.
+    Shorter: the last rows are removed. Longer, `tile`: the rows are repeated from the first, so
+    texts of the old length give the same outputs and each new position has familiar neighbours
+    (Longformer, section 5). Longer, `interpolate`: the old rows are stretched over the new length
+    (Chen et al. 2023), with new position i at i * old / new among the old ones; every position is
+    familiar, but outputs change and the model needs further training. Rows before `position_offset`
+    (RoBERTa) are kept.
     """
     table = _table(state, POSITIONS, config.max_positions)
     offset, before = config.position_offset, config.max_length
     if how not in HOW:
-        raise UserError(f'positions: no way "{how}"{suggest(how, HOW)}')
+        raise UserError(f'positions: no method "{how}"{suggest(how, HOW)}')
     if longest < 1:
-        raise UserError(f"positions: at least 1, got {longest}")
+        raise UserError(f"positions: must be at least 1, got {longest}")
     if longest <= before:
-        rows, did = table[offset : offset + longest], "the first of them"
+        rows, did = table[offset : offset + longest], "the first rows kept"
     elif how == "tile":
-        rows, did = table[offset:][torch.arange(longest) % before], "the old ones again and again"
+        rows, did = table[offset:][torch.arange(longest) % before], "the old rows repeated"
     else:
-        rows, did = _stretched(table[offset:], longest), "the old ones stretched; train on"
+        rows, did = _stretched(table[offset:], longest), "the old rows interpolated; train further"
     new = dict(state) | {POSITIONS: torch.cat([table[:offset], rows])}
-    return Changed(
+    return ResizedState(
         state=new,
         config=replace(config, max_positions=offset + longest),
-        said=f"positions: texts of {before} tokens before, of {longest} now: {did}",
+        summary=f"positions: {before}, now {longest}: {did}",
     )
 
 
 def _stretched(rows: torch.Tensor, longest: int) -> torch.Tensor:
-    """(longest, hidden): row i lies at i * old / new among the old; the last stays the last."""
+    """(longest, hidden): row i is interpolated at i * old / new; positions past the last old row
+    take its values."""
     old = len(rows)
     at = torch.arange(longest, dtype=torch.float64) * old / longest
     low = at.floor().long()

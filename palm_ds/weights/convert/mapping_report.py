@@ -1,7 +1,7 @@
-"""What became of every tensor of a checkpoint: mapped, created, left behind; nothing unnamed.
+"""Reports what happened to every tensor in a conversion: mapped, created or skipped.
 
-A terminal gets a table, a pipe gets tab-separated lines, a program gets `record()`. For people the
-layers stand together: `encoder.layer.*.output.dense.weight` once, with their number.
+Terminals get a table, pipes get tab-separated lines, programs get `record()`. Tables group the
+layers: `encoder.layer.*.output.dense.weight` appears once, with the number of layers.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from palm_ds.weights.formats.contents import BUFFER, COPY, OPTIMIZER, Contents
-from palm_ds.weights.formats.huggingface.plan import Plan
+from palm_ds.weights.formats.contents import BUFFER, COPY, OPTIMIZER, CheckpointContents
+from palm_ds.weights.formats.huggingface.plan import ExportPlan
 
 _LOSES_NOTHING = (OPTIMIZER, BUFFER, COPY)
 _LAYER = re.compile(r"(?<=[._])\d+(?=[._])")
@@ -23,88 +23,94 @@ _SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mapped:
-    """A tensor that was taken over: what it is called there, with us, and in what was written."""
+class MappedTensor:
+    """A converted tensor: its names in the source, in palm_ds and in the written checkpoint."""
 
-    theirs: tuple[str, ...]
-    ours: str
+    source_names: tuple[str, ...]
+    name: str
     written: tuple[str, ...] = ()
-    how: str = ""
+    transform: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Account:
-    """What became of everything."""
+class ConversionReport:
+    """What happened to every tensor."""
 
-    mapped: tuple[Mapped, ...]
+    mapped: tuple[MappedTensor, ...]
     created: Mapping[str, str] = field(default_factory=dict)
-    """{name in what was written: what is in it}"""
-    left: Mapping[str, str] = field(default_factory=dict)
-    """{name in the source: why}"""
+    """{name in the written checkpoint: its contents}"""
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    """{name in the source: reason}"""
 
     @property
     def lost(self) -> dict[str, str]:
-        """What stays behind and is neither optimizer state nor there under another name."""
-        return {n: why for n, why in self.left.items() if not why.startswith(_LOSES_NOTHING)}
+        """Skipped tensors that are neither optimizer state nor present under another name."""
+        return {n: why for n, why in self.skipped.items() if not why.startswith(_LOSES_NOTHING)}
 
     def record(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
             "mapped": [asdict(each) for each in self.mapped],
             "created": dict(self.created),
-            "left": dict(self.left),
+            "skipped": dict(self.skipped),
         }
 
     def rows(self) -> list[tuple[str, str, str, str]]:
-        """For a person: what became of it, the source's name, what it is now, and how or why."""
+        """Rows of the table: status, name in the source, new name, transform or reason."""
         rows = [
-            ("mapped", " + ".join(x.theirs), " + ".join(x.written or (x.ours,)), x.how)
+            ("mapped", " + ".join(x.source_names), " + ".join(x.written or (x.name,)), x.transform)
             for x in self.mapped
         ]
         rows = _together(rows)
         rows += [("created", "", name, what) for name, what in self.created.items()]
-        return rows + _by_reason(self.left)
+        return rows + _by_reason(self.skipped)
 
 
-def of_contents(contents: Contents) -> Account:
-    """Everything under our names."""
+def of_contents(contents: CheckpointContents) -> ConversionReport:
+    """The report of a conversion to palm_ds's own format: every tensor is mapped."""
     mapped = tuple(
-        Mapped(theirs=entry.theirs, ours=name, how=entry.how)
+        MappedTensor(source_names=entry.source_names, name=name, transform=entry.transform)
         for name, entry in contents.entries.items()
     )
-    return Account(mapped=mapped, left=contents.left)
+    return ConversionReport(mapped=mapped, skipped=contents.skipped)
 
 
-def of_plan(contents: Contents, plan: Plan) -> Account:
-    """From the source's names over ours to those that are written."""
+def of_plan(contents: CheckpointContents, plan: ExportPlan) -> ConversionReport:
+    """The report of an export: source names, palm_ds names and written names, joined."""
     written: dict[str, tuple[list[str], str]] = {}
     for name, (ours, how) in plan.mapped.items():
         for each in ours:
             written.setdefault(each, ([], how))[0].append(name)
     mapped = tuple(
-        Mapped(
-            theirs=entry.theirs,
-            ours=name,
+        MappedTensor(
+            source_names=entry.source_names,
+            name=name,
             written=tuple(written[name][0]),
-            how="; ".join(filter(None, [entry.how, written[name][1]])),
+            transform="; ".join(filter(None, [entry.transform, written[name][1]])),
         )
         for name, entry in contents.entries.items()
         if name in written
     )
-    mine = {theirs: why for name, why in plan.left.items() for theirs in _theirs(contents, name)}
-    return Account(mapped=mapped, created=plan.created, left={**contents.left, **mine})
+    mine = {
+        theirs: why
+        for name, why in plan.skipped.items()
+        for theirs in _source_names(contents, name)
+    }
+    return ConversionReport(
+        mapped=mapped, created=plan.created, skipped={**contents.skipped, **mine}
+    )
 
 
-def _theirs(contents: Contents, ours: str) -> tuple[str, ...]:
+def _source_names(contents: CheckpointContents, ours: str) -> tuple[str, ...]:
     entry = contents.entries.get(ours)
-    return entry.theirs if entry else (ours,)
+    return entry.source_names if entry else (ours,)
 
 
-# ---- for people ----
+# ---- display ----
 
 
 def _together(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, str, str, str]]:
-    """Rows that differ in the layer's number alone, as one."""
+    """Merges rows that differ only in the layer number."""
     counts: dict[tuple[str, ...], int] = {}
     first: dict[tuple[str, ...], tuple[str, ...]] = {}
     for row in rows:
@@ -120,31 +126,31 @@ def _together(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, str, str, str]
 
 
 def _any_layer(name: str) -> str:
-    """With a star for the first number, which is the layer's."""
+    """The name with its first number, the layer's, replaced by a star."""
     return _LAYER.sub("*", name, count=1)
 
 
-def _by_reason(left: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
+def _by_reason(skipped: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
     reasons: dict[str, list[str]] = {}
-    for name, why in left.items():
+    for name, why in skipped.items():
         reasons.setdefault(why, []).append(name)
     rows = []
     for why, names in reasons.items():
         lossless = why.startswith(_LOSES_NOTHING)
         shown = names[:_SHOWN] if lossless else names
         more = f", ... ({len(names)})" if len(shown) < len(names) else ""
-        rows.append(("left behind", ", ".join(shown) + more, "", why))
+        rows.append(("skipped", ", ".join(shown) + more, "", why))
     return rows
 
 
 def show(rows: Sequence[tuple[str, str, str, str]], console: Console) -> None:
-    """A table in a terminal, tab-separated lines elsewhere."""
-    titles = ("", "in the source", "now", "how, or why")
+    """Print a table on a terminal, tab-separated lines elsewhere."""
+    titles = ("", "source", "result", "transform or reason")
     if not console.is_terminal:
         for row in rows:
             print("\t".join(row), file=console.file)
         return
     table = Table(*titles, box=None, header_style="bold")
     for row in rows:
-        table.add_row(*row, style={"created": "yellow", "left behind": "red"}.get(row[0], ""))
+        table.add_row(*row, style={"created": "yellow", "skipped": "red"}.get(row[0], ""))
     console.print(table)

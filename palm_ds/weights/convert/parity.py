@@ -1,11 +1,11 @@
-"""Two checkpoints compute the same: both run on the same texts, layer by layer, and are compared.
+"""Numerical parity: runs two checkpoints on the same texts and compares them layer by layer.
 
     side A ──> embeddings, layer 1, ..., pooled, each head's scores ─┐
                                                                       ├─> the largest difference
     side B ──> the same ─────────────────────────────────────────────┘
 
-A Hugging Face folder runs in transformers; what nobody can run here runs in our encoder, with the
-checkpoint's own numbers, on the CPU in fp32. One side is let go before the other is loaded.
+Hugging Face folders run in transformers; all other formats run in palm_ds's encoder with the
+checkpoint's own config, on the CPU in fp32. One side is freed before the other is loaded.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import torch
 from palm_ds.common import rng as keyed
 from palm_ds.common.errors import UserError
 from palm_ds.text.tokenizer import Tokenizer
-from palm_ds.weights.formats.contents import Contents
+from palm_ds.weights.formats.contents import CheckpointContents
 from palm_ds.weights.formats.runnable import Outputs, RunnableCheckpoint, Texts
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 5e-2}
-"""How far two sides may be apart, as part of the largest number there (at least 1), by the type
-that the weights were rounded to."""
+"""Largest allowed difference relative to the largest value (at least 1), by the dtype that the
+weights were rounded to."""
 TEXTS = (
     "The river had risen in the night, and by morning the lower road was under water.",
     "Who wrote it? Nobody knows; the manuscript was found in 1897, in a box of old letters.",
@@ -37,13 +37,13 @@ TEXTS = (
     "昨天下了一场大雨，今天早上天气很好。",
     "A short one.",
 )
-"""Real texts for who has none at hand."""
+"""Default texts."""
 _LONGEST = 48
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How far the sides are apart in one tensor: the largest difference, the largest number."""
+    """Comparison of one tensor: the largest difference and the largest absolute value."""
 
     kind: str
     name: str
@@ -52,8 +52,8 @@ class Difference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proof:
-    """What came of running both."""
+class ParityReport:
+    """Result of a comparison."""
 
     sides: tuple[str, str]
     differences: tuple[Difference, ...]
@@ -61,11 +61,11 @@ class Proof:
 
     @property
     def worst(self) -> Difference:
-        """The difference that comes nearest to what is allowed, or exceeds it most."""
+        """The largest difference relative to its tolerance."""
         return max(self.differences, key=lambda each: each.largest / max(each.scale, 1.0))
 
     @property
-    def holds(self) -> bool:
+    def passed(self) -> bool:
         return self.worst.largest <= self.tolerance * max(self.worst.scale, 1.0)
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ class Proof:
         if not worst.largest:
             return f"no difference; {sides}"
         return (
-            f"largest difference {worst.largest:.1e} ({worst.name}, {worst.kind} texts; numbers up "
+            f"largest difference {worst.largest:.1e} ({worst.name}, {worst.kind} texts; values up "
             f"to {worst.scale:.3g}), allowed {self.tolerance * max(worst.scale, 1.0):.1e}; "
             f"{sides}"
         )
@@ -82,7 +82,7 @@ class Proof:
     def record(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
-            "holds": self.holds,
+            "passed": self.passed,
             "tolerance": self.tolerance,
             "sides": list(self.sides),
             "largest": self.worst.largest,
@@ -98,40 +98,42 @@ def compare(
     *,
     heads: Mapping[str, str] | None = None,
     tolerance: float | None = None,
-) -> Proof:
-    """Run both sides and compare what both compute. `heads`: {a's head: b's}; by default those of
-    the same name. Raises UserError where they are not of one shape."""
+) -> ParityReport:
+    """Run both sides and compare the outputs that both have.
+
+    `heads`: {head of a: head of b}; by default heads are paired by name. Raises UserError if the
+    shapes differ.
+    """
     _check_shapes(a.contents, b.contents)
     pairs = heads if heads is not None else {x: x for x in a.contents.heads}
     results = [_run(side, inputs) for side in (a, b)]
     found = [
-        _difference(texts.kind, name, one[name], other[theirs])
+        _difference(texts.kind, name, one[name], other[other_name])
         for texts, one, other in zip(inputs, *results, strict=True)
         for name in one
-        if (theirs := _other_name(name, pairs)) in other
+        if (other_name := _other_name(name, pairs)) in other
     ]
-    return Proof(
+    return ParityReport(
         sides=(a.name, b.name),
         differences=tuple(found),
         tolerance=tolerance_of(a.contents, b.contents) if tolerance is None else tolerance,
     )
 
 
-def tolerance_of(a: Contents, b: Contents) -> float:
-    """That of the coarser type where the types differ: then values were rounded."""
+def tolerance_of(a: CheckpointContents, b: CheckpointContents) -> float:
+    """The tolerance for fp32 if both dtypes agree, else that of the coarser one: its values were
+    rounded."""
     types = [each.entries["backbone.word.weight"].read().dtype for each in (a, b)]
     if types[0] == types[1]:
         return TOLERANCE[torch.float32]
     return max(TOLERANCE.get(each, TOLERANCE[torch.float32]) for each in types)
 
 
-def _check_shapes(a: Contents, b: Contents) -> None:
+def _check_shapes(a: CheckpointContents, b: CheckpointContents) -> None:
     for name in ("hidden_size", "num_layers", "num_heads"):
         one, other = getattr(a.config, name), getattr(b.config, name)
         if one != other:
-            raise UserError(
-                f"{b.path}: is of another shape than {a.path}: {name} {other}, there {one}"
-            )
+            raise UserError(f"{b.path}: has {name} {other}, but {a.path} has {one}")
 
 
 def _run(side: RunnableCheckpoint, inputs: Sequence[Texts]) -> list[Outputs]:
@@ -139,12 +141,12 @@ def _run(side: RunnableCheckpoint, inputs: Sequence[Texts]) -> list[Outputs]:
     with torch.no_grad():
         found = [run(texts) for texts in inputs]
     del run
-    _hand_back()
+    _release_memory()
     return found
 
 
-def _hand_back() -> None:
-    """What one side had: modules are cycles, and glibc keeps for later what is freed in pieces."""
+def _release_memory() -> None:
+    """Return freed memory to the system: modules form cycles, and glibc keeps small blocks."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -161,7 +163,9 @@ def _head_of(name: str) -> str:
 
 def _difference(kind: str, name: str, a: torch.Tensor, b: torch.Tensor) -> Difference:
     if a.shape != b.shape:
-        raise UserError(f"{name}: {tuple(a.shape)} on one side, {tuple(b.shape)} on the other")
+        raise UserError(
+            f"{name}: has shape {tuple(a.shape)} on one side and {tuple(b.shape)} on the other"
+        )
     largest = float((a.float() - b.float()).abs().max())
     scale = float(a.float().abs().max())
     largest = largest if math.isfinite(largest) and math.isfinite(scale) else math.inf
@@ -172,18 +176,21 @@ def _difference(kind: str, name: str, a: torch.Tensor, b: torch.Tensor) -> Diffe
 
 
 def inputs_for(
-    a: Contents, b: Contents, tokenizer: Tokenizer | None, texts: Sequence[str] = TEXTS
+    a: CheckpointContents,
+    b: CheckpointContents,
+    tokenizer: Tokenizer | None,
+    texts: Sequence[str] = TEXTS,
 ) -> list[Texts]:
-    """Random texts that both can read, and real ones where there is a tokenizer."""
+    """Random ids within the limits of both, and natural texts if there is a tokenizer."""
     if not texts:
-        raise UserError("there is no text to run the two sides on")
+        raise UserError("texts: empty; give at least one text to compare the two sides on")
     found = [_random_texts(a, b)]
     if tokenizer is not None:
         found.append(_real_texts(a, b, tokenizer, texts))
     return found
 
 
-def _random_texts(a: Contents, b: Contents) -> Texts:
+def _random_texts(a: CheckpointContents, b: CheckpointContents) -> Texts:
     rng = keyed.generator(keyed.key("proof"), 0)
     words, segments, longest = _limits(a, b)
     banned = {a.config.pad, b.config.pad}
@@ -195,7 +202,9 @@ def _random_texts(a: Contents, b: Contents) -> Texts:
     return _padded("random", rows, a.config.pad)
 
 
-def _real_texts(a: Contents, b: Contents, tokenizer: Tokenizer, texts: Sequence[str]) -> Texts:
+def _real_texts(
+    a: CheckpointContents, b: CheckpointContents, tokenizer: Tokenizer, texts: Sequence[str]
+) -> Texts:
     words, segments, longest = _limits(a, b)
     known = tokenizer.vocabulary
     rows = []
@@ -203,15 +212,15 @@ def _real_texts(a: Contents, b: Contents, tokenizer: Tokenizer, texts: Sequence[
         ids = np.array([known.cls, *ids[: longest - 2], known.sep])[:longest]
         if ids.max() >= words:
             raise UserError(
-                f"{tokenizer.origin}: gives id {ids.max()}, the word table has {words} rows; it is "
-                "another model's"
+                f"{tokenizer.origin}: gives id {ids.max()}, but the token embeddings have {words} "
+                "rows; it belongs to another model"
             )
         rows.append((ids, np.full(len(ids), number % min(segments, 2), np.int64)))
     return _padded("real", rows, a.config.pad)
 
 
-def _limits(a: Contents, b: Contents) -> tuple[int, int, int]:
-    """What both can read: ids, segments and tokens."""
+def _limits(a: CheckpointContents, b: CheckpointContents) -> tuple[int, int, int]:
+    """(vocabulary size, token types, text length) that both sides support."""
     configs = (a.config, b.config)
     words = min(each.entries["backbone.word.weight"].shape[0] for each in (a, b))
     longest = min(_LONGEST, *(each.max_length for each in configs))

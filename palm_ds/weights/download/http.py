@@ -85,7 +85,7 @@ def fetch(
         raise UserError(f"{url}: not an http or https address")
     with locked(file, file.name):
         if not file.exists():
-            part = _Part(url, file, size)
+            part = _PartialFile(url, file, size)
             try:
                 _fetch(part, patience, progress)
             except UserError:
@@ -99,7 +99,7 @@ def fetch(
     return file
 
 
-def _fetch(part: _Part, patience: Patience, progress: Progress) -> None:
+def _fetch(part: _PartialFile, patience: Patience, progress: Progress) -> None:
     failed, best = 0, part.done
     while True:
         try:
@@ -120,7 +120,7 @@ def _fetch(part: _Part, patience: Patience, progress: Progress) -> None:
 # ---- the partial file ----
 
 
-class _Part:
+class _PartialFile:
     """The bytes so far, and the URL and version they belong to."""
 
     def __init__(self, url: str, file: Path, size: int | None):
@@ -161,7 +161,7 @@ class _Part:
 # ---- one try ----
 
 
-def _one_try(part: _Part, patience: Patience, progress: Progress) -> None:
+def _one_try(part: _PartialFile, patience: Patience, progress: Progress) -> None:
     headers = {"User-Agent": "palm_ds", "Accept-Encoding": "identity"}
     if part.done:
         headers["Range"] = f"bytes={part.done}-"
@@ -199,7 +199,7 @@ def _open(url: str, headers: dict[str, str], timeout: float) -> HTTPResponse:
     return opener.open(urllib.request.Request(url, headers=headers), timeout=timeout)
 
 
-def _resume_or_restart(part: _Part, response: HTTPResponse) -> int | None:
+def _resume_or_restart(part: _PartialFile, response: HTTPResponse) -> int | None:
     """Resumes the partial file or restarts it, as the answer allows; returns the size of the
     whole file, if known."""
     version = _version(response.headers)
@@ -226,7 +226,7 @@ def _version(headers: Message) -> str:
     return tag if tag.startswith('"') else headers.get("Last-Modified", "")
 
 
-def _check_room(part: _Part, total: int | None, patience: Patience) -> None:
+def _check_room(part: _PartialFile, total: int | None, patience: Patience) -> None:
     if total is None:
         return
     if part.known_size is not None and total != part.known_size:
@@ -244,7 +244,11 @@ def _check_room(part: _Part, total: int | None, patience: Patience) -> None:
 
 
 def _read(
-    part: _Part, response: HTTPResponse, total: int | None, patience: Patience, progress: Progress
+    part: _PartialFile,
+    response: HTTPResponse,
+    total: int | None,
+    patience: Patience,
+    progress: Progress,
 ) -> None:
     done = part.done
     progress(done, total)
@@ -264,7 +268,7 @@ def _read(
         raise _RetryableError(f"the connection ended after {done:,} of {total:,} bytes")
 
 
-def _http_error(part: _Part, error: urllib.error.HTTPError) -> None:
+def _http_error(part: _PartialFile, error: urllib.error.HTTPError) -> None:
     if error.code == 416:  # nothing beyond the part: it is the whole, or of another file
         whole = re.fullmatch(r"bytes \*/(\d{1,18})", error.headers.get("Content-Range", "").strip())
         if whole and int(whole[1]) == part.done:
@@ -295,7 +299,7 @@ def _line(said: object) -> str:
 # ---- publishing ----
 
 
-def _check(part: _Part, sha256: str | None) -> None:
+def _check(part: _PartialFile, sha256: str | None) -> None:
     wrong, size = "", part.known_size
     if size not in (None, part.done):
         wrong = f"{part.done:,} bytes came, {size:,} expected"

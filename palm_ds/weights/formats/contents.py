@@ -1,10 +1,10 @@
-"""What a checkpoint holds, whoever wrote it, under our names.
+"""An opened checkpoint of any format, under palm_ds's parameter names.
 
-    a reader:  path ──> Contents      (names, shapes, the encoder's numbers; no values yet)
-    entry.read()  ──> one tensor      (in our orientation; so that a model is never there twice)
+    a reader:  path ──> CheckpointContents   names, shapes and the encoder's config; no values yet
+    entry.read()    ──> one tensor           in palm_ds's orientation, read on demand
 
-Nothing disappears: every tensor of the checkpoint is in `entries` (as the source of one) or in
-`left`, with the reason.
+Every tensor of the checkpoint is accounted for: it is the source of an entry, or it is in `skipped`
+with the reason.
 """
 
 from __future__ import annotations
@@ -19,74 +19,74 @@ import torch
 from palm_ds.model.config import EncoderConfig
 
 OPTIMIZER = "optimizer state"
-"""The reason why a moment, a count of updates or a learning rate stays behind."""
+"""Why moments, step counts and learning rates are skipped."""
 
 
 BUFFER, COPY = "a buffer", "a copy of "
-"""Reasons that lose nothing: numbers that every model makes anew, a tied tensor's second name."""
+"""Lossless reasons: constants that every model recreates, and the second name of a tied tensor."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One of our tensors, and what of theirs it is made of."""
+class TensorEntry:
+    """A palm_ds tensor and the source tensors that it is made of, read on demand."""
 
-    theirs: tuple[str, ...]
+    source_names: tuple[str, ...]
     shape: tuple[int, ...]
     read: Callable[[], torch.Tensor]
-    """The values, in the checkpoint's own type and our orientation."""
-    how: str = ""
-    """What is done to theirs: `transposed`, `three in one`, ...; empty: nothing."""
+    """Returns the values in the checkpoint's dtype and palm_ds's orientation."""
+    transform: str = ""
+    """What is done to the source tensors: `transposed`, `three in one`, ...; empty: nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Head:
-    """A head that came along. `kind`: masked_words (heads.NAME.{dense,norm,bias}) or classes
-    (heads.NAME.out, and heads.NAME.crf where there are transitions)."""
+class HeadInfo:
+    """A head in a checkpoint. `kind`: masked_words (heads.NAME.{dense,norm,bias}) or classes
+    (heads.NAME.out, and heads.NAME.crf if it has transitions)."""
 
     kind: str
     classes: int = 0
     pooled: bool = True
     labels: tuple[str, ...] = ()
-    """The classes' names, where they are known."""
+    """Class names, if known."""
     transitions: bool = False
-    """Whether a CRF is over its classes (palm_ds/model/crf.py)."""
+    """Whether a CRF is on top of it (palm_ds/model/crf.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contents:
-    """A checkpoint, opened."""
+class CheckpointContents:
+    """An opened checkpoint."""
 
     path: Path
     format: str
-    """For a person: `Hugging Face ErnieForMaskedLM`, `ERNIE, a file a variable`, ..."""
+    """Human-readable: `Hugging Face ErnieForMaskedLM`, `ERNIE, a file a variable`, ..."""
     config: EncoderConfig
-    entries: Mapping[str, Entry]
-    heads: Mapping[str, Head] = field(default_factory=dict)
+    entries: Mapping[str, TensorEntry]
+    heads: Mapping[str, HeadInfo] = field(default_factory=dict)
     task_ids: Mapping[str, int] = field(default_factory=dict)
     head_of: Mapping[str, str] = field(default_factory=dict)
-    """{task: the head it uses}; empty where the checkpoint knows of no tasks."""
+    """{task: the head it uses}; empty if the checkpoint has no tasks."""
     export_task: str = ""
-    """The task whose row of the task embedding texts get that name no other."""
-    left: Mapping[str, str] = field(default_factory=dict)
-    """{their name: why it stays behind}: optimizer state, a copy of a tied one, no place here."""
+    """The default task: texts that name no task get its row of the task embedding."""
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    """{source name: why it is skipped}: optimizer state, a copy of a tied tensor, no place here."""
     tokenizer: Path | None = None
-    """A vocab.txt, tokenizer.json, sentencepiece model, or a folder with one of them."""
+    """A vocab.txt, tokenizer.json or sentencepiece model, or a folder with one of them."""
     notes: tuple[str, ...] = ()
-    """What a person should know: an eps that was taken for granted, rows beyond the vocabulary."""
+    """Remarks for the user: an assumed eps, rows beyond the vocabulary, ..."""
 
 
 class SavesFiles(Protocol):
-    """A tokenizer, as far as a folder of weights knows it."""
+    """Anything that saves its files into a folder, such as a tokenizer."""
 
     def save(self, folder: Path) -> object: ...
 
 
-def with_eps(contents: Contents, eps: float | None) -> Contents:
-    """The checkpoint computed with this LayerNorm eps instead of its own; a note says so."""
+def with_eps(contents: CheckpointContents, eps: float | None) -> CheckpointContents:
+    """The contents with this LayerNorm eps instead of the checkpoint's, and a note about it."""
     own = contents.config.layer_norm_eps
     if eps is None or eps == own:
         return contents
-    note = f"LayerNorm eps {eps:g}, as asked; the checkpoint itself has {own:g}"
+    note = f"LayerNorm eps {eps:g}, as requested; the checkpoint itself has {own:g}"
     return replace(
         contents, config=replace(contents.config, layer_norm_eps=eps), notes=(*contents.notes, note)
     )

@@ -1,6 +1,6 @@
-"""What shape each tensor of an encoder and its heads must have, to check a checkpoint by.
+"""Checks a checkpoint against the shapes that its config implies.
 
-The model itself says so: it is built without values, on torch's "meta" device.
+The shapes come from the model itself, built without values on torch's "meta" device.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from palm_ds.model.config import EncoderConfig
 from palm_ds.model.crf import CRFHead
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead, MaskedLMHead
-from palm_ds.weights.formats.contents import Contents, Head
+from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo
 
 Shape = tuple[int, ...]
 TRANSITIONS = "crf.transitions"
 """The parameter that a classification head has in addition if a CRF is on top of it."""
 
 
-def expected_shapes(config: EncoderConfig, heads: Mapping[str, Head]) -> dict[str, Shape]:
-    """{our name: shape} of an encoder with these heads. The encoder of a custom class is left out:
-    only its class knows it. Raises UserError if no tensor can have the sizes in `config`."""
+def expected_shapes(config: EncoderConfig, heads: Mapping[str, HeadInfo]) -> dict[str, Shape]:
+    """{palm_ds name: shape} of an encoder with these heads. A custom encoder is left out: only its
+    class knows its shapes. Raises UserError if no tensor can have the sizes in `config`."""
     try:
         with torch.device("meta"):
             backbone = Encoder(config)
@@ -41,19 +41,21 @@ def expected_shapes(config: EncoderConfig, heads: Mapping[str, Head]) -> dict[st
     }
 
 
-def _head(head: Head, backbone: Encoder) -> nn.Module:
+def _head(head: HeadInfo, backbone: Encoder) -> nn.Module:
     if head.kind == "masked_words":
         return MaskedLMHead(backbone)
     width = backbone.config.hidden_size
     return CRFHead(width, head.classes) if head.transitions else ClassHead(width, head.classes)
 
 
-def checked(contents: Contents, source_names: Mapping[str, str] | None = None) -> Contents:
-    """The contents, if the encoder (perhaps without its pooler) and each head are complete and have
-    the shapes that the configuration implies; raises UserError otherwise. `source_names`: {our
-    name: the name in the file}, for messages."""
+def checked(
+    contents: CheckpointContents, source_names: Mapping[str, str] | None = None
+) -> CheckpointContents:
+    """Return the contents if the encoder (a missing pooler is allowed) and each head are complete
+    and have the shapes that the config implies; raise UserError otherwise. `source_names`: {palm_ds
+    name: name in the file}, for messages."""
     layers, tensors = contents.config.num_layers, len(contents.entries)
-    if layers > tensors:  # before a model of as many layers as the file claims is built
+    if layers > tensors:  # checked before building a model with as many layers as the file claims
         raise UserError(f"{contents.path}: incomplete: {layers} layers in {tensors} tensors")
     try:
         expected = expected_shapes(contents.config, contents.heads)
@@ -65,15 +67,15 @@ def checked(contents: Contents, source_names: Mapping[str, str] | None = None) -
             name = (source_names or {}).get(name, name)
             raise UserError(f"{contents.path}: incomplete, it has no {name} {shape}")
         if entry is not None and entry.shape != shape:
-            theirs = " + ".join(entry.theirs)
+            names = " + ".join(entry.source_names)
             raise UserError(
-                f"{contents.path}: {theirs} has shape {entry.shape}, the configuration expects "
+                f"{contents.path}: {names} has shape {entry.shape}, the configuration expects "
                 f"{shape}"
             )
     return contents
 
 
-def _may_lack(name: str, contents: Contents) -> bool:
-    """The pooler, as a whole."""
+def _may_lack(name: str, contents: CheckpointContents) -> bool:
+    """Whether the checkpoint may lack this parameter: only the pooler, and only all of it."""
     pooler = "backbone.pooler.dense."
     return name.startswith(pooler) and not any(n.startswith(pooler) for n in contents.entries)

@@ -29,18 +29,18 @@ from palm_ds.runtime.sharded_state import ShardReader
 from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.weights.formats.contents import (
     OPTIMIZER,
-    Contents,
-    Entry,
-    Head,
+    CheckpointContents,
+    HeadInfo,
     SavesFiles,
+    TensorEntry,
     with_eps,
 )
 from palm_ds.weights.formats.expected_shapes import TRANSITIONS, checked
 from palm_ds.weights.formats.format import Export, Format
-from palm_ds.weights.formats.huggingface.target import Target
+from palm_ds.weights.formats.huggingface.target import ExportOptions
 from palm_ds.weights.formats.tensor_files import (
     TORCH_DTYPES,
-    Group,
+    TensorGroup,
     open_safetensors,
     read_json,
     write_file,
@@ -106,7 +106,7 @@ def recognises(path: Path) -> bool:
 
 def open_contents(
     path: Path, *, tokenizer: Path | None = None, eps: float | None = None
-) -> Contents:
+) -> CheckpointContents:
     """What a folder of weights, a run, or one of its checkpoints holds.
 
     `tokenizer`: the file or folder of the one it was trained with (checkpoints know only its
@@ -116,7 +116,7 @@ def open_contents(
     return with_eps(_opened(Path(path), tokenizer), eps)
 
 
-def _opened(path: Path, tokenizer: Path | None) -> Contents:
+def _opened(path: Path, tokenizer: Path | None) -> CheckpointContents:
     if (path / INFO).is_file():
         found = _from_weights(path)
         return replace(found, tokenizer=Path(tokenizer)) if tokenizer else found
@@ -147,13 +147,13 @@ def _within(path: Path) -> Path | None:
     return folders[0] if folders else None
 
 
-def _from_weights(folder: Path) -> Contents:
+def _from_weights(folder: Path) -> CheckpointContents:
     info = read_info(folder / INFO)
     found = open_safetensors(folder / WEIGHTS)
     entries = {name: found[name] for name in ordered(found)}
     shapes = {name: entry.shape for name, entry in entries.items()}
     own = folder / "tokenizer"
-    contents = Contents(
+    contents = CheckpointContents(
         path=folder,
         format="palm_ds weights",
         config=_filled(info.backbone, shapes.get("backbone.word.weight"), folder),
@@ -176,7 +176,9 @@ def _filled(config: EncoderConfig, words: tuple[int, ...] | None, where: Path) -
     return replace(config, vocab_size=words[0])
 
 
-def _from_checkpoint(found: checkpoint.VerifiedCheckpoint, tokenizer: Path | None) -> Contents:
+def _from_checkpoint(
+    found: checkpoint.VerifiedCheckpoint, tokenizer: Path | None
+) -> CheckpointContents:
     lineage = _lineage(found)
     stored = _stored(found)
     config = EncoderConfig.from_dict(lineage["backbone"], f"{found.path}: lineage.backbone")
@@ -188,20 +190,22 @@ def _from_checkpoint(found: checkpoint.VerifiedCheckpoint, tokenizer: Path | Non
         if not stored.covers(name):
             raise UserError(f"{found.path}: {name}: some of its values are in none of the files")
     entries = {
-        name: Entry(
-            theirs=(name,), shape=shapes[name], read=partial(_whole, stored, name, shapes[name])
+        name: TensorEntry(
+            source_names=(name,),
+            shape=shapes[name],
+            read=partial(_whole, stored, name, shapes[name]),
         )
         for name in ordered(shapes)
     }
     unknown = {name: "of a head this version does not know" for name in names if name not in shapes}
-    contents = Contents(
+    contents = CheckpointContents(
         path=found.path,
         format=f"palm_ds checkpoint of step {found.step:,}",
         config=_filled(config, shapes.get("backbone.word.weight"), found.path),
         entries=entries,
         heads=heads_of(shapes, tuple(lineage.get("token_heads", ()))),
         task_ids=lineage["task_ids"],
-        left={f"{kind}/{n}": OPTIMIZER for n in names for kind in sorted(stored.moments(n))}
+        skipped={f"{kind}/{n}": OPTIMIZER for n in names for kind in sorted(stored.moments(n))}
         | unknown,
         tokenizer=_tokenizer_of(found.path, tokenizer, lineage.get("tokenizer")),
     )
@@ -266,20 +270,22 @@ def _tokenizer_of(path: Path, given: Path | None, fingerprint: str | None) -> Pa
     return None
 
 
-def heads_of(shapes: Mapping[str, tuple[int, ...]], token_heads: Iterable[str]) -> dict[str, Head]:
+def heads_of(
+    shapes: Mapping[str, tuple[int, ...]], token_heads: Iterable[str]
+) -> dict[str, HeadInfo]:
     """The heads that these parameters make, in their order."""
     parts: dict[str, set[str]] = {}
     for name in shapes:
         if name.startswith("heads."):
             _, head, part = name.split(".", 2)
             parts.setdefault(head, set()).add(part)
-    found: dict[str, Head] = {}
+    found: dict[str, HeadInfo] = {}
     for head, names in parts.items():
         if names == set(_MASKED):
-            found[head] = Head(kind="masked_words", pooled=False)
+            found[head] = HeadInfo(kind="masked_words", pooled=False)
         elif names in (set(_CLASSES), {*_CLASSES, TRANSITIONS}):
             crf = TRANSITIONS in names
-            found[head] = Head(
+            found[head] = HeadInfo(
                 kind="classes",
                 classes=shapes[f"heads.{head}.out.bias"][0],
                 pooled=not crf and head not in token_heads,
@@ -312,7 +318,11 @@ def ordered(names: Iterable[str]) -> list[str]:
 
 
 def write(
-    contents: Contents, folder: Path, *, dtype: torch.dtype = torch.float32, **made_by: Any
+    contents: CheckpointContents,
+    folder: Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    **made_by: Any,
 ) -> None:
     """A weights/ folder of what was opened, one tensor after another: it takes the memory of the
     largest. `folder` is there and empty; who calls publishes it."""
@@ -329,7 +339,9 @@ def write(
         made_by=made_by,
     )
     groups = [
-        Group(names=(name,), shape=entry.shape, make=partial(_one, entry), ours=(name,))
+        TensorGroup(
+            names=(name,), shape=entry.shape, make=partial(_one, entry), source_names=(name,)
+        )
         for name, entry in contents.entries.items()
     ]
     write_file(folder / WEIGHTS, groups, dtype)
@@ -338,11 +350,11 @@ def write(
         load_tokenizer(contents.tokenizer).save(folder / "tokenizer")
 
 
-def _one(entry: Entry) -> tuple[torch.Tensor]:
+def _one(entry: TensorEntry) -> tuple[torch.Tensor]:
     return (entry.read(),)
 
 
-def _export(contents: Contents, target: Target) -> Export:
+def _export(contents: CheckpointContents, target: ExportOptions) -> Export:
     for name in ("family", "head", "head_class", "words"):
         if value := getattr(target, name):
             raise UserError(f"{name}: {value!r} is for another target; palm_ds takes all there is")

@@ -1,6 +1,6 @@
 """Opens a checkpoint of any format: the table of formats.
 
-open_checkpoint("somebodys/weights") ──> Contents
+open_checkpoint("somebodys/weights") ──> CheckpointContents
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.weights.formats import native
-from palm_ds.weights.formats.contents import Contents
+from palm_ds.weights.formats.contents import CheckpointContents
 from palm_ds.weights.formats.deepspeed.format import FORMAT as DEEPSPEED
 from palm_ds.weights.formats.format import Format
 from palm_ds.weights.formats.huggingface.format import FORMAT as HUGGINGFACE
@@ -24,7 +24,7 @@ FORMATS: tuple[Format, ...] = (DEEPSPEED, native.FORMAT, PADDLE, HUGGINGFACE, TE
 """In the order in which they are asked: DeepSpeed's shards may have a weights.json beside them."""
 
 
-def open_checkpoint(path: str | Path, **options: Any) -> Contents:
+def open_checkpoint(path: str | Path, **options: Any) -> CheckpointContents:
     """The contents of a checkpoint of any format.
 
     `options` are those of its format (`eps`, `config`, `tokenizer`, ...); None means not given.

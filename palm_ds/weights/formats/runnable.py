@@ -16,7 +16,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.model.batch import Batch, PackedText
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import MaskedLMHead
-from palm_ds.weights.formats.contents import Contents
+from palm_ds.weights.formats.contents import CheckpointContents
 
 _MASKED_AT = 24
 Outputs = dict[str, torch.Tensor]
@@ -42,14 +42,14 @@ class RunnableCheckpoint:
     """A checkpoint, and how to run it. `open()` loads it; the result is called with texts."""
 
     name: str
-    contents: Contents
+    contents: CheckpointContents
     open: Callable[[], Callable[[Texts], Outputs]]
 
 
 # ---- our encoder ----
 
 
-def in_palm_ds(contents: Contents, *, task_id: int = 0) -> RunnableCheckpoint:
+def in_palm_ds(contents: CheckpointContents, *, task_id: int = 0) -> RunnableCheckpoint:
     """Any checkpoint, in our own encoder."""
     name = f"our encoder with {contents.format}"
     return RunnableCheckpoint(
@@ -60,7 +60,7 @@ def in_palm_ds(contents: Contents, *, task_id: int = 0) -> RunnableCheckpoint:
 class _InPalmDs:
     """Our encoder with a checkpoint's values."""
 
-    def __init__(self, contents: Contents, task_id: int):
+    def __init__(self, contents: CheckpointContents, task_id: int):
         self.contents, self.task_id = contents, task_id
         with torch.device("meta"):
             backbone = Encoder(contents.config)
@@ -127,11 +127,11 @@ class _InPalmDs:
 _ENDS = ("weight", "bias")
 
 
-def read_values(contents: Contents, name: str) -> torch.Tensor:
+def read_values(contents: CheckpointContents, name: str) -> torch.Tensor:
     """A tensor in fp32. Raises UserError if a value is NaN or infinite."""
     entry = contents.entries[name]
     values = entry.read().detach().to(torch.float32).contiguous()
     if not torch.isfinite(values).all():
-        theirs = " + ".join(entry.theirs)
-        raise UserError(f"{contents.path}: {theirs}: has values that are NaN or infinite")
+        names = " + ".join(entry.source_names)
+        raise UserError(f"{contents.path}: {names}: has values that are NaN or infinite")
     return values

@@ -1,9 +1,9 @@
-"""Tensors by name in files of safetensors and of torch, whole or in shards.
+"""Reads and writes tensors by name in safetensors files and torch files, whole or sharded.
 
-    open_tensors(folder)          ──> {name: Entry}, values read one by one when asked for
-    write_safetensors(path, ...)  <── one group of tensors at a time: a model is never there whole
+    open_tensors(folder)          ──> {name: TensorEntry}, values read one by one on demand
+    write_safetensors(path, ...)  <── one group of tensors at a time, never the whole model
 
-No file is unpickled: `.bin` goes through torch's loader of tensors alone.
+No pickled code runs: `.bin` files are read with torch's weights-only loader.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
-from palm_ds.weights.formats.contents import Entry
+from palm_ds.weights.formats.contents import TensorEntry
 
 SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
 TORCH_DTYPES = {
@@ -36,7 +36,7 @@ _CODES = {
     torch.float64: "F64",
 }
 _MAPPED_BYTES = 64 << 20
-"""A reader of safetensors has about so much of its file in memory."""
+"""About how much of a mapped file a reader keeps in memory."""
 _LARGEST_INDEX = 1 << 26  # bytes of a JSON file; the largest genuine ones have a hundredth
 
 
@@ -44,12 +44,12 @@ _LARGEST_INDEX = 1 << 26  # bytes of a JSON file; the largest genuine ones have 
 
 
 def weight_files(folder: Path) -> tuple[str, ...]:
-    """Which of the files that hold a model's weights, or list them, are there."""
+    """The existing files that hold or list a model's weights."""
     names = (SAFETENSORS, f"{SAFETENSORS}.index.json", BIN, f"{BIN}.index.json")
     return tuple(name for name in names if (folder / name).is_file())
 
 
-def open_tensors(folder: Path) -> dict[str, Entry]:
+def open_tensors(folder: Path) -> dict[str, TensorEntry]:
     """Every tensor of a folder's model.safetensors or pytorch_model.bin."""
     found = weight_files(folder)
     if not found:
@@ -58,39 +58,39 @@ def open_tensors(folder: Path) -> dict[str, Entry]:
     read = open_safetensors if name.startswith(SAFETENSORS) else open_bin
     if not name.endswith(".index.json"):
         return read(folder / name)
-    entries: dict[str, Entry] = {}
+    entries: dict[str, TensorEntry] = {}
     for shard, names in _shards(folder / name).items():
         part = read(folder / shard)
         if lost := sorted(names - part.keys()):
-            raise UserError(f"{folder / shard}: has no {lost[0]}, which {name} says is there")
+            raise UserError(f"{folder / shard}: has no {lost[0]}, which {name} lists")
         if twice := sorted(entries.keys() & part.keys()):
-            raise UserError(f"{folder / shard}: {twice[0]} stands in another shard already")
+            raise UserError(f"{folder / shard}: {twice[0]} is duplicated in another shard")
         entries |= part
     return entries
 
 
-def open_safetensors(path: Path) -> dict[str, Entry]:
+def open_safetensors(path: Path) -> dict[str, TensorEntry]:
     """The tensors of one safetensors file."""
     try:
         file: Any = safe_open(path, "pt")
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: cannot be read as safetensors: {_line(error)}") from None
-    reader = _Mapped(path, lambda: safe_open(path, "pt").get_tensor)
+    reader = _MappedFile(path, lambda: safe_open(path, "pt").get_tensor)
     return {
-        name: Entry(theirs=(name,), shape=shape, read=partial(reader.read, name))
+        name: TensorEntry(source_names=(name,), shape=shape, read=partial(reader.read, name))
         for name, shape in shapes.items()
     }
 
 
-class _Mapped:
-    """Tensors of a mapped file, for as long as there are entries that read from it.
+class _MappedFile:
+    """Reads tensors of a mapped file for the entries that refer to it.
 
-    What was read of it counts as this process's memory while the file is open, so it is opened
-    anew after every `_MAPPED_BYTES`."""
+    The pages read count as this process's memory while the file is open, so it is reopened after
+    every `_MAPPED_BYTES`."""
 
     def __init__(self, path: Path, open_: Callable[[], Callable[[str], torch.Tensor]]):
-        """`open_()` opens the file and gives what reads a tensor of it by name."""
+        """`open_()` opens the file and returns a function that reads a tensor by name."""
         self.path, self.open = path, open_
         self._get: Callable[[str], torch.Tensor] | None = None
         self._read = 0  # bytes, since the file was opened
@@ -109,21 +109,23 @@ class _Mapped:
         return tensor
 
 
-def open_bin(path: Path) -> dict[str, Entry]:
-    """The tensors of one file of torch.save."""
+def open_bin(path: Path) -> dict[str, TensorEntry]:
+    """The tensors of one file written by torch.save."""
     state = _load_bin(path)
     if not _is_zipped(path):  # in memory, whole
-        return {name: held(name, tensor) for name, tensor in state.items()}
-    reader = _Mapped(path, lambda: _load_bin(path).__getitem__)
+        return {name: in_memory_entry(name, tensor) for name, tensor in state.items()}
+    reader = _MappedFile(path, lambda: _load_bin(path).__getitem__)
     return {
-        name: Entry(theirs=(name,), shape=tuple(tensor.shape), read=partial(reader.read, name))
+        name: TensorEntry(
+            source_names=(name,), shape=tuple(tensor.shape), read=partial(reader.read, name)
+        )
         for name, tensor in state.items()
     }
 
 
-def held(name: str, tensor: torch.Tensor) -> Entry:
-    """A tensor that is there already."""
-    return Entry(theirs=(name,), shape=tuple(tensor.shape), read=tensor.detach)
+def in_memory_entry(name: str, tensor: torch.Tensor) -> TensorEntry:
+    """An entry for a tensor that is already in memory."""
+    return TensorEntry(source_names=(name,), shape=tuple(tensor.shape), read=tensor.detach)
 
 
 def _load_bin(path: Path) -> dict[str, torch.Tensor]:
@@ -132,12 +134,12 @@ def _load_bin(path: Path) -> dict[str, torch.Tensor]:
     except Exception as error:  # pickle raises many kinds; all mean that the file is not weights
         raise UserError(f"{path}: cannot be read as tensors alone: {_line(error)}") from None
     if not isinstance(state, dict) or not all(isinstance(x, torch.Tensor) for x in state.values()):
-        raise UserError(f"{path}: holds something else than tensors by name")
+        raise UserError(f"{path}: does not contain tensors by name")
     return {str(name): tensor.detach() for name, tensor in state.items()}
 
 
 def _is_zipped(path: Path) -> bool:
-    """As since torch 1.6; only those can be mapped."""
+    """Whether the file is a zip, as torch writes since 1.6; only these can be mapped."""
     with path.open("rb") as file:
         return file.read(2) == b"PK"
 
@@ -146,14 +148,14 @@ def _shards(index: Path) -> dict[str, set[str]]:
     """{shard: the tensors in it}."""
     listed = read_json(index).get("weight_map")
     if not isinstance(listed, dict) or not listed:
-        raise UserError(f"{index}: no weight_map, which says where each tensor is")
+        raise UserError(f"{index}: has no weight_map from tensors to files")
     shards: dict[str, set[str]] = {}
     for name, shard in listed.items():
         if not isinstance(shard, str) or not shard or Path(shard).name != shard:
-            raise UserError(f"{index}: {name}: a shard lies outside the folder: {shard!r}")
+            raise UserError(f"{index}: {name}: shard outside the folder: {shard!r}")
         shards.setdefault(shard, set()).add(name)
     if lost := sorted(shard for shard in shards if not (index.parent / shard).is_file()):
-        raise UserError(f"{index}: there is no {lost[0]}, which it lists")
+        raise UserError(f"{index}: lists {lost[0]}, which is missing")
     return dict(sorted(shards.items()))
 
 
@@ -178,27 +180,29 @@ def _line(error: BaseException) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
-    """Tensors that are made together, such as the query, key and value of one of our matrices."""
+class TensorGroup:
+    """Tensors that are made together, such as query, key and value from one qkv matrix."""
 
     names: tuple[str, ...]
     shape: tuple[int, ...]
-    """Of each of them."""
+    """The shape of each."""
     make: Callable[[], Sequence[torch.Tensor]]
-    ours: tuple[str, ...] = ()
-    how: str = ""
+    source_names: tuple[str, ...] = ()
+    transform: str = ""
 
     @property
-    def numbers(self) -> int:
-        """How many numbers they are."""
+    def num_values(self) -> int:
+        """Number of values in all of them."""
         return len(self.names) * torch.Size(self.shape).numel()
 
 
-def write_safetensors(folder: Path, groups: Sequence[Group], dtype: torch.dtype, most: int) -> None:
-    """model.safetensors, or several of at most `most` bytes and their index.
+def write_safetensors(
+    folder: Path, groups: Sequence[TensorGroup], dtype: torch.dtype, most: int
+) -> None:
+    """Write model.safetensors, or shards of at most `most` bytes with an index.
 
-    A tensor of more bytes than that has a file of its own. Raises UserError where a tensor holds
-    numbers that are none, or that `dtype` cannot hold.
+    A larger tensor gets its own file. Raises UserError if a tensor has NaN or infinite values, or
+    values that `dtype` cannot represent.
     """
     shards = list(_split(groups, most // dtype.itemsize))
     if len(shards) == 1:
@@ -209,14 +213,14 @@ def write_safetensors(folder: Path, groups: Sequence[Group], dtype: torch.dtype,
         file = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
         write_file(folder / file, shard, dtype)
         where |= {name: file for group in shard for name in group.names}
-    numbers = sum(group.numbers for group in groups)
+    numbers = sum(group.num_values for group in groups)
     about = {"total_parameters": numbers, "total_size": numbers * dtype.itemsize}
     index = {"metadata": about, "weight_map": dict(sorted(where.items()))}
     write_json(folder / f"{SAFETENSORS}.index.json", index)
 
 
-def write_file(path: Path, groups: Sequence[Group], dtype: torch.dtype) -> None:
-    """One file of safetensors: the header's length, the header, the numbers."""
+def write_file(path: Path, groups: Sequence[TensorGroup], dtype: torch.dtype) -> None:
+    """Write one safetensors file: the header's length, the header, the values."""
     header = json.dumps(_header(groups, dtype), separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     with path.open("wb") as file:
@@ -228,7 +232,7 @@ def write_file(path: Path, groups: Sequence[Group], dtype: torch.dtype) -> None:
                 file.write(_bytes(_converted(name, tensor, dtype)))
 
 
-def _header(groups: Sequence[Group], dtype: torch.dtype) -> Mapping[str, Any]:
+def _header(groups: Sequence[TensorGroup], dtype: torch.dtype) -> Mapping[str, Any]:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for group in groups:
@@ -243,19 +247,19 @@ def _header(groups: Sequence[Group], dtype: torch.dtype) -> Mapping[str, Any]:
 
 
 def _converted(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """In the type of the file; a weight that is not a number is nobody's wish."""
+    """The tensor in the file's dtype. Raises UserError for values that are not finite."""
     if tensor.dtype not in _CODES:
-        raise UserError(f"{name}: is {tensor.dtype}; floating numbers are wanted")
+        raise UserError(f"{name}: is {tensor.dtype}; expected floating-point values")
     if not _finite(tensor):
-        raise UserError(f"{name}: has numbers that are not finite (NaN or infinite)")
+        raise UserError(f"{name}: has values that are not finite (NaN or infinite)")
     result = tensor.to(dtype).contiguous()
     if dtype is torch.float16 and tensor.dtype is not dtype and not _finite(result):
-        raise UserError(f"{name}: has numbers too large for float16; take bfloat16")
+        raise UserError(f"{name}: has values too large for float16; use bfloat16")
     return result
 
 
 def _finite(tensor: torch.Tensor) -> bool:
-    # A sum is finite only of finite numbers, and four times as fast as asking each.
+    # A finite sum implies finite values, and is four times as fast as checking each.
     return bool(tensor.sum(dtype=torch.float32).isfinite()) or bool(tensor.isfinite().all())
 
 
@@ -263,14 +267,14 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
-def _split(groups: Sequence[Group], most: int) -> Iterator[list[Group]]:
-    shard: list[Group] = []
+def _split(groups: Sequence[TensorGroup], most: int) -> Iterator[list[TensorGroup]]:
+    shard: list[TensorGroup] = []
     size = 0
     for group in groups:
-        if shard and size + group.numbers > most:
+        if shard and size + group.num_values > most:
             yield shard
             shard, size = [], 0
         shard.append(group)
-        size += group.numbers
+        size += group.num_values
     if shard:
         yield shard

@@ -22,7 +22,7 @@ from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import wordpiece
 from palm_ds.weights.convert import convert
 from palm_ds.weights.convert import mapping_report as account
-from palm_ds.weights.convert.convert import Options
+from palm_ds.weights.convert.convert import ConversionOptions
 from palm_ds.weights.formats.contents import BUFFER, OPTIMIZER
 from palm_ds.weights.formats.format import Format
 from palm_ds.weights.formats.open import FORMATS, open_checkpoint
@@ -108,22 +108,22 @@ def test_every_checkpoint_converts_and_computes_the_same(
     if to == "paddle" and case in OTHER_EPS:
         opening["eps"] = 1e-12
     done = convert.convert(folder / ORACLE[case], tmp_path / "out", to, **opening)
-    assert done.proof and done.proof.holds and done.proof.worst.largest <= 1e-5
+    assert done.parity and done.parity.passed and done.parity.worst.largest <= 1e-5
     contents = convert.opened(folder / ORACLE[case], **opening)
-    there = {name for entry in contents.entries.values() for name in entry.theirs}
-    named = {name for each in done.account.mapped for name in each.theirs}
-    assert there <= named | set(done.account.left), "nothing is dropped without being named"
+    there = {name for entry in contents.entries.values() for name in entry.source_names}
+    named = {name for each in done.report.mapped for name in each.source_names}
+    assert there <= named | set(done.report.skipped), "nothing is dropped without being named"
     assert left_of(tmp_path) == ["out"]
 
 
 def test_to_hugging_face_and_back(source: Path, tmp_path: Path) -> None:
     out = convert.convert(source, tmp_path / "hf", "huggingface")
-    assert out.proof and {each.kind for each in out.proof.differences} == {"random", "real"}
-    assert set(out.account.lost) == {
+    assert out.parity and {each.kind for each in out.parity.differences} == {"random", "real"}
+    assert set(out.report.lost) == {
         f"heads.{head}.out.{end}" for head in ("order", "tags") for end in ("weight", "bias")
     }
     back = convert.convert(tmp_path / "hf", tmp_path / "back", "palm_ds")
-    assert back.proof and back.proof.holds and not back.account.lost
+    assert back.parity and back.parity.passed and not back.report.lost
     before, after = (load_file(x / "weights.safetensors") for x in (source, tmp_path / "back"))
     for name, tensor in after.items():
         if name == "backbone.task.weight":  # the exported task stands first
@@ -136,16 +136,16 @@ def test_to_hugging_face_and_back(source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_a_task_is_folded_in(family: str, source: Path, tmp_path: Path) -> None:
-    options = Options(family=family, task="masking")
+    options = ConversionOptions(family=family, task="masking")
     out = convert.convert(source, tmp_path / "hf", "huggingface", options)
-    assert out.proof and out.proof.holds
+    assert out.parity and out.parity.passed
     other = convert.verify_only(source, tmp_path / "hf")  # the usual task is another
-    assert not other.holds
+    assert not other.passed
 
 
 def test_a_head_over_classes_goes_alone(source: Path, tmp_path: Path) -> None:
-    out = convert.convert(source, tmp_path / "hf", "huggingface", Options(head="tags"))
-    names = {each.name for each in out.proof.differences} if out.proof else set()
+    out = convert.convert(source, tmp_path / "hf", "huggingface", ConversionOptions(head="tags"))
+    names = {each.name for each in out.parity.differences} if out.parity else set()
     assert "head tags" in names and "head masking" not in names
     assert AutoModelForTokenClassification.from_pretrained(tmp_path / "hf").num_labels == 4
 
@@ -153,22 +153,24 @@ def test_a_head_over_classes_goes_alone(source: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["bf16", "float16"])
 @pytest.mark.parametrize("to", convert.TO)
 def test_half_precision(dtype: str, to: str, source: Path, tmp_path: Path) -> None:
-    options = Options(dtype=dtype)
+    options = ConversionOptions(dtype=dtype)
     out = convert.convert(source, tmp_path / "out", to, options, **ACCEPTED.get(to, {}))
-    assert out.proof and out.proof.holds and out.proof.tolerance > 1e-5
+    assert out.parity and out.parity.passed and out.parity.tolerance > 1e-5
     found = open_checkpoint(tmp_path / "out").entries["backbone.norm.weight"].read().dtype
     assert found == (torch.bfloat16 if dtype == "bf16" else torch.float16)
 
 
 def test_shards_of_a_size(source: Path, tmp_path: Path) -> None:
-    out = convert.convert(source, tmp_path / "hf", "huggingface", Options(shard_size="4KB"))
-    assert out.proof and out.proof.holds
+    out = convert.convert(
+        source, tmp_path / "hf", "huggingface", ConversionOptions(shard_size="4KB")
+    )
+    assert out.parity and out.parity.passed
     assert len(list((tmp_path / "hf").glob("model-*.safetensors"))) > 3
 
 
 def test_a_model_starts_from_any_format(source: Path, tmp_path: Path) -> None:
     for to in convert.TO:
-        options = Options(task="masking")
+        options = ConversionOptions(task="masking")
         convert.convert(source, tmp_path / to, to, options, **ACCEPTED.get(to, {}))
     wanted = model().state_dict()
     for to in convert.TO:
@@ -181,27 +183,27 @@ def test_a_model_starts_from_any_format(source: Path, tmp_path: Path) -> None:
                 load_weights(tmp_path / to, net)
             continue
         loaded = load_weights(tmp_path / to, net)
-        assert "backbone.word.weight" in loaded.taken
-        for name in loaded.taken:
+        assert "backbone.word.weight" in loaded.loaded
+        for name in loaded.loaded:
             assert torch.equal(net.state_dict()[name], wanted[name]), (to, name)
 
 
 def test_verify_only(source: Path, tmp_path: Path) -> None:
     convert.convert(source, tmp_path / "hf", "huggingface")
     found = convert.verify_only(source, tmp_path / "hf")
-    assert found.holds
+    assert found.passed
     assert {each.name for each in found.differences} >= {"layer 2", "pooled", "head masking"}
     state = load_file(tmp_path / "hf/model.safetensors")
     state["cls.predictions.bias"] += 0.01
     save_file(state, tmp_path / "hf/model.safetensors", {"format": "pt"})
     found = convert.verify_only(source, tmp_path / "hf")
-    assert not found.holds and found.worst.name == "head masking"
+    assert not found.passed and found.worst.name == "head masking"
 
 
 def test_an_eps_that_is_given_counts(source: Path, tmp_path: Path) -> None:
     convert.convert(source, tmp_path / "hf", "huggingface")
     done = convert.convert(tmp_path / "hf", tmp_path / "out", "huggingface", eps=1e-3)
-    assert done.proof and "our encoder" in done.proof.sides[0]
+    assert done.parity and "our encoder" in done.parity.sides[0]
     assert json.loads((tmp_path / "out/config.json").read_text())["layer_norm_eps"] == 1e-3
 
 
@@ -210,13 +212,13 @@ def test_paddlenlp_computes_with_an_eps_of_its_own(source: Path, tmp_path: Path)
     with pytest.raises(UserError, match="--eps 1e-12"):
         convert.convert(source, tmp_path / "paddle", "paddle")
     done = convert.convert(source, tmp_path / "paddle", "paddle", eps=1e-12)
-    assert done.proof and done.proof.holds
-    assert "LayerNorm eps 1e-12, as asked; the checkpoint itself has 1e-05" in done.notes
+    assert done.parity and done.parity.passed
+    assert "LayerNorm eps 1e-12, as requested; the checkpoint itself has 1e-05" in done.notes
     found = convert.verify_only(source, tmp_path / "paddle")
-    assert not found.holds, "the source itself still has its eps"
-    options = Options(family="bert", task="masking")
+    assert not found.passed, "the source itself still has its eps"
+    options = ConversionOptions(family="bert", task="masking")
     done = convert.convert(source, tmp_path / "bert", "paddle", options)
-    assert done.proof and done.proof.holds
+    assert done.parity and done.parity.passed
     assert open_checkpoint(tmp_path / "bert").config.layer_norm_eps == CONFIG.layer_norm_eps
 
 
@@ -224,7 +226,7 @@ def test_the_proof_takes_the_eps_that_paddlenlp_takes(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paddle_writer, "_check_eps", lambda plan: None)
-    with pytest.raises(UserError, match="does not compute the same, and was removed"):
+    with pytest.raises(UserError, match="the converted model gives other outputs and was deleted"):
         convert.convert(source, tmp_path / "paddle", "paddle")
     assert left_of(tmp_path) == ["source"]
 
@@ -234,24 +236,24 @@ def test_the_proof_takes_the_eps_that_paddlenlp_takes(
 
 def test_the_account_in_a_terminal_in_a_pipe_and_in_json(source: Path, tmp_path: Path) -> None:
     done = convert.convert(source, tmp_path / "hf", "huggingface")
-    rows = done.account.rows()
+    rows = done.report.rows()
     assert any("layers.*" in row[1] and "2 layers" in row[3] for row in rows)
-    assert any(row[0] == "left behind" and "heads.order.out.weight" in row[1] for row in rows)
+    assert any(row[0] == "skipped" and "heads.order.out.weight" in row[1] for row in rows)
     terminal = Console(force_terminal=True, width=200)
     with terminal.capture() as shown:
         account.show(rows, terminal)
-    assert "in the source" in shown.get()
+    assert "source" in shown.get()
     pipe = io.StringIO()
     account.show(rows, Console(file=pipe))
     assert pipe.getvalue().startswith("mapped\tbackbone.word.weight\ternie.embeddings.word_emb")
     record = json.loads(json.dumps(done.record()))
-    assert record["proof"]["holds"] and len(record["mapped"]) > len(rows) / 2
-    assert set(record["left"]) == set(done.account.left)
+    assert record["parity"]["passed"] and len(record["mapped"]) > len(rows) / 2
+    assert set(record["skipped"]) == set(done.report.skipped)
 
 
 def test_what_loses_nothing_is_no_loss() -> None:
-    left = {"m": OPTIMIZER, "ids": BUFFER, "twin": "a copy of w", "head": "no place"}
-    assert account.Account(mapped=(), left=left).lost == {"head": "no place"}
+    skipped = {"m": OPTIMIZER, "ids": BUFFER, "twin": "a copy of w", "head": "no place"}
+    assert account.ConversionReport(mapped=(), skipped=skipped).lost == {"head": "no place"}
 
 
 # ---- mistakes, and what must not be left of them ----
@@ -296,20 +298,25 @@ MISTAKES: dict[str, tuple[Breaks, str, dict[str, Any], str]] = {
     "NaN to paddle": (nan, "paddle", {"family": "bert"}, "linear1.bias: .*NaN"),
     "eps": (strange, "paddle", {}, "eps: PaddleNLP's Ernie .* --eps 1e-12"),
     "too large for half": (too_large, "huggingface", {"dtype": "fp16"}, "too large"),
-    "another tokenizer": (other_tokenizer, "palm_ds", {}, "it is another model's"),
+    "another tokenizer": (other_tokenizer, "palm_ds", {}, "it belongs to another model"),
     "no vocabulary": (no_vocabulary, "huggingface", {}, "holds no tokenizer.json"),
     "cut short": (cut, "palm_ds", {}, "cannot be read as safetensors"),
     "no such format": (strange, "onnx", {}, 'to: no "onnx"; known: huggingface'),
     "no such family": (strange, "huggingface", {"family": "gpt"}, 'family: no "gpt"'),
     "no such head": (strange, "huggingface", {"head": "tag"}, 'did you mean "tags"'),
     "no such task": (strange, "huggingface", {"task": "ordr"}, 'did you mean "order"'),
-    "no such row": (strange, "huggingface", {"task": "9"}, "row 9 of 3"),
+    "no such row": (
+        strange,
+        "huggingface",
+        {"task": "9"},
+        "no row 9; the task embedding has rows 0 to 2",
+    ),
     "no such type": (strange, "huggingface", {"dtype": "int8"}, "dtype"),
     "no such type of ours": (strange, "palm_ds", {"dtype": "int8"}, "dtype"),
     "no size": (strange, "huggingface", {"shard_size": "big"}, "such as 2GB"),
     "strict": (strange, "huggingface", {"strict": True}, "strict: heads.order.*and 3 more"),
     "for another target": (strange, "palm_ds", {"family": "bert"}, "for another target"),
-    "no texts": (strange, "palm_ds", {"texts": ()}, "no text"),
+    "no texts": (strange, "palm_ds", {"texts": ()}, "texts: empty"),
 }
 
 
@@ -318,21 +325,21 @@ def test_mistakes_are_one_line_and_leave_nothing(name: str, source: Path, tmp_pa
     breaks, to, options, message = MISTAKES[name]
     breaks(source)
     with pytest.raises(UserError, match=message) as raised:
-        convert.convert(source, tmp_path / "out", to, Options(**options))
+        convert.convert(source, tmp_path / "out", to, ConversionOptions(**options))
     assert "\n" not in str(raised.value)
     assert left_of(tmp_path) == ["source"]
 
 
 def test_the_target_is_a_new_folder(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="already exists"):
         convert.convert(source, source)
     (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="already exists"):
         convert.convert(source, tmp_path / "file")
-    with pytest.raises(UserError, match="file is no folder"):
+    with pytest.raises(UserError, match="file is not a folder"):
         convert.convert(source, tmp_path / "file" / "out")
     (tmp_path / "empty").mkdir()
-    assert convert.convert(source, tmp_path / "empty").proof
+    assert convert.convert(source, tmp_path / "empty").parity
 
 
 @pytest.mark.parametrize("to", convert.TO)
@@ -351,14 +358,16 @@ def test_what_computes_something_else_is_removed(
     monkeypatch.setattr(convert, "open_checkpoint", wrong)
     format_of = convert.format_of
     monkeypatch.setattr(convert, "format_of", lambda path: replace(format_of(path), run=None))
-    with pytest.raises(UserError, match="does not compute the same, and was removed: largest"):
+    with pytest.raises(
+        UserError, match="the converted model gives other outputs and was deleted: largest"
+    ):
         convert.convert(source, tmp_path / "out", to, **ACCEPTED.get(to, {}))
     assert left_of(tmp_path) == ["source"]
 
 
 def test_unchecked_is_said(source: Path, tmp_path: Path) -> None:
-    done = convert.convert(source, tmp_path / "hf", "huggingface", Options(verify=False))
-    assert done.proof is None
+    done = convert.convert(source, tmp_path / "hf", "huggingface", ConversionOptions(verify=False))
+    assert done.parity is None
     assert "were not compared" in (tmp_path / "hf/README.md").read_text()
 
 

@@ -16,10 +16,10 @@ from palm_ds.model.multi_task_model import Model
 from palm_ds.weights.convert.embeddings import (
     POSITIONS,
     WORDS,
-    Changed,
-    concerned,
-    fit_words,
-    place_words,
+    ResizedState,
+    add_token_rows,
+    pad_vocab,
+    resizable_names,
     resize_positions,
 )
 
@@ -53,7 +53,7 @@ def net(config: EncoderConfig, seed: int = 1) -> Model:
     return model
 
 
-def rebuilt(changed: Changed) -> Model:
+def rebuilt(changed: ResizedState) -> Model:
     model = Model(
         backbone := Encoder(changed.config),
         {
@@ -95,7 +95,7 @@ def test_another_number_of_rows(config: EncoderConfig, multiple: int) -> None:
     model = net(config)
     state = model.state_dict()
     before = {name: value.clone() for name, value in state.items()}
-    changed = fit_words(state, config, used=USED, multiple=multiple)
+    changed = pad_vocab(state, config, used=USED, multiple=multiple)
     size = {1: 37, 8: 40, 37: 37, 64: 64}[multiple]
     assert changed.config == replace(config, vocab_size=size)
     assert changed.state[WORDS].shape == (size, 16)
@@ -103,7 +103,7 @@ def test_another_number_of_rows(config: EncoderConfig, multiple: int) -> None:
     assert changed.state["heads.order.out.bias"] is state["heads.order.out.bias"]
     assert_the_same(model, rebuilt(changed), IDS, USED)
     assert all(torch.equal(before[name], value) for name, value in state.items())
-    assert f"40 rows, now {size}, a multiple of {multiple}" in changed.said
+    assert f"40 rows, now {size}, a multiple of {multiple}" in changed.summary
 
 
 def test_rows_that_nobody_uses_take_nothing_from_the_others() -> None:
@@ -111,14 +111,14 @@ def test_rows_that_nobody_uses_take_nothing_from_the_others() -> None:
     state = model.state_dict()
     for name in BIASES:
         state[name][3] = -30.0
-    changed = fit_words(state, CONFIG, used=USED, multiple=64)
+    changed = pad_vocab(state, CONFIG, used=USED, multiple=64)
     assert changed.state["heads.one.bias"][40:].eq(-30).all()
     _, logits = outputs(rebuilt(changed), IDS)
     assert logits.softmax(-1)[:, 40:].sum() < 1e-8
     drawn = changed.state[WORDS][40:]
     assert 0 < drawn.abs().max() <= 2 * CONFIG.init_range
-    again = fit_words(state, CONFIG, used=USED, multiple=64)
-    other = fit_words(state, CONFIG, used=USED, multiple=64, seed=1)
+    again = pad_vocab(state, CONFIG, used=USED, multiple=64)
+    other = pad_vocab(state, CONFIG, used=USED, multiple=64, seed=1)
     assert torch.equal(drawn, again.state[WORDS][40:])
     assert not torch.equal(drawn, other.state[WORDS][40:])
 
@@ -128,7 +128,7 @@ def test_new_words_in_free_rows_and_beyond(config: EncoderConfig) -> None:
     model = net(config)
     state = model.state_dict()
     rows = {4: [], 37: [6, 8], 38: [], 39: [9], 40: [5, 5, 6], 41: []}
-    changed = place_words(state, config, rows, used=USED)
+    changed = add_token_rows(state, config, rows, used=USED)
     assert changed.config.vocab_size == 42
     assert_the_same(model, rebuilt(changed), IDS, 4)
     for name in (WORDS, *BIASES):
@@ -142,24 +142,24 @@ def test_new_words_in_free_rows_and_beyond(config: EncoderConfig) -> None:
     assert len(torch.unique(drawn, dim=0)) == 3 and drawn.abs().max() <= 2 * config.init_range
     mean = state["heads.two.bias"][:USED].mean()
     torch.testing.assert_close(changed.state["heads.two.bias"][41], mean)
-    assert "6 new ones, 3 begun as the mean of others, 3 drawn" in changed.said
-    assert "1 in rows of unused words, 3 in free rows beyond the vocabulary" in changed.said
-    assert changed.said.endswith("40 rows, now 42")
+    assert "6 added, 3 initialised as the mean of others, 3 at random" in changed.summary
+    assert "1 in rows of unused tokens, 3 in free rows beyond the vocabulary" in changed.summary
+    assert changed.summary.endswith("40 rows, now 42")
 
 
 def test_growing_and_trimming_again_gives_what_there_was() -> None:
     state = net(replace(CONFIG, vocab_size=USED)).state_dict()
     config = replace(CONFIG, vocab_size=USED)
-    grown = fit_words(state, config, used=USED, multiple=64)
-    back = fit_words(grown.state, grown.config, used=USED)
+    grown = pad_vocab(state, config, used=USED, multiple=64)
+    back = pad_vocab(grown.state, grown.config, used=USED)
     assert back.config == config
     assert all(torch.equal(value, back.state[name]) for name, value in state.items())
 
 
 def test_half_precision_stays_and_no_head_is_needed() -> None:
     state = {WORDS: net(CONFIG).state_dict()[WORDS].bfloat16()}
-    changed = place_words(state, CONFIG, {40: [5, 6], 41: []}, used=USED)
-    fitted = fit_words(changed.state, changed.config, used=42, multiple=64)
+    changed = add_token_rows(state, CONFIG, {40: [5, 6], 41: []}, used=USED)
+    fitted = pad_vocab(changed.state, changed.config, used=42, multiple=64)
     assert fitted.state[WORDS].dtype == torch.bfloat16 and fitted.state[WORDS].shape == (64, 16)
     assert torch.equal(fitted.state[WORDS][:37], state[WORDS][:37])
 
@@ -181,7 +181,7 @@ def test_tiled_and_cut_positions(config: EncoderConfig, longest: int) -> None:
     for i in range(longest):
         assert torch.equal(new[offset + i], old[offset + i % 20])
     assert_the_same(model, rebuilt(changed), IDS[:longest], 40)
-    assert f"texts of 20 tokens before, of {longest} now" in changed.said
+    assert f"positions: 20, now {longest}" in changed.summary
 
 
 @pytest.mark.parametrize("config", [CONFIG, ROBERTA], ids=["ernie", "roberta"])
@@ -196,7 +196,7 @@ def test_stretched_positions(config: EncoderConfig) -> None:
     odd = resize_positions(state, config, 33, how="interpolate")
     table = odd.state[POSITIONS].clamp(old[offset:].min(), old[offset:].max())
     assert torch.equal(table[offset:], odd.state[POSITIONS][offset:])
-    assert "train on" in odd.said and outputs(rebuilt(odd), [5] * 33)[0].isfinite().all()
+    assert "train further" in odd.summary and outputs(rebuilt(odd), [5] * 33)[0].isfinite().all()
 
 
 @torch.no_grad()
@@ -222,41 +222,44 @@ def with_bias(size: int) -> dict[str, torch.Tensor]:
 
 
 WRONG = {
-    "no word table": (lambda: fit_words(without(WORDS), CONFIG, used=37), f"{WORDS}: not there"),
+    "no word table": (lambda: pad_vocab(without(WORDS), CONFIG, used=37), f"{WORDS}: is missing"),
     "no positions": (
         lambda: resize_positions(without(POSITIONS), CONFIG, 30),
-        f"{POSITIONS}: not there",
+        f"{POSITIONS}: is missing",
     ),
     "another config": (
-        lambda: fit_words(without(""), replace(CONFIG, vocab_size=41), used=37),
-        r"is \(40, 16\), the encoder's numbers say 41",
+        lambda: pad_vocab(without(""), replace(CONFIG, vocab_size=41), used=37),
+        r"has shape \(40, 16\), the config expects 41",
     ),
     "other positions": (
         lambda: resize_positions(without(""), replace(CONFIG, max_positions=19), 30),
-        r"is \(20, 16\), the encoder's numbers say 19",
+        r"has shape \(20, 16\), the config expects 19",
     ),
     "a bias of another size": (
-        lambda: fit_words(with_bias(39), CONFIG, used=37),
-        "heads.two.bias: 39 numbers for 40 words",
+        lambda: pad_vocab(with_bias(39), CONFIG, used=37),
+        "heads.two.bias: has 39 values for 40 tokens",
     ),
     "a larger vocabulary": (
-        lambda: fit_words(without(""), CONFIG, used=41),
-        "40 rows are no table of a vocabulary of 41",
+        lambda: pad_vocab(without(""), CONFIG, used=41),
+        "has 40 rows, which do not fit a vocabulary of 41",
     ),
-    "trimming all": (lambda: fit_words(without(""), CONFIG, used=0), "a vocabulary of 0"),
-    "no multiple": (lambda: fit_words(without(""), CONFIG, used=37, multiple=0), "at least 1"),
+    "trimming all": (lambda: pad_vocab(without(""), CONFIG, used=0), "a vocabulary of 0"),
+    "no multiple": (
+        lambda: pad_vocab(without(""), CONFIG, used=37, multiple=0),
+        "must be at least 1",
+    ),
     "a mean of nothing": (
-        lambda: place_words(without(""), CONFIG, {37: [5, 38]}, used=37),
-        "word 37: is to begin as the mean of 38, of 37 words",
+        lambda: add_token_rows(without(""), CONFIG, {37: [5, 38]}, used=37),
+        "token 37: cannot be initialised from row 38; the vocabulary has 37 tokens",
     ),
     "a row before the first": (
-        lambda: place_words(without(""), CONFIG, {-1: []}, used=37),
-        "rows begin at 0",
+        lambda: add_token_rows(without(""), CONFIG, {-1: []}, used=37),
+        "row numbers start at 0",
     ),
     "no length": (lambda: resize_positions(without(""), CONFIG, 0), "at least 1, got 0"),
     "no such way": (
         lambda: resize_positions(without(""), CONFIG, 30, how="tiles"),
-        'no way "tiles"; did you mean "tile"',
+        'no method "tiles"; did you mean "tile"',
     ),
 }
 
@@ -270,4 +273,4 @@ def test_mistakes_are_one_clear_line(case: str) -> None:
 
 
 def test_what_is_to_be_read() -> None:
-    assert concerned(net(CONFIG).state_dict()) == [WORDS, POSITIONS, *BIASES]
+    assert resizable_names(net(CONFIG).state_dict()) == [WORDS, POSITIONS, *BIASES]

@@ -17,11 +17,11 @@ from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import wordpiece
 from palm_ds.weights.convert import parity as proof
 from palm_ds.weights.convert.parity import compare, inputs_for
-from palm_ds.weights.formats.contents import Contents, Entry, Head
+from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo, TensorEntry
 from palm_ds.weights.formats.huggingface import read as huggingface
 from palm_ds.weights.formats.huggingface.run import in_transformers
 from palm_ds.weights.formats.runnable import in_palm_ds
-from palm_ds.weights.formats.tensor_files import held
+from palm_ds.weights.formats.tensor_files import in_memory_entry
 from palm_ds.weights.weights_folder import export_hf
 from tests.helpers.noisy_model import noisy_model
 
@@ -38,9 +38,9 @@ CONFIG = EncoderConfig(
 BERT = replace(CONFIG, task_types=0, token_types=2, activation="relu")
 ROBERTA = replace(CONFIG, task_types=0, token_types=1, max_positions=22, position_offset=2, pad=1)
 HEADS = {
-    "masked_words": Head(kind="masked_words", pooled=False),
-    "next_sentence": Head(kind="classes", classes=2),
-    "tags": Head(kind="classes", classes=4, pooled=False),
+    "masked_words": HeadInfo(kind="masked_words", pooled=False),
+    "next_sentence": HeadInfo(kind="classes", classes=2),
+    "tags": HeadInfo(kind="classes", classes=4, pooled=False),
 }
 WORDS = wordpiece(
     ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *"abcdefghijklmnopqrst"], lower=True
@@ -55,10 +55,12 @@ def model(config: EncoderConfig = CONFIG) -> Model:
 
 def contents(
     config: EncoderConfig = CONFIG, state: Mapping[str, torch.Tensor] | None = None
-) -> Contents:
+) -> CheckpointContents:
     state = model(config).state_dict() if state is None else state
-    entries: dict[str, Entry] = {name: held(name, x) for name, x in state.items()}
-    return Contents(path=Path("here"), format="test", config=config, entries=entries, heads=HEADS)
+    entries: dict[str, TensorEntry] = {name: in_memory_entry(name, x) for name, x in state.items()}
+    return CheckpointContents(
+        path=Path("here"), format="test", config=config, entries=entries, heads=HEADS
+    )
 
 
 @pytest.mark.parametrize("config", [CONFIG, BERT, ROBERTA], ids=["ernie", "bert", "roberta"])
@@ -73,14 +75,14 @@ def test_our_encoder_and_transformers_agree(
     ours = contents(config)
     inputs = inputs_for(ours, written, PADDED_AT_1 if config is ROBERTA else WORDS)
     found = compare(in_palm_ds(ours, task_id=task_id), in_transformers(written), inputs)
-    assert found.holds and found.worst.largest < 1e-5
+    assert found.passed and found.worst.largest < 1e-5
     names = {each.name for each in found.differences}
     assert {"embeddings", "layer 1", "layer 2", "pooled", "head masked_words"} <= names
     assert ("head next_sentence" in names) == (config is not ROBERTA)
     assert {each.kind for each in found.differences} == {"random", "real"}
 
 
-def changed(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Contents:
+def changed(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> CheckpointContents:
     state = dict(model().state_dict())
     state[name] = change(state[name])
     return contents(state=state)
@@ -108,21 +110,21 @@ def test_mistakes_are_seen(mistake: str) -> None:
     right, wrong = contents(), MISTAKES[mistake]()
     inputs = inputs_for(right, right, None)
     if mistake == "attention heads":
-        with pytest.raises(UserError, match="heads 4, there 2"):
+        with pytest.raises(UserError, match="has num_heads 4, but .* has 2"):
             compare(in_palm_ds(right), in_palm_ds(wrong), inputs)
         return
     if mistake == "eps":  # an eps counts where numbers are small
         small = {n: x * 0.01 if ".norm" not in n else x for n, x in model().state_dict().items()}
         right, wrong = contents(state=small), contents(wrong.config, small)
     found = compare(in_palm_ds(right), in_palm_ds(wrong), inputs)
-    assert not found.holds, found
-    assert compare(in_palm_ds(right), in_palm_ds(right), inputs).holds
+    assert not found.passed, found
+    assert compare(in_palm_ds(right), in_palm_ds(right), inputs).passed
 
 
 def test_another_task_is_another_model() -> None:
     ours = contents()
     inputs = inputs_for(ours, ours, None)
-    assert not compare(in_palm_ds(ours), in_palm_ds(ours, task_id=1), inputs).holds
+    assert not compare(in_palm_ds(ours), in_palm_ds(ours, task_id=1), inputs).passed
 
 
 def test_numbers_that_are_none_are_named() -> None:
@@ -139,15 +141,15 @@ def test_rounded_weights_are_allowed_to_differ(dtype: torch.dtype) -> None:
     inputs = inputs_for(exact, half, None)
     found = compare(in_palm_ds(exact), in_palm_ds(half), inputs)
     assert found.tolerance == proof.TOLERANCE[dtype]
-    assert found.holds and found.worst.largest > 1e-5
+    assert found.passed and found.worst.largest > 1e-5
     strict = compare(in_palm_ds(exact), in_palm_ds(half), inputs, tolerance=1e-5)
-    assert not strict.holds
+    assert not strict.passed
 
 
 def test_a_tokenizer_of_another_model_is_refused() -> None:
     many = wordpiece([*WORDS.tokens(range(WORDS.size)), *(f"w{i}" for i in range(20))], lower=True)
     ours = contents()
-    with pytest.raises(UserError, match="the word table has 30 rows"):
+    with pytest.raises(UserError, match="the token embeddings have 30 rows"):
         inputs_for(ours, ours, many, ["w18 a"])
 
 
@@ -163,7 +165,7 @@ def test_what_is_said_of_it() -> None:
     ours = contents()
     same = compare(in_palm_ds(ours), in_palm_ds(ours), inputs_for(ours, ours, WORDS))
     assert str(same).startswith("no difference; our encoder with test")
-    assert same.record()["holds"] and same.record()["largest"] == 0
+    assert same.record()["passed"] and same.record()["largest"] == 0
     other = in_palm_ds(changed("heads.tags.out.bias", lambda x: x + 0.5))
     found = compare(in_palm_ds(ours), other, inputs_for(ours, ours, WORDS))
     assert "(head tags" in str(found) and found.worst.largest == pytest.approx(0.5)
@@ -176,7 +178,7 @@ def test_what_one_side_had_goes_back_to_the_system() -> None:
     kept = pieces[::50]
     del pieces
     before = resident()
-    proof._hand_back()
+    proof._release_memory()
     assert resident() < before - 70_000_000
     assert len(kept) == 20
 

@@ -241,7 +241,7 @@ def test_a_disk_that_runs_full(server: Server, file: Path, monkeypatch: pytest.M
         pytest.skip("no /dev/full here")
     file.parent.mkdir()
     file.with_name("a.tgz.part").symlink_to(full)
-    monkeypatch.setattr(transfer._Part, "forget", lambda part: None)
+    monkeypatch.setattr(transfer._PartialFile, "forget", lambda part: None)
     with pytest.raises(UserError, match="a.tgz.part: cannot be written: No space left on device"):
         get(server, file)
 

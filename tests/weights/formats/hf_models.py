@@ -13,7 +13,7 @@ from palm_ds.data.example import Example, collate
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
-from palm_ds.weights.formats.contents import Contents
+from palm_ds.weights.formats.contents import CheckpointContents
 
 WORDS, WIDTH = 37, 16
 SIZES = dict(
@@ -55,7 +55,7 @@ def save(model: transformers.PreTrainedModel, folder: Path, **options: object) -
     return folder
 
 
-def build(contents: Contents) -> Model:
+def build(contents: CheckpointContents) -> Model:
     """The model that the contents are of, in fp32."""
     backbone = Encoder(contents.config)
     heads: dict[str, torch.nn.Module] = {}

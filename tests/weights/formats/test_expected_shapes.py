@@ -13,16 +13,16 @@ from palm_ds.model.config import EncoderConfig
 from palm_ds.model.crf import CRFHead
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead, MaskedLMHead
-from palm_ds.weights.formats.contents import Contents, Entry, Head
+from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo, TensorEntry
 from palm_ds.weights.formats.expected_shapes import checked, expected_shapes
 
 CONFIG = EncoderConfig(
     vocab_size=11, hidden_size=8, num_layers=2, num_heads=2, intermediate_size=12, max_positions=10
 )
 HEADS = {
-    "words": Head(kind="masked_words"),
-    "order": Head(kind="classes", classes=3),
-    "tags": Head(kind="classes", classes=4, pooled=False, transitions=True),
+    "words": HeadInfo(kind="masked_words"),
+    "order": HeadInfo(kind="classes", classes=3),
+    "tags": HeadInfo(kind="classes", classes=4, pooled=False, transitions=True),
 }
 
 
@@ -47,9 +47,11 @@ def test_random_numbers_are_not_used() -> None:
 
 def test_sizes_that_no_tensor_can_have_are_one_line() -> None:
     config = replace(CONFIG, vocab_size=10**15, hidden_size=10**9)
-    entry = Entry(theirs=("w",), shape=(1, 1), read=lambda: torch.zeros(1, 1))
+    entry = TensorEntry(source_names=("w",), shape=(1, 1), read=lambda: torch.zeros(1, 1))
     entries = {f"backbone.{number}": entry for number in range(9)}
-    contents = Contents(path=Path("somebody's"), format="", config=config, entries=entries)
+    contents = CheckpointContents(
+        path=Path("somebody's"), format="", config=config, entries=entries
+    )
     with pytest.raises(UserError, match="somebody's: no encoder can have the sizes") as raised:
         checked(contents)
     assert "\n" not in str(raised.value)

@@ -145,8 +145,8 @@ def test_a_checkpoint_holds_the_model(stage: int, world: int, tmp_path: Path) ->
     for name, entry in contents.entries.items():
         assert entry.shape == tuple(state[name].shape)
         assert torch.equal(entry.read(), state[name])
-    assert set(contents.left) == {f"{kind}/{name}" for kind in MOMENTS for name in state}
-    assert set(contents.left.values()) == {OPTIMIZER}
+    assert set(contents.skipped) == {f"{kind}/{name}" for kind in MOMENTS for name in state}
+    assert set(contents.skipped.values()) == {OPTIMIZER}
 
 
 def test_a_folder_of_weights_and_what_it_says(tmp_path: Path) -> None:

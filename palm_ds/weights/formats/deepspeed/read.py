@@ -15,14 +15,14 @@ from pathlib import Path
 from palm_ds.common.errors import UserError
 from palm_ds.model.config import EncoderConfig
 from palm_ds.weights.formats import native as own
-from palm_ds.weights.formats.contents import Contents, Entry, Head, with_eps
+from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo, TensorEntry, with_eps
 from palm_ds.weights.formats.deepspeed.zero_shards import Shards, open_shards, tag_folder
 from palm_ds.weights.formats.expected_shapes import checked
 from palm_ds.weights.formats.huggingface.names import (
     CLASSIFIER,
     NEXT_SENTENCE,
     heads_in,
-    to_ours,
+    to_palm_ds_names,
 )
 from palm_ds.weights.formats.huggingface.read import CONFIG, TOKENIZERS, read_config
 
@@ -34,7 +34,9 @@ def recognises(path: Path) -> bool:
     return tag_folder(Path(path)) is not None
 
 
-def open_contents(path: Path, *, config: Path | None = None, eps: float | None = None) -> Contents:
+def open_contents(
+    path: Path, *, config: Path | None = None, eps: float | None = None
+) -> CheckpointContents:
     """A model in shards, opened.
 
     `config`: the config.json or weights.json with the encoder's numbers, or its folder; by default
@@ -87,13 +89,13 @@ def _numbers(file: Path) -> tuple[EncoderConfig, str]:
     return config, about["model_type"]
 
 
-def _ours(shards: Shards, prefix: str, file: Path) -> Contents:
+def _ours(shards: Shards, prefix: str, file: Path) -> CheckpointContents:
     config, _ = _numbers(file)
-    inside, left = _within(shards, prefix)
+    inside, skipped = _within(shards, prefix)
     inside = {name: inside[name] for name in own.ordered(inside)}
     shapes = {name: entry.shape for name, entry in inside.items()}
     info = own.read_info(file) if file.name == own.INFO else None
-    return Contents(
+    return CheckpointContents(
         path=shards.folder,
         format=_format(shards, "palm_ds"),
         config=_with_words(config, inside),
@@ -102,45 +104,45 @@ def _ours(shards: Shards, prefix: str, file: Path) -> Contents:
         task_ids=info.task_ids if info else {},
         head_of=info.head_of if info else {},
         export_task=info.export_task if info else "",
-        left=left,
+        skipped=skipped,
         tokenizer=_tokenizer(file.parent),
         notes=shards.notes,
     )
 
 
-def _huggingface(shards: Shards, prefix: str, file: Path) -> Contents:
+def _huggingface(shards: Shards, prefix: str, file: Path) -> CheckpointContents:
     config, kind = _numbers(file)
     if not kind:
         raise UserError(f"{shards.folder}: a model of Hugging Face's, but {file} is palm_ds's")
-    inside, left = _within(shards, prefix.removesuffix(f"{kind}."))
-    entries, more = to_ours(inside, kind, config.num_layers, str(shards.folder))
-    return Contents(
+    inside, skipped = _within(shards, prefix.removesuffix(f"{kind}."))
+    entries, more = to_palm_ds_names(inside, kind, config.num_layers, str(shards.folder))
+    return CheckpointContents(
         path=shards.folder,
         format=_format(shards, f"Hugging Face {kind.capitalize()}"),
         config=_with_words(config, entries),
         entries=entries,
         heads=_heads(entries),
-        left={**left, **more},
+        skipped={**skipped, **more},
         tokenizer=_tokenizer(file.parent),
         notes=shards.notes,
     )
 
 
-def _heads(entries: Mapping[str, Entry]) -> dict[str, Head]:
+def _heads(entries: Mapping[str, TensorEntry]) -> dict[str, HeadInfo]:
     """A classifier reads whole texts if the model has a pooler: shards do not name its class."""
     has_pooler = "backbone.pooler.dense.weight" in entries
     return heads_in(entries, pooled=(NEXT_SENTENCE, CLASSIFIER) if has_pooler else ())
 
 
-def _within(shards: Shards, prefix: str) -> tuple[dict[str, Entry], dict[str, str]]:
+def _within(shards: Shards, prefix: str) -> tuple[dict[str, TensorEntry], dict[str, str]]:
     """The model's tensors without the wrapper's prefix, and what else stays behind."""
     inside = {n.removeprefix(prefix): e for n, e in shards.entries.items() if n.startswith(prefix)}
     outside = [name for name in shards.entries if not name.startswith(prefix)]
     why = f"outside the model, which is under {prefix}" if prefix else ""
-    return inside, {**shards.left, **dict.fromkeys(outside, why)}
+    return inside, {**shards.skipped, **dict.fromkeys(outside, why)}
 
 
-def _with_words(config: EncoderConfig, entries: Mapping[str, Entry]) -> EncoderConfig:
+def _with_words(config: EncoderConfig, entries: Mapping[str, TensorEntry]) -> EncoderConfig:
     words = entries.get(_OURS)
     if config.vocab_size is None and words is not None:
         return replace(config, vocab_size=words.shape[0])

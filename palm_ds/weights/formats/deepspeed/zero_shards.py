@@ -28,8 +28,8 @@ from typing import Any
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.weights.formats.contents import BUFFER, COPY, OPTIMIZER, Entry
-from palm_ds.weights.formats.tensor_files import held
+from palm_ds.weights.formats.contents import BUFFER, COPY, OPTIMIZER, TensorEntry
+from palm_ds.weights.formats.tensor_files import in_memory_entry
 
 LATEST = "latest"
 _MAPPED_BYTES = 256 << 20
@@ -59,8 +59,8 @@ class Shards:
 
     folder: Path
     stage: int
-    entries: Mapping[str, Entry]
-    left: Mapping[str, str]
+    entries: Mapping[str, TensorEntry]
+    skipped: Mapping[str, str]
     notes: tuple[str, ...] = ()
 
 
@@ -97,7 +97,7 @@ class _Reader:
 
     def __init__(self, shards: Shards, places: _Places):
         self.folder, self.places = shards.folder, places
-        self._entries: Mapping[str, Entry] = shards.entries
+        self._entries: Mapping[str, TensorEntry] = shards.entries
         # Bytes read since the shards were opened; a search for places has read all of them.
         self._mapped = _MAPPED_BYTES if places else 0
 
@@ -197,13 +197,13 @@ def _load(path: Path) -> dict[str, Any]:
     return state
 
 
-def _refusal(said: str) -> str:
+def _refusal(message: str) -> str:
     """What a pickle asked for that is not allowed, else why it cannot be read."""
-    if asked := re.search(r"GLOBAL ([\w.]+)", said):
+    if asked := re.search(r"GLOBAL ([\w.]+)", message):
         return f"refused: it asks for {asked[1]}, which DeepSpeed's own files do not"
-    if other := re.search(r"Unsupported [^\n]*", said):
+    if other := re.search(r"Unsupported [^\n]*", message):
         return f"refused: {other[0]}"
-    lines = [line.strip() for line in said.splitlines() if line.strip()] or ["empty"]
+    lines = [line.strip() for line in message.splitlines() if line.strip()] or ["empty"]
     return f"cannot be read as DeepSpeed's shard: {lines[0]}"
 
 
@@ -227,16 +227,16 @@ def _stage_0(folder: Path, model: Mapping[str, Any], places: _Places) -> Shards:
 
 
 def _stages_1_and_2(folder: Path, model: Mapping[str, Any], states: Sequence[Any]) -> Shards:
-    entries: dict[str, Entry] = {}
+    entries: dict[str, TensorEntry] = {}
     for number, shapes in enumerate(model["param_shapes"]):
         line = [_tensor(state[_FLAT][number]).view(-1) for state in states]
-        begun = 0
+        offset = 0
         for name, shape in shapes.items():
-            entries[name] = _entry(name, _range(line, begun, prod(shape)), shape)
-            begun += prod(shape)
-        _check_size(folder, sum(map(len, line)), begun, len(states))
+            entries[name] = _entry(name, _range(line, offset, prod(shape)), shape)
+            offset += prod(shape)
+        _check_size(folder, sum(map(len, line)), offset, len(states))
     entries |= {  # frozen ones
-        name: held(name, tensor)
+        name: in_memory_entry(name, tensor)
         for name, tensor in _parameters(model).items()
         if name not in entries
     }
@@ -247,16 +247,16 @@ def _stages_1_and_2(folder: Path, model: Mapping[str, Any], states: Sequence[Any
 def _stage_3(folder: Path, models: Sequence[Any], states: Sequence[Any]) -> Shards:
     # A process's groups laid end to end: one line of its shares of all parameters.
     lines = [[_tensor(x).view(-1) for x in state[_SHARES]] for state in states]
-    entries: dict[str, Entry] = {}
-    begun, world = 0, len(states)
+    entries: dict[str, TensorEntry] = {}
+    offset, world = 0, len(states)
     for shapes in models[0]["param_shapes"]:
         for name, shape in shapes.items():
             share = -(-prod(shape) // world)
-            pieces = [piece for line in lines for piece in _range(line, begun, share)]
+            pieces = [piece for line in lines for piece in _range(line, offset, share)]
             entries[name] = _entry(name, pieces, shape)
-            begun += share
+            offset += share
     for line in lines:
-        _check_size(folder, sum(map(len, line)), begun, world)
+        _check_size(folder, sum(map(len, line)), offset, world)
     for name, shape in (models[0].get("frozen_param_shapes") or {}).items():
         pieces = [_tensor(each["frozen_param_fragments"][name]).view(-1) for each in models]
         entries[name] = _entry(name, pieces, shape)
@@ -266,23 +266,23 @@ def _stage_3(folder: Path, models: Sequence[Any], states: Sequence[Any]) -> Shar
 def _shards(
     folder: Path,
     stage: int,
-    entries: dict[str, Entry],
+    entries: dict[str, TensorEntry],
     model: Mapping[str, Any],
     notes: Sequence[str] = (),
 ) -> Shards:
     """In the module's order, and what stays behind."""
     shared = model.get("shared_params") or {}
-    left = {name: COPY + source for name, source in shared.items()}
-    left |= dict.fromkeys(model.get("buffer_names") or (), BUFFER)
+    skipped = {name: COPY + source for name, source in shared.items()}
+    skipped |= dict.fromkeys(model.get("buffer_names") or (), BUFFER)
     own = [key for key in model if key not in _KNOWN and not key.startswith("rng")]
-    left |= {key: _client(model[key]) for key in own}
-    left["optimizer_state_dict"] = OPTIMIZER
+    skipped |= {key: _client(model[key]) for key in own}
+    skipped["optimizer_state_dict"] = OPTIMIZER
     if model.get("lr_scheduler"):
-        left["lr_scheduler"] = OPTIMIZER
-    order = [name for name in model["module"] if name in entries and name not in left]
-    order += [name for name in entries if name not in order and name not in left]
+        skipped["lr_scheduler"] = OPTIMIZER
+    order = [name for name in model["module"] if name in entries and name not in skipped]
+    order += [name for name in entries if name not in order and name not in skipped]
     kept = {name: entries[name] for name in order}
-    return Shards(folder=folder, stage=stage, entries=kept, left=left, notes=tuple(notes))
+    return Shards(folder=folder, stage=stage, entries=kept, skipped=skipped, notes=tuple(notes))
 
 
 def _client(value: Any) -> str:
@@ -317,12 +317,12 @@ def _tensor(value: Any) -> torch.Tensor:
 
 def _range(line: Sequence[torch.Tensor], start: int, size: int) -> list[torch.Tensor]:
     """Views of values [start, start + size) of tensors laid end to end."""
-    pieces, begun = [], 0
+    pieces, offset = [], 0
     for tensor in line:
-        low, high = max(start - begun, 0), min(start + size - begun, len(tensor))
+        low, high = max(start - offset, 0), min(start + size - offset, len(tensor))
         if low < high:
             pieces.append(tensor[low:high])
-        begun += len(tensor)
+        offset += len(tensor)
     return pieces
 
 
@@ -332,12 +332,14 @@ def _check_size(folder: Path, there: int, wanted: int, world: int) -> None:
         raise UserError(f"{folder}: {there:,} fp32 weights are there, the shapes want {wanted:,}")
 
 
-def _entry(name: str, pieces: Sequence[torch.Tensor], shape: Iterable[int]) -> Entry:
+def _entry(name: str, pieces: Sequence[torch.Tensor], shape: Iterable[int]) -> TensorEntry:
     shape = tuple(int(n) for n in shape)
     if sum(piece.numel() for piece in pieces) < prod(shape):
         raise ValueError(f"{name}: fewer values than its shape {shape}")
     how = f"of {len(pieces)} shares" if len(pieces) > 1 else ""
-    return Entry(theirs=(name,), shape=shape, read=partial(_join, pieces, shape), how=how)
+    return TensorEntry(
+        source_names=(name,), shape=shape, read=partial(_join, pieces, shape), transform=how
+    )
 
 
 def _join(pieces: Sequence[torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
@@ -364,14 +366,14 @@ def _matched(lines: Sequence[torch.Tensor], parameters: Mapping[str, torch.Tenso
     """Where each one's fp32 weights are: those that rounded are what the module has."""
     waiting, found = dict(parameters), {}
     for number, line in enumerate(lines):
-        begun = 0
-        while begun < len(line):
-            name = next((n for n, x in waiting.items() if _is_rounded(x, line[begun:])), None)
+        offset = 0
+        while offset < len(line):
+            name = next((n for n, x in waiting.items() if _is_rounded(x, line[offset:])), None)
             if name is None:
                 break
             size = waiting.pop(name).numel()
-            found[name] = (number, begun, begun + size)
-            begun += size
+            found[name] = (number, offset, offset + size)
+            offset += size
     return found
 
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from palm_ds.weights.formats.contents import Contents, SavesFiles
+from palm_ds.weights.formats.contents import CheckpointContents, SavesFiles
 from palm_ds.weights.formats.format import Export, Format
-from palm_ds.weights.formats.huggingface.model_card import Made, model_card
+from palm_ds.weights.formats.huggingface.model_card import Provenance, model_card
 from palm_ds.weights.formats.huggingface.plan import plan
 from palm_ds.weights.formats.huggingface.read import open_contents, recognises
 from palm_ds.weights.formats.huggingface.run import in_transformers
-from palm_ds.weights.formats.huggingface.target import Target
+from palm_ds.weights.formats.huggingface.target import ExportOptions
 from palm_ds.weights.formats.huggingface.write import CARD, write
 
 
-def _export(contents: Contents, target: Target) -> Export:
+def _export(contents: CheckpointContents, target: ExportOptions) -> Export:
     planned = plan(contents.entries, contents.config, contents.heads, target)
 
     def fill(folder: Path, tokenizer: SavesFiles | None) -> None:
         write(planned, folder, tokenizer=tokenizer)
 
-    def write_card(folder: Path, made: Made) -> None:
+    def write_card(folder: Path, made: Provenance) -> None:
         (folder / CARD).write_text(model_card(planned, made), encoding="utf-8")
 
     return Export(write=fill, plan=planned, write_card=write_card)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from palm_ds.weights.formats.huggingface.plan import Plan
+from palm_ds.weights.formats.huggingface.plan import ExportPlan
 
 _PIPELINES = {
     "ForMaskedLM": "fill-mask",
@@ -22,14 +22,14 @@ _AUTO = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
+class Provenance:
     """What a card tells beside the plan."""
 
     source: str
     """Where the weights are from: a name, a version, a training run. No path of a machine."""
     format: str = ""
     """What format that was."""
-    left: Mapping[str, str] = field(default_factory=dict)
+    skipped: Mapping[str, str] = field(default_factory=dict)
     """{name in the source: why it stayed behind}, beside the plan's own."""
     difference: float | None = None
     """The largest difference of any output, where both sides ran."""
@@ -38,7 +38,7 @@ class Made:
     program: str = "palm_ds"
 
 
-def model_card(plan: Plan, made: Made) -> str:
+def model_card(plan: ExportPlan, made: Provenance) -> str:
     """The text of README.md."""
     ending = next((x for x in _PIPELINES if plan.architecture.endswith(x)), "Model")
     head = ["---", "library_name: transformers"]
@@ -51,30 +51,30 @@ def model_card(plan: Plan, made: Made) -> str:
         *_section("Note", (f"- {note}" for note in made.notes)),
         "## How it was checked\n\n" + _checked(made),
         *_section("Created, being in none of the source's tensors", _rows(plan.created)),
-        *_section("Left behind", _rows({**made.left, **plan.left})),
+        *_section("Left behind", _rows({**made.skipped, **plan.skipped})),
         *_section("Mapped", _mapped(plan)),
     ]
     return "\n\n".join(sections) + "\n"
 
 
-def _origin(plan: Plan, made: Made) -> str:
+def _origin(plan: ExportPlan, made: Provenance) -> str:
     kind = f" ({made.format})" if made.format else ""
     config = plan.config
     return (
         f"Converted by {made.program} from {made.source}{kind}: {config.num_layers} layers, width "
         f"{config.hidden_size}, {config.num_heads} heads, {config.vocab_size} words, LayerNorm eps "
-        f"{config.layer_norm_eps:g}, {config.activation}; weights in {plan.about['dtype']}."
+        f"{config.layer_norm_eps:g}, {config.activation}; weights in {plan.config_json['dtype']}."
     )
 
 
-def _example(plan: Plan, ending: str) -> str:
+def _example(plan: ExportPlan, ending: str) -> str:
     name = _AUTO.get(ending) or plan.architecture
     if ending in ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"):
         name = f"AutoModel{ending}"
     return f'from transformers import {name}\n\nmodel = {name}.from_pretrained("this folder")'
 
 
-def _checked(made: Made) -> str:
+def _checked(made: Provenance) -> str:
     if made.difference is None:
         return "Its outputs were not compared with the source's."
     within = f" (allowed: {made.tolerance:g})" if made.tolerance is not None else ""
@@ -93,7 +93,7 @@ def _rows(what: Mapping[str, str]) -> list[str]:
     return [f"- `{name}`: {why}" for name, why in what.items()]
 
 
-def _mapped(plan: Plan) -> list[str]:
+def _mapped(plan: ExportPlan) -> list[str]:
     rows = [
         f"| `{theirs}` | {', '.join(f'`{x}`' for x in ours)} | {how} |"
         for theirs, (ours, how) in plan.mapped.items()

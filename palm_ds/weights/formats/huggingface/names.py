@@ -1,7 +1,7 @@
-"""How Hugging Face's Bert, Ernie and Roberta call our parameters.
+"""Maps parameter names between palm_ds and Hugging Face's Bert, Ernie and Roberta.
 
-One table, `table`, read in both directions. Query, key and value are one matrix here and three
-there; the pooler of a Roberta classifier is a part of its head there.
+One table, `table`, serves both directions. Query, key and value are one matrix in palm_ds and three
+in Hugging Face; a Roberta classifier has its pooler in the head.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import replace
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.weights.formats.contents import BUFFER, COPY, Entry, Head
+from palm_ds.weights.formats.contents import BUFFER, COPY, HeadInfo, TensorEntry
 from palm_ds.weights.formats.huggingface.families import FAMILIES
-from palm_ds.weights.formats.tensor_files import TORCH_DTYPES, held
+from palm_ds.weights.formats.tensor_files import TORCH_DTYPES, in_memory_entry
 
 State = dict[str, torch.Tensor]
 Names = dict[str, tuple[str, ...]]
 
-# What the heads of an imported folder are called.
+# Names of the heads of an imported folder.
 MASKED_WORDS, NEXT_SENTENCE, CLASSIFIER = "masked_words", "next_sentence", "classifier"
 QUESTION_ANSWERING = "qa_outputs"
 
@@ -53,154 +53,166 @@ _HEADS = re.compile(r"(cls|lm_head|classifier|qa_outputs)\.")
 
 
 def table(kind: str, layers: int, *, own_dense: bool = False) -> Names:
-    """{our name: theirs, without the base model's prefix} of everything that may be there.
+    """{palm_ds name: Hugging Face names, without the base model's prefix} of all parameters.
 
-    `own_dense`: a Roberta classifier of whole texts, whose head holds what is our pooler.
+    `own_dense`: a Roberta text classifier, whose head contains palm_ds's pooler.
     """
-    stems: Names = {f"backbone.{ours}": (theirs,) for ours, theirs in _EMBEDDINGS.items()}
+    stems: Names = {
+        f"backbone.{palm_name}": (hf_name,) for palm_name, hf_name in _EMBEDDINGS.items()
+    }
     for i in range(layers):
         prefix = f"encoder.layer.{i}"
         stems[f"backbone.layers.{i}.qkv"] = tuple(f"{prefix}.attention.self.{x}" for x in _QKV)
-        for ours, theirs in _LAYER.items():
-            stems[f"backbone.layers.{i}.{ours}"] = (f"{prefix}.{theirs}",)
+        for palm_name, hf_name in _LAYER.items():
+            stems[f"backbone.layers.{i}.{palm_name}"] = (f"{prefix}.{hf_name}",)
     stems["backbone.pooler.dense"] = ("classifier.dense" if own_dense else "pooler.dense",)
     family = FAMILIES[kind]
-    for ours, theirs in family.masked_lm.items():
-        stems[f"heads.{MASKED_WORDS}.{ours}"] = (theirs,)
+    for palm_name, hf_name in family.masked_lm.items():
+        stems[f"heads.{MASKED_WORDS}.{palm_name}"] = (hf_name,)
     if family.next_sentence:
         stems[f"heads.{NEXT_SENTENCE}.out"] = ("cls.seq_relationship",)
     stems[f"heads.{CLASSIFIER}.out"] = ("classifier.out_proj" if own_dense else "classifier",)
     stems[f"heads.{QUESTION_ANSWERING}.out"] = ("qa_outputs",)
-    return dict(pair for ours, theirs in stems.items() for pair in _both_ends(ours, theirs))
-
-
-def prefixed(name: str, kind: str) -> str:
-    """As it is called in a file: parts of the base model begin with its name."""
-    return name if _HEADS.match(name) else f"{kind}.{name}"
-
-
-def _both_ends(ours: str, theirs: tuple[str, ...]) -> list[tuple[str, tuple[str, ...]]]:
-    """The weight and the bias of a map or LayerNorm; a table of rows and a lone bias are one."""
-    if theirs[0].endswith((".weight", ".bias")):
-        return [(ours, theirs)]
-    return [(f"{ours}.{end}", tuple(f"{x}.{end}" for x in theirs)) for end in ("weight", "bias")]
-
-
-def heads_in(entries: Mapping[str, Entry], *, pooled: Collection[str]) -> dict[str, Head]:
-    """The heads under the names above. `pooled`: those over classes that read whole texts."""
-    heads = {}
-    if f"heads.{MASKED_WORDS}.bias" in entries:
-        heads[MASKED_WORDS] = Head(kind="masked_words", pooled=False)
-    for name in (NEXT_SENTENCE, CLASSIFIER, QUESTION_ANSWERING):
-        if out := entries.get(f"heads.{name}.out.weight"):
-            classes = out.shape[0] if out.shape else 0
-            heads[name] = Head(kind="classes", classes=classes, pooled=name in pooled)
-    return heads
-
-
-# ---- from theirs to ours ----
-
-
-def to_ours(
-    found: Mapping[str, Entry], kind: str, layers: int, where: str
-) -> tuple[dict[str, Entry], dict[str, str]]:
-    """({our name: entry}, {their name: why it stays behind}) of the tensors of a file.
-
-    `where` begins messages. Raises UserError where the output table is not the word table, and
-    where one tensor is there under two names.
-    """
-    if layers > len(found):  # before there are as many names as somebody wrote
-        raise UserError(f"{where}: incomplete: {layers} layers in {len(found)} tensors")
-    theirs = _clean_names(found, kind, where)
-    left = {theirs.pop(name).theirs[0]: BUFFER for name in _BUFFERS if name in theirs}
-    left |= _drop_tied(theirs, where)
-    own_dense = "classifier.out_proj.weight" in theirs
-    entries: dict[str, Entry] = {}
-    for ours, names in table(kind, layers, own_dense=own_dense).items():
-        if missing := [name for name in names if name not in theirs]:
-            if len(missing) < len(names):
-                raise UserError(f"{where}: incomplete, it has no {prefixed(missing[0], kind)}")
-            continue
-        entries[ours] = _joined([theirs.pop(name) for name in names], where)
-    return entries, left | {entry.theirs[0]: _why(name) for name, entry in sorted(theirs.items())}
-
-
-def from_names(state: Mapping[str, torch.Tensor], kind: str) -> tuple[State, list[str]]:
-    """Hugging Face's parameters under our names, and the names of what is none of ours.
-
-    `kind` is the model_type.
-    """
-    found = {name: held(name, tensor) for name, tensor in state.items()}
-    layers = {m[1] for m in (re.search(r"\bencoder\.layer\.(\d+)\.", x) for x in state) if m}
-    entries, left = to_ours(found, kind, len(layers), "weights")
-    return {ours: entry.read() for ours, entry in entries.items()}, lost(left)
-
-
-def lost(left: Mapping[str, str]) -> list[str]:
-    """The names of what stays behind and is nowhere else."""
-    return sorted(name for name, why in left.items() if not why.startswith((BUFFER, COPY)))
-
-
-def _joined(parts: Sequence[Entry], where: str) -> Entry:
-    """A tensor of theirs, or three one below the other, as one of ours."""
-    if len(parts) == 1:
-        return replace(parts[0], read=lambda: _values(parts[0], where))
-    rows = sum(part.shape[0] if part.shape else 0 for part in parts)
-    how = ", ".join(["three in one", *filter(None, [parts[0].how])])
-    return Entry(
-        theirs=tuple(name for part in parts for name in part.theirs),
-        shape=(rows, *parts[0].shape[1:]),
-        read=lambda: torch.cat([_values(part, where) for part in parts]),
-        how=how,
+    return dict(
+        pair for palm_name, hf_name in stems.items() for pair in _both_ends(palm_name, hf_name)
     )
 
 
-def _values(entry: Entry, where: str) -> torch.Tensor:
-    """Quantised weights mean nothing without their scales, which other tensors hold."""
+def prefixed(name: str, kind: str) -> str:
+    """The name in a file: parameters of the base model start with its name."""
+    return name if _HEADS.match(name) else f"{kind}.{name}"
+
+
+def _both_ends(palm_name: str, hf_name: tuple[str, ...]) -> list[tuple[str, tuple[str, ...]]]:
+    """Weight and bias of a linear layer or LayerNorm; an embedding or a single bias as it is."""
+    if hf_name[0].endswith((".weight", ".bias")):
+        return [(palm_name, hf_name)]
+    return [
+        (f"{palm_name}.{end}", tuple(f"{x}.{end}" for x in hf_name)) for end in ("weight", "bias")
+    ]
+
+
+def heads_in(entries: Mapping[str, TensorEntry], *, pooled: Collection[str]) -> dict[str, HeadInfo]:
+    """The heads with the names above. `pooled`: classification heads that read the pooled text."""
+    heads = {}
+    if f"heads.{MASKED_WORDS}.bias" in entries:
+        heads[MASKED_WORDS] = HeadInfo(kind="masked_words", pooled=False)
+    for name in (NEXT_SENTENCE, CLASSIFIER, QUESTION_ANSWERING):
+        if out := entries.get(f"heads.{name}.out.weight"):
+            classes = out.shape[0] if out.shape else 0
+            heads[name] = HeadInfo(kind="classes", classes=classes, pooled=name in pooled)
+    return heads
+
+
+# ---- Hugging Face to palm_ds ----
+
+
+def to_palm_ds_names(
+    found: Mapping[str, TensorEntry], kind: str, layers: int, where: str
+) -> tuple[dict[str, TensorEntry], dict[str, str]]:
+    """({palm_ds name: entry}, {source name: why it is skipped}) of the tensors of a file.
+
+    `where` is the prefix of messages. Raises UserError if the output embeddings are not tied to the
+    token embeddings, or a tensor appears under two names.
+    """
+    if layers > len(found):  # checked before building as many names as the file claims
+        raise UserError(f"{where}: incomplete: {layers} layers in {len(found)} tensors")
+    hf_entries = _clean_names(found, kind, where)
+    skipped = {
+        hf_entries.pop(name).source_names[0]: BUFFER for name in _BUFFERS if name in hf_entries
+    }
+    skipped |= _drop_tied(hf_entries, where)
+    own_dense = "classifier.out_proj.weight" in hf_entries
+    entries: dict[str, TensorEntry] = {}
+    for palm_name, names in table(kind, layers, own_dense=own_dense).items():
+        if missing := [name for name in names if name not in hf_entries]:
+            if len(missing) < len(names):
+                raise UserError(f"{where}: incomplete, it has no {prefixed(missing[0], kind)}")
+            continue
+        entries[palm_name] = _joined([hf_entries.pop(name) for name in names], where)
+    return entries, skipped | {
+        entry.source_names[0]: _why(name) for name, entry in sorted(hf_entries.items())
+    }
+
+
+def from_names(state: Mapping[str, torch.Tensor], kind: str) -> tuple[State, list[str]]:
+    """Hugging Face parameters under palm_ds names, and the names of unknown ones.
+
+    `kind` is the model_type.
+    """
+    found = {name: in_memory_entry(name, tensor) for name, tensor in state.items()}
+    layers = {m[1] for m in (re.search(r"\bencoder\.layer\.(\d+)\.", x) for x in state) if m}
+    entries, skipped = to_palm_ds_names(found, kind, len(layers), "weights")
+    return {palm_name: entry.read() for palm_name, entry in entries.items()}, lost(skipped)
+
+
+def lost(skipped: Mapping[str, str]) -> list[str]:
+    """Names of the skipped tensors whose values are lost."""
+    return sorted(name for name, why in skipped.items() if not why.startswith((BUFFER, COPY)))
+
+
+def _joined(parts: Sequence[TensorEntry], where: str) -> TensorEntry:
+    """One palm_ds entry from one Hugging Face tensor, or from three stacked by rows."""
+    if len(parts) == 1:
+        return replace(parts[0], read=lambda: _values(parts[0], where))
+    rows = sum(part.shape[0] if part.shape else 0 for part in parts)
+    how = ", ".join(["three in one", *filter(None, [parts[0].transform])])
+    return TensorEntry(
+        source_names=tuple(name for part in parts for name in part.source_names),
+        shape=(rows, *parts[0].shape[1:]),
+        read=lambda: torch.cat([_values(part, where) for part in parts]),
+        transform=how,
+    )
+
+
+def _values(entry: TensorEntry, where: str) -> torch.Tensor:
+    """The values; refuses quantised weights, whose scales are in other tensors."""
     values = entry.read()
     if values.dtype not in TORCH_DTYPES.values():
         raise UserError(
-            f"{where}: {entry.theirs[0]} is {values.dtype}; floating numbers are wanted"
+            f"{where}: {entry.source_names[0]} is {values.dtype}; expected floating-point values"
         )
     return values
 
 
 def _why(name: str) -> str:
     if name.startswith("pooler."):
-        return "the classifier has a dense map of its own in the pooler's place"
+        return "the classifier has its own dense layer in place of the pooler"
     return "no place in this encoder and its heads"
 
 
-def _clean_names(found: Mapping[str, Entry], kind: str, where: str) -> dict[str, Entry]:
-    """Without the base model's prefix, and with today's names of a LayerNorm's parameters."""
-    clean: dict[str, Entry] = {}
+def _clean_names(found: Mapping[str, TensorEntry], kind: str, where: str) -> dict[str, TensorEntry]:
+    """Names without the base model's prefix, and LayerNorm's gamma and beta as weight and bias."""
+    clean: dict[str, TensorEntry] = {}
     for name, entry in found.items():
         short = name.removeprefix("module.").removeprefix(f"{kind}.")
         short = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", short)
         short = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", short)
         if short in clean:
-            raise UserError(f"{where}: {name} and {clean[short].theirs[0]} are the same parameter")
+            raise UserError(
+                f"{where}: {name} and {clean[short].source_names[0]} are the same parameter"
+            )
         clean[short] = entry
     return clean
 
 
-def _drop_tied(theirs: dict[str, Entry], where: str) -> dict[str, str]:
-    left = {}
+def _drop_tied(hf_entries: dict[str, TensorEntry], where: str) -> dict[str, str]:
+    skipped = {}
     for name, source in _TIED.items():
-        copy = theirs.pop(name, None)
+        copy = hf_entries.pop(name, None)
         if copy is None:
             continue
-        if source not in theirs:
-            theirs[source] = copy
+        if source not in hf_entries:
+            hf_entries[source] = copy
             continue
-        if not _same(copy, theirs[source]):
+        if not _same(copy, hf_entries[source]):
             raise UserError(
-                f"{where}: {name} differs from {source}: this encoder's masked-word head has the "
-                "word table itself, an output table of its own cannot be taken over"
+                f"{where}: {name} differs from {source}: the masked-LM head here shares the token "
+                "embeddings and cannot have untied output embeddings"
             )
-        left[copy.theirs[0]] = COPY + theirs[source].theirs[0]
-    return left
+        skipped[copy.source_names[0]] = COPY + hf_entries[source].source_names[0]
+    return skipped
 
 
-def _same(one: Entry, other: Entry) -> bool:
+def _same(one: TensorEntry, other: TensorEntry) -> bool:
     return one.shape == other.shape and torch.equal(one.read(), other.read())

@@ -1,8 +1,9 @@
-"""How an encoder and its heads become a Hugging Face folder, before any value is read.
+"""Plans the export of an encoder and its heads to a Hugging Face folder; no value is read yet.
 
-An encoder with task embeddings is an Ernie model. As a Bert or Roberta model it takes the embedding
-of one task with it, added to every segment's: the same sum for each token; the word table, and the
-decoder tied to it, stay as they are. Positions that a family counts from elsewhere are moved.
+An encoder with task embeddings becomes an Ernie model. Exported as Bert or Roberta, the embedding
+of one task is added to every token type embedding: each token gets the same sum, and the token
+embeddings with their tied decoder stay unchanged. Position rows are shifted if the family counts
+positions from another offset.
 """
 
 from __future__ import annotations
@@ -15,80 +16,86 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config import EncoderConfig
-from palm_ds.weights.formats.contents import Entry, Head
+from palm_ds.weights.formats.contents import HeadInfo, TensorEntry
 from palm_ds.weights.formats.expected_shapes import TRANSITIONS
 from palm_ds.weights.formats.huggingface.families import FAMILIES, other_masked_lm
 from palm_ds.weights.formats.huggingface.names import CLASSIFIER, Names, prefixed, table
 from palm_ds.weights.formats.huggingface.target import (
     DTYPES,
-    Chosen,
-    Target,
+    ExportOptions,
+    ResolvedExport,
     check_whole,
-    choose,
+    resolve_export,
 )
-from palm_ds.weights.formats.tensor_files import TORCH_DTYPES, Group
+from palm_ds.weights.formats.tensor_files import TORCH_DTYPES, TensorGroup
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What a folder will hold, and what it is made of."""
+class ExportPlan:
+    """The content of the folder to write, and its sources."""
 
-    about: Mapping[str, Any]
-    """config.json."""
+    config_json: Mapping[str, Any]
+    """The content of config.json."""
     config: EncoderConfig
-    """The encoder's numbers, as it is written."""
-    groups: tuple[Group, ...]
+    """The encoder's config as written."""
+    groups: tuple[TensorGroup, ...]
     dtype: torch.dtype
-    most: int
+    max_shard_bytes: int
     created: Mapping[str, str] = field(default_factory=dict)
-    """{their name: what is in it that none of ours had}"""
-    left: Mapping[str, str] = field(default_factory=dict)
-    """{our name: why it stays behind}"""
+    """{Hugging Face name: what in it has no source}"""
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    """{palm_ds name: why it is skipped}"""
 
     @property
     def mapped(self) -> dict[str, tuple[tuple[str, ...], str]]:
-        """{their name: (ours, what is done to them)}."""
-        return {name: (group.ours, group.how) for group in self.groups for name in group.names}
+        """{Hugging Face name: (palm_ds names, transform)}."""
+        return {
+            name: (group.source_names, group.transform)
+            for group in self.groups
+            for name in group.names
+        }
 
     @property
     def architecture(self) -> str:
         """The class of the model."""
-        return self.about["architectures"][0]
+        return self.config_json["architectures"][0]
 
 
 def plan(
-    entries: Mapping[str, Entry],
+    entries: Mapping[str, TensorEntry],
     config: EncoderConfig,
-    heads: Mapping[str, Head],
-    target: Target,
-) -> Plan:
-    """What a Hugging Face folder takes, under which names. Raises UserError where the target is
-    not for this encoder and these heads."""
+    heads: Mapping[str, HeadInfo],
+    target: ExportOptions,
+) -> ExportPlan:
+    """Plan a Hugging Face folder. Raises UserError if the options do not fit this encoder and
+    its heads."""
     if config.kind:
-        raise UserError(f"Hugging Face has no encoder like {config.kind}, a class of one's own")
+        raise UserError(f"a custom encoder, {config.kind}, cannot be written for Hugging Face")
     if not 0 <= target.task_id < max(config.task_types, 1):
-        raise UserError(f"task_id: {target.task_id} is none of {config.task_types} task slots")
-    chosen = choose(config, heads, target)
+        raise UserError(
+            f"task_id: no row {target.task_id}; the encoder has {config.task_types} task types"
+        )
+    chosen = resolve_export(config, heads, target)
     check_whole(chosen, heads, entries, config)
     names = _names(chosen, config.num_layers)
-    kept = {x: replace(entries[x], theirs=(x,), how="") for x in names if x in entries}
-    left = {x: _why(x, chosen, heads, config) for x in entries if x not in kept}
+    kept = {x: replace(entries[x], source_names=(x,), transform="") for x in names if x in entries}
+    skipped = {x: _why(x, chosen, heads, config) for x in entries if x not in kept}
     kept, new, created = _reshaped(kept, config, chosen.kind, target)
     groups = tuple(_group(entry, names[ours]) for ours, entry in kept.items())
     dtype = _dtype(kept, target)
-    return Plan(
-        about=_about(new, chosen, heads) | {"dtype": str(dtype).removeprefix("torch.")},
+    return ExportPlan(
+        config_json=_config_json(new, chosen, heads) | {"dtype": str(dtype).removeprefix("torch.")},
         config=new,
         groups=groups,
         dtype=dtype,
-        most=target.most,
+        max_shard_bytes=target.max_shard_bytes,
         created={names[ours][0]: what for ours, what in created.items()},
-        left=left,
+        skipped=skipped,
     )
 
 
-def _names(chosen: Chosen, layers: int) -> Names:
-    """{our name: theirs}, with our heads' own names and their prefixes."""
+def _names(chosen: ResolvedExport, layers: int) -> Names:
+    """{palm_ds name: Hugging Face names}, with the source's head names and full prefixes."""
     ours_of = {theirs: ours for ours, theirs in chosen.heads.items()}
     names: Names = {}
     for ours, theirs in table(chosen.kind, layers, own_dense=chosen.own_dense).items():
@@ -101,8 +108,10 @@ def _names(chosen: Chosen, layers: int) -> Names:
     return names
 
 
-def _why(name: str, chosen: Chosen, heads: Mapping[str, Head], config: EncoderConfig) -> str:
-    """Why something of ours stays behind."""
+def _why(
+    name: str, chosen: ResolvedExport, heads: Mapping[str, HeadInfo], config: EncoderConfig
+) -> str:
+    """Why a palm_ds parameter is skipped."""
     head = heads.get(name.split(".")[1]) if name.startswith("heads.") else None
     if name.endswith(TRANSITIONS) and head is not None:
         return f"the transitions of a CRF, which {chosen.architecture} does not have"
@@ -112,28 +121,30 @@ def _why(name: str, chosen: Chosen, heads: Mapping[str, Head], config: EncoderCo
     return f"no place in {chosen.architecture}"
 
 
-def _group(entry: Entry, theirs: tuple[str, ...]) -> Group:
+def _group(entry: TensorEntry, theirs: tuple[str, ...]) -> TensorGroup:
     rows, *rest = entry.shape
-    return Group(
+    return TensorGroup(
         names=theirs,
         shape=(rows // len(theirs), *rest),
         make=lambda: entry.read().chunk(len(theirs)),
-        ours=entry.theirs,
-        how=entry.how if len(theirs) == 1 else "one of three",
+        source_names=entry.source_names,
+        transform=entry.transform if len(theirs) == 1 else "one of three",
     )
 
 
-def _dtype(kept: Mapping[str, Entry], target: Target) -> torch.dtype:
+def _dtype(kept: Mapping[str, TensorEntry], target: ExportOptions) -> torch.dtype:
     if target.dtype:
         return TORCH_DTYPES[target.dtype]
     found = kept["backbone.word.weight"].read().dtype
     if found not in (TORCH_DTYPES[name] for name in DTYPES):
-        raise UserError(f"dtype: the weights are {found}; give one of {', '.join(DTYPES)}")
+        raise UserError(f"dtype: cannot write {found}; give one of {', '.join(DTYPES)}")
     return found
 
 
-def _about(config: EncoderConfig, chosen: Chosen, heads: Mapping[str, Head]) -> dict[str, Any]:
-    """The content of config.json. transformers takes no 1 for 1.0 there."""
+def _config_json(
+    config: EncoderConfig, chosen: ResolvedExport, heads: Mapping[str, HeadInfo]
+) -> dict[str, Any]:
+    """The content of config.json. transformers rejects 1 in place of 1.0 there."""
     values = {
         "architectures": [chosen.architecture],
         "model_type": chosen.kind,
@@ -162,7 +173,7 @@ def _about(config: EncoderConfig, chosen: Chosen, heads: Mapping[str, Head]) -> 
     return values
 
 
-def _labels(head: Head) -> dict[str, Any]:
+def _labels(head: HeadInfo) -> dict[str, Any]:
     names = head.labels or tuple(f"LABEL_{i}" for i in range(head.classes))
     return {
         "id2label": {str(i): name for i, name in enumerate(names)},
@@ -174,9 +185,9 @@ def _labels(head: Head) -> dict[str, Any]:
 
 
 def _reshaped(
-    kept: Mapping[str, Entry], config: EncoderConfig, kind: str, target: Target
-) -> tuple[dict[str, Entry], EncoderConfig, dict[str, str]]:
-    """The entries and the numbers of the model that is written; {our name: what was created}."""
+    kept: Mapping[str, TensorEntry], config: EncoderConfig, kind: str, target: ExportOptions
+) -> tuple[dict[str, TensorEntry], EncoderConfig, dict[str, str]]:
+    """(entries, config, {palm_ds name: what was created}) of the model to write."""
     result, created = dict(kept), {}
     family = FAMILIES[kind]
     if config.task_types and family.task_embedding and target.task_id:
@@ -196,27 +207,32 @@ def _reshaped(
     return result, config, created
 
 
-def _swapped(rows: Entry, row: int) -> Entry:
-    """Hugging Face fills in task 0 where a caller gives none: that is then the task of choice."""
+def _swapped(rows: TensorEntry, row: int) -> TensorEntry:
+    """Swaps rows 0 and `row`: Hugging Face uses task 0 if the caller gives none."""
     order = list(range(rows.shape[0]))
     order[0], order[row] = row, 0
-    how = f"rows 0 and {row} have changed places"
-    return Entry(theirs=rows.theirs, shape=rows.shape, read=lambda: rows.read()[order], how=how)
-
-
-def _folded(segments: Entry, task: Entry, row: int) -> Entry:
-    """Every text is of this task: what that adds to each token is added to each segment's row."""
-    return Entry(
-        theirs=segments.theirs + task.theirs,
-        shape=segments.shape,
-        read=lambda: segments.read().float() + task.read()[row].float(),
-        how=f"row {row} of the task embedding folded in",
+    how = f"rows 0 and {row} swapped"
+    return TensorEntry(
+        source_names=rows.source_names,
+        shape=rows.shape,
+        read=lambda: rows.read()[order],
+        transform=how,
     )
 
 
-def _moved(positions: Entry, more: int) -> Entry:
-    """Begins so many rows later (of zeros, in front), or earlier (without its first rows, which no
-    token has)."""
+def _folded(segments: TensorEntry, task: TensorEntry, row: int) -> TensorEntry:
+    """Adds the task's embedding to every token type row, so each token gets the same sum."""
+    return TensorEntry(
+        source_names=segments.source_names + task.source_names,
+        shape=segments.shape,
+        read=lambda: segments.read().float() + task.read()[row].float(),
+        transform=f"row {row} of the task embedding folded in",
+    )
+
+
+def _moved(positions: TensorEntry, more: int) -> TensorEntry:
+    """Shifts the position rows by `more`: zeros in front, or without the first rows, which no token
+    uses, if negative."""
     rows, width = positions.shape
 
     def read() -> torch.Tensor:
@@ -224,4 +240,6 @@ def _moved(positions: Entry, more: int) -> Entry:
         return torch.cat([found.new_zeros(more, width), found]) if more > 0 else found[-more:]
 
     how = f"{more} rows of zeros in front" if more > 0 else f"without its first {-more} rows"
-    return Entry(theirs=positions.theirs, shape=(rows + more, width), read=read, how=how)
+    return TensorEntry(
+        source_names=positions.source_names, shape=(rows + more, width), read=read, transform=how
+    )

@@ -12,7 +12,7 @@ from typing import Any
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config import FOREIGN_KEYS, EncoderConfig
-from palm_ds.weights.formats.contents import Contents, Entry, Head, with_eps
+from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo, TensorEntry, with_eps
 from palm_ds.weights.formats.expected_shapes import checked
 from palm_ds.weights.formats.huggingface.families import FAMILIES, other_masked_lm
 from palm_ds.weights.formats.huggingface.names import (
@@ -22,7 +22,7 @@ from palm_ds.weights.formats.huggingface.names import (
     heads_in,
     prefixed,
     table,
-    to_ours,
+    to_palm_ds_names,
 )
 from palm_ds.weights.formats.tensor_files import (
     SAFETENSORS,
@@ -63,22 +63,22 @@ def _has_paddle_names(path: Path) -> bool:
         return False
 
 
-def open_contents(path: Path, *, eps: float | None = None) -> Contents:
+def open_contents(path: Path, *, eps: float | None = None) -> CheckpointContents:
     """A folder, opened. `eps`: of LayerNorm, where config.json is wrong about it."""
     path = Path(path)
     about, config = read_config(path)
     found = open_tensors(path)
-    entries, left = to_ours(found, about["model_type"], config.num_layers, str(path))
+    entries, skipped = to_palm_ds_names(found, about["model_type"], config.num_layers, str(path))
     _check_tied(about, found, entries, path)
-    left |= _what_is_not_read(entries, config, about["model_type"])
+    skipped |= _what_is_not_read(entries, config, about["model_type"])
     config = _with_vocabulary(config, entries)
-    contents = Contents(
+    contents = CheckpointContents(
         path=path,
         format=f"Hugging Face {_class_of(about)}",
         config=config,
         entries=entries,
         heads=_heads(entries, about),
-        left=left,
+        skipped=skipped,
         tokenizer=path if any((path / name).is_file() for name in TOKENIZERS) else None,
         notes=_notes(entries, about, path),
     )
@@ -104,7 +104,10 @@ def read_config(folder: Path) -> tuple[dict[str, Any], EncoderConfig]:
 
 
 def _check_tied(
-    about: Mapping[str, Any], found: Mapping[str, Entry], entries: Mapping[str, Entry], path: Path
+    about: Mapping[str, Any],
+    found: Mapping[str, TensorEntry],
+    entries: Mapping[str, TensorEntry],
+    path: Path,
 ) -> None:
     untied = about.get("tie_word_embeddings") is False
     if (
@@ -117,7 +120,7 @@ def _check_tied(
         )
 
 
-def _with_vocabulary(config: EncoderConfig, entries: Mapping[str, Entry]) -> EncoderConfig:
+def _with_vocabulary(config: EncoderConfig, entries: Mapping[str, TensorEntry]) -> EncoderConfig:
     words = entries.get("backbone.word.weight")
     if config.vocab_size is None and words is not None and words.shape:
         return replace(config, vocab_size=words.shape[0])
@@ -132,19 +135,21 @@ def _class_of(about: Mapping[str, Any]) -> str:
     return FAMILIES[about["model_type"]].class_prefix + "Model"
 
 
-def _what_is_not_read(entries: dict[str, Entry], config: EncoderConfig, kind: str) -> dict:
+def _what_is_not_read(entries: dict[str, TensorEntry], config: EncoderConfig, kind: str) -> dict:
     """Takes out what Hugging Face's own model would not read, or read otherwise: why."""
-    left = {}
+    skipped = {}
     if not config.task_types and (table := entries.pop("backbone.task.weight", None)):
-        left |= dict.fromkeys(table.theirs, "use_task_id is not set: the model does not read it")
+        skipped |= dict.fromkeys(
+            table.source_names, "use_task_id is not set: the model does not read it"
+        )
     if not FAMILIES[kind].has_masked_lm(config.activation):
         why = other_masked_lm(kind, config.activation)
         for name in [name for name in entries if name.startswith(f"heads.{MASKED_WORDS}.")]:
-            left |= dict.fromkeys(entries.pop(name).theirs, why)
-    return left
+            skipped |= dict.fromkeys(entries.pop(name).source_names, why)
+    return skipped
 
 
-def _heads(entries: Mapping[str, Entry], about: Mapping[str, Any]) -> dict[str, Head]:
+def _heads(entries: Mapping[str, TensorEntry], about: Mapping[str, Any]) -> dict[str, HeadInfo]:
     pooled = {NEXT_SENTENCE, *([CLASSIFIER] if _reads_whole_texts(entries, about) else [])}
     heads = heads_in(entries, pooled=pooled)
     if head := heads.get(CLASSIFIER):
@@ -152,7 +157,7 @@ def _heads(entries: Mapping[str, Entry], about: Mapping[str, Any]) -> dict[str, 
     return heads
 
 
-def _reads_whole_texts(entries: Mapping[str, Entry], about: Mapping[str, Any]) -> bool:
+def _reads_whole_texts(entries: Mapping[str, TensorEntry], about: Mapping[str, Any]) -> bool:
     """A classifier is called the same whether it reads texts or tokens."""
     named = _class_of(about)
     if named.endswith(("ForSequenceClassification", "ForMultipleChoice")):
@@ -171,7 +176,9 @@ def _labels(about: Mapping[str, Any], classes: int) -> tuple[str, ...]:
     return labels if all(isinstance(label, str) for label in labels) else ()  # type: ignore[return-value]
 
 
-def _notes(entries: Mapping[str, Entry], about: Mapping[str, Any], path: Path) -> tuple[str, ...]:
+def _notes(
+    entries: Mapping[str, TensorEntry], about: Mapping[str, Any], path: Path
+) -> tuple[str, ...]:
     notes = []
     if "backbone.pooler.dense.weight" not in entries:
         notes.append("no pooler: heads of whole texts would begin afresh with it")

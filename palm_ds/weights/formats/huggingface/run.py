@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError
-from palm_ds.weights.formats.contents import Contents
+from palm_ds.weights.formats.contents import CheckpointContents
 from palm_ds.weights.formats.huggingface.families import is_known_class
 from palm_ds.weights.formats.huggingface.names import (
     CLASSIFIER,
@@ -34,7 +34,7 @@ _NAMED = {  # the scores of a class of transformers', by the names of our heads
 _ENDS = ("weight", "bias")
 
 
-def in_transformers(contents: Contents, *, task_id: int = 0) -> RunnableCheckpoint:
+def in_transformers(contents: CheckpointContents, *, task_id: int = 0) -> RunnableCheckpoint:
     """A Hugging Face folder in transformers' own model."""
     name = f"transformers' {contents.format.removeprefix('Hugging Face ')}"
     return RunnableCheckpoint(
@@ -45,7 +45,7 @@ def in_transformers(contents: Contents, *, task_id: int = 0) -> RunnableCheckpoi
 class _Transformers:
     """transformers' model of a folder."""
 
-    def __init__(self, contents: Contents, task_id: int):
+    def __init__(self, contents: CheckpointContents, task_id: int):
         import transformers
 
         self.contents, self.task_id = contents, task_id

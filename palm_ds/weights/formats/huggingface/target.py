@@ -8,7 +8,7 @@ from typing import Any
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.model.config import EncoderConfig
-from palm_ds.weights.formats.contents import Entry, Head
+from palm_ds.weights.formats.contents import HeadInfo, TensorEntry
 from palm_ds.weights.formats.expected_shapes import expected_shapes
 from palm_ds.weights.formats.huggingface.families import FAMILIES, family_of
 from palm_ds.weights.formats.huggingface.names import (
@@ -42,7 +42,7 @@ HEAD_CLASSES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadTaken:
+class ExportedHead:
     """A task's head on its way into a Hugging Face folder."""
 
     name: str
@@ -53,12 +53,12 @@ class HeadTaken:
     """The names of its classes, if it has any."""
     head_class: str = ""
     """ForQuestionAnswering, ...; empty: what fits its shape."""
-    about: Mapping[str, Any] = field(default_factory=dict)
+    config_entries: Mapping[str, Any] = field(default_factory=dict)
     """Further entries of config.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class ExportOptions:
     """What kind of folder is wanted."""
 
     family: str = ""
@@ -75,7 +75,7 @@ class Target:
     """The masked-word head to take along; empty: the first."""
     dtype: str = "float32"
     """float32, float16, bfloat16; empty: that of the word table."""
-    most: int = 5 * 10**9
+    max_shard_bytes: int = 5 * 10**9
     """Bytes of a file of weights before there are several."""
 
     def __post_init__(self) -> None:
@@ -84,12 +84,14 @@ class Target:
             value = getattr(self, key)
             if value and value not in names:
                 raise UserError(f'{key}: no "{value}"{suggest(value, names)}')
-        if self.most < 1:
-            raise UserError(f"most: a file of {self.most} bytes holds nothing")
+        if self.max_shard_bytes < 1:
+            raise UserError(
+                f"max_shard_bytes: a file of {self.max_shard_bytes} bytes holds nothing"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class ResolvedExport:
     """The class that is written, and the heads that go into it."""
 
     kind: str
@@ -108,14 +110,16 @@ class Chosen:
         return FAMILIES[self.kind].classifier_dense and self.ending == "ForSequenceClassification"
 
 
-def choose(config: EncoderConfig, heads: Mapping[str, Head], target: Target) -> Chosen:
+def resolve_export(
+    config: EncoderConfig, heads: Mapping[str, HeadInfo], target: ExportOptions
+) -> ResolvedExport:
     """The class of what is there: never one with a part that would have to be invented."""
     kind = _family(config, target)
     name = target.head or _only_head(heads, target)
     if name:
         ending = target.head_class or _fitting(name, heads)
         _check_class(name, heads, kind, ending)
-        return Chosen(kind=kind, ending=ending, heads={name: HEAD_CLASSES[ending].name})
+        return ResolvedExport(kind=kind, ending=ending, heads={name: HEAD_CLASSES[ending].name})
     chosen = {}
     if words := _words(heads, target):
         if not FAMILIES[kind].has_masked_lm(config.activation):
@@ -126,11 +130,16 @@ def choose(config: EncoderConfig, heads: Mapping[str, Head], target: Target) -> 
     if FAMILIES[kind].next_sentence and pair and (pair.classes, pair.pooled) == (2, True):
         chosen[NEXT_SENTENCE] = NEXT_SENTENCE
     only = "ForMaskedLM" if words else "ForNextSentencePrediction" if chosen else "Model"
-    return Chosen(kind=kind, ending="ForPreTraining" if len(chosen) == 2 else only, heads=chosen)
+    return ResolvedExport(
+        kind=kind, ending="ForPreTraining" if len(chosen) == 2 else only, heads=chosen
+    )
 
 
 def check_whole(
-    chosen: Chosen, heads: Mapping[str, Head], entries: Mapping[str, Entry], config: EncoderConfig
+    chosen: ResolvedExport,
+    heads: Mapping[str, HeadInfo],
+    entries: Mapping[str, TensorEntry],
+    config: EncoderConfig,
 ) -> None:
     """Every part of the heads is there. Raises UserError."""
     for part in expected_shapes(config, {name: heads[name] for name in chosen.heads}):
@@ -142,7 +151,7 @@ def check_whole(
         raise UserError(f"{chosen.architecture} reads texts through the pooler, and there is none")
 
 
-def _family(config: EncoderConfig, target: Target) -> str:
+def _family(config: EncoderConfig, target: ExportOptions) -> str:
     """Which of Hugging Face's models it becomes. Raises UserError where it is none of them."""
     if found := target.family or family_of(config):
         return found
@@ -154,7 +163,7 @@ def _family(config: EncoderConfig, target: Target) -> str:
     )
 
 
-def _only_head(heads: Mapping[str, Head], target: Target) -> str:
+def _only_head(heads: Mapping[str, HeadInfo], target: ExportOptions) -> str:
     """The head that a class means, or an imported classifier that came alone: it goes back where
     it came from."""
     if target.head_class == "ForNextSentencePrediction":
@@ -167,14 +176,14 @@ def _only_head(heads: Mapping[str, Head], target: Target) -> str:
     return ""
 
 
-def _fitting(name: str, heads: Mapping[str, Head]) -> str:
+def _fitting(name: str, heads: Mapping[str, HeadInfo]) -> str:
     head = heads.get(name)
     if head is None or head.pooled:
         return "ForSequenceClassification"
     return "ForQuestionAnswering" if name == QUESTION_ANSWERING else "ForTokenClassification"
 
 
-def _words(heads: Mapping[str, Head], target: Target) -> str:
+def _words(heads: Mapping[str, HeadInfo], target: ExportOptions) -> str:
     found = [name for name, head in heads.items() if head.kind == "masked_words"]
     if target.words and target.words not in found:
         raise UserError(
@@ -183,7 +192,7 @@ def _words(heads: Mapping[str, Head], target: Target) -> str:
     return target.words or next(iter(found), "")
 
 
-def _check_class(name: str, heads: Mapping[str, Head], kind: str, ending: str) -> None:
+def _check_class(name: str, heads: Mapping[str, HeadInfo], kind: str, ending: str) -> None:
     """The class reads what the head read, and has as many classes."""
     architecture, wanted = FAMILIES[kind].class_prefix + ending, HEAD_CLASSES[ending]
     head = heads.get(name)

@@ -14,24 +14,26 @@ from pathlib import Path
 from palm_ds.common.json_files import write_json
 from palm_ds.model.config import EncoderConfig
 from palm_ds.weights.formats.contents import SavesFiles
-from palm_ds.weights.formats.huggingface.plan import Plan, plan
+from palm_ds.weights.formats.huggingface.plan import ExportPlan, plan
 from palm_ds.weights.formats.huggingface.read import CONFIG
-from palm_ds.weights.formats.huggingface.target import Target
+from palm_ds.weights.formats.huggingface.target import ExportOptions
 from palm_ds.weights.formats.tensor_files import read_json, write_safetensors
 
-__all__ = ["CARD", "Plan", "Target", "plan", "write"]
+__all__ = ["CARD", "ExportOptions", "ExportPlan", "plan", "write"]
 
 CARD, _TOKENIZER = "README.md", "tokenizer_config.json"
 
 
-def write(plan: Plan, folder: Path, *, tokenizer: SavesFiles | None = None, card: str = "") -> None:
+def write(
+    plan: ExportPlan, folder: Path, *, tokenizer: SavesFiles | None = None, card: str = ""
+) -> None:
     """Fill a folder, one tensor after another: it takes the memory of the largest.
 
     `folder` is there and empty; who calls publishes it. `card`: README.md (model_card.py). Raises
     UserError where a weight is not a number or does not fit the type.
     """
-    write_json(folder / CONFIG, plan.about)
-    write_safetensors(folder, plan.groups, plan.dtype, plan.most)
+    write_json(folder / CONFIG, plan.config_json)
+    write_safetensors(folder, plan.groups, plan.dtype, plan.max_shard_bytes)
     if tokenizer is not None:
         tokenizer.save(folder)
         _fit(folder / _TOKENIZER, plan.config)

@@ -15,9 +15,9 @@ from typing import Any
 from palm_ds.common.errors import UserError
 from palm_ds.model.config import FOREIGN_KEYS, EncoderConfig
 from palm_ds.text.tokenizer import load_tokenizer
-from palm_ds.weights.formats.contents import Entry
+from palm_ds.weights.formats.contents import TensorEntry
 from palm_ds.weights.formats.huggingface.families import FAMILIES
-from palm_ds.weights.formats.paddle.names import PADDLENLP, STATIC, Era
+from palm_ds.weights.formats.paddle.names import PADDLENLP, STATIC, NamingScheme
 from palm_ds.weights.formats.tensor_files import read_json
 
 CONFIGS = ("ernie_config.json", "bert_config.json", "config.json", "model_config.json")
@@ -37,7 +37,7 @@ _SEEN = {
 
 
 @dataclass(frozen=True)
-class About:
+class PaddleConfig:
     """A configuration file."""
 
     path: Path
@@ -55,8 +55,8 @@ class About:
         """The classes' names, where the config names all of them and not LABEL_0, ..."""
         named = self.values.get("id2label")
         found = [named.get(str(i)) for i in range(classes)] if isinstance(named, dict) else []
-        told = [x for i, x in enumerate(found) if isinstance(x, str) and x != f"LABEL_{i}"]
-        return tuple(told) if len(told) == classes else ()
+        names = [x for i, x in enumerate(found) if isinstance(x, str) and x != f"LABEL_{i}"]
+        return tuple(names) if len(names) == classes else ()
 
     @property
     def kind(self) -> str:
@@ -68,14 +68,14 @@ class About:
         return next((x for x, y in named_by.items() if self.model.lower().startswith(y)), "")
 
 
-def read_about(folder: Path, config: Path | None) -> About:
+def read_paddle_config(folder: Path, config: Path | None) -> PaddleConfig:
     """The configuration: the one that is given, or the one that lies beside the tensors or in the
     folder above. Raises UserError where there is none."""
     beside = [folder / name for name in CONFIGS]
     above = [folder.parent / name for name in CONFIGS]
     for path in [config] if config is not None else [*beside, *above]:
         if config is not None or path.is_file():
-            return About(path, _flat(read_json(path)))
+            return PaddleConfig(path, _flat(read_json(path)))
     raise UserError(
         f"{folder}: neither here nor in the folder above is any of {', '.join(CONFIGS)}, to say "
         "how many attention heads there are; give config="
@@ -105,7 +105,12 @@ def find_vocabulary(folder: Path, rows: int) -> Path | None:
 
 
 def numbers(
-    entries: Mapping[str, Entry], about: About, era: Era, *, palm: bool, eps: float | None
+    entries: Mapping[str, TensorEntry],
+    about: PaddleConfig,
+    scheme: NamingScheme,
+    *,
+    palm: bool,
+    eps: float | None,
 ) -> tuple[EncoderConfig, list[str]]:
     """The encoder's numbers, and what to say about them. `eps`: asked for; none: the source's."""
     values = dict(about.values)
@@ -124,7 +129,7 @@ def numbers(
         "intermediate_size": _rows(entries, about, "layers.0.expand"),
     }
     _check_sizes(values, sizes, entries, about)
-    chosen, why = _eps(era, palm, about, eps)
+    chosen, why = _eps(scheme, palm, about, eps)
     notes = [why, *_size_notes(values, sizes)]
     if base.position_offset:
         first = f"positions are counted from pad + 1 = {base.position_offset}"
@@ -132,7 +137,7 @@ def numbers(
     return replace(base, layer_norm_eps=chosen, **sizes), notes
 
 
-def _rows(entries: Mapping[str, Entry], about: About, module: str) -> int:
+def _rows(entries: Mapping[str, TensorEntry], about: PaddleConfig, module: str) -> int:
     entry = entries.get(f"backbone.{module}.weight")
     if entry is None:
         raise UserError(f"{about.path}: its tensors are incomplete: no backbone.{module}.weight")
@@ -140,7 +145,10 @@ def _rows(entries: Mapping[str, Entry], about: About, module: str) -> int:
 
 
 def _check_sizes(
-    values: Mapping[str, Any], sizes: Mapping[str, int], entries: Mapping[str, Entry], about: About
+    values: Mapping[str, Any],
+    sizes: Mapping[str, int],
+    entries: Mapping[str, TensorEntry],
+    about: PaddleConfig,
 ) -> None:
     """What the config says and the tensors must not contradict."""
     found = {
@@ -176,25 +184,27 @@ def _size_notes(values: Mapping[str, Any], sizes: Mapping[str, int]) -> list[str
     return notes
 
 
-def _eps(era: Era, palm: bool, about: About, asked: float | None) -> tuple[float, str]:
+def _eps(
+    scheme: NamingScheme, palm: bool, about: PaddleConfig, asked: float | None
+) -> tuple[float, str]:
     """The eps of LayerNorm, and where it is from."""
     trained = "the released ERNIE models were trained with 1e-05 (eps=1e-5)"
     if asked is not None:
         return asked, f"LayerNorm eps {asked:g}, as asked"
     if palm or "use_task_emb" in about.values:
         return 1e-6, f"LayerNorm eps 1e-06, as PALM computes; {trained}"
-    if about.path.name == "bert_config.json" and era is STATIC:
+    if about.path.name == "bert_config.json" and scheme is STATIC:
         why = "as Paddle's BERT computes; Google's was trained with 1e-12 (eps=1e-12)"
         return 1e-5, f"LayerNorm eps 1e-05, {why}"
-    if era is not PADDLENLP:
+    if scheme is not PADDLENLP:
         return 1e-5, "LayerNorm eps 1e-05, as ERNIE computes"
     family = FAMILIES.get(about.kind or "ernie")
     if family is not None and family.paddle_eps is not None:
         why = f"as PaddleNLP's {family.class_prefix} computes since 2.3 whatever its config says"
         return family.paddle_eps, f"LayerNorm eps {family.paddle_eps:g}, {why}; {trained}"
-    told = about.values.get("layer_norm_eps")
-    if told is None:
+    saved = about.values.get("layer_norm_eps")
+    if saved is None:
         return 1e-12, "LayerNorm eps 1e-12, PaddleNLP's default"
-    if not isinstance(told, float | int) or isinstance(told, bool):
-        raise UserError(f"{about.path}: layer_norm_eps: a number is due, got {told!r}")
-    return float(told), f"LayerNorm eps {told:g}, from {about.path.name}"
+    if not isinstance(saved, float | int) or isinstance(saved, bool):
+        raise UserError(f"{about.path}: layer_norm_eps: a number is due, got {saved!r}")
+    return float(saved), f"LayerNorm eps {saved:g}, from {about.path.name}"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from palm_ds.weights.formats.contents import Contents, SavesFiles
+from palm_ds.weights.formats.contents import CheckpointContents, SavesFiles
 from palm_ds.weights.formats.format import Export, Format
-from palm_ds.weights.formats.huggingface.target import Target
+from palm_ds.weights.formats.huggingface.target import ExportOptions
 from palm_ds.weights.formats.paddle.read import open_contents, recognises
 from palm_ds.weights.formats.paddle.write import plan, write
 
 
-def _export(contents: Contents, target: Target) -> Export:
+def _export(contents: CheckpointContents, target: ExportOptions) -> Export:
     planned = plan(contents.entries, contents.config, contents.heads, target)
 
     def fill(folder: Path, tokenizer: SavesFiles | None) -> None:

@@ -21,12 +21,12 @@ from typing import Any
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.weights.formats.contents import Entry
-from palm_ds.weights.formats.paddle.names import ERAS, STATIC, combined_names
+from palm_ds.weights.formats.contents import TensorEntry
+from palm_ds.weights.formats.paddle.names import NAMING_SCHEMES, STATIC, combined_names
 from palm_ds.weights.formats.paddle.pdparams import read_pickle
 from palm_ds.weights.formats.paddle.variable_files import (
     PALM_ARCHIVE,
-    Stored,
+    StoredVariable,
     is_variables,
     read_archive,
     read_combined,
@@ -51,7 +51,7 @@ _LAYOUTS = {
 
 
 @dataclass(frozen=True)
-class Source:
+class PaddleFiles:
     """Where the tensors are, and in which of the layouts."""
 
     layout: str
@@ -65,7 +65,7 @@ class Source:
         return _LAYOUTS[self.layout]
 
 
-def find(path: Path) -> Source | None:
+def find(path: Path) -> PaddleFiles | None:
     """The checkpoint in a folder, or that a file is; None: no Paddle checkpoint. Never raises."""
     try:
         return _of_folder(path) if path.is_dir() else _of_file(path)
@@ -73,7 +73,7 @@ def find(path: Path) -> Source | None:
         return None
 
 
-def check_alone(source: Source, path: Path) -> None:
+def check_alone(source: PaddleFiles, path: Path) -> None:
     """Raises UserError where a folder has several pickles and none of a name that says which."""
     if source.layout == "pickle" and path.is_dir() and source.path.name not in _USUAL_PICKLES:
         names = sorted(file.name for file in source.folder.glob("*.pdparams"))
@@ -81,22 +81,22 @@ def check_alone(source: Source, path: Path) -> None:
             raise UserError(f"{path}: holds {', '.join(names[:4])}; give one of them")
 
 
-def _of_file(path: Path) -> Source | None:
+def _of_file(path: Path) -> PaddleFiles | None:
     if not path.is_file():
         return None
     if path.name == PALM_ARCHIVE:
-        return Source("archive", path)
+        return PaddleFiles("archive", path)
     if path.suffix == ".pdparams":
-        return Source("pickle", path)
+        return PaddleFiles("pickle", path)
     if path.suffix == ".safetensors":
-        return Source("safetensors", path) if _in_paddles_way(path) else None
-    return Source("combined", path) if is_variables(path) else None
+        return PaddleFiles("safetensors", path) if _in_paddles_way(path) else None
+    return PaddleFiles("combined", path) if is_variables(path) else None
 
 
-def _of_folder(path: Path) -> Source | None:
+def _of_folder(path: Path) -> PaddleFiles | None:
     names = {entry.name for entry in path.iterdir() if entry.is_file()}
     if _has_variables(names):
-        return Source("folder", path)
+        return PaddleFiles("folder", path)
     pickles = [name for name in _USUAL_PICKLES if name in names]
     pickles += sorted(name for name in names if name.endswith(".pdparams"))
     lone = sorted(name for name in names if name.endswith(".pdiparams"))
@@ -107,7 +107,7 @@ def _of_folder(path: Path) -> Source | None:
     if SAFETENSORS in names and (found := _of_file(path / SAFETENSORS)):
         return found
     if listed in names and _nlp_names(read_json(path / listed).get("weight_map", {})):
-        return Source("safetensors", path / listed)
+        return PaddleFiles("safetensors", path / listed)
     return _of_folder(path / "params") if (path / "params").is_dir() else None
 
 
@@ -126,8 +126,8 @@ def _nlp_names(names: Any) -> bool:
 
 
 def tensors(
-    source: Source, values: Mapping[str, Any], names: Sequence[str]
-) -> tuple[dict[str, Entry], dict[str, str]]:
+    source: PaddleFiles, values: Mapping[str, Any], names: Sequence[str]
+) -> tuple[dict[str, TensorEntry], dict[str, str]]:
     """({their name: entry in their orientation}, {name: what it is} of what is no tensor).
 
     `names` are those of a combined file's variables; without any, the usual ones for the `values`
@@ -150,26 +150,28 @@ def tensors(
     return {name: _entry(name, stored) for name, stored in found.items()}, others
 
 
-def _by_known_names(found: dict[str, Stored], parameter_names: dict[str, str]) -> dict[str, Stored]:
+def _by_known_names(
+    found: dict[str, StoredVariable], parameter_names: dict[str, str]
+) -> dict[str, StoredVariable]:
     """Under the parameters' own names, where a model of somebody's own has given them others that
     say nothing to us, and the file has the table."""
-    known = any(name.endswith(era.word) for name in found for era in ERAS)
+    known = any(name.endswith(scheme.word) for name in found for scheme in NAMING_SCHEMES)
     if known or not any(name.endswith(STATIC.word) for name in parameter_names.values()):
         return found
     return {parameter_names.get(name, name): stored for name, stored in found.items()}
 
 
-def _entry(name: str, stored: Stored) -> Entry:
+def _entry(name: str, stored: StoredVariable) -> TensorEntry:
     def read() -> torch.Tensor:
         if not stored.dtype.is_floating_point:
             raise UserError(f"{stored.path}: {name} holds {stored.dtype}, no weights")
         return stored.read()
 
-    return Entry(theirs=(name,), shape=stored.shape, read=read)
+    return TensorEntry(source_names=(name,), shape=stored.shape, read=read)
 
 
 def _combined(
-    stored: Sequence[Stored], path: Path, values: Mapping[str, Any], names: Sequence[str]
+    stored: Sequence[StoredVariable], path: Path, values: Mapping[str, Any], names: Sequence[str]
 ) -> list[str]:
     shapes = [one.shape for one in stored]
     if not names:

@@ -24,21 +24,21 @@ _LAYER = re.compile(r"(encoder_layer_|encoder_stack\.block\.|encoder\.layers\.)(
 
 
 @dataclass(frozen=True)
-class Role:
+class TensorRole:
     """What a tensor of theirs is with us."""
 
-    ours: str
+    name: str
     pooled: bool = True
 
     @property
     def transposed(self) -> bool:
         """Paddle's linear maps are (in, out), ours (out, in)."""
-        module, _, end = self.ours.rpartition(".")
+        module, _, end = self.name.rpartition(".")
         return end == "weight" and module.rpartition(".")[2] in _LINEAR
 
 
 @dataclass(frozen=True, kw_only=True)
-class Era:
+class NamingScheme:
     """The names of a time. `word` is what the word table is called."""
 
     title: str
@@ -47,17 +47,17 @@ class Era:
     """{their module: ours}, {} for a layer's number."""
     split: Callable[[str], tuple[str, str]]
     """A name of theirs to its module and `weight`, `bias` or nothing."""
-    head: Callable[[str, str, str], Role | None]
+    head: Callable[[str, str, str], TensorRole | None]
     """(module, end, name) to what it is in a head."""
 
-    def role(self, name: str) -> Role | None:
+    def role(self, name: str) -> TensorRole | None:
         """What the tensor of this name is; None: nothing of ours."""
         module, end = self.split(name)
         numbers = _LAYER.search(module)
         general = _LAYER.sub(r"\1{}", module, count=1)
         if general in self.modules:
-            ours = self.modules[general].format(numbers[2] if numbers else "")
-            return Role(f"backbone.{ours}.{end or 'weight'}")
+            target = self.modules[general].format(numbers[2] if numbers else "")
+            return TensorRole(f"backbone.{target}.{end or 'weight'}")
         return self.head(module, end, name)
 
 
@@ -97,27 +97,27 @@ def _split_static(name: str) -> tuple[str, str]:
     return name, ""
 
 
-def _static_head(module: str, end: str, name: str) -> Role | None:
+def _static_head(module: str, end: str, name: str) -> TensorRole | None:
     if words := _STATIC_WORDS.fullmatch(module):
         head = plain(words[1] or MASKED_WORDS)
         if words[2] == "out_fc":
-            return Role(f"heads.{head}.{'bias' if end == 'bias' else 'table'}")
-        return Role(f"heads.{head}.{_STATIC_PARTS[words[2]]}.{end}")
+            return TensorRole(f"heads.{head}.{'bias' if end == 'bias' else 'table'}")
+        return TensorRole(f"heads.{head}.{_STATIC_PARTS[words[2]]}.{end}")
     if classes := _STATIC_CLASSES.fullmatch(name):
         head = plain(classes[1] or CLASSIFIER)
         ending = "weight" if classes[3] == "w" else "bias"
-        return Role(f"heads.{head}.out.{ending}", pooled=not classes[2])
+        return TensorRole(f"heads.{head}.out.{ending}", pooled=not classes[2])
     if crf := re.fullmatch(r"(?:(.+)[._])?crfw", name):
-        return Role(f"heads.{plain(crf[1] or 'classifier')}.crf.transitions")
+        return TensorRole(f"heads.{plain(crf[1] or 'classifier')}.crf.transitions")
     encoder = "encoder_layer_" in module or module.endswith("pooled_fc")  # another one's
     if end and module.endswith("_fc") and not encoder:
         task = module.removesuffix("_fc")
         head = NEXT_SENTENCE if task == "next_sent" else plain(task)
-        return Role(f"heads.{head}.out.{end}")
+        return TensorRole(f"heads.{head}.out.{end}")
     return None
 
 
-STATIC = Era(
+STATIC = NamingScheme(
     title="ERNIE",
     word="word_embedding",
     modules=_STATIC,
@@ -151,14 +151,14 @@ _DYGRAPH_HEADS = {
 }
 
 
-def _dygraph_head(module: str, end: str, name: str) -> Role | None:
+def _dygraph_head(module: str, end: str, name: str) -> TensorRole | None:
     if name == "mlm_bias":
-        return Role(f"heads.{MASKED_WORDS}.bias")
+        return TensorRole(f"heads.{MASKED_WORDS}.bias")
     found = _DYGRAPH_HEADS.get(module) if end else None
-    return Role(f"heads.{found}.{end}") if found else None
+    return TensorRole(f"heads.{found}.{end}") if found else None
 
 
-DYGRAPH = Era(
+DYGRAPH = NamingScheme(
     title="ERNIE develop",
     word="word_emb.weight",
     modules=_DYGRAPH,
@@ -208,20 +208,20 @@ _NLP_CLASSES = {
 OWN_POOLER = "classifier.dense"  # what is our pooler
 
 
-def _nlp_head(module: str, end: str, name: str) -> Role | None:
+def _nlp_head(module: str, end: str, name: str) -> TensorRole | None:
     words = _CLS_WORDS | _LM_WORDS
     if name in words:
-        return Role(f"heads.{MASKED_WORDS}.{words[name]}")
+        return TensorRole(f"heads.{MASKED_WORDS}.{words[name]}")
     if end and module in words:
-        return Role(f"heads.{MASKED_WORDS}.{words[module]}.{end}")
+        return TensorRole(f"heads.{MASKED_WORDS}.{words[module]}.{end}")
     if end and module == OWN_POOLER:
-        return Role(f"backbone.pooler.dense.{end}")
+        return TensorRole(f"backbone.pooler.dense.{end}")
     if end and module in _NLP_CLASSES:
-        return Role(f"heads.{_NLP_CLASSES[module]}.out.{end}")
+        return TensorRole(f"heads.{_NLP_CLASSES[module]}.out.{end}")
     return None
 
 
-PADDLENLP = Era(
+PADDLENLP = NamingScheme(
     title="PaddleNLP",
     word="embeddings.word_embeddings.weight",
     modules=NLP_MODULES,
@@ -229,7 +229,7 @@ PADDLENLP = Era(
     head=_nlp_head,
 )
 
-ERAS = (PADDLENLP, DYGRAPH, STATIC)
+NAMING_SCHEMES = (PADDLENLP, DYGRAPH, STATIC)
 
 
 def plain(name: str) -> str:
@@ -297,15 +297,15 @@ def _fit(names: list[str], shapes: Sequence[tuple[int, ...]], width: int, words:
     """Whether variables of these names can have these shapes."""
     if len(names) != len(shapes):
         return False
-    due = [_due_shape(name, width, words) for name in names]
+    expected = [_expected_shape(name, width, words) for name in names]
     return all(
-        len(mine) == len(theirs)
-        and all(a is None or a == b for a, b in zip(mine, theirs, strict=True))
-        for mine, theirs in zip(due, shapes, strict=True)
+        len(wanted) == len(actual)
+        and all(a is None or a == b for a, b in zip(wanted, actual, strict=True))
+        for wanted, actual in zip(expected, shapes, strict=True)
     )
 
 
-def _due_shape(name: str, width: int, words: int) -> tuple[int | None, ...]:
+def _expected_shape(name: str, width: int, words: int) -> tuple[int | None, ...]:
     """None: any number of rows, or of classes."""
     if name.endswith("_embedding"):
         return (words if name == STATIC.word else None), width

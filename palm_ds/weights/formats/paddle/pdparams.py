@@ -24,7 +24,7 @@ from palm_ds.weights.formats.paddle.safe_unpickler import (
     is_shape,
     kind_of,
 )
-from palm_ds.weights.formats.paddle.variable_files import Stored
+from palm_ds.weights.formats.paddle.variable_files import StoredVariable
 
 NAME_TABLE, BIG_TABLE = "StructuredToParameterName@@", "UnpackBigParamInfor@@"
 _DEEPEST = 16
@@ -34,7 +34,7 @@ _DEEPEST = 16
 class Pickled:
     """A .pdparams file, opened. Names of tensors in dicts and lists are joined by dots."""
 
-    tensors: dict[str, Stored] = field(default_factory=dict)
+    tensors: dict[str, StoredVariable] = field(default_factory=dict)
     parameter_names: dict[str, str] = field(default_factory=dict)
     """{structured name: the name that the parameter had in Paddle}, where the file says it."""
     others: dict[str, str] = field(default_factory=dict)
@@ -52,22 +52,22 @@ def read_pickle(path: Path) -> Pickled:
                     "wrote binary files of this name, which are not read"
                 )
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                machine = RestrictedUnpickler(data, path)
-                return _Collector(machine).collect(machine.run())
+                unpickler = RestrictedUnpickler(data, path)
+                return _Collector(unpickler).collect(unpickler.run())
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 class _Collector:
-    """Tensors by name out of what the machine made, which may be a tree, or pretend to be one."""
+    """Tensors by name from the unpickled value, which may be a tree, or pretend to be one."""
 
-    def __init__(self, machine: RestrictedUnpickler):
-        self.ds_config, self.left = machine, MOST_INSTRUCTIONS
+    def __init__(self, unpickler: RestrictedUnpickler):
+        self.unpickler, self.left = unpickler, MOST_INSTRUCTIONS
         self.found = Pickled()
 
     def collect(self, made: Any) -> Pickled:
         for name, value in self.walk(made, "", 0):
-            if isinstance(value, Stored):
+            if isinstance(value, StoredVariable):
                 self.found.tensors[name] = value
             else:
                 self.found.others[name] = kind_of(value)
@@ -76,12 +76,12 @@ class _Collector:
     def walk(self, value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
         self.left -= 1  # the same dict in a dict again and again grows without end
         if depth > _DEEPEST or self.left < 0:
-            raise UserError(f"{self.ds_config.path}: {name[:80]}: nested without end; refused")
+            raise UserError(f"{self.unpickler.path}: {name[:80]}: nested without end; refused")
         if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Array):
-            name, value = name or self.ds_config.text(value[0]), value[1]
+            name, value = name or self.unpickler.text(value[0]), value[1]
         if isinstance(value, Array):
             if value.stored is None:
-                raise UserError(f"{self.ds_config.path}: {name}: an array without values")
+                raise UserError(f"{self.unpickler.path}: {name}: an array without values")
             yield name or "tensor", value.stored
             return
         if isinstance(value, dict):
@@ -99,8 +99,8 @@ class _Collector:
         values = dict(values)
         table = values.pop(NAME_TABLE, {})
         if not isinstance(table, dict):
-            raise UserError(f"{self.ds_config.path}: {NAME_TABLE} is no table of names")
-        names = {key: self.ds_config.text(name) for key, name in table.items()}
+            raise UserError(f"{self.unpickler.path}: {NAME_TABLE} is no table of names")
+        names = {key: self.unpickler.text(name) for key, name in table.items()}
         self.found.parameter_names.update(names)
         big = values.pop(BIG_TABLE, {})
         for name, how in big.items() if isinstance(big, dict) else [(BIG_TABLE, big)]:
@@ -110,12 +110,12 @@ class _Collector:
     def join(self, name: str, how: Any, values: dict[str, Any]) -> Array:
         """A tensor that was cut for protocols that could not hold it; its pieces are taken out of
         `values`."""
-        where = f"{self.ds_config.path}: {BIG_TABLE}: {name}"
+        where = f"{self.unpickler.path}: {BIG_TABLE}: {name}"
         how = how if isinstance(how, dict) else {}
         shape, slices = how.get("OriginShape", ()), how.get("slices")
         if not isinstance(slices, list) or not slices or not is_shape(shape):
             raise UserError(f"{where}: not as Paddle writes it")
-        names = [self.ds_config.text(part) for part in slices]
+        names = [self.unpickler.text(part) for part in slices]
         parts = [values.pop(part, None) for part in names]
         pieces = [part.stored for part in parts if isinstance(part, Array) and part.stored]
         usual = len({piece.dtype for piece in pieces}) == 1 and all(
@@ -124,8 +124,8 @@ class _Collector:
         if len(pieces) != len(names) or not usual:
             raise UserError(f"{where}: not all of its {len(names)} pieces are there")
         spans = tuple(span for piece in pieces for span in piece.spans)
-        whole = Stored(
-            path=self.ds_config.path, dtype=pieces[0].dtype, shape=tuple(shape), spans=spans
+        whole = StoredVariable(
+            path=self.unpickler.path, dtype=pieces[0].dtype, shape=tuple(shape), spans=spans
         )
         if whole.size != sum(piece.size for piece in pieces):
             raise UserError(f"{where}: its pieces do not make the shape {tuple(shape)}")

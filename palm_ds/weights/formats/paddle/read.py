@@ -1,4 +1,4 @@
-"""Checkpoints that ERNIE, PALM and PaddleNLP wrote, of every era, read without Paddle.
+"""Checkpoints that ERNIE, PALM and PaddleNLP wrote, of every scheme, read without Paddle.
 
     open_contents("ERNIE_Base_en_stable-2.0.0")             params/ + ernie_config.json + vocab.txt
     open_contents("saved_weights.pdparams", eps=1e-5)
@@ -19,7 +19,13 @@ from pathlib import Path
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.weights.formats.contents import COPY, OPTIMIZER, Contents, Entry, Head
+from palm_ds.weights.formats.contents import (
+    COPY,
+    OPTIMIZER,
+    CheckpointContents,
+    HeadInfo,
+    TensorEntry,
+)
 from palm_ds.weights.formats.expected_shapes import TRANSITIONS, checked
 from palm_ds.weights.formats.huggingface.families import FAMILIES
 from palm_ds.weights.formats.huggingface.names import (
@@ -27,15 +33,20 @@ from palm_ds.weights.formats.huggingface.names import (
     MASKED_WORDS,
     QUESTION_ANSWERING,
 )
-from palm_ds.weights.formats.paddle.config import About, find_vocabulary, numbers, read_about
-from palm_ds.weights.formats.paddle.locate import Source, check_alone, find, tensors
+from palm_ds.weights.formats.paddle.config import (
+    PaddleConfig,
+    find_vocabulary,
+    numbers,
+    read_paddle_config,
+)
+from palm_ds.weights.formats.paddle.locate import PaddleFiles, check_alone, find, tensors
 from palm_ds.weights.formats.paddle.names import (
-    ERAS,
+    NAMING_SCHEMES,
     OWN_POOLER,
     PADDLENLP,
     STATIC,
-    Era,
-    Role,
+    NamingScheme,
+    TensorRole,
 )
 
 PALM_PREFIX = "__paddlepalm_"
@@ -61,7 +72,7 @@ def open_contents(
     prefix: str | None = None,
     config: Path | None = None,
     names: Sequence[str] = (),
-) -> Contents:
+) -> CheckpointContents:
     """A folder, or a file, opened.
 
     `eps`: of LayerNorm; none: what the program that wrote it computes with. `prefix`: what stands
@@ -74,22 +85,22 @@ def open_contents(
         what = "no Paddle checkpoint is in it" if path.exists() else "no such file or folder"
         raise UserError(f"{path}: {what}")
     check_alone(source, path)
-    about = read_about(source.folder, config)
+    about = read_paddle_config(source.folder, config)
     found, others = tensors(source, about.values, names)
     sorted_out = _sort(found, source, prefix)
     if not about.kind and sorted_out.base in FAMILIES:
         about = replace(about, values={**about.values, "model_type": sorted_out.base})
     made = _make(found, sorted_out, source)
-    own, notes = numbers(made.entries, about, sorted_out.era, palm=sorted_out.palm, eps=eps)
+    own, notes = numbers(made.entries, about, sorted_out.scheme, palm=sorted_out.palm, eps=eps)
     heads = _heads(made, about, sorted_out.roles)
-    left = {**{name: f"no tensor, but {what}" for name, what in others.items()}, **made.left}
-    contents = Contents(
+    skipped = {**{name: f"no tensor, but {what}" for name, what in others.items()}, **made.skipped}
+    contents = CheckpointContents(
         path=path,
         format=f"{_title(sorted_out, about)}, {source}",
         config=own,
         entries=made.entries,
         heads=heads,
-        left=left,
+        skipped=skipped,
         tokenizer=find_vocabulary(source.folder, own.vocab_size or 0),
         notes=(*notes, *made.notes, *_head_notes(heads, made.entries, about)),
     )
@@ -100,54 +111,60 @@ def open_contents(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Sorted:
+class _ClassifiedTensors:
     """Whose names the tensors have, and what each is."""
 
-    era: Era
+    scheme: NamingScheme
     base: str
     """What stands before the encoder's names: PaddleNLP's say whose it is."""
     palm: bool
-    roles: dict[str, Role]
-    left: dict[str, str]
+    roles: dict[str, TensorRole]
+    skipped: dict[str, str]
 
 
-def _sort(found: Mapping[str, Entry], source: Source, prefix: str | None) -> _Sorted:
-    era, prefix = _era(found, source, prefix)
-    left = {name: OPTIMIZER for name in found if _OF_OPTIMIZER.fullmatch(name)}
-    roles: dict[str, Role] = {}
+def _sort(
+    found: Mapping[str, TensorEntry], source: PaddleFiles, prefix: str | None
+) -> _ClassifiedTensors:
+    scheme, prefix = _naming_scheme(found, source, prefix)
+    skipped = {name: OPTIMIZER for name in found if _OF_OPTIMIZER.fullmatch(name)}
+    roles: dict[str, TensorRole] = {}
     for name in found:
-        if name in left:
+        if name in skipped:
             continue
         bare = name.removesuffix(".master")
         if name == bare and f"{name}.master" in found:
-            left[name] = f"{COPY}{name}.master in half precision"
-        elif role := era.role(_bare(bare, prefix)):
+            skipped[name] = f"{COPY}{name}.master in half precision"
+        elif role := scheme.role(_bare(bare, prefix)):
             roles[name] = role
         else:
-            left[name] = "no place here"
+            skipped[name] = "no place here"
     palm = source.layout == "archive" or any(
         name.startswith(PALM_PREFIX) or re.match(r".+\.(mask_lm_|cls_\w*out_|crfw)", name)
         for name in found
     )
     base = prefix.strip(".").rpartition(".")[2]
-    return _Sorted(era=era, base=base, palm=era is STATIC and palm, roles=roles, left=left)
+    return _ClassifiedTensors(
+        scheme=scheme, base=base, palm=scheme is STATIC and palm, roles=roles, skipped=skipped
+    )
 
 
-def _era(names: Collection[str], source: Source, prefix: str | None) -> tuple[Era, str]:
+def _naming_scheme(
+    names: Collection[str], source: PaddleFiles, prefix: str | None
+) -> tuple[NamingScheme, str]:
     """Whose names they are, and what stands before the encoder's; by the word table's."""
-    for era in ERAS:
-        tables = [name for name in names if name.endswith(era.word)]
+    for scheme in NAMING_SCHEMES:
+        tables = [name for name in names if name.endswith(scheme.word)]
         if prefix is not None:
-            tables = [name for name in tables if name == prefix + era.word]
-        befores = [name.removesuffix(era.word) for name in tables]
+            tables = [name for name in tables if name == prefix + scheme.word]
+        befores = [name.removesuffix(scheme.word) for name in tables]
         befores = [x for x in befores if x in ("", PALM_PREFIX) or x.endswith((".", "_"))]
         if len(befores) > 1:
             shown = " and ".join(map(repr, befores[:4]))
             raise UserError(f"{source.path}: an encoder each at {shown}; give one as prefix=")
         if befores:
-            return era, befores[0]
+            return scheme, befores[0]
     what = f"no word table at prefix {prefix!r}" if prefix else "no word table"
-    wanted = ", ".join(era.word for era in ERAS)
+    wanted = ", ".join(scheme.word for scheme in NAMING_SCHEMES)
     raise UserError(f"{source.path}: {what} among {len(names)} tensors ({wanted} are known)")
 
 
@@ -163,46 +180,48 @@ def _bare(name: str, prefix: str) -> str:
 
 
 @dataclass(kw_only=True)
-class _Made:
+class _ConvertedTensors:
     """Our tensors, and what became of the others."""
 
-    entries: dict[str, Entry]
-    left: dict[str, str]
+    entries: dict[str, TensorEntry]
+    skipped: dict[str, str]
     notes: list[str]
 
 
-def _make(found: Mapping[str, Entry], sorted_out: _Sorted, source: Source) -> _Made:
+def _make(
+    found: Mapping[str, TensorEntry], sorted_out: _ClassifiedTensors, source: PaddleFiles
+) -> _ConvertedTensors:
     roles = dict(sorted_out.roles)
-    left = dict(sorted_out.left)
+    skipped = dict(sorted_out.skipped)
     _give_the_one_name(roles)
     _give_the_bias_its_name(roles)
-    left |= _drop_other_pooler(roles)
-    left |= _drop_copies(found, roles)
-    left |= _drop_broken_heads(roles)
-    theirs: dict[str, str] = {}
+    skipped |= _drop_other_pooler(roles)
+    skipped |= _drop_copies(found, roles)
+    skipped |= _drop_broken_heads(roles)
+    source_of: dict[str, str] = {}
     for name, role in roles.items():
-        if role.ours in theirs:
-            raise UserError(f"{source.path}: {theirs[role.ours]} and {name} are one thing here")
-        theirs[role.ours] = name
+        if role.name in source_of:
+            raise UserError(f"{source.path}: {source_of[role.name]} and {name} are one thing here")
+        source_of[role.name] = name
     entries = {}
-    for ours, name in theirs.items():
-        target = re.sub(r"\.(query|key|value)\.", ".qkv.", ours)
+    for palm_name, name in source_of.items():
+        target = re.sub(r"\.(query|key|value)\.", ".qkv.", palm_name)
         if target not in entries:
             parts = [re.sub(r"\.qkv\.", f".{x}.", target) for x in _QKV]
-            parts = parts if target != ours else [ours]
-            if missing := [part for part in parts if part not in theirs]:
+            parts = parts if target != palm_name else [palm_name]
+            if missing := [part for part in parts if part not in source_of]:
                 raise UserError(f"{source.path}: incomplete, beside {name} it has no {missing[0]}")
-            pieces = [found[theirs[part]] for part in parts]
+            pieces = [found[source_of[part]] for part in parts]
             entries[target] = _entry(pieces, roles[name].transposed, source)
-    notes = [why for why in dict.fromkeys(left.values()) if why.startswith("its output table")]
-    return _Made(entries=entries, left=left, notes=notes)
+    notes = [why for why in dict.fromkeys(skipped.values()) if why.startswith("its output table")]
+    return _ConvertedTensors(entries=entries, skipped=skipped, notes=notes)
 
 
-def _entry(pieces: list[Entry], transposed: bool, source: Source) -> Entry:
+def _entry(pieces: list[TensorEntry], transposed: bool, source: PaddleFiles) -> TensorEntry:
     """One of ours, of one or three of theirs."""
     shapes = [piece.shape for piece in pieces]
     if len(set(shapes)) > 1 or (transposed and len(shapes[0]) != 2) or not shapes[0]:
-        raise UserError(f"{source.path}: {pieces[0].theirs[0]} has the shape {shapes[0]}")
+        raise UserError(f"{source.path}: {pieces[0].source_names[0]} has the shape {shapes[0]}")
     shape = shapes[0][::-1] if transposed else shapes[0]
 
     def read() -> torch.Tensor:
@@ -211,144 +230,150 @@ def _entry(pieces: list[Entry], transposed: bool, source: Source) -> Entry:
         return torch.cat(turned) if len(turned) > 1 else turned[0].contiguous()
 
     how = ["three in one"] if len(pieces) > 1 else []
-    return Entry(
-        theirs=tuple(name for piece in pieces for name in piece.theirs),
+    return TensorEntry(
+        source_names=tuple(name for piece in pieces for name in piece.source_names),
         shape=(shape[0] * len(pieces), *shape[1:]),
         read=read,
-        how=", ".join([*how, "transposed"] if transposed else how),
+        transform=", ".join([*how, "transposed"] if transposed else how),
     )
 
 
-def _head(role: Role) -> str:
-    return role.ours.split(".")[1] if role.ours.startswith("heads.") else ""
+def _head(role: TensorRole) -> str:
+    return role.name.split(".")[1] if role.name.startswith("heads.") else ""
 
 
-def _heads_of(roles: Mapping[str, Role]) -> list[str]:
+def _heads_of(roles: Mapping[str, TensorRole]) -> list[str]:
     return sorted({_head(role) for role in roles.values()} - {""})
 
 
-def _part(role: Role) -> str:
-    return role.ours.split(".", 2)[2]
+def _part(role: TensorRole) -> str:
+    return role.name.split(".", 2)[2]
 
 
-def _give_the_one_name(roles: dict[str, Role]) -> None:
+def _give_the_one_name(roles: dict[str, TensorRole]) -> None:
     """PALM calls a masked-word head by its trainer; alone it gets the name that all such have."""
     own = {_head(role) for role in roles.values() if _head(role) and _part(role) == "dense.weight"}
     if len(own) != 1 or own == {MASKED_WORDS}:
         return
     before = f"heads.{own.pop()}."
     for name, role in roles.items():
-        if role.ours.startswith(before) and not _part(role).startswith("out."):
-            ours = f"heads.{MASKED_WORDS}.{role.ours.removeprefix(before)}"
-            roles[name] = replace(role, ours=ours)
+        if role.name.startswith(before) and not _part(role).startswith("out."):
+            new_name = f"heads.{MASKED_WORDS}.{role.name.removeprefix(before)}"
+            roles[name] = replace(role, name=new_name)
 
 
-def _give_the_bias_its_name(roles: dict[str, Role]) -> None:
+def _give_the_bias_its_name(roles: dict[str, TensorRole]) -> None:
     """Where a tied bias is there under its second name alone."""
-    ours = {role.ours for role in roles.values()}
+    names = {role.name for role in roles.values()}
     for name, role in roles.items():
         if _head(role) and _part(role) == "bias_copy":
-            bias = role.ours.removesuffix("_copy")
-            if bias not in ours:
-                roles[name] = replace(role, ours=bias)
+            bias = role.name.removesuffix("_copy")
+            if bias not in names:
+                roles[name] = replace(role, name=bias)
 
 
-def _drop_other_pooler(roles: dict[str, Role]) -> dict[str, str]:
+def _drop_other_pooler(roles: dict[str, TensorRole]) -> dict[str, str]:
     """Takes the encoder's pooler out of `roles` where the classifier brings its own: why."""
-    poolers = [name for name, role in roles.items() if ".pooler." in role.ours]
+    poolers = [name for name, role in roles.items() if ".pooler." in role.name]
     own = [name for name in poolers if OWN_POOLER in name]
-    left = {
+    skipped = {
         name: "the classifier has one of its own" for name in poolers if own and name not in own
     }
-    for name in left:
+    for name in skipped:
         del roles[name]
-    return left
+    return skipped
 
 
-def _drop_copies(found: Mapping[str, Entry], roles: dict[str, Role]) -> dict[str, str]:
+def _drop_copies(found: Mapping[str, TensorEntry], roles: dict[str, TensorRole]) -> dict[str, str]:
     """Takes the tied tensors' second names out of `roles`, and the head whose output table is not
     the word table: why."""
-    left = {}
-    word = next(name for name, role in roles.items() if role.ours == "backbone.word.weight")
+    skipped = {}
+    word = next(name for name, role in roles.items() if role.name == "backbone.word.weight")
     for head in _heads_of(roles):
-        mine = {name: _part(role) for name, role in roles.items() if _head(role) == head}
-        for name in [name for name, part in mine.items() if part == "table"]:
+        parts = {name: _part(role) for name, role in roles.items() if _head(role) == head}
+        for name in [name for name, part in parts.items() if part == "table"]:
             if _same(found[name], found[word]):
-                left[name] = COPY + word
+                skipped[name] = COPY + word
                 continue
             why = f"its output table {name} is not the word table, as it is in our masked-word head"
-            left |= dict.fromkeys(mine, why)
-        left |= _biases_twice(found, mine)
-    for name in left:
+            skipped |= dict.fromkeys(parts, why)
+        skipped |= _biases_twice(found, parts)
+    for name in skipped:
         roles.pop(name, None)
-    return left
+    return skipped
 
 
-def _biases_twice(found: Mapping[str, Entry], mine: Mapping[str, str]) -> dict[str, str]:
-    bias = next((name for name, part in mine.items() if part == "bias"), "")
-    copies = [name for name, part in mine.items() if part == "bias_copy"]
+def _biases_twice(found: Mapping[str, TensorEntry], parts: Mapping[str, str]) -> dict[str, str]:
+    bias = next((name for name, part in parts.items() if part == "bias"), "")
+    copies = [name for name, part in parts.items() if part == "bias_copy"]
     same = {name: _same(found[name], found[bias]) for name in copies}
     return {name: COPY + bias if same[name] else f"differs from {bias}" for name in copies}
 
 
-def _same(one: Entry, other: Entry) -> bool:
+def _same(one: TensorEntry, other: TensorEntry) -> bool:
     """Whether two tensors are equal, the first perhaps lying the other way round."""
     if sorted(one.shape) != sorted(other.shape):
         return False
-    mine = one.read()
-    theirs = other.read().to(mine.dtype)
-    return (mine.shape == theirs.shape and torch.equal(mine, theirs)) or (
-        mine.ndim == 2 and mine.T.shape == theirs.shape and torch.equal(mine.T, theirs)
+    a = one.read()
+    b = other.read().to(a.dtype)
+    return (a.shape == b.shape and torch.equal(a, b)) or (
+        a.ndim == 2 and a.T.shape == b.shape and torch.equal(a.T, b)
     )
 
 
-def _drop_broken_heads(roles: dict[str, Role]) -> dict[str, str]:
+def _drop_broken_heads(roles: dict[str, TensorRole]) -> dict[str, str]:
     """Takes the heads that are not whole out of `roles`: why."""
-    left = {}
+    skipped = {}
     for head in _heads_of(roles):
-        mine = {_part(role): name for name, role in roles.items() if _head(role) == head}
-        wanted = _CLASSES_PARTS if set(mine) & set(_CLASSES_PARTS) else _WORDS_PARTS
-        if missing := [part for part in wanted if part not in mine]:
-            left |= dict.fromkeys(mine.values(), f"its head is not whole, it has no {missing[0]}")
-    for name in left:
+        parts = {_part(role): name for name, role in roles.items() if _head(role) == head}
+        wanted = _CLASSES_PARTS if set(parts) & set(_CLASSES_PARTS) else _WORDS_PARTS
+        if missing := [part for part in wanted if part not in parts]:
+            skipped |= dict.fromkeys(
+                parts.values(), f"its head is not whole, it has no {missing[0]}"
+            )
+    for name in skipped:
         del roles[name]
-    return left
+    return skipped
 
 
 # ---- heads ----
 
 
-def _heads(made: _Made, about: About, roles: Mapping[str, Role]) -> dict[str, Head]:
+def _heads(
+    made: _ConvertedTensors, about: PaddleConfig, roles: Mapping[str, TensorRole]
+) -> dict[str, HeadInfo]:
     """The heads that came whole; PaddleNLP's classifier of spans gets a name of its own."""
     if about.model.endswith("ForQuestionAnswering"):
         _rename_head(made, CLASSIFIER, QUESTION_ANSWERING)
     of_tokens = {_head(role) for role in roles.values() if not role.pooled}
-    of_tokens |= {_head(role) for role in roles.values() if role.ours.endswith(TRANSITIONS)}
+    of_tokens |= {_head(role) for role in roles.values() if role.name.endswith(TRANSITIONS)}
     of_tokens.add(QUESTION_ANSWERING)
     if about.model.endswith("ForTokenClassification"):
         of_tokens.add(CLASSIFIER)
     heads = {}
-    for ours, entry in made.entries.items():
-        _, name, part = ours.split(".", 2) if ours.startswith("heads.") else ("", "", "")
+    for palm_name, entry in made.entries.items():
+        _, name, part = palm_name.split(".", 2) if palm_name.startswith("heads.") else ("", "", "")
         if part == "bias":
-            heads[name] = Head(kind="masked_words")
+            heads[name] = HeadInfo(kind="masked_words")
         elif part == "out.weight":
             count, pooled = entry.shape[0], name not in of_tokens
             labels = about.labels(count) if name == CLASSIFIER else ()
             crf = f"heads.{name}.{TRANSITIONS}" in made.entries
-            heads[name] = Head(
+            heads[name] = HeadInfo(
                 kind="classes", classes=count, pooled=pooled, labels=labels, transitions=crf
             )
     return heads
 
 
-def _rename_head(made: _Made, old: str, new: str) -> None:
+def _rename_head(made: _ConvertedTensors, old: str, new: str) -> None:
     before = f"heads.{old}."
-    for ours in [name for name in made.entries if name.startswith(before)]:
-        made.entries[f"heads.{new}.{ours.removeprefix(before)}"] = made.entries.pop(ours)
+    for palm_name in [name for name in made.entries if name.startswith(before)]:
+        made.entries[f"heads.{new}.{palm_name.removeprefix(before)}"] = made.entries.pop(palm_name)
 
 
-def _head_notes(heads: Mapping[str, Head], entries: Mapping[str, Entry], about: About) -> list[str]:
+def _head_notes(
+    heads: Mapping[str, HeadInfo], entries: Mapping[str, TensorEntry], about: PaddleConfig
+) -> list[str]:
     notes = []
     if "backbone.pooler.dense.weight" not in entries:
         notes.append("no pooler: heads of whole texts would begin afresh with it")
@@ -358,9 +383,9 @@ def _head_notes(heads: Mapping[str, Head], entries: Mapping[str, Entry], about: 
     return notes
 
 
-def _title(sorted_out: _Sorted, about: About) -> str:
+def _title(sorted_out: _ClassifiedTensors, about: PaddleConfig) -> str:
     if sorted_out.palm:
         return "PALM"
-    if sorted_out.era is PADDLENLP and about.model:
+    if sorted_out.scheme is PADDLENLP and about.model:
         return f"PaddleNLP {about.model}"
-    return sorted_out.era.title
+    return sorted_out.scheme.title

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.weights.formats.paddle.variable_files import MOST_DIMENSIONS, Span, Stored
+from palm_ds.weights.formats.paddle.variable_files import MOST_DIMENSIONS, ByteRange, StoredVariable
 
 # What genuine files name.
 _KNOWN = {
@@ -78,7 +78,7 @@ class _Type:
 class Array:
     """An array that BUILD fills in."""
 
-    stored: Stored | None = None
+    stored: StoredVariable | None = None
 
 
 _PUSH = {
@@ -323,7 +323,7 @@ class RestrictedUnpickler:
             return None
         return values["data"] if isinstance(values["data"], Array) else None
 
-    def array(self, state: tuple) -> Stored:
+    def array(self, state: tuple) -> StoredVariable:
         """numpy's (1, shape, dtype, by column, values), checked."""
         version, shape, kind, by_column, values = state if len(state) == 5 else (0, (), 0, 0, 0)
         if version != 1 or not isinstance(kind, _Type) or not isinstance(values, _Chars):
@@ -334,9 +334,11 @@ class RestrictedUnpickler:
         there, due = self.length(values), math.prod(shape) * dtype.itemsize
         if there != due:
             raise self.error(f"an array of {_shown(shape)} {kind.name} in {there} bytes, not {due}")
-        span = Span(start=values.start, length=values.length, text=values.form == "encoded")
+        span = ByteRange(start=values.start, length=values.length, text=values.form == "encoded")
         columns = bool(by_column) and len(shape) > 1
-        return Stored(path=self.path, dtype=dtype, shape=shape, spans=(span,), by_column=columns)
+        return StoredVariable(
+            path=self.path, dtype=dtype, shape=shape, spans=(span,), by_column=columns
+        )
 
     def length(self, values: _Chars) -> int:
         """Bytes of an array's values."""

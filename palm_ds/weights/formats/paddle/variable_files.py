@@ -43,7 +43,7 @@ _NO_VARIABLES = (".json", ".log", ".md", ".py", ".txt", ".yaml")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Span:
+class ByteRange:
     """Bytes of a file. `text`: they stand there as UTF-8 text, a character for each byte."""
 
     start: int
@@ -52,13 +52,13 @@ class Span:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stored:
+class StoredVariable:
     """A tensor that lies in a file."""
 
     path: Path
     dtype: torch.dtype
     shape: tuple[int, ...]
-    spans: tuple[Span, ...]
+    spans: tuple[ByteRange, ...]
     """Where its values are, row after row unless `by_column`."""
     by_column: bool = False
 
@@ -88,7 +88,7 @@ class Stored:
         return tensor.permute(*reversed(range(len(shape)))) if self.by_column else tensor
 
 
-def _read_span(file: BinaryIO, span: Span, into: memoryview) -> int:
+def _read_span(file: BinaryIO, span: ByteRange, into: memoryview) -> int:
     """How many bytes of the tensor it held."""
     file.seek(span.start)
     if not span.text:
@@ -108,14 +108,14 @@ def is_variables(path: Path) -> bool:
     return len(head) == 21 and head[:16] == _BEGINNING and head[20] == 0x08
 
 
-def read_variable(path: Path) -> Stored:
+def read_variable(path: Path) -> StoredVariable:
     """A file with one variable and nothing else. Raises UserError otherwise."""
     with _open(path) as file:
         cursor = _Cursor(file, path, str(path), 0, _length(file))
         return _whole(cursor)
 
 
-def read_folder(folder: Path) -> dict[str, Stored]:
+def read_folder(folder: Path) -> dict[str, StoredVariable]:
     """The variables of a folder by name, which is the file's. Texts, `__model__` and its like, and
     hidden files may lie among them; anything else that is no variable is a UserError."""
     try:
@@ -125,23 +125,23 @@ def read_folder(folder: Path) -> dict[str, Stored]:
     return {path.name: read_variable(path) for path in files if not _no_variable(path.name)}
 
 
-def read_combined(path: Path) -> list[Stored]:
+def read_combined(path: Path) -> list[StoredVariable]:
     """The variables of a file, in its order; their names are not in it."""
     with _open(path) as file:
         cursor = _Cursor(file, path, str(path), 0, _length(file))
-        found: list[Stored] = []
+        found: list[StoredVariable] = []
         while cursor.left or not found:
             cursor.name = f"{path}: variable {len(found) + 1}"
             found.append(_record(cursor))
         return found
 
 
-def read_archive(path: Path) -> dict[str, Stored]:
+def read_archive(path: Path) -> dict[str, StoredVariable]:
     """The variables in a `__palmmodel__`, a plain tar; nothing is unpacked.
 
     Raises UserError for members that are no plain files, or whose names lead out of the archive.
     """
-    found: dict[str, Stored] = {}
+    found: dict[str, StoredVariable] = {}
     with _open(path) as file:
         end = _length(file)
         for member in _members(file, path):
@@ -209,11 +209,11 @@ class _Cursor:
     def left(self) -> int:
         return self.end - self.at
 
-    def span(self, size: int, what: str) -> Span:
+    def span(self, size: int, what: str) -> ByteRange:
         """The next `size` bytes, passed over."""
         if size > self.left:
             raise self.error(f"ends inside {what}: {size} bytes are due, {self.left} are there")
-        span = Span(start=self.at, length=size)
+        span = ByteRange(start=self.at, length=size)
         self.at += size
         return span
 
@@ -229,14 +229,14 @@ class _Cursor:
         return UserError(f"{self.name}: {what}")
 
 
-def _whole(cursor: _Cursor) -> Stored:
+def _whole(cursor: _Cursor) -> StoredVariable:
     stored = _record(cursor)
     if cursor.left:
         raise cursor.error(f"{cursor.left} bytes more than its shape {stored.shape} says")
     return stored
 
 
-def _record(cursor: _Cursor) -> Stored:
+def _record(cursor: _Cursor) -> StoredVariable:
     """A variable, and the cursor behind it."""
     if version := cursor.number("<I", "its head"):
         raise cursor.error(f"no Paddle variable: begins with version {version}, not 0")
@@ -252,7 +252,7 @@ def _record(cursor: _Cursor) -> Stored:
         raise cursor.error(f"no Paddle variable: a description of {size} bytes")
     dtype, shape = _description(cursor, cursor.take(size, "its description"))
     span = cursor.span(math.prod(shape) * dtype.itemsize, f"the values of its shape {shape}")
-    return Stored(path=cursor.path, dtype=dtype, shape=shape, spans=(span,))
+    return StoredVariable(path=cursor.path, dtype=dtype, shape=shape, spans=(span,))
 
 
 def _description(cursor: _Cursor, data: bytes) -> tuple[torch.dtype, tuple[int, ...]]:

@@ -24,14 +24,14 @@ from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
 from palm_ds.model.config import EncoderConfig
-from palm_ds.weights.formats.contents import Entry, Head, SavesFiles
+from palm_ds.weights.formats.contents import HeadInfo, SavesFiles, TensorEntry
 from palm_ds.weights.formats.huggingface.families import FAMILIES
 from palm_ds.weights.formats.huggingface.names import NEXT_SENTENCE
-from palm_ds.weights.formats.huggingface.plan import Plan
+from palm_ds.weights.formats.huggingface.plan import ExportPlan
 from palm_ds.weights.formats.huggingface.plan import plan as hf_plan
-from palm_ds.weights.formats.huggingface.target import Target
+from palm_ds.weights.formats.huggingface.target import ExportOptions
 from palm_ds.weights.formats.paddle.pdparams import NAME_TABLE
-from palm_ds.weights.formats.tensor_files import Group, held, read_json
+from palm_ds.weights.formats.tensor_files import TensorGroup, in_memory_entry, read_json
 
 WEIGHTS, CONFIG = "model_state.pdparams", "config.json"
 _NAMES = (  # Hugging Face's pieces of a name, and PaddleNLP's
@@ -56,34 +56,34 @@ _CODES = {torch.float32: "f4", torch.float16: "f2", torch.bfloat16: "u2"}
 
 
 def plan(
-    entries: Mapping[str, Entry],
+    entries: Mapping[str, TensorEntry],
     config: EncoderConfig,
-    heads: Mapping[str, Head],
-    target: Target,
-) -> Plan:
+    heads: Mapping[str, HeadInfo],
+    target: ExportOptions,
+) -> ExportPlan:
     """What a folder of PaddleNLP's takes, under which names. Raises UserError where the target is
     not for this encoder and these heads."""
     if target.head_class == "ForNextSentencePrediction":
         raise UserError("head_class: PaddleNLP has no ForNextSentencePrediction")
-    theirs = hf_plan(entries, config, heads, target)
-    if theirs.architecture.endswith("ForNextSentencePrediction"):  # nor one for that head alone
+    exported = hf_plan(entries, config, heads, target)
+    if exported.architecture.endswith("ForNextSentencePrediction"):  # nor one for that head alone
         rest = {name: head for name, head in heads.items() if name != NEXT_SENTENCE}
-        theirs = hf_plan(entries, config, rest, target)
-    _check_eps(theirs)
-    named = theirs.architecture.replace("ForPreTraining", "ForPretraining")
+        exported = hf_plan(entries, config, rest, target)
+    _check_eps(exported)
+    named = exported.architecture.replace("ForPreTraining", "ForPretraining")
     more = {"architectures": [named], "pool_act": "tanh", "paddlenlp_version": None}
     return replace(
-        theirs,
-        about={**theirs.about, **more},
-        groups=tuple(_turned(group) for group in theirs.groups),
-        created={paddle_name(name): what for name, what in theirs.created.items()},
-        left={name: _why(why, named) for name, why in theirs.left.items()},
+        exported,
+        config_json={**exported.config_json, **more},
+        groups=tuple(_turned(group) for group in exported.groups),
+        created={paddle_name(name): what for name, what in exported.created.items()},
+        skipped={name: _why(why, named) for name, why in exported.skipped.items()},
     )
 
 
-def _check_eps(plan: Plan) -> None:
+def _check_eps(plan: ExportPlan) -> None:
     """Raises UserError where PaddleNLP would compute with another eps than the model."""
-    family = FAMILIES[plan.about["model_type"]]
+    family = FAMILIES[plan.config_json["model_type"]]
     if family.paddle_eps not in (None, plan.config.layer_norm_eps):
         raise UserError(
             f"eps: PaddleNLP's {family.class_prefix} computes with a LayerNorm eps of "
@@ -94,10 +94,10 @@ def _check_eps(plan: Plan) -> None:
         )
 
 
-def write(plan: Plan, folder: Path, *, tokenizer: SavesFiles | None = None) -> None:
+def write(plan: ExportPlan, folder: Path, *, tokenizer: SavesFiles | None = None) -> None:
     """Fill a folder, one tensor after another. `folder` is there and empty; who calls publishes
     it. Raises UserError where a weight is not a number, or is too large for the type."""
-    write_json(folder / CONFIG, plan.about)
+    write_json(folder / CONFIG, plan.config_json)
     with (folder / WEIGHTS).open("wb") as file:
         write_pickle(file, plan.groups, plan.dtype, _second_names(plan))
     if tokenizer is not None:
@@ -105,13 +105,13 @@ def write(plan: Plan, folder: Path, *, tokenizer: SavesFiles | None = None) -> N
         _name_tokenizer(folder, plan)
 
 
-def _name_tokenizer(folder: Path, plan: Plan) -> None:
+def _name_tokenizer(folder: Path, plan: ExportPlan) -> None:
     path = folder / "tokenizer_config.json"
     if not path.is_file() or not (folder / "vocab.txt").is_file():
         return
-    told = read_json(path)
-    kept = {key: x for key, x in told.items() if key.endswith("_token") or key == "do_lower_case"}
-    named = {"tokenizer_class": FAMILIES[plan.about["model_type"]].paddle_tokenizer}
+    saved = read_json(path)
+    kept = {key: x for key, x in saved.items() if key.endswith("_token") or key == "do_lower_case"}
+    named = {"tokenizer_class": FAMILIES[plan.config_json["model_type"]].paddle_tokenizer}
     write_json(path, {**named, **kept, "model_max_length": plan.config.max_length})
 
 
@@ -120,25 +120,25 @@ def write_paddle(
     folder: Path,
     config: EncoderConfig,
     *,
-    heads: Mapping[str, Head] | None = None,
+    heads: Mapping[str, HeadInfo] | None = None,
     tokenizer: SavesFiles | None = None,
-    target: Target | None = None,
-) -> Plan:
+    target: ExportOptions | None = None,
+) -> ExportPlan:
     """Write weights of ours as a folder of PaddleNLP's, complete or not at all.
 
     `heads`: those in `state`; none: as their tensors tell, and heads over classes read whole texts.
     """
     kept = {name: x for name, x in state.items() if not name.endswith(".tied_words")}
-    entries = {name: held(name, tensor) for name, tensor in kept.items()}
-    planned = plan(entries, config, heads or _heads(entries), target or Target())
+    entries = {name: in_memory_entry(name, tensor) for name, tensor in kept.items()}
+    planned = plan(entries, config, heads or _heads(entries), target or ExportOptions())
     write_folder_atomically(Path(folder), lambda part: write(planned, part, tokenizer=tokenizer))
     return planned
 
 
 def paddle_name(name: str) -> str:
     """PaddleNLP's name of a tensor that Hugging Face calls so."""
-    for theirs, ours in _NAMES:
-        name = re.sub(theirs, ours or _attention, name)
+    for hf_pattern, paddle_pattern in _NAMES:
+        name = re.sub(hf_pattern, paddle_pattern or _attention, name)
     return name
 
 
@@ -147,27 +147,27 @@ def _attention(match: re.Match[str]) -> str:
     return f".self_attn.{letter}_proj."
 
 
-def _turned(group: Group) -> Group:
+def _turned(group: TensorGroup) -> TensorGroup:
     """Under PaddleNLP's names, matrices (in, out)."""
     names = tuple(map(paddle_name, group.names))
     if len(group.shape) != 2 or names[0].endswith("_embeddings.weight"):
         return replace(group, names=names)
-    how = f"{group.how}, transposed" if group.how else "transposed"
+    transform = f"{group.transform}, transposed" if group.transform else "transposed"
 
     def make() -> Sequence[torch.Tensor]:
         return [tensor.T for tensor in group.make()]
 
-    return replace(group, names=names, shape=group.shape[::-1], make=make, how=how)
+    return replace(group, names=names, shape=group.shape[::-1], make=make, transform=transform)
 
 
 def _why(why: str, architecture: str) -> str:
     return f"no place in {architecture}" if why.startswith("no place in") else why
 
 
-def _second_names(plan: Plan) -> dict[str, str]:
+def _second_names(plan: ExportPlan) -> dict[str, str]:
     """{second name: the tensor that it is} of the tied ones."""
     names = {name for group in plan.groups for name in group.names}
-    words = f"{plan.about['model_type']}.embeddings.word_embeddings.weight"
+    words = f"{plan.config_json['model_type']}.embeddings.word_embeddings.weight"
     found = {}
     for bias, decoder in _ALSO.items():
         if bias in names:
@@ -175,15 +175,15 @@ def _second_names(plan: Plan) -> dict[str, str]:
     return found
 
 
-def _heads(entries: Mapping[str, Entry]) -> dict[str, Head]:
+def _heads(entries: Mapping[str, TensorEntry]) -> dict[str, HeadInfo]:
     heads = {}
     for ours, entry in entries.items():
         _, _, part = ours.partition("heads.")
         name, _, part = part.partition(".")
         if part == "norm.weight":
-            heads[name] = Head(kind="masked_words")
+            heads[name] = HeadInfo(kind="masked_words")
         elif part == "out.weight":
-            heads[name] = Head(kind="classes", classes=entry.shape[0])
+            heads[name] = HeadInfo(kind="classes", classes=entry.shape[0])
     return heads
 
 
@@ -191,7 +191,10 @@ def _heads(entries: Mapping[str, Entry]) -> dict[str, Head]:
 
 
 def write_pickle(
-    file: BinaryIO, groups: Sequence[Group], dtype: torch.dtype, second_names: Mapping[str, str]
+    file: BinaryIO,
+    groups: Sequence[TensorGroup],
+    dtype: torch.dtype,
+    second_names: Mapping[str, str],
 ) -> None:
     """A dict of numpy arrays and the table of parameter names, as paddle.save writes a state."""
     file.write(b"\x80\x04}")
@@ -211,13 +214,13 @@ def write_pickle(
 
 
 def _tensors(
-    groups: Sequence[Group],
+    groups: Sequence[TensorGroup],
 ) -> Iterator[tuple[str, tuple[int, ...], Callable[[], torch.Tensor]]]:
     for group in groups:
         made: list[torch.Tensor] = []  # of this group, from its first name to its last
         for i, name in enumerate(group.names):
 
-            def make(i: int = i, group: Group = group, made: list = made) -> torch.Tensor:
+            def make(i: int = i, group: TensorGroup = group, made: list = made) -> torch.Tensor:
                 if not made:
                     made.extend(group.make())
                 return made[i]

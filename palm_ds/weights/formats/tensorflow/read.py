@@ -14,13 +14,13 @@ from typing import Any
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config import FOREIGN_KEYS, EncoderConfig
-from palm_ds.weights.formats.contents import OPTIMIZER, Contents, Entry
+from palm_ds.weights.formats.contents import OPTIMIZER, CheckpointContents, TensorEntry
 from palm_ds.weights.formats.expected_shapes import checked
 from palm_ds.weights.formats.huggingface.names import (
     CLASSIFIER,
     NEXT_SENTENCE,
     heads_in,
-    to_ours,
+    to_palm_ds_names,
 )
 from palm_ds.weights.formats.tensor_files import read_json
 from palm_ds.weights.formats.tensorflow.tensor_bundle import is_index, open_bundle
@@ -56,7 +56,7 @@ def recognises(path: Path) -> bool:
         return False
 
 
-def open_contents(path: Path, *, eps: float | None = None) -> Contents:
+def open_contents(path: Path, *, eps: float | None = None) -> CheckpointContents:
     """A checkpoint, opened: the folder, `bert_model.ckpt` in it, or its .index file.
 
     `eps`: of LayerNorm, where it is not the 1e-12 of BERT's code.
@@ -67,18 +67,18 @@ def open_contents(path: Path, *, eps: float | None = None) -> Contents:
     bundle = open_bundle(index)
     if _WORDS not in bundle.entries:
         raise UserError(f"{index}: not of Google's BERT: it has no {_WORDS}")
-    found, left = _sorted(bundle.entries)
-    entries, more = to_ours(found, "bert", config.num_layers, str(index))
+    found, skipped = _sorted(bundle.entries)
+    entries, more = to_palm_ds_names(found, "bert", config.num_layers, str(index))
     if config.vocab_size is None:
         config = replace(config, vocab_size=entries["backbone.word.weight"].shape[0])
     vocabulary = index.parent / "vocab.txt"
-    contents = Contents(
+    contents = CheckpointContents(
         path=index.with_suffix(""),
         format="TensorFlow BERT",
         config=config,
         entries=entries,
         heads=heads_in(entries, pooled=(NEXT_SENTENCE, CLASSIFIER)),
-        left={**bundle.left, **left, **more},
+        skipped={**bundle.skipped, **skipped, **more},
         tokenizer=vocabulary if vocabulary.is_file() else None,
         notes=_notes(entries, eps),
     )
@@ -111,16 +111,16 @@ def _config(index: Path, eps: float | None) -> EncoderConfig:
     return EncoderConfig.from_dict(known, str(path))
 
 
-def _sorted(found: Mapping[str, Entry]) -> tuple[dict[str, Entry], dict[str, str]]:
+def _sorted(found: Mapping[str, TensorEntry]) -> tuple[dict[str, TensorEntry], dict[str, str]]:
     """Under Hugging Face's names and in its orientation, and what is the optimizer's."""
-    entries: dict[str, Entry] = {}
-    left = {}
+    entries: dict[str, TensorEntry] = {}
+    skipped = {}
     for name, entry in found.items():
         if name == "global_step" or _OPTIMIZER.search(name):
-            left[name] = OPTIMIZER
+            skipped[name] = OPTIMIZER
         else:
             entries[_renamed(name)] = _transposed(entry) if name.endswith("/kernel") else entry
-    return entries, left
+    return entries, skipped
 
 
 def _renamed(name: str) -> str:
@@ -130,18 +130,18 @@ def _renamed(name: str) -> str:
     return ".".join([*parts[:-1], _ENDS.get(parts[-1], parts[-1])])
 
 
-def _transposed(entry: Entry) -> Entry:
+def _transposed(entry: TensorEntry) -> TensorEntry:
     if len(entry.shape) != 2:
         return entry
     return replace(
         entry,
         shape=entry.shape[::-1],
         read=lambda: entry.read().T.contiguous(),
-        how="transposed",
+        transform="transposed",
     )
 
 
-def _notes(entries: Mapping[str, Entry], eps: float | None) -> tuple[str, ...]:
+def _notes(entries: Mapping[str, TensorEntry], eps: float | None) -> tuple[str, ...]:
     notes = []
     if eps is None:
         notes.append("LayerNorm's eps is not in bert_config.json: 1e-12, that of BERT's code")

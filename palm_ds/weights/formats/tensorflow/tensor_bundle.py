@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.weights.formats.contents import Entry
+from palm_ds.weights.formats.contents import TensorEntry
 
 _FOOTER, _MAGIC = 48, 0xDB4775248B80FB57
 _LARGEST_INDEX = 1 << 28  # bytes; a table of a million tensors has fewer
@@ -42,7 +42,7 @@ _LANES = 1 << 12  # stretches whose checksums are computed side by side
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stored:
+class BundleEntry:
     """Where a tensor is. `dtype` is none for what is no tensor of numbers, such as text."""
 
     name: str
@@ -58,8 +58,8 @@ class Stored:
 class Bundle:
     """A checkpoint: what can be read of it, and why the rest cannot."""
 
-    entries: Mapping[str, Entry]
-    left: Mapping[str, str]
+    entries: Mapping[str, TensorEntry]
+    skipped: Mapping[str, str]
 
 
 def is_index(path: Path) -> bool:
@@ -79,16 +79,16 @@ def open_bundle(index: Path) -> Bundle:
     readable = [tensor for tensor in stored if tensor.dtype is not None]
     return Bundle(
         entries={
-            tensor.name: Entry(
-                theirs=(tensor.name,), shape=tensor.shape, read=partial(read_tensor, tensor)
+            tensor.name: TensorEntry(
+                source_names=(tensor.name,), shape=tensor.shape, read=partial(read_tensor, tensor)
             )
             for tensor in readable
         },
-        left={x.name: "not a tensor of numbers" for x in stored if x.dtype is None},
+        skipped={x.name: "not a tensor of numbers" for x in stored if x.dtype is None},
     )
 
 
-def read_tensor(tensor: Stored) -> torch.Tensor:
+def read_tensor(tensor: BundleEntry) -> torch.Tensor:
     """The values, checked by their checksum."""
     assert tensor.dtype is not None
     with tensor.file.open("rb") as file:
@@ -214,14 +214,14 @@ def _check_header(message: bytes, path: Path) -> None:
         raise UserError(f"{path}: written on a machine that has its bytes the other way round")
 
 
-def _stored(name: str, message: bytes, index: Path) -> Stored:
+def _stored(name: str, message: bytes, index: Path) -> BundleEntry:
     """1: type; 2: shape; 3: which file; 4: where; 5: bytes; 6: checksum; 7: it is in slices."""
     fields = list(_fields(message, index))
     said = {number: value for number, value in fields if isinstance(value, int)}
     if any(number == 7 for number, _ in fields):
         raise UserError(f"{index}: {name} is stored in slices, which are not read here")
     shape = next((_shape(v, name, index) for n, v in fields if n == 2 and isinstance(v, bytes)), ())
-    return Stored(
+    return BundleEntry(
         name=name,
         dtype=_DTYPES.get(said.get(1, 0)),
         shape=shape,
@@ -253,7 +253,7 @@ def _data_file(index: Path, number: int, name: str) -> Path:
     return found[0]
 
 
-def _check_place(tensor: Stored, index: Path) -> None:
+def _check_place(tensor: BundleEntry, index: Path) -> None:
     """Before anything is allocated: it lies in its file, and has the size of its shape."""
     if tensor.offset + tensor.size > tensor.file.stat().st_size:
         raise UserError(f"{tensor.file}: cut short: {tensor.name} ends beyond it")

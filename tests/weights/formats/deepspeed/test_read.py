@@ -128,8 +128,8 @@ def test_every_stage_gives_the_fp32_weights(stage: int, world: int, tmp_path: Pa
         "words": "masked_words",
         "pairs": "classes",
     }
-    assert contents.left["steps"] == "a buffer"
-    assert contents.left["optimizer_state_dict"] == OPTIMIZER
+    assert contents.skipped["steps"] == "a buffer"
+    assert contents.skipped["optimizer_state_dict"] == OPTIMIZER
 
 
 @pytest.mark.parametrize("stage", [0, 1, 3])
@@ -310,5 +310,5 @@ def test_latest_names_a_folder_beside_it(tag: str, tmp_path: Path) -> None:
 def test_a_value_with_tensors_is_no_small_loss(tmp_path: Path) -> None:
     path = shards(tmp_path / "run", model(), 2, 1)
     edit(path, "model", lambda x: x.update(epoch=3, average=[{"w": torch.ones(1)}]))
-    left = deepspeed.open_contents(path).left
-    assert left["epoch"].startswith(OPTIMIZER) and "with tensors" in left["average"]
+    skipped = deepspeed.open_contents(path).skipped
+    assert skipped["epoch"].startswith(OPTIMIZER) and "with tensors" in skipped["average"]

@@ -25,7 +25,7 @@ from palm_ds.model.crf import CRFHead
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.text.tokenizer import load_tokenizer
-from palm_ds.weights.formats.contents import COPY, OPTIMIZER, Contents, Head
+from palm_ds.weights.formats.contents import COPY, OPTIMIZER, CheckpointContents, HeadInfo
 from palm_ds.weights.formats.paddle import read as paddle
 from tests.weights.formats.paddle_made import variable, write_folder
 
@@ -91,7 +91,7 @@ def test_others_are_not_taken_for_paddles(oracle: Path) -> None:
         assert not paddle.recognises(oracle / case)
 
 
-def compare(contents: Contents, recorded: Arrays) -> dict[str, float]:
+def compare(contents: CheckpointContents, recorded: Arrays) -> dict[str, float]:
     """{output: largest difference from the recorded one} where tokens are."""
     real = torch.from_numpy(recorded["in_input_mask"].astype(bool))
     found = outputs(contents, recorded, real)
@@ -108,7 +108,9 @@ def compare(contents: Contents, recorded: Arrays) -> dict[str, float]:
     return differences
 
 
-def wanted(contents: Contents, real: torch.Tensor) -> dict[str, tuple[tuple[str, ...], Any]]:
+def wanted(
+    contents: CheckpointContents, real: torch.Tensor
+) -> dict[str, tuple[tuple[str, ...], Any]]:
     names: dict[str, tuple[tuple[str, ...], Any]] = {
         "embedding": (("embedding_output", "hidden_0"), real),
         "layer 0": (("layer_0_output", "hidden_1"), real),
@@ -119,7 +121,9 @@ def wanted(contents: Contents, real: torch.Tensor) -> dict[str, tuple[tuple[str,
     return names | {name: (keys, None) for name, keys in CLASSES.items() if name in contents.heads}
 
 
-def outputs(contents: Contents, given: Arrays, real: torch.Tensor) -> dict[str, torch.Tensor]:
+def outputs(
+    contents: CheckpointContents, given: Arrays, real: torch.Tensor
+) -> dict[str, torch.Tensor]:
     """What our encoder and heads make of the recorded inputs."""
     backbone, heads = modules(contents)
     found: dict[str, torch.Tensor] = {}
@@ -138,7 +142,7 @@ def keep(found: dict[str, torch.Tensor], name: str) -> Any:
     return lambda _module, _given, made: found.update({name: made})
 
 
-def modules(contents: Contents) -> tuple[Encoder, torch.nn.ModuleDict]:
+def modules(contents: CheckpointContents) -> tuple[Encoder, torch.nn.ModuleDict]:
     """The encoder and the heads with the weights of a checkpoint, every one of them."""
     backbone = Encoder(contents.config).eval()
     heads = torch.nn.ModuleDict(
@@ -311,10 +315,10 @@ def pickled(tmp_path: Path, arrays: Mapping[str, Any], config: Mapping[str, Any]
     return folder
 
 
-def accounted(contents: Contents, names: Mapping[str, Any]) -> None:
+def accounted(contents: CheckpointContents, names: Mapping[str, Any]) -> None:
     """Every tensor is the source of one of ours, or left for a reason."""
-    taken = [name for entry in contents.entries.values() for name in entry.theirs]
-    assert sorted([*taken, *contents.left]) == sorted(names)
+    taken = [name for entry in contents.entries.values() for name in entry.source_names]
+    assert sorted([*taken, *contents.skipped]) == sorted(names)
 
 
 def test_an_encoder_and_where_it_comes_from(tmp_path: Path) -> None:
@@ -325,12 +329,12 @@ def test_an_encoder_and_where_it_comes_from(tmp_path: Path) -> None:
     accounted(contents, arrays)
     modules(contents)
     qkv = contents.entries["backbone.layers.1.qkv.weight"]
-    assert qkv.how == "three in one, transposed"
-    assert qkv.theirs == tuple(
+    assert qkv.transform == "three in one, transposed"
+    assert qkv.source_names == tuple(
         f"encoder_layer_1_multi_head_att_{x}_fc.w_0" for x in ("query", "key", "value")
     )
-    assert np.array_equal(qkv.read()[8:16].numpy(), arrays[qkv.theirs[1]].T)
-    assert contents.entries["backbone.word.weight"].how == ""
+    assert np.array_equal(qkv.read()[8:16].numpy(), arrays[qkv.source_names[1]].T)
+    assert contents.entries["backbone.word.weight"].transform == ""
     assert contents.notes == ("LayerNorm eps 1e-05, as ERNIE computes",)
 
 
@@ -348,7 +352,7 @@ def test_persistables_of_training(tmp_path: Path) -> None:
     state |= {"learning_rate_0": np.ones(1, np.float32)}
     state |= {"@LR_DECAY_COUNTER@": np.ones(1, np.int64), "queue": np.ones(1, np.int64)}
     contents = paddle.open_contents(checkpoint(tmp_path, arrays | state))
-    assert dict.fromkeys(state, OPTIMIZER) | {"queue": "no place here"} == dict(contents.left)
+    assert dict.fromkeys(state, OPTIMIZER) | {"queue": "no place here"} == dict(contents.skipped)
     accounted(contents, arrays | state)
     assert contents.config.task_types == 0
 
@@ -359,46 +363,46 @@ def test_masters_are_taken_before_halves(tmp_path: Path) -> None:
     both = arrays | {name: arrays[name].astype(np.float16), f"{name}.master": arrays[name]}
     contents = paddle.open_contents(checkpoint(tmp_path, both))
     entry = contents.entries["backbone.layers.0.expand.weight"]
-    assert entry.theirs == (f"{name}.master",)
+    assert entry.source_names == (f"{name}.master",)
     assert np.array_equal(entry.read().numpy(), arrays[name].T)
-    assert contents.left == {name: f"{COPY}{name}.master in half precision"}
+    assert contents.skipped == {name: f"{COPY}{name}.master in half precision"}
 
 
-HEADS: dict[str, tuple[Arrays, dict[str, Head]]] = {
+HEADS: dict[str, tuple[Arrays, dict[str, HeadInfo]]] = {
     "two tasks": (
         classes("next_sent_fc", 2) | classes("sent_reorder_fc", 4),
         {
-            "next_sentence": Head(kind="classes", classes=2),
-            "sent_reorder": Head(kind="classes", classes=4),
+            "next_sentence": HeadInfo(kind="classes", classes=2),
+            "sent_reorder": HeadInfo(kind="classes", classes=4),
         },
     ),
-    "masked words": (masked_words(), {"masked_words": Head(kind="masked_words")}),
+    "masked words": (masked_words(), {"masked_words": HeadInfo(kind="masked_words")}),
     "a trainer of PALM's": (
         masked_words("mlm.v1_ernie."),
-        {"masked_words": Head(kind="masked_words")},
+        {"masked_words": HeadInfo(kind="masked_words")},
     ),
     "two trainers of PALM's": (
         masked_words("a.b.") | masked_words("c."),
-        {"a_b": Head(kind="masked_words"), "c": Head(kind="masked_words")},
+        {"a_b": HeadInfo(kind="masked_words"), "c": HeadInfo(kind="masked_words")},
     ),
     "a classifier": (
         classes("cls_out", 3, ("_w", "_b")),
-        {"classifier": Head(kind="classes", classes=3)},
+        {"classifier": HeadInfo(kind="classes", classes=3)},
     ),
     "a classifier of a task": (
         classes("senti_cls_out", 3, ("_w", "_b")) | classes("match.x.cls_out", 2, ("_w", "_b")),
         {
-            "senti": Head(kind="classes", classes=3),
-            "match_x": Head(kind="classes", classes=2),
+            "senti": HeadInfo(kind="classes", classes=3),
+            "match_x": HeadInfo(kind="classes", classes=2),
         },
     ),
     "of tokens": (
         classes("mrc.cls_squad_out", 2, ("_w", "_b")),
-        {"mrc": Head(kind="classes", classes=2, pooled=False)},
+        {"mrc": HeadInfo(kind="classes", classes=2, pooled=False)},
     ),
     "with a CRF": (
         classes("slot.cls_out", 5, ("_w", "_b")) | {"slot.crfw": np.ones((7, 5), np.float32)},
-        {"slot": Head(kind="classes", classes=5, pooled=False, transitions=True)},
+        {"slot": HeadInfo(kind="classes", classes=5, pooled=False, transitions=True)},
     ),
     "half of one": ({"cls_out_w": np.ones((8, 2), np.float32)}, {}),
     "a part of the masked words'": (
@@ -407,7 +411,7 @@ HEADS: dict[str, tuple[Arrays, dict[str, Head]]] = {
     ),
     "an output table that is tied": (
         masked_words() | {"mask_lm_out_fc.w_0": static()["word_embedding"].T.copy()},
-        {"masked_words": Head(kind="masked_words")},
+        {"masked_words": HeadInfo(kind="masked_words")},
     ),
     "an output table of its own": (
         masked_words() | {"mask_lm_out_fc.w_0": np.ones((8, 11), np.float32)},
@@ -428,7 +432,7 @@ def test_heads_of_the_static_graph(tmp_path: Path, what: str) -> None:
 def test_what_becomes_of_an_output_table_of_its_own(tmp_path: Path) -> None:
     arrays, _ = HEADS["an output table of its own"]
     contents = paddle.open_contents(checkpoint(tmp_path, static() | arrays))
-    assert set(contents.left) == set(arrays)
+    assert set(contents.skipped) == set(arrays)
     assert any("is not the word table" in note for note in contents.notes)
 
 
@@ -447,7 +451,7 @@ def test_names_of_paddlenlp(tmp_path: Path, kind: str, bare: bool) -> None:
     }.items():
         about = config | {"architectures": [kind.capitalize() + named]}
         contents = paddle.open_contents(pickled(tmp_path, arrays | heads, about))
-        assert contents.heads == {head[0]: Head(kind="classes", classes=3, pooled=head[1])}
+        assert contents.heads == {head[0]: HeadInfo(kind="classes", classes=3, pooled=head[1])}
         assert contents.config.layer_norm_eps == (1e-12 if kind == "ernie" else 1e-7)
         accounted(contents, arrays | heads)
         modules(contents)
@@ -478,9 +482,9 @@ def test_a_classifier_with_a_pooler_of_its_own(tmp_path: Path) -> None:
         "architectures": ["RobertaForSequenceClassification"],
     }
     contents = paddle.open_contents(pickled(tmp_path, arrays | own, about))
-    assert contents.heads == {"classifier": Head(kind="classes", classes=3)}
+    assert contents.heads == {"classifier": HeadInfo(kind="classes", classes=3)}
     assert contents.entries["backbone.pooler.dense.bias"].read().eq(1).all()
-    assert contents.left == {
+    assert contents.skipped == {
         f"roberta.pooler.dense.{end}": "the classifier has one of its own"
         for end in ("weight", "bias")
     }
@@ -507,7 +511,7 @@ def test_safetensors_in_paddles_orientation(tmp_path: Path) -> None:
     same(paddle.open_contents(folder), whole)
 
 
-def same(one: Contents, other: Contents) -> None:
+def same(one: CheckpointContents, other: CheckpointContents) -> None:
     assert one.entries.keys() == other.entries.keys()
     for name, entry in one.entries.items():
         assert torch.equal(entry.read(), other.entries[name].read()), name
@@ -545,7 +549,7 @@ def test_palms_archive(tmp_path: Path) -> None:
     contents = paddle.open_contents(folder)
     assert contents.format == "PALM, in PALM's archive"
     assert contents.config.layer_norm_eps == 1e-6
-    assert contents.heads == {"masked_words": Head(kind="masked_words")}
+    assert contents.heads == {"masked_words": HeadInfo(kind="masked_words")}
     accounted(contents, arrays)
     modules(contents)
 
@@ -581,7 +585,7 @@ def test_a_combined_file_of_other_variables(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="variables without names, and none of the sets of names"):
         paddle.open_contents(folder)
     contents = paddle.open_contents(folder, names=list(arrays))
-    assert contents.heads == {"sent_reorder": Head(kind="classes", classes=4)}
+    assert contents.heads == {"sent_reorder": HeadInfo(kind="classes", classes=4)}
     with pytest.raises(UserError, match="variables, but 3 names were given"):
         paddle.open_contents(folder, names=["a", "b", "c"])
 

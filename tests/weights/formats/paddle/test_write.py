@@ -20,8 +20,8 @@ from palm_ds.model.config import EncoderConfig
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.text.tokenizer import load_tokenizer, wordpiece
-from palm_ds.weights.formats.contents import COPY, Head
-from palm_ds.weights.formats.huggingface.target import Target
+from palm_ds.weights.formats.contents import COPY, HeadInfo
+from palm_ds.weights.formats.huggingface.target import ExportOptions
 from palm_ds.weights.formats.paddle import read as paddle
 from palm_ds.weights.formats.paddle.pdparams import NAME_TABLE, read_pickle
 from palm_ds.weights.formats.paddle.write import WEIGHTS, write_paddle
@@ -62,7 +62,7 @@ def read_back(folder: Path, state: Mapping[str, torch.Tensor], eps: float) -> An
     assert contents.entries.keys() == state.keys()
     for name, entry in contents.entries.items():
         assert torch.equal(entry.read(), state[name]), name
-    assert all(why.startswith(COPY) for why in contents.left.values())
+    assert all(why.startswith(COPY) for why in contents.skipped.values())
     return contents
 
 
@@ -78,7 +78,7 @@ def test_weights_come_back(tmp_path: Path, config: EncoderConfig, heads: dict[st
     contents = read_back(tmp_path / "out", state, config.layer_norm_eps)
     assert contents.config == config
     assert contents.heads.keys() == heads.keys()
-    assert plan.left == plan.created == {}
+    assert plan.skipped == plan.created == {}
     ending = {0: "Model", 1: "ForMaskedLM", 2: "ForPretraining"}[len(heads)]
     assert plan.architecture.endswith(ending)
     assert sorted(x.name for x in (tmp_path / "out").iterdir()) == ["config.json", WEIGHTS]
@@ -115,7 +115,7 @@ def test_pickle_itself_reads_it_as_numpy_arrays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision(tmp_path: Path, dtype: str) -> None:
     state = state_of(CONFIG, masked_words=0)
-    write_paddle(state, tmp_path / "out", CONFIG, target=Target(dtype=dtype))
+    write_paddle(state, tmp_path / "out", CONFIG, target=ExportOptions(dtype=dtype))
     half = {name: tensor.to(getattr(torch, dtype)) for name, tensor in state.items()}
     read_back(tmp_path / "out", half, CONFIG.layer_norm_eps)
     kinds = {x.dtype for x in read_pickle(tmp_path / "out" / WEIGHTS).tensors.values()}
@@ -125,36 +125,41 @@ def test_half_precision(tmp_path: Path, dtype: str) -> None:
 @pytest.mark.parametrize(
     ("config", "head", "name", "architecture"),
     [
-        (CONFIG, Head(kind="classes", classes=3), "classifier", "ErnieForSequenceClassification"),
-        (BERT, Head(kind="classes", classes=3), "classifier", "BertForSequenceClassification"),
+        (
+            CONFIG,
+            HeadInfo(kind="classes", classes=3),
+            "classifier",
+            "ErnieForSequenceClassification",
+        ),
+        (BERT, HeadInfo(kind="classes", classes=3), "classifier", "BertForSequenceClassification"),
         (
             ROBERTA,
-            Head(kind="classes", classes=3),
+            HeadInfo(kind="classes", classes=3),
             "classifier",
             "RobertaForSequenceClassification",
         ),
         (
             ROBERTA,
-            Head(kind="classes", classes=3, pooled=False),
+            HeadInfo(kind="classes", classes=3, pooled=False),
             "classifier",
             "RobertaForTokenClassification",
         ),
         (
             BERT,
-            Head(kind="classes", classes=3, pooled=False),
+            HeadInfo(kind="classes", classes=3, pooled=False),
             "classifier",
             "BertForTokenClassification",
         ),
         (
             CONFIG,
-            Head(kind="classes", classes=2, pooled=False),
+            HeadInfo(kind="classes", classes=2, pooled=False),
             "qa_outputs",
             "ErnieForQuestionAnswering",
         ),
     ],
 )
 def test_fine_tuned_heads(
-    tmp_path: Path, config: EncoderConfig, head: Head, name: str, architecture: str
+    tmp_path: Path, config: EncoderConfig, head: HeadInfo, name: str, architecture: str
 ) -> None:
     state = state_of(config, **{name: head.classes})
     plan = write_paddle(state, tmp_path / "out", config, heads={name: head})
@@ -168,7 +173,7 @@ def test_fine_tuned_heads(
 
 def test_the_names_of_the_classes(tmp_path: Path) -> None:
     state = state_of(BERT, classifier=2)
-    head = Head(kind="classes", classes=2, labels=("no", "yes"))
+    head = HeadInfo(kind="classes", classes=2, labels=("no", "yes"))
     write_paddle(state, tmp_path / "out", BERT, heads={"classifier": head})
     assert paddle.open_contents(tmp_path / "out").heads == {"classifier": head}
 
@@ -177,12 +182,12 @@ def test_one_of_several_heads_and_what_stays(tmp_path: Path) -> None:
     state = state_of(CONFIG, masking=0, senti=3, order=4)
     plan = write_paddle(state, tmp_path / "all", CONFIG)
     assert plan.architecture == "ErnieForMaskedLM"
-    assert plan.left == {
+    assert plan.skipped == {
         f"heads.{name}.out.{end}": "no place in ErnieForMaskedLM"
         for name in ("senti", "order")
         for end in ("weight", "bias")
     }
-    plan = write_paddle(state, tmp_path / "one", CONFIG, target=Target(head="order"))
+    plan = write_paddle(state, tmp_path / "one", CONFIG, target=ExportOptions(head="order"))
     assert plan.architecture == "ErnieForSequenceClassification"
     contents = paddle.open_contents(tmp_path / "one")
     assert torch.equal(
@@ -194,16 +199,19 @@ def test_a_next_sentence_head_alone_has_no_class_there(tmp_path: Path) -> None:
     state = state_of(CONFIG, next_sentence=2)
     plan = write_paddle(state, tmp_path / "out", CONFIG)
     assert plan.architecture == "ErnieModel"
-    assert len(plan.left) == 2
+    assert len(plan.skipped) == 2
     with pytest.raises(UserError, match="PaddleNLP has no ForNextSentencePrediction"):
         write_paddle(
-            state, tmp_path / "no", CONFIG, target=Target(head_class="ForNextSentencePrediction")
+            state,
+            tmp_path / "no",
+            CONFIG,
+            target=ExportOptions(head_class="ForNextSentencePrediction"),
         )
 
 
 def test_a_task_folded_into_a_bert(tmp_path: Path) -> None:
     state = state_of(CONFIG)
-    target = Target(family="bert", task_id=2)
+    target = ExportOptions(family="bert", task_id=2)
     plan = write_paddle(state, tmp_path / "out", CONFIG, target=target)
     contents = paddle.open_contents(tmp_path / "out")
     folded = state["backbone.segment.weight"] + state["backbone.task.weight"][2]
@@ -220,7 +228,7 @@ def test_an_eps_that_paddlenlp_would_not_compute_with_is_refused(tmp_path: Path)
         write_paddle(state_of(kept), tmp_path / "out", kept)
         about = json.loads((tmp_path / "out/config.json").read_text())
         assert about["layer_norm_eps"] == kept.layer_norm_eps
-    write_paddle(state_of(config), tmp_path / "out", config, target=Target(family="bert"))
+    write_paddle(state_of(config), tmp_path / "out", config, target=ExportOptions(family="bert"))
     assert paddle.open_contents(tmp_path / "out").config.layer_norm_eps == 1e-5
 
 
@@ -239,13 +247,13 @@ def test_the_vocabulary_comes_along(tmp_path: Path, config: EncoderConfig, named
 @pytest.mark.parametrize(
     ("change", "target", "message"),
     [
-        (float("nan"), Target(), "numbers that are not finite"),
-        (float("inf"), Target(dtype="bfloat16"), "numbers that are not finite"),
-        (7e4, Target(dtype="float16"), r"too large for torch\.float16"),
+        (float("nan"), ExportOptions(), "numbers that are not finite"),
+        (float("inf"), ExportOptions(dtype="bfloat16"), "numbers that are not finite"),
+        (7e4, ExportOptions(dtype="float16"), r"too large for torch\.float16"),
     ],
 )
 def test_nothing_is_left_of_what_failed(
-    tmp_path: Path, change: float, target: Target, message: str
+    tmp_path: Path, change: float, target: ExportOptions, message: str
 ) -> None:
     good = state_of(CONFIG)
     write_paddle(good, tmp_path / "out", CONFIG)
@@ -275,7 +283,7 @@ def test_the_files_that_paddlenlp_writes(shared: Path, tmp_path: Path, case: str
         tmp_path / "out",
         contents.config,
         heads=contents.heads,
-        target=Target(family=kind),
+        target=ExportOptions(family=kind),
     )
     theirs, ours = (read_pickle(x / WEIGHTS) for x in (folder, tmp_path / "out"))
     assert theirs.tensors.keys() == ours.tensors.keys() == ours.parameter_names.keys()

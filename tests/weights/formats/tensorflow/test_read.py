@@ -13,9 +13,9 @@ import torch
 
 from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.errors import UserError
-from palm_ds.weights.formats.contents import OPTIMIZER, Contents
+from palm_ds.weights.formats.contents import OPTIMIZER, CheckpointContents
 from palm_ds.weights.formats.huggingface.plan import plan
-from palm_ds.weights.formats.huggingface.target import Target
+from palm_ds.weights.formats.huggingface.target import ExportOptions
 from palm_ds.weights.formats.huggingface.write import write
 from palm_ds.weights.formats.tensorflow.read import open_contents, recognises
 from palm_ds.weights.formats.tensorflow.tensor_bundle import crc32c, masked_crc, open_bundle
@@ -178,7 +178,7 @@ def test_a_checkpoint_gives_what_the_same_model_gives(options: dict, tmp_path: P
     for path in ("bert", "bert/bert_model.ckpt", "bert/bert_model.ckpt.index"):
         assert recognises(tmp_path / path)
         contents = open_contents(tmp_path / path)
-    assert contents.left == {
+    assert contents.skipped == {
         "bert/pooler/dense/kernel/adam_m": OPTIMIZER,
         "bert/pooler/dense/kernel/adam_v": OPTIMIZER,
         "global_step": OPTIMIZER,
@@ -195,7 +195,7 @@ def test_a_checkpoint_gives_what_the_same_model_gives(options: dict, tmp_path: P
 def test_from_tensorflow_to_hugging_face(tmp_path: Path) -> None:
     hf, _ = checkpoint(tmp_path / "bert")
     contents = open_contents(tmp_path / "bert")
-    planned = plan(contents.entries, contents.config, contents.heads, Target())
+    planned = plan(contents.entries, contents.config, contents.heads, ExportOptions())
     write_folder_atomically(tmp_path / "hf", lambda part: write(planned, part))
     again = type(hf).from_pretrained(tmp_path / "hf")  # type: ignore[attr-defined]
     state = again.state_dict()
@@ -224,7 +224,7 @@ def test_heads_of_fine_tuning(tmp_path: Path) -> None:
     assert found == {"classifier": (3, True), "qa_outputs": (2, False)}
     read = contents.entries["heads.classifier.out.weight"].read()
     assert torch.equal(read, heads["output_weights"])
-    assert list(contents.left) == ["somewhere/else"]
+    assert list(contents.skipped) == ["somewhere/else"]
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES))
@@ -243,7 +243,7 @@ def test_text_is_named_and_left(tmp_path: Path) -> None:
     text = number(1, 7) + piece(2, b"") + number(5, 4)
     entries = {b"": number(1, 1), b"_CHECKPOINTABLE_OBJECT_GRAPH": text}
     (tmp_path / "x.index").write_bytes(table_of(sorted(entries.items())))
-    assert open_bundle(tmp_path / "x.index").left == {
+    assert open_bundle(tmp_path / "x.index").skipped == {
         "_CHECKPOINTABLE_OBJECT_GRAPH": "not a tensor of numbers"
     }
 
@@ -253,10 +253,10 @@ def test_recorded_outputs(shared: Path) -> None:
     contents = open_contents(folder)
     weights = np.load(folder / "weights.npz")
     for entry in contents.entries.values():
-        parts = [weights[x].T if x.endswith("kernel") else weights[x] for x in entry.theirs]
+        parts = [weights[x].T if x.endswith("kernel") else weights[x] for x in entry.source_names]
         assert torch.equal(entry.read(), torch.tensor(np.concatenate(parts)))
-    used = {name for entry in contents.entries.values() for name in entry.theirs}
-    assert used == set(weights) and all(why == OPTIMIZER for why in contents.left.values())
+    used = {name for entry in contents.entries.values() for name in entry.source_names}
+    assert used == set(weights) and all(why == OPTIMIZER for why in contents.skipped.values())
     compare_with_recorded(build(contents), folder)
 
 
@@ -381,7 +381,7 @@ def test_a_damaged_index_never_ends_in_another_error(seed: int, tmp_path: Path) 
         open_contents(tmp_path / "bert")
 
 
-def read_all(contents: Contents) -> None:
+def read_all(contents: CheckpointContents) -> None:
     for entry in contents.entries.values():
         entry.read()
 
