@@ -299,7 +299,7 @@ MISTAKES: dict[str, tuple[Breaks, str, dict[str, Any], str]] = {
     "eps": (strange, "paddle", {}, "eps: PaddleNLP's Ernie .* --eps 1e-12"),
     "too large for half": (too_large, "huggingface", {"dtype": "fp16"}, "too large"),
     "another tokenizer": (other_tokenizer, "palm_ds", {}, "it belongs to another model"),
-    "no vocabulary": (no_vocabulary, "huggingface", {}, "holds no tokenizer.json"),
+    "no vocabulary": (no_vocabulary, "huggingface", {}, "contains no tokenizer.json"),
     "cut short": (cut, "palm_ds", {}, "cannot be read as safetensors"),
     "no such format": (strange, "onnx", {}, 'to: no "onnx"; known: huggingface'),
     "no such family": (strange, "huggingface", {"family": "gpt"}, 'family: no "gpt"'),

@@ -206,7 +206,7 @@ def test_a_stretched_encoder_finds_the_old_text_between() -> None:
     row = np.array(IDS)
     text = Example(ids=row, segments=row * 0, origin=row, marks={})
     batch = collate([[(text, 0)]], length=len(IDS), pad=0)
-    wide = replace(batch, positions=batch.position_ids * 3)
+    wide = replace(batch, position_ids=batch.position_ids * 3)
     assert torch.equal(model.backbone(batch), stretched.backbone(wide))
 
 

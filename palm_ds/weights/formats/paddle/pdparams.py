@@ -5,7 +5,7 @@
     "UnpackBigParamInfor@@"                  {name: {OriginShape, slices}}: put together again
     (name, array); eval("data", {"data": array})     tensors and LoD tensors in other objects
 
-pickle_machine.py says what the file makes, without doing what it says.
+safe_unpickler.py interprets the pickle without executing it.
 """
 
 from __future__ import annotations
