@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from palm_ds.common import rng as keyed
@@ -37,7 +36,7 @@ from palm_ds.runtime.optimizer import (
     param_lr_scales,
     set_lr,
 )
-from palm_ds.runtime.processes import Watchdog, check_precision, start, stop
+from palm_ds.runtime.processes import Processes, Watchdog, check_precision, start, stop
 from palm_ds.runtime.step_result import LossSums, StepResult
 
 log = logging.getLogger(__name__)
@@ -63,8 +62,6 @@ class Engine:
         next. Parameters with different counts get optimizer groups of their own.
         `lr_scales`: {parameter pattern: multiplier of the learning rate}.
         `freezable`: the parameter patterns that `step` may freeze."""
-        import deepspeed
-
         self.processes = start(ds_config)
         self.rank, self.world = self.processes.rank, self.processes.world
         self.local_rank, self.device = self.processes.local_rank, self.processes.device
@@ -72,7 +69,7 @@ class Engine:
         self._fp16 = ds_config.precision == "fp16"
         self.micro_rows, self.accumulation = ds_config.micro_batching(rows, self.world)
         self.config = ds_config.deepspeed_config(rows=rows, world=self.world, clip=optimizer.clip)
-        self._attack = self._attacked(model, optimizer.fgm) if optimizer.fgm else None
+        self._attack = _fgm(model, optimizer.fgm, self.config) if optimizer.fgm else None
         self.tasks = tuple(model.head_of)  # type: ignore[arg-type]
         self.layout = checkpoint.Layout(
             world=self.world, stage=ds_config.stage, precision=ds_config.precision
@@ -93,11 +90,7 @@ class Engine:
         self._frozen = sharded_state.frozen_shards(model, self.rank, self.world)
         self._averages, self._swapped = optimizer.ema > 0, False
         check_precision(ds_config, self.device)
-        self._engine: Any = deepspeed.initialize(
-            model=model, optimizer=self._optimizer, config=self.config
-        )[0]
-        if self.world == 1 and ds_config.stage == 0:
-            self._engine.enable_backward_allreduce = False  # it would copy every gradient twice
+        self._engine: Any = _initialize(model, self._optimizer, self.config, ds_config, self.world)
         self._step_freezing.watch(self._engine.module)
         self._watchdog = Watchdog(ds_config.watchdog_minutes * 60)
 
@@ -121,7 +114,7 @@ class Engine:
         """
         assert not self._swapped, "the model holds the averaged weights"
         assert len(batches) == self.accumulation, (len(batches), self.accumulation)
-        counts, tokens, stop = self._agree(batches, step, stop)
+        counts, tokens, stop = _agree(self.processes, self.tasks, batches, step, stop)
         scales = {
             task: (weights or {}).get(task, 1.0) * self.world / max(counts[task], 1)
             for task in self.tasks
@@ -155,34 +148,10 @@ class Engine:
         self._engine.step()
         return outputs
 
-    def _attacked(self, model: Any, length: float) -> FGM:
-        """FGM (palm_ds/model/fgm.py) on the token embeddings: two passes per micro-batch."""
-        for key in ("train_batch_size", "gradient_accumulation_steps"):
-            self.config[key] *= 2
-        return FGM(model.backbone.word, length)
-
-    def _agree(
-        self, batches: Sequence[Batch], step: int, stop: bool
-    ) -> tuple[dict[str, int], int, bool]:
-        """One small all-reduce: label counts, tokens without padding, whether to stop."""
-        for batch in batches:
-            for task in batch.labels:
-                assert task in self.tasks, f"labels of {task}, which the model does not have"
-        counts = [sum(batch.count(task) for batch in batches) for task in self.tasks]
-        tokens = sum(batch.real_tokens for batch in batches)
-        *totals, tokens, stopping, steps = self.processes.sum([*counts, tokens, int(stop), step])
-        assert steps == step * self.world, "processes are at different steps"
-        return dict(zip(self.tasks, totals, strict=True)), tokens, stopping > 0
-
     def reduce(self, values: Mapping[str, torch.Tensor | float]) -> dict[str, float]:
         """Sums of scalars over all processes, in one all-reduce. Synchronises with the device: call
         it in logging steps only."""
-        stacked = torch.stack(
-            [torch.as_tensor(v, dtype=torch.float64, device=self.device) for v in values.values()]
-        )
-        if self.world > 1:
-            dist.all_reduce(stacked)
-        return dict(zip(values, stacked.tolist(), strict=True))
+        return self.processes.sum_scalars(values)
 
     @property
     def grad_norm(self) -> float:
@@ -198,17 +167,14 @@ class Engine:
     @property
     def loss_scale(self) -> float:
         """The loss scale of fp16; 1 in other precisions."""
-        if not self._fp16:
-            return 1.0
-        return float(self._engine.optimizer.loss_scale)
+        return float(self._engine.optimizer.loss_scale) if self._fp16 else 1.0
 
     # -- reading --
 
     def evaluate(self, batch: Batch, scores: Collection[str] = ()) -> dict[str, Any]:
-        """Loss sum and correct predictions of each task, without gradients or dropout, and the
-        logits of the tasks in `scores`. The sums are this process's: add them up and `reduce` them.
-        All processes must evaluate equally often, since ZeRO 3 gathers weights together: pad with
-        batches of empty rows."""
+        """This process's loss sum and correct predictions of each task (no gradients, no dropout),
+        and the logits of the tasks in `scores`. All processes must evaluate equally often, since
+        ZeRO 3 gathers weights together: pad with batches of empty rows."""
         self._watchdog.beat()
         self._engine.eval()
         try:
@@ -220,24 +186,13 @@ class Engine:
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """On rank 0, all weights in fp32 on the CPU; an empty dict elsewhere. All processes take
         part, one weight at a time, so the device holds at most one extra."""
-        out: dict[str, torch.Tensor] = {}
-        local, stage = self._local_shards(), self.ds_config.stage
-        for name, parameter in local.parameters.items():
-            frozen = name in self._frozen
-            full = local.full_frozen(name, self.device) if frozen else _gathered(parameter, stage)
-            if self.rank == 0:
-                out[name] = full.detach().to("cpu", torch.float32, copy=True)
-        if self.rank == 0:
-            kept = self._engine.module.state_dict().keys()
-            buffers = dict(self._engine.module.named_buffers())
-            out |= {n: b.detach().cpu().clone() for n, b in buffers.items() if n in kept}
-        return out
+        out = _full_parameters(self._local_shards(), self._frozen, self.device)
+        return out | _buffers(self._engine.module) if self.rank == 0 else {}
 
     @contextmanager
     def ema_weights(self) -> Iterator[None]:
         """A context in which the model holds the averaged weights (`optimizer.ema`; its own weights
-        without it), for evaluation and `full_state_dict`. Its own weights return bit for bit. All
-        processes take part; no step or checkpoint inside."""
+        without it). Its own return bit for bit. All processes take part; no step or save inside."""
         if not self._averages:
             yield
             return
@@ -262,18 +217,10 @@ class Engine:
         assert not self._swapped, "the model holds the averaged weights"
         self._watchdog.beat()
         local = self._local_shards()
-
-        def write(place: Path, written: checkpoint.FileManifest) -> None:
-            sharded_state.write_shards(
-                local.shards_to_write(),
-                f"process_{self.rank:05}",
-                lambda name, make: written.write(place / name, make),
-            )
-
         path = checkpoint.save(
             Path(folder),
             step,
-            write=write,
+            write=_shard_writer(local, self.rank),
             layout=self.layout,
             parameters=sharded_state.update_counts(local.shards()),
             engine=read_counters(self._engine, fp16=self._fp16),
@@ -289,9 +236,8 @@ class Engine:
     def load(
         self, folder: str | Path, *, warn: Callable[[str], None] | None = None
     ) -> dict[str, Any] | None:
-        """Continue from the newest good checkpoint in `folder`: the state it was saved with, or
-        None if there is no checkpoint. `warn` gets a line for each bad one; by default it is
-        logged."""
+        """Continue from the newest good checkpoint in `folder`. Returns its state, None if there is
+        no checkpoint. `warn` gets a line for each bad one (default: logged)."""
         self._watchdog.beat()
         found = checkpoint.latest_good(Path(folder), group=self.processes, warn=warn or log.warning)
         if found is None:
@@ -346,6 +292,74 @@ class Engine:
         """Release the engine and leave the process group, on all processes."""
         self.release()
         stop()
+
+
+def _initialize(
+    model: nn.Module, optimizer: Any, config: dict[str, Any], ds_config: DSConfig, world: int
+) -> Any:
+    import deepspeed
+
+    engine = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+    if world == 1 and ds_config.stage == 0:
+        engine.enable_backward_allreduce = False  # it would copy every gradient twice
+    return engine
+
+
+def _agree(
+    processes: Processes, tasks: Sequence[str], batches: Sequence[Batch], step: int, stop: bool
+) -> tuple[dict[str, int], int, bool]:
+    """One small all-reduce: label counts, tokens without padding, whether to stop."""
+    for batch in batches:
+        for task in batch.labels:
+            assert task in tasks, f"labels of {task}, which the model does not have"
+    counts = [sum(batch.count(task) for batch in batches) for task in tasks]
+    tokens = sum(batch.real_tokens for batch in batches)
+    *totals, tokens, stopping, steps = processes.sum([*counts, tokens, int(stop), step])
+    assert steps == step * processes.world, "processes are at different steps"
+    return dict(zip(tasks, totals, strict=True)), tokens, stopping > 0
+
+
+def _fgm(model: Any, length: float, config: dict[str, Any]) -> FGM:
+    """FGM (palm_ds/model/fgm.py) on the token embeddings: two passes per micro-batch."""
+    for key in ("train_batch_size", "gradient_accumulation_steps"):
+        config[key] *= 2
+    return FGM(model.backbone.word, length)
+
+
+def _buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of the persistent buffers, on the CPU."""
+    stored = model.state_dict().keys()
+    return {n: b.detach().cpu().clone() for n, b in model.named_buffers() if n in stored}
+
+
+def _shard_writer(
+    local: sharded_state.LocalShards, rank: int
+) -> Callable[[Path, checkpoint.FileManifest], None]:
+    """What writes this process's shards into the folder of a checkpoint."""
+
+    def write(folder: Path, written: checkpoint.FileManifest) -> None:
+        sharded_state.write_shards(
+            local.shards_to_write(),
+            f"process_{rank:05}",
+            lambda name, make: written.write(folder / name, make),
+        )
+
+    return write
+
+
+def _full_parameters(
+    local: sharded_state.LocalShards, frozen: Collection[str], device: torch.device
+) -> dict[str, torch.Tensor]:
+    """Every parameter whole, in fp32 on the CPU of rank 0. All processes take part."""
+    out = {}
+    for name, parameter in local.parameters.items():
+        if name in frozen:
+            full = local.full_frozen(name, device)
+        else:
+            full = _gathered(parameter, local.stage)
+        if local.rank == 0:
+            out[name] = full.detach().to("cpu", torch.float32, copy=True)
+    return out
 
 
 def _gathered(parameter: nn.Parameter, stage: int) -> torch.Tensor:

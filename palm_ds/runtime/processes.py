@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -62,6 +62,15 @@ class Processes:
         tensor = torch.tensor(numbers, dtype=torch.int64)
         dist.all_reduce(tensor, group=self._host_group)
         return tensor.tolist()
+
+    def sum_scalars(self, values: Mapping[str, torch.Tensor | float]) -> dict[str, float]:
+        """Sums of scalars over all processes, on the device, in float64."""
+        stacked = torch.stack(
+            [torch.as_tensor(v, dtype=torch.float64, device=self.device) for v in values.values()]
+        )
+        if self.world > 1:
+            dist.all_reduce(stacked)
+        return dict(zip(values, stacked.tolist(), strict=True))
 
     def barrier(self) -> None:
         dist.barrier(group=self._host_group)
