@@ -30,13 +30,13 @@ def token_texts(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> list[t
 
 def display_tokens(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> list[str]:
     """The text of each id, with ## in front if it continues a word."""
-    return ["##" * goes_on + text for text, goes_on in token_texts(tokenizer, ids)]
+    return ["##" * continues + text for text, continues in token_texts(tokenizer, ids)]
 
 
 def _surface(tokenizer: Tokenizer, token: str) -> tuple[str, bool]:
     if tokenizer.kind == "wordpiece":
-        goes_on = token.startswith("##") and len(token) > 2
-        return (token[2:] if goes_on else token), goes_on
+        continues = token.startswith("##") and len(token) > 2
+        return (token[2:] if continues else token), continues
     decoder = tokenizer.backend.decoder
     if "▁" not in token and decoder is not None:
         token = decoder.decode([token]).replace(" ", "▁")  # byte-level characters to text

@@ -94,16 +94,16 @@ def _splits(
     word = np.where(following & OPENER, beyond, following)  # the first word after the end
     spaced = (following & SPACE) != 0
     chinese = ((previous | word) & HAN) != 0
-    goes_on = ((word & LOWER) != 0) | ((following & INNER) != 0) & ((following & OPENER) == 0)
+    continues = ((word & LOWER) != 0) | ((following & INNER) != 0) & ((following & OPENER) == 0)
     closed = after > ends + 1
 
-    split = ((end & CHINESE_END) != 0) & ~goes_on
-    split |= ((end & STRONG) != 0) & (spaced | chinese) & ~goes_on
-    period = ((end & PERIOD) != 0) & (spaced | chinese) & ~goes_on
+    split = ((end & CHINESE_END) != 0) & ~continues
+    split |= ((end & STRONG) != 0) & (spaced | chinese) & ~continues
+    period = ((end & PERIOD) != 0) & (spaced | chinese) & ~continues
     split |= period & ~_abbreviated(flags, ends, previous, word, starts)
     ellipsis = (end & ELLIPSIS) != 0
-    split |= ellipsis & spaced & ((word & CAPITAL) != 0) & ~goes_on
-    return split | (ellipsis & chinese & closed & ~goes_on)
+    split |= ellipsis & spaced & ((word & CAPITAL) != 0) & ~continues
+    return split | (ellipsis & chinese & closed & ~continues)
 
 
 def _abbreviated(

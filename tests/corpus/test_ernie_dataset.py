@@ -90,16 +90,16 @@ def test_a_list_says_how_often_words_are_masked(
 
 
 BAD_LINES = {
-    "fields": ("1 2;0 0;0 1;0 0", "4 fields where 5 are due"),
-    "empty": ("", "1 fields where 5 are due"),
+    "fields": ("1 2;0 0;0 1;0 0", "4 fields, expected 5"),
+    "empty": ("", "1 fields, expected 5"),
     "types": (GOOD.replace("1 1 1;0 1", "1 1;0 1"), "7 sentence_type_ids for 8 token_ids"),
     "positions": (GOOD.replace(" 7;-1", ";-1"), "7 position_ids for 8 token_ids"),
     "words": (GOOD.replace("0 1 -1;1", "0 -1;1"), "7 seg_labels for 8 token_ids"),
-    "number": (GOOD.replace("34", "x34"), "token_ids: 'x34' is no whole number"),
-    "fraction": (GOOD.replace("34", "3.4"), "token_ids: '3.4' is no whole number"),
+    "number": (GOOD.replace("34", "x34"), "token_ids: 'x34' is not a whole number"),
+    "fraction": (GOOD.replace("34", "3.4"), "token_ids: '3.4' is not a whole number"),
     "no numbers": (GOOD.replace("1 5 6 34 2 7 8 2", ""), "no token_ids"),
-    "label": (GOOD[:-1] + "2", "next_sentence_label is '2', where 0 or 1 is due"),
-    "no label": (GOOD[:-1], "next_sentence_label is '', where 0 or 1 is due"),
+    "label": (GOOD[:-1] + "2", "next_sentence_label is '2', expected 0 or 1"),
+    "no label": (GOOD[:-1], "next_sentence_label is '', expected 0 or 1"),
     "one text": (
         "1 9 9 2;0 0 0 0;0 1 2 3;-1 0 0 -1;1",
         "sentence_type_ids are not 0 ... 0 1 ... 1",
@@ -107,12 +107,12 @@ BAD_LINES = {
     "three texts": (GOOD.replace("0 1 1 1;", "1 2 2 2;"), "sentence_type_ids are not"),
     "empty text": ("1 2 9 2;0 0 1 1;0 1 2 3;-1 -1 0 -1;1", "one of the two texts is empty"),
     "seg label": (GOOD.replace("0 0 1 -1 0", "0 0 2 -1 0"), "other than -1, 0 and 1"),
-    "special inside": (GOOD.replace("0 0 1 -1 0", "0 -1 1 -1 0"), "-1 is due at the first token"),
+    "special inside": (GOOD.replace("0 0 1 -1 0", "0 -1 1 -1 0"), "must be -1 at the first token"),
     "order": (GOOD.replace("0 1 2 3 4 5 6 7", "0 1 2 3 4 5 7 6"), "position_ids are not 0, 1, 2"),
     "large id": (GOOD.replace("34", "36"), "token id 36, but the vocabulary has 36"),
     "negative id": (GOOD.replace("34", "-3"), "token id -3, but the vocabulary has 36"),
     "other specials": (GOOD.replace("2 7", "9 7"), "special tokens (1, 9, 2), which are (1, 2, 2)"),
-    "letters": ("北\u2028京", "1 fields where 5 are due"),
+    "letters": ("北\u2028京", "1 fields, expected 5"),
 }
 
 
@@ -129,9 +129,9 @@ def test_bad_lines(case: str, tmp_path: Path, vocabulary: Path) -> None:
 
 
 BAD_LISTS = {
-    "a file.gz 1.0\n": "line 1: path<TAB>mask_word_prob is due",
-    "a.gz\tmany\n": "line 1: mask_word_prob 'many' is no number",
-    "a.gz\tnan\n": "line 1: mask_word_prob 'nan' is no number",
+    "a file.gz 1.0\n": "line 1: expected path<TAB>mask_word_prob",
+    "a.gz\tmany\n": "line 1: mask_word_prob 'many' is not a number",
+    "a.gz\tnan\n": "line 1: mask_word_prob 'nan' is not a number",
     "a.gz\t1\nb.gz\t1\n": "line 2: b.gz: no such file beside the list or in the working directory",
     "a.gz\t1\na.gz\t0\n": "a.gz is given twice",
 }

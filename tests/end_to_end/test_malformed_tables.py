@@ -123,7 +123,7 @@ CASES: list[Case] = [
     ("null text", "t.jsonl", line(text_a=None), {}, ":1: text_a is null, not text"),
     ("text is a list", "t.jsonl", line(text_a=["a"]), {}, ":1: text_a is list, not text"),
     ("text is true", "t.jsonl", line(text_a=True), {}, ":1: text_a is bool, not text"),
-    ("half a pair", "t.jsonl", b'{"text_a": "\\ud83d"}', {}, ":1: text_a: half a surrogate pair"),
+    ("half a pair", "t.jsonl", b'{"text_a": "\\ud83d"}', {}, ":1: text_a: lone surrogate"),
     ("null among labels", "t.jsonl", line(text_a="a", label=["x", None]), {}, ":1: label is null"),
     ("id is a list", "t.jsonl", line(text_a="a", id=[1]), {}, ":1: id is list, not text"),
     ("tokens are a number", "t.jsonl", line(tokens=3), {}, ":1: tokens is int, not a list"),

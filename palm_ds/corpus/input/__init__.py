@@ -1,1 +1,1 @@
-"""Input formats of a corpus: which files there are, and their records."""
+"""Input of a corpus: finds files, splits them into work units, reads their records."""

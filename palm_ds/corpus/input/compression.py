@@ -1,4 +1,4 @@
-"""Files as they are or compressed, opened as bytes; damage is named, never read over."""
+"""Opens plain or compressed files as bytes; damaged files raise an error that names them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMPRESSED = (".gz", ".zst")
 
 
 def open_bytes(path: str | Path) -> BinaryIO:
-    """The file's contents, decompressed if its name ends in .gz or .zst."""
+    """Opens a file, decompressing it if its name ends in .gz or .zst."""
     path = str(path)
     if path.endswith(".gz"):
         return cast(BinaryIO, gzip.open(path, "rb"))
@@ -27,7 +27,7 @@ def open_bytes(path: str | Path) -> BinaryIO:
 
 @contextmanager
 def reading(path: str | Path, at: Callable[[], str] = lambda: "") -> Iterator[None]:
-    """Says what is wrong with the file, and after which place (`at`)."""
+    """Turns read errors into a UserError that names the file and the position, `at()`."""
     try:
         yield
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -44,7 +44,7 @@ def first_bytes(path: Path, size: int = 4096) -> bytes:
 
 
 class _Zstandard(io.RawIOBase):
-    """Decompresses frame after frame and, unlike the library's reader, notices a file cut short."""
+    """Decompresses frame by frame and, unlike the library's reader, detects truncated files."""
 
     def __init__(self, path: str) -> None:
         import zstandard
@@ -53,7 +53,7 @@ class _Zstandard(io.RawIOBase):
         self._error = zstandard.ZstdError
         self._new = zstandard.ZstdDecompressor().decompressobj
         self._frame = self._new()
-        self._ready, self._waiting, self._begun = b"", b"", False
+        self._ready, self._waiting, self._started = b"", b"", False
 
     def readable(self) -> bool:
         return True
@@ -66,8 +66,8 @@ class _Zstandard(io.RawIOBase):
         while not self._ready:
             data = self._waiting or self._handle.read(1 << 16)
             if not data:
-                if self._begun:
-                    raise UserError(f"input {self.path}: damaged zstd file: it ends too early")
+                if self._started:
+                    raise UserError(f"input {self.path}: damaged zstd file: unexpected end of file")
                 return 0
             self._advance(data)
         n = min(len(buffer), len(self._ready))
@@ -76,9 +76,9 @@ class _Zstandard(io.RawIOBase):
 
     def _advance(self, data: bytes) -> None:
         try:
-            self._ready, self._begun = self._frame.decompress(data), True
+            self._ready, self._started = self._frame.decompress(data), True
         except self._error as error:
             raise UserError(f"input {self.path}: damaged zstd file: {error}") from None
         self._waiting = b""
         if self._frame.eof:
-            self._waiting, self._frame, self._begun = self._frame.unused_data, self._new(), False
+            self._waiting, self._frame, self._started = self._frame.unused_data, self._new(), False

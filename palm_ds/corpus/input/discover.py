@@ -1,10 +1,10 @@
-"""Files, folders and names to units of work.
+"""Finds input files and splits them into work units.
 
-    inputs = find_inputs(["news/*.jsonl.gz", "books/", "embedded"], InputOptions())
-    units = cut(inputs, InputOptions(), size=4 << 20)
+    inputs, ignored = find_inputs(["news/*.jsonl.gz", "books/", "embedded"], InputOptions())
+    units = split_into_units(inputs, InputOptions(), size=4 << 20)
 
-A unit is a list of spans: parts of files that end where a document ends. Units depend on the
-order and the size of the inputs alone, so that whoever works on one makes the same shard of it.
+A work unit is a list of spans: parts of files that end at the end of a document. Units depend only
+on the order and sizes of the inputs, so that every worker writes the same shard for a unit.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from palm_ds.common.errors import UserError
-from palm_ds.corpus.input import ernie_lines as ernie_format
-from palm_ds.corpus.input import python_docs as embedded
+from palm_ds.corpus.input import ernie_lines, python_docs
 from palm_ds.corpus.input.compression import COMPRESSED, first_bytes
 from palm_ds.corpus.input.options import InputOptions
 
 _KINDS = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
-    ".json": "jsonl",  # or "array": its first byte tells
+    ".json": "jsonl",  # or "array", by its first byte
     ".txt": "text",
     ".text": "text",
     ".md": "text",
@@ -41,7 +40,7 @@ _TAKES = {
     "dialogues": _ROWS,
     "ernie": (),
 }
-_SQUEEZED = 3  # text is about so many times smaller when compressed
+_COMPRESSION_RATIO = 3  # of compressed text, roughly
 EMBEDDED = "embedded"
 
 
@@ -49,14 +48,14 @@ EMBEDDED = "embedded"
 class Input:
     """One file, Arrow folder, or the embedded text."""
 
-    name: str  # what ids and messages call it
+    name: str  # used in ids and messages
     path: str
     kind: str  # jsonl, array, text, tsv, csv, parquet, arrow, embedded, ernie
     compression: str = ""  # "", .gz, .zst
     bytes: int
-    rows: int = 0  # of parquet row groups, Arrow rows or embedded documents; 0: counted in bytes
+    rows: int = 0  # parquet row groups, Arrow rows or embedded documents; 0: split by bytes
     modified: int = 0  # nanoseconds
-    mask_word: int = 0  # of ERNIE's lines: in so many percent of passes whole words are masked
+    mask_word: int = 0  # ERNIE's lines: percentage of passes in which whole words are masked
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class InputSpan:
     input: int
     start: int
     end: int
-    bytes: int  # about so many of the input's bytes, for progress and for filling units
+    bytes: int  # approximate input bytes, for progress and for filling units
 
 
 WorkUnit = tuple[InputSpan, ...]
@@ -75,8 +74,8 @@ WorkUnit = tuple[InputSpan, ...]
 def find_inputs(
     names: Sequence[str], options: InputOptions
 ) -> tuple[tuple[Input, ...], tuple[str, ...]]:
-    """The inputs in the order given, a folder's and a pattern's files in the order of their names;
-    and the files in folders that are left out because nobody knows their kind."""
+    """Finds the inputs, in the order given; files of a folder or pattern are sorted by name. Also
+    returns the files in folders that are skipped because their type is unknown."""
     found: list[Input] = []
     ignored: list[str] = []
     for name in names:
@@ -93,27 +92,27 @@ def find_inputs(
 
 
 def _listed(path: Path, shown: str, options: InputOptions) -> list[Input]:
-    """The file itself, or for a list of ERNIE's files those that it names."""
+    """The file itself, or the files named in a list of ERNIE files."""
     if options.structure != "ernie":
         return [_describe(path, shown, options)]
-    if not ernie_format.is_list(path):
+    if not ernie_lines.is_list(path):
         return [replace(_describe(path, shown, options), mask_word=100)]
     return [
         replace(_describe(file, file.name, options), mask_word=percent)
-        for file, percent in ernie_format.read_list(path)
+        for file, percent in ernie_lines.read_list(path)
     ]
 
 
 def _embedded(options: InputOptions) -> Input:
     if options.structure != "documents":
-        raise UserError(f"input {EMBEDDED}: holds documents, not {options.structure}")
-    documents = embedded.all_documents()
+        raise UserError(f"input {EMBEDDED}: contains documents, not {options.structure}")
+    documents = python_docs.all_documents()
     size = sum(len(text.encode("utf-8")) for _, text in documents)
     return Input(name=EMBEDDED, path="", kind="embedded", bytes=size, rows=len(documents))
 
 
 def _distinct(found: list[Input]) -> tuple[Input, ...]:
-    """Refuses a file given twice; calls files of the same name by their paths."""
+    """Rejects duplicate files; names files of the same name by their paths."""
     paths = [item.path for item in found]
     for i, path in enumerate(paths):
         if path in paths[:i]:
@@ -126,7 +125,7 @@ def _distinct(found: list[Input]) -> tuple[Input, ...]:
 
 
 def _expand(name: str, options: InputOptions) -> tuple[list[tuple[Path, str]], list[str]]:
-    """(path, shown name) of the files that an argument means, and the files left out."""
+    """(path, displayed name) of the files that an argument matches, and the skipped files."""
     path = Path(name)
     if path.is_dir():
         return _folder(path, options)
@@ -157,7 +156,7 @@ def _folder(folder: Path, options: InputOptions) -> tuple[list[tuple[Path, str]]
         else:
             ignored.append(str(file))
     if not known:
-        there = f"its {len(ignored)} files are of unknown kinds" if ignored else "it has no files"
+        there = f"its {len(ignored)} files are of unknown types" if ignored else "it has no files"
         raise UserError(f"input {folder}: nothing to read: {there}; known: {_known(options)}")
     return known, ignored
 
@@ -167,7 +166,7 @@ def _is_dataset(folder: Path) -> bool:
 
 
 def _kind(file: Path, options: InputOptions) -> tuple[str, str]:
-    """(kind, compression) by the file's name; kind "" where it says nothing."""
+    """(kind, compression) by the file's name; kind "" if it is unknown."""
     compression = file.suffix if file.suffix in COMPRESSED else ""
     if options.structure == "ernie":
         return "ernie", compression
@@ -195,7 +194,7 @@ def _describe(path: Path, shown: str, options: InputOptions) -> Input:
     if not kind:
         of = "" if options.structure == "documents" else f" of {options.structure}"
         hint = "; name it with --format" if options.structure == "documents" else ""
-        raise UserError(f"input {path}: unknown kind of file{of} ({_known(options)}){hint}")
+        raise UserError(f"input {path}: unknown file type{of} ({_known(options)}){hint}")
     size, rows = _measure(path, kind)
     return Input(
         name=shown,
@@ -209,7 +208,7 @@ def _describe(path: Path, shown: str, options: InputOptions) -> Input:
 
 
 def _measure(path: Path, kind: str) -> tuple[int, int]:
-    """Bytes on the disk, and row groups or rows where the format knows them."""
+    """Size in bytes, and the number of row groups or rows, 0 if the format has none."""
     try:
         if kind == "parquet":
             return path.stat().st_size, _parquet_groups(path)
@@ -233,7 +232,7 @@ def _parquet_groups(path: Path) -> int:
 
 
 def open_dataset(path: str | Path):
-    """An Arrow folder (`save_to_disk`) or file, memory-mapped by `datasets`."""
+    """Opens an Arrow folder (`save_to_disk`) or file, memory-mapped by `datasets`."""
     import datasets
     import pyarrow as pa
 
@@ -249,7 +248,7 @@ def open_dataset(path: str | Path):
 def split_into_units(
     inputs: Sequence[Input], options: InputOptions, *, size: int
 ) -> tuple[WorkUnit, ...]:
-    """Units of about `size` bytes of input, in order."""
+    """Splits the inputs into work units of about `size` bytes, in order."""
     units: list[WorkUnit] = []
     filling: list[InputSpan] = []
     for number, item in enumerate(inputs):
@@ -264,13 +263,13 @@ def split_into_units(
 
 
 def unit_bytes(unit: Sequence[InputSpan]) -> int:
-    """About so many bytes of input."""
+    """The approximate bytes of input in a work unit."""
     return sum(span.bytes for span in unit)
 
 
 def _spans(number: int, item: Input, options: InputOptions, size: int) -> Iterable[InputSpan]:
     if item.compression:
-        return [InputSpan(number, 0, -1, item.bytes * _SQUEEZED)]
+        return [InputSpan(number, 0, -1, item.bytes * _COMPRESSION_RATIO)]
     pieces = -(-item.bytes // size)
     if item.kind == "parquet" or item.rows:
         return _row_spans(number, item, min(pieces, item.rows))
@@ -291,7 +290,7 @@ def _row_spans(number: int, item: Input, pieces: int) -> list[InputSpan]:
 
 
 def _byte_spans(number: int, item: Input, pieces: int, blank: bool) -> list[InputSpan]:
-    """Equal parts, each moved on to where a document ends."""
+    """Equal parts, each extended to the end of a document."""
     edges = [0]
     with open(item.path, "rb") as handle:
         for i in range(1, pieces):
@@ -305,9 +304,9 @@ def _byte_spans(number: int, item: Input, pieces: int, blank: bool) -> list[Inpu
 
 
 def _next_edge(handle: BinaryIO, at: int, blank: bool) -> int:
-    """The first place after `at` that follows a line end, or a line that is empty as a whole."""
+    """The first offset after `at` that follows a line end or, with `blank`, an empty line."""
     handle.seek(at)
-    whole = False  # whether what is read next begins with the beginning of a line
+    whole = False  # whether the next read starts at the beginning of a line
     while line := handle.readline(1 << 20):
         ended = line.endswith(b"\n")
         if ended and (not blank or (whole and not line.strip())):

@@ -1,11 +1,12 @@
-"""ERNIE 1.0's pretraining lines and file lists, read and written.
+"""Reads and writes the lines and file lists of ERNIE 1.0's pretraining data.
 
     token_ids;sentence_type_ids;position_ids;seg_labels;next_sentence_label
 
-Five fields, the first four of the same length, numbers separated by spaces: [CLS] first text [SEP]
-second text [SEP]; 0 for the first text and 1 for the second; 0, 1, 2 ...; 0 where a word begins, 1
-inside, -1 at a special token; 1 if the second text really follows the first, else 0. A list has a
-line `path<TAB>mask_word_prob` for every file (ERNIE's repro branch, ernie/reader/pretraining.py).
+The first four fields are space-separated numbers, equally many: [CLS] first text [SEP] second text
+[SEP]; 0 for the first text and 1 for the second; 0, 1, 2 ...; 0 at the start of a word, 1 inside
+it, -1 at a special token. The last is 1 if the second text follows the first in the source, else 0.
+A list has a line `path<TAB>mask_word_prob` per file (ERNIE's repro branch,
+ernie/reader/pretraining.py).
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ _EXCERPT = 80
 
 
 def ernie_record(line: str, place: SourceLocation, mask_word: int) -> Record:
-    """The pair of texts in a line; BadRecordError says what is wrong with it. That the ids are in
-    the vocabulary, and the special ones special, is for those to check who have it."""
+    """Parses the text pair in a line. Raises BadRecordError if the line is malformed. Ids are not
+    checked against the vocabulary here; `DocumentAnalyzer` does that."""
     fields = line.split(";")
     if len(fields) != len(FIELDS):
-        raise BadRecordError(f"{len(fields)} fields where 5 are due: {';'.join(FIELDS)}")
+        raise BadRecordError(f"{len(fields)} fields, expected 5: {';'.join(FIELDS)}")
     ids, types, positions, words = (
         _numbers(field, name) for field, name in zip(fields[:4], FIELDS, strict=False)
     )
@@ -47,17 +48,17 @@ def ernie_record(line: str, place: SourceLocation, mask_word: int) -> Record:
             raise BadRecordError(f"{len(values)} {name} for {len(ids)} token_ids")
     label = fields[4].strip()
     if label not in LABELS:
-        raise BadRecordError(f"next_sentence_label is {label[:20]!r}, where 0 or 1 is due")
+        raise BadRecordError(f"next_sentence_label is {label[:20]!r}, expected 0 or 1")
     second = _second(types)
     special = np.flatnonzero(words == -1)
     if special.tolist() != [0, second - 1, len(ids) - 1]:
         raise BadRecordError(
-            "seg_labels: -1 is due at the first token, and at the last of either text, alone"
+            "seg_labels: must be -1 at the first token and after each text, and nowhere else"
         )
     if second < 3 or len(ids) - second < 2:
         raise BadRecordError("one of the two texts is empty")
     if (words[words != -1] > 1).any() or (words < -1).any():
-        raise BadRecordError("seg_labels are other than -1, 0 and 1")
+        raise BadRecordError("seg_labels: values other than -1, 0 and 1")
     if (positions != np.arange(len(ids))).any():
         raise BadRecordError("position_ids are not 0, 1, 2 ... in order")
     inside = words != -1
@@ -82,13 +83,13 @@ def _numbers(text: str, name: str) -> np.ndarray:
     if not _NUMBERS.fullmatch(text):
         wrong = next((x for x in text.split() if not _NUMBERS.fullmatch(x)), "")
         raise BadRecordError(
-            f"{name}: {wrong[:20]!r} is no whole number" if wrong else f"no {name}"
+            f"{name}: {wrong[:20]!r} is not a whole number" if wrong else f"no {name}"
         )
     return np.array(text.split(), np.int64)
 
 
 def _second(types: np.ndarray) -> int:
-    """Where the second text begins."""
+    """The index of the second text's first token."""
     second = int((types == 0).sum())
     if not 0 < second < len(types) or (types[second:] != 1).any() or (types[:second] != 0).any():
         raise BadRecordError("sentence_type_ids are not 0 ... 0 1 ... 1")
@@ -103,7 +104,7 @@ def ernie_line(
     cls: int,
     sep: int,
 ) -> str:
-    """The line of two texts, each (ids, 1 where a word begins), without its line end."""
+    """Formats two texts, each (ids, 1 at the start of a word), as a line without line end."""
     ids = np.concatenate([[cls], first[0], [sep], second[0], [sep]])
     words = [[-1], first[1] == 0, [-1], second[1] == 0, [-1]]
     left = len(first[0]) + 2
@@ -116,7 +117,7 @@ def _joined(values: Iterable[int]) -> str:
 
 
 def is_list(path: Path) -> bool:
-    """Whether a file is a list of files: its first line has a tab, or no semicolon."""
+    """Whether a file is a list of files: its first line has a tab or no semicolon."""
     if path.suffix in COMPRESSED:
         return False
     lines = (line for line in first_bytes(path).split(b"\n") if line.strip())
@@ -125,8 +126,8 @@ def is_list(path: Path) -> bool:
 
 
 def read_list(file: Path) -> list[tuple[Path, int]]:
-    """(path, percent of passes over it that mask whole words) of each file in a list. Paths are
-    looked for beside the list, then in the working directory."""
+    """Reads a file list: (path, percentage of passes that mask whole words) per file. Paths are
+    relative to the list or else to the working directory."""
     try:
         text = file.read_text("utf-8-sig")
     except UnicodeDecodeError:
@@ -140,14 +141,14 @@ def read_list(file: Path) -> list[tuple[Path, int]]:
 def _listed(file: Path, number: int, line: str) -> tuple[Path, int]:
     name, tab, probability = line.strip().partition("\t")
     if not tab:
-        raise UserError(f"file list {file}: line {number}: path<TAB>mask_word_prob is due")
+        raise UserError(f"file list {file}: line {number}: expected path<TAB>mask_word_prob")
     try:
         value = float(probability)
     except ValueError:
         value = math.nan
     if math.isnan(value):
         raise UserError(
-            f"file list {file}: line {number}: mask_word_prob {probability!r} is no number"
+            f"file list {file}: line {number}: mask_word_prob {probability!r} is not a number"
         )
     return _found(file, number, name.strip()), round(100 * min(max(value, 0.0), 1.0))
 

@@ -1,4 +1,4 @@
-"""How input files become documents."""
+"""Options for turning input files into documents."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from palm_ds.common.errors import UserError, suggest
 
-STRUCTURES = ("pairs", "dialogues", "ernie")  # formats that say what a record is, not its file
+STRUCTURES = ("pairs", "dialogues", "ernie")  # formats of records rather than of files
 FORMATS = ("auto", "jsonl", "text", "parquet", "arrow", *STRUCTURES)
 DOCUMENTS = ("blank_line", "file", "line")
 
@@ -17,12 +17,12 @@ DOCUMENTS = ("blank_line", "file", "line")
 class InputOptions:
     """How files become documents."""
 
-    format: str = "auto"  # by the file's name, or one of FORMATS for all of them
+    format: str = "auto"  # auto: by file name; otherwise one of FORMATS for all files
     text_field: str = "text"  # of jsonl, parquet and Arrow rows
-    id_field: str | None = None  # None: "id" where there is one, else file and place
-    title_field: str | None = None  # of a text's heading
-    pair_fields: tuple[str, ...] = ("text_a", "text_b", "label")  # two: the pairs have no label
-    turns_field: str | None = None  # None: turns, else messages
+    id_field: str | None = None  # None: "id" if present, else file and position
+    title_field: str | None = None  # title of a text
+    pair_fields: tuple[str, ...] = ("text_a", "text_b", "label")  # two names: no label
+    turns_field: str | None = None  # None: turns, or messages
     text_documents: str = (
         "blank_line"  # what ends a document in a text file: blank_line, file, line
     )
@@ -37,11 +37,11 @@ class InputOptions:
         given = " ".join(self.pair_fields)
         if len(self.pair_fields) not in (2, 3):
             raise UserError(
-                f"--pair_fields {given}: give three names, of the two texts and the label (or two, "
-                "with --no_label), after OUT and INPUT"
+                f"--pair_fields {given}: give three names, two texts and the label (or two with "
+                "--no_label), after OUT and INPUT"
             )
         if len(set(self.pair_fields)) < len(self.pair_fields):
-            raise UserError(f"--pair_fields {given}: the same field twice")
+            raise UserError(f"--pair_fields {given}: duplicate field")
         if self.title_field and self.structure != "documents":
             raise UserError(f"--title_field: --format {self.format} has no titles")
 
@@ -52,7 +52,7 @@ class InputOptions:
 
 
 def input_options(state: Mapping[str, Any]) -> InputOptions:
-    """Options as JSON gives them back, perhaps from an older version that knew fewer."""
+    """Restores options from JSON, possibly written by an older version with fewer of them."""
     values: dict[str, Any] = {
         key: tuple(v) if isinstance(v, list) else v for key, v in state.items()
     }

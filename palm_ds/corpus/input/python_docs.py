@@ -1,7 +1,7 @@
-"""The English text that comes with every CPython: a small corpus that needs no download.
+"""The English documentation inside CPython: a small corpus that needs no download.
 
-The language reference (`pydoc_data.topics`, one document a topic) and the docstrings of the
-standard library, read from its sources without importing them (one document a module). About 2 MB.
+The language reference (`pydoc_data.topics`, one document per topic) and the docstrings of the
+standard library, parsed from its source files (one document per module). About 2 MB.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def documents() -> Iterator[tuple[str, str]]:
 
 @lru_cache(maxsize=1)
 def all_documents() -> tuple[tuple[str, str], ...]:
-    """`documents()`, kept: reading the library's sources takes seconds."""
+    """`documents()`, cached: parsing the standard library takes seconds."""
     return tuple(documents())
 
 
@@ -56,11 +56,11 @@ def _modules() -> Iterator[tuple[str, str]]:
 
 
 def _docstrings(file: Path) -> str:
-    """The docstrings of a module in the order of its lines, separated by blank lines."""
+    """The docstrings of a module in source order, separated by blank lines."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
-        return ""  # a file that this interpreter itself would refuse
+        return ""  # not valid for this interpreter
     nodes = [node for node in ast.walk(tree) if isinstance(node, _WITH_DOCSTRING)]
     nodes.sort(key=lambda node: getattr(node, "lineno", 0))
     texts = [ast.get_docstring(node) or "" for node in nodes]

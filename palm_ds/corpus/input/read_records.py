@@ -1,7 +1,7 @@
-"""A span of an input to documents, one at a time; what cannot be one is named, not dropped.
+"""Reads the records in a span of an input; malformed ones are reported, not dropped.
 
 for found in RecordReader(inputs[0], span, options):
-    ...   # a Record, or Rejected with its reason and the line it stands on
+    ...   # a Record, or a Rejection with its reason and line
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 from palm_ds.common.errors import UserError
-from palm_ds.corpus.input import python_docs as embedded
+from palm_ds.corpus.input import python_docs
 from palm_ds.corpus.input.compression import open_bytes, reading
 from palm_ds.corpus.input.discover import Input, InputSpan, open_dataset
 from palm_ds.corpus.input.ernie_lines import ernie_record
@@ -30,13 +30,13 @@ from palm_ds.corpus.input.records import (
     type_name,
 )
 
-LONGEST = 64 << 20  # bytes of one document; memory is bounded by it
-_EXCERPT = 120  # characters of a rejected line that are kept
-_ROWS = 256  # rows of a table read at once
+LONGEST = 64 << 20  # bytes of one document; bounds memory
+_EXCERPT = 120  # characters kept of a rejected line
+_ROWS = 256  # rows per read of a table
 
 
 class Lines:
-    """The lines of a span with their numbers; `count` is how many there were."""
+    """Iterates over the lines of a span; `count` is the number of lines so far."""
 
     def __init__(self, handle: BinaryIO, start: int, end: int) -> None:
         self.handle, self.at, self.end = handle, start, end
@@ -45,7 +45,8 @@ class Lines:
             handle.seek(start)
 
     def __iter__(self) -> Iterator[tuple[int, int, bytes, int]]:
-        """(number, offset, line without its end, bytes with it). A line over LONGEST comes cut."""
+        """Yields (number, offset, line without line end, bytes with line end). Lines over LONGEST
+        bytes are truncated."""
         while (self.end < 0 or self.at < self.end) and (line := self.handle.readline(LONGEST + 1)):
             size = len(line)
             while size > LONGEST and not line.endswith(b"\n"):
@@ -61,7 +62,7 @@ class Lines:
 
 
 class RecordReader:
-    """Iterates over a span's documents and rejected lines; `lines` is right at the end."""
+    """Iterates over the records and rejections in a span; `lines` is complete after iterating."""
 
     def __init__(self, item: Input, span: InputSpan, options: InputOptions) -> None:
         self.item, self.span, self.options = item, span, options
@@ -98,13 +99,13 @@ def _excerpt(line: bytes) -> str:
     return line[: 4 * _EXCERPT].decode("utf-8", "backslashreplace")[:_EXCERPT]
 
 
-def _tried(
+def _record_or_rejection(
     make: Callable[[Any, SourceLocation], Record],
     found: Any,
     place: SourceLocation,
     excerpt: Callable[[Any], str],
 ) -> RecordOrRejection:
-    """The record made of what was found at a place, or why there is none."""
+    """The record made by `make`, or a rejection with the reason."""
     try:
         return make(found, place)
     except BadRecordError as bad:
@@ -117,7 +118,9 @@ def _each_line(
     make: Callable[[bytes, SourceLocation], Record],
 ) -> Iterator[RecordOrRejection]:
     for number, offset, line, cost in lines:
-        yield _tried(make, line, SourceLocation(f"{item.name}@{offset}", number, cost), _excerpt)
+        yield _record_or_rejection(
+            make, line, SourceLocation(f"{item.name}@{offset}", number, cost), _excerpt
+        )
 
 
 def _jsonl(lines: Lines, item: Input, options: InputOptions) -> Iterator[RecordOrRejection]:
@@ -125,7 +128,7 @@ def _jsonl(lines: Lines, item: Input, options: InputOptions) -> Iterator[RecordO
 
 
 def json_row(line: bytes) -> dict:
-    """The object in a line of JSON."""
+    """Parses the JSON object in a line."""
     if len(line) > LONGEST:
         raise BadRecordError(f"longer than {LONGEST} bytes")
     if not line.strip():
@@ -139,13 +142,13 @@ def json_row(line: bytes) -> dict:
     except ValueError as error:  # a number of thousands of digits
         raise BadRecordError(f"not JSON: {error}") from None
     except RecursionError:
-        raise BadRecordError("not JSON: nested too deep") from None
+        raise BadRecordError("not JSON: nested too deeply") from None
     return _object(row)
 
 
 def _object(row: object) -> dict:
     if not isinstance(row, dict):
-        raise BadRecordError(f"a JSON {type_name(row)} where an object is due")
+        raise BadRecordError(f"a JSON {type_name(row)}, expected an object")
     return row
 
 
@@ -154,7 +157,7 @@ def _ernie(lines: Lines, item: Input, options: InputOptions) -> Iterator[RecordO
 
 
 def decoded(data: bytes) -> str:
-    """A line, or a document, as text."""
+    """Decodes a line or a document."""
     if len(data) > LONGEST:
         raise BadRecordError(f"longer than {LONGEST} bytes")
     try:
@@ -174,33 +177,35 @@ def _text_lines(lines: Lines, item: Input, options: InputOptions) -> Iterator[Re
 
 
 def _paragraphs(lines: Lines, item: Input, options: InputOptions) -> Iterator[RecordOrRejection]:
-    """Documents that an empty line ends."""
-    held: list[bytes] = []
+    """Reads documents separated by empty lines."""
+    pending: list[bytes] = []
     first, start, size = 0, 0, 0
     for number, offset, line, cost in lines:
         if not line.strip():
-            if held:
+            if pending:
                 place = SourceLocation(f"{item.name}@{start}", first, size + cost)
-                yield _tried(_text, b"\n".join(held), place, _excerpt)
-            held, size = [], 0
+                yield _record_or_rejection(_text, b"\n".join(pending), place, _excerpt)
+            pending, size = [], 0
             continue
-        if not held:
+        if not pending:
             first, start = number, offset
         size += cost
-        if size - cost <= LONGEST:  # what is longer is rejected whole: no need to keep it
-            held.append(line)
-    if held:
+        if size - cost <= LONGEST:  # longer documents are rejected, so need not be kept
+            pending.append(line)
+    if pending:
         place = SourceLocation(f"{item.name}@{start}", first, size)
-        yield _tried(_text, b"\n".join(held), place, _excerpt)
+        yield _record_or_rejection(_text, b"\n".join(pending), place, _excerpt)
 
 
 def _whole_file(lines: Lines, item: Input, options: InputOptions) -> Iterator[RecordOrRejection]:
-    held, size = [], 0
+    pending, size = [], 0
     for _, _, line, cost in lines:
         if size <= LONGEST:
-            held.append(line)
+            pending.append(line)
         size += cost
-    yield _tried(_text, b"\n".join(held), SourceLocation(item.name, 1, size), _excerpt)
+    yield _record_or_rejection(
+        _text, b"\n".join(pending), SourceLocation(item.name, 1, size), _excerpt
+    )
 
 
 def _after_header(lines: Lines) -> Iterator[tuple[int, int, bytes, int]]:
@@ -208,7 +213,7 @@ def _after_header(lines: Lines) -> Iterator[tuple[int, int, bytes, int]]:
 
 
 def _tsv(lines: Lines, item: Input, options: InputOptions) -> Iterator[RecordOrRejection]:
-    """Cells between tabs; a quote is a quote."""
+    """Reads cells separated by tabs; quotes have no special meaning."""
     names = _header(item, options, lambda text: text.split("\t"))
     return _each_line(
         _after_header(lines),
@@ -218,7 +223,8 @@ def _tsv(lines: Lines, item: Input, options: InputOptions) -> Iterator[RecordOrR
 
 
 def _csv(lines: Lines, item: Input, options: InputOptions) -> Iterator[RecordOrRejection]:
-    """Cells between commas, in quotes where they hold commas, quotes or line ends (RFC 4180)."""
+    """Reads cells separated by commas, in quotes if they contain commas, quotes or line ends (RFC
+    4180)."""
     names = _header(item, options, _csv_cells)
     return _each_line(
         _quoted_lines(_after_header(lines)),
@@ -230,19 +236,19 @@ def _csv(lines: Lines, item: Input, options: InputOptions) -> Iterator[RecordOrR
 def _quoted_lines(
     lines: Iterable[tuple[int, int, bytes, int]],
 ) -> Iterator[tuple[int, int, bytes, int]]:
-    """Lines put together until their quotes are closed, as the first of them."""
-    held: list[bytes] = []
+    """Joins lines until their quotes are closed; the result has the number of the first line."""
+    pending: list[bytes] = []
     first = start = size = 0
     for number, offset, line, cost in lines:
-        if not held:
+        if not pending:
             first, start, size = number, offset, 0
-        held.append(line)
+        pending.append(line)
         size += cost
-        if size > LONGEST or sum(x.count(b'"') for x in held) % 2 == 0:
-            yield first, start, b"\n".join(held), size
-            held = []
-    if held:
-        yield first, start, b"\n".join(held), size
+        if size > LONGEST or sum(x.count(b'"') for x in pending) % 2 == 0:
+            yield first, start, b"\n".join(pending), size
+            pending = []
+    if pending:
+        yield first, start, b"\n".join(pending), size
 
 
 def _csv_cells(text: str) -> list[str]:
@@ -257,18 +263,18 @@ def _row(line: bytes, names: list[str], cells: Callable[[str], list[str]]) -> di
         raise BadRecordError("empty line")
     values = cells(decoded(line))
     if len(values) != len(names):
-        raise BadRecordError(f"{len(values)} cells where the header has {len(names)}")
+        raise BadRecordError(f"{len(values)} cells, but the header has {len(names)}")
     return dict(zip(names, values, strict=True))
 
 
 def _header(item: Input, options: InputOptions, cells: Callable[[str], list[str]]) -> list[str]:
-    """The names in the first line; a table without the columns is a mistake as a whole."""
+    """Reads the column names in the first line. Raises UserError if a required one is missing."""
     with reading(item.path), open_bytes(item.path) as handle:
         line = next(iter(Lines(handle, 0, -1)), (0, 0, b"", 0))[2]
     try:
         names = [name.strip() for name in cells(decoded(line))] if line.strip() else []
     except BadRecordError as bad:
-        raise UserError(f"input {item.path}: line 1, the names of the columns: {bad}") from None
+        raise UserError(f"input {item.path}: line 1, the column names: {bad}") from None
     if line.strip():
         _columns(names, item, options)
     return names
@@ -286,16 +292,16 @@ _LINE_READERS: Mapping[str, Callable[[Lines, Input, InputOptions], Iterator[Reco
 
 
 def _read_embedded(span: InputSpan) -> Iterator[RecordOrRejection]:
-    documents = embedded.all_documents()[span.start : span.end]
+    documents = python_docs.all_documents()[span.start : span.end]
     for row, (name, text) in enumerate(documents, span.start):
         yield plain_record(text, SourceLocation(name, row, len(text)))
 
 
 def _read_array(item: Input, options: InputOptions) -> Iterator[RecordOrRejection]:
-    """A JSON array of objects."""
+    """Reads a JSON array of objects."""
     with reading(item.path), open_bytes(item.path) as handle:
         for row, (value, size) in enumerate(elements(handle, item.path, LONGEST)):
-            yield _tried(
+            yield _record_or_rejection(
                 lambda value, place: record_of(_object(value), place, options),
                 value,
                 SourceLocation(f"{item.name}#{row}", row, size),
@@ -328,7 +334,7 @@ def _read_arrow(item: Input, span: InputSpan, options: InputOptions) -> Iterator
     for start in range(span.start, span.end, _ROWS):
         columns = table[start : min(start + _ROWS, span.end)]
         for name, known in names.items():
-            if known:  # a class label: its name, not its number
+            if known:  # a class label: use its name, not its number
                 columns[name] = [
                     known[n] if n is not None and n >= 0 else None for n in columns[name]
                 ]
@@ -337,7 +343,7 @@ def _read_arrow(item: Input, span: InputSpan, options: InputOptions) -> Iterator
 
 
 def _columns(names: list[str], item: Input, options: InputOptions) -> list[str]:
-    """The columns to read; a table without them is a mistake as a whole."""
+    """The columns to read. Raises UserError if a required one is missing."""
     wanted = []
     for either in required_fields(options) + ([(options.id_field,)] if options.id_field else []):
         there = [name for name in either if name in names]
@@ -373,4 +379,4 @@ def _rows(
     for number, row in enumerate(rows, first):
         size = len(value) if isinstance(value := main(row), str) else 1
         place = SourceLocation(f"{item.name}#{number}", number, size)
-        yield _tried(make, row, place, lambda row: repr(main(row))[:_EXCERPT])
+        yield _record_or_rejection(make, row, place, lambda row: repr(main(row))[:_EXCERPT])

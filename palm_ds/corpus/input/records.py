@@ -1,9 +1,9 @@
-"""What a line, a row or a file's part is as a document: a text, a pair of texts, or a dialogue.
+"""Turns a line, a row or a part of a file into a record: a text, a text pair, or a dialogue.
 
     record = record_of({"text_a": "...", "text_b": "...", "label": "but"}, place, options)
 
-A record's *parts* are texts. The first `whole` of them are one sentence each, whatever stands in
-them: a title, the two texts of a pair, the turns of a dialogue; the others are cut into sentences.
+A record's *parts* are texts. The first `unsplit_parts` of them are one sentence each (a title, the
+two texts of a pair, the turns of a dialogue); the others are split into sentences.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ if TYPE_CHECKING:
     from palm_ds.corpus.input.options import InputOptions
 
 JOINT = "\n\n"  # between the parts of a text
-MAX_VALUES = 256  # of a column: it is uint8
+MAX_VALUES = 256  # of an annotation, which is uint8
 _LONGEST_LABEL = 100
-_TEXTS = ("text", "message", "utterance", "content")  # of a turn that has fields
+_TEXTS = ("text", "message", "utterance", "content")  # text fields of a turn
 _SPEAKERS = ("speaker", "role")
 
 
 class BadRecordError(Exception):
-    """Why something is no document."""
+    """The reason why a record is not a document."""
 
 
 @dataclass(frozen=True)
 class SourceLocation:
-    """Where a record stands."""
+    """Where a record is in the input."""
 
-    id: str  # what it is called if it has no id of its own
-    line: int  # counted from 1 within the span; a row of a table from 0 within the input
-    cost: int  # bytes of the input, for progress
+    id: str  # used if the record has no id
+    line: int  # from 1 within the span; for tables, the row from 0 within the input
+    cost: int  # bytes of input, for progress
 
 
 @dataclass(frozen=True)
 class PretokenizedPair:
-    """Two texts as ids that were made elsewhere, without special tokens."""
+    """Two texts given as ids, without special tokens."""
 
     ids: np.ndarray  # (tokens,) int64, both texts
-    word: np.ndarray  # (tokens,) bool: a word begins
-    second: int  # where the second text begins
-    special_ids: tuple[int, int, int]  # the ids that stood for [CLS], [SEP] and [SEP]
+    word: np.ndarray  # (tokens,) bool: whether a word begins
+    second: int  # index of the second text's first token
+    special_ids: tuple[int, int, int]  # the ids given for [CLS], [SEP] and [SEP]
     excerpt: str  # of the line
 
 
 @dataclass(frozen=True)
 class Record:
-    """A document as it stands in the input."""
+    """A document as given in the input."""
 
     id: str
     parts: tuple[str, ...]
@@ -58,7 +58,9 @@ class Record:
     cost: int
     unsplit_parts: int = 0
     has_title: bool = False  # the first part is a title
-    part_values: Mapping[str, Sequence[int]] = field(default_factory=dict)  # a value for each part
+    part_values: Mapping[str, Sequence[int]] = field(
+        default_factory=dict
+    )  # annotation -> a value per part
     label: str | None = None  # the name of the pair's label
     tokens: PretokenizedPair | None = None  # in place of parts
 
@@ -73,7 +75,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Rejection:
-    """A line or row that is no document."""
+    """A line or row that is not a document, and why."""
 
     reason: str
     excerpt: str
@@ -85,7 +87,7 @@ RecordOrRejection = Record | Rejection
 
 
 def required_fields(options: InputOptions) -> list[tuple[str, ...]]:
-    """The fields a record is made of; of each tuple the first that is there. `id` is apart."""
+    """The fields of a record except its id: alternatives, of which the first present is used."""
     if options.structure == "pairs":
         return [(name,) for name in options.pair_fields]
     if options.structure == "dialogues":
@@ -94,13 +96,13 @@ def required_fields(options: InputOptions) -> list[tuple[str, ...]]:
 
 
 def record_of(row: Mapping[str, Any], place: SourceLocation, options: InputOptions) -> Record:
-    """The record of a row that has fields; BadRecordError says why it is none."""
+    """The record of a row with fields. Raises BadRecordError with the reason if it is not one."""
     make = {"pairs": _pair, "dialogues": _dialogue}.get(options.structure, _document)
     return make(row, place, options)
 
 
 def plain_record(text: str, place: SourceLocation) -> Record:
-    """The record of a text that is nothing but text."""
+    """The record of a plain text."""
     return Record(place.id, (check_text(text, "the text"),), place.line, place.cost)
 
 
@@ -167,7 +169,7 @@ def _dialogue(row: Mapping[str, Any], place: SourceLocation, options: InputOptio
 
 
 def _turn(turn: object, what: str) -> tuple[str | int | None, str]:
-    """(speaker, text); speaker None where the turn names none."""
+    """(speaker, text); the speaker is None if the turn names none."""
     speaker, text = None, turn
     if isinstance(turn, Mapping):
         key = next((key for key in _TEXTS if key in turn), None)
@@ -185,7 +187,7 @@ def _turn(turn: object, what: str) -> tuple[str | int | None, str]:
 
 
 def _roles(speakers: Sequence[str | int | None]) -> list[int]:
-    """Numbers in the order of first appearance; turns without speakers alternate."""
+    """Numbers the speakers in order of first appearance; turns without speakers alternate."""
     unnamed = [number for number, speaker in enumerate(speakers, 1) if speaker is None]
     if len(unnamed) == len(speakers):
         return [i % 2 for i in range(len(speakers))]
@@ -193,7 +195,7 @@ def _roles(speakers: Sequence[str | int | None]) -> list[int]:
         raise BadRecordError(f"turn {unnamed[0]} names no speaker, though other turns do")
     numbers = {speaker: i for i, speaker in enumerate(dict.fromkeys(speakers))}
     if len(numbers) > MAX_VALUES:
-        raise BadRecordError(f"{len(numbers)} speakers, where {MAX_VALUES} are the most")
+        raise BadRecordError(f"{len(numbers)} speakers; at most {MAX_VALUES} are supported")
     return [numbers[speaker] for speaker in speakers]
 
 
@@ -212,11 +214,11 @@ def _identity(row: Mapping[str, Any], place: SourceLocation, options: InputOptio
     if name is None:
         return place.id
     what = "no field" if name not in row else f"{type(value).__name__} in field"
-    raise BadRecordError(f"{what} `{name}`, which is to be the id")
+    raise BadRecordError(f"{what} `{name}`, which should be the id")
 
 
 def check_text(text: object, what: str, empty: str = "empty text") -> str:
-    """The text, if it is one."""
+    """Returns the text; raises BadRecordError if it is not text, empty, or not encodable."""
     if not isinstance(text, str):
         raise BadRecordError(f"{what} is {type_name(text)}, not text")
     if not text.strip():
@@ -225,11 +227,11 @@ def check_text(text: object, what: str, empty: str = "empty text") -> str:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            where = f"half a surrogate pair at character {error.start + 1}"
+            where = f"lone surrogate at character {error.start + 1}"
             raise BadRecordError(f"{what}: {where}") from None
     return text
 
 
 def type_name(value: object) -> str:
-    """What a value is, in a message."""
+    """The type of a value, for messages."""
     return "null" if value is None else type(value).__name__

@@ -243,8 +243,8 @@ def test_too_many_labels(tmp_path: Path, vocabulary: str) -> None:
 
 
 BAD_PAIRS = [
-    ("a\tb", "2 cells where the header has 3"),
-    ("a\tb\tx\ty", "4 cells where the header has 3"),
+    ("a\tb", "2 cells, but the header has 3"),
+    ("a\tb\tx\ty", "4 cells, but the header has 3"),
     ("", "empty line"),
     ("\tb\tx", "field `text_a`: empty text"),
     ("a\t \tx", "field `text_b`: empty text"),
@@ -355,8 +355,8 @@ BAD_DIALOGUES = [
     ({"turns": [{"words": "a"}]}, "turn 1 has none of the fields text, message, utterance"),
     ({"turns": [["u", "a"], "b"]}, "turn 2 names no speaker, though other turns do"),
     ({"turns": [[["u"], "a"]]}, "turn 1: the speaker is list, not a name or number"),
-    ({"turns": [[i, "a"] for i in range(257)]}, "257 speakers, where 256 are the most"),
-    ({"turns": ["a \ud800"]}, "turn 1: half a surrogate pair"),
+    ({"turns": [[i, "a"] for i in range(257)]}, "257 speakers; at most 256 are supported"),
+    ({"turns": ["a \ud800"]}, "turn 1: lone surrogate"),
 ]
 
 
@@ -412,13 +412,13 @@ def test_an_array_is_read_one_element_at_a_time(
 
 
 BROKEN = {
-    '[{"text": "a"}': "it ends too early",
-    '[{"text": "a"} {"text": "b"}]': "'{' where , or ] is due",
+    '[{"text": "a"}': "unexpected end of file",
+    '[{"text": "a"} {"text": "b"}]': "'{', expected , or ]",
     '[{"text": "a"}, {"text": ]': "Expecting value",
     '[{"text": "a"},]': "Expecting value",
-    '[{"text": "a"}] x': "something follows the array",
+    '[{"text": "a"}] x': "extra data after the array",
     "[" * 100_000: "nested too deep",
-    '[{"text": "aaaaaaaaaa': "an element longer than 15 characters",
+    '[{"text": "aaaaaaaaaa': "element longer than 15 characters",
 }
 
 

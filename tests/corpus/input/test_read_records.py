@@ -130,8 +130,8 @@ BAD_LINES = [
     (b'{"text": "\xff"}', "invalid UTF-8 at byte 11"),
     (b'{"text": " "}', "empty text"),
     (b"", "empty line"),
-    (b"[1]", "a JSON list where an object is due"),
-    (b'{"text": "\\ud800x"}', "half a surrogate pair"),
+    (b"[1]", "a JSON list, expected an object"),
+    (b'{"text": "\\ud800x"}', "lone surrogate"),
     (b"[" * 100_000, "nested too deep"),
 ]
 
