@@ -1,8 +1,8 @@
-"""Which class a text, or a pair of texts, belongs to.
+"""Classification of a text or a pair of texts into one class.
 
 [CLS] text_a [SEP] (text_b [SEP]); the label is at [CLS]. PaddlePALM's Classify head, ERNIE's
-run_classifier. As PaddlePALM writes predictions: `label`, `logits` and `probs`, `label` being the
-class's name and the others in the order of `labels`.
+run_classifier. Predictions, as in PaddlePALM: `label` (the class name), `logits` and `probs` (both
+in the order of `labels`).
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from palm_ds.weights.formats.huggingface.target import ExportedHead
 
 @dataclass(frozen=True, kw_only=True)
 class Classification(ClassesTask):
-    """One of several classes."""
+    """Predicts one of several classes."""
 
     dropout: float = 0.1
-    """Of what the head reads, while training."""
+    """Dropout on the input of the head during training."""
     smoothing: float = 0.0
-    """Label smoothing: this share of a target is spread over all classes."""
+    """Label smoothing: share of the target probability spread over all classes."""
     positive: str = ""
-    """The class whose F1 is reported; by default, of two classes, the second."""
+    """Class for which F1 is reported; by default the second of two classes."""
     class_weights: dict[str | int, float] | Literal["balanced"] = field(default_factory=dict)
-    """{class: what its loss counts for while training}, 1 where it is not named; `balanced`: as
-    much as makes all classes count the same over the training rows."""
+    """{class: weight of its loss during training}, by default 1; `balanced`: inverse class
+    frequencies, so that all classes have the same total weight in the training rows."""
 
     prediction_key: ClassVar[str] = "label"
 
     def __post_init__(self) -> None:
         if len(set(self.labels)) < len(self.labels):
-            raise UserError(f"{self.where}.labels: a name stands there twice")
+            raise UserError(f"{self.where}.labels: duplicate name")
         if len(self.labels) == 1:
             raise UserError(
                 f"{self.where}: {self.labels[0]!r} is the only label; there must be two or more"
@@ -54,18 +54,18 @@ class Classification(ClassesTask):
         if isinstance(self.class_weights, dict):
             named += map(str, self.class_weights)
             if not all(0 <= weight < np.inf for weight in self.class_weights.values()):
-                raise UserError(f"{self.where}.class_weights: a weight is negative or no number")
+                raise UserError(f"{self.where}.class_weights: a weight is negative or not a number")
         for name in named if self.labels else []:
             if name not in self.labels:
                 key = "positive" if name == self.positive else "class_weights"
                 raise UserError(
-                    f"{self.where}.{key}: {name!r} is no label{suggest(name, self.labels)}"
+                    f"{self.where}.{key}: {name!r} is not a label{suggest(name, self.labels)}"
                 )
         if not 0 <= self.smoothing < 1:
-            raise UserError(f"{self.where}.smoothing: {self.smoothing} is not from 0 to below 1")
+            raise UserError(f"{self.where}.smoothing: {self.smoothing} is not in 0..1, below 1")
 
     def settled(self, source: TableSource) -> Classification:
-        """With the labels, and the weights where they are to be balanced."""
+        """With the labels and, if `balanced`, the class weights of the training rows."""
         task = super().settled(source)
         if task.class_weights != "balanced":
             return task
@@ -79,7 +79,7 @@ class Classification(ClassesTask):
         labels.classes(self, source, strict=True)
 
     def targets(self, source: TableSource) -> np.ndarray:
-        """(rows,) int64 classes; -1 where the table has no label that is one of them."""
+        """(rows,) int64 classes; -1 if the label is missing or unknown."""
         return source.cached(f"classes {self.name}", lambda: labels.classes(self, source))
 
     def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
@@ -112,7 +112,7 @@ class Classification(ClassesTask):
     def metrics(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> dict[str, float]:
-        """Over the rows that have a label; none, none."""
+        """Scores over the rows with a label; empty if there are none."""
         found, targets = self._compared(predictions, source)
         if not len(found):
             return {}
@@ -142,7 +142,7 @@ class Classification(ClassesTask):
     def _compared(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(n,) classes found and (n,) classes they should be, of the rows that have a label."""
+        """Predicted and true classes, both (n,), of the rows with a label."""
         targets = self.targets(source)[list(predictions)]
         found = np.array([self.labels.index(each["label"]) for each in predictions.values()])
         return found[targets >= 0], targets[targets >= 0]

@@ -1,10 +1,9 @@
-"""Predict hidden words of a table's texts: PaddlePALM's MaskLM, to continue pretraining on the
-texts of a task, or beside it.
+"""Masked language modelling on the texts of a table: PaddlePALM's MaskLM, to continue pretraining
+on the texts of a task or alongside it.
 
-Alone it reads the texts of each row; in a blend (`sentiment + masked_words`) it hides words of
-what the first task arranged, so that the first sees them hidden too. Predictions: `word_id`, as
-PaddlePALM writes them, and `words`, one for each hidden token in order; how many of them are
-`right`, and the sum of their `loss`.
+Alone it reads the texts of each row; in a blend (`sentiment + masked_words`) it masks words in the
+input of the first task, which then sees them masked too. Predictions: `word_id`, as in PaddlePALM,
+and `words`, one per masked token in order; `right`, the number of correct ones; and `loss`, summed.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ _TEXTS = ("text_a", "text_b", "question", "context")
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedWords(TextTask):
-    """Hidden words."""
+    """Predicts masked words."""
 
     rate: float = 0.15
-    """Share of a text's tokens that is predicted, special tokens not counted; one word at least."""
+    """Share of the tokens to predict, without special tokens; at least one word."""
     whole_words: bool = True
-    """Hide whole words; else token by token."""
+    """Mask whole words; otherwise single tokens."""
     mask_rate: float = 0.8
-    """Share of the predicted tokens shown as [MASK]."""
+    """Share of the predicted tokens replaced by [MASK]."""
     random_rate: float = 0.1
-    """Share of the predicted tokens shown as a random token; the rest is shown unchanged."""
+    """Share of the predicted tokens replaced by a random token; the rest stays unchanged."""
 
     edits_text: ClassVar[bool] = True
     prediction_key: ClassVar[str] = "words"
@@ -56,13 +55,13 @@ class MaskedWords(TextTask):
             )
 
     def check(self, source: TableSource, *, labelled: bool) -> None:
-        if self.texts:  # in a blend another task arranges the text, of whatever columns
+        if self.texts:  # in a blend another task builds the input, from any columns
             self.columns_of(source)
 
     def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
         unit = self.units(example, source)
         if not (unit >= 0).any():
-            return  # a text without a word has none to hide
+            return  # no words to mask
         where = np.flatnonzero(choose_units(unit, self.rate, rng))
         example.labels[self.name] = where, example.original[where]
         example.ids[where] = shown(
@@ -75,23 +74,22 @@ class MaskedWords(TextTask):
         )
 
     def units(self, example: Example, source: TableSource) -> np.ndarray:
-        """(tokens,) the number of the word each token belongs to, ascending; -1: a special
-        token."""
+        """(tokens,) index of the word of each token, ascending; -1 for special tokens."""
         inside = example.origin >= 0
         begins = inside.copy()
         if self.whole_words:
-            goes_on = source.cached("goes on", lambda: _goes_on(source.tokenizer))
-            follows = np.diff(example.origin, prepend=-1) == 1  # the one before it in its text
+            continues = source.cached("word pieces", lambda: _continues_word(source.tokenizer))
+            follows = np.diff(example.origin, prepend=-1) == 1  # the previous token of its text
             follows[0] = False
             follows[1:] &= inside[:-1]
-            begins &= ~(goes_on[example.original] & follows)
+            begins &= ~(continues[example.original] & follows)
         return np.where(inside, np.cumsum(begins) - 1, -1)
 
     def head(self, backbone: Encoder) -> MaskedLMHead:
         return MaskedLMHead(backbone)
 
     def baseline(self, targets: np.ndarray, source: TableSource) -> tuple[np.ndarray, np.ndarray]:
-        """Guessing by the unigram frequencies of the source's texts, one added to each count."""
+        """Unigram baseline: token frequencies of the source's texts, with add-one smoothing."""
         share = source.cached(f"unigrams {self.name}", lambda: self._unigrams(source))
         return -np.log(share[targets]), (targets == share.argmax()).astype(float)
 
@@ -122,17 +120,18 @@ class MaskedWords(TextTask):
     def metrics(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> dict[str, float]:
-        """Over all hidden tokens; the accuracy is the one that counts, being better when higher."""
+        """Accuracy (the main metric, as higher is better) and perplexity over all masked tokens."""
         many = sum(len(each["word_id"]) for each in predictions.values())
         loss = sum(each["loss"] for each in predictions.values()) / many
         right = sum(each["right"] for each in predictions.values()) / many
         return {"accuracy": right, "perplexity": math.exp(min(loss, 700.0))}
 
 
-def _goes_on(tokenizer: Tokenizer) -> np.ndarray:
-    """(vocabulary,) bool: the token goes on with the word of the one before it. WordPiece says so
-    (`##`); of other vocabularies it is one that neither follows a space nor is Chinese nor a
-    mark."""
+def _continues_word(tokenizer: Tokenizer) -> np.ndarray:
+    """(vocabulary,) bool: whether a token continues the word of the previous token.
+
+    WordPiece marks these with `##`; in other vocabularies they are the tokens that neither start
+    with a space nor are Chinese or punctuation."""
     tokens = tokenizer.tokens(range(tokenizer.size))
     if tokenizer.kind == "wordpiece":
         return np.array([token.startswith("##") for token in tokens])

@@ -1,14 +1,13 @@
-"""How well two texts match (PaddlePALM's Match).
+"""Matching of two texts (PaddlePALM's Match).
 
-    pointwise   [CLS] text_a [SEP] text_b [SEP]               match or not: two classes
-    pairwise    the same of text_a and text_b, and of         text_b should lead text_b_neg, by the
-                text_a and text_b_neg, both through one       sigmoid of a score: max(0, margin -
-                encoder and one head                          positive + negative)
+    pointwise   [CLS] text_a [SEP] text_b [SEP]               two classes: match or not
+    pairwise    the same, and again with text_b_neg for       text_b should score above text_b_neg:
+                text_b; both share encoder and head           max(0, margin - positive + negative)
+                                                              of the sigmoids of the scores
 
-The label of a pair is one of two names; the second is the match (of 0 and 1 it is 1). Learned
-pairwise there is no label: text_b is the better text. Predictions, as PaddlePALM writes them:
-`label`, `logits` and `probs`; pairwise `probs`, that of text_b (and `probs_neg`, where there is a
-text_b_neg).
+The label of a pair is one of two names; the second (1 for 0 and 1) means a match. Pairwise training
+has no labels: text_b is the better text. Predictions, as in PaddlePALM: `label`, `logits` and
+`probs`; pairwise `probs` of text_b, and `probs_neg` if there is a text_b_neg.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ _COLUMNS = ("text_a", "text_b", "text_b_neg")
 
 @dataclass(frozen=True, kw_only=True)
 class Matching(ClassesTask):
-    """Whether, or how well, two texts match."""
+    """Predicts whether, or how well, two texts match."""
 
     strategy: Literal["pointwise", "pairwise"] = "pointwise"
-    """Learn from labelled pairs, or from a better and a worse text_b for one text_a."""
+    """Train on labelled pairs, or on a better and a worse text_b for the same text_a."""
     margin: float = 0.5
-    """Pairwise: by how much the better should lead; probabilities are compared."""
+    """Pairwise: required difference between the probabilities of the better and the worse text."""
     dropout: float = 0.1
-    """Of what the head reads, while training."""
+    """Dropout on the input of the head during training."""
 
     prediction_key: ClassVar[str] = "label"
 
@@ -54,17 +53,17 @@ class Matching(ClassesTask):
         if self.texts and not 2 <= len(self.texts) <= most:
             raise UserError(
                 f"{self.where}.texts: {len(self.texts)} columns; {self.strategy} matching reads "
-                f"{', '.join(_COLUMNS[:most])}, or what stands for them"
+                f"{', '.join(_COLUMNS[:most])}, or columns in their place"
             )
         if not 0 < self.margin <= 1:
-            raise UserError(f"{self.where}.margin: {self.margin} is not above 0 and at most 1")
+            raise UserError(f"{self.where}.margin: {self.margin} must be above 0 and at most 1")
         if self.labels and self.pairwise:
-            raise UserError(f"{self.where}.labels: pairwise matching reads no labels; remove this")
+            raise UserError(f"{self.where}.labels: pairwise matching has no labels; remove this")
         if self.labels and len(set(self.labels)) != 2:
             known = ", ".join(self.labels[:8]) + (", ..." if len(self.labels) > 8 else "")
             raise UserError(
-                f"{self.where}: labels {known}; matching tells two apart, `kind: classification` "
-                "any number"
+                f"{self.where}: labels {known}; matching has exactly two classes; for more use "
+                "`kind: classification`"
             )
 
     @property
@@ -72,12 +71,12 @@ class Matching(ClassesTask):
         return self.strategy == "pairwise"
 
     def like(self, origin: Task) -> Matching:
-        """Learned in the way of the task whose head it shares."""
+        """With the labels of the task that owns the shared head; the strategy must be the same."""
         found = super().like(origin)
         assert isinstance(found, Matching) and isinstance(origin, Matching)
         if origin.strategy != self.strategy:
             raise UserError(
-                f"{self.where}.share: {origin.name!r} matches {origin.strategy}, this one "
+                f"{self.where}.share: {origin.name!r} matches {origin.strategy}, this task "
                 f"{self.strategy}"
             )
         return found
@@ -99,7 +98,7 @@ class Matching(ClassesTask):
             labels.classes(self, source, strict=True)
 
     def columns_of(self, source: TableSource) -> tuple[str, ...]:
-        """Two of them, or with a worse text three."""
+        """Two columns, or three if there is a worse text."""
         columns = self.texts or _COLUMNS
         worse = self.pairwise and len(columns) > 2 and columns[2] in source.columns
         columns = columns[: 3 if worse else 2]
@@ -107,7 +106,7 @@ class Matching(ClassesTask):
             source.need(column, self.where)
         return columns
 
-    # -- pairwise: two texts that do not see one another --
+    # -- pairwise inputs: two pairs that do not attend to each other --
 
     def layout(
         self, items: np.ndarray, uniform: np.ndarray, source: TableSource, room: int
@@ -147,15 +146,15 @@ class Matching(ClassesTask):
             example.labels[self.name] = np.zeros(1, np.int64), np.array([max(target, 0)])
             return
         if len(example.parts) != len(self.columns_of(source)) - 1:
-            raise UserError(f"{self.where}: it arranges its pairs itself; name it first in a blend")
+            raise UserError(f"{self.where}: it builds its own pairs; name it first in the blend")
         first = np.cumsum([0, *example.parts[:-1]])
         example.labels[self.name] = first, (first == 0).astype(np.int64)
         example.whole.add(self.name)
 
-    # -- what is learned and said of it --
+    # -- targets, head and predictions --
 
     def targets(self, source: TableSource) -> np.ndarray:
-        """Pointwise: (rows,) int64, 1 a match; -1 where the table has no label."""
+        """Pointwise: (rows,) int64, 1 for a match; -1 if the label is missing or unknown."""
         return source.cached(f"classes {self.name}", lambda: labels.classes(self, source))
 
     def head(self, backbone: Encoder) -> Head:
@@ -164,7 +163,7 @@ class Matching(ClassesTask):
         return ClassHead(backbone.hidden_size, 2, pooled=True, dropout=self.dropout)
 
     def baseline(self, targets: np.ndarray, source: TableSource) -> tuple[np.ndarray, np.ndarray]:
-        """Knowing how many match; pairwise, giving all texts the same score."""
+        """Pointwise the class-prior baseline; pairwise the same score for all texts."""
         if self.pairwise:
             examples = np.ones(int(targets.sum()))
             return self.margin * examples, 0.5 * examples
@@ -183,10 +182,12 @@ class Matching(ClassesTask):
     def metrics(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> dict[str, float]:
-        """Pointwise of the rows that have a label; pairwise how often the better text leads."""
+        """Pointwise: scores over the rows with a label; pairwise: how often the better text
+        wins."""
         if self.pairwise:
-            led = [p["probs"] > p["probs_neg"] for p in predictions.values() if "probs_neg" in p]
-            return {"accuracy": float(np.mean(led))} if led else {}
+            pairs = [p for p in predictions.values() if "probs_neg" in p]
+            correct = [p["probs"] > p["probs_neg"] for p in pairs]
+            return {"accuracy": float(np.mean(correct))} if correct else {}
         targets = self.targets(source)[list(predictions)]
         found = np.array([self.labels.index(each["label"]) for each in predictions.values()])
         known = targets >= 0

@@ -1,8 +1,8 @@
-"""Which classes a text, or a pair of texts, belongs to: none, one, or several.
+"""Multi-label classification of a text or a pair of texts: none, one or several classes.
 
-A label is a list (`["sport", "politics"]`) or a text with a separator (`sport,politics`). Every
-class has a sigmoid of its own, and is predicted where that reaches `threshold`. Predictions:
-`labels`, the names of those, and `logits` and `probs` of all, in the order of `labels`.
+A label is a list (`["sport", "politics"]`) or a text with a separator (`sport,politics`). Each
+class has its own sigmoid and is predicted if the probability reaches `threshold`. Predictions:
+`labels`, the names of the predicted classes; `logits` and `probs` of all classes, in order.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from palm_ds.weights.formats.huggingface.target import ExportedHead
 
 @dataclass(frozen=True, kw_only=True)
 class MultiLabel(ClassesTask):
-    """Any number of several classes."""
+    """Predicts any number of classes."""
 
     threshold: float = 0.5
-    """A class is predicted from this probability on."""
+    """Minimum probability at which a class is predicted."""
     separator: str = ","
-    """What stands between the classes of a cell that is a text."""
+    """Separator between the classes in a text cell."""
     nothing: str = "none"
-    """What a cell says whose row has no class (where cells are lists: an empty one)."""
+    """Cell value for a row without classes (in list cells: an empty list)."""
     dropout: float = 0.1
-    """Of what the head reads, while training."""
+    """Dropout on the input of the head during training."""
 
     prediction_key: ClassVar[str] = "labels"
 
@@ -45,9 +45,9 @@ class MultiLabel(ClassesTask):
         if not 0 < self.threshold < 1:
             raise UserError(f"{self.where}.threshold: {self.threshold} is not between 0 and 1")
         if not self.separator:
-            raise UserError(f"{self.where}.separator: empty; give what stands between two classes")
+            raise UserError(f"{self.where}.separator is empty; give the text between two classes")
         if len(set(self.labels)) < len(self.labels):
-            raise UserError(f"{self.where}.labels: a name stands there twice")
+            raise UserError(f"{self.where}.labels: duplicate name")
 
     def names_in(self, source: TableSource) -> set[str]:
         values = source.column(self.label_column)
@@ -65,7 +65,7 @@ class MultiLabel(ClassesTask):
         return {"labels": labels.split_names(names, self.separator, self.nothing)}
 
     def targets(self, source: TableSource) -> np.ndarray:
-        """(rows, classes) float32 of 0 and 1; NaN where a row has no label."""
+        """(rows, classes) float32 of 0 and 1; NaN if the label is missing or unknown."""
         return source.cached(
             f"class sets {self.name}",
             lambda: labels.class_sets(self, source, self.separator, self.nothing),
@@ -81,7 +81,7 @@ class MultiLabel(ClassesTask):
         )
 
     def baseline(self, targets: np.ndarray, source: TableSource) -> tuple[np.ndarray, np.ndarray]:
-        """Knowing how often each class occurs, one added to each count."""
+        """Class-frequency baseline, with add-one smoothing."""
         if not len(targets):
             return np.empty(0), np.empty(0)
         known = self.targets(source)
@@ -101,7 +101,7 @@ class MultiLabel(ClassesTask):
     def metrics(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> dict[str, float]:
-        """Over the rows that have labels; none, none."""
+        """Scores over the rows with labels; empty if there are none."""
         targets = self.targets(source)[list(predictions)]
         found = np.array(
             [[name in each["labels"] for name in self.labels] for each in predictions.values()]
@@ -120,7 +120,7 @@ class MultiLabel(ClassesTask):
         }
 
     def submission_value(self, prediction: Mapping[str, Any]) -> str:
-        """As cells of the file are written."""
+        """The labels as a cell of the input file."""
         names = prediction.get("labels")
         return self.separator.join(names) or self.nothing if names is not None else ""
 

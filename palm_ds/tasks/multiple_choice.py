@@ -1,9 +1,9 @@
-"""Which of several choices goes with a text: a question and its answers, a beginning and its ends.
+"""Multiple choice: selects the answer to a question, or the ending of a text.
 
-[CLS] text_a [SEP] (text_b [SEP]) choice [SEP] for each choice; none sees another. Each gets a
-score, and a softmax over those of the question says which is right. Questions may have differing
-numbers of choices. Predictions: `label`, as the labels of the file are written, and `logits` and
-`probs`, one a choice.
+[CLS] text_a [SEP] (text_b [SEP]) choice [SEP] for each choice; choices do not attend to each
+other. Each gets a score; a softmax over the choices of the question gives the probabilities. The
+number of choices may vary. Predictions: `label`, in the format of the file's labels, and `logits`
+and `probs`, one per choice.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from palm_ds.tasks.shared.probabilities import rounded, softmax
 from palm_ds.tasks.shared.text_task import TextTask, level, missing
 from palm_ds.weights.formats.huggingface.target import ExportedHead
 
-_FEWEST = 8  # tokens of a choice with its text; of less nothing can be told
+_FEWEST = 8  # minimum tokens of a choice with its texts
 
 
 @dataclass(frozen=True, kw_only=True)
 class MultipleChoice(TextTask):
-    """One of the choices of a row."""
+    """Predicts one of the choices of a row."""
 
     choices: str = "choices"
-    """The column of the choices."""
+    """Column of the choices."""
     answers: Literal["", "number", "letter", "text"] = ""
-    """What a label is: the number of a choice, its letter (A, B, ...), or the choice itself; by
-    default what fits the training rows."""
+    """Format of labels: the number of a choice, its letter (A, B, ...), or its text; by default
+    detected in the training rows."""
     count_from: int = -1
-    """The number of the first choice; by default 0, or 1 where the training rows say so."""
+    """Number of the first choice; by default 0 or 1, as detected in the training rows."""
     dropout: float = 0.1
-    """Of what the head reads, while training."""
+    """Dropout on the input of the head during training."""
 
     prediction_key: ClassVar[str] = "label"
 
     def settled(self, source: TableSource) -> MultipleChoice:
-        """With how the labels of the training rows are written."""
+        """With the label format of the training rows."""
         self.columns_of(source)
         source.need(self.label_column, self.where)
         labels = [str(value) for value in source.column(self.label_column)]
@@ -81,7 +81,7 @@ class MultipleChoice(TextTask):
     # -- labels --
 
     def targets(self, source: TableSource) -> np.ndarray:
-        """(rows,) int64: the right choice, from 0; -1 where a row has no label that is one."""
+        """(rows,) int64: index of the correct choice; -1 if the label is missing or invalid."""
         return source.cached(f"choices of {self.name}", lambda: self._targets(source))
 
     def _targets(self, source: TableSource) -> np.ndarray:
@@ -91,7 +91,7 @@ class MultipleChoice(TextTask):
         return np.array([self._number(label, choices) for label, choices in pairs], np.int64)
 
     def _number(self, label: Any, choices: list[str]) -> int:
-        """Which choice a label is; -1: none."""
+        """Index of the choice that a label names; -1 if none."""
         text = str(label).strip()
         if self.answers == "text":
             stripped = [choice.strip() for choice in choices]
@@ -104,21 +104,21 @@ class MultipleChoice(TextTask):
         return number if 0 <= number < len(choices) else -1
 
     def _right(self, source: TableSource, item: int) -> None:
-        """Raises UserError where a row's label is none of its choices."""
+        """Raises UserError if the label of a row is not one of its choices."""
         source.need(self.label_column, self.where)
         label, choices = source.column(self.label_column)[item], self._choices(source)[item]
         labels.one_value(label, self, source, item)
         if self._number(label, choices) < 0:
             known = [self._name(number, choices) for number in (0, len(choices) - 1)]
             between = " or " if len(choices) == 2 else " to "
-            wanted = "one of them" if self.answers == "text" else between.join(known)
+            expected = "one of them" if self.answers == "text" else between.join(known)
             raise UserError(
-                f"{source.where(item)}: {self.label_column}: {str(label)!r} is none of the row's "
-                f"{len(choices)} choices; {self.where} wants {wanted}"
+                f"{source.where(item)}: {self.label_column}: {str(label)!r} is not one of the "
+                f"{len(choices)} choices; {self.where} expects {expected}"
             )
 
     def _name(self, number: int, choices: list[str]) -> str:
-        """A choice as labels are written."""
+        """A choice in the format of the labels."""
         if self.answers == "text":
             return choices[number]
         first = max(self.count_from, 0)
@@ -127,7 +127,7 @@ class MultipleChoice(TextTask):
     # -- examples --
 
     def _encoded(self, source: TableSource) -> tuple[Encoded, np.ndarray]:
-        """All choices of all rows, and (rows + 1,) where those of each begin."""
+        """Choices of all rows, and (rows + 1,) the index of the first choice of each row."""
         return source.cached(f"encoded {self.choices}", lambda: self._encode(source))
 
     def _encode(self, source: TableSource) -> tuple[Encoded, np.ndarray]:
@@ -154,8 +154,8 @@ class MultipleChoice(TextTask):
         kept = level(np.minimum(whole, self.room(room)), room)
         for row in np.flatnonzero(((kept < np.minimum(whole, _FEWEST)) & places).any(1)):
             raise UserError(
-                f"{source.where(item[row])}: {number[item[row]]} choices leave each less than "
-                f"{_FEWEST} tokens of a row of {room}; raise `length`"
+                f"{source.where(item[row])}: {number[item[row]]} choices leave fewer than "
+                f"{_FEWEST} tokens for each in a row of {room}; raise `length`"
             )
         return layouts(kept.sum(1), item=item, tokens=kept)
 
@@ -177,21 +177,19 @@ class MultipleChoice(TextTask):
 
     def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
         if len(example.parts) != len(self._choices(source)[example.item]):
-            raise UserError(
-                f"{self.where}: it arranges its choices itself; name it first in a blend"
-            )
+            raise UserError(f"{self.where}: it builds its own choices; name it first in the blend")
         right = max(self.targets(source)[example.item], 0)
         first = np.cumsum([0, *example.parts[:-1]])
         example.labels[self.name] = first, (np.arange(len(first)) == right).astype(np.int64)
         example.whole.add(self.name)
 
-    # -- what is learned and said of it --
+    # -- head and predictions --
 
     def head(self, backbone: Encoder) -> ChoiceHead:
         return ChoiceHead(backbone.hidden_size, dropout=self.dropout)
 
     def baseline(self, targets: np.ndarray, source: TableSource) -> tuple[np.ndarray, np.ndarray]:
-        """Choosing at random, one a question: what that is on average over the source's."""
+        """Random-choice baseline, averaged over the questions of the source."""
         number = np.diff(self._encoded(source)[1])
         questions = np.ones(int(targets.sum()))
         return np.log(number).mean() * questions, (1 / number).mean() * questions
@@ -208,8 +206,8 @@ class MultipleChoice(TextTask):
     def metrics(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> dict[str, float]:
-        """Over the rows that have a label; none, none. A file of predictions may stand beside rows
-        without their choices: labels are compared as they are written then."""
+        """Accuracy over the rows with a label; empty if there are none. If the rows to score have
+        no choices, labels are compared as text."""
         labels = [str(each["label"]) for each in predictions.values()]
         if self.choices not in source.columns or not self.answers:
             column = source.column(self.label_column)
@@ -236,7 +234,7 @@ class MultipleChoice(TextTask):
 
 
 def _written(labels: list[str]) -> Literal["number", "letter", "text"]:
-    """How labels are written."""
+    """The format of the labels."""
     if all(label.isdecimal() for label in labels):
         return "number"
     return "letter" if all(len(x) == 1 and "A" <= x.upper() <= "Z" for x in labels) else "text"

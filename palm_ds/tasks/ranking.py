@@ -1,9 +1,9 @@
-"""Which of a question's candidates answer it: pairs by group, best first.
+"""Ranking of the candidates for a question; candidates are scored as pairs within groups.
 
-[CLS] text_a [SEP] text_b [SEP], each pair learned by itself as relevant or not, as ERNIE learned
-DBQA; scored by group. Rows with the same qid are a group or, where the table has none, those with
-the same text_a. A label is a grade, 0 and up; from `relevant_from` on it is relevant. Predictions:
-`label` (1: relevant), `logits`, `probs`, and `score`, by which a group's candidates are ordered.
+[CLS] text_a [SEP] text_b [SEP], trained on each pair as relevant or not, like ERNIE on DBQA, and
+scored by group. Rows with the same qid (without that column, the same text_a) form a group. A label
+is a grade of 0 or more; grades from `relevant_from` are relevant. Predictions: `label` (1:
+relevant), `logits`, `probs`, and `score`, which orders the candidates of a group.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from palm_ds.weights.formats.huggingface.target import ExportedHead
 
 @dataclass(frozen=True, kw_only=True)
 class Ranking(TextTask):
-    """Candidates ranked by group."""
+    """Ranks candidates within groups."""
 
     relevant_from: float = 1.0
-    """The least grade that is relevant."""
+    """Minimum grade of a relevant candidate."""
     group: str = ""
-    """The column whose rows with the same value are a group; by default qid, else text_a."""
+    """Column that identifies the group of a row; by default qid, else text_a."""
     k: int = 10
-    """nDCG looks at so many candidates."""
+    """Number of top candidates that nDCG evaluates."""
     dropout: float = 0.1
-    """Of what the head reads, while training."""
+    """Dropout on the input of the head during training."""
 
     prediction_key: ClassVar[str] = "score"
 
     def __post_init__(self) -> None:
         if self.k < 1:
-            raise UserError(f"{self.where}.k: {self.k}; nDCG looks at 1 candidate or more")
+            raise UserError(f"{self.where}.k: {self.k}; it must be 1 or more")
         if not self.relevant_from > 0:
             raise UserError(
-                f"{self.where}.relevant_from: {self.relevant_from}; 0 is irrelevant, so it must be "
-                "above 0"
+                f"{self.where}.relevant_from: {self.relevant_from}; it must be above 0, which "
+                "means irrelevant"
             )
         if self.texts and len(self.texts) < 2:
             raise UserError(f"{self.where}.texts: name two columns, the question and the candidate")
@@ -61,7 +61,7 @@ class Ranking(TextTask):
         return columns
 
     def group_of(self, source: TableSource) -> str:
-        """The column that says which rows are a group."""
+        """The column that identifies the group of a row."""
         question = (self.texts or ("text_a",))[0]
         column = self.group or ("qid" if "qid" in source.columns else question)
         source.need(column, self.where)
@@ -79,12 +79,12 @@ class Ranking(TextTask):
         grades = labels.numbers(self, source, strict=True)
         for item in np.flatnonzero(grades < 0).tolist():
             raise UserError(
-                f"{source.where(item)}: {self.label_column}: {grades[item]:g} is below 0; grades "
-                "are 0 and up"
+                f"{source.where(item)}: {self.label_column}: {grades[item]:g} is negative; a grade "
+                "must be 0 or more"
             )
 
     def grades(self, source: TableSource) -> np.ndarray:
-        """(rows,) float64; NaN where a row has none."""
+        """(rows,) float64; NaN if a row has no grade."""
         return source.cached(f"grades {self.name}", lambda: labels.numbers(self, source))
 
     def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
@@ -104,14 +104,14 @@ class Ranking(TextTask):
             "label": int(logits.argmax()),
             "logits": rounded(logits),
             "probs": rounded(softmax(logits)),
-            "score": float(logits[1] - logits[0]),  # where probabilities are all 1, this is not
+            "score": float(logits[1] - logits[0]),  # still distinct when probabilities round to 1
         }
 
     def metrics(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> dict[str, float]:
-        """Of the rows that have a grade; none, none. Only grades from `relevant_from` on count for
-        MRR, MAP and F1, all for nDCG."""
+        """Scores over the rows with a grade; empty if there are none. MRR, MAP and F1 treat grades
+        from `relevant_from` as relevant; nDCG uses the grades."""
         grades = self.grades(source)
         items = [item for item in predictions if not np.isnan(grades[item])]
         if not items:
@@ -126,13 +126,13 @@ class Ranking(TextTask):
             "map": average_precision(ranking),
             f"ndcg@{self.k}": ndcg(rank(groups, scores, grades[items]), self.k),
         }
-        if all("label" in predictions[item] for item in items):  # a file may have scores alone
+        if all("label" in predictions[item] for item in items):  # a file may contain only scores
             labels = [predictions[item]["label"] for item in items]
             found["f1"] = f1(labels, relevant.astype(int))
         return found
 
     def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
-        """`score`, else the last of the probabilities."""
+        """The `score`, or else the last of `probs`, and the `label` if given."""
         value = stored.values.get("score")
         if value is None:
             value = stored.value("probs")

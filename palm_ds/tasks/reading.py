@@ -1,9 +1,9 @@
-"""Where in a text does the answer to a question stand? (SQuAD, CMRC2018, DRCD)
+"""Reading comprehension: extracts the answer to a question from a context (SQuAD, CMRC2018, DRCD).
 
-[CLS] question [SEP] window of the context [SEP]; a context that is too long is read in windows that
-overlap, and the best span of all of them is the answer, as text of the original context.
-PaddlePALM's MRC head, BERT's run_squad.py: two scores a token, that the answer begins and that it
-ends here, each a softmax over the window.
+[CLS] question [SEP] window of the context [SEP]; a long context is read in overlapping windows; the
+best span of all windows is the answer, as text of the original context. Like PaddlePALM's MRC head
+and BERT's run_squad.py, each token has two scores, as start and as end of the answer, each with a
+softmax over the window.
 
     predictions {item: {"text", "start", "score", "n_best": [...], "null_odds"}}
 """
@@ -37,27 +37,27 @@ _WINDOW = ("item", "query", "first", "last", "size", "step")
 
 @dataclass(frozen=True, kw_only=True)
 class Reading(ReadingTask):
-    """Answers that are spans of a context."""
+    """Extracts answers from a context."""
 
     # -- examples --
 
     def items(self, source: TableSource, room: int) -> np.ndarray:
-        """(windows, 6): row, tokens of the question, first token of the context and the one after
-        the last, size of windows of that context and how far they are apart."""
+        """(windows, 6): row, tokens of the question, tokens [first, last) of the context, window
+        size and stride for that context."""
         question, context = (source.encoded(column) for column in self.columns_of(source))
         query = np.minimum(question.lengths, self.max_query)
         sizes = self.room(room) - 3 - query
         if len(sizes) and sizes.min() < 1:
             raise UserError(
-                f"{self.where}: {self.room(room)} tokens leave no room for a context beside a "
+                f"{self.where}: {self.room(room)} tokens leave no room for a context with a "
                 f"question of {query.max()}; raise `max_length` and `length` or lower `max_query`"
             )
         row, *rest = cut(context.lengths, sizes, self.stride)
         return np.column_stack([row, query[row], *rest])
 
     def training_items(self, source: TableSource, room: int) -> np.ndarray:
-        """`items` without the windows that there is nothing to learn from: where there always is an
-        answer, those that do not hold it; else those of rows whose answer stands nowhere."""
+        """`items` without the windows that have no training target: those without the answer, or,
+        if questions may be unanswerable, those of rows with an answer that was not found."""
         items = self.items(source, room)
         answers = self.answers(source)
         held = answers.within(items[:, 0], items[:, 2], items[:, 3])
@@ -65,7 +65,7 @@ class Reading(ReadingTask):
             known = (np.diff(answers.starts) > 0) | impossible_rows(source)
             held |= known[items[:, 0]]
         if not held.any():
-            raise UserError(f"{self.where}: no window of {source.name} holds an answer")
+            raise UserError(f"{self.where}: no window of {source.name} contains an answer")
         return items[held]
 
     def layout(
@@ -77,8 +77,8 @@ class Reading(ReadingTask):
         return layouts(total, **fields)
 
     def example(self, layout: np.void, source: TableSource, rng: np.random.Generator) -> Example:
-        """A window. Its mark `most_context` says which tokens have the most context here, where
-        there are other windows."""
+        """A window. If the context has several, the mark `most_context` flags the tokens with the
+        most context in this one."""
         item, query, first, last, size, step = (int(layout[name]) for name in _WINDOW)
         question, context = (source.encoded(column) for column in self.texts)
         pieces = [question.read(item, 0, query), context.read(item, first, last)]
@@ -91,8 +91,8 @@ class Reading(ReadingTask):
         return example
 
     def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
-        """(tokens, 2): whether the answer begins here, whether it ends here; no answer does both at
-        [CLS]; all 0 where there is nothing to learn."""
+        """(tokens, 2): 1 at the start and at the end of the answer. No answer has both at [CLS];
+        all 0 if there is no training target."""
         targets = np.zeros((len(example), 2), np.int64)
         at, places = self._window(example, source)
         answers = self.answers(source).of(example.item)
@@ -108,8 +108,8 @@ class Reading(ReadingTask):
         example.whole.add(self.name)
 
     def _window(self, example: Example, source: TableSource) -> tuple[np.ndarray, np.ndarray]:
-        """Positions in the example of the tokens of its context, and their places in the context;
-        whichever task arranged it."""
+        """Positions of the context tokens in the example and in the context, whichever task built
+        the example."""
         encoded, item = source.encoded(self.texts[1]), example.item
         at = np.flatnonzero(example.origin >= 0)
         for run in reversed(np.split(at, np.flatnonzero(np.diff(at) > 1) + 1)):
@@ -118,7 +118,7 @@ class Reading(ReadingTask):
                 return run, places
         if encoded.lengths[item]:
             raise UserError(
-                f"{self.where}: its texts are arranged by a task that leaves out the "
+                f"{self.where}: another task of the blend builds the texts and leaves out the "
                 f"{self.texts[1]}; name {self.name} first in the blend"
             )
         return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -129,8 +129,8 @@ class Reading(ReadingTask):
     # -- predictions --
 
     def decode(self, scores: np.ndarray, example: Example, source: TableSource) -> dict[str, Any]:
-        """Of a window: `null`, the scores of no answer, and `found`: [start score, end score, first
-        character, the one after the last] of its best different answers."""
+        """Predictions of a window: `null`, the scores of no answer, and `found`: [start score, end
+        score, first character, end character] of its best distinct answers."""
         scores = scores.astype(np.float64)
         at, places = self._window(example, source)
         mark = example.marks.get("most_context", np.ones(len(example)))
@@ -148,8 +148,8 @@ class Reading(ReadingTask):
     def _different(
         self, spans: np.ndarray, item: int, source: TableSource
     ) -> tuple[dict[int, tuple[int, int]], bool]:
-        """{number of a span: characters of the context} of those with different texts, and whether
-        they are as many as are wanted."""
+        """{index of a span: characters of the context} of the spans with distinct texts, and
+        whether there are `n_best` of them."""
         column = self.texts[1]
         context, characters = source.column(column)[item], source.encoded(column).spans_of(item)
         ranges = [
@@ -173,7 +173,7 @@ class Reading(ReadingTask):
     def metrics(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> dict[str, float]:
-        """By the rules of `score`, over the questions that were predicted."""
+        """Scores by the rules of `score`, over the predicted questions."""
         if self.label_column not in source.columns:
             return {}
         answers = source.column(self.label_column)
@@ -197,9 +197,8 @@ class Reading(ReadingTask):
     def prediction_files(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> dict[str, Any]:
-        """{file name: its JSON} as PaddlePALM and the official scripts have them: by the question's
-        id (or its row's number) the answer's text, the list of best ones, and the odds that there
-        is none."""
+        """{file name: JSON content} in the format of PaddlePALM and the official scripts: the
+        answer, the n-best list and the no-answer odds, by question id (or row number)."""
         ids = source.column("id") if "id" in source.columns else source.numbers
         name = {item: str(ids[item]) for item in predictions}
         listed = {name[i]: each["n_best"] for i, each in predictions.items()}
@@ -212,8 +211,8 @@ class Reading(ReadingTask):
 
 
 class SpanHead(ClassHead):
-    """Two scores a token: that the answer begins here, that it ends here. The loss of a window is
-    the mean of both cross-entropies over its tokens; 0 where no token is the target."""
+    """Two scores per token: as start and as end of the answer. The loss of a window is the mean of
+    the two cross-entropies over its tokens; 0 without a target."""
 
     grouped = True
 
@@ -237,10 +236,10 @@ class SpanHead(ClassHead):
 
 
 def _of_windows(logits: torch.Tensor, groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each row (n, k) the highest score of its window, and the sum of exp(score - highest).
+    """For each row (n, k): the highest score in its window, and the sum of exp(score - highest).
 
-    There are at most as many windows as rows: with so many places nobody has to wait for the device
-    to count them, and no sum depends on the order in which threads come."""
+    Allocates one slot per row, as there are at most that many windows: this avoids waiting for the
+    device to count them. The sums do not depend on the order of threads."""
     index = groups[:, None].expand_as(logits)
     floor = torch.full_like(logits, -torch.inf)
     peak = floor.scatter_reduce(0, index, logits.detach(), "amax").index_select(0, groups)
@@ -251,12 +250,12 @@ def _of_windows(logits: torch.Tensor, groups: torch.Tensor) -> tuple[torch.Tenso
 
 
 def _best_text(prediction: Mapping[str, Any]) -> str:
-    """The best answer that is one."""
+    """The best non-empty answer."""
     return next((each["text"] for each in prediction["n_best"] if each["text"]), "")
 
 
 def _is_read(encoded: Encoded, item: int, places: np.ndarray, ids: np.ndarray) -> bool:
-    """Whether these are the tokens of a text at these places."""
+    """Whether a text has these tokens at these places."""
     if not len(places) or places[0] < 0 or places[-1] >= encoded.lengths[item]:
         return False
     return bool((encoded.read(item).ids[places] == ids).all())

@@ -29,20 +29,20 @@ from palm_ds.weights.formats.huggingface.target import ExportedHead
 
 @dataclass(frozen=True, kw_only=True)
 class Regression(TextTask):
-    """A number."""
+    """Predicts a number."""
 
     low: float | None = None
-    """Predictions below it are raised to it."""
+    """Minimum; lower predictions are clipped to it."""
     high: float | None = None
-    """Predictions above it are lowered to it."""
+    """Maximum; higher predictions are clipped to it."""
     scale: bool = False
-    """Learn the numbers less their mean, divided by their standard deviation."""
+    """Standardise the targets: subtract their mean and divide by their standard deviation."""
     mean: float = 0.0
-    """With `scale`: what is subtracted; found in the training rows."""
+    """With `scale`: mean of the targets, computed from the training rows."""
     deviation: float = 0.0
-    """With `scale`: what is divided by; 0: both are found in the training rows."""
+    """With `scale`: standard deviation of the targets; 0: compute both from the training rows."""
     dropout: float = 0.1
-    """Of what the head reads, while training."""
+    """Dropout on the input of the head during training."""
 
     prediction_key: ClassVar[str] = "value"
 
@@ -56,24 +56,24 @@ class Regression(TextTask):
             )
 
     def like(self, origin: Task) -> Regression:
-        """In the units of the task whose head it shares."""
+        """With the scaling of the task that owns the shared head."""
         super().like(origin)
         assert isinstance(origin, Regression)
         return replace(self, scale=origin.scale, mean=origin.mean, deviation=origin.deviation)
 
     def settled(self, source: TableSource) -> Regression:
-        """With the mean and deviation of the training rows, where they are wanted."""
+        """With the mean and standard deviation of the training rows, if `scale` needs them."""
         if not self.scale or self.deviation:
             return self
         known = labels.numbers(self, source, strict=True)
-        # of numbers that are all the same there is nothing to scale
+        # 1 if all numbers are equal
         return replace(self, mean=float(known.mean()), deviation=float(known.std()) or 1.0)
 
     def check_labels(self, source: TableSource) -> None:
         labels.numbers(self, source, strict=True)
 
     def targets(self, source: TableSource) -> np.ndarray:
-        """(rows,) float64 in the units of the file; NaN where a row has no number."""
+        """(rows,) float64 in the units of the file; NaN if a row has no number."""
         return source.cached(f"numbers {self.name}", lambda: labels.numbers(self, source))
 
     def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
@@ -84,7 +84,7 @@ class Regression(TextTask):
         return RegressionHead(backbone.hidden_size, dropout=self.dropout)
 
     def baseline(self, targets: np.ndarray, source: TableSource) -> tuple[np.ndarray, np.ndarray]:
-        """Knowing the mean."""
+        """Baseline that predicts the mean."""
         mean = np.nanmean(self._inside(self.targets(source)))
         return (targets - mean) ** 2, np.full(len(targets), np.nan)
 
@@ -97,7 +97,7 @@ class Regression(TextTask):
     def metrics(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> dict[str, float]:
-        """Over the rows that have a number; none, none."""
+        """Scores over the rows with a number; empty if there are none."""
         targets = self.targets(source)[list(predictions)]
         found = np.array([each["value"] for each in predictions.values()])
         known = ~np.isnan(targets)
@@ -114,5 +114,5 @@ class Regression(TextTask):
         return None if self.scale else self.exported()
 
     def _inside(self, numbers: np.ndarray) -> np.ndarray:
-        """As they are learned."""
+        """The numbers as training targets."""
         return (numbers - self.mean) / self.deviation if self.scale else numbers

@@ -1,12 +1,13 @@
-"""Which tag each word of a sentence gets: names, slots, chunks, parts of speech.
+"""Sequence tagging of words: named entities, slots, chunks, parts of speech.
 
-[CLS] tokens of the words [SEP]; a word's label is at its first token. Words are those of `tokens`,
-or of a text that is cut into words or characters, whose labels are spans of characters then. A
-sentence that is too long is read in several windows; each word is judged where it has most context.
-So every word has a tag, and none is lost in training.
+[CLS] tokens of the words [SEP]; the label of a word is at its first token. Words come from
+`tokens`, or from a text that is split into words or characters and labelled with character spans. A
+long sentence is read in several windows; each word is predicted where it has the most context. So
+every word gets a tag, and all are trained on.
 
 PaddlePALM's and ERNIE's sequence labelling; with `crf: true` the tags of a sentence are scored
-together (palm_ds/model/crf.py). PaddlePALM gave transitions a rate of 1e-3: here that is `head_lr`.
+jointly (palm_ds/model/crf.py). PaddlePALM trains the transitions with a learning rate of
+1e-3; here use `head_lr`.
 """
 
 from __future__ import annotations
@@ -38,32 +39,33 @@ from palm_ds.tasks.shared.word_windows import (
 )
 from palm_ds.weights.formats.huggingface.target import ExportedHead
 
-_AT_ONCE = 256  # sentences whose best tags are looked for together
+_VITERBI_BATCH = 256  # sentences per Viterbi batch
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tagging(TagScoring):
-    """A tag for every word."""
+    """Predicts a tag for every word."""
 
     crf: bool = False
-    """Score the tags of a sentence together."""
+    """Score the tags of a sentence jointly with a CRF."""
     constrain: bool = False
     """Predict only sequences of tags that the scheme allows."""
     overlap: int = 0
-    """Tokens that two windows of a long sentence share at least; 0: a quarter of a window."""
+    """Minimum overlap of the windows of a long sentence, in tokens; 0: a quarter of a window."""
     dropout: float = 0.1
-    """Of what the head reads, while training."""
+    """Dropout on the input of the head during training."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.overlap < 0:
-            raise UserError(f"{self.where}.overlap: {self.overlap} is below 0")
+            raise UserError(f"{self.where}.overlap: {self.overlap} is negative")
 
     def like(self, origin: Task) -> Tagging:
         task = super().like(origin)
         if self.crf != getattr(origin, "crf", None):
             raise UserError(
-                f"{self.where}.crf: not that of tasks.{origin.name}, whose head it shares"
+                f"{self.where}.crf: differs from that of tasks.{origin.name}, which owns the "
+                "shared head"
             )
         return task
 
@@ -74,7 +76,7 @@ class Tagging(TagScoring):
         words, most = self.words(source), self.room(room) - 2
         overlap = self.overlap or most // 4
         if overlap >= most:
-            raise UserError(f"{self.where}.overlap: {overlap} tokens of windows of {most}")
+            raise UserError(f"{self.where}.overlap: {overlap} tokens, but windows have only {most}")
         return windows(words, most, overlap)
 
     def layout(
@@ -90,7 +92,7 @@ class Tagging(TagScoring):
         return example
 
     def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
-        """At the first token of each word; of a text without words at [CLS], so that it has a
+        """Labels the first token of each word; in a text without words [CLS], so that it has a
         prediction."""
         seen = self._seen(example, source)
         if self.crf:
@@ -103,8 +105,8 @@ class Tagging(TagScoring):
         example.labels[self.name] = seen.positions, np.maximum(mine[seen.words], 0)
 
     def _seen(self, example: Example, source: TableSource) -> WindowWords:
-        """The words of the example's first text: tokens of this task's own, or of the same text as
-        another task of the blend has it."""
+        """The words of the first text of the example, which this task or another task of the blend
+        has built."""
         words, row = self.words(source), source.row(example.item)
         if found := words_in_window(example, words):
             return found
@@ -115,7 +117,7 @@ class Tagging(TagScoring):
         if not found:
             raise UserError(
                 f"{source.where(example.item)}: {self.where}: its words are not those of the text "
-                "that another task of the blend arranges; put it first in the blend, or let that "
+                "that another task of the blend builds; put it first in the blend, or let that "
                 f"task read `texts: [{column}]`"
             )
         return found
@@ -141,14 +143,14 @@ class Tagging(TagScoring):
         known = self.targets(source)
         counts = np.bincount(known[known >= 0], minlength=len(self.labels))
         losses, right = guess(targets, counts)
-        return losses, right * np.nan if self.crf else right  # a CRF's accuracy is of sentences
+        return losses, right * np.nan if self.crf else right  # CRF accuracy is per sentence
 
     def class_name(self, label: int) -> str:
         return self.labels[label] if label < len(self.labels) else str(label)
 
     def decode(self, scores: np.ndarray, example: Example, source: TableSource) -> dict[str, Any]:
-        """Of one window: the words in it, their context, their best tags and the logarithms of the
-        tags' probabilities. `gather` makes a prediction of these."""
+        """Predictions of one window: its words, their context, their best tags and log
+        probabilities. `gather` combines them."""
         seen = self._seen(example, source)
         scores = scores[: len(seen.words)].astype(np.float64)
         if self.crf:
@@ -166,9 +168,8 @@ class Tagging(TagScoring):
     def gather(
         self, pieces: Mapping[int, Sequence[dict[str, Any]]], source: TableSource
     ) -> dict[int, dict[str, Any]]:
-        """{"tags", "probs"}, one a word, the probabilities of the tags; of texts that were cut into
-        units also these ("tokens") and the "spans" that the tags make. A word that another task of
-        the blend cut off has O and 0."""
+        """{"tags", "probs"}, one per word; for texts without tokens also the words ("tokens") and
+        the "spans". A word that another task of the blend truncated gets O and 0."""
         items = list(pieces)
         sizes = np.diff(self.words(source).starts)
         found = [joined(pieces[item], sizes[item]) for item in items]
@@ -180,18 +181,18 @@ class Tagging(TagScoring):
         }
 
     def _choose_allowed(self, found: list[tuple[np.ndarray, np.ndarray]]) -> None:
-        """Puts the best sequences that are allowed in the place of those that are not."""
+        """Replaces invalid tag sequences by the best valid ones."""
         allowed = self._allowed()
-        wanting = [(b, s) for b, s in found if (b >= 0).all() and not _is_allowed(b, allowed)]
+        invalid = [(b, s) for b, s in found if (b >= 0).all() and not _is_allowed(b, allowed)]
         transitions = torch.from_numpy(np.where(allowed, 0.0, -1e4))
-        for i in range(0, len(wanting), _AT_ONCE):
-            some = wanting[i : i + _AT_ONCE]
+        for i in range(0, len(invalid), _VITERBI_BATCH):
+            some = invalid[i : i + _VITERBI_BATCH]
             scores = torch.from_numpy(np.concatenate([np.maximum(s, -1e3) for _, s in some]))
             sizes = torch.tensor([len(best) for best, _ in some])
             groups = torch.repeat_interleave(torch.arange(len(some)), sizes)
             chosen = viterbi(scores, transitions, groups).split(sizes.tolist())
-            for (best, _), mine in zip(some, chosen, strict=True):
-                best[:] = mine.numpy()
+            for (best, _), tags in zip(some, chosen, strict=True):
+                best[:] = tags.numpy()
 
     def _prediction(
         self, best: np.ndarray, shares: np.ndarray, item: int, source: TableSource

@@ -167,7 +167,7 @@ def test_it_learns(tmp_path: Path) -> None:
     ("lines", "message"),
     [
         ("text_a\tlabel\ngood\tyes\nbad\tnope\n", r":3: label: unknown label 'nope'.*has no, yes"),
-        ("text_a\tlabel\ngood\tyse\n", r':2: label: no label \'yse\'; did you mean "yes"\?'),
+        ("text_a\tlabel\ngood\tyse\n", r':2: label: unknown label \'yse\'; did you mean "yes"\?'),
         ("text_a\tlable\ngood\tyes\n", r"tasks.mood: .* has no column 'label'"),
         ("label\tqid\nyes\t1\n", r"tasks.mood: .* has no column 'text_a'"),
     ],
@@ -189,12 +189,12 @@ def test_several_labels_of_a_row_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"labels": ["a", "b"], "positive": "c"}, r"tasks.mood.positive: 'c' is no label"),
-        ({"labels": ["a", "b", "a"]}, r"tasks.mood.labels: a name stands there twice"),
+        ({"labels": ["a", "b"], "positive": "c"}, r"tasks.mood.positive: 'c' is not a label"),
+        ({"labels": ["a", "b", "a"]}, r"tasks.mood.labels: duplicate name"),
         ({"labels": ["a"]}, r"'a' is the only label"),
         ({"smoothing": 1.0}, r"tasks.mood.smoothing: 1.0 is not"),
         ({"class_weights": {"a": -1}}, r"class_weights: a weight is negative"),
-        ({"labels": ["a", "b"], "class_weights": {"c": 1}}, r"class_weights: 'c' is no label"),
+        ({"labels": ["a", "b"], "class_weights": {"c": 1}}, r"class_weights: 'c' is not a label"),
         ({"class_weights": "balance"}, r"tasks.mood.class_weights"),
         ({"dorpout": 0.1}, r"tasks.mood.dorpout: unknown key; did you mean \"dropout\"\?"),
     ],

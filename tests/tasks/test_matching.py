@@ -178,10 +178,10 @@ def test_pointwise_stands_in_a_blend(tmp_path: Path) -> None:
     assert both["kind"] == predictions(model, source, first)["kind"]
 
 
-def test_pairwise_arranges_its_own_texts(tmp_path: Path) -> None:
+def test_pairwise_builds_its_own_texts(tmp_path: Path) -> None:
     source = source_of(tmp_path, TRIPLES)
     first = build("kind", {"kind": "classification", "source": "s", "labels": ["a", "b"]})
-    with pytest.raises(UserError, match="tasks.match: it arranges its pairs itself"):
+    with pytest.raises(UserError, match="tasks.match: it builds its own pairs"):
         built_of(feed_of(source, first, task_of(strategy="pairwise")))
 
 
@@ -229,10 +229,10 @@ def test_bad_rows_are_refused_with_their_place(tmp_path, lines, strategy, messag
     ("values", "message"),
     [
         ({"strategy": "listwise"}, "tasks.match.strategy"),
-        ({"margin": 0}, "tasks.match.margin: 0.0 is not above 0"),
+        ({"margin": 0}, "tasks.match.margin: 0.0 must be above 0"),
         ({"margin": 2}, "tasks.match.margin: 2.0"),
-        ({"labels": ["a", "b", "c"]}, "matching tells two apart, `kind: classification`"),
-        ({"labels": ["a", "b"], "strategy": "pairwise"}, "pairwise matching reads no labels"),
+        ({"labels": ["a", "b", "c"]}, "matching has exactly two classes; .*`kind: classification`"),
+        ({"labels": ["a", "b"], "strategy": "pairwise"}, "pairwise matching has no labels"),
         ({"texts": ["q", "p", "n"]}, "tasks.match.texts: 3 columns; pointwise matching"),
         ({"texts": ["q"], "strategy": "pairwise"}, "tasks.match.texts: 1 columns; pairwise"),
     ],
@@ -251,5 +251,5 @@ def test_two_pairs_must_fit_in_a_row(tmp_path: Path) -> None:
 def test_heads_are_shared_by_tasks_of_one_strategy() -> None:
     origin = task_of(strategy="pairwise")
     assert task_of(strategy="pairwise").like(origin).labels == ()
-    with pytest.raises(UserError, match="'match' matches pairwise, this one pointwise"):
+    with pytest.raises(UserError, match="'match' matches pairwise, this task pointwise"):
         task_of().like(origin)

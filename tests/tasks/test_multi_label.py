@@ -151,8 +151,8 @@ def test_bad_rows_are_refused_with_their_place(tmp_path: Path, rows, message) ->
     [
         ({"threshold": 0}, "tasks.topics.threshold: 0.0 is not between"),
         ({"threshold": 1}, "tasks.topics.threshold"),
-        ({"separator": ""}, "tasks.topics.separator: empty"),
-        ({"labels": ["a", "a"]}, "tasks.topics.labels: a name stands there twice"),
+        ({"separator": ""}, "tasks.topics.separator is empty"),
+        ({"labels": ["a", "a"]}, "tasks.topics.labels: duplicate name"),
     ],
 )
 def test_bad_settings_are_refused(values, message) -> None:

@@ -205,11 +205,11 @@ def test_it_learns(tmp_path: Path) -> None:
         (
             {"label": 4},
             {"count_from": 0},
-            r":2: label: '4' is none of the row's 3 choices; .* 0 to 2",
+            r":2: label: '4' is not one of the 3 choices; .* 0 to 2",
         ),
-        ({"label": 0}, {"count_from": 1}, r":2: label: '0' is none .* wants 1 to 3"),
-        ({"label": "D"}, {"answers": "letter"}, r":2: label: 'D' is none .* wants A to C"),
-        ({"label": "maybe"}, {"answers": "text"}, r":2: label: 'maybe' .* wants one of them"),
+        ({"label": 0}, {"count_from": 1}, r":2: label: '0' is not .* expects 1 to 3"),
+        ({"label": "D"}, {"answers": "letter"}, r":2: label: 'D' is not .* expects A to C"),
+        ({"label": "maybe"}, {"answers": "text"}, r":2: label: 'maybe' .* expects one of them"),
         ({"label": ["0", "1"]}, {}, r":2: label: 2 labels"),
     ],
 )
@@ -237,12 +237,14 @@ def test_columns_that_are_not_there_are_named(tmp_path: Path) -> None:
 def test_choices_that_leave_no_room_are_refused_with_their_place(tmp_path: Path) -> None:
     rows = [ROWS[0], {"text_a": "x " * 9, "choices": ["a b c"] * 9, "label": 0}]
     source = source_of(tmp_path, rows)
-    with pytest.raises(UserError, match=r":2: 9 choices leave each less than 8 tokens of a row of"):
+    with pytest.raises(
+        UserError, match=r":2: 9 choices leave fewer than 8 tokens for each in a row of"
+    ):
         built_of(feed_of(source, task_of().settled(source), room=64))
 
 
-def test_it_arranges_its_own_texts(tmp_path: Path) -> None:
+def test_it_builds_its_own_texts(tmp_path: Path) -> None:
     source = source_of(tmp_path, ROWS)
     first = build("kind", {"kind": "classification", "source": "s", "labels": ["a", "b"]})
-    with pytest.raises(UserError, match="tasks.exam: it arranges its choices itself"):
+    with pytest.raises(UserError, match="tasks.exam: it builds its own choices"):
         built_of(feed_of(source, first, task_of().settled(source)))

@@ -132,7 +132,7 @@ def test_it_learns(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("qid\ttext_a\ttext_b\tlabel\n1\tx\ty\t0\n1\tx\tz\t-1\n", r":3: label: -1 is below 0"),
+        ("qid\ttext_a\ttext_b\tlabel\n1\tx\ty\t0\n1\tx\tz\t-1\n", r":3: label: -1 is negative"),
         ("qid\ttext_a\ttext_b\tlabel\n1\tx\ty\tyes\n", r":2: label: 'yes' is not a number"),
         ("qid\ttext_a\tlabel\n1\tx\t0\n", r"tasks.answers: .* has no column 'text_b'"),
         ("qid\ttext_a\ttext_b\n1\tx\ty\n", r"tasks.answers: .* has no column 'label'"),
@@ -150,8 +150,8 @@ def test_bad_rows_are_refused_with_their_place(tmp_path, lines, message) -> None
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"k": 0}, "tasks.answers.k: 0; nDCG looks at 1 candidate"),
-        ({"relevant_from": 0}, "tasks.answers.relevant_from: 0.0; 0 is irrelevant"),
+        ({"k": 0}, "tasks.answers.k: 0; it must be 1 or more"),
+        ({"relevant_from": 0}, "tasks.answers.relevant_from: 0.0; it must be above 0"),
         ({"texts": ["text_b"]}, "tasks.answers.texts: name two columns"),
     ],
 )

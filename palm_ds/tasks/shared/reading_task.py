@@ -1,4 +1,4 @@
-"""What reading comprehension is told and learns of its rows: answers, script, rules of scoring."""
+"""Settings of reading comprehension, and what it detects in its rows: answers, script, scoring."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ from palm_ds.text.tokenizer import CHINESE
 
 LONGEST, LONGEST_CHINESE = 30, 100  # tokens of an answer
 AnyReading = TypeVar("AnyReading", bound="ReadingTask")
-_SAMPLE = 200  # contexts that are looked at to know the language
+_SAMPLE = 200  # contexts used to detect the script
 _HAN, _WORD = re.compile(f"[{CHINESE}]"), re.compile("[A-Za-z]+")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadingTask(TextTask):
-    """Answers that are spans of a context."""
+    """Extracts answers from a context."""
 
     texts: tuple[str, ...] = ("question", "context")
-    """The columns of the question and of the text that answers it."""
+    """Columns of the question and of the context."""
     label_column: str = "answers"
-    """The column of the answers."""
+    """Column of the answers."""
     stride: int = 128
-    """Tokens between the beginnings of two windows of a context."""
+    """Tokens between the starts of consecutive windows of a context."""
     max_query: int = 64
-    """Most tokens of a question; the rest of it is cut off."""
+    """Maximum tokens of a question; longer ones are truncated."""
     max_answer: int = 0
-    """Most tokens of an answer that is given; 0: 30, or 100 where the contexts of the training rows
-    are mostly Chinese."""
+    """Maximum tokens of a predicted answer; 0: 30, or 100 if the training contexts are mostly
+    Chinese."""
     n_best: int = 20
-    """How many different answers are listed, with their probabilities among these."""
+    """Number of distinct answers to list, with their probabilities relative to each other."""
     unanswerable: bool | None = None
-    """Whether there may be no answer: windows without it are learned as such, and none is given
-    where that has better odds. Otherwise such windows are not trained on. Where it is not said, it
-    is so if a training row is marked `impossible`."""
+    """Whether questions may have no answer. If true, windows without the answer are trained as
+    such, and no answer is predicted if it scores better; if false, such windows are not trained on.
+    By default true if a training row is marked `impossible`."""
     null_threshold: float = 0.0
-    """With `unanswerable`: no answer is given where its score is above that of the best by more."""
+    """With `unanswerable`: predict no answer if it outscores the best answer by more than this."""
     answer: Literal["first", "random"] = "first"
-    """Which answer is learned of several that stand in a window: the first in the row's order, or
-    one drawn anew each time."""
+    """Training target if a window contains several answers: the first in the row, or a random one
+    each time."""
     score: Literal["auto", "squad1", "squad2", "cmrc"] = "auto"
-    """Whose rules: SQuAD 1.1 or 2.0, or CMRC2018 (and DRCD). auto: squad2 where a training row is
-    marked `impossible`, else cmrc where the contexts are mostly Chinese, else squad1."""
+    """Scoring rules: SQuAD 1.1 or 2.0, or CMRC2018 (and DRCD). auto: squad2 if a training row is
+    marked `impossible`, else cmrc if the contexts are mostly Chinese, else squad1."""
 
     prediction_key: ClassVar[str] = "text"
 
     def __post_init__(self) -> None:
         if len(self.texts) != 2:
-            raise UserError(f"{self.where}.texts: a question's column and a context's, these two")
+            raise UserError(f"{self.where}.texts: expected two columns, question and context")
         for name in ("stride", "max_query", "n_best"):
             if getattr(self, name) < 1:
                 raise UserError(f"{self.where}.{name}: {getattr(self, name)} is not positive")
@@ -86,7 +86,7 @@ class ReadingTask(TextTask):
         return "cmrc" if self._chinese(source) else "squad1"
 
     def _chinese(self, source: TableSource) -> bool:
-        """Whether there are more Chinese characters than words in Latin letters."""
+        """Whether there are more Chinese characters than Latin words."""
         column = self.texts[1]
 
         def count() -> bool:
@@ -104,13 +104,13 @@ class ReadingTask(TextTask):
         for item, answers in enumerate(source.column(self.label_column)):
             if answers is None or not (answers or impossible[item]):
                 raise UserError(
-                    f"{source.where(item)}: {self.label_column} is empty; a question without an "
-                    "answer is marked `impossible`"
+                    f"{source.where(item)}: {self.label_column} is empty; mark a question without "
+                    "an answer as `impossible`"
                 )
             if not answers and rules != "squad2":
                 raise UserError(
-                    f"{source.where(item)}: a question without an answer, which the rules of "
-                    f"{rules} do not know; set {self.where}.score: squad2"
+                    f"{source.where(item)}: a question without an answer, which "
+                    f"{rules} does not allow; set {self.where}.score: squad2"
                 )
         self.answers(source)
 
@@ -120,12 +120,12 @@ class ReadingTask(TextTask):
         facts = {
             "without an answer": impossible_rows(source).sum(),
             "answers": len(answers.tokens),
-            "answers that begin or end within a token": (~answers.exact).sum(),
+            "answers that start or end inside a token": (~answers.exact).sum(),
             f"answers of more than {longest} tokens (max_answer)": long.sum(),
-            "answers that stand nowhere in their context": answers.lost,
+            "answers not found in their context": answers.lost,
         }
-        told = [f"{int(count):,} {what}" for what, count in facts.items() if count]
-        return "; ".join([f"{self.name}: {len(source):,} questions", *told])
+        parts = [f"{int(count):,} {what}" for what, count in facts.items() if count]
+        return "; ".join([f"{self.name}: {len(source):,} questions", *parts])
 
     def answers(self, source: TableSource) -> Answers:
         context, answers = self.texts[1], self.label_column
@@ -139,7 +139,7 @@ class ReadingTask(TextTask):
 
 
 def impossible_rows(source: TableSource) -> np.ndarray:
-    """(rows,) bool: whether a row is known to have no answer."""
+    """(rows,) bool: whether a row is marked as having no answer."""
 
     def read() -> np.ndarray:
         known = source.column("impossible") if "impossible" in source.columns else [False]

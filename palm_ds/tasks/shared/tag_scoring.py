@@ -1,4 +1,4 @@
-"""What tasks that tag words do with predictions: score them, read them from files, write them."""
+"""Predictions of tagging tasks: scores, reading from files, writing to files."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from palm_ds.tasks.shared.text_task import MOST_SHOWN
 
 @dataclass(frozen=True, kw_only=True)
 class TagScoring(TagsTask):
-    """A tagging task whose predictions have `tags` and, of texts without tokens, `spans`."""
+    """A tagging task with predictions of `tags` and, for texts without tokens, `spans`."""
 
     prediction_key: ClassVar[str] = "tags"
 
     def metrics(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> dict[str, float]:
-        """Over rows with labels: F1, precision and recall of chunks, and the share of right tags;
-        of tags that are no chunks the share alone. Spans count as they were given: one that could
-        not be learned was not found."""
+        """Scores over rows with labels: F1, precision and recall of chunks, and the tag accuracy;
+        only the accuracy for tags that are not chunks. Spans are compared with those of the table;
+        one that training had to leave out counts as not found."""
         known = self._known(predictions, source)
         if not known:
             return {}
         types = self._types(predictions, known, source)
         scores = {} if self.written == tag_schemes.NONE else total_scores(types)
-        if all("tags" in predictions[item] for item in known):  # a file may have spans alone
+        if all("tags" in predictions[item] for item in known):  # a file may contain only spans
             tags = [predictions[item]["tags"] for item in known]
             right = [self._as_written(tags) for tags in known.values()]
             scores["accuracy"] = accuracy(np.concatenate(tags), np.concatenate(right))
@@ -47,7 +47,7 @@ class TagScoring(TagsTask):
     def tables(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> dict[str, list[list[Any]]]:
-        """The scores of each type of chunk, the most frequent first."""
+        """Scores by type of chunk, the most frequent first."""
         types = self._types(predictions, self._known(predictions, source), source)
         often = sorted(types, key=lambda kind: (-types[kind].expected, kind))[:MOST_SHOWN]
         rows = [
@@ -55,12 +55,12 @@ class TagScoring(TagsTask):
             for kind in often
             for x in [types[kind]]
         ]
-        return {"Types": [["type", "there", "f1", "precision", "recall"], *rows]} if rows else {}
+        return {"Types": [["type", "expected", "f1", "precision", "recall"], *rows]} if rows else {}
 
     def _known(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> dict[int, list[str]]:
-        """{item: its tags in the head's scheme} of the rows that have tags the head knows."""
+        """{item: tags in the scheme of the head}, for rows with only known tags."""
         found = {}
         for item in predictions if self.labelled_by(source) else ():
             with suppress(UserError):
@@ -89,7 +89,7 @@ class TagScoring(TagsTask):
     def score_rows(
         self, source: TableSource, predictions: Sequence[StoredPrediction]
     ) -> dict[str, float]:
-        """Also the F1 of each type."""
+        """The metrics and the F1 of each type."""
         if self.labelled_by(source) == SPANS:
             made = {item: {"spans": stored_spans(each)} for item, each in enumerate(predictions)}
         else:

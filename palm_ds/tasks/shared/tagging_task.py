@@ -1,9 +1,9 @@
-"""What tasks that tag words share: which words, which tags, where both come from.
+"""Base class of tasks that tag words: reads words and tags from tables.
 
     tokens, tags      lists in a row
-    text_a, spans     a text that is cut into words or characters, and spans of its characters
+    text_a, spans     a text, split into words or characters, and spans of its characters
 
-Tags are written in one scheme and may be trained in another (palm_ds/tasks/metrics/chunks.py).
+Training may use another tagging scheme than the table (palm_ds/tasks/metrics/chunks.py).
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ Tagged = TypeVar("Tagged", bound="TagsTask")
 
 @dataclass(frozen=True, kw_only=True)
 class TagsTask(TextTask):
-    """A text task with a label for every word: a tag."""
+    """A text task with a tag for every word."""
 
     label_column: str = "tags"
-    """The column of its tags; where there is no `tags`, `spans` are read."""
+    """Tag column; if the table has no `tags`, `spans` are read."""
     labels: tuple[str, ...] = ()
-    """The tags the head has; by default all that the scheme has for the types of the training rows,
-    type by type, O last."""
+    """Tags of the head; by default all tags of the scheme for the types in the training rows,
+    grouped by type, O last."""
     scheme: str = ""
-    """What the rows' tags are written in: BIO, IOB1, IOE1, IOE2, BIOES, IO, or `none` for tags that
-    are no chunks; by default as they are found to be. Predictions are written so too."""
+    """Scheme of the tags in the table and in predictions: BIO, IOB1, IOE1, IOE2, BIOES, IO, or
+    `none` for tags that are not chunks; by default detected."""
     trained_scheme: str = ""
-    """What it is trained in; by default the same."""
+    """Scheme used for training; by default `scheme`."""
     units: str = ""
-    """What a text without `tokens` is cut into: words or characters; by default characters where
-    the training texts are mostly Chinese."""
+    """How to split a text without `tokens`: words or characters; by default characters if the
+    training texts are mostly Chinese."""
 
     def __post_init__(self) -> None:
         for key in ("scheme", "trained_scheme"):
@@ -54,27 +54,27 @@ class TagsTask(TextTask):
         if self.units and self.units not in UNITS:
             raise UserError(f"{self.where}.units: {self.units!r}; one of {', '.join(UNITS)}")
         if len(self.texts) > 1:
-            raise UserError(f"{self.where}.texts: {len(self.texts)} columns; it tags one text")
+            raise UserError(f"{self.where}.texts: {len(self.texts)} columns; tagging reads one")
         if len(set(self.labels)) < len(self.labels):
-            raise UserError(f"{self.where}.labels: a tag stands there twice")
+            raise UserError(f"{self.where}.labels: duplicate tag")
 
     # ---- columns ----
 
     def columns_of(self, source: TableSource) -> tuple[str, ...]:
-        """The one column of its words."""
+        """The column of the words."""
         listed = "tokens" in source.columns and self.labelled_by(source) != SPANS
         (column,) = self.texts or ("tokens" if listed else "text_a",)
         source.need(column, self.where)
         return (column,)
 
     def labelled_by(self, source: TableSource) -> str:
-        """The column of its labels; nothing where there is none."""
+        """The label column; empty if the table has none."""
         if self.label_column in source.columns:
             return self.label_column
         return SPANS if self.label_column == "tags" and SPANS in source.columns else ""
 
     def places(self, source: TableSource) -> list[np.ndarray]:
-        """(words, 2) of each row: the characters of its words."""
+        """(words, 2) per row: the characters of its words."""
         return source.word_places(self.columns_of(source)[0], self.units or "words")
 
     def words(self, source: TableSource) -> Words:
@@ -94,10 +94,10 @@ class TagsTask(TextTask):
         """The scheme of the head's tags."""
         return tag_schemes.named(self.trained_scheme or self.scheme or "BIO")
 
-    # ---- what is learned of the training rows ----
+    # ---- settings resolved from the training rows ----
 
     def settled(self: Tagged, source: TableSource) -> Tagged:
-        """With the scheme, the units and the tags of the training rows."""
+        """With the scheme, units and tags of the training rows."""
         task = replace(self, units=self.units or _usual_unit(source, self.columns_of(source)[0]))
         if self.labelled_by(source) == SPANS:
             types = {span["type"] for row in source.column(SPANS) for span in row or []}
@@ -112,7 +112,7 @@ class TagsTask(TextTask):
         return task if task.labels else replace(task, labels=task._labels(types, source))
 
     def _with_scheme(self: Tagged, source: TableSource) -> tuple[Tagged, set[str]]:
-        """With the scheme that the rows are written in; and their types."""
+        """The task with the scheme of the rows, and the types in them."""
         rows = [self._row(source, item) for item in range(len(source))]
         scheme = self.scheme or ("" if tag_schemes.of_chunks(rows) else tag_schemes.NONE)
         if tag_schemes.named(scheme or "BIO") == tag_schemes.NONE:
@@ -125,20 +125,21 @@ class TagsTask(TextTask):
     def for_scoring(
         self: Tagged, source: TableSource, predictions: Mapping[int, dict[str, Any]]
     ) -> Tagged:
-        """In the scheme of the rows, with any tag they have."""
+        """With the scheme of the rows and without a fixed set of tags."""
         unit = self.units or _usual_unit(source, self.columns_of(source)[0])
         task = replace(self, units=unit, labels=())
         return task if self.labelled_by(source) == SPANS else task._with_scheme(source)[0]
 
     def like(self: Tagged, origin: Task) -> Tagged:
-        """With the tags, and the scheme, of the task whose head it shares; rows may be written in
-        another."""
+        """With the tags and the training scheme of the task that owns the shared head; the scheme
+        of the rows may differ."""
         super().like(origin)
         assert isinstance(origin, TagsTask)
         for key in ("labels", "trained_scheme"):
             if getattr(self, key) not in ((), "", getattr(origin, key)):
                 raise UserError(
-                    f"{self.where}.{key}: not that of tasks.{origin.name}, whose head it shares"
+                    f"{self.where}.{key}: differs from that of tasks.{origin.name}, which owns "
+                    "the shared head; leave it out here"
                 )
         return replace(self, labels=origin.labels, trained_scheme=origin.trained_scheme)
 
@@ -158,13 +159,13 @@ class TagsTask(TextTask):
         return found
 
     def about(self, source: TableSource) -> str:
-        """What of the labels cannot be learned as it stands."""
+        """Summary of labels that training changes or leaves out; empty if there are none."""
         if self.labelled_by(source) == SPANS:
             found = [self._chunks(source, item)[1:] for item in range(len(source))]
             out, moved = (sum(each[i] for each in found) for i in (0, 1))
-            said = [f"{out:,} spans overlap a longer one and are not learned"] * (out > 0)
-            said += [f"{moved:,} spans that part a word are learned with all of it"] * (moved > 0)
-            return f"{self.name}: {'; '.join(said)}" if said else ""
+            notes = [f"{out:,} spans overlap a longer one and are left out"] * (out > 0)
+            notes += [f"{moved:,} spans are extended to whole words"] * (moved > 0)
+            return f"{self.name}: {'; '.join(notes)}" if notes else ""
         if self.written == tag_schemes.NONE or not self.labelled_by(source):
             return ""
         every = source.column(self.labelled_by(source))
@@ -174,8 +175,8 @@ class TagsTask(TextTask):
         wrong = check_scheme(every[broken[0]], self.written)
         assert wrong is not None
         return (
-            f"{self.name}: {len(broken):,} rows break {self.written} and are read as conlleval "
-            f"does; the first: {source.where(broken[0])}, tag {wrong.position + 1}: {wrong.tag} "
+            f"{self.name}: {len(broken):,} rows violate {self.written} and are read by conlleval's "
+            f"rules; the first: {source.where(broken[0])}, tag {wrong.position + 1}: {wrong.tag} "
             f"for {wrong.right}"
         )
 
@@ -193,7 +194,7 @@ class TagsTask(TextTask):
             self.known_tags(source, item)
 
     def targets(self, source: TableSource) -> np.ndarray:
-        """(words of all rows,) int64 tags; -1 in rows that have no labels it knows."""
+        """(words of all rows,) int64 tags; -1 in rows without known labels."""
         return source.cached(
             f"tags {self.trained} {self.name} {self.labels}", lambda: self._targets(source)
         )
@@ -205,26 +206,26 @@ class TagsTask(TextTask):
         for item in range(len(source) if self.labelled_by(source) else 0):
             try:
                 tags = self.known_tags(source, item)
-            except UserError:  # those who want all of them call `check`, which raises it
+            except UserError:  # `check` reports these
                 continue
             found[words.of(item)] = [number[tag] for tag in tags]
         return found
 
     def known_tags(self, source: TableSource, item: int) -> list[str]:
-        """A row's tags in the head's scheme. Raises UserError where the head lacks one, or where
-        there are none; a task without `labels` takes any."""
+        """The tags of a row in the scheme of the head. Raises UserError if a tag is missing or
+        unknown; a task without `labels` accepts all tags."""
         expected = self.expected(source, item)
         for place, tag in enumerate(expected, 1):
             if self.labels and tag not in self.labels:
                 raise UserError(
-                    f"{source.where(item)}: {self.labelled_by(source)}, word {place}: no tag "
-                    f"{tag!r}{suggest(tag, self.labels)}; {self.where} knows "
+                    f"{source.where(item)}: {self.labelled_by(source)}, word {place}: unknown tag "
+                    f"{tag!r}{suggest(tag, self.labels)}; {self.where} has "
                     f"{', '.join(self.labels[:12])}{', ...' * (len(self.labels) > 12)}"
                 )
         return expected
 
     def expected(self, source: TableSource, item: int) -> list[str]:
-        """A row's tags as the head knows them."""
+        """The tags of a row in the scheme of the head, not checked against `labels`."""
         column, size = self.labelled_by(source), len(self.places(source)[item])
         if column == SPANS:
             return tags_of(self._chunks(source, item)[0], size, self.trained)
@@ -237,7 +238,7 @@ class TagsTask(TextTask):
         return convert(row, self.trained)
 
     def _row(self, source: TableSource, item: int) -> list[str]:
-        """A row's tags as they stand in the table."""
+        """The tags of a row as in the table."""
         if not (column := self.labelled_by(source)):
             source.need(self.label_column, self.where)
         row = source.column(column)[item]
