@@ -1,7 +1,7 @@
-"""What a person uses from Python: PaddlePALM's words, over the recipes and the engine of commands.
+"""The Python API, with PaddlePALM's names, on top of the recipes and the engine of the commands.
 
-Backbone + tasks on their files ──Trainer, MultiHeadTrainer──> a Recipe and a DSConfig ──> a
-RunSpec, opened and gone through as `palm-ds finetune` does
+Backbone + tasks on their files ──Trainer, MultiHeadTrainer──> Recipe, RunSpec ──> trained as by
+`palm-ds finetune`
 """
 
 from palm_ds.api import events as event

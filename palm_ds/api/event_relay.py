@@ -1,8 +1,8 @@
-"""From what the loop tells to the events that a person is told."""
+"""Turns the events of the training loop into those of palm.event."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from palm_ds.api import events as event
@@ -11,7 +11,7 @@ from palm_ds.train.loop import Loop
 
 
 def as_metrics(scores: Mapping[str, TaskScore]) -> dict[str, dict[str, float]]:
-    """{task: {metric: value}}, the one that counts first."""
+    """{task: {metric: value}}, the primary metric first."""
     return {
         name: {**score.metrics, "loss": score.loss}
         | ({} if score.metrics else {"accuracy": score.accuracy})
@@ -20,82 +20,86 @@ def as_metrics(scores: Mapping[str, TaskScore]) -> dict[str, dict[str, float]]:
 
 
 class EventDispatcher:
-    """Hears the loop. Losses are read after every step where somebody wants them: by all processes,
-    since they are added up."""
+    """The event handler of a loop; passes events on to the user's `handler`.
+
+    Losses are summed over all processes, so reading them is collective. They are read after every
+    step if there is a handler, or with `read_losses`."""
 
     def __init__(
-        self, loop: Loop, reference: str, handler: Callable[[Any], None] | None, *, read: bool
+        self,
+        loop: Loop,
+        reference: str,
+        handler: event.EventHandler | None,
+        *,
+        read_losses: bool,
     ):
-        """`reference`: the task whose epochs are passes; `read`: losses, whoever listens."""
+        """`reference`: the task whose epochs are passes."""
         self.loop, self.handler = loop, handler
-        self.read = read or handler is not None
+        self.read_losses = read_losses or handler is not None
         self.losses: dict[str, float] = {}
         """Of the last step."""
         self.done = 0
-        """Steps of the run that are done."""
+        """Completed steps of the run."""
         self._pass: int | None = None
-        number, feed = next(
-            (number, feed)
-            for number, feed in enumerate(loop.stream.feeds)
-            if reference in [task.name for task in feed.tasks]
+        feed = next(
+            feed for feed in loop.stream.feeds if reference in [task.name for task in feed.tasks]
         )
         self._feed, self._items = feed.name, len(feed.items)
 
     def __call__(self, name: str, facts: Mapping[str, Any]) -> None:
         if name == "begin":
             self.done = facts["step"]
-            self._tell(event.BeginTraining(step=self.done))
+            self._emit(event.BeginTraining(step=self.done))
         elif name == "next":
             self._begin_step(facts["step"])
         elif name == "step":
             self._end_step(facts)
         elif name == "evaluation":
-            self._tell(event.Evaluation(step=facts["step"], metrics=as_metrics(facts["scores"])))
+            self._emit(event.Evaluation(step=facts["step"], metrics=as_metrics(facts["scores"])))
 
     def end(self) -> None:
-        """After the last step."""
+        """Emit the final events, after the last step."""
         scores = as_metrics(self.loop.scores)
         if self._pass is not None:
-            self._tell(event.EndPass(pass_id=self._pass, metrics=scores))
-        self._tell(event.EndTraining(step=self.done, metrics=scores))
+            self._emit(event.EndPass(pass_id=self._pass, metrics=scores))
+        self._emit(event.EndTraining(step=self.done, metrics=scores))
 
     def _begin_step(self, step: int) -> None:
         now = self.pass_at(step) if self.handler else None
         if now is not None and now != self._pass:
             if self._pass is not None:
-                self._tell(event.EndPass(pass_id=self._pass, metrics=as_metrics(self.loop.scores)))
-            self._tell(event.BeginPass(pass_id=now))
+                self._emit(event.EndPass(pass_id=self._pass, metrics=as_metrics(self.loop.scores)))
+            self._emit(event.BeginPass(pass_id=now))
             self._pass = now
-        self._tell(event.BeginIteration(pass_id=now or 0, batch_id=step))
+        self._emit(event.BeginIteration(pass_id=now or 0, batch_id=step))
 
     def _end_step(self, facts: Mapping[str, Any]) -> None:
         self.done = facts["step"]
-        if not self.read:
+        if not self.read_losses:
             return
         result = facts["result"]
-        seen = [task for task, count in result.counts.items() if count]
+        counts = {task: count for task, count in result.counts.items() if count}
         sums = self.loop.engine.reduce(
-            {f"loss {task}": result.loss_sums[task] for task in seen}
-            | {f"right {task}": result.correct[task] for task in seen}
+            {f"loss {task}": result.loss_sums[task] for task in counts}
+            | {f"right {task}": result.correct[task] for task in counts}
         )
-        counts = result.counts
-        self.losses = {task: sums[f"loss {task}"] / counts[task] for task in seen}
-        right = {task: sums[f"right {task}"] / counts[task] for task in seen}
+        self.losses = {task: sums[f"loss {task}"] / count for task, count in counts.items()}
+        accuracy = {task: sums[f"right {task}"] / count for task, count in counts.items()}
         tasks = self.loop.recipe.built_tasks
-        self._tell(
+        self._emit(
             event.EndIteration(
                 pass_id=self._pass or 0,
                 batch_id=self.done - 1,
                 cost=sum(tasks[task].weight * loss for task, loss in self.losses.items()),
                 lr=facts["lr"],
-                metrics={t: {"loss": self.losses[t], "accuracy": right[t]} for t in seen},
+                metrics={t: {"loss": self.losses[t], "accuracy": accuracy[t]} for t in counts},
             )
         )
 
     def pass_at(self, step: int) -> int:
-        """How often the reference was read whole before a step."""
+        """Complete passes over the reference task before a step."""
         return self.loop.stream.consumed(step)[self._feed] // max(self._items, 1)
 
-    def _tell(self, what: Any) -> None:
+    def _emit(self, what: event.Event) -> None:
         if self.handler:
             self.handler(what)

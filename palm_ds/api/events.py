@@ -1,16 +1,18 @@
-"""What a training tells while it goes on: `trainer.train(event_handler)`.
+"""Events during training, for `trainer.train(event_handler)`.
 
     def handler(event):
         if isinstance(event, palm.event.EndIteration):
             print(event.pass_id, event.batch_id, event.cost)
 
-A pass is an epoch; of several tasks, one of the reference. Every process is told.
+A pass is an epoch; with several tasks, an epoch of the reference task. Handlers are called on every
+process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 Metrics = Mapping[str, Mapping[str, float]]
 """{task: {metric: value}}."""
@@ -18,14 +20,14 @@ Metrics = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class BeginTraining:
-    """Before the first step, or the first after going on."""
+    """Before the first step, also of a resumed run."""
 
     step: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class BeginPass:
-    """An epoch begins; they count from 0."""
+    """An epoch begins; epochs count from 0."""
 
     pass_id: int
 
@@ -45,7 +47,7 @@ class EndIteration:
     pass_id: int
     batch_id: int
     cost: float
-    """What was minimised: the tasks' losses, each times its weight."""
+    """The training loss: the sum of the tasks' losses times their weights."""
     lr: float
     metrics: Metrics
     """Loss and accuracy of each task in the step."""
@@ -53,7 +55,7 @@ class EndIteration:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Scores on the rows of `dev` after so many steps."""
+    """Scores on the rows of `dev` after `step` steps."""
 
     step: int
     metrics: Metrics
@@ -61,7 +63,7 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class EndPass:
-    """An epoch is over."""
+    """An epoch is complete."""
 
     pass_id: int
     metrics: Metrics = field(default_factory=dict)
@@ -70,8 +72,14 @@ class EndPass:
 
 @dataclass(frozen=True, kw_only=True)
 class EndTraining:
-    """Nothing follows: the plan is done, or somebody stopped it."""
+    """Training has finished or was interrupted."""
 
     step: int
     metrics: Metrics = field(default_factory=dict)
     """Of the last evaluation."""
+
+
+Event: TypeAlias = (
+    BeginTraining | BeginPass | BeginIteration | EndIteration | Evaluation | EndPass | EndTraining
+)
+EventHandler: TypeAlias = Callable[[Event], None]

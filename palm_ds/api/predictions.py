@@ -1,4 +1,4 @@
-"""Rows to predictions and scores, with a model that is there."""
+"""Predictions and scores for rows, with a loaded model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from palm_ds.runtime.processes import Processes
 
 
 def select_tasks(predictor: Predictor, names: Sequence[str], where: Path) -> Predictor:
-    """The same model, asked for these tasks; for all, without any."""
+    """The predictor restricted to the named tasks; all tasks if `names` is empty."""
     return replace(predictor, tasks=asked_tasks(predictor.recipe, names, where))
 
 
@@ -27,8 +27,8 @@ def predictions_of(
     processes: Processes,
     columns: Mapping[str, Any] | None = None,
 ) -> dict[str, list[dict[str, Any]]]:
-    """{task: a prediction for every row, in order}, on every process. Tasks that cannot read such
-    rows are left out; UserError where none can."""
+    """{task: a prediction for every row, in order}, on every process. Skips tasks that cannot read
+    such rows; raises UserError if none can."""
     found: dict[str, list[dict[str, Any]]] = {}
     why = ""
     for each in predictor.passes:
@@ -50,7 +50,7 @@ def predictions_of(
 def scores_of(
     predictor: Predictor, name: str, rows: Listed, processes: Processes
 ) -> dict[str, float]:
-    """{metric: value} of a task on rows with labels, read as its training rows were; on every
+    """{metric: value} of a task on labelled rows, read like its training rows. The same on every
     process."""
     predictor = select_tasks(predictor, [name], Path())
     (each,) = predictor.passes
@@ -66,10 +66,10 @@ def _pass(
 ) -> dict[str, list[dict[str, Any]]]:
     names = [task.name for task in each.tasks]
     found: dict[str, list[dict[str, Any]]] = {name: [{}] * len(source) for name in names}
-    with _reading(predictor):
+    with _eval_mode(predictor):
         rank, world = processes.rank, processes.world
-        mine = list(predictor.predict(each, source, rank=rank, world=world))
-    for chunk in [chunk for theirs in processes.gather(mine) for chunk in theirs]:
+        own = list(predictor.predict(each, source, rank=rank, world=world))
+    for chunk in [chunk for chunks in processes.gather(own) for chunk in chunks]:
         for name in names:
             for row, made in zip(chunk.rows, chunk.predictions[name], strict=True):
                 found[name][int(row)] = made
@@ -77,8 +77,8 @@ def _pass(
 
 
 @contextmanager
-def _reading(predictor: Predictor) -> Iterator[None]:
-    """Without dropout; as it was, afterwards."""
+def _eval_mode(predictor: Predictor) -> Iterator[None]:
+    """The model without dropout; its mode is restored afterwards."""
     training = predictor.model.training
     predictor.model.eval()
     try:

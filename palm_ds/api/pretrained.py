@@ -1,6 +1,6 @@
-"""Where a trainer's encoder comes from: `palm.Backbone`.
+"""`palm.Backbone`: where the encoder of a trainer comes from.
 
-Not a module with weights: those are built, and loaded, when training begins, each time anew.
+It holds no weights: every trainer builds and loads its own when training starts.
 """
 
 from __future__ import annotations
@@ -20,39 +20,40 @@ from palm_ds.weights.weights_folder import backbone_config_from, tokenizer_in
 
 @dataclass(frozen=True, kw_only=True)
 class Backbone:
-    """An encoder to start from: a checkpoint, or numbers alone."""
+    """An encoder to start from: a checkpoint, or hyperparameters with new weights."""
 
     folder: str = ""
     """A checkpoint of any format."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Without one: the keys of a recipe's `backbone`."""
+    """Without a folder: the keys of a recipe's `backbone`."""
     tokenizer: str = ""
-    """A vocabulary; empty: that of the checkpoint."""
+    """A vocabulary file or folder; empty: that of the checkpoint."""
 
     @classmethod
     def from_pretrained(
         cls, name: str | Path, *, tokenizer: str | Path = "", path: str | Path = "."
     ) -> Backbone:
-        """A folder of weights (a run, an export, a Hugging Face, Paddle, DeepSpeed or TensorFlow
-        checkpoint), or a name to download to `path`/pretrain: one of PaddlePALM's, as
-        ERNIE-v2-en-base, or `org/name` on the Hugging Face hub."""
+        """From a folder of weights (a run, an export, a Hugging Face, Paddle, DeepSpeed or
+        TensorFlow checkpoint), or from a name to download to `path`/pretrain: one of PaddlePALM's,
+        such as ERNIE-v2-en-base, or `org/name` on the Hugging Face hub."""
         folder = Path(name)
         if not folder.exists():
             try:
                 folder = downloader.download(str(name), path=path)
             except UserError as error:
-                raise UserError(f"no such folder, and none was downloaded: {error}") from None
+                why = f"no such folder, and cannot be downloaded: {error}"
+                raise UserError(f"{name}: {why}") from None
         if not tokenizer and tokenizer_in(folder) is None:
-            raise UserError(f"{folder}: there is no vocabulary with it; name one: tokenizer=FILE")
+            raise UserError(f"{folder}: has no vocabulary; name one: tokenizer=FILE")
         return cls(folder=str(folder), tokenizer=str(tokenizer))
 
     @classmethod
     def from_config(
         cls, config: Mapping[str, Any] | str | Path, *, tokenizer: str | Path
     ) -> Backbone:
-        """First weights drawn by the seed. `config`: numbers as a recipe's `backbone` has them
-        (`kind` may be a class of one's own), or as ERNIE, PALM and Hugging Face call them, or a
-        JSON file of these."""
+        """With new weights, drawn from the trainer's seed. `config`: the keys of a recipe's
+        `backbone` (`kind` may be a user-defined class), or ERNIE's, PALM's or Hugging Face's
+        names for them, or a JSON file with them."""
         if not isinstance(config, Mapping):
             config = json.loads(Path(config).read_text(encoding="utf-8"))
         numbers = EncoderConfig.from_dict(classes_to_names(config))  # type: ignore[arg-type]
@@ -60,11 +61,11 @@ class Backbone:
 
     @property
     def max_length(self) -> int:
-        """Tokens of the longest row that it reads."""
+        """Maximum row length in tokens."""
         if self.folder:
             return backbone_config_from(Path(self.folder)).max_length
         return EncoderConfig.from_dict(self.config).max_length
 
     def values(self) -> dict[str, Any]:
-        """What it says in a recipe."""
+        """The recipe keys for this encoder."""
         return {"init_from": self.folder} if self.folder else {"backbone": dict(self.config)}

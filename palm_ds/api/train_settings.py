@@ -1,4 +1,4 @@
-"""What a person may say about a training: a few numbers, where it is written, what computes it."""
+"""Settings of Trainer and MultiHeadTrainer, and the recipe keys that they stand for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.runtime.ds_config import DSConfig, make_ds_config, read_ds_config
 from palm_ds.runtime.processes import accelerator
 
-_USUAL_LENGTH = 128
+_DEFAULT_LENGTH = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,52 +20,53 @@ class TrainSettings:
     """Keywords of Trainer and MultiHeadTrainer."""
 
     batch: int = 32
-    """Examples of a step."""
+    """Examples per step."""
     epochs: float = 3
-    """So often every example; with several tasks, of the reference."""
+    """Passes over the training rows; with several tasks, over those of the reference task."""
     lr: float = 5e-5
     """Peak learning rate."""
     length: int = 0
-    """Tokens of a row; examples are packed into rows, longer ones are cut. 0: 128, or as many as
-    the encoder has positions for."""
+    """Tokens of a row. Examples are packed into rows; longer ones are truncated. 0: 128, or the
+    encoder's maximum if that is less."""
     schedule: Literal["linear", "noam", "wsd", "constant"] = "linear"
-    """How the rate falls."""
+    """How the learning rate decays."""
     warmup: float = 0.1
-    """Steps in which it rises; below 1: a share of all."""
+    """Warm-up steps; below 1: a fraction of all steps."""
     weight_decay: float = 0.01
-    """Of the encoder's matrices."""
+    """Weight decay of weight matrices."""
     seed: int = 1
-    """Decides the heads' first weights, order and dropout."""
+    """Determines the heads' initial weights, data order and dropout."""
     held_out: float = 0.0
-    """Share of the rows kept for evaluation, of tasks without `dev`."""
+    """Fraction of the rows held out for evaluation, for tasks without `dev`."""
     evaluate_every: int = 0
-    """Steps between two evaluations; 0: at the end of every epoch."""
+    """Steps between evaluations; 0: at the end of every epoch."""
     best: str = ""
-    """Whose weights stay: `task.metric` or `mean` where it was best; empty: the last."""
+    """Metric that selects the final weights: `task.metric` or `mean`. Empty: use the last step."""
     patience: int = 0
-    """With `best`: stop after so many evaluations without a better one."""
+    """With `best`: stop after this many evaluations without improvement; 0: never."""
     save_every: int = 0
-    """Steps between two checkpoints to go on from; 0: at the end only."""
+    """Steps between checkpoints; 0: only at the end."""
     log_every: int = 10
-    """Steps between two lines."""
+    """Steps between log lines."""
     folder: str | Path = ""
-    """The run folder; a folder of a run that was interrupted goes on. Empty: a temporary one."""
+    """The run folder. An interrupted run in it is resumed. Empty: a temporary folder."""
     deepspeed_config: Any = None
-    """How the machine computes it: a file, a mapping, or none: ZeRO 1, bf16 where it can."""
+    """DeepSpeed settings: a file or a mapping. None means ZeRO 1 with bf16 if supported (on CPU:
+    no ZeRO, fp32)."""
     recipe: dict[str, Any] = field(default_factory=dict)
-    """Any other keys of a recipe (docs/recipe.md), as {"optimizer": {"ema": 0.999}}."""
+    """Any other recipe keys (docs/recipe.md), such as {"optimizer": {"ema": 0.999}}."""
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.epochs <= 0:
             name = "batch" if self.batch < 1 else "epochs"
             raise UserError(f"{name}: expected a number above 0, got {getattr(self, name)}")
 
-    def values(self, longest: int) -> dict[str, Any]:
-        """What of it stands in a recipe, beside backbone, sources, tasks and stages; `longest`: row
-        that the encoder reads."""
+    def values(self, max_length: int) -> dict[str, Any]:
+        """The recipe keys other than backbone, sources, tasks and stages. `max_length`: the longest
+        row that the encoder reads."""
         return {
             "seed": self.seed,
-            "length": self.length or min(_USUAL_LENGTH, longest),
+            "length": self.length or min(_DEFAULT_LENGTH, max_length),
             "batch": f"{self.batch} examples",
             "optimizer": {"lr": self.lr, "weight_decay": self.weight_decay},
             "schedule": {"kind": self.schedule, "warmup": self.warmup},
@@ -80,12 +81,13 @@ class TrainSettings:
         }
 
     def ds_config(self) -> DSConfig:
+        """The DeepSpeed settings to train with."""
         given = self.deepspeed_config
         if given is None:
-            able = accelerator()
-            if able.device_name() == "cpu":
+            device = accelerator()
+            if device.device_name() == "cpu":
                 return make_ds_config({"zero_optimization": {"stage": 0}})
-            precision = {"bf16": {"enabled": True}} if able.is_bf16_supported() else {}
+            precision = {"bf16": {"enabled": True}} if device.is_bf16_supported() else {}
             return make_ds_config({"zero_optimization": {"stage": 1}, **precision})
         if isinstance(given, Mapping):
             return make_ds_config(given)
@@ -93,12 +95,12 @@ class TrainSettings:
 
 
 def read_settings(values: Mapping[str, Any], where: str) -> TrainSettings:
-    """Raises UserError for a keyword that there is not."""
+    """Raises UserError for an unknown keyword or a wrong value."""
     return parse(TrainSettings, values, where)
 
 
 def merged(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """The first, with what the second has in its place; key by key where both hold keys."""
+    """`values` updated with `over`, recursively where both have a mapping."""
     found = dict(values)
     for key, value in over.items():
         old = found.get(key)

@@ -28,10 +28,10 @@ class Trainer(Session):
         reuse_head_with: str | Trainer = "",
         **settings: Any,
     ):
-        """`settings`: the fields of api.settings.TrainSettings. `backbone`: what
-        palm.Backbone makes, or what its `from_pretrained` takes; it may be left to the
-        MultiHeadTrainer that this one is given to; `mix_ratio` and `reuse_head_with` are said of
-        the task."""
+        """`settings`: the fields of TrainSettings. `backbone`: a palm.Backbone, or an argument of
+        its `from_pretrained`; may be left out if this trainer is passed to a MultiHeadTrainer.
+        `mix_ratio` and `reuse_head_with` (a task or trainer whose head this task shares) are
+        settings of the task."""
         super().__init__(backbone, settings)
         self.task = task
         if mix_ratio is not None:
@@ -46,7 +46,7 @@ class Trainer(Session):
 
     @property
     def mix_ratio(self) -> float:
-        """Steps of this task for each of the reference, times their epochs' proportion."""
+        """Steps of this task per step of the reference task: see MultiHeadTrainer."""
         return self.task.mix_ratio
 
     @mix_ratio.setter
@@ -55,7 +55,7 @@ class Trainer(Session):
         self.invalidate()
 
     def set_as_aux(self) -> None:
-        """The task is there to help the others: its scores decide nothing."""
+        """Make the task auxiliary: its scores do not count in `best: mean`."""
         self.task.settings["auxiliary"] = True
         self.invalidate()
 
@@ -69,7 +69,7 @@ class Trainer(Session):
 
     @property
     def cur_train_epoch(self) -> int:
-        """How often all rows were read."""
+        """Complete passes over the rows so far."""
         return self.cur_train_step * self.run.recipe.examples_of(self.name) // self.num_examples
 
     @property
@@ -77,7 +77,7 @@ class Trainer(Session):
         return self.steps_per_epoch_of(self.name)
 
     steps_pur_epoch = steps_per_epoch
-    """As PaddlePALM spells it."""
+    """PaddlePALM's spelling."""
 
     def blends(self) -> Sequence[Sequence[TaskWithData]]:
         return [[self.task]]
@@ -90,7 +90,7 @@ Member: TypeAlias = TaskWithData | Trainer | Sequence[TaskWithData | Trainer]
 
 
 class MultiHeadTrainer(Session):
-    """Several tasks on one encoder. A tuple of tasks shares one text: all label the same rows.
+    """Several tasks on one encoder. Tasks in a tuple share one text: all label the same rows.
 
     trainer = palm.MultiHeadTrainer([match, mask], backbone=backbone, mix_ratio={"mask": 0.5})
     """
@@ -105,9 +105,9 @@ class MultiHeadTrainer(Session):
         mix: str = "step",
         **settings: Any,
     ):
-        """PaddlePALM's arithmetic: a task gets int(epochs * mix_ratio * steps of an epoch of the
-        `reference`, by default the first task); a step is of one task (`mix="batch"`: of all, in
-        proportion)."""
+        """As in PaddlePALM, a task gets int(epochs * mix_ratio * N) steps, where N is the steps of
+        an epoch of the `reference` task (default: the first). Each step trains one task; with
+        `mix="batch"`, all tasks in proportion."""
         members = [_members(each) for each in tasks]
         trainers = [m for blend in members for m in blend if isinstance(m, Trainer)]
         backbone = backbone or next((t.backbone for t in trainers if t.backbone), None)
@@ -145,7 +145,7 @@ class MultiHeadTrainer(Session):
 
     @property
     def expected_steps(self) -> dict[str, int]:
-        """Of each task, over the whole training."""
+        """Steps of each task over the whole training."""
         plan = self.run.recipe.plan
         return {
             name: sum(plan.total_of(b) for b in plan.blends if name in b.split(" + "))

@@ -142,7 +142,7 @@ def test_it_learns_and_scores_and_predicts(tables, trained, monkeypatch):
 def test_rows_in_memory_are_no_files(trained, monkeypatch):
     made = trained.trainer
     made.predict([{"text_a": "w1"}])  # opens the model
-    monkeypatch.setattr("palm_ds.api.session.tempfile.mkdtemp", None)
+    monkeypatch.setattr("tempfile.mkdtemp", None)
     rows = [{"text_a": "w1 w2", "label": "no"}, {"text_a": "w30 w31", "label": "yes"}]
     assert [x["label"] for x in made.predict(iter(rows))["classification"]] == ["no", "yes"]
     assert made.evaluate(rows)["classification"]["accuracy"] == 1.0
@@ -384,8 +384,10 @@ def test_mistakes_are_said_in_a_line(tables, tmp_path):
             ).recipe
         ),
         'no "elsewhere" to download': lambda: palm.Trainer(task, backbone="elsewhere"),
-        "nothing to save": lambda: palm.Trainer(task, backbone=start).save(tmp_path / "x"),
-        'no such folder, and none was downloaded: no "nowhere" to download': lambda: (
+        "save: nothing was trained": lambda: palm.Trainer(task, backbone=start).save(
+            tmp_path / "x"
+        ),
+        'nowhere: no such folder, and cannot be downloaded: no "nowhere" to download': lambda: (
             palm.Backbone.from_pretrained("nowhere")
         ),
         "nothing was trained: call train": lambda: trainer(tables).predict([{"text": "a"}]),
@@ -409,7 +411,7 @@ def test_what_is_learned_cannot_change_once_it_began(tables):
     made = trainer(tables)
     made.mix_ratio = 2
     made.train_one_step()
-    with pytest.raises(UserError, match="the training has begun"):
+    with pytest.raises(UserError, match="cannot be changed after training has started"):
         made.set_as_aux()
 
 

@@ -1,0 +1,135 @@
+"""What a trainer trains: its tasks, backbone and settings as a recipe and a run folder."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from palm_ds.api.pretrained import Backbone
+from palm_ds.api.train_settings import merged, read_settings
+from palm_ds.common.errors import UserError
+from palm_ds.common.plugins import classes_to_names
+from palm_ds.data.task_with_data import TaskWithData
+from palm_ds.runtime.processes import Processes, is_single_process, leave_at_exit, start
+from palm_ds.train.recipe import Recipe, make_recipe
+from palm_ds.train.resolve import resolve
+from palm_ds.train.run_folder import RunSpec
+from palm_ds.train.sources import Data, open_data
+
+
+class RunDefinition(ABC):
+    """Tasks on a backbone as a run. Nothing is opened before it is needed."""
+
+    reference = ""
+    """The task whose epochs are counted; empty: the first."""
+
+    def __init__(self, backbone: Backbone | str | Path | None, values: Mapping[str, Any]):
+        """`values`: the fields of TrainSettings."""
+        if isinstance(backbone, str | Path):
+            backbone = Backbone.from_pretrained(backbone)
+        self.backbone = backbone
+        self.settings = read_settings(values, type(self).__name__)
+
+    @abstractmethod
+    def blends(self) -> Sequence[Sequence[TaskWithData]]:
+        """The tasks, grouped by the text that they share."""
+
+    @abstractmethod
+    def stages(self) -> Any:
+        """The `stages` of the recipe."""
+
+    @property
+    def tasks(self) -> dict[str, TaskWithData]:
+        """By name."""
+        return {task.name: task for blend in self.blends() for task in blend}
+
+    @cached_property
+    def folder(self) -> Path:
+        """The run folder."""
+        if self.settings.folder:
+            return Path(self.settings.folder)
+        if not is_single_process():
+            raise UserError("folder: name one that all processes of the run can access")
+        return self._temporary()
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """The recipe that `palm-ds finetune` would need for the same run."""
+        names = [task.name for blend in self.blends() for task in blend]
+        for name in names:
+            if names.count(name) > 1:
+                raise UserError(f"two tasks are called {name!r}; give them names: name=...")
+        if self.backbone is None:
+            raise UserError("backbone: missing; give palm.Backbone.from_pretrained(FOLDER or NAME)")
+        sources: dict[str, Any] = {}
+        tasks: dict[str, Any] = {}
+        for blend in self.blends():
+            first = blend[0]
+            sources[first.name] = first.source(self.folder / "rows")
+            if self.backbone.tokenizer:
+                sources[first.name]["tokenizer"] = self.backbone.tokenizer
+            tasks |= {task.name: task.entry(first.name) for task in blend}
+        data = {"sources": sources, "tasks": tasks, "stages": self.stages()}
+        values = self.settings.values(self.backbone.max_length) | self.backbone.values() | data
+        return make_recipe(
+            classes_to_names(merged(values, self.settings.recipe)), type(self).__name__
+        )
+
+    @cached_property
+    def run(self) -> RunSpec:
+        """The run with everything filled in that depends on the rows."""
+        recipe = resolve(self.recipe, self.data)
+        if not self.settings.evaluate_every:
+            every = math.ceil(recipe.plan.steps / math.ceil(self.settings.epochs))
+            recipe = replace(recipe, evaluate=replace(recipe.evaluate, every=every))
+        return RunSpec(recipe=recipe, ds_config=self.settings.ds_config(), folder=self.folder)
+
+    @cached_property
+    def data(self) -> Data:
+        """The opened rows."""
+        return open_data(self.recipe)
+
+    def invalidate(self) -> None:
+        """Discard the recipe and everything derived from it, after a change to a task."""
+        for name in ("recipe", "run", "data"):
+            vars(self).pop(name, None)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole training."""
+        return self.run.recipe.plan.steps
+
+    def examples_of(self, task: str) -> int:
+        """Training rows of a task."""
+        source = self.run.recipe.built_tasks[task].source
+        return sum(len(rows) for _, rows, _ in self.data.train[source])
+
+    def steps_per_epoch_of(self, task: str) -> int:
+        """Whole batches in an epoch of a task, as in PaddlePALM."""
+        blend = next(b for b in self.run.recipe.plan.blends if task in b.split(" + "))
+        return max(self.examples_of(task) // self.run.recipe.examples_of(blend), 1)
+
+    @cached_property
+    def processes(self) -> Processes:
+        """The processes of the run."""
+        leave_at_exit()
+        return start(self.run.ds_config)
+
+    @property
+    def first_process(self) -> bool:
+        """Whether this process is the one that writes files."""
+        return self.processes.rank == 0
+
+    def _temporary(self) -> Path:
+        """A folder that is removed with this object."""
+        folder = tempfile.mkdtemp(prefix="palm_ds_")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return Path(folder)

@@ -1,0 +1,172 @@
+"""Trains a RunDefinition from Python: to the end or step by step."""
+
+from __future__ import annotations
+
+import shutil
+import weakref
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from palm_ds.api.event_relay import EventDispatcher, as_metrics
+from palm_ds.api.events import EventHandler, Metrics
+from palm_ds.api.pretrained import Backbone
+from palm_ds.api.run_definition import RunDefinition
+from palm_ds.common.errors import UserError
+from palm_ds.common.messages import plain_messages
+from palm_ds.inference import fill_mask
+from palm_ds.model.batch import Batch
+from palm_ds.runtime.processes import leave_at_exit
+from palm_ds.runtime.signals import stop_signals
+from palm_ds.train.export import info_of
+from palm_ds.train.loop import STOPPED
+from palm_ds.train.train import TrainingRun, setup_run
+from palm_ds.weights import weights_folder as weights
+
+_NOT_FINITE = "a loss or gradient was not finite: lower lr, or look at the data"
+
+
+class TrainingSession(RunDefinition):
+    """A run that can be trained and saved."""
+
+    def __init__(self, backbone: Backbone | str | Path | None, values: Mapping[str, Any]):
+        super().__init__(backbone, values)
+        self.scores: Metrics = {}
+        """Of the last evaluation during training: {task: {metric: value}}."""
+        self.cur_train_step = 0
+        """Completed steps."""
+        self._opened: TrainingRun | None = None
+        self._batches: Iterator[list[Batch]] | None = None
+        self._started = self._finished = False
+
+    def invalidate(self) -> None:
+        """Discard the recipe after a change to a task. Raises UserError once training has
+        started."""
+        if self._opened or self._finished:
+            raise UserError("cannot be changed after training has started")
+        super().invalidate()
+
+    def train(self, event_handler: EventHandler | None = None) -> Metrics:
+        """Train to the end; returns the scores of the last evaluation.
+
+        `event_handler` is called with the events of palm.event. If interrupted (Ctrl-C, "interrupt"
+        in a notebook), it saves and returns. Called again, or in another process with the same
+        `folder`, it resumes from there."""
+        opened = self._open()
+        dispatcher = self._dispatcher(opened, event_handler)
+        opened.next_step, self._batches = self.cur_train_step, None
+        with stop_signals() as flag:
+            code = opened.run_to_end(flag)
+        self.cur_train_step = dispatcher.done
+        self._finished = opened.loop.done
+        self.scores = as_metrics(opened.loop.scores) or self.scores
+        dispatcher.end()
+        self._close()
+        if code == STOPPED:
+            raise UserError(f"{_NOT_FINITE}; the weights before it are in checkpoints/")
+        return self.scores
+
+    def _dispatcher(
+        self, opened: TrainingRun, handler: EventHandler | None, *, read_losses: bool = False
+    ) -> EventDispatcher:
+        reference = self.reference or next(iter(self.tasks))
+        dispatcher = EventDispatcher(opened.loop, reference, handler, read_losses=read_losses)
+        dispatcher.done = self.cur_train_step
+        opened.loop.on_event = dispatcher
+        return dispatcher
+
+    def get_one_batch(self) -> list[Batch]:
+        """This process's micro-batches of the next step; each call advances by one step."""
+        opened = self._open()
+        if self._batches is None:
+            self._batches = opened.loop.batches(range(self.cur_train_step, self.steps))
+        try:
+            return next(self._batches)
+        except StopIteration:
+            raise UserError(f"get_one_batch: there are only {self.steps} steps") from None
+
+    def train_one_step(self, batch: list[Batch] | None = None) -> dict[str, float]:
+        """Train the next step (on a batch of `get_one_batch`); returns {task: loss}. After the last
+        step the weights are written."""
+        opened = self._open()
+        batch = self.get_one_batch() if batch is None else batch
+        dispatcher = self._dispatcher(opened, None, read_losses=True)
+        if not self._started:
+            opened.loop.begin(self.cur_train_step)
+        self._started = True
+        if opened.loop.train_step(self.cur_train_step, batch) == STOPPED:
+            raise UserError(f"{_NOT_FINITE}; this step was not applied")
+        self.cur_train_step = dispatcher.done
+        self.scores = as_metrics(opened.loop.scores) or self.scores
+        if self.cur_train_step == self.steps or opened.loop.done:
+            opened.finish()
+            self._finished = True
+            self._close()
+        return dispatcher.losses
+
+    def _open(self) -> TrainingRun:
+        """The run on its engine, resumed if its folder has a checkpoint."""
+        if self._finished:
+            raise UserError(f"training has finished: all {self.steps} steps are done")
+        if self._opened is None:
+            leave_at_exit()
+            console = Console(width=140, force_terminal=False, force_jupyter=False)
+            with plain_messages():
+                opened = setup_run(
+                    self.run, console=console, data=self.data, examples=fill_mask.examples
+                )
+            assert opened is not None
+            weakref.finalize(self, opened.close_log)
+            self._opened, self.cur_train_step = opened, opened.next_step
+        return self._opened
+
+    def close(self) -> None:
+        """Release the engine before training has finished. With a `folder`, another trainer can
+        resume from its last checkpoint."""
+        self._close()
+        self._finished = True
+
+    def _close(self) -> None:
+        if self._opened:
+            self._opened.close()
+        self._opened = self._batches = None
+
+    def save(self, folder: str | Path, *, huggingface: bool = False) -> Path:
+        """Write the weights and everything needed to read them: for
+        `palm.Backbone.from_pretrained`, palm-ds predict and `init_from`; or the encoder for
+        Hugging Face."""
+        folder = Path(folder)
+        if huggingface and (kind := self.recipe.backbone_config.kind):
+            raise UserError(
+                f"save: Hugging Face has no encoder like {kind}; leave out huggingface=True"
+            )
+        if self._opened is None:
+            written = self.folder / ("hf" if huggingface else "weights")
+            if not written.is_dir():
+                raise UserError("save: nothing was trained; call train() first")
+            if self.first_process:
+                shutil.copytree(written, folder, dirs_exist_ok=True)
+        else:
+            self._save_current(self._opened, folder, huggingface)
+        return folder
+
+    def _save_current(self, opened: TrainingRun, folder: Path, huggingface: bool) -> None:
+        """Write the current weights. Collective."""
+        state = opened.loop.engine.full_state_dict()
+        if not self.first_process:
+            return
+        tokenizer = opened.data.tokenizer
+        info = info_of(opened.run.recipe, opened.model, steps=self.cur_train_step)
+        if huggingface:
+            weights.export_hf(
+                state,
+                folder,
+                config=opened.model.backbone.config,
+                tokenizer=tokenizer,
+                task_id=info.task_id,
+                token_heads=info.token_heads,
+            )
+        else:
+            weights.save_weights(state, folder, info, tokenizer=tokenizer)
