@@ -1,4 +1,4 @@
-"""The curves of a report: panels side by side, as <svg> elements whose text stays text."""
+"""The curves of a report: panels side by side, as <svg> elements with text as text."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 Panel = Callable[["Axes"], None]
 _POINTS = 1500
-"""A curve with more points is averaged down to so many; the screen shows no more."""
+"""A longer curve is averaged down to this many points, which is what a screen can show."""
 _STAGES = 20
-"""More stages than this are not marked in the curves."""
-_TRAIN, _HELD_OUT, _CHANCE, _INK = "#2f6fb3", "#d9691e", "#8a8f98", "#30343b"
-_LINES = (_HELD_OUT, "#19774a", "#7b4fa3", "#b3261e", _CHANCE)
-"""Of several metrics in one panel, the one that counts first."""
+"""If there are more stages, they are not marked in the curves."""
+_TRAIN, _HELD_OUT, _BASELINE, _INK = "#2f6fb3", "#d9691e", "#8a8f98", "#30343b"
+_LINES = (_HELD_OUT, "#19774a", "#7b4fa3", "#b3261e", _BASELINE)
+"""Colours of several metrics in one panel, the primary metric first."""
 
 
 def figure(panels: Sequence[Panel], *, height: float) -> str:
-    """Panels side by side, as an <svg> element. The text stays text."""
+    """Panels side by side, as an <svg> element with text as text."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -48,25 +48,25 @@ def figure(panels: Sequence[Panel], *, height: float) -> str:
 
 
 def task_panel(metrics: Metrics, plan: Plan | None, task: str, name: str) -> Panel:
-    """Loss or accuracy of a task: training, held out, chance."""
+    """Loss or accuracy of a task: training, held-out, baseline."""
     steps, values = series(metrics.steps, name, task)
     held_steps, held = series(metrics.evaluations, "scores", task, name)
-    chance = series(metrics.evaluations, "scores", task, f"baseline_{name}")[1]
+    baseline = series(metrics.evaluations, "scores", task, f"baseline_{name}")[1]
 
     def draw(axes: Axes) -> None:
         _curve(axes, steps, values)
         axes.plot(held_steps, held, "o", color=_HELD_OUT, markersize=4.5, zorder=3)
-        if len(chance):
-            axes.axhline(chance[-1], color=_CHANCE, linestyle=(0, (4, 3)), linewidth=1.2)
+        if len(baseline):
+            axes.axhline(baseline[-1], color=_BASELINE, linestyle=(0, (4, 3)), linewidth=1.2)
         if name == "accuracy":
-            axes.set_ylim(0, min(1.0, 1.15 * max([*values, *held, *chance[-1:], 0.1])))
+            axes.set_ylim(0, min(1.0, 1.15 * max([*values, *held, *baseline[-1:], 0.1])))
         _finish(axes, metrics, plan, name)
 
     return draw
 
 
 def metrics_panel(metrics: Metrics, plan: Plan | None, task: str) -> Panel | None:
-    """What a task is scored by, over the evaluations; None where it is scored by none."""
+    """The metrics of a task over the evaluations; None if it has none."""
     scores = [(record.get("scores") or {}).get(task) or {} for record in metrics.evaluations]
     names = dict.fromkeys(name for score in scores for name in score.get("metrics") or {})
     if not names:
@@ -100,7 +100,7 @@ def run_panel(metrics: Metrics, plan: Plan | None, name: str, label: str) -> Pan
 
 
 def _curve(axes: Axes, steps: np.ndarray, values: np.ndarray, *, smooth: bool = True) -> None:
-    """The values as they are, pale, and their running mean."""
+    """The values, pale, and their running mean."""
     x, y = _averaged(steps), _averaged(values)
     if not smooth or len(y) < 20:
         axes.plot(x, y, color=_TRAIN, linewidth=1.6)
@@ -120,7 +120,7 @@ def _finish(axes: Axes, metrics: Metrics, plan: Plan | None, label: str) -> None
                 axes.axvline(stage.first, color="#d5d8dd", linewidth=0.8, zorder=0)
                 place = axes.get_xaxis_transform()
                 text = f" stage {number + 1}"
-                axes.text(stage.first, 1.0, text, transform=place, size=7, color=_CHANCE)
+                axes.text(stage.first, 1.0, text, transform=place, size=7, color=_BASELINE)
 
 
 def series(records: Sequence[Mapping[str, Any]], *keys: str) -> tuple[np.ndarray, np.ndarray]:
@@ -137,14 +137,14 @@ def series(records: Sequence[Mapping[str, Any]], *keys: str) -> tuple[np.ndarray
 
 
 def _averaged(values: np.ndarray) -> np.ndarray:
-    """Means of equal parts, so that a long run stays a small file."""
+    """Means of equal parts, to keep the report of a long run small."""
     if len(values) <= _POINTS:
         return values
     return np.array([part.mean() for part in np.array_split(values, _POINTS)])
 
 
 def running_mean(values: np.ndarray, span: float) -> np.ndarray:
-    """Mean of about `span` values to each side, weighted less the further they are: no lag."""
+    """Exponentially weighted mean over about `span` values to each side, without lag."""
     keep = 1 - 1 / max(span, 1)
 
     def one_way(ordered: np.ndarray) -> np.ndarray:

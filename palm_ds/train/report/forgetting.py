@@ -1,13 +1,13 @@
-"""Forgetting: every task's held-out scores after every stage, one line a task, one column a stage.
+"""Forgetting: the held-out scores of each task (lines) after each stage (columns).
 
-A task that was learned in an early stage and is worse after a late one was forgotten in between;
-that is what continual multi-task learning is to prevent (ERNIE 2.0, section 3.1).
+A task that was learned in an early stage and is worse after a later one was forgotten in between,
+which continual multi-task learning is meant to prevent (ERNIE 2.0, section 3.1).
 
                           stage 1    stage 2    stage 3    last - best
     knowledge_masking      13.1 %     14.3 %     15.5 %*          best
     sentence_distance    (33.2 %)    47.9 %*     46.1 %    -1.8 ± 0.9
 
-`*` marks the best stage; brackets stand around stages in which the task had not begun.
+`*` marks the best stage; values in brackets are from before the task was first trained.
 """
 
 from __future__ import annotations
@@ -29,66 +29,66 @@ Measure = Literal["accuracy", "loss"]
 
 @dataclass(frozen=True, kw_only=True)
 class StageEnd:
-    """The held-out scores at the end of a stage, and the tasks trained by then (None: unknown)."""
+    """The held-out scores at the end of a stage, and the tasks trained up to then (None means
+    unknown)."""
 
     name: str
     step: int
     scores: Mapping[str, Mapping[str, Any]]
-    begun: frozenset[str] | None = None
+    trained: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A task over the stages. `best` is a stage's index among those in which the task had begun,
-    None where it never had; `change` is the last stage's value less the best one's."""
+    """A task over the stages. `best` is the index of its best stage since it was first trained,
+    None if it never was; `change` is the last stage's value minus the best one's."""
 
     task: str
     values: tuple[float | None, ...]
-    begun: tuple[bool, ...]
+    trained: tuple[bool, ...]
     best: int | None = None
     change: float | None = None
     error: float | None = None
-    """One standard error of the change, where it is known."""
+    """One standard error of the change, if known."""
 
     @property
     def clearly_forgotten(self) -> bool:
-        """Accuracy is lower than it was by more than two standard errors."""
+        """Whether accuracy has dropped by more than two standard errors."""
         return bool(self.change and self.error and self.change < -2 * self.error)
 
 
 def stage_ends(metrics: Metrics, plan: Plan | None) -> list[StageEnd]:
-    """The evaluations at the ends of stages, and one before the first step where there is one (a
-    run that extends another); those in the middle of a stage are none, nor is one of a stage that
-    goes on.
+    """The evaluations at the ends of completed stages, and the one before the first step if there
+    is one (a run that extends another).
 
-    The plan knows where stages end. Without it the last evaluation of a stage that something came
-    after is taken to be at its end."""
+    The plan says where stages end. Without it, the last evaluation of each stage that is followed
+    by another is taken as its end."""
     at = {r["step"]: r.get("scores") or {} for r in metrics.evaluations}  # the last of a step
     before = [StageEnd(name="before", step=0, scores=at[0])] if 0 in at else []
     ends = _ends_by_stage(metrics) if plan is None else _ends_by_plan(at, plan)
-    # What had begun before the first step, only the run before knows.
-    return [*before, *(replace(end, begun=None) for end in ends)] if before else ends
+    # Which tasks were trained before the first step is only known to the extended run.
+    return [*before, *(replace(end, trained=None) for end in ends)] if before else ends
 
 
 def _ends_by_plan(at: Mapping[int, Mapping[str, Any]], plan: Plan) -> list[StageEnd]:
-    ends, begun = [], frozenset()
+    ends, trained = [], frozenset()
     for number, stage in enumerate(plan.stages, 1):
-        begun |= {task for blend, _ in stage.steps_of for task in tasks_of(blend)}
+        trained |= {task for blend, _ in stage.steps_of for task in tasks_of(blend)}
         end = stage.first + stage.steps
         if end in at:
-            ends.append(StageEnd(name=f"stage {number}", step=end, scores=at[end], begun=begun))
+            ends.append(StageEnd(name=f"stage {number}", step=end, scores=at[end], trained=trained))
     return ends
 
 
 def _ends_by_stage(metrics: Metrics) -> list[StageEnd]:
     last = {r["stage"]: r for r in metrics.evaluations if _has_stage(r)}
-    goes_on = max((r["stage"] for r in metrics.steps if _has_stage(r)), default=-1)
+    unfinished = max((r["stage"] for r in metrics.steps if _has_stage(r)), default=-1)
     if any(event.get("event") == "end" for event in metrics.events):
-        goes_on += 1
+        unfinished += 1
     return [
         StageEnd(name=f"stage {stage + 1}", step=r["step"], scores=r.get("scores") or {})
         for stage, r in sorted(last.items())
-        if stage < goes_on and r["step"]
+        if stage < unfinished and r["step"]
     ]
 
 
@@ -97,7 +97,7 @@ def _has_stage(record: Mapping[str, Any]) -> bool:
 
 
 def lines(ends: Sequence[StageEnd], measure: Measure, order: Iterable[str] = ()) -> list[Line]:
-    """A line for every task that was scored, in this order, then as they come."""
+    """One line per scored task: those of `order` first, then by first appearance."""
     seen = dict.fromkeys(task for end in ends for task in end.scores)
     names = [task for task in dict.fromkeys(order) if task in seen]
     return [_line(ends, measure, task) for task in [*names, *(t for t in seen if t not in names)]]
@@ -105,12 +105,12 @@ def lines(ends: Sequence[StageEnd], measure: Measure, order: Iterable[str] = ())
 
 def _line(ends: Sequence[StageEnd], measure: Measure, task: str) -> Line:
     values = tuple(_number(end.scores.get(task, {}).get(measure)) for end in ends)
-    begun = tuple(end.begun is None or task_of(task) in end.begun for end in ends)
-    known = {i: v for i, v in enumerate(values) if v is not None and begun[i]}
+    trained = tuple(end.trained is None or task_of(task) in end.trained for end in ends)
+    known = {i: v for i, v in enumerate(values) if v is not None and trained[i]}
     if not known:
-        return Line(task=task, values=values, begun=begun)
+        return Line(task=task, values=values, trained=trained)
     better = max if measure == "accuracy" else min
-    # Of equals the last: a task that is as good as ever is not forgotten.
+    # The last of equal values: a task that is as good as ever is not forgotten.
     best = better(reversed(known), key=lambda i: known[i])
     last = max(known)
     errors = [_number(ends[i].scores[task].get("standard_error")) for i in (best, last)]
@@ -118,7 +118,7 @@ def _line(ends: Sequence[StageEnd], measure: Measure, task: str) -> Line:
     if measure == "accuracy" and best != last and None not in errors:
         error = math.hypot(*(e for e in errors if e is not None))
     change = known[last] - known[best]
-    return Line(task=task, values=values, begun=begun, best=best, change=change, error=error)
+    return Line(task=task, values=values, trained=trained, best=best, change=change, error=error)
 
 
 def _number(value: object) -> float | None:
@@ -130,16 +130,16 @@ def _number(value: object) -> float | None:
 
 
 def value_cell(line: Line, stage: int, measure: Measure) -> str:
-    """`14.3 %` or `5.8626`, with its sign; `-` where nothing was scored."""
+    """`14.3 %` or `5.8626`, with brackets or `*`; `-` if there is no score."""
     value = line.values[stage]
     if value is None:
         return "-"
     text = f"{100 * value:.1f} %" if measure == "accuracy" else f"{value:.4f}"
-    return (text if line.begun[stage] else f"({text})") + "*" * (stage == line.best)
+    return (text if line.trained[stage] else f"({text})") + "*" * (stage == line.best)
 
 
 def change_cell(line: Line, measure: Measure) -> str:
-    """`best` where the last stage is the best one; accuracies change by points of a hundred."""
+    """`best` if the last stage is the best one; changes of accuracy are in percentage points."""
     if line.change is None or line.best is None:
         return "-"
     if not line.change:
@@ -151,7 +151,7 @@ def change_cell(line: Line, measure: Measure) -> str:
 
 
 def tables(ends: Sequence[StageEnd], order: Iterable[str] = ()) -> list[Table]:
-    """For the screen: accuracy and loss; none where fewer than two stages have ended."""
+    """Tables of accuracy and loss for the screen; empty if fewer than two stages have ended."""
     if len(ends) < 2:
         return []
     order = list(order)
@@ -169,7 +169,7 @@ def _table(title: str, ends: Sequence[StageEnd], measure: Measure, order: list[s
     table.add_column("last - best", justify="right")
     for line in lines(ends, measure, order):
         styles = ["bold green" if i == line.best else "" for i in range(len(ends))]
-        styles = [s if known else "dim" for s, known in zip(styles, line.begun, strict=True)]
+        styles = [s if known else "dim" for s, known in zip(styles, line.trained, strict=True)]
         cells = [Text(value_cell(line, i, measure), s) for i, s in enumerate(styles)]
         change = Text(change_cell(line, measure), "bold red" if line.clearly_forgotten else "")
         table.add_row(line.task, *cells, change)

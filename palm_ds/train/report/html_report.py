@@ -1,7 +1,7 @@
-"""report.html: what a run learned and how it ran, in one file that needs nothing beside it.
+"""report.html: what a run learned and how it ran, in one self-contained file.
 
 It is made from the run folder alone (metrics.jsonl, recipe.yaml, ds_config.json,
-environment.json), so it can be made again at any time, also of a run that goes on or was killed.
+environment.json), at any time: also while the run trains, or after it was killed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from palm_ds.train.report.score_tables import metrics_text
 
 @dataclass(frozen=True)
 class Story:
-    """What the folder tells; `notes` are said on top of the page."""
+    """The contents of a run folder; `notes` are shown at the top of the page."""
 
     name: str
     metrics: Metrics
@@ -39,7 +39,7 @@ class Story:
 
     @property
     def tasks(self) -> list[str]:
-        """In the recipe's order; else in the order of their first loss."""
+        """The tasks with losses or scores, in the recipe's order, then by first appearance."""
         seen = [task for record in self.metrics.steps for task in record.get("loss") or {}]
         seen += [task for record in self.metrics.evaluations for task in record.get("scores") or {}]
         order = list(self.recipe.get("tasks") or {})
@@ -48,7 +48,7 @@ class Story:
 
 
 def write_report(folder: str | Path) -> Path:
-    """Make `folder`/report.html. Raises UserError where there is no metrics.jsonl."""
+    """Write `folder`/report.html. Raises UserError if there is no metrics.jsonl."""
     story = _read(Path(folder))
     path = Path(folder) / "report.html"
     path.write_text(_page(story), encoding="utf-8")
@@ -60,7 +60,7 @@ def write_report(folder: str | Path) -> Path:
 
 def _read(folder: Path) -> Story:
     if not (folder / FILE).is_file():
-        raise UserError(f"{folder}: not a run folder, there is no {FILE} in it")
+        raise UserError(f"{folder}: not a run folder, it has no {FILE}")
     metrics = read_metrics(folder / FILE)
     notes = list(metrics.broken)
     recipe = _mapping(folder / "recipe.yaml", yaml.safe_load, notes)
@@ -85,7 +85,7 @@ def _mapping(path: Path, parse: Callable[[str], Any], notes: list[str]) -> Mappi
     try:
         values = parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        notes.append(f"there is no {path.name}")
+        notes.append(f"{path.name} is missing")
         return {}
     except (ValueError, yaml.YAMLError) as error:
         notes.append(f"{path.name} cannot be read: {str(error).splitlines()[0]}")
@@ -112,7 +112,7 @@ td.n, td:first-child { white-space: nowrap; }
  .key { color: #6a707a; font-size: .9rem; }
 svg { width: 100%; height: auto; } pre { background: #f5f6f8; padding: 1rem; overflow: auto;
       font-size: .85rem; } summary { cursor: pointer; font-weight: 600; margin-top: 1rem; }
-.train { color: #2f6fb3; } .held { color: #d9691e; } .chance { color: #8a8f98; }
+.train { color: #2f6fb3; } .held { color: #d9691e; } .baseline { color: #8a8f98; }
 """
 
 
@@ -153,7 +153,7 @@ def _summary(story: Story) -> str:
 
 
 def _held_out(story: Story) -> str:
-    """The score of every task that its weights have, with how sure it is."""
+    """The scores of the final weights, with standard errors."""
     last = _last_scores(story)
     by_metrics = {task: found for task, found in last.items() if found[1].get("metrics")}
     rows = [_score_row(task, *last[task]) for task in last if task not in by_metrics]
@@ -188,15 +188,15 @@ def _metric_scores(found: Mapping[str, tuple[int, Mapping[str, Any]]]) -> str:
         ]
         for task, (step, score) in found.items()
     ]
-    table = _table(["task", "scores", "step", "loss", "chance", "labels"], rows, numbers_from=2)
+    table = _table(["task", "scores", "step", "loss", "baseline", "labels"], rows, numbers_from=2)
     return (
-        "<h2>Scores</h2>" + table + "<p class='key'>On the rows to evaluate on. Chance is the loss "
-        "of knowing nothing of the text. ± is one standard error.</p>"
+        "<h2>Scores</h2>" + table + "<p class='key'>On the validation rows. Baseline: the loss "
+        "of predictions that ignore the text. ± is one standard error.</p>"
     )
 
 
 def _details_of(found: Mapping[str, tuple[int, Mapping[str, Any]]]) -> str:
-    """The tables that tasks show of their predictions."""
+    """The tables of the tasks, such as confusion matrices."""
     return "\n".join(
         f"<h3>{_text(task)}: {_text(title)}</h3>"
         + _table([_text(x) for x in heads], [[_text(_cell(x)) for x in row] for row in rows], 1)
@@ -214,12 +214,13 @@ def _cell(value: Any) -> str:
 def _loss_scores(rows: list[list[str]]) -> str:
     if not rows:
         return ""
-    heads = ["task", "step", "loss", "chance", "perplexity", "accuracy", "chance", "above chance"]
+    heads = ["task", "step", "loss", "baseline", "perplexity", "accuracy", "baseline", "difference"]
     table = _table([*heads, "labels"], rows, numbers_from=1)
     return (
-        "<h2>Held-out documents</h2>" + table + "<p class='key'>Chance is what knowing nothing of "
-        "the text gives: word frequencies for masked words, 1 in the number of answers for "
-        "classes. ± is one standard error; above chance is in standard errors.</p>"
+        "<h2>Held-out documents</h2>" + table + "<p class='key'>Baseline: predictions that ignore "
+        "the text, such as token frequencies for masked words (unigram baseline) and a uniform or "
+        "majority class. ± is one standard error; difference: accuracy minus baseline, in standard "
+        "errors.</p>"
     )
 
 
@@ -242,7 +243,7 @@ def _score_row(task: str, step: int, score: Mapping[str, Any]) -> list[str]:
 
 
 def _forgetting(story: Story) -> str:
-    """Every task after every stage, where there was more than one."""
+    """The scores of every task after every stage, if there is more than one."""
     ends = stage_ends(story.metrics, story.plan)
     if len(ends) < 2:
         return ""
@@ -266,8 +267,8 @@ def _forgetting(story: Story) -> str:
         + table("loss")
         + "<p class='key'>Held-out "
         "scores at the end of each stage; * the best stage of a task; in brackets: before the task "
-        "began. Accuracies change in points of a hundred, ± one standard error, red where the last "
-        "is lower by more than two. Perplexity is e to the loss.</p>"
+        "was first trained. Changes of accuracy are in percentage points, ± one standard error; "
+        "red: lower by more than two. Perplexity is e to the loss.</p>"
     )
 
 
@@ -288,7 +289,7 @@ def _curves(story: Story) -> str:
         return ""
     key = (
         "<p class='key'><span class='train'>■ training</span> &nbsp; "
-        "<span class='held'>● held out</span> &nbsp; <span class='chance'>┅ chance</span></p>"
+        "<span class='held'>● held out</span> &nbsp; <span class='baseline'>┅ baseline</span></p>"
     )
     return "<h2>Learning</h2>" + key + "\n".join(figures)
 
@@ -338,9 +339,9 @@ def _environment(story: Story) -> str:
 def _event_line(event: Mapping[str, Any]) -> str:
     rest = {k: v for k, v in event.items() if k not in ("kind", "event", "step", "elapsed")}
     when = clock(event.get("elapsed") or 0)
-    said = rest.pop("message", "")
+    message = rest.pop("message", "")
     more = " ".join(f"{k}={v}" for k, v in rest.items())
-    return f"{when:>9}  step {event['step']:<9} {event.get('event')}  {said} {more}".rstrip()
+    return f"{when:>9}  step {event['step']:<9} {event.get('event')}  {message} {more}".rstrip()
 
 
 def _details(title: str, text: str) -> str:
@@ -348,7 +349,7 @@ def _details(title: str, text: str) -> str:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers_from: int) -> str:
-    """Cells are HTML already; columns from `numbers_from` on stand to the right."""
+    """A table from cells of HTML; columns from `numbers_from` on are right-aligned."""
 
     def line(tag: str, cells: Sequence[str]) -> str:
         marks = [" class='n'" if i >= numbers_from else "" for i in range(len(cells))]

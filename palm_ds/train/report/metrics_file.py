@@ -38,7 +38,7 @@ def task_of(title: str) -> str:
 
 @dataclass(frozen=True)
 class Metrics:
-    """The lines of a metrics.jsonl by kind; `broken` says which could not be read."""
+    """The lines of a metrics.jsonl by kind; `broken` lists those that could not be read."""
 
     steps: list[dict[str, Any]] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
@@ -47,13 +47,13 @@ class Metrics:
 
 
 def read_metrics(path: str | Path) -> Metrics:
-    """Every whole line of the file; one that was cut off or damaged is named in `broken`."""
+    """Read all complete lines of the file; truncated or damaged ones are listed in `broken`."""
     metrics = Metrics()
     kinds = {"step": metrics.steps, "evaluation": metrics.evaluations, "event": metrics.events}
     for line_number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
         record = _record(line)
         if record is None:
-            metrics.broken.append(f"line {line_number} of {FILE} is broken and left out")
+            metrics.broken.append(f"line {line_number} of {FILE} is broken and was skipped")
         else:
             kinds[record["kind"]].append(record)
     return metrics
@@ -69,7 +69,8 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 
 def truncate_after(path: Path, step: int) -> float:
-    """Drop the lines of later steps, and broken ones; returns the seconds that had run by then."""
+    """Remove the lines of later steps, and broken ones; returns the running time in seconds up to
+    then."""
     if not path.exists():
         return 0.0
     kept, elapsed = [], 0.0

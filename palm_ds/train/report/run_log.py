@@ -1,4 +1,4 @@
-"""What a run reports while it trains: metrics.jsonl (metrics_file.py), TensorBoard, the screen."""
+"""Reports a run's progress: to metrics.jsonl (metrics_file.py), TensorBoard and the screen."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from palm_ds.train.report.score_tables import metrics_text, number, score_tables
 
 
 class RunLog:
-    """Rank 0's record of a run. Records are plain numbers; nothing here touches a device.
+    """Rank 0's log of a run. Records are plain numbers; nothing here touches a device.
 
-    `start` is the number of steps that were done before (0: a new run). On a terminal a live
-    display stands below the other output; elsewhere every record is one line.
+    `start` is the number of steps completed before (0: a new run). On a terminal, a live display is
+    shown below the other output; elsewhere each record is one line.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class RunLog:
         self._held_out: Mapping[str, Mapping[str, Any]] = {}
         self._live: Live | None = None
         if self._console.is_terminal:
-            # No refresh thread: the display is drawn when there is something new to show.
+            # No refresh thread: the display is drawn when there is a new record.
             self._live = Live(console=self._console, auto_refresh=False, transient=False)
             self._live.start()
 
@@ -68,11 +68,11 @@ class RunLog:
 
     @property
     def elapsed(self) -> float:
-        """Seconds this run has been running, restarts included."""
+        """Running time in seconds, including restarts."""
         return self._before + time.monotonic() - self._began
 
     def step(self, record: Mapping[str, Any]) -> None:
-        """The numbers of one logged step (keys as in the module's first lines)."""
+        """Log the record of one step (keys as in metrics_file.py)."""
         self._step = record["step"]
         self._write("step", record)
         self._to_board(record)
@@ -83,7 +83,7 @@ class RunLog:
             self._console.print(self._line(record, left), highlight=False, soft_wrap=True)
 
     def evaluation(self, step: int, scores: Mapping[str, Mapping[str, Any]], **fields: Any) -> None:
-        """Held-out scores of every task: loss, accuracy, and what else `evaluate` gives."""
+        """Log the held-out scores of every task, as recorded by `TaskScore.record`."""
         self._held_out = scores
         self._write("evaluation", {"step": step, "scores": scores, **fields})
         for task, score in scores.items():
@@ -93,20 +93,21 @@ class RunLog:
             self._console.print(table)
 
     def forgetting(self, plan: Plan) -> None:
-        """Every task after every stage, where more than one has ended; to be shown at the end."""
+        """Show the scores of every task after every stage, if more than one stage has ended."""
         ends = stage_ends(read_metrics(self._file.name), plan)
         for table in tables(ends, self._tasks):
             self._console.print(table)
 
     def event(self, kind: str, message: str = "", **fields: Any) -> None:
-        """Something that happened: `message` is shown, all is written."""
+        """Log an event: `message` is shown, all fields are written to metrics.jsonl."""
         shown = {"message": message} if message else {}
         self._write("event", {"event": kind, "step": self._step, **shown, **fields})
         if message:
             self._console.print(message, highlight=False, soft_wrap=True, markup=False)
 
     def close(self) -> None:
-        """Leaves the last state of the display on the screen. May be called twice."""
+        """Close the files; the last state of the display stays on the screen. May be called
+        twice."""
         if self._live:
             self._live.stop()
             self._live = None
@@ -173,13 +174,13 @@ class RunLog:
 
 
 def _console() -> Console:
-    """The terminal; a file or a pipe gets lines wide enough for every table."""
+    """The terminal; for a file or a pipe, wide enough for all tables."""
     console = Console()
     return console if console.is_terminal else Console(width=140)
 
 
 def _board(folder: Path, start: int, console: Console) -> Any:
-    """A TensorBoard writer that hides the events of steps that are done again, or None."""
+    """A TensorBoard writer that hides the events of repeated steps, or None."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -189,7 +190,7 @@ def _board(folder: Path, start: int, console: Console) -> Any:
 
 
 def _run_numbers(record: Mapping[str, Any]) -> list[str]:
-    """The numbers of a step that belong to no task, as far as they are known."""
+    """The numbers of a step that do not belong to a task, as far as they are known."""
     forms = {
         "stage": lambda x: f"stage {x + 1}",
         "lr": lambda x: f"lr {x:.2e}",

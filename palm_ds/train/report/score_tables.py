@@ -1,4 +1,4 @@
-"""Scores as people read them: tables for the screen, a line of metrics."""
+"""Scores for the screen: tables, and metrics in one line."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rich.table import Table
 
 
 def score_tables(scores: Mapping[str, Mapping[str, Any]], title: str) -> list[Table]:
-    """Held-out scores for the screen: of the tasks that are scored by metrics, and of the others;
-    each at most 100 columns wide where names are not long."""
+    """Tables of held-out scores: one of the tasks with metrics and one of the others. At most 100
+    columns wide unless names are long."""
     by_metrics = {task: score for task, score in scores.items() if score.get("metrics")}
     others = {task: score for task, score in scores.items() if task not in by_metrics}
     tables = [metric_table(by_metrics, title)] if by_metrics else []
@@ -19,12 +19,11 @@ def score_tables(scores: Mapping[str, Mapping[str, Any]], title: str) -> list[Ta
 
 
 def metric_table(scores: Mapping[str, Mapping[str, Any]], title: str) -> Table:
-    """One line a task: its metrics, the first the one that counts, and the loss beside that of
-    knowing nothing."""
+    """One line per task: its metrics, the primary one first, its loss and the baseline's loss."""
     table = Table(box=None, pad_edge=False, padding=(0, 2), title=title, title_justify="left")
     table.add_column("task")
     table.add_column("scores", max_width=52)
-    for name in ("loss", "chance", "labels"):
+    for name in ("loss", "baseline", "labels"):
         table.add_column(name, justify="right")
     for task, score in scores.items():
         table.add_row(
@@ -38,7 +37,8 @@ def metric_table(scores: Mapping[str, Mapping[str, Any]], title: str) -> Table:
 
 
 def metrics_text(score: Mapping[str, Any], most: int | None = None) -> str:
-    """`accuracy 0.912 ± 0.010  f1 0.902`: the first `most` metrics, how sure accuracy is."""
+    """`accuracy 0.912 ± 0.010  f1 0.902`: the first `most` metrics, accuracy with its standard
+    error."""
     parts = []
     for name, value in [*(score.get("metrics") or {}).items()][:most]:
         error = score.get("standard_error") if name == "accuracy" else None
@@ -49,10 +49,10 @@ def metrics_text(score: Mapping[str, Any], most: int | None = None) -> str:
 
 
 def score_table(scores: Mapping[str, Mapping[str, float]], title: str) -> Table:
-    """Held-out scores as a table for the screen; chance is what knowing nothing would give."""
+    """Held-out scores of tasks without metrics, with a baseline that ignores the text."""
     table = Table(box=None, pad_edge=False, padding=(0, 2), title=title, title_justify="left")
     table.add_column("task")
-    for name in ("loss", "chance", "perplexity", "accuracy", "chance", "above chance", "labels"):
+    for name in ("loss", "baseline", "perplexity", "accuracy", "baseline", "difference", "labels"):
         table.add_column(name, justify="right")
     for task, score in scores.items():
         above = score.get("standard_errors_above")

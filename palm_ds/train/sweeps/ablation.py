@@ -1,10 +1,10 @@
-"""One recipe under several schedules: the same blends and budgets, one table of what came out.
+"""Trains one recipe under several schedules with equal budgets and compares the scores.
 
-    recipe ──variants──> OUT/joint.yaml ... ──each in a process of its own──> OUT/joint/ (a run
-    folder) ... ──compare──> OUT/ablation.md, OUT/ablation.json
+    recipe ──variants──> OUT/joint.yaml ... ──one process per run──> OUT/joint/ (a run folder) ...
+    ──compare──> OUT/ablation.md, OUT/ablation.json
 
-A schedule with a + has a task in every blend (ERNIE 2.0's CMTL+ and Alt.+). A run that is done is
-not run again, one that was interrupted goes on.
+A schedule with a + has a task in every blend (ERNIE 2.0's CMTL+ and Alt.+). Called again, completed
+runs are skipped and interrupted ones resumed.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ from palm_ds.train.sweeps.subprocesses import run_and_wait
 log = logging.getLogger(__name__)
 
 SCHEDULES = ("sequential", "joint", "continual")
-"""What is compared unless said otherwise."""
+"""Compared by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ablation:
-    """What is compared."""
+    """The settings of a comparison."""
 
     recipe: Path
     ds_config: DSConfig
     out: Path
     """Folder of all runs and the table."""
     overrides: Sequence[str] = ()
-    """a.b=c, other values for the recipe's keys."""
+    """a.b=c: overrides of the recipe."""
     schedules: Sequence[str] = SCHEDULES
     always: str = ""
-    """Every schedule once more with this task in every blend."""
+    """Also train every schedule with this task in every blend."""
     steps: str = ""
-    """Of each blend; empty: what the recipe gives it."""
+    """Steps of each blend; empty: as in the recipe."""
 
     def __post_init__(self) -> None:
         for name in self.schedules:
             if name not in SHAPES:
                 raise UserError(f"--schedules: no {name!r}{suggest(name, SHAPES)}")
         if len(set(self.schedules)) < len(self.schedules):
-            raise UserError("--schedules: one stands there twice")
+            raise UserError("--schedules: contains a duplicate")
         if self.steps:
             read_amount(self.steps, "--steps")
 
@@ -67,7 +67,7 @@ class Variant:
 
     name: str
     values: Mapping[str, Any]
-    """What stands in its recipe file."""
+    """The contents of its recipe file."""
     run: RunSpec
 
     @property
@@ -76,7 +76,7 @@ class Variant:
         return self.run.folder.with_name(f"{self.name}.yaml")
 
     def scores(self) -> dict[str, dict[str, float]] | None:
-        """Held-out scores of each task at the end; None: the run is not done."""
+        """Held-out scores of each task at the end. None if the run is not complete."""
         path = self.run.folder / FILE
         if not path.is_file():
             return None
@@ -86,14 +86,14 @@ class Variant:
         return last[-1] if ended and last else None
 
     def seconds(self) -> float:
-        """How long the run has been running, restarts included."""
+        """Running time, including restarts."""
         metrics = read_metrics(self.run.folder / FILE)
         records = [*metrics.steps, *metrics.evaluations, *metrics.events]
         return max((record.get("elapsed") or 0.0 for record in records), default=0.0)
 
 
 def variants(ablation: Ablation) -> list[Variant]:
-    """The recipes to compare, all with the same budget for each blend."""
+    """The recipes to compare, with equal budgets for each blend."""
     values = read_values(ablation.recipe, ablation.overrides)
     base = make_recipe(values, str(ablation.recipe))
     if base.held_out == 0:
@@ -120,7 +120,7 @@ def variants(ablation: Ablation) -> list[Variant]:
 
 
 def _mix(base: Recipe) -> str:
-    """The recipe's own way to mix, where it has one for all stages."""
+    """The recipe's `mix` if it is the same in all stages, else `batch`."""
     chosen = set(base.outline.mixes)
     return chosen.pop() if base.outline.shape != "alternate" and len(chosen) == 1 else "batch"
 
@@ -129,8 +129,8 @@ def run_all(
     found: Sequence[Variant],
     command: Callable[[Variant], Sequence[str]],
 ) -> None:
-    """Train every variant that is not done, each in processes of its own. `command` is what starts
-    one. Raises UserError where a run does not come to its end."""
+    """Train every incomplete variant in its own processes. `command` returns the command line of
+    one. Raises UserError if a run does not complete."""
     data = open_data(found[0].run.recipe)
     for variant in found:
         check_folder(variant.run, data)
@@ -145,12 +145,12 @@ def run_all(
         code = run_and_wait(command(variant))
         if code:
             raise UserError(
-                f"{variant.name}: the run ended with exit code {code}; what it said stands above. "
-                "The same command goes on with it"
+                f"{variant.name}: the run failed with exit code {code}; see its output above. Run "
+                "the same command again to continue"
             )
         if variant.scores() is None:
             raise UserError(
-                f"{variant.name}: the run stopped before its end; the same command goes on with it"
+                f"{variant.name}: the run stopped early; run the same command again to continue"
             )
 
 
@@ -181,7 +181,7 @@ def _facts(variant: Variant) -> dict[str, Any]:
 
 
 def table(scores: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
-    """{schedule: {task: its held-out score}} as a Markdown table, a column a schedule."""
+    """{schedule: {task: its held-out score}} as a Markdown table, one column per schedule."""
     rows = [["task", "held out", *scores]]
     for task in dict.fromkeys(task for each in scores.values() for task in each):
         of_task = [each.get(task) for each in scores.values()]
@@ -194,7 +194,7 @@ def table(scores: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    """Words to the left, numbers to the right."""
+    """The first two columns are left-aligned, the others right-aligned."""
     cells = zip(row, widths, strict=True)
     return (
         f"| {' | '.join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(cells))} |"
@@ -209,7 +209,7 @@ def _above(score: Mapping[str, float]) -> str:
 _LINES: dict[str, Callable[[Mapping[str, float]], str]] = {
     "loss": lambda score: f"{score['loss']:.3f}",
     "accuracy, %": lambda score: f"{100 * score['accuracy']:.1f}",
-    "above chance": _above,
+    "above baseline": _above,
 }
 
 
@@ -217,12 +217,12 @@ def _page(recipe: str, text: str, found: Sequence[Variant]) -> str:
     plans = [f"**{v.name}**\n\n```\n{v.run.recipe.plan_table()}\n```" for v in found]
     note = (
         "Held-out scores at the end of each run; ± is one standard error of the accuracy, the "
-        "labels taken as independent. One seed each: differences between seeds are not in it."
+        "labels taken as independent. One seed each: it does not include the variance over seeds."
     )
     if any(variant.name.endswith("+") for variant in found):
         note += (
-            " With a +, a task stands in every blend, and its scores are over the texts of all "
-            "these blends: compare its lines among schedules of the same kind."
+            " With a +, a task is in every blend, and its scores are over the texts of all these "
+            "blends: compare its lines only between schedules of the same kind."
         )
     return "\n\n".join([f"# Schedules of {recipe}", text, note, "## Plans", *plans]) + "\n"
 

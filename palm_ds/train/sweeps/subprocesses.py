@@ -1,4 +1,4 @@
-"""Commands in sessions of their own, stopped as a terminal would stop them."""
+"""Runs commands in their own process group and interrupts them as Ctrl-C would."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import psutil
 
 from palm_ds.common.errors import UserError
 
-_PATIENCE_SECONDS = 120
-"""For a run that was asked to stop, to save and leave."""
+_GRACE_SECONDS = 120
+"""Time for an interrupted run to save and exit; then it is killed."""
 
 
 def run_and_wait(command: Sequence[str]) -> int:
-    """A command in a session of its own; its exit code. Interrupted, it asks the processes once, as
-    a terminal does, to stop, waits until they have saved and left, and is interrupted itself."""
+    """Run a command in its own session; returns its exit code. On KeyboardInterrupt, interrupts all
+    of its processes once, waits until they have saved and exited, and re-raises."""
     child = spawn(command)
     try:
         return child.wait()
@@ -35,7 +35,7 @@ def spawn(
     output: IO[bytes] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """A command begun in a session of its own; what it says goes to `output` (default: here)."""
+    """Start a command in its own session. Its output goes to `output` (default: this process's)."""
     return subprocess.Popen(
         command,
         start_new_session=True,
@@ -46,8 +46,8 @@ def spawn(
 
 
 def interrupt_all(children: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ask commands to stop, all at once, and wait for them. A launcher may leave before the
-    processes it started: all are waited for."""
+    """Interrupt all commands together and wait for them. Waits for all of their processes, since a
+    launcher may exit before the processes that it started."""
     left: list[psutil.Process] = []
     for child in children:
         try:
@@ -58,7 +58,7 @@ def interrupt_all(children: Sequence[subprocess.Popen[bytes]]) -> None:
             continue
         left += family
     try:
-        _, left = psutil.wait_procs(left, timeout=_PATIENCE_SECONDS)
+        _, left = psutil.wait_procs(left, timeout=_GRACE_SECONDS)
     finally:  # a second interrupt does not wait
         for process in left:
             if process.is_running():
@@ -66,7 +66,7 @@ def interrupt_all(children: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def launcher_of(text: str) -> list[str]:
-    """The words of --launcher; this python where it is empty."""
+    """The words of --launcher; this Python if it is empty."""
     try:
         words = shlex.split(text) or [sys.executable]
     except ValueError as error:
@@ -77,5 +77,5 @@ def launcher_of(text: str) -> list[str]:
 
 
 def interrupt(number: int, frame: Any) -> None:
-    """As Ctrl-C does."""
+    """A signal handler that does what Ctrl-C does."""
     raise KeyboardInterrupt

@@ -3,8 +3,8 @@
     suite.yaml ──suite_runs──> OUT/SET/seed_1.yaml ... ──a process per run, one per device──>
     OUT/SET/seed_1/ (a run folder), seed_1.log ... ──suite_table──> OUT/suite.md, suite.json
 
-A run that is done is not run again, one that was interrupted goes on, one that failed is a marked
-cell and is tried again by the next call.
+Called again, completed runs are skipped, interrupted ones resumed, and failed ones (marked in the
+table) retried.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ KNOWN_DATA_SETS: dict[str, dict[str, Any]] = {
     "cmrc2018": {"read": {"lost_answers": "keep"}, "task": {"kind": "reading"}},
     "drcd": {"read": {"lost_answers": "keep"}, "task": {"kind": "reading"}},
 }
-"""How GLUE and CLUE lay out their folders."""
+"""The layout of GLUE's and CLUE's folders."""
 _DEV = ("dev.*", "valid.*", "validation.*", "val.*")
 
 
@@ -72,13 +72,13 @@ class DataSet:
     train: str = ""
     """With a template: the pattern of its training rows in its folder; by default `train.*`."""
     dev: str = ""
-    """With a template: that of the rows to evaluate on; by default `dev.*`, or `valid*.*`."""
+    """With a template: the pattern of the rows to evaluate on; by default `dev.*` or `valid*.*`."""
     read: dict[str, Any] = field(default_factory=dict)
     """With a template: how its tables are read, as in a recipe."""
     task: dict[str, Any] = field(default_factory=dict)
-    """With a template: its task's keys; by default `kind: classification`."""
+    """With a template: the keys of its task; by default `kind: classification`."""
     best: str = ""
-    """With a template: the metric whose best evaluation counts; by default the task's first."""
+    """With a template: the metric that selects the final weights; by default the task's first."""
     overrides: list[str] = field(default_factory=list)
     """a.b=c, after those of the suite."""
 
@@ -88,22 +88,22 @@ class Suite:
     """A suite file."""
 
     seeds: int | list[int] = 5
-    """How many, or which."""
+    """Number of seeds, or a list of them."""
     recipes: list[str] | dict[str, str] = field(default_factory=list)
-    """Recipe files, by the files' names or by others."""
+    """Recipe files: a list, named after the files, or {name: file}."""
     template: str = ""
     """A recipe without sources, tasks and stages, for every folder in `data`."""
     data: str = ""
     """With a template: a folder with a folder for each data set (GLUE's and CLUE's are known). With
-    recipes: what stands for `data/` in front of their tables."""
+    recipes: replaces the leading `data/` of their tables."""
     epochs: float = 3
-    """With a template: so often every row."""
+    """With a template: passes over the training rows."""
     tokenizer: str = ""
-    """With a template: the vocabulary that texts are read with; empty: that of its `init_from`."""
+    """With a template: the vocabulary that tokenizes the texts; empty: that of its `init_from`."""
     sets: dict[str, DataSet] = field(default_factory=dict)
-    """More about data sets, by name."""
+    """Settings of single data sets, by name."""
     only: list[str] = field(default_factory=list)
-    """These data sets alone."""
+    """Run only these data sets."""
     overrides: list[str] = field(default_factory=list)
     """a.b=c, for all recipes."""
 
@@ -125,10 +125,10 @@ class SuiteRun:
     """One run of a suite."""
 
     name: str
-    """Of its data set."""
+    """Name of the data set."""
     seed: int
     values: Mapping[str, Any]
-    """What stands in its recipe file."""
+    """The contents of its recipe file."""
     folder: Path
     """Its run folder."""
 
@@ -142,11 +142,11 @@ class SuiteRun:
 
     @property
     def output(self) -> Path:
-        """What its command says."""
+        """The file with the output of its command."""
         return self.folder.with_name(f"seed_{self.seed}.log")
 
     def scores(self) -> dict[str, dict[str, float]] | None:
-        """{task: {metric: value}} of the weights it ended with; None: it is not done."""
+        """{task: {metric: value}} of its final weights. None if it is not complete."""
         path = self.folder / FILE
         if not path.is_file():
             return None
@@ -158,15 +158,15 @@ class SuiteRun:
         return {task: _numbers(score) for task, score in found[-1].items()} if found else None
 
     def failure(self) -> str:
-        """What its command said last, in a line."""
+        """The last error line of its command, else its last line."""
         text = self.output.read_text(encoding="utf-8", errors="replace")
         lines = [line for line in text.splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith("error: ")]
-        return (errors or lines or ["nothing was said"])[-1]
+        return (errors or lines or ["it printed nothing"])[-1]
 
 
 def _numbers(score: Mapping[str, Any]) -> dict[str, float]:
-    """The task's metrics, the one that counts first; accuracy where it has none."""
+    """The task's metrics, the primary one first; accuracy if it has none."""
     return dict(score.get("metrics") or {"accuracy": score["accuracy"]})
 
 
@@ -174,7 +174,7 @@ def _numbers(score: Mapping[str, Any]) -> dict[str, float]:
 
 
 def read_suite(path: str | Path, overrides: Sequence[str] = ()) -> Suite:
-    """A suite file, with more overrides for all recipes. Raises UserError with file and key."""
+    """Read a suite file; `overrides` apply to all recipes. Raises UserError with file and key."""
     values = read_yaml(path)
     try:
         for name, own in (values.get("sets") or {}).items():
@@ -197,10 +197,10 @@ def _given(suite: Suite) -> dict[str, str]:
 
 
 def _folders(suite: Suite) -> dict[str, Path]:
-    """{name: folder} of the data sets of a folder."""
+    """{name: folder} of the data sets in `data`."""
     top = Path(suite.data)
     if not top.is_dir():
-        raise UserError(f"data: {top} is no folder")
+        raise UserError(f"data: {top} is not a folder")
     found = {each.name: each for each in sorted(top.iterdir()) if each.is_dir()}
     found = {name: each for name, each in found.items() if any(each.glob("train*.*"))}
     if not found:
@@ -209,8 +209,8 @@ def _folders(suite: Suite) -> dict[str, Path]:
 
 
 def suite_runs(suite: Suite, out: Path) -> list[SuiteRun]:
-    """Every run, checked. Raises UserError where a recipe is wrong, or where `out` holds runs of
-    other recipes."""
+    """All runs of a suite. Raises UserError if a recipe is wrong or `out` holds runs of other
+    recipes."""
     found = []
     for name, values in _recipes(suite):
         for seed in suite.seed_list:
@@ -234,7 +234,7 @@ def _check_same(member: SuiteRun) -> None:
 
 
 def _recipes(suite: Suite) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(name, what stands in the recipe) of every data set."""
+    """(name, contents of the recipe) of every data set."""
     names = _folders(suite) if suite.template else _given(suite)
     for name, where in names.items():
         if suite.only and name not in suite.only:
@@ -250,7 +250,7 @@ def _recipes(suite: Suite) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _move(values: dict[str, Any], data: str) -> None:
-    """`data/...` in front of tables becomes `data`."""
+    """Replace the leading `data/` of the tables by `data`."""
     sources = list((values.get("sources") or {}).values())
     further = [each for source in sources for each in source.get("evaluation_sets", {}).values()]
     for source in [*sources, *further]:
@@ -265,7 +265,7 @@ def _move(values: dict[str, Any], data: str) -> None:
 def _filled(
     suite: Suite, name: str, folder: Path, own: DataSet, values: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The template's values with a data set's source, task and stages."""
+    """The template with the source, task and stages of a data set filled in."""
     known = KNOWN_DATA_SETS.get(name.lower(), {})
     task = {"kind": "classification", **known.get("task", {}), **own.task, "source": name}
     source = {
@@ -295,7 +295,7 @@ def _file(folder: Path, patterns: Sequence[str], what: str) -> str:
         if found := sorted(folder.glob(pattern)):
             return str(found[0])
     tried = " or ".join(filter(None, patterns))
-    raise UserError(f"{folder}: no file {tried}; say which under `sets`: {what}: PATTERN")
+    raise UserError(f"{folder}: no file {tried}; name it under `sets`: {what}: PATTERN")
 
 
 # ---- running ----
@@ -314,8 +314,9 @@ def run_all(
     command: Callable[[SuiteRun], Sequence[str]],
     slots: Sequence[Mapping[str, str]],
 ) -> dict[str, str]:
-    """Run every member that is not done, one at a time in each slot, whose environment it gets;
-    {title: why} of those that failed. Interrupted, it waits until the runs have saved."""
+    """Run all incomplete runs, one at a time in each slot, with the environment of the slot.
+    Returns {title: reason} of those that failed. If interrupted, waits until the runs have
+    saved."""
     todo = [member for member in found if member.scores() is None]
     if len(todo) < len(found):
         log.info("%d of %d runs are done", len(found) - len(todo), len(found))
@@ -325,7 +326,7 @@ def run_all(
             while todo or running:
                 while todo and free:
                     slot = free.pop(0)
-                    running.append(_begin(todo.pop(0), command, slots[slot], slot, open_files))
+                    running.append(_start(todo.pop(0), command, slots[slot], slot, open_files))
                     member = running[-1].member
                     log.info("== %s: in %s", member.title, member.folder)
                 time.sleep(0.1)
@@ -340,7 +341,7 @@ def run_all(
     return failed
 
 
-def _begin(
+def _start(
     member: SuiteRun,
     command: Callable[[SuiteRun], Sequence[str]],
     environment: Mapping[str, str],
@@ -356,7 +357,7 @@ def _begin(
 
 
 def _ended(each: _Running) -> str:
-    """Why a run failed; empty: it did not."""
+    """Log how a run ended; returns the reason if it failed, else nothing."""
     member, code, scores = each.member, each.child.returncode, each.member.scores()
     if code or scores is None:
         why = member.failure() if code else "it stopped before its end, or evaluated nothing"

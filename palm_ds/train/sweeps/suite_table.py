@@ -31,8 +31,8 @@ def compare(
 
 
 _NOTE = (
-    "Median over the seeds, the lowest and the highest; n: seeds that are done. Scores are those "
-    "of the weights a run ended with: of its best evaluation if the recipe keeps it. The average "
+    "Median over the seeds, the lowest and the highest; n: completed seeds. Scores are those of "
+    "the final weights: of the best evaluation if the recipe sets `evaluate.best`. The average "
     "is of the first metric of every task, if all of them are in per cent."
 )
 
@@ -42,7 +42,7 @@ def _names(found: Sequence[SuiteRun]) -> list[str]:
 
 
 def _record(of_set: Sequence[SuiteRun], failed: Mapping[str, str]) -> dict[str, Any]:
-    """{task: {metric: its numbers}} of a data set's runs, and how many there are."""
+    """Counts of a data set's runs, and {task: {metric: values and statistics}}."""
     done = {member.seed: scores for member in of_set if (scores := member.scores()) is not None}
     tasks: dict[str, dict[str, Any]] = {}
     for seed, scores in done.items():
@@ -82,7 +82,7 @@ def average(record: Mapping[str, Any]) -> float | None:
 
 
 def markdown_table(record: Mapping[str, Any]) -> str:
-    """A line for each metric of each data set, every metric in its own unit."""
+    """A Markdown table with one line per metric of each data set, each metric in its own unit."""
     rows = [["data set", "metric", "median", "lowest - highest", "n"]]
     for name, each in record.items():
         rows += _rows(name, each)

@@ -122,9 +122,9 @@ def test_the_best_stage_and_what_was_lost_since() -> None:
     words, order, distance = lines(stage_ends(metrics_of(*WHOLE), PLAN), "accuracy", TASKS)
     assert (words.best, words.change, words.error) == (2, 0.0, None)
     # 0.9 in stage 1 was luck: the task had not begun.
-    assert (order.best, order.begun) == (1, (False, True, True))
+    assert (order.best, order.trained) == (1, (False, True, True))
     assert order.change == pytest.approx(-0.1) and order.error == pytest.approx(0.05)
-    assert not order.clearly_forgotten and distance.begun == (False, False, True)
+    assert not order.clearly_forgotten and distance.trained == (False, False, True)
     assert [value_cell(order, k, "accuracy") for k in range(3)] == ["(90.0 %)", "60.0 %*", "50.0 %"]
     assert change_cell(order, "accuracy") == "-10.0 ± 5.0"
     assert change_cell(words, "accuracy") == change_cell(distance, "accuracy") == "best"
@@ -171,7 +171,7 @@ def test_a_run_that_extends_another_shows_what_it_began_with() -> None:
         ends = stage_ends(metrics_of(evaluation(0, stage=-1), *WHOLE), plan)
         assert [end.name for end in ends] == ["before", "stage 1", "stage 2", "stage 3"]
         order = lines(ends, "accuracy")[1]
-        assert order.best == 1 and order.change == pytest.approx(-0.4) and all(order.begun)
+        assert order.best == 1 and order.change == pytest.approx(-0.4) and all(order.trained)
 
 
 def test_on_the_screen() -> None:

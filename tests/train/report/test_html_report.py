@@ -143,11 +143,11 @@ def test_a_broken_last_line_is_said_and_the_rest_is_shown(run_folder: Path) -> N
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("recipe.yaml", None, "there is no recipe.yaml"),
+        ("recipe.yaml", None, "recipe.yaml is missing"),
         ("recipe.yaml", "a: [", "recipe.yaml cannot be read"),
         ("recipe.yaml", "stages: 3", "recipe.yaml: stages:"),
         ("environment.json", "{", "environment.json cannot be read"),
-        ("ds_config.json", None, "there is no ds_config.json"),
+        ("ds_config.json", None, "ds_config.json is missing"),
     ],
 )
 def test_what_is_missing_or_broken_is_said(
@@ -186,7 +186,7 @@ def test_a_long_run_stays_a_small_page(run_folder: Path) -> None:
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"not a run folder, there is no metrics\.jsonl"):
+    with pytest.raises(UserError, match=r"not a run folder, it has no metrics\.jsonl"):
         write_report(tmp_path)
 
 

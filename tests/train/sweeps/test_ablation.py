@@ -108,7 +108,7 @@ def test_what_is_given_besides_is_the_same_for_all(tmp_path):
     ("values", "message"),
     [
         ({"schedules": ["jont"]}, "--schedules: no 'jont'; did you mean \"joint\""),
-        ({"schedules": ["joint", "joint"]}, "--schedules: one stands there twice"),
+        ({"schedules": ["joint", "joint"]}, "--schedules: contains a duplicate"),
         ({"steps": "many"}, "--steps: expected a whole number of steps"),
         ({"steps": "0"}, "--steps: stages: no steps at all"),
         ({"always": "knowledge_maskin"}, 'did you mean "knowledge_masking"'),
@@ -189,7 +189,7 @@ def test_runs_that_are_done_are_not_run_again(tmp_path, caplog):
 
 @pytest.mark.parametrize(
     ("end", "message"),
-    [("broken", "joint: the run ended with exit code 7"), ("stopped", "joint: the run stopped")],
+    [("broken", "joint: the run failed with exit code 7"), ("stopped", "joint: the run stopped")],
 )
 def test_a_run_without_an_end_ends_the_ablation_and_goes_on_the_next_time(tmp_path, end, message):
     write_small_corpus(tmp_path / "corpus", documents=20)
@@ -227,11 +227,11 @@ def test_the_table_and_the_files_it_is_in(tmp_path):
     run_all(found, command)
     text = compare(asked, found)
     assert text.splitlines() == [
-        "| task              | held out     |       joint |   continual |",
-        "| ----------------- | ------------ | ----------: | ----------: |",
-        "| knowledge_masking | loss         |       2.000 |       2.000 |",
-        "|                   | accuracy, %  |        50.0 |        50.0 |",
-        "|                   | above chance | +25.0 ± 1.0 | +25.0 ± 1.0 |",
+        "| task              | held out       |       joint |   continual |",
+        "| ----------------- | -------------- | ----------: | ----------: |",
+        "| knowledge_masking | loss           |       2.000 |       2.000 |",
+        "|                   | accuracy, %    |        50.0 |        50.0 |",
+        "|                   | above baseline | +25.0 ± 1.0 | +25.0 ± 1.0 |",
     ]
     page = (asked.out / "ablation.md").read_text()
     assert page.startswith("# Schedules of recipe.yaml\n\n| task")
@@ -246,7 +246,7 @@ def test_a_task_that_only_some_schedules_have():
     score = {"loss": 1.0, "accuracy": 0.1, "baseline_accuracy": 0.2, "standard_error": 0.05}
     lines = table({"joint": {"a": score}, "alternate": {"a": score, "b": score}}).splitlines()
     assert [cell.strip() for cell in lines[4].split("|")] == [
-        *("", "", "above chance", "-10.0 ± 5.0", "-10.0 ± 5.0", ""),
+        *("", "", "above baseline", "-10.0 ± 5.0", "-10.0 ± 5.0", ""),
     ]
     assert [cell.strip() for cell in lines[5].split("|")] == ["", "b", "loss", "-", "1.000", ""]
 

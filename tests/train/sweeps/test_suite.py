@@ -154,7 +154,7 @@ def test_recipe_files_with_their_data_elsewhere(tmp_path):
     [
         ({"template": "", "data": ""}, "give `recipes`, or `template` and `data`"),
         ({"data": ""}, "data: missing"),
-        ({"data": "nowhere"}, "data: nowhere is no folder"),
+        ({"data": "nowhere"}, "data: nowhere is not a folder"),
         ({"seeds": 0}, "seeds: expected at least one"),
         ({"seeds": [1, 1]}, "seeds: expected at least one, each once"),
         ({"only": ["SST2"]}, "no data set 'SST2'; did you mean \"SST-2\""),
