@@ -35,7 +35,8 @@ from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.kernels import Kernels, choose_kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.ds_config import make_ds_config
-from palm_ds.runtime.optimizer import OptimizerConfig, param_groups
+from palm_ds.runtime.optimizer import OptimizerConfig
+from palm_ds.runtime.param_groups import param_groups
 
 ROWS, LENGTH, WORDS, MASKED = 32, 128, 30_522, 19
 WARM = 3  # first steps, not counted

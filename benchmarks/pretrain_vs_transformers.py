@@ -80,7 +80,8 @@ from palm_ds.model.heads import MaskedLMHead  # noqa: E402
 from palm_ds.model.kernels import choose_kernels  # noqa: E402
 from palm_ds.model.multi_task_model import Model  # noqa: E402
 from palm_ds.pretrain.knowledge_masking import KnowledgeMasking  # noqa: E402
-from palm_ds.runtime.optimizer import OptimizerConfig, param_groups  # noqa: E402
+from palm_ds.runtime.optimizer import OptimizerConfig  # noqa: E402
+from palm_ds.runtime.param_groups import param_groups  # noqa: E402
 
 Measured = tuple[int, float]  # real tokens, seconds
 Contender = Callable[[], Measured]

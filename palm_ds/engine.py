@@ -28,15 +28,11 @@ from palm_ds.model.fgm import FGM
 from palm_ds.runtime import checkpoint, sharded_state
 from palm_ds.runtime.ds_config import DSConfig
 from palm_ds.runtime.engine_counters import read_counters, restore_counters
-from palm_ds.runtime.optimizer import (
-    OptimizerConfig,
-    StepFreezing,
-    build_optimizer,
-    freeze,
-    param_lr_scales,
-    set_lr,
-)
+from palm_ds.runtime.optimizer import OptimizerConfig, build_optimizer
+from palm_ds.runtime.optimizer_wrappers import StepFreezing
+from palm_ds.runtime.param_groups import freeze, param_lr_scales, set_lr
 from palm_ds.runtime.processes import Processes, Watchdog, check_precision, start, stop
+from palm_ds.runtime.shard_files import ResizedTable, ShardReader, write_shards
 from palm_ds.runtime.step_result import LossSums, StepResult
 
 log = logging.getLogger(__name__)
@@ -248,9 +244,7 @@ class Engine:
     def restore(self, found: checkpoint.VerifiedCheckpoint) -> None:
         """Continue from a checkpoint of any process count, ZeRO stage and precision; with the same
         layout, bit for bit."""
-        sharded_state.restore(
-            self._local_shards(), sharded_state.ShardReader(found.files), found.parameters
-        )
+        sharded_state.restore(self._local_shards(), ShardReader(found.files), found.parameters)
         restore_counters(self._engine, found.engine, fp16=self._fp16)
         self._invalid = found.invalid
         self._watchdog.beat()
@@ -259,12 +253,12 @@ class Engine:
         self,
         found: checkpoint.VerifiedCheckpoint,
         *,
-        grown: Mapping[str, sharded_state.ResizedTable],
+        grown: Mapping[str, ResizedTable],
         fresh: Iterable[str],
     ) -> None:
         """Start with the weights and moments of another run. `fresh` parameters are not in it;
         `grown` tables have other rows there. Steps count from 0."""
-        stored = sharded_state.ShardReader(found.files)
+        stored = ShardReader(found.files)
         sharded_state.restore(
             self._local_shards(), stored, found.parameters, resized=grown, fresh=fresh
         )
@@ -338,7 +332,7 @@ def _shard_writer(
     """What writes this process's shards into the folder of a checkpoint."""
 
     def write(folder: Path, written: checkpoint.FileManifest) -> None:
-        sharded_state.write_shards(
+        write_shards(
             local.shards_to_write(),
             f"process_{rank:05}",
             lambda name, make: written.write(folder / name, make),

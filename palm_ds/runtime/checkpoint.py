@@ -2,19 +2,19 @@
 
     checkpoints/
       step_00001000/            published: every file is listed in manifest.json with size and hash
-      step_00002000.partial/    being written, or left by a run that died; never loaded
+      step_00002000.partial/    unfinished, or left by a run that crashed; never loaded
 
-All processes write their files into the .partial folder and hash them. When all are done rank 0
-writes the manifest, syncs, and renames the folder: that rename is the moment the checkpoint exists.
-Before loading, sizes and hashes are compared (no reader notices a flipped bit); a bad checkpoint is
-skipped with a line that says what is wrong, and the next older one is tried.
+All processes write their files into the .partial folder and hash them. When all are done, rank 0
+writes the manifest, syncs, and renames the folder, which publishes the checkpoint. Before loading,
+sizes and hashes are compared, since no reader notices a flipped bit; an invalid checkpoint is
+skipped with a line that names the problem, and the next older one is tried.
 
-The caller decides what is in the files (palm_ds/runtime/sharded_state.py: weights and moments by
-name); it does not depend on how many processes wrote them. All processes call every function here
-together.
+The caller decides on the content of the files (palm_ds/runtime/sharded_state.py: weights and
+moments by name), which does not depend on the number of processes that wrote them. All processes
+call every function here together.
 
 `torch.distributed.checkpoint` and DeepSpeed's universal checkpoints were considered: they store no
-hashes, so they load a damaged file, and they pickle metadata.
+hashes, so they would load a damaged file, and they pickle metadata.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from palm_ds.common.json_files import write_json
 FORMAT = 2
 MANIFEST = "manifest.json"
 PARTIAL = ".partial"
-_OLD = ".old" + PARTIAL  # on its way out
+_OLD = ".old" + PARTIAL  # being deleted
 _NAME = re.compile(r"step_(\d{8,})")
 
 
 class SaveError(UserError):
-    """A checkpoint could not be written. Training may go on; older checkpoints are untouched."""
+    """A checkpoint could not be written. Training can continue; older checkpoints are untouched."""
 
 
 class ProcessGroup(Protocol):
@@ -53,13 +53,13 @@ class ProcessGroup(Protocol):
     world: int
 
     def gather(self, value: Any) -> list[Any]:
-        """Everybody's value, by rank, on every rank."""
+        """The values of all ranks, in order, on every rank."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How the run that saved was laid out: for people, and for who wants to be bit for bit."""
+    """Layout of the run that saved it; with the same layout a resumed run is bit-identical."""
 
     world: int
     stage: int
@@ -72,13 +72,13 @@ class Layout:
 
 @dataclass
 class FileManifest:
-    """What one process wrote: files with size and hash, and the first thing that went wrong."""
+    """The files one process wrote, with size and hash, and the first error."""
 
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     error: str = ""
 
     def write(self, path: str | Path, make: Callable[[Path], None]) -> None:
-        """Make a file by `make(path)`, sync it to the disk and hash it. A failure is noted, not
+        """Create a file with `make(path)`, sync it to disk and hash it. A failure is recorded, not
         raised: processes must stay in step until all know of it."""
         if self.error:
             return
@@ -120,10 +120,9 @@ def save(
 ) -> Path:
     """Publish `step` and keep the newest `keep` checkpoints.
 
-    `write(folder, written)` lets this process write its files there through `written`.
-    `parameters` are the updates that each parameter this process holds has had; `engine` and
-    `state` (JSON) are kept as they are. `invalid` are steps known to be bad: they go once the new
-    one is there.
+    `write(folder, manifest)` writes this process's files there, through `manifest.write`.
+    `parameters` are the update counts of the parameters on this process; `engine` and `state`
+    (JSON) are stored as they are. `invalid` steps are known to be bad and deleted after publishing.
     """
     published, partial = folder / folder_name(step), folder / (folder_name(step) + PARTIAL)
     _agree(group, _at_rank0(group, lambda: _make_room(folder, partial)), published)
@@ -160,25 +159,25 @@ def _make_room(folder: Path, partial: Path) -> None:
 
 def _publish(partial: Path, published: Path, manifest: Mapping[str, Any]) -> None:
     write_json(partial / MANIFEST, manifest)
-    # One of the same step is bad, or the same again; `prune` deletes it.
+    # An existing one of the same step is invalid or identical; `prune` deletes it.
     move_into_place(partial, published, aside=published.with_name(published.name + _OLD))
 
 
 def prune(folder: Path, newest: int, *, keep: int, invalid: Sequence[int] = ()) -> None:
-    """Delete bad checkpoints and all but the `keep` newest up to step `newest`."""
+    """Delete invalid checkpoints, and all but the `keep` newest ones up to step `newest`."""
     good = [step for step in steps_in(folder) if step <= newest and step not in invalid]
     for step in [*good[max(keep, 1) :], *(s for s in invalid if s != newest)]:
         doomed = folder / (folder_name(step) + _OLD)
         if (folder / folder_name(step)).exists():
             os.replace(
                 folder / folder_name(step), doomed
-            )  # a half-deleted one is never "published"
+            )  # renamed first, so that a half-deleted one is never taken for published
     for entry in folder.glob("*" + _OLD):
         shutil.rmtree(entry, ignore_errors=True)
 
 
 def _at_rank0(group: ProcessGroup, action: Callable[[], None]) -> str:
-    """Run on rank 0 only; what went wrong, or nothing."""
+    """Run on rank 0 only. Returns the error, or nothing."""
     if group.rank == 0:
         try:
             action()
@@ -196,7 +195,7 @@ def _agree(group: ProcessGroup, error: str, published: Path) -> None:
 def _failed(published: Path, why: str) -> SaveError:
     older = [step for step in steps_in(published.parent) if folder_name(step) != published.name]
     last = f"the last one is {folder_name(older[0])}" if older else "there is no older one"
-    return SaveError(f"{published}: could not be saved: {why}; {last}")
+    return SaveError(f"{published}: cannot be saved: {why}; {last}")
 
 
 # ---- loading ----
@@ -211,7 +210,7 @@ class VerifiedCheckpoint:
     state: dict[str, Any]
     engine: dict[str, Any]
     parameters: dict[str, int]
-    """How many updates each parameter has had."""
+    """Update count of each parameter."""
     layout: Layout
     files: tuple[Path, ...]
     invalid: tuple[int, ...] = ()
@@ -220,16 +219,16 @@ class VerifiedCheckpoint:
 def latest_good(
     folder: Path, *, group: ProcessGroup, warn: Callable[[str], None]
 ) -> VerifiedCheckpoint | None:
-    """The newest good checkpoint, or None where there is none at all.
+    """The newest good checkpoint; None if there are no checkpoints.
 
-    Bad ones are skipped and reported through `warn` (on rank 0). Raises UserError when there are
+    Invalid ones are skipped and reported through `warn` (on rank 0). Raises UserError if there are
     checkpoints but no good one.
     """
     if group.rank == 0:
         for entry in sorted(folder.glob("*" + PARTIAL)):
             what = "deletion" if entry.name.endswith(_OLD) else "save"
-            warn(f"{entry}: a {what} that did not finish; not used")
-    # what rank 0 sees decides for all
+            warn(f"{entry}: unfinished {what}; not used")
+    # Rank 0 decides for all: file systems may show other ranks a different state.
     steps = group.gather(steps_in(folder) if group.rank == 0 else None)[0]
     invalid: list[int] = []
     reasons: list[str] = []
@@ -254,7 +253,7 @@ def latest_good(
 
 @dataclass
 class _SingleProcess:
-    """One process, whatever started it."""
+    """A group of one process, whatever started it."""
 
     rank: int = 0
     world: int = 1
@@ -264,11 +263,11 @@ class _SingleProcess:
 
 
 SINGLE_PROCESS: ProcessGroup = _SingleProcess()
-"""For a program that reads checkpoints and is no run."""
+"""For programs that read checkpoints outside a run."""
 
 
 def open_published(path: Path) -> VerifiedCheckpoint:
-    """This checkpoint, verified. Raises UserError where it is not good."""
+    """Opens one checkpoint after verifying it. Raises UserError if it is invalid."""
     manifest, problem = _manifest(path)
     problem = problem or _verify(path, manifest["files"], SINGLE_PROCESS)
     if problem:
@@ -295,7 +294,7 @@ def _manifest(path: Path) -> tuple[dict[str, Any], str]:
         if manifest["format"] != FORMAT:
             return (
                 {},
-                f"{MANIFEST} is of format {manifest['format']!r}, this version reads {FORMAT}",
+                f"{MANIFEST} has format {manifest['format']!r}, this version reads {FORMAT}",
             )
         for name, entry in manifest["files"].items():
             assert entry["size"] >= 0 and len(entry["sha256"]) == 64 and "/" not in name
@@ -310,7 +309,7 @@ def _manifest(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def _verify(path: Path, files: Mapping[str, Mapping[str, Any]], group: ProcessGroup) -> str:
-    """What is wrong with the files, or nothing. Processes share the work."""
+    """The first problem with the files, or nothing. Processes share the work."""
     mine = sorted(files)[group.rank :: group.world]
     problems = [check_file(path / name, files[name]) for name in mine]
     found = [problem for part in group.gather(problems) for problem in part if problem]
@@ -318,7 +317,7 @@ def _verify(path: Path, files: Mapping[str, Mapping[str, Any]], group: ProcessGr
 
 
 def check_file(path: Path, entry: Mapping[str, Any]) -> str:
-    """What is wrong with a file, compared with its size and hash in the manifest; or nothing."""
+    """The difference of a file from its size and hash in the manifest, or nothing."""
     try:
         size = path.stat().st_size
         if size != entry["size"]:
@@ -329,7 +328,7 @@ def check_file(path: Path, entry: Mapping[str, Any]) -> str:
     except OSError as error:
         return f"{path.name} cannot be read: {_reason(error)}"
     if digest != entry["sha256"]:
-        return f"{path.name} has changed since it was written (checksum)"
+        return f"{path.name} has changed since it was written (checksum mismatch)"
     return ""
 
 

@@ -1,12 +1,12 @@
-"""The DeepSpeed JSON file: how the machine computes. It decides speed and memory, never the result.
+"""Reads and checks a DeepSpeed JSON file. It determines speed and memory, never the result.
 
     read_ds_config("ds_configs/zero2_bf16.json") -> DSConfig
-    ds_config.deepspeed_config(rows=256, world=8, clip=1.0) -> what DeepSpeed is given
+    ds_config.deepspeed_config(rows=256, world=8, clip=1.0) -> the mapping for DeepSpeed
 
-The file is DeepSpeed's own, less what belongs to the recipe (batch, optimizer, schedule, clipping),
-with one section of ours, "palm_ds", and a line "_about" that says what the file is for. Every
-"auto" is resolved here: DeepSpeed itself would crash on some and ignore others. Names are checked
-against those DeepSpeed itself asks for, so that they follow the version installed.
+The file is DeepSpeed's own, without what belongs to the recipe (batch, optimizer, schedule,
+clipping), plus a section "palm_ds" and a line "_about" that describes the file. Every "auto" is
+resolved here, since DeepSpeed crashes on some and ignores others. Keys are checked against those
+that the installed DeepSpeed reads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TEXTS = ("communication_data_type", "seq_parallel_communication_data_type", "lo
 
 _LARGEST_CHOSEN_MICRO_BATCH = 8
 _OF_THE_RECIPE = {
-    "optimizer": "set `optimizer.lr` and its like in the recipe",
+    "optimizer": "set `optimizer` in the recipe",
     "scheduler": "set `schedule` in the recipe",
     "train_batch_size": "set `batch` in the recipe",
     "gradient_clipping": "set `optimizer.clip` in the recipe",
@@ -40,17 +40,17 @@ _OF_THE_RECIPE = {
     "data_efficiency": "set `stages` in the recipe",
 }
 _NOT_WITH_US = {
-    "managed_gradient_accumulation": "micro-batches are counted here",
+    "managed_gradient_accumulation": "palm_ds counts micro-batches itself",
     "gradient_allreduce_op": "the loss is already divided by the count of the whole step",
-    "hybrid_engine": "it is for generation",
-    "autotuning": "it wants to start the training script its own way",
-    "pipeline": "models are not cut into pipeline stages",
-    "tensor_parallel": "models are not cut within a layer",
+    "hybrid_engine": "it is for text generation",
+    "autotuning": "it starts the training script itself",
+    "pipeline": "models are not split into pipeline stages",
+    "tensor_parallel": "layers are not split",
     "expert_parallel": "models have no experts",
-    "sequence_parallel_size": "rows are never cut",
+    "sequence_parallel_size": "rows are never split",
     "torch_autocast": "use bf16 or fp16",
-    "use_node_local_storage": "a checkpoint is one folder that all processes see",
-    "checkpoint": "checkpoints are written here",
+    "use_node_local_storage": "a checkpoint is one folder that all processes share",
+    "checkpoint": "palm_ds writes checkpoints itself",
     "data_types": "use bf16 or fp16",
     "bfloat16": 'write "bf16"',
     "activation_checkpointing": "set palm_ds.activation_checkpointing",
@@ -59,11 +59,11 @@ _NOT_WITH_US = {
 
 @dataclass(frozen=True, kw_only=True)
 class Comms:
-    """How processes talk."""
+    """Communication between processes."""
 
     shm_all_reduce: bool = False
-    """On CPU, DeepSpeed's shared-memory all-reduce: compiled at first use, leaves files in
-    /dev/shm and, when killed, a lock that stops later runs."""
+    """On CPU, use DeepSpeed's shared-memory all-reduce. It is compiled at first use, leaves files
+    in /dev/shm and, if killed, a lock that blocks later runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,18 +71,18 @@ class PalmSection:
     """The section "palm_ds" of a DeepSpeed file."""
 
     data_workers: NonNegativeInt = 0
-    """Processes that make batches ahead; 0: the training process does."""
+    """Processes that prepare batches in advance; 0: the training process prepares them itself."""
     compile: bool = False
     """Run the model through torch.compile."""
     activation_checkpointing: bool = False
-    """Compute activations again in the backward pass instead of keeping them."""
+    """Recompute activations in the backward pass instead of storing them."""
     kernels: Mapping[str, str] = field(default_factory=dict)
-    """Which form of which kernel, by name."""
+    """{operation: implementation}, as in docs/model.md; "auto" or missing: the fastest."""
     comms: Comms = Comms()
     timeout_minutes: NonNegativeFloat = 30.0
-    """How long a process waits for the others before it gives up."""
+    """Time that a process waits for the others before it gives up."""
     watchdog_minutes: NonNegativeFloat = 0.0
-    """End the process (exit code 42) when no step ends within so many minutes; 0: never."""
+    """End the process (exit code 42) if no step finishes within this time; 0: never."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +91,12 @@ class DSConfig(PalmSection):
 
     path: str
     sections: Mapping[str, Any]
-    """What DeepSpeed is given, but for what depends on the batch."""
+    """DeepSpeed's configuration except for what depends on the batch."""
     stage: int
     """ZeRO stage."""
     precision: Literal["fp32", "bf16", "fp16"]
     micro_rows: int | None = None
-    """Rows of a micro-batch; none: chosen."""
+    """Rows of a micro-batch; None means that `micro_batching` chooses."""
 
     @property
     def offloads(self) -> bool:
@@ -105,10 +105,11 @@ class DSConfig(PalmSection):
         return device != "none"
 
     def micro_batching(self, rows: int, world: int) -> tuple[int, int]:
-        """(rows of a micro-batch, micro-batches a step), of `rows` a step in `world` processes."""
+        """(rows per micro-batch, micro-batches per step) for `rows` per step on `world` processes.
+        Raises UserError if the rows cannot be divided evenly."""
         if rows % world:
             raise UserError(
-                f"a step of {rows} rows cannot be shared evenly by {world} processes; "
+                f"{rows} rows per step cannot be divided evenly among {world} processes; "
                 f"choose a `batch` that is a multiple of {world} rows"
             )
         share = rows // world
@@ -116,19 +117,19 @@ class DSConfig(PalmSection):
         if share % micro:
             raise UserError(
                 f"{self.path}: train_micro_batch_size_per_gpu: {micro} rows do not divide the "
-                f'{share} rows a process has of each step; use a divisor of {share}, or "auto"'
+                f'{share} rows per process and step; use a divisor of {share}, or "auto"'
             )
         return micro, share // micro
 
     def round_up_rows(self, rows: int, world: int) -> int:
-        """The fewest rows a step that hold so many and that `split` divides."""
+        """The smallest number of rows per step, at least `rows`, that `micro_batching` accepts."""
         share = -(-rows // world)
         micro = self.micro_rows or min(share, _LARGEST_CHOSEN_MICRO_BATCH)
         return -(-share // micro) * micro * world
 
     def deepspeed_config(self, *, rows: int, world: int, clip: float) -> dict[str, Any]:
-        """The final configuration. Clipping, overflow checks and batch sizes are always explicit:
-        DeepSpeed's defaults are not what one would guess (it clips at 1.0)."""
+        """The final configuration. Clipping, overflow checks and batch sizes are always explicit,
+        since DeepSpeed's defaults are surprising (it clips at 1.0)."""
         micro, accumulation = self.micro_batching(rows, world)
         config = copy.deepcopy(dict(self.sections))
         config |= {
@@ -145,7 +146,8 @@ class DSConfig(PalmSection):
 
     @property
     def checks_itself(self) -> bool:
-        """ZeRO 0 in fp32: DeepSpeed does not look for non-finite gradients; our optimizer does."""
+        """Whether the optimizer itself must check for non-finite gradients: in ZeRO 0, where
+        DeepSpeed does not."""
         return self.stage == 0
 
 
@@ -154,8 +156,8 @@ def largest_divisor(number: int, most: int) -> int:
 
 
 def read_ds_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> DSConfig:
-    """Read and check a DeepSpeed file. `overrides` are dotted keys, as
-    {"zero_optimization.stage": 2}, applied before the checks."""
+    """Read and check a DeepSpeed file. `overrides` by dotted key, such as
+    {"zero_optimization.stage": 2}, are applied before the checks."""
     path = Path(path)
     values = read_json(path)
     for key, value in (overrides or {}).items():
@@ -200,7 +202,7 @@ def _micro_rows(value: Any, where: str) -> int | None:
 def _refuse(sections: dict[str, Any], where: str) -> None:
     for key in list(sections):
         if key in _OF_THE_RECIPE:
-            if sections[key] == "auto":  # "somebody else decides": true here
+            if sections[key] == "auto":  # the recipe decides
                 del sections[key]
                 continue
             raise UserError(f"{where}: {key}: does not belong here; {_OF_THE_RECIPE[key]}")
@@ -209,16 +211,14 @@ def _refuse(sections: dict[str, Any], where: str) -> None:
 
 
 def _resolve_auto(values: dict[str, Any], where: str, path: str = "") -> None:
-    """ "auto" among ZeRO's sizes means DeepSpeed's default; elsewhere nobody would resolve it."""
+    """For ZeRO's sizes, "auto" means DeepSpeed's default; elsewhere it is an error."""
     for key in list(values):
         value, name = values[key], f"{path}{key}"
         if isinstance(value, dict):
             _resolve_auto(value, where, f"{name}.")
         elif value == "auto":
             if not name.startswith("zero_optimization.") or key == "stage":
-                raise UserError(
-                    f'{where}: {name}: "auto" is not resolved by anybody; write a value'
-                )
+                raise UserError(f'{where}: {name}: "auto" is not supported here; write a value')
             del values[key]
 
 
@@ -241,8 +241,8 @@ def _stage(sections: dict[str, Any], where: str) -> int:
         )
     if zero.get("compute_grad_norm") is False:
         raise UserError(
-            f"{where}: zero_optimization.compute_grad_norm: must be true; the norm is how "
-            "non-finite gradients are kept from the weights"
+            f"{where}: zero_optimization.compute_grad_norm: must be true; non-finite "
+            "gradients are detected by the norm"
         )
     return stage
 
@@ -253,14 +253,14 @@ def _precision(sections: dict[str, Any], stage: int, where: str) -> Literal["fp3
         raise UserError(f"{where}: fp16 and bf16 are both enabled; enable one")
     if on and stage == 0:
         reason = {
-            "fp16": "DeepSpeed does not scale the loss there but divides gradients by the scale",
-            "bf16": "DeepSpeed makes one optimizer step too many there when it starts",
+            "fp16": "DeepSpeed would divide gradients by the loss scale without scaling the loss",
+            "bf16": "DeepSpeed would take an extra optimizer step at the start",
         }[on[0]]
         raise UserError(f"{where}: {on[0]} needs zero_optimization.stage 1, 2 or 3; {reason}")
     if on == ["bf16"] and sections["bf16"].get("check_grad_overflow") is False:
         raise UserError(
-            f"{where}: bf16.check_grad_overflow: must be true; it keeps non-finite gradients "
-            "from the weights"
+            f"{where}: bf16.check_grad_overflow: must be true; steps with non-finite gradients are "
+            "skipped by it"
         )
     for name in ("fp16", "bf16"):
         if name not in on:
@@ -283,7 +283,7 @@ def _enabled(sections: Mapping[str, Any], name: str, where: str) -> bool:
 
 
 def _trial(ds_config: DSConfig) -> ConfigVerdict:
-    world = processes_now()  # DeepSpeed compares the batch with them
+    world = processes_now()  # DeepSpeed checks the batch size against them
     rows = (ds_config.micro_rows or 1) * world
     return validate_with_deepspeed(
         ds_config.deepspeed_config(rows=rows, world=world, clip=1.0), ds_config.sections
@@ -291,19 +291,19 @@ def _trial(ds_config: DSConfig) -> ConfigVerdict:
 
 
 def _check_with_deepspeed(ds_config: DSConfig) -> None:
-    """Let DeepSpeed parse the file as it will later: what it does not ask for, it does not know."""
-    answer = _trial(ds_config)
-    if answer.problem:
-        culprit = "" if answer.named else _culprit(ds_config)
-        raise UserError(f"{ds_config.path}: {culprit}{answer.problem}")
+    """Let DeepSpeed parse the file as it will later; keys it does not read are unknown to it."""
+    verdict = _trial(ds_config)
+    if verdict.problem:
+        section = "" if verdict.named else _failing_section(ds_config)
+        raise UserError(f"{ds_config.path}: {section}{verdict.problem}")
     for key in ds_config.sections:
-        if key not in answer.keys_read:
-            known = (answer.keys_read | {"palm_ds"}) - set(_OF_THE_RECIPE) - set(_NOT_WITH_US)
+        if key not in verdict.keys_read:
+            known = (verdict.keys_read | {"palm_ds"}) - set(_OF_THE_RECIPE) - set(_NOT_WITH_US)
             raise UserError(f"{ds_config.path}: {key}: unknown key{suggest(key, known)}")
 
 
-def _culprit(ds_config: DSConfig) -> str:
-    """The section without which DeepSpeed reads the file."""
+def _failing_section(ds_config: DSConfig) -> str:
+    """The section without which DeepSpeed accepts the file."""
     for key in ds_config.sections:
         rest = {k: v for k, v in ds_config.sections.items() if k != key}
         if key != ds_config.precision and not _trial(replace(ds_config, sections=rest)).problem:
@@ -312,7 +312,7 @@ def _culprit(ds_config: DSConfig) -> str:
 
 
 def _check_kinds(sections: Mapping[str, Any], where: str) -> None:
-    """DeepSpeed takes any value for its plain switches and numbers, and stumbles later."""
+    """DeepSpeed accepts any value for its flags and numbers, and fails later."""
     for key, value in sections.items():
         if value is None or (isinstance(value, str) and key not in _TEXTS):
             raise UserError(

@@ -1,10 +1,9 @@
-"""What DeepSpeed says of a configuration, before any run: which names it knows, what it refuses.
+"""Lets DeepSpeed validate a configuration before a run: the keys it knows and its first error.
 
     ask(config, sections) -> Answer(asked={"zero_optimization", "fp16", ...}, problem="")
 
-DeepSpeed takes a mapping and asks it for what it knows; a mapping that remembers what it was asked
-for therefore knows DeepSpeed's own vocabulary, whatever its version. The schema is written nowhere
-else.
+DeepSpeed reads the keys it knows from a mapping. A mapping that records which keys were read
+therefore yields the keys of the installed version; no other copy of the schema exists.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigVerdict:
-    """The top-level names DeepSpeed asks for, and its first complaint, if any."""
+    """The top-level keys that DeepSpeed reads, and its first error, if any."""
 
     keys_read: set[str]
     problem: str = ""
     named: bool = True
-    """The problem says which key it is about."""
+    """Whether the problem names the key."""
 
 
 def validate_with_deepspeed(
     config: Mapping[str, Any], sections: Mapping[str, Any]
 ) -> ConfigVerdict:
-    """Let DeepSpeed read a whole configuration; `sections` are those a person wrote."""
+    """Let DeepSpeed read a whole configuration; `sections` are those from the user's file."""
     quieten()
     from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
     from pydantic import ValidationError
@@ -55,14 +54,14 @@ def validate_with_deepspeed(
 
 
 def processes_now() -> int:
-    """How many processes the run has, where it has begun; else 1."""
+    """The number of processes of the run; 1 before it has started."""
     import torch.distributed as dist
 
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 class _Recorder(dict[str, Any]):
-    """A mapping that remembers which keys were asked for."""
+    """A mapping that records which keys were read."""
 
     def __init__(self, values: Mapping[str, Any]):
         super().__init__(values)
@@ -84,7 +83,7 @@ class _Recorder(dict[str, Any]):
 
 
 def _first(error: ValidationError, sections: Mapping[str, Any]) -> str:
-    """The first of pydantic's complaints, with the section DeepSpeed's model stands for."""
+    """The first of pydantic's errors, with the section that it is about."""
     detail = error.errors()[0]
     location = [str(part) for part in detail["loc"]]
     name = ".".join([*_section_of(location, sections), *location])
@@ -101,7 +100,7 @@ def _section_of(location: list[str], sections: Mapping[str, Any]) -> list[str]:
 
 
 def _fields_of(model: str) -> list[str]:
-    """Names of the fields of one of DeepSpeed's configuration models."""
+    """Field names of one of DeepSpeed's configuration models."""
     from deepspeed.runtime.config_utils import DeepSpeedConfigModel
 
     models = {cls.__name__: cls for cls in DeepSpeedConfigModel.__subclasses__()}
@@ -109,18 +108,18 @@ def _fields_of(model: str) -> list[str]:
 
 
 def quieten() -> None:
-    """Let DeepSpeed speak of warnings and errors only, on rank 0 only. To be called before it is
-    imported: it has something to say even then."""
+    """Limit DeepSpeed's log to errors, and warnings on rank 0. Call it before importing DeepSpeed,
+    which logs during its import."""
     logger = logging.getLogger("DeepSpeed")
     if not any(isinstance(known, _Quiet) for known in logger.filters):
         logger.addFilter(_Quiet())
-    for module in (r"deepspeed\.", r"torch\.distributed\."):  # DeepSpeed's calls, not ours
+    for module in (r"deepspeed\.", r"torch\.distributed\."):  # their own calls
         warnings.filterwarnings("ignore", category=FutureWarning, module=module)
 
 
 class _Quiet(logging.Filter):
-    """Errors always, warnings on rank 0; but not that a machine without a GPU has none, nor that
-    our optimizer is ours."""
+    """Passes errors, and warnings on rank 0, except for two harmless ones: that there is no GPU,
+    and that the optimizer is untested."""
 
     _KNOWN = (
         "Setting accelerator to CPU",
@@ -139,7 +138,7 @@ class _Quiet(logging.Filter):
 
 
 def reason(error: Exception) -> str:
-    """One line of an exception."""
+    """An exception in one line."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     return " ".join(str(error).split()) or type(error).__name__

@@ -1,7 +1,6 @@
-"""The processes of a run: joining them, small messages between them, leaving, and a watchdog.
+"""The processes of a run: joining, exchanging small messages, leaving, and a watchdog.
 
-The same program runs under `deepspeed`, `torchrun`, `mpirun` (with mpi4py) and alone; only this
-module and the launch scripts look at the environment.
+The same program runs under `deepspeed`, `torchrun`, `mpirun` (with mpi4py) and as a single process.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ WATCHDOG_EXIT = 42
 
 
 def accelerator() -> Any:
-    """DeepSpeed's view of the device: cpu, cuda, ..."""
+    """DeepSpeed's accelerator: cpu, cuda, ..."""
     quieten()
     from deepspeed.accelerator import get_accelerator
 
@@ -36,19 +35,19 @@ def accelerator() -> Any:
 
 
 class Processes:
-    """Who is in the run: `rank` of `world`, and the device this process computes on."""
+    """The process group of the run: this `rank` of `world`, and its device."""
 
     def __init__(self) -> None:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.device = torch.device(accelerator().device_name(self.local_rank))
-        # Small host-side messages go over gloo, so that they never wait for the device.
+        # Small CPU messages go over gloo, so they never wait for the device.
         self._host_group: Any = (
             None if self.device.type == "cpu" else dist.new_group(backend="gloo")
         )
 
     def gather(self, value: Any) -> list[Any]:
-        """Everybody's value (anything that pickles), by rank, on every rank."""
+        """The values of all ranks (anything that pickles), in order, on every rank."""
         if self.world == 1:
             return [value]
         values: list[Any] = [None] * self.world
@@ -77,7 +76,7 @@ class Processes:
 
 
 def start(ds_config: DSConfig) -> Processes:
-    """Join the processes of the run. May be called again; only the first call acts."""
+    """Join the processes of the run. Later calls have no effect but return the same group."""
     quieten()
     import deepspeed
 
@@ -86,7 +85,7 @@ def start(ds_config: DSConfig) -> Processes:
         timeout = timedelta(minutes=ds_config.timeout_minutes)
         _set_timeouts(timeout)
         if is_single_process():
-            os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed looks there
+            os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed reads it
             _set_device()
             store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]  # no port
             dist.init_process_group(_backend(), store=store, rank=0, world_size=1, timeout=timeout)
@@ -101,7 +100,7 @@ def start(ds_config: DSConfig) -> Processes:
 
 
 def stop() -> None:
-    """Leave the run in good order; `start` may join anew. Without it DeepSpeed's stage 3 sometimes
+    """Leave the run cleanly; `start` can join again. Without it, DeepSpeed's stage 3 sometimes
     aborts at exit."""
     if dist.is_initialized():
         dist.barrier()
@@ -109,13 +108,14 @@ def stop() -> None:
 
 
 def leave_at_exit() -> None:
-    """When this interpreter ends, leave without waiting for the others. May be called again."""
+    """Leave when the interpreter exits, without waiting for the others. Can be called
+    repeatedly."""
     atexit.unregister(_forget)
     atexit.register(_forget)
 
 
 def _forget() -> None:
-    """DeepSpeed's own way to leave: it keeps groups of its own, and would use them again."""
+    """Destroy the groups through DeepSpeed, which would otherwise reuse its own cached ones."""
     import deepspeed.comm
 
     if dist.is_initialized():
@@ -123,24 +123,24 @@ def _forget() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process at once, when everything is written. Threads that DeepSpeed and the process
-    groups leave behind now and then abort an interpreter that shuts down in the usual way, and a
-    run that is done would count as failed."""
+    """End this process immediately; everything must be written. Remaining threads of DeepSpeed and
+    the process groups occasionally abort a regular interpreter shutdown, and a finished run would
+    count as failed."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def is_single_process() -> bool:
-    """No launcher told us of others: one process."""
+    """Whether no launcher has set up other processes."""
     launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     return not launched and int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1")) == 1
 
 
 def _check_mpi() -> None:
-    """Under mpirun, DeepSpeed learns ranks through mpi4py."""
+    """Under mpirun, DeepSpeed gets the ranks from mpi4py."""
     if "RANK" not in os.environ and importlib.util.find_spec("mpi4py") is None:
-        raise UserError("under mpirun mpi4py is needed to find the other processes: install it")
+        raise UserError("mpirun: needs mpi4py to find the other processes; install it")
 
 
 def _backend() -> str:
@@ -153,8 +153,9 @@ def _set_device() -> None:
 
 
 def _choose_cpu_collectives(ds_config: DSConfig) -> None:
-    """DeepSpeed compiles a shared-memory all-reduce on CPU at start: it needs a compiler, leaves
-    138 MB in /dev/shm a run, and a lock that stops later runs when killed. Off unless asked for."""
+    """Disable DeepSpeed's shared-memory all-reduce on CPU unless requested. Its compilation at
+    start needs a compiler; it leaves 138 MB in /dev/shm per run and, if killed, a lock that blocks
+    later runs."""
     import deepspeed.ops
 
     if accelerator().device_name() == "cpu" and not ds_config.comms.shm_all_reduce:
@@ -162,7 +163,7 @@ def _choose_cpu_collectives(ds_config: DSConfig) -> None:
 
 
 def _set_timeouts(timeout: timedelta) -> None:
-    """DeepSpeed makes groups without passing the timeout on, so it must be torch's default."""
+    """Change torch's default timeout, since DeepSpeed creates groups without passing one."""
     from torch.distributed import constants, distributed_c10d
 
     for module in (constants, distributed_c10d):
@@ -172,23 +173,23 @@ def _set_timeouts(timeout: timedelta) -> None:
 
 
 def check_precision(ds_config: DSConfig, device: torch.device) -> None:
-    """Raises UserError if this accelerator cannot train in the precision asked for."""
-    able = {
+    """Raises UserError if this accelerator cannot train in the configured precision."""
+    supported = {
         "fp32": lambda: True,
         "bf16": accelerator().is_bf16_supported,
         "fp16": accelerator().is_fp16_supported,
     }
-    if not able[ds_config.precision]():
-        others = [name for name in ("bf16", "fp32") if able[name]()]
+    if not supported[ds_config.precision]():
+        alternatives = [name for name in ("bf16", "fp32") if supported[name]()]
         raise UserError(
             f"{ds_config.path}: {ds_config.precision}: this machine ({device.type}) cannot train "
-            f"in it; use {' or '.join(others)}"
+            f"in it; use {' or '.join(alternatives)}"
         )
 
 
 class Watchdog:
-    """Ends the process when nothing has happened for too long, as when another one hangs: a
-    launcher can then start the run again. `seconds` 0: never."""
+    """Ends the process if `beat` is not called for `seconds` (0: never), for example because
+    another process hangs, so that a launcher can restart the run."""
 
     def __init__(self, seconds: float):
         self._seconds = seconds
@@ -206,7 +207,7 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._closed.wait(min(self._seconds / 10, 5.0)):
             if time.monotonic() - self._last > self._seconds:
-                print(  # not logged: the thread that hangs may hold the logger's lock
+                print(  # not logged: a hanging thread may hold the logger's lock
                     f"error: no step for {self._seconds / 60:g} minutes; giving up "
                     f"(exit code {WATCHDOG_EXIT})",
                     file=sys.stderr,

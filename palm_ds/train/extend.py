@@ -18,7 +18,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.model.config import EncoderConfig
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime import checkpoint
-from palm_ds.runtime.sharded_state import ResizedTable, ShardReader
+from palm_ds.runtime.shard_files import ResizedTable, ShardReader
 
 _TASK_TABLE = "backbone.task.weight"
 _MAY_DIFFER = ("task_types", "dropout", "attention_dropout", "init_range")

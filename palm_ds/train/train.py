@@ -16,7 +16,9 @@ from palm_ds.engine import Engine, start, stop
 from palm_ds.model.check_custom_encoder import check_custom_encoder
 from palm_ds.model.heads import MaskedLMHead
 from palm_ds.model.multi_task_model import Model
-from palm_ds.runtime.optimizer import StepFreezing, freeze, optimizer_class
+from palm_ds.runtime.optimizer import optimizer_class
+from palm_ds.runtime.optimizer_wrappers import StepFreezing
+from palm_ds.runtime.param_groups import freeze
 from palm_ds.runtime.processes import Processes
 from palm_ds.runtime.signals import StopFlag, stop_signals
 from palm_ds.train.build import AnyStream, build_held_out, build_model, build_stream

@@ -17,7 +17,7 @@ from palm_ds.model.encoder import Encoder, EncoderConfig
 from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.ds_config import make_ds_config
-from palm_ds.runtime.optimizer import param_groups
+from palm_ds.runtime.param_groups import param_groups
 from palm_ds.runtime.processes import leave
 from palm_ds.train.extend import ModelSignature, warm_start
 

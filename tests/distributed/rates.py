@@ -17,7 +17,8 @@ from tiny import LR, ROWS, arguments, make_engine, make_model, share, write
 from palm_ds.engine import Engine
 from palm_ds.model.batch import Batch
 from palm_ds.model.multi_task_model import Model
-from palm_ds.runtime.optimizer import OptimizerConfig, param_groups
+from palm_ds.runtime.optimizer import OptimizerConfig
+from palm_ds.runtime.param_groups import param_groups
 from palm_ds.runtime.processes import leave
 
 STEPS, SAVED = 6, 4

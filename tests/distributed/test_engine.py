@@ -134,7 +134,7 @@ def test_killed_again_and_again(run_distributed) -> None:
         assert one == want[one["step"]]
     starts = {r["start"] for r in result["killed record"] if "start" in r}
     assert {0, 2, 4} <= starts <= {0, 2, 4, 6, 8, 10, 12}  # always from a checkpoint's step
-    assert "step_00000004: not used: " in result["log"] and "(checksum)" in result["log"]
+    assert "step_00000004: not used: " in result["log"] and "(checksum mismatch)" in result["log"]
     assert "step_00000006: not used: " in result["log"] and "bytes instead of" in result["log"]
     assert result["left"] == ["step_00000010", "step_00000012"]
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load
 
 from palm_ds.runtime import checkpoint
-from palm_ds.runtime.sharded_state import ShardReader
+from palm_ds.runtime.shard_files import ShardReader
 from palm_ds.weights.formats.deepspeed import read as deepspeed
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]

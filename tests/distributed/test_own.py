@@ -48,7 +48,7 @@ def test_optimizers_of_ones_own(run_distributed, tmp_path) -> None:
         np.testing.assert_allclose(losses, hand[kind], rtol=1e-5, err_msg=name)
 
     refused = two["refused"]
-    assert "its step of a value" not in refused and len(refused) == 4
+    assert "the update of a value" not in refused and len(refused) == 4
     for kind, text in refused.items():
         assert text.startswith(f"optimizer.kind: {kind}: ") and "\n" not in text
     assert "ZeRO 2 cuts parameters" in refused["tests.helpers.own_optimizer.OfWhole"]

@@ -21,7 +21,8 @@ from palm_ds.model.encoder import Encoder, EncoderConfig
 from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.ds_config import make_ds_config
-from palm_ds.runtime.optimizer import OptimizerConfig, param_groups
+from palm_ds.runtime.optimizer import OptimizerConfig
+from palm_ds.runtime.param_groups import param_groups
 
 ROWS, LENGTH, WORDS = 16, 32, 101
 LR = 1e-3

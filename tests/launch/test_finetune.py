@@ -109,7 +109,7 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "a freeze of nothing": (
         "optimizer",
         {"freeze": ["backbone.layer.*"]},
-        "no parameter is called",
+        "no parameter matches",
     ),
     "patience for nothing": ("evaluate", {"patience": 3}, "evaluate.patience: needs `best`"),
 }

@@ -1,4 +1,4 @@
-"""What a run takes of an optimizer of one's own, and what it refuses in a line."""
+"""The check of custom optimizers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from palm_ds.common.errors import UserError
 from palm_ds.runtime.check_custom_optimizer import checked_optimizer_class
 
-MINE = "tests.helpers.own_optimizer."
+MODULE = "tests.helpers.own_optimizer."
 
 
 def tried(kind: str, stage: int = 2, *, decays: bool = True, **options: Any) -> Any:
-    name = f"torch.optim.{kind}" if hasattr(torch.optim, kind) else f"{MINE}{kind}"
+    name = f"torch.optim.{kind}" if hasattr(torch.optim, kind) else f"{MODULE}{kind}"
     return checked_optimizer_class(name, options, decays=decays, zero_stage=stage)[1]
 
 
@@ -30,27 +30,27 @@ def tried(kind: str, stage: int = 2, *, decays: bool = True, **options: Any) -> 
         ("Adadelta", {}, {"square_avg", "acc_delta"}),
     ],
 )
-def test_what_works_element_by_element_is_taken(kind, options, moments) -> None:
+def test_element_wise_optimizers_are_accepted(kind, options, moments) -> None:
     kept = tried(kind, **options)
     assert kept.moments.keys() == moments and kept.from_zero
     entry = kept.entry(torch.ones(3))
     assert int(entry["step"]) == 0 and entry.keys() == {"step", *moments}
 
 
-def test_the_first_step_may_be_another() -> None:
+def test_the_first_step_may_differ() -> None:
     assert not tried("SGD", momentum=0.9, dampening=0.5).from_zero
 
 
-def test_what_needs_whole_parameters_is_for_zero_0() -> None:
+def test_optimizers_that_need_whole_parameters_run_under_zero_0_only() -> None:
     assert tried("OfWhole", 0, decays=False).moments.keys() == {"mean"}
-    with pytest.raises(UserError, match="OfWhole: the step of a value depends .* ZeRO 1 cuts"):
+    with pytest.raises(UserError, match="OfWhole: the update of a value depends .* ZeRO 1 cuts"):
         tried("OfWhole", 1, decays=False)
     with pytest.raises(UserError, match="use zero_optimization.stage 0"):
-        checked_optimizer_class("palm_ds.runtime.optimizer.Lamb", {}, decays=True, zero_stage=3)
+        checked_optimizer_class("palm_ds.runtime.lamb.Lamb", {}, decays=True, zero_stage=3)
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "wanted"),
+    ("kind", "options", "expected"),
     [
         ("Nothing", {}, "Nothing' is not a subclass of torch.optim"),
         ("Lion.Inner", {}, "cannot import 'tests.helpers.own_optimizer.Lion'"),
@@ -58,13 +58,13 @@ def test_what_needs_whole_parameters_is_for_zero_0() -> None:
         ("Lion", {"lr": 1}, "options.lr: this is not an option"),
         ("Lion", {"params": 1}, "options.params: this is not an option"),
         ("Needs", {}, "options.rho: missing; it must be given"),
-        ("Early", {}, "makes its state in its constructor"),
-        ("Adagrad", {}, "makes its state in its constructor"),
+        ("Early", {}, "creates its state in its constructor"),
+        ("Adagrad", {}, "creates its state in its constructor"),
         ("Rows", {}, r"its state 'row' of a parameter is of shape \(6,\)"),
         ("Adafactor", {}, "its state 'row_var' of a parameter"),
         ("NAdam", {}, r"its state 'mu_product' of a parameter is of shape \(\)"),
-        ("Aside", {}, "does not go on as if it had not stopped"),
-        ("OwnRate", {}, r"does not read the learning rate, group\[.lr.\]"),
+        ("Aside", {}, "does not resume exactly"),
+        ("OwnRate", {}, r"ignores the learning rate; .*group\[.lr.\]"),
         ("NoDecay", {}, "set optimizer.weight_decay to 0"),
         ("Broken", {}, "fails in a trial: IndexError: first line$"),
         ("Still", {}, "its steps change nothing"),
@@ -72,8 +72,8 @@ def test_what_needs_whole_parameters_is_for_zero_0() -> None:
         ("SGD", {"momentum": -1}, "ValueError: Invalid momentum value: -1"),
     ],
 )
-def test_what_does_not_fit_is_said_in_a_line(kind, options, wanted) -> None:
-    decays = kind not in ("Aside", "OwnRate")  # which is what they are refused for first
-    with pytest.raises(UserError, match=f"^optimizer.*{wanted}") as error:
+def test_violations_are_one_line_errors(kind, options, expected) -> None:
+    decays = kind not in ("Aside", "OwnRate")  # which they would be refused for first
+    with pytest.raises(UserError, match=f"^optimizer.*{expected}") as error:
         tried(kind, decays=decays, **options)
     assert "\n" not in str(error.value)

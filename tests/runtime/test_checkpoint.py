@@ -143,7 +143,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "another manifest": (
         lambda p: (p / "manifest.json").write_text('{"format": 99}'),
-        "manifest.json is of format 99, this version reads 2",
+        "manifest.json has format 99, this version reads 2",
     ),
     "a path for a name": (
         lambda p: (p / "manifest.json").write_text(
@@ -196,7 +196,7 @@ def test_a_failed_save_leaves_the_older_ones(
 ) -> None:
     save(tmp_path, 1)
     why = "No space left on device" if failure is None else "I/O error: no space"
-    wanted = f"step_00000002: could not be saved: process {rank}: shard{rank}.pt: {why}; the last"
+    wanted = f"step_00000002: cannot be saved: process {rank}: shard{rank}.pt: {why}; the last"
     with pytest.raises(SaveError, match=wanted) as caught:
         save(tmp_path, 2, break_rank=rank, failure=failure)
     assert "\n" not in str(caught.value) and str(caught.value).endswith("step_00000001")
@@ -220,7 +220,7 @@ def test_a_disk_that_fills_up_at_the_manifest(tmp_path: Path, monkeypatch) -> No
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(SaveError, match="could not be saved: process 0: .*there is no older one"):
+    with pytest.raises(SaveError, match="cannot be saved: process 0: .*there is no older one"):
         save(tmp_path / "file" / "checkpoints", 1)
 
 
@@ -230,7 +230,7 @@ def test_leftovers_are_told_and_go_at_the_next_save(tmp_path: Path) -> None:
     (tmp_path / "step_00000002.partial" / "shard0.pt").write_bytes(b"half")
     found, lines = find(tmp_path)
     assert found is not None and found.step == 1 and found.invalid == ()
-    assert len(lines) == 1 and "step_00000002.partial: a save that did not finish" in lines[0]
+    assert len(lines) == 1 and "step_00000002.partial: unfinished save" in lines[0]
     save(tmp_path, 2)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step_00000001", "step_00000002"]
 

@@ -51,10 +51,10 @@ def test_one_process_alone_is_quiet() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_mpirun_without_mpi4py_is_told(monkeypatch) -> None:
+def test_mpirun_without_mpi4py_is_an_error(monkeypatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match="mpi4py is needed"):
+    with pytest.raises(UserError, match="mpirun: needs mpi4py"):
         _check_mpi()
     monkeypatch.setenv("RANK", "0")
     _check_mpi()

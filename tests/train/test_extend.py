@@ -16,6 +16,7 @@ from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime import checkpoint, sharded_state
+from palm_ds.runtime.shard_files import write_shards
 from palm_ds.train.extend import ModelSignature, WarmStart, warm_start
 
 
@@ -57,7 +58,7 @@ def old(tmp_path_factory) -> Path:
     )
 
     def write(place: Path, written: checkpoint.FileManifest) -> None:
-        sharded_state.write_shards(
+        write_shards(
             held.shards_to_write(), "process", lambda name, make: written.write(place / name, make)
         )
 

@@ -25,7 +25,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
 from palm_ds.model.config import EncoderConfig
 from palm_ds.runtime import checkpoint
-from palm_ds.runtime.sharded_state import ShardReader
+from palm_ds.runtime.shard_files import ShardReader
 from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.weights.formats.contents import (
     OPTIMIZER,

@@ -17,9 +17,9 @@ from palm_ds.model.crf import CRFHead
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
-from palm_ds.runtime import checkpoint, sharded_state
+from palm_ds.runtime import checkpoint
 from palm_ds.runtime.checkpoint import FileManifest, Layout
-from palm_ds.runtime.sharded_state import Shard
+from palm_ds.runtime.shard_files import ParamShard, write_shards
 from palm_ds.text.tokenizer import wordpiece
 from palm_ds.train.extend import ModelSignature
 from palm_ds.weights.formats import native as own
@@ -53,7 +53,7 @@ def model(seed: int = 1) -> Model:
     return Model(backbone, heads, {name: name for name in heads})
 
 
-def cut(net: Model, stage: int, world: int, rank: int) -> Iterator[Shard]:
+def cut(net: Model, stage: int, world: int, rank: int) -> Iterator[ParamShard]:
     """What a process holds, as ZeRO cuts it: whole parameters, one range of all of them laid end
     to end, or a range of each."""
     total = sum(p.numel() for p in net.parameters())
@@ -72,7 +72,7 @@ def cut(net: Model, stage: int, world: int, rank: int) -> Iterator[Shard]:
         begun += size
         if low < high:
             moments = {kind: torch.full((high - low,), 0.5) for kind in MOMENTS}
-            yield Shard(name, low, {"weight": flat[low:high], **moments}, {})
+            yield ParamShard(name, low, {"weight": flat[low:high], **moments}, {})
 
 
 def save(folder: Path, net: Model, stage: int = 1, world: int = 1, step: int = 7) -> Path:
@@ -80,7 +80,7 @@ def save(folder: Path, net: Model, stage: int = 1, world: int = 1, step: int = 7
 
     def write(partial_folder: Path, written: FileManifest) -> None:
         for rank in range(world):
-            sharded_state.write_shards(
+            write_shards(
                 cut(net, stage, world, rank),
                 f"process_{rank:05}",
                 lambda name, make: written.write(partial_folder / name, make),
@@ -285,7 +285,7 @@ def test_values_that_are_nowhere_are_missed(tmp_path: Path) -> None:
 
     def write(folder: Path, out: FileManifest) -> None:
         part = partial(cut, net, 3, 2)
-        sharded_state.write_shards(part(0), "process_0", lambda n, m: out.write(folder / n, m))
+        write_shards(part(0), "process_0", lambda n, m: out.write(folder / n, m))
 
     signature = ModelSignature(backbone=CONFIG, task_ids={}, tokenizer="").record()
     path = checkpoint.save(

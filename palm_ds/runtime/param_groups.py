@@ -1,0 +1,139 @@
+"""Parameter groups: which parameters train, at what learning rate, and which decay.
+
+Parameters are selected by patterns over their names, in which * matches anything, dots included:
+"backbone.layers.0.*", "backbone.word.weight", "heads.*".
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from palm_ds.common.errors import UserError, suggest
+
+_LAYER = re.compile(r"backbone\.layers\.(\d+)\.")
+
+
+def match_patterns(patterns: Iterable[str], names: Sequence[str], where: str) -> set[str]:
+    """The names that match any of the patterns. Raises UserError, starting with `where`, for a
+    pattern without a match."""
+    found: set[str] = set()
+    for pattern in patterns:
+        matches = {name for name in names if fnmatchcase(name, pattern)}
+        if not matches:
+            raise UserError(f"{where}: no parameter matches {pattern!r}{_near(pattern, names)}")
+        found |= matches
+    return found
+
+
+def _near(pattern: str, names: Sequence[str]) -> str:
+    """Suggests similar names and modules, or the top modules if none is similar."""
+    parts = [name.split(".") for name in names]
+    modules = {".".join(part[:n]) + ".*" for part in parts for n in range(1, len(part))}
+    near = difflib.get_close_matches(pattern, sorted({*names, *modules}), n=1)
+    return suggest(pattern, near or {m for m in modules if m.count(".") <= 2})
+
+
+def patterns_of(name: str, patterns: Iterable[str]) -> tuple[str, ...]:
+    """The patterns that match a parameter's name, sorted."""
+    return tuple(sorted({pattern for pattern in patterns if fnmatchcase(name, pattern)}))
+
+
+def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Exclude the matching parameters from training: they need no gradient. Raises UserError if a
+    pattern matches none, or if nothing is left to train."""
+    parameters = dict(model.named_parameters())
+    frozen = match_patterns(patterns, list(parameters), "optimizer.freeze")
+    if frozen == set(parameters):
+        raise UserError(
+            f"optimizer.freeze: {list(patterns)} freezes every parameter; leave some to train"
+        )
+    for name in frozen:
+        parameters[name].requires_grad_(False)
+
+
+def param_lr_scales(
+    names: Sequence[str], layer_decay: float, scales: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """{parameter: multiplier of the scheduled learning rate}, for all `names`.
+
+    Layers are numbered as in ERNIE's code (ELECTRA's counts the pooler as one more): heads and
+    pooler have 1, the top layer layer_decay, the one below its square, and so on; embeddings, with
+    their LayerNorm, have layer_decay ** (layers + 1).
+
+    `scales` {pattern: scale} override that; the last matching pattern wins.
+    """
+    layers = max((int(m[1]) + 1 for m in map(_LAYER.match, names) if m), default=0)
+    if layer_decay < 1 and not layers:
+        raise UserError("optimizer.layer_decay: the model has no layers named backbone.layers.0")
+    found = {name: layer_decay ** _depth(name, layers) for name in names}
+    for pattern, scale in (scales or {}).items():
+        found |= dict.fromkeys(match_patterns([pattern], names, "learning rates"), scale)
+    return found
+
+
+def _depth(name: str, layers: int) -> int:
+    """How many layers below the pooler a parameter is; 0 for the pooler and the heads."""
+    if match := _LAYER.match(name):
+        return layers - int(match[1])
+    is_embedding = name.startswith("backbone.") and not name.startswith("backbone.pooler.")
+    return layers + 1 if is_embedding else 0
+
+
+class _GroupKey(NamedTuple):
+    """Parameters with the same key share a group; groups are ordered by it."""
+
+    negative_update_count: int
+    undecayed: bool
+    negative_lr_scale: float
+    patterns: tuple[str, ...]
+
+
+def param_groups(
+    model: nn.Module,
+    weight_decay: float,
+    update_counts: Mapping[str, int] | None = None,
+    *,
+    lr_scales: Mapping[str, float] | None = None,
+    freezable: Iterable[str] = (),
+) -> list[dict[str, Any]]:
+    """Two groups: parameters with weight decay (matrices and embeddings of the backbone) and
+    without (biases, LayerNorm, heads). Frozen parameters are in none.
+
+    A parameter shared by backbone and head appears once, as the backbone's. Heads do not decay, so
+    that a head whose task has not started yet keeps its weights bit for bit.
+
+    `update_counts`: updates that each parameter has had (0 by default). Parameters with different
+    counts get groups of their own, since ZeRO keeps one step count per group.
+    `lr_scales`: multipliers of the learning rate by name (1 by default); each gets its own groups.
+    `freezable`: patterns of parameters that some steps freeze; a group lists those that match its
+    parameters in "patterns".
+    """
+    groups: dict[_GroupKey, list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        decays = parameter.ndim >= 2 and not name.startswith("heads.")
+        count, scale = (update_counts or {}).get(name, 0), (lr_scales or {}).get(name, 1.0)
+        key = _GroupKey(-count, not decays, -scale, patterns_of(name, freezable))
+        groups.setdefault(key, []).append(parameter)
+    return [
+        {
+            "params": groups[key],
+            "weight_decay": 0.0 if key.undecayed else weight_decay,
+            "lr_scale": -key.negative_lr_scale,
+            "patterns": key.patterns,
+        }
+        for key in sorted(groups)
+    ]
+
+
+def set_lr(groups: Iterable[dict[str, Any]], lr: float) -> None:
+    """Set each group's learning rate to `lr` times the group's own multiplier."""
+    for group in groups:
+        group["lr"] = lr * group["lr_scale"]
