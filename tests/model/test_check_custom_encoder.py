@@ -101,7 +101,7 @@ def test_other_formats_refuse_a_custom_encoder(tmp_path: Path) -> None:
     [
         ("Nothing", {}, "Nothing' is not a subclass of palm_ds.model.encoder.Encoder"),
         ("PreNorm", {"scael": 1}, 'options.scael: unknown key; did you mean "scale"'),
-        ("PreNorm", {"config": 1}, "options.config: this is not an option"),
+        ("PreNorm", {"config": 1}, "options.config: not an option"),
         ("Idle", {}, r"spare.weight is not used in the forward pass \(2 unused parameters\)"),
         ("Mean", {}, "depend on the other texts in its row"),
         ("Deaf", {}, r"must return \(positions, hidden\)"),
