@@ -71,10 +71,10 @@ from palm_ds.common import rng as keyed  # noqa: E402
 from palm_ds.corpus.store import Corpus, open_corpus  # noqa: E402
 from palm_ds.data.blend_dataset import make_feeds  # noqa: E402
 from palm_ds.data.corpus_source import Source, split  # noqa: E402
+from palm_ds.data.curriculum_spec import read_stages  # noqa: E402
 from palm_ds.data.example import Example, arrange  # noqa: E402
 from palm_ds.data.layout import layouts  # noqa: E402
 from palm_ds.data.packed_stream import Stream  # noqa: E402
-from palm_ds.data.stages import read_stages  # noqa: E402
 from palm_ds.model.encoder import Encoder, EncoderConfig  # noqa: E402
 from palm_ds.model.heads import MaskedLMHead  # noqa: E402
 from palm_ds.model.kernels import choose_kernels  # noqa: E402

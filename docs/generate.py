@@ -24,8 +24,8 @@ from typing import Literal, get_origin
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from palm_ds.data.curriculum_spec import parse_stages  # noqa: E402
 from palm_ds.data.reader import TableSettings  # noqa: E402
-from palm_ds.data.stages import parse_stages  # noqa: E402
 from palm_ds.data.task import Task, known_kinds  # noqa: E402
 from palm_ds.model.config import PRESETS, EncoderConfig  # noqa: E402
 from palm_ds.runtime.ds_config import Comms, DSConfig  # noqa: E402

@@ -1,14 +1,14 @@
-"""How many steps a blend gets: amounts in steps, tokens or examples, and samplers that share out.
+"""The steps of a blend: amounts in steps, tokens or examples, and samplers that split a total.
 
     5000 | 20_000_000 tokens | 300_000 sequences | 3 epochs     an amount
     uniform | proportional | {temperature: 2}               a sampler: shares of a total
     {weights: {blend: 3, ...}}
-    {mix_ratio: {blend: 0.5, ...}, reference: blend, epochs: 3}     PaddlePALM's: steps themselves
+    {mix_ratio: {blend: 0.5, ...}, reference: blend, epochs: 3}     PaddlePALM's: steps directly
 
-A step is a fixed number of tokens. How much of it an example takes, and how many there are, only
-an open corpus knows: a `Measure` of each blend brings that here. (Where a step is a fixed number of
-examples, a step counts as one token, and an example as its share of a step.) Everything is exact
-arithmetic, so that a plan is the same wherever it is worked out.
+A step is a fixed number of tokens. The number and length of examples are known only once the corpus
+is open: a `Measure` per blend provides them. (If a step is a fixed number of examples, it counts as
+one token, and an example as its share of a step.) All arithmetic is exact, so that a plan is the
+same on every machine.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _AMOUNT = re.compile(r"(\d[\d_]*(?:\.\d+)?)\s*(steps|tokens|sequences|epochs?|ep
 
 @dataclass(frozen=True)
 class Measure:
-    """The examples of a blend, as the open corpora have them."""
+    """The size of a blend, measured on the open corpora."""
 
     tokens: float | Fraction
-    """Of the rows of an epoch, every item once."""
+    """Row tokens of an epoch (every item once)."""
     mean_length: float | Fraction
-    """Tokens of a row that an example takes."""
+    """Row tokens per example."""
 
 
 Measures: TypeAlias = Mapping[str, Measure]
@@ -41,22 +41,24 @@ Measures: TypeAlias = Mapping[str, Measure]
 
 @dataclass(frozen=True)
 class Amount:
-    """So much training."""
+    """An amount of training."""
 
     number: float
-    """Whole, but for epochs."""
+    """An integer, except for epochs."""
     unit: Unit = "steps"
 
     def __str__(self) -> str:
         return f"{self.number:,} {self.unit}"
 
     def steps(self, step_tokens: int, measure: Measure | None, where: str) -> int:
-        """In steps of so many tokens, the last one begun counted as a whole; `measure` is that of
-        the blend. Raises UserError where one of them is wanted and not known."""
+        """The amount in steps of `step_tokens`, rounded up; `measure` is the blend's. Raises
+        UserError if one of them is needed and unknown."""
         if self.unit == "steps":
             return int(self.number)
         if not step_tokens or (self.unit != "tokens" and measure is None):
-            raise UserError(f"{where}: {self} are so many steps only once the corpora are open")
+            raise UserError(
+                f"{where}: {self} can be converted to steps only once the corpora are open"
+            )
         return math.ceil(_exact(self.number) * self._tokens(measure) / step_tokens)
 
     def _tokens(self, measure: Measure | None) -> Fraction:
@@ -81,7 +83,7 @@ def read_amount(value: Any, where: str) -> Amount:
 
 @dataclass(frozen=True)
 class Weights:
-    """Shares as given; all 1: uniform."""
+    """Fixed shares; all 1 for uniform."""
 
     of: Mapping[str, float]
 
@@ -91,8 +93,8 @@ class Weights:
 
 @dataclass(frozen=True)
 class BySize:
-    """Shares in proportion to the tokens of an epoch to the power 1/temperature: 1 is
-    proportional, the hotter the more even."""
+    """Shares proportional to the tokens of an epoch to the power 1/temperature: 1 is proportional,
+    higher temperatures are more even."""
 
     blends: Sequence[str]
     temperature: float = 1.0
@@ -114,7 +116,7 @@ class MixRatio:
     epochs: float
 
     def steps(self, step_tokens: int, measures: Measures | None) -> dict[str, int]:
-        """Steps of each blend; none gets none."""
+        """Steps of each blend, at least one."""
         if measures is None or not step_tokens:
             raise UserError("stages.sampler: an epoch is known only once the corpora are open")
         epoch = int(measures[self.reference].tokens // step_tokens)
@@ -123,8 +125,8 @@ class MixRatio:
             if not count:
                 raise UserError(
                     f"stages.sampler: {blend!r} would get {self.epochs:g} epochs x ratio "
-                    f"{self.ratios[blend]:g} x {epoch} steps an epoch of {self.reference!r}, not "
-                    "one step; raise `epochs` or the ratio, or lower `batch`"
+                    f"{self.ratios[blend]:g} x {epoch} steps per epoch of {self.reference!r}, less "
+                    "than one step; raise `epochs` or the ratio, or lower `batch`"
                 )
         return steps
 
@@ -133,13 +135,13 @@ Sampler: TypeAlias = Weights | BySize | MixRatio
 
 
 def _exact(number: float | Fraction) -> Fraction:
-    """The number that was written: 0.1 is a tenth."""
+    """The decimal number as written: 0.1 is one tenth."""
     return number if isinstance(number, Fraction) else Fraction(repr(number))
 
 
 def share_out(total: int, shares: Mapping[str, Fraction]) -> dict[str, int]:
-    """Whole numbers in these proportions that sum to `total` exactly: each share rounded down, what
-    is left to the largest remainders, the earlier where they are equal."""
+    """Integers in these proportions that add up to `total`: each share is rounded down, the rest
+    goes to the largest remainders, the earlier of equal ones."""
     whole = sum(shares.values())
     exact = {name: total * share / whole for name, share in shares.items()}
     counts = {name: int(quota) for name, quota in exact.items()}
@@ -155,17 +157,17 @@ def sampled(
     """Steps of each blend."""
     if isinstance(sampler, MixRatio):
         return sampler.steps(step_tokens, measures)
-    assert total is not None  # whoever reads the stages sees to it
+    assert total is not None  # checked when the stages are parsed
     shares = sampler.shares(measures)
     steps = share_out(total.steps(step_tokens, _mean(shares, measures), "stages.steps"), shares)
     for blend, count in steps.items():
         if not count:
-            raise UserError(f"stages.sampler: a total of {total} leaves not one step for {blend!r}")
+            raise UserError(f"stages.sampler: a total of {total} gives {blend!r} no step; raise it")
     return steps
 
 
 def _mean(shares: Mapping[str, Fraction], measures: Measures | None) -> Measure | None:
-    """Of all blends together, when these are their shares of the tokens."""
+    """The measure of all blends together, given their shares of the tokens."""
     if measures is None:
         return None
     examples = sum(share / _exact(measures[b].mean_length) for b, share in shares.items())
@@ -176,7 +178,7 @@ def _mean(shares: Mapping[str, Fraction], measures: Measures | None) -> Measure 
 
 
 def read_sampler(value: Any, blends: Sequence[str], spell: Callable[[str], str]) -> Sampler:
-    """A recipe's `sampler`; `spell` gives the name in `blends` of one that a person wrote."""
+    """A recipe's `sampler`; `spell` normalises the name of a blend."""
     where = "stages.sampler"
     if value == "uniform":
         return Weights(dict.fromkeys(blends, 1.0))
@@ -196,7 +198,7 @@ def read_sampler(value: Any, blends: Sequence[str], spell: Callable[[str], str])
         weights = of_blends(value["weights"], blends, spell, f"{where}.weights")
         weights = {blend: _positive(w, f"{where}.weights.{blend}") for blend, w in weights.items()}
         if missing := [blend for blend in blends if blend not in weights]:
-            raise UserError(f"{where}.weights: none for {missing[0]!r}; name every blend")
+            raise UserError(f"{where}.weights: missing for {missing[0]!r}; give every blend one")
         return Weights({blend: weights[blend] for blend in blends})
     return _read_mix_ratio(value, blends, spell, where)
 
@@ -208,7 +210,7 @@ def _read_mix_ratio(
     reference = spell(str(value.get("reference", blends[0])))
     if reference not in blends:
         raise UserError(
-            f"{where}.reference: {reference!r} is none of the blends{suggest(reference, blends)}"
+            f"{where}.reference: {reference!r} is not one of the blends{suggest(reference, blends)}"
         )
     return MixRatio(
         ratios={
@@ -228,16 +230,16 @@ def _check_keys(value: Mapping[str, Any], known: Sequence[str], where: str) -> N
 def of_blends(
     value: Any, blends: Sequence[str], spell: Callable[[str], str], where: str
 ) -> dict[str, Any]:
-    """A mapping whose keys are some of these blends, each once."""
+    """Checks a mapping from some of these blends, each at most once."""
     if not isinstance(value, Mapping):
         raise UserError(f"{where}: expected `blend: number`, got {value!r}")
     found: dict[str, Any] = {}
     for written, number in value.items():
         blend = spell(str(written))
         if blend not in blends:
-            raise UserError(f"{where}: {blend!r} is none of the blends{suggest(blend, blends)}")
+            raise UserError(f"{where}: {blend!r} is not one of the blends{suggest(blend, blends)}")
         if blend in found:
-            raise UserError(f"{where}: {blend!r} stands there twice")
+            raise UserError(f"{where}: {blend!r} is a duplicate")
         found[blend] = number
     return found
 

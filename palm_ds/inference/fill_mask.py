@@ -22,8 +22,8 @@ from palm_ds.common import rng as keyed
 from palm_ds.common.config import read_yaml
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.data.corpus_source import Source
+from palm_ds.data.curriculum_spec import read_stages
 from palm_ds.data.example import Example, collate
-from palm_ds.data.stages import read_stages
 from palm_ds.model.encoder import build_encoder
 from palm_ds.model.heads import MaskedLMHead
 from palm_ds.model.multi_task_model import Model

@@ -16,7 +16,8 @@ from typing import Any, Literal
 
 from palm_ds.common.config import override, parse, parse_override, read_yaml
 from palm_ds.common.errors import UserError
-from palm_ds.data.stages import Outline, Plan, StepInfo, parse_stages, tasks_of
+from palm_ds.data.curriculum_spec import Outline, parse_stages
+from palm_ds.data.stages import Plan, StepInfo, tasks_of
 from palm_ds.data.task import Task, build
 from palm_ds.model.config import EncoderConfig
 from palm_ds.model.encoder import encoder_class

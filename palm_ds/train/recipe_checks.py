@@ -9,7 +9,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.data.stages import Outline, tasks_of
+from palm_ds.data.curriculum_spec import Outline
+from palm_ds.data.stages import tasks_of
 from palm_ds.data.task import Task
 from palm_ds.model.config import EncoderConfig
 from palm_ds.train.recipe_sections import BatchSize, SourceSettings

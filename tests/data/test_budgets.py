@@ -69,7 +69,7 @@ def test_amounts_in_steps_of_4096_tokens_the_last_one_counted_whole(amount, mean
 
 
 def test_what_only_an_open_corpus_knows_is_an_error_without_one():
-    with pytest.raises(UserError, match="a: 3 sequences are so many steps only once"):
+    with pytest.raises(UserError, match="a: 3 sequences can be converted to steps only once"):
         Amount(3, "sequences").steps(4096, None, "a")
     with pytest.raises(UserError, match="only once the corpora are open"):
         sampled(read_sampler("proportional", BLENDS, spell), Amount(9), 64, None)
@@ -124,8 +124,8 @@ def test_mix_ratio_is_that_of_paddlepalm():
 def test_nobody_is_left_without_a_step():
     with pytest.raises(UserError) as error:
         by_hand({"mix_ratio": {"b": 0.05}, "epochs": 1}, None)
-    assert "'b' would get 1 epochs x ratio 0.05 x 10 steps an epoch of 'a'" in str(error.value)
-    with pytest.raises(UserError, match="a total of 5 steps leaves not one step for 'a'"):
+    assert "'b' would get 1 epochs x ratio 0.05 x 10 steps per epoch of 'a'" in str(error.value)
+    with pytest.raises(UserError, match="a total of 5 steps gives 'a' no step"):
         by_hand("proportional", Amount(5))
 
 
@@ -141,13 +141,13 @@ def test_nobody_is_left_without_a_step():
         ({"temperature": "hot"}, "temperature: expected a number above 0, got 'hot'"),
         ({"temperature": float("inf")}, "temperature: expected a number above 0"),
         ({"temperature": 1, "epochs": 2}, "stages.sampler.epochs: unknown key"),
-        ({"weights": {"a": 1, "b": 1}}, "stages.sampler.weights: none for 'a + b'"),
-        ({"weights": {"a": 1, "c": 1}}, "stages.sampler.weights: 'c' is none of the blends"),
+        ({"weights": {"a": 1, "b": 1}}, "stages.sampler.weights: missing for 'a + b'"),
+        ({"weights": {"a": 1, "c": 1}}, "stages.sampler.weights: 'c' is not one of the blends"),
         ({"weights": {"a": -1, "b": 1, "a + b": 1}}, "weights.a: expected a number above 0"),
-        ({"weights": {"a+b": 1, "a + b": 1}}, "'a + b' stands there twice"),
+        ({"weights": {"a+b": 1, "a + b": 1}}, "'a + b' is a duplicate"),
         ({"weights": [1, 2, 3]}, "expected `blend: number`"),
         ({"mix_ratio": {"a": 0}}, "stages.sampler.mix_ratio.a: expected a number above 0"),
-        ({"mix_ratio": {}, "reference": "ab"}, "stages.sampler.reference: 'ab' is none of"),
+        ({"mix_ratio": {}, "reference": "ab"}, "stages.sampler.reference: 'ab' is not one of"),
         ({"mix_ratio": {}, "epochs": 0}, "stages.sampler.epochs: expected a number above 0"),
         ({"mix_ratio": {}, "epoch": 2}, 'epoch: unknown key; did you mean "epochs"'),
     ],

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from palm_ds.common.errors import UserError
 from palm_ds.data.blend_dataset import make_feeds
 from palm_ds.data.corpus_source import split
+from palm_ds.data.curriculum_spec import read_stages
 from palm_ds.data.example_stream import ExampleStream, spread
-from palm_ds.data.stages import order_of, read_stages
+from palm_ds.data.stages import order_of
 from palm_ds.data.task import build
 from palm_ds.runtime.ds_config import make_ds_config
 from palm_ds.train.build import build_stream
@@ -360,11 +361,11 @@ def test_the_last_task_of_a_step_is_not_always_the_same(folder) -> None:
 def test_a_task_that_would_get_no_step_is_an_error_not_a_hang(folder) -> None:
     sampler = {"mix_ratio": {"c": 0.01}, "reference": "a", "epochs": 1}
     made = recipe(folder, {"joint": list(SIZES), "mix": "step", "sampler": sampler})
-    with pytest.raises(UserError, match="'c' would get 1 epochs x ratio 0.01 x 17 steps an epoch"):
+    with pytest.raises(UserError, match="'c' would get 1 epochs x ratio 0.01 x 17 steps per epoch"):
         resolve(made)
     sampler = {"mix_ratio": {}, "reference": "c", "epochs": 9}  # 9 rows are no step of 10
     made = recipe(folder, {"joint": list(SIZES), "sampler": sampler}, "10 examples")
-    with pytest.raises(UserError, match="x 0 steps an epoch of 'c', not one step"):
+    with pytest.raises(UserError, match="x 0 steps per epoch of 'c', less than one step"):
         resolve(made)
 
 

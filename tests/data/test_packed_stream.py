@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from palm_ds.data.blend_dataset import held_out_rows, make_feeds
 from palm_ds.data.corpus_source import split
+from palm_ds.data.curriculum_spec import read_stages
 from palm_ds.data.packed_stream import Stream
-from palm_ds.data.stages import read_stages
 from palm_ds.data.task import build
 from tests.helpers.small_corpus import write_small_corpus
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.budgets import Measure
-from palm_ds.data.stages import Plan, Stage, order_of, parse_stages, read_stages
+from palm_ds.data.curriculum_spec import parse_stages, read_stages
+from palm_ds.data.stages import Plan, Stage, order_of
 
 TASKS = ["a", "b", "c", "d"]
 
@@ -231,13 +232,13 @@ def test_the_order_of_mixed_steps_has_exact_counts_and_depends_on_the_seed():
     [
         ({"continual": ["a"], "stepz": 3}, 'stepz: unknown key; did you mean "steps"'),
         ({"continual": ["a", "e"], "steps": 3}, "no task 'e'"),
-        ({"continual": ["a", "a"], "steps": 3}, "stands there twice"),
+        ({"continual": ["a", "a"], "steps": 3}, "duplicate blend"),
         ({"continual": [], "steps": 3}, "expected a list of blends"),
         ({"joint": ["a"], "continual": ["b"], "steps": 3}, "exactly one of"),
         ({"joint": ["a"]}, "stages.steps: expected a whole number"),
         ({"joint": ["a"], "steps": -1}, "expected a whole number"),
         ({"joint": ["a"], "steps": 2.5}, "got 2.5"),
-        ({"joint": ["a"], "steps": 0}, "no steps at all"),
+        ({"joint": ["a"], "steps": 0}, "no blend has any steps"),
         ({"joint": ["a"], "steps": 3, "mix": "row"}, "neither batch nor step"),
         ([{"a + a": 3}], "names a task twice"),
         ([{"a": "many"}], "stages.0.a"),
@@ -245,21 +246,21 @@ def test_the_order_of_mixed_steps_has_exact_counts_and_depends_on_the_seed():
         ("a", "expected a list of stages"),
         ({"alternate": ["a"], "steps": 3, "mix": "batch"}, "`alternate` is `joint` with"),
         ({"joint": ["a"], "steps": 3, "always": "e"}, "stages.always: no task 'e'"),
-        ({"joint": ["a", "a + d"], "steps": 3, "always": "d"}, "stands there twice"),
-        ({"explicit": [{"a": 3, "a + d": 1}], "always": "d"}, "'a + d' stands there twice"),
-        ({"explicit": [{"a": 3}], "steps": 3}, "listed stages say their steps themselves"),
-        ({"explicit": [{"a": 3}], "sampler": "uniform"}, "listed stages say their steps"),
+        ({"joint": ["a", "a + d"], "steps": 3, "always": "d"}, "duplicate blend"),
+        ({"explicit": [{"a": 3, "a + d": 1}], "always": "d"}, "'a + d' is a duplicate"),
+        ({"explicit": [{"a": 3}], "steps": 3}, "explicit stages have their own steps"),
+        ({"explicit": [{"a": 3}], "sampler": "uniform"}, "explicit stages have their own steps"),
         ({"explicit": {"a": 3}}, "stages.explicit: expected a list of stages"),
-        ({"joint": ["a", "b"], "steps": {"a": 3}}, "stages.steps: none for 'b'"),
-        ({"joint": ["a"], "steps": {"a": 3, "b": 2}}, "stages.steps: 'b' is none of the blends"),
+        ({"joint": ["a", "b"], "steps": {"a": 3}}, "stages.steps: missing for 'b'"),
+        ({"joint": ["a"], "steps": {"a": 3, "b": 2}}, "stages.steps: 'b' is not one of the blends"),
         ({"joint": ["a"], "steps": {"a": "3 rows"}}, "stages.steps.a: expected a whole number"),
-        ({"joint": ["a"], "steps": "0 tokens"}, "no steps at all"),
-        ({"joint": ["a"], "steps": 0, "sampler": "uniform"}, "no steps at all"),
+        ({"joint": ["a"], "steps": "0 tokens"}, "no blend has any steps"),
+        ({"joint": ["a"], "steps": 0, "sampler": "uniform"}, "no blend has any steps"),
         ({"joint": ["a"], "sampler": "uniform"}, "stages.steps: expected a whole number"),
         ({"joint": ["a"], "steps": {"a": 3}, "sampler": "uniform"}, "the total of all blends"),
-        ({"joint": ["a"], "steps": 3, "sampler": {"mix_ratio": {}}}, "leave `steps` out"),
-        ([{}], "no steps at all"),
-        ([{"a+b": 3, "a + b": 2}], "stages.0: 'a + b' stands there twice"),
+        ({"joint": ["a"], "steps": 3, "sampler": {"mix_ratio": {}}}, "remove `steps`"),
+        ([{}], "no blend has any steps"),
+        ([{"a+b": 3, "a + b": 2}], "stages.0: 'a + b' is a duplicate"),
     ],
 )
 def test_wrong_stages_say_what_is_wrong(stages, message):

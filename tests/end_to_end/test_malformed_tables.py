@@ -54,10 +54,10 @@ GOOD = line(text_a="a", label=1) + b"\n"
 Case = tuple[str, str, bytes, dict[str, Any], str]
 CASES: list[Case] = [
     # name of the case, of the file, contents, settings, what follows the file's path
-    ("too few cells", "t.tsv", HEAD + b"1\ta\n1\n", {}, ":3: 1 cell where the header has 2"),
-    ("too many cells", "t.tsv", HEAD + b"1\ta\tb\n", {}, ":2: 3 cells where the header has 2"),
-    ("headless width", "t.tsv", b"a\t1\nb\n", HEADLESS, ":2: 1 cell where line 1 has 2"),
-    ("a column twice", "t.tsv", b"label\tlabel\n1\t2\n", {}, ":1: two columns are named `label`"),
+    ("too few cells", "t.tsv", HEAD + b"1\ta\n1\n", {}, ":3: 1 cell, but the header has 2"),
+    ("too many cells", "t.tsv", HEAD + b"1\ta\tb\n", {}, ":2: 3 cells, but the header has 2"),
+    ("headless width", "t.tsv", b"a\t1\nb\n", HEADLESS, ":2: 1 cell, but line 1 has 2"),
+    ("a column twice", "t.tsv", b"label\tlabel\n1\t2\n", {}, ":1: two columns have the name `label`"),
     ("text is no UTF-8", "t.tsv", HEAD + b"1\t\xff\n", {}, ":2: invalid UTF-8 at byte 3"),
     ("header is no UTF-8", "t.tsv", b"label\t\xff\n", {}, ":1: the names of the columns: invalid"),
     ("UTF-16", "t.tsv", "label\ttext_a\n1\ta".encode("utf-16"), {}, ":1: the names of the columns"),
@@ -80,7 +80,7 @@ CASES: list[Case] = [
         "t.tsv",
         b"choices\tlabel\na\t0\n",
         {},
-        ":2: 1 choices, where two are the least",
+        ":2: 1 choices; at least two are needed",
     ),
     ("not a flag", "t.tsv", b"text_a\timpossible\na\tno\n", {}, ":2: impossible is 'no', not true"),
     (
@@ -91,7 +91,7 @@ CASES: list[Case] = [
         ":2: answers is str, not a list",
     ),
     ("spans in a cell", "t.tsv", b"text_a\tspans\na\tb\n", {}, ":2: spans is str, not a list"),
-    ("csv: cells", "t.csv", b"label,text_a\n1,a,b\n", {}, ":2: 3 cells where the header has 2"),
+    ("csv: cells", "t.csv", b"label,text_a\n1,a,b\n", {}, ":2: 3 cells, but the header has 2"),
     (
         "csv: open quote",
         "t.csv",
@@ -100,7 +100,7 @@ CASES: list[Case] = [
         ":3: not CSV: unexpected end",
     ),
     ("csv: after a quote", "t.csv", b'label,text_a\n1,"a"b\n', {}, ":2: not CSV: ',' expected"),
-    ("csv: second line", "t.csv", b'label,text_a\n1,"a\nb"\n1\n', {}, ":4: 1 cell where"),
+    ("csv: second line", "t.csv", b'label,text_a\n1,"a\nb"\n1\n', {}, ":4: 1 cell, but"),
     ("csv: UTF-8", "t.csv", b"label,text_a\n1,a\n1,\xe9\n", {}, ":3: invalid UTF-8 at byte 3"),
     ("csv: header", "t.csv", b'label,"a\n', {}, ":1: the names of the columns: not CSV"),
     ("not JSON", "t.jsonl", GOOD + b"{\n", {}, ":2: not JSON: Expecting property name"),
@@ -188,7 +188,7 @@ CASES: list[Case] = [
         "t.jsonl",
         cluener({"x": [[0, 3]]}),
         {},
-        ":1: label x: list where an object is due",
+        ":1: label x: expected an object, got list",
     ),
     (
         "slot too long",
@@ -263,7 +263,7 @@ CASES: list[Case] = [
         "t.json",
         squad(question(), question()),
         {},
-        ", question q7: a second question has the id q7",
+        ", question q7: another question has the id q7",
     ),
     (
         "no question",
@@ -292,14 +292,14 @@ CASES: list[Case] = [
         "t.json",
         squad(question(answers=[{"text": "dog", "answer_start": 2}])),
         {},
-        ", question q7: answer 'dog' stands nowhere",
+        ", question q7: answer 'dog' is not in the context",
     ),
     (
         "all dropped",
         "t.json",
         squad(question(answers=[{"text": "dog", "answer_start": 2}])),
         {"lost_answers": "drop"},
-        ", question q7: no answer is left",
+        ", question q7: none of its answers is in the context",
     ),
     (
         "empty answer",
@@ -320,7 +320,7 @@ CASES: list[Case] = [
         "t.json",
         squad(question(answers=["cat"])),
         {},
-        ", question q7: an answer is no object",
+        ", question q7: an answer is not an object",
     ),
     (
         "more texts",
@@ -341,9 +341,9 @@ CASES: list[Case] = [
         "t.conll",
         b"a O\nb O\n\nc O\nd\n",
         {},
-        ":5: 1 column where the file's first",
+        ":5: 1 column, but the file's first",
     ),
-    ("conll: more", "t.conll", b"a O\nb O O\n", {}, ":2: 3 columns where the file's first"),
+    ("conll: more", "t.conll", b"a O\nb O O\n", {}, ":2: 3 columns, but the file's first"),
     ("conll: no token", "t.conll", b"a\tO\n\n\tO\n", {}, ":3: column 0 is empty"),
     ("conll: no tag", "t.conll", b"a\tO\nb\t\n", {}, ":2: column 1 is empty"),
     ("conll: UTF-8", "t.conll", b"a O\n\n\xff O\n", {}, ":3: invalid UTF-8 at byte 1"),
@@ -391,10 +391,10 @@ WHOLE: list[Case] = [
     ("no rows", "t.tsv", HEAD, {}, ": no rows"),
     ("empty", "t.jsonl", b"", {}, ": no rows"),
     ("all dropped", "t.jsonl", GOOD, {"drop": {"label": [1]}}, ": no rows; 1 x row with label '1'"),
-    ("all bad", "t.tsv", HEAD + b"1\n", {"bad_rows": "skip"}, ": no rows; 1 x bad row, left out"),
+    ("all bad", "t.tsv", HEAD + b"1\n", {"bad_rows": "skip"}, ": no rows; 1 x bad row, skipped"),
     ("no roles", "t.tsv", b"x\ty\n1\t2\n", {}, ": no known column among `x`, `y`; .*header: false"),
-    ("no roles in jsonl", "t.jsonl", b'{"x": 1}', {}, ": no known column among `x`; say which"),
-    ("no names", "t.tsv", b"1\t2\n", {"header": False}, ": 2 columns without names; say which"),
+    ("no roles in jsonl", "t.jsonl", b'{"x": 1}', {}, ": no known column among `x`; assign them"),
+    ("no names", "t.tsv", b"1\t2\n", {"header": False}, ": 2 columns without names; assign them"),
     (
         "unknown column",
         "t.tsv",
@@ -428,7 +428,7 @@ WHOLE: list[Case] = [
         "t.tsv",
         b"text\tsentence\na\tb\n",
         {},
-        ": text_a may be `sentence` or `text`; say which with columns: {text_a: NAME}",
+        ": text_a may be `sentence` or `text`; choose one with columns: {text_a: NAME}",
     ),
     (
         "two label aliases",
@@ -437,7 +437,7 @@ WHOLE: list[Case] = [
         {},
         ": label may be `label_desc` or `labels`",
     ),
-    ("unknown kind", "t.txt", b"a", {}, r": its name does not say what it is \(.tsv"),
+    ("unknown kind", "t.txt", b"a", {}, r": its suffix is none of .tsv"),
     ("no gzip", "t.tsv.gz", b"label", {}, ": damaged gzip file after line 0"),
     (
         "gzip cut off",
@@ -447,13 +447,13 @@ WHOLE: list[Case] = [
         ": damaged gzip file after line",
     ),
     ("no zstd", "t.tsv.zst", b"label", {}, ": damaged zstd file"),
-    ("no parquet", "t.parquet", b"label", {}, ": damaged or no parquet file"),
+    ("no parquet", "t.parquet", b"label", {}, ": damaged, or not a parquet file"),
     ("no arrow", "t.arrow", b"label", {}, ": not an Arrow dataset"),
     ("odd arrow", "t.arrow", b"lab\xff :", {}, ": not an Arrow dataset"),
     ("lines in names", "t.csv", b'"x\ny",z\n1,2\n', {}, ": no known column among `x y`, `z`"),
-    ("zipped parquet", "t.parquet.gz", b"label", {}, ": a parquet file is compressed within"),
-    ("spans move", "t.jsonl", spans([]), {"strip_spaces": True}, ": strip_spaces: would move"),
-    ("two letters", "t.csv", b"a", {"delimiter": "||"}, "delimiter '||': csv takes one character"),
+    ("zipped parquet", "t.parquet.gz", b"label", {}, ": a parquet file cannot be compressed"),
+    ("spans move", "t.jsonl", spans([]), {"strip_spaces": True}, ": strip_spaces would shift"),
+    ("two letters", "t.csv", b"a", {"delimiter": "||"}, "delimiter '||': csv needs a single character"),
 ]
 
 
@@ -495,11 +495,11 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
     for name, message in {
         "x.tsv": ": no such file",
         "*.tsv": r".tsv: no file matches this pattern",
-        "": ": a folder, but no dataset",
+        "": ": not a dataset",
     }.items():
         with pytest.raises(UserError, match=message):
             open_table(str(tmp_path / name))
-    with pytest.raises(UserError, match="no file is named"):
+    with pytest.raises(UserError, match="no file given"):
         open_table([])
     path = tmp_path / "t.tsv"
     path.write_bytes(HEAD + b"1\ta\n")
@@ -517,7 +517,7 @@ def test_bad_rows_can_be_skipped_and_are_counted(tmp_path: Path) -> None:
     ]
     assert [table.where(i) for i in (0, 1)] == [f"{path}:2", f"{path}:5"]
     assert table.notes == (
-        f"3 x bad row, left out; the first: {path}:3: 1 cell where the header has 2",
+        f"3 x bad row, skipped; the first: {path}:3: 1 cell, but the header has 2",
         f"1 x empty line; the first: {path}:4",
     )
 
@@ -541,8 +541,8 @@ def test_a_label_that_only_later_rows_have(tmp_path: Path) -> None:
 def test_a_question_asked_in_two_files(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(squad(question(1)))
     (tmp_path / "b.json").write_bytes(squad(question("2"), question("1")))
-    with pytest.raises(UserError, match=r"b.json, question 1: a second question has the id 1$"):
+    with pytest.raises(UserError, match=r"b.json, question 1: another question has the id 1$"):
         open_table(str(tmp_path / "*.json"))
     table = open_table(str(tmp_path / "*.json"), TableSettings(bad_rows="skip"))
     assert table.column("id") == [1, "2"]
-    assert "1 x bad row, left out" in table.notes[0]
+    assert "1 x bad row, skipped" in table.notes[0]

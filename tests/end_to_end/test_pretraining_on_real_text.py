@@ -8,8 +8,9 @@ import pytest
 from palm_ds.corpus.store import Corpus
 from palm_ds.data.blend_dataset import make_feeds
 from palm_ds.data.corpus_source import split
+from palm_ds.data.curriculum_spec import read_stages
 from palm_ds.data.packed_stream import Stream
-from palm_ds.data.stages import read_stages, tasks_of
+from palm_ds.data.stages import tasks_of
 from palm_ds.data.task import build
 
 BLENDS = [

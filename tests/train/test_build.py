@@ -13,7 +13,7 @@ import pytest
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.writer import write_corpus
 from palm_ds.data.corpus_source import Source
-from palm_ds.data.stages import read_stages
+from palm_ds.data.curriculum_spec import read_stages
 from palm_ds.text.tokenizer import wordpiece
 from palm_ds.train.build import build_held_out, build_stream
 from palm_ds.train.recipe import Recipe, make_recipe

@@ -1,7 +1,8 @@
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.stages import Plan, Stage, read_stages
+from palm_ds.data.curriculum_spec import read_stages
+from palm_ds.data.stages import Plan, Stage
 from palm_ds.train.lr_schedule import LRSchedule
 
 TASKS = ["a", "b", "c", "d"]

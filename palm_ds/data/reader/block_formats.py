@@ -1,4 +1,4 @@
-"""Rows of several lines: CoNLL's sentences, and SMART's documents and queries."""
+"""Formats whose rows span several lines: CoNLL sentences, and SMART documents and queries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Numbered = list[tuple[int, str]]
 
 
 def read_conll(file: File, settings: TableSettings) -> Iterator[Row]:
-    """A token a line, an empty line after a sentence; columns are lists, by their numbers."""
+    """One token per line, an empty line after each sentence; columns are lists, keyed by number."""
     delimiter = settings.delimiter
     width = 0
     for block in _sentences(file):
@@ -35,7 +35,7 @@ def read_conll(file: File, settings: TableSettings) -> Iterator[Row]:
 
 
 def _is_comment(line: str, delimiter: str, width: int) -> bool:
-    """A line before a sentence that begins with `# ` and is no token of a file with such rows."""
+    """Whether a line before a sentence starts with `# ` and has other columns than a token."""
     return line.startswith("# ") and len(_cells(line, delimiter)) != width
 
 
@@ -44,21 +44,21 @@ def _cells(line: str, delimiter: str) -> list[str]:
 
 
 def _sentences(file: File) -> Iterator[Numbered | Row]:
-    """The lines between empty ones; a Row in place of those that are no text."""
-    held: Numbered = []
+    """Groups of lines between empty lines; a Row for a group that is not valid text."""
+    block: Numbered = []
     bad: Row | None = None
     for number, _, line, _ in lines_of(file):
         if line.strip(b" \t") and not line.startswith(b"-DOCSTART-"):
             try:
-                held.append((number, decoded(line)))
+                block.append((number, decoded(line)))
             except BadRecordError as error:
                 bad = bad or Row(number, bad=error.args[0])
             continue
-        if bad or held:
-            yield bad or held
-        held, bad = [], None
-    if bad or held:
-        yield bad or held
+        if bad or block:
+            yield bad or block
+        block, bad = [], None
+    if bad or block:
+        yield bad or block
 
 
 def _sentence(block: Numbered, delimiter: str, width: int) -> Row:
@@ -66,14 +66,14 @@ def _sentence(block: Numbered, delimiter: str, width: int) -> Row:
     for (number, _), cells in zip(block, rows, strict=True):
         if len(cells) != width:
             many = f"{len(cells)} column{'s' * (len(cells) != 1)}"
-            return Row(number, bad=f"{many} where the file's first sentence has {width}")
+            return Row(number, bad=f"{many}, but the file's first sentence has {width}")
         if "" in cells:
             return Row(number, bad=f"column {cells.index('')} is empty")
     return Row(block[0][0], {i: list(column) for i, column in enumerate(zip(*rows, strict=True))})
 
 
 def read_smart(file: File, settings: TableSettings) -> Iterator[Row]:
-    """`.I 7` begins a record; `.T`, `.W` and the like begin its columns T, W, ..."""
+    """`.I 7` starts a record; `.T`, `.W` and so on start its columns T, W, ..."""
     values: dict[str, str] = {}
     first, name = 0, ""
     for number, _, line, _ in lines_of(file):
@@ -92,6 +92,6 @@ def read_smart(file: File, settings: TableSettings) -> Iterator[Row]:
         elif name:
             values[name] += (" " if values[name] else "") + text.strip()
         elif text.strip():
-            raise UserError(f"{file.path}:{number}: `.I NUMBER` or `.W` is due here")
+            raise UserError(f"{file.path}:{number}: expected `.I NUMBER` or `.W` here")
     if len(values) > 1:
         yield Row(first, values)

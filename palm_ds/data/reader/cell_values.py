@@ -1,9 +1,9 @@
-"""A row's values as tasks want them: what each role may be, and what must fit together."""
+"""Checks and converts the values of a row: what each role may hold, and what must agree."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from typing import Any
 
 from palm_ds.corpus.input.records import BadRecordError, check_text, type_name
@@ -11,14 +11,14 @@ from palm_ds.data.reader.options import TableSettings
 from palm_ds.text.simplified import simplify_in_place
 
 TEXTS = ("text_a", "text_b", "text_b_neg", "question", "context")
-Note = Callable[[str], None]  # told what is odd about the row, though it is taken
+Note = Callable[[str], None]  # called with what is odd about a row that is kept
 
 
 def parse(
     row: Mapping[str, Any], settings: TableSettings, split: bool, note: Note
 ) -> dict[str, Any]:
-    """The row by role; BadRecordError says why it is none. `split`: text_a and label are cells of
-    tokens and tags."""
+    """The values of a row by role; BadRecordError says what is wrong. With `split`, the cells of
+    text_a and label contain tokens and tags."""
     if split:
         names = {"text_a": "tokens", "label": "tags"}
         row = {names.get(role, role): value for role, value in row.items()}
@@ -49,7 +49,7 @@ def _simplified(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _text(value: Any, role: str, settings: TableSettings) -> str:
+def _text(value: object, role: str, settings: TableSettings) -> str:
     if role in TEXTS and isinstance(value, list) and isinstance(settings.columns.get(role), list):
         return " ".join(filter(None, (_text(x, role, settings) for x in value)))
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -61,14 +61,14 @@ def _text(value: Any, role: str, settings: TableSettings) -> str:
     return value
 
 
-def _label(value: Any, role: str, settings: TableSettings) -> str | list[str]:
-    """A class or number as text; a list of them is several at once, and may be empty."""
+def _label(value: object, role: str, settings: TableSettings) -> str | list[str]:
+    """A class or number as text; a list has several of them and may be empty."""
     if isinstance(value, list):
         return [label_text(x, role) for x in value]
     return label_text(value, role)
 
 
-def label_text(value: Any, role: str = "label") -> str:
+def label_text(value: object, role: str = "label") -> str:
     """1 is "1", 1.0 is "1.0", True is "true"."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -81,13 +81,13 @@ def label_text(value: Any, role: str = "label") -> str:
     return check_text(value, role, f"{role} is empty").strip()
 
 
-def _identity(value: Any, role: str, settings: TableSettings) -> str | int:
+def _identity(value: object, role: str, settings: TableSettings) -> str | int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     return check_text(value, role, f"{role} is empty").strip()
 
 
-def _texts(value: Any, role: str, settings: TableSettings) -> list[str]:
+def _texts(value: object, role: str, settings: TableSettings) -> list[str]:
     if isinstance(value, str):
         value = value.split(settings.tag_delimiter)
     if not isinstance(value, list):
@@ -95,7 +95,7 @@ def _texts(value: Any, role: str, settings: TableSettings) -> list[str]:
     return [_text(x, role, settings) for x in value]
 
 
-def _tags(value: Any, role: str, settings: TableSettings) -> list[str]:
+def _tags(value: object, role: str, settings: TableSettings) -> list[str]:
     if isinstance(value, str):
         value = value.split(settings.tag_delimiter)
     if not isinstance(value, list):
@@ -103,16 +103,16 @@ def _tags(value: Any, role: str, settings: TableSettings) -> list[str]:
     return [label_text(x, f"tag {number}") for number, x in enumerate(value, 1)]
 
 
-def _choices(value: Any, role: str, settings: TableSettings) -> list[str]:
+def _choices(value: object, role: str, settings: TableSettings) -> list[str]:
     if isinstance(value, Mapping) and "text" in value:  # {"text": [...], "label": [...]}
         value = value["text"]
     texts = _texts(value, role, settings)
     if len(texts) < 2:
-        raise BadRecordError(f"{len(texts)} choices, where two are the least")
+        raise BadRecordError(f"{len(texts)} choices; at least two are needed")
     return texts
 
 
-def _flag(value: Any, role: str, settings: TableSettings) -> bool:
+def _flag(value: object, role: str, settings: TableSettings) -> bool:
     known = {"true": True, "false": False, "1": True, "0": False}
     text = str(value).strip().lower()
     if text not in known:
@@ -120,7 +120,7 @@ def _flag(value: Any, role: str, settings: TableSettings) -> bool:
     return known[text]
 
 
-def _as_found(value: Any, role: str, settings: TableSettings) -> Any:
+def _as_found(value: object, role: str, settings: TableSettings) -> Any:
     return value
 
 
@@ -149,8 +149,8 @@ def _check_tags(
         note("empty tokens")
 
 
-def _spans(value: Any, text: str) -> list[dict[str, Any]]:
-    """{start, end, type} in order, from a list of them or from CLUENER's or Restaurants-8k's."""
+def _spans(value: object, text: str) -> list[dict[str, Any]]:
+    """Sorted {start, end, type}, from a list of them or from CLUENER's or Restaurants-8k's."""
     if isinstance(value, Mapping):
         found = _inclusive(value, text)
     elif isinstance(value, list):
@@ -165,11 +165,11 @@ def _spans(value: Any, text: str) -> list[dict[str, Any]]:
     return [{"start": start, "end": end, "type": kind} for start, end, kind in sorted(found)]
 
 
-def _is_place(value: Any) -> bool:
+def _is_place(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _span(value: Any) -> tuple[Any, Any, str]:
+def _span(value: object) -> tuple[Any, Any, str]:
     if not isinstance(value, Mapping):
         raise BadRecordError(f"a span is {type_name(value)}, not an object")
     inner = value.get("valueSpan")
@@ -182,31 +182,31 @@ def _span(value: Any) -> tuple[Any, Any, str]:
 
 
 def _inclusive(value: Mapping[str, Any], text: str) -> list[tuple[Any, Any, str]]:
-    """CLUENER's {type: {words: [[first, last]]}}, where the last character is of the span."""
+    """Spans in CLUENER's form {type: {words: [[first, last]]}}, last character included."""
     found = []
     for kind, surfaces in value.items():
         if not isinstance(surfaces, Mapping):
-            raise BadRecordError(f"label {kind}: {type_name(surfaces)} where an object is due")
+            raise BadRecordError(f"label {kind}: expected an object, got {type_name(surfaces)}")
         for surface, places in surfaces.items():
             for first, last in _pairs(places, surface):
                 if text[first : last + 1] != surface:
                     raise BadRecordError(
-                        f"label {kind}: {surface!r} does not stand at {first} to {last}"
+                        f"label {kind}: the text at {first} to {last} is not {surface!r}"
                     )
                 found.append((first, last + 1, kind))
     return found
 
 
-def _pairs(places: Any, surface: str) -> list[tuple[int, int]]:
+def _pairs(places: object, surface: str) -> list[tuple[int, int]]:
     if not isinstance(places, list) or not all(
         isinstance(pair, list) and len(pair) == 2 and all(map(_is_place, pair)) for pair in places
     ):
-        raise BadRecordError(f"the places of {surface!r} are no [[first, last], ...]")
+        raise BadRecordError(f"the places of {surface!r} are not [[first, last], ...]")
     return [(pair[0], pair[1]) for pair in places]
 
 
 def _check_answers(values: dict[str, Any], settings: TableSettings, note: Note) -> None:
-    """Puts answers where they stand in the context, and settles whether there is one."""
+    """Locates the answers in the context, and decides whether there is one."""
     if not isinstance(values.get("context"), str):
         raise BadRecordError("answers, but no context")
     context = values["context"]
@@ -216,44 +216,44 @@ def _check_answers(values: dict[str, Any], settings: TableSettings, note: Note) 
         place = nearest(text, context, start)
         if place < 0 and settings.lost_answers == "stop":
             raise BadRecordError(
-                f"answer {text[:40]!r} stands nowhere in the context (lost_answers: keep or drop)"
+                f"answer {text[:40]!r} is not in the context (lost_answers: keep or drop)"
             )
         if place < 0:
             what = "kept for scoring" if settings.lost_answers == "keep" else "left out"
-            note(f"answer that stands nowhere in its context, {what}")
+            note(f"answer not in its context, {what}")
         elif place != start:
-            note("answer that does not stand where it should, moved to the nearest place")
+            note("answer not at its answer_start, moved to the nearest occurrence")
         if place >= 0 or settings.lost_answers == "keep":
             found.append({"text": text, "start": place})
     if not found and values["answers"] and _count(values["answers"]):
-        raise BadRecordError("no answer is left")
+        raise BadRecordError("none of its answers is in the context")
     if bool(found) == values.setdefault("impossible", not found):
         raise BadRecordError("impossible, but with an answer" if found else "no answer")
     values["answers"] = found
 
 
 def _as_in(context: str, text: str, start: int) -> str:
-    """An answer in simplified characters: those of the simplified context, where it stands there
-    (a character by itself may become another than within its word)."""
+    """An answer in simplified characters: those of the simplified context, if it occurs
+    there (a character alone may be converted differently than within its word)."""
     simple = simplify_in_place(text)
     there = context[start : start + len(text)] if start >= 0 else ""
     return there if simplify_in_place(there) == simple else simple
 
 
-def _count(value: Any) -> int:
+def _count(value: Sized) -> int:
     return len(value["text"]) if isinstance(value, Mapping) else len(value)
 
 
-def _answers(value: Any) -> list[tuple[str, int]]:
-    """(text, start) from a list of objects, or from an object of lists as `datasets` has it."""
+def _answers(value: object) -> list[tuple[str, int]]:
+    """(text, start) pairs from a list of objects, or from an object of lists (`datasets`)."""
     if isinstance(value, Mapping):
         texts, starts = value.get("text"), value.get("answer_start", value.get("start"))
         if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
-            raise BadRecordError("answers without `text` and `answer_start` of the same number")
+            raise BadRecordError("answers need as many `text` as `answer_start`")
         pairs = list(zip(texts, starts, strict=True))
     elif isinstance(value, list):
         if not all(isinstance(x, Mapping) for x in value):
-            raise BadRecordError("an answer is no object")
+            raise BadRecordError("an answer is not an object")
         pairs = [(x.get("text"), x.get("answer_start", x.get("start"))) for x in value]
     else:
         raise BadRecordError(f"answers is {type_name(value)}, not a list")
@@ -265,7 +265,7 @@ def _answers(value: Any) -> list[tuple[str, int]]:
 
 
 def nearest(text: str, context: str, start: int) -> int:
-    """Where the text stands in the context, nearest to `start`; -1 where it does not."""
+    """The occurrence of the text in the context nearest to `start`; -1 if there is none."""
     if start >= 0 and context.startswith(text, start):
         return start
     start = min(max(start, 0), len(context))

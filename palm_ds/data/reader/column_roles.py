@@ -1,8 +1,8 @@
-"""Which column plays which role: as the settings say, by the role's own name, or by an alias."""
+"""Assigns columns to roles: by the settings, by the role's own name, or by an alias."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from palm_ds.common.errors import UserError
@@ -19,8 +19,8 @@ TEXTS = (
     ("s1", "s2"),
     ("query", "title"),
 )
-"""Columns that are text_a, or text_a and text_b, where there is no text_a. A pair counts as a
-whole."""
+"""Columns that serve as text_a, or as text_a and text_b, if there is no text_a. A pair is used only
+as a whole."""
 ALIASES = {
     "label": ("label_desc", "gold_label", "labels"),
     "id": ("idx",),
@@ -29,17 +29,17 @@ ALIASES = {
     "choices": ("options",),
     "impossible": ("is_impossible",),
 }
-"""Columns that play a role where none has the role's own name."""
+"""Columns that take a role if none has the role's own name."""
 _NUMBERED = ("tsv", "csv", "conll")
 OPEN = ("jsonl", "json", "memory")
-"""Formats whose rows may each have other columns; a role is one that any row has."""
+"""Formats whose rows may differ in their columns; the columns of any row count."""
 Key = str | int | list[str | int]
 
 
 def pick(
     names: Sequence[str | int], first: Mapping[Any, Any], settings: TableSettings, file: File
 ) -> dict[str, Key]:
-    """The column or columns of each role, given the columns of a file and a value of each."""
+    """The column or columns of each role, given the columns of a file with a sample value each."""
     picked: dict[str, Key] = {
         role: _named(key, names, f"{file.path}: columns.{role}", file.format)
         for role, key in settings.columns.items()
@@ -62,14 +62,14 @@ def pick(
 
 
 def without_role(names: Sequence[str | int], keys: Iterable[Key]) -> list[str]:
-    """The columns that no key is of."""
+    """The columns that no key refers to."""
     used = {x for key in keys for x in (key if isinstance(key, list) else [key])}
     used |= {x.split(".")[0] for x in used if isinstance(x, str)}
     return [str(name) for name in names if name not in used]
 
 
 def _named(key: Key, names: Sequence[str | int], where: str, format: str) -> Key:
-    """The key itself, if such a column is there; a number as the column's name."""
+    """The key itself if such a column exists; a number becomes the column's name."""
     if isinstance(key, list):
         return [_one(x, names, where, format) for x in key]
     return _one(key, names, where, format)
@@ -90,18 +90,18 @@ def _one(key: str | int, names: Sequence[str | int], where: str, format: str) ->
     raise UserError(f"{where}: no column `{key}`; it has {has}")
 
 
-def _by_alias(free: Sequence[str | int], taken: Any, path: str) -> dict[str, Key]:
+def _by_alias(free: Sequence[str | int], taken: Collection[str], path: str) -> dict[str, Key]:
     found: dict[str, Key] = {}
     for role, aliases in ALIASES.items():
-        there = [name for name in aliases if name in free]
-        if there and role not in taken:
-            found[role] = _only(there, role, path)
-    there = [some for some in TEXTS if all(name in free for name in some)]
-    if there and "text_a" not in taken:
-        _only([" and ".join(some) for some in there], "text_a", path)
+        present = [name for name in aliases if name in free]
+        if present and role not in taken:
+            found[role] = _only(present, role, path)
+    pairs = [some for some in TEXTS if all(name in free for name in some)]
+    if pairs and "text_a" not in taken:
+        _only([" and ".join(some) for some in pairs], "text_a", path)
         found |= {
             role: name
-            for role, name in zip(("text_a", "text_b"), there[0], strict=False)
+            for role, name in zip(("text_a", "text_b"), pairs[0], strict=False)
             if role not in taken
         }
     return found
@@ -111,7 +111,7 @@ def _only(names: list[str], role: str, path: str) -> str:
     if len(names) > 1:
         raise UserError(
             f"{path}: {role} may be {' or '.join(f'`{x}`' for x in names)}; "
-            f"say which with columns: {{{role}: NAME}}"
+            f"choose one with columns: {{{role}: NAME}}"
         )
     return names[0]
 
@@ -119,24 +119,24 @@ def _only(names: list[str], role: str, path: str) -> str:
 def _nothing(names: Sequence[str | int], file: File, settings: TableSettings) -> str:
     if file.format in ("tsv", "csv") and not settings.header:
         return (
-            f"{file.path}: {len(names)} columns without names; say which is which, as in "
+            f"{file.path}: {len(names)} columns without names; assign them, as in "
             "columns: {text_a: 0, label: 1}"
         )
     has = _shown(names)
-    hint = "; header: false if it has no line of names" if file.format in ("tsv", "csv") else ""
+    hint = "; header: false if it has no header line" if file.format in ("tsv", "csv") else ""
     return (
-        f"{file.path}: no known column among {has}; say which is which, as in "
+        f"{file.path}: no known column among {has}; assign them, as in "
         f"columns: {{text_a: NAME, label: NAME}}{hint}"
     )
 
 
 def value_of(values: Mapping[Any, Any], key: Key) -> Any:
-    """The value under a name, or under a path of names with dots."""
+    """The value at a name, or at a dotted path of names."""
     if isinstance(key, list):
         return [value_of(values, x) for x in key]
     if key in values:
         return values[key]
-    inside: Any = values
+    inside: object = values
     for name in str(key).split("."):
         if not isinstance(inside, Mapping) or name not in inside:
             has = _shown(list(values)) or "none"
@@ -146,5 +146,5 @@ def value_of(values: Mapping[Any, Any], key: Key) -> Any:
 
 
 def _shown(names: Sequence[str | int]) -> str:
-    """The first names in one line."""
+    """The first names, in one line."""
     return ", ".join(f"`{' '.join(str(name).split())}`" for name in names[:12])

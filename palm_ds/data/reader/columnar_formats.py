@@ -1,4 +1,4 @@
-"""Rows of parquet and Arrow files: only the columns that are wanted, class numbers as names."""
+"""Rows of parquet and Arrow files: only the needed columns, with class numbers as names."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from palm_ds.data.reader.find_files import File
 from palm_ds.data.reader.options import TableSettings
 from palm_ds.data.reader.text_formats import Row
 
-_ROWS = 1000  # made to Python values at once
+_ROWS = 1000  # converted to Python values per batch
 
 Rename = Callable[[Any], Any]
 
 
 def read_parquet(file: File, settings: TableSettings) -> Iterator[Row]:
-    """A parquet file's rows; `datasets` leaves the names of classes in its schema."""
+    """The rows of a parquet file; its schema may have class names, written by `datasets`."""
     import datasets
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -37,11 +37,11 @@ def read_parquet(file: File, settings: TableSettings) -> Iterator[Row]:
             yield from _rows((batch.to_pylist() for batch in batches), features)
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"{file.path}: damaged or no parquet file: {reason}") from None
+        raise UserError(f"{file.path}: damaged, or not a parquet file: {reason}") from None
 
 
 def read_arrow(file: File, settings: TableSettings) -> Iterator[Row]:
-    """The rows of an Arrow file or a folder that `datasets` saved."""
+    """The rows of an Arrow file, or of a folder saved by `datasets`."""
     table = open_dataset(file.path)
     if not len(table):
         return
@@ -56,7 +56,7 @@ def read_arrow(file: File, settings: TableSettings) -> Iterator[Row]:
 def _wanted(
     names: Sequence[str], first: dict[str, Any], file: File, settings: TableSettings
 ) -> list[str]:
-    """The columns that the roles stand in. A dot may be of the name, or lead inside."""
+    """The columns of the roles. A dot is part of a name, or leads into a nested value."""
     keys: list[Any] = []
     for key in pick(list(names), first, settings, file).values():
         keys += key if isinstance(key, list) else [key]
@@ -75,7 +75,7 @@ def _rows(batches: Iterator[list[dict[str, Any]]], features: Any) -> Iterator[Ro
 
 
 def _rename(feature: Any) -> Rename | None:
-    """What makes names of the class numbers in a value; None where there are none."""
+    """A function from class numbers to names within a value; None if it has no classes."""
     if names := getattr(feature, "names", None):
         return lambda value: names[value] if value is not None and value >= 0 else None
     if isinstance(feature, dict):
@@ -83,7 +83,9 @@ def _rename(feature: Any) -> Rename | None:
         return (lambda value: _renamed(value, inner)) if inner else None
     item = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
     rename = _rename(item) if item is not None else None
-    if rename is None or isinstance(item, dict):  # of dicts: stored in two ways, no role has them
+    if rename is None or isinstance(
+        item, dict
+    ):  # lists of dicts are stored in two ways; no role uses them
         return None
     each = rename
     return lambda value: None if value is None else [each(x) for x in value]

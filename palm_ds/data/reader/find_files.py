@@ -1,4 +1,4 @@
-"""Paths, patterns and dataset folders to files whose format is known."""
+"""Resolves paths, patterns and dataset folders to files of a known format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KINDS = {
     ".csv": "csv",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
-    ".json": "json",  # or "jsonl": its first line tells
+    ".json": "json",  # or "jsonl", depending on its first line
     ".conll": "conll",
     ".bio": "conll",
     ".iob": "conll",
@@ -31,17 +31,17 @@ _BLOCK = 1 << 22
 
 @dataclass(frozen=True)
 class File:
-    """One file, or a folder of a dataset."""
+    """A file, or the folder of a dataset."""
 
     path: str
     format: str
 
 
 def find_files(paths: str | Sequence[str], settings: TableSettings) -> tuple[File, ...]:
-    """The files in the order given, a pattern's in the order of their names."""
+    """The files in the given order; those of a pattern sorted by name."""
     given = [paths] if isinstance(paths, str) else list(paths)
     if not given:
-        raise UserError("no file is named")
+        raise UserError("no file given; name at least one")
     found = [file for name in given for file in _expand(str(name), settings)]
     for i, file in enumerate(found):
         if file in found[:i]:
@@ -64,7 +64,7 @@ def _expand(name: str, settings: TableSettings) -> list[File]:
 
 
 def _dataset(folder: Path, split: str) -> Path:
-    """The folder of one dataset in what `save_to_disk` wrote."""
+    """The folder of one dataset within the output of `save_to_disk`."""
     if (folder / "dataset_dict.json").is_file():
         splits = sorted(p.name for p in folder.iterdir() if p.is_dir())
         if split not in splits:
@@ -72,7 +72,7 @@ def _dataset(folder: Path, split: str) -> Path:
             raise UserError(f"{folder}: {what}; split: one of {', '.join(splits)}")
         return folder / split
     if not (folder / "state.json").is_file():
-        raise UserError(f"{folder}: a folder, but no dataset; name its files, or {folder}/*.tsv")
+        raise UserError(f"{folder}: not a dataset; name the files in it, such as {folder}/*.tsv")
     if split:
         raise UserError(f"{folder}: split: {split}, but it is one dataset without splits")
     return folder
@@ -85,18 +85,18 @@ def _format(path: Path, wanted: str) -> str:
         kind = _KINDS.get(Path(path.name.removesuffix(compression)).suffix.lower(), "")
         if not kind:
             raise UserError(
-                f"{path}: its name does not say what it is ({', '.join(_KINDS)}); "
+                f"{path}: its suffix is none of {', '.join(_KINDS)}; "
                 "give format: tsv, csv, jsonl, json, conll, parquet or arrow"
             )
         if kind == "json" and _is_lines(path):
             kind = "jsonl"
     if compression and kind in ("parquet", "arrow"):
-        raise UserError(f"{path}: a {kind} file is compressed within; unpack it first")
+        raise UserError(f"{path}: a {kind} file cannot be compressed as a whole; unpack it first")
     return kind
 
 
 def _is_lines(path: Path) -> bool:
-    """Whether the first line is an object by itself, and not one that holds all data."""
+    """Whether the first line is a JSON object that is not the whole data."""
     with reading(path), open_bytes(path) as handle:
         line = handle.readline().removeprefix(b"\xef\xbb\xbf")
     try:
@@ -107,9 +107,9 @@ def _is_lines(path: Path) -> bool:
 
 
 def contents_hash(files: Sequence[File], settings: TableSettings) -> str:
-    """Changes with the bytes of the files, their order and the settings; not with their names."""
-    said = json.dumps(dataclasses.asdict(settings), sort_keys=True)
-    digest = hashlib.blake2b(said.encode(), digest_size=16)
+    """A hash of the bytes of the files, their order and the settings, but not of their names."""
+    written = json.dumps(dataclasses.asdict(settings), sort_keys=True)
+    digest = hashlib.blake2b(written.encode(), digest_size=16)
     for file in files:
         path = Path(file.path)
         parts = [*sorted(path.glob("*.arrow")), *path.glob("dataset_info.json")]

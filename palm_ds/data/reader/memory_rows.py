@@ -1,4 +1,4 @@
-"""Rows that are in memory already: what a program hands over in place of a file."""
+"""Rows in memory, passed by a program in place of a file."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ MEMORY = "memory"
 
 @dataclass(frozen=True)
 class MemoryRows(File):
-    """Rows under the name of the argument that holds them, such as `rows`."""
+    """Rows, with the name of their argument, such as `rows`."""
 
     rows: Sequence[Any]
 
 
 def memory_rows(name: str, rows: Sequence[Any]) -> MemoryRows:
-    """Raises UserError where a row is not a mapping, or empty, or there is none."""
+    """Raises UserError if there are no rows, or one is empty or not a mapping."""
     if not rows:
         raise UserError(f"{name}: no rows")
     for index, row in enumerate(rows):
@@ -40,8 +40,8 @@ def read_memory(file: File, settings: TableSettings) -> Iterator[Row]:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON would give it back: numbers and arrays of numpy as Python's own, tuples as
-    lists, anything unknown as text."""
+    """A value as JSON would return it: NumPy numbers and arrays as Python values, tuples as lists,
+    anything unknown as text."""
     if isinstance(value, Mapping):
         return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -52,6 +52,6 @@ def plain(value: Any) -> Any:
 
 
 def rows_hash(file: MemoryRows, settings: TableSettings) -> str:
-    """Changes with the rows and the settings."""
+    """A hash of the rows and the settings."""
     text = json.dumps([asdict(settings), plain(file.rows)], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

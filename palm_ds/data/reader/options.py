@@ -1,4 +1,4 @@
-"""What a person says about a table: its format, which column is what, what to do with bad rows."""
+"""Settings for reading a table: its format, the roles of columns, the handling of bad rows."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ ROLES = {
     "text_b": "the second text of a pair",
     "text_b_neg": "a text that matches text_a less well than text_b",
     "label": "a class, several classes (a list), or a number; always as text",
-    "qid": "rows with the same one are ranked together",
-    "id": "the row's own name",
+    "qid": "rows with the same value are ranked together",
+    "id": "the name of the row",
     "tokens": "a list of words or characters",
     "tags": "a list of tags, one for each token",
     "spans": "a list of {start, end, type}: text_a[start:end] is of this type",
     "choices": "a list of texts, of which one is right",
     "question": "a question about the context",
-    "context": "a text that may answer the question",
-    "answers": "a list of {text, start}: where it stands in the context; -1: nowhere",
+    "context": "a text that may contain the answer",
+    "answers": "a list of {text, start}: its place in the context, or -1",
     "impossible": "true: the context does not answer the question",
 }
 FORMATS = ("auto", "tsv", "csv", "jsonl", "json", "conll", "smart", "parquet", "arrow")
 FURTHER_LABEL = "label_"
-"""A role that begins so is a further label, of another task on the same texts."""
+"""Prefix of roles for further labels, of other tasks on the same texts."""
 TAG_DELIMITER = "\x02"
 _CHOICES = {
     "format": FORMATS,
@@ -38,32 +38,32 @@ _SCALARS = ("label", "id", "qid", "text_a", "text_b", "text_b_neg", "question", 
 
 @dataclass(frozen=True, kw_only=True)
 class TableSettings:
-    """How files become rows."""
+    """How files are read as rows."""
 
     format: str = "auto"
-    """`auto` goes by the file's name; tsv, csv, jsonl, json, conll, smart, parquet or arrow."""
+    """`auto` uses the file's suffix; or tsv, csv, jsonl, json, conll, smart, parquet or arrow."""
     columns: Mapping[str, str | int | list[str | int]] = field(default_factory=dict)
     """{role: column}: the column's name (`a.b`: b inside a), its number from 0, or empty for none;
-    several for choices, or for a text joined of them."""
+    a list of columns for choices, or for texts to be joined."""
     header: bool = True
-    """The first line of tsv and csv holds names."""
+    """The first line of tsv and csv has the column names."""
     delimiter: str = ""
-    """What stands between cells; empty: a tab, for csv a comma, for conll a tab or white space."""
+    """Separator of cells; empty: a tab, for csv a comma, for conll a tab or white space."""
     tag_delimiter: str = TAG_DELIMITER
-    """What stands between tokens, tags or choices within one cell."""
+    """Separator of tokens, tags or choices within a cell."""
     strip_spaces: bool = False
-    """Takes all spaces out of texts, for Chinese."""
+    """Remove all spaces from texts, for Chinese."""
     simplify: bool = False
     """Turns traditional Chinese characters of texts, tokens, choices and answers into simplified
     ones, one for one: places in the text stay right."""
     drop: Mapping[str, list[str | int | float | bool | None]] = field(default_factory=dict)
-    """{role: values} whose rows are left out, and counted."""
+    """{role: values} of rows to skip; they are counted."""
     bad_rows: str = "stop"
-    """Or `skip`: leave them out, and say how many."""
+    """`stop` at a bad row, or `skip` bad rows and report how many."""
     lost_answers: str = "stop"
-    """Answers that stand nowhere in their context: stop, keep (for scoring) or drop them."""
+    """Answers that are not in their context: stop, keep (for scoring) or drop them."""
     split: str = ""
-    """Which part of a Hugging Face DatasetDict folder."""
+    """The split of a Hugging Face DatasetDict folder."""
 
     def __post_init__(self) -> None:
         for key, known in _CHOICES.items():
@@ -82,12 +82,12 @@ class TableSettings:
                     f"{', '.join(_JOINED)}"
                 )
         if not self.tag_delimiter:
-            raise UserError("tag_delimiter: empty; give what stands between two tokens of a cell")
+            raise UserError("tag_delimiter: empty; give the separator of tokens within a cell")
 
 
 def columns_of(texts: Sequence[str]) -> dict[str, str | int]:
-    """{role: column} of `role=name`, as a person types them; a column without a name by its number,
-    none for `role=`."""
+    """{role: column} from `role=name` as typed on the command line; a column without a name by its
+    number, `role=` for none."""
     for text in texts:
         if "=" not in text:
             raise UserError(f"columns: {text!r}: expected ROLE=NAME, such as text_a=sentence")

@@ -1,4 +1,4 @@
-"""SQuAD's layout: articles of paragraphs of questions, with what they are called in messages."""
+"""SQuAD's format: articles of paragraphs of questions, with their places for messages."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from palm_ds.corpus.input.records import type_name
 
-Found = tuple[str, dict[str, Any], str]  # place, values, or why there are none
+Found = tuple[str, dict[str, Any], str]  # place, values, and what is wrong with them
 
 
 def questions(articles: list[Any]) -> Iterator[Found]:
-    """A row for each question: id, question, context, answers, impossible. v1.1 has no
-    `is_impossible`; a file without any answers has questions to predict."""
+    """One row per question: id, question, context, answers, impossible. v1.1 has no
+    `is_impossible`; a file without any answers is for prediction."""
     rows = [row for number, article in enumerate(articles, 1) for row in _article(article, number)]
     answered = any(row[1].get("answers") is not None for row in rows)
     for place, values, bad in rows:
@@ -22,7 +22,7 @@ def questions(articles: list[Any]) -> Iterator[Found]:
         yield place, values, bad
 
 
-def _article(article: Any, number: int) -> Iterator[Found]:
+def _article(article: object, number: int) -> Iterator[Found]:
     place = f"article {number}"
     paragraphs = article.get("paragraphs") if isinstance(article, dict) else None
     if not isinstance(paragraphs, list):
@@ -32,7 +32,7 @@ def _article(article: Any, number: int) -> Iterator[Found]:
         yield from _paragraph(paragraph, f"{place}, paragraph {at}")
 
 
-def _paragraph(paragraph: Any, place: str) -> Iterator[Found]:
+def _paragraph(paragraph: object, place: str) -> Iterator[Found]:
     if not isinstance(paragraph, dict) or not isinstance(paragraph.get("context"), str):
         yield place, {}, "no text `context`"
     elif not isinstance(paragraph.get("qas"), list):
@@ -42,9 +42,9 @@ def _paragraph(paragraph: Any, place: str) -> Iterator[Found]:
             yield _question(item, paragraph["context"], f"{place}, question {at}")
 
 
-def _question(item: Any, context: str, place: str) -> Found:
+def _question(item: object, context: str, place: str) -> Found:
     if not isinstance(item, dict):
-        return place, {}, f"a JSON {type_name(item)} where an object is due"
+        return place, {}, f"expected an object, got a JSON {type_name(item)}"
     identity = item.get("id")
     if not isinstance(identity, str | int) or isinstance(identity, bool) or identity == "":
         return place, {}, "no `id`"

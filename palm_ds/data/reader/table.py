@@ -1,4 +1,4 @@
-"""A table: rows by number, each a dict by role, and where in which file each stands."""
+"""A table: rows by number, each a dict by role, with its place in a file."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _READERS: dict[str, Callable[[File, TableSettings], Iterator[Row]]] = {
     "arrow": read_arrow,
     MEMORY: read_memory,
 }
-_NOUNS = {"json": "element", "parquet": "row", "arrow": "row"}  # the others' places are lines
-Place = tuple[int, int | str]  # file, and line, number or name in it
+_NOUNS = {"json": "element", "parquet": "row", "arrow": "row"}  # other places are lines
+Place = tuple[int, int | str]  # file; line, number or name within it
 
 
 class Table:
@@ -51,11 +51,11 @@ class Table:
         self._file = np.array([file for file, _ in places], np.int32)
         self._at = [at for _, at in places]
         self.unused = tuple(unused)
-        """Columns of the first file's that were read and play no role."""
+        """Columns of the first file without a role."""
         self.notes = tuple(notes)
-        """What was left out or is odd, each with its number of rows and the first of them."""
+        """What was skipped or is odd, each with its number of rows and the first of them."""
         self.fingerprint = fingerprint
-        """Changes with the files' contents and the settings."""
+        """A hash of the files' contents and the settings."""
 
     def __len__(self) -> int:
         return len(self._at)
@@ -71,7 +71,7 @@ class Table:
         *,
         name: str = "rows",
     ) -> Table:
-        """Rows in memory, read as those of a file are; messages call them `name[3]`. Raises
+        """Reads rows in memory like those of a file; messages refer to them as `name[3]`. Raises
         UserError."""
         settings = settings or TableSettings()
         file = memory_rows(name, rows)
@@ -79,34 +79,36 @@ class Table:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The roles there are."""
+        """The roles of its columns."""
         return tuple(self._columns)
 
     def column(self, role: str) -> list[Any]:
-        """All rows' values of a role."""
+        """The values of a role, one per row."""
         if role not in self._columns:
             has = ", ".join(self._columns)
-            raise UserError(f"{', '.join(self.names)}: no column is {role}; there are {has}")
+            raise UserError(
+                f"{', '.join(self.names)}: no column has the role {role}; the roles are {has}"
+            )
         return self._columns[role]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The files, as they were named."""
+        """The paths of the files, as given."""
         return tuple(file.path for file in self.files)
 
     def without(self, roles: Collection[str]) -> Table:
-        """The same rows, these roles left out."""
-        left = copy.copy(self)
-        left._columns = {role: x for role, x in self._columns.items() if role not in roles}
-        return left
+        """The same rows without these roles."""
+        copied = copy.copy(self)
+        copied._columns = {role: x for role, x in self._columns.items() if role not in roles}
+        return copied
 
     def where(self, i: int) -> str:
-        """`file:line` of a row, `file, row 7` where there are no lines, `rows[6]` in memory."""
+        """The place of a row: `file:line`, `file, row 7` without lines, `rows[6]` in memory."""
         return where(self.files[int(self._file[i])], self._at[i])
 
 
 def where(file: File, at: int | str) -> str:
-    """What a place in a file is called."""
+    """A place in a file, for messages."""
     if file.format == MEMORY:
         return f"{file.path}[{at}]"
     if isinstance(at, str):
@@ -116,38 +118,38 @@ def where(file: File, at: int | str) -> str:
 
 
 class _Notes:
-    """Counts what happens to rows, and keeps the first place of each kind."""
+    """Counts events per kind, with the first place of each."""
 
     def __init__(self, settings: TableSettings) -> None:
         self.settings = settings
         self.drops = {role: {_plain(x) for x in values} for role, values in settings.drop.items()}
         self.found: dict[str, tuple[int, str]] = {}
-        self.asked: set[str] = set()
+        self.questions: set[str] = set()
 
     def add(self, kind: str, first: str) -> None:
         count, place = self.found.get(kind, (0, first))
         self.found[kind] = count + 1, place
 
-    def ask(self, identity: str | int) -> None:
-        """Predictions are known by the question's id, so it is of one question."""
-        if str(identity) in self.asked:
-            raise BadRecordError(f"a second question has the id {identity}")
-        self.asked.add(str(identity))
+    def add_question(self, identity: str | int) -> None:
+        """Raises BadRecordError for a duplicate id: predictions refer to questions by id."""
+        if str(identity) in self.questions:
+            raise BadRecordError(f"another question has the id {identity}")
+        self.questions.add(str(identity))
 
     def bad(self, place: str, reason: str) -> None:
-        """A row that cannot be read ends it all, unless such rows are to be skipped."""
+        """Raises UserError for a bad row, or counts it if bad rows are skipped."""
         if self.settings.bad_rows == "stop":
             raise UserError(f"{place}: {reason}")
-        self.add("bad row, left out", f"{place}: {reason}")
+        self.add("bad row, skipped", f"{place}: {reason}")
 
     def lines(self) -> list[str]:
         return [f"{n:,} x {kind}; the first: {place}" for kind, (n, place) in self.found.items()]
 
 
 def open_table(paths: str | Sequence[str], settings: TableSettings | None = None) -> Table:
-    """The rows of a file, several, a pattern, or a dataset folder, all in memory.
+    """Reads the rows of a file, several files, a pattern, or a dataset folder into memory.
 
-    UserError names file and line of a row that is none, or the columns where roles are unclear.
+    Raises UserError with file and line for a bad row, and with the columns if roles are unclear.
     """
     settings = settings or TableSettings()
     files = find_files(paths, settings)
@@ -158,7 +160,7 @@ def _read(files: Sequence[File], settings: TableSettings, fingerprint: str) -> T
     notes = _Notes(settings)
     roles, unused, places, raw = _raw_rows(files, settings, notes)
     if settings.strip_spaces and "spans" in roles:
-        raise UserError(f"{files[0].path}: strip_spaces: would move the characters spans count")
+        raise UserError(f"{files[0].path}: strip_spaces would shift the places of spans; remove it")
     split = _is_split(roles, raw, settings)
     kept: list[Place] = []
     columns: dict[str, list[Any]] = {}
@@ -185,7 +187,7 @@ def _read(files: Sequence[File], settings: TableSettings, fingerprint: str) -> T
 def _is_split(
     roles: Sequence[str], raw: Sequence[tuple[Any, ...]], settings: TableSettings
 ) -> bool:
-    """Whether text_a and label are PALM's cells of tokens and tags: there is a control B."""
+    """Whether text_a and label are PALM's cells of tokens and tags, separated by control B."""
     named = {"tokens", "tags"} & set(roles) or "text_a" not in roles
     if settings.tag_delimiter != TAG_DELIMITER or named:
         return False
@@ -194,14 +196,14 @@ def _is_split(
 
 
 def _values(row: dict[str, Any], place: str, split: bool, notes: _Notes) -> dict[str, Any] | None:
-    """The row as tasks want it; None where it is left out."""
+    """The checked values of a row; None if it is skipped."""
     if kind := _dropped(row, notes.drops):
         notes.add(kind, place)
         return None
     try:
         values = parse(row, notes.settings, split, lambda kind: notes.add(kind, place))
         if "question" in values and "id" in values:
-            notes.ask(values["id"])
+            notes.add_question(values["id"])
         return values
     except BadRecordError as bad:
         notes.bad(place, bad.args[0])
@@ -211,7 +213,7 @@ def _values(row: dict[str, Any], place: str, split: bool, notes: _Notes) -> dict
 def _raw_rows(
     files: Sequence[File], settings: TableSettings, notes: _Notes
 ) -> tuple[tuple[str, ...], list[str], list[Place], list[tuple[Any, ...]]]:
-    """The roles, columns without one, and each row's place and values in the order of the roles."""
+    """The roles, the columns without a role, and each row's place and values in role order."""
     roles: tuple[str, ...] = ()
     unused: list[str] = []
     places: list[Place] = []
@@ -235,7 +237,8 @@ def _raw_rows(
 
 
 def _with_sample(rows: Iterator[Row], format: str) -> Iterator[tuple[Row, Mapping[Any, Any]]]:
-    """Each row with a value of every column: the row itself, or where rows differ, all of them."""
+    """Each row with a sample value of every column: from the row itself, or from all rows if they
+    may differ in their columns."""
     if format not in OPEN:
         yield from ((row, row.values) for row in rows)
         return
@@ -247,7 +250,7 @@ def _with_sample(rows: Iterator[Row], format: str) -> Iterator[tuple[Row, Mappin
 
 
 def _full_rows(file: File, settings: TableSettings, notes: _Notes) -> Iterator[Row]:
-    """The rows that can be read. Empty lines are noted, unless the file ends with them."""
+    """The readable rows. Empty lines are noted, except at the end of the file."""
     empty: list[str] = []
     for row in _READERS[file.format](file, settings):
         if row.bad:
@@ -265,20 +268,20 @@ def _check_roles(roles: Sequence[str], keys: dict[str, Key], first: File, file: 
     if set(roles) != set(keys):
         raise UserError(
             f"{file.path}: has {', '.join(keys)}, but {first.path} has {', '.join(roles)}; "
-            "files of one table have the same columns"
+            "files of one table must have the same columns"
         )
 
 
 def _dropped(row: dict[str, Any], drops: dict[str, set[str]]) -> str:
-    """What is said of a row that the settings leave out; "" of any other."""
+    """A note about a row that the settings drop; "" for any other row."""
     for role, values in drops.items():
         if role in row and (text := _plain(row[role])) in values:
-            return f"row with {role} {text!r}, left out"
+            return f"row with {role} {text!r}, dropped"
     return ""
 
 
-def _plain(value: Any) -> str:
-    """A value as the settings write it."""
+def _plain(value: object) -> str:
+    """A value as written in the settings."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     return value.strip() if isinstance(value, str) else repr(value)

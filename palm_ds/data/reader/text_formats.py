@@ -1,4 +1,4 @@
-"""Rows as they stand in files of lines or JSON: values by column, or why there are none."""
+"""Rows of line-based and JSON files: values by column, or what is wrong with them."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ NumberedLines = Iterable[tuple[int, int, bytes, int]]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of a file; it is empty where the line is, and `bad` says why it cannot be read."""
+    """A row of a file: empty for an empty line; `bad` says why it cannot be read."""
 
-    place: int | str  # a line or number from 1, or what a person would call it
+    place: int | str  # a line or number from 1, or a readable name
     values: Mapping[Any, Any] = field(default_factory=dict)
     bad: str = ""
 
 
 def lines_of(file: File) -> Iterator[tuple[int, int, bytes, int]]:
-    """The lines of a file, which a line feed alone ends: (number, offset, line, bytes)."""
+    """The lines of a file as (number, offset, line, bytes); only a line feed ends a line."""
     lines: Lines | None = None
     with (
         reading(file.path, lambda: f" after line {lines.count if lines else 0}"),
@@ -41,7 +41,7 @@ def lines_of(file: File) -> Iterator[tuple[int, int, bytes, int]]:
 
 
 def read_tsv(file: File, settings: TableSettings) -> Iterator[Row]:
-    """Cells between tabs; a quote is a quote. With a space as delimiter: any number of them."""
+    """Cells separated by tabs, without quoting. The delimiter space matches any number of them."""
     delimiter = settings.delimiter or "\t"
 
     def split(text: str) -> list[str]:
@@ -58,14 +58,14 @@ def read_tsv(file: File, settings: TableSettings) -> Iterator[Row]:
 
 
 def read_csv(file: File, settings: TableSettings) -> Iterator[Row]:
-    """Cells between commas, in quotes where they hold commas, quotes or line ends (RFC 4180)."""
+    """Cells separated by commas, quoted if they contain commas, quotes or newlines (RFC 4180)."""
     if len(settings.delimiter) > 1:
-        raise UserError(f"delimiter {settings.delimiter!r}: csv takes one character")
+        raise UserError(f"delimiter {settings.delimiter!r}: csv needs a single character")
     return _named(_csv_cells(lines_of(file), settings.delimiter or ","), file, settings)
 
 
 class _Decoded:
-    """Lines as text. Unlike a generator it goes on after a line that is none."""
+    """Decodes lines. Unlike a generator it continues after a line that is not valid text."""
 
     def __init__(self, lines: NumberedLines) -> None:
         self.lines, self.number = iter(lines), 0
@@ -96,7 +96,7 @@ def _csv_cells(lines: NumberedLines, delimiter: str) -> Iterator[tuple[int, list
 def _named(
     rows: Iterator[tuple[int, list[str] | str]], file: File, settings: TableSettings
 ) -> Iterator[Row]:
-    """Cells by the names in the first line; without a header by their numbers."""
+    """Cells keyed by the names in the first line; without a header by number."""
     names: list[str] | list[int] = []
     of = ""
     for number, cells in rows:
@@ -114,7 +114,7 @@ def _named(
             if len(cells) == len(names):
                 yield Row(number, dict(zip(names, cells, strict=True)))
             else:
-                yield Row(number, bad=f"{_count(cells)} where {of} has {len(names)}")
+                yield Row(number, bad=f"{_count(cells)}, but {of} has {len(names)}")
 
 
 def _count(cells: list[str]) -> str:
@@ -125,12 +125,12 @@ def _header(cells: list[str], where: str) -> list[str]:
     names = [name.strip() for name in cells]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise UserError(f"{where}: two columns are named `{' '.join(twice[0].split())}`")
+        raise UserError(f"{where}: two columns have the name `{' '.join(twice[0].split())}`")
     return names
 
 
 def read_jsonl(file: File, settings: TableSettings) -> Iterator[Row]:
-    """An object on every line."""
+    """One JSON object per line."""
     for number, _, line, _ in lines_of(file):
         if not line.strip():
             yield Row(number)
@@ -142,12 +142,12 @@ def read_jsonl(file: File, settings: TableSettings) -> Iterator[Row]:
 
 
 def read_json(file: File, settings: TableSettings) -> Iterator[Row]:
-    """One JSON value: objects in an array, perhaps under `data`; or SQuAD's articles."""
+    """One JSON value: an array of objects, possibly under `data`; or SQuAD's articles."""
     value = _document(file)
     items = value.get("data") if isinstance(value, dict) else value
     if not isinstance(items, list):
         what = "no array under `data`" if isinstance(value, dict) else f"a JSON {type_name(value)}"
-        raise UserError(f"{file.path}:1: {what}; an array of objects, or SQuAD's layout, is due")
+        raise UserError(f"{file.path}:1: {what}; expected an array of objects, or SQuAD's format")
     if any(isinstance(item, dict) and "paragraphs" in item for item in items[:1]):
         yield from (Row(*found) for found in questions(items))
         return
@@ -155,7 +155,7 @@ def read_json(file: File, settings: TableSettings) -> Iterator[Row]:
         if isinstance(item, dict):
             yield Row(number, unfold(item))
         else:
-            yield Row(number, bad=f"a JSON {type_name(item)} where an object is due")
+            yield Row(number, bad=f"expected an object, got a JSON {type_name(item)}")
 
 
 def _document(file: File) -> Any:
@@ -174,8 +174,8 @@ def _document(file: File) -> Any:
 
 
 def unfold(row: dict[str, Any]) -> dict[str, Any]:
-    """Restaurants-8k's layout as plain columns; any other row as it is. No `labels` there: no
-    span."""
+    """Restaurants-8k's format as plain columns; any other row unchanged. Without `labels` it has no
+    spans."""
     user = row.get("userInput")
     if not isinstance(user, dict) or "text" not in user:
         return row

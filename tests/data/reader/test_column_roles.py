@@ -111,9 +111,9 @@ def test_texts_are_not_changed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("drop", "left", "notes"),
     [
-        ({"label": ["-"]}, [1, 2.0, None, True], ["1 x row with label '-', left out"]),
-        ({"label": [1, None]}, ["-", 2.0, True], ["1 x row with label '1', left out"]),
-        ({"label": [2.0, True]}, ["-", 1, None], ["1 x row with label '2.0', left out"]),
+        ({"label": ["-"]}, [1, 2.0, None, True], ["1 x row with label '-', dropped"]),
+        ({"label": [1, None]}, ["-", 2.0, True], ["1 x row with label '1', dropped"]),
+        ({"label": [2.0, True]}, ["-", 1, None], ["1 x row with label '2.0', dropped"]),
         ({"label": []}, ["-", 1, 2.0, None, True], []),
         ({"text_b": ["a"]}, ["-", 1, 2.0, None, True], []),
     ],
@@ -138,7 +138,7 @@ def test_empty_texts_are_kept_and_noted(tmp_path: Path) -> None:
 
 def test_a_column_that_is_not_there(tmp_path: Path) -> None:
     table = table_of(tmp_path, {"text_a": "a"})
-    with pytest.raises(UserError, match=r"t.jsonl: no column is label; there are text_a$"):
+    with pytest.raises(UserError, match=r"t.jsonl: no column is label; the roles are text_a$"):
         table.column("label")
 
 

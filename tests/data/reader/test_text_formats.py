@@ -149,7 +149,7 @@ def test_squad_v2(tmp_path: Path) -> None:
     assert table.column("impossible") == [False, True]
     assert table.column("id") == [1, "b"]
     assert table.where(1) == f"{tmp_path / 't.json'}, question b"
-    assert table.notes[0].startswith("1 x answer that does not stand where it should, moved")
+    assert table.notes[0].startswith("1 x answer not at its answer_start, moved")
     for item in asked:
         del item["answers"]
     table = opened(tmp_path, "p.json", json.dumps({"data": [{"paragraphs": paragraphs}]}))
@@ -170,7 +170,7 @@ def test_lost_answers_are_kept_or_dropped(tmp_path: Path) -> None:
     dropped = opened(tmp_path, "t.jsonl", text, lost_answers="drop")
     assert dropped[0]["answers"] == [{"text": "cat", "start": 2}]
     assert [table.notes[0][:46] for table in (kept, dropped)] == [
-        "1 x answer that stands nowhere in its context,"
+        "1 x answer not in its context,"
     ] * 2
 
 

@@ -110,7 +110,7 @@ def test_what_is_given_besides_is_the_same_for_all(tmp_path):
         ({"schedules": ["jont"]}, "--schedules: no 'jont'; did you mean \"joint\""),
         ({"schedules": ["joint", "joint"]}, "--schedules: contains a duplicate"),
         ({"steps": "many"}, "--steps: expected a whole number of steps"),
-        ({"steps": "0"}, "--steps: stages: no steps at all"),
+        ({"steps": "0"}, "--steps: stages: no blend has any steps"),
         ({"always": "knowledge_maskin"}, 'did you mean "knowledge_masking"'),
         ({"overrides": ["seed"]}, "expected key=value"),
         ({"recipe": {"held_out": 0}}, "held_out: 0 leaves nothing to compare on"),
