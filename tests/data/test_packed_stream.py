@@ -152,7 +152,7 @@ def test_processes_and_micro_batches_are_slices_of_the_same_rows(corpora, shape,
         for rank in range(world)
         for batch in make_stream(corpora[:1], **shape).batches(3, rank, world, micro)
     ]
-    for name in ("ids", "positions", "segments", "task_ids", "block"):
+    for name in ("input_ids", "position_ids", "token_type_ids", "task_ids", "sequence_ids"):
         assert torch.equal(torch.cat([getattr(b, name) for b in parts]), getattr(whole, name))
     for task, (_, targets) in whole.labels.items():
         given_out = [b.labels[task][1] for b in parts if task in b.labels]

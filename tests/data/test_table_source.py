@@ -52,7 +52,7 @@ def test_tokens_of_many_texts_are_those_of_each_alone(vocabulary, monkeypatch) -
     texts = [" ".join(WORDS[: n % 7]) for n in range(40)]
     tokenizer = load_tokenizer(vocabulary)
     whole = encode(texts, tokenizer)
-    monkeypatch.setattr("palm_ds.data.table_source._AT_ONCE", 3)
+    monkeypatch.setattr("palm_ds.data.table_source._BATCH", 3)
     parts = encode(texts, tokenizer)
     for name in ("ids", "spans", "starts"):
         assert np.array_equal(getattr(whole, name), getattr(parts, name))

@@ -57,7 +57,13 @@ CASES: list[Case] = [
     ("too few cells", "t.tsv", HEAD + b"1\ta\n1\n", {}, ":3: 1 cell, but the header has 2"),
     ("too many cells", "t.tsv", HEAD + b"1\ta\tb\n", {}, ":2: 3 cells, but the header has 2"),
     ("headless width", "t.tsv", b"a\t1\nb\n", HEADLESS, ":2: 1 cell, but line 1 has 2"),
-    ("a column twice", "t.tsv", b"label\tlabel\n1\t2\n", {}, ":1: two columns have the name `label`"),
+    (
+        "a column twice",
+        "t.tsv",
+        b"label\tlabel\n1\t2\n",
+        {},
+        ":1: two columns have the name `label`",
+    ),
     ("text is no UTF-8", "t.tsv", HEAD + b"1\t\xff\n", {}, ":2: invalid UTF-8 at byte 3"),
     ("header is no UTF-8", "t.tsv", b"label\t\xff\n", {}, ":1: the names of the columns: invalid"),
     ("UTF-16", "t.tsv", "label\ttext_a\n1\ta".encode("utf-16"), {}, ":1: the names of the columns"),
@@ -173,7 +179,7 @@ CASES: list[Case] = [
         "t.jsonl",
         cluener({"x": {"Ulm": [[0, 2]]}}),
         {},
-        ":1: label x: 'Ulm' does not",
+        ":1: label x: the text at 0 to 2 is not 'Ulm'",
     ),
     ("end exclusive", "t.jsonl", cluener({"x": {"Bonn": [[0, 4]]}}), {}, ":1: .*0 to 4|:1: span"),
     (
@@ -181,7 +187,7 @@ CASES: list[Case] = [
         "t.jsonl",
         cluener({"x": {"Bonn": [0, 3]}}),
         {},
-        r":1: the places of 'Bonn' are no \[\[",
+        r":1: the places of 'Bonn' are not \[\[",
     ),
     (
         "surfaces",
@@ -220,13 +226,19 @@ CASES: list[Case] = [
     ),
     ("array cut off", "t.json", b'[{"text_a": "a"},\n', {}, ":2: not JSON"),
     ("json: UTF-8", "t.json", b'[\n{"text_a": "\xff"}]', {}, ":2: invalid UTF-8"),
-    ("json: a number", "t.json", b"3", {}, ":1: a JSON int; an array of objects, or SQuAD's"),
+    (
+        "json: a number",
+        "t.json",
+        b"3",
+        {},
+        ":1: a JSON int; expected an array of objects, or SQuAD's",
+    ),
     (
         "json: element",
         "t.json",
         b'[{"text_a": "a"}, 3]',
         {},
-        ", element 2: a JSON int where an object",
+        ", element 2: expected an object, got a JSON int",
     ),
     ("json: no data", "t.json", b'{\n"rows": []}', {}, ":1: no array under `data`"),
     (
@@ -255,7 +267,7 @@ CASES: list[Case] = [
         "t.json",
         squad(1),
         {},
-        ", article 1, paragraph 1, question 1: a JSON int",
+        ", article 1, paragraph 1, question 1: expected an object, got a JSON int",
     ),
     ("no id", "t.json", squad(question(None)), {}, ", article 1, paragraph 1, question 1: no `id`"),
     (
@@ -327,7 +339,7 @@ CASES: list[Case] = [
         "t.jsonl",
         answers({"text": ["a"], "answer_start": []}),
         {},
-        ":1: answers without `text`",
+        ":1: answers need as many `text` as",
     ),
     (
         "nowhere to stand",
@@ -347,7 +359,13 @@ CASES: list[Case] = [
     ("conll: no token", "t.conll", b"a\tO\n\n\tO\n", {}, ":3: column 0 is empty"),
     ("conll: no tag", "t.conll", b"a\tO\nb\t\n", {}, ":2: column 1 is empty"),
     ("conll: UTF-8", "t.conll", b"a O\n\n\xff O\n", {}, ":3: invalid UTF-8 at byte 1"),
-    ("smart: beginning", "t.smart", b"text\n.I 1\n", {"format": "smart"}, ":1: `.I NUMBER`"),
+    (
+        "smart: beginning",
+        "t.smart",
+        b"text\n.I 1\n",
+        {"format": "smart"},
+        ":1: expected `.I NUMBER`",
+    ),
     ("smart: UTF-8", "t.smart", b".I 1\n.W\n\xff\n", {"format": "smart"}, ":3: invalid UTF-8"),
 ]
 
@@ -453,7 +471,13 @@ WHOLE: list[Case] = [
     ("lines in names", "t.csv", b'"x\ny",z\n1,2\n', {}, ": no known column among `x y`, `z`"),
     ("zipped parquet", "t.parquet.gz", b"label", {}, ": a parquet file cannot be compressed"),
     ("spans move", "t.jsonl", spans([]), {"strip_spaces": True}, ": strip_spaces would shift"),
-    ("two letters", "t.csv", b"a", {"delimiter": "||"}, "delimiter '||': csv needs a single character"),
+    (
+        "two letters",
+        "t.csv",
+        b"a",
+        {"delimiter": "||"},
+        "delimiter '||': csv needs a single character",
+    ),
 ]
 
 

@@ -169,8 +169,8 @@ def test_lost_answers_are_kept_or_dropped(tmp_path: Path) -> None:
     assert [x["start"] for x in kept[0]["answers"]] == [-1, 2]
     dropped = opened(tmp_path, "t.jsonl", text, lost_answers="drop")
     assert dropped[0]["answers"] == [{"text": "cat", "start": 2}]
-    assert [table.notes[0][:46] for table in (kept, dropped)] == [
-        "1 x answer not in its context,"
+    assert [table.notes[0].partition(",")[0] for table in (kept, dropped)] == [
+        "1 x answer not in its context"
     ] * 2
 
 
