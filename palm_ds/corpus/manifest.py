@@ -79,7 +79,7 @@ def read_manifest(folder: Path) -> Manifest:
     return _manifest_from(state, file)
 
 
-def _manifest_from(state: Any, file: Path) -> Manifest:
+def _manifest_from(state: object, file: Path) -> Manifest:
     if not isinstance(state, dict) or "version" not in state:
         raise UserError(f"{file}: not a corpus manifest: it has no key `version`")
     if state["version"] != VERSION:

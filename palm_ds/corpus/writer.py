@@ -288,10 +288,11 @@ def finish_corpus(
     *,
     annotations: Sequence[str],
     ids_type: str,
-    **about: Any,
+    rejected: int = 0,
+    options: Mapping[str, Any] | None = None,
+    inputs: Sequence[Mapping[str, Any]] = (),
 ) -> Manifest:
-    """Writes the index, tokenizer and manifest of a folder whose shards are complete. `about` has
-    further fields of the manifest (options, inputs, rejected). state.json is not in the manifest's
+    """Writes the index, tokenizer and manifest of a folder whose shards are complete. state.json is not in the manifest's
     list of files, since adding an annotation replaces it before the manifest."""
     shards = [part.shard for part in parts]
     write_index(folder, shards, parts)
@@ -322,7 +323,9 @@ def finish_corpus(
         },
         shards=tuple(shards),
         files=files,
-        **about,
+        rejected=rejected,
+        options=options or {},
+        inputs=tuple(inputs),
     )
     write_manifest(folder, manifest)
     return manifest

@@ -61,7 +61,7 @@ def test_a_folder_that_fails_leaves_the_older_one(tmp_path: Path) -> None:
     assert (names(folder), names(tmp_path)) == (["a"], ["folder"])
 
 
-def test_what_a_killed_process_wrote_is_cleared(tmp_path: Path) -> None:
+def test_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     for end in ("part", "old"):
         (tmp_path / f".folder.{end}").mkdir()
         (tmp_path / f".folder.{end}" / "junk").write_text("x")
@@ -69,7 +69,7 @@ def test_what_a_killed_process_wrote_is_cleared(tmp_path: Path) -> None:
     assert (names(tmp_path / "folder"), names(tmp_path)) == (["a"], ["folder"])
 
 
-def test_an_older_folder_is_not_overwritten_unless_it_may_step_aside(tmp_path: Path) -> None:
+def test_an_existing_folder_is_only_replaced_with_aside(tmp_path: Path) -> None:
     for name in ("part", "target"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).touch()

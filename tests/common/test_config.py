@@ -1,4 +1,4 @@
-"""Configuration is read strictly, and every mistake is one line: file, key, what would be right."""
+"""Strict configuration: every mistake is one line with the file, the key and what is right."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_nested_mappings_become_dataclasses(strict: bool) -> None:
     assert parse(Outer, GOOD, "file", strict=strict) == wanted
 
 
-def test_yaml_is_taken_generously_and_json_is_not() -> None:
-    assert parse(Inner, {"rate": "1e-4"}, "").rate == 1e-4  # which YAML reads as a text
+def test_yaml_is_parsed_leniently_and_json_strictly() -> None:
+    assert parse(Inner, {"rate": "1e-4"}, "").rate == 1e-4  # YAML reads it as text
     assert parse(Outer, {"name": 5}, "").name == "5"
     for values in ({"name": 5}, {"name": "a", "on": 1}, {"name": "a", "inner": {"rate": "1"}}):
         with pytest.raises(UserError, match=r"^f\.\w+(\.rate)?: expected .*, got "):

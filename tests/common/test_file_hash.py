@@ -1,4 +1,4 @@
-"""The hash of a file."""
+"""Hashes of files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages are plain lines where nobody configured logging, and go where it was configured."""
+"""Messages are plain lines unless the program configured logging."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("palm_ds.train")
 
 @pytest.fixture(autouse=True)
 def unconfigured() -> Iterator[None]:
-    """As a program finds it, and as it is left."""
+    """An unconfigured logger, restored afterwards."""
     assert not LIBRARY.handlers and LIBRARY.level == logging.NOTSET
     yield
     LIBRARY.handlers.clear()
@@ -33,13 +33,13 @@ def test_plain_lines_on_stdout_and_stderr(capsys: pytest.CaptureFixture[str]) ->
     assert not LIBRARY.handlers and LIBRARY.level == logging.NOTSET
 
 
-def test_nested_doors_print_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nested_handlers_print_once(capsys: pytest.CaptureFixture[str]) -> None:
     with plain_messages(), plain_messages():
         log.info("once")
     assert capsys.readouterr().out == "once\n"
 
 
-def test_they_follow_what_stands_in_for_stdout(
+def test_messages_follow_a_replaced_stdout(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with plain_messages():

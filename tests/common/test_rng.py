@@ -11,12 +11,12 @@ def test_key_is_stable_and_depends_on_every_part():
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 64, 65, 1000, 4097])
-def test_permute_is_a_permutation(size):
+def test_permutation_at_is_a_permutation(size):
     out = keyed.permutation_at(keyed.key("p", size), size, np.arange(size))
     assert sorted(out) == list(range(size))
 
 
-def test_permute_differs_by_key_and_spreads():
+def test_permutations_differ_by_key_and_spread():
     index = np.arange(10_000)
     a = keyed.permutation_at(keyed.key("a"), len(index), index)
     b = keyed.permutation_at(keyed.key("b"), len(index), index)

@@ -1,4 +1,4 @@
-"""A mark is added to a corpus that exists, or nothing is changed."""
+"""Adding annotations to an existing corpus: all of them, or no change."""
 
 from __future__ import annotations
 
@@ -49,23 +49,23 @@ def corpus(made: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def own_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "own_added_marks.py").write_text(OWN)
+    (tmp_path / "custom_annotations.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def test_added_marks_are_those_of_a_fresh_corpus(
+def test_added_annotations_equal_those_of_a_new_corpus(
     source: Path, corpus: Path, tmp_path: Path
 ) -> None:
     before = open_corpus(corpus)
     old = before.read(0, 5)
     add_annotations(corpus, [str(source)], ["capital"])
-    add_annotations(corpus, [str(source)], ["own_added_marks:digit"])
+    add_annotations(corpus, [str(source)], ["custom_annotations:digit"])
     added = open_corpus(corpus, verify=True)
     fresh_options = PrepareOptions(
         train="wordpiece",
         vocab_size=100,
         shard_mb=0.001,
-        annotations=("capital", "own_added_marks:digit"),
+        annotations=("capital", "custom_annotations:digit"),
     )
     prepare(tmp_path / "fresh", [str(source)], fresh_options)
     fresh = open_corpus(tmp_path / "fresh")
@@ -77,20 +77,18 @@ def test_added_marks_are_those_of_a_fresh_corpus(
     for number in range(len(fresh)):
         (name, a), (other, b) = added.document(number), fresh.document(number)
         assert name == other and a.ids.tolist() == b.ids.tolist()
-        assert all(
-            np.array_equal(a.annotations[mark], b.annotations[mark]) for mark in fresh.annotations
-        )
+        assert all(np.array_equal(a.annotations[x], b.annotations[x]) for x in fresh.annotations)
     table = datasets.load_from_disk(str(corpus))
     assert table.column_names == ["id", "ids", *fresh.annotations] and len(table) == 40
     names = sorted(p.name for p in corpus.glob("data-*"))
     assert names == sorted(shard.name for shard in added.manifest.shards)
     assert all(name.endswith("-v3.arrow") for name in names)
-    assert old.ids.tolist() == added.read(0, 5).ids.tolist()  # an open corpus goes on being read
+    assert old.ids.tolist() == added.read(0, 5).ids.tolist()  # an open corpus can still be read
     assert not list(corpus.parent.glob("*.adding"))
 
 
 @pytest.mark.distributed
-def test_workers_add_the_same(source: Path, corpus: Path, tmp_path: Path) -> None:
+def test_added_bytes_do_not_depend_on_workers(source: Path, corpus: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(corpus, tmp_path / "other"))
     add_annotations(corpus, [str(source)], ["capital"])
     add_annotations(other, [str(source)], ["capital"], workers=2)
@@ -106,7 +104,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_another_input_is_refused(change: str, source: Path, corpus: Path, tmp_path: Path) -> None:
-    """Of the same size, so that only the contents tell."""
+    """Of the same size, so that only the contents differ."""
     other = tmp_path / "a.jsonl"
     other.write_text("".join(json.dumps(row) + "\n" for row in CHANGES[change](ROWS)))
     assert other.stat().st_size == source.stat().st_size
@@ -119,22 +117,22 @@ def test_another_input_is_refused(change: str, source: Path, corpus: Path, tmp_p
     assert "capital" not in open_corpus(corpus, verify=True).annotations
 
 
-def test_what_cannot_be_added(source: Path, corpus: Path, tmp_path: Path) -> None:
+def test_invalid_annotations(source: Path, corpus: Path, tmp_path: Path) -> None:
     short = tmp_path / "a.jsonl"
     short.write_text(json.dumps(ROWS[0]) + "\n")
-    for inputs, marks, message in (
+    for inputs, names, message in (
         ([source], ["word"], "already has the annotation 'word'"),
         ([source], ["capital", "capital"], "already has the annotation 'capital'"),
         ([source], ["capitals"], "did you mean"),
         ([short], ["capital"], r"prepared from a different input \(inputs\[0\].bytes: \d+ -> \d+"),
-        ([source], ["own_added_marks:broken"], r"values of shape \(3,\)"),
+        ([source], ["custom_annotations:broken"], r"values of shape \(3,\)"),
     ):
         with pytest.raises(UserError, match=message):
-            add_annotations(corpus, list(map(str, inputs)), marks)
+            add_annotations(corpus, list(map(str, inputs)), names)
     assert open_corpus(corpus, verify=True).annotations == ("sentence", "word", "phrase", "entity")
 
 
-def test_stopped_between_the_two_files_both_readers_find_a_corpus(
+def test_a_stop_between_the_two_files_leaves_a_readable_corpus(
     source: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from palm_ds.corpus import add_annotation as add
@@ -163,7 +161,7 @@ def test_with_phrases_and_lower_case(source: Path, tmp_path: Path) -> None:
         text=TextOptions(lower=True, lexicon_entity=(str(lexicon),), collocation_count=2),
     )
     prepare(tmp_path / "corpus", [str(source)], options)
-    add_annotations(tmp_path / "corpus", [str(source)], ["own_added_marks:digit"])
+    add_annotations(tmp_path / "corpus", [str(source)], ["custom_annotations:digit"])
     lexicon.write_text("dog\n")
     (tmp_path / "own_second_marks.py").write_text(OWN.replace("digit", "number"))
     with pytest.raises(UserError, match="lexicons"):

@@ -1,4 +1,4 @@
-"""Marks stand where the text says: tokens are decoded and compared with words and spans."""
+"""Annotations match the text: tokens are decoded and compared with words and spans."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def pieces(document: Document, first: np.ndarray) -> list[str]:
     return [text[a:b].strip() for a, b in zip(starts, [*starts[1:], len(text)], strict=True)]
 
 
-def spans(document: Document, mark: np.ndarray) -> list[str]:
-    """The text of every span of a mark of 0, 1 and 2."""
+def spans(document: Document, values: np.ndarray) -> list[str]:
+    """The text of every span of an annotation with values 0, 1 and 2."""
     ends = [*document.token_starts[1:].tolist(), len(document.text)]
     out: list[str] = []
-    for i, value in enumerate(mark.tolist()):
+    for i, value in enumerate(values.tolist()):
         piece = document.text[document.token_starts[i] : ends[i]]
         if value == 1:
             out.append(piece)
@@ -60,12 +60,12 @@ def spans(document: Document, mark: np.ndarray) -> list[str]:
     return [piece.strip() for piece in out]
 
 
-def mark(name: str, document: Document) -> np.ndarray:
+def annotation(name: str, document: Document) -> np.ndarray:
     return apply_annotation(name, BUILT_IN[name], document)
 
 
 def test_sentences(document: Document) -> None:
-    assert pieces(document, mark("sentence", document)) == [
+    assert pieces(document, annotation("sentence", document)) == [
         "The New York Times wrote about machine learning.",
         "Unbelievably, John Smith’s 3.14 was right!",
         "我们在北京学习机器学习。",
@@ -74,7 +74,7 @@ def test_sentences(document: Document) -> None:
 
 
 def test_words(document: Document) -> None:
-    found = pieces(document, mark("word", document))
+    found = pieces(document, annotation("word", document))
     assert found[:9] == [
         "The",
         "New",
@@ -91,23 +91,23 @@ def test_words(document: Document) -> None:
 
 
 def test_phrases(document: Document) -> None:
-    assert spans(document, mark("phrase", document)) == ["machine learning", "机器学习"]
+    assert spans(document, annotation("phrase", document)) == ["machine learning", "机器学习"]
 
 
 def test_entities(document: Document) -> None:
-    found = spans(document, mark("entity", document))
+    found = spans(document, annotation("entity", document))
     assert found == ["New York Times", "John Smith", "北京", "小明", "中国科学院"]
 
 
 def test_capitals(document: Document) -> None:
-    values = mark("capital", document)
-    words = mark("word", document)
+    values = annotation("capital", document)
+    words = annotation("word", document)
     found = pieces(document, words)
     of_word = values[words == 1].tolist()
     assert [w for w, c in zip(found, of_word, strict=True) if c] == [
         *("The", "New", "York", "Times", "Unbelievably", "John", "Smith")
     ]
-    for start in np.flatnonzero(words):  # all tokens of a word say the same
+    for start in np.flatnonzero(words):  # all tokens of a word have the same value
         end = next((i for i in range(start + 1, len(words)) if words[i]), len(words))
         assert len(set(values[start:end].tolist())) == 1
 
@@ -145,22 +145,24 @@ def test_earlier_groups_of_spans_go_first(tokenizer: Tokenizer) -> None:
         max_size=25,
     )
 )
-def test_marks_are_well_formed(parts: list[str]) -> None:
+def test_annotations_are_well_formed(parts: list[str]) -> None:
     text = "".join(parts)
     document = ANALYZER.document("x", text)
     if not len(document):
         return
-    marks = {
+    values_of = {
         name: apply_annotation(name, function, document) for name, function in BUILT_IN.items()
     }
-    assert marks["sentence"][0] == 2 and marks["word"][0] == 1
-    assert set(marks["capital"].tolist()) <= {0, 1} and set(marks["sentence"].tolist()) <= {0, 1, 2}
-    assert (marks["word"][marks["sentence"] > 0] == 1).all()  # a sentence begins with a word
+    assert values_of["sentence"][0] == 2 and values_of["word"][0] == 1
+    assert set(values_of["capital"].tolist()) <= {0, 1}
+    assert set(values_of["sentence"].tolist()) <= {0, 1, 2}
+    sentence_starts = values_of["sentence"] > 0
+    assert (values_of["word"][sentence_starts] == 1).all()  # a sentence begins with a word
     for name in ("phrase", "entity", "heading"):
-        values = marks[name]
+        values = values_of[name]
         inside = np.flatnonzero(values == 2)
         assert (inside > 0).all() and (values[inside - 1] > 0).all()  # a span has a first token
-        assert not (marks["sentence"][inside]).any()  # and lies in one sentence
+        assert not (values_of["sentence"][inside]).any()  # and lies in one sentence
 
 
 ANALYZER = DocumentAnalyzer(
@@ -181,10 +183,10 @@ def test_lower_casing_before_a_cased_tokenizer_keeps_places() -> None:
     plain = DocumentAnalyzer(tokenizer, TextOptions()).document("x", "new İstanbul york")
     assert document.ids.tolist() == plain.ids.tolist()
     assert document.text == "NEW İstanbul YORK"
-    assert mark("capital", document).any() and mark("capital", document)[0] == 1
+    assert annotation("capital", document).any() and annotation("capital", document)[0] == 1
 
 
-def test_the_table_of_words_is_bounded(tokenizer: Tokenizer, monkeypatch) -> None:
+def test_the_word_cache_is_bounded(tokenizer: Tokenizer, monkeypatch) -> None:
     monkeypatch.setattr("palm_ds.corpus.analyzer.MOST_WORDS", 5)
     analyzer = DocumentAnalyzer(tokenizer, TextOptions())
     documents = [analyzer.document("x", TEXT) for _ in range(3)]
@@ -192,8 +194,8 @@ def test_the_table_of_words_is_bounded(tokenizer: Tokenizer, monkeypatch) -> Non
     assert len(analyzer.cache) < 2 * len(set(TEXT.split()))
 
 
-def test_a_user_s_own_mark(tmp_path: Path, monkeypatch) -> None:
-    (tmp_path / "my_own_marks.py").write_text(
+def test_a_user_defined_annotation(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "custom_annotations.py").write_text(
         "import numpy as np\n"
         "def even(document): return np.arange(len(document)) % 2 == 0\n"
         "def short(document): return np.zeros(1)\n"
@@ -203,21 +205,21 @@ def test_a_user_s_own_mark(tmp_path: Path, monkeypatch) -> None:
     )
     monkeypatch.syspath_prepend(tmp_path)
     document = ANALYZER.document("x", "the new york")
-    name, function = find_annotation("my_own_marks:even")
+    name, function = find_annotation("custom_annotations:even")
     assert name == "even"
-    assert find_annotation("odd=my_own_marks:even") == ("odd", function)
+    assert find_annotation("odd=custom_annotations:even") == ("odd", function)
     values = apply_annotation(name, function, document)
     assert values.dtype == np.uint8 and values[:2].tolist() == [1, 0]
     for bad in ("short", "real", "large"):
         with pytest.raises(UserError, match=f"annotation '{bad}': document 'x'"):
-            apply_annotation(*find_annotation(f"my_own_marks:{bad}"), document)
+            apply_annotation(*find_annotation(f"custom_annotations:{bad}"), document)
     for bad, message in (
-        ("my_own_marks:nothing", "has no 'nothing'"),
-        ("my_own_marks:value", "is not a function"),
-        ("my_own_marks:Box.word", "a built-in name"),
-        ("ids=my_own_marks:even", "a built-in name"),
+        ("custom_annotations:nothing", "has no 'nothing'"),
+        ("custom_annotations:value", "is not a function"),
+        ("custom_annotations:Box.word", "a built-in name"),
+        ("ids=custom_annotations:even", "a built-in name"),
         ("no_such_module:x", "cannot import"),
-        ("my_own_marks:", "module:function"),
+        ("custom_annotations:", "module:function"),
         ("capitol", "did you mean"),
     ):
         with pytest.raises(UserError, match=message):
@@ -248,4 +250,4 @@ def test_real_documents_have_the_ids_of_the_whole_text(
         document = analyzer.document("x", text)
         assert document.ids.tolist() == ids.tolist()
         assert document.token_starts.tolist() == at.tolist()
-        assert 2 <= (mark("sentence", document) > 0).sum() < len(document) / 4
+        assert 2 <= (annotation("sentence", document) > 0).sum() < len(document) / 4

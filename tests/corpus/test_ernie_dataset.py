@@ -1,4 +1,4 @@
-"""ERNIE 1.0's lines: read, written, trained from as they are; and what is wrong with a line."""
+"""ERNIE 1.0's lines: reading, writing, training on them, and malformed lines."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_plain_file_is_read_too(tmp_path: Path, vocabulary: Path) -> None:
 def test_a_list_says_how_often_words_are_masked(
     tmp_path: Path, vocabulary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Paths beside the list, in the working directory, and absolute; probabilities in percent."""
+    """Paths relative to the list or the working directory, or absolute; probabilities in percent."""
     (tmp_path / "here").mkdir()
     (tmp_path / "lists").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -149,14 +149,14 @@ def test_bad_lists(content: str, tmp_path: Path, vocabulary: Path) -> None:
 # Written ----------------------------------------------------------------------------------------
 
 
-def test_there_and_back(tmp_path: Path, vocabulary: Path) -> None:
+def test_round_trip(tmp_path: Path, vocabulary: Path) -> None:
     corpus = made(tmp_path / "c", [gz(tmp_path / "a.gz", GOOD, OTHER, GOOD)], vocabulary)
     assert write_ernie(corpus.path, tmp_path / "b.gz") == 3
     assert lines_of(tmp_path / "b.gz") == [GOOD, OTHER, GOOD]
 
 
 @pytest.mark.slow
-def test_the_published_set_there_and_back(shared: Path, tmp_path: Path) -> None:
+def test_the_published_set_round_trip(shared: Path, tmp_path: Path) -> None:
     data = shared / "data/ernie"
     corpus = made(tmp_path / "c", [data / "demo_train_set.gz"], data / "vocab.txt", shard_mb=0.3)
     assert len(corpus) == 10_000 and corpus.manifest.rejected == 0
@@ -168,7 +168,7 @@ def test_the_published_set_there_and_back(shared: Path, tmp_path: Path) -> None:
 
 
 def parsed(line: str) -> tuple[list[int], list[int], list[int], int]:
-    """(first text, second text, seg_labels, label), after checking what all lines share."""
+    """(first text, second text, seg_labels, label), after checking the fixed parts of the line."""
     ids, types, positions, words, label = (list(map(int, f.split())) for f in line.split(";"))
     second = types.index(1)
     assert types == [0] * second + [1] * (len(ids) - second)
@@ -191,13 +191,13 @@ def test_documents_are_cut_into_pairs(documents: Corpus, tmp_path: Path) -> None
     assert abs(labels.sum() - count / 2) < 4 * np.sqrt(count) / 2
     sizes = np.array([len(first) + len(second) + 3 for first, second, *_ in found])
     assert sizes.max() <= 64
-    # How long the texts are says hardly anything about the label.
+    # The lengths of the texts hardly depend on the label.
     difference = abs(sizes[labels == 1].mean() - sizes[labels == 0].mean())
     assert difference < 4 * sizes.std() * 2 / np.sqrt(count)
 
 
-def test_whether_the_second_text_follows_the_first(documents: Corpus, tmp_path: Path) -> None:
-    """Looked for in the corpus by hand: in one document right after it, or in another."""
+def test_labels_tell_whether_the_second_text_follows(documents: Corpus, tmp_path: Path) -> None:
+    """Searched for in the corpus: right after the first text, or in another document."""
     write_ernie(documents.path, tmp_path / "a.gz", length=64)
     texts = [" ".join(map(str, documents.document(i)[1].ids)) + " " for i in range(300)]
     for line in lines_of(tmp_path / "a.gz")[:200]:
@@ -224,7 +224,7 @@ def test_written_again_it_is_the_same_file(documents: Corpus, tmp_path: Path) ->
     assert one == same != other
 
 
-def test_what_is_written_is_read(documents: Corpus, tmp_path: Path) -> None:
+def test_written_lines_can_be_read(documents: Corpus, tmp_path: Path) -> None:
     count = write_ernie(documents.path, tmp_path / "a.gz")
     documents.tokenizer().save(tmp_path / "tokenizer")
     corpus = made(tmp_path / "c", [tmp_path / "a.gz"], tmp_path / "tokenizer")
@@ -250,16 +250,16 @@ def test_pairs_are_cut_if_asked(tmp_path: Path, vocabulary: Path) -> None:
     assert parsed(lines_of(tmp_path / "e.gz")[0])[:2] == ([5] * 4, [7])
 
 
-def test_what_cannot_be_written(documents: Corpus, tmp_path: Path, vocabulary: Path) -> None:
+def test_invalid_exports(documents: Corpus, tmp_path: Path, vocabulary: Path) -> None:
     rows = [{"text_a": "w1", "text_b": "w2", "label": name} for name in ("but", "and")]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = PrepareOptions(tokenizer=str(vocabulary), input=InputOptions(format="pairs"))
     prepare(tmp_path / "pairs", [str(tmp_path / "a.jsonl")], options)
-    marks = {name: np.ones(1, np.uint8) for name in ("sentence", "word")}
-    one = ("x", np.array([5]), marks)
+    annotations = {name: np.ones(1, np.uint8) for name in ("sentence", "word")}
+    one = ("x", np.array([5]), annotations)
     tokenizer = load_tokenizer(vocabulary)
-    write_corpus(tmp_path / "one", [one], tokenizer, annotations=tuple(marks))
-    write_corpus(tmp_path / "short", [one, one], tokenizer, annotations=tuple(marks))
+    write_corpus(tmp_path / "one", [one], tokenizer, annotations=tuple(annotations))
+    write_corpus(tmp_path / "short", [one, one], tokenizer, annotations=tuple(annotations))
     (tmp_path / "there.gz").write_bytes(b"mine")
     for corpus, name, length, message in (
         (documents.path, "a.txt", None, "call it .*a.txt.gz"),
@@ -306,7 +306,7 @@ def test_a_corpus_is_made_once(listed: Path, vocabulary: Path) -> None:
     assert names == {"a.gz", "vocab.txt", "list", "list.corpus", "list.corpus.lock"}
 
 
-def test_it_is_made_anew_when_a_file_is_another(listed: Path, vocabulary: Path) -> None:
+def test_a_changed_file_is_prepared_again(listed: Path, vocabulary: Path) -> None:
     opened(listed, vocabulary)
     gz(listed.with_name("a.gz"), GOOD, OTHER, OTHER)
     assert len(opened(listed, vocabulary)) == 3
@@ -320,7 +320,7 @@ def test_it_is_made_anew_when_a_file_is_another(listed: Path, vocabulary: Path) 
 
 
 def test_same_size_and_time_but_another_date(listed: Path, vocabulary: Path) -> None:
-    """A file that was touched is compared by its contents; the corpus stays."""
+    """A touched file is compared by its contents; the corpus is kept."""
     corpus = opened(listed, vocabulary)
     number = corpus.path.stat().st_ino
     os.utime(listed.with_name("a.gz"), (1, 1))
@@ -330,7 +330,7 @@ def test_same_size_and_time_but_another_date(listed: Path, vocabulary: Path) -> 
     assert not any("/" in str(value) for entry in source for value in entry.values())
 
 
-def test_an_open_corpus_is_read_on_while_another_is_made(listed: Path, vocabulary: Path) -> None:
+def test_an_open_corpus_stays_readable_while_it_is_replaced(listed: Path, vocabulary: Path) -> None:
     corpus = opened(listed, vocabulary)
     assert corpus.read(0, 5).ids.tolist() == [5, 6, 34, 7, 8]
     gz(listed.with_name("a.gz"), OTHER)
@@ -338,7 +338,7 @@ def test_an_open_corpus_is_read_on_while_another_is_made(listed: Path, vocabular
     assert corpus.read(0, 5).ids.tolist() == [5, 6, 34, 7, 8]
 
 
-def test_a_damaged_or_interrupted_one_is_made_anew(listed: Path, vocabulary: Path) -> None:
+def test_a_damaged_or_interrupted_corpus_is_prepared_again(listed: Path, vocabulary: Path) -> None:
     corpus = opened(listed, vocabulary)
     (corpus.path / "manifest.json").unlink()
     assert len(opened(listed, vocabulary)) == 2
@@ -350,7 +350,7 @@ def test_a_damaged_or_interrupted_one_is_made_anew(listed: Path, vocabulary: Pat
     assert not list(listed.parent.glob("list.corpus.[no]*"))
 
 
-def test_several_at_once_make_it_once(listed: Path, vocabulary: Path) -> None:
+def test_concurrent_processes_prepare_it_once(listed: Path, vocabulary: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: opened(listed, vocabulary), range(4)))
     assert [len(corpus) for corpus in found] == [2] * 4
@@ -365,7 +365,7 @@ def test_bad_files_leave_nothing(listed: Path, vocabulary: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written(listed: Path, vocabulary: Path) -> None:
-    """Root may write anywhere, but not where a file stands in the way."""
+    """Root may write anywhere, except below a file."""
     listed.with_name("file").write_text("x")
     with pytest.raises(
         UserError, match=r"cannot be written to .*; prepare it elsewhere with .*OUT"

@@ -1,4 +1,4 @@
-"""Work is counted where it is watched: in this process, in worker processes, in nested runs."""
+"""Progress is reported from this process, from worker processes, and in nested runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_counts_are_summed(workers: int) -> None:
     assert seen == {"all": (10, 20)}
 
 
-def test_a_run_within_another_counts_for_itself() -> None:
+def test_nested_runs_report_separately() -> None:
     seen: dict[str, tuple[int, int]] = {}
     with open_executor(workers=1, mpi=False, watch=last_into(seen, "outer")) as run:
         list(run(work, [1]))
@@ -37,6 +37,6 @@ def test_a_run_within_another_counts_for_itself() -> None:
     assert seen == {"outer": (3, 6), "inner": (5, 10)}
 
 
-def test_unwatched_work_counts_nowhere() -> None:
+def test_progress_without_a_callback_is_dropped() -> None:
     with open_executor(workers=1, mpi=False) as run:
         assert list(run(work, [1])) == [1]

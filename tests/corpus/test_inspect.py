@@ -1,4 +1,4 @@
-"""What a person is shown of a corpus."""
+"""The display of documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mined phrases: Chinese ones over words, English ones unchanged by Chinese text."""
+"""Phrase mining: Chinese phrases over words, English phrases unaffected by Chinese text."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def mined(corpus: Corpus) -> list[str]:
 
 
 def phrases(corpus: Corpus, document: int) -> list[str]:
-    """The marked phrases of a document."""
+    """The annotated phrases of a document."""
     _, piece = corpus.document(document)
     tokens, mark = corpus.tokenizer().tokens(piece.ids), piece.annotations["phrase"]
     starts = np.flatnonzero(mark == 1)
@@ -69,7 +69,7 @@ def test_chinese_phrases_are_mined_over_words(language: str, tmp_path: Path) -> 
     assert any(phrase.endswith("经济发展") for phrase in found)
 
 
-def test_white_space_parts_chinese_words(tmp_path: Path) -> None:
+def test_white_space_separates_chinese_words(tmp_path: Path) -> None:
     apart = [text.replace("经济发展", "经济 发展") for text in chinese(120)]
     assert "经济 发展" not in mined(prepared(tmp_path / "zh", apart, "zh"))
 

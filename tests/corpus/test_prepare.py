@@ -1,4 +1,4 @@
-"""A corpus is the same bytes whatever the workers and the interruptions, and opens everywhere."""
+"""A corpus has the same bytes whatever the workers and interruptions, and opens everywhere."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ OPTIONS = {"train": "wordpiece", "vocab_size": 150, "shard_mb": 0.008}
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """Every file of a folder and what is in it."""
+    """Every file of a folder with its contents."""
     return {
         file.relative_to(folder).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()
         for file in sorted(folder.rglob("*"))
@@ -97,7 +97,7 @@ def test_a_corpus_holds_its_documents(made: Path, source: Path) -> None:
     assert not made.with_name("corpus.partial").exists()
 
 
-def test_the_index_agrees_with_the_marks(made: Path) -> None:
+def test_the_index_agrees_with_the_annotations(made: Path) -> None:
     corpus = open_corpus(made)
     sentences = []
     for number in range(len(corpus)):
@@ -135,7 +135,7 @@ def test_datasets_opens_it(made: Path) -> None:
         name, piece = corpus.document(number)
         row = table[number]
         assert (row["id"], row["ids"]) == (name, piece.ids.tolist())
-        assert all(row[mark] == piece.annotations[mark].tolist() for mark in corpus.annotations)
+        assert all(row[name] == piece.annotations[name].tolist() for name in corpus.annotations)
 
 
 def test_transformers_opens_its_tokenizer(made: Path) -> None:
@@ -148,7 +148,7 @@ def test_transformers_opens_its_tokenizer(made: Path) -> None:
 
 
 @pytest.mark.distributed
-def test_any_number_of_workers_makes_the_same_bytes(made: Path, source: Path, tmp_path) -> None:
+def test_bytes_do_not_depend_on_the_number_of_workers(made: Path, source: Path, tmp_path) -> None:
     options = PrepareOptions(**OPTIONS, workers=3, text=TextOptions(lower=True))
     prepare(tmp_path / "corpus", [str(source)], options)
     assert hashes(tmp_path / "corpus") == hashes(made)
@@ -177,7 +177,7 @@ def command(out: Path, source: Path, *more: str) -> list[str]:
 @pytest.mark.distributed
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("shards", [1, 4])
-def test_killed_it_goes_on(
+def test_a_killed_run_resumes(
     made: Path, source: Path, tmp_path: Path, workers: int, shards: int
 ) -> None:
     out = tmp_path / "corpus"
@@ -236,7 +236,7 @@ def test_finished_shards_are_kept_and_damaged_ones_are_not(
     assert hashes(out) == hashes(made)
 
 
-def test_stopped_before_the_last_step_it_only_moves(
+def test_a_run_stopped_before_publishing_only_moves_the_folder(
     made: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from palm_ds.corpus import prepare as build
@@ -255,7 +255,7 @@ def test_stopped_before_the_last_step_it_only_moves(
     assert hashes(tmp_path / "corpus") == hashes(made)
 
 
-def test_a_finished_corpus_is_left_alone(made: Path, source: Path) -> None:
+def test_a_finished_corpus_is_unchanged(made: Path, source: Path) -> None:
     before = {file: file.stat().st_mtime_ns for file in made.rglob("*")}
     prepare(made, [str(source)], PrepareOptions(**OPTIONS, text=TextOptions(lower=True)))
     assert before == {file: file.stat().st_mtime_ns for file in made.rglob("*")}
@@ -295,7 +295,7 @@ def test_strict_stops_at_the_first_bad_line(tmp_path: Path, workers: int) -> Non
     assert not (tmp_path / "corpus").exists()
 
 
-def test_two_at_once_are_refused(source: Path, tmp_path: Path) -> None:
+def test_a_second_preparation_is_refused(source: Path, tmp_path: Path) -> None:
     from palm_ds.corpus.work_dir import exclusive_lock
 
     partial = tmp_path / "corpus.partial"
@@ -318,7 +318,7 @@ def test_a_vocabulary_is_trained_on_the_simplified_text(tmp_path: Path) -> None:
     assert "虽" in corpus.tokenizer().decode(corpus.document(0)[1].ids)
 
 
-def test_options_that_cannot_be() -> None:
+def test_invalid_options() -> None:
     for change, message in (
         ({"train": None}, "either --tokenizer"),
         ({"tokenizer": "x"}, "either --tokenizer"),

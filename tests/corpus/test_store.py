@@ -1,4 +1,4 @@
-"""Values of a corpus at any tokens, over record batches and shards."""
+"""Reading values at arbitrary tokens, across record batches and shards."""
 
 from __future__ import annotations
 

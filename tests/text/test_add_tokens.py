@@ -1,4 +1,4 @@
-"""More words for a tokenizer: found in texts, kept in files, and nothing else changes."""
+"""Added tokens: matched in texts, saved in files, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def test_unused_words_are_used_first() -> None:
     assert read(added.tokenizer, "a b c") == ["a", "b", "c"]
 
 
-def test_what_is_there_is_not_added_again() -> None:
+def test_known_tokens_are_not_added_again() -> None:
     added = add_tokens(tokenizer(), {"york": "", "a": "", "[SEP]": ""})
     assert added.already_known == ("york", "[SEP]") and added.ids == {"a": 17}
 
 
-def test_what_a_token_was_until_now() -> None:
+def test_ids_that_initialize_a_token() -> None:
     old = tokenizer()
     assert initializing_ids(old, "covid") == [10, 11] and initializing_ids(old, "北京") == [13, 14]
     assert initializing_ids(old, "##york") == [9] and initializing_ids(old, "[ENT]") == []
@@ -104,7 +104,7 @@ def test_other_vocabularies(tmp_path: Path) -> None:
         ("", "'' is not a valid token"),
     ],
 )
-def test_tokens_that_no_text_would_have(token: str, words: str) -> None:
+def test_tokens_that_never_occur_in_text(token: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         add_tokens(tokenizer(), {token: ""})
     if token == "COVID":

@@ -1,4 +1,4 @@
-"""Tokens of every kind of vocabulary, as people read them."""
+"""Displayed tokens of every kind of vocabulary."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from palm_ds.text.train_tokenizer import train_tokenizer
 TEXTS = ["the quick brown fox was unlearning everything", "他在北京学习。", "quickest learner"] * 30
 
 
-def test_wordpiece_says_it_itself() -> None:
+def test_wordpiece_signs_are_kept() -> None:
     tokenizer = wordpiece([*SPECIALS, "un", "##learn", "##", "北", "."], lower=True)
     assert display_tokens(tokenizer, range(10)) == [*SPECIALS, "un", "##learn", "##", "北", "."]
     assert token_texts(tokenizer, [5, 6, 7]) == [("un", False), ("learn", True), ("##", False)]

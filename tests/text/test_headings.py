@@ -1,4 +1,4 @@
-"""Which short lines are headings; above all, which are none."""
+"""Which short lines are headings and, above all, which are not."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_headings(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", NONE)
-def test_what_is_none(case: str) -> None:
+def test_lines_that_are_not_headings(case: str) -> None:
     assert headings(NONE[case]) == []
 
 
@@ -92,9 +92,9 @@ def test_a_heading_is_a_sentence_of_its_own() -> None:
     document = DocumentAnalyzer(TOKENIZER, TextOptions()).document(
         "x", f"{BODY}\n\nThe mill now\n\n{BODY}"
     )
-    marks, starts = heading(document), np.flatnonzero(sentence(document))
-    at = np.flatnonzero(marks)
-    assert marks[at].tolist() == [1, 2, 2]
+    values, starts = heading(document), np.flatnonzero(sentence(document))
+    at = np.flatnonzero(values)
+    assert values[at].tolist() == [1, 2, 2]
     assert at[0] in starts and at[-1] + 1 in starts and not set(at[1:]) & set(starts)
 
 
@@ -108,7 +108,7 @@ def titled(tmp_path: Path, title: object, text: str = BODY, **more):
     return open_corpus(tmp_path / "c")
 
 
-def test_a_title_is_one_sentence_whatever_stands_in_it(tmp_path: Path) -> None:
+def test_a_title_is_always_one_sentence(tmp_path: Path) -> None:
     corpus = titled(tmp_path, "Dr. No?\n Who! Now")
     assert "heading" in corpus.annotations
     _, piece = corpus.document(0)
@@ -131,7 +131,7 @@ def test_a_record_may_have_no_title(tmp_path: Path, title: str | None) -> None:
     assert not corpus.document(0)[1].annotations["heading"].any()
 
 
-def test_a_title_without_tokens_is_no_heading(tmp_path: Path) -> None:
+def test_a_title_without_tokens_is_not_a_heading(tmp_path: Path) -> None:
     corpus = titled(tmp_path, "\u0007")
     assert not corpus.document(0)[1].annotations["heading"].any()
 
@@ -151,8 +151,8 @@ def test_headings_are_added_to_a_corpus_that_exists(tmp_path: Path) -> None:
     assert later.annotations["heading"].sum() == 3
 
 
-def test_real_texts_have_few_and_sure_ones(shared: Path) -> None:
-    """Nothing of a list of references, hardly anything of novels; the chapters of a law book."""
+def test_real_texts_have_few_headings(shared: Path) -> None:
+    """None in a list of references, few in novels, the chapters of a law book."""
     counts = {}
     for name in ("en/openstax", "en/eltec_eng", "zh/niutrans_classical"):
         counts[name] = [0, 0]

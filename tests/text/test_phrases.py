@@ -1,4 +1,4 @@
-"""Phrases and entities: lexicons, collocations, capitalised runs, Chinese names."""
+"""Phrases and entities: lexicons, collocations, capitalized runs, Chinese names."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_exact_entries_match_as_written() -> None:
     assert matches(lexicon, "us and US eat Apple Pie") == ["US", "Apple Pie"]
 
 
-def test_no_entry_crosses_a_sentence() -> None:
+def test_no_match_crosses_a_sentence() -> None:
     lexicon = Lexicon(["a b"])
     atoms = np.array([lexicon.numbers["a"], lexicon.numbers["b"]])
     assert lexicon.match(atoms, np.array([True, False])).tolist() == [2, 0]

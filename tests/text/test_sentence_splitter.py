@@ -1,4 +1,4 @@
-"""Sentence splitting, by hand-written cases: | stands where a sentence is to begin."""
+"""Sentence splitting, by hand-written cases: | is where a sentence should begin."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def split(text: str) -> str:
 
 
 def expected(case: str) -> str:
-    """| moved before the white space that comes before it."""
+    """Moves | in front of the white space before it."""
     for space in ("\n\n", "\n"):
         case = case.replace(space + "|", "|" + space)
     return case

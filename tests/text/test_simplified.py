@@ -1,4 +1,4 @@
-"""Simplified Chinese, one character for one."""
+"""Simplified Chinese, character by character."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from palm_ds.text import simplified
 from palm_ds.text.simplified import simplify_in_place
 
 
-def test_words_decide_and_nothing_moves() -> None:
+def test_simplification_by_words_keeps_positions() -> None:
     assert simplify_in_place("乾隆皇帝 and 乾淨的頭髮 A") == "乾隆皇帝 and 干净的头发 A"
 
 
-def test_a_word_that_would_become_longer_is_converted_character_by_character(monkeypatch) -> None:
+def test_a_word_that_would_grow_is_converted_character_by_character(monkeypatch) -> None:
     found = {"軟體": "软件件", "軟": "软", "體": "体体"}
     monkeypatch.setattr(simplified, "find_simplifier", lambda: lambda text: found.get(text, text))
     assert simplify_in_place("軟體") == "软體"

@@ -1,4 +1,4 @@
-"""WordPiece and SentencePiece: the same ids as the libraries they come from, safe files, words."""
+"""WordPiece and SentencePiece: ids of the original libraries, malformed files, words."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_tokenizer_pickles(small: Tokenizer) -> None:
 
 
 def test_training_gives_the_same_bytes_every_time(root: Path) -> None:
-    """In other processes too: the library's own WordPiece trainer does not."""
+    """Also in other processes, unlike the library's own WordPiece trainer."""
     import subprocess
     import sys
 
@@ -106,7 +106,7 @@ def test_wordpiece_training_finds_the_frequent_words(small: Tokenizer) -> None:
 
 
 def test_sentencepiece_model_gives_the_library_s_ids() -> None:
-    """The compiled form against sentencepiece itself, unigram and BPE."""
+    """The compiled tokenizer against sentencepiece itself, unigram and BPE."""
     import io
 
     import sentencepiece as spm

@@ -1,4 +1,4 @@
-"""Words cover the text, and encoding word by word is encoding the text."""
+"""Words cover the text, and encoding word by word equals encoding the text."""
 
 from __future__ import annotations
 
@@ -93,14 +93,14 @@ def test_ragged_gathers_end_to_end() -> None:
     assert of.tolist() == [0, 0, 0, 2, 2, 3, 3, 3]
 
 
-def test_grown_arrays_keep_what_they_hold() -> None:
+def test_growable_arrays_keep_their_values() -> None:
     grown = GrowableArray(np.int64)
     for start in range(0, 5000, 7):
         grown.extend(range(start, start + 7))
     assert grown.array.tolist() == list(range(grown.size))
 
 
-def test_the_table_numbers_words_once() -> None:
+def test_the_index_numbers_words_once() -> None:
     table = WordIndex()
     assert table.numbers(["a", "b", "a"]).tolist() == [0, 1, 0]
     assert table.new == ["a", "b"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.input import python_docs
@@ -29,6 +29,8 @@ from palm_ds.corpus.input.records import (
     required_fields,
     type_name,
 )
+
+T = TypeVar("T")
 
 LONGEST = 64 << 20  # bytes of one document; bounds memory
 _EXCERPT = 120  # characters kept of a rejected line
@@ -100,10 +102,10 @@ def _excerpt(line: bytes) -> str:
 
 
 def _record_or_rejection(
-    make: Callable[[Any, SourceLocation], Record],
-    found: Any,
+    make: Callable[[T, SourceLocation], Record],
+    found: T,
     place: SourceLocation,
-    excerpt: Callable[[Any], str],
+    excerpt: Callable[[T], str],
 ) -> RecordOrRejection:
     """The record made by `make`, or a rejection with the reason."""
     try:

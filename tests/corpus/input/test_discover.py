@@ -1,4 +1,4 @@
-"""Pairs and dialogues: what their documents, sentences and columns are, in every kind of file."""
+"""Pairs and dialogues: documents, sentences and annotations, in every kind of file."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def sentences(corpus: Corpus, number: int) -> list[str]:
 
 
 def column(corpus: Corpus, name: str, number: int) -> list[int]:
-    """The column's value in each sentence, one all through it."""
+    """The annotation's value in each sentence, which is constant in it."""
     _, piece = corpus.document(number, [name])
     first, last = corpus.first_sentence[number : number + 2]
     edges = corpus.sentence_starts[first : last + 1] - piece.start
@@ -176,7 +176,9 @@ def many_pairs(file: Path, labels: int = 40) -> Path:
 
 
 @pytest.mark.distributed
-def test_any_number_of_workers_numbers_the_labels_alike(tmp_path: Path, vocabulary: str) -> None:
+def test_label_numbers_do_not_depend_on_the_number_of_workers(
+    tmp_path: Path, vocabulary: str
+) -> None:
     options = {"format": "pairs", "shard_mb": 0.002}
     for name, workers in (("one", 1), ("three", 3)):
         (tmp_path / name).mkdir()
@@ -185,8 +187,8 @@ def test_any_number_of_workers_numbers_the_labels_alike(tmp_path: Path, vocabula
     assert hashes(tmp_path / "one/a.tsv.corpus") == hashes(tmp_path / "three/a.tsv.corpus")
 
 
-def test_stopped_it_goes_on(tmp_path: Path, vocabulary: str, monkeypatch) -> None:
-    """The labels are gathered again, and the finished shards kept."""
+def test_a_stopped_run_resumes(tmp_path: Path, vocabulary: str, monkeypatch) -> None:
+    """Labels are collected again, and finished shards are kept."""
     from palm_ds.corpus import prepare as build
 
     whole = made(many_pairs(tmp_path / "a.tsv"), vocabulary, format="pairs", shard_mb=0.002)
@@ -208,7 +210,7 @@ def test_stopped_it_goes_on(tmp_path: Path, vocabulary: str, monkeypatch) -> Non
     assert hashes(again.path) == hashes(whole.path)
 
 
-def test_a_mark_is_added_to_pairs(tmp_path: Path, vocabulary: str) -> None:
+def test_an_annotation_is_added_to_pairs(tmp_path: Path, vocabulary: str) -> None:
     file = many_pairs(tmp_path / "a.tsv")
     corpus = made(file, vocabulary, format="pairs", shard_mb=0.002)
     before = corpus.take(np.arange(corpus.manifest.tokens), "label")
@@ -219,7 +221,7 @@ def test_a_mark_is_added_to_pairs(tmp_path: Path, vocabulary: str) -> None:
     assert not after.take(np.arange(len(before)), "heading").any()  # pairs have none
 
 
-def test_a_finished_corpus_of_pairs_is_found_finished(tmp_path: Path, vocabulary: str) -> None:
+def test_a_finished_corpus_of_pairs_is_recognized(tmp_path: Path, vocabulary: str) -> None:
     file = many_pairs(tmp_path / "a.tsv")
     corpus = made(file, vocabulary, format="pairs")
     assert made(file, vocabulary, format="pairs").manifest == corpus.manifest
@@ -374,8 +376,8 @@ def test_bad_dialogues_are_listed(
     assert reason in entry["reason"] and entry.get("line", entry.get("row", 0) + 1) == 2
 
 
-def test_parts_with_a_tokenizer_that_does_not_go_word_by_word(tmp_path: Path) -> None:
-    """Each part is encoded by itself, whatever the model does at the beginning of a text."""
+def test_parts_with_a_tokenizer_that_is_not_word_by_word(tmp_path: Path) -> None:
+    """Each part is encoded separately, whatever the model does at the start of a text."""
     from palm_ds.text.train_tokenizer import train_tokenizer
 
     texts = [f"hello there {a} {b}" for a in LETTERS for b in LETTERS]
@@ -399,7 +401,7 @@ def test_parts_with_a_tokenizer_that_does_not_go_word_by_word(tmp_path: Path) ->
 def test_an_array_is_read_one_element_at_a_time(
     tmp_path: Path, vocabulary: str, monkeypatch
 ) -> None:
-    """In pieces as small as can be, with everything that can stand between elements."""
+    """Read in the smallest pieces, with everything allowed between elements."""
     monkeypatch.setattr("palm_ds.corpus.input.json_array._READ", 1)
     rows = [{"text": 'a [x], \u2028 北 " }'}, {"text": "b", "more": [[], {}, 1.5]}]
     (tmp_path / "a.json").write_text(
@@ -460,7 +462,7 @@ def test_real_dialogues_as_they_are(shared: Path, tmp_path: Path) -> None:
         assert corpus.manifest.rejected == 0
         roles = corpus.take(corpus.sentence_starts[:-1], "role")
         assert set(roles.tolist()) == {0, 1}
-        assert not roles[corpus.first_sentence[:-1]].any()  # who speaks first is 0
+        assert not roles[corpus.first_sentence[:-1]].any()  # the first speaker is 0
 
 
 def test_real_pairs_as_they_are(shared: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every kind of input to documents; nothing is lost between units, nothing dropped silently."""
+"""Reading every kind of input: nothing is lost between units or dropped silently."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROWS = [{"id": f"d{i}", "text": f"Text {i}\u2028 of 北京. " * (i + 1)} for i i
 def read(
     names: list[str], *, size: int = 1 << 20, **options
 ) -> tuple[list[Record], list[Rejection]]:
-    """Everything in the inputs, cut into units of `size` bytes."""
+    """All records of the inputs, split into units of `size` bytes."""
     chosen = InputOptions(**options)
     inputs, _ = find_inputs(names, chosen)
     found = [
@@ -93,7 +93,7 @@ def test_text_files(tmp_path: Path) -> None:
         *("One.\nStill one.", "Two.\nMore two.", "Three\u2028three.")
     ]
     assert [r.id for r in records] == ["a.txt@0", "a.txt@21", "a.txt@40"]
-    for record in records:  # the id says where in the file it begins
+    for record in records:  # the id has its offset in the file
         at = int(record.id.partition("@")[2])
         assert PARAGRAPHS.encode()[at:].decode().startswith(record.text[:3])
     whole, _ = read([str(file)], text_documents="file")
@@ -111,7 +111,7 @@ def test_text_files(tmp_path: Path) -> None:
     st.sampled_from(["blank_line", "line", "jsonl"]),
 )
 def test_units_lose_nothing(tmp_path: Path, lines: list[str], size: int, kind: str) -> None:
-    """Cut into units of any size, an input has the documents it has as one."""
+    """The documents of an input do not depend on the size of the units."""
     if kind == "jsonl":
         lines = [json.dumps({"text": line}) for line in lines]
     file = tmp_path / ("a.jsonl" if kind == "jsonl" else "a.txt")
@@ -173,7 +173,7 @@ def test_folders_patterns_and_order(tmp_path: Path) -> None:
     assert [item.name for item in find_inputs(two, InputOptions())[0]] == two
 
 
-def test_a_small_files_share_a_unit(tmp_path: Path) -> None:
+def test_small_files_share_a_unit(tmp_path: Path) -> None:
     for i in range(10):
         (tmp_path / f"{i}.txt").write_text("x" * 100)
     inputs, _ = find_inputs([str(tmp_path)], InputOptions())
