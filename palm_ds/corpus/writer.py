@@ -292,8 +292,11 @@ def finish_corpus(
     options: Mapping[str, Any] | None = None,
     inputs: Sequence[Mapping[str, Any]] = (),
 ) -> Manifest:
-    """Writes the index, tokenizer and manifest of a folder whose shards are complete. state.json is not in the manifest's
-    list of files, since adding an annotation replaces it before the manifest."""
+    """Writes the index, tokenizer and manifest of a folder whose shards are complete.
+
+    state.json is not in the manifest's list of files, since adding an annotation replaces it before
+    the manifest.
+    """
     shards = [part.shard for part in parts]
     write_index(folder, shards, parts)
     if not (folder / "tokenizer").is_dir():

@@ -195,7 +195,7 @@ def test_the_word_cache_is_bounded(tokenizer: Tokenizer, monkeypatch) -> None:
 
 
 def test_a_user_defined_annotation(tmp_path: Path, monkeypatch) -> None:
-    (tmp_path / "custom_annotations.py").write_text(
+    (tmp_path / "module_of_annotations.py").write_text(
         "import numpy as np\n"
         "def even(document): return np.arange(len(document)) % 2 == 0\n"
         "def short(document): return np.zeros(1)\n"
@@ -205,21 +205,21 @@ def test_a_user_defined_annotation(tmp_path: Path, monkeypatch) -> None:
     )
     monkeypatch.syspath_prepend(tmp_path)
     document = ANALYZER.document("x", "the new york")
-    name, function = find_annotation("custom_annotations:even")
+    name, function = find_annotation("module_of_annotations:even")
     assert name == "even"
-    assert find_annotation("odd=custom_annotations:even") == ("odd", function)
+    assert find_annotation("odd=module_of_annotations:even") == ("odd", function)
     values = apply_annotation(name, function, document)
     assert values.dtype == np.uint8 and values[:2].tolist() == [1, 0]
     for bad in ("short", "real", "large"):
         with pytest.raises(UserError, match=f"annotation '{bad}': document 'x'"):
-            apply_annotation(*find_annotation(f"custom_annotations:{bad}"), document)
+            apply_annotation(*find_annotation(f"module_of_annotations:{bad}"), document)
     for bad, message in (
-        ("custom_annotations:nothing", "has no 'nothing'"),
-        ("custom_annotations:value", "is not a function"),
-        ("custom_annotations:Box.word", "a built-in name"),
-        ("ids=custom_annotations:even", "a built-in name"),
+        ("module_of_annotations:nothing", "has no 'nothing'"),
+        ("module_of_annotations:value", "is not a function"),
+        ("module_of_annotations:Box.word", "a built-in name"),
+        ("ids=module_of_annotations:even", "a built-in name"),
         ("no_such_module:x", "cannot import"),
-        ("custom_annotations:", "module:function"),
+        ("module_of_annotations:", "module:function"),
         ("capitol", "did you mean"),
     ):
         with pytest.raises(UserError, match=message):

@@ -74,7 +74,7 @@ def test_a_plain_file_is_read_too(tmp_path: Path, vocabulary: Path) -> None:
 def test_a_list_says_how_often_words_are_masked(
     tmp_path: Path, vocabulary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Paths relative to the list or the working directory, or absolute; probabilities in percent."""
+    """Paths relative to the list or the working directory, or absolute; rounded percentages."""
     (tmp_path / "here").mkdir()
     (tmp_path / "lists").mkdir()
     monkeypatch.chdir(tmp_path / "here")
