@@ -180,7 +180,7 @@ def test_classes_are_those_of_the_task_that_was_asked(tmp_path) -> None:
 
 
 def test_classes_of_another_task(tmp_path) -> None:
-    with pytest.raises(UserError, match="predicted are x, y, right are a, b, c$"):
+    with pytest.raises(UserError, match="predicted are x, y, the labels are a, b, c$"):
         score(tmp_path, gold(tmp_path), "x\ny\n" * 3, kind="classification")
     assert score(tmp_path, gold(tmp_path, ["a"]), "x\n", kind="classification")["accuracy"] == 0
 

@@ -136,7 +136,7 @@ TOGETHER: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "other labels in a head of another": (
         {"tasks.b.share": "a", "tasks.b.labels": ["c1", "c0"]},
-        "tasks.b.labels: not those of tasks.a",
+        "tasks.b.labels: differ from those of tasks.a",
     ),
 }
 

@@ -745,7 +745,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "relative positions": (
         broken(lambda _: None, {**ERNIE, "rel_pos_size": 32}),
-        "rel_pos_size: only",
+        "rel_pos_size: must be 0 or None",
     ),
     "another pooler": (
         broken(lambda _: None, {**ERNIE, "pool_act": "relu"}),
@@ -807,7 +807,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "a vocabulary with wrong ids": (
         with_file("vocab.txt", b"[PAD]\t0\n[CLS]\t2\n"),
-        "id '2' where 1 is due",
+        "id '2', expected 1",
     ),
     "a vocabulary that is none": (with_file("vocab.txt", b"\xff\xfe"), "not UTF-8 text"),
     "two pickles": (two_pickles, r"holds a\.pdparams, b\.pdparams; give one of them"),
