@@ -105,10 +105,10 @@ def measured(way: str, folder: Path, threads: int) -> dict[str, float]:
     work = prepared(way, folder, folder / "target")
     shutil.rmtree(folder / "target", ignore_errors=True)
     with Watch() as watch:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         work()
         sync(folder / "target")
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started
     shutil.rmtree(folder / "target", ignore_errors=True)
     return {"seconds": seconds, "bytes": watch.most - watch.first}
 
@@ -126,7 +126,7 @@ def prepared(way: str, folder: Path, target: Path) -> Callable[[], object]:
 
 
 def plain(source: Path, target: Path) -> None:
-    """What a person would write in five lines."""
+    """The five lines a user would write."""
     import torch
     from transformers import BertConfig, BertForMaskedLM
 

@@ -103,9 +103,9 @@ def measure(stage: int, rounds: int, kernels: Kernels) -> dict[str, float]:
     times: dict[str, list[tuple[float, float]]] = {"plain": [], "engine": []}
 
     def run(name: str, number: int) -> None:
-        begun = time.perf_counter(), time.process_time()
+        started = time.perf_counter(), time.process_time()
         steps[name](batches[number], number)
-        times[name].append((time.perf_counter() - begun[0], time.process_time() - begun[1]))
+        times[name].append((time.perf_counter() - started[0], time.process_time() - started[1]))
 
     if stage == 3:
         for number in range(rounds):

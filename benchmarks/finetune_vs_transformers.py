@@ -40,8 +40,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--train", required=True, help="rows to learn from, any format of a table")
     parser.add_argument("--dev", required=True, help="rows to score on")
     parser.add_argument("--columns", nargs="*", default=[], metavar="ROLE=NAME")
-    parser.add_argument("--rows", type=int, default=0, help="learn from so many, drawn; 0: all")
-    parser.add_argument("--dev_rows", type=int, default=0, help="score on the first so many")
+    parser.add_argument("--rows", type=int, default=0, help="train on N sampled rows; 0: all")
+    parser.add_argument("--dev_rows", type=int, default=0, help="evaluate on the first N rows")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--lr", type=float, default=5e-5)
@@ -70,12 +70,12 @@ def main(args: argparse.Namespace) -> None:
             for name, results in found.items():
                 results.append(_in_process(name, seed, folder))
                 print(f"seed {seed}  {name:13} {_line(results[-1])}", flush=True)
-    ours, theirs = ({k: _median(r, k) for k in r[0]} for r in found.values())
+    ours, reference = ({k: _median(r, k) for k in r[0]} for r in found.values())
     print(f"median  palm_ds       {_line(ours)}")
-    print(f"median  transformers  {_line(theirs)}")
+    print(f"median  transformers  {_line(reference)}")
     for key in ("training", "prediction"):
-        print(f"{key}: {ours[key] / theirs[key]:.2f} times the real tokens a second")
-    print(f"accuracy: {100 * (ours['accuracy'] - theirs['accuracy']):+.1f} points")
+        print(f"{key}: {ours[key] / reference[key]:.2f} times the real tokens a second")
+    print(f"accuracy: {100 * (ours['accuracy'] - reference['accuracy']):+.1f} points")
 
 
 def _median(results: list[dict[str, float]], key: str) -> float:
@@ -191,7 +191,7 @@ def _our_prediction(run: Path, rows: Path) -> float:
     (each,) = predictor.passes
     table = open_table(str(rows), each.read)
 
-    source = predictor.source(table)  # to count its tokens: they are made anew in each pass
+    source = predictor.source(table)  # to count its tokens: each pass makes them again
     columns = [column for column in ("text_a", "text_b") if column in table.columns]
     lengths = sum(source.encoded(column).lengths + 1 for column in columns) + 1
     tokens = float(np.minimum(lengths, predictor.recipe.length).sum())
@@ -208,8 +208,8 @@ def _rate(predict: Callable[[], float]) -> float:
     """Of a pass that gives its number of real tokens: how many a second, the median of a few."""
     rates = []
     for _ in range(_PASSES):
-        begun = time.monotonic()
-        rates.append(predict() / (time.monotonic() - begun))
+        started = time.monotonic()
+        rates.append(predict() / (time.monotonic() - started))
     return statistics.median(rates)
 
 
@@ -237,9 +237,9 @@ def _theirs(args: argparse.Namespace, folder: Path) -> dict[str, float]:
     model = AutoModelForSequenceClassification.from_pretrained(args.model, num_labels=len(labels))
     learned = examples(train)
     trainer = _their_trainer(args, folder, model, tokenizer, learned)
-    begun = time.monotonic()
+    started = time.monotonic()
     trainer.train()
-    training = time.monotonic() - begun
+    training = time.monotonic() - started
     right = [0]
 
     def predict() -> float:

@@ -43,7 +43,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--shape", choices=_SHAPES, default="small")
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512])
-    parser.add_argument("--tokens", type=int, default=4096, help="about so many a step")
+    parser.add_argument("--tokens", type=int, default=4096, help="approximate tokens per step")
     parser.add_argument("--steps", type=int, default=12, help="that count, in a round")
     parser.add_argument("--warmup", type=int, default=3, help="steps before them")
     parser.add_argument("--rounds", type=int, default=5)

@@ -59,7 +59,7 @@ _HERE = "Made by docs/generate.py from the source; do not edit."
 
 @dataclass(frozen=True)
 class Key:
-    """One key that a person may write."""
+    """One key of a recipe."""
 
     name: str
     type: str
@@ -113,7 +113,7 @@ def _one_line(text: str) -> str:
 
 
 def _type(cls: type, annotation: ast.expr) -> str:
-    """As a person who writes YAML would say it."""
+    """The type in words, as for YAML."""
     text = ast.unparse(annotation)
     for name, alias in vars(sys.modules[cls.__module__]).items():
         if get_origin(alias) is Literal:

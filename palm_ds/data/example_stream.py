@@ -49,7 +49,7 @@ class ExampleStream:
     seed: int
     pad: int
     rows: int = 0
-    begun: dict[str, int] = field(default_factory=dict)
+    already_read: dict[str, int] = field(default_factory=dict)
     """{feed: examples} consumed before the first step, by the run that this one extends."""
 
     # -- which examples --
@@ -109,7 +109,7 @@ class ExampleStream:
             start, stop = self._of_feeds(blend, first), self._of_feeds(blend, last)
             for number in start:
                 feed = self.feeds[number]
-                n = self.begun.get(feed.name, 0) + np.arange(start[number], stop[number])
+                n = self.already_read.get(feed.name, 0) + np.arange(start[number], stop[number])
                 entries += refs(number, n, feed.layouts(n))
         packed = pack(np.array([ref.length for ref in entries], np.int64), self.length)
         return [fill([entries[i] for i in row], self.length) for row in packed]
@@ -150,7 +150,7 @@ class ExampleStream:
     def consumed(self, step: int | None = None) -> dict[str, int]:
         """{feed: examples} consumed by the first `step` steps (by default all)."""
         step = self.plan.steps if step is None else step
-        total = {feed.name: self.begun.get(feed.name, 0) for feed in self.feeds}
+        total = {feed.name: self.already_read.get(feed.name, 0) for feed in self.feeds}
         for blend in self.plan.blends:
             for feed, count in self._of_feeds(blend, self._upto(blend, step)).items():
                 total[self.feeds[feed].name] += count

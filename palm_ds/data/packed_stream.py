@@ -166,7 +166,7 @@ class Stream:
     seed: int
     pad: int
     window_rows: int = WINDOW_ROWS
-    begun: dict[str, int] = field(default_factory=dict)
+    already_read: dict[str, int] = field(default_factory=dict)
     """{feed: examples} consumed before the first step, by the run that this one extends."""
     _stages: dict[int, OpenStage] = field(default_factory=dict, repr=False)
 
@@ -199,13 +199,13 @@ class Stream:
             window = track._window_of(first) if first < track.total else None
             at = None if window is None else [window, track.firsts[window - track.base]]
             tracks.append(at)
-        return {"stage": number, "begun": stage.consumed_first.tolist(), "tracks": tracks}
+        return {"stage": number, "already_read": stage.consumed_first.tolist(), "tracks": tracks}
 
     def seek(self, cursor: Mapping[str, Any]) -> None:
         """Continue from a cursor of the same recipe and corpus."""
         if not cursor:
             return
-        stage = self._open(cursor["stage"], np.array(cursor["begun"], np.int64))
+        stage = self._open(cursor["stage"], np.array(cursor["already_read"], np.int64))
         for track, at in zip(stage.tracks, cursor["tracks"], strict=True):
             if at is not None:
                 track.base, track.firsts = at[0], [at[1]]
@@ -229,7 +229,9 @@ class Stream:
     def _stage(self, number: int) -> OpenStage:
         if number not in self._stages:
             if number == 0:
-                first = np.array([self.begun.get(feed.name, 0) for feed in self.feeds], np.int64)
+                first = np.array(
+                    [self.already_read.get(feed.name, 0) for feed in self.feeds], np.int64
+                )
             else:
                 before = self._stage(number - 1)
                 first = before.consumed_first + before.consumed()

@@ -1,6 +1,6 @@
 """The masked-LM loss: a product with the token embeddings, then cross-entropy.
 
-    plain                   all logits at once; defines the result
+    plain                   all logits together; defines the result
     chunked                 some rows at a time, together with their gradient
     linear_cross_entropy    torch's own, from 2.13
     liger                   Liger-Kernel's, on CUDA

@@ -80,7 +80,7 @@ def open_step(recipe: Recipe, step: int, *, rows: int) -> View:
         raise UserError(f"--step {step}: the plan has steps 1 to {recipe.plan.steps}")
     stream = build_stream(recipe, data)
     if recipe.extend:
-        stream.begun = examples_already_read(Path(recipe.extend))
+        stream.already_read = examples_already_read(Path(recipe.extend))
     packed = stream.step_rows(step - 1)
     stage = recipe.plan.stage_at(step - 1) + 1
     return View(

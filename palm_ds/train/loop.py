@@ -211,7 +211,7 @@ class Loop:
         state = {
             "step": done,
             "cursor": self.stream.cursor(done),
-            "begun": self.stream.begun,
+            "already_read": self.stream.already_read,
             "consumed": self.stream.consumed(done),
             "lineage": self.signature.record(),
             "best": self.best.record(),

@@ -40,12 +40,12 @@ class StartingPoint:
             engine.restore(self.found)
             if self.found.layout != engine.layout:
                 log.info("resumes with %s; saved with %s", engine.layout, self.found.layout)
-            stream.begun = dict(self.found.state["begun"])
+            stream.already_read = dict(self.found.state["already_read"])
             stream.seek(self.found.state["cursor"])
             return self.found.state["step"]
         if old := self.warm_start:
             engine.warm_start(old.found, grown=old.grown, fresh=old.new)
-            stream.begun = dict(old.consumed)
+            stream.already_read = dict(old.consumed)
         return 0
 
 

@@ -66,12 +66,11 @@ class LoadReport:
         return "\n".join(self.lines())
 
     def lines(self) -> list[str]:
-        """For a person."""
+        """Human-readable."""
         lines = [f"weights: {len(self.loaded)} parameters from {self.folder}"]
         if self.newly_initialized:
-            lines.append(
-                f"weights: not in {self.folder}, begun afresh: {', '.join(self.newly_initialized)}"
-            )
+            names = ", ".join(self.newly_initialized)
+            lines.append(f"weights: not in {self.folder}, newly initialised: {names}")
         if self.unused:
             lines.append(f"weights: left over in {self.folder}: {', '.join(self.unused)}")
         return lines

@@ -223,8 +223,8 @@ def rows_of(stream: ExampleStream, step: int) -> list:
 def test_a_run_that_extends_another_reads_on_behind_it(sources) -> None:
     old = make_stream(sources, [{"a": 4}], {"a": 5})
     new = make_stream(sources, [{"a": 2}], {"a": 5})
-    new.begun = old.consumed()
-    assert new.begun == {"a": 20}
+    new.already_read = old.consumed()
+    assert new.already_read == {"a": 20}
     found = read(new, 0) + read(new, 1)
     assert sorted(n for _, n in found) == list(range(20, 30))
     assert new.consumed() == {"a": 30} and new.consumed(1) == {"a": 25}

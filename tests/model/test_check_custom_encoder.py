@@ -76,7 +76,7 @@ def test_built_in_weights_load_where_they_fit(tmp_path: Path) -> None:
         "backbone.last.weight",
         "backbone.last.bias",
     )
-    assert "begun afresh: backbone.wide" in str(loaded) and not loaded.unused
+    assert "newly initialised: backbone.wide" in str(loaded) and not loaded.unused
     small = model_of(replace(config(), max_positions=12))
     with pytest.raises(UserError, match=r"position.weight is \(20, 16\), this model's \(12, 16\)"):
         weights.load_weights(folder, small)

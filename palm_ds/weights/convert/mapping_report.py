@@ -92,9 +92,9 @@ def of_plan(contents: CheckpointContents, plan: ExportPlan) -> ConversionReport:
         if name in written
     )
     mine = {
-        theirs: why
+        source_name: why
         for name, why in plan.skipped.items()
-        for theirs in _source_names(contents, name)
+        for source_name in _source_names(contents, name)
     }
     return ConversionReport(
         mapped=mapped, created=plan.created, skipped={**contents.skipped, **mine}
@@ -118,10 +118,10 @@ def _together(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, str, str, str]
         counts[key] = counts.get(key, 0) + 1
         first.setdefault(key, row)
     return [
-        (kind, theirs, ours, "; ".join(filter(None, [how, f"{n} layers"])))
-        if (n := counts[kind, theirs, ours, how]) > 1
-        else first[kind, theirs, ours, how]  # type: ignore[misc]
-        for kind, theirs, ours, how in counts
+        (kind, source_name, ours, "; ".join(filter(None, [how, f"{n} layers"])))
+        if (n := counts[kind, source_name, ours, how]) > 1
+        else first[kind, source_name, ours, how]  # type: ignore[misc]
+        for kind, source_name, ours, how in counts
     ]
 
 

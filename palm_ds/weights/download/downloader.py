@@ -248,7 +248,7 @@ def _there(folder: Path) -> bool:
 
 @contextmanager
 def _bar(name: str) -> Iterator[Progress]:
-    """How far a download is, on a terminal; elsewhere nothing is said."""
+    """A progress bar on a terminal; silent elsewhere."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 

@@ -183,7 +183,7 @@ def _from_checkpoint(
     stored = _stored(found)
     config = EncoderConfig.from_dict(lineage["backbone"], f"{found.path}: lineage.backbone")
     names = stored.names()
-    # an encoder of one's own may have shapes that do not follow from its numbers
+    # a custom encoder may have shapes that do not follow from its configuration
     said = {name: tuple(shape) for name, shape in lineage.get("shapes", {}).items()}
     shapes = said or _shapes(names, stored, config)
     for name in shapes:

@@ -81,7 +81,7 @@ def open_shards(folder: Path) -> Shards:
     holds what a genuine one does not.
 
     What was read of mapped files counts as this process's memory while they are open, so they are
-    opened anew after every `_MAPPED_BYTES`."""
+    reopened after every `_MAPPED_BYTES`."""
     places: _Places = {}
     shards = _opened(folder, places)
     reader = _Reader(shards, places)
@@ -190,7 +190,7 @@ def _load(path: Path) -> dict[str, Any]:
             state = torch.load(
                 path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
             )
-    except Exception as error:  # pickle raises many kinds; all mean that it is none of theirs
+    except Exception as error:  # pickle raises many kinds; all mean that DeepSpeed did not write it
         raise UserError(f"{path}: {_refusal(str(error))}") from None
     if not isinstance(state, dict):
         raise UserError(f"{path}: holds {type(state).__name__}, not DeepSpeed's keys and values")

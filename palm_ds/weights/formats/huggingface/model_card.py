@@ -51,7 +51,7 @@ def model_card(plan: ExportPlan, made: Provenance) -> str:
         *_section("Note", (f"- {note}" for note in made.notes)),
         "## How it was checked\n\n" + _checked(made),
         *_section("Created, being in none of the source's tensors", _rows(plan.created)),
-        *_section("Left behind", _rows({**made.skipped, **plan.skipped})),
+        *_section("Skipped", _rows({**made.skipped, **plan.skipped})),
         *_section("Mapped", _mapped(plan)),
     ]
     return "\n\n".join(sections) + "\n"
@@ -95,7 +95,7 @@ def _rows(what: Mapping[str, str]) -> list[str]:
 
 def _mapped(plan: ExportPlan) -> list[str]:
     rows = [
-        f"| `{theirs}` | {', '.join(f'`{x}`' for x in ours)} | {how} |"
-        for theirs, (ours, how) in plan.mapped.items()
+        f"| `{hf_name}` | {', '.join(f'`{x}`' for x in ours)} | {how} |"
+        for hf_name, (ours, how) in plan.mapped.items()
     ]
     return ["| here | in palm_ds | how |", "| --- | --- | --- |", *rows]

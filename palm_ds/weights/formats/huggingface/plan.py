@@ -96,15 +96,15 @@ def plan(
 
 def _names(chosen: ResolvedExport, layers: int) -> Names:
     """{palm_ds name: Hugging Face names}, with the source's head names and full prefixes."""
-    ours_of = {theirs: ours for ours, theirs in chosen.heads.items()}
+    ours_of = {hf_name: ours for ours, hf_name in chosen.heads.items()}
     names: Names = {}
-    for ours, theirs in table(chosen.kind, layers, own_dense=chosen.own_dense).items():
+    for ours, hf_name in table(chosen.kind, layers, own_dense=chosen.own_dense).items():
         first, head, rest = ours.split(".", 2)
         if first == "heads":
             if head not in ours_of:
                 continue
             ours = f"heads.{ours_of[head]}.{rest}"
-        names[ours] = tuple(prefixed(name, chosen.kind) for name in theirs)
+        names[ours] = tuple(prefixed(name, chosen.kind) for name in hf_name)
     return names
 
 
@@ -121,14 +121,14 @@ def _why(
     return f"no place in {chosen.architecture}"
 
 
-def _group(entry: TensorEntry, theirs: tuple[str, ...]) -> TensorGroup:
+def _group(entry: TensorEntry, hf_name: tuple[str, ...]) -> TensorGroup:
     rows, *rest = entry.shape
     return TensorGroup(
-        names=theirs,
-        shape=(rows // len(theirs), *rest),
-        make=lambda: entry.read().chunk(len(theirs)),
+        names=hf_name,
+        shape=(rows // len(hf_name), *rest),
+        make=lambda: entry.read().chunk(len(hf_name)),
         source_names=entry.source_names,
-        transform=entry.transform if len(theirs) == 1 else "one of three",
+        transform=entry.transform if len(hf_name) == 1 else "one of three",
     )
 
 
@@ -167,8 +167,8 @@ def _config_json(
         values["use_task_id"] = bool(config.task_types)
         if config.task_types:
             values["task_type_vocab_size"] = config.task_types
-    for ours, theirs in chosen.heads.items():
-        if theirs == CLASSIFIER and chosen.ending != "ForMultipleChoice":
+    for ours, hf_name in chosen.heads.items():
+        if hf_name == CLASSIFIER and chosen.ending != "ForMultipleChoice":
             values |= _labels(heads[ours])
     return values
 

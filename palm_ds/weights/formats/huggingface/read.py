@@ -85,7 +85,7 @@ def open_contents(path: Path, *, eps: float | None = None) -> CheckpointContents
     names = table(about["model_type"], config.num_layers).items()
     return checked(
         with_eps(contents, eps),
-        {ours: prefixed(theirs[0], about["model_type"]) for ours, theirs in names},
+        {ours: prefixed(hf_name[0], about["model_type"]) for ours, hf_name in names},
     )
 
 

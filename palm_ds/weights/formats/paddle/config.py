@@ -2,7 +2,7 @@
 
 No file of ERNIE's says which eps its LayerNorms have, and PaddleNLP's Ernie computes with its own
 whatever its config says. Segments, task embeddings and the feed-forward width are what the tensors
-have. All that is not simply read from the config is said in notes.
+have. Notes list everything that is not read directly from the config.
 """
 
 from __future__ import annotations
@@ -206,5 +206,5 @@ def _eps(
     if saved is None:
         return 1e-12, "LayerNorm eps 1e-12, PaddleNLP's default"
     if not isinstance(saved, float | int) or isinstance(saved, bool):
-        raise UserError(f"{about.path}: layer_norm_eps: a number is due, got {saved!r}")
+        raise UserError(f"{about.path}: layer_norm_eps: expected a number, got {saved!r}")
     return float(saved), f"LayerNorm eps {saved:g}, from {about.path.name}"

@@ -1,6 +1,6 @@
 """How ERNIE, PALM and PaddleNLP call our parameters: one table an era.
 
-A name of theirs becomes a role: our parameter's name, but for
+A Paddle name becomes a role: our parameter's name, but for
 
     backbone.layers.N.{query,key,value}.*    three here, one `qkv` with us
     heads.NAME.table, heads.NAME.bias_copy   the masked-word head's output table, its bias again
@@ -25,7 +25,7 @@ _LAYER = re.compile(r"(encoder_layer_|encoder_stack\.block\.|encoder\.layers\.)(
 
 @dataclass(frozen=True)
 class TensorRole:
-    """What a tensor of theirs is with us."""
+    """The role of a Paddle tensor in our model."""
 
     name: str
     pooled: bool = True
@@ -46,7 +46,7 @@ class NamingScheme:
     modules: Mapping[str, str]
     """{their module: ours}, {} for a layer's number."""
     split: Callable[[str], tuple[str, str]]
-    """A name of theirs to its module and `weight`, `bias` or nothing."""
+    """Split a Paddle name into its module and `weight`, `bias` or nothing."""
     head: Callable[[str, str, str], TensorRole | None]
     """(module, end, name) to what it is in a head."""
 

@@ -38,7 +38,7 @@ class Pickled:
     parameter_names: dict[str, str] = field(default_factory=dict)
     """{structured name: the name that the parameter had in Paddle}, where the file says it."""
     others: dict[str, str] = field(default_factory=dict)
-    """{name: what stands there} of what is no tensor."""
+    """{name: value} of entries that are not tensors."""
 
 
 def read_pickle(path: Path) -> Pickled:

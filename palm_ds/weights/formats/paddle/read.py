@@ -6,7 +6,7 @@
 
 paddle_sources.py finds the tensors, paddle_names.py knows their names; here they become ours. What
 a config does not say, or says otherwise than the program that wrote it computes, is chosen by where
-the weights are from, and stands in `notes`: above all the eps of LayerNorm.
+the weights are from, and `notes` lists it: above all the eps of LayerNorm.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def _bare(name: str, prefix: str) -> str:
     return name.removeprefix(f"{outer}." if outer else "").removeprefix(PALM_PREFIX)
 
 
-# ---- ours of theirs ----
+# ---- our tensors from Paddle's ----
 
 
 @dataclass(kw_only=True)
@@ -218,7 +218,7 @@ def _make(
 
 
 def _entry(pieces: list[TensorEntry], transposed: bool, source: PaddleFiles) -> TensorEntry:
-    """One of ours, of one or three of theirs."""
+    """One of our tensors, from one or three of Paddle's."""
     shapes = [piece.shape for piece in pieces]
     if len(set(shapes)) > 1 or (transposed and len(shapes[0]) != 2) or not shapes[0]:
         raise UserError(f"{source.path}: {pieces[0].source_names[0]} has the shape {shapes[0]}")

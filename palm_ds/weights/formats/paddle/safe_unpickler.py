@@ -146,7 +146,7 @@ class RestrictedUnpickler:
 
     def take(self, size: int) -> bytes:
         if size > len(self.data) - self.at:
-            raise self.error(f"the file ends here, {size} bytes more are due")
+            raise self.error(f"the file ends here, expected {size} more bytes")
         self.at += size
         return self.data[self.at - size : self.at]
 
@@ -184,7 +184,7 @@ class RestrictedUnpickler:
     def text(self, value: Any) -> str:
         """A string of the file, as a name."""
         if not isinstance(value, _Chars):
-            raise self.error(f"a name is due, got {kind_of(value)}")
+            raise self.error(f"expected a name, got {kind_of(value)}")
         if value.length > _LONGEST_NAME:
             raise self.error(f"a name of {value.length} bytes; refused")
         raw = self.data[value.start : value.start + value.length]

@@ -1,6 +1,6 @@
 """Tensors in files that Paddle wrote: one variable a file, or several of them back to back.
 
-    u32 0 | u64 levels | levels x (u64 size, so many bytes)      sequence offsets; weights have none
+    u32 0 | u64 levels | levels x (u64 size, size bytes)         sequence offsets; weights have none
     u32 0 | i32 size | TensorDesc: 08 type, 10 dimension, 10 ... | the values, row after row
 
 All integers are little endian. Opening a file reads these heads alone and checks them against the
@@ -212,7 +212,7 @@ class _Cursor:
     def span(self, size: int, what: str) -> ByteRange:
         """The next `size` bytes, passed over."""
         if size > self.left:
-            raise self.error(f"ends inside {what}: {size} bytes are due, {self.left} are there")
+            raise self.error(f"ends inside {what}: expected {size} bytes, got {self.left}")
         span = ByteRange(start=self.at, length=size)
         self.at += size
         return span

@@ -107,7 +107,7 @@ def read_tensor(tensor: BundleEntry) -> torch.Tensor:
 
 
 def _table(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Names and what is said of each; the header is checked on the way."""
+    """Names and their entries; also checks the header."""
     data = _whole(path)
     if len(data) < _FOOTER or int.from_bytes(data[-8:], "little") != _MAGIC:
         raise UserError(f"{path}: not the index of a TensorFlow checkpoint, or cut short")
@@ -183,7 +183,7 @@ def _varint(data: bytes, at: int, path: Path) -> tuple[int, int]:
     raise UserError(f"{path}: a number has no end")
 
 
-# ---- what is said of a tensor ----
+# ---- entries ----
 
 
 def _fields(message: bytes, path: Path) -> Iterator[tuple[int, int | bytes]]:
@@ -201,7 +201,7 @@ def _fields(message: bytes, path: Path) -> Iterator[tuple[int, int | bytes]]:
         else:
             length = {1: 8, 5: 4}.get(kind, len(message) + 1)
         if at + length > len(message):
-            raise UserError(f"{path}: what is said of a tensor cannot be read")
+            raise UserError(f"{path}: the entry of a tensor cannot be read")
         piece = message[at : at + length]
         yield tag >> 3, piece if kind == 2 else int.from_bytes(piece, "little")
         at += length
@@ -323,7 +323,7 @@ def _byte_table() -> np.ndarray:
 
 
 def _after_zeros(count: int) -> np.ndarray:
-    """(32,) what becomes of each bit of the state over so many zero bytes."""
+    """(32,) the effect of that many zero bytes on each bit of the state."""
     bits = np.uint32(1) << np.arange(32, dtype=np.uint32)
     power = _byte_table()[bits & 255] ^ bits >> 8  # one zero byte
     result = bits

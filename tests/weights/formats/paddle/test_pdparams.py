@@ -187,7 +187,7 @@ HOSTILE: dict[str, tuple[Any, str]] = {
     "an extension": (b"\x80\x02\x82\x01.", "the instruction EXT1 is none that"),
     "an old instruction": (b"\x80\x02(ios\nsystem\n.", "the instruction INST is none that"),
     "no instruction": (b"\x80\x02\xff.", r"the instruction '\\xff' is none|the instruction b"),
-    "a key that is no text": ({1: BIAS}, "a name is due, got int"),
+    "a key that is no text": ({1: BIAS}, "expected a name, got int"),
     "a set": ({"a": {1}}, "the instruction EMPTY_SET is none that|asks for builtins.set"),
     "nothing to pop": (b"\x80\x02.", "garbled: nothing is there to work on"),
     "nothing under a mark": (b"\x80\x02N(0.", "the instruction POP is none|garbled"),

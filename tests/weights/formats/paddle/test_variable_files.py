@@ -101,7 +101,7 @@ def test_several_in_one_file(tmp_path: Path) -> None:
 
 
 BROKEN: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "ends inside its head: 4 bytes are due, 0 are there"),
+    "empty": (b"", "ends inside its head: expected 4 bytes, got 0"),
     "cut in the head": (GOOD[:9], "ends inside its head"),
     "cut in the description": (GOOD[:22], "ends inside its description"),
     "cut in the values": (GOOD[:-1], r"ends inside the values of its shape \(3, 4\)"),
