@@ -34,7 +34,7 @@ class _CountsUpdates(torch.optim.Optimizer):
     """Counts the updates of each tensor in its state, for classes that do not."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
         super().step()
         for group in self.param_groups:
             for tensor in group["params"]:

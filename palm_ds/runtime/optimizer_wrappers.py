@@ -69,7 +69,7 @@ class EMA(torch.optim.Optimizer):
         self.averages: dict[torch.Tensor, torch.Tensor] = {}
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
         groups = self.param_groups
         weights = [weight for group in groups for weight in group["params"]] if self.ema else []
         averages = [self.ema_of(weight) for weight in weights]
@@ -119,7 +119,7 @@ class ClipAndSkipNonFinite(torch.optim.Optimizer):
         self._global_grad_norm = 0.0
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
         parameters = [p for group in self.param_groups for p in group["params"]]
         parameters = [p for p in parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
