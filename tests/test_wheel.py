@@ -109,11 +109,11 @@ def run(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.mark.distributed
 def test_a_wheel_does_everything_from_an_empty_folder(run: Run, root: Path) -> None:
     where = run("python", "-c", "import palm_ds; print(palm_ds.__file__)")
-    assert "environment" in where and str(root) not in where
+    assert Path(where.strip()).parents[1].name == "site-packages"
     listed = run("palm-ds", "recipes", "--paths")
     files = [*(root / "launch/recipes").rglob("*.yaml"), *(root / "ds_configs").glob("*.json")]
     assert all(f"/{file.name}\n" in listed for file in files)
-    assert "/palm_ds/shipped/recipes/" in listed and str(root) not in listed
+    assert "/palm_ds/shipped/recipes/" in listed and str(root / "launch") not in listed
     assert run("palm-ds", "recipes", "copy", "embedded", "own.yaml") == "own.yaml\n"
     train = ("--train", "wordpiece", "--vocab_size", "500", "--lower", "--no_collocations")
     run("palm-ds", "prepare", "runs/demo/corpus", "embedded", *train)
