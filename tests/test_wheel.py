@@ -115,7 +115,7 @@ def test_a_wheel_does_everything_from_an_empty_folder(run: Run, root: Path) -> N
     assert all(f"/{file.name}\n" in listed for file in files)
     assert "/palm_ds/shipped/recipes/" in listed and str(root / "launch") not in listed
     assert run("palm-ds", "recipes", "copy", "embedded", "own.yaml") == "own.yaml\n"
-    train = ("--train", "wordpiece", "--vocab_size", "500", "--lower", "--no_collocations")
+    train = ("--train", "wordpiece", "--vocab_size", "500", "--lower")
     run("palm-ds", "prepare", "runs/demo/corpus", "embedded", *train)
     assert "runs/demo/corpus" in run("palm-ds", "corpus", "inspect", "runs/demo/corpus")
 
