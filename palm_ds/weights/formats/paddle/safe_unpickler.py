@@ -1,9 +1,8 @@
 """Reads Paddle's pickles to file offsets: `pickle.Unpickler` would load every array into memory.
 
-A pickle is a small program. This interpreter knows the instructions that Paddle's files of every
-era use (protocol 2 to 4, Python 2 and 3) and the few names in them; it refuses anything else by
-name, before anything happens. It never imports or calls what a file names: an array becomes a
-`Stored`, a place in the file whose shape and type were checked.
+This interpreter knows the instructions and the few names in Paddle's files of every era (protocols
+2 to 4, Python 2 and 3) and refuses any other by name. It never imports or calls what a file names:
+an array becomes a `StoredVariable`, a place in the file whose shape and type were checked.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import torch
 from palm_ds.common.errors import UserError
 from palm_ds.weights.formats.paddle.variable_files import MOST_DIMENSIONS, ByteRange, StoredVariable
 
-# What genuine files name.
 _KNOWN = {
     ("numpy.core.multiarray", "_reconstruct"): "array",
     ("numpy._core.multiarray", "_reconstruct"): "array",
