@@ -178,7 +178,7 @@ class CRFHead(Head):
         self.classes, self.dropout = tags, dropout
         self.out = nn.Linear(hidden_size, tags)
         self.crf = CRF(tags, allowed)
-        init_weights(self, init_range)
+        init_weights(self, init_range, truncated=False)
 
     def forward(
         self, rows: torch.Tensor, targets: torch.Tensor, groups: torch.Tensor

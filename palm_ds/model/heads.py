@@ -77,15 +77,17 @@ class ClassHead(Head):
         *,
         pooled: bool = False,
         init_range: float = 0.02,
+        truncated: bool = False,
         dropout: float = 0.0,
         smoothing: float = 0.0,
         weights: Sequence[float] = (),
     ):
+        """`truncated`: the initial weights are those of a pretraining head (`init_weights`)."""
         super().__init__()
         self.pooled, self.classes = pooled, classes
         self.dropout, self.smoothing, self.weights = dropout, smoothing, tuple(weights)
         self.out = nn.Linear(hidden_size, classes)
-        init_weights(self, init_range)
+        init_weights(self, init_range, truncated=truncated)
 
     def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
         if not self.training:
@@ -151,7 +153,7 @@ class PooledHead(Head):
         super().__init__()
         self.dropout = dropout
         self.out = nn.Linear(hidden_size, outputs)
-        init_weights(self, init_range)
+        init_weights(self, init_range, truncated=False)
 
     def scores(self, rows: torch.Tensor) -> torch.Tensor:
         """Scores (n, outputs) of rows (n, hidden)."""
@@ -163,9 +165,15 @@ class MultiLabelHead(PooledHead):
     `BertForSequenceClassification`); a text is correct if all its classes are."""
 
     def __init__(
-        self, hidden_size: int, outputs: int, *, threshold: float = 0.5, dropout: float = 0.0
+        self,
+        hidden_size: int,
+        outputs: int,
+        *,
+        threshold: float = 0.5,
+        dropout: float = 0.0,
+        init_range: float = 0.02,
     ):
-        super().__init__(hidden_size, outputs, dropout=dropout)
+        super().__init__(hidden_size, outputs, dropout=dropout, init_range=init_range)
         self.limit = math.log(threshold / (1 - threshold))  # the threshold before the sigmoid
 
     def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
@@ -205,8 +213,15 @@ class PairHead(PooledHead):
 
     grouped = True
 
-    def __init__(self, hidden_size: int, *, margin: float = 0.5, dropout: float = 0.0):
-        super().__init__(hidden_size, dropout=dropout)
+    def __init__(
+        self,
+        hidden_size: int,
+        *,
+        margin: float = 0.5,
+        dropout: float = 0.0,
+        init_range: float = 0.02,
+    ):
+        super().__init__(hidden_size, dropout=dropout, init_range=init_range)
         self.margin = margin
 
     def forward(

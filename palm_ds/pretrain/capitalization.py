@@ -62,7 +62,7 @@ class Capitalization(CorpusTask):
     def head(self, backbone: Encoder) -> nn.Module:
         from palm_ds.model.heads import ClassHead
 
-        return ClassHead(backbone.config.hidden_size, classes=2)
+        return ClassHead(backbone.config.hidden_size, classes=2, truncated=True)
 
     def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
         """The share of capitalised words."""

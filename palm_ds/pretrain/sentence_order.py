@@ -62,7 +62,7 @@ class SentenceOrder(CorpusTask):
     def head(self, backbone: Encoder) -> nn.Module:
         from palm_ds.model.heads import ClassHead
 
-        return ClassHead(backbone.config.hidden_size, classes=2, pooled=True)
+        return ClassHead(backbone.config.hidden_size, classes=2, pooled=True, truncated=True)
 
     def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
         return np.full(len(targets), np.log(2)), np.full(len(targets), 1 / 2)

@@ -82,7 +82,9 @@ class SentenceReordering(CorpusTask):
     def head(self, backbone: Encoder) -> nn.Module:
         from palm_ds.model.heads import ClassHead
 
-        return ClassHead(backbone.config.hidden_size, classes=len(self.orders), pooled=True)
+        return ClassHead(
+            backbone.config.hidden_size, classes=len(self.orders), pooled=True, truncated=True
+        )
 
     def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
         """Knows the number of segments n, which is visible, and guesses one of the n! orders."""

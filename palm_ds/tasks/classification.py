@@ -93,6 +93,7 @@ class Classification(ClassesTask):
             backbone.hidden_size,
             len(self.labels),
             pooled=True,
+            init_range=backbone.config.init_range,
             dropout=self.dropout,
             smoothing=self.smoothing,
             weights=[of.get(name, 1.0) for name in self.labels] if of else (),

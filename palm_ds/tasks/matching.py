@@ -159,8 +159,19 @@ class Matching(ClassesTask):
 
     def head(self, backbone: Encoder) -> Head:
         if self.pairwise:
-            return PairHead(backbone.hidden_size, margin=self.margin, dropout=self.dropout)
-        return ClassHead(backbone.hidden_size, 2, pooled=True, dropout=self.dropout)
+            return PairHead(
+                backbone.hidden_size,
+                margin=self.margin,
+                dropout=self.dropout,
+                init_range=backbone.config.init_range,
+            )
+        return ClassHead(
+            backbone.hidden_size,
+            2,
+            pooled=True,
+            dropout=self.dropout,
+            init_range=backbone.config.init_range,
+        )
 
     def baseline(self, targets: np.ndarray, source: TableSource) -> tuple[np.ndarray, np.ndarray]:
         """Pointwise the class-prior baseline; pairwise the same score for all texts."""

@@ -77,7 +77,11 @@ class MultiLabel(ClassesTask):
 
     def head(self, backbone: Encoder) -> MultiLabelHead:
         return MultiLabelHead(
-            backbone.hidden_size, len(self.labels), threshold=self.threshold, dropout=self.dropout
+            backbone.hidden_size,
+            len(self.labels),
+            threshold=self.threshold,
+            dropout=self.dropout,
+            init_range=backbone.config.init_range,
         )
 
     def baseline(self, targets: np.ndarray, source: TableSource) -> tuple[np.ndarray, np.ndarray]:

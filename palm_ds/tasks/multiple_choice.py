@@ -186,7 +186,9 @@ class MultipleChoice(TextTask):
     # -- head and predictions --
 
     def head(self, backbone: Encoder) -> ChoiceHead:
-        return ChoiceHead(backbone.hidden_size, dropout=self.dropout)
+        return ChoiceHead(
+            backbone.hidden_size, dropout=self.dropout, init_range=backbone.config.init_range
+        )
 
     def baseline(self, targets: np.ndarray, source: TableSource) -> tuple[np.ndarray, np.ndarray]:
         """Random-choice baseline, averaged over the questions of the source."""

@@ -92,7 +92,13 @@ class Ranking(TextTask):
         example.labels[self.name] = np.zeros(1, np.int64), target.astype(np.int64)
 
     def head(self, backbone: Encoder) -> ClassHead:
-        return ClassHead(backbone.hidden_size, 2, pooled=True, dropout=self.dropout)
+        return ClassHead(
+            backbone.hidden_size,
+            2,
+            pooled=True,
+            dropout=self.dropout,
+            init_range=backbone.config.init_range,
+        )
 
     def baseline(self, targets: np.ndarray, source: TableSource) -> tuple[np.ndarray, np.ndarray]:
         relevant = self.grades(source) >= self.relevant_from

@@ -124,7 +124,7 @@ class Reading(ReadingTask):
         return np.empty(0, np.int64), np.empty(0, np.int64)
 
     def head(self, backbone: Encoder) -> SpanHead:
-        return SpanHead(backbone.hidden_size, 2)
+        return SpanHead(backbone.hidden_size, 2, init_range=backbone.config.init_range)
 
     # -- predictions --
 

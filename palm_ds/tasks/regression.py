@@ -81,7 +81,9 @@ class Regression(TextTask):
         example.labels[self.name] = np.zeros(1, np.int64), np.nan_to_num(target)
 
     def head(self, backbone: Encoder) -> RegressionHead:
-        return RegressionHead(backbone.hidden_size, dropout=self.dropout)
+        return RegressionHead(
+            backbone.hidden_size, dropout=self.dropout, init_range=backbone.config.init_range
+        )
 
     def baseline(self, targets: np.ndarray, source: TableSource) -> tuple[np.ndarray, np.ndarray]:
         """Baseline that predicts the mean."""

@@ -126,10 +126,19 @@ class Tagging(TagScoring):
 
     def head(self, backbone: Encoder) -> ClassHead | CRFHead:
         if not self.crf:
-            return ClassHead(backbone.hidden_size, len(self.labels), dropout=self.dropout)
+            return ClassHead(
+                backbone.hidden_size,
+                len(self.labels),
+                dropout=self.dropout,
+                init_range=backbone.config.init_range,
+            )
         allowed = torch.from_numpy(self._allowed()) if self._constrains else None
         return CRFHead(
-            backbone.hidden_size, len(self.labels), dropout=self.dropout, allowed=allowed
+            backbone.hidden_size,
+            len(self.labels),
+            dropout=self.dropout,
+            allowed=allowed,
+            init_range=backbone.config.init_range,
         )
 
     @property

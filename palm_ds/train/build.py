@@ -17,7 +17,7 @@ from palm_ds.data.example_stream import ExampleStream
 from palm_ds.data.packed_stream import Stream
 from palm_ds.data.stages import tasks_of
 from palm_ds.model.config import EncoderConfig
-from palm_ds.model.encoder import build_encoder
+from palm_ds.model.encoder import Encoder, Pooler, build_encoder, init_weights
 from palm_ds.model.kernels import choose_kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.ds_config import DSConfig
@@ -120,6 +120,8 @@ def build_model(
         log.log(level, "%s", line)
     torch.manual_seed(keyed.key(recipe.seed, "backbone") >> 1)
     backbone = build_encoder(config, kernels, recompute=ds_config.activation_checkpointing)
+    if all(task.reads == "table" for task in recipe.built_tasks.values()):
+        _init_pooler(backbone, recipe.seed)
     heads: dict[str, nn.Module] = {}
     head_of = {name: task.share or name for name, task in recipe.built_tasks.items()}
     for name, task in recipe.built_tasks.items():
@@ -127,6 +129,14 @@ def build_model(
             torch.manual_seed(keyed.key(recipe.seed, "head", name) >> 1)
             heads[name] = task.head(backbone)
     return Model(backbone, heads, head_of)
+
+
+def _init_pooler(backbone: Encoder, seed: int) -> None:
+    """The initial pooler of fine-tuning, for checkpoints without one: as transformers', and as new
+    heads (`init_weights`). A custom encoder's own pooler keeps its weights."""
+    if type(backbone.pooler) is Pooler:
+        torch.manual_seed(keyed.key(seed, "pooler") >> 1)
+        init_weights(backbone.pooler, backbone.config.init_range, truncated=False)
 
 
 def full_config(config: EncoderConfig, vocabulary: SpecialTokens) -> EncoderConfig:

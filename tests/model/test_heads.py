@@ -1,6 +1,10 @@
-"""Heads: sums in fp32, tied token embeddings, equality with Hugging Face's masked-LM heads."""
+"""Heads: initial weights, sums in fp32, tied embeddings, equality with Hugging Face's masked-LM
+heads."""
 
 from __future__ import annotations
+
+import pkgutil
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +18,8 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
+import palm_ds.tasks
+from palm_ds.data.task import build
 from palm_ds.model.encoder import Encoder, EncoderConfig
 from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.kernels import Kernels
@@ -101,3 +107,62 @@ def test_correct_predictions_are_counted() -> None:
         head.out.weight.copy_(torch.eye(2))
     rows = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
     assert head(rows, torch.tensor([0, 1, 1])).correct == 2
+
+
+# Initial weights -------------------------------------------------------------------------------
+
+FINE_TUNING: dict[str, list[dict[str, Any]]] = {
+    "classification": [{"labels": ["a", "b"]}],
+    "multi_label": [{"labels": ["a", "b"]}],
+    "regression": [{}],
+    "matching": [{"strategy": "pointwise"}, {"strategy": "pairwise"}],
+    "ranking": [{}],
+    "multiple_choice": [{}],
+    "tagging": [{"labels": ["B-X", "I-X", "O"], "crf": crf} for crf in (False, True)],
+    "reading": [{}],
+}
+PRETRAINING = ("sentence_order", "sentence_distance", "capitalization", "sentence_reordering")
+PRETRAINING += ("next_sentence_prediction", "token_document_relation", "dialogue_language_model")
+
+
+def largest_and_deviation(
+    kind: str, settings: dict[str, Any], init_range: float
+) -> tuple[float, float]:
+    """Of the initial weights of a task's head, divided by the encoder's `init_range`."""
+    torch.manual_seed(1)
+    config = EncoderConfig(
+        vocab_size=9,
+        hidden_size=1024,
+        num_layers=1,
+        num_heads=2,
+        intermediate_size=1,
+        max_positions=4,
+        init_range=init_range,
+    )
+    encoder = Encoder(config)
+    head = build("task", {"kind": kind, "source": "s", **settings}).head(encoder)
+    weights = dict(head.named_parameters())["out.weight"].detach() / init_range
+    return float(weights.abs().max()), float(weights.std())
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"), [(kind, each) for kind in FINE_TUNING for each in FINE_TUNING[kind]]
+)
+def test_heads_of_fine_tuning_begin_from_a_plain_normal_distribution(kind, settings) -> None:
+    """As in transformers, with the deviation of the encoder's configuration."""
+    largest, deviation = largest_and_deviation(kind, settings, 0.05)
+    assert largest > 2.5
+    assert deviation == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.parametrize("kind", PRETRAINING)
+def test_heads_of_pretraining_begin_from_a_truncated_one(kind) -> None:
+    """As in BERT and ERNIE."""
+    largest, deviation = largest_and_deviation(kind, {}, 0.02)
+    assert largest <= 2
+    assert deviation < 0.95
+
+
+def test_every_kind_of_fine_tuning_is_among_them() -> None:
+    kinds = {each.name for each in pkgutil.iter_modules(palm_ds.tasks.__path__) if not each.ispkg}
+    assert kinds - {"masked_words"} == FINE_TUNING.keys()

@@ -9,17 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.writer import write_corpus
 from palm_ds.data.corpus_source import Source
 from palm_ds.data.curriculum_spec import read_stages
+from palm_ds.runtime.ds_config import make_ds_config
 from palm_ds.text.tokenizer import wordpiece
-from palm_ds.train.build import build_held_out, build_stream
+from palm_ds.train.build import build_held_out, build_model, build_stream
 from palm_ds.train.recipe import Recipe, make_recipe
 from palm_ds.train.resolve import measure, resolve
 from palm_ds.train.sources import check_units, corpus_summaries, open_data
 from tests.helpers.small_corpus import SPECIALS, write_small_corpus
+from tests.helpers.small_tables import write_tables
 
 MASKS, ORDER, APART = "knowledge_masking", "sentence_reordering", "sentence_distance"
 BLENDS = [MASKS, f"{ORDER} + {MASKS}", APART]
@@ -332,3 +335,29 @@ def test_too_little_held_out_names_the_share(tmp_path: Path) -> None:
     assert "increase it, or give sources.text.validation" in str(caught.value)
     enough = recipe(tmp_path, [{"talk": 1}], held_out=0.2, **values)
     assert build_held_out(enough, open_data(enough)).rows
+
+
+def test_a_pooler_that_a_checkpoint_lacks_begins_as_in_transformers_if_the_run_fine_tunes(
+    corpora: Path, tmp_path: Path
+) -> None:
+    """From a plain normal distribution; in pretraining from a truncated one."""
+    write_tables(tmp_path)
+    table = {"table": str(tmp_path / "train.tsv"), "tokenizer": str(tmp_path / "vocab.txt")}
+    fine_tuning = recipe(
+        corpora,
+        [{"sort": 1}],
+        sources={"rows": table},
+        tasks={"sort": {"kind": "classification", "source": "rows"}},
+    )
+    largest = {}
+    for name, made in (
+        ("fine-tuning", fine_tuning),
+        ("pretraining", recipe(corpora, [{MASKS: 1}])),
+    ):
+        data = open_data(made)
+        model = build_model(
+            resolve(made, data), make_ds_config({}), data.vocabulary, device=torch.device("cpu")
+        )
+        largest[name] = float(model.backbone.pooler.dense.weight.detach().abs().max())
+    assert largest["pretraining"] <= 2 * 0.02
+    assert largest["fine-tuning"] > 2.5 * 0.02

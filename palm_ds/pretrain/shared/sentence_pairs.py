@@ -50,7 +50,9 @@ class PairTask(CorpusTask):
     def head(self, backbone: Encoder) -> nn.Module:
         from palm_ds.model.heads import ClassHead
 
-        return ClassHead(backbone.config.hidden_size, classes=self.class_count, pooled=True)
+        return ClassHead(
+            backbone.config.hidden_size, classes=self.class_count, pooled=True, truncated=True
+        )
 
 
 def is_ready_made(source: Source) -> bool:
