@@ -13,12 +13,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from palm_ds.common.config import differences
 from palm_ds.common.errors import UserError
 from palm_ds.model.config import EncoderConfig
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime import checkpoint
 from palm_ds.runtime.shard_files import ResizedTable, ShardReader
+from palm_ds.weights.formats.native import signature_in
 
 _TASK_TABLE = "backbone.task.weight"
 _MAY_DIFFER = ("task_types", "dropout", "attention_dropout", "init_range")
@@ -38,8 +41,10 @@ class ModelSignature:
     """Names of the classification heads that read tokens, as in weights.json."""
     optimizer: str = "adamw"
     """The recipe's `optimizer.kind`."""
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    """{task: kind}."""
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """{parameter: shape} of all parameters if the encoder is a user-defined class."""
+    """{parameter: shape} of all parameters."""
 
     def record(self) -> dict[str, Any]:
         plain = {
@@ -48,6 +53,7 @@ class ModelSignature:
             "tokenizer": self.tokenizer,
             "token_heads": self.token_heads,
             "optimizer": self.optimizer,
+            "kinds": dict(self.kinds),
             "shapes": dict(self.shapes),
         }
         return json.loads(json.dumps(plain))
@@ -96,18 +102,14 @@ def warm_start(
     found = checkpoint.latest_good(old / "checkpoints", group=group, warn=warn)
     if found is None:
         raise UserError(f"extend: {old}: no checkpoint in {old / 'checkpoints'}; name a run folder")
-    before = found.state["lineage"]
+    before = signature_in(found)
     _check(old, before, signature)
     stored = ShardReader(found.files)
     parameters = dict(model.named_parameters())
     fresh = tuple(name for name in parameters if name not in stored)
     grown = _grown(before["task_ids"], signature.task_ids, parameters, stored)
-    for name, parameter in parameters.items():
-        if name not in fresh and name not in grown and stored.size(name) != parameter.numel():
-            raise UserError(
-                f"extend: {old}: {name} has {stored.size(name):,} values there and "
-                f"{parameter.numel():,} here; a task of the same name must have the same classes"
-            )
+    kept = {name: p for name, p in parameters.items() if name not in fresh and name not in grown}
+    _check_shapes(old, before.get("shapes", {}), kept, stored)
     read = found.state["consumed"]
     return WarmStart(
         found=found,
@@ -131,7 +133,8 @@ def _check(old: Path, before: Mapping[str, Any], signature: ModelSignature) -> N
             f"extend: {old}: was trained with optimizer.kind {kinds[0]}, this recipe has "
             f"{kinds[1]}; their optimizer states are incompatible"
         )
-    encoder = asdict(EncoderConfig.from_dict(before["backbone"], f"{old}: lineage.backbone"))
+    _check_kinds(old, before.get("kinds", {}), now["kinds"])
+    encoder = asdict(EncoderConfig.from_dict(before["backbone"], f"{old}: signature.backbone"))
     encoders = [
         {k: v for k, v in x.items() if k not in _MAY_DIFFER} for x in (encoder, now["backbone"])
     ]
@@ -139,6 +142,33 @@ def _check(old: Path, before: Mapping[str, Any], signature: ModelSignature) -> N
         raise UserError(f"extend: {old}: has another encoder: {'; '.join(changed)}")
     if bool(before["backbone"]["task_types"]) != bool(now["backbone"]["task_types"]):
         raise UserError(f"extend: {old}: only one of the two encoders has a task embedding")
+
+
+def _check_kinds(old: Path, before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """A head keeps its weights by its task's name, which must mean the same task in both runs."""
+    for task, kind in now.items():
+        if before.get(task, kind) != kind:  # early checkpoints store no kinds
+            raise UserError(
+                f"extend: {old}: tasks.{task} is of kind {before[task]} there and {kind} here; "
+                "give the new task another name, so that its head is newly initialised"
+            )
+
+
+def _check_shapes(
+    old: Path,
+    shapes: Mapping[str, Sequence[int]],
+    parameters: Mapping[str, torch.Tensor],
+    stored: ShardReader,
+) -> None:
+    for name, parameter in parameters.items():
+        here = tuple(parameter.shape)
+        there = tuple(shapes.get(name, here))
+        if here != there or parameter.numel() != stored.size(name):
+            shown = there if name in shapes else f"{stored.size(name):,} values"
+            raise UserError(
+                f"extend: {old}: {name} has {shown} there and {here} here; give its task the "
+                "settings and classes that it has there, or another name"
+            )
 
 
 def _grown(

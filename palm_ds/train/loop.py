@@ -213,7 +213,7 @@ class Loop:
             "cursor": self.stream.cursor(done),
             "already_read": self.stream.already_read,
             "consumed": self.stream.consumed(done),
-            "lineage": self.signature.record(),
+            "signature": self.signature.record(),
             "best": self.best.record(),
             "evaluated": self.evaluated,
         }

@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from palm_ds.data.task import kind_of
 from palm_ds.engine import Engine
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime import checkpoint
@@ -75,12 +76,12 @@ def find_starting_point(
 
 def signature_of(run: RunSpec, model: Model, data: Data) -> ModelSignature:
     """What the run's weights belong to, for the runs that extend it."""
-    custom = model.backbone.config.kind
     return ModelSignature(
         backbone=model.backbone.config,
         task_ids=run.recipe.task_ids,
         tokenizer=data.tokenizer.fingerprint,
         token_heads=weights.token_heads_of(model),
         optimizer=run.recipe.optimizer.kind,
-        shapes={n: tuple(p.shape) for n, p in model.named_parameters()} if custom else {},
+        kinds={name: kind_of(type(task)) for name, task in run.recipe.built_tasks.items()},
+        shapes={name: tuple(p.shape) for name, p in model.named_parameters()},
     )

@@ -54,6 +54,8 @@ class _Opening:
     recipe: Recipe
     corpora: dict[str, Corpus] = field(default_factory=dict)
     tables: dict[str, Table] = field(default_factory=dict)
+    readings: dict[str, TableSettings] = field(default_factory=dict)
+    """How each of `tables` was read."""
     tokenizers: dict[str, Tokenizer] = field(default_factory=dict)
     """By corpus folder or `sources.NAME`."""
     train: dict[str, list[tuple[str, Any, float]]] = field(default_factory=dict)
@@ -83,16 +85,19 @@ class _Opening:
     def table(self, name: str, source: SourceSettings) -> None:
         tokenizer = self._tokenizer(name, source)
         share = 0.0 if source.validation else self.recipe.held_out
-        training, held = split_rows(self._table(source.table, source.read), share, tokenizer, name)
+        where = f"sources.{name}"
+        rows = self._table(source.table, source.read, where)
+        training, held = split_rows(rows, share, tokenizer, name)
         if source.validation:
-            rows = self._table(source.validation, source.read)
+            rows = self._table(source.validation, source.read, f"{where}.validation")
             held, _ = split_rows(rows, 0.0, tokenizer, f"{name} (validation)")
         self.train[name], self.held_out[name] = [(name, training, 1.0)], [(name, held, 1.0)]
         for title, each in source.evaluation_sets.items():
-            table = self._table(each.table, each.read or source.read)
+            place = f"{where}.evaluation_sets.{title}"
+            table = self._table(each.table, each.read or source.read, place)
             rows, _ = split_rows(table, 0.0, tokenizer, f"{name} ({title})")
             self.evaluation_sets.setdefault(title, {})[name] = [(name, rows, 1.0)]
-        self.tokenizers[f"sources.{name}"] = tokenizer
+        self.tokenizers[where] = tokenizer
 
     def _tokenizer(self, name: str, source: SourceSettings) -> Tokenizer:
         """The tokenizer of a table; one object per vocabulary."""
@@ -109,10 +114,13 @@ class _Opening:
             raise UserError(f"sources.{name}.tokenizer: missing, and {why}; name a vocabulary")
         return found
 
-    def _table(self, paths: str | list[str], read: TableSettings) -> Table:
-        key = paths if isinstance(paths, str) else ", ".join(paths)
+    def _table(self, paths: str | list[str], read: TableSettings, where: str) -> Table:
+        """A table, opened once. It is known by its path, which run folders store; if the same path
+        is read in another way elsewhere, by that place too."""
+        path = paths if isinstance(paths, str) else ", ".join(paths)
+        key = path if self.readings.get(path, read) == read else f"{path} ({where})"
         if key not in self.tables:
-            self.tables[key] = open_table(paths, read)
+            self.tables[key], self.readings[key] = open_table(paths, read), read
         return self.tables[key]
 
 

@@ -30,7 +30,7 @@ def state(step: int) -> dict[str, Any]:
     signature = ModelSignature(
         backbone=config, task_ids=IDS, tokenizer="none", token_heads=TOKEN_HEADS
     )
-    return {"step": step, "lineage": signature.record()}
+    return {"step": step, "signature": signature.record()}
 
 
 def begin(folder: Path) -> None:

@@ -90,7 +90,7 @@ def first_phase(stage: int, folder: Path) -> tuple[Engine, list[float]]:
     losses = train(engine, range(BEFORE))
     state = {
         "step": BEFORE,
-        "lineage": signature(model, OLD).record(),
+        "signature": signature(model, OLD).record(),
         "consumed": {"a": 3, "b": 7},
     }
     engine.save(folder / "checkpoints", state, step=BEFORE)

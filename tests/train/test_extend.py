@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,13 @@ def make_model(classes: dict[str, int], **changes: Any) -> Model:
 
 def signature(model: Model, tokenizer: str = "words") -> ModelSignature:
     ids = {name: number for number, name in enumerate(model.heads)}
-    return ModelSignature(backbone=model.backbone.config, task_ids=ids, tokenizer=tokenizer)
+    return ModelSignature(
+        backbone=model.backbone.config,
+        task_ids=ids,
+        tokenizer=tokenizer,
+        kinds=dict.fromkeys(ids, "classification"),
+        shapes={name: tuple(p.shape) for name, p in model.named_parameters()},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +76,7 @@ def old(tmp_path_factory) -> Path:
         layout=checkpoint.Layout(world=1, stage=0, precision="fp32"),
         parameters=dict.fromkeys(parameters, 5),
         engine={},
-        state={"lineage": signature(model).record(), "consumed": {"a": 70, "b + a": 4}},
+        state={"signature": signature(model).record(), "consumed": {"a": 70, "b + a": 4}},
         group=Alone(),
         keep=1,
     )
@@ -129,13 +136,47 @@ def test_the_state_of_another_optimizer_is_refused(old: Path) -> None:
 
 
 def test_other_classes_another_tokenizer_and_no_run_are_refused(old: Path, tmp_path) -> None:
-    with pytest.raises(UserError, match="heads.b.out.weight has 24 values there and 32 here"):
+    with pytest.raises(
+        UserError, match=r"heads.b.out.weight has \(3, 8\) there and \(4, 8\) here; "
+    ):
         taken(old, make_model({"a": 2, "b": 4}))
     model = make_model({"a": 2, "b": 3})
     with pytest.raises(UserError, match="another tokenizer"):
         warm_start(old, model, signature(model, "other"), [], group=Alone(), warn=pytest.fail)
     with pytest.raises(UserError, match="no checkpoint in"):
         taken(tmp_path, model)
+
+
+def test_another_kind_under_the_same_name_is_refused(old: Path) -> None:
+    """Its head may have the same shape, and its weights mean something else."""
+    model = make_model({"a": 2, "b": 3})
+    kinds = {"a": "classification", "b": "mine.Another"}
+    now = replace(signature(model), kinds=kinds)
+    with pytest.raises(UserError, match="tasks.b is of kind classification there and mine.Another"):
+        warm_start(old, model, now, [], group=Alone(), warn=pytest.fail)
+
+
+def test_a_head_of_another_form_is_refused(old: Path) -> None:
+    model = make_model({"a": 2, "b": 3})
+    same_size = torch.nn.Parameter(torch.zeros(8, 3))
+    model.get_submodule("heads.b.out").register_parameter("weight", same_size)
+    with pytest.raises(UserError, match="heads.b.out.weight has"):
+        taken(old, model)
+
+
+def test_early_runs_are_extended_by_sizes_alone(old: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(old, tmp_path / "early")
+    manifest = next(run.glob("checkpoints/*/manifest.json"))
+    record = json.loads(manifest.read_text())
+    early = record["state"].pop("signature")
+    del early["kinds"], early["shapes"]
+    record["state"]["lineage"] = early  # its earlier name
+    manifest.write_text(json.dumps(record))
+    assert taken(run, make_model({"a": 2, "b": 3})).new == ()
+    with pytest.raises(
+        UserError, match=r"heads.b.out.weight has 24 values there and \(4, 8\) here"
+    ):
+        taken(run, make_model({"a": 2, "b": 4}))
 
 
 def test_what_a_run_remembers_is_json(old: Path) -> None:

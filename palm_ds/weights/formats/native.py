@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from math import isqrt
+from math import isqrt, prod
 from pathlib import Path
 from typing import Any
 
@@ -179,15 +179,15 @@ def _filled(config: EncoderConfig, words: tuple[int, ...] | None, where: Path) -
 def _from_checkpoint(
     found: checkpoint.VerifiedCheckpoint, tokenizer: Path | None
 ) -> CheckpointContents:
-    lineage = _lineage(found)
+    signature = signature_in(found)
     stored = _stored(found)
-    config = EncoderConfig.from_dict(lineage["backbone"], f"{found.path}: lineage.backbone")
+    config = EncoderConfig.from_dict(signature["backbone"], f"{found.path}: signature.backbone")
     names = stored.names()
-    # a custom encoder may have shapes that do not follow from its configuration
-    said = {name: tuple(shape) for name, shape in lineage.get("shapes", {}).items()}
-    shapes = said or _shapes(names, stored, config)
-    for name in shapes:
-        if not stored.covers(name):
+    recorded = {name: tuple(shape) for name, shape in signature["shapes"].items()}
+    shapes = recorded or _shapes(names, stored, config)
+    shapes = {name: shapes[name] for name in ordered(shapes)}
+    for name, shape in shapes.items():
+        if name not in stored or not stored.covers(name) or stored.size(name) != prod(shape):
             raise UserError(f"{found.path}: {name}: some of its values are in none of the files")
     entries = {
         name: TensorEntry(
@@ -195,7 +195,7 @@ def _from_checkpoint(
             shape=shapes[name],
             read=partial(_whole, stored, name, shapes[name]),
         )
-        for name in ordered(shapes)
+        for name in shapes
     }
     unknown = {name: "of a head this version does not know" for name in names if name not in shapes}
     contents = CheckpointContents(
@@ -203,20 +203,21 @@ def _from_checkpoint(
         format=f"palm_ds checkpoint of step {found.step:,}",
         config=_filled(config, shapes.get("backbone.word.weight"), found.path),
         entries=entries,
-        heads=heads_of(shapes, tuple(lineage.get("token_heads", ()))),
-        task_ids=lineage["task_ids"],
+        heads=heads_of(shapes, tuple(signature.get("token_heads", ()))),
+        task_ids=signature["task_ids"],
         skipped={f"{kind}/{n}": OPTIMIZER for n in names for kind in sorted(stored.moments(n))}
         | unknown,
-        tokenizer=_tokenizer_of(found.path, tokenizer, lineage.get("tokenizer")),
+        tokenizer=_tokenizer_of(found.path, tokenizer, signature.get("tokenizer")),
     )
     return checked(contents)
 
 
-def _lineage(found: checkpoint.VerifiedCheckpoint) -> dict[str, Any]:
-    lineage = found.state.get("lineage")
-    if not isinstance(lineage, dict) or not isinstance(lineage.get("backbone"), dict):
-        raise UserError(f"{found.path}: {checkpoint.MANIFEST} does not say what encoder it is of")
-    return {"task_ids": {}, **lineage}
+def signature_in(found: checkpoint.VerifiedCheckpoint) -> dict[str, Any]:
+    """What a checkpoint's weights belong to (`train.extend.ModelSignature`). Raises UserError."""
+    signature = found.state.get("signature", found.state.get("lineage"))  # its earlier name
+    if not isinstance(signature, dict) or not isinstance(signature.get("backbone"), dict):
+        raise UserError(f"{found.path}: {checkpoint.MANIFEST} does not describe the encoder")
+    return {"task_ids": {}, "shapes": {}, **signature}
 
 
 def _stored(found: checkpoint.VerifiedCheckpoint) -> ShardReader:
@@ -233,7 +234,8 @@ def _whole(stored: ShardReader, name: str, shape: tuple[int, ...]) -> torch.Tens
 def _shapes(
     names: Iterable[str], stored: ShardReader, config: EncoderConfig
 ) -> dict[str, tuple[int, ...]]:
-    """A checkpoint keeps values laid end to end: the shapes follow from the encoder's width."""
+    """The shapes of an early checkpoint, which stored none: values lie end to end, and matrices of
+    the standard encoder and heads are as wide as the encoder."""
     found: dict[str, tuple[int, ...]] = {}
     for name in names:
         size = stored.size(name)

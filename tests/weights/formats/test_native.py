@@ -7,15 +7,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config import EncoderConfig
 from palm_ds.model.crf import CRFHead
 from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import ClassHead, MaskedLMHead
+from palm_ds.model.heads import ClassHead, Head, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime import checkpoint
 from palm_ds.runtime.checkpoint import FileManifest, Layout
@@ -75,7 +77,30 @@ def cut(net: Model, stage: int, world: int, rank: int) -> Iterator[ParamShard]:
             yield ParamShard(name, low, {"weight": flat[low:high], **moments}, {})
 
 
-def save(folder: Path, net: Model, stage: int = 1, world: int = 1, step: int = 7) -> Path:
+def early_state() -> dict[str, Any]:
+    """What the first checkpoints recorded: another key, and no shapes."""
+    record = signature(model()).record()
+    return {"lineage": {key: x for key, x in record.items() if key not in ("kinds", "shapes")}}
+
+
+def signature(net: Model) -> ModelSignature:
+    return ModelSignature(
+        backbone=CONFIG,
+        task_ids={"masking": 0, "distance": 2},
+        tokenizer=WORDS.fingerprint,
+        token_heads=("capital",),
+        shapes={name: tuple(p.shape) for name, p in net.named_parameters()},
+    )
+
+
+def save(
+    folder: Path,
+    net: Model,
+    stage: int = 1,
+    world: int = 1,
+    step: int = 7,
+    state: dict[str, Any] | None = None,
+) -> Path:
     """A checkpoint as `world` processes write it under a ZeRO stage."""
 
     def write(partial_folder: Path, written: FileManifest) -> None:
@@ -86,12 +111,6 @@ def save(folder: Path, net: Model, stage: int = 1, world: int = 1, step: int = 7
                 lambda name, make: written.write(partial_folder / name, make),
             )
 
-    signature = ModelSignature(
-        backbone=CONFIG,
-        task_ids={"masking": 0, "distance": 2},
-        tokenizer=WORDS.fingerprint,
-        token_heads=("capital",),
-    )
     return checkpoint.save(
         folder,
         step,
@@ -99,7 +118,7 @@ def save(folder: Path, net: Model, stage: int = 1, world: int = 1, step: int = 7
         layout=Layout(world=world, stage=stage, precision="fp32"),
         parameters={name: step for name, _ in net.named_parameters()},
         engine={},
-        state={"lineage": signature.record()},
+        state={"signature": signature(net).record()} if state is None else state,
         group=checkpoint.SINGLE_PROCESS,
         keep=3,
     )
@@ -109,9 +128,9 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def written(source: Path, target: Path, **options: Path) -> dict[str, bytes]:
+def written(source: Path, target: Path, tokenizer: Path | None = None) -> dict[str, bytes]:
     target.mkdir()
-    own.write(own.open_contents(source, **options), target)
+    own.write(own.open_contents(source, tokenizer=tokenizer), target)
     return files(target)
 
 
@@ -123,6 +142,32 @@ def test_every_layout_gives_the_same_bytes(tmp_path: Path) -> None:
     first = found.pop((0, 1))
     assert set(first) == {"weights.json", "weights.safetensors"}
     assert all(other == first for other in found.values())
+
+
+def test_early_checkpoints_give_the_same_bytes(tmp_path: Path) -> None:
+    steps = [
+        save(tmp_path / name, model(), 3, 2, state=state)
+        for name, state in {"early": early_state(), "now": None}.items()
+    ]
+    early, now = (written(step, step.parent / "out") for step in steps)
+    assert early == now
+
+
+class TwoLayers(Head):
+    """Matrices of other widths than the encoder's, one of them with three dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow = nn.Linear(8, 3)
+        self.out = nn.Bilinear(3, 4, 2)
+
+
+def test_a_custom_head_keeps_its_shapes(tmp_path: Path) -> None:
+    net = Model(Encoder(CONFIG), {"mine": TwoLayers()}, {"mine": "mine"})
+    opened = own.open_contents(save(tmp_path, net, 3, 2))
+    assert set(opened.entries) == set(net.state_dict())
+    for name, entry in opened.entries.items():
+        torch.testing.assert_close(entry.read(), net.state_dict()[name])
 
 
 @pytest.mark.parametrize(("stage", "world"), [(1, 1), (2, 3), (3, 2)])
@@ -240,7 +285,7 @@ def stateless(path: Path) -> None:
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut short": (shorten_all, "bytes instead of"),
-    "of no encoder": (stateless, "does not say what encoder"),
+    "of no encoder": (stateless, "does not describe the encoder"),
     "manifest no JSON": (lambda p: (p / "manifest.json").write_text("{"), "is damaged"),
     "of another version": (lambda p: change(p / "manifest.json", format=1), "format 1"),
     "a file gone": (lambda p: next(p.glob("*.safetensors")).unlink(), "is missing"),
@@ -287,7 +332,7 @@ def test_values_that_are_nowhere_are_missed(tmp_path: Path) -> None:
         part = partial(cut, net, 3, 2)
         write_shards(part(0), "process_0", lambda n, m: out.write(folder / n, m))
 
-    signature = ModelSignature(backbone=CONFIG, task_ids={}, tokenizer="").record()
+    record = ModelSignature(backbone=CONFIG, task_ids={}, tokenizer="").record()
     path = checkpoint.save(
         tmp_path,
         1,
@@ -295,7 +340,7 @@ def test_values_that_are_nowhere_are_missed(tmp_path: Path) -> None:
         layout=Layout(world=2, stage=3, precision="fp32"),
         parameters={},
         engine={},
-        state={"lineage": signature},
+        state={"signature": record},
         group=checkpoint.SINGLE_PROCESS,
         keep=1,
     )

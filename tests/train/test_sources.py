@@ -1,0 +1,69 @@
+"""The sources of a recipe: what is opened once, and what is read in two ways."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from palm_ds.common.errors import UserError
+from palm_ds.runtime.ds_config import DSConfig
+from palm_ds.train.recipe import make_recipe
+from palm_ds.train.run_folder import RunSpec, check_folder, write_folder
+from palm_ds.train.sources import Data, open_data
+from tests.helpers.small_tables import TINY, write_tables
+
+
+def spec(folder: Path) -> RunSpec:
+    """A run whose evaluation set `odd` takes its labels from another column of dev.tsv."""
+    table = str(folder / "dev.tsv")
+    values = {
+        "backbone": TINY,
+        "length": 32,
+        "batch": "4 examples",
+        "sources": {
+            "texts": {
+                "table": str(folder / "train.tsv"),
+                "validation": table,
+                "tokenizer": str(folder / "vocab.txt"),
+                "evaluation_sets": {
+                    "same": {"table": table},
+                    "odd": {"table": table, "read": {"columns": {"label": "text_a"}}},
+                },
+            }
+        },
+        "tasks": {"first": {"kind": "classification", "source": "texts", "labels": ["no", "yes"]}},
+        "stages": [{"first": 2}],
+    }
+    ds_config = DSConfig(path="", sections={}, stage=0, precision="fp32")
+    return RunSpec(recipe=make_recipe(values), ds_config=ds_config, folder=folder / "run")
+
+
+def labels(data: Data, name: str) -> set[str]:
+    ((_, rows, _),) = data.evaluation_sets[name]["texts"]
+    return set(rows.table.column("label"))
+
+
+def test_one_file_is_read_in_the_way_that_each_set_asks_for(tmp_path: Path) -> None:
+    data = open_data(spec(write_tables(tmp_path)).recipe)
+    assert labels(data, "same") == {"no", "yes"}
+    assert all(label.startswith("w") for label in labels(data, "odd"))
+    dev = str(tmp_path / "dev.tsv")
+    odd = f"{dev} (sources.texts.evaluation_sets.odd)"
+    assert list(data.tables) == [str(tmp_path / "train.tsv"), dev, odd]
+    assert data.tables[dev].fingerprint != data.tables[odd].fingerprint
+
+
+def test_a_run_folder_that_knows_one_reading_stays_resumable(tmp_path: Path) -> None:
+    run = spec(write_tables(tmp_path))
+    data = open_data(run.recipe)
+    write_folder(run, {}, data)
+    stored = yaml.safe_load((run.folder / "recipe.yaml").read_text())
+    assert stored["corpora"].popitem()[0].endswith("odd)")
+    (run.folder / "recipe.yaml").write_text(yaml.safe_dump(stored))
+    check_folder(run, data)
+
+    (tmp_path / "dev.tsv").write_text("label\ttext_a\nno\tw1\n")
+    with pytest.raises(UserError, match=r"the contents of .*dev\.tsv"):
+        check_folder(run, open_data(run.recipe))
