@@ -4,12 +4,14 @@
                       add_arguments=add_arguments, run=run)
 
 Exit codes: 0 success; 1 a negative result (`verify`: the checkpoints differ); 2 a mistake in the
-arguments or the input, explained in one line; 130 interrupted.
+arguments or the input, explained in one line; 130 interrupted, 143 and 129 ended by SIGTERM and
+SIGHUP, which clean up as Ctrl-C does.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import signal
@@ -17,6 +19,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 from palm_ds.common.errors import UserError, exit_on_user_error, suggest
@@ -79,12 +82,7 @@ class Command:
         """The whole program: run, and end this process."""
         if self.piped:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        try:
-            code = self.main(argv)
-        except KeyboardInterrupt:
-            print(self.interrupted, file=sys.stderr, flush=True)
-            code = 130
-        _leave(code)
+        _leave(_until_interrupted(lambda: self.main(argv), self.interrupted))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +144,36 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str):
         columns = min(shutil.get_terminal_size().columns - 2, _WIDTH)
         super().__init__(prog, max_help_position=30, width=columns)
+
+
+class _Ended(KeyboardInterrupt):
+    """SIGTERM or SIGHUP came."""
+
+    def __init__(self, number: int):
+        self.number = number
+
+
+def _until_interrupted(run: Callable[[], int], said: str) -> int:
+    """The exit code of `run`; it can clean up after the signals that end a program."""
+    program = os.getpid()
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        if os.getpid() == program:
+            raise _Ended(number)
+        signal.signal(number, signal.SIG_DFL)  # a forked worker has nothing to clean up
+        signal.raise_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` ignores SIGHUP
+            signal.signal(number, end)
+    try:
+        return run()
+    except _Ended as ended:
+        print(f"ended by {signal.Signals(ended.number).name}", file=sys.stderr, flush=True)
+        return 128 + ended.number
+    except KeyboardInterrupt:
+        print(said, file=sys.stderr, flush=True)
+        return 130
 
 
 def table(rows: Mapping[str, str], indent: int = 2) -> str:

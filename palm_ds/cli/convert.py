@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import Command
 from palm_ds.common.errors import UserError
+from palm_ds.common.printable import json_line, printable
 
 if TYPE_CHECKING:
     from palm_ds.weights.convert.convert import ConversionResult
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     opening = {name: getattr(args, name) for name in ("eps", "config", "tokenizer")}
     done = convert(args.source, args.target, args.to, options, **opening)
     if args.json:
-        print(json.dumps(done.record(), ensure_ascii=False, default=str))
+        print(json_line(done.record()))
     else:
         _show(done)
     return 0
@@ -80,10 +80,13 @@ def _show(done: ConversionResult) -> None:
 
     console = Console(soft_wrap=True, highlight=False)
     show(done.report.rows(), console)
-    for note in done.notes:
-        console.print(f"note: {note}", markup=False)
-    console.print(f"{done.format} -> {done.to}: {done.target}", markup=False)
-    console.print(f"checked: {done.parity or 'not at all'}", markup=False)
+    lines = [
+        *(f"note: {note}" for note in done.notes),
+        f"{done.format} -> {done.to}: {done.target}",
+        f"checked: {done.parity or 'not at all'}",
+    ]
+    for line in lines:
+        console.print(printable(line), markup=False)
 
 
 COMMAND = Command(

@@ -72,8 +72,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def start() -> NoReturn:
     """The console script."""
-    with exit_on_user_error():
-        command, rest = find(sys.argv[1:])
+    try:
+        with exit_on_user_error():
+            command, rest = find(sys.argv[1:])
+    except KeyboardInterrupt:
+        sys.exit(130)
     command.start(rest)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import Command
+from palm_ds.common.printable import json_line, printable
 
 if TYPE_CHECKING:
     from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
 
     contents = open_checkpoint(args.path, eps=args.eps, config=args.config)
     if args.json:
-        print(json.dumps(_record(contents), ensure_ascii=False, default=str))
+        print(json_line(_record(contents)))
     else:
         _show(contents)
     return 0
@@ -76,7 +76,7 @@ def _show(contents: CheckpointContents) -> None:
         *(f"note: {note}" for note in contents.notes),
     ]
     for line in lines:
-        console.print(line, markup=False)
+        console.print(printable(line), markup=False)
 
 
 def _describe(head: HeadInfo) -> str:

@@ -22,6 +22,7 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.printable import printable
 
 T = TypeVar("T")
 
@@ -43,7 +44,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 def read_json(path: str | Path) -> dict[str, Any]:
     """Reads the mapping in a JSON file."""
     try:
-        values = json.loads(_read_text(path), object_pairs_hook=partial(_unique, path))
+        values = json.loads(_read_text(path), object_pairs_hook=partial(unique_keys, path))
     except json.JSONDecodeError as error:
         place = f"{path}:{error.lineno}:{error.colno}"
         raise UserError(f"{place}: not valid JSON: {error.msg}") from None
@@ -65,12 +66,13 @@ def _mapping(values: object, path: str | Path) -> dict[str, Any]:
     return values
 
 
-def _unique(path: str | Path, pairs: list[tuple[str, object]]) -> dict[str, object]:
+def unique_keys(path: str | Path, pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """For json's `object_pairs_hook`. Raises UserError for a key that is given twice."""
     values = dict(pairs)
     if len(values) < len(pairs):
         names = [name for name, _ in pairs]
         duplicate = next(name for name in names if names.count(name) > 1)
-        raise UserError(f'{path}: duplicate key "{duplicate}"')
+        raise UserError(f'{path}: duplicate key "{printable(duplicate[:80])}"')
     return values
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from palm_ds.common.messages import plain_messages
+from palm_ds.common.printable import printable
 
 
 class UserError(ValueError):
@@ -29,5 +30,5 @@ def exit_on_user_error() -> Iterator[None]:
         with plain_messages():
             yield
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        print(f"error: {printable(str(error))}", file=sys.stderr, flush=True)
         sys.exit(2)

@@ -16,6 +16,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from palm_ds.common.printable import printable
+
 LIBRARY = "palm_ds"
 """Name of the parent logger of all modules."""
 
@@ -48,4 +50,4 @@ class _PlainLines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         stream = sys.stderr if record.levelno >= logging.WARNING else sys.stdout
-        print(self.format(record), file=stream, flush=True)
+        print(printable(self.format(record), keep="\n\t\r"), file=stream, flush=True)

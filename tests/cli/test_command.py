@@ -23,6 +23,22 @@ Command(name="x", summary="", usage="", examples="", add_arguments=lambda parser
 """
 
 
+CLEANS_UP = """
+    import signal
+    try:
+        signal.raise_signal(signal.{})
+    finally:
+        print("cleaned", file=sys.stderr)
+"""
+FORKS = """
+    import os, signal
+    child = os.fork()
+    if not child:
+        signal.raise_signal(signal.SIGTERM)
+    return int(os.waitpid(child, 0)[1] != signal.SIGTERM)
+"""
+
+
 def start(body: str, *, piped: bool = False, tail: str = "") -> subprocess.CompletedProcess[str]:
     """A command of this body as a program; `tail` reads its output."""
     program = [sys.executable, "-c", START.format(body=body, piped=piped)]
@@ -48,7 +64,12 @@ def test_a_script_shows_its_own_name(script: str, monkeypatch: pytest.MonkeyPatc
         ("return 0", 0, ""),
         ("return 1", 1, ""),
         ("raise UserError('x: wrong')", 2, "error: x: wrong\n"),
+        ("raise UserError('x\\x1b[2J: wrong')", 2, "error: x\\x1b[2J: wrong\n"),
         ("raise KeyboardInterrupt", 130, "interrupted\n"),
+        (CLEANS_UP.format("SIGTERM"), 143, "cleaned\nended by SIGTERM\n"),
+        (CLEANS_UP.format("SIGHUP"), 129, "cleaned\nended by SIGHUP\n"),
+        (CLEANS_UP.format("SIGINT"), 130, "cleaned\ninterrupted\n"),
+        (FORKS, 0, ""),
     ],
 )
 def test_exit_codes(body: str, code: int, error: str) -> None:

@@ -452,8 +452,12 @@ class Hostile:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("pytorch_model.bin", {"a": Hostile()}, ["pytorch_model.bin", "tensors alone"]),
-        ("pytorch_model.bin", [1, 2], ["pytorch_model.bin", "does not contain"]),
+        (
+            "pytorch_model.bin",
+            {"a": Hostile()},
+            ["pytorch_model.bin", "asks for posix.system, which"],
+        ),
+        ("pytorch_model.bin", [1, 2], ["pytorch_model.bin", "expected tensors by name"]),
         ("other.bin", {}, ["neither model.safetensors nor pytorch_model.bin"]),
     ],
 )

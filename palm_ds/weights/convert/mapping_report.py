@@ -12,8 +12,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from palm_ds.common.printable import printable
 from palm_ds.weights.formats.contents import BUFFER, COPY, OPTIMIZER, CheckpointContents
 from palm_ds.weights.formats.huggingface.plan import ExportPlan
 
@@ -146,11 +148,14 @@ def _by_reason(skipped: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
 def show(rows: Sequence[tuple[str, str, str, str]], console: Console) -> None:
     """Print a table on a terminal, tab-separated lines elsewhere."""
     titles = ("", "source", "result", "transform or reason")
+    cells = [tuple(map(printable, row)) for row in rows]
     if not console.is_terminal:
-        for row in rows:
+        for row in cells:
             print("\t".join(row), file=console.file)
         return
     table = Table(*titles, box=None, header_style="bold")
-    for row in rows:
-        table.add_row(*row, style={"created": "yellow", "skipped": "red"}.get(row[0], ""))
+    for row in cells:
+        table.add_row(
+            *map(escape, row), style={"created": "yellow", "skipped": "red"}.get(row[0], "")
+        )
     console.print(table)

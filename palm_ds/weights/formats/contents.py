@@ -9,19 +9,22 @@ with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
+from palm_ds.common.errors import UserError
+from palm_ds.common.printable import printable
 from palm_ds.model.config import EncoderConfig
 
 OPTIMIZER = "optimizer state"
 """Why moments, step counts and learning rates are skipped."""
 
 
+_LONGEST_NAME = 1000
 BUFFER, COPY = "a buffer", "a copy of "
 """Lossless reasons: constants that every model recreates, and the second name of a tied tensor."""
 
@@ -79,6 +82,14 @@ class SavesFiles(Protocol):
     """Anything that saves its files into a folder, such as a tokenizer."""
 
     def save(self, folder: Path) -> object: ...
+
+
+def check_names(path: Path, names: Iterable[str]) -> None:
+    """Raises UserError for a name of a tensor that cannot be shown: control characters would reach
+    terminals and reports."""
+    for name in names:
+        if not name.isprintable() or len(name) > _LONGEST_NAME:
+            raise UserError(f"{path}: a tensor name that cannot be shown: {printable(name[:80])}")
 
 
 def with_eps(contents: CheckpointContents, eps: float | None) -> CheckpointContents:

@@ -15,7 +15,7 @@ from palm_ds.model.config import EncoderConfig
 from palm_ds.model.crf import CRFHead
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead, MaskedLMHead
-from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo
+from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo, check_names
 
 Shape = tuple[int, ...]
 TRANSITIONS = "crf.transitions"
@@ -54,6 +54,8 @@ def checked(
     """Return the contents if the encoder (a missing pooler is allowed) and each head are complete
     and have the shapes that the config implies; raise UserError otherwise. `source_names`: {palm_ds
     name: name in the file}, for messages."""
+    names = {name for entry in contents.entries.values() for name in entry.source_names}
+    check_names(contents.path, [*names, *contents.entries, *contents.skipped])
     layers, tensors = contents.config.num_layers, len(contents.entries)
     if layers > tensors:  # checked before building a model with as many layers as the file claims
         raise UserError(f"{contents.path}: incomplete: {layers} layers in {tensors} tensors")

@@ -17,6 +17,7 @@ from palm_ds.weights.formats.format import Format
 from palm_ds.weights.formats.huggingface.format import FORMAT as HUGGINGFACE
 from palm_ds.weights.formats.huggingface.read import CONFIG
 from palm_ds.weights.formats.native import INFO, WeightsInfo
+from palm_ds.weights.formats.not_read import check_not_other
 from palm_ds.weights.formats.paddle.format import FORMAT as PADDLE
 from palm_ds.weights.formats.tensorflow.format import FORMAT as TENSORFLOW
 
@@ -58,6 +59,7 @@ def format_of(path: Path) -> Format:
     for each in FORMATS:
         if each.recognises(path):
             return each
+    check_not_other(path)
     if (path / CONFIG).is_file():
         return HUGGINGFACE  # its reader says what is wrong with the folder
     if not path.exists():

@@ -3,7 +3,7 @@
     open_tensors(folder)          ──> {name: TensorEntry}, values read one by one on demand
     write_safetensors(path, ...)  <── one group of tensors at a time, never the whole model
 
-No pickled code runs: `.bin` files are read with torch's weights-only loader.
+No pickled code runs (torch_files.py).
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from palm_ds.common.config import unique_keys
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
-from palm_ds.weights.formats.contents import TensorEntry
+from palm_ds.common.printable import printable
+from palm_ds.common.wrong_files import check_right_file
+from palm_ds.weights.formats.contents import TensorEntry, check_names
+from palm_ds.weights.formats.torch_files import is_zipped, open_torch
 
 SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
 TORCH_DTYPES = {
@@ -37,7 +41,7 @@ _CODES = {
 }
 _MAPPED_BYTES = 64 << 20
 """About how much of a mapped file a reader keeps in memory."""
-_LARGEST_INDEX = 1 << 26  # bytes of a JSON file; the largest genuine ones have a hundredth
+_LARGEST_INDEX = 1 << 24  # bytes of a JSON file; the largest genuine ones have a tenth
 
 
 # ---- reading ----
@@ -71,6 +75,8 @@ def open_tensors(folder: Path) -> dict[str, TensorEntry]:
 
 def open_safetensors(path: Path) -> dict[str, TensorEntry]:
     """The tensors of one safetensors file."""
+    check_right_file(path)
+    _check_header(path)
     try:
         file: Any = safe_open(path, "pt")
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
@@ -81,6 +87,22 @@ def open_safetensors(path: Path) -> dict[str, TensorEntry]:
         name: TensorEntry(source_names=(name,), shape=shape, read=partial(reader.read, name))
         for name, shape in shapes.items()
     }
+
+
+def _check_header(path: Path) -> None:
+    """Raises UserError for what the library would accept: a name twice, or one of control
+    characters. The rest of the header is the library's to check."""
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            if size > min(_LARGEST_INDEX, path.stat().st_size):
+                raise ValueError(f"a header of {size:,} bytes")
+            header = json.loads(file.read(size), object_pairs_hook=partial(unique_keys, path))
+    except UserError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: cannot be read as safetensors: {_line(error)}") from None
+    check_names(path, header if isinstance(header, dict) else ())
 
 
 class _MappedFile:
@@ -111,10 +133,11 @@ class _MappedFile:
 
 def open_bin(path: Path) -> dict[str, TensorEntry]:
     """The tensors of one file written by torch.save."""
-    state = _load_bin(path)
-    if not _is_zipped(path):  # in memory, whole
+    state = open_torch(path)
+    check_names(path, state)
+    if not is_zipped(path):  # in memory, whole
         return {name: in_memory_entry(name, tensor) for name, tensor in state.items()}
-    reader = _MappedFile(path, lambda: _load_bin(path).__getitem__)
+    reader = _MappedFile(path, lambda: open_torch(path).__getitem__)
     return {
         name: TensorEntry(
             source_names=(name,), shape=tuple(tensor.shape), read=partial(reader.read, name)
@@ -128,22 +151,6 @@ def in_memory_entry(name: str, tensor: torch.Tensor) -> TensorEntry:
     return TensorEntry(source_names=(name,), shape=tuple(tensor.shape), read=tensor.detach)
 
 
-def _load_bin(path: Path) -> dict[str, torch.Tensor]:
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zipped(path))
-    except Exception as error:  # pickle raises many kinds; all mean that the file is not weights
-        raise UserError(f"{path}: cannot be read as tensors alone: {_line(error)}") from None
-    if not isinstance(state, dict) or not all(isinstance(x, torch.Tensor) for x in state.values()):
-        raise UserError(f"{path}: does not contain tensors by name")
-    return {str(name): tensor.detach() for name, tensor in state.items()}
-
-
-def _is_zipped(path: Path) -> bool:
-    """Whether the file is a zip, as torch writes since 1.6; only these can be mapped."""
-    with path.open("rb") as file:
-        return file.read(2) == b"PK"
-
-
 def _shards(index: Path) -> dict[str, set[str]]:
     """{shard: the tensors in it}."""
     listed = read_json(index).get("weight_map")
@@ -154,6 +161,7 @@ def _shards(index: Path) -> dict[str, set[str]]:
         if not isinstance(shard, str) or not shard or Path(shard).name != shard:
             raise UserError(f"{index}: {name}: shard outside the folder: {shard!r}")
         shards.setdefault(shard, set()).add(name)
+    check_names(index, [*listed, *shards])
     if lost := sorted(shard for shard in shards if not (index.parent / shard).is_file()):
         raise UserError(f"{index}: lists {lost[0]}, which is missing")
     return dict(sorted(shards.items()))
@@ -161,10 +169,14 @@ def _shards(index: Path) -> dict[str, set[str]]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object."""
+    check_right_file(path)
     try:
         if path.stat().st_size > _LARGEST_INDEX:
             raise ValueError(f"larger than {_LARGEST_INDEX} bytes")
-        content = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text, object_pairs_hook=partial(unique_keys, path))
+    except UserError:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read as JSON: {_line(error)}") from None
     if not isinstance(content, dict):
@@ -173,7 +185,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return printable(next(iter(str(error).strip().splitlines()), type(error).__name__))
 
 
 # ---- writing ----

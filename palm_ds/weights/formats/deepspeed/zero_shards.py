@@ -17,7 +17,6 @@ Values are mapped, not read, until somebody asks.
 from __future__ import annotations
 
 import re
-import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,6 +29,7 @@ import torch
 from palm_ds.common.errors import UserError
 from palm_ds.weights.formats.contents import BUFFER, COPY, OPTIMIZER, TensorEntry
 from palm_ds.weights.formats.tensor_files import in_memory_entry
+from palm_ds.weights.formats.torch_files import check_plain, load_torch
 
 LATEST = "latest"
 _MAPPED_BYTES = 256 << 20
@@ -127,7 +127,14 @@ def _opened(folder: Path, places: _Places) -> Shards:
             others = [_load(models[rank]) for rank in range(1, len(models))]
             return _stage_3(folder, [model, *others], states)
         return _stages_1_and_2(folder, model, states)
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+    except (
+        LookupError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        ValueError,
+        RuntimeError,
+    ) as error:
         if isinstance(error, UserError):
             raise
         what = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -184,27 +191,10 @@ class _StandIn:
 
 def _load(path: Path) -> dict[str, Any]:
     # A class each: torch's loader tells them apart by what they are, not by the name asked for.
-    allowed: list[Any] = [(type("StandIn", (_StandIn,), {}), name) for name in GENUINE]
-    try:
-        with torch.serialization.safe_globals(allowed):
-            state = torch.load(
-                path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
-            )
-    except Exception as error:  # pickle raises many kinds; all mean that DeepSpeed did not write it
-        raise UserError(f"{path}: {_refusal(str(error))}") from None
+    state = load_torch(path, [(type("StandIn", (_StandIn,), {}), name) for name in GENUINE])
     if not isinstance(state, dict):
         raise UserError(f"{path}: holds {type(state).__name__}, not DeepSpeed's keys and values")
     return state
-
-
-def _refusal(message: str) -> str:
-    """What a pickle asked for that is not allowed, else why it cannot be read."""
-    if asked := re.search(r"GLOBAL ([\w.]+)", message):
-        return f"refused: it asks for {asked[1]}, which DeepSpeed's own files do not"
-    if other := re.search(r"Unsupported [^\n]*", message):
-        return f"refused: {other[0]}"
-    lines = [line.strip() for line in message.splitlines() if line.strip()] or ["empty"]
-    return f"cannot be read as DeepSpeed's shard: {lines[0]}"
 
 
 # ---- the stages ----
@@ -292,11 +282,15 @@ def _client(value: Any) -> str:
 
 
 def _has_tensor(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return any(map(_has_tensor, value.values()))
-    if isinstance(value, (list, tuple)):
-        return any(map(_has_tensor, value))
-    return isinstance(value, torch.Tensor)
+    waiting, seen = [value], set()
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, torch.Tensor):
+            return True
+        if isinstance(each, Mapping | list | tuple) and id(each) not in seen:
+            seen.add(id(each))  # a small file may hold the same list any number of times
+            waiting += each.values() if isinstance(each, Mapping) else each
+    return False
 
 
 def _parameters(model: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -312,6 +306,7 @@ def _parameters(model: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 def _tensor(value: Any) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"a tensor was due, not {type(value).__name__}")
+    check_plain(value, "a tensor")
     return value.detach()
 
 

@@ -18,13 +18,13 @@ from typing import Any
 
 from palm_ds.common.errors import UserError
 from palm_ds.weights.formats.paddle.safe_unpickler import (
-    MOST_INSTRUCTIONS,
     Array,
     RestrictedUnpickler,
     is_shape,
     kind_of,
 )
 from palm_ds.weights.formats.paddle.variable_files import StoredVariable
+from palm_ds.weights.formats.torch_files import check_total
 
 NAME_TABLE, BIG_TABLE = "StructuredToParameterName@@", "UnpackBigParamInfor@@"
 _DEEPEST = 16
@@ -53,7 +53,10 @@ def read_pickle(path: Path) -> Pickled:
                 )
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 unpickler = RestrictedUnpickler(data, path)
-                return _Collector(unpickler).collect(unpickler.run())
+                made = unpickler.run()
+                found = _Collector(unpickler).collect(made)
+                check_total(path, sum(x.size for x in found.tensors.values()), len(data))
+                return found
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
@@ -62,10 +65,11 @@ class _Collector:
     """Tensors by name from the unpickled value, which may be a tree, or pretend to be one."""
 
     def __init__(self, unpickler: RestrictedUnpickler):
-        self.unpickler, self.left = unpickler, MOST_INSTRUCTIONS
+        self.unpickler, self.left = unpickler, unpickler.executed
         self.found = Pickled()
 
     def collect(self, made: Any) -> Pickled:
+        """What `run` of the unpickler made."""
         for name, value in self.walk(made, "", 0):
             if isinstance(value, StoredVariable):
                 self.found.tensors[name] = value
@@ -74,8 +78,8 @@ class _Collector:
         return self.found
 
     def walk(self, value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
-        self.left -= 1  # the same dict in a dict again and again grows without end
-        if depth > _DEEPEST or self.left < 0:
+        self.spend(1, name)
+        if depth > _DEEPEST:
             raise UserError(f"{self.unpickler.path}: {name[:80]}: nested without end; refused")
         if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Array):
             name, value = name or self.unpickler.text(value[0]), value[1]
@@ -94,12 +98,19 @@ class _Collector:
         for key, item in items.items():
             yield from self.walk(item, f"{name}.{key}" if name else key, depth + 1)
 
+    def spend(self, count: int, name: str) -> None:
+        """Counts what was looked at: the same dict in a dict again and again grows without end."""
+        self.left -= count
+        if self.left < 0:
+            raise UserError(f"{self.unpickler.path}: {name[:80]}: nested without end; refused")
+
     def inside(self, values: dict[str, Any]) -> dict[str, Any]:
         """A dict without Paddle's own tables."""
         values = dict(values)
         table = values.pop(NAME_TABLE, {})
         if not isinstance(table, dict):
             raise UserError(f"{self.unpickler.path}: {NAME_TABLE} is no table of names")
+        self.spend(len(table), NAME_TABLE)
         names = {key: self.unpickler.text(name) for key, name in table.items()}
         self.found.parameter_names.update(names)
         big = values.pop(BIG_TABLE, {})
@@ -115,6 +126,7 @@ class _Collector:
         shape, slices = how.get("OriginShape", ()), how.get("slices")
         if not isinstance(slices, list) or not slices or not is_shape(shape):
             raise UserError(f"{where}: not as Paddle writes it")
+        self.spend(len(slices), name)
         names = [self.unpickler.text(part) for part in slices]
         parts = [values.pop(part, None) for part in names]
         pieces = [part.stored for part in parts if isinstance(part, Array) and part.stored]

@@ -46,7 +46,7 @@ _TYPES = {
     "c8": torch.complex64,
     "c16": torch.complex128,
 }
-MOST_INSTRUCTIONS = 3_000_000  # thirty to forty a tensor are usual
+_MOST_INSTRUCTIONS = 500_000  # thirty to forty a tensor are usual
 _LONGEST_NAME = 1000
 
 
@@ -108,15 +108,19 @@ class RestrictedUnpickler:
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
+        self.decoded = 0  # bytes of text that are values
+        self.executed = 0
+        """Instructions: no genuine file has more values than these."""
 
     def run(self) -> Any:
         """What the pickle makes."""
-        for _ in range(MOST_INSTRUCTIONS):
+        while self.executed < _MOST_INSTRUCTIONS:
+            self.executed += 1
             code = self.take(1)
             if code == b".":
                 return self.pop()
             self.step(code)
-        raise self.error(f"more than {MOST_INSTRUCTIONS} instructions; refused")
+        raise self.error(f"more than {_MOST_INSTRUCTIONS:,} instructions; refused")
 
     def step(self, code: bytes) -> None:
         if code in _PUSH:
@@ -342,6 +346,9 @@ class RestrictedUnpickler:
         """Bytes of an array's values."""
         if values.form == "bytes":
             return values.length
+        self.decoded += values.length
+        if self.decoded > len(self.data):
+            raise self.error("the same values are used again and again; refused")
         raw = self.data[values.start : values.start + values.length]
         try:
             return len(raw.decode("utf-8", "surrogatepass").encode("latin1"))

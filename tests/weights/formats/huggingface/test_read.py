@@ -623,7 +623,7 @@ def index_of(folder: Path, content: object) -> None:
 
 
 def header(folder: Path, said: object, data: bytes = b"") -> None:
-    text = json.dumps(said).encode()
+    text = (said if isinstance(said, str) else json.dumps(said)).encode()
     path = folder / "model.safetensors"
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
@@ -690,6 +690,30 @@ BROKEN = {
             f, dict.fromkeys("ab", {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}), b"1234"
         ),
         ["model.safetensors"],
+    ),
+    "a name twice": (
+        lambda f: header(
+            f, '{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, "a": 1}'
+        ),
+        ["model.safetensors", 'duplicate key "a"'],
+    ),
+    "a name that is a command": (
+        lambda f: change_tensors(f, lambda s: s.update({"w\x1b[2J": torch.zeros(1)})),
+        ["model.safetensors", r"cannot be shown: w\x1b[2J"],
+    ),
+    "a config key twice": (
+        lambda f: (f / "config.json").write_text('{"model_type": "bert", "model_type": "gpt2"}'),
+        ["config.json", 'duplicate key "model_type"'],
+    ),
+    "a pointer": (
+        lambda f: (f / "model.safetensors").write_text(
+            "version https://git-lfs.github.com/spec/v1\noid sha256:1\n"
+        ),
+        ["model.safetensors", "is a Git LFS pointer"],
+    ),
+    "a page for a config": (
+        lambda f: (f / "config.json").write_text("<!doctype html><p>Not found"),
+        ["config.json", "is an HTML page"],
     ),
     "a key without its query": (
         lambda f: change_tensors(f, lambda s: s.pop(QUERY)),
@@ -772,9 +796,9 @@ def test_what_is_broken_is_one_clear_line(what: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ({"a": Hostile()}, ["pytorch_model.bin", "tensors alone"]),
-        ([1, 2], ["pytorch_model.bin", "does not contain"]),
-        ({"a": 3}, ["pytorch_model.bin", "does not contain"]),
+        ({"a": Hostile()}, ["pytorch_model.bin", "asks for posix.system, which"]),
+        ([1, 2], ["pytorch_model.bin", "expected tensors by name"]),
+        ({"a": 3}, ["pytorch_model.bin", "expected tensors by name"]),
     ],
 )
 @pytest.mark.parametrize("old", [False, True])

@@ -6,6 +6,7 @@ import collections
 import os
 import pickle
 import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,10 @@ def laughing() -> list:
     return items
 
 
+def many_names() -> dict:
+    return {NAME_TABLE: {f"w{i}": "b" for i in range(300)}, "a": 1}
+
+
 HOSTILE: dict[str, tuple[Any, str]] = {
     "os.system": (Calls(os.system, "touch /tmp/owned"), r"asks for (posix|nt)\.system, which"),
     "in a state": ({"w": Calls(os.system, "true")}, r"asks for (posix|nt)\.system"),
@@ -207,6 +212,12 @@ HOSTILE: dict[str, tuple[Any, str]] = {
     "a name of several lines": ({"a\nb\x1b[2J": BIAS}, r"a name that cannot be shown, 'a\\nb"),
     "without end": (endless(), "nested without end; refused"),
     "laughing": ({"a": laughing()}, "nested without end; refused"),
+    "laughing names": ([many_names()] * 3000, "StructuredToParameterName@@: nested without end"),
+    "one array for many": (
+        dict.fromkeys("abcdefgh", np.zeros(4000)),
+        "the same values are used again and again",
+    ),
+    "instructions": (b"\x80\x02" + b"Nq\x01" * 500_000, "more than 500,000 instructions; refused"),
     "deep": (b"\x80\x02" + b"]" * 1000 + b"a" * 999 + b".", "nested without end; refused"),
     "empty": (b"", "no pickle of protocol 2 to 4"),
     "a text": (b"{'a': 1}", "no pickle of protocol 2 to 4, as .pdparams files are; Paddle 1.6"),
@@ -231,8 +242,10 @@ def test_hostile_and_broken_files(
     content, message = HOSTILE[what]
     path = written(tmp_path, content)
     monkeypatch.setattr(os, "system", lambda _: pytest.fail("it ran"))
+    began = time.process_time()
     with pytest.raises(UserError, match=message) as caught:
         read_pickle(path)
+    assert time.process_time() - began < 3, "a refusal takes a second at most"
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
 

@@ -1,0 +1,50 @@
+"""Names what a path holds where it is a model in a format that is not read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from palm_ds.common.errors import UserError
+from palm_ds.common.printable import printable
+from palm_ds.common.wrong_files import check_right_file
+from palm_ds.weights.formats.tensor_files import read_json
+
+_ADAPTER = "adapter_config.json"
+_ENDS = {
+    ".h5": "Keras weights",
+    ".keras": "Keras weights",
+    ".msgpack": "Flax weights",
+    ".onnx": "an ONNX program",
+    ".gguf": "GGUF weights",
+    ".ot": "Rust weights",
+    ".mlmodel": "a Core ML program",
+    ".tflite": "a TensorFlow Lite program",
+}
+
+
+def check_not_other(path: Path) -> None:
+    """Raises UserError for a PEFT adapter, and for weights of another library alone. To be called
+    where no format recognises the path."""
+    if path.is_file():
+        check_right_file(path)
+        _check_ends(path, [path.name])
+        return
+    if (path / _ADAPTER).is_file():
+        base = read_json(path / _ADAPTER).get("base_model_name_or_path")
+        of = f" of {printable(base)[:200]}" if isinstance(base, str) and base else ""
+        raise UserError(
+            f"{path}: a PEFT adapter{of}, not a model; merge it into its model first "
+            "(merge_and_unload) and give the merged folder"
+        )
+    if path.is_dir():
+        _check_ends(path, sorted(file.name for file in path.iterdir()))
+
+
+def _check_ends(path: Path, names: Iterable[str]) -> None:
+    for name in names:
+        if what := _ENDS.get(Path(name).suffix.lower()):
+            raise UserError(
+                f"{path}: has {what} ({printable(name)[:200]}), which are not read; save the model "
+                "for PyTorch, as model.safetensors"
+            )

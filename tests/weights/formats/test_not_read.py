@@ -1,0 +1,52 @@
+"""Folders of other libraries' models: one line that says what they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from palm_ds.common.errors import UserError
+from palm_ds.weights.formats.open import open_checkpoint
+
+BERT = {"model_type": "bert", "hidden_size": 12}
+ADAPTER = {"peft_type": "LORA", "base_model_name_or_path": "bert-base-cased\x1b[2J"}
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"config.json": BERT, "tf_model.h5": ""}, r"Keras weights \(tf_model.h5\), which are not"),
+        ({"config.json": BERT, "flax_model.msgpack": ""}, "has Flax weights"),
+        ({"model.onnx": ""}, "has an ONNX program"),
+        (
+            {"adapter_config.json": ADAPTER, "adapter_model.safetensors": ""},
+            r"a PEFT adapter of bert-base-cased\\x1b\[2J, not a model; merge it",
+        ),
+        ({"adapter_config.json": {}, "config.json": BERT}, "a PEFT adapter, not a model"),
+        ({"config.json": BERT}, "neither model.safetensors nor pytorch_model.bin"),
+    ],
+)
+def test_a_folder_of_another_library(files: dict, message: str, tmp_path: Path) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content) if isinstance(content, dict) else content)
+    with pytest.raises(UserError, match=message) as caught:
+        open_checkpoint(tmp_path)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("bert.h5", b"\x89HDF\r\n\x1a\n", "is a Keras file"),
+        ("model.bin", b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
+        ("model.bin", b"<html>", "is an HTML page"),
+        ("model.gguf", b"GGUF", "has GGUF weights"),
+        ("model.bin", b"?", "not a checkpoint of a known format"),
+    ],
+)
+def test_a_file_of_another_library(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        open_checkpoint(tmp_path / name)
