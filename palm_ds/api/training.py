@@ -167,6 +167,7 @@ class TrainingSession(RunDefinition):
                 tokenizer=tokenizer,
                 task_id=info.task_id,
                 token_heads=info.token_heads,
+                outputs=info.heads,
             )
         else:
             weights.save_weights(state, folder, info, tokenizer=tokenizer)

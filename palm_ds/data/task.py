@@ -32,6 +32,7 @@ from palm_ds.data.layout import layouts
 from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task_with_data import Rows, TaskWithData
+from palm_ds.weights.formats.contents import HeadOutputs
 from palm_ds.weights.formats.huggingface.target import ExportedHead
 
 if TYPE_CHECKING:
@@ -248,6 +249,10 @@ class Task(ABC, Generic[SourceT]):
         if not self.prediction_key:
             return dict(stored.values)
         return {**stored.values, self.prediction_key: stored.value(self.prediction_key)}
+
+    def head_outputs(self) -> HeadOutputs:
+        """What the scores of its head mean, stored with the weights."""
+        return HeadOutputs(labels=tuple(self.class_names))
 
     def hf_export(self) -> ExportedHead | None:
         """The transformers head equivalent to this task's head; None means there is none."""

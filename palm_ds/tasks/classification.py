@@ -132,7 +132,7 @@ class Classification(ClassesTask):
         return super().score_rows(source, predictions)
 
     def hf_export(self) -> ExportedHead:
-        return self.exported(labels=self.labels)
+        return self.exported()
 
     def tables(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource

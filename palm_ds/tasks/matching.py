@@ -226,4 +226,4 @@ class Matching(ClassesTask):
         return super().score_rows(source, predictions)
 
     def hf_export(self) -> ExportedHead:
-        return self.exported(labels=self.labels)
+        return self.exported()

@@ -23,6 +23,7 @@ from palm_ds.tasks.metrics.classes import exact_match, multilabel_macro, multila
 from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.probabilities import rounded, sigmoid
 from palm_ds.tasks.shared.text_task import ClassesTask
+from palm_ds.weights.formats.contents import HeadOutputs
 from palm_ds.weights.formats.huggingface.target import ExportedHead
 
 
@@ -128,6 +129,8 @@ class MultiLabel(ClassesTask):
         names = prediction.get("labels")
         return self.separator.join(names) or self.nothing if names is not None else ""
 
+    def head_outputs(self) -> HeadOutputs:
+        return HeadOutputs(labels=self.labels, problem_type="multi_label_classification")
+
     def hf_export(self) -> ExportedHead:
-        about = {"problem_type": "multi_label_classification"}
-        return self.exported(labels=self.labels, config_entries=about)
+        return self.exported()

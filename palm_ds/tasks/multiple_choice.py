@@ -25,6 +25,7 @@ from palm_ds.tasks.metrics.classes import accuracy
 from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.probabilities import rounded, softmax
 from palm_ds.tasks.shared.text_task import TextTask, level, missing
+from palm_ds.weights.formats.contents import HeadOutputs
 from palm_ds.weights.formats.huggingface.target import ExportedHead
 
 _FEWEST = 8  # minimum tokens of a choice with its texts
@@ -231,8 +232,11 @@ class MultipleChoice(TextTask):
         labels.check_overlap(self, source, predictions)
         return super().score_rows(source, predictions)
 
+    def head_outputs(self) -> HeadOutputs:
+        return HeadOutputs(head_class="ForMultipleChoice")
+
     def hf_export(self) -> ExportedHead:
-        return self.exported(head_class="ForMultipleChoice")
+        return self.exported()
 
 
 def _written(labels: list[str]) -> Literal["number", "letter", "text"]:

@@ -28,6 +28,7 @@ from palm_ds.tasks.metrics.answers import cmrc, squad_v1, squad_v2
 from palm_ds.tasks.shared.answer_spans import join_windows, trimmed
 from palm_ds.tasks.shared.reading_task import ReadingTask, impossible_rows
 from palm_ds.tasks.shared.sliding_windows import best_spans, cut, different, most_context
+from palm_ds.weights.formats.contents import HeadOutputs
 from palm_ds.weights.formats.huggingface.target import ExportedHead
 
 _RULES = {"squad1": squad_v1, "squad2": squad_v2, "cmrc": cmrc}
@@ -191,8 +192,11 @@ class Reading(ReadingTask):
     def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
         return {**stored.values, "text": str(stored.value("text"))}
 
+    def head_outputs(self) -> HeadOutputs:
+        return HeadOutputs(head_class="ForQuestionAnswering")
+
     def hf_export(self) -> ExportedHead:
-        return self.exported(head_class="ForQuestionAnswering")
+        return self.exported()
 
     def prediction_files(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource

@@ -24,6 +24,7 @@ from palm_ds.model.heads import RegressionHead
 from palm_ds.tasks.metrics.numbers import mse, pearson_and_spearman
 from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.text_task import TextTask
+from palm_ds.weights.formats.contents import HeadOutputs
 from palm_ds.weights.formats.huggingface.target import ExportedHead
 
 
@@ -111,9 +112,13 @@ class Regression(TextTask):
     def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
         return {"value": stored.number("value", stored.value("value"))}
 
-    def hf_export(self) -> ExportedHead | None:
-        """None with `scale`: transformers would predict standard deviations."""
-        return None if self.scale else self.exported()
+    def head_outputs(self) -> HeadOutputs:
+        if not (self.scale and self.deviation):
+            return HeadOutputs(problem_type="regression")
+        return HeadOutputs(problem_type="regression", mean=self.mean, deviation=self.deviation)
+
+    def hf_export(self) -> ExportedHead:
+        return self.exported()
 
     def _inside(self, numbers: np.ndarray) -> np.ndarray:
         """The numbers as training targets."""

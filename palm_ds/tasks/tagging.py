@@ -37,6 +37,7 @@ from palm_ds.tasks.shared.word_windows import (
     words_in_text,
     words_in_window,
 )
+from palm_ds.weights.formats.contents import HeadOutputs
 from palm_ds.weights.formats.huggingface.target import ExportedHead
 
 _VITERBI_BATCH = 256  # sentences per Viterbi batch
@@ -154,6 +155,9 @@ class Tagging(TagScoring):
         losses, right = guess(targets, counts)
         return losses, right * np.nan if self.crf else right  # CRF accuracy is per sentence
 
+    def head_outputs(self) -> HeadOutputs:
+        return HeadOutputs(labels=self.labels)
+
     def class_name(self, label: int) -> str:
         return self.labels[label] if label < len(self.labels) else str(label)
 
@@ -227,7 +231,7 @@ class Tagging(TagScoring):
         return made
 
     def hf_export(self) -> ExportedHead | None:
-        return None if self.crf else self.exported(labels=self.labels)
+        return None if self.crf else self.exported()
 
 
 def _is_allowed(best: np.ndarray, allowed: np.ndarray) -> bool:

@@ -21,6 +21,7 @@ from palm_ds.train.report.run_log import RunLog
 from palm_ds.train.run_folder import RunSpec
 from palm_ds.train.sources import Data
 from palm_ds.weights import weights_folder as weights
+from palm_ds.weights.formats.contents import HeadOutputs
 from palm_ds.weights.formats.huggingface.model_card import Provenance
 from palm_ds.weights.formats.huggingface.target import ExportedHead
 from palm_ds.weights.formats.native import WEIGHTS, WeightsInfo
@@ -44,6 +45,12 @@ def head_taken(recipe: Recipe, parameters: Collection[str]) -> ExportedHead | No
     )
 
 
+def outputs_of(recipe: Recipe, model: Model) -> dict[str, HeadOutputs]:
+    """What the scores of the model's heads over classes mean: the task that owns a head knows."""
+    tasks = recipe.built_tasks
+    return {name: tasks[name].head_outputs() for name in model.heads if name in tasks}
+
+
 def info_of(recipe: Recipe, model: Model, *, steps: int) -> WeightsInfo:
     """The description of a run's weights after `steps` steps, for weights.json."""
     words = [t for t, h in model.head_of.items() if isinstance(model.heads[h], MaskedLMHead)]
@@ -53,6 +60,7 @@ def info_of(recipe: Recipe, model: Model, *, steps: int) -> WeightsInfo:
         head_of=model.head_of,
         export_task=recipe.export_task or next(iter(words or recipe.task_ids), ""),
         token_heads=weights.token_heads_of(model),
+        heads=outputs_of(recipe, model),
         made_by={"palm_ds": __version__, "recipe": recipe.fingerprint, "steps": steps},
         recipe=recipe.resolved(),
     )
@@ -88,6 +96,7 @@ def export(
         tokenizer=tokenizer,
         task_id=info.task_id,
         token_heads=info.token_heads,
+        outputs=info.heads,
         head=head_taken(recipe, state),
         made=Provenance(
             source=f"a run of {steps:,} steps by recipe {recipe.fingerprint}",

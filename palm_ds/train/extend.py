@@ -21,7 +21,8 @@ from palm_ds.model.config import EncoderConfig
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime import checkpoint
 from palm_ds.runtime.shard_files import ResizedTable, ShardReader
-from palm_ds.weights.formats.native import signature_in
+from palm_ds.weights.formats.contents import HeadOutputs
+from palm_ds.weights.formats.native import outputs_record, signature_in
 
 _TASK_TABLE = "backbone.task.weight"
 _MAY_DIFFER = ("task_types", "dropout", "attention_dropout", "init_range")
@@ -39,6 +40,8 @@ class ModelSignature:
     """Fingerprint of the tokenizer."""
     token_heads: tuple[str, ...] = ()
     """Names of the classification heads that read tokens, as in weights.json."""
+    heads: Mapping[str, HeadOutputs] = field(default_factory=dict)
+    """What the scores of the heads over classes mean, as in weights.json."""
     optimizer: str = "adamw"
     """The recipe's `optimizer.kind`."""
     kinds: Mapping[str, str] = field(default_factory=dict)
@@ -52,6 +55,7 @@ class ModelSignature:
             "task_ids": dict(self.task_ids),
             "tokenizer": self.tokenizer,
             "token_heads": self.token_heads,
+            "heads": outputs_record(self.heads),
             "optimizer": self.optimizer,
             "kinds": dict(self.kinds),
             "shapes": dict(self.shapes),

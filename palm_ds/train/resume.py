@@ -12,6 +12,7 @@ from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime import checkpoint
 from palm_ds.runtime.processes import Processes
 from palm_ds.train.build import AnyStream
+from palm_ds.train.export import outputs_of
 from palm_ds.train.extend import ModelSignature, WarmStart, warm_start
 from palm_ds.train.run_folder import RunSpec
 from palm_ds.train.sources import Data
@@ -81,6 +82,7 @@ def signature_of(run: RunSpec, model: Model, data: Data) -> ModelSignature:
         task_ids=run.recipe.task_ids,
         tokenizer=data.tokenizer.fingerprint,
         token_heads=weights.token_heads_of(model),
+        heads=outputs_of(run.recipe, model),
         optimizer=run.recipe.optimizer.kind,
         kinds={name: kind_of(type(task)) for name, task in run.recipe.built_tasks.items()},
         shapes={name: tuple(p.shape) for name, p in model.named_parameters()},

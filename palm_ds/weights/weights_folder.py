@@ -26,7 +26,7 @@ from palm_ds.model.crf import CRFHead
 from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.weights.formats import native as own
-from palm_ds.weights.formats.contents import OPTIMIZER, CheckpointContents, SavesFiles
+from palm_ds.weights.formats.contents import OPTIMIZER, CheckpointContents, HeadOutputs, SavesFiles
 from palm_ds.weights.formats.contents import HeadInfo as HeadInfo
 from palm_ds.weights.formats.huggingface.model_card import Provenance, model_card
 from palm_ds.weights.formats.huggingface.names import State, lost
@@ -105,6 +105,7 @@ def export_hf(
     tokenizer: SavesFiles | None = None,
     task_id: int = 0,
     token_heads: Sequence[str] = (),
+    outputs: Mapping[str, HeadOutputs] | None = None,
     head: ExportedHead | None = None,
     made: Provenance | None = None,
 ) -> None:
@@ -115,6 +116,7 @@ def export_hf(
     classes; the heads of other tasks have no place there. Hugging Face fills in task 0 where a
     caller gives none: rows 0 and `task_id` of the task table change places, so that this is the
     task of your choice. `token_heads`: those that do not read whole texts (a Model knows its own).
+    `outputs`: what the scores of the heads mean, where it is known.
     `head`: one over classes that goes with it in place of those (AutoModelForSequenceClassification
     opens it then, or what else it is). `made`: what a README.md says; none: there is none.
     formats.huggingface_writer does more.
@@ -122,16 +124,14 @@ def export_hf(
     tensors = _state(state)
     if isinstance(state, Model):
         token_heads = token_heads_of(state)
-    heads = own.heads_of({name: tuple(x.shape) for name, x in tensors.items()}, token_heads)
+    shapes = {name: tuple(x.shape) for name, x in tensors.items()}
+    heads = own.heads_of(shapes, token_heads, outputs or {})
     entries = {name: in_memory_entry(name, tensor) for name, tensor in tensors.items()}
     target = ExportOptions(task_id=task_id)
     if head:
-        heads[head.name] = replace(heads[head.name], labels=head.labels)
-        target = ExportOptions(task_id=head.task_id, head=head.name, head_class=head.head_class)
+        heads[head.name] = replace(heads[head.name], outputs=head.outputs)
+        target = ExportOptions(task_id=head.task_id, head=head.name)
     planned = plan(entries, config, heads, target)
-    planned = replace(
-        planned, config_json={**planned.config_json, **(head.config_entries if head else {})}
-    )
     card = model_card(planned, made) if made else ""
     write_folder_atomically(
         folder, lambda part: write(planned, part, tokenizer=tokenizer, card=card)

@@ -1,19 +1,23 @@
-"""Which head goes along to Hugging Face, and that transformers opens it with its labels."""
+"""Which head goes along to Hugging Face, and that transformers predicts with it what we predict."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 
-from palm_ds.inference.predictor import open_predictor
+from palm_ds.inference.predictor import Predictor, open_predictor
 from palm_ds.train.export import head_taken
 from palm_ds.weights import weights_folder as weights
+from palm_ds.weights.convert.convert import ConversionOptions, convert
 from palm_ds.weights.formats.huggingface.target import ExportedHead
 from tests.helpers.saved_model import TASKS, recipe_of, save_model
+from tests.helpers.text_tables import source_of
 
 KINDS: dict[str, tuple[dict[str, Any], str, int]] = {  # task: (its keys, the class, its outputs)
     "mood": ({}, "AutoModelForSequenceClassification", 3),
@@ -22,6 +26,35 @@ KINDS: dict[str, tuple[dict[str, Any], str, int]] = {  # task: (its keys, the cl
     "pair": ({"strategy": "pointwise"}, "AutoModelForSequenceClassification", 2),
     "answer": ({}, "AutoModelForQuestionAnswering", 2),
 }
+PROBLEMS = {"topic": "multi_label_classification", "size": "regression"}
+SCALED = {"size": {**TASKS["size"], "scale": True}}
+TEXTS = ["so good .", "very bad , so bad ?", "a", "good bad so very"]
+
+
+def predicted(asked: Predictor, task: str, folder: Path) -> list[Mapping[str, Any]]:
+    (each,) = (x for x in asked.passes if task in [y.name for y in x.tasks])
+    source = source_of(folder, [{"text_a": text} for text in TEXTS])
+    (chunk,) = asked.predict(each, asked.source(source.table))
+    return list(chunk.predictions[task])
+
+
+def predicted_by_transformers(folder: Path) -> list[list[dict[str, Any]]]:
+    """The scores of all classes as its own pipeline gives them."""
+    pipeline = transformers.pipeline("text-classification", model=str(folder), device="cpu")
+    found: Any = pipeline(TEXTS, top_k=None)
+    return found
+
+
+def compare(
+    ours: Sequence[Mapping[str, Any]], theirs: Sequence[Sequence[dict]], labels: Sequence[str]
+) -> None:
+    for mine, other in zip(ours, theirs, strict=True):
+        scores = {each["label"]: each["score"] for each in other}
+        if not labels:
+            assert scores == pytest.approx({"LABEL_0": mine["value"]}, abs=1e-5)
+            continue
+        wanted = dict(zip(labels, mine["probs"], strict=True))
+        assert scores == pytest.approx(wanted, abs=1e-5)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -37,20 +70,53 @@ def test_the_only_task_s_head_goes_along(tmp_path: Path, name: str) -> None:
     labels = getattr(asked.tasks[name], "labels", ())
     if labels:
         assert tuple(theirs.config.id2label.values()) == labels
-    many = name == "topic"
-    assert theirs.config.problem_type == ("multi_label_classification" if many else None)
+    assert theirs.config.problem_type == PROBLEMS.get(name)
     out = theirs.qa_outputs if name == "answer" else theirs.classifier
     assert out.out_features == outputs
     ours = asked.model.state_dict()[f"heads.{name}.out.weight"]
     torch.testing.assert_close(out.weight.detach(), ours, atol=0, rtol=0)
 
 
-def test_of_several_tasks_or_of_numbers_on_a_scale_none_goes(tmp_path: Path) -> None:
+def test_of_several_tasks_none_goes(tmp_path: Path) -> None:
     both = save_model(tmp_path / "both", ["mood", "topic"])
     assert head_taken(recipe_of(both), open_predictor(both).model.state_dict()) is None
     tasks = {"mood": dict(TASKS["mood"]), "topic": {**TASKS["topic"], "auxiliary": True}}
     one = save_model(tmp_path / "one", ["mood", "topic"], tasks=tasks)
     taken = head_taken(recipe_of(one), open_predictor(one).model.state_dict())
     assert taken is not None and taken.name == "mood"
-    scaled = save_model(tmp_path / "s", ["size"], tasks={"size": {**TASKS["size"], "scale": True}})
-    assert head_taken(recipe_of(scaled), open_predictor(scaled).model.state_dict()) is None
+
+
+def test_a_number_on_a_scale_comes_out_in_the_units_of_its_file(tmp_path: Path) -> None:
+    run = save_model(tmp_path / "run", ["size"], tasks=SCALED)
+    asked = open_predictor(run)
+    taken = head_taken(recipe_of(run), asked.model.state_dict())
+    assert taken is not None and taken.outputs.deviation != 1
+    weights.export_hf(
+        asked.model,
+        tmp_path / "hf",
+        config=asked.model.backbone.config,
+        head=taken,
+        tokenizer=asked.tokenizer,
+    )
+    compare(predicted(asked, "size", tmp_path), predicted_by_transformers(tmp_path / "hf"), ())
+
+
+@pytest.mark.parametrize("name", ["mood", "topic", "size"])
+def test_any_head_of_a_run_predicts_the_same_there_and_back(tmp_path: Path, name: str) -> None:
+    """Its classes have their names, its texts the embedding of its own task."""
+    chosen = {x: {**TASKS[x], **SCALED.get(x, {})} for x in ("mood", "topic", "size")}
+    run = save_model(tmp_path / "run", list(chosen), tasks=chosen)
+    asked = open_predictor(run)
+    ours, labels = predicted(asked, name, tmp_path), getattr(asked.tasks[name], "labels", ())
+    options = ConversionOptions(head=name)
+    assert convert(run, tmp_path / "hf", "huggingface", options).parity
+    compare(ours, predicted_by_transformers(tmp_path / "hf"), labels)
+    for source, target, to in (("hf", "ours", "palm_ds"), ("ours", "again", "huggingface")):
+        done = convert(tmp_path / source, tmp_path / target, to)
+        assert done.parity and done.parity.passed
+    compare(ours, predicted_by_transformers(tmp_path / "again"), labels)
+    done = convert(run, tmp_path / "copy")  # all heads, with what they mean
+    assert done.parity and not done.report.skipped
+    convert(tmp_path / "copy", tmp_path / "of copy", "huggingface", options)
+    compare(ours, predicted_by_transformers(tmp_path / "of copy"), labels)
+    assert np.isfinite([x.get("value", 0) for x in ours]).all()

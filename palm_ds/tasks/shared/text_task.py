@@ -19,6 +19,7 @@ from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import TableTask, Task
 from palm_ds.tasks.metrics.classes import confusion
+from palm_ds.weights.formats.contents import HeadOutputs
 from palm_ds.weights.formats.huggingface.target import ExportedHead
 
 MOST_LABELS = 10_000
@@ -137,9 +138,9 @@ class TextTask(TableTask):
         """The task, resolved from these rows and predictions if no trained task is available."""
         return self
 
-    def exported(self, **more: Any) -> ExportedHead:
+    def exported(self) -> ExportedHead:
         """Export settings of a task with a head that transformers supports."""
-        return ExportedHead(name=self.share or self.name, **more)
+        return ExportedHead(name=self.share or self.name, outputs=self.head_outputs())
 
     def items(self, source: TableSource, room: int) -> np.ndarray:
         """(rows, 1): all rows."""
@@ -237,6 +238,9 @@ class ClassesTask(TextTask):
                 f"{suggest(str(name), self.labels)}; {self.where} has {known}"
             )
         return self.labels.index(str(name))
+
+    def head_outputs(self) -> HeadOutputs:
+        return HeadOutputs(labels=self.labels)
 
     def class_name(self, label: int) -> str:
         return self.labels[label] if label < len(self.labels) else str(label)

@@ -201,7 +201,7 @@ class _ConversionPlan:
 def _plan_conversion(
     contents: CheckpointContents, to: str, options: ConversionOptions
 ) -> _ConversionPlan:
-    task_id = _task_id(contents, options.task)
+    task_id = _task_id(contents, options.task or _task_of(contents, options.head))
     target = ExportOptions(
         family=options.family,
         task_id=task_id,
@@ -236,6 +236,11 @@ def _task_id(contents: CheckpointContents, task: str) -> int:
     if int(task) >= slots:
         raise UserError(f"task: no row {task}; the task embedding has rows 0 to {slots - 1}")
     return int(task)
+
+
+def _task_of(contents: CheckpointContents, head: str) -> str:
+    """The task that a head was trained for: its texts had that row of the task embedding."""
+    return head if contents.config.task_types and head in contents.task_ids else ""
 
 
 def _usual_task(contents: CheckpointContents) -> int:

@@ -9,14 +9,15 @@ with the reason.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.printable import printable
 from palm_ds.model.config import EncoderConfig
 
@@ -41,6 +42,49 @@ class TensorEntry:
     """What is done to the source tensors: `transposed`, `three in one`, ...; empty: nothing."""
 
 
+PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
+"""transformers' `problem_type`: which function its pipelines apply to the scores."""
+NEXT_SENTENCE_CLASSES = ("another text", "the next")
+"""The classes of our next-sentence task, in its order; BERT's head has them the other way round."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadOutputs:
+    """What the scores of a head over classes mean."""
+
+    labels: tuple[str, ...] = ()
+    """Class names, if known."""
+    problem_type: str = ""
+    """One of PROBLEM_TYPES; empty: transformers infers it from the number of classes."""
+    head_class: str = ""
+    """The ending of the transformers class (`ForMultipleChoice`) that uses it like that; empty:
+    what fits its shape."""
+    mean: float = 0.0
+    deviation: float = 1.0
+    """A number is predicted as `score * deviation + mean`."""
+
+    def __post_init__(self) -> None:
+        if self.problem_type and self.problem_type not in PROBLEM_TYPES:
+            near = suggest(self.problem_type, PROBLEM_TYPES)
+            raise UserError(f'problem_type: no "{self.problem_type}"{near}')
+        if not (math.isfinite(self.mean) and math.isfinite(self.deviation) and self.deviation):
+            raise UserError(
+                f"mean {self.mean}, deviation {self.deviation}: both must be finite numbers, the "
+                "deviation not 0"
+            )
+
+    @property
+    def scaled(self) -> bool:
+        """Whether predictions are not the scores themselves."""
+        return (self.mean, self.deviation) != (0.0, 1.0)
+
+    def record(self) -> dict[str, Any]:
+        """Plain values for JSON; defaults are left out."""
+        plain = {**asdict(self), "labels": list(self.labels)}
+        default = {**asdict(HeadOutputs()), "labels": []}
+        return {key: value for key, value in plain.items() if value != default[key]}
+
+
 @dataclass(frozen=True, kw_only=True)
 class HeadInfo:
     """A head in a checkpoint. `kind`: masked_words (heads.NAME.{dense,norm,bias}) or classes
@@ -49,10 +93,9 @@ class HeadInfo:
     kind: str
     classes: int = 0
     pooled: bool = True
-    labels: tuple[str, ...] = ()
-    """Class names, if known."""
     transitions: bool = False
     """Whether a CRF is on top of it (palm_ds/model/crf.py)."""
+    outputs: HeadOutputs = HeadOutputs()
 
 
 @dataclass(frozen=True, kw_only=True)

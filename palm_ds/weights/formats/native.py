@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError
 
 from palm_ds import __version__
+from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
 from palm_ds.model.config import EncoderConfig
@@ -31,6 +32,7 @@ from palm_ds.weights.formats.contents import (
     OPTIMIZER,
     CheckpointContents,
     HeadInfo,
+    HeadOutputs,
     SavesFiles,
     TensorEntry,
     with_eps,
@@ -64,6 +66,8 @@ class WeightsInfo:
     """The task whose task embedding texts get that say no other (a recipe's `export_task`)."""
     token_heads: tuple[str, ...] = ()
     """The heads of classes that read tokens; the others read whole texts, through the pooler."""
+    heads: Mapping[str, HeadOutputs] = field(default_factory=dict)
+    """What the scores of the heads over classes mean, where it is known."""
     made_by: Mapping[str, Any] = field(default_factory=dict)
     """Free: program, version, step ..."""
     recipe: Mapping[str, Any] = field(default_factory=dict)
@@ -76,7 +80,20 @@ class WeightsInfo:
 
     def record(self) -> dict[str, Any]:
         """The content of weights.json."""
-        return {"format": _VERSION, **asdict(self), "task_ids": dict(self.task_ids)}
+        plain = {**asdict(self), "task_ids": dict(self.task_ids)}
+        return {"format": _VERSION, **plain, "heads": outputs_record(self.heads)}
+
+
+def outputs_record(heads: Mapping[str, HeadOutputs]) -> dict[str, dict[str, Any]]:
+    """Plain values for JSON; heads of which nothing is known are left out."""
+    return {name: record for name, outputs in heads.items() if (record := outputs.record())}
+
+
+def read_outputs(values: object, where: str) -> dict[str, HeadOutputs]:
+    """What `outputs_record` wrote; nothing where older versions wrote nothing. Raises UserError."""
+    if not isinstance(values, dict):
+        return {}
+    return {name: parse(HeadOutputs, each, f"{where}.{name}") for name, each in values.items()}
 
 
 def read_info(path: Path) -> WeightsInfo:
@@ -92,6 +109,7 @@ def read_info(path: Path) -> WeightsInfo:
         rest["export_task"] = about["export_task"]
     if isinstance(about.get("token_heads"), list):
         rest["token_heads"] = tuple(map(str, about["token_heads"]))
+    rest["heads"] = read_outputs(about.get("heads"), f"{path}: heads")
     where = f"{path}: backbone"
     return WeightsInfo(backbone=EncoderConfig.from_dict(about["backbone"], where), **rest)
 
@@ -158,7 +176,7 @@ def _from_weights(folder: Path) -> CheckpointContents:
         format="palm_ds weights",
         config=_filled(info.backbone, shapes.get("backbone.word.weight"), folder),
         entries=entries,
-        heads=heads_of(shapes, info.token_heads),
+        heads=heads_of(shapes, info.token_heads, info.heads),
         task_ids=info.task_ids,
         head_of=info.head_of,
         export_task=info.export_task,
@@ -203,7 +221,11 @@ def _from_checkpoint(
         format=f"palm_ds checkpoint of step {found.step:,}",
         config=_filled(config, shapes.get("backbone.word.weight"), found.path),
         entries=entries,
-        heads=heads_of(shapes, tuple(signature.get("token_heads", ()))),
+        heads=heads_of(
+            shapes,
+            tuple(signature.get("token_heads", ())),
+            read_outputs(signature.get("heads"), f"{found.path}: signature.heads"),
+        ),
         task_ids=signature["task_ids"],
         skipped={f"{kind}/{n}": OPTIMIZER for n in names for kind in sorted(stored.moments(n))}
         | unknown,
@@ -273,7 +295,9 @@ def _tokenizer_of(path: Path, given: Path | None, fingerprint: str | None) -> Pa
 
 
 def heads_of(
-    shapes: Mapping[str, tuple[int, ...]], token_heads: Iterable[str]
+    shapes: Mapping[str, tuple[int, ...]],
+    token_heads: Iterable[str],
+    outputs: Mapping[str, HeadOutputs],
 ) -> dict[str, HeadInfo]:
     """The heads that these parameters make, in their order."""
     parts: dict[str, set[str]] = {}
@@ -292,6 +316,7 @@ def heads_of(
                 classes=shapes[f"heads.{head}.out.bias"][0],
                 pooled=not crf and head not in token_heads,
                 transitions=crf,
+                outputs=outputs.get(head, HeadOutputs()),
             )
     return found
 
@@ -338,6 +363,7 @@ def write(
             for name, head in contents.heads.items()
             if head.kind == "classes" and not head.pooled
         ),
+        heads={name: head.outputs for name, head in contents.heads.items()},
         made_by=made_by,
     )
     groups = [

@@ -16,7 +16,11 @@ from palm_ds.common.errors import UserError
 from palm_ds.model.batch import Batch, PackedText
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import MaskedLMHead
-from palm_ds.weights.formats.contents import CheckpointContents
+from palm_ds.weights.formats.contents import (
+    NEXT_SENTENCE_CLASSES,
+    CheckpointContents,
+    HeadOutputs,
+)
 
 _MASKED_AT = 24
 Outputs = dict[str, torch.Tensor]
@@ -100,7 +104,7 @@ class _InPalmDs:
                 rows = pooled if head.pooled else flat[real]
                 assert rows is not None
                 weight, bias = (read_values(self.contents, f"heads.{name}.out.{x}") for x in _ENDS)
-                outputs[f"head {name}"] = F.linear(rows, weight, bias)
+                outputs[f"head {name}"] = _meant(F.linear(rows, weight, bias), head.outputs)
         return outputs
 
     def _words(self, name: str, rows: torch.Tensor) -> torch.Tensor:
@@ -122,6 +126,14 @@ class _InPalmDs:
             )
             rows.append([text])
         return Batch.from_rows(rows, length=texts.ids.shape[1], pad=self.contents.config.pad)
+
+
+def _meant(scores: torch.Tensor, outputs: HeadOutputs) -> torch.Tensor:
+    """Scores as other programs read them: numbers in the units of their file, and of a next
+    sentence in BERT's order."""
+    if outputs.labels == NEXT_SENTENCE_CLASSES:
+        return scores.flip(-1)
+    return scores * outputs.deviation + outputs.mean if outputs.scaled else scores
 
 
 _ENDS = ("weight", "bias")

@@ -14,21 +14,30 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForTokenClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModelForTokenClassification, AutoTokenizer
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config import EncoderConfig
 from palm_ds.model.multi_task_model import Model
+from palm_ds.pretrain.next_sentence_prediction import NextSentencePrediction
 from palm_ds.text.tokenizer import wordpiece
 from palm_ds.weights.convert import convert
 from palm_ds.weights.convert import mapping_report as account
 from palm_ds.weights.convert.convert import ConversionOptions
-from palm_ds.weights.formats.contents import BUFFER, OPTIMIZER
+from palm_ds.weights.formats.contents import (
+    BUFFER,
+    NEXT_SENTENCE_CLASSES,
+    OPTIMIZER,
+    PROBLEM_TYPES,
+    HeadOutputs,
+)
 from palm_ds.weights.formats.format import Format
 from palm_ds.weights.formats.open import FORMATS, open_checkpoint
 from palm_ds.weights.formats.paddle import write as paddle_writer
 from palm_ds.weights.weights_folder import WeightsInfo, load_weights, save_weights
 from tests.helpers.noisy_model import noisy_model
+from tests.weights.formats.hf_models import make
+from tests.weights.formats.hf_models import save as save_hf
 
 CONFIG = EncoderConfig(
     vocab_size=32,
@@ -229,6 +238,58 @@ def test_the_proof_takes_the_eps_that_paddlenlp_takes(
     with pytest.raises(UserError, match="the converted model gives other outputs and was deleted"):
         convert.convert(source, tmp_path / "paddle", "paddle")
     assert left_of(tmp_path) == ["source"]
+
+
+# ---- what the scores mean ----
+
+
+@pytest.mark.parametrize("to", convert.TO)
+@pytest.mark.parametrize("problem", PROBLEM_TYPES)
+def test_the_problem_type_comes_along(problem: str, to: str, tmp_path: Path) -> None:
+    """It decides whether `pipeline` gives odds, probabilities or numbers."""
+    classes = 1 if problem == "regression" else 3
+    theirs = make("bert", "ForSequenceClassification", num_labels=classes, problem_type=problem)
+    source = save_hf(theirs, tmp_path / "hf")
+    convert.convert(source, tmp_path / "out", to)
+    convert.convert(tmp_path / "out", tmp_path / "back", "huggingface")
+    config = AutoConfig.from_pretrained(tmp_path / "back")
+    assert (config.problem_type, config.num_labels) == (problem, classes)
+    assert config.architectures == ["BertForSequenceClassification"]
+
+
+def test_a_multiple_choice_stays_one(tmp_path: Path) -> None:
+    source = save_hf(make("bert", "ForMultipleChoice"), tmp_path / "hf")
+    convert.convert(source, tmp_path / "ours")
+    for name in ("hf", "ours"):
+        convert.convert(tmp_path / name, tmp_path / f"of {name}", "huggingface")
+        config = AutoConfig.from_pretrained(tmp_path / f"of {name}")
+        assert config.architectures == ["BertForMultipleChoice"]
+
+
+def test_a_next_sentence_head_of_ours_has_bert_s_order_there(tmp_path: Path) -> None:
+    """1 means the next sentence in our task, 0 does in BERT's head."""
+    info = WeightsInfo(
+        backbone=CONFIG,
+        task_ids={"next_sentence": 0},
+        head_of={"next_sentence": "next_sentence"},
+        heads={"next_sentence": HeadOutputs(labels=NEXT_SENTENCE_CLASSES)},
+    )
+    net = noisy_model(CONFIG, "masking", {"next_sentence": (2, True)})
+    save_weights(net, tmp_path / "source", info)
+    assert NextSentencePrediction.class_names == NEXT_SENTENCE_CLASSES
+    ours = net.state_dict()["heads.next_sentence.out.weight"]
+    for to in ("huggingface", "paddle"):
+        options = ConversionOptions(family="bert")
+        done = convert.convert(tmp_path / "source", tmp_path / to, to, options)
+        assert done.parity and done.parity.passed
+        entry = open_checkpoint(tmp_path / to).entries["heads.next_sentence.out.weight"]
+        assert torch.equal(entry.read(), ours.flip(0))
+        back = convert.convert(tmp_path / to, tmp_path / f"{to} again", "huggingface")
+        assert back.parity and back.parity.passed
+    options = ConversionOptions(head="next_sentence", head_class="ForSequenceClassification")
+    convert.convert(tmp_path / "source", tmp_path / "one", "huggingface", options)
+    config = AutoConfig.from_pretrained(tmp_path / "one")
+    assert config.id2label == {0: "the next", 1: "another text"}
 
 
 # ---- what is said ----

@@ -16,7 +16,12 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config import EncoderConfig
-from palm_ds.weights.formats.contents import HeadInfo, TensorEntry
+from palm_ds.weights.formats.contents import (
+    NEXT_SENTENCE_CLASSES,
+    HeadInfo,
+    HeadOutputs,
+    TensorEntry,
+)
 from palm_ds.weights.formats.expected_shapes import TRANSITIONS
 from palm_ds.weights.formats.huggingface.families import FAMILIES, other_masked_lm
 from palm_ds.weights.formats.huggingface.names import CLASSIFIER, Names, prefixed, table
@@ -80,6 +85,7 @@ def plan(
     names = _names(chosen, config.num_layers)
     kept = {x: replace(entries[x], source_names=(x,), transform="") for x in names if x in entries}
     skipped = {x: _why(x, chosen, heads, config) for x in entries if x not in kept}
+    kept |= _as_predicted(kept, heads, chosen)
     kept, new, created = _reshaped(kept, config, chosen.kind, target)
     groups = tuple(_group(entry, names[ours]) for ours, entry in kept.items())
     dtype = _dtype(kept, target)
@@ -170,15 +176,55 @@ def _config_json(
     for ours, hf_name in chosen.heads.items():
         if hf_name == CLASSIFIER and chosen.ending != "ForMultipleChoice":
             values |= _labels(heads[ours])
+            values |= _problem_type(heads[ours], chosen)
     return values
 
 
+def _problem_type(head: HeadInfo, chosen: ResolvedExport) -> dict[str, str]:
+    """It decides which function transformers applies to the scores of a whole text."""
+    known = head.outputs.problem_type and chosen.ending == "ForSequenceClassification"
+    return {"problem_type": head.outputs.problem_type} if known else {}
+
+
 def _labels(head: HeadInfo) -> dict[str, Any]:
-    names = head.labels or tuple(f"LABEL_{i}" for i in range(head.classes))
+    names = head.outputs.labels
+    if names == NEXT_SENTENCE_CLASSES:
+        names = names[::-1]  # as _meant turns its parameters
+    names = names or tuple(f"LABEL_{i}" for i in range(head.classes))
     return {
         "id2label": {str(i): name for i, name in enumerate(names)},
         "label2id": {name: i for i, name in enumerate(names)},
     }
+
+
+# ---- heads whose scores are not what is predicted ----
+
+
+def _as_predicted(
+    kept: Mapping[str, TensorEntry], heads: Mapping[str, HeadInfo], chosen: ResolvedExport
+) -> dict[str, TensorEntry]:
+    """The parameters of heads whose scores are read otherwise in transformers: of a number that was
+    learned in standard deviations, and of our next-sentence task."""
+    found = {}
+    for name in chosen.heads:
+        for end in ("weight", "bias") if heads[name].kind == "classes" else ():
+            entry = kept[f"heads.{name}.out.{end}"]
+            found[f"heads.{name}.out.{end}"] = _meant(entry, end, heads[name].outputs)
+    return found
+
+
+def _meant(entry: TensorEntry, end: str, outputs: HeadOutputs) -> TensorEntry:
+    if outputs.labels == NEXT_SENTENCE_CLASSES:
+        return replace(entry, read=lambda: entry.read().flip(0), transform="classes reversed")
+    if not outputs.scaled:
+        return entry
+    added = outputs.mean if end == "bias" else 0.0
+    how = f"times the deviation {outputs.deviation:g}"
+    return replace(
+        entry,
+        read=lambda: (entry.read().double() * outputs.deviation + added).float(),
+        transform=f"{how}, plus the mean {outputs.mean:g}" if end == "bias" else how,
+    )
 
 
 # ---- reshaping ----

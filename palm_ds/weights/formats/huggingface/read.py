@@ -12,7 +12,13 @@ from typing import Any
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config import FOREIGN_KEYS, EncoderConfig
-from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo, TensorEntry, with_eps
+from palm_ds.weights.formats.contents import (
+    CheckpointContents,
+    HeadInfo,
+    HeadOutputs,
+    TensorEntry,
+    with_eps,
+)
 from palm_ds.weights.formats.expected_shapes import checked
 from palm_ds.weights.formats.huggingface.families import FAMILIES, other_masked_lm
 from palm_ds.weights.formats.huggingface.names import (
@@ -24,6 +30,7 @@ from palm_ds.weights.formats.huggingface.names import (
     table,
     to_palm_ds_names,
 )
+from palm_ds.weights.formats.huggingface.target import HEAD_CLASSES
 from palm_ds.weights.formats.tensor_files import (
     SAFETENSORS,
     open_safetensors,
@@ -77,7 +84,7 @@ def open_contents(path: Path, *, eps: float | None = None) -> CheckpointContents
         format=f"Hugging Face {_class_of(about)}",
         config=config,
         entries=entries,
-        heads=_heads(entries, about),
+        heads=_heads(entries, about, path),
         skipped=skipped,
         tokenizer=path if any((path / name).is_file() for name in TOKENIZERS) else None,
         notes=_notes(entries, about, path),
@@ -149,12 +156,27 @@ def _what_is_not_read(entries: dict[str, TensorEntry], config: EncoderConfig, ki
     return skipped
 
 
-def _heads(entries: Mapping[str, TensorEntry], about: Mapping[str, Any]) -> dict[str, HeadInfo]:
+def _heads(
+    entries: Mapping[str, TensorEntry], about: Mapping[str, Any], path: Path
+) -> dict[str, HeadInfo]:
     pooled = {NEXT_SENTENCE, *([CLASSIFIER] if _reads_whole_texts(entries, about) else [])}
     heads = heads_in(entries, pooled=pooled)
     if head := heads.get(CLASSIFIER):
-        heads[CLASSIFIER] = replace(head, labels=_labels(about, head.classes))
+        try:
+            heads[CLASSIFIER] = replace(head, outputs=_outputs(about, head.classes))
+        except UserError as error:
+            raise UserError(f"{path / CONFIG}: {error}") from None
     return heads
+
+
+def _outputs(about: Mapping[str, Any], classes: int) -> HeadOutputs:
+    named = _class_of(about)
+    endings = [x for x, each in HEAD_CLASSES.items() if each.name == CLASSIFIER]
+    return HeadOutputs(
+        labels=_labels(about, classes),
+        problem_type=str(about.get("problem_type") or ""),
+        head_class=next((ending for ending in endings if named.endswith(ending)), ""),
+    )
 
 
 def _reads_whole_texts(entries: Mapping[str, TensorEntry], about: Mapping[str, Any]) -> bool:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.model.config import EncoderConfig
-from palm_ds.weights.formats.contents import HeadInfo, TensorEntry
+from palm_ds.weights.formats.contents import HeadInfo, HeadOutputs, TensorEntry
 from palm_ds.weights.formats.expected_shapes import expected_shapes
 from palm_ds.weights.formats.huggingface.families import FAMILIES, family_of
 from palm_ds.weights.formats.huggingface.names import (
@@ -49,12 +48,7 @@ class ExportedHead:
     """Of the head in the model."""
     task_id: int = 0
     """The row of the task embedding its texts get."""
-    labels: tuple[str, ...] = ()
-    """The names of its classes, if it has any."""
-    head_class: str = ""
-    """ForQuestionAnswering, ...; empty: what fits its shape."""
-    config_entries: Mapping[str, Any] = field(default_factory=dict)
-    """Further entries of config.json."""
+    outputs: HeadOutputs = HeadOutputs()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +111,7 @@ def resolve_export(
     kind = _family(config, target)
     name = target.head or _only_head(heads, target)
     if name:
-        ending = target.head_class or _fitting(name, heads)
+        ending = target.head_class or _usual_class(name, heads)
         _check_class(name, heads, kind, ending)
         return ResolvedExport(kind=kind, ending=ending, heads={name: HEAD_CLASSES[ending].name})
     chosen = {}
@@ -176,8 +170,12 @@ def _only_head(heads: Mapping[str, HeadInfo], target: ExportOptions) -> str:
     return ""
 
 
-def _fitting(name: str, heads: Mapping[str, HeadInfo]) -> str:
+def _usual_class(name: str, heads: Mapping[str, HeadInfo]) -> str:
+    """What the head was used as, else what fits its shape."""
     head = heads.get(name)
+    used = HEAD_CLASSES.get(head.outputs.head_class) if head is not None else None
+    if head is not None and used is not None and used.pooled == head.pooled:
+        return head.outputs.head_class
     if head is None or head.pooled:
         return "ForSequenceClassification"
     return "ForQuestionAnswering" if name == QUESTION_ANSWERING else "ForTokenClassification"

@@ -15,7 +15,7 @@ from typing import Any
 from palm_ds.common.errors import UserError
 from palm_ds.model.config import FOREIGN_KEYS, EncoderConfig
 from palm_ds.text.tokenizer import load_tokenizer
-from palm_ds.weights.formats.contents import TensorEntry
+from palm_ds.weights.formats.contents import HeadOutputs, TensorEntry
 from palm_ds.weights.formats.huggingface.families import FAMILIES
 from palm_ds.weights.formats.paddle.names import PADDLENLP, STATIC, NamingScheme
 from palm_ds.weights.formats.tensor_files import read_json
@@ -51,7 +51,15 @@ class PaddleConfig:
             return str(named[0])
         return str(self.values.get("init_class") or "")
 
-    def labels(self, classes: int) -> tuple[str, ...]:
+    def outputs(self, classes: int) -> HeadOutputs:
+        """What the classifier's scores mean. Raises UserError."""
+        try:
+            problem = str(self.values.get("problem_type") or "")
+            return HeadOutputs(labels=self._labels(classes), problem_type=problem)
+        except UserError as error:
+            raise UserError(f"{self.path}: {error}") from None
+
+    def _labels(self, classes: int) -> tuple[str, ...]:
         """The classes' names, where the config names all of them and not LABEL_0, ..."""
         named = self.values.get("id2label")
         found = [named.get(str(i)) for i in range(classes)] if isinstance(named, dict) else []

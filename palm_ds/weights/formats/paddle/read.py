@@ -24,6 +24,7 @@ from palm_ds.weights.formats.contents import (
     OPTIMIZER,
     CheckpointContents,
     HeadInfo,
+    HeadOutputs,
     TensorEntry,
 )
 from palm_ds.weights.formats.expected_shapes import TRANSITIONS, checked
@@ -357,10 +358,10 @@ def _heads(
             heads[name] = HeadInfo(kind="masked_words")
         elif part == "out.weight":
             count, pooled = entry.shape[0], name not in of_tokens
-            labels = about.labels(count) if name == CLASSIFIER else ()
+            outputs = about.outputs(count) if name == CLASSIFIER else HeadOutputs()
             crf = f"heads.{name}.{TRANSITIONS}" in made.entries
             heads[name] = HeadInfo(
-                kind="classes", classes=count, pooled=pooled, labels=labels, transitions=crf
+                kind="classes", classes=count, pooled=pooled, transitions=crf, outputs=outputs
             )
     return heads
 

@@ -257,9 +257,16 @@ def test_the_names_of_classes_come_along(tmp_path: Path) -> None:
     named = {0: "bad", 1: "so so", 2: "good"}
     folder = save_hf(make("ernie", "ForSequenceClassification", id2label=named), tmp_path / "hf")
     contents = open_contents(folder)
-    assert contents.heads["classifier"].labels == ("bad", "so so", "good")
+    assert contents.heads["classifier"].outputs.labels == ("bad", "so so", "good")
     write_out(contents, tmp_path / "out")
     assert transformers.ErnieConfig.from_pretrained(tmp_path / "out").id2label == named
+
+
+def test_an_unknown_problem_type_is_refused(tmp_path: Path) -> None:
+    folder = save_hf(make("bert", "ForSequenceClassification"), tmp_path / "hf")
+    change_config(folder, problem_type="ranking")
+    with pytest.raises(UserError, match=r'config\.json: problem_type: no "ranking"'):
+        open_contents(folder)
 
 
 def test_what_has_no_place_is_named(tmp_path: Path) -> None:

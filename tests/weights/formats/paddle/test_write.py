@@ -20,7 +20,7 @@ from palm_ds.model.config import EncoderConfig
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.text.tokenizer import load_tokenizer, wordpiece
-from palm_ds.weights.formats.contents import COPY, HeadInfo
+from palm_ds.weights.formats.contents import COPY, HeadInfo, HeadOutputs
 from palm_ds.weights.formats.huggingface.target import ExportOptions
 from palm_ds.weights.formats.paddle import read as paddle
 from palm_ds.weights.formats.paddle.pdparams import NAME_TABLE, read_pickle
@@ -173,7 +173,7 @@ def test_fine_tuned_heads(
 
 def test_the_names_of_the_classes(tmp_path: Path) -> None:
     state = state_of(BERT, classifier=2)
-    head = HeadInfo(kind="classes", classes=2, labels=("no", "yes"))
+    head = HeadInfo(kind="classes", classes=2, outputs=HeadOutputs(labels=("no", "yes")))
     write_paddle(state, tmp_path / "out", BERT, heads={"classifier": head})
     assert paddle.open_contents(tmp_path / "out").heads == {"classifier": head}
 
