@@ -100,7 +100,7 @@ def _ours(shards: Shards, prefix: str, file: Path) -> CheckpointContents:
         format=_format(shards, "palm_ds"),
         config=_with_words(config, inside),
         entries=inside,
-        heads=own.heads_of(shapes, info.token_heads if info else ()),
+        heads=own.heads_of(shapes, info.token_heads if info else (), info.heads if info else {}),
         task_ids=info.task_ids if info else {},
         head_of=info.head_of if info else {},
         export_task=info.export_task if info else "",
