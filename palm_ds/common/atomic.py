@@ -2,17 +2,27 @@
 
     write_file_atomically(path, data)       the old file or the new one, never a mixture
     write_folder_atomically(folder, fill)   fill(part) writes beside the folder, then it is renamed
+    write_new_folder(folder, fill)          the same for a folder that must not exist yet
     move_into_place(part, target)           the rename alone, for something written elsewhere
 
-Contents are flushed to disk before the rename.
+Contents are flushed to disk before the rename. Several processes may write the same folder: each
+has a part of its own, `.NAME.XXXXXXXX.part`, which is locked while it lives.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
+import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from palm_ds.common.errors import UserError
+
+_LONGEST_STEM = 40  # characters of a folder's name in those beside it, which have a limit too
 
 
 def write_file_atomically(path: str | Path, data: str | bytes) -> None:
@@ -27,24 +37,105 @@ def write_file_atomically(path: str | Path, data: str | bytes) -> None:
         raise
 
 
-def write_folder_atomically(folder: str | Path, fill: Callable[[Path], None]) -> None:
+def write_folder_atomically(
+    folder: str | Path, fill: Callable[[Path], None], *, replace: bool = True
+) -> None:
     """Calls `fill` with an empty folder beside `folder`, then renames that folder to `folder`.
 
-    An existing folder is replaced once the new one is complete. If `fill` raises, its output is
-    removed and the existing folder is unchanged.
+    An existing folder is replaced once the new one is complete; without `replace` it must be absent
+    or empty. If anything fails, the output is removed and the existing folder is unchanged.
     """
     folder = Path(folder)
-    part, old = (folder.with_name(f".{folder.name}.{end}") for end in ("part", "old"))
-    for leftover in (part, old):
-        shutil.rmtree(leftover, ignore_errors=True)
-    part.mkdir(parents=True)
-    try:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(folder)
+    with _part_of(folder) as part:
         fill(part)
-    except BaseException:
+        old = _beside(folder, "old") if replace else None
+        move_into_place(part, folder, aside=old)
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def write_new_folder(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Writes a folder that is absent or empty. Raises UserError if it is neither, or cannot be
+    written; then nothing is left of it."""
+    check_new_folder(folder)
+    try:
+        write_folder_atomically(folder.resolve(), fill, replace=False)
+    except OSError as error:
+        check_new_folder(folder)  # another process may have written it meanwhile
+        raise UserError(f"{folder}: cannot be written: {error.strerror or error}") from None
+
+
+def check_new_folder(folder: Path) -> None:
+    """Raises UserError if the folder is neither absent nor empty, or lies in a file."""
+    try:
+        if folder.is_symlink() and not folder.exists():
+            raise UserError(f"{folder}: is a link to what does not exist; choose another folder")
+        if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+            raise UserError(f"{folder}: already exists and is not empty; choose another folder")
+        for parent in folder.absolute().parents:
+            if parent.exists() and not parent.is_dir():
+                raise UserError(f"{folder}: {parent} is not a folder")
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written: {error.strerror}") from None
+
+
+def _beside(folder: Path, end: str) -> Path:
+    """A name that nobody else has."""
+    return folder.with_name(f".{folder.name[:_LONGEST_STEM]}.{secrets.token_hex(4)}.{end}")
+
+
+@contextmanager
+def _part_of(folder: Path) -> Iterator[Path]:
+    """A new folder beside `folder`, locked, and removed at the end if it is still there."""
+    part, lock = _new_part(folder)
+    try:
+        yield part
+    finally:
         shutil.rmtree(part, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _new_part(folder: Path) -> tuple[Path, int | None]:
+    """An empty folder and its lock; None if the file system has no locks."""
+    while True:
+        part = _beside(folder, "part")
+        part.mkdir()
+        try:
+            lock = _lock(part)
+        except (BlockingIOError, FileNotFoundError):
+            continue  # another process took it for a leftover
+        except OSError:
+            return part, None
+        if part.exists():
+            return part, lock
+        os.close(lock)
+
+
+def _lock(path: Path) -> int:
+    """A descriptor that locks a folder. Raises BlockingIOError if another process has it."""
+    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
         raise
-    move_into_place(part, folder, aside=old)
-    shutil.rmtree(old, ignore_errors=True)
+    return lock
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Removes what processes that were killed have left."""
+    stem = re.escape(folder.name[:_LONGEST_STEM])
+    names = re.compile(rf"\.{stem}(\.[0-9a-f]{{8}})?\.(part|old)")
+    for path in [x for x in folder.parent.iterdir() if names.fullmatch(x.name)]:
+        try:
+            lock = _lock(path)
+        except OSError:  # a living process's, or nothing is known of it
+            continue
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(lock)
 
 
 def move_into_place(part: Path, target: Path, *, aside: Path | None = None) -> None:
@@ -54,9 +145,15 @@ def move_into_place(part: Path, target: Path, *, aside: Path | None = None) -> N
     to delete; without `aside` it must be absent or empty.
     """
     sync(part)
-    if aside is not None and target.exists():
+    moved = aside is not None and target.exists()
+    if aside is not None and moved:
         os.replace(target, aside)
-    os.replace(part, target)
+    try:
+        os.replace(part, target)
+    except OSError:
+        if aside is not None and moved:
+            os.replace(aside, target)
+        raise
     sync(target.parent)
 
 

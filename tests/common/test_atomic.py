@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ from palm_ds.common.atomic import (
     move_into_place,
     write_file_atomically,
     write_folder_atomically,
+    write_new_folder,
 )
+from palm_ds.common.errors import UserError
 
 
 def names(folder: Path) -> list[str]:
@@ -67,6 +70,79 @@ def test_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
         (tmp_path / f".folder.{end}" / "junk").write_text("x")
     write_folder_atomically(tmp_path / "folder", lambda part: (part / "a").touch())
     assert (names(tmp_path / "folder"), names(tmp_path)) == (["a"], ["folder"])
+
+
+def test_a_living_process_keeps_its_part(tmp_path: Path) -> None:
+    """Two write one folder at a time: neither removes what the other writes, one comes first."""
+    folder = tmp_path / "folder"
+
+    def second(part: Path) -> None:
+        (part / "b").touch()
+
+    def first(part: Path) -> None:
+        (part / "a").touch()
+        write_new_folder(folder, second)
+        assert names(part) == ["a"]
+
+    with pytest.raises(UserError, match="folder: already exists and is not empty"):
+        write_new_folder(folder, first)
+    assert (names(folder), names(tmp_path)) == (["b"], ["folder"])
+    write_folder_atomically(folder, lambda part: write_folder_atomically(folder, second))
+    assert (names(folder), names(tmp_path)) == ([], ["folder"])
+
+
+def test_what_a_killed_process_left_goes_only_if_it_is_of_that_folder(tmp_path: Path) -> None:
+    for name in (".folder.0123abcd.part", ".folder.0123abcd.old", ".folders.0123abcd.part"):
+        (tmp_path / name).mkdir()
+    write_new_folder(tmp_path / "folder", lambda part: (part / "a").touch())
+    assert names(tmp_path) == [".folders.0123abcd.part", "folder"]
+
+
+def test_a_folder_that_cannot_take_its_place_leaves_the_older_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "folder"
+    write_folder_atomically(folder, lambda part: (part / "a").touch())
+    rename = os.replace
+
+    def full(source: Path, target: Path) -> None:
+        if source.suffix == ".part":
+            raise OSError(28, "No space left on device")
+        rename(source, target)
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(OSError, match="No space"):
+        write_folder_atomically(folder, lambda part: (part / "b").touch())
+    assert (names(folder), names(tmp_path)) == (["a"], ["folder"])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("/proc/out", "cannot be written: No such file or directory"),
+        ("/sys/out", "cannot be written: "),
+        ("x" * 256, "cannot be written: File name too long"),
+        ("dangling", "is a link to what does not exist; choose another folder"),
+        ("loop", "is a link to what does not exist"),
+        ("file", "already exists and is not empty"),
+        ("file/in", "file is not a folder"),
+    ],
+)
+def test_where_no_folder_can_be(name: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(UserError, match=message):
+        write_new_folder(tmp_path / name, lambda part: (part / "a").touch())
+    assert names(tmp_path) == ["dangling", "file", "loop"]
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "\u00e4" * 127, "link"])
+def test_where_a_folder_can_be(name: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to("empty")
+    write_new_folder(tmp_path / name, lambda part: (part / "a").touch())
+    assert names(tmp_path / name) == ["a"] and (tmp_path / "link").is_symlink()
 
 
 def test_an_existing_folder_is_only_replaced_with_aside(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds import __version__
-from palm_ds.common.atomic import write_folder_atomically
+from palm_ds.common.atomic import check_new_folder, write_new_folder
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.weights.convert import mapping_report, parity
@@ -117,7 +117,7 @@ def convert(
         if plan.export.write_card:
             plan.export.write_card(part, _provenance(contents, found))
 
-    write_folder_atomically(target, write)
+    write_new_folder(target, write)
     return ConversionResult(
         source=source,
         target=target,
@@ -137,8 +137,6 @@ def _write(
     except UserError as error:
         where = "" if str(contents.path) in str(error) else f"{contents.path}: "
         raise UserError(f"{where}{error}") from None
-    except OSError as error:
-        raise UserError(f"{part}: cannot be written: {error.strerror}") from None
 
 
 def opened(
@@ -261,13 +259,9 @@ def _bytes(size: str) -> int:
 
 
 def _check_target(source: Path, target: Path) -> None:
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise UserError(f"{target}: already exists and is not empty; choose another folder")
+    check_new_folder(target)
     if target.exists() and source.resolve() == target.resolve():
         raise UserError(f"{target}: is the source; choose another folder")
-    for folder in target.absolute().parents:
-        if folder.exists() and not folder.is_dir():
-            raise UserError(f"{target}: {folder} is not a folder")
 
 
 def _check_strict(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from palm_ds.common.atomic import write_folder_atomically
+from palm_ds.common.atomic import check_new_folder, write_new_folder
 from palm_ds.common.errors import UserError
 from palm_ds.model.config import EncoderConfig
 from palm_ds.text.add_tokens import ExtendedTokenizer, add_tokens, initializing_ids, read_token_file
@@ -54,8 +54,7 @@ def resize_checkpoint(source: Path, target: Path, wanted: ResizeOptions) -> list
     source, target = Path(source), Path(target)
     if wanted.tokens is None and wanted.multiple is None and wanted.positions is None:
         raise UserError("nothing to do: give tokens to add, a multiple, or positions")
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(f"{target}: already exists and is not empty; choose another folder")
+    check_new_folder(target)
     contents = open_checkpoint(source)
     path = wanted.tokenizer or contents.tokenizer
     tokenizer = load_tokenizer(path) if path else None
@@ -71,10 +70,7 @@ def resize_checkpoint(source: Path, target: Path, wanted: ResizeOptions) -> list
     new = replace(contents, entries=entries, config=changed.config, tokenizer=None)
     said += [f"skipped: {name}: {why}" for name, why in contents.skipped.items()]
     write = _writer(new, tokenizer, said, as_hf=huggingface.recognises(source))
-    try:
-        write_folder_atomically(target, write)
-    except OSError as error:
-        raise UserError(f"{target}: cannot be written: {error.strerror}") from None
+    write_new_folder(target, write)
     return [*said, f"written to {target}"]
 
 

@@ -54,8 +54,11 @@ def read_info(path: str | Path) -> WeightsInfo:
 
 def format_of(path: Path) -> Format:
     """The format of a checkpoint. Raises UserError if it is none that is known."""
-    if not path.exists() and not path.parent.is_dir():
-        raise UserError(f"{path}: no such file or folder")
+    try:
+        if not path.exists() and not path.parent.is_dir():
+            raise UserError(f"{path}: no such file or folder")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     for each in FORMATS:
         if each.recognises(path):
             return each
