@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from palm_ds.weights.weights_folder import WeightsInfo, save_weights
 from tests.helpers.warm_python import Program
 from tests.weights.convert.test_convert import CONFIG, WORDS, model
