@@ -1,55 +1,169 @@
-"""Fine-tuning beside transformers.Trainer: the same weights, rows, budget; scores and speed.
+"""Fine-tuning beside transformers.Trainer: the same encoder, rows, rate, epochs; scores and speed.
 
-    python benchmarks/finetune_vs_transformers.py --model DIR --train train.tsv --dev dev.tsv
-        --columns text_a=sentence --rows 4000 --epochs 1 --seeds 1 2 3
+    python benchmarks/finetune_vs_transformers.py --data DIR --english DIR --chinese DIR
+        --results runs/finetuning.jsonl --table runs/finetuning.md
 
-Classification of a text or a pair of texts. Each seed chooses the first weights of the classifier,
-dropout, and the order of the rows; which rows are learned from is the same for all. The two run in
-turns, each in a process of its own: AdamW, linear warm-up and fall, clipping at 1, dropout as the
-checkpoint has it, fp32, rows cut at --length tokens. transformers pads each batch to its longest
-row; palm_ds packs. A real token is one that is no padding. Times are of the steps alone, making the
-batches included, evaluation, loading and saving not.
+DIR of --data has the files of SETS, the others are Hugging Face folders of an encoder; data sets of
+a language without one are left out. Each finished run is a line of --results, and a run that has
+one is not repeated: a comparison that was stopped continues, and one with more --seeds or --sets
+adds to it. --only palm_ds --change KEY=VALUE --name NAME adds another recipe of palm_ds.
 
-Prediction is timed on the dev rows with the weights that were just trained, from texts to scores,
-the median of three passes: transformers.Trainer.predict in batches as large as in training.
+Each seed chooses the first weights of the head, dropout, and the order of the rows; which rows are
+learned from is the same for all. Both: AdamW, linear warm-up and decay, clipping at 1, dropout as
+the checkpoint has it, fp32, as many rows in each step. transformers pads each batch to its longest
+row and is used as in its own examples; palm_ds packs. All else are the defaults of each, and the
+same functions score both. A real token is one that is no padding. Times are of the steps alone,
+making the batches included; evaluation, loading and saving are not. The contenders take turns, each
+in a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
+import io
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-_PASSES = 3
+sys.path.insert(0, str(ROOT))
+CONTENDERS = ("palm_ds", "transformers")
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSet:
+    """Rows to learn from and to score on, and how long to learn."""
+
+    language: str
+    kind: str
+    train: str
+    dev: str = ""
+    """Empty: the last third of the rows of `train`."""
+    read: Mapping[str, Any] = field(default_factory=dict)
+    rows: int
+    """Rows to learn from, sampled once for all seeds."""
+    dev_rows: int
+    epochs: int
+    lr: float
+    length: int = 128
+    longest: int = 0
+    """Leave out contexts of more characters; 0: none."""
+
+
+_SST2 = {"columns": {"text_a": "sentence"}}
+_SICK = {"format": "tsv", "columns": {"text_a": "sentence_A", "text_b": "sentence_B"}}
+_NLI = {**_SICK["columns"], "label": "entailment_judgment"}  # type: ignore[dict-item]
+_STSB = {"header": False, "columns": {"text_a": 0, "text_b": 1, "label": 2}}
+_TNEWS = {"format": "jsonl", "columns": {"text_a": "sentence", "label": "label_desc"}}
+_MSRA = {"header": False, "columns": {"tokens": 1, "tags": 2}}
+SETS: dict[str, DataSet] = {
+    "SST-2": DataSet(
+        language="english",
+        kind="classification",
+        train="en/sst2/train.tsv",
+        dev="en/sst2/test.tsv",
+        read=_SST2,
+        rows=640,
+        dev_rows=600,
+        epochs=1,
+        lr=2e-4,
+    ),
+    "SICK, pairs": DataSet(
+        language="english",
+        kind="classification",
+        train="en/sick/SICK_train.txt",
+        dev="en/sick/SICK_test_annotated.txt",
+        read={**_SICK, "columns": _NLI},
+        rows=640,
+        dev_rows=500,
+        epochs=1,
+        lr=2e-4,
+    ),
+    "STS-B": DataSet(
+        language="english",
+        kind="regression",
+        train="en/stsb/stsb-en-train.csv",
+        dev="en/stsb/stsb-en-dev.csv",
+        read=_STSB,
+        rows=512,
+        dev_rows=400,
+        epochs=1,
+        lr=2e-4,
+    ),
+    "wikigold": DataSet(
+        language="english",
+        kind="tagging",
+        train="en/wikigold/wikigold.conll.txt",
+        rows=256,
+        dev_rows=300,
+        epochs=2,
+        lr=5e-4,
+    ),
+    "XQuAD": DataSet(
+        language="english",
+        kind="reading",
+        train="en/xquad/xquad.en.articles00-35.json",
+        rows=128,
+        dev_rows=80,
+        epochs=2,
+        lr=5e-4,
+        length=256,
+        longest=450,
+    ),
+    "TNEWS": DataSet(
+        language="chinese",
+        kind="classification",
+        train="zh/fewclue_tnews/train_few_all.json",
+        dev="zh/fewclue_tnews/test_public.json",
+        read=_TNEWS,
+        rows=640,
+        dev_rows=600,
+        epochs=1,
+        lr=5e-4,
+    ),
+    "MSRA sample": DataSet(
+        language="chinese",
+        kind="tagging",
+        train="zh/msra_ner_sample/train.tsv",
+        dev="zh/msra_ner_sample/test.tsv",
+        read=_MSRA,
+        rows=256,
+        dev_rows=200,
+        epochs=2,
+        lr=5e-4,
+    ),
+}
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", required=True, help="a Hugging Face folder to start from")
-    parser.add_argument("--train", required=True, help="rows to learn from, any format of a table")
-    parser.add_argument("--dev", required=True, help="rows to score on")
-    parser.add_argument("--columns", nargs="*", default=[], metavar="ROLE=NAME")
-    parser.add_argument("--rows", type=int, default=0, help="train on N sampled rows; 0: all")
-    parser.add_argument("--dev_rows", type=int, default=0, help="evaluate on the first N rows")
-    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--data", required=True, help="folder of the data sets")
+    parser.add_argument("--english", default="", help="a Hugging Face folder to start from")
+    parser.add_argument("--chinese", default="", help="likewise, for Chinese")
+    parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--lr", type=float, default=5e-5)
-    parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--layers", type=int, default=0, help="of the encoders; 0: all")
+    parser.add_argument("--only", choices=CONTENDERS)
+    parser.add_argument("--change", nargs="*", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--name", default="palm_ds", help="what results call palm_ds (--change)")
+    parser.add_argument("--results", required=True, help="a file of JSON lines; kept and added to")
+    parser.add_argument("--table", default="", help="a file for the table; default: only printed")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--contender", choices=("palm_ds", "transformers"), help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
@@ -58,108 +172,170 @@ if ARGUMENTS is not None:  # before torch reads them
     os.environ["OMP_NUM_THREADS"] = str(ARGUMENTS.threads)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     os.environ["DS_ACCELERATOR"] = "cpu"
-    sys.path.insert(0, str(ROOT))
 
 
 def main(args: argparse.Namespace) -> None:
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        _write_rows(args, folder)
-        found: dict[str, list[dict[str, float]]] = {"palm_ds": [], "transformers": []}
-        for seed in args.seeds:
-            for name, results in found.items():
-                results.append(_in_process(name, seed, folder))
-                print(f"seed {seed}  {name:13} {_line(results[-1])}", flush=True)
-    ours, reference = ({k: _median(r, k) for k in r[0]} for r in found.values())
-    print(f"median  palm_ds       {_line(ours)}")
-    print(f"median  transformers  {_line(reference)}")
-    for key in ("training", "prediction"):
-        print(f"{key}: {ours[key] / reference[key]:.2f} times the real tokens a second")
-    print(f"accuracy: {100 * (ours['accuracy'] - reference['accuracy']):+.1f} points")
+    if importlib.util.find_spec("accelerate") is None and args.only != "palm_ds":
+        raise SystemExit("transformers.Trainer needs accelerate: pip install -e '.[dev]'")
+    results = Path(args.results)
+    results.parent.mkdir(parents=True, exist_ok=True)
+    spawn = get_context("spawn")
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        ProcessPoolExecutor(1, spawn) as first,
+        ProcessPoolExecutor(1, spawn) as second,
+    ):
+        processes = dict(zip(CONTENDERS, (first, second), strict=True))
+        for set_name in args.sets:
+            run_set(args, set_name, Path(scratch), processes)
+    text = table(read_results(results))
+    print(text)
+    if args.table:
+        Path(args.table).write_text(text + "\n")
 
 
-def _median(results: list[dict[str, float]], key: str) -> float:
-    return statistics.median(result[key] for result in results)
+def run_set(
+    args: argparse.Namespace,
+    set_name: str,
+    scratch: Path,
+    processes: Mapping[str, ProcessPoolExecutor],
+) -> None:
+    """The runs of a data set that the results lack."""
+    data_set, results = SETS[set_name], Path(args.results)
+    if not getattr(args, data_set.language):
+        print(f"{set_name}: left out; give --{data_set.language}")
+        return
+    encoder = encoder_of(args, data_set.language, scratch)
+    folder = scratch / set_name.split(" ")[0]
+    folder.mkdir()
+    write_rows(Path(args.data), data_set, folder)
+    done = {(each["set"], each["name"], each["seed"]) for each in read_results(results)}
+    for seed in args.seeds:
+        for contender in [args.only] if args.only else CONTENDERS:
+            name = args.name if contender == "palm_ds" else contender
+            if (set_name, name, seed) in done:
+                continue
+            run = Run(data_set, encoder, folder, seed, args.batch, tuple(args.change))
+            found = processes[contender].submit(LEARN[contender], run).result()
+            record = {"set": set_name, "name": name, "seed": seed, **found}
+            with results.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+            score, speed = f"{found['score']:.2f}", f"{found['speed']:,.0f} tokens/s"
+            print(f"{set_name}  seed {seed}  {name}  {score}  {speed}", flush=True)
 
 
-def _line(result: dict[str, float]) -> str:
-    return (
-        f"accuracy {100 * result['accuracy']:.1f} %  training {result['training']:,.0f} tokens/s  "
-        f"prediction {result['prediction']:,.0f} tokens/s"
-    )
+def encoder_of(args: argparse.Namespace, language: str, scratch: Path) -> str:
+    """The encoder to start from: with --layers a copy of its first layers."""
+    encoder = getattr(args, language)
+    if not args.layers:
+        return encoder
+    folder = scratch / f"{language}-encoder"
+    if not folder.exists():
+        from transformers import AutoConfig, AutoModel, AutoTokenizer
+
+        config = AutoConfig.from_pretrained(encoder)
+        config.num_hidden_layers = args.layers
+        AutoModel.from_pretrained(encoder, config=config).save_pretrained(folder)
+        AutoTokenizer.from_pretrained(encoder).save_pretrained(folder)
+    return str(folder)
 
 
-def _in_process(name: str, seed: int, folder: Path) -> dict[str, float]:
-    command = [sys.executable, __file__, *sys.argv[1:], "--contender", name]
-    command += ["--folder", str(folder), "--seeds", str(seed)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{name}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+@dataclass(frozen=True)
+class Run:
+    """One training of one contender."""
+
+    data_set: DataSet
+    encoder: str
+    folder: Path
+    """Of the rows."""
+    seed: int
+    batch: int
+    changes: tuple[str, ...]
+
+    def rows(self, part: str) -> list[Row]:
+        lines = (self.folder / f"{part}.jsonl").read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines]
 
 
-def _write_rows(args: argparse.Namespace, folder: Path) -> None:
+# Results ---------------------------------------------------------------------------------------
+
+
+def read_results(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def table(results: Sequence[Mapping[str, Any]]) -> str:
+    """Median, smallest and largest score, and median speed, of each contender in each data set."""
+    names = list(dict.fromkeys(result["name"] for result in results))
+    lines = [f"| data set | seeds | {' | '.join(names)} |", "|---|---|" + "---|" * len(names)]
+    medians: dict[str, list[float]] = {name: [] for name in names}
+    for set_name in dict.fromkeys(result["set"] for result in results):
+        cells, seeds = [], 0
+        for name in names:
+            found = [r for r in results if (r["set"], r["name"]) == (set_name, name)]
+            if not found:
+                cells.append("")
+                continue
+            scores = [result["score"] for result in found]
+            speed = statistics.median(result["speed"] for result in found)
+            medians[name].append(statistics.median(scores))
+            spread = f"{min(scores):.1f} to {max(scores):.1f}"
+            cells.append(f"{medians[name][-1]:.1f} ({spread}); {speed:,.0f}")
+            seeds = max(seeds, len(found))
+        metric = found[0]["metric"] if found else ""
+        lines.append(f"| {set_name} ({metric}) | {seeds} | {' | '.join(cells)} |")
+    means = (f"{statistics.mean(medians[name]):.2f}" if medians[name] else "" for name in names)
+    return "\n".join([*lines, f"| mean of medians | | {' | '.join(means)} |"])
+
+
+# Rows ------------------------------------------------------------------------------------------
+
+_ROLES = ("text_a", "text_b", "label", "tokens", "tags", "id", "question", "context", "answers")
+
+
+def write_rows(data: Path, data_set: DataSet, folder: Path) -> None:
     """The rows that both read, as jsonl."""
     import numpy as np
 
     from palm_ds.data.reader import TableSettings, open_table
 
-    columns = dict(pair.split("=", 1) for pair in args.columns)
-    for name, path, most in (("train", args.train, args.rows), ("dev", args.dev, args.dev_rows)):
-        table = open_table(path, TableSettings(columns=columns))
-        numbers = np.arange(len(table))
-        if name == "train" and most:
-            numbers = np.sort(np.random.default_rng(0).permutation(len(table))[:most])
-        elif most:
-            numbers = numbers[:most]
-        with open(folder / f"{name}.jsonl", "w", encoding="utf-8") as file:
-            for number in numbers:
-                row = {k: v for k, v in table[int(number)].items() if k in _ROLES}
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    def every(file: str) -> list[Row]:
+        table = open_table(str(data / file), TableSettings(**data_set.read))
+        return [dict(table[number]) for number in range(len(table))]
 
-
-_ROLES = ("text_a", "text_b", "label")
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    parts = {"train": every(data_set.train)}
+    if data_set.dev:
+        parts["dev"] = every(data_set.dev)
+    else:
+        cut = len(parts["train"]) * 2 // 3
+        parts["train"], parts["dev"] = parts["train"][:cut], parts["train"][cut:]
+    for part, most in (("train", data_set.rows), ("dev", data_set.dev_rows)):
+        rows = parts[part]
+        if data_set.longest:
+            rows = [row for row in rows if len(row["context"]) <= data_set.longest]
+        numbers = np.sort(np.random.default_rng(0).permutation(len(rows))[:most])
+        kept = [{key: rows[n][key] for key in _ROLES if key in rows[n]} for n in numbers]
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in kept]
+        (folder / f"{part}.jsonl").write_text("".join(lines), encoding="utf-8")
 
 
 # palm_ds ---------------------------------------------------------------------------------------
 
 
-def _ours(args: argparse.Namespace, folder: Path) -> dict[str, float]:
-    import contextlib
-    import io
-
+def ours(run: Run) -> dict[str, Any]:
+    from palm_ds.common.config import override, parse_override
     from palm_ds.runtime.ds_config import read_ds_config
     from palm_ds.train.recipe import make_recipe
     from palm_ds.train.run_folder import RunSpec
     from palm_ds.train.train import train
 
-    recipe = {
-        "seed": args.seeds[0],
-        "init_from": args.model,
-        "length": args.length,
-        "batch": f"{args.batch} examples",
-        "optimizer": {"lr": args.lr, "weight_decay": 0.01, "clip": 1.0, "eps": 1e-8},
-        "schedule": {"kind": "linear", "warmup": 0.1},
-        "sources": {
-            "rows": {
-                "table": str(folder / "train.jsonl"),
-                "validation": str(folder / "dev.jsonl"),
-            }
-        },
-        "tasks": {"task": {"kind": "classification", "source": "rows"}},
-        "stages": [{"task": f"{args.epochs} epochs"}],
-        "save": {"every": 0},
-        "log": {"every": 1_000_000},
-    }
+    recipe = _recipe(run)
+    for change in run.changes:
+        override(recipe, *parse_override(change))
     clock: dict[str, float] = {}
-    tokens = [0]
-    scores: dict[str, Any] = {}
+    tokens, scores = [0], {}
 
-    def hear(event: str, facts: Any) -> None:
+    def on_event(event: str, facts: Any) -> None:
         if event == "begin":
             clock["begin"] = time.monotonic()
         elif event == "step":
@@ -168,110 +344,82 @@ def _ours(args: argparse.Namespace, folder: Path) -> dict[str, float]:
         elif event == "evaluation":
             scores.update(facts["scores"])
 
-    ds_config = read_ds_config(ROOT / "ds_configs/cpu.json")
-    run_folder = folder / f"palm_ds-{args.seeds[0]}"
-    run = RunSpec(recipe=make_recipe(recipe), ds_config=ds_config, folder=run_folder)
-    with contextlib.redirect_stdout(io.StringIO()):
-        assert train(run, hear) == 0
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        spec = RunSpec(
+            recipe=make_recipe(recipe),
+            ds_config=read_ds_config(ROOT / "ds_configs/cpu.json"),
+            folder=Path(folder) / "run",
+        )
+        assert train(spec, on_event) == 0
+    metric = next(iter(scores["task"].metrics))
+    speed = tokens[0] / (clock["end"] - clock["begin"])
+    return {"metric": metric, "score": 100 * scores["task"].value, "speed": speed}
+
+
+def _recipe(run: Run) -> dict[str, Any]:
+    data_set = run.data_set
     return {
-        "accuracy": scores["task"].accuracy,
-        "training": tokens[0] / (clock["end"] - clock["begin"]),
-        "prediction": _our_prediction(run_folder, folder / "dev.jsonl"),
+        "seed": run.seed,
+        "init_from": run.encoder,
+        "length": data_set.length,
+        "batch": f"{run.batch} examples",
+        "optimizer": {"lr": data_set.lr, "weight_decay": 0.01, "clip": 1.0, "eps": 1e-8},
+        "schedule": {"kind": "linear", "warmup": 0.1},
+        "sources": {
+            "rows": {
+                "table": str(run.folder / "train.jsonl"),
+                "validation": str(run.folder / "dev.jsonl"),
+            }
+        },
+        "tasks": {"task": {"kind": data_set.kind, "source": "rows"}},
+        "stages": [{"task": f"{data_set.epochs} epochs"}],
+        "save": {"every": 0},
+        "log": {"every": 1_000_000},
     }
-
-
-def _our_prediction(run: Path, rows: Path) -> float:
-    """Real tokens a second, from texts to predictions."""
-    import numpy as np
-
-    from palm_ds.data.reader import open_table
-    from palm_ds.inference.predictor import open_predictor
-
-    predictor = open_predictor(str(run))
-    (each,) = predictor.passes
-    table = open_table(str(rows), each.read)
-
-    source = predictor.source(table)  # to count its tokens: each pass makes them again
-    columns = [column for column in ("text_a", "text_b") if column in table.columns]
-    lengths = sum(source.encoded(column).lengths + 1 for column in columns) + 1
-    tokens = float(np.minimum(lengths, predictor.recipe.length).sum())
-
-    def predict() -> float:
-        found = predictor.predict(each, predictor.source(table))
-        assert sum(len(chunk.predictions["task"]) for chunk in found) == len(table)
-        return tokens
-
-    return _rate(predict)
-
-
-def _rate(predict: Callable[[], float]) -> float:
-    """Of a pass that gives its number of real tokens: how many a second, the median of a few."""
-    rates = []
-    for _ in range(_PASSES):
-        started = time.monotonic()
-        rates.append(predict() / (time.monotonic() - started))
-    return statistics.median(rates)
 
 
 # transformers ----------------------------------------------------------------------------------
 
 
-def _theirs(args: argparse.Namespace, folder: Path) -> dict[str, float]:
+def theirs(run: Run) -> dict[str, Any]:
     import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import AutoTokenizer
 
-    train, dev = _rows(folder / "train.jsonl"), _rows(folder / "dev.jsonl")
-    labels = sorted({row["label"] for row in train})
-    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    from benchmarks.transformers_finetuning import KINDS
 
-    def examples(rows: list[dict[str, str]]) -> list[dict[str, Any]]:
-        texts = [row["text_a"] for row in rows]
-        pairs = [row["text_b"] for row in rows] if "text_b" in rows[0] else None
-        found = tokenizer(texts, pairs, truncation=True, max_length=args.length)
-        return [
-            {key: found[key][i] for key in found} | {"labels": labels.index(row["label"])}
-            for i, row in enumerate(rows)
-        ]
-
-    torch.manual_seed(args.seeds[0])
-    model = AutoModelForSequenceClassification.from_pretrained(args.model, num_labels=len(labels))
-    learned = examples(train)
-    trainer = _their_trainer(args, folder, model, tokenizer, learned)
-    started = time.monotonic()
-    trainer.train()
-    training = time.monotonic() - started
-    right = [0]
-
-    def predict() -> float:
-        rows = examples(dev)
-        scores, targets, _ = trainer.predict(rows)
-        right[0] = int((scores.argmax(-1) == targets).sum())
-        return float(sum(len(row["input_ids"]) for row in rows))
-
-    prediction = _rate(predict)
-    return {
-        "accuracy": right[0] / len(dev),
-        "training": args.epochs * sum(len(row["input_ids"]) for row in learned) / training,
-        "prediction": prediction,
-    }
+    torch.manual_seed(run.seed)
+    task = KINDS[run.data_set.kind](
+        rows=run.rows("train"),
+        dev_rows=run.rows("dev"),
+        tokenizer=AutoTokenizer.from_pretrained(run.encoder),
+        length=run.data_set.length,
+    )
+    learned = task.features(task.rows, labelled=True)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = _trainer(run, task, learned, folder)
+        started = time.monotonic()
+        trainer.train()
+        seconds = time.monotonic() - started
+        metric, value = task.score(trainer)
+    tokens = run.data_set.epochs * sum(len(each["input_ids"]) for each in learned)
+    return {"metric": metric, "score": 100 * value, "speed": tokens / seconds}
 
 
-def _their_trainer(
-    args: argparse.Namespace, folder: Path, model: Any, tokenizer: Any, learned: list[Any]
-) -> Any:
-    from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
+def _trainer(run: Run, task: Any, learned: Any, folder: str) -> Any:
+    from transformers import Trainer, TrainingArguments
 
+    steps = -(-len(learned) // run.batch) * run.data_set.epochs
     settings = TrainingArguments(
-        output_dir=str(folder / "trainer"),
-        per_device_train_batch_size=args.batch,
-        per_device_eval_batch_size=args.batch,
-        num_train_epochs=args.epochs,
-        learning_rate=args.lr,
+        output_dir=folder,
+        per_device_train_batch_size=run.batch,
+        per_device_eval_batch_size=run.batch,
+        num_train_epochs=run.data_set.epochs,
+        learning_rate=run.data_set.lr,
         weight_decay=0.01,
-        warmup_steps=int(0.1 * -(-len(learned) // args.batch) * args.epochs),
+        warmup_steps=int(0.1 * steps),
         lr_scheduler_type="linear",
         max_grad_norm=1.0,
-        seed=args.seeds[0],
+        seed=run.seed,
         save_strategy="no",
         report_to=[],
         disable_tqdm=True,
@@ -279,17 +427,15 @@ def _their_trainer(
         use_cpu=True,
     )
     return Trainer(
-        model=model,
+        model=task.model(run.encoder),
         args=settings,
-        train_dataset=learned,  # type: ignore[arg-type]
-        data_collator=DataCollatorWithPadding(tokenizer),
+        train_dataset=learned,
+        data_collator=task.collator(),
     )
 
 
+LEARN = {"palm_ds": ours, "transformers": theirs}
+
 if __name__ == "__main__":
     assert ARGUMENTS is not None
-    if ARGUMENTS.contender is None:
-        main(ARGUMENTS)
-    else:
-        contend = {"palm_ds": _ours, "transformers": _theirs}[ARGUMENTS.contender]
-        print(json.dumps(contend(ARGUMENTS, Path(ARGUMENTS.folder))))
+    main(ARGUMENTS)

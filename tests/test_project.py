@@ -110,23 +110,27 @@ def test_every_requirement_is_pinned_to_a_version_that_it_allows() -> None:
 
 def test_every_package_that_is_imported_is_asked_for() -> None:
     asked = {canonicalize_name(requirement.name) for requirement in requirements()}
-    asked |= {"palm-ds"}
+    asked |= {"palm-ds", "benchmarks"}
     owners = packages_distributions()
     optional = {"apex", "flash_attn", "liger_kernel"}  # from elsewhere; used where they are there
-    for path in [*(ROOT / "palm_ds").rglob("*.py"), *ENTRIES]:
+    benchmarks = (ROOT / "benchmarks").glob("*.py")
+    for path in [*(ROOT / "palm_ds").rglob("*.py"), *ENTRIES, *benchmarks]:
         for name in imported(path) - set(sys.stdlib_module_names) - optional:
             owning = {canonicalize_name(owner) for owner in owners.get(name, [name])}
             assert owning & asked, f"{name_of(path)} imports {name}: not in pyproject.toml"
 
 
 def imported(path: Path) -> set[str]:
-    """Top names of the modules that a file imports, wherever in it."""
+    """Top names of the modules that a file imports, wherever in it, and of what these import only
+    when they are used."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.add(node.module.split(".")[0])
+            trainer = any(alias.name == "Trainer" for alias in node.names)
+            names |= {"accelerate"} if trainer and node.module == "transformers" else set()
     return names
 
 
