@@ -180,7 +180,7 @@ def _check_world(folder: Path, model: Mapping[str, Any], optims: Mapping[int, Pa
 
 
 class _StandIn:
-    """In the place of a class of DeepSpeed's: takes what it is given and does nothing."""
+    """Replaces a class of DeepSpeed's: takes what it is given and does nothing."""
 
     def __init__(self, *_arguments: object, **_named: object):
         pass
@@ -202,6 +202,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 def _stage_0(folder: Path, model: Mapping[str, Any], places: _Places) -> Shards:
     """All in one file; the fp32 weights of a half-precision run have no names there."""
+    model = {**model, "shared_params": model.get("shared_params") or _aliases(model["module"])}
     parameters = _parameters(model)
     lines = _masters(model.get("optimizer"))
     if not places:
@@ -303,6 +304,18 @@ def _parameters(model: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     }
 
 
+def _aliases(module: Mapping[str, Any]) -> dict[str, str]:
+    """{second name of a tensor: its first}: at stage 0, DeepSpeed does not list tied parameters."""
+    first: dict[tuple[Any, ...], str] = {}
+    found: dict[str, str] = {}
+    for name, tensor in module.items():
+        if isinstance(tensor, torch.Tensor) and tensor.numel():
+            place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+            if first.setdefault(place, name) != name:
+                found[name] = first[place]
+    return found
+
+
 def _tensor(value: Any) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"a tensor was due, not {type(value).__name__}")
@@ -332,9 +345,8 @@ def _entry(name: str, pieces: Sequence[torch.Tensor], shape: Iterable[int]) -> T
     if sum(piece.numel() for piece in pieces) < prod(shape):
         raise ValueError(f"{name}: fewer values than its shape {shape}")
     how = f"of {len(pieces)} shares" if len(pieces) > 1 else ""
-    return TensorEntry(
-        source_names=(name,), shape=shape, read=partial(_join, pieces, shape), transform=how
-    )
+    read = partial(_join, pieces, shape)
+    return TensorEntry(source_names=(name,), shape=shape, read=read, transform=how)
 
 
 def _join(pieces: Sequence[torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:

@@ -24,6 +24,7 @@ from palm_ds.weights.formats.contents import OPTIMIZER
 from palm_ds.weights.formats.deepspeed import read as deepspeed
 from palm_ds.weights.formats.deepspeed import zero_shards as deepspeed_files
 from palm_ds.weights.formats.open import open_checkpoint
+from tests.weights.formats.hf_models import make
 
 CONFIG = EncoderConfig(
     vocab_size=11,
@@ -176,6 +177,23 @@ def test_numbers_of_ours_beside_them_do_not_make_them_a_folder_of_weights(
 def test_what_has_no_fp32_weights_is_said(tmp_path: Path) -> None:
     contents = deepspeed.open_contents(shards(tmp_path / "run", model(), 0, 1))
     assert contents.notes == ("1 parameters in half precision: no fp32 weights of them are there",)
+
+
+def test_tied_parameters_of_stage_0_have_one_fp32_copy(tmp_path: Path) -> None:
+    """DeepSpeed does not list them there: the file has one storage under two names."""
+    net = make("bert", "ForPreTraining")
+    fp32 = [[parameter.detach().clone() for parameter in net.parameters()]]
+    net.to(torch.bfloat16)
+    state = {"module": net.state_dict(), "shared_params": None, "optimizer": {"fp32_groups": fp32}}
+    (tmp_path / "step").mkdir()
+    torch.save(state, tmp_path / "step/mp_rank_00_model_states.pt")
+    net.config.save_pretrained(tmp_path / "step")
+    contents = deepspeed.open_contents(tmp_path / "step")
+    assert contents.skipped["cls.predictions.decoder.weight"] == (
+        "a copy of bert.embeddings.word_embeddings.weight"
+    )
+    assert torch.equal(contents.entries["backbone.word.weight"].read(), fp32[0][0])
+    assert contents.notes == ()
 
 
 @pytest.mark.parametrize("case", GENUINE)
