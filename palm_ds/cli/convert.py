@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("source", type=Path, metavar="SOURCE")
     add("target", type=Path, metavar="TARGET", help="a new folder")
     add("--to", default="palm_ds", help="palm_ds, huggingface or paddle (palm_ds)")
-    add("--family", default="", help="ernie, bert or roberta")
+    add("--family", default="", help="ernie, bert, roberta, xlm-roberta or camembert")
     add("--task", default="", help="read texts as this task, or row of the task embedding, does")
     add("--head", default="", metavar="NAME", help="write this classification head")
     add("--head_class", default="", metavar="CLASS", help="as this, such as ForTokenClassification")

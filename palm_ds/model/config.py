@@ -33,6 +33,8 @@ class EncoderConfig:
     """Rows of the task embedding (ERNIE 2.0); 0 means no task embedding."""
     activation: str = "gelu"
     """Activation of the feed-forward network and the masked-LM head: gelu, relu or gelu_new."""
+    head_activation: str = ""
+    """Activation of the masked-LM head, if another than `activation` (RoBERTa: always gelu)."""
     layer_norm_eps: float = 1e-12
     """Epsilon of LayerNorm. ERNIE was trained with 1e-5."""
     dropout: float = 0.1
@@ -68,10 +70,10 @@ class EncoderConfig:
                 f"num_heads: {self.num_heads} does not divide the hidden_size {self.hidden_size}; "
                 f"use a divisor of {self.hidden_size}"
             )
-        if self.activation not in ACTIVATIONS:
-            raise UserError(
-                f'activation: no "{self.activation}"{suggest(self.activation, ACTIVATIONS)}'
-            )
+        for name in ("activation", "head_activation"):
+            value = getattr(self, name)
+            if value not in ACTIVATIONS and (value or name == "activation"):
+                raise UserError(f'{name}: no "{value}"{suggest(value, ACTIVATIONS)}')
         if self.position_offset >= self.max_positions:
             raise UserError(
                 f"position_offset: {self.position_offset} must be below max_positions, "
@@ -114,8 +116,11 @@ class EncoderConfig:
         given = _translate(foreign, own.get("hidden_size"), where)
         bare = preset is None and own.keys() <= _SHARED_KEYS
         defaults = _foreign_defaults(foreign) if foreign and bare else PRESETS.get(preset or "", {})
-        if foreign.get("model_type") == "roberta":
+        if foreign.get("model_type") in _ROBERTA:
             given["position_offset"] = given.setdefault("pad", 1) + 1
+            given |= (
+                {} if given.get("activation", "gelu") == "gelu" else {"head_activation": "gelu"}
+            )
         _check_agreement(own, given, where)
         return parse(cls, {**defaults, **given, **own}, where)
 
@@ -201,9 +206,11 @@ _EARLIER = {  # names in recipes and weights before 0.1.0
 }
 _SHARED_KEYS = {"vocab_size", "hidden_size", "intermediate_size", "layer_norm_eps"}
 """Own keys that ERNIE or Hugging Face have too: they do not identify the origin of a config."""
+_ROBERTA = ("roberta", "xlm-roberta", "camembert")
+"""Model types whose positions are counted from pad + 1."""
 _TASK_KEYS = ("task_type_vocab_size", "use_task_id", "use_task_emb")
 _MUST_BE: dict[str, tuple[Any, ...]] = {  # the values of this architecture
-    "model_type": ("bert", "ernie", "roberta"),
+    "model_type": ("bert", "ernie", *_ROBERTA),
     "is_decoder": (False,),
     "add_cross_attention": (False,),
     "position_embedding_type": ("absolute",),

@@ -111,7 +111,8 @@ class MaskedLMHead(Head):
     def __init__(self, backbone: Encoder):
         super().__init__()
         config, kernels = backbone.config, backbone.kernels
-        self.activation, self.loss_kernel = ACTIVATIONS[config.activation], kernels.masked_lm_loss
+        self.activation = ACTIVATIONS[config.head_activation or config.activation]
+        self.loss_kernel = kernels.masked_lm_loss
         self.classes = backbone.word.num_embeddings
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.norm = layer_norm(config.hidden_size, config.layer_norm_eps, kernels.layer_norm)

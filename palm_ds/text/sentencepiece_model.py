@@ -2,14 +2,24 @@
 
 spiece.model              ──> backend, ids as in the model
 spiece.model + vocab.txt  ──> backend, ids as in vocab.txt (ERNIE lists its pieces that way)
+sentencepiece.bpe.model   ──> backend, ids as XLM-RoBERTa or CamemBERT count them
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 from tokenizers import Tokenizer as Backend
 
 from palm_ds.common.errors import UserError
@@ -19,6 +29,26 @@ _UNIGRAM, _BPE = 1, 2  # kinds of model
 _UNKNOWN, _CONTROL, _UNUSED = 2, 3, 5  # kinds of piece that text is never split into
 _MASKS = ("[MASK]", "<mask>")
 _SPLITTER = "dict.wordseg.pickle"  # ERNIE tiny's words, which its text is split into first
+
+_FAIRSEQ = {  # (tokens in front, pieces of the model that they replace)
+    "xlm-roberta": (("<s>", "<pad>", "</s>", "<unk>"), 3),
+    "camembert": (("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED"), 1),
+}
+"""Models trained with fairseq: their ids are not those of the SentencePiece model."""
+
+
+def fairseq_layout(model: Path) -> str:
+    """The entry of `_FAIRSEQ` that a .model belongs to, by the configurations in its folder; empty:
+    its ids are the model's own."""
+    for file, key in (("tokenizer_config.json", "tokenizer_class"), ("config.json", "model_type")):
+        try:
+            named = json.loads((model.parent / file).read_text("utf-8"))[key]
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+            continue
+        plain = str(named).lower().replace("xlmroberta", "xlm-roberta")
+        if found := next((name for name in _FAIRSEQ if plain.startswith(name)), ""):
+            return found
+    return ""
 
 
 def lists_pieces(tokens: Sequence[str]) -> bool:
@@ -49,9 +79,9 @@ def find_sentencepiece_model(vocabulary: Path) -> Path:
     )
 
 
-def compile_model(model: bytes, *, origin: str, single: str = "") -> Backend:
-    """The tokenizer of a model, with the model's ids. `single`: characters that are a token each,
-    in the syntax of a regular expression's [...]."""
+def compile_model(model: bytes, *, origin: str, single: str = "", fairseq: str = "") -> Backend:
+    """The tokenizer of a model, with the model's ids, or those of `fairseq_layout`. `single`:
+    characters that are a token each, in the syntax of a regular expression's [...]."""
     proto = _parse(model, origin)
     # Nine digits identify a float32 and survive a round trip through JSON.
     pieces = [(p.piece, float(f"{p.score:.9g}")) for p in proto.pieces]
@@ -60,7 +90,22 @@ def compile_model(model: bytes, *, origin: str, single: str = "") -> Backend:
         raise UserError(f"tokenizer {origin}: the model has no unknown piece")
     special = [p.piece for p in proto.pieces if p.type in (_UNKNOWN, _CONTROL)]
     special += [p.piece for p in proto.pieces if p.piece in _MASKS and p.type != _CONTROL]
-    return _backend(proto, pieces, unknown, special, origin=origin, single=single)
+    if not fairseq:
+        return _backend(proto, pieces, unknown, special, origin=origin, single=single)
+    front, replaced = _FAIRSEQ[fairseq]
+    pieces = [*((token, 0.0) for token in front), *pieces[replaced:], ("<mask>", 0.0)]
+    special = [*front, *(token for token in special if token not in front)]
+    return _as_roberta(_backend(proto, pieces, "<unk>", special, origin=origin))
+
+
+def _as_roberta(backend: Backend) -> Backend:
+    """With RoBERTa's mask token and separators."""
+    backend.add_special_tokens([AddedToken("<mask>", lstrip=True, special=True, normalized=False)])
+    ends = [(token, backend.token_to_id(token)) for token in ("<s>", "</s>")]
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=ends
+    )
+    return backend
 
 
 def compile_listed(

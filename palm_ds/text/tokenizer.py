@@ -34,6 +34,7 @@ from palm_ds.common.json_files import write_json
 from palm_ds.text.sentencepiece_model import (
     compile_listed,
     compile_model,
+    fairseq_layout,
     find_sentencepiece_model,
     lists_pieces,
 )
@@ -226,7 +227,7 @@ def load_tokenizer(path: str | Path, *, lower: bool | None = None) -> Tokenizer:
     if file.suffix == ".txt":
         return _load_vocabulary(file, lower)
     if file.suffix == ".model":
-        return sentencepiece(_read_bytes(file), origin=str(file))
+        return sentencepiece(_read_bytes(file), origin=str(file), fairseq=fairseq_layout(file))
     raise UserError(
         f"tokenizer {file}: unknown file type; give vocab.txt, tokenizer.json, a SentencePiece "
         ".model, or a folder with one of them"
@@ -348,10 +349,15 @@ def wordpiece(tokens: Sequence[str], *, lower: bool | None, origin: str = "train
     return Tokenizer(backend, origin=origin)
 
 
-def sentencepiece(model: bytes, *, origin: str, chinese: bool = False) -> Tokenizer:
+def sentencepiece(
+    model: bytes, *, origin: str, chinese: bool = False, fairseq: str = ""
+) -> Tokenizer:
     """The tokenizer of a SentencePiece unigram or BPE model.
 
-    `chinese` makes every Chinese character a separate token, as in models trained here.
+    `chinese` makes every Chinese character a separate token, as in models trained here. `fairseq`:
+    see `fairseq_layout`.
     """
-    single = CHINESE if chinese else ""
-    return Tokenizer(compile_model(model, origin=origin, single=single), origin=origin)
+    backend = compile_model(
+        model, origin=origin, single=CHINESE if chinese else "", fairseq=fairseq
+    )
+    return Tokenizer(backend, origin=origin)

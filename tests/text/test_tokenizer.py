@@ -196,6 +196,40 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["xlm-roberta", "camembert"])
+def test_a_model_of_fairseq_has_the_ids_of_transformers(kind: str, tmp_path: Path) -> None:
+    """Whose first tokens are not pieces of the SentencePiece model."""
+    import io
+
+    import sentencepiece as spm
+    import transformers
+
+    model = io.BytesIO()
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS),
+        model_writer=model,
+        vocab_size=120,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    (tmp_path / "sentencepiece.bpe.model").write_bytes(model.getvalue())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours = load_tokenizer(tmp_path)
+    assert ours.size == len(theirs) and ours.vocabulary.mask == theirs.mask_token_id
+    for text in [*TEXTS[:3], " Größe  und Maß 😀", "ﬁne ① ｆｕｌｌ", ""]:
+        ids = ours.encode_texts([text])[0][0].tolist()
+        assert ids == theirs(text, add_special_tokens=False)["input_ids"], text
+    ours.save(tmp_path / "ours")
+    theirs.save_pretrained(tmp_path / "theirs")
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
+    for texts in (["a dog"], ["a dog", "a fox"], ["a <mask> dog"]):
+        assert again(*texts)["input_ids"] == theirs(*texts)["input_ids"]
+    json_file = load_tokenizer(tmp_path / "theirs")
+    for text in TEXTS[:3]:
+        assert np.array_equal(json_file.encode_texts([text])[0][0], ours.encode_texts([text])[0][0])
+
+
 def listed(folder: Path, kind: str = "unigram") -> tuple[Path, bytes, list[str]]:
     """A vocab.txt that lists the pieces of a model in another order, the model, and its tokens."""
     import io

@@ -40,7 +40,7 @@ class ConversionOptions:
     """Settings of a conversion."""
 
     family: str = ""
-    """ernie, bert or roberta; empty: chosen by the encoder."""
+    """ernie, bert, roberta, xlm-roberta or camembert; empty: chosen by the encoder."""
     task: str = ""
     """Task name, or row of the task embedding, that texts get; empty: the checkpoint's default."""
     head: str = ""

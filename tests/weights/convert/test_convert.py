@@ -36,6 +36,7 @@ from palm_ds.weights.formats.open import FORMATS, open_checkpoint
 from palm_ds.weights.formats.paddle import write as paddle_writer
 from palm_ds.weights.weights_folder import WeightsInfo, load_weights, save_weights
 from tests.helpers.noisy_model import noisy_model
+from tests.weights.formats import hf_models
 from tests.weights.formats.hf_models import make
 from tests.weights.formats.hf_models import save as save_hf
 
@@ -123,6 +124,34 @@ def test_every_checkpoint_converts_and_computes_the_same(
     named = {name for each in done.report.mapped for name in each.source_names}
     assert there <= named | set(done.report.skipped), "nothing is dropped without being named"
     assert left_of(tmp_path) == ["out"]
+
+
+CLASSES = (
+    "XLMRobertaForSequenceClassification",
+    "CamembertForMaskedLM",
+    "ErnieForMultipleChoice",
+    "RobertaForMaskedLM",
+    "BertForScoresOfMyOwn",
+)
+
+
+@pytest.mark.parametrize("architecture", CLASSES)
+@pytest.mark.parametrize("to", ["palm_ds", "huggingface"])
+def test_less_usual_classes_are_run_on_both_sides(
+    architecture: str, to: str, tmp_path: Path
+) -> None:
+    kind = next(x for x, y in hf_models.FAMILY.items() if architecture.startswith(f"{y}For"))
+    own = "OfMyOwn" in architecture
+    ending = "ForMaskedLM" if own else architecture.removeprefix(hf_models.FAMILY[kind])
+    hf = hf_models.make(kind, ending, hidden_act="relu")  # Roberta's head has gelu all the same
+    hf.save_pretrained(tmp_path / "hf")
+    if own:
+        hf.config.architectures = [architecture]
+        hf.config.save_pretrained(tmp_path / "hf")
+    done = convert.convert(tmp_path / "hf", tmp_path / "out", to)
+    assert done.parity and done.parity.worst.largest <= 1e-6 and not done.report.lost
+    assert (f"transformers' {architecture}" in str(done.parity)) is not own
+    assert any(each.name.startswith("head ") for each in done.parity.differences)
 
 
 def test_to_hugging_face_and_back(source: Path, tmp_path: Path) -> None:

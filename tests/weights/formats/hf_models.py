@@ -35,8 +35,16 @@ CONFIGS = {
         **more,
     ),
     "roberta": lambda **more: transformers.RobertaConfig(**SIZES, layer_norm_eps=1e-5, **more),
+    "xlm-roberta": lambda **more: transformers.XLMRobertaConfig(**SIZES, **more),
+    "camembert": lambda **more: transformers.CamembertConfig(**SIZES, layer_norm_eps=1e-5, **more),
 }
-FAMILY = {"bert": "Bert", "ernie": "Ernie", "roberta": "Roberta"}
+FAMILY = {
+    "bert": "Bert",
+    "ernie": "Ernie",
+    "roberta": "Roberta",
+    "xlm-roberta": "XLMRoberta",
+    "camembert": "Camembert",
+}
 
 
 def make(kind: str, ending: str, *, seed: int = 1, **more: object) -> transformers.PreTrainedModel:
@@ -101,7 +109,7 @@ def inputs_of(kind: str, *, seed: int = 0, tasks: bool = True) -> dict[str, torc
     """Two texts as transformers takes them."""
     rng = np.random.default_rng(seed)
     ids = torch.tensor(rng.integers(5, WORDS, (2, 11)))
-    most = {"bert": 2, "ernie": 4, "roberta": 2}[kind]
+    most = 4 if kind == "ernie" else 2
     found = {"input_ids": ids, "token_type_ids": torch.tensor(rng.integers(0, most, (2, 11)))}
     if kind == "ernie" and tasks:
         found["task_type_ids"] = torch.tensor([[3], [1]]).expand(2, 11)

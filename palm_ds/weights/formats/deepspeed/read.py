@@ -18,6 +18,7 @@ from palm_ds.weights.formats import native as own
 from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo, TensorEntry, with_eps
 from palm_ds.weights.formats.deepspeed.zero_shards import Shards, open_shards, tag_folder
 from palm_ds.weights.formats.expected_shapes import checked
+from palm_ds.weights.formats.huggingface.families import FAMILIES, FAMILY_NAMES
 from palm_ds.weights.formats.huggingface.names import (
     CLASSIFIER,
     NEXT_SENTENCE,
@@ -61,8 +62,8 @@ def _prefix(shards: Shards) -> tuple[str, bool]:
                 return name.removesuffix(end), ours
     some = ", ".join(list(shards.entries)[:3])
     raise UserError(
-        f"{shards.folder}: neither a model of palm_ds (no {_OURS}) nor one of Hugging Face's Bert, "
-        f"Ernie or Roberta (no {_THEIRS}); it has {some}, ..."
+        f"{shards.folder}: neither a model of palm_ds (no {_OURS}) nor one of Hugging Face's "
+        f"{FAMILY_NAMES} (no {_THEIRS}); it has {some}, ..."
     )
 
 
@@ -114,11 +115,12 @@ def _huggingface(shards: Shards, prefix: str, file: Path) -> CheckpointContents:
     config, kind = _numbers(file)
     if not kind:
         raise UserError(f"{shards.folder}: a model of Hugging Face's, but {file} is palm_ds's")
-    inside, skipped = _within(shards, prefix.removesuffix(f"{kind}."))
+    family = FAMILIES[kind]
+    inside, skipped = _within(shards, prefix.removesuffix(f"{family.tensor_prefix}."))
     entries, more = to_palm_ds_names(inside, kind, config.num_layers, str(shards.folder))
     return CheckpointContents(
         path=shards.folder,
-        format=_format(shards, f"Hugging Face {kind.capitalize()}"),
+        format=_format(shards, f"Hugging Face {family.class_prefix}"),
         config=_with_words(config, entries),
         entries=entries,
         heads=_heads(entries),

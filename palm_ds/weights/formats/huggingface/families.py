@@ -1,7 +1,8 @@
 """The Hugging Face architectures that have BERT's shape, and what differs between them.
 
-    ernie    BERT with a task embedding (`use_task_id`)
-    roberta  positions counted from pad + 1, no next-sentence head, a masked-LM head of its own
+    ernie        BERT with a task embedding (`use_task_id`)
+    roberta      positions counted from pad + 1, no next-sentence head, a masked-LM head of its own
+    xlm-roberta  Roberta under another name, with a SentencePiece tokenizer; camembert likewise
 
 Names of tensors that all of them share are in names.py. An architecture of another shape gets a
 module of its own in this folder.
@@ -10,7 +11,7 @@ module of its own in this folder.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from palm_ds.model.config import EncoderConfig
 
@@ -23,10 +24,13 @@ _BERT_HEAD = {
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One architecture. PaddleNLP has the same ones under the same names."""
+    """One architecture. PaddleNLP has the same ones under the same names, unless
+    `paddle_tokenizer` is empty."""
 
     class_prefix: str
     """`Bert` of `BertForMaskedLM`."""
+    tensor_prefix: str
+    """`bert` of `bert.embeddings.LayerNorm.weight`."""
     masked_lm: Mapping[str, str]
     """{part of our masked-LM head: its name there}"""
     masked_lm_activation: str = ""
@@ -39,43 +43,56 @@ class Family:
     classifier_dense: bool = False
     """The classifier of whole texts has a dense layer of its own in place of the pooler."""
     paddle_tokenizer: str
-    """PaddleNLP's tokenizer class that reads a vocab.txt."""
+    """PaddleNLP's tokenizer class that reads a vocab.txt; empty: not written for PaddleNLP."""
     paddle_eps: float | None = None
     """LayerNorm's eps in PaddleNLP, whatever its config says; None: the config's."""
 
-    def has_masked_lm(self, activation: str) -> bool:
-        """Whether its masked-LM head computes what ours does with this activation."""
-        return self.masked_lm_activation in ("", activation)
+    def has_masked_lm(self, config: EncoderConfig) -> bool:
+        """Whether its masked-LM head computes what ours does with this configuration."""
+        activation = config.head_activation or config.activation
+        return activation == (self.masked_lm_activation or config.activation)
 
     def position_offset(self, pad: int) -> int:
         """The row of the position table that a text's first token reads."""
         return pad + 1 if self.positions_after_pad else 0
 
 
+_ROBERTA = Family(
+    class_prefix="Roberta",
+    tensor_prefix="roberta",
+    masked_lm={"dense": "lm_head.dense", "norm": "lm_head.layer_norm", "bias": "lm_head.bias"},
+    masked_lm_activation="gelu",
+    next_sentence=False,
+    positions_after_pad=True,
+    classifier_dense=True,
+    paddle_tokenizer="RobertaChineseTokenizer",
+)
 FAMILIES: dict[str, Family] = {
-    "bert": Family(class_prefix="Bert", masked_lm=_BERT_HEAD, paddle_tokenizer="BertTokenizer"),
+    "bert": Family(
+        class_prefix="Bert",
+        tensor_prefix="bert",
+        masked_lm=_BERT_HEAD,
+        paddle_tokenizer="BertTokenizer",
+    ),
     "ernie": Family(
         class_prefix="Ernie",
+        tensor_prefix="ernie",
         masked_lm=_BERT_HEAD,
         task_embedding=True,
         paddle_tokenizer="ErnieTokenizer",
         paddle_eps=1e-12,
     ),
-    "roberta": Family(
-        class_prefix="Roberta",
-        masked_lm={"dense": "lm_head.dense", "norm": "lm_head.layer_norm", "bias": "lm_head.bias"},
-        masked_lm_activation="gelu",
-        next_sentence=False,
-        positions_after_pad=True,
-        classifier_dense=True,
-        paddle_tokenizer="RobertaChineseTokenizer",
-    ),
+    "roberta": _ROBERTA,
+    "xlm-roberta": replace(_ROBERTA, class_prefix="XLMRoberta", paddle_tokenizer=""),
+    "camembert": replace(_ROBERTA, class_prefix="Camembert", paddle_tokenizer=""),
 }
 """By `model_type`."""
+FAMILY_NAMES = f"{', '.join(list(FAMILIES)[:-1])} or {list(FAMILIES)[-1]}"
 
 
 def family_of(config: EncoderConfig) -> str:
-    """The `model_type` of an encoder's own architecture; empty: it is none of them."""
+    """The `model_type` of an encoder's architecture, the first that computes the same; empty: it is
+    none of them."""
     for name, family in FAMILIES.items():
         same_positions = config.position_offset == family.position_offset(config.pad)
         if same_positions and bool(config.task_types) == family.task_embedding:
@@ -88,10 +105,11 @@ def is_known_class(architecture: str) -> bool:
     return architecture.startswith(tuple(family.class_prefix for family in FAMILIES.values()))
 
 
-def other_masked_lm(kind: str, activation: str) -> str:
-    """Why a masked-LM head with this activation cannot be one of this architecture's."""
+def other_masked_lm(kind: str, config: EncoderConfig) -> str:
+    """Why a masked-LM head of this encoder cannot be one of this architecture's."""
     family = FAMILIES[kind]
     return (
-        f"{family.class_prefix}'s masked-word head always has {family.masked_lm_activation}, this "
-        f"encoder has {activation}"
+        f"{family.class_prefix}'s masked-LM head always has "
+        f"{family.masked_lm_activation or config.activation}, this one "
+        f"{config.head_activation or config.activation}"
     )

@@ -1,4 +1,4 @@
-"""Maps parameter names between palm_ds and Hugging Face's Bert, Ernie and Roberta.
+"""Maps parameter names between palm_ds and Hugging Face's models of BERT's shape (families.py).
 
 One table, `table`, serves both directions. Query, key and value are one matrix in palm_ds and three
 in Hugging Face; a Roberta classifier has its pooler in the head.
@@ -80,7 +80,7 @@ def table(kind: str, layers: int, *, own_dense: bool = False) -> Names:
 
 def prefixed(name: str, kind: str) -> str:
     """The name in a file: parameters of the base model start with its name."""
-    return name if _HEADS.match(name) else f"{kind}.{name}"
+    return name if _HEADS.match(name) else f"{FAMILIES[kind].tensor_prefix}.{name}"
 
 
 def _both_ends(palm_name: str, hf_name: tuple[str, ...]) -> list[tuple[str, tuple[str, ...]]]:
@@ -184,8 +184,9 @@ def _why(name: str) -> str:
 def _clean_names(found: Mapping[str, TensorEntry], kind: str, where: str) -> dict[str, TensorEntry]:
     """Names without the base model's prefix, and LayerNorm's gamma and beta as weight and bias."""
     clean: dict[str, TensorEntry] = {}
+    prefix = f"{FAMILIES[kind].tensor_prefix}."
     for name, entry in found.items():
-        short = name.removeprefix("module.").removeprefix(f"{kind}.")
+        short = name.removeprefix("module.").removeprefix(prefix)
         short = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", short)
         short = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", short)
         if short in clean:

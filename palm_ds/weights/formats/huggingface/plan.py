@@ -122,8 +122,8 @@ def _why(
     if name.endswith(TRANSITIONS) and head is not None:
         return f"the transitions of a CRF, which {chosen.architecture} does not have"
     words = head is not None and head.kind == "masked_words"
-    if words and not FAMILIES[chosen.kind].has_masked_lm(config.activation):
-        return other_masked_lm(chosen.kind, config.activation)
+    if words and not FAMILIES[chosen.kind].has_masked_lm(config):
+        return other_masked_lm(chosen.kind, config)
     return f"no place in {chosen.architecture}"
 
 

@@ -1,4 +1,4 @@
-"""Folders of Hugging Face's Bert, Ernie and Roberta, with any of their heads.
+"""Folders of Hugging Face's models of BERT's shape (families.py), with any of their heads.
 
 config.json + model.safetensors or pytorch_model.bin, whole or in shards; tokenizer files
 """
@@ -20,7 +20,7 @@ from palm_ds.weights.formats.contents import (
     with_eps,
 )
 from palm_ds.weights.formats.expected_shapes import checked
-from palm_ds.weights.formats.huggingface.families import FAMILIES, other_masked_lm
+from palm_ds.weights.formats.huggingface.families import FAMILIES, FAMILY_NAMES
 from palm_ds.weights.formats.huggingface.names import (
     CLASSIFIER,
     MASKED_WORDS,
@@ -77,7 +77,7 @@ def open_contents(path: Path, *, eps: float | None = None) -> CheckpointContents
     found = open_tensors(path)
     entries, skipped = to_palm_ds_names(found, about["model_type"], config.num_layers, str(path))
     _check_tied(about, found, entries, path)
-    skipped |= _what_is_not_read(entries, config, about["model_type"])
+    skipped |= _what_is_not_read(entries, config)
     config = _with_vocabulary(config, entries)
     contents = CheckpointContents(
         path=path,
@@ -103,7 +103,14 @@ def read_config(folder: Path) -> tuple[dict[str, Any], EncoderConfig]:
     about = read_json(path)
     kind = about.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
-        raise UserError(f"{path}: model_type must be bert, ernie or roberta, got {kind!r}")
+        raise UserError(f"{path}: model_type must be {FAMILY_NAMES}, got {kind!r}")
+    if quantized := about.get("quantization_config"):
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
+        raise UserError(
+            f"{path}: quantization_config: quantised weights ({method}) cannot be converted; load "
+            "the model in transformers, call its dequantize() and save_pretrained(), or use the "
+            "model it was quantised from"
+        )
     known = {key: value for key, value in about.items() if key in FOREIGN_KEYS}
     # Whether the tables are one is seen in the weights: _drop_tied compares them.
     known.pop("tie_word_embeddings", None)
@@ -142,17 +149,13 @@ def _class_of(about: Mapping[str, Any]) -> str:
     return FAMILIES[about["model_type"]].class_prefix + "Model"
 
 
-def _what_is_not_read(entries: dict[str, TensorEntry], config: EncoderConfig, kind: str) -> dict:
-    """Takes out what Hugging Face's own model would not read, or read otherwise: why."""
+def _what_is_not_read(entries: dict[str, TensorEntry], config: EncoderConfig) -> dict[str, str]:
+    """Takes out what Hugging Face's own model would not read: why."""
     skipped = {}
     if not config.task_types and (table := entries.pop("backbone.task.weight", None)):
         skipped |= dict.fromkeys(
             table.source_names, "use_task_id is not set: the model does not read it"
         )
-    if not FAMILIES[kind].has_masked_lm(config.activation):
-        why = other_masked_lm(kind, config.activation)
-        for name in [name for name in entries if name.startswith(f"heads.{MASKED_WORDS}.")]:
-            skipped |= dict.fromkeys(entries.pop(name).source_names, why)
     return skipped
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from palm_ds.common.errors import UserError
 from palm_ds.weights.formats.contents import CheckpointContents
 from palm_ds.weights.formats.huggingface.families import is_known_class
 from palm_ds.weights.formats.huggingface.names import (
@@ -18,7 +17,13 @@ from palm_ds.weights.formats.huggingface.names import (
     NEXT_SENTENCE,
     QUESTION_ANSWERING,
 )
-from palm_ds.weights.formats.runnable import Outputs, RunnableCheckpoint, Texts, read_values
+from palm_ds.weights.formats.runnable import (
+    Outputs,
+    RunnableCheckpoint,
+    Texts,
+    in_palm_ds,
+    read_values,
+)
 
 _NAMED = {  # the scores of a class of transformers', by the names of our heads
     "logits": {
@@ -35,23 +40,27 @@ _ENDS = ("weight", "bias")
 
 
 def in_transformers(contents: CheckpointContents, *, task_id: int = 0) -> RunnableCheckpoint:
-    """A Hugging Face folder in transformers' own model."""
-    name = f"transformers' {contents.format.removeprefix('Hugging Face ')}"
+    """A Hugging Face folder in transformers' own model; in our encoder if its class is not one of
+    transformers'."""
+    import transformers
+
+    kind = contents.format.removeprefix("Hugging Face ")
+    if not is_known_class(kind) or not hasattr(transformers, kind):
+        return in_palm_ds(contents, task_id=task_id)
     return RunnableCheckpoint(
-        name=name, contents=contents, open=lambda: _Transformers(contents, task_id)
+        name=f"transformers' {kind}",
+        contents=contents,
+        open=lambda: _Transformers(contents, kind, task_id),
     )
 
 
 class _Transformers:
     """transformers' model of a folder."""
 
-    def __init__(self, contents: CheckpointContents, task_id: int):
+    def __init__(self, contents: CheckpointContents, kind: str, task_id: int):
         import transformers
 
-        self.contents, self.task_id = contents, task_id
-        self.kind = contents.format.removeprefix("Hugging Face ")
-        if not is_known_class(self.kind):
-            raise UserError(f"{contents.path}: {self.kind}: not one of Bert, Ernie or Roberta")
+        self.contents, self.kind, self.task_id = contents, kind, task_id
         with _quiet(transformers):
             self.model = getattr(transformers, self.kind).from_pretrained(
                 contents.path, dtype=torch.float32, local_files_only=True
@@ -67,8 +76,9 @@ class _Transformers:
         }
         if self.contents.config.task_types:
             given["task_type_ids"] = torch.full(shape, self.task_id)
-        if self.kind.endswith("ForMultipleChoice"):  # one choice each
-            given = {name: x[:, None] for name, x in given.items()}
+        if self.kind.endswith("ForMultipleChoice"):  # one choice each; Ernie's keeps task ids flat
+            flat = ("task_type_ids",)
+            given = {name: x if name in flat else x[:, None] for name, x in given.items()}
         out = self.model(**given, output_hidden_states=True)
         real = texts.real.flatten()
         names = ["embeddings", *(f"layer {i}" for i in range(1, len(out.hidden_states)))]

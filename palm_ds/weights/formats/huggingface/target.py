@@ -56,7 +56,7 @@ class ExportOptions:
     """What kind of folder is wanted."""
 
     family: str = ""
-    """ernie, bert or roberta; empty: what the encoder is."""
+    """ernie, bert, roberta, xlm-roberta or camembert; empty: what the encoder is."""
     task_id: int = 0
     """The row of the task embedding that is filled in (ernie) or folded into the segments."""
     head: str = ""
@@ -116,7 +116,7 @@ def resolve_export(
         return ResolvedExport(kind=kind, ending=ending, heads={name: HEAD_CLASSES[ending].name})
     chosen = {}
     if words := _words(heads, target):
-        if not FAMILIES[kind].has_masked_lm(config.activation):
+        if not FAMILIES[kind].has_masked_lm(config):
             words = ""
         else:
             chosen[words] = MASKED_WORDS

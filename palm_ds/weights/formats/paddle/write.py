@@ -65,6 +65,8 @@ def plan(
     not for this encoder and these heads."""
     if target.head_class == "ForNextSentencePrediction":
         raise UserError("head_class: PaddleNLP has no ForNextSentencePrediction")
+    if target.family and not FAMILIES[target.family].paddle_tokenizer:
+        raise UserError(f"family: {target.family} is not written for PaddleNLP; use roberta")
     exported = hf_plan(entries, config, heads, target)
     if exported.architecture.endswith("ForNextSentencePrediction"):  # nor one for that head alone
         rest = {name: head for name, head in heads.items() if name != NEXT_SENTENCE}

@@ -48,7 +48,7 @@ CASES = [
     (kind, ending)
     for kind in CONFIGS
     for ending in ENDINGS
-    if not (kind == "roberta" and ending in ("ForPreTraining", "ForNextSentencePrediction"))
+    if kind in ("bert", "ernie") or ending not in ("ForPreTraining", "ForNextSentencePrediction")
 ]
 CLOSE = dict(atol=1e-5, rtol=0)
 # What transformers calls an output, and what it is here.
@@ -116,6 +116,7 @@ def test_there_and_back_with_every_head(kind: str, ending: str, tmp_path: Path) 
     ours = outputs(build(contents), inputs["input_ids"], inputs["token_type_ids"], tasks)
     own_scores(run(hf, inputs), ours, kind)
     choice = {"head_class": ending} if ending == "ForMultipleChoice" else {}
+    choice |= {"family": kind} if kind in ("xlm-roberta", "camembert") else {}
     planned = write_out(contents, tmp_path / "again", dtype="", **choice)
     assert planned.skipped == {} and planned.architecture == FAMILY[kind] + ending
     assert bit_for_bit(folder, tmp_path / "again")
@@ -320,18 +321,24 @@ def test_a_roberta_as_a_bert(tmp_path: Path) -> None:
 
 
 def test_roberta_s_masked_word_head_has_gelu_always(tmp_path: Path) -> None:
-    folder = save_hf(make("roberta", "ForMaskedLM", hidden_act="relu"), tmp_path / "hf")
-    contents = open_contents(folder)
-    assert contents.heads == {} and all(
-        "always has gelu" in why for why in contents.skipped.values()
-    )
+    hf, inputs = make("roberta", "ForMaskedLM", hidden_act="relu"), inputs_of("roberta")
+    contents = open_contents(save_hf(hf, tmp_path / "hf"))
+    assert (contents.config.activation, contents.config.head_activation) == ("relu", "gelu")
+    ours = outputs(build(contents), inputs["input_ids"], inputs["token_type_ids"])
+    torch.testing.assert_close(ours["masked_words"], run(hf, inputs)["logits"], **CLOSE)
+    assert write_out(contents, tmp_path / "again").skipped == {}
+    again = AutoModelForMaskedLM.from_pretrained(tmp_path / "again").eval()
+    assert torch.equal(run(again, inputs)["logits"], run(hf, inputs)["logits"])
+    bert = write_out(contents, tmp_path / "bert", family="bert")
+    assert bert.architecture == "BertModel" and len(bert.skipped) == 5
+    assert all("always has relu, this one gelu" in why for why in bert.skipped.values())
+
+
+def test_a_masked_word_head_with_relu_is_no_roberta_s(tmp_path: Path) -> None:
     relu = open_contents(save_hf(make("bert", "ForMaskedLM", hidden_act="relu"), tmp_path / "bert"))
     planned = write_out(relu, tmp_path / "out", family="roberta")
-    assert planned.architecture == "RobertaModel"
-    assert (
-        all("always has gelu" in why for why in planned.skipped.values())
-        and len(planned.skipped) == 5
-    )
+    assert planned.architecture == "RobertaModel" and len(planned.skipped) == 5
+    assert all("always has gelu, this one relu" in why for why in planned.skipped.values())
 
 
 def test_the_task_of_choice_is_the_one_filled_in(tmp_path: Path) -> None:
@@ -642,6 +649,10 @@ class Hostile:
 
 QUERY = "bert.encoder.layer.1.attention.self.query.weight"
 BROKEN = {
+    "quantised": (
+        lambda f: change_config(f, quantization_config={"quant_method": "bitsandbytes"}),
+        ["quantization_config", "bitsandbytes", "dequantize()"],
+    ),
     "no folder": (lambda f: (f / "config.json").unlink(), ["config.json"]),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), ["neither model.safetensors"]),
     "config not json": (lambda f: (f / "config.json").write_text("{"), ["config.json", "JSON"]),

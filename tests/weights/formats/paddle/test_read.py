@@ -737,7 +737,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "another model": (
         broken(lambda _: None, {**ERNIE, "model_type": "gpt2"}),
-        "must be 'bert' or 'ernie' or 'roberta' here",
+        "must be 'bert' or 'ernie' or 'roberta' or",
     ),
     "a width that is no number": (
         broken(lambda _: None, {**ERNIE, "hidden_size": "eight"}),
