@@ -45,6 +45,7 @@ from palm_ds.train.build import build_model
 from palm_ds.train.recipe import Recipe, make_recipe
 from palm_ds.weights import weights_folder as weights
 from palm_ds.weights.formats import native as own
+from palm_ds.weights.formats.weights_info import INFO
 
 T = TypeVar("T")
 
@@ -349,14 +350,14 @@ def batch_tokens_for(device: torch.device) -> int:
 def find_model(path: Path) -> tuple[Path, Recipe]:
     """The folder with the weights, and the recipe that trained them."""
     for folder in (path, path / "weights", path / "best"):
-        if (folder / own.INFO).is_file():
+        if (folder / INFO).is_file():
             values = weights.read_info(folder).recipe
             if not values.get("tasks"):
                 raise UserError(
-                    f"{folder}: its {own.INFO} does not name the tasks it was trained on; give a "
+                    f"{folder}: its {INFO} does not name the tasks it was trained on; give a "
                     "folder that palm-ds finetune wrote"
                 )
-            return folder, make_recipe(dict(values), str(folder / own.INFO))
+            return folder, make_recipe(dict(values), str(folder / INFO))
     if not own.recognises(path):
         raise UserError(
             f"{path}: neither a run folder nor a weights folder: it has no weights/, "

@@ -24,7 +24,8 @@ from palm_ds.weights import weights_folder as weights
 from palm_ds.weights.formats.contents import HeadOutputs
 from palm_ds.weights.formats.huggingface.model_card import Provenance
 from palm_ds.weights.formats.huggingface.target import ExportedHead
-from palm_ds.weights.formats.native import WEIGHTS, WeightsInfo
+from palm_ds.weights.formats.native import WEIGHTS
+from palm_ds.weights.formats.weights_info import WeightsInfo
 
 _HEAD_PARAMETERS = {"out.weight", "out.bias"}  # the parameters of a head that transformers has too
 

@@ -22,7 +22,8 @@ from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime import checkpoint
 from palm_ds.runtime.shard_files import ResizedTable, ShardReader
 from palm_ds.weights.formats.contents import HeadOutputs
-from palm_ds.weights.formats.native import outputs_record, signature_in
+from palm_ds.weights.formats.native import signature_in
+from palm_ds.weights.formats.weights_info import outputs_record
 
 _TASK_TABLE = "backbone.task.weight"
 _MAY_DIFFER = ("task_types", "dropout", "attention_dropout", "init_range")

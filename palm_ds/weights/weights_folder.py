@@ -32,9 +32,10 @@ from palm_ds.weights.formats.huggingface.model_card import Provenance, model_car
 from palm_ds.weights.formats.huggingface.names import State, lost
 from palm_ds.weights.formats.huggingface.target import ExportedHead
 from palm_ds.weights.formats.huggingface.write import ExportOptions, plan, write
-from palm_ds.weights.formats.native import INFO, WEIGHTS, WeightsInfo
+from palm_ds.weights.formats.native import WEIGHTS
 from palm_ds.weights.formats.open import open_checkpoint, read_info
 from palm_ds.weights.formats.tensor_files import in_memory_entry
+from palm_ds.weights.formats.weights_info import INFO, WeightsInfo
 
 # What must agree for weights to mean the same in another model.
 _SHAPE = (

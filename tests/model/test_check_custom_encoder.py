@@ -17,7 +17,7 @@ from palm_ds.model.multi_task_model import Model
 from palm_ds.train.recipe import make_recipe
 from palm_ds.weights import weights_folder as weights
 from palm_ds.weights.convert.convert import convert
-from palm_ds.weights.formats.native import WeightsInfo
+from palm_ds.weights.formats.weights_info import WeightsInfo
 
 OWN = "tests.helpers.own_encoder.PreNorm"
 SIZE: dict[str, Any] = dict(

@@ -33,7 +33,8 @@ from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.weights import weights_folder as weights
 from palm_ds.weights.formats.huggingface.names import from_names
 from palm_ds.weights.formats.huggingface.write import ExportOptions, plan, write
-from palm_ds.weights.formats.native import WeightsInfo, open_contents
+from palm_ds.weights.formats.native import open_contents
+from palm_ds.weights.formats.weights_info import WeightsInfo
 from tests.helpers.text_tables import (
     bert_config,
     built_of,

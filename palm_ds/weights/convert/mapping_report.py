@@ -43,6 +43,8 @@ class ConversionReport:
     """{name in the written checkpoint: its contents}"""
     skipped: Mapping[str, str] = field(default_factory=dict)
     """{name in the source: reason}"""
+    files: tuple[str, ...] = ()
+    """Files that go along as they are."""
 
     @property
     def lost(self) -> dict[str, str]:
@@ -55,6 +57,7 @@ class ConversionReport:
             "mapped": [asdict(each) for each in self.mapped],
             "created": dict(self.created),
             "skipped": dict(self.skipped),
+            "files": list(self.files),
         }
 
     def rows(self) -> list[tuple[str, str, str, str]]:
@@ -64,6 +67,7 @@ class ConversionReport:
             for x in self.mapped
         ]
         rows = _together(rows)
+        rows += [("mapped", name, name, "of sentence-transformers") for name in self.files]
         rows += [("created", "", name, what) for name, what in self.created.items()]
         return rows + _by_reason(self.skipped)
 
@@ -74,7 +78,8 @@ def of_contents(contents: CheckpointContents) -> ConversionReport:
         MappedTensor(source_names=entry.source_names, name=name, transform=entry.transform)
         for name, entry in contents.entries.items()
     )
-    return ConversionReport(mapped=mapped, skipped=contents.skipped)
+    files = tuple(contents.extras.files)
+    return ConversionReport(mapped=mapped, skipped=contents.skipped, files=files)
 
 
 def of_plan(contents: CheckpointContents, plan: ExportPlan) -> ConversionReport:
@@ -99,7 +104,10 @@ def of_plan(contents: CheckpointContents, plan: ExportPlan) -> ConversionReport:
         for source_name in _source_names(contents, name)
     }
     return ConversionReport(
-        mapped=mapped, created=plan.created, skipped={**contents.skipped, **mine}
+        mapped=mapped,
+        created=plan.created,
+        skipped={**contents.skipped, **mine},
+        files=tuple(plan.extras.files),
     )
 
 

@@ -127,7 +127,9 @@ def _writer(
 ) -> Callable[[Path], None]:
     def hugging_face(part: Path) -> None:
         target = huggingface_writer.ExportOptions(dtype="")
-        plan = huggingface_writer.plan(contents.entries, contents.config, contents.heads, target)
+        plan = huggingface_writer.plan(
+            contents.entries, contents.config, contents.heads, target, contents.extras
+        )
         huggingface_writer.write(plan, part, tokenizer=tokenizer)
         said.extend(f"skipped: {name}: {why}" for name, why in plan.skipped.items())
 

@@ -99,6 +99,17 @@ class HeadInfo:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Extras:
+    """What a Hugging Face folder has for other programs. Nothing here reads it; it is kept for
+    when the model becomes such a folder again."""
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Entries of config.json."""
+    files: Mapping[str, Path] = field(default_factory=dict)
+    """{path in the folder: file}, of sentence-transformers."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointContents:
     """An opened checkpoint."""
 
@@ -117,6 +128,7 @@ class CheckpointContents:
     """{source name: why it is skipped}: optimizer state, a copy of a tied tensor, no place here."""
     tokenizer: Path | None = None
     """A vocab.txt, tokenizer.json or sentencepiece model, or a folder with one of them."""
+    extras: Extras = Extras()
     notes: tuple[str, ...] = ()
     """Remarks for the user: an assumed eps, rows beyond the vocabulary, ..."""
 

@@ -11,7 +11,7 @@ largest parameter; its moments stay behind. Files are hashed before anything is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from math import isqrt, prod
 from pathlib import Path
@@ -21,7 +21,6 @@ import torch
 from safetensors import SafetensorError
 
 from palm_ds import __version__
-from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
 from palm_ds.model.config import EncoderConfig
@@ -31,6 +30,7 @@ from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.weights.formats.contents import (
     OPTIMIZER,
     CheckpointContents,
+    Extras,
     HeadInfo,
     HeadOutputs,
     SavesFiles,
@@ -39,79 +39,21 @@ from palm_ds.weights.formats.contents import (
 )
 from palm_ds.weights.formats.expected_shapes import TRANSITIONS, checked
 from palm_ds.weights.formats.format import Export, Format
+from palm_ds.weights.formats.huggingface.sentence_transformers import FOLDER as MODULES_FOLDER
+from palm_ds.weights.formats.huggingface.sentence_transformers import write_modules
 from palm_ds.weights.formats.huggingface.target import ExportOptions
 from palm_ds.weights.formats.tensor_files import (
     TORCH_DTYPES,
     TensorGroup,
     open_safetensors,
-    read_json,
     write_file,
 )
+from palm_ds.weights.formats.weights_info import INFO, WeightsInfo, read_info, read_outputs
 
-_VERSION = 1  # of weights.json
-INFO, WEIGHTS = "weights.json", "weights.safetensors"
+WEIGHTS = "weights.safetensors"
 _CHECKPOINTS = "checkpoints"
 _MASKED = ("dense.weight", "dense.bias", "norm.weight", "norm.bias", "bias")
 _CLASSES = ("out.weight", "out.bias")
-
-
-@dataclass(frozen=True, kw_only=True)
-class WeightsInfo:
-    """What weights.json says."""
-
-    backbone: EncoderConfig
-    task_ids: Mapping[str, int] = field(default_factory=dict)
-    head_of: Mapping[str, str] = field(default_factory=dict)
-    export_task: str = ""
-    """The task whose task embedding texts get that say no other (a recipe's `export_task`)."""
-    token_heads: tuple[str, ...] = ()
-    """The heads of classes that read tokens; the others read whole texts, through the pooler."""
-    heads: Mapping[str, HeadOutputs] = field(default_factory=dict)
-    """What the scores of the heads over classes mean, where it is known."""
-    made_by: Mapping[str, Any] = field(default_factory=dict)
-    """Free: program, version, step ..."""
-    recipe: Mapping[str, Any] = field(default_factory=dict)
-    """The run's recipe, with everything filled in: tasks and the names of their classes."""
-
-    @property
-    def task_id(self) -> int:
-        """The row of the task embedding that `export_task` has; 0 where nothing is known."""
-        return self.task_ids.get(self.export_task, 0)
-
-    def record(self) -> dict[str, Any]:
-        """The content of weights.json."""
-        plain = {**asdict(self), "task_ids": dict(self.task_ids)}
-        return {"format": _VERSION, **plain, "heads": outputs_record(self.heads)}
-
-
-def outputs_record(heads: Mapping[str, HeadOutputs]) -> dict[str, dict[str, Any]]:
-    """Plain values for JSON; heads of which nothing is known are left out."""
-    return {name: record for name, outputs in heads.items() if (record := outputs.record())}
-
-
-def read_outputs(values: object, where: str) -> dict[str, HeadOutputs]:
-    """What `outputs_record` wrote; nothing where older versions wrote nothing. Raises UserError."""
-    if not isinstance(values, dict):
-        return {}
-    return {name: parse(HeadOutputs, each, f"{where}.{name}") for name, each in values.items()}
-
-
-def read_info(path: Path) -> WeightsInfo:
-    """A weights.json. Raises UserError."""
-    about = read_json(path)
-    if about.get("format") != _VERSION:
-        raise UserError(f"{path}: format {about.get('format')!r}; this version reads {_VERSION}")
-    if not isinstance(about.get("backbone"), dict):
-        raise UserError(f"{path}: no `backbone`, the encoder's numbers")
-    keys = ("task_ids", "head_of", "made_by", "recipe")
-    rest = {key: about[key] for key in keys if isinstance(about.get(key), dict)}
-    if isinstance(about.get("export_task"), str):  # folders written before it have none
-        rest["export_task"] = about["export_task"]
-    if isinstance(about.get("token_heads"), list):
-        rest["token_heads"] = tuple(map(str, about["token_heads"]))
-    rest["heads"] = read_outputs(about.get("heads"), f"{path}: heads")
-    where = f"{path}: backbone"
-    return WeightsInfo(backbone=EncoderConfig.from_dict(about["backbone"], where), **rest)
 
 
 # ---- reading ----
@@ -181,8 +123,14 @@ def _from_weights(folder: Path) -> CheckpointContents:
         head_of=info.head_of,
         export_task=info.export_task,
         tokenizer=own if own.is_dir() else None,
+        extras=Extras(config=info.extra_config, files=_files_in(folder / MODULES_FOLDER)),
     )
     return checked(contents)
+
+
+def _files_in(folder: Path) -> dict[str, Path]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path for path in files}
 
 
 def _filled(config: EncoderConfig, words: tuple[int, ...] | None, where: Path) -> EncoderConfig:
@@ -364,6 +312,7 @@ def write(
             if head.kind == "classes" and not head.pooled
         ),
         heads={name: head.outputs for name, head in contents.heads.items()},
+        extra_config=contents.extras.config,
         made_by=made_by,
     )
     groups = [
@@ -374,6 +323,8 @@ def write(
     ]
     write_file(folder / WEIGHTS, groups, dtype)
     write_json(folder / INFO, info.record())
+    length = contents.config.max_length
+    write_modules(contents.extras.files, folder / MODULES_FOLDER, max_length=length, dtype=dtype)
     if contents.tokenizer is not None:
         load_tokenizer(contents.tokenizer).save(folder / "tokenizer")
 

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.weights.formats import native
+from palm_ds.weights.formats import native, weights_info
 from palm_ds.weights.formats.contents import CheckpointContents
 from palm_ds.weights.formats.deepspeed.format import FORMAT as DEEPSPEED
 from palm_ds.weights.formats.format import Format
 from palm_ds.weights.formats.huggingface.format import FORMAT as HUGGINGFACE
 from palm_ds.weights.formats.huggingface.read import CONFIG
-from palm_ds.weights.formats.native import INFO, WeightsInfo
 from palm_ds.weights.formats.not_read import check_not_other
 from palm_ds.weights.formats.paddle.format import FORMAT as PADDLE
 from palm_ds.weights.formats.tensorflow.format import FORMAT as TENSORFLOW
+from palm_ds.weights.formats.weights_info import INFO, WeightsInfo
 
 FORMATS: tuple[Format, ...] = (DEEPSPEED, native.FORMAT, PADDLE, HUGGINGFACE, TENSORFLOW)
 """In the order in which they are asked: DeepSpeed's shards may have a weights.json beside them."""
@@ -42,7 +42,7 @@ def read_info(path: str | Path) -> WeightsInfo:
     """Encoder, tasks and origin of a checkpoint; foreign formats know only their encoder."""
     path = Path(path)
     if (path / INFO).is_file():
-        return native.read_info(path / INFO)
+        return weights_info.read_info(path / INFO)
     contents = open_checkpoint(path)
     return WeightsInfo(
         backbone=contents.config,

@@ -26,6 +26,7 @@ from palm_ds.text.tokenizer import wordpiece
 from palm_ds.train.extend import ModelSignature
 from palm_ds.weights.formats import native as own
 from palm_ds.weights.formats.contents import OPTIMIZER
+from palm_ds.weights.formats.weights_info import INFO, WeightsInfo
 from palm_ds.weights.weights_folder import save_weights
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -210,8 +211,8 @@ def test_a_folder_of_weights_and_what_it_says(tmp_path: Path) -> None:
     assert written(tmp_path / "again", tmp_path / "third") == again
 
 
-def info() -> own.WeightsInfo:
-    return own.WeightsInfo(
+def info() -> WeightsInfo:
+    return WeightsInfo(
         backbone=CONFIG,
         task_ids={"masking": 1},
         head_of={"masking": "masking"},
@@ -304,11 +305,11 @@ def test_broken_checkpoints_are_one_line(name: str, tmp_path: Path) -> None:
 
 BROKEN_WEIGHTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut short": (shorten_all, "cannot be read as safetensors"),
-    "of another version": (lambda p: change(p / own.INFO, format=9), "format 9"),
-    "without its numbers": (lambda p: change(p / own.INFO, backbone=None), "no `backbone`"),
-    "no JSON": (lambda p: (p / own.INFO).write_text("x"), "cannot be read as JSON"),
+    "of another version": (lambda p: change(p / INFO, format=9), "format 9"),
+    "without its numbers": (lambda p: change(p / INFO, backbone=None), "no `backbone`"),
+    "no JSON": (lambda p: (p / INFO).write_text("x"), "cannot be read as JSON"),
     "other numbers": (
-        lambda p: change(p / own.INFO, backbone={**vars(CONFIG), "hidden_size": 16}),
+        lambda p: change(p / INFO, backbone={**vars(CONFIG), "hidden_size": 16}),
         "the configuration expects",
     ),
 }
@@ -352,7 +353,7 @@ def test_values_that_are_nowhere_are_missed(tmp_path: Path) -> None:
 
 def test_words_may_be_counted_by_the_table(tmp_path: Path) -> None:
     save_weights(model(), tmp_path / "weights", replace(info(), backbone=CONFIG))
-    change(tmp_path / "weights" / own.INFO, backbone={**vars(CONFIG), "vocab_size": None})
+    change(tmp_path / "weights" / INFO, backbone={**vars(CONFIG), "vocab_size": None})
     assert own.open_contents(tmp_path / "weights").config.vocab_size == 11
 
 

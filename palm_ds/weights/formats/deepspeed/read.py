@@ -26,6 +26,7 @@ from palm_ds.weights.formats.huggingface.names import (
     to_palm_ds_names,
 )
 from palm_ds.weights.formats.huggingface.read import CONFIG, TOKENIZERS, read_config
+from palm_ds.weights.formats.weights_info import INFO, read_info
 
 _OURS, _THEIRS = "backbone.word.weight", "embeddings.word_embeddings.weight"
 
@@ -70,22 +71,22 @@ def _prefix(shards: Shards) -> tuple[str, bool]:
 def _config_file(folder: Path, given: Path | None) -> Path:
     places = [Path(given)] if given else [folder, folder.parent]
     for place in places:
-        for file in (place, place / CONFIG, place / own.INFO):
+        for file in (place, place / CONFIG, place / INFO):
             if file.is_file():
                 return file
     where = str(given) if given else f"{folder} or {folder.parent}"
     raise UserError(
         f"{folder}: the shards do not say the encoder's numbers, and there is no {CONFIG} or "
-        f"{own.INFO} in {where}; name one (--config)"
+        f"{INFO} in {where}; name one (--config)"
     )
 
 
 def _numbers(file: Path) -> tuple[EncoderConfig, str]:
     """The encoder's numbers, and Hugging Face's model_type ("" where the file is ours)."""
-    if file.name == own.INFO:
-        return own.read_info(file).backbone, ""
+    if file.name == INFO:
+        return read_info(file).backbone, ""
     if file.name != CONFIG:
-        raise UserError(f"{file}: a {CONFIG} or a {own.INFO} is wanted")
+        raise UserError(f"{file}: a {CONFIG} or a {INFO} is wanted")
     about, config = read_config(file.parent)
     return config, about["model_type"]
 
@@ -95,7 +96,7 @@ def _ours(shards: Shards, prefix: str, file: Path) -> CheckpointContents:
     inside, skipped = _within(shards, prefix)
     inside = {name: inside[name] for name in own.ordered(inside)}
     shapes = {name: entry.shape for name, entry in inside.items()}
-    info = own.read_info(file) if file.name == own.INFO else None
+    info = read_info(file) if file.name == INFO else None
     return CheckpointContents(
         path=shards.folder,
         format=_format(shards, "palm_ds"),

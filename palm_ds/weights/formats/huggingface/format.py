@@ -15,7 +15,7 @@ from palm_ds.weights.formats.huggingface.write import CARD, write
 
 
 def _export(contents: CheckpointContents, target: ExportOptions) -> Export:
-    planned = plan(contents.entries, contents.config, contents.heads, target)
+    planned = plan(contents.entries, contents.config, contents.heads, target, contents.extras)
 
     def fill(folder: Path, tokenizer: SavesFiles | None) -> None:
         write(planned, folder, tokenizer=tokenizer)

@@ -18,6 +18,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.model.config import EncoderConfig
 from palm_ds.weights.formats.contents import (
     NEXT_SENTENCE_CLASSES,
+    Extras,
     HeadInfo,
     HeadOutputs,
     TensorEntry,
@@ -50,6 +51,7 @@ class ExportPlan:
     """{Hugging Face name: what in it has no source}"""
     skipped: Mapping[str, str] = field(default_factory=dict)
     """{palm_ds name: why it is skipped}"""
+    extras: Extras = Extras()
 
     @property
     def mapped(self) -> dict[str, tuple[tuple[str, ...], str]]:
@@ -71,9 +73,11 @@ def plan(
     config: EncoderConfig,
     heads: Mapping[str, HeadInfo],
     target: ExportOptions,
+    extras: Extras | None = None,
 ) -> ExportPlan:
     """Plan a Hugging Face folder. Raises UserError if the options do not fit this encoder and
-    its heads."""
+    its heads. `extras`: what goes along from another such folder."""
+    extras = extras or Extras()
     if config.kind:
         raise UserError(f"a custom encoder, {config.kind}, cannot be written for Hugging Face")
     if not 0 <= target.task_id < max(config.task_types, 1):
@@ -90,13 +94,18 @@ def plan(
     groups = tuple(_group(entry, names[ours]) for ours, entry in kept.items())
     dtype = _dtype(kept, target)
     return ExportPlan(
-        config_json=_config_json(new, chosen, heads) | {"dtype": str(dtype).removeprefix("torch.")},
+        config_json={
+            **extras.config,
+            **_config_json(new, chosen, heads),
+            "dtype": str(dtype).removeprefix("torch."),
+        },
         config=new,
         groups=groups,
         dtype=dtype,
         max_shard_bytes=target.max_shard_bytes,
         created={names[ours][0]: what for ours, what in created.items()},
         skipped=skipped,
+        extras=extras,
     )
 
 

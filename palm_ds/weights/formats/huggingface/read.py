@@ -14,6 +14,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.model.config import FOREIGN_KEYS, EncoderConfig
 from palm_ds.weights.formats.contents import (
     CheckpointContents,
+    Extras,
     HeadInfo,
     HeadOutputs,
     TensorEntry,
@@ -30,6 +31,7 @@ from palm_ds.weights.formats.huggingface.names import (
     table,
     to_palm_ds_names,
 )
+from palm_ds.weights.formats.huggingface.sentence_transformers import find_modules
 from palm_ds.weights.formats.huggingface.target import HEAD_CLASSES
 from palm_ds.weights.formats.tensor_files import (
     SAFETENSORS,
@@ -47,6 +49,21 @@ TOKENIZERS = (
     "sentencepiece.bpe.model",
     "tokenizer.model",
 )
+
+_KEPT = (
+    "bos_token_id",
+    "classifier_dropout",
+    "cls_token_id",
+    "decoder_start_token_id",
+    "eos_token_id",
+    "finetuning_task",
+    "mask_token_id",
+    "sentence_transformers",
+    "sep_token_id",
+    "task_specific_params",
+    "unk_token_id",
+)
+"""Entries of config.json that only training or other programs read."""
 
 
 def recognises(path: Path) -> bool:
@@ -78,6 +95,8 @@ def open_contents(path: Path, *, eps: float | None = None) -> CheckpointContents
     entries, skipped = to_palm_ds_names(found, about["model_type"], config.num_layers, str(path))
     _check_tied(about, found, entries, path)
     skipped |= _what_is_not_read(entries, config)
+    files, behind = find_modules(path)
+    skipped |= behind
     config = _with_vocabulary(config, entries)
     contents = CheckpointContents(
         path=path,
@@ -87,6 +106,7 @@ def open_contents(path: Path, *, eps: float | None = None) -> CheckpointContents
         heads=_heads(entries, about, path),
         skipped=skipped,
         tokenizer=path if any((path / name).is_file() for name in TOKENIZERS) else None,
+        extras=Extras(config={key: about[key] for key in _KEPT if key in about}, files=files),
         notes=_notes(entries, about, path),
     )
     names = table(about["model_type"], config.num_layers).items()

@@ -16,6 +16,7 @@ from palm_ds.model.config import EncoderConfig
 from palm_ds.weights.formats.contents import SavesFiles
 from palm_ds.weights.formats.huggingface.plan import ExportPlan, plan
 from palm_ds.weights.formats.huggingface.read import CONFIG
+from palm_ds.weights.formats.huggingface.sentence_transformers import write_modules
 from palm_ds.weights.formats.huggingface.target import ExportOptions
 from palm_ds.weights.formats.tensor_files import read_json, write_safetensors
 
@@ -34,6 +35,8 @@ def write(
     """
     write_json(folder / CONFIG, plan.config_json)
     write_safetensors(folder, plan.groups, plan.dtype, plan.max_shard_bytes)
+    length = plan.config.max_length
+    write_modules(plan.extras.files, folder, max_length=length, dtype=plan.dtype)
     if tokenizer is not None:
         tokenizer.save(folder)
         _fit(folder / _TOKENIZER, plan.config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from palm_ds.weights.formats.contents import CheckpointContents, SavesFiles
@@ -13,6 +14,8 @@ from palm_ds.weights.formats.paddle.write import plan, write
 
 def _export(contents: CheckpointContents, target: ExportOptions) -> Export:
     planned = plan(contents.entries, contents.config, contents.heads, target)
+    behind = dict.fromkeys(contents.extras.files, "PaddleNLP has no sentence-transformers")
+    planned = replace(planned, skipped={**planned.skipped, **behind})
 
     def fill(folder: Path, tokenizer: SavesFiles | None) -> None:
         write(planned, folder, tokenizer=tokenizer)

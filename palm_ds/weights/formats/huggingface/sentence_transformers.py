@@ -1,0 +1,153 @@
+"""The files that sentence-transformers keeps beside a model, and without which it embeds otherwise.
+
+    modules.json                     what follows the encoder: Pooling, Normalize, Dense, ...
+    1_Pooling/config.json, ...       the settings of a module, and its weights if it has any
+    sentence_bert_config.json        where texts are cut
+    config_sentence_transformers.json  prompts, and how two texts are compared
+
+They go along unchanged, for the encoder's outputs are the same. Only the weights of a module get
+the model's dtype, and a text is never cut beyond the position table.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from palm_ds.common.errors import UserError
+from palm_ds.common.json_files import write_json
+from palm_ds.common.printable import printable
+from palm_ds.weights.formats.tensor_files import (
+    BIN,
+    SAFETENSORS,
+    TensorGroup,
+    open_bin,
+    open_safetensors,
+    read_json,
+    write_file,
+)
+
+MODULES = "modules.json"
+FOLDER = "sentence_transformers"
+"""Where our own weights folder keeps them."""
+_SETTINGS = "config_sentence_transformers.json"
+_ENCODERS = ("Transformer", "MLMTransformer")
+_FOLLOWING = ("Pooling", "Normalize", "Dense", "LayerNorm", "Dropout", "SpladePooling")
+_PARTS = ("config.json", SAFETENSORS, BIN)
+_LARGEST = 1 << 20  # bytes of modules.json
+
+
+def find_modules(folder: Path) -> tuple[dict[str, Path], dict[str, str]]:
+    """({path: file} of all that goes along, {path: why it is skipped}). A module of unknown kind
+    leaves all of them behind: the rest would embed otherwise without it."""
+    found = {path.name: path for path in sorted(folder.glob("sentence_*_config.json"))}
+    root = folder if (folder / MODULES).is_file() else folder.parent
+    if (root / _SETTINGS).is_file():
+        found[_SETTINGS] = root / _SETTINGS
+    if not (root / MODULES).is_file():
+        return (found if root == folder or not found else {}), {}
+    try:
+        modules = _modules(root / MODULES)
+        if root != folder and modules[0]["path"] != folder.name:
+            return {}, {}  # the folder above is of another model
+        for module in modules[1:]:
+            found |= _parts_of(module, root)
+    except ValueError as error:
+        return {}, {MODULES: f"sentence-transformers would embed otherwise: {error}"}
+    return {MODULES: root / MODULES, **found}, {}
+
+
+def _modules(path: Path) -> list[dict[str, str]]:
+    """The modules in their order, the encoder first. Raises ValueError."""
+    if path.stat().st_size > _LARGEST:
+        raise ValueError(f"{MODULES} is larger than {_LARGEST:,} bytes")
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        raise ValueError(f"{MODULES} is not JSON") from None
+    if not isinstance(content, list) or not content:
+        raise ValueError(f"{MODULES} is no list of modules")
+    modules = sorted(map(_module, content), key=lambda each: each["idx"])
+    if _kind(modules[0]) not in _ENCODERS:
+        raise ValueError(f"its first module is {printable(_kind(modules[0]))}, not a Transformer")
+    return modules
+
+
+def _module(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict) or not isinstance(value.get("idx"), int):
+        raise ValueError(f"{MODULES} has a module without idx")
+    for key in ("type", "path"):
+        if not isinstance(value.get(key), str):
+            raise ValueError(f"{MODULES} has a module without {key}")
+    return value
+
+
+def _kind(module: Mapping[str, str]) -> str:
+    """`Pooling` of `sentence_transformers.models.Pooling`; code of others keeps its whole name."""
+    package, _, name = module["type"].rpartition(".")
+    return name if package.split(".")[0] == "sentence_transformers" else module["type"]
+
+
+def _parts_of(module: Mapping[str, str], root: Path) -> dict[str, Path]:
+    """The files of a module behind the encoder. Raises ValueError for one that is not known."""
+    kind, place = _kind(module), module["path"]
+    if kind not in _FOLLOWING:
+        raise ValueError(f"its module {printable(kind)} is not known here")
+    if Path(place).name != place:
+        raise ValueError(f"its module {kind} is outside the folder: {printable(place)!r}")
+    found = {f"{place}/{part}": root / place / part for part in _PARTS}
+    found = {name: path for name, path in found.items() if path.is_file()}
+    if kind not in ("Normalize", "Dropout") and f"{place}/config.json" not in found:
+        raise ValueError(f"{place}/config.json of its module {kind} is missing")
+    if f"{place}/{SAFETENSORS}" in found:
+        found.pop(f"{place}/{BIN}", None)
+    return found
+
+
+def write_modules(
+    files: Mapping[str, Path], folder: Path, *, max_length: int, dtype: torch.dtype
+) -> None:
+    """Write them into a folder. Raises UserError where the weights of a module cannot be read."""
+    for name, path in files.items():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if path.name in (SAFETENSORS, BIN):
+            _write_weights(path, target.with_name(SAFETENSORS), dtype)
+        elif path.name == MODULES:
+            _write_list(path, target)
+        elif _cut(path) > max_length:
+            write_json(target, read_json(path) | {"max_seq_length": max_length})
+        else:
+            shutil.copyfile(path, target)
+
+
+def _write_weights(path: Path, target: Path, dtype: torch.dtype) -> None:
+    entries = (open_safetensors if path.name == SAFETENSORS else open_bin)(path)
+    groups = [
+        TensorGroup(names=(name,), shape=entry.shape, make=lambda entry=entry: [entry.read()])
+        for name, entry in entries.items()
+    ]
+    try:
+        write_file(target, groups, dtype)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def _write_list(path: Path, target: Path) -> None:
+    """modules.json; the encoder lies in the folder itself, where old versions gave it its own."""
+    modules = _modules(path)
+    if not modules[0]["path"]:
+        shutil.copyfile(path, target)
+        return
+    write_json(target, [modules[0] | {"path": ""}, *modules[1:]])
+
+
+def _cut(path: Path) -> int:
+    """Where a file of settings cuts texts; 0 where it does not say."""
+    length = read_json(path).get("max_seq_length") if path.parent.is_dir() else None
+    return length if isinstance(length, int) else 0

@@ -1,0 +1,78 @@
+"""What weights.json says of the weights beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from palm_ds.common.config import parse
+from palm_ds.common.errors import UserError
+from palm_ds.model.config import EncoderConfig
+from palm_ds.weights.formats.contents import HeadOutputs
+from palm_ds.weights.formats.tensor_files import read_json
+
+INFO = "weights.json"
+_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsInfo:
+    """What weights.json says."""
+
+    backbone: EncoderConfig
+    task_ids: Mapping[str, int] = field(default_factory=dict)
+    head_of: Mapping[str, str] = field(default_factory=dict)
+    export_task: str = ""
+    """The task whose task embedding texts get that say no other (a recipe's `export_task`)."""
+    token_heads: tuple[str, ...] = ()
+    """The heads of classes that read tokens; the others read whole texts, through the pooler."""
+    heads: Mapping[str, HeadOutputs] = field(default_factory=dict)
+    """What the scores of the heads over classes mean, where it is known."""
+    extra_config: Mapping[str, Any] = field(default_factory=dict)
+    """Entries of a Hugging Face folder's config.json, for when it becomes one again."""
+    made_by: Mapping[str, Any] = field(default_factory=dict)
+    """Free: program, version, step ..."""
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    """The run's recipe, with everything filled in: tasks and the names of their classes."""
+
+    @property
+    def task_id(self) -> int:
+        """The row of the task embedding that `export_task` has; 0 where nothing is known."""
+        return self.task_ids.get(self.export_task, 0)
+
+    def record(self) -> dict[str, Any]:
+        """The content of weights.json."""
+        plain = {**asdict(self), "task_ids": dict(self.task_ids)}
+        return {"format": _VERSION, **plain, "heads": outputs_record(self.heads)}
+
+
+def outputs_record(heads: Mapping[str, HeadOutputs]) -> dict[str, dict[str, Any]]:
+    """Plain values for JSON; heads of which nothing is known are left out."""
+    return {name: record for name, outputs in heads.items() if (record := outputs.record())}
+
+
+def read_outputs(values: object, where: str) -> dict[str, HeadOutputs]:
+    """What `outputs_record` wrote; nothing where older versions wrote nothing. Raises UserError."""
+    if not isinstance(values, dict):
+        return {}
+    return {name: parse(HeadOutputs, each, f"{where}.{name}") for name, each in values.items()}
+
+
+def read_info(path: Path) -> WeightsInfo:
+    """A weights.json. Raises UserError."""
+    about = read_json(path)
+    if about.get("format") != _VERSION:
+        raise UserError(f"{path}: format {about.get('format')!r}; this version reads {_VERSION}")
+    if not isinstance(about.get("backbone"), dict):
+        raise UserError(f"{path}: no `backbone`, the encoder's numbers")
+    keys = ("task_ids", "head_of", "extra_config", "made_by", "recipe")
+    rest = {key: about[key] for key in keys if isinstance(about.get(key), dict)}
+    if isinstance(about.get("export_task"), str):  # folders written before it have none
+        rest["export_task"] = about["export_task"]
+    if isinstance(about.get("token_heads"), list):
+        rest["token_heads"] = tuple(map(str, about["token_heads"]))
+    rest["heads"] = read_outputs(about.get("heads"), f"{path}: heads")
+    where = f"{path}: backbone"
+    return WeightsInfo(backbone=EncoderConfig.from_dict(about["backbone"], where), **rest)
