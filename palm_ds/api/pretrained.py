@@ -5,12 +5,12 @@ It holds no weights: every trainer builds and loads its own when training starts
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from palm_ds.common.config import read_json
 from palm_ds.common.errors import UserError
 from palm_ds.common.plugins import classes_to_names
 from palm_ds.model.config import EncoderConfig
@@ -54,9 +54,8 @@ class Backbone:
         """With new weights, drawn from the trainer's seed. `config`: the keys of a recipe's
         `backbone` (`kind` may be a user-defined class), or ERNIE's, PALM's or Hugging Face's
         names for them, or a JSON file with them."""
-        if not isinstance(config, Mapping):
-            config = json.loads(Path(config).read_text(encoding="utf-8"))
-        numbers = EncoderConfig.from_dict(classes_to_names(config))  # type: ignore[arg-type]
+        given = config if isinstance(config, Mapping) else read_json(config)
+        numbers = EncoderConfig.from_dict(classes_to_names(given))
         return cls(config=asdict(numbers), tokenizer=str(tokenizer))
 
     @property

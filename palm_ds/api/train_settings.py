@@ -104,6 +104,7 @@ def merged(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
     found = dict(values)
     for key, value in over.items():
         old = found.get(key)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        found[key] = merged(old, value) if both else value  # type: ignore[arg-type]
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            value = merged(old, value)
+        found[key] = value
     return found

@@ -237,9 +237,10 @@ def _joined(parts: Path, world: int, tasks: Mapping[str, TableTask], rows: int) 
             for line in file:
                 task, row, prediction = json.loads(line)
                 found[task][row] = prediction
-    for task, predictions in found.items():
-        assert None not in predictions, f"{task}: a row was not predicted"
-    return found  # type: ignore[return-value]
+    joined = {task: [each for each in every if each is not None] for task, every in found.items()}
+    for task, predictions in joined.items():
+        assert len(predictions) == rows, f"{task}: a row was not predicted"
+    return joined
 
 
 def _scores(

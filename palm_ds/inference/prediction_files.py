@@ -80,7 +80,7 @@ def _lines(predictions: Sequence[Mapping[str, Any]], table: Table) -> Iterator[s
         yield json.dumps({**row, **found}, ensure_ascii=False) + "\n"
 
 
-def _indented(content: Any) -> str:
+def _indented(content: object) -> str:
     return json.dumps(content, ensure_ascii=False, indent=4) + "\n"
 
 

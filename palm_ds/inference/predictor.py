@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -248,12 +249,15 @@ def chunks(source: TableSource) -> list[np.ndarray]:
 
 def ahead(values: Iterator[T]) -> Iterator[T]:
     """The same values; a thread prepares the next one while one is used."""
-    end: Any = object()
+
+    def take() -> list[T]:
+        return list(islice(values, 1))
+
     with ThreadPoolExecutor(1) as pool:
-        coming = pool.submit(next, values, end)
-        while (value := coming.result()) is not end:
-            coming = pool.submit(next, values, end)
-            yield value
+        coming = pool.submit(take)
+        while taken := coming.result():
+            coming = pool.submit(take)
+            yield from taken
 
 
 def _core_to_spare(device: torch.device) -> bool:

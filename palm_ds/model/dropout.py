@@ -19,7 +19,7 @@ def add_dropout(x: torch.Tensor, y: torch.Tensor, rate: float, kernel: str) -> t
     if rate == 0.0:
         return x + y
     if kernel == "bits":
-        return _AddDropout.apply(x, y, rate)  # type: ignore[return-value]
+        return _AddDropout.apply(x, y, rate)
     return x + F.dropout(y, rate)
 
 

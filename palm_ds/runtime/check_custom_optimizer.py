@@ -107,12 +107,12 @@ class _Trial:
     ) -> _TrialResult:
         """Steps from new weights, or from `initial` ones and their `states`. `partition` maps the
         tensors to those that replace them in the groups, as ZeRO does."""
-        whole = [torch.nn.Parameter(each.clone()) for each in initial or _random(0)]
+        whole: Tensors = [torch.nn.Parameter(each.clone()) for each in initial or _random(0)]
         make: Any = self.cls
         optimizer = make([{"params": whole, "weight_decay": decay}], lr=1.0, **self.options)
         if optimizer.state:
             raise _RefusedError("creates its state in its constructor; create it in the first step")
-        tensors = [torch.nn.Parameter(each.detach().clone()) for each in partition(whole)]  # type: ignore[arg-type]
+        tensors = [torch.nn.Parameter(each.detach().clone()) for each in partition(whole)]
         (group,) = optimizer.param_groups
         group["params"], group["lr"] = tensors, lr
         for tensor, state in zip(tensors, states, strict=bool(states)):
@@ -195,7 +195,7 @@ def _state_spec(ran: _TrialResult) -> OptimizerStateSpec:
     return OptimizerStateSpec(moments=moments, step=step)
 
 
-def _dtype(name: Any, value: Any, tensor: torch.Tensor) -> torch.dtype:
+def _dtype(name: object, value: object, tensor: torch.Tensor) -> torch.dtype:
     if not torch.is_tensor(value) or value.shape != tensor.shape:
         what = f"of shape {tuple(value.shape)}" if torch.is_tensor(value) else repr(value)
         raise _RefusedError(

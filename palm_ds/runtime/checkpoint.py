@@ -25,8 +25,9 @@ import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from safetensors import SafetensorError
 
@@ -35,6 +36,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.file_hash import sha256_of_file
 from palm_ds.common.json_files import write_json
 
+T = TypeVar("T")
 FORMAT = 2
 MANIFEST = "manifest.json"
 PARTIAL = ".partial"
@@ -52,7 +54,7 @@ class ProcessGroup(Protocol):
     rank: int
     world: int
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: T) -> list[T]:
         """The values of all ranks, in order, on every rank."""
         ...
 
@@ -186,6 +188,13 @@ def _at_rank0(group: ProcessGroup, action: Callable[[], None]) -> str:
     return ""
 
 
+def _from_rank0(group: ProcessGroup, make: Callable[[], T]) -> T:
+    """What rank 0 makes, on every rank."""
+    value = group.gather(make() if group.rank == 0 else None)[0]
+    assert value is not None
+    return value
+
+
 def _agree(group: ProcessGroup, error: str, published: Path) -> None:
     for rank, one in enumerate(group.gather(error)):
         if one:
@@ -229,12 +238,12 @@ def latest_good(
             what = "deletion" if entry.name.endswith(_OLD) else "save"
             warn(f"{entry}: unfinished {what}; not used")
     # Rank 0 decides for all: file systems may show other ranks a different state.
-    steps = group.gather(steps_in(folder) if group.rank == 0 else None)[0]
+    steps = _from_rank0(group, lambda: steps_in(folder))
     invalid: list[int] = []
     reasons: list[str] = []
     for step in steps:
         path = folder / folder_name(step)
-        manifest, problem = group.gather(_manifest(path) if group.rank == 0 else None)[0]
+        manifest, problem = _from_rank0(group, partial(_manifest, path))
         if not problem:
             problem = _verify(path, manifest["files"], group)
         if not problem:
@@ -258,7 +267,7 @@ class _SingleProcess:
     rank: int = 0
     world: int = 1
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: T) -> list[T]:
         return [value]
 
 

@@ -188,7 +188,7 @@ def make_ds_config(values: Mapping[str, Any], *, where: str = "deepspeed config"
     return ds_config
 
 
-def _micro_rows(value: Any, where: str) -> int | None:
+def _micro_rows(value: object, where: str) -> int | None:
     if value == "auto":
         return None
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -265,7 +265,7 @@ def _precision(sections: dict[str, Any], stage: int, where: str) -> Literal["fp3
     for name in ("fp16", "bf16"):
         if name not in on:
             sections.pop(name, None)
-    return on[0] if on else "fp32"  # type: ignore[return-value]
+    return "fp16" if "fp16" in on else "bf16" if "bf16" in on else "fp32"
 
 
 def _expect_section(value: object, what: str) -> None:

@@ -67,7 +67,7 @@ class _Recorder(dict[str, Any]):
         super().__init__(values)
         self.asked: set[str] = set()
 
-    def get(self, key: str, default: Any = None) -> Any:  # type: ignore[override]
+    def get(self, key: str, default: object = None) -> Any:  # type: ignore[override]
         self.asked.add(key)
         return super().get(key, default)
 

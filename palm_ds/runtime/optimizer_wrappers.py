@@ -80,8 +80,8 @@ class EMA(torch.optim.Optimizer):
                 _flush_denormals(self.state.get(weight), self.state_spec)
         self.param_groups = groups
         if weights:
-            foreach: Any = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage]
-            foreach(averages, weights, 1 - self.ema)
+            share = 1 - self.ema
+            torch._foreach_lerp_(averages, weights, share)  # pyright: ignore[reportPrivateImportUsage]
 
     def ema_of(self, weight: torch.Tensor) -> torch.Tensor:
         """The running average of a tensor of the groups; the tensor itself before its first

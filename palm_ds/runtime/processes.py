@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,8 @@ from palm_ds.runtime.ds_config import DSConfig
 from palm_ds.runtime.ds_config_check import quieten
 
 WATCHDOG_EXIT = 42
+
+T = TypeVar("T")
 
 
 def accelerator() -> Any:
@@ -42,15 +44,15 @@ class Processes:
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.device = torch.device(accelerator().device_name(self.local_rank))
         # Small CPU messages go over gloo, so they never wait for the device.
-        self._host_group: Any = (
-            None if self.device.type == "cpu" else dist.new_group(backend="gloo")
-        )
+        group = None if self.device.type == "cpu" else dist.new_group(backend="gloo")
+        assert not isinstance(group, int), "every rank is a member"
+        self._host_group = group
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: T) -> list[T]:
         """The values of all ranks (anything that pickles), in order, on every rank."""
         if self.world == 1:
             return [value]
-        values: list[Any] = [None] * self.world
+        values = [value] * self.world
         dist.all_gather_object(values, value, group=self._host_group)
         return values
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from rich.console import Console
 from rich.markup import escape
@@ -22,6 +22,9 @@ from palm_ds.weights.formats.huggingface.plan import ExportPlan
 _LOSES_NOTHING = (OPTIMIZER, BUFFER, COPY)
 _LAYER = re.compile(r"(?<=[._])\d+(?=[._])")
 _SHOWN = 3
+
+TableRow: TypeAlias = tuple[str, str, str, str]
+"""Status, name in the source, new name, transform or reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +63,8 @@ class ConversionReport:
             "files": list(self.files),
         }
 
-    def rows(self) -> list[tuple[str, str, str, str]]:
-        """Rows of the table: status, name in the source, new name, transform or reason."""
+    def rows(self) -> list[TableRow]:
+        """The rows of the table."""
         rows = [
             ("mapped", " + ".join(x.source_names), " + ".join(x.written or (x.name,)), x.transform)
             for x in self.mapped
@@ -119,25 +122,26 @@ def _source_names(contents: CheckpointContents, ours: str) -> tuple[str, ...]:
 # ---- display ----
 
 
-def _together(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, str, str, str]]:
+def _together(rows: Iterable[TableRow]) -> list[TableRow]:
     """Merges rows that differ only in the layer number."""
-    counts: dict[tuple[str, ...], int] = {}
-    first: dict[tuple[str, ...], tuple[str, ...]] = {}
+    counts: dict[TableRow, int] = {}
+    first: dict[TableRow, TableRow] = {}
     for row in rows:
-        key = tuple(" + ".join(map(_any_layer, cell.split(" + "))) for cell in row)
+        kind, source_names, ours, how = row
+        key = (kind, _any_layer(source_names), _any_layer(ours), _any_layer(how))
         counts[key] = counts.get(key, 0) + 1
         first.setdefault(key, row)
     return [
         (kind, source_name, ours, "; ".join(filter(None, [how, f"{n} layers"])))
         if (n := counts[kind, source_name, ours, how]) > 1
-        else first[kind, source_name, ours, how]  # type: ignore[misc]
+        else first[kind, source_name, ours, how]
         for kind, source_name, ours, how in counts
     ]
 
 
-def _any_layer(name: str) -> str:
-    """The name with its first number, the layer's, replaced by a star."""
-    return _LAYER.sub("*", name, count=1)
+def _any_layer(names: str) -> str:
+    """The names with the first number of each, the layer's, replaced by a star."""
+    return " + ".join(_LAYER.sub("*", name, count=1) for name in names.split(" + "))
 
 
 def _by_reason(skipped: Mapping[str, str]) -> list[tuple[str, str, str, str]]:

@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from email.message import Message
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPException, HTTPMessage, HTTPResponse
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError
@@ -186,7 +186,15 @@ def _one_try(part: _PartialFile, patience: Patience, progress: Progress) -> None
 class _Redirects(urllib.request.HTTPRedirectHandler):
     """Redirects stay with http and https, and never leave https."""
 
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str):
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
         old, new = (urllib.parse.urlsplit(url).scheme for url in (req.full_url, newurl))
         if new not in ("http", "https") or (old, new) == ("https", "http"):
             fp.close()

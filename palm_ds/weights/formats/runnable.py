@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError
@@ -84,8 +85,8 @@ class _InPalmDs:
         def keep(name: str) -> Callable[..., None]:
             return lambda _module, _given, out: found.update({name: out.flatten(0, 1)})
 
-        parts = [("embeddings", self.backbone.norm)]
-        parts += [(f"layer {i + 1}", x) for i, x in enumerate(self.backbone.layers)]  # type: ignore[misc]
+        parts: list[tuple[str, nn.Module]] = [("embeddings", self.backbone.norm)]
+        parts += [(f"layer {i + 1}", x) for i, x in enumerate(self.backbone.layers)]
         hooks = [part.register_forward_hook(keep(name)) for name, part in parts]
         try:
             last = self.backbone(self._batch(texts))  # (texts, length, hidden)

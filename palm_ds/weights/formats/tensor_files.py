@@ -78,7 +78,7 @@ def open_safetensors(path: Path) -> dict[str, TensorEntry]:
     check_right_file(path)
     _check_header(path)
     try:
-        file: Any = safe_open(path, "pt")
+        file = safe_open(path, "pt")
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: cannot be read as safetensors: {_line(error)}") from None

@@ -276,13 +276,13 @@ def _shards(
     return Shards(folder=folder, stage=stage, entries=kept, skipped=skipped, notes=tuple(notes))
 
 
-def _client(value: Any) -> str:
+def _client(value: object) -> str:
     """Why a value that the training program had saved stays behind; one with tensors is a loss."""
     what = "a value of the program that trained"
     return f"{what}, with tensors in it" if _has_tensor(value) else f"{OPTIMIZER}: {what}"
 
 
-def _has_tensor(value: Any) -> bool:
+def _has_tensor(value: object) -> bool:
     waiting, seen = [value], set()
     while waiting:
         each = waiting.pop()
@@ -316,7 +316,7 @@ def _aliases(module: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _tensor(value: Any) -> torch.Tensor:
+def _tensor(value: object) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"a tensor was due, not {type(value).__name__}")
     check_plain(value, "a tensor")

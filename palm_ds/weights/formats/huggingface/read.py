@@ -217,8 +217,9 @@ def _labels(about: Mapping[str, Any], classes: int) -> tuple[str, ...]:
     named = about.get("id2label")
     if not isinstance(named, dict):
         return ()
-    labels = tuple(named.get(str(i)) for i in range(classes))
-    return labels if all(isinstance(label, str) for label in labels) else ()  # type: ignore[return-value]
+    labels = [named.get(str(i)) for i in range(classes)]
+    known = tuple(label for label in labels if isinstance(label, str))
+    return known if len(known) == classes else ()
 
 
 def _notes(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -117,7 +118,7 @@ class _Transformers:
 
 
 @contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
+def _quiet(transformers: ModuleType) -> Iterator[None]:
     """What transformers says about the heads it lacks is not for who converts."""
     logging = transformers.utils.logging
     before, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -13,7 +13,7 @@ and then in the folder `params` within.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,7 @@ def _in_paddles_way(path: Path) -> bool:
     return _nlp_names(open_safetensors(path))
 
 
-def _nlp_names(names: Any) -> bool:
+def _nlp_names(names: Iterable[object]) -> bool:
     """PaddleNLP's layers, which nobody else calls so."""
     ends = ("encoder.layers.0.linear1.weight", "embeddings.layer_norm.weight")
     return all(any(str(name).endswith(end) for name in names) for end in ends)

@@ -68,7 +68,7 @@ class _Collector:
         self.unpickler, self.left = unpickler, unpickler.executed
         self.found = Pickled()
 
-    def collect(self, made: Any) -> Pickled:
+    def collect(self, made: object) -> Pickled:
         """What `run` of the unpickler made."""
         for name, value in self.walk(made, "", 0):
             if isinstance(value, StoredVariable):
@@ -77,7 +77,7 @@ class _Collector:
                 self.found.others[name] = kind_of(value)
         return self.found
 
-    def walk(self, value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
+    def walk(self, value: object, name: str, depth: int) -> Iterator[tuple[str, Any]]:
         self.spend(1, name)
         if depth > _DEEPEST:
             raise UserError(f"{self.unpickler.path}: {name[:80]}: nested without end; refused")

@@ -183,7 +183,7 @@ class RestrictedUnpickler:
         del self.stack[mark:]
         return items
 
-    def text(self, value: Any) -> str:
+    def text(self, value: object) -> str:
         """A string of the file, as a name."""
         if not isinstance(value, _Chars):
             raise self.error(f"expected a name, got {kind_of(value)}")
@@ -391,16 +391,17 @@ def _plain(machine: RestrictedUnpickler, state: tuple) -> bool:
     return machine.text(state[1]) in ("<", "|")
 
 
-def kind_of(value: Any) -> str:
+def kind_of(value: object) -> str:
     return value.full if isinstance(value, _Name) else type(value).__name__.strip("_").lower()
 
 
-def is_shape(value: Any) -> bool:
-    usual = isinstance(value, tuple | list) and len(value) <= MOST_DIMENSIONS
-    return usual and all(type(size) is int and 0 <= size < 1 << 63 for size in value)
+def is_shape(value: object) -> bool:
+    if not isinstance(value, tuple | list) or len(value) > MOST_DIMENSIONS:
+        return False
+    return all(type(size) is int and 0 <= size < 1 << 63 for size in value)
 
 
-def _shown(shape: Any) -> str:
+def _shown(shape: object) -> str:
     """A wrong shape, for a message; never more of it than the outermost."""
     if not isinstance(shape, tuple):
         return kind_of(shape)

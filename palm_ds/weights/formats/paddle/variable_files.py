@@ -14,6 +14,7 @@ import struct
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -88,11 +89,11 @@ class StoredVariable:
         return tensor.permute(*reversed(range(len(shape)))) if self.by_column else tensor
 
 
-def _read_span(file: BinaryIO, span: ByteRange, into: memoryview) -> int:
+def _read_span(file: BufferedReader, span: ByteRange, into: memoryview) -> int:
     """How many bytes of the tensor it held."""
     file.seek(span.start)
     if not span.text:
-        return file.readinto(into[: span.length])  # type: ignore[attr-defined]
+        return file.readinto(into[: span.length])
     data = file.read(span.length).decode("utf-8", "surrogatepass").encode("latin1")
     into[: len(data)] = data
     return len(data)
