@@ -18,7 +18,7 @@ class StoredPrediction:
 
     place: str
     """The file and line, for messages."""
-    key: Any = None
+    key: object = None
     """Its row: a row number or an id; None: predictions are in the order of the rows."""
     values: Mapping[str, Any]
     """Values by name; the value of a file with a single column is `cell`."""

@@ -91,7 +91,7 @@ class MultipleChoice(TextTask):
         pairs = zip(source.column(self.label_column), self._choices(source), strict=True)
         return np.array([self._number(label, choices) for label, choices in pairs], np.int64)
 
-    def _number(self, label: Any, choices: list[str]) -> int:
+    def _number(self, label: object, choices: list[str]) -> int:
         """Index of the choice that a label names; -1 if none."""
         text = str(label).strip()
         if self.answers == "text":

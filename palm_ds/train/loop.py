@@ -225,7 +225,7 @@ class Loop:
         self._saved = done
         self._event("save", step=done)
 
-    def _event(self, name: str, message: str = "", **facts: Any) -> None:
+    def _event(self, name: str, message: str = "", **facts: object) -> None:
         if self.log:
             self.log.event(name, message, **facts)
         self.on_event(name, facts)

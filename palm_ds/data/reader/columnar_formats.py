@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from palm_ds.common.errors import UserError
@@ -91,7 +91,7 @@ def _rename(feature: Any) -> Rename | None:
     return lambda value: None if value is None else [each(x) for x in value]
 
 
-def _renamed(value: Any, inner: dict[str, Rename]) -> Any:
+def _renamed(value: Mapping[str, Any] | None, inner: dict[str, Rename]) -> dict[str, Any] | None:
     if value is None:
         return None
     return {key: inner[key](x) if key in inner else x for key, x in value.items()}

@@ -39,7 +39,7 @@ def read_memory(file: File, settings: TableSettings) -> Iterator[Row]:
         yield Row(index, plain(row))
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """A value as JSON would return it: NumPy numbers and arrays as Python values, tuples as lists,
     anything unknown as text."""
     if isinstance(value, Mapping):
@@ -48,7 +48,8 @@ def plain(value: Any) -> Any:
         return [plain(each) for each in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    return value.tolist() if hasattr(value, "tolist") else str(value)
+    to_list = getattr(value, "tolist", None)
+    return str(value) if to_list is None else to_list()
 
 
 def rows_hash(file: MemoryRows, settings: TableSettings) -> str:

@@ -25,14 +25,14 @@ def accuracy(predictions: npt.ArrayLike, labels: npt.ArrayLike) -> float:
     return mean(predictions == labels)
 
 
-def binary(predictions: npt.ArrayLike, labels: npt.ArrayLike, positive: Any = 1) -> MatchCounts:
+def binary(predictions: npt.ArrayLike, labels: npt.ArrayLike, positive: object = 1) -> MatchCounts:
     """MatchCounts of the class `positive` among (n,); its scores are 0 if it never occurs."""
     predictions, labels = paired(predictions, labels)
     predicted, expected = predictions == positive, labels == positive
     return MatchCounts(int((predicted & expected).sum()), int(predicted.sum()), int(expected.sum()))
 
 
-def f1(predictions: npt.ArrayLike, labels: npt.ArrayLike, positive: Any = 1) -> float:
+def f1(predictions: npt.ArrayLike, labels: npt.ArrayLike, positive: object = 1) -> float:
     """F1 of the class `positive` among (n,), in 0..1; 0 if it never occurs."""
     return binary(predictions, labels, positive).f1
 
@@ -62,7 +62,7 @@ def _of_each(
 
 
 def acc_and_f1(
-    predictions: npt.ArrayLike, labels: npt.ArrayLike, positive: Any = 1
+    predictions: npt.ArrayLike, labels: npt.ArrayLike, positive: object = 1
 ) -> dict[str, float]:
     """GLUE's scores for MRPC and QQP: accuracy of (n,), F1 of `positive`, and their mean. Without
     rows these are NaN, 0 and NaN."""

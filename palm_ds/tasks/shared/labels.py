@@ -50,7 +50,7 @@ def class_sets(
     return found
 
 
-def split_names(value: Any, separator: str, nothing: str) -> list[str]:
+def split_names(value: object, separator: str, nothing: str) -> list[str]:
     """The class names in one cell, which is a list or a text with separators.
 
     >>> split_names("sport, politics", ",", "none")
@@ -97,7 +97,7 @@ def _some(names: Collection[str]) -> str:
     return ", ".join(several[:5]) + (", ..." if len(several) > 5 else "")
 
 
-def one_value(value: Any, task: TextTask, source: TableSource, item: int) -> None:
+def one_value(value: object, task: TextTask, source: TableSource, item: int) -> None:
     """Raises UserError unless a row has exactly one label."""
     if value is None or value == "":
         raise UserError(f"{source.where(item)}: {task.label_column} is empty")

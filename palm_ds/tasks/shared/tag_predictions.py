@@ -30,9 +30,10 @@ def stored_spans(stored: StoredPrediction) -> list[Mapping[str, Any]]:
     return spans
 
 
-def _is_span(value: Any) -> bool:
-    whole = isinstance(value, dict) and isinstance(value.get("type"), str)
-    return whole and all(type(value.get(key)) is int for key in ("start", "end"))
+def _is_span(value: object) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("type"), str):
+        return False
+    return all(type(value.get(key)) is int for key in ("start", "end"))
 
 
 def conll(predictions: Mapping[int, Mapping[str, Any]], source: TableSource) -> Iterator[str]:
@@ -51,7 +52,7 @@ def conll(predictions: Mapping[int, Mapping[str, Any]], source: TableSource) -> 
         yield "\n"
 
 
-def _fits(tags: Any, tokens: Sequence[str]) -> bool:
+def _fits(tags: object, tokens: Sequence[str]) -> bool:
     return isinstance(tags, list) and len(tags) == len(tokens)
 
 

@@ -229,7 +229,7 @@ class ClassesTask(TextTask):
         more = f", ... ({len(self.labels)} labels)" if len(self.labels) > _COUNTED else ""
         return ", ".join(known[:_COUNTED]) + more if known else ""
 
-    def number(self, name: Any, source: TableSource, item: int) -> int:
+    def number(self, name: object, source: TableSource, item: int) -> int:
         """The index of a label. Raises UserError if it is unknown."""
         if str(name) not in self.labels:
             known = ", ".join(self.labels[:8]) + (", ..." if len(self.labels) > 8 else "")

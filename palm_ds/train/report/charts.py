@@ -127,7 +127,7 @@ def series(records: Sequence[Mapping[str, Any]], *keys: str) -> tuple[np.ndarray
     """(steps, values) of the records that have a number under the nested keys."""
     steps, values = [], []
     for record in records:
-        value: Any = record
+        value: object = record
         for key in keys:
             value = value.get(key) if isinstance(value, Mapping) else None
         if isinstance(value, (int, float)) and np.isfinite(value):

@@ -206,7 +206,7 @@ def _details_of(found: Mapping[str, tuple[int, Mapping[str, Any]]]) -> str:
     )
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3f}"
     return f"{value:,}" if isinstance(value, int) else str("-" if value is None else value)
@@ -361,7 +361,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers_from: in
     return f"<table>{head}\n{body}</table>"
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return html.escape(str(value))
 
 

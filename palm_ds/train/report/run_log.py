@@ -82,7 +82,9 @@ class RunLog:
         else:
             self._console.print(self._line(record, left), highlight=False, soft_wrap=True)
 
-    def evaluation(self, step: int, scores: Mapping[str, Mapping[str, Any]], **fields: Any) -> None:
+    def evaluation(
+        self, step: int, scores: Mapping[str, Mapping[str, Any]], **fields: object
+    ) -> None:
         """Log the held-out scores of every task, as recorded by `TaskScore.record`."""
         self._held_out = scores
         self._write("evaluation", {"step": step, "scores": scores, **fields})
@@ -98,7 +100,7 @@ class RunLog:
         for table in tables(ends, self._tasks):
             self._console.print(table)
 
-    def event(self, kind: str, message: str = "", **fields: Any) -> None:
+    def event(self, kind: str, message: str = "", **fields: object) -> None:
         """Log an event: `message` is shown, all fields are written to metrics.jsonl."""
         shown = {"message": message} if message else {}
         self._write("event", {"event": kind, "step": self._step, **shown, **fields})
@@ -122,7 +124,7 @@ class RunLog:
         self._file.write(json.dumps(nan_to_null(whole), ensure_ascii=False, allow_nan=False) + "\n")
         self._file.flush()
 
-    def _scalar(self, name: str, value: Any, step: int) -> None:
+    def _scalar(self, name: str, value: object, step: int) -> None:
         if self._board and isinstance(value, (int, float)):
             self._board.add_scalar(name, value, step)
 

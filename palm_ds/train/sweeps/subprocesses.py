@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from types import FrameType
+from typing import IO
 
 import psutil
 
@@ -76,6 +77,6 @@ def launcher_of(text: str) -> list[str]:
     return words
 
 
-def interrupt(number: int, frame: Any) -> None:
+def interrupt(number: int, frame: FrameType | None) -> None:
     """A signal handler that does what Ctrl-C does."""
     raise KeyboardInterrupt
