@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,9 +63,9 @@ class EncoderConfig:
                 _check(name, getattr(self, name), 1, None)
         for name in ("dropout", "attention_dropout"):
             _check(name, getattr(self, name), 0, 1)
-        if self.layer_norm_eps <= 0 or self.init_range <= 0:
-            name = "layer_norm_eps" if self.layer_norm_eps <= 0 else "init_range"
-            raise UserError(f"{name}: must be above 0, got {getattr(self, name)}")
+        for name in ("layer_norm_eps", "init_range"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UserError(f"{name}: must be above 0, got {getattr(self, name)}")
         if self.hidden_size % self.num_heads:
             raise UserError(
                 f"num_heads: {self.num_heads} does not divide the hidden_size {self.hidden_size}; "
@@ -97,14 +98,16 @@ class EncoderConfig:
         return self.max_positions - self.position_offset
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any], where: str = "backbone") -> EncoderConfig:
+    def from_dict(
+        cls, values: Mapping[str, Any], where: str = "backbone", *, strict: bool = False
+    ) -> EncoderConfig:
         """Reads palm_ds's own keys (and `preset`), or those of ERNIE, PALM and Hugging Face.
 
         Earlier names of the own keys (`width`, `layers`, `heads`, ...) are aliases. A foreign
         mapping has its own defaults: two token types, no task embedding, and a LayerNorm eps of
-        1e-12 (Hugging Face: `model_type`), 1e-6 (PALM: `use_task_emb`) or 1e-5 (ERNIE). Raises
-        UserError, starting with `where`, for unknown keys, contradicting keys, and other
-        architectures.
+        1e-12 (Hugging Face: `model_type`), 1e-6 (PALM: `use_task_emb`) or 1e-5 (ERNIE). `strict`:
+        values from JSON, where `"1"` is not a number. Raises UserError, starting with `where`, for
+        unknown keys, contradicting keys, and other architectures.
         """
         known = {"preset", *cls.__dataclass_fields__}
         values = check_keys(_current_names(values, where), known | FOREIGN_KEYS, where)
@@ -122,11 +125,11 @@ class EncoderConfig:
                 {} if given.get("activation", "gelu") == "gelu" else {"head_activation": "gelu"}
             )
         _check_agreement(own, given, where)
-        return parse(cls, {**defaults, **given, **own}, where)
+        return parse(cls, {**defaults, **given, **own}, where, strict=strict)
 
 
 def _check(name: str, value: float, least: int, below: int | None) -> None:
-    if value < least or (below is not None and value >= below):
+    if not value >= least or (below is not None and value >= below):
         limit = f"at least {least}" + ("" if below is None else f" and below {below}")
         raise UserError(f"{name}: must be {limit}, got {value}")
 

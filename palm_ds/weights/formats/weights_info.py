@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from palm_ds.common.config import parse
+from palm_ds.common.config import parse, shorten
 from palm_ds.common.errors import UserError
+from palm_ds.common.printable import printable
 from palm_ds.model.config import EncoderConfig
 from palm_ds.weights.formats.contents import HeadOutputs
 from palm_ds.weights.formats.tensor_files import read_json
@@ -74,5 +75,20 @@ def read_info(path: Path) -> WeightsInfo:
     if isinstance(about.get("token_heads"), list):
         rest["token_heads"] = tuple(map(str, about["token_heads"]))
     rest["heads"] = read_outputs(about.get("heads"), f"{path}: heads")
-    where = f"{path}: backbone"
-    return WeightsInfo(backbone=EncoderConfig.from_dict(about["backbone"], where), **rest)
+    config = EncoderConfig.from_dict(about["backbone"], f"{path}: backbone", strict=True)
+    _check_tasks(rest, config, path)
+    return WeightsInfo(backbone=config, **rest)
+
+
+def _check_tasks(about: Mapping[str, Any], config: EncoderConfig, path: Path) -> None:
+    """Raises UserError for a task that has no row of the task embedding, or no name of a head."""
+    for name, row in about.get("task_ids", {}).items():
+        if type(row) is not int or row < 0 or (config.task_types and row >= config.task_types):
+            what = f"expected a row of the task embedding, which has {config.task_types}"
+            raise UserError(f"{path}: task_ids.{printable(name)}: {what}, got {shorten(row)}")
+    for name, head in about.get("head_of", {}).items():
+        if not isinstance(head, str):
+            raise UserError(
+                f"{path}: head_of.{printable(name)}: expected the name of a head, got "
+                f"{shorten(head)}"
+            )

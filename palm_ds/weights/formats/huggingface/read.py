@@ -5,13 +5,17 @@ config.json + model.safetensors or pytorch_model.bin, whole or in shards; tokeni
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from palm_ds.common.config import shorten
 from palm_ds.common.errors import UserError
+from palm_ds.common.printable import printable
 from palm_ds.model.config import FOREIGN_KEYS, EncoderConfig
+from palm_ds.model.foreign_config import check_foreign_values
 from palm_ds.weights.formats.contents import (
     CheckpointContents,
     Extras,
@@ -123,18 +127,35 @@ def read_config(folder: Path) -> tuple[dict[str, Any], EncoderConfig]:
     about = read_json(path)
     kind = about.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
-        raise UserError(f"{path}: model_type must be {FAMILY_NAMES}, got {kind!r}")
+        raise UserError(
+            f"{path}: model_type must be {FAMILY_NAMES}, got {printable(shorten(kind))}"
+        )
     if quantized := about.get("quantization_config"):
         method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
         raise UserError(
-            f"{path}: quantization_config: quantised weights ({method}) cannot be converted; load "
-            "the model in transformers, call its dequantize() and save_pretrained(), or use the "
-            "model it was quantised from"
+            f"{path}: quantization_config: quantised weights ({printable(shorten(method))}) cannot "
+            "be converted; load the model in transformers, call its dequantize() and "
+            "save_pretrained(), or use the model it was quantised from"
         )
+    check_foreign_values(about, str(path))
+    _check_class(about, str(path))
     known = {key: value for key, value in about.items() if key in FOREIGN_KEYS}
     # Whether the tables are one is seen in the weights: _drop_tied compares them.
     known.pop("tie_word_embeddings", None)
     return about, EncoderConfig.from_dict(known, str(path))
+
+
+def _check_class(about: Mapping[str, Any], where: str) -> None:
+    """Raises UserError if `architectures` does not name a class: it is shown, and looked up."""
+    named = about.get("architectures")
+    if named is None or named == []:
+        return
+    classes = named if isinstance(named, list) else [None]
+    if not all(isinstance(x, str) and re.fullmatch(r"[A-Z]\w{0,99}", x, re.A) for x in classes):
+        raise UserError(
+            f"{where}: architectures: expected the name of a class in a list, got "
+            f"{printable(shorten(named))}"
+        )
 
 
 def _check_tied(
@@ -217,6 +238,10 @@ def _labels(about: Mapping[str, Any], classes: int) -> tuple[str, ...]:
     named = about.get("id2label")
     if not isinstance(named, dict):
         return ()
+    if _class_of(about).endswith(("ForSequenceClassification", "ForTokenClassification")) and (
+        len(named) != classes
+    ):
+        raise UserError(f"id2label: names {len(named)} classes, the classifier has {classes}")
     labels = [named.get(str(i)) for i in range(classes)]
     known = tuple(label for label in labels if isinstance(label, str))
     return known if len(known) == classes else ()

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F  # noqa: N812
 
+from palm_ds.common.errors import UserError
+from palm_ds.common.printable import printable
 from palm_ds.weights.formats.contents import CheckpointContents
 from palm_ds.weights.formats.huggingface.families import is_known_class
 from palm_ds.weights.formats.huggingface.names import (
@@ -18,6 +20,7 @@ from palm_ds.weights.formats.huggingface.names import (
     NEXT_SENTENCE,
     QUESTION_ANSWERING,
 )
+from palm_ds.weights.formats.huggingface.read import CONFIG
 from palm_ds.weights.formats.runnable import (
     Outputs,
     RunnableCheckpoint,
@@ -25,6 +28,7 @@ from palm_ds.weights.formats.runnable import (
     in_palm_ds,
     read_values,
 )
+from palm_ds.weights.formats.tensor_files import read_json
 
 _NAMED = {  # the scores of a class of transformers', by the names of our heads
     "logits": {
@@ -38,6 +42,29 @@ _NAMED = {  # the scores of a class of transformers', by the names of our heads
     "seq_relationship_logits": {"ForPreTraining": NEXT_SENTENCE},
 }
 _ENDS = ("weight", "bias")
+_FLOATS = {
+    "layer_norm_eps",
+    "initializer_range",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+}
+_TRUTHS = {"use_task_id", "tie_word_embeddings", "is_decoder"}
+_ENCODER_KEYS = {
+    *_FLOATS,
+    *_TRUTHS,
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "hidden_act",
+    "max_position_embeddings",
+    "type_vocab_size",
+    "task_type_vocab_size",
+    "position_embedding_type",
+    "pad_token_id",
+}
+"""What transformers is told of a config.json."""
 
 
 def in_transformers(contents: CheckpointContents, *, task_id: int = 0) -> RunnableCheckpoint:
@@ -63,9 +90,7 @@ class _Transformers:
 
         self.contents, self.kind, self.task_id = contents, kind, task_id
         with _quiet(transformers):
-            self.model = getattr(transformers, self.kind).from_pretrained(
-                contents.path, dtype=torch.float32, local_files_only=True
-            )
+            self.model = _load(transformers, self.kind, contents)
         self.model.eval()
 
     def __call__(self, texts: Texts) -> Outputs:
@@ -115,6 +140,28 @@ class _Transformers:
             return scores
         at = texts.at() if head == MASKED_WORDS else texts.real.flatten().nonzero().flatten()
         return scores.flatten(0, 1)[at]
+
+
+def _load(transformers: Any, kind: str, contents: CheckpointContents) -> Any:
+    """transformers' model of a folder. Of config.json it gets only the encoder's values, which were
+    checked: other keys can make it load code from the hub, or any number of class names."""
+    about = read_json(contents.path / CONFIG)
+    values = {key: about[key] for key in _ENCODER_KEYS if about.get(key) is not None}
+    values |= {key: float(values[key]) for key in _FLOATS & values.keys()}
+    values |= {key: bool(values[key]) for key in _TRUTHS & values.keys()}
+    classifier = contents.heads.get(CLASSIFIER)
+    classes = classifier.classes if classifier else 2
+    try:
+        model_class = getattr(transformers, kind)
+        config = model_class.config_class(**values, num_labels=classes)
+        return model_class.from_pretrained(
+            contents.path, config=config, dtype=torch.float32, local_files_only=True
+        )
+    except Exception as error:  # of many kinds; all mean that it is no such model
+        reason = printable(next(iter(str(error).splitlines()), type(error).__name__))
+        raise UserError(
+            f"{contents.path}: transformers cannot open it as {kind}: {reason}"
+        ) from None
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import Any
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config import FOREIGN_KEYS, EncoderConfig
+from palm_ds.model.foreign_config import check_foreign_values
 from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.weights.formats.contents import HeadOutputs, TensorEntry
 from palm_ds.weights.formats.huggingface.families import FAMILIES
@@ -83,7 +84,9 @@ def read_paddle_config(folder: Path, config: Path | None) -> PaddleConfig:
     above = [folder.parent / name for name in CONFIGS]
     for path in [config] if config is not None else [*beside, *above]:
         if config is not None or path.is_file():
-            return PaddleConfig(path, _flat(read_json(path)))
+            values = _flat(read_json(path))
+            check_foreign_values(values, str(path))
+            return PaddleConfig(path, values)
     raise UserError(
         f"{folder}: neither here nor in the folder above is any of {', '.join(CONFIGS)}, to say "
         "how many attention heads there are; give config="

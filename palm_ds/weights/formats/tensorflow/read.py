@@ -14,6 +14,7 @@ from typing import Any
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config import FOREIGN_KEYS, EncoderConfig
+from palm_ds.model.foreign_config import check_foreign_values
 from palm_ds.weights.formats.contents import OPTIMIZER, CheckpointContents, TensorEntry
 from palm_ds.weights.formats.expected_shapes import checked
 from palm_ds.weights.formats.huggingface.names import (
@@ -106,6 +107,7 @@ def _the_one(path: Path) -> Path:
 def _config(index: Path, eps: float | None) -> EncoderConfig:
     path = index.parent / CONFIG
     about = read_json(path)
+    check_foreign_values(about, str(path))
     known: dict[str, Any] = {key: value for key, value in about.items() if key in FOREIGN_KEYS}
     known = {"layer_norm_eps": _EPS, **known} if eps is None else {**known, "layer_norm_eps": eps}
     return EncoderConfig.from_dict(known, str(path))

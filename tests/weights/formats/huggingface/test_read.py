@@ -670,15 +670,24 @@ BROKEN = {
         ["position_embedding_type", "absolute"],
     ),
     "a decoder": (lambda f: change_config(f, is_decoder=True), ["is_decoder"]),
-    "eps of zero": (lambda f: change_config(f, layer_norm_eps=0), ["eps", "above 0"]),
+    "eps of zero": (lambda f: change_config(f, layer_norm_eps=0), ["layer_norm_eps", "above 0"]),
     "eps no number": (lambda f: change_config(f, layer_norm_eps="small"), ["eps", "small"]),
+    "no name of a class": (
+        lambda f: change_config(f, architectures=["Bert\x1b[2J"]),
+        ["architectures", r"Bert\u001b[2J"],
+    ),
+    "a number of classes": (lambda f: change_config(f, architectures=3), ["architectures", "3"]),
     "too many layers": (
         lambda f: change_config(f, num_hidden_layers=3),
         ["incomplete", "encoder.layer.2"],
     ),
     "layers without end": (
         lambda f: change_config(f, num_hidden_layers=10**12),
-        ["1000000000000 layers in 42 tensors"],
+        ["num_hidden_layers", "a whole number from 1 to 1,000"],
+    ),
+    "layers without tensors": (
+        lambda f: change_config(f, num_hidden_layers=900),
+        ["900 layers in 42 tensors"],
     ),
     "another width": (lambda f: change_config(f, hidden_size=32), ["word_embeddings", "(37, 16)"]),
     "another vocabulary": (

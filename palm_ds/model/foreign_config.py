@@ -1,0 +1,113 @@
+"""Checks the values of another program's config.json, under its own names.
+
+Programs write these files: a number as text, NaN, null or a size beyond reason means that the file
+is damaged or hostile. Recipes, which people write in YAML, are read by `EncoderConfig.from_dict`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from palm_ds.common.config import shorten
+from palm_ds.common.errors import UserError
+from palm_ds.common.printable import printable
+
+_MOST_LABELS = 1_000_000
+_SIZES = {  # the least and the most
+    "vocab_size": (1, 10_000_000),
+    "hidden_size": (1, 65_536),
+    "emb_size": (1, 65_536),
+    "num_hidden_layers": (1, 1_000),
+    "num_attention_heads": (1, 1_024),
+    "intermediate_size": (1, 1_048_576),
+    "max_position_embeddings": (1, 1_048_576),
+    "type_vocab_size": (1, 65_536),
+    "sent_type_vocab_size": (1, 65_536),
+    "task_type_vocab_size": (0, 65_536),
+    "num_labels": (0, _MOST_LABELS),
+    "pad_token_id": (0, 10_000_000),
+}
+_RATES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
+_ABOVE_0 = ("layer_norm_eps", "initializer_range")
+_TRUTHS = (
+    "use_task_id",
+    "use_task_emb",
+    "is_decoder",
+    "add_cross_attention",
+    "tie_word_embeddings",
+    "weight_sharing",
+    "has_pooler",
+)
+_TEXTS = ("model_type", "hidden_act", "position_embedding_type", "problem_type")
+_MAY_BE_NULL = ("pad_token_id", "classifier_dropout", "problem_type", "id2label", "label2id")
+
+
+def check_foreign_values(values: Mapping[str, Any], where: str) -> None:
+    """Raises UserError, starting with `where` and the key, for a value that no program writes."""
+    for key, value in values.items():
+        check = _CHECKS.get(key)
+        if check is None or (value is None and key in _MAY_BE_NULL):
+            continue
+        if expected := check(key, value):
+            shown = printable(shorten(value))
+            raise UserError(f"{where}: {key}: expected {expected}, got {shown}")
+
+
+# ---- kinds of values: what was expected, or "" ----
+
+
+def _size(key: str, value: object) -> str:
+    least, most = _SIZES[key]
+    fine = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+    return "" if fine else f"a whole number from {least} to {most:,}"
+
+
+def _rate(_key: str, value: object) -> str:
+    return "" if _is_number(value, 0, 1) and value != 1 else "a number of at least 0 and below 1"
+
+
+def _above_0(_key: str, value: object) -> str:
+    return "" if _is_number(value, 0, 1) and value != 0 else "a number above 0 and at most 1"
+
+
+def _truth(_key: str, value: object) -> str:
+    return "" if isinstance(value, int) and value in (0, 1) else "true or false"
+
+
+def _text(_key: str, value: object) -> str:
+    return "" if isinstance(value, str) else "text"
+
+
+def _labels(_key: str, value: object) -> str:
+    if isinstance(value, dict) and len(value) <= _MOST_LABELS and all(map(_names, value.items())):
+        return ""
+    return 'the names of the classes by number, such as {"0": "no", "1": "yes"}'
+
+
+def _names(item: tuple[str, object]) -> bool:
+    number, name = item
+    return number.isascii() and number.isdecimal() and isinstance(name, str)
+
+
+def _numbers(_key: str, value: object) -> str:
+    if isinstance(value, dict) and all(type(x) is int for x in value.values()):
+        return ""
+    return 'the numbers of the classes by name, such as {"no": 0, "yes": 1}'
+
+
+def _is_number(value: object, least: float, most: float) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return least <= value <= most  # never for NaN
+
+
+_CHECKS: dict[str, Callable[[str, object], str]] = {
+    **dict.fromkeys(_SIZES, _size),
+    **dict.fromkeys(_RATES, _rate),
+    **dict.fromkeys(_ABOVE_0, _above_0),
+    **dict.fromkeys(_TRUTHS, _truth),
+    **dict.fromkeys(_TEXTS, _text),
+    "id2label": _labels,
+    "label2id": _numbers,
+}
