@@ -26,6 +26,7 @@ from palm_ds.weights.formats.contents import (
 from palm_ds.weights.formats.expected_shapes import TRANSITIONS
 from palm_ds.weights.formats.huggingface.families import FAMILIES, other_masked_lm
 from palm_ds.weights.formats.huggingface.names import CLASSIFIER, Names, prefixed, table
+from palm_ds.weights.formats.huggingface.read import KEPT_KEYS
 from palm_ds.weights.formats.huggingface.target import (
     DTYPES,
     ExportOptions,
@@ -95,7 +96,7 @@ def plan(
     dtype = _dtype(kept, target)
     return ExportPlan(
         config_json={
-            **extras.config,
+            **{key: x for key, x in extras.config.items() if key in KEPT_KEYS},
             **_config_json(new, chosen, heads),
             "dtype": str(dtype).removeprefix("torch."),
         },

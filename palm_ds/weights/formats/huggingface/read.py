@@ -54,7 +54,7 @@ TOKENIZERS = (
     "tokenizer.model",
 )
 
-_KEPT = (
+KEPT_KEYS = (
     "bos_token_id",
     "classifier_dropout",
     "cls_token_id",
@@ -110,7 +110,7 @@ def open_contents(path: Path, *, eps: float | None = None) -> CheckpointContents
         heads=_heads(entries, about, path),
         skipped=skipped,
         tokenizer=path if any((path / name).is_file() for name in TOKENIZERS) else None,
-        extras=Extras(config={key: about[key] for key in _KEPT if key in about}, files=files),
+        extras=Extras(config={key: about[key] for key in KEPT_KEYS if key in about}, files=files),
         notes=_notes(entries, about, path),
     )
     names = table(about["model_type"], config.num_layers).items()

@@ -98,7 +98,7 @@ def _parts_of(module: Mapping[str, str], root: Path) -> dict[str, Path]:
     kind, place = _kind(module), module["path"]
     if kind not in _FOLLOWING:
         raise ValueError(f"its module {printable(kind)} is not known here")
-    if Path(place).name != place:
+    if Path(place).name != place or place in ("", "..") or not place.isprintable():
         raise ValueError(f"its module {kind} is outside the folder: {printable(place)!r}")
     found = {f"{place}/{part}": root / place / part for part in _PARTS}
     found = {name: path for name, path in found.items() if path.is_file()}

@@ -203,6 +203,16 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         ),
         "outside the folder: '../secret'",
     ),
+    **{
+        f"outside: {path!r}": (
+            lambda f, path=path: dump(
+                f / "modules.json",
+                [*modules("Transformer"), {**modules("", "Normalize")[1], "path": path}],
+            ),
+            "outside the folder",
+        )
+        for path in ("", "..", "/tmp", "a\x1b[2J")
+    },
     "no list": (lambda f: dump(f / "modules.json", {}), "no list of modules"),
     "no path": (lambda f: dump(f / "modules.json", [{"idx": 0}]), "without type"),
     "no number": (lambda f: dump(f / "modules.json", [3]), "without idx"),
