@@ -1,9 +1,8 @@
 """What the command line of DeepSpeed's launcher said, where it is one of our parents.
 
 `deepspeed --hostfile FILE` with a FILE that does not exist trains on this machine alone, after a
-warning in its log. The launcher passes nothing on about it, but it is a parent of the processes it
-starts, so its command line and working directory can be read. Where they cannot (another user's
-launcher, another namespace), nothing is checked.
+warning in its log. The launcher passes nothing on about it, but its command line and working
+directory can be read. Where they cannot, nothing is checked.
 """
 
 from __future__ import annotations
@@ -14,16 +13,15 @@ from pathlib import Path
 import psutil
 
 from palm_ds.common.errors import UserError
+from palm_ds.runtime.launcher import deepspeed_launchers
 
 
 def check_hostfile() -> None:
     """Refuse a run whose launcher was given a hostfile that does not exist. Raises UserError."""
-    for parent in psutil.Process().parents():
+    for launcher in deepspeed_launchers():
         try:
-            line, folder = parent.cmdline(), Path(parent.cwd())
+            line, folder = launcher.cmdline(), Path(launcher.cwd())
         except (psutil.Error, OSError):
-            continue
-        if not any("deepspeed" in Path(word).name for word in line[:4]):
             continue
         name = hostfile_of(line)
         if name and not (folder / name).is_file():

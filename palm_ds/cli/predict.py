@@ -79,10 +79,10 @@ def _processes(device: str) -> tuple[ProcessGroup, torch.device]:
     import torch
 
     from palm_ds.runtime.checkpoint import SINGLE_PROCESS
+    from palm_ds.runtime.processes import launched_processes, start
 
-    if int(os.environ.get("WORLD_SIZE", os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))) > 1:
+    if launched_processes() > 1:
         from palm_ds.runtime.ds_config import DSConfig
-        from palm_ds.runtime.processes import start
 
         found = start(DSConfig(path="", sections={}, stage=0, precision="fp32"))
         return found, torch.device(device) if device else found.device

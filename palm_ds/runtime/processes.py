@@ -11,7 +11,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
@@ -24,6 +25,8 @@ from palm_ds.runtime.ds_config import DSConfig
 from palm_ds.runtime.ds_config_check import quieten
 
 WATCHDOG_EXIT = 42
+_MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+"""Set by the mpirun of Open MPI, of MPICH and Intel, of MVAPICH."""
 
 T = TypeVar("T")
 
@@ -93,7 +96,9 @@ def start(ds_config: DSConfig) -> Processes:
             dist.init_process_group(_backend(), store=store, rank=0, world_size=1, timeout=timeout)
         else:
             _check_mpi()
-            deepspeed.init_distributed(timeout=timeout, verbose=False)
+            with _brief_mpi():
+                port = int(os.environ.get("MASTER_PORT", "29500"))  # mpirun chooses none
+                deepspeed.init_distributed(distributed_port=port, timeout=timeout, verbose=False)
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
     processes = Processes()
     if processes.rank > 0:
@@ -135,14 +140,34 @@ def leave(code: int) -> NoReturn:
 
 def is_single_process() -> bool:
     """Whether no launcher has set up other processes."""
-    launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    return not launched and int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1")) == 1
+    return not _has_ranks() and launched_processes() == 1
+
+
+def launched_processes() -> int:
+    """How many processes the launcher started, by its environment variables; 1 without one."""
+    names = ("WORLD_SIZE",) if _has_ranks() else _MPI_SIZES
+    return next((int(os.environ[name]) for name in names if name in os.environ), 1)
+
+
+def _has_ranks() -> bool:
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def _check_mpi() -> None:
     """Under mpirun, DeepSpeed gets the ranks from mpi4py."""
     if "RANK" not in os.environ and importlib.util.find_spec("mpi4py") is None:
         raise UserError("mpirun: needs mpi4py to find the other processes; install it")
+
+
+@contextmanager
+def _brief_mpi() -> Iterator[None]:
+    """End MPI if it was started within the context: it only tells the ranks, and each run that is
+    killed would leave a file of MPICH in /dev/shm."""
+    used_before = "mpi4py.MPI" in sys.modules
+    yield
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    if mpi and not used_before:
+        mpi.Finalize()
 
 
 def _backend() -> str:

@@ -1,34 +1,51 @@
-"""SIGTERM and Ctrl-C as a request to save and stop."""
+"""When a run is asked to save and stop: SIGTERM, Ctrl-C, or the end of its launcher."""
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
+
+import psutil
+
+from palm_ds.runtime.launcher import has_ended, launchers
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
 class StopFlag:
-    """Set by SIGTERM and Ctrl-C; read between steps."""
+    """Set by SIGTERM and Ctrl-C, and when a launcher has ended; read between steps."""
 
-    stop_requested: bool = False
+    signalled: bool = False
+    launchers: list[psutil.Process] = field(default_factory=list)
+
+    @property
+    def stop_requested(self) -> bool:
+        """Processes whose launcher was killed would otherwise train on unseen, and beside those of
+        the next start."""
+        if not self.signalled and any(map(has_ended, self.launchers)):
+            log.info("the launcher has ended: saves and stops")
+            self.signalled = True
+        return self.signalled
 
 
 @contextmanager
 def stop_signals() -> Iterator[StopFlag]:
     """Within the context, SIGTERM and SIGINT request that the run saves and stops; a second Ctrl-C
     (more than two seconds later) interrupts it immediately."""
-    flag = StopFlag()
+    flag = StopFlag(launchers=launchers())
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if flag.stop_requested and number == signal.SIGINT and time.monotonic() - first[0] > 2:
+        if flag.signalled and number == signal.SIGINT and time.monotonic() - first[0] > 2:
             raise KeyboardInterrupt
         first[0] = first[0] or time.monotonic()
-        flag.stop_requested = True
+        flag.signalled = True
 
     first = [0.0]
     before = {}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -14,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from tests.helpers.warm_python import clear_away, free_port, start_together
+from tests.helpers.launchers import MARK, deepspeed, torchrun
+from tests.helpers.launchers import clear_away as clear_away_marked
+from tests.helpers.launchers import environment as environment_of
+from tests.helpers.warm_python import clear_away, start_together
 
 HERE = Path(__file__).resolve().parent
-MARK = "PALM_TEST_RUN"
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ def run_distributed(tmp_path: Path) -> Iterator[Runner]:
         *arguments: object,
         processes: int = 2,
         launcher: str = "deepspeed",
-        timeout: float = 900,
+        timeout: float = 300,
         code: int = 0,
         environment: dict[str, str] | None = None,
         writes: bool = True,
@@ -61,7 +60,7 @@ def run_distributed(tmp_path: Path) -> Iterator[Runner]:
         mark = uuid.uuid4().hex
         marks.append(mark)
         words = [HERE / script, *arguments, *(["--out", out] if writes else [])]
-        variables = _environment(tmp_path, mark) | (environment or {})
+        variables = environment_of(tmp_path, mark) | (environment or {})
         if launcher in ("fork", "python"):
             world = 1 if launcher == "python" else processes
             found, output = _fork(world, words, variables, tmp_path, timeout)
@@ -74,7 +73,7 @@ def run_distributed(tmp_path: Path) -> Iterator[Runner]:
 
     yield run
     for mark in marks:
-        _clear_away(mark)
+        clear_away_marked(mark)
 
 
 def _fork(
@@ -111,42 +110,14 @@ def _start(
         output, _ = process.communicate(timeout=timeout)
         return process.returncode, output
     except subprocess.TimeoutExpired:
-        _clear_away(variables[MARK])
+        clear_away_marked(variables[MARK])
         return None, process.communicate()[0]
     finally:
-        _clear_away(variables[MARK])
+        clear_away_marked(variables[MARK])
 
 
 def _launch(launcher: str, processes: int) -> list[str]:
-    port = str(free_port())
-    programs = Path(sys.executable).parent
     if launcher == "torchrun":
-        run = [sys.executable, "-m", "torch.distributed.run"]
-        return [*run, f"--nproc_per_node={processes}", "--master_port", port]
+        return torchrun(processes)
     assert launcher == "deepspeed", launcher
-    run = [sys.executable, str(programs / "deepspeed")]
-    return [*run, "--num_gpus", str(processes), "--master_port", port]
-
-
-def _environment(folder: Path, mark: str) -> dict[str, str]:
-    """As few of the caller's variables as will do, so that a test does not depend on them."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("RANK", "WORLD", "MASTER"))}
-    return kept | {
-        MARK: mark,
-        "PYTHONPATH": str(HERE.parent.parent),
-        "TORCH_EXTENSIONS_DIR": str(folder / "extensions"),
-        "OMP_NUM_THREADS": "1",
-        "DS_ACCELERATOR": "cpu",
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }
-
-
-def _clear_away(mark: str) -> None:
-    """Kill whatever carries the mark, orphans included."""
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == mark and process.pid != os.getpid():
-                process.kill()
-                process.wait(10)
-        except (psutil.Error, OSError):
-            continue
+    return deepspeed(processes)

@@ -4,7 +4,7 @@ from tiny import arguments, make_engine, plain_loop, train, write
 
 from palm_ds.runtime.processes import leave
 
-options = arguments(steps=20, runs="0:fp32:4")
+options = arguments(steps=30, runs="0:fp32:4")
 steps = range(options.steps)
 results = {"plain": plain_loop(steps)}  # before ZeRO 3: it replaces F.linear everywhere
 engine = None

@@ -48,14 +48,6 @@ def test_losses_of_one_process_without_a_launcher_equal_those_of_two(
         np.testing.assert_allclose(result["0:fp32:16"], found["two"]["0:fp32:8"], rtol=1e-5)
 
 
-def test_torchrun_starts_the_same_program(run_distributed) -> None:
-    result = run_distributed(
-        "losses.py", "--steps", 4, "--runs", "2:fp32:4", launcher="torchrun"
-    ).result
-    assert result["world"] == [2]
-    np.testing.assert_allclose(result["2:fp32:4"], result["plain"], rtol=1e-5)
-
-
 def test_mean_of_means_is_another_loss() -> None:
     """Rule 4 matters on these rows: without the global count accumulation would show."""
     import sys

@@ -13,8 +13,10 @@ from tests.distributed.test_commands import (
     APART,
     MASKS,
     ORDER,
+    PACED,
     PRETRAIN,
     ROOT,
+    SECONDS,
     largest_difference,
     losses,
     plain,
@@ -41,22 +43,25 @@ def small(tmp_path_factory) -> Path:
 class Started:
     """A command that is cut down, or waited for; nothing of it stays."""
 
-    def __init__(self, world: int, recipe: Path, ds_config: Path, run: Path, *more: str):
+    def __init__(
+        self, world: int, recipe: Path, ds_config: Path, run: Path, *more: str, slowly: bool = False
+    ):
         words = [PRETRAIN, recipe, "--deepspeed_config", ds_config, "--run_dir", run, *more]
+        words = [PACED, *words] if slowly else words
         self.programs = start_together(world, words, env={"PYTHONPATH": str(ROOT)})
         self.run = run
 
     def cut(self, after: int) -> None:
         """SIGKILL to all of its processes once so many steps are logged."""
         try:
-            wait_for(self.run, after, self.programs[0])
+            wait_for(self.run, after, self.programs[0], self.programs[0].output)
         finally:
             clear_away(self.programs)
 
     def end(self, code: int = 0) -> str:
         """What process 0 wrote, when all have ended with `code`."""
         try:
-            outputs = [program.communicate(timeout=900)[0] for program in self.programs]
+            outputs = [program.communicate(timeout=SECONDS)[0] for program in self.programs]
             for program, output in zip(self.programs, outputs, strict=True):
                 assert program.returncode == code, output[-4000:]
             return outputs[0]
@@ -68,8 +73,8 @@ def test_two_processes_one_and_two_again(small, tmp_path) -> None:
     """And ZeRO 1, 3 and 2, by just starting it again: the curve of a plain torch loop."""
     recipe, run = write_recipe(tmp_path, small), tmp_path / "run"
     machines = [write_machine(tmp_path, zero_optimization={"stage": s}) for s in (1, 3, 2)]
-    Started(TWO, recipe, machines[0], run).cut(after=7)
-    Started(ALONE, recipe, machines[1], run).cut(after=17)
+    Started(TWO, recipe, machines[0], run, slowly=True).cut(after=7)
+    Started(ALONE, recipe, machines[1], run, slowly=True).cut(after=17)
     output = Started(TWO, recipe, machines[2], run).end()
     assert "resumes with 2 processes, ZeRO 2, fp32; saved with 1 process, ZeRO 3, fp32" in output
     found = losses(run)
@@ -100,7 +105,7 @@ def test_extended_by_a_task(small, tmp_path) -> None:
     missing = Started(ALONE, longer, one, new, "--extend", str(tmp_path / "none")).end(code=2)
     assert "no checkpoint in" in missing and "Traceback" not in missing
     extend = ("--extend", str(old))
-    Started(ALONE, longer, three, new, *extend).cut(after=8)
+    Started(ALONE, longer, three, new, *extend, slowly=True).cut(after=8)
     output = Started(TWO, longer, one, new, *extend).end()
     assert "resumes with 2 processes, ZeRO 1" in output
     assert len(losses(new)) == 16

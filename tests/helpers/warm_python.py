@@ -125,7 +125,7 @@ def _text(file: IO[bytes]) -> str:
 
 
 def run(
-    words: Sequence[object], *, timeout: float = 900, **options: Any
+    words: Sequence[object], *, timeout: float = 300, **options: Any
 ) -> subprocess.CompletedProcess[str]:
     """As subprocess.run(..., capture_output=True, text=True)."""
     program = Program(words, apart=True, **options)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.launchers import mpirun
 
 TEXT = "\n\n".join(f"Document {i} has a sentence. And another one in New York!" for i in range(90))
 OPTIONS = ("--train", "wordpiece", "--vocab_size", "100", "--shard_mb", "0.002")
@@ -100,20 +101,10 @@ def test_an_interrupt_is_one_line(folder: Path) -> None:
     assert error == "stopped; run the same command again to continue\n"
 
 
-def mpirun() -> str | None:
-    """mpirun, beside this Python or on the path, where mpi4py is too."""
-    if importlib.util.find_spec("mpi4py") is None:
-        return None
-    beside = Path(sys.executable).with_name("mpirun")
-    return str(beside) if beside.exists() else shutil.which("mpirun")
-
-
 @pytest.mark.distributed
 def test_over_mpi_it_makes_the_same_bytes(folder: Path) -> None:
-    if mpirun() is None:
-        pytest.skip("no mpirun and mpi4py here: pip install mpi4py mpich")
     script = Path(__file__).resolve().parents[2] / "launch" / "prepare.py"
-    command = [str(mpirun()), "-n", "3", sys.executable, "-m", "mpi4py.futures", str(script)]
+    command = [*mpirun(3), "-m", "mpi4py.futures", str(script)]
     ended = subprocess.run(
         [*command, "out", "a.txt", *OPTIONS, "--mpi"],
         cwd=folder,

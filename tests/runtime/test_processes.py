@@ -6,7 +6,12 @@ import sys
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.runtime.processes import WATCHDOG_EXIT, _check_mpi
+from palm_ds.runtime.processes import (
+    WATCHDOG_EXIT,
+    _check_mpi,
+    is_single_process,
+    launched_processes,
+)
 from tests.helpers import warm_python
 
 
@@ -18,13 +23,13 @@ def test_watchdog_ends_a_process_that_hangs() -> None:
     done = run(
         "import time\n"
         "from palm_ds.runtime.processes import Watchdog\n"
-        "watchdog = Watchdog(0.3)\n"
-        "for _ in range(6): time.sleep(0.1); watchdog.beat()\n"
-        "print('alive', flush=True); time.sleep(30)"
+        "watchdog = Watchdog(2.4)\n"
+        "for _ in range(5): time.sleep(0.6); watchdog.beat()\n"
+        "print('alive', flush=True); time.sleep(60)"
     )
     assert done.returncode == WATCHDOG_EXIT == 42
     assert done.stdout == "alive\n"
-    assert done.stderr == "error: no step for 0.005 minutes; giving up (exit code 42)\n"
+    assert done.stderr == "error: no step for 0.04 minutes; giving up (exit code 42)\n"
 
 
 def test_watchdog_closes() -> None:
@@ -58,3 +63,25 @@ def test_mpirun_without_mpi4py_is_an_error(monkeypatch) -> None:
         _check_mpi()
     monkeypatch.setenv("RANK", "0")
     _check_mpi()
+
+
+@pytest.mark.parametrize(
+    ("variables", "processes"),
+    [
+        ({}, 1),
+        ({"RANK": "0", "WORLD_SIZE": "4"}, 4),
+        ({"WORLD_SIZE": "4"}, 1),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, 2),
+        ({"PMI_SIZE": "3"}, 3),
+        ({"MV2_COMM_WORLD_SIZE": "2"}, 2),
+        ({"PMI_SIZE": "1"}, 1),
+    ],
+)
+def test_how_many_a_launcher_started(variables, processes, monkeypatch) -> None:
+    """MPICH's and Intel's mpirun set other variables than Open MPI's."""
+    for name in ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert launched_processes() == processes
+    assert is_single_process() == (processes == 1)

@@ -1,0 +1,42 @@
+"""The launchers that started this process: their command lines, and whether they still run.
+
+`deepspeed` and `torchrun` are parents of the processes they start; `deepspeed` is two of them, and
+the outer one passes no signal on. Launchers that cannot be read (of another user, in another
+namespace) are not seen. mpirun ends its processes itself.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+_DEEPSPEED = {"deepspeed", "deepspeed.pt", "deepspeed.launcher.launch", "deepspeed.launcher.runner"}
+_TORCH = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
+
+
+def deepspeed_launchers() -> list[psutil.Process]:
+    """DeepSpeed's launchers among the parents of this process, nearest first."""
+    return [parent for parent in psutil.Process().parents() if _is_one_of(parent, _DEEPSPEED)]
+
+
+def launchers() -> list[psutil.Process]:
+    """DeepSpeed's and torch's launchers among the parents of this process, nearest first."""
+    parents = psutil.Process().parents()
+    return [parent for parent in parents if _is_one_of(parent, _DEEPSPEED | _TORCH)]
+
+
+def has_ended(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _is_one_of(process: psutil.Process, names: set[str]) -> bool:
+    """Whether it runs one of these programs or modules, by Python or by itself."""
+    try:
+        line = process.cmdline()
+    except (psutil.Error, OSError):
+        return False
+    return any(Path(word).name in names for word in line[:4])

@@ -1,0 +1,209 @@
+"""A run as users start it: by the real launchers, stopped, killed and resumed to the last bit.
+
+Most tests of several processes fork them from a warm Python (tests/helpers/warm_python.py). What
+such a start cannot show is here: the launchers' command lines and ports, the variables that reach
+the processes, what becomes of a signal and of a process that dies, exit codes, and orphans.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from tests.distributed.test_commands import (
+    MASKS,
+    PRETRAIN,
+    losses,
+    recipe_values,
+    records,
+    wait_for,
+    write_machine,
+)
+from tests.helpers.launchers import (
+    clear_away,
+    deepspeed,
+    deepspeed_node,
+    environment,
+    marked,
+    mpirun,
+    torchrun,
+    wait_until_gone,
+)
+from tests.helpers.small_corpus import write_small_corpus
+from tests.helpers.warm_python import clear_away as clear_away_programs
+from tests.helpers.warm_python import free_port, start_together
+
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+
+STEPS = 60
+PATIENCE = 180  # seconds; a launcher and what it started end within 3 on a quiet machine
+
+
+@dataclass(frozen=True)
+class Case:
+    """What every start of a run is given, and the run that nobody interrupted."""
+
+    arguments: list[str]
+    folder: Path
+    whole: Path
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "run"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Iterator[tuple[list[str], Path]]:
+    """Recipe and DeepSpeed file as arguments, and the run folder of two processes that ended."""
+    folder = tmp_path_factory.mktemp("launched")
+    write_small_corpus(folder / "corpus")
+    backbone = recipe_values(folder)["backbone"] | {"dropout": 0.1, "attention_dropout": 0.1}
+    tasks = {MASKS: {"source": "text", "kind": "tests.helpers.paced_task.Paced"}}
+    values = recipe_values(folder / "corpus", backbone=backbone, tasks=tasks, evaluate={})
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(values | {"stages": [{MASKS: STEPS}]}))
+    arguments = [str(recipe), "--deepspeed_config", str(write_machine(folder))]
+    words = [PRETRAIN, *arguments, "--run_dir", folder / "run"]
+    programs = start_together(2, words, env={})
+    try:
+        for program in programs:
+            output, _ = program.communicate(PATIENCE)
+            assert program.returncode == 0, output[-4000:]
+    finally:
+        clear_away_programs(programs)
+    yield arguments, folder / "run"
+
+
+@pytest.fixture
+def case(files, tmp_path) -> Case:
+    return Case([*files[0], "--run_dir", str(tmp_path / "run")], tmp_path, files[1])
+
+
+def commands(case: Case, way: str) -> list[list[str]]:
+    """What is entered, on each machine."""
+    script = [PRETRAIN, *case.arguments]
+    if way == "hostfile":
+        hosts, port = case.folder / "hosts", free_port()
+        hosts.write_text("localhost slots=1\n127.0.0.1 slots=1\n")
+        return [[*deepspeed_node(hosts, rank, port), *script] for rank in (0, 1)]
+    if way == "deepspeed --module":
+        return [[*deepspeed(2), "--module", "palm_ds.cli.pretrain", *case.arguments]]
+    return [[*{"deepspeed": deepspeed, "torchrun": torchrun, "mpirun": mpirun}[way](2), *script]]
+
+
+class Started:
+    """A run in a terminal of its own; nothing of it stays."""
+
+    def __init__(self, case: Case, way: str, step_seconds: float):
+        self.case, self.mark = case, uuid.uuid4().hex
+        variables = environment(case.folder, self.mark) | {
+            "PALM_TEST_STEP_SECONDS": str(step_seconds),
+            "MASTER_PORT": str(free_port()),  # for mpirun; the other launchers set their own
+        }
+        self.log = case.folder / f"log-{self.mark}.txt"
+        with self.log.open("wb") as log:
+            self.launchers = [
+                subprocess.Popen(
+                    command,
+                    env=variables,
+                    cwd=case.folder,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+                for command in commands(case, way)
+            ]
+
+    def __enter__(self) -> Started:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        clear_away(self.mark)
+        for launcher in self.launchers:
+            launcher.wait(PATIENCE)
+
+    def reach(self, steps: int) -> None:
+        """Wait until so many steps are logged."""
+        wait_for(self.case.run, steps, self.launchers[0], self.log.read_text)
+
+    def suffer(self, event: str) -> None:
+        launcher = self.launchers[0]
+        if event == "SIGTERM":
+            launcher.terminate()
+        elif event == "Ctrl-C":
+            os.killpg(launcher.pid, signal.SIGINT)
+        elif event == "kill -9":
+            launcher.kill()
+        elif event == "kill -9 rank":
+            self.rank(1).kill()
+
+    def rank(self, number: int) -> psutil.Process:
+        for process in marked(self.mark):
+            variables = process.environ()
+            if variables.get("RANK", variables.get("PMI_RANK")) == str(number):
+                return process
+        raise AssertionError(f"no process {number}: {self.log.read_text()[-4000:]}")
+
+    def end(self) -> tuple[list[int], str]:
+        """Exit codes of the launchers, and what was printed, once nothing runs any more."""
+        codes = [launcher.wait(PATIENCE) for launcher in self.launchers]
+        left = wait_until_gone(self.mark, PATIENCE)
+        output = self.log.read_text()
+        assert not left, f"{left}\n{output[-4000:]}"
+        return codes, output
+
+
+GRACEFUL = ("SIGTERM", "Ctrl-C", "kill -9")
+"""The processes save and stop, also those whose launcher is killed."""
+LIVES = {
+    "deepspeed": [
+        ("deepspeed", "SIGTERM"),
+        ("deepspeed --module", "kill -9 rank"),
+        ("hostfile", "Ctrl-C"),
+        ("deepspeed", "the end"),
+    ],
+    "torchrun": [("torchrun", "SIGTERM"), ("torchrun", "kill -9"), ("torchrun", "the end")],
+    "mpirun": [("mpirun", "kill -9 rank"), ("mpirun", "SIGTERM"), ("mpirun", "the end")],
+}
+
+
+@pytest.mark.parametrize("lives", LIVES.values(), ids=LIVES)
+def test_one_run_through_launchers_signals_and_kills(lives, case) -> None:
+    """Two processes each time; every loss and the weights equal those of a run left in peace."""
+    done = 0
+    for way, event in lives:
+        with Started(case, way, step_seconds=0 if event == "the end" else 0.5) as started:
+            done = check_life(case, started, event, done)
+    assert losses(case.run) == losses(case.whole)
+    for name in ("weights/weights.safetensors", "hf/model.safetensors"):
+        assert (case.run / name).read_bytes() == (case.whole / name).read_bytes()
+
+
+def check_life(case: Case, started: Started, event: str, done: int) -> int:
+    """The steps that are done when nothing runs any more."""
+    if event == "the end":
+        codes, output = started.end()
+        assert codes == [0] and f"step {STEPS}/{STEPS}" in output, output[-4000:]
+        return STEPS
+    started.reach(done + 2)
+    started.suffer(event)
+    codes, output = started.end()
+    last = records(case.run)[-1]["step"]
+    assert last < STEPS, "ended before the event"
+    assert "2 x 1 x 4 rows (processes, accumulation, micro-batch)" in output
+    assert not done or "resumes from step" in output
+    if event in GRACEFUL:
+        assert f"stopped on request; resumes from step {last}" in output, output[-4000:]
+        assert (case.run / "checkpoints" / f"step_{last:08}" / "manifest.json").exists()
+    else:
+        assert codes[0] in (9, 247), output[-4000:]  # mpirun's and deepspeed's for this signal
+    return last
