@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,14 +18,8 @@ def in_order(runs: list[str]) -> str:
     return ",".join(sorted(runs))
 
 
-@pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
-    return {}
-
-
-def test_losses_of_two_processes_equal_a_plain_loop(run_distributed, found) -> None:
+def test_losses_of_two_processes_and_of_one_equal_a_plain_loop(run_distributed) -> None:
     result = run_distributed("losses.py", "--runs", in_order(FP32 + BF16)).result
-    found["two"] = result
     assert result["world"] == [2]
     plain = result["plain"]
     assert plain[-1] < plain[0] - 0.1  # it learns, so that a difference would grow
@@ -35,17 +28,12 @@ def test_losses_of_two_processes_equal_a_plain_loop(run_distributed, found) -> N
     for run in BF16:
         np.testing.assert_allclose(result[run], plain, rtol=3e-3, err_msg=run)
 
-
-def test_losses_of_one_process_without_a_launcher_equal_those_of_two(
-    run_distributed, found
-) -> None:
-    runs = ["0:fp32:16", "1:fp32:4", "2:fp32:4", "3:fp32:4"]
-    result = run_distributed("losses.py", "--runs", in_order(runs), launcher="python").result
-    assert result["world"] == [1]
-    for run in runs:
-        np.testing.assert_allclose(result[run], result["plain"], rtol=1e-5, err_msg=run)
-    if "two" in found:
-        np.testing.assert_allclose(result["0:fp32:16"], found["two"]["0:fp32:8"], rtol=1e-5)
+    alone = ["0:fp32:16", "1:fp32:4", "2:fp32:4", "3:fp32:4"]
+    one = run_distributed("losses.py", "--runs", in_order(alone), launcher="python").result
+    assert one["world"] == [1]
+    for run in alone:
+        np.testing.assert_allclose(one[run], one["plain"], rtol=1e-5, err_msg=run)
+    np.testing.assert_allclose(one["0:fp32:16"], result["0:fp32:8"], rtol=1e-5)
 
 
 def test_mean_of_means_is_another_loss() -> None:
@@ -135,7 +123,7 @@ def test_a_process_that_hangs_does_not_hold_the_others_for_ever(run_distributed)
     result = run_distributed("hanging.py", launcher="torchrun").result
     assert set(result) == {"world", "group of DeepSpeed's making"}
     for name, (seconds, error) in result.items():
-        assert 2 < seconds < 10 and error == "RuntimeError", (name, seconds, error)
+        assert 2 < seconds < 60 and error == "RuntimeError", (name, seconds, error)
 
 
 def test_rollback_in_a_running_engine(run_distributed) -> None:

@@ -208,7 +208,7 @@ def slow(handler: Handler, data: bytes) -> None:
 
 def held_back(handler: Handler, data: bytes) -> None:
     """Nothing until the server's `gate` is open."""
-    handler.server.gate.wait(10)
+    handler.server.gate.wait(60)
     proper(handler, data)
 
 

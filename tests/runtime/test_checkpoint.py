@@ -31,7 +31,7 @@ class Team:
 
     def __init__(self, world: int):
         self.world = world
-        self.barrier = threading.Barrier(world, timeout=10)
+        self.barrier = threading.Barrier(world, timeout=60)
         self.values: list[Any] = [None] * world
 
     def run(self, work: Callable[[Member], Any]) -> list[Any]:

@@ -72,7 +72,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 @pytest.fixture
 def places(server: Server, tmp_path: Path) -> Places:
-    patience = Patience(tries=2, wait=0.01, timeout=1)
+    patience = Patience(tries=2, wait=0.01, timeout=30)
     return Places(mirror=server.url + "/m/", cache=tmp_path / "cache", patience=patience)
 
 
@@ -275,7 +275,7 @@ def test_of_two_at_once_one_makes_the_folder(
     ]
     for thread in both:
         thread.start()
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while not caplog.messages and time.monotonic() < until:
         time.sleep(0.01)
     server.gate.set()
