@@ -113,6 +113,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workerinput"):
         return
+    psutil.wait_procs(_started_here(), timeout=10)  # those that are just ending
     left = [f"process {p.pid}: {' '.join(p.cmdline())[:200]}" for p in _started_here()]
     left += [
         f"shared memory: {path}"
