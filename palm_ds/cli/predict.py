@@ -79,15 +79,15 @@ def _processes(device: str) -> tuple[ProcessGroup, torch.device]:
     import torch
 
     from palm_ds.runtime.checkpoint import SINGLE_PROCESS
-    from palm_ds.runtime.processes import launched_processes, start
+    from palm_ds.runtime.processes import device_named, launched_processes, start
 
     if launched_processes() > 1:
         from palm_ds.runtime.ds_config import DSConfig
 
         found = start(DSConfig(path="", sections={}, stage=0, precision="fp32"))
-        return found, torch.device(device) if device else found.device
+        return found, device_named(device) if device else found.device
     gpu = torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu"
-    return SINGLE_PROCESS, torch.device(device or ("cuda" if gpu else "cpu"))
+    return SINGLE_PROCESS, device_named(device or ("cuda" if gpu else "cpu"))
 
 
 @contextmanager

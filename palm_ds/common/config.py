@@ -150,7 +150,9 @@ def parse(cls: type[T], values: object, where: str, *, strict: bool = False) -> 
     >>> parse(Schedule, {"kind": "noam", "warmup": 4000}, "schedule")
     """
     mapping = _check_keys(cls, values, where)
-    config = ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=not strict)
+    config = ConfigDict(
+        arbitrary_types_allowed=True, coerce_numbers_to_str=not strict, allow_inf_nan=False
+    )
     if not hasattr(cls, "__pydantic_config__"):
         with_config(config)(cls)
     adapter = TypeAdapter(cls)
@@ -216,6 +218,8 @@ def _one_line(error: ValidationError, where: str) -> str:
         return message if path in message else f"{path}: {message}"
     if kind.endswith(("_type", "_parsing", "_from_float")) and kind.split("_")[0] in _EXPECTED:
         message = f"expected {_EXPECTED[kind.split('_')[0]]}"
+    elif kind == "finite_number":
+        message = "expected a finite number"
     elif kind == "greater_than_equal":
         message = f"expected {context['ge']} or more"
     return f"{path}: {message}, got {shorten(first.get('input'))}"

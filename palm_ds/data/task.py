@@ -51,6 +51,7 @@ _NOT_ARRANGING = (
     "task_id",
     "head_lr",
     "freeze",
+    "new_head",
     "batch",
     "auxiliary",
 )
@@ -82,6 +83,8 @@ class Task(ABC, Generic[SourceT]):
     freeze: tuple[str, ...] = ()
     """Patterns of parameters that this task's steps do not update (`backbone.layers.0.*`); its
     stages need `mix: step`."""
+    new_head: bool = False
+    """Initialise its head newly, although `init_from` has one of its name."""
     batch: int = 0
     """Examples per step, where the recipe's `batch` counts examples; 0: the recipe's number."""
     auxiliary: bool = False

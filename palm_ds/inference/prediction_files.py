@@ -93,8 +93,10 @@ def submission(task: Task, predictions: Sequence[Mapping[str, Any]]) -> Iterator
 
 def check_output(folder: Path) -> None:
     """Raises UserError if the folder, which would be replaced, has other files than predictions."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder}: is a file; name a folder for the predictions")
+    for path in (folder, *folder.absolute().parents):
+        if path.exists() and not path.is_dir():
+            what = "is a file" if path == folder else f"{path} is a file"
+            raise UserError(f"{folder}: {what}; name a folder for the predictions")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / ABOUT).is_file():
         raise UserError(
             f"{folder}: has other files than predictions, which would be lost; choose a new folder"

@@ -39,6 +39,19 @@ def accelerator() -> Any:
     return get_accelerator()
 
 
+def device_named(name: str) -> torch.device:
+    """The device of that name. Raises UserError if there is none, or nothing can run on it."""
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).tolist()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+        known = ", ".join(["cpu", *gpus])
+        why = "not a device" if "device string" in str(error) else "cannot be used here"
+        raise UserError(f"device: {name!r}: {why}; there are: {known}") from None
+    return device
+
+
 class Processes:
     """The process group of the run: this `rank` of `world`, and its device."""
 

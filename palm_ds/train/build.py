@@ -119,7 +119,13 @@ def build_model(
     for line in lines:
         log.log(level, "%s", line)
     torch.manual_seed(keyed.key(recipe.seed, "backbone") >> 1)
-    backbone = build_encoder(config, kernels, recompute=ds_config.activation_checkpointing)
+    try:
+        backbone = build_encoder(config, kernels, recompute=ds_config.activation_checkpointing)
+    except RuntimeError as error:
+        if "allocate memory" not in str(error):
+            raise
+        sizes = f"hidden_size {config.hidden_size:,}, num_layers {config.num_layers:,}"
+        raise UserError(f"backbone: {sizes}: does not fit into memory") from None
     if all(task.reads == "table" for task in recipe.built_tasks.values()):
         _init_pooler(backbone, recipe.seed)
     heads: dict[str, nn.Module] = {}

@@ -13,7 +13,7 @@ from palm_ds.data.curriculum_spec import Outline
 from palm_ds.data.stages import tasks_of
 from palm_ds.data.task import Task
 from palm_ds.model.config import EncoderConfig
-from palm_ds.train.recipe_sections import BatchSize, SourceSettings
+from palm_ds.train.recipe_sections import MOST_EXAMPLES, BatchSize, SourceSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +32,7 @@ class TaskChecks:
             self._check_task(name, task)
 
     def _check_task(self, name: str, task: Task) -> None:
+        _check_ranges(name, task)
         self._check_references(name, task)
         if task.batch and self.batch.unit != "examples":
             raise UserError(f"tasks.{name}.batch: needs the recipe's `batch` in examples as well")
@@ -76,6 +77,21 @@ class TaskChecks:
                     f"tasks.{first.name}: its texts have {first.segments} segments, but "
                     f"backbone.token_types is {self.encoder.token_types}"
                 )
+
+
+def _check_ranges(name: str, task: Task) -> None:
+    """The numbers that every task has, and the dropout that many have."""
+    for key in ("weight", "head_lr"):
+        if getattr(task, key) < 0:
+            raise UserError(f"tasks.{name}.{key}: {getattr(task, key)} is negative")
+    if not 0 <= task.batch <= MOST_EXAMPLES:
+        raise UserError(
+            f"tasks.{name}.batch: {task.batch:,} examples; expected 0 (the recipe's number) to "
+            f"{MOST_EXAMPLES:,}"
+        )
+    dropout = getattr(task, "dropout", 0.0)
+    if not 0 <= dropout < 1:
+        raise UserError(f"tasks.{name}.dropout: {dropout} is not from 0 to below 1")
 
 
 def check_export_task(name: str, tasks: Collection[str], encoder: EncoderConfig) -> None:

@@ -9,6 +9,9 @@ from typing import Literal
 from palm_ds.common.errors import UserError
 from palm_ds.data.reader import TableSettings
 
+MOST_EXAMPLES = 10**7
+"""Of a step: more than any machine can hold."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSet:
@@ -154,6 +157,8 @@ class BatchSize:
         number = number // length if unit == "tokens" else number
         if number < 1:
             raise UserError(f"batch: {text!r} is smaller than one row of {length} tokens")
+        if number > MOST_EXAMPLES:
+            raise UserError(f"batch: {number:,} {unit} in a step; at most {MOST_EXAMPLES:,}")
         return cls(number, "examples" if unit == "examples" else "rows")
 
 

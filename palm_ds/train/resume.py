@@ -71,7 +71,14 @@ def find_starting_point(
         log.info("%s", "\n".join(taken.lines()))
         return StartingPoint(warm_start=taken)
     if recipe.init_from:
-        log.info("%s", "\n".join(weights.load_weights(Path(recipe.init_from), model).lines()))
+        tasks = recipe.built_tasks.items()
+        loaded = weights.load_weights(
+            Path(recipe.init_from),
+            model,
+            labels={name: getattr(task, "labels", ()) for name, task in tasks},
+            new_heads=[name for name, task in tasks if task.new_head],
+        )
+        log.info("%s", "\n".join(loaded.lines()))
     return StartingPoint()
 
 

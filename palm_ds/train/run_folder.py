@@ -53,7 +53,8 @@ class RunSpec:
 
 def check_folder(run: RunSpec, data: Data) -> None:
     """Raises UserError, with the differences, if the folder holds a run of another recipe or other
-    data."""
+    data, or if it cannot be written."""
+    check_writable(run.folder)
     file = run.folder / "recipe.yaml"
     if not file.exists():
         if checkpoint.steps_in(run.checkpoints):
@@ -70,6 +71,16 @@ def check_folder(run: RunSpec, data: Data) -> None:
             f"{run.folder}: holds a run of a different recipe: {'; '.join(changed[:4])}{more}. "
             "Choose another --run_dir, or restore the recipe and its data"
         )
+
+
+def check_writable(folder: Path) -> None:
+    """Raises UserError unless the folder exists or can be made, and can be written."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        what = "is a file" if existing == folder else f"{existing} is a file"
+        raise UserError(f"run_dir: {folder}: {what}; name a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"run_dir: {folder}: {existing} cannot be written")
 
 
 def _stored_recipe(file: Path) -> dict[str, Any]:
@@ -101,7 +112,10 @@ def corpus_fingerprint(corpus: Corpus) -> str:
 
 def write_folder(run: RunSpec, config: Mapping[str, Any], data: Data) -> None:
     """Write recipe.yaml, ds_config.json and environment.json, as resolved for this run."""
-    run.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        run.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"run_dir: {run.folder}: cannot be made: {error.strerror}") from None
     stored = run.recipe.resolved() | _recipe_to_store(run, data)
     text = yaml.safe_dump(stored, sort_keys=False, allow_unicode=True)
     (run.folder / "recipe.yaml").write_text(text, encoding="utf-8")

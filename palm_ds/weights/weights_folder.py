@@ -11,7 +11,7 @@ formats/open.py knows (`--init_from`). Folders appear complete or not at all.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -48,7 +48,9 @@ _SHAPE = (
     "token_types",
     "task_types",
 )
-_NOT_SEEN = ("num_heads", "activation", "layer_norm_eps", "position_offset")
+_NOT_SEEN = ("num_heads", "activation", "head_activation", "layer_norm_eps", "position_offset")
+_SHOWN = 6
+"""Class names in a message."""
 _SAME = ("kind", "options", *_SHAPE, *_NOT_SEEN)
 
 
@@ -62,6 +64,8 @@ class LoadReport:
     """Parameters of the model that the folder has not: they keep their first values."""
     unused: tuple[str, ...]
     """Parameters of the folder that the model has not."""
+    notes: tuple[str, ...] = ()
+    """Other remarks."""
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -74,7 +78,7 @@ class LoadReport:
             lines.append(f"weights: not in {self.folder}, newly initialised: {names}")
         if self.unused:
             lines.append(f"weights: left over in {self.folder}: {', '.join(self.unused)}")
-        return lines
+        return [*lines, *(f"weights: {note}" for note in self.notes)]
 
 
 def save_weights(
@@ -139,19 +143,30 @@ def export_hf(
     )
 
 
-def load_weights(folder: Path, model: Model) -> LoadReport:
+def load_weights(
+    folder: Path,
+    model: Model,
+    *,
+    labels: Mapping[str, Sequence[str]] | None = None,
+    new_heads: Collection[str] = (),
+) -> LoadReport:
     """Start a model from a checkpoint of any format (formats/open.py).
 
     The encoder must be the same and complete (a Hugging Face folder may lack the pooler); a custom
     encoder takes what fits by name. Heads are matched by name, but the folder's only masked-word
-    head goes to every masked-word head, whatever the tasks are called. Raises UserError where
-    anything does not fit; the model is then untouched.
+    head goes to every masked-word head, whatever the tasks are called; `new_heads` are left as they
+    are. `labels`: {head: class names}, which must not be the folder's in another order. Raises
+    UserError where anything does not fit; the model is then untouched.
     """
     folder = Path(folder)
     contents, state, unknown = _read(folder)
     _check_same(contents.config, model.backbone.config, folder)
     state = _share_masked_word_head(state, contents.heads, model)
+    dropped = tuple(f"heads.{name}." for name in new_heads)
+    state = {name: tensor for name, tensor in state.items() if not name.startswith(dropped)}
     own = model.state_dict()
+    named = {name: (labels or {}).get(name, ()) for name in contents.heads}
+    notes = _check_heads(contents, {k: v for k, v in named.items() if k not in new_heads}, own)
     missing = [name for name in own if name not in state]
     other = contents.config.kind != model.backbone.config.kind
     lacking = [x for x in missing if x.startswith("backbone.") and ".pooler." not in x]
@@ -162,7 +177,11 @@ def load_weights(folder: Path, model: Model) -> LoadReport:
     model.load_state_dict({**own, **taken})
     unused = (*(name for name in state if name not in own), *unknown)
     return LoadReport(
-        folder=folder, loaded=tuple(taken), newly_initialized=tuple(missing), unused=unused
+        folder=folder,
+        loaded=tuple(taken),
+        newly_initialized=tuple(missing),
+        unused=unused,
+        notes=tuple(notes),
     )
 
 
@@ -212,6 +231,35 @@ def _check_shapes(own: State, state: State, folder: Path) -> None:
             raise UserError(
                 f"{folder}: {name} is {tuple(tensor.shape)}, this model's {tuple(own[name].shape)}"
             )
+
+
+def _check_heads(
+    contents: CheckpointContents, named: Mapping[str, Sequence[str]], own: State
+) -> list[str]:
+    """Notes on heads that were trained for other classes. Raises UserError for a head of another
+    number of classes, or with the same classes in another order."""
+    notes = []
+    for head, here in named.items():
+        info, bias = contents.heads[head], own.get(f"heads.{head}.out.bias")
+        there = info.outputs.labels
+        if info.kind != "classes" or bias is None:
+            continue
+        if len(bias) != info.classes or (sorted(there) == sorted(here) and list(there) != [*here]):
+            raise UserError(
+                f"{contents.path}: its head {head!r} has {_classes(there, info.classes)}, the task "
+                f"of that name here has {_classes(here, len(bias))}; set `new_head: true` on the "
+                "task to initialise its head newly, give it another name, or give it the same "
+                "classes (`extend` instead of init_from keeps a task and adds others)"
+            )
+        if there and here and list(there) != [*here]:
+            was, now = _classes(there, info.classes), _classes(here, len(bias))
+            notes.append(f"head {head!r} was trained for {was}, now for {now}")
+    return notes
+
+
+def _classes(names: Sequence[str], count: int) -> str:
+    shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+    return f"{count} classes ({shown})" if names else f"{count} classes"
 
 
 def _share_masked_word_head(state: State, heads: Mapping[str, HeadInfo], model: Model) -> State:

@@ -51,6 +51,7 @@ def good(folder: Path) -> dict[str, Any]:
     }
 
 
+NAN = float("nan")
 WRONG: dict[str, tuple[str, Any, str]] = {
     "no such table": ("sources.a.table", "FOLDER/none.tsv", "none.tsv"),
     "a broken row": ("sources.a.table", "FOLDER/broken.tsv", "broken.tsv:3"),
@@ -84,6 +85,23 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "a length that is none": ("tasks.a.max_length", 2, "at least 8"),
     "texts that are not there": ("tasks.a.texts", ["text_b"], "no column 'text_b'"),
     "a shared head of nobody": ("tasks.a.share", "c", "no 'c' in `tasks`"),
+    "a dropout of all": ("tasks.a.dropout", 1.5, "tasks.a.dropout: 1.5 is not from 0 to below 1"),
+    "a weight below nothing": ("tasks.a.weight", -1, "tasks.a.weight: -1.0 is negative"),
+    "a rate below nothing": ("tasks.a.head_lr", -1e-4, "tasks.a.head_lr: -0.0001 is negative"),
+    "a weight that is no number": ("tasks.a.weight", NAN, "weight: expected a finite number"),
+    "a rate without end": ("optimizer", {"lr": -NAN}, "optimizer.lr: expected a finite number"),
+    "a warm-up that is no number": (
+        "schedule",
+        {"warmup": NAN},
+        "warmup: expected a finite number",
+    ),
+    "an encoder larger than any memory": (
+        "backbone",
+        {"hidden_size": 10**12, "num_heads": 1, "max_positions": 32},
+        "backbone: hidden_size 1,000,000,000,000, num_layers 12: does not fit into memory",
+    ),
+    "more examples than fit anywhere": ("tasks.a.batch", 10**12, "expected 0 (the recipe's number"),
+    "a step larger than any": ("batch", "1000000000000 examples", "at most 10,000,000"),
     "a batch without a unit": ("batch", "4", "`32 examples`"),
     "a batch that is a number": ("batch", 4, "batch: "),
     "an empty batch": ("batch", "0 examples", "batch"),

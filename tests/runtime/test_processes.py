@@ -9,6 +9,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.runtime.processes import (
     WATCHDOG_EXIT,
     _check_mpi,
+    device_named,
     is_single_process,
     launched_processes,
 )
@@ -40,6 +41,16 @@ def test_watchdog_closes() -> None:
         "Watchdog(0).beat()"
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("tpu", "not a device"), ("cuda:99", "cannot be used here"), ("", "not a")]
+)
+def test_a_device_that_is_not_there_is_one_line(name: str, why: str) -> None:
+    assert device_named("cpu").type == "cpu"
+    with pytest.raises(UserError, match=f"device: '{name}': {why}.*; there are: cpu") as caught:
+        device_named(name)
+    assert "\n" not in str(caught.value)
 
 
 def test_one_process_alone_is_quiet() -> None:

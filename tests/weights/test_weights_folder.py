@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,9 @@ from palm_ds.model.encoder import Encoder, EncoderConfig
 from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import load_tokenizer, wordpiece
+from palm_ds.weights.formats.contents import HeadOutputs
 from palm_ds.weights.weights_folder import (
+    LoadReport,
     WeightsInfo,
     backbone_config_from,
     export_hf,
@@ -135,6 +138,30 @@ def test_heads_of_other_tasks_stay_fresh_or_are_named(tmp_path: Path) -> None:
     assert torch.equal(before, other.heads["case"].out.weight)  # type: ignore[union-attr]
     assert any("newly initialised: heads.case" in line for line in loaded.lines())
     assert any("left over" in line and "heads.distance.out.bias" in line for line in loaded.lines())
+
+
+def test_a_head_for_other_classes_is_not_taken_in_silence(tmp_path: Path) -> None:
+    known = {"distance": HeadOutputs(labels=("near", "far", "other"))}
+    save_weights(model(), tmp_path / "weights", replace(info(), heads=known))
+
+    def load(classes: int, *labels: str, **more: Any) -> LoadReport:
+        backbone = Encoder(CONFIG)
+        heads = {"distance": ClassHead(16, classes, pooled=True)}
+        net = Model(backbone, heads, {"distance": "distance"})
+        return load_weights(tmp_path / "weights", net, labels={"distance": labels}, **more)
+
+    assert not load(3, "near", "far", "other").notes
+    (note,) = load(3, "a", "b", "c").notes
+    assert "was trained for 3 classes (near, far, other), now for 3 classes (a, b, c)" in note
+    for labels in (("near", "far"), ("far", "near", "other")):
+        with pytest.raises(
+            UserError, match="'distance' has 3 classes .near, far, other., the task"
+        ):
+            load(len(labels), *labels)
+        with pytest.raises(UserError, match="new_head: true.* another name, .*`extend`"):
+            load(len(labels), *labels)
+        loaded = load(len(labels), *labels, new_heads=["distance"])
+        assert loaded.newly_initialized == ("heads.distance.out.weight", "heads.distance.out.bias")
 
 
 def test_an_older_folder_is_replaced_whole(tmp_path: Path) -> None:
