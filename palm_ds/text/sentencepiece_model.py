@@ -8,6 +8,7 @@ sentencepiece.bpe.model   ──> backend, ids as XLM-RoBERTa or CamemBERT count
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,10 +24,13 @@ from tokenizers import (
 from tokenizers import Tokenizer as Backend
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.printable import printable
+from palm_ds.text.check_tokenizer_json import check_charsmap, library_errors
 
 WORD_START = "▁"
 _UNIGRAM, _BPE = 1, 2  # kinds of model
 _UNKNOWN, _CONTROL, _UNUSED = 2, 3, 5  # kinds of piece that text is never split into
+_LONGEST_PIECE = 1_000  # characters
 _MASKS = ("[MASK]", "<mask>")
 _SPLITTER = "dict.wordseg.pickle"  # ERNIE tiny's words, which its text is split into first
 
@@ -142,8 +146,9 @@ def _backend(
     single: str = "",
     lower: bool = False,
 ) -> Backend:
-    backend = Backend(_model(proto, pieces, unknown, origin))
-    backend.normalizer = _normalizer(proto.normalizer_spec, lower)
+    with library_errors(f"tokenizer {origin}: not a SentencePiece model"):
+        backend = Backend(_model(proto, pieces, unknown, origin))
+        backend.normalizer = _normalizer(proto.normalizer_spec, lower)
     scheme = "always" if proto.normalizer_spec.add_dummy_prefix else "never"
     metaspace = pre_tokenizers.Metaspace(replacement=WORD_START, prepend_scheme=scheme)
     backend.pre_tokenizer = _split_single(metaspace, single) if single else metaspace
@@ -162,6 +167,12 @@ def _parse(model: bytes, origin: str):
         raise UserError(f"tokenizer {origin}: not a SentencePiece model: {error}") from None
     if not proto.pieces:
         raise UserError(f"tokenizer {origin}: not a SentencePiece model: it has no pieces")
+    for piece in proto.pieces:
+        if len(piece.piece) > _LONGEST_PIECE or not math.isfinite(piece.score):
+            shown = printable(piece.piece[:40])
+            raise UserError(f"tokenizer {origin}: not a SentencePiece model: piece {shown!r}")
+    if table := proto.normalizer_spec.precompiled_charsmap:
+        check_charsmap(table, f"tokenizer {origin}: precompiled_charsmap")
     return proto
 
 

@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,8 +29,11 @@ from tokenizers import (
 )
 from tokenizers import Tokenizer as Backend
 
+from palm_ds.common.config import unique_keys
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
+from palm_ds.common.wrong_files import check_right_file
+from palm_ds.text.check_tokenizer_json import LARGEST_FILE, check_tokenizer_state, library_errors
 from palm_ds.text.sentencepiece_model import (
     compile_listed,
     compile_model,
@@ -57,6 +60,8 @@ CHINESE = (
     "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002b81f"
     "\U0002b920-\U0002ceaf\U0002f800-\U0002fa1f"
 )
+_PROBE = "A b, \u00e9\u4e00\U0001f600  aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!"
+"""A text that a tokenizer must be able to split: unknown characters are in it."""
 _SENTENCEPIECE_NAMES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
 
 
@@ -150,7 +155,8 @@ class Tokenizer:
     def encode_spans(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each text its ids (int64) and (tokens, 2) the characters [start, end) of each token.
         Special tokens are neither added nor recognized in the text."""
-        encodings = self.backend.encode_batch(list(texts), add_special_tokens=False)
+        with library_errors(f"tokenizer {self.origin}: cannot split a text into tokens"):
+            encodings = self.backend.encode_batch(list(texts), add_special_tokens=False)
         return [
             (
                 self._plain[np.array(encoding.ids, np.int64)],
@@ -255,6 +261,9 @@ def _configured_lower(folder: Path) -> bool | None:
 
 def _read_bytes(file: Path) -> bytes:
     try:
+        if file.stat().st_size > LARGEST_FILE:
+            raise UserError(f"tokenizer {file}: larger than {LARGEST_FILE:,} bytes; refused")
+        check_right_file(file)
         return file.read_bytes()
     except OSError as error:
         raise UserError(f"tokenizer {file}: cannot be read: {error.strerror}") from None
@@ -272,17 +281,19 @@ def _read_text(file: Path) -> str:
 def _load_json(file: Path) -> Tokenizer:
     text = _read_text(file)
     try:
-        state = json.loads(text)
-    except ValueError as error:
+        state = json.loads(text, object_pairs_hook=partial(unique_keys, f"tokenizer {file}"))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, UserError):
+            raise
         raise UserError(f"tokenizer {file}: not JSON: {error}") from None
     if not isinstance(state, dict) or "model" not in state:
         raise UserError(f"tokenizer {file}: not a tokenizer.json: it has no key `model`")
-    try:
+    check_tokenizer_state(state, f"tokenizer {file}")
+    with library_errors(f"tokenizer {file}: not a tokenizer.json"):
         backend = Backend.from_str(text)
-    except Exception as error:  # the library raises bare Exception
-        reason = str(error).splitlines()[0]
-        raise UserError(f"tokenizer {file}: not a tokenizer.json: {reason}") from None
-    return Tokenizer(backend, origin=str(file))
+    tokenizer = Tokenizer(backend, origin=str(file))
+    tokenizer.encode_texts([_PROBE])
+    return tokenizer
 
 
 def _read_vocabulary(file: Path) -> list[str]:

@@ -1,0 +1,118 @@
+"""Checks a tokenizer.json before the `tokenizers` library sees it.
+
+The library trusts the file: ten kilobytes of it can take any amount of memory, through the largest
+id, through replacements that lengthen a text again and again, or through a table of characters
+whose header lies about its size.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from palm_ds.common.config import shorten
+from palm_ds.common.errors import UserError
+from palm_ds.common.printable import printable
+
+LARGEST_FILE = 1 << 27  # bytes; the largest genuine ones have a quarter
+_MOST_GROWTH = 1_000  # times that a normalizer may lengthen a text
+_MOST_PARTS = 1_000
+_SPARE_IDS = 100_000  # beyond four times as many as there are tokens
+
+
+def check_tokenizer_state(state: Mapping[str, Any], where: str) -> None:
+    """Raises UserError for a tokenizer.json that would take memory out of proportion, or whose ids
+    would be random."""
+    model = state.get("model")
+    if not isinstance(model, Mapping):
+        raise UserError(f"{where}: model: expected keys and values, got {_shown(model)}")
+    _check_ids(model, state.get("added_tokens"), where)
+    if model.get("dropout"):
+        raise UserError(f"{where}: model.dropout: {_shown(model['dropout'])} makes ids random")
+    for name in ("normalizer", "pre_tokenizer", "decoder"):
+        growth = 1.0
+        for count, part in enumerate(_parts(state.get(name)), 1):
+            growth *= _growth(part)
+            _check_table(part, f"{where}: {name}")
+            if growth > _MOST_GROWTH or count > _MOST_PARTS:
+                raise UserError(
+                    f"{where}: {name}: could make a text {_MOST_GROWTH:,} times as long; refused"
+                )
+
+
+def _check_ids(model: Mapping[str, Any], added: object, where: str) -> None:
+    known = model.get("vocab")
+    ids = known if isinstance(known, Mapping) else {}
+    count = len(ids) + (len(added) if isinstance(added, list) else 0)
+    for token, number in ids.items():
+        if isinstance(number, int) and number > 4 * count + _SPARE_IDS:
+            raise UserError(
+                f"{where}: model.vocab: {printable(token[:40])!r} has the id {_shown(number)}, but "
+                f"there are {count:,} tokens"
+            )
+        if "\n" in token and model.get("type") == "WordPiece":
+            raise UserError(f"{where}: model.vocab: token {number} has a line break in it")
+
+
+def _parts(value: object) -> Iterator[Mapping[str, Any]]:
+    """Every normalizer (pre-tokenizer, decoder) in a nest of them."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, list):
+            waiting += each
+        elif isinstance(each, Mapping):
+            yield each
+            waiting += [x for x in each.values() if isinstance(x, list | Mapping)]
+
+
+def _growth(part: Mapping[str, Any]) -> float:
+    """How many times as long it can make a text."""
+    content, pattern = part.get("content"), part.get("pattern")
+    if part.get("type") != "Replace" or not isinstance(content, str):
+        return 1.0
+    plain = pattern.get("String") if isinstance(pattern, Mapping) else None
+    if isinstance(plain, str) and plain:
+        return max(1.0, len(content) / len(plain))
+    return 1.0 + len(content)  # a pattern may match the empty text before each character
+
+
+def _check_table(part: Mapping[str, Any], where: str) -> None:
+    """A Precompiled normalizer has SentencePiece's table: its size in bytes, and that many."""
+    if part.get("type") == "FixedLength" and not part.get("length"):
+        raise UserError(f"{where}: length: expected at least 1, got {_shown(part.get('length'))}")
+    if part.get("type") != "Precompiled":
+        return
+    try:
+        table = base64.b64decode(str(part.get("precompiled_charsmap")), validate=True)
+    except (binascii.Error, ValueError):
+        table = b""
+    check_charsmap(table, f"{where}: precompiled_charsmap")
+
+
+def check_charsmap(table: bytes, where: str) -> None:
+    """Raises UserError for a table of characters that is shorter than its head says."""
+    size = int.from_bytes(table[:4], "little")
+    if len(table) < 8 or size % 4 or not 0 < size <= len(table) - 4:
+        raise UserError(f"{where}: is not SentencePiece's table of characters")
+
+
+@contextmanager
+def library_errors(where: str) -> Iterator[None]:
+    """Turns whatever the library raises, panics included, into a UserError."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, UserError):
+            raise
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            raise UserError(f"{where}: {printable(reason)[:300]}") from None
+        raise
+
+
+def _shown(value: object) -> str:
+    return printable(shorten(value))

@@ -1,0 +1,113 @@
+"""Hostile tokenizers: one line, in bounded memory, before the library sees them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palm_ds.common.errors import UserError
+from palm_ds.text.check_tokenizer_json import library_errors
+from palm_ds.text.tokenizer import SPECIALS, load_tokenizer, wordpiece
+
+Edit = Callable[[dict[str, Any]], object]
+REPLACE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aaaaaaaa"}
+MATCH = {"type": "Replace", "pattern": {"Regex": ".*"}, "content": "a" * 40}
+UNIGRAM = {"type": "Unigram", "unk_id": None, "vocab": [[x, -1.0] for x in SPECIALS]}
+TABLE = base64.b64encode((1 << 31).to_bytes(4, "little") + bytes(96)).decode()
+
+
+def vocabulary(**ids: object) -> Edit:
+    return lambda state: state["model"]["vocab"].update(ids)
+
+
+def normalizer(*parts: object) -> Edit:
+    nest = {"type": "Sequence", "normalizers": list(parts)}
+    return lambda state: state.update(normalizer={"type": "Sequence", "normalizers": [nest]})
+
+
+HOSTILE: dict[str, tuple[Edit, str]] = {
+    "an id of gigabytes": (vocabulary(x=10**9), "'x' has the id 1000000000, but there are 22"),
+    "a negative id": (vocabulary(x=-1), "not a tokenizer.json: invalid value"),
+    "a line break": (vocabulary(**{"a\nb": 12}), "token 12 has a line break in it"),
+    "ten kilobytes of growth": (normalizer(*[REPLACE] * 100), "a text 1,000 times as long"),
+    "growth by a pattern": (normalizer(MATCH, MATCH), "a text 1,000 times as long"),
+    "a decoder that grows": (
+        lambda state: state.update(decoder={"type": "Sequence", "decoders": [REPLACE] * 9}),
+        "decoder: could make a text",
+    ),
+    "a table that lies": (
+        normalizer({"type": "Precompiled", "precompiled_charsmap": TABLE}),
+        "precompiled_charsmap: is not SentencePiece's table",
+    ),
+    "no table": (
+        normalizer({"type": "Precompiled", "precompiled_charsmap": "?"}),
+        "precompiled_charsmap: is not SentencePiece's table",
+    ),
+    "pieces of no length": (
+        lambda state: state.update(pre_tokenizer={"type": "FixedLength", "length": 0}),
+        "pre_tokenizer: length: expected at least 1, got 0",
+    ),
+    "a pattern without end": (
+        normalizer({**REPLACE, "pattern": {"Regex": "(a+)+$"}}),
+        "cannot split a text into tokens: .*retry-limit",
+    ),
+    "random ids": (lambda state: state["model"].update(dropout=0.5), "0.5 makes ids random"),
+    "no unknown token": (
+        lambda state: state["model"].update(unk_token="?"),
+        "cannot split a text into tokens: WordPiece error: Missing",
+    ),
+    "no unknown piece": (lambda state: state.update(model=UNIGRAM), "cannot split a text"),
+    "no model": (
+        lambda state: state.update(model=[]),
+        r"model: expected keys and values, got \[\]",
+    ),
+    "another model": (
+        lambda state: state["model"].update(type="Magic\x1b[2J"),
+        "not a tokenizer.json: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_hostile_tokenizer_is_one_line(what: str, tmp_path: Path) -> None:
+    wordpiece([*SPECIALS, *"abcdefgh", "##a", "##b", "##c"], lower=True).save(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    state = json.loads(path.read_text())
+    edit, message = HOSTILE[what]
+    edit(state)
+    path.write_text(json.dumps(state))
+    with pytest.raises(UserError, match=message) as caught:
+        load_tokenizer(tmp_path)
+    assert str(caught.value).startswith(f"tokenizer {path}: ") and str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"model": {}, "model": {}}', 'duplicate key "model"'),
+        ("[" * 100_000, "not JSON"),
+        ("version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
+        ("<!doctype html>", "is an HTML page"),
+    ],
+)
+def test_a_file_that_is_no_tokenizer(content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(UserError, match=message):
+        load_tokenizer(tmp_path)
+
+
+def test_errors_of_the_library_are_one_line() -> None:
+    panic = type("PanicException", (BaseException,), {})
+    for error in (panic("a\nb"), ValueError("a"), Exception("a\nb")):
+        with pytest.raises(UserError, match="^x: a$"), library_errors("x"):
+            raise error
+    for kept in (KeyboardInterrupt, SystemExit):
+        with pytest.raises(kept), library_errors("x"):
+            raise kept
+    with pytest.raises(UserError, match="^mine$"), library_errors("x"):
+        raise UserError("mine")
