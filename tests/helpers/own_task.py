@@ -74,6 +74,26 @@ class HowMany(palm.TextTask):
         return self.exported()
 
 
+class DeepHead(SquareHead):
+    """Two linear maps, of other widths than the encoder's: no other program has such a head."""
+
+    def __init__(self, width: int):
+        super().__init__(width)
+        self.out = torch.nn.Linear(3, 1)
+        self.first = torch.nn.Linear(width, 3)
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.tanh(self.first(rows)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deeper(HowMany):
+    """The same with another head."""
+
+    def head(self, backbone: Any) -> DeepHead:
+        return DeepHead(backbone.hidden_size)
+
+
 class Counting:
     """A reader: rows made while they are asked for."""
 

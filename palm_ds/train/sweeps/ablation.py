@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import yaml
 
@@ -24,6 +24,7 @@ from palm_ds.data.stages import SHAPES, tasks_of
 from palm_ds.runtime.ds_config import DSConfig
 from palm_ds.train.recipe import Recipe, make_recipe, read_values
 from palm_ds.train.report.metrics_file import FILE, read_metrics
+from palm_ds.train.report.score_tables import number as shown
 from palm_ds.train.resolve import resolve
 from palm_ds.train.run_folder import RunSpec, check_folder
 from palm_ds.train.sources import open_data
@@ -180,7 +181,7 @@ def _facts(variant: Variant) -> dict[str, Any]:
     }
 
 
-def table(scores: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+def table(scores: Mapping[str, Mapping[str, Score]]) -> str:
     """{schedule: {task: its held-out score}} as a Markdown table, one column per schedule."""
     rows = [["task", "held out", *scores]]
     for task in dict.fromkeys(task for each in scores.values() for task in each):
@@ -201,14 +202,26 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
     )
 
 
-def _above(score: Mapping[str, float]) -> str:
-    above = 100 * (score["accuracy"] - score["baseline_accuracy"])
-    return f"{above:+.1f} ± {100 * score['standard_error']:.1f}"
+Score: TypeAlias = Mapping[str, float | None]
+"""As logged; None for what a task does not define, such as the baseline of a custom one."""
 
 
-_LINES: dict[str, Callable[[Mapping[str, float]], str]] = {
-    "loss": lambda score: f"{score['loss']:.3f}",
-    "accuracy, %": lambda score: f"{100 * score['accuracy']:.1f}",
+def _accuracy(score: Score) -> str:
+    accuracy = score["accuracy"]
+    return "-" if accuracy is None else f"{100 * accuracy:.1f}"
+
+
+def _above(score: Score) -> str:
+    accuracy, baseline, error = (score[x] for x in _COMPARED)
+    if accuracy is None or baseline is None or error is None:
+        return "-"
+    return f"{100 * (accuracy - baseline):+.1f} ± {100 * error:.1f}"
+
+
+_COMPARED = ("accuracy", "baseline_accuracy", "standard_error")
+_LINES: dict[str, Callable[[Score], str]] = {
+    "loss": lambda score: shown(score["loss"], ".3f"),
+    "accuracy, %": _accuracy,
     "above baseline": _above,
 }
 

@@ -105,6 +105,7 @@ def convert(
     _check_target(source, target)
     opening = {name: value for name, value in opening.items() if value is not None}
     contents = opened(source, **opening)
+    _check_encoder(contents, to)
     tokenizer = _tokenizer(contents)
     plan = _plan_conversion(contents, to, options)
     _check_strict(contents, plan.report, options)
@@ -142,15 +143,7 @@ def _write(
 def opened(
     source: Path, *, tokenizer: str | Path | None = None, **opening: Any
 ) -> CheckpointContents:
-    """Open a checkpoint, optionally with another tokenizer. Raises UserError for a custom encoder,
-    which only the palm_ds format can represent."""
-    found = _opened(source, tokenizer, **opening)
-    if kind := found.config.kind:
-        raise UserError(f"{source}: only the palm_ds format can hold its custom encoder, {kind}")
-    return found
-
-
-def _opened(source: Path, tokenizer: str | Path | None, **opening: Any) -> CheckpointContents:
+    """Open a checkpoint, optionally with another tokenizer."""
     if tokenizer is None:
         return open_checkpoint(source, **opening)
     if source.exists() and "tokenizer" in format_of(source).options:  # checks the fingerprint
@@ -173,6 +166,9 @@ def verify_only(
     """
     opening = {name: value for name, value in opening.items() if value is not None}
     one, other = opened(Path(a), **opening), opened(Path(b))
+    if one.config.kind != other.config.kind:
+        kinds = [each.config.kind or "palm_ds's own" for each in (one, other)]
+        raise UserError(f"{a}, {b}: have different encoders, {kinds[0]} and {kinds[1]}")
     given = one if one.tokenizer is not None else other
     tokenizer = _tokenizer(given)
     asked = not opening.keys() <= {"tokenizer"}
@@ -262,6 +258,14 @@ def _check_target(source: Path, target: Path) -> None:
     check_new_folder(target)
     if target.exists() and source.resolve() == target.resolve():
         raise UserError(f"{target}: is the source; choose another folder")
+
+
+def _check_encoder(contents: CheckpointContents, to: str) -> None:
+    if (kind := contents.config.kind) and to != "palm_ds":
+        raise UserError(
+            f"{contents.path}: {to} cannot hold its custom encoder, {kind}; palm_ds can, with its "
+            "heads and tokenizer"
+        )
 
 
 def _check_strict(

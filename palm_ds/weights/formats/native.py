@@ -297,7 +297,7 @@ def write(
     folder: Path,
     *,
     dtype: torch.dtype = torch.float32,
-    **made_by: str,
+    **made_by: str | list[str],
 ) -> None:
     """A weights/ folder of what was opened, one tensor after another: it takes the memory of the
     largest. `folder` is there and empty; who calls publishes it."""

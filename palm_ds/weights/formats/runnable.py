@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.batch import Batch, PackedText
-from palm_ds.model.encoder import Encoder
+from palm_ds.model.encoder import build_encoder
 from palm_ds.model.heads import MaskedLMHead
 from palm_ds.weights.formats.contents import (
     NEXT_SENTENCE_CLASSES,
@@ -67,8 +67,9 @@ class _InPalmDs:
 
     def __init__(self, contents: CheckpointContents, task_id: int):
         self.contents, self.task_id = contents, task_id
-        with torch.device("meta"):
-            backbone = Encoder(contents.config)
+        self.custom = bool(contents.config.kind)
+        with torch.device("cpu" if self.custom else "meta"):  # one may compute in its constructor
+            backbone = build_encoder(contents.config)
         state = {
             name.removeprefix("backbone."): read_values(contents, name)
             for name in contents.entries
@@ -85,8 +86,10 @@ class _InPalmDs:
         def keep(name: str) -> Callable[..., None]:
             return lambda _module, _given, out: found.update({name: out.flatten(0, 1)})
 
-        parts: list[tuple[str, nn.Module]] = [("embeddings", self.backbone.norm)]
-        parts += [(f"layer {i + 1}", x) for i, x in enumerate(self.backbone.layers)]
+        parts: list[tuple[str, nn.Module]] = []
+        if not self.custom:  # a custom encoder promises nothing about its parts
+            parts += [("embeddings", self.backbone.norm)]
+            parts += [(f"layer {i + 1}", x) for i, x in enumerate(self.backbone.layers)]
         hooks = [part.register_forward_hook(keep(name)) for name, part in parts]
         try:
             last = self.backbone(self._batch(texts))  # (texts, length, hidden)
@@ -98,6 +101,8 @@ class _InPalmDs:
         if pooled is not None:
             outputs["pooled"] = pooled
         flat = last.flatten(0, 1)
+        if self.custom:
+            outputs["encoder"] = flat[real]
         for name, head in self.contents.heads.items():
             if head.kind == "masked_words":
                 outputs[f"head {name}"] = self._words(name, flat[texts.at()])

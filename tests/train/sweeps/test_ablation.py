@@ -251,6 +251,13 @@ def test_a_task_that_only_some_schedules_have():
     assert [cell.strip() for cell in lines[5].split("|")] == ["", "b", "loss", "-", "1.000", ""]
 
 
+def test_a_task_without_baseline_or_accuracy():
+    """A custom task need not define them."""
+    score = {"loss": 1.0, "accuracy": None, "baseline_accuracy": None, "standard_error": None}
+    cells = [line.split("|")[3].strip() for line in table({"joint": {"a": score}}).splitlines()]
+    assert cells[2:] == ["1.000", "-", "-"]
+
+
 # The command -----------------------------------------------------------------------------------
 
 SLOW = """
