@@ -93,14 +93,14 @@ class CommandGroup:
     summary: str
     commands: Mapping[str, Command]
     default: Command | None = None
-    """Runs where the next word is no sub-command; None: the list of them is shown."""
+    """Runs without a sub-command; None: the list of them is shown."""
 
     def find(self, argv: Sequence[str]) -> tuple[Command, Sequence[str]]:
         """The sub-command that the words name, and its arguments. Raises UserError."""
         word = argv[0] if argv else "--help"
         if word in self.commands:
             return self.commands[word], argv[1:]
-        if self.default is not None:
+        if self.default is not None and (not argv or word.startswith("-")):
             return self.default, argv
         if word in ("-h", "--help"):
             print(self.help())
@@ -174,6 +174,12 @@ def _until_interrupted(run: Callable[[], int], said: str) -> int:
     except KeyboardInterrupt:
         print(said, file=sys.stderr, flush=True)
         return 130
+
+
+def hint_next(*lines: str) -> None:
+    """What to run next, for the user at a terminal; nothing elsewhere."""
+    if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0":
+        print("next:", *lines, sep="\n  ", file=sys.stderr, flush=True)
 
 
 def table(rows: Mapping[str, str], indent: int = 2) -> str:

@@ -16,23 +16,36 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("source", type=Path, metavar="SOURCE")
+    add("source", type=Path, metavar="SOURCE", help="a checkpoint of any format")
     add("target", type=Path, metavar="TARGET", help="a new folder")
-    add("--to", default="palm_ds", help="palm_ds, huggingface or paddle (palm_ds)")
-    add("--family", default="", help="ernie, bert, roberta, xlm-roberta or camembert")
-    add("--task", default="", help="read texts as this task, or row of the task embedding, does")
-    add("--head", default="", metavar="NAME", help="write this classification head")
-    add("--head_class", default="", metavar="CLASS", help="as this, such as ForTokenClassification")
-    add("--words", default="", metavar="NAME", help="write this masked-word head")
-    add("--dtype", default="float32", help="float32, float16 or bfloat16 (float32)")
-    add("--shard_size", default="5GB", help="of a file of weights (5GB)")
+    add("--to", default="palm_ds", metavar="F", help="palm_ds, huggingface or paddle (palm_ds)")
     add(
-        "--eps", type=float, help="of LayerNorm, if the source is wrong or the target needs another"
+        "--family",
+        default="",
+        metavar="F",
+        help="architecture to write: ernie, bert, roberta, xlm-roberta or camembert",
     )
-    add("--config", type=Path, help="the encoder's config, if not in SOURCE")
-    add("--tokenizer", type=Path, help="the tokenizer, if not in SOURCE")
-    add("--texts", type=Path, help="real texts to check with, one per line")
-    add("--strict", action="store_true", help="skip no tensor")
+    add(
+        "--task",
+        default="",
+        metavar="T",
+        help="task (or row) of the task embedding to read texts with",
+    )
+    add("--head", default="", metavar="NAME", help="write only this classification head")
+    add(
+        "--head_class",
+        default="",
+        metavar="CLASS",
+        help="class for that head: ForTokenClassification, ...",
+    )
+    add("--words", default="", metavar="NAME", help="write this masked-LM head (the first)")
+    add("--dtype", default="float32", metavar="D", help="float32, float16 or bfloat16 (float32)")
+    add("--shard_size", default="5GB", metavar="N", help="largest file of weights (5GB)")
+    add("--eps", type=float, metavar="X", help="LayerNorm's eps, instead of what SOURCE states")
+    add("--config", type=Path, metavar="FILE", help="the encoder's config, if it is not in SOURCE")
+    add("--tokenizer", type=Path, metavar="PATH", help="the tokenizer, if it is not in SOURCE")
+    add("--texts", type=Path, metavar="FILE", help="texts to compare the outputs on, one per line")
+    add("--strict", action="store_true", help="refuse to skip a tensor")
     add("--unchecked", action="store_true", help="do not compare the outputs")
     add("--json", action="store_true", help="print JSON")
 

@@ -103,7 +103,7 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
     add("corpus", type=Path, metavar="CORPUS", help="a folder that `palm-ds prepare` made")
     add("file", metavar="FILE.gz", help="a new file")
     add("--length", type=int, metavar="N", help="maximum tokens in a line (512)")
-    add("--seed", type=int, default=0, metavar="N", help="of the cuts and random texts (0)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the cuts and random texts (0)")
 
 
 def _export(args: argparse.Namespace) -> int:

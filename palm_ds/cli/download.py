@@ -11,11 +11,22 @@ from palm_ds.cli.command import CONTINUES, Command
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("names", nargs="+", metavar="NAME", help="a model's name; `ls` lists them")
-    add("--path", type=Path, default=Path(), help="models go to PATH/pretrain/NAME (.)")
-    add("--mirror", help="a base URL or a folder (PALM_MIRROR)")
-    add("--revision", help="of a repository on the hub: a branch, tag or commit")
-    add("--again", action="store_true", help="even if the folder exists")
+    add(
+        "names",
+        nargs="+",
+        metavar="NAME",
+        help="a model's name, or org/name of the hub; `ls` lists models",
+    )
+    add(
+        "--path",
+        type=Path,
+        default=Path(),
+        metavar="DIR",
+        help="models go to DIR/pretrain/NAME (.)",
+    )
+    add("--mirror", metavar="M", help="a base URL or a folder (PALM_MIRROR)")
+    add("--revision", metavar="R", help="branch, tag or commit of a repository on the hub")
+    add("--again", action="store_true", help="download again even if the folder exists")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,19 +12,32 @@ from palm_ds.common.json_files import nan_to_null, write_json
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--kind", default="", help="classification, tagging, ... or module.Class (what predicted)")
-    add("--gold", nargs="+", required=True, metavar="FILE", help="with labels")
-    add("--predictions", required=True, metavar="FILE")
-    add("--columns", nargs="+", default=[], metavar="ROLE=NAME", help="of the gold file")
-    add("--format", default="auto", help="of the gold file (by its name)")
-    add("--simplify", action="store_true", help="the gold file's Chinese, as `read: simplify` does")
-    add("--no_header", action="store_true", help="the gold file's columns are numbers, from 0")
-    add("--positive", default="", help="classification: the class F1 is of")
-    add("--separator", default="", help="multi_label: between classes (,)")
-    add("--scheme", default="", help="tagging: BIO, IOB1, ...; none: no chunks (as found)")
-    add("--style", default="", help="reading: squad1, squad2 or cmrc (by the data)")
-    add("--task", nargs="+", default=[], metavar="KEY=VALUE", help="other keys of the task")
-    add("--json", type=Path, metavar="FILE", help="write the scores here as well")
+    add(
+        "--kind",
+        default="",
+        help="classification, tagging, ... or module.Class (the task that predicted)",
+    )
+    add("--gold", nargs="+", required=True, metavar="FILE", help="files of rows with labels")
+    add("--predictions", required=True, metavar="FILE", help="what was predicted for these rows")
+    add("--columns", nargs="+", default=[], metavar="ROLE=NAME", help="columns of the gold files")
+    add("--format", default="auto", metavar="F", help="format of the gold files (by their names)")
+    add("--simplify", action="store_true", help="simplify the gold files' Chinese")
+    add(
+        "--no_header",
+        action="store_true",
+        help="the gold files have no header; columns are numbers from 0",
+    )
+    add("--positive", default="", metavar="CLASS", help="classification: the class of the F1")
+    add("--separator", default="", metavar="S", help="multi_label: what is between classes (,)")
+    add(
+        "--scheme",
+        default="",
+        metavar="S",
+        help="tagging: BIO, IOB1, ...; none: no chunks (detected)",
+    )
+    add("--style", default="", metavar="S", help="reading: squad1, squad2 or cmrc (by the data)")
+    add("--task", nargs="+", default=[], metavar="KEY=VALUE", help="other settings of the task")
+    add("--json", type=Path, metavar="FILE", help="also write the scores to this file")
 
 
 def run(args: argparse.Namespace) -> int:

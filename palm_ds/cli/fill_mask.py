@@ -13,9 +13,9 @@ from palm_ds.common.errors import UserError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("model", metavar="MODEL", help="a --run_dir, its weights/, or a Hugging Face folder")
-    add("texts", nargs="*", metavar="TEXT", help="with one [MASK] or more")
-    add("--top", type=int, default=5, metavar="N", help="predictions to show (5)")
+    add("model", metavar="MODEL", help="a run folder, its weights/, or a Hugging Face folder")
+    add("texts", nargs="*", metavar="TEXT", help="a text with one [MASK] or more")
+    add("--top", type=int, default=5, metavar="N", help="predictions to show for each [MASK] (5)")
     add("--task", default="", help="read texts as this task does (its embedding)")
     add("--hide", default="", metavar="WORD", help="mask this word of the texts")
     add("--json", action="store_true", help="one JSON object per text")
@@ -43,13 +43,17 @@ def _lines() -> Iterator[str]:
     """The lines of the input that are not empty."""
     if sys.stdin.isatty():
         print("type a text with [MASK] on each line; end with Ctrl-D", file=sys.stderr, flush=True)
+    found = False
     for number, line in enumerate(sys.stdin.buffer, 1):
         try:
             text = line.decode().strip()
         except UnicodeDecodeError:
             raise UserError(f"line {number} of the input is not UTF-8 text") from None
         if text:
+            found = True
             yield text
+    if not found:
+        raise UserError("no text: give one, or lines on the standard input")
 
 
 COMMAND = Command(
@@ -61,7 +65,7 @@ palm-ds fill-mask runs/mine "The capital of [MASK] is Paris."
 palm-ds fill-mask runs/mine/hf --hide Paris "The capital of France is Paris."
 palm-ds fill-mask runs/mine --json < texts.txt
 """,
-    notes="Without TEXT, every line of the input is one. Each [MASK] is filled by itself.",
+    notes="Without TEXT, lines are read from the standard input. Each [MASK] is predicted by itself.",
     piped=True,
     add_arguments=add_arguments,
     run=run,

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from palm_ds.cli import train
 from palm_ds.cli.command import Command
+
+FOLLOWING = (
+    "palm-ds predict {run} --input FILE --output DIR",
+    "palm-ds convert {run} OUT --to huggingface",
+)
 
 COMMAND = Command(
     name="finetune",
@@ -17,7 +24,7 @@ torchrun --nproc_per_node 8 --module palm_ds.cli.finetune mine.yaml --deepspeed_
 """,
     notes=f"{train.NOTES} `palm-ds predict` reads the run folder.",
     add_arguments=train.add_arguments,
-    run=train.run,
+    run=partial(train.run, following=FOLLOWING),
 )
 
 if __name__ == "__main__":

@@ -22,22 +22,34 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("model", metavar="MODEL", help="a --run_dir of `palm-ds finetune`, or its weights/")
-    add("--input", nargs="+", required=True, metavar="FILE", help="the rows")
-    add("--output", required=True, type=Path, metavar="DIR", help="a new folder")
-    add("--tasks", default="", metavar="A,B", help="which tasks (all)")
+    add("model", metavar="MODEL", help="a run folder of `palm-ds finetune`, or its weights/")
+    add("--input", nargs="+", required=True, metavar="FILE", help="files of rows")
+    add(
+        "--output",
+        required=True,
+        type=Path,
+        metavar="DIR",
+        help="a new folder; earlier predictions in it are replaced",
+    )
+    add("--tasks", default="", metavar="A,B", help="predict these tasks (all that the rows fit)")
     add(
         "--columns",
         nargs="+",
         default=[],
         metavar="ROLE=NAME",
-        help="columns that are named otherwise than in training; `ROLE=`: there is none",
+        help="columns with other names than in training; `ROLE=`: none",
     )
-    add("--format", default="", help="of the files, where other than in training")
-    add("--tsv", action="store_true", help="write TASK.tsv too (index, prediction)")
+    add("--format", default="", help="format of the files, if not as in training")
+    add("--tsv", action="store_true", help="also write TASK.tsv (index, prediction)")
     add("--precision", default="fp32", help="fp32, bf16 or fp16 (fp32)")
-    add("--batch_tokens", type=int, default=0, metavar="N", help="tokens in a batch")
-    add("--device", default="", help="cpu, cuda, cuda:1 (a GPU where there is one)")
+    add(
+        "--batch_tokens",
+        type=int,
+        default=0,
+        metavar="N",
+        help="tokens in a batch (more: faster, more memory)",
+    )
+    add("--device", default="", help="cpu, cuda, cuda:1 (a GPU if there is one)")
     add("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)  # from the launcher
 
 

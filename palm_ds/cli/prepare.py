@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from palm_ds.cli.command import CONTINUES, Command
+from palm_ds.cli.command import CONTINUES, Command, hint_next
 from palm_ds.common.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,6 +22,11 @@ def run(args: argparse.Namespace) -> int:
     from palm_ds.corpus.prepare import prepare
 
     prepare(args.out, args.input, options, console=Console(soft_wrap=True, highlight=False))
+    hint_next(
+        f"palm-ds corpus inspect {args.out}",
+        f"palm-ds pretrain RECIPE --deepspeed_config cpu.json   # with `corpus: {args.out}`; "
+        "`palm-ds recipes` lists some",
+    )
     return 0
 
 
@@ -89,7 +94,10 @@ def _pair_fields(args: argparse.Namespace) -> tuple[str, ...]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", type=Path, metavar="OUT", help="the corpus: a new folder")
     parser.add_argument(
-        "input", nargs="*", metavar="INPUT", help="files, folders, patterns, or `embedded`"
+        "input",
+        nargs="*",
+        metavar="INPUT",
+        help="files, folders, patterns; `embedded`: Python's documentation",
     )
     _add_reading(parser.add_argument_group("reading"))
     _add_text(parser.add_argument_group("text"))
@@ -102,12 +110,20 @@ def _add_reading(group: argparse._ArgumentGroup) -> None:
 
     add = group.add_argument
     add("--format", choices=FORMATS, default="auto", metavar="KIND", help=", ".join(FORMATS))
-    add("--text_field", default="text", metavar="NAME", help="field of the text (text)")
-    add("--id_field", metavar="NAME", help="field of the id (id, else file and place)")
-    add("--title_field", metavar="NAME", help="field of a title; becomes a heading of the text")
-    add("--pair_fields", nargs="+", metavar="F", help="of pairs (text_a text_b label)")
+    add("--text_field", default="text", metavar="NAME", help="field with the text (text)")
+    add("--id_field", metavar="NAME", help="field with the id (id, else file and place)")
+    add(
+        "--title_field",
+        metavar="NAME",
+        help="field with a title, which becomes a heading of the text",
+    )
+    add("--pair_fields", nargs="+", metavar="F", help="fields of a pair (text_a text_b label)")
     add("--no_label", action="store_true", help="the pairs have no label")
-    add("--turns_field", metavar="NAME", help="of dialogues (turns, else messages)")
+    add(
+        "--turns_field",
+        metavar="NAME",
+        help="field with the turns of a dialogue (turns, else messages)",
+    )
     add(
         "--text_documents",
         choices=DOCUMENTS,
@@ -129,25 +145,35 @@ def _add_text(group: argparse._ArgumentGroup) -> None:
         metavar="L",
         help="en, zh or mixed (mixed)",
     )
-    add("--lower", action="store_true", help="lower-case; `capital` keeps the capitals")
-    add("--simplify", action="store_true", help="traditional to simplified Chinese")
+    add(
+        "--lower",
+        action="store_true",
+        help="lower-case the text; the annotation `capital` keeps the capitals",
+    )
+    add("--simplify", action="store_true", help="convert traditional to simplified Chinese")
     add(
         "--newline",
         choices=NEWLINES,
         default="auto",
         metavar="AS",
-        help="a line end is a break or a space (auto: as the text suggests)",
+        help="line ends are a break or a space (auto: as the text suggests)",
     )
-    add("--segmenter", metavar="M:F", help="Chinese words by module:function(text) -> words")
+    add("--segmenter", metavar="M:F", help="your Chinese segmenter: module:function(text) -> words")
     add(
         "--lexicon_phrase",
         action="append",
         default=[],
         metavar="FILE",
-        help="phrases, one per line",
+        help="a list of phrases, one per line; repeatable",
     )
-    add("--lexicon_entity", action="append", default=[], metavar="FILE", help="entities likewise")
-    add("--no_collocations", action="store_true", help="mine no phrases")
+    add(
+        "--lexicon_entity",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a list of entities, one per line; repeatable",
+    )
+    add("--no_collocations", action="store_true", help="do not mine phrases from the text")
     add("--collocation_count", type=int, default=8, metavar="N", help="minimum count of a pair (8)")
     add(
         "--collocation_npmi",

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from palm_ds.cli import train
 from palm_ds.cli.command import Command
+
+FOLLOWING = (
+    'palm-ds fill-mask {run} "A text with [MASK] in it."',
+    "palm-ds finetune RECIPE --deepspeed_config cpu.json --init_from {run}",
+    "palm-ds convert {run} OUT --to huggingface",
+)
 
 COMMAND = Command(
     name="pretrain",
@@ -18,7 +26,7 @@ torchrun --nproc_per_node 8 --module palm_ds.cli.pretrain mine.yaml --deepspeed_
 """,
     notes=train.NOTES,
     add_arguments=train.add_arguments,
-    run=train.run,
+    run=partial(train.run, following=FOLLOWING),
 )
 
 if __name__ == "__main__":

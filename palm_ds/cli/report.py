@@ -8,7 +8,7 @@ from palm_ds.cli.command import Command
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_dir", nargs="+", metavar="RUN", help="a --run_dir")
+    parser.add_argument("run_dir", nargs="+", metavar="RUN", help="a run folder")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -16,9 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--reuse_unused", action="store_true", help="new tokens take [unused1] ... first")
     add("--multiple", type=int, metavar="N", help="make the vocabulary a multiple of N")
     add("--positions", type=int, metavar="N", help="new maximum length in tokens")
-    add("--how", default="tile", help="tile or interpolate positions (tile)")
-    add("--tokenizer", type=Path, help="the tokenizer, if not in WEIGHTS")
-    add("--seed", type=int, default=0, help="of random rows (0)")
+    add("--how", default="tile", metavar="H", help="tile or interpolate positions (tile)")
+    add("--tokenizer", type=Path, metavar="PATH", help="the tokenizer, if it is not in WEIGHTS")
+    add("--seed", type=int, default=0, metavar="N", help="seed of randomly initialised rows (0)")
 
 
 def run(args: argparse.Namespace) -> int:

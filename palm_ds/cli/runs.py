@@ -15,7 +15,7 @@ def add_launcher(parser: argparse.ArgumentParser) -> None:
         "--launcher",
         default="",
         metavar="COMMAND",
-        help='of each run: "deepspeed --num_gpus 8", "torchrun ..." (python)',
+        help='starts each run: "deepspeed --num_gpus 8", "torchrun ..." (python)',
     )
 
 

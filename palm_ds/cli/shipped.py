@@ -19,7 +19,7 @@ import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import UserError, suggest_path
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _FOLDERS = {
@@ -92,11 +92,10 @@ def _find(text: str, files: Mapping[str, Path], what: str) -> str:
         return text
     found = _named(text, files)
     if found is None:
-        raise UserError(
-            f"{text}: no such file, and no shipped {what} of this name{_near(text, files)}"
-        )
+        near = suggest_path(text) or _near(text, files)
+        raise UserError(f"{text}: no such file, and no shipped {what} of this name{near}")
     if os.environ.get("RANK", "0") == "0":
-        print(f"note: {text}: the shipped {what} {found}", file=sys.stderr, flush=True)
+        print(f"note: {text}: the shipped {what} of this name", file=sys.stderr, flush=True)
     return str(found)
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", type=Path, metavar="PATH", help="a checkpoint of any format")
-    add("--eps", type=float, help="of LayerNorm, where the checkpoint is wrong about it")
-    add("--config", type=Path, help="the encoder's config, if not in PATH")
+    add("--eps", type=float, metavar="X", help="LayerNorm's eps, if PATH states a wrong one")
+    add("--config", type=Path, metavar="FILE", help="the encoder's config, if it is not in PATH")
     add("--json", action="store_true", help="print JSON")
 
 

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("suite", metavar="SUITE", help="data sets, recipes, seeds: a YAML file (docs/api.md)")
+    add("suite", metavar="SUITE", help="a YAML file with recipes and seeds")
     add("overrides", nargs="*", metavar="a.b=c", help="other values for keys of all recipes")
     add_ds_config(parser)
-    add("--out", required=True, metavar="DIR", help="folder of all runs and the table")
+    add("--out", required=True, metavar="DIR", help="folder for all runs and the table")
     add("--jobs", type=int, default=0, metavar="N", help="runs at a time on CPU (1)")
     add("--table", action="store_true", help="show the table; run nothing")
     add_launcher(parser)
@@ -96,6 +96,7 @@ palm-ds suite SUITE.yaml --deepspeed_config zero1_bf16.json --out runs/glue
 palm-ds suite SUITE.yaml --deepspeed_config cpu.json --out DIR --jobs 2 optimizer.lr=3e-5
 """,
     notes="""
+SUITE, in its shortest form:  {seeds: 3, recipes: [finetune/rte.yaml, mine.yaml]}
 Each run is a `palm-ds finetune` in its own process: one per device, or --jobs at a time on CPU. Run
 it again to continue, and to retry what failed (exit code 1).""",
     interrupted=CONTINUES,

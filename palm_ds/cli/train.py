@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
+from palm_ds.cli.command import hint_next
 from palm_ds.cli.options import add_ds_config, add_recipe, check_overrides
 
 USAGE = "RECIPE --deepspeed_config FILE [options] [a.b=c ...]"
 NOTES = """
-A run folder with a checkpoint continues from it. RECIPE and FILE may name shipped files
-(`palm-ds recipes`)."""
+If the run folder has a checkpoint, training continues from it. RECIPE and FILE may name shipped
+files (`palm-ds recipes`)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,16 +24,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--extend",
         metavar="RUN",
-        help="start from this run's weights, optimizer state and place in the data: the recipe "
-        "has a task or a corpus more",
+        help="continue this run's weights, optimizer and data with a task or a corpus more",
     )
     add("--dry_run", action="store_true", help="check everything, train nothing")
     add("--print_config", action="store_true", help="show every resolved setting and stop")
     add("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)  # from the launcher
 
 
-def run(args: argparse.Namespace) -> int:
-    """Train a recipe; the exit code. Raises UserError."""
+def run(args: argparse.Namespace, following: Sequence[str]) -> int:
+    """Train a recipe; the exit code. `following`: what to run on the finished {run}. Raises
+    UserError."""
     from palm_ds.cli.launcher import check_hostfile
     from palm_ds.cli.shipped import find_ds_config, find_recipe
 
@@ -52,7 +54,10 @@ def run(args: argparse.Namespace) -> int:
     if args.print_config:
         print_config(found)
         return 0
-    return train(found, dry_run=args.dry_run, examples=fill_mask.examples)
+    code = train(found, dry_run=args.dry_run, examples=fill_mask.examples)
+    if not code and not args.dry_run and (folder / "weights").is_dir():
+        hint_next(*(line.format(run=folder) for line in following))
+    return code
 
 
 def _overrides(args: argparse.Namespace) -> list[str]:

@@ -14,10 +14,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("a", type=Path, metavar="A", help="a checkpoint of any format")
     add("b", type=Path, metavar="B", help="another")
-    add("--eps", type=float, help="of LayerNorm, where A is wrong about it")
-    add("--config", type=Path, help="the encoder's config, if not in A")
-    add("--tokenizer", type=Path, help="the tokenizer, if not in A")
-    add("--tolerance", type=float, help="relative to the largest number (1e-5)")
+    add("--eps", type=float, metavar="X", help="LayerNorm's eps in A, if A states a wrong one")
+    add("--config", type=Path, metavar="FILE", help="the encoder's config, if it is not in A")
+    add("--tokenizer", type=Path, metavar="PATH", help="the tokenizer, if it is not in A")
+    add("--tolerance", type=float, metavar="X", help="relative to the largest value (1e-5)")
     add("--json", action="store_true", help="print JSON")
 
 

@@ -21,7 +21,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
-from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.errors import UserError, suggest, suggest_path
 from palm_ds.common.printable import printable
 
 T = TypeVar("T")
@@ -54,6 +54,10 @@ def read_json(path: str | Path) -> dict[str, Any]:
 def _read_text(path: str | Path) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
+    except IsADirectoryError:
+        raise UserError(f"{path}: is a folder; expected a file") from None
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file{suggest_path(path)}") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -61,6 +65,8 @@ def _read_text(path: str | Path) -> str:
 
 
 def _mapping(values: object, path: str | Path) -> dict[str, Any]:
+    if values is None:
+        raise UserError(f"{path}: is empty; expected keys and values")
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected keys and values, got {shorten(values)}")
     return values
@@ -180,6 +186,7 @@ def _check_keys(cls: type, values: object, where: str) -> Mapping[str, Any]:
     """`check_keys` for a dataclass and the dataclasses nested in its fields."""
     hints = get_type_hints(cls)
     fields = [field.name for field in dataclasses.fields(cls) if field.init]
+    _check_sections(hints, values, where)
     mapping = check_keys(values, fields, where)
     for key, value in mapping.items():
         hint, inner = hints.get(key), {f"{where}.{key}": value}
@@ -191,6 +198,19 @@ def _check_keys(cls: type, values: object, where: str) -> Mapping[str, Any]:
                 if isinstance(each, Mapping):
                     _check_keys(hint, each, place.lstrip("."))
     return mapping
+
+
+def _check_sections(hints: Mapping[str, Any], values: object, where: str) -> None:
+    """Raises UserError for a key that belongs into one of the sections: `lr` of `optimizer`."""
+    for key in values if isinstance(values, Mapping) else ():
+        inside = [
+            f"{name}.{key}"
+            for name, hint in hints.items()
+            if dataclasses.is_dataclass(hint) and key in {f.name for f in dataclasses.fields(hint)}
+        ]
+        if key not in hints and len(inside) == 1:
+            wrong, right = (f"{where}.{name}".lstrip(".") for name in (key, inside[0]))
+            raise UserError(f'{wrong}: unknown key; did you mean "{right}"?')
 
 
 _EXPECTED = {

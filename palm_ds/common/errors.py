@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 from palm_ds.common.messages import plain_messages
 from palm_ds.common.printable import printable
+
+_OF_THE_SYSTEM = {
+    errno.EACCES,
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ENOSPC,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+}
+"""Errors that a path or a disk of the user's causes; others may be a defect of the program."""
 
 
 class UserError(ValueError):
@@ -22,13 +37,31 @@ def suggest(wrong: str, known: Iterable[str]) -> str:
     return f'; did you mean "{near[0]}"?' if near else f"; known: {', '.join(names)}"
 
 
+def suggest_path(wrong: str | os.PathLike[str]) -> str:
+    """`; did you mean "runs/mine"?` with the nearest name in the same folder; or nothing."""
+    folder, name = os.path.split(os.fspath(wrong).rstrip("/"))
+    try:
+        near = difflib.get_close_matches(name, os.listdir(folder or "."), n=1, cutoff=0.7)
+    except OSError:
+        return ""
+    return f'; did you mean "{os.path.join(folder, near[0])}"?' if near else ""
+
+
 @contextmanager
 def exit_on_user_error() -> Iterator[None]:
-    """Wraps every command: prints log messages and turns a UserError into `error: ...` and exit
-    code 2."""
+    """Wraps every command: prints log messages and turns a UserError, or a file system that refuses
+    a path, into `error: ...` and exit code 2."""
     try:
         with plain_messages():
             yield
     except UserError as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr, flush=True)
-        sys.exit(2)
+        _exit(str(error))
+    except OSError as error:
+        if error.errno not in _OF_THE_SYSTEM or error.filename is None:
+            raise
+        _exit(f"{os.fsdecode(error.filename)}: {error.strerror}")
+
+
+def _exit(message: str) -> NoReturn:
+    print(f"error: {printable(message)}", file=sys.stderr, flush=True)
+    sys.exit(2)

@@ -49,7 +49,7 @@ from palm_ds.corpus.worker import WorkUnitReader, is_lines, write_shard
 from palm_ds.corpus.writer import finish_corpus, smallest_unsigned
 from palm_ds.text.simplified import find_simplifier
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
-from palm_ds.text.train_tokenizer import train_tokenizer
+from palm_ds.text.train_tokenizer import check_training, train_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +80,8 @@ class PrepareOptions:
             raise UserError(f"--workers {self.workers}: must be at least 1")
         if self.shard_mb is not None and self.shard_mb <= 0:
             raise UserError(f"--shard_mb {self.shard_mb}: must be more than 0")
+        if self.train is not None:
+            check_training(self.train, self.vocab_size)
         if self.sample_mb <= 0:
             raise UserError(f"--sample_mb {self.sample_mb}: must be more than 0")
         if self.input.structure == "ernie":
@@ -117,8 +119,9 @@ def prepare(
     if out.exists():
         return _already_there(out, job)
     partial = out.with_name(out.name + ".partial")
-    _enter(partial, job)
+    _check_unfinished(partial)
     with exclusive_lock(partial):
+        _enter(partial, job)
         manifest = _finished_before(partial)
         if manifest is None:
             with _executing(partial, job, options, console) as (run, todo):
@@ -177,6 +180,8 @@ def _annotations(options: PrepareOptions, loses_capitals: bool) -> tuple[str, ..
 
 def _already_there(out: Path, job: PreparationJob) -> Manifest:
     """Returns the manifest of an existing corpus at OUT; raises UserError unless it is the same."""
+    if not out.is_dir():
+        raise UserError(f"{out}: is a file; name a new folder for the corpus")
     manifest = read_manifest(out)
     there = {"inputs": list(manifest.inputs), **manifest.options}
     there.pop("labels", None)  # collected from the input, not an option
@@ -194,20 +199,43 @@ def _already_there(out: Path, job: PreparationJob) -> Manifest:
     return manifest
 
 
+def _check_unfinished(partial: Path) -> None:
+    """Makes the working folder. Raises UserError if it is something else."""
+    ours = {".lock", "parts"}
+    if (
+        partial.exists()
+        and not (partial / "job.json").exists()
+        and any(path.name not in ours for path in partial.iterdir())
+    ):
+        raise UserError(f"{partial}: exists but is not an unfinished corpus; remove it")
+    partial.mkdir(parents=True, exist_ok=True)
+
+
 def _enter(partial: Path, job: PreparationJob) -> None:
-    """Creates the working folder, or resumes that of an interrupted run of the same job."""
+    """Resumes the interrupted run of the same job. That of another job is discarded if it has
+    finished no shard."""
     if (partial / "job.json").exists():
-        if found := changed_option(partial, job):
+        if (found := changed_option(partial, job)) and any(partial.glob("parts/*.json")):
             raise UserError(
                 f"{partial}: was started with different options or inputs ({found}); repeat those, "
                 "or remove it to start over"
             )
-        log.info("continuing with %s", partial)
-    elif partial.exists() and any(p.name not in (".lock", "parts") for p in partial.iterdir()):
-        raise UserError(f"{partial}: exists but is not an unfinished corpus; remove it")
-    (partial / "parts").mkdir(parents=True, exist_ok=True)
+        if found:
+            _empty(partial)
+        else:
+            log.info("continuing with %s", partial)
+    (partial / "parts").mkdir(exist_ok=True)
     if not (partial / "job.json").exists():
         save_job(partial, job)
+
+
+def _empty(partial: Path) -> None:
+    """Removes everything but the lock, which this process holds."""
+    for path in partial.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != ".lock":
+            path.unlink()
 
 
 @contextmanager
@@ -365,6 +393,9 @@ def report(console: Console, out: Path, manifest: Manifest) -> None:
     counts = f"{manifest.documents} documents, {manifest.sentences} sentences"
     size = f"{manifest.tokens} tokens of {manifest.text_bytes / 1e6:.1f} MB of text"
     log.info("%s: %s, %s in %d shards", out, counts, size, len(manifest.shards))
+    wanted, size = manifest.options["tokenizer"].get("vocab_size"), manifest.tokenizer["size"]
+    if wanted and size < wanted:
+        log.info("the vocabulary has %d tokens, not %d: the text has no more", size, wanted)
     if manifest.rejected:
         console.print(rejected_table(out, manifest.rejected))
 

@@ -320,8 +320,9 @@ def examples(folder: Path, source: Source, *, count: int = 3, top: int = 3) -> l
         truth, ids[hidden] = ids[hidden], vocabulary.mask
         (found,) = filler.guess(ids, hidden, truth, top=top)
         text = filler.tokenizer.decode(ids[1:-1], skip_special=False)
-        said = ", ".join(f"{word} {100 * p:.0f} %" for word, p in named(filler, found))
-        lines.append(f"{text}  ->  {said}  (it was: {display_tokens(filler.tokenizer, truth)[0]})")
+        guesses = ", ".join(f'"{word}" {100 * p:.0f} %' for word, p in named(filler, found))
+        was = display_tokens(filler.tokenizer, truth)[0]
+        lines.append(f'example: {text}  ->  {guesses}; it was "{was}"')
     return lines
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.errors import UserError, suggest, suggest_path
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
@@ -65,6 +65,12 @@ def settings_of(texts: Sequence[str]) -> dict[str, Any]:
 
 def _task(options: ScoringOptions, predictions: Path) -> Task:
     """The task that scores, with its settings."""
+    if predictions.is_dir():
+        files = sorted(file.name for file in predictions.glob("*.predictions.json"))
+        some = f", such as {predictions / files[0]}" if files else ""
+        raise UserError(f"--predictions {predictions}: is a folder; name a file in it{some}")
+    if not predictions.exists():
+        raise UserError(f"--predictions {predictions}: no such file{suggest_path(predictions)}")
     noted = _noted(predictions)
     kind = options.kind or str(noted.get("kind", ""))
     if not kind:

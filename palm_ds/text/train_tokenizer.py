@@ -32,13 +32,18 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Trains a WordPiece or SentencePiece (unigram) tokenizer of at most `vocab_size` tokens, in
     which each Chinese character is a token."""
+    check_training(kind, vocab_size)
+    if kind == "wordpiece":
+        return _train_wordpiece(texts, vocab_size, lower)
+    return _train_sentencepiece(texts, vocab_size, lower)
+
+
+def check_training(kind: str, vocab_size: int) -> None:
+    """Raises UserError for a kind or a size of vocabulary that cannot be trained."""
     if kind not in KINDS:
         raise UserError(f"--train {kind!r}: unknown{suggest(kind, KINDS)}")
     if vocab_size < 100:
         raise UserError(f"--vocab_size {vocab_size}: must be at least 100")
-    if kind == "wordpiece":
-        return _train_wordpiece(texts, vocab_size, lower)
-    return _train_sentencepiece(texts, vocab_size, lower)
 
 
 def _train_wordpiece(texts: Iterable[str], vocab_size: int, lower: bool) -> Tokenizer:

@@ -110,7 +110,10 @@ class Loop:
             return STOPPED
         if result.stop:
             self._save(step + 1)
-            self._event("stopped", f"stopped on request; resumes from step {step + 1}")
+            self._event(
+                "stopped",
+                f"stopped; step {step + 1} is saved; run the same command again to continue",
+            )
             return 0
         self._evaluate_and_save(step + 1)
         return None

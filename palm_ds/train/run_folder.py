@@ -138,7 +138,7 @@ def overview(run: RunSpec, stream: AnyStream, model: Model, world: int) -> str:
             f"model: {parameters / 1e6:,.1f} M parameters{_task_ids(recipe)}",
             f"step: {_step_size(recipe, stream)}; "
             f"{world} x {accumulation} x {micro} rows (processes, accumulation, micro-batch)",
-            f"total: {_total(recipe, stream)}; items of an epoch: {items}",
+            f"total: {_total(recipe, stream)}; examples of an epoch: {items}",
             f"ZeRO {run.ds_config.stage}, {run.ds_config.precision}; written to {run.folder}",
         ]
     )

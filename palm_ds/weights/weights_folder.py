@@ -11,6 +11,7 @@ formats/open.py knows (`--init_from`). Folders appear complete or not at all.
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -74,11 +75,18 @@ class LoadReport:
         """Human-readable."""
         lines = [f"weights: {len(self.loaded)} parameters from {self.folder}"]
         if self.newly_initialized:
-            names = ", ".join(self.newly_initialized)
+            names = ", ".join(_by_head(self.newly_initialized))
             lines.append(f"weights: not in {self.folder}, newly initialised: {names}")
         if self.unused:
-            lines.append(f"weights: left over in {self.folder}: {', '.join(self.unused)}")
+            lines.append(f"weights: skipped in {self.folder}: {', '.join(_by_head(self.unused))}")
         return [*lines, *(f"weights: {note}" for note in self.notes)]
+
+
+def _by_head(names: Sequence[str]) -> list[str]:
+    """The names, with one for all parameters of a head: `heads.topic (2 parameters)`."""
+    heads = Counter(".".join(name.split(".")[:2]) for name in names if name.startswith("heads."))
+    other = [name for name in names if not name.startswith("heads.")]
+    return [*other, *(f"{head} ({count} parameters)" for head, count in heads.items())]
 
 
 def save_weights(

@@ -97,6 +97,7 @@ def test_help_needs_no_torch() -> None:
     [
         ("pretian", 'palm-ds pretian: no such command; did you mean "pretrain"?'),
         ("corpus inspct", 'palm-ds corpus inspct: no such command; did you mean "inspect"?'),
+        ("recipes cop small", 'palm-ds recipes cop: no such command; did you mean "copy"?'),
         ("report", "the following arguments are required: RUN; see `palm-ds report --help`"),
         (
             "pretrain x --deepspeed_config y --run-dir z",
@@ -133,3 +134,39 @@ def test_as_a_module(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "cpu.json\n", "")
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert again.returncode == 2 and again.stderr.startswith("error: cpu.json: exists already")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("pretrain mine.yml --deepspeed_config cpu", '; did you mean "mine.yaml"?'),
+        ("pretrain mine.yaml --deepspeed_config folder", "folder: is a folder; expected a file"),
+        ("pretrain folder --deepspeed_config cpu", "folder: is a folder; expected a file"),
+        ("suite mine.yaml --deepspeed_config cpu --out x", "mine.yaml: is empty; expected keys"),
+        ("suite mine.yml --deepspeed_config cpu --out x", 'file; did you mean "mine.yaml"?'),
+        (
+            "evaluate --gold x --predictions folder",
+            "is a folder; name a file in it, such as folder/",
+        ),
+        ("evaluate --gold x --predictions foldr/a", "--predictions foldr/a: no such file"),
+        ("prepare mine.yaml folder --train wordpiece", "mine.yaml: is a file; name a new folder"),
+        ("prepare x folder --train wordpiece --vocab_size 9", "--vocab_size 9: must be at least"),
+    ],
+)
+def test_wrong_files_are_named(
+    words: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/mood.predictions.json").touch()
+    (tmp_path / "folder/text.txt").write_text("A text.")
+    (tmp_path / "mine.yaml").touch()
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+    lines = [x for x in capsys.readouterr().err.splitlines() if not x.startswith("note: ")]
+    assert ended.value.code == 2 and len(lines) == 1 and lines[0].startswith("error: ")
+    assert message in lines[0]

@@ -61,6 +61,7 @@ def test_yaml_is_parsed_leniently_and_json_strictly() -> None:
 BAD = [
     ({"nam": 1}, r'^f\.nam: unknown key; did you mean "name"\?$'),
     ({"name": "a", "inner": {"rat": 1}}, r'^f\.inner\.rat: unknown key; did you mean "rate"\?$'),
+    ({"name": "a", "rate": 1}, r'^f\.rate: unknown key; did you mean "f\.inner\.rate"\?$'),
     ({"name": "a", "named": {"x": {"rat": 1}}}, r"^f\.named\.x\.rat: unknown key"),
     ({}, r"^f\.name: missing; it must be given$"),
     ({"name": "a", "steps": -1}, r"^f\.steps: expected 0 or more, got -1$"),
@@ -97,7 +98,7 @@ FILES = {
     "broken.json": ('{\n "a" {}}', r"broken.json:2:6: not valid JSON: "),
     "list.yaml": ("- 1\n", r"list.yaml: expected keys and values, got \[1\]$"),
     "list.json": ("[1]", r"list.json: expected keys and values, got \[1\]$"),
-    "empty.yaml": ("", r"empty.yaml: expected keys and values, got null$"),
+    "empty.yaml": ("", r"empty.yaml: is empty; expected keys and values$"),
     "empty.json": ("", r"empty.json:1:1: not valid JSON"),
 }
 
@@ -112,8 +113,13 @@ def test_a_bad_file_is_one_line(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("read", [read_yaml, read_json])
 def test_a_file_that_cannot_be_read(read, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="none: cannot be read: No such file or directory$"):
+    with pytest.raises(UserError, match="none: no such file$"):
         read(tmp_path / "none")
+    (tmp_path / "recipe.yaml").write_text("a: 1")
+    with pytest.raises(UserError, match='recipe.yml: no such file; did you mean ".*recipe.yaml"'):
+        read(tmp_path / "recipe.yml")
+    with pytest.raises(UserError, match="is a folder; expected a file$"):
+        read(tmp_path)
     (tmp_path / "latin").write_bytes(b'{"a": "\xe9"}')
     with pytest.raises(UserError, match="latin: cannot be read as text: .*utf-8"):
         read(tmp_path / "latin")

@@ -338,3 +338,26 @@ def test_invalid_options() -> None:
     ):
         with pytest.raises(UserError, match=message):
             kind(**change)
+
+
+def test_a_failed_attempt_leaves_nothing_to_clean_up(tmp_path: Path) -> None:
+    """Without a finished shard there is nothing to lose: other options start over."""
+    source = write_input(tmp_path / "in")
+    partial = tmp_path / "out.partial"
+    partial.mkdir()
+    (partial / "job.json").write_text("{}")
+    (partial / "tokenizer").mkdir()
+    prepare(tmp_path / "out", [str(source)], PrepareOptions(train="wordpiece", vocab_size=200))
+    assert open_corpus(tmp_path / "out").manifest.documents == 120 and not partial.exists()
+
+
+def test_mistakes_are_found_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    source = write_input(tmp_path / "in")
+    with pytest.raises(UserError, match="file: is a file; name a new folder for the corpus"):
+        prepare(tmp_path / "file", [str(source)], PrepareOptions(train="wordpiece"))
+    with pytest.raises(UserError, match="--vocab_size 10: must be at least 100"):
+        PrepareOptions(train="wordpiece", vocab_size=10)
+    (tmp_path / "body.jsonl").write_text('{"body": "Some text."}\n')
+    with pytest.raises(UserError, match=r"it has `body` \(--text_field names another\)"):
+        prepare(tmp_path / "x", [str(tmp_path / "body.jsonl")], PrepareOptions(train="wordpiece"))

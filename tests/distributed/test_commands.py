@@ -251,7 +251,7 @@ def test_asked_to_stop_it_saves_and_goes_on_later(uninterrupted, tmp_path, numbe
     wait_for(run, 3, process, process.output)
     process.send_signal(number)
     output = finish(process)
-    assert "stopped on request; resumes from step" in output
+    assert "is saved; run the same command again to continue" in output
     done = records(run)[-1]["step"]
     assert done < 30
     assert (run / "checkpoints" / f"step_{done:08}" / "manifest.json").exists()
@@ -270,7 +270,7 @@ def test_a_signal_to_everybody_is_a_signal_to_stop(uninterrupted, tmp_path) -> N
     assert len(makers) >= 2
     for one in [psutil.Process(process.pid), *makers]:
         one.send_signal(signal.SIGTERM)
-    assert "stopped on request" in finish(process)
+    assert "run the same command again to continue" in finish(process)
     finish(start(recipe, ds_config, run))
     assert losses(run) == losses(whole)
 

@@ -226,7 +226,7 @@ def test_malformed_files_give_one_clear_line(name: str, tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="none.json: cannot be read: No such file"):
+    with pytest.raises(UserError, match="none.json: no such file"):
         read_ds_config(tmp_path / "none.json")
     (tmp_path / "latin.json").write_bytes(b'{"_about": "\xe9"}')
     with pytest.raises(UserError, match="latin.json: cannot be read as text: .*utf-8"):

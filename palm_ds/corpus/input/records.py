@@ -107,7 +107,8 @@ def plain_record(text: str, place: SourceLocation) -> Record:
 
 
 def _document(row: Mapping[str, Any], place: SourceLocation, options: InputOptions) -> Record:
-    text = check_text(_field(row, options.text_field), f"field `{options.text_field}`")
+    hint = " (--text_field names another)" if options.text_field == "text" else ""
+    text = check_text(_field(row, options.text_field, hint), f"field `{options.text_field}`")
     identity = _identity(row, place, options)
     if options.title_field is None:
         return Record(identity, (text,), place.line, place.cost)

@@ -231,7 +231,7 @@ def _raw_rows(
                 places.append((number, row.place))
             except BadRecordError as bad:
                 notes.bad(where(file, row.place), bad.args[0])
-        if not keys:
+        if not keys and len(files) > 1:
             notes.add("file without a row", file.path)
     return roles, unused, places, raw
 

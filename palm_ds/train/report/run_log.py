@@ -199,7 +199,7 @@ def _run_numbers(record: Mapping[str, Any]) -> list[str]:
         "grad_norm": lambda x: f"norm {x:.2f}",
         "tokens_per_second": lambda x: f"{x:,.0f} tokens/s",
         "flops_per_second": lambda x: f"{_short(x)}FLOP/s",
-        "data_wait": lambda x: f"waits {100 * x:.0f} %",
+        "data_wait": lambda x: f"data wait {100 * x:.0f} %",
         "loss_scale": lambda x: f"scale {x:g}" if x != 1 else "",
         "skipped": lambda x: f"skipped {x}" if x else "",
     }

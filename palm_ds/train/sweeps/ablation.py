@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -32,6 +33,9 @@ from palm_ds.train.sweeps.subprocesses import run_and_wait
 
 log = logging.getLogger(__name__)
 
+Score: TypeAlias = Mapping[str, Any]
+"""As logged; a value is None for what a task does not define, such as the baseline of a custom
+one."""
 SCHEDULES = ("sequential", "joint", "continual")
 """Compared by default."""
 
@@ -76,7 +80,7 @@ class Variant:
         """Its recipe file, beside its run folder."""
         return self.run.folder.with_name(f"{self.name}.yaml")
 
-    def scores(self) -> dict[str, dict[str, float]] | None:
+    def scores(self) -> dict[str, Score] | None:
         """Held-out scores of each task at the end. None if the run is not complete."""
         path = self.run.folder / FILE
         if not path.is_file():
@@ -186,7 +190,7 @@ def table(scores: Mapping[str, Mapping[str, Score]]) -> str:
     rows = [["task", "held out", *scores]]
     for task in dict.fromkeys(task for each in scores.values() for task in each):
         of_task = [each.get(task) for each in scores.values()]
-        for number, (what, form) in enumerate(_LINES.items()):
+        for number, (what, form) in enumerate(_lines(of_task).items()):
             cells = ["-" if score is None else form(score) for score in of_task]
             rows.append(["" if number else task, what, *cells])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -202,8 +206,17 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
     )
 
 
-Score: TypeAlias = Mapping[str, float | None]
-"""As logged; None for what a task does not define, such as the baseline of a custom one."""
+def _lines(scores: Sequence[Score | None]) -> dict[str, Callable[[Score], str]]:
+    """A task's lines: over a table its own metrics, else the accuracy above the baseline."""
+    metrics = dict.fromkeys(name for score in scores if score for name in score.get("metrics", {}))
+    if not metrics:
+        return _LINES
+    return {"loss": _LINES["loss"], **{name: partial(_metric, name) for name in metrics}}
+
+
+def _metric(name: str, score: Score) -> str:
+    value = score["metrics"].get(name)
+    return shown(value, ".3f")
 
 
 def _accuracy(score: Score) -> str:

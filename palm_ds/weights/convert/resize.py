@@ -53,7 +53,7 @@ def resize_checkpoint(source: Path, target: Path, wanted: ResizeOptions) -> list
     UserError, nothing is written."""
     source, target = Path(source), Path(target)
     if wanted.tokens is None and wanted.multiple is None and wanted.positions is None:
-        raise UserError("nothing to do: give tokens to add, a multiple, or positions")
+        raise UserError("nothing to do: give --add_tokens, --multiple or --positions")
     check_new_folder(target)
     contents = open_checkpoint(source)
     path = wanted.tokenizer or contents.tokenizer

@@ -321,3 +321,15 @@ def test_a_wrong_command_is_one_line_and_exit_code_2(tmp_path, more, message):
     (line,) = [line for line in done.stderr.splitlines() if line]
     assert line.startswith("error: ") and message in line
     assert not (tmp_path / "out").exists()
+
+
+def test_tasks_over_tables_are_compared_by_their_metrics() -> None:
+    """Their accuracy has no baseline, or there is none: a regression."""
+    near = {"loss": 1.0, "accuracy": None, "baseline_accuracy": None}
+    scores = {"joint": {"near": {**near, "metrics": {"pearson": 0.5, "spearman": None}}}}
+    lines = [line.split("|")[2:4] for line in table(scores).splitlines()[2:]]
+    assert [[cell.strip() for cell in line] for line in lines] == [
+        ["loss", "1.000"],
+        ["pearson", "0.500"],
+        ["spearman", "-"],
+    ]

@@ -1,0 +1,38 @@
+"""Mistakes are one line with the nearest known name, and exit code 2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from palm_ds.common.errors import exit_on_user_error, suggest, suggest_path
+
+
+def test_the_nearest_name_or_all() -> None:
+    assert suggest("lerning", ["learning", "weight"]) == '; did you mean "learning"?'
+    assert suggest("x", ["b", "a"]) == "; known: a, b"
+
+
+def test_the_nearest_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs/mine").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert suggest_path("runs/mien") == '; did you mean "runs/mine"?'
+    assert suggest_path("run") == '; did you mean "runs"?'
+    assert suggest_path("other") == suggest_path("nowhere/mine") == ""
+
+
+def test_a_path_that_the_system_refuses_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as ended, exit_on_user_error():
+        (tmp_path / "file/folder").mkdir()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"error: {tmp_path}/file/folder: Not a directory\n"
+
+
+def test_other_system_errors_keep_their_traceback(tmp_path: Path) -> None:
+    """A file that the program itself lost is a defect."""
+    with pytest.raises(FileNotFoundError), exit_on_user_error():
+        (tmp_path / "none").read_text()
