@@ -65,7 +65,7 @@ palm-ds fill-mask runs/mine "The capital of [MASK] is Paris."
 palm-ds fill-mask runs/mine/hf --hide Paris "The capital of France is Paris."
 palm-ds fill-mask runs/mine --json < texts.txt
 """,
-    notes="Without TEXT, lines are read from the standard input. Each [MASK] is predicted by itself.",
+    notes="Without TEXT, lines are read from standard input. Each [MASK] is predicted by itself.",
     piped=True,
     add_arguments=add_arguments,
     run=run,

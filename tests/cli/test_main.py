@@ -140,7 +140,7 @@ def test_as_a_module(tmp_path: Path) -> None:
     ("words", "message"),
     [
         ("pretrain mine.yml --deepspeed_config cpu", '; did you mean "mine.yaml"?'),
-        ("pretrain mine.yaml --deepspeed_config folder", "folder: is a folder; expected a file"),
+        ("pretrain embedded --deepspeed_config folder", "folder: is a folder; expected a file"),
         ("pretrain folder --deepspeed_config cpu", "folder: is a folder; expected a file"),
         ("suite mine.yaml --deepspeed_config cpu --out x", "mine.yaml: is empty; expected keys"),
         ("suite mine.yml --deepspeed_config cpu --out x", 'file; did you mean "mine.yaml"?'),

@@ -202,7 +202,7 @@ def check_life(case: Case, started: Started, event: str, done: int) -> int:
     assert "2 x 1 x 4 rows (processes, accumulation, micro-batch)" in output
     assert not done or "resumes from step" in output
     if event in GRACEFUL:
-        assert f"stopped on request; resumes from step {last}" in output, output[-4000:]
+        assert f"step {last} is saved; run the same command again" in output, output[-4000:]
         assert (case.run / "checkpoints" / f"step_{last:08}" / "manifest.json").exists()
     else:
         assert codes[0] in (9, 247), output[-4000:]  # mpirun's and deepspeed's for this signal

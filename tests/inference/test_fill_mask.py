@@ -310,6 +310,6 @@ def test_examples_of_a_run_that_has_just_ended(tmp_path: Path) -> None:
     assert len(lines) == 3 and lines == examples(tmp_path / "hf", source)
     for line in lines:
         text, said = line.split("  ->  ")
-        assert text.count(MASK) == 1 and said.count("%") == 3 and "(it was: w" in said
+        assert text.count(MASK) == 1 and said.count("%") == 3 and 'it was "w' in said
     save(tmp_path / "none", make_model(words=False))
     assert examples(tmp_path / "none/hf", source) == []
