@@ -3,10 +3,11 @@
     python benchmarks/finetune_vs_transformers.py --data DIR --english DIR --chinese DIR
         --results runs/finetuning.jsonl --table runs/finetuning.md
 
-DIR of --data has the files of SETS, the others are Hugging Face folders of an encoder; data sets of
-a language without one are left out. Each finished run is a line of --results, and a run that has
-one is not repeated: a comparison that was stopped continues, and one with more --seeds or --sets
-adds to it. --only palm_ds --change KEY=VALUE --name NAME adds another recipe of palm_ds.
+DIR of --data has the files that finetuning_sets.py names, the others are Hugging Face folders of an
+encoder; data sets of a language without one are left out. Each finished run is a line of --results,
+and a run that has one is not repeated: a comparison that was stopped continues, and one with more
+--seeds or --sets adds to it. --only palm_ds --change KEY=VALUE --name NAME adds another recipe of
+palm_ds.
 
 Each seed chooses the first weights of the head, dropout, and the order of the rows; which rows are
 learned from is the same for all. Both: AdamW, linear warm-up and decay, clipping at 1, dropout as
@@ -29,122 +30,21 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-CONTENDERS = ("palm_ds", "transformers")
+
+from benchmarks.finetuning_sets import SETS, DataSet  # noqa: E402
+
+CONTENDERS: tuple[str, ...] = ("palm_ds", "transformers")
+METRICS = {"classification": "accuracy", "regression": "pearson", "tagging": "f1", "reading": "f1"}
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataSet:
-    """Rows to learn from and to score on, and how long to learn."""
-
-    language: str
-    kind: str
-    train: str
-    dev: str = ""
-    """Empty: the last third of the rows of `train`."""
-    read: Mapping[str, Any] = field(default_factory=dict)
-    rows: int
-    """Rows to learn from, sampled once for all seeds."""
-    dev_rows: int
-    epochs: int
-    lr: float
-    length: int = 128
-    longest: int = 0
-    """Leave out contexts of more characters; 0: none."""
-
-
-_SST2 = {"columns": {"text_a": "sentence"}}
-_SICK = {"format": "tsv", "columns": {"text_a": "sentence_A", "text_b": "sentence_B"}}
-_NLI = {**_SICK["columns"], "label": "entailment_judgment"}  # type: ignore[dict-item]
-_STSB = {"header": False, "columns": {"text_a": 0, "text_b": 1, "label": 2}}
-_TNEWS = {"format": "jsonl", "columns": {"text_a": "sentence", "label": "label_desc"}}
-_MSRA = {"header": False, "columns": {"tokens": 1, "tags": 2}}
-SETS: dict[str, DataSet] = {
-    "SST-2": DataSet(
-        language="english",
-        kind="classification",
-        train="en/sst2/train.tsv",
-        dev="en/sst2/test.tsv",
-        read=_SST2,
-        rows=640,
-        dev_rows=600,
-        epochs=1,
-        lr=2e-4,
-    ),
-    "SICK, pairs": DataSet(
-        language="english",
-        kind="classification",
-        train="en/sick/SICK_train.txt",
-        dev="en/sick/SICK_test_annotated.txt",
-        read={**_SICK, "columns": _NLI},
-        rows=640,
-        dev_rows=500,
-        epochs=1,
-        lr=2e-4,
-    ),
-    "STS-B": DataSet(
-        language="english",
-        kind="regression",
-        train="en/stsb/stsb-en-train.csv",
-        dev="en/stsb/stsb-en-dev.csv",
-        read=_STSB,
-        rows=512,
-        dev_rows=400,
-        epochs=1,
-        lr=2e-4,
-    ),
-    "wikigold": DataSet(
-        language="english",
-        kind="tagging",
-        train="en/wikigold/wikigold.conll.txt",
-        rows=256,
-        dev_rows=300,
-        epochs=2,
-        lr=5e-4,
-    ),
-    "XQuAD": DataSet(
-        language="english",
-        kind="reading",
-        train="en/xquad/xquad.en.articles00-35.json",
-        rows=128,
-        dev_rows=80,
-        epochs=2,
-        lr=5e-4,
-        length=256,
-        longest=450,
-    ),
-    "TNEWS": DataSet(
-        language="chinese",
-        kind="classification",
-        train="zh/fewclue_tnews/train_few_all.json",
-        dev="zh/fewclue_tnews/test_public.json",
-        read=_TNEWS,
-        rows=640,
-        dev_rows=600,
-        epochs=1,
-        lr=5e-4,
-    ),
-    "MSRA sample": DataSet(
-        language="chinese",
-        kind="tagging",
-        train="zh/msra_ner_sample/train.tsv",
-        dev="zh/msra_ner_sample/test.tsv",
-        read=_MSRA,
-        rows=256,
-        dev_rows=200,
-        epochs=2,
-        lr=5e-4,
-    ),
-}
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -156,7 +56,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--chinese", default="", help="likewise, for Chinese")
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--layers", type=int, default=0, help="of the encoders; 0: all")
     parser.add_argument("--only", choices=CONTENDERS)
     parser.add_argument("--change", nargs="*", default=[], metavar="KEY=VALUE")
@@ -186,42 +86,53 @@ def main(args: argparse.Namespace) -> None:
         ProcessPoolExecutor(1, spawn) as second,
     ):
         processes = dict(zip(CONTENDERS, (first, second), strict=True))
-        for set_name in args.sets:
-            run_set(args, set_name, Path(scratch), processes)
+        for run in planned_runs(args, Path(scratch)):
+            run_once(run, processes[run.contender], results)
     text = table(read_results(results))
     print(text)
     if args.table:
         Path(args.table).write_text(text + "\n")
 
 
-def run_set(
-    args: argparse.Namespace,
-    set_name: str,
-    scratch: Path,
-    processes: Mapping[str, ProcessPoolExecutor],
-) -> None:
-    """The runs of a data set that the results lack."""
-    data_set, results = SETS[set_name], Path(args.results)
-    if not getattr(args, data_set.language):
-        print(f"{set_name}: left out; give --{data_set.language}")
+def planned_runs(args: argparse.Namespace, scratch: Path) -> list[Run]:
+    """All runs of the comparison: the sets and contenders in turns."""
+    folders, encoders = {}, {}
+    for set_name in args.sets:
+        language = SETS[set_name].language
+        if not getattr(args, language):
+            print(f"{set_name}: left out; give --{language}")
+            continue
+        encoders[set_name] = encoder_of(args, language, scratch)
+        folders[set_name] = scratch / set_name.split(",")[0]
+        folders[set_name].mkdir()
+        write_rows(Path(args.data), SETS[set_name], folders[set_name])
+    return [
+        Run(
+            set_name=set_name,
+            contender=contender,
+            name=args.name if contender == "palm_ds" else contender,
+            encoder=encoders[set_name],
+            folder=folders[set_name],
+            seed=seed,
+            batch=args.batch,
+            changes=tuple(args.change),
+        )
+        for seed in args.seeds
+        for set_name in folders
+        for contender in ([args.only] if args.only else CONTENDERS)
+    ]
+
+
+def run_once(run: Run, process: ProcessPoolExecutor, results: Path) -> None:
+    """Add a run to the results if they lack it."""
+    key = {"set": run.set_name, "name": run.name, "seed": run.seed}
+    if any(key.items() <= done.items() for done in read_results(results)):
         return
-    encoder = encoder_of(args, data_set.language, scratch)
-    folder = scratch / set_name.split(" ")[0]
-    folder.mkdir()
-    write_rows(Path(args.data), data_set, folder)
-    done = {(each["set"], each["name"], each["seed"]) for each in read_results(results)}
-    for seed in args.seeds:
-        for contender in [args.only] if args.only else CONTENDERS:
-            name = args.name if contender == "palm_ds" else contender
-            if (set_name, name, seed) in done:
-                continue
-            run = Run(data_set, encoder, folder, seed, args.batch, tuple(args.change))
-            found = processes[contender].submit(LEARN[contender], run).result()
-            record = {"set": set_name, "name": name, "seed": seed, **found}
-            with results.open("a") as file:
-                file.write(json.dumps(record) + "\n")
-            score, speed = f"{found['score']:.2f}", f"{found['speed']:,.0f} tokens/s"
-            print(f"{set_name}  seed {seed}  {name}  {score}  {speed}", flush=True)
+    found = process.submit(LEARN[run.contender], run).result()
+    with results.open("a") as file:
+        file.write(json.dumps({**key, **found}) + "\n")
+    score, speed = f"{found['score']:.2f}", f"{found['speed']:,.0f} tokens/s"
+    print(f"{run.set_name}  seed {run.seed}  {run.name}  {score}  {speed}", flush=True)
 
 
 def encoder_of(args: argparse.Namespace, language: str, scratch: Path) -> str:
@@ -240,17 +151,23 @@ def encoder_of(args: argparse.Namespace, language: str, scratch: Path) -> str:
     return str(folder)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """One training of one contender."""
 
-    data_set: DataSet
+    set_name: str
+    contender: str
+    name: str
     encoder: str
     folder: Path
     """Of the rows."""
     seed: int
     batch: int
-    changes: tuple[str, ...]
+    changes: tuple[str, ...] = ()
+
+    @property
+    def data_set(self) -> DataSet:
+        return SETS[self.set_name]
 
     def rows(self, part: str) -> list[Row]:
         lines = (self.folder / f"{part}.jsonl").read_text(encoding="utf-8").splitlines()
@@ -271,8 +188,9 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
     medians: dict[str, list[float]] = {name: [] for name in names}
     for set_name in dict.fromkeys(result["set"] for result in results):
         cells, seeds = [], 0
+        of_set = [result for result in results if result["set"] == set_name]
         for name in names:
-            found = [r for r in results if (r["set"], r["name"]) == (set_name, name)]
+            found = [result for result in of_set if result["name"] == name]
             if not found:
                 cells.append("")
                 continue
@@ -282,8 +200,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
             spread = f"{min(scores):.1f} to {max(scores):.1f}"
             cells.append(f"{medians[name][-1]:.1f} ({spread}); {speed:,.0f}")
             seeds = max(seeds, len(found))
-        metric = found[0]["metric"] if found else ""
-        lines.append(f"| {set_name} ({metric}) | {seeds} | {' | '.join(cells)} |")
+        lines.append(f"| {set_name} ({of_set[0]['metric']}) | {seeds} | {' | '.join(cells)} |")
     means = (f"{statistics.mean(medians[name]):.2f}" if medians[name] else "" for name in names)
     return "\n".join([*lines, f"| mean of medians | | {' | '.join(means)} |"])
 
@@ -301,7 +218,8 @@ def write_rows(data: Path, data_set: DataSet, folder: Path) -> None:
 
     def every(file: str) -> list[Row]:
         table = open_table(str(data / file), TableSettings(**data_set.read))
-        return [dict(table[number]) for number in range(len(table))]
+        found = [dict(table[number]) for number in range(len(table))]
+        return [row for row in found if len(row.get("context", "")) <= data_set.longest]
 
     parts = {"train": every(data_set.train)}
     if data_set.dev:
@@ -311,8 +229,6 @@ def write_rows(data: Path, data_set: DataSet, folder: Path) -> None:
         parts["train"], parts["dev"] = parts["train"][:cut], parts["train"][cut:]
     for part, most in (("train", data_set.rows), ("dev", data_set.dev_rows)):
         rows = parts[part]
-        if data_set.longest:
-            rows = [row for row in rows if len(row["context"]) <= data_set.longest]
         numbers = np.sort(np.random.default_rng(0).permutation(len(rows))[:most])
         kept = [{key: rows[n][key] for key in _ROLES if key in rows[n]} for n in numbers]
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in kept]
@@ -351,9 +267,9 @@ def ours(run: Run) -> dict[str, Any]:
             folder=Path(folder) / "run",
         )
         assert train(spec, on_event) == 0
-    metric = next(iter(scores["task"].metrics))
+    metric = METRICS[run.data_set.kind]
     speed = tokens[0] / (clock["end"] - clock["begin"])
-    return {"metric": metric, "score": 100 * scores["task"].value, "speed": speed}
+    return {"metric": metric, "score": 100 * scores["task"].metrics[metric], "speed": speed}
 
 
 def _recipe(run: Run) -> dict[str, Any]:
@@ -400,8 +316,9 @@ def theirs(run: Run) -> dict[str, Any]:
         started = time.monotonic()
         trainer.train()
         seconds = time.monotonic() - started
-        metric, value = task.score(trainer)
+        value = task.score(trainer)
     tokens = run.data_set.epochs * sum(len(each["input_ids"]) for each in learned)
+    metric = METRICS[run.data_set.kind]
     return {"metric": metric, "score": 100 * value, "speed": tokens / seconds}
 
 
@@ -434,7 +351,7 @@ def _trainer(run: Run, task: Any, learned: Any, folder: str) -> Any:
     )
 
 
-LEARN = {"palm_ds": ours, "transformers": theirs}
+LEARN: Mapping[str, Callable[[Run], dict[str, Any]]] = {"palm_ds": ours, "transformers": theirs}
 
 if __name__ == "__main__":
     assert ARGUMENTS is not None

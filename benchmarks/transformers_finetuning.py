@@ -47,8 +47,8 @@ class Kind(ABC):
     def model(self, encoder: str) -> Any: ...
 
     @abstractmethod
-    def score(self, trainer: Trainer) -> tuple[str, float]:
-        """The metric's name and its value over the dev rows."""
+    def score(self, trainer: Trainer) -> float:
+        """The metric over the dev rows."""
 
     def collator(self) -> Any:
         return DataCollatorWithPadding(self.tokenizer)
@@ -82,9 +82,9 @@ class Classification(Kind):
             encoder, num_labels=len(self.labels)
         )
 
-    def score(self, trainer: Trainer) -> tuple[str, float]:
+    def score(self, trainer: Trainer) -> float:
         logits = self.logits(trainer, self.features(self.dev_rows, labelled=False))
-        return "accuracy", accuracy(logits.argmax(-1), [self.target(row) for row in self.dev_rows])
+        return accuracy(logits.argmax(-1), [self.target(row) for row in self.dev_rows])
 
 
 class Regression(Classification):
@@ -98,9 +98,9 @@ class Regression(Classification):
             encoder, num_labels=1, problem_type="regression"
         )
 
-    def score(self, trainer: Trainer) -> tuple[str, float]:
+    def score(self, trainer: Trainer) -> float:
         logits = self.logits(trainer, self.features(self.dev_rows, labelled=False))
-        return "pearson", pearson(logits[:, 0], [self.target(row) for row in self.dev_rows])
+        return pearson(logits[:, 0], [self.target(row) for row in self.dev_rows])
 
 
 class Tagging(Kind):
@@ -131,7 +131,7 @@ class Tagging(Kind):
     def model(self, encoder: str) -> Any:
         return AutoModelForTokenClassification.from_pretrained(encoder, num_labels=len(self.labels))
 
-    def score(self, trainer: Trainer) -> tuple[str, float]:
+    def score(self, trainer: Trainer) -> float:
         texts = [row["tokens"] for row in self.dev_rows]
         found = self.tokenizer(
             texts, is_split_into_words=True, truncation=True, max_length=self.length
@@ -144,7 +144,7 @@ class Tagging(Kind):
                 tags[word] = self.labels[int(logits[number, place].argmax())]
             predicted.append(tags)
         scores = chunk_scores(predicted, [row["tags"] for row in self.dev_rows])
-        return "f1", scores.overall.f1
+        return scores.overall.f1
 
 
 def first_tokens(word_ids: list[int | None]) -> dict[int, int]:
@@ -184,7 +184,7 @@ class Reading(Kind):
     def model(self, encoder: str) -> Any:
         return AutoModelForQuestionAnswering.from_pretrained(encoder)
 
-    def score(self, trainer: Trainer) -> tuple[str, float]:
+    def score(self, trainer: Trainer) -> float:
         found = self.encoded(self.dev_rows)
         starts, ends = self.logits(trainer, self.features(self.dev_rows, labelled=False))
         best = [(-np.inf, "")] * len(self.dev_rows)
@@ -198,7 +198,7 @@ class Reading(Kind):
         answers = {str(i): [a["text"] for a in r["answers"]] for i, r in enumerate(self.dev_rows)}
         texts = {str(number): text for number, (_, text) in enumerate(best)}
         chinese = any("一" <= sign <= "鿿" for sign in self.dev_rows[0]["context"])
-        return "f1", (cmrc if chinese else squad_v1)(texts, answers)["f1"]
+        return (cmrc if chinese else squad_v1)(texts, answers)["f1"]
 
 
 def best_span(start: np.ndarray, end: np.ndarray, places: list[int]) -> tuple[float, int, int]:
