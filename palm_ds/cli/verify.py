@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 
 from palm_ds.cli.command import Command
@@ -24,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from palm_ds.weights.convert.convert import verify_only
 
-    if args.tolerance is not None and not args.tolerance >= 0:
-        raise UserError(f"--tolerance {args.tolerance}: at least 0")
+    if args.tolerance is not None and not 0 <= args.tolerance < math.inf:
+        raise UserError(f"--tolerance {args.tolerance}: expected a number of at least 0")
     opening = {name: getattr(args, name) for name in ("eps", "config", "tokenizer")}
     parity = verify_only(args.a, args.b, tolerance=args.tolerance, **opening)
     if args.json:

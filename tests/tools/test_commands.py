@@ -158,6 +158,31 @@ MISTAKES: dict[str, tuple[str, list[str], str]] = {
     "another shape": ("verify", ["{0}/source", "{0}/other"], "has hidden_size 4, but"),
     "one is none": ("verify", ["{0}/source", "{0}/none"], "no such file or folder"),
     "tolerance": ("verify", ["{0}/source", "{0}/other", "--tolerance=-1"], "at least 0"),
+    "any tolerance": ("verify", ["{0}/source", "{0}/other", "--tolerance=inf"], "at least 0"),
+    **{
+        f"eps {eps}": ("convert", ["{0}/source", "{0}/out", f"--eps={eps}"], "eps: expected a numb")
+        for eps in ("inf", "nan", "-1", "0", "2")
+    },
+    **{
+        f"size {size}": ("convert", ["{0}/source", "{0}/out", f"--shard_size={size}"], "shard_size")
+        for size in ("nan", "inf", "9" * 400 + "GB", "0.0000001", "-1GB", "0")
+    },
+    "a huge multiple": (
+        "edit",
+        ["{0}/source", "{0}/out", "--multiple=1000000000"],
+        "multiple: must be from 1 to 65,536",
+    ),
+    "too many positions": (
+        "edit",
+        ["{0}/source", "{0}/out", "--positions=1000000000"],
+        "positions: must be from 1 to 131,072",
+    ),
+    "a huge seed": (
+        "edit",
+        ["{0}/source", "{0}/out", "--multiple=8", f"--seed={2**70}"],
+        "seed: must be from 0",
+    ),
+    "a name too long": ("show", ["{0}/" + "x" * 300], "File name too long"),
     "show nothing": ("show", ["{0}/none"], "no such file or folder"),
     "shown a file": (
         "show",

@@ -19,6 +19,7 @@ from palm_ds.common.atomic import check_new_folder, write_new_folder
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.weights.convert import mapping_report, parity
+from palm_ds.weights.convert.documents import SourceDocuments, read_documents
 from palm_ds.weights.convert.mapping_report import ConversionReport
 from palm_ds.weights.convert.parity import ParityReport
 from palm_ds.weights.formats.contents import CheckpointContents
@@ -115,8 +116,10 @@ def convert(
         _write(contents, plan, part, tokenizer)
         if options.verify:
             found.append(_verify(contents, plan, part, tokenizer, options, opening))
+        documents = read_documents(contents.path)
+        documents.write(part)
         if plan.export.write_card:
-            plan.export.write_card(part, _provenance(contents, found))
+            plan.export.write_card(part, _provenance(contents, found, documents))
 
     write_new_folder(target, write)
     return ConversionResult(
@@ -245,10 +248,12 @@ def _usual_task(contents: CheckpointContents) -> int:
 
 def _bytes(size: str) -> int:
     """2GB -> 2000000000."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]B)?", size.strip().upper())
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?) *([KMGT]B)?", size.strip().upper())
     if found is None:
         raise UserError(f"shard_size: {size!r} is not a size; give one such as 2GB or 500MB")
-    return int(float(found[1]) * _UNITS[found[2] or ""])
+    if (count := int(float(found[1]) * _UNITS[found[2] or ""])) < 1:
+        raise UserError(f"shard_size: {size!r} is less than a byte; give one such as 2GB or 500MB")
+    return count
 
 
 # ---- checks ----
@@ -361,7 +366,9 @@ def _same_heads(a: CheckpointContents, b: CheckpointContents) -> dict[str, str]:
     return pairs | {in_a[kind]: in_b[kind] for kind in in_a if kind in in_b}
 
 
-def _provenance(contents: CheckpointContents, found: Sequence[ParityReport]) -> Provenance:
+def _provenance(
+    contents: CheckpointContents, found: Sequence[ParityReport], documents: SourceDocuments
+) -> Provenance:
     worst = found[0].worst if found else None
     return Provenance(
         source=contents.path.name,
@@ -371,4 +378,6 @@ def _provenance(contents: CheckpointContents, found: Sequence[ParityReport]) -> 
         tolerance=found[0].tolerance * max(worst.scale, 1.0) if worst else None,
         notes=contents.notes,
         program=f"palm_ds {__version__}",
+        licence=documents.licence,
+        documents=tuple(documents.texts),
     )

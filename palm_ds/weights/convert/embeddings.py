@@ -25,6 +25,7 @@ State = Mapping[str, torch.Tensor]
 
 WORDS, POSITIONS = "backbone.word.weight", "backbone.position.weight"
 HOW = ("tile", "interpolate")
+MOST_MULTIPLE, MOST_POSITIONS = 1 << 16, 1 << 17
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +100,8 @@ def pad_vocab(
     """
     table = _table(state, WORDS, config.vocab_size)
     _check_used(used, len(table), config)
-    if multiple < 1:
-        raise UserError(f"multiple: must be at least 1, got {multiple}")
+    if not 1 <= multiple <= MOST_MULTIPLE:
+        raise UserError(f"multiple: must be from 1 to {MOST_MULTIPLE:,}, got {multiple}")
     size = -(-used // multiple) * multiple
     new = _with_rows(state, config, size, used, seed)
     did = {-1: "removed", 0: "changed", 1: "added"}[(size > len(table)) - (size < len(table))]
@@ -187,8 +188,8 @@ def resize_positions(
     offset, before = config.position_offset, config.max_length
     if how not in HOW:
         raise UserError(f'positions: no method "{how}"{suggest(how, HOW)}')
-    if longest < 1:
-        raise UserError(f"positions: must be at least 1, got {longest}")
+    if not 1 <= longest <= MOST_POSITIONS:
+        raise UserError(f"positions: must be from 1 to {MOST_POSITIONS:,}, got {longest}")
     if longest <= before:
         rows, did = table[offset : offset + longest], "the first rows kept"
     elif how == "tile":

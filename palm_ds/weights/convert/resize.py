@@ -47,6 +47,10 @@ class ResizeOptions:
     """The tokenizer, if the checkpoint does not contain it."""
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 1 << 62:
+            raise UserError(f"seed: must be from 0 to 2^62, got {self.seed}")
+
 
 def resize_checkpoint(source: Path, target: Path, wanted: ResizeOptions) -> list[str]:
     """Resize `source` into the new folder `target`; returns one line per change. If it raises

@@ -76,3 +76,6 @@ def _check_options(found: Format, given: Mapping[str, Any], path: Path) -> None:
         if name not in found.options:
             near = suggest(name, found.options) if found.options else "; it has none"
             raise UserError(f"{path}: {found.name}: no option {name!r}{near}")
+    eps = given.get("eps", 1.0)
+    if not 0 < eps <= 1:
+        raise UserError(f"eps: expected a number above 0 and at most 1, got {eps}")

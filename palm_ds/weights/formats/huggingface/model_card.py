@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from palm_ds.common.printable import printable
 from palm_ds.weights.formats.huggingface.plan import ExportPlan
 
 _PIPELINES = {
@@ -36,6 +37,10 @@ class Provenance:
     tolerance: float | None = None
     notes: tuple[str, ...] = ()
     program: str = "palm_ds"
+    licence: str = ""
+    """The source's, as its README states it."""
+    documents: tuple[str, ...] = ()
+    """The source's licence and README, which lie beside the card."""
 
 
 def model_card(plan: ExportPlan, made: Provenance) -> str:
@@ -43,12 +48,14 @@ def model_card(plan: ExportPlan, made: Provenance) -> str:
     ending = next((x for x in _PIPELINES if plan.architecture.endswith(x)), "Model")
     head = ["---", "library_name: transformers"]
     head += [f"pipeline_tag: {_PIPELINES[ending]}"] if ending in _PIPELINES else []
+    head += [f"license: {made.licence}"] if made.licence else []
     sections = [
         "\n".join([*head, "---"]),
         f"# {plan.architecture}",
         _origin(plan, made),
         f"```python\n{_example(plan, ending)}\n```",
-        *_section("Note", (f"- {note}" for note in made.notes)),
+        *_section("Documents of the source", map(_code, made.documents)),
+        *_section("Note", (f"- {printable(note)}" for note in made.notes)),
         "## How it was checked\n\n" + _checked(made),
         *_section("Created, being in none of the source's tensors", _rows(plan.created)),
         *_section("Skipped", _rows({**made.skipped, **plan.skipped})),
@@ -58,12 +65,13 @@ def model_card(plan: ExportPlan, made: Provenance) -> str:
 
 
 def _origin(plan: ExportPlan, made: Provenance) -> str:
-    kind = f" ({made.format})" if made.format else ""
+    kind = f" ({printable(made.format)})" if made.format else ""
     config = plan.config
     return (
-        f"Converted by {made.program} from {made.source}{kind}: {config.num_layers} layers, width "
-        f"{config.hidden_size}, {config.num_heads} heads, {config.vocab_size} words, LayerNorm eps "
-        f"{config.layer_norm_eps:g}, {config.activation}; weights in {plan.config_json['dtype']}."
+        f"Converted by {made.program} from {printable(made.source)}{kind}: {config.num_layers} "
+        f"layers, width {config.hidden_size}, {config.num_heads} heads, {config.vocab_size} words, "
+        f"LayerNorm eps {config.layer_norm_eps:g}, {config.activation}; weights in "
+        f"{plan.config_json['dtype']}."
     )
 
 
@@ -90,7 +98,13 @@ def _section(title: str, lines: Iterable[str]) -> list[str]:
 
 
 def _rows(what: Mapping[str, str]) -> list[str]:
-    return [f"- `{name}`: {why}" for name, why in what.items()]
+    return [f"{_code(name)}: {printable(why)}" for name, why in what.items()]
+
+
+def _code(name: str) -> str:
+    """An item of a list; a name is never more than a name."""
+    plain = printable(name).replace("`", "'")
+    return f"- `{plain}`"
 
 
 def _mapped(plan: ExportPlan) -> list[str]:

@@ -1,0 +1,68 @@
+"""Keeps the licence and the README of a source beside the converted model.
+
+LICENSE, NOTICE, ...   under their names
+README.md              as SOURCE_README.md: README.md is the card of the conversion
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from palm_ds.common.printable import printable
+
+README, KEPT_README = "README.md", "SOURCE_README.md"
+_LICENCE = re.compile(r"(licen[cs]e|copying|notice|copyright)([._-][\w.-]{1,40})?", re.I)
+_LARGEST = 1 << 20  # bytes
+_IDENTIFIER = re.compile(r"^licen[cs]e: *([\w.+-]{1,60}) *$", re.M)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceDocuments:
+    """The texts of a source, with control characters escaped."""
+
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """{file name in the target: text}"""
+    licence: str = ""
+    """The licence's identifier, if the README states one."""
+
+    def write(self, folder: Path) -> None:
+        for name, text in self.texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+
+
+def read_documents(source: Path) -> SourceDocuments:
+    """The documents of a checkpoint. Those that are no text, too large, or links to elsewhere are
+    not kept."""
+    folder = source if source.is_dir() else source.parent
+    names = {x.name: x for x in sorted(folder.iterdir()) if _LICENCE.fullmatch(x.name)}
+    names[KEPT_README] = folder / (KEPT_README if (folder / KEPT_README).is_file() else README)
+    texts = {name: _text(path, folder) for name, path in names.items()}
+    found = {name: text for name, text in texts.items() if text}
+    licence = _licence(_text(folder / README, folder)) or _licence(found.get(KEPT_README, ""))
+    return SourceDocuments(texts=found, licence=licence)
+
+
+def _text(path: Path, folder: Path) -> str:
+    try:
+        if not path.is_file() or path.stat().st_size > _LARGEST or not _inside(path, folder):
+            return ""
+        return printable(path.read_text(encoding="utf-8"), keep="\n\t")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _inside(path: Path, folder: Path) -> bool:
+    """Whether a file is the folder's own; in the hub's cache it links to `blobs`."""
+    real, root = path.resolve(), folder.resolve()
+    return real.is_relative_to(root) or real.parent == root.parent.parent / "blobs"
+
+
+def _licence(readme: str) -> str:
+    """`license:` in the block of metadata that a model card begins with."""
+    _, start, rest = readme.partition("---\n")
+    metadata, end, _ = rest.partition("\n---")
+    found = _IDENTIFIER.search(metadata) if start and end and readme.startswith("---") else None
+    return found[1] if found else ""
