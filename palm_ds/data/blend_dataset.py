@@ -60,7 +60,8 @@ class Feed(Generic[SourceT]):
 
     def about(self) -> str:
         """A line for the start of a run; may be empty."""
-        return self.tasks[0].about(self.source)
+        tasks = self.tasks if self.tasks[0].reads == "table" else self.tasks[:1]
+        return "\n".join(filter(None, (task.about(self.source) for task in tasks)))
 
     def layouts(self, n: np.ndarray) -> np.ndarray:
         """(len(n),) the layouts of these examples (palm_ds/data/layout.py)."""

@@ -44,8 +44,7 @@ class Classification(ClassesTask):
     prediction_key: ClassVar[str] = "label"
 
     def __post_init__(self) -> None:
-        if len(set(self.labels)) < len(self.labels):
-            raise UserError(f"{self.where}.labels: duplicate name")
+        self.check_label_names()
         if len(self.labels) == 1:
             raise UserError(
                 f"{self.where}: {self.labels[0]!r} is the only label; there must be two or more"

@@ -26,6 +26,9 @@ from palm_ds.tasks.shared.text_task import ClassesTask
 from palm_ds.weights.formats.contents import HeadOutputs
 from palm_ds.weights.formats.huggingface.target import ExportedHead
 
+_SEPARATORS = (",", ";", "|")
+"""Usual separators of class names."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class MultiLabel(ClassesTask):
@@ -47,13 +50,20 @@ class MultiLabel(ClassesTask):
             raise UserError(f"{self.where}.threshold: {self.threshold} is not between 0 and 1")
         if not self.separator:
             raise UserError(f"{self.where}.separator is empty; give the text between two classes")
-        if len(set(self.labels)) < len(self.labels):
-            raise UserError(f"{self.where}.labels: duplicate name")
+        self.check_label_names()
 
     def names_in(self, source: TableSource) -> set[str]:
         values = source.column(self.label_column)
         cells = (labels.split_names(value, self.separator, self.nothing) for value in values)
         return {name for names in cells for name in names}
+
+    def about(self, source: TableSource) -> str:
+        others = [x for x in _SEPARATORS if x not in self.separator]
+        odd = sorted(x for x in self.names_in(source) if any(sep in x for sep in others))
+        if not odd:
+            return super().about(source)
+        note = f"{self.name}: labels: {odd[0]!r} is one class; is `separator` right?"
+        return "\n".join(filter(None, [super().about(source), note]))
 
     def check_labels(self, source: TableSource) -> None:
         labels.class_sets(self, source, self.separator, self.nothing, strict=True)

@@ -70,6 +70,19 @@ class Regression(TextTask):
         # 1 if all numbers are equal
         return replace(self, mean=float(known.mean()), deviation=float(known.std()) or 1.0)
 
+    def about(self, source: TableSource) -> str:
+        """What is odd about the numbers; empty if nothing is."""
+        if self.label_column not in source.columns:
+            return ""
+        known, notes = self.targets(source), []
+        if len(known) > 1 and (known == known[0]).all():
+            notes.append(f"all are {known[0]:g}; there is nothing to learn")
+        low = -math.inf if self.low is None else self.low
+        high = math.inf if self.high is None else self.high
+        if outside := int(((known < low) | (known > high)).sum()):
+            notes.append(f"{outside:,} are outside low and high, where no prediction can be")
+        return "\n".join(f"{self.name}: labels: {note}" for note in notes)
+
     def check_labels(self, source: TableSource) -> None:
         labels.numbers(self, source, strict=True)
 

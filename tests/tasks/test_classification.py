@@ -188,6 +188,8 @@ def test_several_labels_of_a_row_are_refused(tmp_path: Path) -> None:
         ({"labels": ["a", "b"], "positive": "c"}, r"tasks.mood.positive: 'c' is not a label"),
         ({"labels": ["a", "b", "a"]}, r"tasks.mood.labels: duplicate name"),
         ({"labels": ["a"]}, r"'a' is the only label"),
+        ({"labels": ["a", "b "]}, r"tasks.mood.labels: 'b ' has spaces around it"),
+        ({"labels": ["a", ""]}, r"tasks.mood.labels: '' is empty; name each class"),
         ({"smoothing": 1.0}, r"tasks.mood.smoothing: 1.0 is not"),
         ({"class_weights": {"a": -1}}, r"class_weights: a weight is negative"),
         ({"labels": ["a", "b"], "class_weights": {"c": 1}}, r"class_weights: 'c' is not a label"),
@@ -198,6 +200,15 @@ def test_several_labels_of_a_row_are_refused(tmp_path: Path) -> None:
 def test_bad_settings_are_refused(values, message) -> None:
     with pytest.raises(UserError, match=message):
         task_of(**values)
+
+
+def test_odd_labels_are_remarked_on_when_a_run_starts(tmp_path: Path) -> None:
+    source = source_of(tmp_path, [{**ROWS[0], "label": f"{i / 7:.3f}"} for i in range(12)])
+    assert (
+        "mood: labels: 12 different numbers" in feed_of(source, task_of().settled(source)).about()
+    )
+    source = source_of(tmp_path, ROWS)
+    assert feed_of(source, task_of().settled(source)).about() == ""
 
 
 def test_one_class_alone_is_a_mistake(tmp_path: Path) -> None:

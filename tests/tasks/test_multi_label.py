@@ -129,6 +129,13 @@ def test_it_learns(tmp_path: Path) -> None:
     assert task.metrics(made, source)["exact_match"] == 1.0
 
 
+def test_another_separator_is_remarked_on(tmp_path: Path) -> None:
+    rows = [{"text_a": "a", "label": label} for label in ("x;y", "y", "x")]
+    source = source_of(tmp_path, rows)
+    assert "'x;y' is one class; is `separator` right?" in task_of().about(source)
+    assert task_of(separator=";").about(source) == ""
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [

@@ -118,6 +118,14 @@ def test_a_table_without_numbers_is_predicted(tmp_path: Path) -> None:
     assert all(math.isfinite(made[item]["value"]) for item in (0, 1))
 
 
+def test_numbers_that_cannot_be_learned_are_remarked_on(tmp_path: Path) -> None:
+    source = source_of(tmp_path, [{"text_a": "a", "label": 3}, {"text_a": "b", "label": 3}])
+    assert task_of().about(source) == "degree: labels: all are 3; there is nothing to learn"
+    source = source_of(tmp_path, [{"text_a": "a", "label": x} for x in (0, 1, 2)])
+    assert "1 are outside low and high" in task_of(high=1).about(source)
+    assert task_of(low=0, high=2).about(source) == ""
+
+
 def test_it_learns(tmp_path: Path) -> None:
     rows = [
         {"text_a": f"{c} {word}", "label": 100 + 10 * number}
@@ -135,6 +143,7 @@ def test_it_learns(tmp_path: Path) -> None:
     ("lines", "message"),
     [
         ("text_a\tlabel\nx\t1\ny\thigh\n", r":3: label: 'high' is not a number; .* such as 3.5"),
+        ("text_a\tlabel\nx\t1e300\n", r":2: label: 1e300 is beyond 1e\+18"),
         ("text_a\tlabel\nx\tnan\n", r":2: label: 'nan' is not a number"),
         ("text_a\tlabel\nx\t1,5\n", r":2: label: '1,5' is not a number"),
         ("text_a\nx\n", r"tasks.degree: .* has no column 'label'"),

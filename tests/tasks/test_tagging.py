@@ -562,3 +562,18 @@ def test_a_small_model_learns_tags_that_follow_from_words(
     losses, right = task.baseline(batch.labels["slots"][1].numpy(), source)
     assert np.isfinite(losses).all()
     assert np.isnan(right).all() == crf
+
+
+@pytest.mark.parametrize("odd", ["B_PER", "b-per", "PER-B", "B:PER"])
+def test_tags_in_another_notation_are_not_classes_in_silence(odd: str, rows) -> None:
+    found = rows({"tokens": ["a", "b", "c"], "tags": ["O", odd, "O"]})
+    with pytest.raises(UserError, match=f"'{odd}' seems to be a tag of chunks; .*`scheme: none`"):
+        Tagging(name="slots", source="small").settled(found)
+    assert set(tagging(found, scheme="none").labels) == {"O", odd}
+
+
+def test_types_that_look_alike_are_remarked_on(rows) -> None:
+    found = rows(*({"tokens": ["a", "b"], "tags": [x, "O"]} for x in ("B-PER", "B-Per")))
+    assert "'PER' and 'Per' look alike" in tagging(found).about(found)
+    found = rows({"tokens": ["a", "b"], "tags": [0, 1]})
+    assert "numbers (0, 1) are classes of their own" in tagging(found).about(found)

@@ -129,14 +129,14 @@ def _jsonl(lines: Lines, item: Input, options: InputOptions) -> Iterator[RecordO
     return _each_line(lines, item, lambda line, at: record_of(json_row(line), at, options))
 
 
-def json_row(line: bytes) -> dict:
-    """Parses the JSON object in a line."""
+def json_row(line: bytes, *, unique: bool = False) -> dict:
+    """Parses the JSON object in a line. `unique`: a key must not be given twice."""
     if len(line) > LONGEST:
         raise BadRecordError(f"longer than {LONGEST} bytes")
     if not line.strip():
         raise BadRecordError("empty line")
     try:
-        row = json.loads(line.decode("utf-8"))
+        row = json.loads(line.decode("utf-8"), object_pairs_hook=_unique if unique else None)
     except UnicodeDecodeError as error:
         raise BadRecordError(f"invalid UTF-8 at byte {error.start + 1} of the line") from None
     except json.JSONDecodeError as error:
@@ -146,6 +146,15 @@ def json_row(line: bytes) -> dict:
     except RecursionError:
         raise BadRecordError("not JSON: nested too deeply") from None
     return _object(row)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise BadRecordError(f"the key `{twice}` is given twice")
+    return values
 
 
 def _object(row: object) -> dict:

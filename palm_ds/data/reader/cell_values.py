@@ -55,7 +55,7 @@ def _text(value: object, role: str, settings: TableSettings) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str) or value.strip():
-        value = check_text(value, role)
+        value = _without_nul(check_text(value, role), role)
     if settings.strip_spaces and role in ("text_a", "text_b", "text_b_neg", "choices"):
         return value.replace(" ", "")
     return value
@@ -78,7 +78,15 @@ def label_text(value: object, role: str = "label") -> str:
         if not math.isfinite(value):
             raise BadRecordError(f"{role} is {value}, not a number")
         return repr(value)
-    return check_text(value, role, f"{role} is empty").strip()
+    return _without_nul(check_text(value, role, f"{role} is empty"), role).strip()
+
+
+def _without_nul(text: str, role: str) -> str:
+    """Raises BadRecordError for a NUL character: a sign of a damaged file, or of UTF-16."""
+    if "\0" in text:
+        place = text.index("\0") + 1
+        raise BadRecordError(f"{role}: NUL at character {place}; the file is damaged, or not UTF-8")
+    return text
 
 
 def _identity(value: object, role: str, settings: TableSettings) -> str | int:
@@ -96,6 +104,10 @@ def _texts(value: object, role: str, settings: TableSettings) -> list[str]:
 
 
 def _tags(value: object, role: str, settings: TableSettings) -> list[str]:
+    if isinstance(value, str) and " " in value.strip() and settings.tag_delimiter not in value:
+        raise BadRecordError(
+            f"{role} is the text {value[:40]!r}, which is one tag; give a list, or `tag_delimiter`"
+        )
     if isinstance(value, str):
         value = value.split(settings.tag_delimiter)
     if not isinstance(value, list):

@@ -122,6 +122,8 @@ def _count(cells: list[str]) -> str:
 
 
 def _header(cells: list[str], where: str) -> list[str]:
+    if any("\r" in name.strip() for name in cells):
+        raise UserError(f"{where}: its lines end with CR alone; only a line feed ends a line")
     names = [name.strip() for name in cells]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -136,7 +138,7 @@ def read_jsonl(file: File, settings: TableSettings) -> Iterator[Row]:
             yield Row(number)
             continue
         try:
-            yield Row(number, unfold(json_row(line)))
+            yield Row(number, unfold(json_row(line, unique=True)))
         except BadRecordError as bad:
             yield Row(number, bad=bad.args[0])
 

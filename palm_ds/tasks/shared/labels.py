@@ -17,6 +17,8 @@ from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
 from palm_ds.tasks.shared.text_task import ClassesTask, TextTask
 
+_LARGEST = 1e18
+
 
 def classes(task: ClassesTask, source: TableSource, *, strict: bool = False) -> np.ndarray:
     """(rows,) int64: index of the class of each row in `task.labels`."""
@@ -74,6 +76,11 @@ def numbers(task: TextTask, source: TableSource, *, strict: bool = False) -> np.
             raise UserError(
                 f"{source.where(item)}: {task.label_column}: {value!r} is not a number; "
                 f"{task.where} expects one, such as 3.5"
+            )
+        if strict and abs(found[item]) > _LARGEST:
+            raise UserError(
+                f"{source.where(item)}: {task.label_column}: {value} is beyond {_LARGEST:g}, whose "
+                "square is no fp32 number"
             )
     return found
 

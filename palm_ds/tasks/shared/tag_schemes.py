@@ -7,6 +7,7 @@ tags that are not chunks, such as parts of speech.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from palm_ds.tasks.metrics.chunks import Chunk, check_scheme, scheme_named, spli
 from palm_ds.tasks.metrics.counts import MatchCounts
 
 NONE = "none"
+_OTHER_NOTATION = re.compile(r"[BIESLUbieslu][-_:.].*|.+[-_:.][BIESLU]")
 _LETTERS = {"IO": "I", "BIO": "BI", "IOB1": "BI", "IOE1": "IE", "IOE2": "IE", "BIOES": "BIES"}
 _TRIED = ("BIO", "IOB1", "BIOES", "IOE2", "IOE1", "IO")
 _OPEN = {"BIOES": "BI", "IOE2": "I"}  # the chunk continues after these letters
@@ -34,6 +36,15 @@ def of_chunks(rows: Iterable[Sequence[str]]) -> bool:
     distinct = {tag for tags in rows for tag in tags}
     typed = (len(tag) > 2 and tag[0] in "BIES" and tag[1] == "-" for tag in distinct)
     return any(typed) or distinct <= set("OBIES")
+
+
+def in_other_notation(rows: Iterable[Sequence[str]]) -> str:
+    """A tag that seems to be one of chunks in another notation than B-PER, such as B_PER, b-per,
+    PER-B or U-PER; empty if there is none."""
+    distinct = {tag for tags in rows for tag in tags}
+    if not distinct & {"O", "o"}:
+        return ""
+    return next((tag for tag in sorted(distinct) if _OTHER_NOTATION.fullmatch(tag)), "")
 
 
 def found_scheme(rows: Sequence[Sequence[str]]) -> str:

@@ -8,7 +8,7 @@ Training may use another tagging scheme than the table (palm_ds/tasks/metrics/ch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from palm_ds.data.table_source import UNITS, TableSource, Words, chinese_share
 from palm_ds.data.task import Task
 from palm_ds.tasks.metrics.chunks import Chunk, check_scheme, chunks, convert, tags_of
 from palm_ds.tasks.shared import tag_schemes
+from palm_ds.tasks.shared.label_notes import alike_notes
 from palm_ds.tasks.shared.text_task import MOST_LABELS, TextTask
 
 SPANS = "spans"
@@ -115,6 +116,11 @@ class TagsTask(TextTask):
         """The task with the scheme of the rows, and the types in them."""
         rows = [self._row(source, item) for item in range(len(source))]
         scheme = self.scheme or ("" if tag_schemes.of_chunks(rows) else tag_schemes.NONE)
+        if not self.scheme and scheme and (odd := tag_schemes.in_other_notation(rows)):
+            raise UserError(
+                f"{self.where}: {source.name}: {odd!r} seems to be a tag of chunks; write B-TYPE, "
+                "I-TYPE and O, or give `scheme: none` if such tags are classes"
+            )
         if tag_schemes.named(scheme or "BIO") == tag_schemes.NONE:
             return replace(self, scheme=tag_schemes.NONE), {tag for row in rows for tag in row}
         for item in range(len(source)):
@@ -159,7 +165,14 @@ class TagsTask(TextTask):
         return found
 
     def about(self, source: TableSource) -> str:
-        """Summary of labels that training changes or leaves out; empty if there are none."""
+        """What is odd about the tags, and those that training changes or leaves out; empty if
+        nothing is."""
+        if self.labelled_by(source) not in ("", SPANS):
+            names = {tag for row in source.column(self.labelled_by(source)) for tag in row or []}
+            if self.written != tag_schemes.NONE:
+                names = {tag[2:] for tag in names if tag != "O"}
+            if notes := [*alike_notes(names), *_number_notes(names)]:
+                return "\n".join(f"{self.name}: tags: {note}" for note in notes)
         if self.labelled_by(source) == SPANS:
             found = [self._chunks(source, item)[1:] for item in range(len(source))]
             out, moved = (sum(each[i] for each in found) for i in (0, 1))
@@ -257,6 +270,13 @@ class TagsTask(TextTask):
     def _chunks(self, source: TableSource, item: int) -> tuple[list[Chunk], int, int]:
         row = source.column(SPANS)[item] or []
         return tag_schemes.chunks_of_spans(row, self.places(source)[item])
+
+
+def _number_notes(names: Collection[str]) -> list[str]:
+    """A remark on tags that are numbers: a dataset's, whose names are lost."""
+    numbers = [name for name in names if name.isdecimal()]
+    some = ", ".join(sorted(numbers)[:3])
+    return [f"numbers ({some}) are classes of their own; give their names"] if numbers else []
 
 
 def _usual_unit(source: TableSource, column: str) -> str:

@@ -19,6 +19,7 @@ from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import TableTask, Task
 from palm_ds.tasks.metrics.classes import confusion
+from palm_ds.tasks.shared.label_notes import label_notes
 from palm_ds.weights.formats.contents import HeadOutputs
 from palm_ds.weights.formats.huggingface.target import ExportedHead
 
@@ -176,6 +177,18 @@ class ClassesTask(TextTask):
     """Class names in order; by default those in the training rows, numbers in numerical order, then
     others alphabetically."""
 
+    def check_label_names(self) -> None:
+        """Raises UserError if `labels` has a name twice, or one that no cell of a table can be."""
+        if len(set(self.labels)) < len(self.labels):
+            raise UserError(f"{self.where}.labels: duplicate name")
+        for name in self.labels:
+            if not name.strip():
+                raise UserError(f"{self.where}.labels: {name!r} is empty; name each class")
+            if name != name.strip():
+                raise UserError(
+                    f"{self.where}.labels: {name!r} has spaces around it; those of tables have none"
+                )
+
     def settled(self: LabelledTask, source: TableSource) -> LabelledTask:
         """With the labels of the training rows, if the recipe gives none."""
         if self.labels:
@@ -228,6 +241,13 @@ class ClassesTask(TextTask):
         known = [f"{label} {counts[label]:,}" for label in self.labels if label in counts]
         more = f", ... ({len(self.labels)} labels)" if len(self.labels) > _COUNTED else ""
         return ", ".join(known[:_COUNTED]) + more if known else ""
+
+    def about(self, source: TableSource) -> str:
+        """What is odd about the class names; empty if nothing is."""
+        if self.label_column not in source.columns:
+            return ""
+        notes = label_notes(self.names_in(source), rows=len(source))
+        return "\n".join(f"{self.name}: labels: {note}" for note in notes)
 
     def number(self, name: object, source: TableSource, item: int) -> int:
         """The index of a label. Raises UserError if it is unknown."""

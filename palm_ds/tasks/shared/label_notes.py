@@ -1,0 +1,81 @@
+"""Remarks on class names that are valid, but rarely what the user means.
+
+>>> label_notes(["Yes", "no", "yes"], rows=9)
+["'Yes' and 'yes' look alike, but are different classes"]
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Collection, Iterable
+
+_MISSING = {"nan", "none", "null", "n/a", "na", "<na>"}
+_MANY_NUMBERS = 5
+"""As many different numbers with a fraction are probably to be predicted as numbers."""
+_MANY_CLASSES = 10
+_SHOWN = 3
+
+
+def label_notes(names: Collection[str], *, rows: int) -> list[str]:
+    """Remarks on the class names in `rows` rows of a table."""
+    names = sorted(names)
+    numbers = {name: number for name in names if (number := _number(name)) is not None}
+    words = [name for name in names if name not in numbers]
+    notes = alike_notes(names)
+    if not words and len(names) >= _MANY_NUMBERS and any(x % 1 for x in numbers.values()):
+        some = _listed(numbers)
+        return [
+            *notes,
+            f"{len(names)} different numbers, such as {some}, are classes of their own; this looks "
+            "like `kind: regression`",
+        ]
+    if numbers and words:
+        notes.append(f"numbers ({_listed(numbers)}) and words ({_listed(words)}) are both classes")
+    if missing := [name for name in words if name.casefold() in _MISSING]:
+        notes.append(
+            f"{_listed(missing)} may mean that the label is missing; `drop` under `read` leaves "
+            "such rows out"
+        )
+    if quoted := [name for name in words if len(name) > 1 and name[0] == name[-1] == '"']:
+        notes.append(
+            f"quotation marks are part of {_listed(quoted)}; `format: csv` under `read` removes "
+            "them"
+        )
+    if len(names) >= _MANY_CLASSES and 2 * len(names) > rows:
+        notes.append(f"{len(names)} classes in {rows} rows; is this the right label column?")
+    return notes
+
+
+def alike_notes(names: Iterable[str]) -> list[str]:
+    """Names that differ only in case, invisible characters, or how a number is written."""
+    groups: dict[str | float, list[str]] = {}
+    for name in sorted(names):
+        groups.setdefault(_plain(name), []).append(name)
+    return [
+        f"{' and '.join(map(repr, group))} look alike, but are different classes"
+        for group in groups.values()
+        if len(group) > 1
+    ]
+
+
+def _plain(name: str) -> str | float:
+    number = _number(name)
+    if number is not None:
+        return number
+    seen = unicodedata.normalize("NFKC", name)
+    return "".join(x for x in seen if x.isprintable() and not x.isspace()).casefold()
+
+
+def _number(name: str) -> float | None:
+    """A name that is a finite number."""
+    try:
+        number = float(name)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _listed(names: Iterable[str]) -> str:
+    found = list(names)
+    return ", ".join(map(repr, found[:_SHOWN])) + (", ..." if len(found) > _SHOWN else "")
