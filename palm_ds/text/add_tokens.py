@@ -79,12 +79,15 @@ def add_tokens(
     ids = dict(zip(new, numbers, strict=False))
     backend = _with_vocabulary(tokenizer, ids) if tokenizer.kind == "wordpiece" else None
     backend = backend or Backend.from_str(tokenizer.backend.to_str())
-    added = Tokenizer(backend, origin=tokenizer.origin)
+    added = _like(tokenizer, backend)
     for token, i in ids.items():
         _make_found(added, token, i)
-    return ExtendedTokenizer(
-        tokenizer=Tokenizer(backend, origin=tokenizer.origin), ids=ids, already_known=already
-    )
+    return ExtendedTokenizer(tokenizer=_like(tokenizer, backend), ids=ids, already_known=already)
+
+
+def _like(tokenizer: Tokenizer, backend: Backend) -> Tokenizer:
+    """Another vocabulary with the same special tokens and settings."""
+    return Tokenizer(backend, origin=tokenizer.origin, roles=tokenizer.roles, kept=tokenizer.kept)
 
 
 def initializing_ids(tokenizer: Tokenizer, token: str, like: str = "") -> list[int]:

@@ -17,7 +17,6 @@ from palm_ds.common.config import shorten
 from palm_ds.common.errors import UserError
 from palm_ds.common.printable import printable
 
-LARGEST_FILE = 1 << 27  # bytes; the largest genuine ones have a quarter
 _MOST_GROWTH = 1_000  # times that a normalizer may lengthen a text
 _MOST_PARTS = 1_000
 _SPARE_IDS = 100_000  # beyond four times as many as there are tokens

@@ -13,7 +13,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,8 +33,7 @@ from tokenizers import Tokenizer as Backend
 from palm_ds.common.config import unique_keys
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
-from palm_ds.common.wrong_files import check_right_file
-from palm_ds.text.check_tokenizer_json import LARGEST_FILE, check_tokenizer_state, library_errors
+from palm_ds.text.check_tokenizer_json import check_tokenizer_state, library_errors
 from palm_ds.text.sentencepiece_model import (
     compile_listed,
     compile_model,
@@ -41,6 +41,16 @@ from palm_ds.text.sentencepiece_model import (
     find_sentencepiece_model,
     lists_pieces,
 )
+from palm_ds.text.tokenizer_settings import (
+    KeptSettings,
+    TokenizerSettings,
+    add_settings_tokens,
+    apply_settings,
+    bert_normalizer,
+    read_settings,
+    roles_in,
+)
+from palm_ds.text.vocabulary_file import read_bytes, read_text, read_vocabulary
 
 if TYPE_CHECKING:
     from palm_ds.text.tokens import SpecialTokens
@@ -68,18 +78,29 @@ _SENTENCEPIECE_NAMES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.mo
 class Tokenizer:
     """Converts text to ids and back. `origin` names it in messages: a path, or "trained"."""
 
-    def __init__(self, backend: Backend, *, origin: str = "trained") -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        origin: str = "trained",
+        roles: Mapping[str, str] | None = None,
+        kept: KeptSettings | None = None,
+    ) -> None:
+        """`roles`: {role: token} where the usual tokens are not it. `kept`: what is saved with it;
+        by default the limits of `backend`."""
+        self.kept = kept or KeptSettings(padding=backend.padding, truncation=backend.truncation)
         backend.no_padding()
         backend.no_truncation()
         backend.encode_special_tokens = True  # "[MASK]" in a text is text, never the token
         self.backend = backend
         self.origin = origin
-        self.roles = {role: _find_role(role, self._known, origin) for role in _ROLES}
+        given = roles or {}
+        self.roles = {x: _find_role(x, self._known, origin, given.get(x, "")) for x in _ROLES}
         if backend.post_processor is None:
             backend.post_processor = _template(self.roles, self._known)
 
     def __reduce__(self) -> tuple:
-        return _from_text, (self.backend.to_str(), self.origin)
+        return _from_text, (self.backend.to_str(), self.origin, self.roles, self.kept)
 
     @cached_property
     def _known(self) -> dict[str, int]:
@@ -178,26 +199,58 @@ class Tokenizer:
         """Writes files that `transformers.AutoTokenizer.from_pretrained(folder)` opens."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "tokenizer.json").write_text(self.backend.to_str(pretty=True), "utf-8")
+        (folder / "tokenizer.json").write_text(self._limited().to_str(pretty=True), "utf-8")
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             **{f"{role}_token": token for role, token in self.roles.items()},
-            "do_lower_case": self.lower,
+            **self._normalization(),
             "clean_up_tokenization_spaces": False,
             "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+            **self.kept.config,
         }
         write_json(folder / "tokenizer_config.json", config)
         if self.kind == "wordpiece":
             lines = "".join(token + "\n" for token in self.tokens(range(self.size)))
             (folder / "vocab.txt").write_text(lines, "utf-8")
 
+    def of_length(self, tokens: int) -> Tokenizer:
+        """The same for an encoder that reads texts of so many tokens."""
+        kept = replace(self.kept, config={**self.kept.config, "model_max_length": tokens})
+        return Tokenizer(self.backend, origin=self.origin, roles=self.roles, kept=kept)
 
-def _from_text(text: str, origin: str) -> Tokenizer:
-    return Tokenizer(Backend.from_str(text), origin=origin)
+    def _limited(self) -> Backend:
+        """The backend with the padding and truncation that its file had."""
+        if not (self.kept.padding or self.kept.truncation):
+            return self.backend
+        backend = Backend.from_str(self.backend.to_str())
+        if self.kept.padding:
+            backend.enable_padding(**self.kept.padding)
+        if self.kept.truncation:
+            backend.enable_truncation(**self.kept.truncation)
+        return backend
+
+    def _normalization(self) -> dict[str, bool | None]:
+        """BERT's settings, for programs that read vocab.txt alone."""
+        normalizer, lower = self.backend.normalizer, {"do_lower_case": self.lower}
+        if not isinstance(normalizer, normalizers.BertNormalizer):
+            return dict(lower)
+        return {
+            **lower,
+            "strip_accents": normalizer.strip_accents,
+            "tokenize_chinese_chars": normalizer.handle_chinese_chars,
+        }
 
 
-def _find_role(role: str, known: dict[str, int], origin: str) -> str:
-    for token in _ROLES[role]:
+def _from_text(text: str, origin: str, roles: Mapping[str, str], kept: KeptSettings) -> Tokenizer:
+    return Tokenizer(Backend.from_str(text), origin=origin, roles=roles, kept=kept)
+
+
+def _find_role(role: str, known: dict[str, int], origin: str, given: str = "") -> str:
+    if given and given not in known:
+        raise UserError(
+            f"{origin}: the vocabulary has no {given!r}, which is said to be the {role}_token"
+        )
+    for token in [given] if given else _ROLES[role]:
         if token in known:
             return token
     wanted = " or ".join(_ROLES[role])
@@ -223,17 +276,15 @@ def load_tokenizer(path: str | Path, *, lower: bool | None = None) -> Tokenizer:
     path = Path(path)
     if not path.exists():
         raise UserError(f"tokenizer {path}: no such file or folder")
-    if path.is_dir():
-        file = _find_file(path)
-        lower = _configured_lower(path) if lower is None else lower
-    else:
-        file = path
-    if file.suffix == ".json":
-        return _load_json(file)
-    if file.suffix == ".txt":
-        return _load_vocabulary(file, lower)
+    file = _find_file(path) if path.is_dir() else path
     if file.suffix == ".model":
-        return sentencepiece(_read_bytes(file), origin=str(file), fairseq=fairseq_layout(file))
+        return sentencepiece(read_bytes(file), origin=str(file), fairseq=fairseq_layout(file))
+    settings = read_settings(path) if path.is_dir() else TokenizerSettings()
+    if file.suffix == ".json":
+        return _load_json(file, settings)
+    if file.suffix == ".txt":
+        settings = settings if lower is None else replace(settings, lower=lower)
+        return _load_vocabulary(file, settings)
     raise UserError(
         f"tokenizer {file}: unknown file type; give vocab.txt, tokenizer.json, a SentencePiece "
         ".model, or a folder with one of them"
@@ -247,39 +298,8 @@ def _find_file(folder: Path) -> Path:
     raise UserError(f"tokenizer {folder}: contains no tokenizer.json, vocab.txt or spiece.model")
 
 
-def _configured_lower(folder: Path) -> bool | None:
-    """`do_lower_case` of a Hugging Face folder; None if not given."""
-    file = folder / "tokenizer_config.json"
-    if not file.is_file():
-        return None
-    try:
-        value = json.loads(file.read_text("utf-8")).get("do_lower_case")
-    except (ValueError, AttributeError) as error:
-        raise UserError(f"{file}: not a JSON object: {error}") from None
-    return value if isinstance(value, bool) else None
-
-
-def _read_bytes(file: Path) -> bytes:
-    try:
-        if file.stat().st_size > LARGEST_FILE:
-            raise UserError(f"tokenizer {file}: larger than {LARGEST_FILE:,} bytes; refused")
-        check_right_file(file)
-        return file.read_bytes()
-    except OSError as error:
-        raise UserError(f"tokenizer {file}: cannot be read: {error.strerror}") from None
-
-
-def _read_text(file: Path) -> str:
-    data = _read_bytes(file)
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        raise UserError(f"tokenizer {file}: line {line}: not UTF-8 text") from None
-
-
-def _load_json(file: Path) -> Tokenizer:
-    text = _read_text(file)
+def _load_json(file: Path, settings: TokenizerSettings) -> Tokenizer:
+    text = read_text(file)
     try:
         state = json.loads(text, object_pairs_hook=partial(unique_keys, f"tokenizer {file}"))
     except (ValueError, RecursionError) as error:
@@ -291,46 +311,35 @@ def _load_json(file: Path) -> Tokenizer:
     check_tokenizer_state(state, f"tokenizer {file}")
     with library_errors(f"tokenizer {file}: not a tokenizer.json"):
         backend = Backend.from_str(text)
-    tokenizer = Tokenizer(backend, origin=str(file))
+    apply_settings(backend, settings)
+    tokenizer = _configured(backend, settings, str(file))
     tokenizer.encode_texts([_PROBE])
     return tokenizer
 
 
-def _read_vocabulary(file: Path) -> list[str]:
-    """Reads one token per line; ERNIE's files add a tab and the id, which must be the line's."""
-    lines = _read_text(file).replace("\r\n", "\n").split("\n")
-    while lines and not lines[-1]:
-        lines.pop()
-    seen: dict[str, int] = {}
-    for number, line in enumerate(lines):
-        token, tab, given = line.partition("\t")
-        if not token:
-            raise UserError(
-                f"tokenizer {file}: line {number + 1} is empty; give one token per line"
-            )
-        if tab and given.strip() != str(number):
-            raise UserError(
-                f"tokenizer {file}: line {number + 1}: id {given.strip()!r}, expected {number}"
-            )
-        if token in seen:
-            first = seen[token] + 1
-            raise UserError(
-                f"tokenizer {file}: line {number + 1}: {token!r} is already on line {first}"
-            )
-        seen[token] = number
-    if not seen:
-        raise UserError(f"tokenizer {file}: empty; give one token per line")
-    return list(seen)
+def _configured(backend: Backend, settings: TokenizerSettings, origin: str) -> Tokenizer:
+    """With the special and added tokens of the settings, and what is saved unchanged."""
+    add_settings_tokens(backend, settings, f"tokenizer {origin}")
+    kept = replace(settings.kept, padding=backend.padding, truncation=backend.truncation)
+    roles = roles_in(settings, backend.get_vocab(with_added_tokens=True))
+    return Tokenizer(backend, origin=origin, roles=roles, kept=kept)
 
 
-def _load_vocabulary(file: Path, lower: bool | None) -> Tokenizer:
+def _load_vocabulary(file: Path, settings: TokenizerSettings) -> Tokenizer:
     """Loads a vocab.txt of WordPiece tokens, or of SentencePiece pieces with its model."""
-    tokens = _read_vocabulary(file)
+    tokens = read_vocabulary(file)
+    lower = settings.lower
+    if settings.unknown:
+        raise UserError(
+            f"tokenizer {file}: is of a {settings.unknown}, whose rules are not known here; save a "
+            "tokenizer.json beside it"
+        )
     if not lists_pieces(tokens):
-        return wordpiece(tokens, lower=lower, origin=str(file))
+        backend = _wordpiece(tokens, settings, str(file))
+        return _configured(backend, settings, str(file))
     known, origin = {token: i for i, token in enumerate(tokens)}, str(file)
     backend = compile_listed(
-        _read_bytes(find_sentencepiece_model(file)),
+        read_bytes(find_sentencepiece_model(file)),
         tokens,
         origin=origin,
         unknown=_find_role("unk", known, origin),
@@ -347,17 +356,22 @@ def _loses_capitals(tokens: Sequence[str]) -> bool:
 
 def wordpiece(tokens: Sequence[str], *, lower: bool | None, origin: str = "trained") -> Tokenizer:
     """BERT's tokenizer with this vocabulary; each Chinese character is a token."""
-    if lower is None:
-        lower = _loses_capitals(tokens)
+    settings = TokenizerSettings(lower=lower)
+    return Tokenizer(_wordpiece(tokens, settings, origin), origin=origin)
+
+
+def _wordpiece(tokens: Sequence[str], settings: TokenizerSettings, origin: str) -> Backend:
+    lower = _loses_capitals(tokens) if settings.lower is None else settings.lower
     known = {token: i for i, token in enumerate(tokens)}
-    specials = [_find_role(role, known, origin) for role in _ROLES]
-    unk = _find_role("unk", known, origin)
+    roles = roles_in(settings, known)
+    specials = [_find_role(role, known, origin, roles.get(role, "")) for role in _ROLES]
+    unk = specials[list(_ROLES).index("unk")]
     backend = Backend(models.WordPiece(known, unk_token=unk, max_input_chars_per_word=100))
-    backend.normalizer = normalizers.BertNormalizer(lowercase=lower)
+    backend.normalizer = bert_normalizer(settings, lower)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece()
     backend.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in specials])
-    return Tokenizer(backend, origin=origin)
+    return backend
 
 
 def sentencepiece(

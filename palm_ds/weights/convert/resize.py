@@ -111,6 +111,7 @@ def _operate(
         changed = embeddings.resize_positions(
             changed.state, changed.config, wanted.positions, how=wanted.how
         )
+        tokenizer = tokenizer and tokenizer.of_length(changed.config.max_length)
         said.append(changed.summary)
     return changed, tokenizer, said
 

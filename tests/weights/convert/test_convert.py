@@ -24,6 +24,7 @@ from palm_ds.text.tokenizer import wordpiece
 from palm_ds.weights.convert import convert
 from palm_ds.weights.convert import mapping_report as account
 from palm_ds.weights.convert.convert import ConversionOptions
+from palm_ds.weights.convert.resize import ResizeOptions, resize_checkpoint
 from palm_ds.weights.formats.contents import (
     BUFFER,
     NEXT_SENTENCE_CLASSES,
@@ -36,6 +37,7 @@ from palm_ds.weights.formats.open import FORMATS, open_checkpoint
 from palm_ds.weights.formats.paddle import write as paddle_writer
 from palm_ds.weights.weights_folder import WeightsInfo, load_weights, save_weights
 from tests.helpers.noisy_model import noisy_model
+from tests.text.test_tokenizer_settings import ROLES, folder_of, ids
 from tests.weights.formats import hf_models
 from tests.weights.formats.hf_models import make
 from tests.weights.formats.hf_models import save as save_hf
@@ -319,6 +321,45 @@ def test_a_next_sentence_head_of_ours_has_bert_s_order_there(tmp_path: Path) -> 
     convert.convert(tmp_path / "source", tmp_path / "one", "huggingface", options)
     config = AutoConfig.from_pretrained(tmp_path / "one")
     assert config.id2label == {0: "the next", 1: "another text"}
+
+
+# ---- the tokenizer ----
+
+
+@pytest.mark.parametrize("family", ["bert", "ernie"])
+@pytest.mark.parametrize("config", [{}, {"strip_accents": False, "tokenize_chinese_chars": False}])
+def test_the_same_ids_after_each_conversion(
+    config: dict[str, Any], family: str, tmp_path: Path
+) -> None:
+    source = save_hf(make(family, "Model", vocab_size=80, layer_norm_eps=1e-12), tmp_path / "hf")
+    about = json.loads((source / "config.json").read_text())
+    given = {**config, **ROLES, "padding_side": "left", "model_max_length": 9}
+    folder_of(source, given, **about)
+    wanted, opened = ids(source), AutoTokenizer.from_pretrained(source)
+    steps = [("hf", "again", "huggingface"), ("hf", "ours", "palm_ds"), ("hf", "paddle", "paddle")]
+    steps += [("ours", "of ours", "huggingface"), ("paddle", "of paddle", "huggingface")]
+    for before, after, to in steps:
+        convert.convert(tmp_path / before, tmp_path / after, to)
+        if to != "huggingface":
+            continue
+        assert ids(tmp_path / after) == wanted
+        found = AutoTokenizer.from_pretrained(tmp_path / after)
+        assert (found.model_max_length, found.padding_side) == (9, "left")
+        assert found.pad_token_id == opened.pad_token_id != 0
+    named = json.loads((tmp_path / "paddle/tokenizer_config.json").read_text())
+    assert named["tokenizer_class"] == (
+        "ErnieTokenizer" if not config and family == "ernie" else "BertTokenizer"
+    )
+
+
+def test_a_text_is_cut_where_the_positions_end(tmp_path: Path) -> None:
+    source = save_hf(make("bert", "Model", vocab_size=80), tmp_path / "hf")
+    about = json.loads((source / "config.json").read_text())
+    folder_of(source, {"model_max_length": 10**30}, **about)
+    convert.convert(source, tmp_path / "out", "huggingface")
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length == 20
+    resize_checkpoint(tmp_path / "out", tmp_path / "longer", ResizeOptions(positions=30))
+    assert AutoTokenizer.from_pretrained(tmp_path / "longer").model_max_length == 30
 
 
 # ---- what is said ----

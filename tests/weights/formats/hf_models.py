@@ -24,19 +24,14 @@ SIZES = dict(
     intermediate_size=24,
     max_position_embeddings=20,
 )
+ERNIE = dict(type_vocab_size=4, task_type_vocab_size=5, use_task_id=True)
+EPS = dict(layer_norm_eps=1e-5)
 CONFIGS = {
-    "bert": lambda **more: transformers.BertConfig(**SIZES, **more),
-    "ernie": lambda **more: transformers.ErnieConfig(
-        **SIZES,
-        type_vocab_size=4,
-        task_type_vocab_size=5,
-        use_task_id=True,
-        layer_norm_eps=1e-5,
-        **more,
-    ),
-    "roberta": lambda **more: transformers.RobertaConfig(**SIZES, layer_norm_eps=1e-5, **more),
-    "xlm-roberta": lambda **more: transformers.XLMRobertaConfig(**SIZES, **more),
-    "camembert": lambda **more: transformers.CamembertConfig(**SIZES, layer_norm_eps=1e-5, **more),
+    "bert": lambda **more: transformers.BertConfig(**SIZES | more),
+    "ernie": lambda **more: transformers.ErnieConfig(**SIZES | ERNIE | EPS | more),
+    "roberta": lambda **more: transformers.RobertaConfig(**SIZES | EPS | more),
+    "xlm-roberta": lambda **more: transformers.XLMRobertaConfig(**SIZES | more),
+    "camembert": lambda **more: transformers.CamembertConfig(**SIZES | EPS | more),
 }
 FAMILY = {
     "bert": "Bert",

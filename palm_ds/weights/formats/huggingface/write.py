@@ -50,6 +50,7 @@ def _fit(path: Path, config: EncoderConfig) -> None:
     if not path.is_file():
         return
     about = {"model_max_length": config.max_length} | read_json(path)
+    about["model_max_length"] = min(about["model_max_length"], config.max_length)
     if config.token_types == 1:
         about["model_input_names"] = ["input_ids", "attention_mask"]
     write_json(path, about)

@@ -52,6 +52,15 @@ _ALSO = {  # the second names that PaddleNLP writes, of tied tensors
     "cls.predictions.decoder_bias": "cls.predictions.decoder",
     "lm_head.bias": "lm_head.decoder",
 }
+_SETTINGS = (
+    "do_lower_case",
+    "strip_accents",
+    "tokenize_chinese_chars",
+    "padding_side",
+    "truncation_side",
+    "additional_special_tokens",
+)
+"""What its tokenizers take from tokenizer_config.json, beside the special tokens."""
 _CODES = {torch.float32: "f4", torch.float16: "f2", torch.bfloat16: "u2"}
 
 
@@ -112,9 +121,12 @@ def _name_tokenizer(folder: Path, plan: ExportPlan) -> None:
     if not path.is_file() or not (folder / "vocab.txt").is_file():
         return
     saved = read_json(path)
-    kept = {key: x for key, x in saved.items() if key.endswith("_token") or key == "do_lower_case"}
-    named = {"tokenizer_class": FAMILIES[plan.config_json["model_type"]].paddle_tokenizer}
-    write_json(path, {**named, **kept, "model_max_length": plan.config.max_length})
+    kept = {key: x for key, x in saved.items() if key.endswith("_token") or key in _SETTINGS}
+    named = FAMILIES[plan.config_json["model_type"]].paddle_tokenizer
+    if saved.get("strip_accents") is not None or saved.get("tokenize_chinese_chars") is False:
+        named = "BertTokenizer"  # ErnieTokenizer has no such settings
+    longest = min(saved.get("model_max_length", plan.config.max_length), plan.config.max_length)
+    write_json(path, {"tokenizer_class": named, **kept, "model_max_length": longest})
 
 
 def write_paddle(

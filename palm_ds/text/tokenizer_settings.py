@@ -1,0 +1,285 @@
+"""What the files of a Hugging Face folder say about its tokenizer, beside its vocabulary.
+
+    tokenizer_config.json     the class, its normalisation, special tokens, added tokens, limits
+    special_tokens_map.json   } where older versions of transformers wrote
+    added_tokens.json         } a part of it
+    config.json               the model, which has a class of tokenizer where none is named
+
+transformers' BertTokenizer takes the normalisation from here even where a tokenizer.json has its
+own, and RobertaTokenizer `add_prefix_space`; other classes take all of it from tokenizer.json.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
+
+from palm_ds.common.errors import UserError
+from palm_ds.text.vocabulary_file import read_text
+
+ROLES = ("pad", "unk", "cls", "sep", "mask")
+_FILE = "tokenizer_config.json"
+_BERT = (
+    *("Bert", "Electra", "DistilBert", "MobileBert", "ConvBert", "SqueezeBert", "LayoutLM"),
+    *("Ernie", "RobertaChinese"),  # PaddleNLP's
+)
+_CLASS_OF_MODEL = {
+    "bert": "BertTokenizer",
+    "ernie": "BertTokenizer",
+    "roberta": "RobertaTokenizer",
+    "xlm-roberta": "XLMRobertaTokenizer",
+    "camembert": "CamembertTokenizer",
+}
+_LIKE_ROBERTA = ("Roberta", "XLMRoberta", "Camembert")
+_WITHOUT_TOKEN_TYPES = ("DistilBert", *_LIKE_ROBERTA)
+_USUAL = {
+    "bert": {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
+    "roberta": {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"},
+}
+_ANY = ("", "PreTrainedTokenizerFast", "TokenizersBackend")
+"""Classes that take everything from tokenizer.json."""
+_KEPT = (
+    "model_max_length",
+    "padding_side",
+    "truncation_side",
+    "additional_special_tokens",
+    "extra_special_tokens",
+    "clean_up_tokenization_spaces",
+    "split_special_tokens",
+    "model_input_names",
+    "add_prefix_space",
+    "pad_token_type_id",
+    "pad_to_multiple_of",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptSettings:
+    """Settings that do not change the ids of a text. They are saved as they were found."""
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Entries of tokenizer_config.json."""
+    padding: Mapping[str, Any] | None = None
+    truncation: Mapping[str, Any] | None = None
+    """Those of tokenizer.json, which programs that read nothing else obey."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerSettings:
+    """What a folder says about its tokenizer."""
+
+    family: str = ""
+    """bert or roberta: what the class takes from here; empty: nothing, or no class is named."""
+    unknown: str = ""
+    """A class whose rules are not known here, so that a bare vocab.txt cannot be read."""
+    lower: bool | None = None
+    """None: the folder does not say."""
+    strip_accents: bool | None = None
+    chinese: bool = True
+    """Whether each Chinese character is a word."""
+    add_prefix_space: bool = False
+    roles: Mapping[str, str] = field(default_factory=dict)
+    """{role: token}, where they are named."""
+    usual: Mapping[str, str] = field(default_factory=dict)
+    """{role: token} that the class has where none is named."""
+    tokens: Mapping[str, AddedToken] = field(default_factory=dict)
+    """Tokens that are found in a text before it is split, with how."""
+    ids: Mapping[str, int] = field(default_factory=dict)
+    """The ids that tokens added to the vocabulary must have."""
+    kept: KeptSettings = KeptSettings()
+
+
+def read_settings(folder: Path) -> TokenizerSettings:
+    """The settings of a folder; nothing where no file has any. Raises UserError."""
+    values = _read(folder / _FILE)
+    named = values.get("tokenizer_class") or _class_of_model(folder)
+    name = str(named or "").removesuffix("Fast").removesuffix("Tokenizer")
+    known = f"{name}Tokenizer" in _CLASS_OF_MODEL.values() or named in _ANY or not named
+    values, tokens, ids = _tokens(folder, values)
+    family = "bert" if name in _BERT else "roberta" if name == "Roberta" else ""
+    return TokenizerSettings(
+        family=family,
+        unknown="" if known or family else str(named),
+        lower=_flag(folder, values, "do_lower_case", True if family == "bert" else None),
+        strip_accents=_flag(folder, values, "strip_accents", None),
+        chinese=_flag(folder, values, "tokenize_chinese_chars", True) is not False,
+        add_prefix_space=_flag(folder, values, "add_prefix_space", False) is True,
+        roles={x: _text(values[f"{x}_token"]) for x in ROLES if values.get(f"{x}_token")},
+        usual=_USUAL["roberta" if name in _LIKE_ROBERTA else "bert"] if named else {},
+        tokens=tokens,
+        ids=ids,
+        kept=KeptSettings(config=_kept(folder, values, name)),
+    )
+
+
+def _class_of_model(folder: Path) -> str:
+    """The class of tokenizer that transformers gives to the model of a folder."""
+    about = _read(folder / "config.json")
+    return about.get("tokenizer_class") or _CLASS_OF_MODEL.get(str(about.get("model_type")), "")
+
+
+def _read(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        values = json.loads(read_text(file))
+    except UserError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file}: not a JSON object: {error}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{file}: not a JSON object, but {type(values).__name__}")
+    return values
+
+
+def _flag(folder: Path, values: Mapping[str, Any], key: str, default: bool | None) -> bool | None:
+    value = values.get(key, default)
+    if value is not None and not isinstance(value, bool):
+        raise UserError(f"{folder / _FILE}: {key}: expected true or false, got {value!r}")
+    return value
+
+
+def _text(token: object) -> str:
+    """A token is its text, or an object that also says how it is found."""
+    return str(token["content"]) if isinstance(token, dict) else str(token)
+
+
+def _kept(folder: Path, values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    kept = {key: values[key] for key in _KEPT if values.get(key) is not None}
+    if "max_len" in values:  # the earlier name
+        kept.setdefault("model_max_length", values["max_len"])
+    length = kept.get("model_max_length", 1)
+    if isinstance(length, bool) or not isinstance(length, int | float) or not length >= 1:
+        raise UserError(
+            f"{folder / _FILE}: model_max_length: expected a number above 0, got {length!r}"
+        )
+    own = {f"{role}_token" for role in ROLES}
+    kept |= {
+        key: value
+        for key, value in values.items()
+        if key.endswith("_token") and key not in own and isinstance(value, str | dict)
+    }
+    if name in _WITHOUT_TOKEN_TYPES:
+        kept.setdefault("model_input_names", ["input_ids", "attention_mask"])
+    return kept
+
+
+# ---- special and added tokens ----
+
+
+def _tokens(
+    folder: Path, values: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, AddedToken], dict[str, int]]:
+    """(settings with the special tokens of older files, tokens that are found as a whole, ids of
+    added tokens), as transformers puts the files together."""
+    tokens: dict[str, AddedToken] = {}
+    ids: dict[str, int] = {}
+    try:
+        if isinstance(decoder := values.get("added_tokens_decoder"), dict):
+            for number, each in decoder.items():
+                token = _added(each)
+                tokens[token.content], ids[token.content] = token, int(number)
+        else:
+            values = values | {
+                key: {**each, "__type": "AddedToken", "special": True}
+                if isinstance(each, dict)
+                else each
+                for key, each in _read(folder / "special_tokens_map.json").items()
+            }
+            special = {_text(values[key]) for key in values if key.endswith("_token")}
+            for text, number in _read(folder / "added_tokens.json").items():
+                token = AddedToken(text, normalized=text not in special, special=text in special)
+                tokens[text], ids[text] = token, int(number)
+        for key, each in values.items():
+            if key.endswith("_token") and isinstance(each, dict):
+                tokens[_text(each)] = _added({**each, "special": True})
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UserError(f"{folder / _FILE}: its added tokens cannot be read: {error}") from None
+    return values, tokens, ids
+
+
+def _added(value: Mapping[str, Any]) -> AddedToken:
+    return AddedToken(**{key: each for key, each in value.items() if key != "__type"})
+
+
+# ---- to a tokenizer ----
+
+
+def bert_normalizer(settings: TokenizerSettings, lower: bool) -> normalizers.BertNormalizer:
+    """How BertTokenizer cleans a text."""
+    return normalizers.BertNormalizer(
+        lowercase=lower,
+        strip_accents=settings.strip_accents,
+        handle_chinese_chars=settings.chinese,
+    )
+
+
+def roles_in(settings: TokenizerSettings, known: Mapping[str, int]) -> dict[str, str]:
+    """{role: token}: those that are named, else those that the class has, where they are known."""
+    usual = {role: token for role, token in settings.usual.items() if token in known}
+    return {**usual, **settings.roles}
+
+
+def apply_settings(backend: Backend, settings: TokenizerSettings) -> None:
+    """Give a tokenizer.json what its class takes from the other files."""
+    model = backend.model
+    plain = backend.normalizer is None or isinstance(backend.normalizer, normalizers.BertNormalizer)
+    if settings.family == "bert" and isinstance(model, models.WordPiece) and plain:
+        backend.normalizer = bert_normalizer(settings, settings.lower is not False)
+        backend.post_processor = None  # it is made of the special tokens
+        model.unk_token = settings.roles.get("unk", "[UNK]")
+        backend.model = model
+    split = backend.pre_tokenizer
+    if settings.family == "roberta" and isinstance(split, pre_tokenizers.ByteLevel):
+        split.add_prefix_space = settings.add_prefix_space
+        backend.pre_tokenizer = split
+        _separate_as_roberta(backend, settings)
+
+
+def _separate_as_roberta(backend: Backend, settings: TokenizerSettings) -> None:
+    sep, cls = settings.roles.get("sep", "</s>"), settings.roles.get("cls", "<s>")
+    sep_id, cls_id = backend.token_to_id(sep), backend.token_to_id(cls)
+    if sep_id is not None and cls_id is not None:
+        space = settings.add_prefix_space
+        backend.post_processor = processors.RobertaProcessing(
+            (sep, sep_id), (cls, cls_id), trim_offsets=True, add_prefix_space=space
+        )
+
+
+def add_settings_tokens(backend: Backend, settings: TokenizerSettings, where: str) -> None:
+    """Add the tokens of the settings to a vocabulary; those that it has are found as a whole from
+    now on. Raises UserError where one gets another id than the settings say."""
+    found = {token.content: repr(token) for token in backend.get_added_tokens_decoder().values()}
+    named = settings.roles.values()
+    for text in sorted(settings.tokens, key=lambda each: settings.ids.get(each, -1)):
+        token = settings.tokens[text]
+        if text not in settings.ids and backend.token_to_id(text) is None:
+            continue  # transformers adds it when it opens the saved files, as it did before
+        token.special = token.special or text in named
+        if found.get(text) != repr(token):
+            (backend.add_special_tokens if token.special else backend.add_tokens)([token])
+        if (number := settings.ids.get(text, -1)) not in (-1, backend.token_to_id(text)):
+            raise UserError(
+                f"{where}: {text!r} has id {backend.token_to_id(text)}, but {number} in the "
+                "tokenizer's configuration"
+            )
+    plain = [text for text in _specials(settings) if text not in found | dict(settings.tokens)]
+    known = [text for text in plain if backend.token_to_id(text) is not None]
+    backend.add_special_tokens([AddedToken(x, special=True, normalized=False) for x in known])
+
+
+def _specials(settings: TokenizerSettings) -> list[str]:
+    """The texts of all special tokens that are named."""
+    config = settings.kept.config
+    texts = [*settings.roles.values()]
+    texts += [_text(value) for key, value in config.items() if key.endswith("_token")]
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        listed = config.get(key) or ()
+        texts += map(_text, listed.values() if isinstance(listed, dict) else listed)
+    return texts
