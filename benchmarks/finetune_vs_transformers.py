@@ -297,7 +297,7 @@ def _recipe(run: Run) -> dict[str, Any]:
 # transformers ----------------------------------------------------------------------------------
 
 
-def theirs(run: Run) -> dict[str, Any]:
+def transformers_run(run: Run) -> dict[str, Any]:
     import torch
     from transformers import AutoTokenizer
 
@@ -351,7 +351,10 @@ def _trainer(run: Run, task: Any, learned: Any, folder: str) -> Any:
     )
 
 
-LEARN: Mapping[str, Callable[[Run], dict[str, Any]]] = {"palm_ds": ours, "transformers": theirs}
+LEARN: Mapping[str, Callable[[Run], dict[str, Any]]] = {
+    "palm_ds": ours,
+    "transformers": transformers_run,
+}
 
 if __name__ == "__main__":
     assert ARGUMENTS is not None

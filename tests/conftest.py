@@ -1,4 +1,4 @@
-"""What every test may rely on: one thread a process, no downloads, nothing left behind.
+"""What every test may rely on: one thread per process, no downloads, no leftovers.
 
 `shared` is a folder of real data that does not come with the project: PALM_SHARED, or `shared`
 beside the clone. Tests that want it are skipped where it is not.
@@ -52,7 +52,7 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of real data beside the project; skips the test where there is none."""
+    """The folder of real data next to the project; skips the test if there is none."""
     folder = Path(os.environ.get("PALM_SHARED") or ROOT.parent / "shared")
     if not folder.is_dir():
         pytest.skip(f"no real data here: {folder} is no folder (PALM_SHARED names another)")
@@ -61,7 +61,7 @@ def shared() -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_warm_python_left() -> Iterator[None]:
-    """What tests/helpers/warm_python.py started ends with the tests that it was started for."""
+    """Processes started by tests/helpers/warm_python.py end with the tests that started them."""
     yield
     if warm_python := sys.modules.get("tests.helpers.warm_python"):
         warm_python.stop()
@@ -97,7 +97,7 @@ def _turn(item: pytest.Item) -> tuple[bool, bool]:
     return distributed is None, slow is None
 
 
-# Nothing left behind ---------------------------------------------------------------------------
+# No leftovers ----------------------------------------------------------------------------------
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -130,7 +130,7 @@ def pytest_terminal_summary(
 ) -> None:
     left = config.stash.get(_LEFT, [])
     if left:
-        terminalreporter.section("left behind by the tests", red=True)
+        terminalreporter.section("leftovers of the tests", red=True)
         for line in left:
             terminalreporter.line(line)
 
@@ -166,7 +166,7 @@ def _started_here() -> list[psutil.Process]:
 
 
 def _in_use(path: Path) -> bool:
-    """Some live process, perhaps of another test run on this machine, holds the file."""
+    """Whether a live process, perhaps of another test run on this machine, has the file open."""
     for process in psutil.process_iter():
         try:
             if any(m.path == str(path) for m in process.memory_maps()):
@@ -182,7 +182,7 @@ def _in_use(path: Path) -> bool:
 def _prepared(
     factory: pytest.TempPathFactory, name: str, inputs: list[Path], *options: str
 ) -> Corpus:
-    """Made by the first worker of pytest-xdist that wants it; complete already for the others."""
+    """Prepared by the first pytest-xdist worker that needs it; complete for the others."""
     from palm_ds.cli.prepare import COMMAND
     from palm_ds.corpus.store import open_corpus
 
@@ -196,7 +196,7 @@ def _prepared(
 
 @pytest.fixture(scope="session")
 def shared_en(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    """Real English: encyclopedia articles and textbooks, some seven megabytes."""
+    """Real English: encyclopedia articles and textbooks, about seven megabytes."""
     texts = [
         shared / "data/corpus/en" / f"{name}.jsonl" for name in ("wikitext2_valid", "openstax")
     ]
@@ -207,7 +207,7 @@ def shared_en(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 @pytest.fixture(scope="session")
 def shared_zh(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    """Real Chinese: encyclopedia passages, some three megabytes."""
+    """Real Chinese: encyclopedia passages, about three megabytes."""
     texts = [shared / "data/corpus/zh" / "wiki_mrc_contexts.jsonl"]
     vocabulary = shared / "data/ernie/vocab.txt"
     options = ("--language", "zh", "--lower", "--simplify", "--tokenizer", str(vocabulary))

@@ -14,7 +14,7 @@ import importlib.util
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import reduce
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +22,10 @@ from types import ModuleType
 import pytest
 import yaml
 
-from palm_ds.cli.main import find
+from palm_ds.cli.command import Command, CommandGroup
+from palm_ds.cli.main import SECTIONS, find, help_text
+from palm_ds.cli.main import load as load_command
+from tests.helpers.english import foreign_words, paragraphs, python_prose
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
@@ -32,27 +35,16 @@ PAGES = sorted(
 SETTINGS = sorted([*ROOT.glob("launch/recipes/**/*.yaml"), *ROOT.glob("ds_configs/*.json")])
 GENERATED = {"recipe.md", "ds_configs.md"}  # their English is that of the docstrings
 
-# Literal translations from German and Latin, each with what an engineer would write. They are easy
-# to understand one by one; a page of them is not.
-FOREIGN = {
-    "goes on|going on|go on from": "continues, resumes",
-    "begun|begin anew|anew|begins afresh": "started, newly initialised",
-    "of one's own|ones own|a class of one's own": "your own, user-defined, custom",
-    "stands there|stands in|stand in": "is, appears; to stand in for: replace",
-    "is due|are due|as it is due": "is expected",
-    "knowing nothing": "the baseline",
-    "theirs|of theirs": "name what it belongs to",
-    "left behind": "skipped",
-    "is said|was said|said of|said otherwise|what of": "name who does it, or: is given by, set by",
-    "told": "is called, is distinguished",
-    "a person": "the user, you",
-    "in its place": "instead",
-    "never mind": "ignore, leave out",
-    "at once": "together, at the same time, immediately",
-    "so many": "a number: N, that many",
-    "parts a word": "splits a word",
-    "is left alone": "stays unchanged",
-    "it is there already|is there already": "already exists",
+SOURCES = sorted(
+    path
+    for folder in ("palm_ds", "launch", "tools", "benchmarks", "docs", "tests")
+    for path in (ROOT / folder).rglob("*.py")
+    if path.name != "english.py"  # the list itself
+)
+# {file: where it may have one of the words}: texts that tests read, not prose of ours.
+ALLOWED = {
+    "tests/test_docs.py": ("What of it", "goes on", "what of"),
+    "tests/text/test_sentence_splitter.py": ("It goes on.", "It goes on for a while"),
 }
 MOST_COLUMNS = 125
 
@@ -61,14 +53,34 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+def foreign_places(path: Path, texts: Iterable[tuple[int, str]]) -> list[str]:
+    """`file:line: the word; write: ...` for each word of FOREIGN in the texts."""
+    allowed = ALLOWED.get(name_of(path), ())
+    return [
+        f"{name_of(path)}:{number}: {found}"
+        for number, text in texts
+        for found in foreign_words(text, allowed)
+    ]
+
+
 def load(name: str) -> ModuleType:
-    """A script of docs/, which is no package."""
+    """A script of docs/, which is not a package."""
     spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def every_command() -> Iterator[Command]:
+    for word in (word for words in SECTIONS.values() for word in words):
+        found = load_command(word)
+        if isinstance(found, CommandGroup):
+            yield from found.commands.values()
+            yield from [found.default] if found.default else []
+        else:
+            yield found
 
 
 def menu(entries: list[object]) -> list[str]:
@@ -119,17 +131,50 @@ def test_the_files_that_pages_name_exist(path: Path) -> None:
 def test_pages_are_in_plain_english(path: Path) -> None:
     if path.name in GENERATED:
         pytest.skip("made from docstrings")
+    assert foreign_places(path, paragraphs(path.read_text(encoding="utf-8"))) == []
+
+
+def test_the_prose_of_the_sources_is_in_plain_english() -> None:
+    """Docstrings, comments, messages and names."""
     found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        for words, better in FOREIGN.items():
-            hit = re.search(rf"(?<![\w-])(?:{words})(?![\w-])", line, re.IGNORECASE)
-            found += [f"{name_of(path)}:{number}: {hit[0]!r}; write: {better}"] if hit else []
+    for path in SOURCES:
+        found += foreign_places(path, python_prose(path.read_text(encoding="utf-8")))
     assert found == []
+
+
+def test_the_help_of_every_command_is_in_plain_english() -> None:
+    found = foreign_words(help_text())
+    for command in every_command():
+        texts = [command.parser().format_help(), command.interrupted]
+        found += [f"{command.name}: {each}" for text in texts for each in foreign_words(text)]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '"""What of it\ngoes on."""',
+        "x = 1  # What of it\n# goes on",
+        "fail('What of it '\n     f'goes on at {place}')",
+        "def test_what_of_it_goes_on(): ...",
+    ],
+    ids=["docstring", "comment", "message", "name"],
+)
+def test_words_are_found_wherever_they_are(source: str) -> None:
+    found = [each for _, text in python_prose(source) for each in foreign_words(text)]
+    assert [each.split(";")[0].lower() for each in found] == ["'goes on'", "'what of'"]
+
+
+def test_what_is_allowed_is_there() -> None:
+    for name, texts in ALLOWED.items():
+        source = (ROOT / name).read_text(encoding="utf-8")
+        flat = [" ".join(text.split()) for _, text in python_prose(source)]
+        assert [each for each in texts if not any(each in text for text in flat)] == []
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_the_lines_of_pages_are_wrapped(path: Path) -> None:
-    """Tables, links and code apart, which cannot be."""
+    """Except tables, links and code."""
     if path.name in GENERATED:
         pytest.skip("made from docstrings")
     lines = enumerate(path.read_text(encoding="utf-8").splitlines(), 1)

@@ -1,5 +1,5 @@
 """Imports point down. A new module gets its place in LAYERS; one that needs something of its own
-layer or above stands in the wrong one."""
+layer or above is in the wrong one."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_importing_the_package_alone_is_cheap() -> None:
     assert _python(code).stdout == "[]\n"
 
 
-def test_importing_every_module_says_nothing_and_starts_no_engine() -> None:
+def test_importing_every_module_prints_nothing_and_starts_no_engine() -> None:
     names = [".".join(p.relative_to(ROOT).with_suffix("").parts) for p in PACKAGE]
     names = [name.removesuffix(".__init__") for name in names]
     slow = {"deepspeed", "pandas", "matplotlib", "torch._dynamo", "transformers"}

@@ -1,4 +1,4 @@
-"""The project's promises about itself: what is documented, pinned and shipped is what there is."""
+"""The project's promises: everything that is documented, pinned and shipped exists."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def requirements() -> list[Requirement]:
 # The two commands ------------------------------------------------------------------------------
 
 
-def test_the_two_commands_stand_on_the_first_screen_and_exist() -> None:
+def test_the_two_commands_are_on_the_first_screen_and_exist() -> None:
     first_screen = "\n".join((ROOT / "README.md").read_text().splitlines()[:30])
     makefile = (ROOT / "Makefile").read_text()
     for target in ("pretrain", "test"):
@@ -91,7 +91,7 @@ def test_the_script_in_the_kubernetes_file_is_valid() -> None:
 
 
 @pytest.mark.parametrize("path", ENTRIES, ids=name_of)
-def test_every_command_says_what_it_is_for(path: Path) -> None:
+def test_every_command_describes_itself(path: Path) -> None:
     done = subprocess.run([sys.executable, str(path), "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and done.stderr == ""
     assert done.stdout.startswith("usage: ") and f"launch/{path.name}" in done.stdout
@@ -108,7 +108,7 @@ def test_every_requirement_is_pinned_to_a_version_that_it_allows() -> None:
         assert requirement.specifier.contains(version), f"{requirement} does not allow {version}"
 
 
-def test_every_package_that_is_imported_is_asked_for() -> None:
+def test_every_imported_package_is_required() -> None:
     asked = {canonicalize_name(requirement.name) for requirement in requirements()}
     asked |= {"palm-ds", "benchmarks"}
     owners = packages_distributions()
@@ -235,7 +235,7 @@ def test_the_pages_made_from_the_source_are_up_to_date() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_have_targets(page: Path) -> None:
     prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)  # code apart
     links = re.findall(r"\]\(([^)#\s]+)", prose)
     inside = [link for link in links if "://" not in link]

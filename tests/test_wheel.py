@@ -85,7 +85,7 @@ def install(wheel: Path, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def run(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """run("palm-ds", argument, ...): its output; in an empty folder, without this checkout."""
+    """run("palm-ds", argument, ...): its output, in an empty folder, without this checkout."""
     folder = tmp_path_factory.mktemp("wheel")
     bin_ = install(build(root, folder), folder) / "bin"
     empty = folder / "empty"
@@ -107,7 +107,7 @@ def run(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_a_wheel_does_everything_from_an_empty_folder(run: Run, root: Path) -> None:
+def test_a_wheel_works_from_an_empty_folder(run: Run, root: Path) -> None:
     where = run("python", "-c", "import palm_ds; print(palm_ds.__file__)")
     assert Path(where.strip()).parents[1].name == "site-packages"
     listed = run("palm-ds", "recipes", "--paths")

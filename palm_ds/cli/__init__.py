@@ -1,4 +1,4 @@
-"""The console command `palm-ds`: one module for each sub-command, and main.py over them.
+"""The console command `palm-ds`: main.py, and one module per sub-command.
 
 palm-ds pretrain ...                               palm_ds/cli/pretrain.py
 python -m palm_ds.cli.pretrain ...                 the same

@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="A,B",
         help="some of sequential, joint, continual, alternate (the first three)",
     )
-    add("--always", default="", metavar="TASK", help="each once more with TASK in every blend")
-    add("--steps", default="", metavar="N", help="of each blend (as in the recipe)")
+    add("--always", default="", metavar="TASK", help="run each again with TASK in every task group")
+    add("--steps", default="", metavar="N", help="of each task group (as in the recipe)")
     add_launcher(parser)
 
 

@@ -1,4 +1,4 @@
-"""What a sub-command is: its arguments, its help on one screen, its errors and its exit codes.
+"""The base of all sub-commands: arguments, help on one screen, errors and exit codes.
 
     COMMAND = Command(name="report", summary="...", usage="...", examples="...",
                       add_arguments=add_arguments, run=run)
@@ -36,20 +36,20 @@ class Command:
     name: str
     """As typed after `palm-ds`: `fill-mask`, `corpus inspect`."""
     summary: str
-    """One line, in the list of commands and on top of its own help."""
+    """One line, in the list of commands and at the top of its help."""
     usage: str
-    """Its arguments in a line."""
+    """Its arguments in one line."""
     examples: str
-    """Command lines that begin with `palm-ds NAME`; a script shows its own name instead."""
+    """Command lines that start with `palm-ds NAME`; a script shows its own name instead."""
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
-    """Does it, and returns the exit code."""
+    """Runs the command and returns the exit code."""
     notes: str = ""
-    """What else its help says, under the examples."""
+    """More help, below the examples."""
     piped: bool = False
-    """End quietly when whoever reads the output has seen enough, as in `| head`."""
+    """End quietly when the reader of the output closes it, as in `| head`."""
     interrupted: str = "interrupted"
-    """The line that an interrupt ends with."""
+    """The line printed after an interrupt."""
 
     def parser(self) -> Parser:
         invocation, launched = _invocation(self.name)
@@ -73,13 +73,13 @@ class Command:
         return self.run(self.parser().parse_intermixed_args(argv))
 
     def main(self, argv: Sequence[str] | None = None) -> int:
-        """Parse and run; a mistake ends with one line and exit code 2."""
+        """Parse and run; a user error ends with one line and exit code 2."""
         with exit_on_user_error():
             return self.call(argv)
         return 2
 
     def start(self, argv: Sequence[str] | None = None) -> NoReturn:
-        """The whole program: run, and end this process."""
+        """Run as the whole program and end this process."""
         if self.piped:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         _leave(_until_interrupted(lambda: self.main(argv), self.interrupted))
@@ -87,7 +87,7 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class CommandGroup:
-    """Sub-commands under one word, as `palm-ds corpus inspect`."""
+    """Sub-commands under one word, as in `palm-ds corpus inspect`."""
 
     name: str
     summary: str
@@ -127,7 +127,7 @@ class CommandGroup:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with the project's errors: one line, and the nearest known option."""
+    """argparse with one-line errors that suggest the nearest option."""
 
     def error(self, message: str) -> NoReturn:
         unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
@@ -139,7 +139,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """An option a line, where it fits."""
+    """One line per option, if it fits."""
 
     def __init__(self, prog: str):
         columns = min(shutil.get_terminal_size().columns - 2, _WIDTH)
@@ -183,7 +183,7 @@ def hint_next(*lines: str) -> None:
 
 
 def table(rows: Mapping[str, str], indent: int = 2) -> str:
-    """Words and what they mean, in two columns."""
+    """Words and their meanings in two columns."""
     width = max(map(len, rows)) + 2
     return "\n".join(f"{' ' * indent}{word:<{width}}{text}" for word, text in rows.items())
 
@@ -193,7 +193,7 @@ def _indented(text: str) -> str:
 
 
 def _invocation(name: str) -> tuple[str, str]:
-    """How this command was called, and what a launcher calls it ("": as the module)."""
+    """How this command was called, and its name for a launcher ("" means the module)."""
     script = Path(sys.argv[0])
     if script.suffix == ".py" and script.parent.name in ("launch", "convert_ckpt"):
         return f"python {script}", str(script)
@@ -201,8 +201,8 @@ def _invocation(name: str) -> tuple[str, str]:
 
 
 def _leave(code: int) -> NoReturn:
-    """End this process. DeepSpeed's threads may abort an interpreter that shuts down in the usual
-    way, so where it is loaded the process exits without shutting down."""
+    """End this process, without interpreter shutdown if DeepSpeed is loaded: its threads may abort
+    it."""
     if "deepspeed" in sys.modules:
         from palm_ds.runtime.processes import leave
 

@@ -75,18 +75,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read_texts(file: Path) -> list[str]:
-    """The lines of a file that are not empty. Raises UserError."""
+    """The non-empty lines of a file. Raises UserError."""
     try:
         lines = [line.strip() for line in file.read_text("utf-8").split("\n")]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--texts {file}: cannot be read: {error}") from None
     if not any(lines):
-        raise UserError(f"--texts {file}: there is no text in it")
+        raise UserError(f"--texts {file}: contains no text")
     return [line for line in lines if line]
 
 
 def _show(done: ConversionResult) -> None:
-    """The tensors, the notes, and how far apart the outputs are."""
+    """Print the tensors, the notes and the difference of the outputs."""
     from rich.console import Console
 
     from palm_ds.weights.convert.mapping_report import show
@@ -104,7 +104,7 @@ def _show(done: ConversionResult) -> None:
 
 COMMAND = Command(
     name="convert",
-    summary="Convert a checkpoint, and check that the result computes the same.",
+    summary="Convert a checkpoint and verify that the result gives the same outputs.",
     usage="SOURCE TARGET [--to FORMAT] [options]",
     examples="""
 palm-ds convert runs/mine out --to huggingface
@@ -112,8 +112,8 @@ palm-ds convert runs/mine out --to huggingface --family bert --task NAME
 palm-ds convert ernie/params out --to palm_ds --eps 1e-5 --dtype bfloat16
 """,
     notes="""
-SOURCE is a run, one of its checkpoints, its weights/; a folder of Hugging Face, Paddle (ERNIE,
-PALM, PaddleNLP) or DeepSpeed; a TensorFlow BERT checkpoint. TARGET is complete or absent.""",
+SOURCE is a run, one of its checkpoints or its weights/; a Hugging Face, Paddle (ERNIE, PALM,
+PaddleNLP), DeepSpeed or TensorFlow BERT checkpoint. TARGET is written completely or not at all.""",
     piped=True,
     add_arguments=add_arguments,
     run=run,

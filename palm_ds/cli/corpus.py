@@ -1,4 +1,4 @@
-"""`palm-ds corpus inspect|annotate|export-ernie`: what is done with a corpus that exists."""
+"""`palm-ds corpus inspect|annotate|export-ernie`: commands for an existing corpus."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ palm-ds corpus inspect data/wiki --documents 1 --first 250
 def _annotate_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("corpus", type=Path, metavar="CORPUS", help="a folder that `palm-ds prepare` made")
-    add("input", nargs="+", metavar="INPUT", help="the same input that it was made of")
+    add("input", nargs="+", metavar="INPUT", help="the input that it was made from")
     add(
         "--annotation",
         action="append",
@@ -102,7 +102,7 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("corpus", type=Path, metavar="CORPUS", help="a folder that `palm-ds prepare` made")
     add("file", metavar="FILE.gz", help="a new file")
-    add("--length", type=int, metavar="N", help="maximum tokens in a line (512)")
+    add("--length", type=int, metavar="N", help="maximum tokens per line (512)")
     add("--seed", type=int, default=0, metavar="N", help="seed of the cuts and random texts (0)")
 
 
@@ -119,8 +119,8 @@ EXPORT_ERNIE = Command(
     usage="CORPUS FILE.gz [options]",
     examples="palm-ds corpus export-ernie data/wiki wiki.gz --length 128",
     notes="""
-A corpus of pairs is written as it is. Documents are cut into pairs; in half of them the second text
-is from another document.""",
+A corpus of pairs is written unchanged. Documents are cut into pairs; in half of them the second
+text comes from another document.""",
     add_arguments=_export_arguments,
     run=_export,
 )

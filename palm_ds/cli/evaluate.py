@@ -86,8 +86,8 @@ palm-ds evaluate --kind tagging --gold FILE --predictions FILE     # one CoNLL f
     # column is predicted, the one before it is the label
 """,
     notes="""
-Predictions are the files of `palm-ds predict`, which the task that made them scores, SQuAD's object
-of answers, CoNLL, or one a line in the order of the rows.""",
+Predictions are files of `palm-ds predict`, SQuAD's object of answers, CoNLL, or one per line in the
+order of the rows. Files of `palm-ds predict` are scored by the task that wrote them.""",
     piped=True,
     add_arguments=add_arguments,
     run=run,

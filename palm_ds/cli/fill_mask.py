@@ -16,8 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("model", metavar="MODEL", help="a run folder, its weights/, or a Hugging Face folder")
     add("texts", nargs="*", metavar="TEXT", help="a text with one [MASK] or more")
     add("--top", type=int, default=5, metavar="N", help="predictions to show for each [MASK] (5)")
-    add("--task", default="", help="read texts as this task does (its embedding)")
-    add("--hide", default="", metavar="WORD", help="mask this word of the texts")
+    add("--task", default="", help="use the task embedding of this task")
+    add("--hide", default="", metavar="WORD", help="mask this word in the texts")
     add("--json", action="store_true", help="one JSON object per text")
 
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _lines() -> Iterator[str]:
-    """The lines of the input that are not empty."""
+    """The non-empty lines of stdin."""
     if sys.stdin.isatty():
         print("type a text with [MASK] on each line; end with Ctrl-D", file=sys.stderr, flush=True)
     found = False
@@ -58,7 +58,7 @@ def _lines() -> Iterator[str]:
 
 COMMAND = Command(
     name="fill-mask",
-    summary="Predict masked words with a run, a folder of weights, or a Hugging Face folder.",
+    summary="Predict masked words with a run, a weights folder or a Hugging Face folder.",
     usage="MODEL [TEXT ...] [options]",
     examples="""
 palm-ds fill-mask runs/mine "The capital of [MASK] is Paris."

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
     add = parser.add_argument
-    add("--step", type=int, metavar="N", help="a step, counted from 1 (1)")
+    add("--step", type=int, metavar="N", help="the step, counted from 1 (1)")
     add("--rows", type=int, default=2, metavar="K", help="rows to show (2)")
-    add("--held_out", action="store_true", help="the held-out rows, K of each blend")
+    add("--held_out", action="store_true", help="show the held-out rows, K of each task group")
     add("--json", action="store_true", help="one JSON object per sequence")
 
 
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(view: View) -> None:
-    """In colour on a terminal; elsewhere a line stays a line, however long."""
+    """In colour on a terminal; elsewhere lines are not wrapped."""
     from rich.console import Console
 
     from palm_ds.train.inspect_stream import as_text, summary
@@ -67,12 +67,12 @@ COMMAND = Command(
     examples="""
 palm-ds inspect RECIPE.yaml --step 500 --rows 3
 palm-ds inspect RECIPE.yaml length=128 --held_out
-palm-ds inspect RECIPE.yaml --rows 0        # only the summary of a whole step
+palm-ds inspect RECIPE.yaml --rows 0
 palm-ds inspect RECIPE.yaml --json          # one object per sequence
 """,
     notes="""
-Brackets show the original of a masked or replaced token, (=) marks one that is predicted but
-unchanged. A late step of a long run takes a while: all before it is packed.""",
+Brackets show the original of a masked or replaced token; (=) marks a token that is predicted but
+unchanged. A late step takes a while, because all steps before it are packed first.""",
     piped=True,
     add_arguments=add_arguments,
     run=run,

@@ -1,8 +1,8 @@
-"""What the command line of DeepSpeed's launcher said, where it is one of our parents.
+"""Checks the command line of DeepSpeed's launcher, a parent of this process.
 
 `deepspeed --hostfile FILE` with a FILE that does not exist trains on this machine alone, after a
-warning in its log. The launcher passes nothing on about it, but its command line and working
-directory can be read. Where they cannot, nothing is checked.
+warning in its log. The launcher tells its processes nothing about it, but its command line and
+working directory can be read. If they cannot, nothing is checked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from palm_ds.runtime.launcher import deepspeed_launchers
 
 
 def check_hostfile() -> None:
-    """Refuse a run whose launcher was given a hostfile that does not exist. Raises UserError."""
+    """Raises UserError if the launcher was given a hostfile that does not exist."""
     for launcher in deepspeed_launchers():
         try:
             line, folder = launcher.cmdline(), Path(launcher.cwd())
@@ -32,7 +32,7 @@ def check_hostfile() -> None:
 
 
 def hostfile_of(line: Sequence[str]) -> str | None:
-    """The file that `deepspeed` was given as --hostfile, -H or an abbreviation."""
+    """The value of `deepspeed`'s --hostfile, -H or an abbreviation."""
     for word, following in zip(line, [*line[1:], ""], strict=True):
         option, equals, value = word.partition("=")
         if len(option) > 3 and "--hostfile".startswith(option):

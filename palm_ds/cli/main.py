@@ -1,4 +1,4 @@
-"""`palm-ds`: finds the sub-command and runs it. Only that one is imported."""
+"""`palm-ds`: finds the sub-command, imports only that, and runs it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TAIL = """
 
 
 def load(word: str) -> Command | CommandGroup:
-    """The sub-command of that name."""
+    """The sub-command or group with this name."""
     return importlib.import_module(f"palm_ds.cli.{word.replace('-', '_')}").COMMAND
 
 
@@ -44,8 +44,8 @@ def help_text() -> str:
 
 
 def find(argv: Sequence[str]) -> tuple[Command, Sequence[str]]:
-    """The sub-command that the words name, and its arguments. Raises UserError, and SystemExit
-    after a text that was asked for."""
+    """The sub-command that the words name, and its arguments. Raises UserError, or SystemExit after
+    printing help or the version."""
     word = argv[0] if argv else "--help"
     if word in ("-h", "--help", "help"):
         print(help_text())
@@ -63,7 +63,7 @@ def find(argv: Sequence[str]) -> tuple[Command, Sequence[str]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line; the exit code."""
+    """Run a command line; returns the exit code."""
     with exit_on_user_error():
         command, rest = find(sys.argv[1:] if argv is None else argv)
         return command.call(rest)

@@ -1,4 +1,4 @@
-"""Arguments that several sub-commands have."""
+"""Arguments shared by several sub-commands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def add_recipe(
 ) -> None:
     """RECIPE and its overrides."""
     parser.add_argument("recipe", metavar="RECIPE", help=what)
-    parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="other values for its keys")
+    parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="override its keys")
 
 
 def add_ds_config(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,7 @@ def add_ds_config(parser: argparse.ArgumentParser) -> None:
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
-    """Raises UserError where one is no key=value."""
+    """Raises UserError if one is not key=value."""
     for text in overrides:
         if "=" not in text:
             raise UserError(f"override {text!r}: expected key=value")

@@ -86,8 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _processes(device: str) -> tuple[ProcessGroup, torch.device]:
-    """Those of the run, and what this one computes on; DeepSpeed joins them where there are
-    several."""
+    """This process's group and device; several processes are joined by DeepSpeed."""
     import torch
 
     from palm_ds.runtime.checkpoint import SINGLE_PROCESS
@@ -104,7 +103,7 @@ def _processes(device: str) -> tuple[ProcessGroup, torch.device]:
 
 @contextmanager
 def _progress(shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """A bar with rows and rows per second, on a terminal."""
+    """A progress bar on a terminal, with rows per second."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
     from rich.text import Text
@@ -125,7 +124,7 @@ def _progress(shown: bool) -> Iterator[Callable[[int, int], None]]:
 
 
 def _show(report: PredictionSummary, output: Path, world: int) -> None:
-    """Scores, notes, how many rows were truncated, and the final line."""
+    """Print scores, notes, the numbers of truncated rows, and a summary."""
     from rich.console import Console
     from rich.table import Table
 
@@ -140,7 +139,9 @@ def _show(report: PredictionSummary, output: Path, world: int) -> None:
         console.print(f"note: {note}", markup=False)
     for task, rows in report.cut.items():
         if rows:
-            console.print(f"note: {task}: {rows:,} rows are longer than it reads", markup=False)
+            console.print(
+                f"note: {task}: {rows:,} rows are truncated to its max_length", markup=False
+            )
     speed = report.rows / max(report.seconds, 1e-9)
     console.print(
         f"{report.rows:,} rows, {report.passes} pass(es), {world} process(es), "
@@ -151,7 +152,7 @@ def _show(report: PredictionSummary, output: Path, world: int) -> None:
 
 COMMAND = Command(
     name="predict",
-    summary="Predict the rows of files with a trained model, all of its tasks in one pass.",
+    summary="Predict rows of files with a trained model, for all of its tasks in one pass.",
     usage="MODEL --input FILE... --output DIR [options]",
     examples="""
 palm-ds predict runs/joint --input new.tsv --output predictions
@@ -160,8 +161,8 @@ palm-ds predict runs/joint/weights --input new.jsonl --output out --columns text
 torchrun --nproc_per_node 4 --module palm_ds.cli.predict runs/joint --input new.tsv --output out
 """,
     notes="""
-Rows need no labels; where they have some, scores are shown and written. The files are the same for
-any number of processes, also under deepspeed.""",
+Rows need no labels; if they have labels, scores are printed and written. The output files are the
+same for any number of processes, also under deepspeed.""",
     add_arguments=add_arguments,
     run=run,
 )

@@ -82,12 +82,12 @@ def _input_options(args: argparse.Namespace) -> InputOptions:
 def _pair_fields(args: argparse.Namespace) -> tuple[str, ...]:
     for name, given in (("--pair_fields", args.pair_fields), ("--no_label", args.no_label)):
         if given and args.format != "pairs":
-            raise UserError(f"{name}: is for --format pairs")
+            raise UserError(f"{name}: only for --format pairs")
     fields = tuple(args.pair_fields or ("text_a", "text_b", "label"))
     if args.no_label:
         return fields[:2] if len(fields) == 3 else fields
     if len(fields) == 2:
-        raise UserError(f"--pair_fields {' '.join(fields)}: name the label too, or say --no_label")
+        raise UserError(f"--pair_fields {' '.join(fields)}: name the label too, or give --no_label")
     return fields
 
 
@@ -131,7 +131,7 @@ def _add_reading(group: argparse._ArgumentGroup) -> None:
         metavar="END",
         help="in text files: a document per blank_line, line or file (blank_line)",
     )
-    add("--strict", action="store_true", help="stop at the first bad line instead of listing it")
+    add("--strict", action="store_true", help="stop at the first bad line instead of reporting it")
 
 
 def _add_text(group: argparse._ArgumentGroup) -> None:
@@ -204,7 +204,9 @@ def _add_work(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--workers", type=int, default=1, metavar="N", help="processes on this machine (1)")
     add("--mpi", action="store_true", help="processes on any machines, under mpirun")
-    add("--shard_mb", type=float, metavar="X", help="MiB of input in a shard (1/256, 4 to 128)")
+    add(
+        "--shard_mb", type=float, metavar="X", help="MiB of input per shard (1/256 of it, 4 to 128)"
+    )
     add(
         "--sample_mb",
         type=float,

@@ -50,14 +50,14 @@ palm-ds pretrain embedded.yaml --deepspeed_config cpu.json       # shipped files
 
 def _copy_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("name", metavar="NAME", help="of a shipped recipe or DeepSpeed file")
+    add("name", metavar="NAME", help="a shipped recipe or DeepSpeed file")
     add(
         "destination",
         nargs="?",
         default=Path(),
         type=Path,
         metavar="DESTINATION",
-        help="a folder that exists, or a new file (this folder)",
+        help="an existing folder or a new file (this folder)",
     )
 
 
@@ -68,7 +68,7 @@ def _copy(args: argparse.Namespace) -> int:
 
 COPY = Command(
     name="recipes copy",
-    summary="Copy a shipped recipe or DeepSpeed file, to be changed.",
+    summary="Copy a shipped recipe or DeepSpeed file to edit it.",
     usage="NAME [DESTINATION]",
     examples="""
 palm-ds recipes copy embedded.yaml

@@ -24,7 +24,7 @@ COMMAND = Command(
     summary="Write report.html of a run folder: curves, scores, speed.",
     usage="RUN [RUN ...]",
     examples="palm-ds report runs/mine",
-    notes="At any time: while the run trains, after it was killed, or when it is done.",
+    notes="Works at any time: while the run trains, after it was killed, or when it is finished.",
     add_arguments=add_arguments,
     run=run,
 )

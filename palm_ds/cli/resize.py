@@ -13,8 +13,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("weights", type=Path, metavar="WEIGHTS", help="a checkpoint of any format")
     add("out", type=Path, metavar="OUT", help="a new folder")
     add("--add_tokens", type=Path, metavar="FILE", help="new tokens, one per line")
-    add("--reuse_unused", action="store_true", help="new tokens take [unused1] ... first")
-    add("--multiple", type=int, metavar="N", help="make the vocabulary a multiple of N")
+    add("--reuse_unused", action="store_true", help="put new tokens in [unused1] ... first")
+    add("--multiple", type=int, metavar="N", help="pad the vocabulary to a multiple of N")
     add("--positions", type=int, metavar="N", help="new maximum length in tokens")
     add("--how", default="tile", metavar="H", help="tile or interpolate positions (tile)")
     add("--tokenizer", type=Path, metavar="PATH", help="the tokenizer, if it is not in WEIGHTS")
@@ -46,9 +46,9 @@ palm-ds resize runs/mine out --add_tokens tokens.txt --multiple 64
 palm-ds resize models/bert out --positions 1024 --how tile
 """,
     notes="""
-A Hugging Face folder becomes one, everything else a weights/ folder. FILE has one token per line
-and, after a tab, words whose mean embedding it starts from (by default: the pieces that the
-tokenizer made of it so far).""",
+A Hugging Face folder is written as one, any other format as a weights/ folder. FILE has one token
+per line and, after a tab, words whose mean embedding initialises it (by default, the pieces into
+which the tokenizer splits it today).""",
     add_arguments=add_arguments,
     run=run,
 )

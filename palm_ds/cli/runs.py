@@ -1,4 +1,4 @@
-"""What `palm-ds ablate` and `palm-ds suite` share: the commands of their runs."""
+"""Shared by `palm-ds ablate` and `palm-ds suite`: the commands of their runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def add_launcher(parser: argparse.ArgumentParser) -> None:
 
 
 def command_of(launcher: Sequence[str], module: str, *arguments: object) -> list[str]:
-    """A launcher's words, then a module of palm_ds.cli and its arguments."""
+    """The launcher's words, followed by a module of palm_ds.cli and its arguments."""
     deepspeed = any("deepspeed" in Path(word).name for word in launcher)
     option = "--module" if deepspeed else "-m"
     return [*launcher, option, f"palm_ds.cli.{module}", *map(str, arguments)]

@@ -4,7 +4,7 @@
     embedded.yaml, finetune/rte.yaml    launch/recipes      palm_ds/shipped/recipes
     cpu.json, zero1_bf16.json           ds_configs          palm_ds/shipped/ds_configs
 
-A command that is given a name instead of a file takes the shipped file of that name.
+A command that gets such a name instead of a file uses the shipped file.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ def ds_configs() -> dict[str, Path]:
 
 
 def find_recipe(text: str) -> str:
-    """A recipe file that exists, or the shipped one of this name. Raises UserError."""
+    """An existing recipe file, or the shipped one with this name. Raises UserError."""
     return _find(text, recipes(), "recipe")
 
 
 def find_ds_config(text: str) -> str:
-    """A DeepSpeed file that exists, or the shipped one of this name. Raises UserError."""
+    """An existing DeepSpeed file, or the shipped one with this name. Raises UserError."""
     return _find(text, ds_configs(), "DeepSpeed file")
 
 
 def description(path: Path) -> str:
-    """What a shipped file says about itself first, in a line."""
+    """The first sentence of a shipped file's description, in one line."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".json":
         about = str(json.loads(text).get("_about", ""))
@@ -63,14 +63,14 @@ def description(path: Path) -> str:
 
 
 def copy(name: str, destination: Path) -> Path:
-    """Copy a shipped file to a folder that exists or to a new file. Raises UserError."""
+    """Copy a shipped file to an existing folder or a new file. Raises UserError."""
     files = {**recipes(), **ds_configs()}
     found = _named(name, files)
     if found is None:
-        raise UserError(f"{name}: no shipped file of this name{_near(name, files)}")
+        raise UserError(f"{name}: no shipped file has this name{_near(name, files)}")
     target = destination / found.name if destination.is_dir() else destination
     if target.exists():
-        raise UserError(f"{target}: exists already; give another name, or remove it")
+        raise UserError(f"{target}: already exists; give another name, or remove it")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(found, target)
@@ -93,15 +93,15 @@ def _find(text: str, files: Mapping[str, Path], what: str) -> str:
     found = _named(text, files)
     if found is None:
         near = suggest_path(text) or _near(text, files)
-        raise UserError(f"{text}: no such file, and no shipped {what} of this name{near}")
+        raise UserError(f"{text}: no such file, and no shipped {what} has this name{near}")
     if os.environ.get("RANK", "0") == "0":
         print(f"note: {text}: the shipped {what} of this name", file=sys.stderr, flush=True)
     return str(found)
 
 
 def _named(text: str, files: Mapping[str, Path]) -> Path | None:
-    """The file that a name means: `finetune/rte.yaml`, `finetune/rte`, `rte.yaml` or `rte`, also
-    with the checkout's folder in front."""
+    """The file for a name: `finetune/rte.yaml`, `finetune/rte`, `rte.yaml` or `rte`, optionally
+    after the checkout's folder."""
     name = _PREFIX.sub("", text.removeprefix("./"))
     for key, path in files.items():
         if name in (key, key.rpartition(".")[0], path.name, path.stem):

@@ -80,7 +80,7 @@ def _show(contents: CheckpointContents) -> None:
 
 
 def _describe(head: HeadInfo) -> str:
-    """What a head does, in a few words."""
+    """A head's kind in a few words."""
     if head.kind == "masked_words":
         return "masked words"
     return f"{head.classes} classes of {'whole texts' if head.pooled else 'tokens'}"

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("suite", metavar="SUITE", help="a YAML file with recipes and seeds")
-    add("overrides", nargs="*", metavar="a.b=c", help="other values for keys of all recipes")
+    add("overrides", nargs="*", metavar="a.b=c", help="override keys of all recipes")
     add_ds_config(parser)
     add("--out", required=True, metavar="DIR", help="folder for all runs and the table")
-    add("--jobs", type=int, default=0, metavar="N", help="runs at a time on CPU (1)")
-    add("--table", action="store_true", help="show the table; run nothing")
+    add("--jobs", type=int, default=0, metavar="N", help="concurrent runs on CPU (1)")
+    add("--table", action="store_true", help="show the table without running anything")
     add_launcher(parser)
 
 
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _with_shipped(suite: Suite) -> Suite:
-    """The suite with the paths of the shipped recipes that it names."""
+    """The suite, with the paths of the shipped recipes in it."""
     if isinstance(suite.recipes, dict):
         recipes = {name: find_recipe(text) for name, text in suite.recipes.items()}
     else:
@@ -80,7 +80,7 @@ def slots_of(jobs: int, shared: bool) -> list[dict[str, str]]:
         cores = str(max((os.cpu_count() or 1) // jobs, 1))
         return [{} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": cores}] * jobs
     if jobs:
-        raise UserError("--jobs: is for CPU; on GPUs there is one run per device")
+        raise UserError("--jobs: only for CPU; on GPUs there is one run per device")
     names = device.visible_devices_envs()
     visible = os.environ.get(names[0], "")
     ids = visible.split(",") if visible else [str(i) for i in range(device.device_count())]
@@ -89,7 +89,7 @@ def slots_of(jobs: int, shared: bool) -> list[dict[str, str]]:
 
 COMMAND = Command(
     name="suite",
-    summary="Fine-tune on many data sets with several seeds each; one table of medians and spread.",
+    summary="Fine-tune on many data sets with several seeds; one table of medians and spread.",
     usage="SUITE --deepspeed_config FILE --out DIR [options] [a.b=c ...]",
     examples="""
 palm-ds suite SUITE.yaml --deepspeed_config zero1_bf16.json --out runs/glue
@@ -98,7 +98,7 @@ palm-ds suite SUITE.yaml --deepspeed_config cpu.json --out DIR --jobs 2 optimize
     notes="""
 SUITE, in its shortest form:  {seeds: 3, recipes: [finetune/rte.yaml, mine.yaml]}
 Each run is a `palm-ds finetune` in its own process: one per device, or --jobs at a time on CPU. Run
-it again to continue, and to retry what failed (exit code 1).""",
+it again to continue and to retry failed runs (exit code 1).""",
     interrupted=CONTINUES,
     add_arguments=add_arguments,
     run=run,

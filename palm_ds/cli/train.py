@@ -1,4 +1,4 @@
-"""What `palm-ds pretrain` and `palm-ds finetune` share."""
+"""Shared by `palm-ds pretrain` and `palm-ds finetune`."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
     add_ds_config(parser)
     add = parser.add_argument
-    add("--run_dir", metavar="DIR", help="where everything is written (runs/RECIPE)")
+    add("--run_dir", metavar="DIR", help="folder for all output (runs/RECIPE)")
     add("--init_from", metavar="PATH", help="start from these weights: a run or a checkpoint")
     add(
         "--extend",
         metavar="RUN",
         help="continue this run's weights, optimizer and data with a task or a corpus more",
     )
-    add("--dry_run", action="store_true", help="check everything, train nothing")
-    add("--print_config", action="store_true", help="show every resolved setting and stop")
+    add("--dry_run", action="store_true", help="check everything without training")
+    add("--print_config", action="store_true", help="print every resolved setting and stop")
     add("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)  # from the launcher
 
 
 def run(args: argparse.Namespace, following: Sequence[str]) -> int:
-    """Train a recipe; the exit code. `following`: what to run on the finished {run}. Raises
-    UserError."""
+    """Train a recipe; returns the exit code. `following`: commands to suggest for the finished
+    {run}. Raises UserError."""
     from palm_ds.cli.launcher import check_hostfile
     from palm_ds.cli.shipped import find_ds_config, find_recipe
 
@@ -61,6 +61,6 @@ def run(args: argparse.Namespace, following: Sequence[str]) -> int:
 
 
 def _overrides(args: argparse.Namespace) -> list[str]:
-    """Those of the command line, and the options that are recipe keys."""
+    """The overrides of the command line, and the options that are recipe keys."""
     given = {"init_from": args.init_from, "extend": args.extend}
     return [*args.overrides, *(f"{key}={value}" for key, value in given.items() if value)]

@@ -40,15 +40,15 @@ def run(args: argparse.Namespace) -> int:
 
 COMMAND = Command(
     name="verify",
-    summary="Check that two checkpoints compute the same. Exit code 0: yes; 1: no.",
+    summary="Verify that two checkpoints give the same outputs. Exit code 0: yes; 1: no.",
     usage="A B [options]",
     examples="""
 palm-ds verify runs/mine out
 palm-ds verify ernie/params other/hf --eps 1e-5
 """,
     notes="""
-A and B are of any format that `palm-ds convert` reads. Heads are compared where both have one of
-that name, or both have exactly one of that kind. Exit code 2: they cannot be compared.""",
+A and B can have any format that `palm-ds convert` reads. Heads are compared if both sides have one
+of that name, or exactly one of that kind. Exit code 2: they cannot be compared.""",
     piped=True,
     add_arguments=add_arguments,
     run=run,

@@ -1,1 +1,1 @@
-"""Weights on disk: our own folder, other formats, conversion between them, downloads."""
+"""Weights on disk: palm_ds's own folders, other formats, conversion and downloads."""

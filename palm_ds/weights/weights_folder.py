@@ -1,10 +1,10 @@
-"""Weights on their own: a portable folder, and Hugging Face folders in and out.
+"""Saves and loads weights without optimizer state: palm_ds folders and Hugging Face folders.
 
     weights/  weights.safetensors   every parameter in fp32 under the model's names, tied ones once
-              weights.json          the encoder's numbers, the tasks' ids and heads, what made it
+              weights.json          the encoder's config, the tasks' ids and heads, the origin
     hf/       model.safetensors config.json + tokenizer files: opens with AutoModel.from_pretrained
 
-`load_weights` starts a model from either, and from a checkpoint of any other format that
+`load_weights` starts a model from either, or from a checkpoint of any other format that
 formats/open.py knows (`--init_from`). Folders appear complete or not at all.
 """
 
@@ -38,7 +38,7 @@ from palm_ds.weights.formats.open import open_checkpoint, read_info
 from palm_ds.weights.formats.tensor_files import in_memory_entry
 from palm_ds.weights.formats.weights_info import INFO, WeightsInfo
 
-# What must agree for weights to mean the same in another model.
+# What must be equal for weights to mean the same in another model.
 _SHAPE = (
     "vocab_size",
     "hidden_size",
@@ -57,14 +57,14 @@ _SAME = ("kind", "options", *_SHAPE, *_NOT_SEEN)
 
 @dataclass(frozen=True, kw_only=True)
 class LoadReport:
-    """What became of a folder's weights."""
+    """Which weights were loaded."""
 
     folder: Path
     loaded: tuple[str, ...]
     newly_initialized: tuple[str, ...]
-    """Parameters of the model that the folder has not: they keep their first values."""
+    """Parameters of the model that the folder lacks."""
     unused: tuple[str, ...]
-    """Parameters of the folder that the model has not."""
+    """Parameters of the folder that the model lacks."""
     notes: tuple[str, ...] = ()
     """Other remarks."""
 
@@ -96,13 +96,13 @@ def save_weights(
     *,
     tokenizer: SavesFiles | None = None,
 ) -> None:
-    """Write a portable folder; an older one of that name is replaced when the new one is whole."""
+    """Write a portable folder; an existing one is replaced once the new one is complete."""
     tensors = {name: tensor.contiguous() for name, tensor in _state(state).items()}
 
     def write(part: Path) -> None:
         save_file(tensors, part / WEIGHTS, {"format": "pt"})
         write_json(part / INFO, info.record())
-        # safetensors lets nobody else read what it writes; other files here follow the umask
+        # safetensors makes its files readable only by the owner; the others follow the umask
         shutil.copymode(part / INFO, part / WEIGHTS)
         if tokenizer is not None:
             tokenizer.save(part / "tokenizer")
@@ -124,15 +124,13 @@ def export_hf(
 ) -> None:
     """Write a folder that AutoModel, AutoModelForMaskedLM and AutoTokenizer open.
 
-    An encoder with task embeddings becomes an Ernie model with use_task_id, another a Bert or
-    Roberta model; the first masked-word head goes with it, and a head `next_sentence` of two
-    classes; the heads of other tasks have no place there. Hugging Face fills in task 0 where a
-    caller gives none: rows 0 and `task_id` of the task table change places, so that this is the
-    task of your choice. `token_heads`: those that do not read whole texts (a Model knows its own).
-    `outputs`: what the scores of the heads mean, where it is known.
-    `head`: one over classes that goes with it in place of those (AutoModelForSequenceClassification
-    opens it then, or what else it is). `made`: what a README.md says; none: there is none.
-    formats.huggingface_writer does more.
+    An encoder with task embeddings becomes an Ernie model with use_task_id, any other a Bert or
+    Roberta model. It gets the first masked-LM head, and a head `next_sentence` with two classes;
+    the heads of other tasks have no place in it. `head` is a classification head to export instead
+    (for AutoModelForSequenceClassification and the like). Hugging Face uses task 0 by default, so
+    rows 0 and `task_id` of the task embedding are swapped. `token_heads`: heads that do not read
+    whole texts (a Model knows its own). `outputs`: what the scores of the heads mean, if known.
+    `made`: the facts for a README.md, or None for none. formats/huggingface has more options.
     """
     tensors = _state(state)
     if isinstance(state, Model):
@@ -161,10 +159,10 @@ def load_weights(
     """Start a model from a checkpoint of any format (formats/open.py).
 
     The encoder must be the same and complete (a Hugging Face folder may lack the pooler); a custom
-    encoder takes what fits by name. Heads are matched by name, but the folder's only masked-word
-    head goes to every masked-word head, whatever the tasks are called; `new_heads` are left as they
-    are. `labels`: {head: class names}, which must not be the folder's in another order. Raises
-    UserError where anything does not fit; the model is then untouched.
+    encoder takes what fits by name. Heads are matched by name, except that the folder's only
+    masked-LM head goes to every masked-LM head, whatever the tasks are called; `new_heads` stay
+    unchanged. `labels`: {head: class names}, which must not be the folder's in another order.
+    Raises UserError if anything does not fit; the model is then unchanged.
     """
     folder = Path(folder)
     contents, state, unknown = _read(folder)
@@ -194,17 +192,18 @@ def load_weights(
 
 
 def tokenizer_in(folder: Path) -> Path | None:
-    """What `load_tokenizer` reads of a checkpoint of any format; None where there is none."""
+    """The tokenizer of a checkpoint of any format, as a path for `load_tokenizer`; None if it has
+    none."""
     return open_checkpoint(Path(folder)).tokenizer
 
 
 def backbone_config_from(folder: Path) -> EncoderConfig:
-    """The encoder's numbers of a checkpoint of any format."""
+    """The encoder's config in a checkpoint of any format."""
     return read_info(folder).backbone
 
 
 def task_ids(folder: Path | None) -> dict[str, int]:
-    """The tasks that a folder's task embedding knows, and their rows."""
+    """{task: its row of the task embedding} of a checkpoint."""
     return dict(read_info(folder).task_ids) if folder else {}
 
 
@@ -222,13 +221,14 @@ def _read(folder: Path) -> tuple[CheckpointContents, State, list[str]]:
 
 
 def _check_same(source: EncoderConfig, target: EncoderConfig, folder: Path) -> None:
-    """An encoder of another class may have other shapes: then each tensor shows whether it fits."""
+    """Raises UserError if the configs do not fit. For a custom encoder the shapes of the tensors
+    decide."""
     names = _SAME if source.kind == target.kind or not target.kind else _NOT_SEEN
     for name in names:
         if getattr(source, name) != getattr(target, name):
             key = "intermediate_size" if name == "feed_forward_size" else name
             raise UserError(
-                f"{folder}: made with backbone.{key} {getattr(source, name)!r}, this model has "
+                f"{folder}: has backbone.{key} {getattr(source, name)!r}, but this model has "
                 f"{getattr(target, name)!r}"
             )
 
@@ -237,7 +237,7 @@ def _check_shapes(own: State, state: State, folder: Path) -> None:
     for name, tensor in state.items():
         if name in own and tensor.shape != own[name].shape:
             raise UserError(
-                f"{folder}: {name} is {tuple(tensor.shape)}, this model's {tuple(own[name].shape)}"
+                f"{folder}: {name} is {tuple(tensor.shape)}, not {tuple(own[name].shape)}"
             )
 
 
@@ -271,9 +271,8 @@ def _classes(names: Sequence[str], count: int) -> str:
 
 
 def _share_masked_word_head(state: State, heads: Mapping[str, HeadInfo], model: Model) -> State:
-    """The checkpoint's only masked-word head, also under the name of each masked-word head of the
-    model that has no weights of its own there: whatever the task was called, its head is the same.
-    """
+    """The checkpoint's weights, with its only masked-LM head repeated for each masked-LM head of
+    the model that has none under its own name: the head does not depend on the task's name."""
     sources = [name for name, head in heads.items() if head.kind == "masked_words"]
     targets = [name for name, head in model.heads.items() if isinstance(head, MaskedLMHead)]
     targets = [name for name in targets if name not in sources]
@@ -290,7 +289,7 @@ def _share_masked_word_head(state: State, heads: Mapping[str, HeadInfo], model: 
 
 
 def token_heads_of(model: Model) -> tuple[str, ...]:
-    """The heads over classes that read tokens; the others read whole texts, through the pooler."""
+    """Classification heads that read tokens; the others read whole texts through the pooler."""
     named = model.heads.items()
     return tuple(
         x for x, head in named if isinstance(head, ClassHead | CRFHead) and not head.pooled
@@ -298,7 +297,7 @@ def token_heads_of(model: Model) -> tuple[str, ...]:
 
 
 def _state(source: Mapping[str, torch.Tensor] | Model) -> State:
-    """fp32 on the CPU, tied tables once (under the backbone's name)."""
+    """The state in fp32 on the CPU, tied tensors once (under the backbone's name)."""
     state = source.state_dict() if isinstance(source, Model) else source
     kept = {name: x for name, x in state.items() if not name.endswith(".tied_words")}
     return {name: x.detach().to("cpu", torch.float32) for name, x in kept.items()}

@@ -1,4 +1,4 @@
-"""Training from Python: the same as the commands, in small pieces, several at a time."""
+"""Training from Python equals the commands; several trainers can share a process."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    """Nothing of the process is changed by a training."""
+    """Training leaves the state of the process unchanged."""
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), sys.stdout
     yield
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), sys.stdout) == before
@@ -80,17 +80,19 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 @pytest.fixture(scope="module")
 def trained(tables: Path) -> Any:
-    """A training to its end, and what it told."""
+    """A finished training and its events."""
     made = trainer(tables, epochs=3)
-    told: list[Any] = []
-    scores = made.train(told.append)
-    return types.SimpleNamespace(trainer=made, told=told, scores=scores, weights=weights_of(made))
+    events: list[Any] = []
+    scores = made.train(events.append)
+    return types.SimpleNamespace(
+        trainer=made, events=events, scores=scores, weights=weights_of(made)
+    )
 
 
 # What is trained -------------------------------------------------------------------------------
 
 
-def test_it_is_the_recipe_of_the_command_and_ends_with_the_same_weights(tables, tmp_path, trained):
+def test_a_trainer_has_the_recipe_and_the_final_weights_of_the_command(tables, tmp_path, trained):
     values = {
         "backbone": TINY,
         "length": 32,
@@ -116,7 +118,7 @@ def test_it_is_the_recipe_of_the_command_and_ends_with_the_same_weights(tables, 
     assert same(theirs, trained.weights)
 
 
-def test_it_learns_and_scores_and_predicts(tables, trained, monkeypatch):
+def test_a_trainer_learns_scores_and_predicts(tables, trained, monkeypatch):
     made = trained.trainer
     assert (made.num_examples, made.steps_per_epoch, made.num_epochs) == (48, 6, 3)
     assert made.cur_train_step == made.steps == 18
@@ -139,7 +141,7 @@ def test_it_learns_and_scores_and_predicts(tables, trained, monkeypatch):
     assert one["logits"] == pytest.approx(labels[3]["logits"], abs=1e-4)
 
 
-def test_rows_in_memory_are_no_files(trained, monkeypatch):
+def test_rows_in_memory_are_not_written_to_files(trained, monkeypatch):
     made = trained.trainer
     made.predict([{"text_a": "w1"}])  # opens the model
     monkeypatch.setattr("tempfile.mkdtemp", None)
@@ -163,7 +165,7 @@ def test_masked_words_are_predicted(tables):
     made.close()
 
 
-def test_further_evaluation_sets_are_reported_apart(tables):
+def test_further_evaluation_sets_are_reported_separately(tables):
     sets = {
         "test": {"table": str(tables / "train.tsv")},
         "again": {"table": str(tables / "dev.tsv")},
@@ -188,20 +190,20 @@ def test_further_evaluation_sets_are_reported_apart(tables):
 
 def test_the_events_of_a_training(trained):
     event = palm.event
-    names = [type(each).__name__ for each in trained.told]
+    names = [type(each).__name__ for each in trained.events]
     each_pass = ["BeginPass", *["BeginIteration", "EndIteration"] * 6, "Evaluation", "EndPass"]
     assert names == ["BeginTraining", *each_pass * 3, "EndTraining"]
-    ends = [each for each in trained.told if isinstance(each, event.EndIteration)]
+    ends = [each for each in trained.events if isinstance(each, event.EndIteration)]
     assert [each.batch_id for each in ends] == list(range(18))
     assert [each.pass_id for each in ends] == [0] * 6 + [1] * 6 + [2] * 6
     assert ends[-1].cost < 0.5 < ends[0].cost
     for each in ends:
         assert each.cost == pytest.approx(each.metrics["classification"]["loss"])
-    last = [each for each in trained.told if isinstance(each, event.EndPass)][-1]
-    assert last.metrics == trained.told[-1].metrics == trained.scores
+    last = [each for each in trained.events if isinstance(each, event.EndPass)][-1]
+    assert last.metrics == trained.events[-1].metrics == trained.scores
 
 
-def test_a_loop_by_hand_beside_another_model_ends_with_the_same_weights(tables, trained):
+def test_a_hand_written_loop_next_to_another_model_gives_the_same_weights(tables, trained):
     mine, other = trainer(tables, epochs=3), trainer(tables, seed=7, lr=1e-2)
     while mine.cur_train_step < mine.steps:
         losses = mine.train_one_step(mine.get_one_batch())
@@ -217,7 +219,7 @@ def test_a_loop_by_hand_beside_another_model_ends_with_the_same_weights(tables, 
         mine.train_one_step()
 
 
-def test_interrupted_it_saves_and_another_goes_on_from_there(tables, tmp_path, trained):
+def test_an_interrupted_training_saves_and_another_one_resumes_it(tables, tmp_path, trained):
     def interrupt(event: Any) -> None:
         if isinstance(event, palm.event.EndIteration) and event.batch_id == 4:
             os.kill(os.getpid(), signal.SIGINT)
@@ -226,15 +228,15 @@ def test_interrupted_it_saves_and_another_goes_on_from_there(tables, tmp_path, t
     first.train(interrupt)
     assert first.cur_train_step == 6
     second = trainer(tables, epochs=3, folder=tmp_path / "run")
-    told: list[Any] = []
-    second.train(told.append)
-    assert told[0] == palm.event.BeginTraining(step=6)
+    events: list[Any] = []
+    second.train(events.append)
+    assert events[0] == palm.event.BeginTraining(step=6)
     assert same(weights_of(second), trained.weights)
     with pytest.raises(UserError, match="holds a run of a different recipe: .*lr"):
         trainer(tables, epochs=3, lr=1e-4, folder=tmp_path / "run").train()
 
 
-def test_rows_that_changed_are_told_by_the_name_of_their_file(tables, tmp_path):
+def test_changed_rows_are_reported_with_the_name_of_their_file(tables, tmp_path):
     changing = Path(shutil.copytree(tables, tmp_path / "tables"))
     trainer(changing, folder=tmp_path / "run").train_one_step()
     train = changing / "train.tsv"
@@ -245,7 +247,7 @@ def test_rows_that_changed_are_told_by_the_name_of_their_file(tables, tmp_path):
         trainer(changing, folder=tmp_path / "run").train()
 
 
-def test_in_a_thread_and_saved_and_started_from(tables, tmp_path, trained):
+def test_training_in_a_thread_and_starting_from_saved_weights(tables, tmp_path, trained):
     saved = trained.trainer.save(tmp_path / "model")
     start = palm.Backbone.from_pretrained(saved)
     made = palm.Trainer(classification(tables), backbone=start, **QUIET, best="mean", patience=1)
@@ -274,9 +276,9 @@ def test_many_heads_in_paddlepalms_proportions(tables):
     assert made.expected_steps == {"main": 4, "helping": 2, "shared": 4, "own": 6}
     assert made.mix_ratio == {"main": 1.0, "helping": 0.5, "shared": 1, "own": 1.5}
     assert made.recipe.built_tasks["helping"].auxiliary
-    told: list[Any] = []
-    scores = made.train(told.append)
-    ends = [each for each in told if isinstance(each, palm.event.EndIteration)]
+    events: list[Any] = []
+    scores = made.train(events.append)
+    ends = [each for each in events if isinstance(each, palm.event.EndIteration)]
     seen = [task for each in ends for task in each.metrics]
     assert {task: seen.count(task) for task in made.tasks} == made.expected_steps
     names = weights_of(made)
@@ -305,8 +307,8 @@ def test_tasks_that_share_a_text(tables):
     assert made.num_examples == {"first": 48, "second": 48}
 
 
-def test_an_encoder_and_an_optimizer_of_ones_own(tables, tmp_path):
-    """They learn, are saved, go on where they stopped, and predict the same after reload."""
+def test_a_custom_encoder_and_a_custom_optimizer(tables, tmp_path):
+    """They train, save, resume, and predict the same after reloading."""
 
     def made(name: str) -> Any:
         own = {
@@ -345,7 +347,7 @@ def test_an_encoder_and_an_optimizer_of_ones_own(tables, tmp_path):
 # Mistakes --------------------------------------------------------------------------------------
 
 
-def test_mistakes_are_said_in_a_line(tables, tmp_path):
+def test_mistakes_are_one_line(tables, tmp_path):
     task, start = classification(tables), backbone(tables)
     two = [classification(tables), classification(tables)]
 
@@ -383,11 +385,11 @@ def test_mistakes_are_said_in_a_line(tables, tmp_path):
                 palm.tasks.Classification.on(train=[{"text_a": "a"}, 5]), backbone=start
             ).recipe
         ),
-        'no "elsewhere" to download': lambda: palm.Trainer(task, backbone="elsewhere"),
+        'no model "elsewhere"': lambda: palm.Trainer(task, backbone="elsewhere"),
         "save: nothing was trained": lambda: palm.Trainer(task, backbone=start).save(
             tmp_path / "x"
         ),
-        'nowhere: no such folder, and cannot be downloaded: no "nowhere" to download': lambda: (
+        'nowhere: no such folder, and cannot be downloaded: no model "nowhere"': lambda: (
             palm.Backbone.from_pretrained("nowhere")
         ),
         "nothing was trained: call train": lambda: trainer(tables).predict([{"text": "a"}]),
@@ -407,7 +409,7 @@ def test_mistakes_are_said_in_a_line(tables, tmp_path):
         palm.Nothing  # noqa: B018  # type: ignore[attr-defined]
 
 
-def test_what_is_learned_cannot_change_once_it_began(tables):
+def test_tasks_cannot_change_after_training_has_started(tables):
     made = trainer(tables)
     made.mix_ratio = 2
     made.train_one_step()
@@ -415,7 +417,7 @@ def test_what_is_learned_cannot_change_once_it_began(tables):
         made.set_as_aux()
 
 
-def test_all_names_are_there():
+def test_all_names_exist():
     for name in palm.__all__:
         assert getattr(palm, name) is not None
     assert set(palm.__all__) <= set(dir(palm)) and is_single_process()
@@ -441,8 +443,8 @@ print(sorted(trainer.evaluate()["mine"]))
 """
 
 
-def test_a_class_of_a_notebook_and_an_end_without_a_word(tables):
-    """What is typed in, as into a notebook, is a module without a file."""
+def test_a_notebook_class_and_a_quiet_exit(tables):
+    """Code typed into a notebook belongs to a module without a file."""
     done = subprocess.run(
         [sys.executable, "-"], input=PROGRAM, capture_output=True, text=True, cwd=tables
     )
@@ -452,8 +454,8 @@ def test_a_class_of_a_notebook_and_an_end_without_a_word(tables):
 
 
 @pytest.mark.parametrize("page", ["api.md", "coming_from_paddlepalm.md"])
-def test_the_examples_of_the_pages_run(page, tables, tmp_path, monkeypatch, trained):
-    """Top to bottom, in one module, beside files of the names that they use."""
+def test_the_examples_of_the_docs_run(page, tables, tmp_path, monkeypatch, trained):
+    """From top to bottom, in one module, next to files with the names that they use."""
     monkeypatch.chdir(tmp_path)
     trained.trainer.save(tmp_path / "models/mine")
     for name in ("train", "dev"):

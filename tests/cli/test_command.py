@@ -1,4 +1,4 @@
-"""How a sub-command shows itself, and how it ends."""
+"""The display of sub-commands, and how they end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FORKS = """
 
 
 def start(body: str, *, piped: bool = False, tail: str = "") -> subprocess.CompletedProcess[str]:
-    """A command of this body as a program; `tail` reads its output."""
+    """A command with this body as a program; `tail` reads its output."""
     program = [sys.executable, "-c", START.format(body=body, piped=piped)]
     if not tail:
         return subprocess.run(program, capture_output=True, text=True)
@@ -77,12 +77,12 @@ def test_exit_codes(body: str, code: int, error: str) -> None:
     assert (done.returncode, done.stderr) == (code, error)
 
 
-def test_output_that_is_read_in_part() -> None:
+def test_a_reader_may_close_the_output_early() -> None:
     done = start("while True: print('y')", piped=True, tail="head -1")
     assert (done.stdout, done.stderr) == ("y\n", "")
 
 
-def test_the_scripts_are_doors(root: Path) -> None:
+def test_the_scripts_only_call_the_commands(root: Path) -> None:
     scripts = [*(root / "launch").glob("*.py"), *(root / "tools/convert_ckpt").glob("*.py")]
     assert len(scripts) == 15
     for script in scripts:

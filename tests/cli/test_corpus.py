@@ -12,7 +12,7 @@ from palm_ds.corpus.store import open_corpus
 TEXT = "\n\n".join(f"Document {i} has a sentence. And another one in New York!" for i in range(90))
 
 
-def test_a_corpus_is_made_annotated_shown_and_exported(
+def test_a_corpus_is_prepared_annotated_shown_and_exported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text, folder, lines = (str(tmp_path / name) for name in ("a.txt", "corpus", "out.gz"))

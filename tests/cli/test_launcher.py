@@ -41,7 +41,9 @@ def test_the_hostfile_of_a_command_line(line: str, name: str | None) -> None:
     ("options", "refused"),
     [(("--hostfile", "hosts"), False), (("--hostfile", "hsots"), True), ((), False)],
 )
-def test_the_run_asks_its_launcher(options: tuple[str, ...], refused: bool, tmp_path: Path) -> None:
+def test_a_run_checks_the_command_line_of_its_launcher(
+    options: tuple[str, ...], refused: bool, tmp_path: Path
+) -> None:
     """Names are relative to the launcher's folder."""
     (tmp_path / "deepspeed").write_text(LAUNCHER)
     (tmp_path / "hosts").write_text("localhost slots=1\n")

@@ -1,4 +1,4 @@
-"""`palm-ds`: every sub-command is listed, quick to ask for help, and its examples are right."""
+"""`palm-ds`: every sub-command is listed, shows its help quickly, and has correct examples."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_help_fits_one_screen(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_examples_are_right(name: str) -> None:
-    """Each of them names a command and options that exist."""
+    """Each one names an existing command and existing options."""
     lines = COMMANDS[name].examples.replace("\\\n", " ").splitlines()
     found = 0
     for line in lines:
@@ -77,7 +77,7 @@ def test_the_examples_are_right(name: str) -> None:
 
 
 def test_help_needs_no_torch() -> None:
-    """Nor does the list of recipes: a help text comes in a fraction of a second."""
+    """Nor does the list of recipes: help appears in a fraction of a second."""
     code = (
         "import sys\nfrom palm_ds.cli import main, recipes\n"
         "for words in main.SECTIONS.values():\n"
@@ -133,7 +133,7 @@ def test_as_a_module(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "cpu.json\n", "")
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert again.returncode == 2 and again.stderr.startswith("error: cpu.json: exists already")
+    assert again.returncode == 2 and again.stderr.startswith("error: cpu.json: already exists")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from palm_ds.cli import shipped
 from palm_ds.common.errors import UserError
 
 
-def test_everything_of_the_checkout_is_found(root: Path) -> None:
+def test_all_files_of_the_checkout_are_found(root: Path) -> None:
     recipes = {
         str(p.relative_to(root / "launch/recipes")) for p in root.glob("launch/recipes/**/*.yaml")
     }
@@ -60,7 +60,7 @@ def test_a_file_that_exists_comes_first(tmp_path: Path, monkeypatch, capsys) -> 
         ("data/own.yaml", "data/own.yaml: no such file, .*; `palm-ds recipes` lists them"),
     ],
 )
-def test_a_name_that_means_nothing(name: str, message: str) -> None:
+def test_an_unknown_name(name: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         shipped.find_recipe(name)
 
@@ -69,15 +69,15 @@ def test_copies(tmp_path: Path, root: Path) -> None:
     assert shipped.copy("cpu", tmp_path) == tmp_path / "cpu.json"
     copied = shipped.copy("finetune/rte.yaml", tmp_path / "new/mine.yaml")
     assert copied.read_text() == (root / "launch/recipes/finetune/rte.yaml").read_text()
-    with pytest.raises(UserError, match=r"cpu\.json: exists already"):
+    with pytest.raises(UserError, match=r"cpu\.json: already exists"):
         shipped.copy("cpu", tmp_path)
-    with pytest.raises(UserError, match='no shipped file of this name; did you mean "small.yaml"'):
+    with pytest.raises(UserError, match='no shipped file has this name; did you mean "small.yaml"'):
         shipped.copy("smal.yaml", tmp_path)
     with pytest.raises(UserError, match="cannot be written"):
         shipped.copy("small", tmp_path / "cpu.json/mine.yaml")
 
 
-def test_every_shipped_file_says_what_it_is_in_a_line() -> None:
+def test_every_shipped_file_describes_itself_in_a_line() -> None:
     for path in [*shipped.recipes().values(), *shipped.ds_configs().values()]:
         text = shipped.description(path)
         assert 10 < len(text) <= 76 and "\n" not in text and "#" not in text, path

@@ -1,4 +1,4 @@
-"""A file or folder is the old one or the new one, whatever fails in between."""
+"""A file or folder is either the old or the new one, whatever fails in between."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def test_a_file_that_cannot_be_replaced_leaves_nothing(
     assert (path.read_text(), names(tmp_path)) == ("before", ["file"])
 
 
-def test_a_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
+def test_a_folder_is_replaced_completely(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "folder"
     write_folder_atomically(folder, lambda part: (part / "a").write_text("1") and None)
     write_folder_atomically(folder, lambda part: (part / "b").write_text("2") and None)
     assert (names(folder), names(folder.parent)) == (["b"], ["folder"])
 
 
-def test_a_folder_that_fails_leaves_the_older_one(tmp_path: Path) -> None:
+def test_a_failed_folder_leaves_the_old_one(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     write_folder_atomically(folder, lambda part: (part / "a").write_text("1") and None)
 
@@ -72,8 +72,9 @@ def test_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     assert (names(tmp_path / "folder"), names(tmp_path)) == (["a"], ["folder"])
 
 
-def test_a_living_process_keeps_its_part(tmp_path: Path) -> None:
-    """Two write one folder at a time: neither removes what the other writes, one comes first."""
+def test_a_running_process_keeps_its_temporary_folder(tmp_path: Path) -> None:
+    """Two processes write the same folder: neither removes the other's files, and one of them
+    wins."""
     folder = tmp_path / "folder"
 
     def second(part: Path) -> None:
@@ -91,14 +92,14 @@ def test_a_living_process_keeps_its_part(tmp_path: Path) -> None:
     assert (names(folder), names(tmp_path)) == ([], ["folder"])
 
 
-def test_what_a_killed_process_left_goes_only_if_it_is_of_that_folder(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_removed_for_that_folder_only(tmp_path: Path) -> None:
     for name in (".folder.0123abcd.part", ".folder.0123abcd.old", ".folders.0123abcd.part"):
         (tmp_path / name).mkdir()
     write_new_folder(tmp_path / "folder", lambda part: (part / "a").touch())
     assert names(tmp_path) == [".folders.0123abcd.part", "folder"]
 
 
-def test_a_folder_that_cannot_take_its_place_leaves_the_older_one(
+def test_a_failed_rename_leaves_the_old_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "folder"
@@ -128,7 +129,7 @@ def test_a_folder_that_cannot_take_its_place_leaves_the_older_one(
         ("file/in", "file is not a folder"),
     ],
 )
-def test_where_no_folder_can_be(name: str, message: str, tmp_path: Path) -> None:
+def test_targets_that_cannot_be_folders(name: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "dangling").symlink_to("nowhere")
     (tmp_path / "loop").symlink_to("loop")
@@ -138,7 +139,7 @@ def test_where_no_folder_can_be(name: str, message: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["x" * 255, "\u00e4" * 127, "link"])
-def test_where_a_folder_can_be(name: str, tmp_path: Path) -> None:
+def test_targets_that_can_be_folders(name: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to("empty")
     write_new_folder(tmp_path / name, lambda part: (part / "a").touch())

@@ -1,4 +1,4 @@
-"""Strict configuration: every mistake is one line with the file, the key and what is right."""
+"""Strict configuration: every mistake is one line with the file, the key and the remedy."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_mistake_is_one_line(values: object, message: str, strict: bool) -> No
         parse(Outer, values, "f", strict=strict)
 
 
-def test_keys_alone() -> None:
+def test_check_keys_alone() -> None:
     assert check_keys({"a": 1}, {"a", "b"}, "f") == {"a": 1}
     with pytest.raises(UserError, match=r"^f\.ab: unknown key; did you mean"):
         check_keys({"ab": 1}, {"a", "b"}, "f")
@@ -112,7 +112,7 @@ def test_a_bad_file_is_one_line(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("read", [read_yaml, read_json])
-def test_a_file_that_cannot_be_read(read, tmp_path: Path) -> None:
+def test_an_unreadable_file(read, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="none: no such file$"):
         read(tmp_path / "none")
     (tmp_path / "recipe.yaml").write_text("a: 1")

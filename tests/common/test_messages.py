@@ -61,7 +61,7 @@ def test_a_program_that_sets_a_level_decides(capsys: pytest.CaptureFixture[str])
 def test_other_processes_log_warnings_only(capsys: pytest.CaptureFixture[str]) -> None:
     with plain_messages():
         only_warnings()
-        log.info("told by the first process")
+        log.info("logged by the first process")
         log.warning("of this one")
     assert capsys.readouterr() == ("", "of this one\n")
     LIBRARY.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""What a failed download leaves in the place of a file."""
+"""Files left by failed downloads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_wrong_files_are_named(content: bytes, message: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"PK\x03\x04", b"<htm", b"version 2"])
-def test_others_pass(content: bytes, tmp_path: Path) -> None:
+def test_other_files_pass(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(content)
     check_right_file(tmp_path / "file")
     check_right_file(tmp_path / "none")

@@ -1,4 +1,4 @@
-"""Adding annotations to an existing corpus: all of them, or no change."""
+"""Annotations are added to an existing corpus completely or not at all."""
 
 from __future__ import annotations
 

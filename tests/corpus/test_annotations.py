@@ -112,7 +112,7 @@ def test_capitals(document: Document) -> None:
         assert len(set(values[start:end].tolist())) == 1
 
 
-def test_earlier_groups_of_spans_go_first(tokenizer: Tokenizer) -> None:
+def test_earlier_groups_of_spans_take_precedence(tokenizer: Tokenizer) -> None:
     document = DocumentAnalyzer(tokenizer, TextOptions(language="en")).document(
         "x", "the new york times"
     )
@@ -175,7 +175,7 @@ def test_simplified(tokenizer: Tokenizer) -> None:
     assert analyzer.document("x", "我們學習").text == "我们学习"
 
 
-def test_lower_casing_before_a_cased_tokenizer_keeps_places() -> None:
+def test_lower_casing_before_a_cased_tokenizer_keeps_offsets() -> None:
     tokenizer = train_tokenizer(TRAINING, kind="sentencepiece", vocab_size=170, lower=False)
     document = DocumentAnalyzer(tokenizer, TextOptions(lower=True)).document(
         "x", "NEW İstanbul YORK"

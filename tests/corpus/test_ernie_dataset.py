@@ -1,4 +1,4 @@
-"""ERNIE 1.0's lines: reading, writing, training on them, and malformed lines."""
+"""ERNIE 1.0's lines: reading, writing, training on them, malformed lines."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_plain_file_is_read_too(tmp_path: Path, vocabulary: Path) -> None:
     assert len(made(tmp_path / "c", [tmp_path / "part-0"], vocabulary)) == 2
 
 
-def test_a_list_says_how_often_words_are_masked(
+def test_a_file_list_gives_the_share_of_whole_word_masking(
     tmp_path: Path, vocabulary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Paths relative to the list or the working directory, or absolute; rounded percentages."""
@@ -209,7 +209,7 @@ def test_labels_tell_whether_the_second_text_follows(documents: Corpus, tmp_path
         assert any(other in text for text in texts)
 
 
-def test_words_are_those_of_the_corpus(documents: Corpus, tmp_path: Path) -> None:
+def test_word_boundaries_are_those_of_the_corpus(documents: Corpus, tmp_path: Path) -> None:
     write_ernie(documents.path, tmp_path / "a.gz", length=64)
     _, piece = documents.document(0)
     first, _, words, _ = parsed(lines_of(tmp_path / "a.gz")[0])
@@ -217,7 +217,7 @@ def test_words_are_those_of_the_corpus(documents: Corpus, tmp_path: Path) -> Non
     assert words[1 : len(first) + 1] == (1 - piece.annotations["word"][: len(first)]).tolist()
 
 
-def test_written_again_it_is_the_same_file(documents: Corpus, tmp_path: Path) -> None:
+def test_writing_again_gives_the_same_file(documents: Corpus, tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         write_ernie(documents.path, tmp_path / f"{name}.gz", length=32, seed=seed)
     one, same, other = ((tmp_path / f"{name}.gz").read_bytes() for name in "abc")
@@ -235,11 +235,11 @@ def test_written_lines_can_be_read(documents: Corpus, tmp_path: Path) -> None:
     ("first", "second", "most", "wanted"),
     [(3, 4, 9, (3, 4)), (9, 4, 9, (5, 4)), (2, 9, 9, (2, 7)), (9, 9, 9, (5, 4)), (9, 9, 8, (4, 4))],
 )
-def test_the_longer_text_is_cut(first: int, second: int, most: int, wanted: tuple) -> None:
+def test_the_longer_text_is_truncated(first: int, second: int, most: int, wanted: tuple) -> None:
     assert truncate_pair(first, second, most) == wanted
 
 
-def test_pairs_are_cut_if_asked(tmp_path: Path, vocabulary: Path) -> None:
+def test_pairs_are_truncated_on_request(tmp_path: Path, vocabulary: Path) -> None:
     corpus = made(tmp_path / "c", [gz(tmp_path / "a.gz", GOOD)], vocabulary)
     write_ernie(corpus.path, tmp_path / "b.gz", length=8)
     assert lines_of(tmp_path / "b.gz") == [GOOD]
@@ -295,7 +295,7 @@ def opened(listed: Path, vocabulary: Path) -> Corpus:
     return open_ernie(listed, vocabulary, listed.with_name("list.corpus"))
 
 
-def test_a_corpus_is_made_once(listed: Path, vocabulary: Path) -> None:
+def test_a_corpus_is_prepared_once(listed: Path, vocabulary: Path) -> None:
     corpus = opened(listed, vocabulary)
     assert len(corpus) == 2 and corpus.take(np.array([0]), "mask_word").tolist() == [50]
     before = hashes(corpus.path)
@@ -319,7 +319,7 @@ def test_a_changed_file_is_prepared_again(listed: Path, vocabulary: Path) -> Non
     assert opened(listed, vocabulary).tokenizer().size == len(VOCABULARY) + 1
 
 
-def test_same_size_and_time_but_another_date(listed: Path, vocabulary: Path) -> None:
+def test_a_touched_file_is_compared_by_its_contents(listed: Path, vocabulary: Path) -> None:
     """A touched file is compared by its contents; the corpus is kept."""
     corpus = opened(listed, vocabulary)
     number = corpus.path.stat().st_ino
@@ -364,7 +364,7 @@ def test_bad_files_leave_nothing(listed: Path, vocabulary: Path) -> None:
     assert not listed.with_name("list.corpus").exists()
 
 
-def test_a_folder_that_cannot_be_written(listed: Path, vocabulary: Path) -> None:
+def test_an_unwritable_folder(listed: Path, vocabulary: Path) -> None:
     """Root may write anywhere, except below a file."""
     listed.with_name("file").write_text("x")
     with pytest.raises(

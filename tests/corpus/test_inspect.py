@@ -1,4 +1,4 @@
-"""The display of documents."""
+"""How documents are displayed."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_colours_and_token_ends(corpus: Path) -> None:
     assert "·" in plain(text)  # a word of several tokens
 
 
-def test_which_documents(corpus: Path) -> None:
+def test_selecting_documents(corpus: Path) -> None:
     text = plain(shown(corpus, documents=5, first=1))
     assert "a.txt@0" not in text and "a.txt@61" in text
     for options in ({"documents": 0}, {"documents": 1, "first": 2}, {"documents": 1, "first": -1}):
@@ -117,7 +117,7 @@ def test_titles(tmp_path: Path) -> None:
     assert "; # heading" in text and "   0  # a b ! c\n   1  d e .\n" in text.lower()
 
 
-def test_lines_of_ernie(tmp_path: Path) -> None:
+def test_a_corpus_of_ernie_lines(tmp_path: Path) -> None:
     line = "2 5 6 3 7 3;0 0 0 0 1 1;0 1 2 3 4 5;-1 0 1 -1 0 -1;1"
     text = plain(shown(prepared(tmp_path, "a", line, format="ernie"), documents=1))
     assert "label 1  words masked whole: 100 %\n   0  a·b\n   1  c\n" in text

@@ -80,7 +80,7 @@ def test_traditional_words_are_mined_as_they_are_written_in_the_corpus(tmp_path:
     assert "经济 发展" in mined(prepared(tmp_path / "zh", texts, "zh", simplify=True))
 
 
-def test_english_phrases_are_the_same_beside_chinese_text(tmp_path: Path) -> None:
+def test_chinese_text_does_not_change_english_phrases(tmp_path: Path) -> None:
     alone = prepared(tmp_path / "en", english(150), "en")
     beside = prepared(tmp_path / "mixed", [*english(150), *chinese(120)], "mixed")
     pairs = [pair for pair in mined(beside) if pair.isascii()]
@@ -89,7 +89,7 @@ def test_english_phrases_are_the_same_beside_chinese_text(tmp_path: Path) -> Non
         assert phrases(alone, number) == phrases(beside, number)
 
 
-def test_english_text_has_no_chinese_phrases_and_the_other_way_round(tmp_path: Path) -> None:
+def test_languages_do_not_get_each_others_phrases(tmp_path: Path) -> None:
     texts = [*english(150), *chinese(120)]
     assert all(pair.isascii() for pair in mined(prepared(tmp_path / "en", texts, "en")))
     assert not any(pair.isascii() for pair in mined(prepared(tmp_path / "zh", texts, "zh")))

@@ -83,7 +83,7 @@ def made(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_a_corpus_holds_its_documents(made: Path, source: Path) -> None:
+def test_a_corpus_contains_its_documents(made: Path, source: Path) -> None:
     corpus = open_corpus(made, verify=True)
     tokenizer = corpus.tokenizer()
     assert len(corpus) == corpus.manifest.documents == 120

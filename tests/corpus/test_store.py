@@ -27,7 +27,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 
 @pytest.mark.parametrize("column", ["ids", "word", "sentence"])
-def test_take_gives_what_read_gives(corpus: Corpus, column: str) -> None:
+def test_take_equals_read(corpus: Corpus, column: str) -> None:
     assert len(corpus.manifest.shards) > 3
     whole = [corpus.document(number)[1] for number in range(len(corpus))]
     values = np.concatenate([p.ids if column == "ids" else p.annotations[column] for p in whole])
@@ -45,7 +45,7 @@ def test_take_gives_what_read_gives(corpus: Corpus, column: str) -> None:
         assert np.array_equal(taken, values[positions])
 
 
-def test_take_of_nothing_and_of_one(corpus: Corpus) -> None:
+def test_take_of_zero_and_one_tokens(corpus: Corpus) -> None:
     assert corpus.take(np.zeros(0, np.int64)).shape == (0,)
     assert corpus.take(np.zeros(0, np.int64)).dtype == corpus.manifest.ids_type
     assert corpus.take(np.array(3))[()] == corpus.read(3, 4).ids[0]
@@ -57,7 +57,7 @@ def test_take_beyond_the_corpus(corpus: Corpus) -> None:
             corpus.take(np.array(positions))
 
 
-def test_take_of_an_unknown_column(corpus: Corpus) -> None:
+def test_take_of_an_unknown_annotation(corpus: Corpus) -> None:
     with pytest.raises(UserError, match="no annotation 'wrod'; did you mean \"word\"") as taken:
         corpus.take(np.array([0]), "wrod")
     with pytest.raises(UserError) as read:

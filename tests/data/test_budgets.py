@@ -1,4 +1,4 @@
-"""Amounts and samplers, against numbers worked out by hand."""
+"""Amounts and samplers, compared with numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_amounts_are_read_with_their_units(written, amount):
 @pytest.mark.parametrize(
     "written", [None, True, -1, 2.5, "many", "5 rows", "1e6 tokens", "tokens", "_5", [5], ""]
 )
-def test_other_amounts_are_refused(written):
+def test_invalid_amounts_are_refused(written):
     with pytest.raises(UserError, match=r"^stages\.steps: expected a whole number of steps") as e:
         read_amount(written, "stages.steps")
     assert "\n" not in str(e.value)
@@ -63,12 +63,12 @@ def test_other_amounts_are_refused(written):
         (Amount(0.5, "epochs"), 1.0, 6),
     ],
 )
-def test_amounts_in_steps_of_4096_tokens_the_last_one_counted_whole(amount, mean_length, steps):
+def test_amounts_in_steps_of_4096_tokens_are_rounded_up(amount, mean_length, steps):
     measure = Measure(tokens=40_961, mean_length=mean_length) if mean_length else None
     assert amount.steps(4096, measure, "stages.steps") == steps
 
 
-def test_what_only_an_open_corpus_knows_is_an_error_without_one():
+def test_amounts_that_need_a_corpus_are_errors_without_one():
     with pytest.raises(UserError, match="a: 3 sequences can be converted to steps only once"):
         Amount(3, "sequences").steps(4096, None, "a")
     with pytest.raises(UserError, match="only once the corpora are open"):
@@ -110,7 +110,7 @@ def test_a_total_in_tokens_or_sequences():
     assert sum(by_hand("uniform", Amount(176, "sequences"))) == 31
 
 
-def test_mix_ratio_is_that_of_paddlepalm():
+def test_mix_ratio_equals_paddlepalms():
     """int(epochs * ratio * steps of an epoch of the reference); an epoch of b: 30 steps."""
     ratios = {"mix_ratio": {"a": 0.5, "b": 1.0, "a + b": 0.25}, "reference": "b", "epochs": 3}
     assert by_hand(ratios, None) == [45, 90, 22]
@@ -121,7 +121,7 @@ def test_mix_ratio_is_that_of_paddlepalm():
     assert by_hand({"mix_ratio": {}, "reference": "a"}, None, step_tokens=300) == [3, 3, 3]
 
 
-def test_nobody_is_left_without_a_step():
+def test_every_blend_gets_a_step():
     with pytest.raises(UserError) as error:
         by_hand({"mix_ratio": {"b": 0.05}, "epochs": 1}, None)
     assert "'b' would get 1 epochs x ratio 0.05 x 10 steps per epoch of 'a'" in str(error.value)
@@ -152,7 +152,7 @@ def test_nobody_is_left_without_a_step():
         ({"mix_ratio": {}, "epoch": 2}, 'epoch: unknown key; did you mean "epochs"'),
     ],
 )
-def test_wrong_samplers_say_what_is_wrong(sampler, message):
+def test_invalid_samplers_are_clear_errors(sampler, message):
     with pytest.raises(UserError) as error:
         read_sampler(sampler, BLENDS, spell)
     assert message in str(error.value)
@@ -163,7 +163,7 @@ def test_wrong_samplers_say_what_is_wrong(sampler, message):
     total=st.integers(0, 10**9),
     weights=st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=12),
 )
-def test_whole_numbers_sum_to_the_total_and_miss_their_share_by_less_than_one(total, weights):
+def test_rounded_shares_add_up_and_are_off_by_less_than_one(total, weights):
     shares = {str(i): Fraction(weight) for i, weight in enumerate(weights)}
     counts = share_out(total, shares)
     assert list(counts) == list(shares)

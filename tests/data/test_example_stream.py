@@ -1,4 +1,4 @@
-"""Steps of so many examples: exactly those, once each, whatever processes and micro-batches."""
+"""Steps of N examples: exactly those, once each, for any number of processes and micro-batches."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def read(stream: ExampleStream, step: int) -> Counter[tuple[str, int]]:
 
 
 def slowly(stream: ExampleStream) -> list[Counter[tuple[str, int]]]:
-    """What every step holds, counted out one example at a time."""
+    """The examples of every step, counted one at a time."""
     taken: Counter[str] = Counter()
     steps: list[Counter[tuple[str, int]]] = []
     for number, stage in enumerate(stream.plan.stages):
@@ -125,7 +125,7 @@ shapes = st.fixed_dictionaries(
 
 @few
 @given(shape=shapes)
-def test_every_step_takes_its_examples_and_no_others(sources, shape) -> None:
+def test_every_step_has_exactly_its_examples(sources, shape) -> None:
     stream = make_stream(sources, **shape)
     expected = slowly(stream)
     assert len(expected) == stream.plan.steps
@@ -154,7 +154,7 @@ def test_spreading_is_exact_and_even(counts) -> None:
         assert count < 2 or gaps.max() <= len(order) / count + len(counts)
 
 
-def test_with_mix_batch_every_step_has_as_many_examples_as_the_recipe_says(sources) -> None:
+def test_with_mix_batch_every_step_has_the_recipes_number_of_examples(sources) -> None:
     stream = make_stream(sources, [{"a": 5, "b": 3, "c": 1}], dict.fromkeys(SIZES, 4))
     steps = [read(stream, step) for step in range(9)]
     assert [found.total() for found in steps] == [4] * 9
@@ -163,7 +163,7 @@ def test_with_mix_batch_every_step_has_as_many_examples_as_the_recipe_says(sourc
 
 @few
 @given(shape=shapes, world=st.integers(1, 4), micro=st.sampled_from([None, 1, 2, 3]))
-def test_processes_and_micro_batches_share_out_the_same_rows(sources, shape, world, micro) -> None:
+def test_processes_and_micro_batches_partition_the_same_rows(sources, shape, world, micro) -> None:
     stream = make_stream(sources, **shape)
     sections = {"train_micro_batch_size_per_gpu": micro} if micro else {}
     ds_config = make_ds_config(sections)
@@ -185,7 +185,7 @@ def test_processes_and_micro_batches_share_out_the_same_rows(sources, shape, wor
 
 
 def texts(batches) -> list[tuple[int, ...]]:
-    """The texts of batches in their order."""
+    """The texts of batches, in order."""
     found = []
     for batch in batches:
         ids, block = batch.input_ids.flatten(), batch.sequence_ids.flatten()
@@ -204,7 +204,7 @@ def test_an_epoch_has_every_row_once_in_another_order(sources) -> None:
     assert [int(other.step_rows(s)[0][0][2][2]) for s in range(23)] != items[:23]
 
 
-def test_any_step_can_be_read_at_once(sources) -> None:
+def test_any_step_can_be_read_directly(sources) -> None:
     stages = [{"a": 6, "b": 5, "c": 4}, {"a": 3, "c": 8, "mix": "step"}]
     examples = {"a": 7, "b": 3, "c": 2}
     whole = make_stream(sources, stages, examples)
@@ -220,7 +220,7 @@ def rows_of(stream: ExampleStream, step: int) -> list:
     return [[(feed, n, layout.tobytes()) for feed, n, layout in row] for row in rows]
 
 
-def test_a_run_that_extends_another_reads_on_behind_it(sources) -> None:
+def test_an_extending_run_continues_in_the_data(sources) -> None:
     old = make_stream(sources, [{"a": 4}], {"a": 5})
     new = make_stream(sources, [{"a": 2}], {"a": 5})
     new.already_read = old.consumed()
@@ -230,7 +230,7 @@ def test_a_run_that_extends_another_reads_on_behind_it(sources) -> None:
     assert new.consumed() == {"a": 30} and new.consumed(1) == {"a": 25}
 
 
-def test_packing_takes_few_rows_and_rows_are_no_longer_than_they_are_full(sources) -> None:
+def test_packing_uses_few_rows_without_excess_length(sources) -> None:
     stream = make_stream(sources, [{"a": 5}], {"a": 32})
     for step in range(5):
         rows = stream.step_rows(step)
@@ -306,8 +306,8 @@ def steps_of(folder: Path, stages: Any, batch: str = "4 examples", **tasks: Any)
 
 @pytest.mark.parametrize("each", [1, 2, 3, 7, 10, 14, 15, 35, 49, 70])
 @pytest.mark.parametrize("epochs", [1, 3, 6, 7])
-def test_epochs_are_whole_where_they_come_out_even(folder, each, epochs) -> None:
-    """70 rows: no rounding of sevenths and fifteenths makes a step more of it."""
+def test_even_epochs_are_exact(folder, each, epochs) -> None:
+    """70 rows: rounding of sevenths and fifteenths adds no step."""
     steps = -(-70 * epochs // each)
     assert steps_of(folder, [{"a": f"{epochs} epochs"}], f"{each} examples") == {"a": steps}
     sequences = 30 * each
@@ -328,7 +328,7 @@ def test_steps_are_paddlepalms_expected_steps(
     folder, mix, ratios, reference, epochs, batches
 ) -> None:
     """int(num_epochs * mix_ratio * steps_pur_epoch(reference)), steps_pur_epoch = num_examples //
-    batch_size (multihead_trainer.py:237), and exactly so many steps of each task are made."""
+    batch_size (multihead_trainer.py:237), and each task gets exactly that many steps."""
     sampler = {"mix_ratio": ratios, "reference": reference, "epochs": epochs}
     stages = {"joint": list(SIZES), "mix": mix, "sampler": sampler}
     tasks = {name: {"batch": n} for name, n in batches.items()}
@@ -347,8 +347,8 @@ def test_steps_are_paddlepalms_expected_steps(
         assert Counter(name for (name,) in blends) == wanted  # one task a step, and all of them
 
 
-def test_the_last_task_of_a_step_is_not_always_the_same(folder) -> None:
-    """Tasks are sampled, not done in turn: the order is drawn, the counts are not."""
+def test_the_order_of_tasks_is_random(folder) -> None:
+    """Tasks are sampled, not taken in turn: the order is random, the counts are exact."""
     sampler = {"mix_ratio": {}, "reference": "a", "epochs": 2}
     stages = {"joint": list(SIZES), "mix": "step", "sampler": sampler}
     orders = []
@@ -358,7 +358,7 @@ def test_the_last_task_of_a_step_is_not_always_the_same(folder) -> None:
     assert orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1])
 
 
-def test_a_task_that_would_get_no_step_is_an_error_not_a_hang(folder) -> None:
+def test_a_task_without_a_step_is_an_error(folder) -> None:
     sampler = {"mix_ratio": {"c": 0.01}, "reference": "a", "epochs": 1}
     made = recipe(folder, {"joint": list(SIZES), "mix": "step", "sampler": sampler})
     with pytest.raises(UserError, match="'c' would get 1 epochs x ratio 0.01 x 17 steps per epoch"):

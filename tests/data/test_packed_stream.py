@@ -1,4 +1,5 @@
-"""The row sequence: seek equals iterate, nothing lost or doubled, well packed, process-free."""
+"""The sequence of rows: seeking equals iterating, nothing is lost or repeated, rows are full,
+and processes do not matter."""
 
 from __future__ import annotations
 
@@ -88,7 +89,7 @@ few = settings(
 @few
 @given(shape=shapes, data=st.data())
 def test_seek_equals_iterate(corpora, shape, data):
-    """Any step, straight away, from a cursor of any earlier step, or after later ones."""
+    """Any step, directly, from the position of any earlier step, or after later steps."""
     stream = make_stream(corpora[:1], **shape)
     rows = [plain(stream.step_rows(step)) for step in range(stream.plan.steps)]
     assert all(len(step) == shape["rows"] for step in rows)
@@ -131,7 +132,7 @@ def test_an_epoch_has_every_item_once(corpora):
     )
 
 
-def test_a_cursor_at_the_end_of_a_run_is_empty_and_harmless(corpora):
+def test_a_position_at_the_end_of_a_run_is_empty_and_harmless(corpora):
     stream = make_stream(corpora[:1], stages=[{BLENDS[0]: 3}])
     assert stream.cursor(3) == {}
     stream.seek({})
@@ -207,7 +208,7 @@ def test_a_stage_mixes_blends_in_proportion_in_every_step(corpora):
     assert min(shares) > 0.5
 
 
-def test_a_step_of_mix_step_is_of_one_blend(corpora):
+def test_with_mix_step_a_step_has_one_blend(corpora):
     stream = make_stream(corpora[:1], stages={"joint": BLENDS, "steps": 10, "mix": "step"})
     counts = Counter()
     for step in range(30):
@@ -217,7 +218,7 @@ def test_a_step_of_mix_step_is_of_one_blend(corpora):
     assert counts == {0: 10, 1: 10, 2: 10}
 
 
-def test_stages_go_on_where_the_one_before_stopped(corpora):
+def test_a_stage_continues_where_the_last_one_stopped(corpora):
     stages = [{BLENDS[0]: 5}, {BLENDS[0]: 5}]
     stream = make_stream(corpora[:1], stages=stages)
     numbers = [

@@ -14,7 +14,7 @@ def test_every_example_once_and_no_row_too_long(lengths):
 
 
 def slowly(lengths: list[int], room: int) -> list[list[int]]:
-    """Best fit decreasing, as the textbook has it."""
+    """Best fit decreasing, as in the textbook."""
     rows: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         free = {r: room - sum(lengths[i] for i in row) for r, row in enumerate(rows)}
@@ -27,18 +27,18 @@ def slowly(lengths: list[int], room: int) -> list[list[int]]:
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=100))
-def test_the_rows_are_filled_as_by_the_textbook(lengths):
+def test_rows_are_filled_as_in_the_textbook(lengths):
     def filled(rows: list[list[int]]) -> list[int]:  # rows of one fill are interchangeable
         return sorted(sum(lengths[i] for i in row) for row in rows)
 
     assert filled(pack(np.array(lengths), 50)) == filled(slowly(lengths, 50))
 
 
-def test_it_is_best_fit():
-    """3 goes where it fills the row: beside 7, not beside 6."""
+def test_packing_is_best_fit():
+    """3 goes where it fills the row: with 7, not with 6."""
     assert [sorted(row) for row in pack(np.array([6, 7, 3, 2]), 10)] == [[1, 2], [0, 3]]
 
 
-def test_too_long_is_refused():
+def test_too_long_examples_are_refused():
     with pytest.raises(ValueError, match="do not fit"):
         pack(np.array([11]), 10)

@@ -38,7 +38,7 @@ def test_continual_gives_every_blend_its_budget_exactly(budget):
     assert set(totals.values()) == {budget}
 
 
-def test_other_shapes():
+def test_other_curricula():
     assert steps(read_stages({"joint": ["a", "b"], "steps": 3}, TASKS)) == [{"a": 3, "b": 3}]
     assert steps(read_stages({"sequential": ["a", "b"], "steps": 3}, TASKS)) == [
         {"a": 3},
@@ -50,7 +50,7 @@ def test_other_shapes():
     assert [explicit.stage_at(s) for s in range(7)] == [0, 0, 0, 1, 1, 1, 1]
 
 
-def test_continual_with_budgets_of_their_own():
+def test_continual_with_different_budgets():
     """Every blend gives B // (N + 1) of its own budget to each later stage."""
     stages = {"continual": ["a", "b", "c"], "steps": {"b": 80, "a": 40, "c": 7}}
     assert steps(read_stages(stages, TASKS)) == [
@@ -60,7 +60,7 @@ def test_continual_with_budgets_of_their_own():
     ]
 
 
-def test_alternate_is_joint_with_one_task_a_step():
+def test_alternate_is_joint_with_one_task_per_step():
     plan = read_stages({"alternate": ["a", "b"], "steps": {"a": 3, "b": 1}}, TASKS)
     same = read_stages({"joint": ["a", "b"], "steps": {"a": 3, "b": 1}, "mix": "step"}, TASKS)
     assert plan == same
@@ -68,8 +68,8 @@ def test_alternate_is_joint_with_one_task_a_step():
     assert plan.stages[0].mix == "step"
 
 
-def test_a_task_that_is_always_on():
-    """ERNIE 2.0's CMTL+ and Alt.+: every blend that has not the task gets it."""
+def test_a_task_in_every_blend():
+    """ERNIE 2.0's CMTL+ and Alt.+: every blend that lacks the task gets it."""
     stages = {
         "continual": ["d", "a", "b + d"],
         "always": "d",
@@ -123,7 +123,7 @@ def test_budgets_in_tokens_and_sequences():
         ({"joint": ["a", "b"], "sampler": {"mix_ratio": {}}}, True, False),
     ],
 )
-def test_what_takes_an_open_corpus(stages, needs_corpus, settled):
+def test_which_stages_need_an_open_corpus(stages, needs_corpus, settled):
     outline = parse_stages(stages, TASKS)
     assert (outline.needs_corpus, outline.settled) == (needs_corpus, settled)
     if needs_corpus:
@@ -131,7 +131,7 @@ def test_what_takes_an_open_corpus(stages, needs_corpus, settled):
             outline.plan(1000)
 
 
-def test_samplers_share_out_a_total():
+def test_samplers_split_a_total():
     stages = {"joint": ["a", "b", "a + b"], "steps": 10, "sampler": "proportional"}
     plan = read_stages(stages, TASKS, step_tokens=1000, measures=MEASURES)
     assert steps(plan) == [{"a": 1, "b": 4, "a + b": 5}]
@@ -183,7 +183,7 @@ def test_every_shape_gives_every_blend_its_budget_exactly(shape, blends, data):
     sampler=st.sampled_from(["uniform", "proportional", {"temperature": 3}, "weights"]),
     data=st.data(),
 )
-def test_samplers_share_out_the_total_exactly(total, blends, sampler, data):
+def test_samplers_split_the_total_exactly(total, blends, sampler, data):
     sizes = {blend: data.draw(st.integers(50, 100)) for blend in blends}
     if sampler == "weights":
         sampler = {"weights": sizes}
@@ -197,7 +197,7 @@ def test_samplers_share_out_the_total_exactly(total, blends, sampler, data):
     assert sampler == "uniform" or all(a <= b + 1 for a, b in zip(counts, counts[1:], strict=False))
 
 
-def test_the_table_says_steps_tokens_warm_ups_and_how_blends_are_mixed():
+def test_the_table_shows_steps_tokens_warm_ups_and_mixes():
     stages = {"continual": ["a", "b + a"], "steps": 3000}
     plan = read_stages(stages, TASKS)
     assert plan.table().splitlines() == [
@@ -263,7 +263,7 @@ def test_the_order_of_mixed_steps_has_exact_counts_and_depends_on_the_seed():
         ([{"a+b": 3, "a + b": 2}], "stages.0: 'a + b' is a duplicate"),
     ],
 )
-def test_wrong_stages_say_what_is_wrong(stages, message):
+def test_invalid_stages_are_clear_errors(stages, message):
     with pytest.raises(UserError) as error:
         read_stages(stages, TASKS)
     assert message in str(error.value)

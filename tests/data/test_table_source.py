@@ -1,4 +1,4 @@
-"""Rows as sources: texts tokenised once, places for messages, rows held out."""
+"""Rows as sources: texts are tokenised once, messages have places, rows are held out."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_texts_are_the_tokenizers_tokens_with_their_characters(vocabulary, tmp_p
         )
 
 
-def test_a_piece_is_cut_at_its_own_text(vocabulary) -> None:
+def test_a_span_never_leaves_its_text(vocabulary) -> None:
     encoded = encode(["w1 w2 w3", "w4 w5"], load_tokenizer(vocabulary))
     first = 5 + WORDS.index("w1")
     assert encoded.read(0, 1).ids.tolist() == [first + 1, first + 2]
@@ -47,8 +47,8 @@ def test_a_piece_is_cut_at_its_own_text(vocabulary) -> None:
     assert encoded.read(1, 1, 1).start == 4 and len(encoded.read(1, 1, 1)) == 0
 
 
-def test_tokens_of_many_texts_are_those_of_each_alone(vocabulary, monkeypatch) -> None:
-    """They are given to the tokenizer some at a time."""
+def test_texts_are_tokenised_independently(vocabulary, monkeypatch) -> None:
+    """The tokenizer gets several texts per call."""
     texts = [" ".join(WORDS[: n % 7]) for n in range(40)]
     tokenizer = load_tokenizer(vocabulary)
     whole = encode(texts, tokenizer)
@@ -83,7 +83,7 @@ def test_a_row_is_named_by_its_file_and_line(vocabulary, tmp_path) -> None:
     )
 
 
-def test_what_is_held_out_depends_on_the_row_alone(vocabulary, tmp_path) -> None:
+def test_the_held_out_rows_depend_on_row_numbers_only(vocabulary, tmp_path) -> None:
     tokenizer = load_tokenizer(vocabulary)
     split = {}
     for rows in (400, 600):
@@ -99,19 +99,19 @@ def test_what_is_held_out_depends_on_the_row_alone(vocabulary, tmp_path) -> None
     assert len(training) == 600 and len(held) == 0
 
 
-def test_nothing_left_to_train_on_is_told(vocabulary, tmp_path) -> None:
+def test_an_empty_training_set_is_an_error(vocabulary, tmp_path) -> None:
     write_texts(tmp_path / "t.tsv", 1)
     table = open_table(str(tmp_path / "t.tsv"), TableSettings())
     with pytest.raises(UserError, match="leaves none of 1 rows to train on"):
         split_rows(table, 0.999, load_tokenizer(vocabulary), "t")
 
 
-def test_a_column_that_is_not_there_is_told_with_those_that_are(vocabulary, tmp_path) -> None:
+def test_a_missing_column_is_reported_with_the_existing_ones(vocabulary, tmp_path) -> None:
     (tmp_path / "t.tsv").write_text("text_a\tnote\tlabel\nx\ty\t1\n")
     source = open_source(tmp_path / "t.tsv", vocabulary)
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as error:
         source.need("text_b", "tasks.x")
-    assert str(told.value) == (
+    assert str(error.value) == (
         "tasks.x: t has no column 'text_b'; it has text_a, label, and without a role note; "
         "map one with `columns: {text_b: NAME}`"
     )
@@ -121,7 +121,7 @@ def test_a_column_that_is_not_there_is_told_with_those_that_are(vocabulary, tmp_
     assert both.unused == ()
 
 
-def test_a_row_without_its_text_is_told_with_its_place(vocabulary, tmp_path) -> None:
+def test_a_row_without_text_is_reported_with_its_place(vocabulary, tmp_path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text('{"text_a": "w1", "label": 1}\n{"text_a": null, "label": 0}\n')
     with pytest.raises(UserError, match=r"t\.jsonl:2: text_a"):

@@ -1,4 +1,4 @@
-"""User-defined tasks in a module of their own, without touching the package."""
+"""User-defined tasks in a separate module, without changes to the package."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_passages_cover_every_document_once(source):
         assert document in starts
 
 
-def test_a_column_that_the_corpus_lacks_is_named(source):
+def test_a_missing_annotation_is_named(source):
     with pytest.raises(UserError, match="has no annotation capital; add it with"):
         split(source.corpus, 0.1, ("capital", "word"))
 

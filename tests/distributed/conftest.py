@@ -1,4 +1,4 @@
-"""Programs that run in several processes, always cleared away."""
+"""Programs that run in several processes and are always cleaned up."""
 
 from __future__ import annotations
 
@@ -38,12 +38,11 @@ Runner = Callable[..., Finished]
 def run_distributed(tmp_path: Path) -> Iterator[Runner]:
     """run_distributed("losses.py", "--steps", 3, processes=2, launcher="deepspeed")
 
-    `launcher` is deepspeed, torchrun, fork (no launcher: `processes` of warm_python, told of one
-    another as torchrun would) or python (one process of warm_python). A start by a real launcher
-    takes some twenty seconds of CPU time, one by fork three: the launchers are for tests that have
-    to do with starting. The program is a file of this folder that writes JSON to --out
-    (`writes=False`: one that does not know it). A code other than `code` fails the test with the
-    program's output."""
+    `launcher` is deepspeed, torchrun, fork (no launcher: `processes` of warm_python with torchrun's
+    environment) or python (one process of warm_python). A real launcher takes about twenty seconds
+    of CPU time, a fork three: the launchers are for tests of starting. The program is a file of
+    this folder that writes JSON to --out (`writes=False`: it has no such option). An exit code
+    other than `code` fails the test and shows the program's output."""
     marks: list[str] = []
 
     def run(

@@ -196,7 +196,7 @@ RESTS = "backbone.layers.0.*"
 
 
 def watched(run: RunSpec, base: Path) -> int:
-    """Every step's tasks and which parameters moved in it; averages worked out beside."""
+    """The tasks of each step, the parameters that it moved, and averages computed separately."""
     opened = setup_run(run)
     assert isinstance(opened, TrainingRun)
     loop, engine = opened.loop, opened.loop.engine
@@ -227,7 +227,7 @@ def watched(run: RunSpec, base: Path) -> int:
 
 
 def by_hand(recipe: Recipe) -> list[dict[str, float]]:
-    """The losses of each step in plain torch: one process, one batch a step."""
+    """The losses of each step in plain torch: one process, one batch per step."""
     data = open_data(recipe)
     recipe = resolve(recipe, data)
     stream = build_stream(recipe, data)
@@ -263,7 +263,7 @@ def by_hand(recipe: Recipe) -> list[dict[str, float]]:
 
 
 def left(folder: Path) -> dict[str, Any]:
-    """What a run left: losses, evaluations, what of them was kept, weights."""
+    """Results of a run: losses, evaluations, the best one, weights."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     weights = load_file(folder / "weights" / "weights.safetensors")
     return {
@@ -285,7 +285,7 @@ def main() -> None:
     jobs: list[tuple[str, dict[str, Any], int]] = [
         ("whole", {**two, "folder": "whole"}, 2),
         ("killed", {**two, "folder": "killed", "kill": KILLED}, 2),
-        ("goes on", {**two, "folder": "killed"}, 2),
+        ("resumed", {**two, "folder": "killed"}, 2),
         ("stopped", {"dropout": 0.0, "stage": 2, "folder": "moved", "stop": STOPPED}, 2),
         ("moved", {"dropout": 0.0, "stage": 0, "folder": "moved"}, 1),
         ("still", {"dropout": 0.0, "stage": 2, "folder": "still"}, 2),

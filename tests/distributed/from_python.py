@@ -1,4 +1,4 @@
-"""A joint training and its predictions from Python, in however many processes."""
+"""Joint training and predictions from Python, in any number of processes."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from palm_ds.runtime import checkpoint
 
 STEPS, EVERY, WORLD = 12, 2, 2
 STAGE = 2
-PATIENCE = 3.0  # seconds; a launcher ends the others at once
+PATIENCE = 3.0  # seconds; a launcher ends the others immediately
 
 
 def die() -> None:
@@ -30,7 +30,7 @@ def die() -> None:
 
 
 def kill_at(moment: str, step: int) -> None:
-    """Make this process kill itself at a moment of the save after `step` steps."""
+    """Make this process kill itself at a certain moment of the save after `step` steps."""
     name = checkpoint.folder_name(step)
 
     def before(owner: Any, attribute: str, when: Callable[..., bool]) -> None:
@@ -71,7 +71,7 @@ def kill_at(moment: str, step: int) -> None:
 
 
 def work(folder: Path, rank: int, moment: tuple[int, str, int] | None) -> None:
-    """One process from its start to the last step, or to its end."""
+    """One process, from its start to the last step or its death."""
     if moment and moment[0] == rank and moment[1] != "step":
         kill_at(moment[1], moment[2])
     engine = make_engine(STAGE, micro=4, dropout=0.1)
@@ -113,8 +113,8 @@ def start(folder: Path, rank: int, port: int, moment: Any) -> int:
 
 
 def attempt(folder: Path, moment: Any = None, after: float | None = None) -> list[int]:
-    """Exit codes of the processes (negative: the signal). `after`: kill one after so many seconds.
-    When one is gone the others are given a little time to notice."""
+    """Exit codes of the processes (negative: the signal). `after`: seconds until one is killed; the
+    others get a little time to notice."""
     folder.mkdir(exist_ok=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

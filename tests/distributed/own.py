@@ -1,4 +1,4 @@
-"""Runs with optimizers of one's own (tests/helpers/own_optimizer.py) and a loop by hand.
+"""Runs with custom optimizers (tests/helpers/own_optimizer.py) and a hand-written loop.
 
 Each of --runs (name:kind:stage:first:last) goes from its first step to its last in its own folder
 of --folder, from the checkpoint that is there, and saves after every second step; --kill ends the
@@ -51,7 +51,7 @@ def config(kind: str) -> OptimizerConfig:
 
 
 def by_hand(kind: str) -> list[float]:
-    """Plain torch: a group a parameter."""
+    """Plain torch, one group per parameter."""
     model, groups = make_model(), []
     for name, p in model.named_parameters():
         factor = 0.9**3  # embeddings, 2 layers
@@ -97,7 +97,7 @@ def go(engine: Engine, folder: Path, steps: range, rate: float, kill: int) -> li
 
 
 def refused() -> dict[str, str]:
-    """What is said of classes that do not do under ZeRO 2."""
+    """The errors for classes that do not work with ZeRO 2."""
     said = {}
     for kind, decay in REFUSED.items():
         try:

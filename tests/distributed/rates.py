@@ -1,9 +1,9 @@
-"""Rates by parameter, frozen parameters, parameters that rest in some steps, and running averages,
-all in one run: under each of --runs (stage:precision), and by hand in plain torch. Runs called
-stage:precision:fgm have adversarial word vectors instead.
+"""Learning rates per parameter, frozen parameters, parameters frozen in some steps, and EMA, all in
+one run: for each of --runs (stage:precision), and in plain torch. Runs called stage:precision:fgm
+have adversarial token embeddings instead.
 
-Each run is saved after SAVED steps in its own folder of --folder, goes on (those not among --whole
-leave that out), and is then resumed by a new engine; --sources says from which run's checkpoint.
+Each run is saved after SAVED steps in its own folder of --folder, continues if it is in --whole,
+and is then resumed by a new engine from the checkpoint of the run named in --sources.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ATTACK = OptimizerConfig(lr=LR, clip=0.5, weight_decay=0.1, fgm=0.7)
 
 
 class Other(Model):
-    """Begins with other weights, so that what is not restored shows."""
+    """Starts with other weights, so that anything not restored becomes visible."""
 
     def __init__(self, *parts: Any):
         super().__init__(*parts)
@@ -76,7 +76,7 @@ def held_out(engine: Engine) -> float:
 
 
 def seen(engine: Engine) -> dict[str, Any]:
-    """Weights, averages, the loss of each; what was before the averages came is there again."""
+    """Weights, averages, the loss with each; the original weights are back after the averages."""
     model: dict[str, Any] = dict(engine._engine.module.named_parameters())
     kept = {n: getattr(p, "ds_tensor", p).detach().clone() for n, p in model.items()}
     weights, loss = engine.full_state_dict(), held_out(engine)
@@ -94,7 +94,7 @@ def seen(engine: Engine) -> dict[str, Any]:
 
 
 def by_hand() -> dict[str, Any]:
-    """A group a parameter, scales written out, no gradient for what rests."""
+    """One group per parameter, explicit scales, no gradient for frozen parameters."""
     model = make_model()
     frozen = {"backbone.word.weight"}
     frozen |= {f"backbone.layers.0.attention_norm.{part}" for part in ("weight", "bias")}

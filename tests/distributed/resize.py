@@ -1,5 +1,5 @@
-"""Go on from step `first` to `last` with what other processes under another ZeRO stage saved, and
-save: each of --runs (folder:stage:precision) in its own folder."""
+"""Resume at step `first` from a checkpoint of other processes and another ZeRO stage, train to step
+`last` and save: each of --runs (folder:stage:precision) in its own folder."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Train 8 steps and save after 4, or continue from what was saved; every run in its own folder."""
+"""Train 8 steps and save after 4, or resume from a checkpoint; every run has its own folder."""
 
 from pathlib import Path
 

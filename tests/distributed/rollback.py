@@ -1,4 +1,4 @@
-"""Save, go on, load what was saved into the same engine, and go the same way again."""
+"""Save, continue, load the checkpoint into the same engine, and repeat the same steps."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What happens in unusual steps: idle heads, tasks that differ by process, non-finite gradients."""
+"""Unusual steps: idle heads, tasks that differ between processes, non-finite gradients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class OnlyBusyHeads(Model):
 
 
 class Poisoned(Model):
-    """A loss that is infinite when told so."""
+    """A loss that is infinite on request."""
 
     poison = False
 
@@ -78,7 +78,7 @@ def build(stage: int, kind: type[Model], precision: str = "fp32") -> Engine:
 
 
 def poisoned(stage: int, precision: str) -> dict[str, Any]:
-    """Train, poison a step on the last rank only, look at the weights, train on."""
+    """Train, poison a step on the last rank only, check the weights, continue training."""
     engine = build(stage, Poisoned, precision)
     model: Any = engine._engine.module
     batches = lambda step: share(step, engine.rank, engine.world, engine.micro_rows, ROWS)  # noqa: E731
@@ -117,8 +117,8 @@ results["turns 3"] = weights_after(build(3, Model), same_task_by_turns)
 if options.processes > 1:
     results["turns 3, only busy heads"] = weights_after(build(3, OnlyBusyHeads), same_task_by_turns)
 engine = build(3, Model)
-results["begun"] = make_engine(3, rows=ROWS, micro=ROWS // engine.world).full_state_dict()
-results["begun"] = {k: v.flatten().tolist() for k, v in results["begun"].items() if "later" in k}
+results["fresh"] = make_engine(3, rows=ROWS, micro=ROWS // engine.world).full_state_dict()
+results["fresh"] = {k: v.flatten().tolist() for k, v in results["fresh"].items() if "later" in k}
 empty = collate([[] for _ in range(ROWS // engine.world)], length=LENGTH, pad=0)
 results["empty"] = {task: output.loss_sum.item() for task, output in engine.evaluate(empty).items()}
 last = engine.rank == engine.world - 1

@@ -1,4 +1,4 @@
-"""The command on real runs, with a launcher; what was done is not done again."""
+"""The command on real runs with a launcher; completed runs are not repeated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ABLATE = str(ROOT / "launch" / "ablate.py")
 MASKS, ORDER = "knowledge_masking", "sentence_reordering"
 
 
-def test_schedules_are_compared_each_in_processes_of_its_own(run_distributed, tmp_path) -> None:
+def test_each_schedule_is_trained_in_its_own_processes(run_distributed, tmp_path) -> None:
     write_small_corpus(tmp_path / "corpus")
     recipe, ds_config, out = (tmp_path / name for name in ("recipe.yaml", "machine.json", "out"))
     values = {

@@ -1,4 +1,5 @@
-"""The whole command, as people start it: one curve however it is cut, exact resume, clean ends."""
+"""The complete command, as users start it: one curve across interruptions, exact resume, clean
+ends."""
 
 from __future__ import annotations
 
@@ -181,7 +182,7 @@ def start(
     path: str = str(ROOT),
     slowly: bool = False,
 ) -> Program:
-    """The command alone, one process, in a session of its own."""
+    """The command as a single process in its own session."""
     words = [PRETRAIN, recipe, "--deepspeed_config", ds_config, "--run_dir", run, *more]
     return Program([PACED, *words] if slowly else words, env={"PYTHONPATH": path})
 
@@ -244,7 +245,7 @@ def test_killed_damaged_and_resumed_every_later_loss_is_the_same(uninterrupted, 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_asked_to_stop_it_saves_and_goes_on_later(uninterrupted, tmp_path, number) -> None:
+def test_a_stopped_run_saves_and_resumes_later(uninterrupted, tmp_path, number) -> None:
     recipe, ds_config, whole = uninterrupted
     run = tmp_path / "run"
     process = start(recipe, ds_config, run, slowly=True)
@@ -259,8 +260,8 @@ def test_asked_to_stop_it_saves_and_goes_on_later(uninterrupted, tmp_path, numbe
     assert losses(run) == losses(whole)
 
 
-def test_a_signal_to_everybody_is_a_signal_to_stop(uninterrupted, tmp_path) -> None:
-    """As launchers send it: the processes that make batches get it too."""
+def test_a_signal_to_all_processes_stops_the_run(uninterrupted, tmp_path) -> None:
+    """Launchers send it to the processes that build batches too."""
     recipe, _, whole = uninterrupted
     ds_config = write_machine(tmp_path, palm_ds={"data_workers": 2})
     run = tmp_path / "run"
@@ -275,7 +276,7 @@ def test_a_signal_to_everybody_is_a_signal_to_stop(uninterrupted, tmp_path) -> N
     assert losses(run) == losses(whole)
 
 
-def test_a_finished_run_leaves_what_it_promises(uninterrupted) -> None:
+def test_a_finished_run_has_all_its_files(uninterrupted) -> None:
     import torch
     from transformers import AutoModel, AutoTokenizer
 
@@ -337,7 +338,7 @@ def test_dry_run_and_print_config_train_nothing(uninterrupted, tmp_path) -> None
 
 
 def test_weights_of_one_run_start_another(uninterrupted, tmp_path) -> None:
-    """A warm start takes weights alone: the schedule begins anew, the first loss is lower."""
+    """A warm start loads only weights: the schedule restarts, the first loss is lower."""
     recipe, ds_config, whole = uninterrupted
     run = tmp_path / "run"
     finish(start(recipe, ds_config, run, "--init_from", str(whole / "hf")))
@@ -345,7 +346,7 @@ def test_weights_of_one_run_start_another(uninterrupted, tmp_path) -> None:
     assert records(run)[0]["lr"] == records(whole)[0]["lr"]
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_spares_the_weights(small, tmp_path) -> None:
+def test_a_non_finite_loss_stops_the_run_before_the_weights_change(small, tmp_path) -> None:
     recipe = write_recipe(
         tmp_path, small, optimizer={"lr": 1.0e30, "clip": 0.0}, stages=[{MASKS: 9}]
     )
@@ -353,7 +354,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_spares_the_weights(small, t
     output = finish(start(recipe, write_machine(tmp_path), run), 3)
     assert "was not finite" in output
     assert not (run / "hf").exists()
-    assert sorted((run / "checkpoints").iterdir())  # good weights, to look at or go on from
+    assert sorted((run / "checkpoints").iterdir())  # good weights, to inspect or to resume from
 
 
 BOMB = """
@@ -376,8 +377,8 @@ class Bomb(KnowledgeMasking):
 
 @pytest.mark.parametrize(("policy", "applied"), [("skip", 11), ("rollback", 8)])
 def test_one_bad_step_is_skipped_or_rolled_back(small, tmp_path, policy, applied) -> None:
-    """Step 9 explodes. `skip` goes on without it; `rollback` returns to the checkpoint of step 5
-    and goes on after step 9, so that steps 6 to 9 are as if they had not been."""
+    """Step 9 explodes. `skip` leaves it out; `rollback` returns to the checkpoint of step 5 and
+    continues after step 9, so that steps 6 to 9 have no effect."""
     (tmp_path / "bombs.py").write_text(BOMB)
     recipe = write_recipe(
         tmp_path,
@@ -405,7 +406,7 @@ def test_one_bad_step_is_skipped_or_rolled_back(small, tmp_path, policy, applied
     assert set(saved.parameters.values()) == {applied}
 
 
-def test_wrong_words_on_the_command_line_are_one_line(uninterrupted, tmp_path) -> None:
+def test_wrong_arguments_are_one_line(uninterrupted, tmp_path) -> None:
     recipe, ds_config, _ = uninterrupted
     cases = {
         ("optimizer.lrr=1",): 'did you mean "lr"',
@@ -421,10 +422,10 @@ def test_wrong_words_on_the_command_line_are_one_line(uninterrupted, tmp_path) -
 
 
 def test_golden_losses(uninterrupted) -> None:
-    """The same numbers as when they were last looked at: bit for bit on a processor of the same
-    kind under the same torch, to 1e-4 elsewhere (matrix products round differently there).
+    """The recorded losses: bit for bit on the same kind of processor with the same torch, to 1e-4
+    elsewhere (matrix products round differently).
 
-    A change that should alter them says so and writes them anew: PALM_GOLDEN=write pytest ..."""
+    A change that should alter them says so and records them again: PALM_GOLDEN=write pytest ..."""
     import torch
 
     here = {
@@ -441,7 +442,7 @@ def test_golden_losses(uninterrupted) -> None:
         assert largest_difference(found, golden["losses"]) < 1e-4
 
 
-def test_the_losses_fall(uninterrupted) -> None:
+def test_losses_decrease(uninterrupted) -> None:
     first, last = losses(uninterrupted[2])[0], losses(uninterrupted[2])[9]
     assert last[MASKS] < first[MASKS]
     rates = [record["lr"] for record in records(uninterrupted[2])]

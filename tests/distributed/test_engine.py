@@ -37,7 +37,7 @@ def test_losses_of_two_processes_and_of_one_equal_a_plain_loop(run_distributed) 
 
 
 def test_mean_of_means_is_another_loss() -> None:
-    """Rule 4 matters on these rows: without the global count accumulation would show."""
+    """These rows show rule 4: without the global count, accumulation would change the loss."""
     import sys
     from pathlib import Path
 
@@ -64,9 +64,9 @@ def test_rules(run_distributed) -> None:
     for stage in (0, 1, 2, 3):
         assert distance(two[f"each {stage}"], one["each 0"]) < 2e-6, stage
     assert distance(two["turns 3"], one["turns"]) < 2e-6
-    # A head whose task has not begun stays as it was, bit for bit.
+    # A head whose task has not started stays unchanged, bit for bit.
     for stage in (0, 1, 2, 3):
-        for name, value in two["begun"].items():
+        for name, value in two["fresh"].items():
             assert two[f"each {stage}"][name] == value
     # Without the rule idle heads repeat their last step under ZeRO 3, silently (and processes whose
     # tasks differ crash one another under the other stages).
@@ -119,7 +119,7 @@ def test_killed_again_and_again(run_distributed) -> None:
     assert result["left"] == ["step_00000010", "step_00000012"]
 
 
-def test_a_process_that_hangs_does_not_hold_the_others_for_ever(run_distributed) -> None:
+def test_a_hanging_process_does_not_block_the_others_forever(run_distributed) -> None:
     result = run_distributed("hanging.py", launcher="torchrun").result
     assert set(result) == {"world", "group of DeepSpeed's making"}
     for name, (seconds, error) in result.items():
@@ -127,7 +127,7 @@ def test_a_process_that_hangs_does_not_hold_the_others_for_ever(run_distributed)
 
 
 def test_rollback_in_a_running_engine(run_distributed) -> None:
-    """Loading a checkpoint into an engine that went on, and going the same way again."""
+    """Loading a checkpoint into an engine that has continued, and repeating the same steps."""
     result = run_distributed("rollback.py", launcher="fork").result
     assert set(result) == {"0", "1", "2", "3"}
     for stage, (again, first) in result.items():
@@ -144,8 +144,8 @@ def test_shipped_machine_files_train_and_resume(run_distributed, root) -> None:
         assert skipped == 0 or "fp16" in name
 
 
-def test_any_processes_and_any_stage_go_on(run_distributed, tmp_path) -> None:
-    """2, 1, 2 processes, and under each another ZeRO stage: one curve, that of a plain loop."""
+def test_any_process_count_and_zero_stage_can_resume(run_distributed, tmp_path) -> None:
+    """2, 1, 2 processes, each with another ZeRO stage: one curve, that of a plain loop."""
     chains = {
         "a": ("1:fp32", "3:fp32", "2:fp32"),
         "b": ("2:fp32", "0:fp32", "3:fp32"),
@@ -175,7 +175,7 @@ def test_any_processes_and_any_stage_go_on(run_distributed, tmp_path) -> None:
 
 
 def test_a_run_is_extended_by_a_task(run_distributed, tmp_path) -> None:
-    """The old tasks' losses go on as in plain torch with the moments carried over by hand, under
+    """The old tasks' losses continue as in plain torch with the moments carried over, under
     every ZeRO stage and with another number of processes than before."""
     kept = run_distributed("grow.py", "--phase", "plain", launcher="python").result
     lost = run_distributed("grow.py", "--phase", "plain", "--forget", 1, launcher="python").result

@@ -1,5 +1,5 @@
-"""What 1, 2 and 3 processes save under each ZeRO stage is exported to the same bytes: from our
-checkpoints and from DeepSpeed's own shards, all of them written by real engines."""
+"""Checkpoints of 1, 2 and 3 processes under each ZeRO stage are exported to the same bytes: from
+palm_ds's checkpoints and from DeepSpeed's own shards, all written by real engines."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def values(step: Path) -> dict[str, torch.Tensor]:
-    """A checkpoint's weights and moments, laid end to end."""
+    """A checkpoint's weights and moments, concatenated."""
     stored = ShardReader(checkpoint.open_published(step).files)
     return {
         f"{kind}/{name}": stored.read(name, kind, 0, stored.size(name))
@@ -83,7 +83,7 @@ def test_every_layout_exports_the_same_bytes(run_distributed, convert, tmp_path)
 
 
 def check_ours(common: Path, layouts: Iterable[Path], convert: Convert) -> None:
-    """What was restored and saved again, bf16 included: the fp32 weights are what is exported."""
+    """Restored and saved again, bf16 included: the fp32 weights are exported."""
     before = values(common)
     for kind in KINDS:
         assert any(x.any() for name, x in before.items() if name.startswith(kind)), kind
@@ -103,7 +103,7 @@ def check_ours(common: Path, layouts: Iterable[Path], convert: Convert) -> None:
 
 
 def check_the_command(runs: Iterable[Path], target: Path, convert: Convert) -> None:
-    """In a process of its own, with its proof."""
+    """In a separate process, with verification."""
     for run, to in zip(runs, ("huggingface", "paddle"), strict=True):
         words = [str(COMMAND), str(run), str(target / to), "--to", to, "--json"]
         done = subprocess.run([sys.executable, *words], capture_output=True, text=True)

@@ -1,5 +1,5 @@
-"""Six tasks of different kinds learned at once: one curve and the same weights, however the run is
-cut and wherever it goes on; rests, rates and averages through a recipe."""
+"""Six tasks of different kinds in one run: one curve and the same weights, wherever the run is
+interrupted and resumed; frozen steps, learning rates and EMA from a recipe."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def test_joint_runs(run_distributed) -> None:
     codes = result["codes"]
     assert codes.pop("killed") == [-9, -9], result["log"][-3000:]
     assert all(code == 0 for each in codes.values() for code in each), result["log"][-3000:]
-    one_curve_wherever_it_goes_on(result)
+    check_one_curve_wherever_it_resumes(result)
     killed_and_resumed_to_the_last_bit(result)
     rests_rates_and_averages(result["watched"])
 
 
-def one_curve_wherever_it_goes_on(result: dict[str, Any]) -> None:
+def check_one_curve_wherever_it_resumes(result: dict[str, Any]) -> None:
     """Two processes under ZeRO 2; those stopped after some steps and gone on as one under ZeRO 0;
     and a plain torch loop."""
     still, moved = result["still"], result["moved"]

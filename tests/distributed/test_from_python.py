@@ -1,4 +1,4 @@
-"""The same program from Python in one process and in two."""
+"""The same Python program in one process and in two."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.helpers.small_tables import write_tables
 pytestmark = pytest.mark.distributed
 
 
-def test_two_processes_learn_and_predict_what_one_does(run_distributed, tmp_path) -> None:
+def test_two_processes_learn_and_predict_the_same_as_one(run_distributed, tmp_path) -> None:
     tables = write_tables(tmp_path / "tables")
 
     def run(launcher: str) -> Any:

@@ -1,4 +1,4 @@
-"""Optimizers of one's own on the engine: one curve, any restart, or one line."""
+"""Custom optimizers on the engine: one curve across restarts, or one clear error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def runs(*each: tuple[str, str, int, int, int]) -> str:
     return ",".join(":".join(map(str, run)) for run in sorted(each, key=lambda run: run[2]))
 
 
-def test_optimizers_of_ones_own(run_distributed, tmp_path) -> None:
+def test_custom_optimizers(run_distributed, tmp_path) -> None:
     def run(*each: Any, **options: Any) -> Any:
         kill = options.pop("kill", -1)
         arguments = ("--folder", tmp_path, "--kill", kill, "--runs", runs(*each))

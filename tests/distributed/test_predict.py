@@ -1,4 +1,4 @@
-"""launch/predict.py by several processes: the same files, byte for byte."""
+"""launch/predict.py in several processes: the same files, byte for byte."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
 
 
-def test_any_number_of_processes_writes_the_same(run_distributed, tmp_path) -> None:
+def test_any_number_of_processes_writes_the_same_files(run_distributed, tmp_path) -> None:
     run = save_model(tmp_path / "run", ["mood", "topic", "size"])
     rows = write_rows(tmp_path / "rows.jsonl", texts(3 * CHUNK + 100, seed=6, longest=8))
     found = {}

@@ -1,5 +1,5 @@
-"""Each parameter at its own rate, some not at all, some not in this step; averages of all; and
-adversarial word vectors."""
+"""Parameters with different learning rates, frozen always or in some steps; EMA; and adversarial
+token embeddings."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ RUNS = ["0:fp32", "0:fp32:fgm", "1:bf16", "1:fp32:fgm", "2:bf16:fgm", "2:fp16", 
 RUNS += ["3:bf16", "3:fp32", "3:fp32:fgm"]
 BACKWARDS = ["3:fp32", "3:fp32:fgm", "3:bf16", "0:fp32:fgm", "2:bf16:fgm", "2:fp16", "0:fp32"]
 BACKWARDS += ["1:bf16", "2:fp32", "1:fp32:fgm"]
-"""Whose checkpoint each goes on from with another number of processes."""
+"""The run whose checkpoint each of RUNS resumes, with another number of processes."""
 
 
 def check(result: dict[str, Any], name: str, first: int) -> None:
-    """A run that began at step `first` against the loop by hand."""
+    """A run that started at step `first` against a hand-written loop."""
     run, attacked = result[name], ":fgm" in name
     hand = result["attacked by hand" if attacked else "by hand"]
     exact = ":fp32" in name
@@ -36,7 +36,7 @@ def check(result: dict[str, Any], name: str, first: int) -> None:
     assert before == after and (averaged == before) == attacked, name
 
 
-def test_rates_rests_and_averages_equal_a_loop_by_hand(run_distributed, tmp_path) -> None:
+def test_learning_rates_freezing_and_ema_equal_a_plain_loop(run_distributed, tmp_path) -> None:
     runs = ("--folder", tmp_path, "--runs", ",".join(RUNS))
     whole = ("--sources", ",".join(RUNS), "--whole", ",".join(RUNS))
     two = run_distributed("rates.py", *runs, *whole, launcher="fork").result

@@ -1,4 +1,4 @@
-"""The whole command with other processes and another ZeRO stage than before, and extended."""
+"""The complete command with other processes and another ZeRO stage than before, and extended."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def small(tmp_path_factory) -> Path:
 
 
 class Started:
-    """A command that is cut down, or waited for; nothing of it stays."""
+    """A running command, which is killed or waited for; nothing of it remains."""
 
     def __init__(
         self, world: int, recipe: Path, ds_config: Path, run: Path, *more: str, slowly: bool = False
@@ -52,14 +52,14 @@ class Started:
         self.run = run
 
     def cut(self, after: int) -> None:
-        """SIGKILL to all of its processes once so many steps are logged."""
+        """SIGKILL all of its processes once that many steps are logged."""
         try:
             wait_for(self.run, after, self.programs[0], self.programs[0].output)
         finally:
             clear_away(self.programs)
 
     def end(self, code: int = 0) -> str:
-        """What process 0 wrote, when all have ended with `code`."""
+        """The output of process 0, when all have ended with `code`."""
         try:
             outputs = [program.communicate(timeout=SECONDS)[0] for program in self.programs]
             for program, output in zip(self.programs, outputs, strict=True):
@@ -69,8 +69,8 @@ class Started:
             clear_away(self.programs)
 
 
-def test_two_processes_one_and_two_again(small, tmp_path) -> None:
-    """And ZeRO 1, 3 and 2, by just starting it again: the curve of a plain torch loop."""
+def test_two_processes_then_one_then_two(small, tmp_path) -> None:
+    """With ZeRO 1, 3 and 2, just by starting it again: the curve of a plain torch loop."""
     recipe, run = write_recipe(tmp_path, small), tmp_path / "run"
     machines = [write_machine(tmp_path, zero_optimization={"stage": s}) for s in (1, 3, 2)]
     Started(TWO, recipe, machines[0], run, slowly=True).cut(after=7)
@@ -83,7 +83,7 @@ def test_two_processes_one_and_two_again(small, tmp_path) -> None:
 
 
 def write_longer_recipe(folder: Path, recipe: Path) -> Path:
-    """The same encoder and text, a task more, a plan of its own."""
+    """The same encoder and text, with one more task and another plan."""
     values = yaml.safe_load(recipe.read_text())
     values["tasks"][APART] = {"source": "text"}
     values["stages"] = [{f"{ORDER} + {MASKS}": 4, f"{APART} + {MASKS}": 12}]
@@ -124,7 +124,7 @@ def test_extended_by_a_task(small, tmp_path) -> None:
     assert "resume" in events
 
 
-def test_what_cannot_be_extended_is_said_in_one_line(small, tmp_path) -> None:
+def test_a_run_that_cannot_be_extended_is_one_clear_line(small, tmp_path) -> None:
     tasks = {MASKS: {"source": "text"}, ORDER: {"source": "text", "most": 3}}
     recipe = write_recipe(tmp_path, small, tasks=tasks, stages=[{f"{ORDER} + {MASKS}": 2}])
     ds_config, old = write_machine(tmp_path), tmp_path / "old"

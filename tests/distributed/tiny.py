@@ -44,7 +44,7 @@ def make_model(dropout: float = 0.0, kind: type[Model] = Model) -> Model:
     heads = {
         "words": MaskedLMHead(backbone),
         "order": ClassHead(32, 3, pooled=True),
-        "later": ClassHead(32, 2),  # its task has not begun: never a label
+        "later": ClassHead(32, 2),  # its task has not started: no labels
     }
     return kind(backbone, heads, {name: name for name in heads})
 
@@ -80,8 +80,8 @@ def make_engine(
 
 
 def row(step: int, number: int, tasks: Sequence[str] = ("words", "order")) -> Example:
-    """One text with 1 to 8 masked words; about half have the other label, but not in early rows of
-    a step, so that processes and micro-batches differ in what they hold."""
+    """One text with 1 to 8 masked words; about half have the other label, but not in early rows
+    of a step, so that processes and micro-batches differ."""
     rng = np.random.default_rng([step, number])
     size = int(rng.integers(12, LENGTH))
     ids = rng.integers(5, WORDS, size)
@@ -114,8 +114,8 @@ def train(engine: Engine, steps: range, rows: int = ROWS) -> list[float]:
 
 
 def plain_loop(steps: range, means: int = 1) -> list[float]:
-    """The same in plain torch, one batch a step. `means` > 1: what the average of so many
-    micro-batches' means would give instead."""
+    """The same in plain torch, one batch per step. `means` > 1: the loss as the average over the
+    means of that many micro-batches instead."""
     model = make_model()
     groups = param_groups(model, OPTIMIZER.weight_decay)
     optimizer = torch.optim.AdamW(groups, lr=LR, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps)

@@ -1,4 +1,4 @@
-"""Every mistake a person can make is one clear line and exit code 2, never a traceback."""
+"""Every user mistake is one clear line and exit code 2, never a traceback."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def lines(content: bytes, *more: str, packed: int | bool = True) -> Callable[[Pa
 
 
 def words(*arguments: str) -> Callable[[Path], list[str]]:
-    """A command with a good input; {} in the arguments is the test's folder."""
+    """A command with valid input; {} in the arguments is the test's folder."""
 
     def lay(folder: Path) -> list[str]:
         (folder / "a.jsonl").write_bytes(GOOD)
@@ -156,14 +156,14 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         "contains documents, not pairs",
     ),
     "one name": (words(*OUT, *TRAIN, *PAIRS, "--pair_fields", "a"), "give three names"),
-    "two names": (words(*OUT, *TRAIN, *PAIRS, "--pair_fields", "a", "b"), "or say --no_label"),
+    "two names": (words(*OUT, *TRAIN, *PAIRS, "--pair_fields", "a", "b"), "or give --no_label"),
     "four names": (
         words("{}/out", *TRAIN, *PAIRS, "--pair_fields", *"abcd"),
         "after OUT and INPUT",
     ),
     "names twice": (words(*OUT, *TRAIN, *PAIRS, "--pair_fields", *"aba"), "duplicate field"),
-    "names of nothing": (words(*OUT, *TRAIN, "--pair_fields", *"abc"), "is for --format pairs"),
-    "no label of what": (words(*OUT, *TRAIN, "--no_label"), "--no_label: is for --format pairs"),
+    "names of nothing": (words(*OUT, *TRAIN, "--pair_fields", *"abc"), "only for --format pairs"),
+    "no label of what": (words(*OUT, *TRAIN, "--no_label"), "--no_label: only for --format pairs"),
     "no pairs": (words(*OUT, *TRAIN, *PAIRS), "line 1: no field `text_a`; it has `text`"),
     "no label": (
         pairs("a.jsonl", b'{"text_a": "x", "text_b": "y"}'),
@@ -223,7 +223,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
 
 
 def line_of(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
-    """The one line that the command prints before it ends with 2."""
+    """The single line that the command prints before it exits with 2."""
     with pytest.raises(SystemExit) as caught, exit_on_user_error():
         main(arguments if arguments[:1] == ["corpus"] else ["prepare", *arguments])
     assert caught.value.code == 2
@@ -295,8 +295,8 @@ def test_damaged_corpora(case: str, corpus_files: dict[str, bytes], tmp_path: Pa
     assert message in error and str(tmp_path) in error and error.count("\n") == 1
 
 
-def test_another_tokenizer_in_a_corpus(corpus_files: dict[str, bytes], tmp_path: Path) -> None:
-    """Without `verify` the fingerprint still tells."""
+def test_a_replaced_tokenizer_in_a_corpus(corpus_files: dict[str, bytes], tmp_path: Path) -> None:
+    """The fingerprint differs, even without `verify`."""
     for other, data in corpus_files.items():
         (tmp_path / other).parent.mkdir(exist_ok=True)
         (tmp_path / other).write_bytes(data)
@@ -317,7 +317,7 @@ def test_an_index_of_another_size(corpus_files: dict[str, bytes], tmp_path: Path
         open_corpus(tmp_path)
 
 
-def test_other_options_than_those_of_out(tmp_path: Path, capsys) -> None:
+def test_options_that_differ_from_those_of_out(tmp_path: Path, capsys) -> None:
     (tmp_path / "a.jsonl").write_bytes(GOOD)
     command = [str(tmp_path / "out"), str(tmp_path / "a.jsonl"), *TRAIN]
     assert main(["prepare", *command]) == 0
@@ -327,7 +327,7 @@ def test_other_options_than_those_of_out(tmp_path: Path, capsys) -> None:
     assert "bytes" in line_of(capsys, command)
 
 
-def test_other_options_than_those_of_a_started_run(tmp_path: Path, capsys) -> None:
+def test_options_that_differ_from_those_of_a_started_run(tmp_path: Path, capsys) -> None:
     (tmp_path / "a.jsonl").write_bytes(GOOD + b"{\n")
     command = [str(tmp_path / "out"), str(tmp_path / "a.jsonl"), *TRAIN]
     line_of(capsys, [*command, "--strict"])
@@ -336,7 +336,7 @@ def test_other_options_than_those_of_a_started_run(tmp_path: Path, capsys) -> No
     assert "strict: True -> False" in error and "out.partial" in error
 
 
-def test_a_folder_in_the_way(tmp_path: Path, capsys) -> None:
+def test_an_existing_folder_at_the_target(tmp_path: Path, capsys) -> None:
     (tmp_path / "a.jsonl").write_bytes(GOOD)
     (tmp_path / "out").mkdir()
     command = [str(tmp_path / "out"), str(tmp_path / "a.jsonl"), *TRAIN]
@@ -350,7 +350,7 @@ def test_a_folder_in_the_way(tmp_path: Path, capsys) -> None:
 
 @pytest.mark.distributed
 def test_a_worker_was_killed(tmp_path: Path, root: Path) -> None:
-    """It is said so, and the work so far is kept."""
+    """The message names the cause, and finished work is kept."""
     (tmp_path / "a.jsonl").write_bytes(GOOD)
     (tmp_path / "deadly_marks.py").write_text(
         "import os, signal\ndef die(document): os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -1,5 +1,5 @@
-"""A head with a CRF goes into folders of weights and out again; Hugging Face takes its linear map
-and the account names the rest."""
+"""A head with a CRF survives weights folders; Hugging Face gets its linear layer, and the report
+names the rest."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "source"
 
 
-def test_a_folder_of_weights_has_all_of_it(source: Path, tmp_path: Path) -> None:
+def test_a_weights_folder_has_everything(source: Path, tmp_path: Path) -> None:
     contents = open_checkpoint(source)
     assert contents.heads == {
         "tags": HeadInfo(kind="classes", classes=5, pooled=False, transitions=True)
@@ -72,7 +72,7 @@ def test_a_folder_of_weights_has_all_of_it(source: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("to", ["huggingface", "paddle"])
-def test_elsewhere_the_transitions_stay_behind_and_are_named(
+def test_other_formats_skip_the_transitions_and_report_them(
     to: str, source: Path, tmp_path: Path
 ) -> None:
     out = convert.convert(source, tmp_path / "there", to, ConversionOptions(head="tags"))
@@ -91,7 +91,7 @@ def test_elsewhere_the_transitions_stay_behind_and_are_named(
         )
 
 
-def test_transitions_of_another_size_are_a_mistake(source: Path) -> None:
+def test_transitions_of_the_wrong_size_are_an_error(source: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     state = load_file(source / "weights.safetensors")

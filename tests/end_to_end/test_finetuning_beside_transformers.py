@@ -160,7 +160,7 @@ def recipe_of(kind: str, folder: Path) -> Recipe:
 
 
 def same_start(recipe: Recipe, auto: Any, folder: Path) -> tuple[Any, list[list[Row]]]:
-    """The model that a run of the recipe begins with, in transformers; the rows of each step."""
+    """The initial model of a run of the recipe, in transformers, and the rows of each step."""
     data = open_data(recipe)
     recipe = resolve(recipe, data)
     model = build_model(recipe, DS_CONFIG, data.vocabulary, device=torch.device("cpu"))
@@ -199,7 +199,7 @@ def loss_of(model: Any, batch: Mapping[str, Any]) -> torch.Tensor:
 
 
 def groups_of(model: Any) -> list[dict[str, Any]]:
-    """transformers decays heads too, palm_ds does not."""
+    """transformers applies weight decay to heads, palm_ds does not."""
     named = list(model.named_parameters())
     decayed = [p for name, p in named if p.ndim == 2 and name.startswith("bert.")]
     kept = [p for name, p in named if p.ndim != 2 or not name.startswith("bert.")]
@@ -223,7 +223,7 @@ def plain_losses(model: Any, batches: Sequence[Mapping[str, Any]]) -> list[float
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_forty_steps_are_those_of_transformers_and_torch(kind: str, tmp_path: Path) -> None:
+def test_forty_steps_equal_those_of_transformers_and_torch(kind: str, tmp_path: Path) -> None:
     case, recipe = CASES[kind], recipe_of(kind, tmp_path)
     model, steps = same_start(recipe, case.auto, tmp_path / "start")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")

@@ -1,4 +1,4 @@
-"""What is wrong with a file is said in one line, with the file and the row."""
+"""A malformed file is one clear line with the file and the row."""
 
 from __future__ import annotations
 
@@ -402,13 +402,13 @@ def test_a_bad_row_is_named(
     assert "\n" not in str(caught.value)
 
 
-def test_there_are_many_of_them() -> None:
+def test_there_are_many_cases() -> None:
     assert len({contents for _, _, contents, _, _ in CASES}) >= 60
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(CASES), st.binary(max_size=3), st.integers(0, 60), st.booleans())
-def test_no_bytes_are_beyond_words(case: Case, put: bytes, at: int, skip: bool) -> None:
+def test_any_bytes_give_a_clear_error(case: Case, put: bytes, at: int, skip: bool) -> None:
     _, file, contents, given_settings, _ = case
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / file
@@ -503,7 +503,7 @@ WHOLE: list[Case] = [
     [case[1:] for case in WHOLE],
     ids=[case[0] for case in WHOLE],
 )
-def test_a_file_that_is_wrong_as_a_whole(
+def test_a_completely_wrong_file(
     file: str, contents: bytes, how: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / file
@@ -532,7 +532,7 @@ def test_settings_are_checked(how: dict[str, Any], message: str) -> None:
         TableSettings(**how)
 
 
-def test_files_that_are_not_there(tmp_path: Path) -> None:
+def test_missing_files(tmp_path: Path) -> None:
     for name, message in {
         "x.tsv": ": no such file",
         "*.tsv": r".tsv: no file matches this pattern",

@@ -1,4 +1,4 @@
-"""Word-aware and pair tasks on real English: rows stay full, examples hold what they promise."""
+"""Word and pair tasks on real English: rows stay full, examples keep their promises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every real data set opens, with the settings given here, and has what is printed about it."""
+"""Every real data set opens with the settings given here and has the published counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reordering and distance: the label is what the document says, checked token by token."""
+"""Reordering and distance: labels agree with the document, checked token by token."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def sentence_of(source: Source, positions: np.ndarray) -> np.ndarray:
 
 
 def segments_of(example) -> list[np.ndarray]:
-    """The source positions of each segment, special tokens left out."""
+    """The source positions of each segment, without special tokens."""
     real = example.origin >= 0
     numbers = range(int(example.segments.max()) + 1)
     return [example.origin[real & (example.segments == number)] for number in numbers]
@@ -59,8 +59,8 @@ def segments_of(example) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("most", [3, 4])
 @pytest.mark.parametrize("longer", [False, True])
-def test_reordering_labels_are_the_permutation_that_was_made(source, most, longer):
-    """Independent of the task's arithmetic: sort the segments by where they stand in the text."""
+def test_reordering_labels_are_the_applied_permutation(source, most, longer):
+    """Independent of the task's arithmetic: sort the segments by their position in the text."""
     classes = [p for n in range(1, most + 1) for p in itertools.permutations(range(n))]
     assert len(classes) == sum(math.factorial(n) for n in range(1, most + 1))
     feed = feed_of(source, "sentence_reordering", most=most)
@@ -92,7 +92,7 @@ def test_reordering_labels_are_the_permutation_that_was_made(source, most, longe
         assert set(shortened) == set(range(most))
 
 
-def test_reordering_classes_are_even_where_the_paragraph_allows_all(source):
+def test_reordering_classes_are_balanced(source):
     feed = feed_of(source, "sentence_reordering")
     layouts = feed.layouts(np.arange(6000))
     long_enough = layouts["last"] - layouts["first"] >= 3
@@ -109,7 +109,7 @@ def test_reordering_chance_knows_the_number_of_segments(source):
 
 
 @pytest.mark.parametrize("longer", [False, True])
-def test_distance_labels_are_what_the_document_says(source, longer):
+def test_distance_labels_agree_with_the_document(source, longer):
     feed = feed_of(source, "sentence_distance")
     seen, orders = Counter(), Counter()
     for example in examples(feed, 900, longer=longer):
@@ -136,7 +136,7 @@ def test_distance_labels_are_what_the_document_says(source, longer):
     assert min(orders.values()) > 350
 
 
-def test_distance_is_balanced_and_lengths_give_nothing_away(source):
+def test_distance_is_balanced_and_lengths_reveal_nothing(source):
     layouts = feed_of(source, "sentence_distance").layouts(np.arange(9000))
     labels = layouts["label"]
     counts = np.bincount(labels, minlength=3)
@@ -145,7 +145,7 @@ def test_distance_is_balanced_and_lengths_give_nothing_away(source):
     assert max(means) / min(means) < 1.1
 
 
-def test_a_blend_masks_the_arranged_text_borrowed_sentences_included(source):
+def test_a_blend_masks_the_whole_input_including_borrowed_sentences(source):
     feed = feed_of(source, "sentence_distance", "knowledge_masking")
     borrowed = 0
     for example in examples(feed, 200):
@@ -158,7 +158,7 @@ def test_a_blend_masks_the_arranged_text_borrowed_sentences_included(source):
     assert borrowed > 100
 
 
-def test_two_runs_of_the_same_example_are_the_same(source):
+def test_building_an_example_twice_gives_the_same(source):
     feed = feed_of(source, "sentence_reordering", "knowledge_masking")
     (layout,) = feed.layouts(np.array([17]))
     one, two = feed.example(17, layout), feed.example(17, layout)
@@ -187,7 +187,7 @@ def test_wrong_settings_are_one_clear_line(kind, values, message):
     assert "\n" not in str(error.value)
 
 
-def test_what_the_classes_are_called():
+def test_the_names_of_classes():
     distance = build("sentence_distance", {"source": "text"})
     assert [distance.class_name(k) for k in range(3)] == [
         "adjacent",

@@ -1,4 +1,4 @@
-"""Traditional to simplified characters while a table is read: spans and answers stay right."""
+"""Traditional to simplified characters while reading a table: spans and answers stay correct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other programs write is read as they were given it."""
+"""Tables written by other programs are read as they were."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How full rows are packed with one blend alone."""
+"""How full rows are packed with a single blend."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from palm_ds.data.packing import pack
 
 
 def real_share(feed: Feed) -> float:
-    """Of the positions of about 512 rows, those that are real tokens."""
+    """The share of real tokens among the positions of about 512 rows."""
     count = int(512 * feed.room / float(feed.mean_tokens))
     layouts = feed.layouts(np.arange(count))
     packed = pack(layouts["length"], feed.room)

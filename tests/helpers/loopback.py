@@ -37,7 +37,7 @@ class Server(ThreadingHTTPServer):
         self.planned += behaviours
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away is no error here."""
+        """A client that disconnects is not an error here."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -113,7 +113,7 @@ def proper(handler: Handler, data: bytes) -> None:
 
 
 def broken_off(after: int) -> Behaviour:
-    """As it should be, but the connection ends after so many bytes."""
+    """A correct answer, but the connection ends after `after` bytes."""
 
     def behave(handler: Handler, data: bytes) -> None:
         real, written = handler.wfile, 0
@@ -144,14 +144,14 @@ def ignoring_range_broken_off(after: int) -> Behaviour:
 
 
 def another_part(handler: Handler, data: bytes) -> None:
-    """From the middle, whatever was asked for."""
+    """From the middle, whatever was requested."""
     start = len(data) // 2
     said = f"bytes {start}-{len(data) - 1}/{len(data)}"
     handler.answer(206, data[start:], Content_Length=len(data) - start, Content_Range=said)
 
 
 def saying(size: int | str) -> Behaviour:
-    """A Content-Length that is not true."""
+    """A wrong Content-Length."""
     return lambda handler, data: handler.answer(200, data, Content_Length=size)
 
 
@@ -188,7 +188,7 @@ def redirect(url: str) -> Behaviour:
 
 
 def stalled(after: int) -> Behaviour:
-    """So many bytes, and then silence."""
+    """`after` bytes, and then silence."""
 
     def behave(handler: Handler, data: bytes) -> None:
         handler.answer(200, data[:after], Content_Length=len(data))
@@ -213,7 +213,7 @@ def held_back(handler: Handler, data: bytes) -> None:
 
 
 def gone(_handler: Handler, _data: bytes) -> None:
-    """Closed without a word."""
+    """Closes the connection without an answer."""
 
 
 def gibberish(handler: Handler, _data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""A small model whose every number is some noise, so that none can be mixed up unnoticed."""
+"""A small model whose values are all noise, so that mix-ups are noticed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from palm_ds.model.multi_task_model import Model
 def noisy_model(
     config: EncoderConfig, words: str, classes: Mapping[str, tuple[int, bool]]
 ) -> Model:
-    """A masked-word head `words`, and {name: (classes, whether it reads whole texts)}."""
+    """A masked-LM head `words`, and {name: (classes, whether it reads whole texts)}."""
     torch.manual_seed(5)
     backbone = Encoder(config)
     heads: dict[str, torch.nn.Module] = {words: MaskedLMHead(backbone)}

@@ -1,4 +1,4 @@
-"""Encoders that a person may write in a file of their own, some of which are no encoders."""
+"""User-defined encoders, some of them invalid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizers that a person may write in a file of their own, some of which a run has no use for."""
+"""User-defined optimizers, some of them invalid."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Lion(torch.optim.Optimizer):
 
 
 class OfWhole(Lion):
-    """Its step is as long as the whole parameter's gradient."""
+    """Its step is as long as the gradient of the whole parameter."""
 
     def update(self, weight: Any, group: dict[str, Any], state: dict[str, Any]) -> None:
         state["mean"] = torch.zeros_like(weight)
@@ -50,7 +50,7 @@ class Rows(Lion):
 
 
 class Aside(Lion):
-    """Remembers something that is not in its state."""
+    """Keeps a value outside its state."""
 
     def update(self, weight: Any, group: dict[str, Any], state: dict[str, Any]) -> None:
         self.turn = getattr(self, "turn", 0) + 1

@@ -95,7 +95,7 @@ class Deeper(HowMany):
 
 
 class Counting:
-    """A reader: rows made while they are asked for."""
+    """A reader: rows are generated on demand."""
 
     def __init__(self, rows: int):
         self.rows = rows

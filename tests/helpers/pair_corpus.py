@@ -21,7 +21,7 @@ SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def tokenizer_of(*texts: str, lower: bool = True) -> Tokenizer:
-    """A vocabulary of whole words and single Chinese characters: all those of these texts."""
+    """A vocabulary of all words and single Chinese characters of these texts."""
     cut = wordpiece(SPECIALS, lower=lower).backend
     words = [
         word
@@ -89,7 +89,7 @@ def list_file(folder: Path, text: str) -> str:
 def slow_pairs(
     corpus: Corpus, classes: list[list[Marker]], shortest: int
 ) -> list[tuple[int, int, int, int, int]]:
-    """Word by word, from the tokens' text: no ids, no tree."""
+    """Word by word, from the tokens' text: no ids, no trie."""
     phrases = {}
     for label, line in enumerate(classes):
         for marker in line:
@@ -128,7 +128,7 @@ def slow_pairs(
 
 
 def chatter(seed: int, documents: int = 60) -> list[tuple[str, list[str]]]:
-    """Sentences of marker words and others, in a jumble."""
+    """Random sentences of marker words and others."""
     rng = np.random.default_rng(seed)
     openings = ["But", "But ,", "And", "In fact ,", "In fact", "In", "In other words", "In other",
                 "However ,", "However", "So", "So -", "Still ,", "As a result ,", "As a", "Then",
@@ -160,7 +160,7 @@ def chatter(seed: int, documents: int = 60) -> list[tuple[str, list[str]]]:
 
 
 def write_jumble(folder: Path) -> Corpus:
-    """The chatter as a corpus."""
+    """These sentences as a corpus."""
     documents = chatter(0)
     tokenizer = tokenizer_of(*(text for _, texts in documents for text in texts))
     return write_sentences(folder, documents, tokenizer)

@@ -1,4 +1,5 @@
-"""A small model with tasks of several kinds over tables, as a run leaves it: its weights/."""
+"""A small model with tasks of several kinds over tables, saved like a finished run: its
+weights/."""
 
 from __future__ import annotations
 
@@ -116,5 +117,5 @@ def save_model(folder: Path, stages: Sequence[str] = tuple(TASKS), **changes: An
 
 
 def recipe_of(folder: Path) -> Recipe:
-    """That of the weights in a run folder."""
+    """The recipe of the weights in a run folder."""
     return make_recipe(dict(weights.read_info(folder / "weights").recipe), "weights.json")

@@ -1,4 +1,5 @@
-"""A small corpus made of numbers: documents of sentences of words, with every mark, in a second."""
+"""A small corpus of numbers: documents of sentences of words, with every annotation, in a
+second."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def write_tables(folder: Path, *, train: int = 48, dev: int = 24) -> Path:
 
 
 def rows(rng: random.Random, many: int) -> list[dict[str, Any]]:
-    """Of both classes, one after the other."""
+    """Rows of both classes, alternating."""
     half = WORDS // 2
     found = []
     for number in range(many):

@@ -49,13 +49,13 @@ def opened(file: Path, **read: Any) -> TableSource:
 
 
 def feed_of(source: TableSource, *tasks: Task, room: int = 64, fixed: bool = True) -> Feed:
-    """The examples of a blend of tasks over all rows, in their order."""
+    """The examples of a blend of tasks over all rows, in order."""
     name = " + ".join(task.name for task in tasks)
     return Feed(name, tasks, task_id=0, source=source, seed=5, room=room, fixed=fixed)
 
 
 def built_of(feed: Feed) -> tuple[list[BuiltRow], Batch]:
-    """All its examples, packed, and the batch of them."""
+    """All its examples, packed, and their batch."""
     built = build_examples([feed], held_out_rows(feed, 0, len(feed.items)))
     return built, collate_built([feed], built, feed.room, 0)
 
@@ -90,7 +90,7 @@ def model_of(*tasks: Task) -> Model:
 def predictions(
     model: Model, source: TableSource, *tasks: Task, room: int = 64
 ) -> dict[str, dict[int, dict[str, Any]]]:
-    """{task: {item: prediction}} of all rows, by way of packed rows."""
+    """{task: {item: prediction}} for all rows, computed from packed rows."""
     built, batch = built_of(feed_of(source, *tasks, room=room))
     by_name = {task.name: task for task in tasks}
     with torch.no_grad():
@@ -101,7 +101,7 @@ def predictions(
 
 
 def learned(source: TableSource, task: Task, *, steps: int = 60, lr: float = 1e-2) -> Model:
-    """A small model after some steps over all rows at once, by plain torch."""
+    """A small model after some full-batch steps in plain torch."""
     model = model_of(task)
     _, batch = built_of(feed_of(source, task))
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
@@ -163,7 +163,7 @@ def same_weights(model: Model, theirs: Any, head: str) -> None:
 
 
 def padded(texts: Sequence[Sequence[str]]) -> Padded:
-    """[CLS] text [SEP] ... of each row, by itself: nothing here is the project's but the ids."""
+    """[CLS] text [SEP] ... of each row by itself; only the ids come from the project."""
     tokenizer = small_tokenizer()
     ids, segments = [], []
     for row in texts:

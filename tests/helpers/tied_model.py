@@ -7,7 +7,7 @@ from torch import nn
 
 
 class TiedModel(nn.Module):
-    """Named like a real model, with token embeddings that a head shares."""
+    """Has the names of a real model, with token embeddings shared by a head."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -94,7 +94,7 @@ class Program:
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Its output, when it has ended: all of it, and (`apart`) what of it went to stderr."""
+        """(all of its output, with `apart` only its stderr) after it has ended."""
         self.wait(timeout)
         return self.output(), _text(self._err) if self._err is not self._out else ""
 
@@ -139,7 +139,7 @@ def run(
 def start_together(
     world: int, words: Sequence[object], *, env: Mapping[str, str], **options: Any
 ) -> list[Program]:
-    """The same program `world` times; of several each is told of the others as by torchrun."""
+    """The same program `world` times, with torchrun's environment if there are several."""
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}
     ranks = [{**place, "RANK": str(n), "LOCAL_RANK": str(n)} for n in range(world)]
     return [Program(words, env={**env, **(own if world > 1 else {})}, **options) for own in ranks]
@@ -152,7 +152,7 @@ def free_port() -> int:
 
 
 def clear_away(programs: Sequence[Program]) -> None:
-    """Kill those that still run, all before waiting for any."""
+    """Kill the programs that still run, all before waiting for any."""
     for program in programs:
         program.kill()
     for program in programs:
@@ -160,7 +160,7 @@ def clear_away(programs: Sequence[Program]) -> None:
 
 
 def stop() -> None:
-    """End the process that programs are forked from; the next program starts another."""
+    """End the process that programs are forked from; the next program starts a new one."""
     clear_away(list(_server.programs))
     if _server.process is not None and _server.control is not None:
         _server.control.close()
@@ -212,14 +212,14 @@ def serve(control: socket.socket) -> tuple[Request, list[int]]:
 
 
 def _reap() -> None:
-    """Bury those that ended: their times are counted only then."""
+    """Reap processes that have ended: their times are counted only then."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
 def _keep(request: Request, files: list[int]) -> tuple[Request, list[int]]:
-    """Fork again: the child is the program, this process says its number and how it ended."""
+    """Fork again: the child is the program, this process reports its pid and exit code."""
     pid = os.fork()
     if pid == 0:
         return request, files
@@ -234,7 +234,7 @@ def _keep(request: Request, files: list[int]) -> tuple[Request, list[int]]:
 
 
 def become(request: Request, files: list[int]) -> None:
-    """Take on a program's session, output, environment, folder, words and path."""
+    """Adopt a program's session, output, environment, folder, arguments and path."""
     channel, out, err = files
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -249,7 +249,7 @@ def become(request: Request, files: list[int]) -> None:
 
 
 def go(words: list[str]) -> None:
-    """What `python WORDS` does."""
+    """What `python ARGUMENTS` does."""
     first, *rest = words
     if first == "-c":
         sys.argv, sys.path[:0] = ["-c", *rest[1:]], [""]
@@ -264,7 +264,7 @@ def go(words: list[str]) -> None:
 
 
 def import_all() -> None:
-    """All of palm_ds, and what it and DeepSpeed import later."""
+    """All of palm_ds, and the modules that it and DeepSpeed import later."""
     import palm_ds
 
     names = [module.name for module in pkgutil.walk_packages(palm_ds.__path__, "palm_ds.")]

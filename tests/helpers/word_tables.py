@@ -1,4 +1,4 @@
-"""Small tables and a vocabulary for them: what fine-tuning reads, in a moment."""
+"""Small tables and a vocabulary for them: input of fine-tuning, made quickly."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write_table(path: Path, rows: Sequence[Sequence[Any]], *columns: str) -> Pat
 
 
 def write_texts(path: Path, rows: int, *, classes: int = 2, pairs: bool = False) -> Path:
-    """Rows of one text, or of two, whose class can be learned: the first word says it."""
+    """Rows of one text, or of two, with a learnable class: the first word gives it away."""
     rng = np.random.default_rng([rows, classes, pairs])
     made = []
     for _ in range(rows):

@@ -1,4 +1,4 @@
-"""Masked words: the same guesses from every kind of folder, and as Hugging Face's code gives."""
+"""Masked words: the same guesses from every kind of folder, equal to Hugging Face's."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def save(
     tokenizer: Tokenizer = TOKENIZER,
     export_task: str = "",
 ) -> None:
-    """weights/ and hf/ of a run that has just ended."""
+    """weights/ and hf/ of a finished run."""
     ids = TASK_IDS if config.task_types else dict.fromkeys(TASK_IDS, 0)
     info = WeightsInfo(backbone=config, task_ids=ids, head_of=net.head_of, export_task=export_task)
     save_weights(net, folder / "weights", info, tokenizer=tokenizer)
@@ -93,7 +93,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, task_types=0)], ids=["ernie", "bert"])
-def test_the_probabilities_are_hugging_face_s(tmp_path: Path, config: EncoderConfig) -> None:
+def test_probabilities_equal_hugging_faces(tmp_path: Path, config: EncoderConfig) -> None:
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
     save(tmp_path, make_model(config), config)
@@ -129,7 +129,7 @@ def test_a_task_has_its_own_embedding_and_head(run_folder: Path) -> None:
     assert torch.equal(own.dense.weight, net.heads["phrases"].dense.weight)  # type: ignore
 
 
-def test_the_task_of_the_export_is_the_one_unless_another_is_named(tmp_path: Path) -> None:
+def test_export_task_is_the_default(tmp_path: Path) -> None:
     net = make_model()
     save(tmp_path, net, export_task="phrases")
     filler = open_filler(tmp_path)
@@ -137,7 +137,7 @@ def test_the_task_of_the_export_is_the_one_unless_another_is_named(tmp_path: Pat
     assert open_filler(tmp_path, task="masking").task_id == 1
 
 
-def test_masks_are_guessed_each_by_itself(run_folder: Path) -> None:
+def test_masks_are_predicted_independently(run_folder: Path) -> None:
     filler = open_filler(run_folder)
     both = filler.fill("the [MASK] of [MASK]", top=4)
     assert [hidden.position for hidden in both.hidden] == [2, 4]
@@ -146,7 +146,7 @@ def test_masks_are_guessed_each_by_itself(run_folder: Path) -> None:
         assert [p for _, p in hidden.guesses] == pytest.approx(wanted.topk(4).values[0].tolist())
 
 
-def test_chinese_is_a_character_a_token(run_folder: Path) -> None:
+def test_chinese_text_has_one_token_per_character(run_folder: Path) -> None:
     filled = open_filler(run_folder).fill("北京是[MASK]国的首[MASK]。", top=2)
     seen = "".join(TOKENIZER.tokens(filled.ids[1:-1]))
     assert seen == "北京是[MASK]国的首[MASK]。"
@@ -182,7 +182,7 @@ SENTENCEPIECE_TEXTS = ["the man is here", "a man, the is. mankind", "北京是�
 
 
 def test_a_mask_between_sentencepieces(tmp_path: Path) -> None:
-    """What stands around a mask has the pieces that it has without one."""
+    """The text around a mask has the same pieces as without one."""
     tokenizer = train_tokenizer(SENTENCEPIECE_TEXTS, kind="sentencepiece", vocab_size=100)
     config = replace(CONFIG, vocab_size=tokenizer.size, max_positions=40)
     save(tmp_path, make_model(config), config, tokenizer)
@@ -219,28 +219,26 @@ def test_a_mask_between_sentencepieces(tmp_path: Path) -> None:
         ("a \ud800 [MASK]", {}, "a text is not Unicode"),
     ],
 )
-def test_texts_that_cannot_be_read(
-    run_folder: Path, text: str, options: dict[str, str], message: str
-) -> None:
+def test_invalid_texts(run_folder: Path, text: str, options: dict[str, str], message: str) -> None:
     with pytest.raises(UserError) as caught:
         open_filler(run_folder).fill(text, top=2, **options)
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_as_many_tokens_as_there_are_positions(run_folder: Path) -> None:
+def test_a_text_of_maximum_length(run_folder: Path) -> None:
     filled = open_filler(run_folder).fill("[MASK] " + "the " * 13, top=2)
     assert len(filled.ids) == CONFIG.max_positions
 
 
 def broken_folders(folder: Path, run_folder: Path) -> dict[str, tuple[Path, str]]:
-    """Folders that nothing can be guessed with, and what is said."""
+    """Folders without a usable model, and the error for each."""
     save(folder / "no_head", make_model(words=False))
-    begun = folder / "begun"
-    begun.mkdir()
+    unfinished = folder / "unfinished"
+    unfinished.mkdir()
     lines = [{"kind": "step", "step": step} for step in (10, 1200)]
-    (begun / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (unfinished / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     known = folder / "known"
-    shutil.copytree(begun, known)
+    shutil.copytree(unfinished, known)
     (known / "recipe.yaml").write_text("tasks: {words: {}}\nstages: [{words: 5000}]\n")
     fresh = folder / "fresh"
     fresh.mkdir()
@@ -253,7 +251,7 @@ def broken_folders(folder: Path, run_folder: Path) -> dict[str, tuple[Path, str]
     return {
         "no head": (folder / "no_head", "no masked-LM head"),
         "no head, exported": (folder / "no_head/hf", "no masked-LM head"),
-        "begun": (begun, "not finished (1,200 steps done) and has no weights/ yet"),
+        "unfinished": (unfinished, "not finished (1,200 steps done) and has no weights/ yet"),
         "known": (known, "not finished (1,200 of 5,000 steps done)"),
         "fresh": (fresh, "not finished (no step logged)"),
         "cut": (folder / "cut", "weights.safetensors: cannot be read"),
@@ -269,7 +267,7 @@ def test_folders_without_a_model(tmp_path: Path, run_folder: Path) -> None:
         assert message in str(caught.value) and "\n" not in str(caught.value), name
 
 
-def test_a_task_that_is_not_there(run_folder: Path) -> None:
+def test_an_unknown_task(run_folder: Path) -> None:
     with pytest.raises(UserError, match='--task distanc: no such task.*did you mean "distance"'):
         open_filler(run_folder, task="distanc")
     with pytest.raises(UserError, match="hf; it names no tasks"):
@@ -281,7 +279,7 @@ def test_which_heads_predict_words(run_folder: Path, tmp_path: Path) -> None:
     assert len(masked_word_heads(run_folder / "hf")) == 1
 
 
-def test_shown_and_recorded(run_folder: Path) -> None:
+def test_output_as_text_and_as_json(run_folder: Path) -> None:
     filler = open_filler(run_folder)
     filled = filler.fill("the capital of [MASK] is Paris", top=2, hide="Paris")
     shown = as_text(filler, filled)

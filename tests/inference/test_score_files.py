@@ -1,4 +1,4 @@
-"""Scores from files alone: every form of predictions, scikit-learn's figures, clear mistakes."""
+"""Scores from files only: every form of predictions, scikit-learn's values, clear errors."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def score(folder: Path, right: str, predictions: Any, **rules: Any) -> dict[str,
     ],
     ids=["lines", "lines in another order", "table", "column with a name", "column"],
 )
-def test_classes_in_every_form(tmp_path, written) -> None:
+def test_class_predictions_in_every_form(tmp_path, written) -> None:
     found = score(tmp_path, gold(tmp_path), written, kind="classification", positive="a")
     assert found["accuracy"] == pytest.approx(accuracy_score(LABELS, FOUND))
     assert found["f1"] == pytest.approx(f1_score(LABELS, FOUND, labels=["a"], average="macro"))
@@ -99,7 +99,7 @@ def test_numbers(tmp_path) -> None:
     assert scores["mse"] == pytest.approx(np.mean(np.subtract(right, found) ** 2))
 
 
-def test_tags_in_two_files_or_beside_each_other(tmp_path) -> None:
+def test_tags_in_two_files_or_in_two_columns(tmp_path) -> None:
     conll = "a\tB-X\nb\tI-X\nc\tO\n\nd\tO\ne\tB-Y\n"
     right = write(tmp_path / "gold.conll", conll)
     tags = [["B-X", "I-X", "O"], ["B-Y", "B-Y"]]
@@ -164,7 +164,7 @@ def test_a_gold_file_without_a_header(tmp_path) -> None:
         assert score(tmp_path, right, "a\na\n", kind=kind, read=read)["accuracy"] == 0.5
 
 
-def test_classes_are_those_of_the_task_that_was_asked(tmp_path) -> None:
+def test_classes_are_those_of_the_predicting_task(tmp_path) -> None:
     right = gold(tmp_path, ["a", "b", "b", "a", "a", "a"])
     plain = score(tmp_path, right, lines("label", list("ababaa")), kind="classification")
     noted = {"kind": "classification", "labels": list("cba"), "positive": "a"}
@@ -179,7 +179,7 @@ def test_classes_are_those_of_the_task_that_was_asked(tmp_path) -> None:
     assert plain["f1"] == pytest.approx(f1_score(actual, guessed, pos_label="b"))
 
 
-def test_classes_of_another_task(tmp_path) -> None:
+def test_predictions_of_another_task(tmp_path) -> None:
     with pytest.raises(UserError, match="predicted are x, y, the labels are a, b, c$"):
         score(tmp_path, gold(tmp_path), "x\ny\n" * 3, kind="classification")
     assert score(tmp_path, gold(tmp_path, ["a"]), "x\n", kind="classification")["accuracy"] == 0
@@ -229,14 +229,14 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path, kind, written, message) 
         ({}, "give --kind: one of classification, "),
     ],
 )
-def test_options_that_do_not_exist(tmp_path, values, message) -> None:
+def test_unknown_options(tmp_path, values, message) -> None:
     with pytest.raises(UserError) as error:
         score(tmp_path, gold(tmp_path), "a\n" * 6, **values)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_tags_of_another_length(tmp_path) -> None:
+def test_tags_of_the_wrong_length(tmp_path) -> None:
     right = write(tmp_path / "gold.conll", "a\tB-X\nb\tI-X\n\nd\tO\n")
     with pytest.raises(UserError, match=r"predictions:1: 1 tags, but .*gold.conll:1 has 2"):
         score(tmp_path, right, lines("tags", [["O"], ["O"]]), kind="tagging")

@@ -1,4 +1,4 @@
-"""Commands entered in this process: a process of their own each would take seconds."""
+"""Commands run in this process: separate processes would take seconds each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 @dataclass(frozen=True)
 class Said:
-    """How a command ended, and what it said."""
+    """How a command ended, and its output."""
 
     code: int
     out: str

@@ -1,4 +1,4 @@
-"""A pretraining task, a fine-tuning task and an encoder of the user's, in every command.
+"""A user-defined pretraining task, fine-tuning task and encoder in every command.
 
 Three runs serve all tests: `before` pretrains the custom encoder on a custom task, `custom`
 fine-tunes it on custom tasks, `standard` fine-tunes palm_ds's own encoder on the same.
@@ -51,7 +51,7 @@ def call(*words: object) -> Said:
 
 
 def command(*words: object) -> str:
-    """What a command that ends well prints."""
+    """command("predict", argument, ...): the output of a successful command."""
     said = call(*words)
     assert said.code == 0, said.err
     return said.out

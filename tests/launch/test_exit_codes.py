@@ -1,4 +1,4 @@
-"""What a person got wrong ends a command with one line and exit code 2, whatever it was."""
+"""Any user mistake ends a command with one line and exit code 2."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def test_a_wrong_command_line(
     assert said.err.startswith("error: ") and said.err.count("\n") == 1
 
 
-def test_a_good_recipe_passes(tmp_path: Path, root: Path, enter) -> None:
-    """So that the tests above fail for what they say."""
+def test_a_valid_recipe_passes(tmp_path: Path, root: Path, enter) -> None:
+    """So that the tests above fail for the reason they give."""
     ds_config = ("--deepspeed_config", root / "ds_configs/cpu.json", "--print_config")
     said = enter("pretrain", write(tmp_path, GOOD), *ds_config)
     assert said.code == 0 and "stage 1" in said.out and said.err == ""

@@ -32,7 +32,7 @@ def test_texts_and_lines_give_the_same(run_folder: Path, enter) -> None:
     assert second.replace(" ", "") == "北京[MASK]"
 
 
-def test_json_is_one_object_a_line(run_folder: Path, enter) -> None:
+def test_json_is_one_object_per_line(run_folder: Path, enter) -> None:
     options = ("--json", "--top", 3, "--task", "phrases", "--hide", "Paris")
     said = enter("fill_mask", run_folder, *options, "Paris", "The [MASK] of Paris")
     first, second = map(json.loads, said.out.splitlines())
@@ -59,8 +59,8 @@ def test_mistakes_are_one_line_and_exit_code_2(
     assert said.err.startswith(message) and said.err.count("\n") == 1
 
 
-def test_as_a_process_that_is_read_in_part(run_folder: Path, root: Path) -> None:
-    """`| head -1`: it ends when nobody reads any more, without a word."""
+def test_a_process_whose_output_is_closed_early(run_folder: Path, root: Path) -> None:
+    """`| head -1`: the command ends quietly when its output is closed."""
     command = shlex.join([sys.executable, str(root / "launch/fill_mask.py"), str(run_folder)])
     endless = f"yes {shlex.quote(CAPITAL)} | {command} | head -1"
     done = subprocess.run(endless, shell=True, capture_output=True, text=True, timeout=120)

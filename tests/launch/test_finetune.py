@@ -1,4 +1,4 @@
-"""launch/finetune.py as a person meets it: wrong recipes in one line, what is shown and left."""
+"""launch/finetune.py from the outside: errors in one line, its output, the files it leaves."""
 
 from __future__ import annotations
 
@@ -180,31 +180,31 @@ def enter_recipe(enter, root: Path, tmp_path: Path, values: dict[str, Any], *mor
 @pytest.mark.parametrize("case", [*WRONG, *TOGETHER])
 def test_a_wrong_recipe_is_one_line(case, folder, tmp_path, root, enter) -> None:
     if case in WRONG:
-        key, value, told = WRONG[case]
+        key, value, expected = WRONG[case]
         changes = {key: value}
     else:
-        changes, told = TOGETHER[case]
+        changes, expected = TOGETHER[case]
     said = enter_recipe(enter, root, tmp_path, changed(folder, changes), "--dry_run")
     assert said.code == 2, said
     assert said.err.startswith("error: ") and said.err.count("\n") == 1, said.err
-    assert told in said.err, said.err
+    assert expected in said.err, said.err
     assert not (tmp_path / "run").exists()
 
 
-def test_a_metric_that_is_none_is_told_before_training(folder, tmp_path, root, enter) -> None:
+def test_an_unknown_metric_is_an_error_before_training(folder, tmp_path, root, enter) -> None:
     said = enter_recipe(enter, root, tmp_path, changed(folder, {"evaluate.best": "a.f2"}))
     assert said.code == 2 and "evaluate.best: a has no 'f2'" in said.err, said
     assert "it has " in said.err and "step " not in said.out
 
 
-def test_scores_on_next_to_no_rows_are_told_of(folder, tmp_path, root, enter) -> None:
+def test_scores_on_very_few_rows_get_a_warning(folder, tmp_path, root, enter) -> None:
     few = {"sources.a.validation": "", "held_out": 0.2, "evaluate": {}}
     said = enter_recipe(enter, root, tmp_path, changed(folder, few), "--dry_run")
     assert said.code == 0 and "rows are held out (held_out: 0.2), too few to score on" in said.out
 
 
-def test_all_is_decided_and_shown_without_training(folder, tmp_path, root, enter) -> None:
-    """--print_config gives a recipe that is the same again, its labels and steps filled in."""
+def test_print_config_shows_everything_without_training(folder, tmp_path, root, enter) -> None:
+    """--print_config gives an equivalent recipe with its labels and steps filled in."""
     said = enter_recipe(enter, root, tmp_path, good(folder), "--print_config")
     assert said.code == 0 and not (tmp_path / "run").exists()
     shown = yaml.safe_load(said.out[: said.out.index("\n\n")])
@@ -214,8 +214,8 @@ def test_all_is_decided_and_shown_without_training(folder, tmp_path, root, enter
     assert resolve(again).fingerprint == resolve(make_recipe(good(folder), "good")).fingerprint
 
 
-def test_tables_are_told_of_before_training(folder) -> None:
-    """Rows, labels, how many are cut, what the reader left out."""
+def test_tables_are_described_before_training(folder) -> None:
+    """Rows, labels, the number of truncated rows, what the reader skipped."""
     changes = {"tasks.a.max_length": 12, "sources.a.read": {"bad_rows": "skip"}}
     recipe = make_recipe(changed(folder, changes), "recipe")
     data = open_data(recipe)
@@ -229,7 +229,7 @@ def test_tables_are_told_of_before_training(folder) -> None:
     assert second.startswith("b: 30 rows; c0 ")
 
 
-def test_what_is_left_out_of_a_table_is_told(folder) -> None:
+def test_skipped_rows_of_a_table_are_reported(folder) -> None:
     read = {"bad_rows": "skip"}
     changes = {"sources.a.table": "FOLDER/broken.tsv", "sources.a.read": read}
     recipe = make_recipe(changed(folder, changes | {"tasks.a.labels": ["c0", "c1"]}), "recipe")
@@ -238,7 +238,7 @@ def test_what_is_left_out_of_a_table_is_told(folder) -> None:
     assert any("bad row, skipped" in line and "broken.tsv:3" in line for line in lines)
 
 
-def test_the_rows_of_a_step_can_be_looked_at(folder) -> None:
+def test_the_rows_of_a_step_can_be_inspected(folder) -> None:
     recipe = make_recipe(good(folder), "recipe")
     view = open_step(recipe, 1, rows=1)
     assert sum(len(row) for row in view.rows) == 4  # a step is four examples

@@ -1,4 +1,4 @@
-"""launch/inspect_stream.py: rows in words, JSON, mistakes."""
+"""launch/inspect_stream.py: rows as text, JSON, mistakes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_rows_and_their_summary(recipe: Path, enter) -> None:
     assert said.out.endswith(alone.out) and alone.out.startswith("step 3 of 8")
 
 
-def test_json_is_one_object_a_sequence(recipe: Path, enter) -> None:
+def test_json_is_one_object_per_sequence(recipe: Path, enter) -> None:
     said = enter("inspect_stream", recipe, "--json", "--held_out", "--rows", 1)
     records = [json.loads(line) for line in said.out.splitlines()]
     assert {record["blend"] for record in records} == {"knowledge_masking", "sentence_distance"}
@@ -65,9 +65,7 @@ def test_mistakes_are_one_line_and_exit_code_2(
     assert said.err.startswith("error: ") and said.err.count("\n") == 1
 
 
-def test_a_recipe_without_an_encoder_is_read_with_that_of_its_weights(
-    tmp_path: Path, enter
-) -> None:
+def test_a_recipe_without_an_encoder_uses_that_of_init_from(tmp_path: Path, enter) -> None:
     encoder = {
         "hidden_size": 16,
         "num_layers": 1,

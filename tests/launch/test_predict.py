@@ -1,4 +1,4 @@
-"""launch/predict.py: every row out, in order, the same whatever is asked beside it."""
+"""launch/predict.py: every row, in order, whatever else is predicted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def predict(enter: Callable[..., Said], tmp_path: Path) -> Callable[..., Path]:
-    """predict(run, rows, option, ...): the folder that the command has written."""
+    """predict(run, rows, option, ...): the folder written by the command."""
     made: list[Path] = []
 
     def predict(run: Path, rows: list[dict[str, Any]], *options: str) -> Path:
@@ -74,7 +74,7 @@ def test_rows_that_some_tasks_cannot_read(run, tmp_path, enter) -> None:
     assert "(needed for pair; --tasks A,B predicts only some)" in said.err
 
 
-def test_a_task_alone_says_what_it_says_beside_others(run, predict, monkeypatch) -> None:
+def test_a_task_predicts_the_same_alone_and_with_others(run, predict, monkeypatch) -> None:
     monkeypatch.setattr(predictor_module, "CHUNK", 16)
     rows = texts(40, seed=9)
     together = predict(run, rows, "--tasks", ",".join(TEXT_TASKS))
@@ -89,7 +89,7 @@ def test_a_task_alone_says_what_it_says_beside_others(run, predict, monkeypatch)
             torch.testing.assert_close(*numbers, atol=1e-5, rtol=0)
 
 
-def test_tasks_on_the_same_texts_take_one_pass_of_the_encoder(run) -> None:
+def test_tasks_on_the_same_texts_share_one_encoder_pass(run) -> None:
     asked = predictor_module.open_predictor(run, tasks=TEXT_TASKS)
     assert [len(each.tasks) for each in asked.passes] == [3]
     everything = predictor_module.open_predictor(run)
@@ -100,7 +100,7 @@ def test_tasks_on_the_same_texts_take_one_pass_of_the_encoder(run) -> None:
     ]
 
 
-def test_a_blend_is_arranged_as_in_training_whichever_of_it_is_asked(tmp_path, predict) -> None:
+def test_a_blend_has_the_input_of_training_for_any_of_its_tasks(tmp_path, predict) -> None:
     tasks = {
         "answer": {"kind": "reading", "source": "questions", "stride": 8, "max_query": 4},
         "mood": {"kind": "classification", "source": "questions", "texts": ["context"]},
@@ -117,7 +117,7 @@ def test_a_blend_is_arranged_as_in_training_whichever_of_it_is_asked(tmp_path, p
     assert arranger.name == "answer"
 
 
-def test_labels_change_no_prediction_and_are_scored(run, predict) -> None:
+def test_labels_are_scored_but_do_not_change_predictions(run, predict) -> None:
     rows = texts(20, seed=4)
     asked = ("--tasks", ",".join(TEXT_TASKS))
     with_labels = predict(run, rows, *asked)
@@ -132,7 +132,7 @@ def test_labels_change_no_prediction_and_are_scored(run, predict) -> None:
     assert not (without / "scores.json").exists()
 
 
-def test_labels_it_does_not_know_are_no_obstacle(run, enter, tmp_path) -> None:
+def test_unknown_labels_do_not_prevent_predictions(run, enter, tmp_path) -> None:
     rows = [{"text_a": "so good", "label": "-1"}, {"text_a": "bad", "label": "-1"}]
     file = write_rows(tmp_path / "test.jsonl", rows)
     said = enter("predict", run, "--input", file, "--output", tmp_path / "o", "--tasks", "mood")
@@ -142,16 +142,16 @@ def test_labels_it_does_not_know_are_no_obstacle(run, enter, tmp_path) -> None:
     assert len(lines(tmp_path / "o", "mood")) == 2
 
 
-def test_long_rows_are_cut_and_counted(run, enter, tmp_path) -> None:
+def test_long_rows_are_truncated_and_counted(run, enter, tmp_path) -> None:
     rows = [{"text_a": "good " * n} for n in (5, 29, 30, 31, 500)]  # 32 with [CLS] and [SEP]
     file = write_rows(tmp_path / "long.jsonl", rows)
     said = enter("predict", run, "--input", file, "--output", tmp_path / "o", "--tasks", "mood")
-    assert "note: mood: 2 rows are longer than it reads" in said.out
+    assert "note: mood: 2 rows are truncated to its max_length" in said.out
     found = lines(tmp_path / "o", "mood")
     assert found[2]["logits"] == found[3]["logits"] == found[4]["logits"] != found[1]["logits"]
 
 
-def test_reading_leaves_squad_s_files(run, predict) -> None:
+def test_reading_comprehension_writes_squads_files(run, predict) -> None:
     rows = questions(6, seed=8)
     out = predict(run, rows, "--tasks", "answer")
     answers = json.loads((out / "answer.predictions.json").read_text())
@@ -163,7 +163,7 @@ def test_reading_leaves_squad_s_files(run, predict) -> None:
     assert [line["id"] for line in lines(out, "answer", "rows")] == list(answers)
 
 
-def test_tags_beside_those_of_the_file(tmp_path, predict, enter) -> None:
+def test_predicted_tags_next_to_those_of_the_file(tmp_path, predict, enter) -> None:
     rows = [
         {"tokens": ["so", "very goods", "x"], "tags": ["O", "B-A", "B-B"]},
         {"tokens": ["good"] * 90, "tags": ["O", "B-A", "I-A"] * 30},
@@ -209,7 +209,7 @@ def test_a_table_for_submission(run, predict) -> None:
     assert topics == [f"{x['index']}\t{','.join(x['labels'])}" for x in lines(out, "topic")]
 
 
-def test_the_same_as_transformers_reads_in_the_exported_folder(tmp_path, predict) -> None:
+def test_predictions_equal_those_of_transformers_with_the_export(tmp_path, predict) -> None:
     tasks = {"mood": {"kind": "classification", "source": "pairs"}}
     run = save_model(tmp_path / "run", ["mood"], tasks=tasks)
     recipe = recipe_of(run)
@@ -259,7 +259,7 @@ def test_two_models_in_one_process_do_not_touch_each_other(run, tmp_path, predic
     assert first.recipe.length != second.recipe.length
 
 
-def test_a_folder_of_predictions_is_replaced_and_no_other(run, enter, tmp_path) -> None:
+def test_only_a_folder_of_predictions_is_replaced(run, enter, tmp_path) -> None:
     file, out = write_rows(tmp_path / "in.jsonl", texts(3)), tmp_path / "out"
     command = ("predict", run, "--input", file, "--output", out, "--tasks", "mood")
     leftover = tmp_path / ".out.rows"
@@ -294,7 +294,7 @@ def test_a_folder_of_predictions_is_replaced_and_no_other(run, enter, tmp_path) 
         ({"--tasks": "pair"}, "tasks.pair"),
     ],
 )
-def test_mistakes_are_said_in_one_line(run, enter, tmp_path, change, message) -> None:
+def test_mistakes_are_one_clear_line(run, enter, tmp_path, change, message) -> None:
     file = write_rows(tmp_path / "in.jsonl", [{"text_a": "good"}])
     options = {"--input": file, "--output": tmp_path / "out", "--tasks": "mood"} | change
     model = options.pop("model", run)
@@ -323,7 +323,7 @@ def test_a_folder_without_its_recipe_is_refused(tmp_path, enter, run) -> None:
     assert "does not name the tasks it was trained on" in said.err
 
 
-def test_masked_words_are_predicted_in_a_pass_of_their_own(run, predict, tmp_path, enter) -> None:
+def test_masked_words_are_predicted_in_a_separate_pass(run, predict, tmp_path, enter) -> None:
     tasks = {
         "mood": {"kind": "classification", "source": "texts"},
         "hidden": {"kind": "masked_words", "source": "texts", "rate": 0.4},

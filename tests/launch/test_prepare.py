@@ -1,4 +1,4 @@
-"""The command itself: launch/prepare.py in a process of its own, and over MPI."""
+"""The command itself: launch/prepare.py in a separate process, and over MPI."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_prepare_inspect_and_annotate(folder: Path) -> None:
     assert "a.txt@" in shown.stdout and "capital" in shown.stdout
 
 
-def test_rejected_lines_are_summed_up(folder: Path) -> None:
+def test_rejected_lines_are_summarised(folder: Path) -> None:
     (folder / "b.jsonl").write_text('{"text": "Good."}\n{"txt": 1}\n\n{"text": "Good too."}\n')
     ended = run("out", "b.jsonl", *OPTIONS, cwd=folder)
     assert ended.returncode == 0, ended.stderr
@@ -102,7 +102,7 @@ def test_an_interrupt_is_one_line(folder: Path) -> None:
 
 
 @pytest.mark.distributed
-def test_over_mpi_it_makes_the_same_bytes(folder: Path) -> None:
+def test_mpi_gives_the_same_bytes(folder: Path) -> None:
     script = Path(__file__).resolve().parents[2] / "launch" / "prepare.py"
     command = [*mpirun(3), "-m", "mpi4py.futures", str(script)]
     ended = subprocess.run(

@@ -1,4 +1,4 @@
-"""Every attention implementation against the plain one, over awkward shapes."""
+"""Every attention implementation against the plain one, for awkward shapes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TOLERANCE = {torch.float32: dict(atol=2e-5, rtol=1e-4), torch.bfloat16: dict(ato
 
 
 def batch_of(rows: list[list[int]], length: int) -> Batch:
-    """A batch with only what attention reads: sequences of these lengths, then padding."""
+    """A batch with only what attention reads: sequences with these lengths, then padding."""
     sequence_ids, sizes = torch.full((len(rows), length), -1), []
     for r, row in enumerate(rows):
         ids = torch.repeat_interleave(torch.arange(len(row)), torch.tensor(row, dtype=torch.int64))

@@ -58,13 +58,13 @@ def test_weights_are_saved_and_loaded(tmp_path: Path) -> None:
     assert not loaded.newly_initialized and not loaded.unused
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name]), name
-    with pytest.raises(UserError, match="made with backbone.options {'scale': 0.5}, this model"):
+    with pytest.raises(UserError, match="has backbone.options {'scale': 0.5}, but this model"):
         weights.load_weights(folder, model_of(config()))
-    with pytest.raises(UserError, match=f"made with backbone.kind '{OWN}', this model has ''"):
+    with pytest.raises(UserError, match=f"has backbone.kind '{OWN}', but this model has ''"):
         weights.load_weights(folder, model_of(config("")))
 
 
-def test_built_in_weights_load_where_they_fit(tmp_path: Path) -> None:
+def test_built_in_weights_load_if_they_fit(tmp_path: Path) -> None:
     folder = saved(tmp_path / "weights", model_of(config("")))
     values = {"init_from": str(folder), "backbone": {"kind": OWN, "options": {"scale": 2.0}}}
     with pytest.raises(UserError, match="batch: missing"):  # the encoder is complete before
@@ -78,9 +78,9 @@ def test_built_in_weights_load_where_they_fit(tmp_path: Path) -> None:
     )
     assert "newly initialised: backbone.wide" in str(loaded) and not loaded.unused
     small = model_of(replace(config(), max_positions=12))
-    with pytest.raises(UserError, match=r"position.weight is \(20, 16\), this model's \(12, 16\)"):
+    with pytest.raises(UserError, match=r"position.weight is \(20, 16\), not \(12, 16\)"):
         weights.load_weights(folder, small)
-    with pytest.raises(UserError, match="made with backbone.layer_norm_eps"):
+    with pytest.raises(UserError, match="has backbone.layer_norm_eps"):
         weights.load_weights(folder, model_of(replace(config(), layer_norm_eps=1e-3)))
 
 

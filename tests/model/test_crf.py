@@ -1,4 +1,4 @@
-"""The CRF against every way to tag a sentence, and against a loop sentence by sentence."""
+"""The CRF compared with enumeration of all taggings, and with a loop over sentences."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def made(lengths: list[int], tags: int, seed: int = 0, dtype=torch.float32):
 
 
 def score(emissions: torch.Tensor, transitions: torch.Tensor, tags: tuple[int, ...]) -> float:
-    """Of one sentence, as its formula stands."""
+    """The score of one sentence by the formula."""
     total = float(transitions[0, tags[0]]) + float(transitions[1, tags[-1]])
     total += sum(float(emissions[t, tag]) for t, tag in enumerate(tags))
     return total + sum(float(transitions[2 + a, b]) for a, b in itertools.pairwise(tags))
 
 
 def every(emissions: torch.Tensor, transitions: torch.Tensor) -> dict[tuple[int, ...], float]:
-    """{tags: score} of every way to tag one sentence."""
+    """{tags: score} of all taggings of one sentence."""
     rows, tags = emissions.shape
     ways = itertools.product(range(tags), repeat=rows)
     return {way: score(emissions, transitions, way) for way in ways}
@@ -46,7 +46,7 @@ def each_sentence(lengths: list[int], rows: torch.Tensor) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("tags", [1, 2, 4])
-def test_losses_are_those_of_all_ways_to_tag(lengths: list[int], tags: int) -> None:
+def test_losses_equal_enumeration(lengths: list[int], tags: int) -> None:
     emissions, transitions, gold, groups = made(lengths, tags)
     found = crf_nll(emissions, transitions, gold, groups)
     for loss, mine, right in zip(
@@ -58,7 +58,7 @@ def test_losses_are_those_of_all_ways_to_tag(lengths: list[int], tags: int) -> N
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
-def test_the_best_tags_score_highest_of_all(lengths: list[int]) -> None:
+def test_decoding_equals_enumeration(lengths: list[int]) -> None:
     emissions, transitions, _, groups = made(lengths, 4, seed=1)
     best = viterbi(emissions, transitions, groups)
     for mine, found in zip(
@@ -69,7 +69,7 @@ def test_the_best_tags_score_highest_of_all(lengths: list[int]) -> None:
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
-def test_shares_are_sums_over_all_ways(lengths: list[int]) -> None:
+def test_marginals_equal_enumeration(lengths: list[int]) -> None:
     emissions, transitions, _, groups = made(lengths, 3, seed=2)
     shares = tag_log_probs(emissions, transitions, groups).exp()
     for mine, found in zip(
@@ -103,7 +103,7 @@ def one_by_one(emissions, transitions, gold, lengths):
     return torch.stack(losses)
 
 
-def test_long_ragged_sentences_and_their_gradients_are_those_of_a_plain_loop() -> None:
+def test_long_ragged_sentences_and_gradients_equal_a_plain_loop() -> None:
     lengths = [1, 40, 7, 2, 19, 40, 3]
     emissions, transitions, gold, groups = made(lengths, 5, seed=3)
     emissions.requires_grad_()
@@ -116,7 +116,7 @@ def test_long_ragged_sentences_and_their_gradients_are_those_of_a_plain_loop() -
     torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
 
 
-def test_the_gradient_of_the_emissions_is_shares_less_what_is_right() -> None:
+def test_the_gradient_of_the_emissions_is_marginals_minus_targets() -> None:
     emissions, transitions, gold, groups = made([6, 1, 9], 4, seed=4)
     emissions.requires_grad_()
     loss = crf_nll(emissions, transitions, gold, groups).sum()
@@ -126,7 +126,7 @@ def test_the_gradient_of_the_emissions_is_shares_less_what_is_right() -> None:
     torch.testing.assert_close(gradient, shares - right, atol=1e-5, rtol=1e-4)
 
 
-def test_without_transitions_it_is_a_softmax_a_row() -> None:
+def test_without_transitions_a_crf_is_a_softmax_per_row() -> None:
     emissions, _, gold, groups = made([3, 5, 1], 4, seed=5)
     nothing = torch.zeros(6, 4)
     expected = torch.nn.functional.cross_entropy(emissions, gold, reduction="sum")
@@ -135,14 +135,14 @@ def test_without_transitions_it_is_a_softmax_a_row() -> None:
     torch.testing.assert_close(tag_log_probs(emissions, nothing, groups), emissions.log_softmax(1))
 
 
-def test_a_sentence_does_not_depend_on_those_beside_it() -> None:
+def test_sentences_are_independent() -> None:
     emissions, transitions, gold, groups = made([2, 30, 5], 4, seed=6)
     alone = crf_nll(emissions[:2], transitions, gold[:2], groups[:2])
     together = crf_nll(emissions, transitions, gold, groups)
     torch.testing.assert_close(alone[0], together[0])
 
 
-def test_half_precision_is_summed_in_full() -> None:
+def test_half_precision_is_summed_in_fp32() -> None:
     emissions, transitions, gold, groups = made([300], 3, seed=7)
     half, also = (emissions * 40).half(), transitions.half()
     found = crf_nll(half, also, gold, groups)
@@ -151,7 +151,7 @@ def test_half_precision_is_summed_in_full() -> None:
     torch.testing.assert_close(found, full)
 
 
-def test_transitions_that_are_not_allowed_are_not_taken() -> None:
+def test_forbidden_transitions_are_not_decoded() -> None:
     emissions, transitions, _, groups = made([6, 1, 4, 4, 3], 3, seed=8)
     allowed = torch.ones(5, 3, dtype=torch.bool)
     allowed[0, 2] = allowed[2 + 0, 2] = allowed[1, 0] = (
@@ -172,7 +172,7 @@ def test_transitions_that_are_not_allowed_are_not_taken() -> None:
     assert "allowed" not in crf.state_dict()
 
 
-def test_the_head_counts_sentences_and_says_tags_and_shares() -> None:
+def test_the_head_counts_sentences_and_returns_tags_and_marginals() -> None:
     torch.manual_seed(9)
     head = CRFHead(8, 3).eval()
     head.crf.transitions.data.normal_()
@@ -187,7 +187,7 @@ def test_the_head_counts_sentences_and_says_tags_and_shares() -> None:
     assert int(head(rows, one_wrong, groups).correct) == 2
 
 
-def test_it_learns_what_only_the_order_tells() -> None:
+def test_a_crf_learns_from_the_order_of_tags() -> None:
     torch.manual_seed(10)
     head = CRFHead(4, 2)  # a row says nothing; tags alternate, and begin with 1
     rows, groups = torch.zeros(35, 4), torch.arange(5).repeat_interleave(7)

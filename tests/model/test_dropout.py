@@ -1,4 +1,4 @@
-"""Dropout drops the right share, in every implementation."""
+"""Every dropout implementation drops the right fraction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The encoder equals Hugging Face's, packed or not; its config reads everybody's keys."""
+"""The encoder equals Hugging Face's, packed or not; its config accepts all known aliases."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def examples(seed: int, sizes: list[int], segments: int) -> list[Example]:
 
 
 def hidden_of(backbone: Encoder, batch: Batch) -> list[torch.Tensor]:
-    """The vectors of each block that is not padding, in order."""
+    """The vectors of each sequence that is not padding, in order."""
     flat, starts = backbone(batch).flatten(0, 1), batch.cu_seqlens.tolist()
     real = batch.sequence_ids.flatten() >= 0
     return [flat[a:b] for a, b in zip(starts, starts[1:], strict=False) if real[a]]
@@ -241,7 +241,7 @@ def test_gradients_do_not_depend_on_packing(attention: str, recompute: bool) -> 
 
 
 @pytest.mark.parametrize("attention", ["plain", "sdpa", "tiles"])
-def test_padding_is_finite_and_without_influence(attention: str) -> None:
+def test_padding_is_finite_and_has_no_effect(attention: str) -> None:
     backbone = small(attention, dropout=0.1, attention_dropout=0.1)
     [text] = examples(1, [11], segments=2)
     batch = collate([[(text, 0)], [], []], length=LENGTH, pad=0)
@@ -272,7 +272,7 @@ def test_recompute_gives_the_same_gradients_with_dropout() -> None:
         torch.testing.assert_close(one, other, atol=0, rtol=0)
 
 
-def test_first_weights_are_the_seeds_alone() -> None:
+def test_initial_weights_depend_only_on_the_seed() -> None:
     first, second = small().state_dict(), small().state_dict()
     assert all(torch.equal(first[name], second[name]) for name in first)
     torch.manual_seed(2)
@@ -342,7 +342,7 @@ def test_chinese_presets_have_relu_and_the_published_tables(
     assert (config.token_types, config.task_types) == (token_types, task_types)
 
 
-def test_the_table_of_presets_is_that_of_the_code(root: Path) -> None:
+def test_the_documented_presets_are_those_of_the_code(root: Path) -> None:
     rows = re.findall(r"^\| (`.*?) \|.*\| (\d), (\w+)", (root / "docs/model.md").read_text(), re.M)
     shown = {name: row for row in rows for name in re.findall(r"`([\w.-]+)`", row[0])}
     assert shown.keys() == PRESETS.keys()
@@ -389,7 +389,7 @@ def test_config_reads_ernie_and_palm() -> None:
     assert (palm.task_types, palm.layer_norm_eps) == (16, 1e-6)
 
 
-def test_earlier_names_are_understood() -> None:
+def test_former_names_are_understood() -> None:
     earlier = dict(width=16, layers=2, heads=4, ffn=24, positions=9, segments=3, task_slots=5)
     assert EncoderConfig.from_dict({**earlier, "eps": 1e-7}) == EncoderConfig(
         hidden_size=16,
@@ -405,7 +405,7 @@ def test_earlier_names_are_understood() -> None:
         EncoderConfig.from_dict({"width": 64, "hidden_size": 32})
 
 
-def test_a_preset_takes_foreign_keys_too() -> None:
+def test_a_preset_accepts_foreign_keys_too() -> None:
     config = EncoderConfig.from_dict({"preset": "ernie-2.0-base", "hidden_dropout_prob": 0.0})
     assert (config.dropout, config.token_types, config.task_types) == (0.0, 4, 16)
 

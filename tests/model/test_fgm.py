@@ -45,7 +45,7 @@ def model_of() -> Model:
     return Model(Encoder(config), {"sort": ClassHead(WIDTH, 3, pooled=True)}, {"sort": "sort"})
 
 
-def test_each_text_is_moved_by_the_same_length() -> None:
+def test_each_text_is_perturbed_by_the_same_length() -> None:
     batch = batch_of((3, 5), (7,), (), (12,))
     torch.manual_seed(0)
     gradient = torch.randn(4, LENGTH, WIDTH) * torch.tensor([1e-25, 1.0, 1.0, 1e10])[:, None, None]
@@ -72,7 +72,7 @@ def attack(model: Model, batch: Batch, striker: FGM) -> list[float]:
     return losses
 
 
-def test_the_change_is_for_the_worse_and_ends() -> None:
+def test_the_perturbation_raises_the_loss_and_is_undone() -> None:
     """In packed rows: nearby, the loss grows by |gradient| * length for each text."""
     model, batch, length = model_of(), batch_of((3, 5), (7, 4), labelled=3), 1e-3
     striker = FGM(model.backbone.word, length)
@@ -92,7 +92,7 @@ def test_the_change_is_for_the_worse_and_ends() -> None:
     assert abs((after - before) - length * sum(steps)) < 0.02 * length * sum(steps)
 
 
-def test_a_frozen_table_is_attacked_all_the_same() -> None:
+def test_a_frozen_table_is_perturbed_too() -> None:
     batch = batch_of((6,), (9,))
     free, frozen = model_of(), model_of()
     frozen.backbone.word.requires_grad_(False)
@@ -103,8 +103,8 @@ def test_a_frozen_table_is_attacked_all_the_same() -> None:
         assert b.grad is None or (a.grad is not None and torch.equal(a.grad, b.grad))
 
 
-def test_embedding_of_strangers() -> None:
-    """Outside of begin and end the hook does nothing at all."""
+def test_other_embeddings_are_unaffected() -> None:
+    """Outside of begin and end the hook does nothing."""
     words = nn.Embedding(5, 3)
     ids = torch.tensor([[1, 2]])
     before = words(ids)

@@ -50,7 +50,7 @@ def test_a_wrong_value_names_its_key(what: str) -> None:
     assert str(caught.value).isprintable()
 
 
-def test_what_programs_write_is_fine() -> None:
+def test_configs_of_other_programs_are_accepted() -> None:
     check_foreign_values(
         {
             "vocab_size": 30522,
@@ -69,7 +69,7 @@ def test_what_programs_write_is_fine() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -1.0])
 @pytest.mark.parametrize("name", ["layer_norm_eps", "init_range"])
-def test_an_encoder_has_finite_numbers(name: str, value: float) -> None:
+def test_encoder_settings_must_be_finite(name: str, value: float) -> None:
     with pytest.raises(UserError, match=f"{name}: must be above 0"):
         EncoderConfig.from_dict({name: value})
     with pytest.raises(UserError, match="dropout: must be at least 0"):

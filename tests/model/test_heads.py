@@ -148,7 +148,7 @@ def largest_and_deviation(
 @pytest.mark.parametrize(
     ("kind", "settings"), [(kind, each) for kind in FINE_TUNING for each in FINE_TUNING[kind]]
 )
-def test_heads_of_fine_tuning_begin_from_a_plain_normal_distribution(kind, settings) -> None:
+def test_fine_tuning_heads_start_from_a_normal_distribution(kind, settings) -> None:
     """As in transformers, with the deviation of the encoder's configuration."""
     largest, deviation = largest_and_deviation(kind, settings, 0.05)
     assert largest > 2.5
@@ -156,13 +156,13 @@ def test_heads_of_fine_tuning_begin_from_a_plain_normal_distribution(kind, setti
 
 
 @pytest.mark.parametrize("kind", PRETRAINING)
-def test_heads_of_pretraining_begin_from_a_truncated_one(kind) -> None:
+def test_pretraining_heads_start_from_a_truncated_normal_distribution(kind) -> None:
     """As in BERT and ERNIE."""
     largest, deviation = largest_and_deviation(kind, {}, 0.02)
     assert largest <= 2
     assert deviation < 0.95
 
 
-def test_every_kind_of_fine_tuning_is_among_them() -> None:
+def test_every_kind_of_fine_tuning_is_covered() -> None:
     kinds = {each.name for each in pkgutil.iter_modules(palm_ds.tasks.__path__) if not each.ispkg}
     assert kinds - {"masked_words"} == FINE_TUNING.keys()

@@ -63,7 +63,7 @@ def test_unavailable_kernels_are_errors(operation: str, kernel: str, message: st
 
 
 @pytest.mark.parametrize("eps", [1e-12, 1e-5])
-def test_layer_norm_is_the_definition(eps: float) -> None:
+def test_layer_norm_equals_its_definition(eps: float) -> None:
     norm = layer_norm(9, eps, "torch")
     with torch.no_grad():
         norm.weight.normal_()  # type: ignore[union-attr]

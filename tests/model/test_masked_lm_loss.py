@@ -1,4 +1,4 @@
-"""Every masked-LM loss against the plain one, over awkward shapes."""
+"""Every masked-LM loss against the plain one, for awkward shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every head in every forward, in one order; heads without labels change nothing."""
+"""Every head runs in every forward pass in one order; heads without labels change nothing."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def batch(**labels: tuple[list[int], list[int]]) -> Batch:
     return collate([[(text(5), 0), (text(9, **labels), 1)], [(text(12), 2)]], length=16, pad=0)
 
 
-def test_outputs_come_in_the_order_of_tasks_whatever_the_labels() -> None:
+def test_outputs_are_in_the_order_of_tasks_for_any_labels() -> None:
     net = model()
     for labels in ({}, {"d": ([1], [7])}, {"c": ([2, 3], [0, 1]), "a": ([4], [9])}):
         outputs = net(batch(**labels))
@@ -63,7 +63,7 @@ def test_outputs_come_in_the_order_of_tasks_whatever_the_labels() -> None:
 
 
 @pytest.mark.parametrize("kernels", [Kernels(), FAST])
-def test_every_parameter_takes_part_and_idle_heads_get_exactly_nothing(kernels: Kernels) -> None:
+def test_every_parameter_gets_a_gradient_and_idle_heads_get_zero(kernels: Kernels) -> None:
     net = model(kernels)
     outputs = net(batch(c=([0, 3], [1, 0])))
     sum(output.loss_sum for output in outputs.values()).backward()  # type: ignore[union-attr]
@@ -75,8 +75,9 @@ def test_every_parameter_takes_part_and_idle_heads_get_exactly_nothing(kernels: 
             assert (parameter.grad != 0).any(), name
 
 
-def test_an_idle_head_cannot_poison_the_others() -> None:
-    """Its weights may be anything finite: the infinite scores they would give never come to be."""
+def test_an_idle_head_cannot_make_the_loss_non_finite() -> None:
+    """Its weights may be anything finite: the infinite scores they would give are never
+    computed."""
     net = model()
     with torch.no_grad():
         net.heads["order"].out.weight.fill_(3e38)
@@ -85,7 +86,7 @@ def test_an_idle_head_cannot_poison_the_others() -> None:
     assert grads and all((grad == 0).all() for grad in grads)
 
 
-def test_a_pooler_without_readers_takes_part_all_the_same() -> None:
+def test_an_unused_pooler_gets_a_gradient_too() -> None:
     torch.manual_seed(4)
     backbone = Encoder(CONFIG)
     net = Model(backbone, {"case": ClassHead(16, 2)}, {"c": "case"})
@@ -102,7 +103,7 @@ def test_only_labelled_rows_reach_a_head() -> None:
     assert seen == [3, 1]  # task a, and task d without labels on the same head
 
 
-def test_losses_are_of_the_labelled_rows() -> None:
+def test_losses_depend_on_labelled_rows_only() -> None:
     net = model().eval()
     made = batch(a=([1, 4], [7, 8]), b=([0], [5]))
     outputs, hidden = net(made), net.backbone(made)[0]
@@ -113,7 +114,7 @@ def test_losses_are_of_the_labelled_rows() -> None:
 
 
 @pytest.mark.parametrize("kernels", [Kernels(), FAST])
-def test_scores_alone_are_those_of_the_whole_model(kernels: Kernels) -> None:
+def test_scores_equal_those_of_the_complete_model(kernels: Kernels) -> None:
     net = model(kernels).eval()
     made = batch(a=([4, 2], [9, 1]), b=([0], [3]), c=([2, 4, 8], [0, 1, 1]))
     with torch.no_grad():
@@ -124,7 +125,7 @@ def test_scores_alone_are_those_of_the_whole_model(kernels: Kernels) -> None:
     assert net.scores(batch(), ["a"]) == {}
 
 
-def test_logits_are_the_scores_that_the_loss_saw() -> None:
+def test_logits_are_the_scores_in_the_loss() -> None:
     net = model().eval()
     made = batch(b=([0], [5]), a=([1, 4], [7, 8]))
     with torch.no_grad():
@@ -136,7 +137,7 @@ def test_logits_are_the_scores_that_the_loss_saw() -> None:
             assert outputs[task].correct == (logits.argmax(-1) == targets).sum()
 
 
-def test_gradients_do_not_depend_on_the_forms() -> None:
+def test_gradients_do_not_depend_on_the_kernels() -> None:
     made = batch(a=([1, 4, 8], [7, 8, 9]), b=([0], [5]), c=([1], [0]))
     grads = []
     for kernels in (Kernels(), FAST, Kernels(attention="sdpa")):

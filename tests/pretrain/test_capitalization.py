@@ -1,4 +1,4 @@
-"""Which words were capitalised: by hand, and against the text itself, read another way."""
+"""Which words were capitalised: by hand, and compared with an independent reading of the text."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_labels_by_hand(tmp_path):
     assert targets.tolist() == [1, 1, 1, 0]
 
 
-def test_a_passage_that_begins_within_a_word_does_not_ask_about_it(tmp_path):
+def test_a_word_cut_by_the_start_of_a_passage_has_no_label(tmp_path):
     feed = feed_of(source_of(tmp_path / "c", [7, 5], [0, 1], [1, 1]), "capitalization")
     example = feed.example(0, feed.layouts(np.array([0]))[0])
     assert example.labels["capitalization"][0].tolist() == [2]
@@ -60,7 +60,7 @@ def test_a_passage_that_begins_within_a_word_does_not_ask_about_it(tmp_path):
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory) -> tuple[Source, list[str]]:
-    """Plain words with capitals here and there, prepared as a person would: (source, texts)."""
+    """Plain words with some capitals, prepared by the command: (source, texts)."""
     folder = tmp_path_factory.mktemp("text")
     rng = np.random.default_rng(4)
     words = ["lion", "Lion", "meadow", "Greta", "greta", "Élan", "élan", "17", "x", "OK", "rain"]
@@ -79,8 +79,8 @@ def slow_answers(text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("blend", ["capitalization", "knowledge_masking + capitalization"])
-def test_labels_equal_the_text_read_another_way(text, blend):
-    """All passages of a document joined answer for each of its words, hidden or not."""
+def test_labels_equal_an_independent_reading_of_the_text(text, blend):
+    """All passages of a document together label each of its words, masked or not."""
     source, texts = text
     feed = feed_of(source, *blend.split(" + "), room=4096)
     compared = 0
@@ -113,7 +113,7 @@ def test_the_order_in_a_blend_makes_no_difference(text):
     assert len(labels[0]) > 1000
 
 
-def test_chance_is_the_frequency_of_capitals(text):
+def test_the_baseline_is_the_frequency_of_capitals(text):
     source, texts = text
     answers = np.array([answer for written in texts for answer in slow_answers(written)])
     share = answers.mean()
@@ -133,7 +133,7 @@ def test_a_vocabulary_with_capitals_is_refused(tmp_path):
         feed.example(0, feed.layouts(np.array([0]))[0])
 
 
-def test_a_corpus_without_the_mark_says_how_to_add_it(tmp_path):
+def test_a_corpus_without_the_annotation_gets_a_hint(tmp_path):
     corpus = write_small_corpus(tmp_path / "c", documents=3)
     with pytest.raises(UserError, match="no annotation capital; add it with"):
         split(corpus, 0.0, make().marks())

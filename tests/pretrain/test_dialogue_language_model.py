@@ -98,7 +98,7 @@ def test_by_hand(tmp_path):
 
 
 @pytest.mark.parametrize("turns", [2, 3, 5])
-def test_labels_are_what_the_dialogues_say(source, turns):
+def test_labels_agree_with_the_dialogues(source, turns):
     """Independent of the task's arithmetic: every turn is looked up in the corpus."""
     dialogues = random_dialogues(60)
     where: dict[int, tuple[int, int]] = {}  # position -> dialogue, turn
@@ -180,7 +180,7 @@ def test_cutting_equals_one_token_at_a_time(rows, most):
     assert cut_longest(np.array(rows), np.full(len(rows), most)).tolist() == expected
 
 
-def test_masked_words_come_by_the_blend(source):
+def test_masked_words_come_from_the_blend(source):
     feed = feed_of(source, "knowledge_masking")
     strange = 0
     for n, layout in enumerate(feed.layouts(np.arange(100))):
@@ -194,7 +194,7 @@ def test_masked_words_come_by_the_blend(source):
     assert 30 < strange < 70
 
 
-def test_a_role_of_one_dialogue_alone_gets_any_turn(tmp_path):
+def test_a_role_in_a_single_dialogue_gets_any_turn(tmp_path):
     source = write_dialogues(
         tmp_path / "c", [[(0, [5]), (1, [6]), (1, [7])], [(0, [8]), (0, [9])], [(0, [10])]]
     )

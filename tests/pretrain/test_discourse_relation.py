@@ -1,4 +1,4 @@
-"""Discourse relation: the label is the marker that was taken out; every class is as frequent."""
+"""Discourse relation: the label is the removed marker; all classes are equally frequent."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def some_list(tmp_path_factory) -> str:
 @pytest.mark.parametrize("room", [16, 64])
 @pytest.mark.parametrize("longer", [False, True])
 def test_examples_are_pairs_without_their_marker(jumble, some_list, room, longer):
-    """The label is read off the tokens that lie between the two texts."""
+    """The label is read off the tokens between the two texts."""
     feed = feed_of(whole(jumble), room, markers=some_list, least=1, shortest=3)
     mined = {row[1]: row for row in slow_pairs(jumble, read_markers(some_list, "x"), 3)}
     sentence_starts = set(jumble.sentence_starts.tolist())
@@ -89,7 +89,7 @@ def test_examples_are_pairs_without_their_marker(jumble, some_list, room, longer
     assert (cut > 0) == (room == 16)
 
 
-def test_every_class_that_takes_part_is_as_frequent(jumble, some_list):
+def test_all_used_classes_are_equally_frequent(jumble, some_list):
     source = whole(jumble)
     feed = feed_of(source, markers=some_list, least=5, shortest=3)
     task = feed.tasks[0]
@@ -107,7 +107,7 @@ def test_every_class_that_takes_part_is_as_frequent(jumble, some_list):
     assert f"{sum(counts.values())} pairs of 5 of 6 classes" in task.about(source)
 
 
-def test_rare_classes_are_left_out_but_keep_their_number(jumble, some_list):
+def test_rare_classes_are_skipped_but_keep_their_number(jumble, some_list):
     task = task_of(markers=some_list, least=1, shortest=3)
     counts = Counter(row[4] for row in slow_pairs(jumble, task.marker_classes, 3))
     (rarest, fewest), *_ = counts.most_common()[::-1]
@@ -128,7 +128,7 @@ def test_training_and_held_out_documents_have_the_same_classes(jumble, some_list
         assert set(layouts["label"]) == {0, 1, 2, 3, 4}
 
 
-def test_classes_with_too_few_pairs_among_the_documents_read_are_left_out_there(jumble, some_list):
+def test_classes_with_too_few_pairs_in_the_sampled_documents_are_skipped(jumble, some_list):
     few, limit = Source(jumble, np.arange(9)), int(jumble.document_starts[9])
     slow = slow_pairs(jumble, read_markers(some_list, "x"), 3)
     counts = Counter(row[4] for row in slow)
@@ -144,7 +144,7 @@ def test_classes_with_too_few_pairs_among_the_documents_read_are_left_out_there(
     assert task.baseline(np.array([0]), few)[1] == pytest.approx(1 / len(enough))
 
 
-def test_the_unmarked_class_is_sentences_without_any_marker(jumble, some_list):
+def test_the_unmarked_class_has_sentences_without_any_marker(jumble, some_list):
     source = whole(jumble)
     feed = feed_of(source, markers=some_list, least=1, shortest=3, unmarked=True)
     task = feed.tasks[0]
@@ -160,7 +160,7 @@ def test_the_unmarked_class_is_sentences_without_any_marker(jumble, some_list):
         assert second not in marked
 
 
-def test_the_same_numbers_give_the_same_examples(jumble, some_list):
+def test_equal_example_numbers_give_equal_examples(jumble, some_list):
     one, two = (feed_of(whole(jumble), markers=some_list, least=1) for _ in range(2))
     n = np.arange(50)
     assert np.array_equal(one.layouts(n), two.layouts(n))
@@ -193,7 +193,7 @@ def ready(tmp_path_factory) -> Source:
     return whole(write_sentences(folder, READY, tokenizer, names, [0, 1, 2, 1]))
 
 
-def test_ready_made_pairs_go_by_the_names_of_their_labels(ready):
+def test_ready_made_pairs_follow_the_names_of_their_labels(ready):
     feed = feed_of(ready, 12, markers="en", least=1, unmarked=True)
     task = feed.tasks[0]
     assert isinstance(task, DiscourseRelation)
@@ -259,7 +259,7 @@ def test_other_mistakes_are_one_clear_line(jumble, ready, some_list, tmp_path):
     assert "has 3 labels" in refused(ready, markers="labels", classes=2)
 
 
-def test_documents_without_a_pair_are_said(jumble, some_list):
+def test_documents_without_a_pair_are_reported(jumble, some_list):
     pairs = slow_pairs(jumble, read_markers(some_list, "x"), 3)
     inside = {
         int(np.searchsorted(jumble.document_starts, row[0], side="right")) - 1 for row in pairs

@@ -1,4 +1,4 @@
-"""Relevance: from logs by their labels; from structure as the headings say, token by token."""
+"""Relevance: labels of logs, and labels from the structure of headings, checked token by token."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def corpus(tmp_path_factory) -> Corpus:
 
 
 def texts_of(example: Example) -> tuple[np.ndarray, np.ndarray]:
-    """Where in the source the query and the passage stand."""
+    """The source positions of the query and the passage."""
     real = example.origin >= 0
     first, second = (example.origin[real & (example.segments == k)] for k in (0, 1))
     assert (np.diff(first) == 1).all() and (np.diff(second) == 1).all()
@@ -88,7 +88,7 @@ def places_of(corpus: Corpus, group: bool) -> list[tuple[str, int, int]]:
 def slow_label(
     places: list[tuple[str, int, int]], query: np.ndarray, passage: np.ndarray, group: bool
 ) -> int:
-    """What the headings say, after checking that a query is one and a passage holds none."""
+    """The label by the headings, after checking that a query is one and a passage contains none."""
     assert [places[k][1] for k in query] == [1] + [2] * (len(query) - 1)
     assert group or not any(places[k][1] for k in passage)
     assert len({places[k][2] for k in passage}) == 1 and not set(query) & set(passage)
@@ -100,7 +100,7 @@ def slow_label(
 @pytest.mark.parametrize("group", [False, True])
 @pytest.mark.parametrize("longer", [False, True])
 @pytest.mark.parametrize("room", [20, 96])
-def test_labels_are_what_the_headings_say(corpus, group, longer, room):
+def test_labels_agree_with_the_headings(corpus, group, longer, room):
     feed = feed_of(whole(corpus), room, group=group)
     starts, places = corpus.sentence_starts.tolist(), places_of(corpus, group)
     seen, grown, inner = Counter(), 0, 0
@@ -159,7 +159,7 @@ def test_by_hand(tmp_path):
 
 
 @pytest.mark.parametrize("group", [False, True])
-def test_classes_are_even_and_a_passage_alone_says_nothing(corpus, group):
+def test_classes_are_balanced_and_a_passage_alone_reveals_nothing(corpus, group):
     source = whole(corpus)
     feed = feed_of(source, 64, group=group)
     sections = len(feed.items) // 3
@@ -185,7 +185,7 @@ def test_the_first_held_out_items_are_balanced(corpus):
     assert len(np.unique(layouts["first"])) == 10
 
 
-def test_the_same_numbers_give_the_same_examples(corpus):
+def test_equal_example_numbers_give_equal_examples(corpus):
     one, two = feed_of(whole(corpus)), feed_of(whole(corpus))
     n = np.arange(60)
     assert np.array_equal(one.layouts(n), two.layouts(n))
@@ -194,7 +194,7 @@ def test_the_same_numbers_give_the_same_examples(corpus):
     assert np.array_equal(one.example(3, layout).ids, two.example(3, layout).ids)
 
 
-def test_held_out_documents_stay_apart(corpus):
+def test_held_out_documents_are_not_mixed_with_training(corpus):
     for source in split(corpus, 0.4, ()):
         layouts = feed_of(source).layouts(np.arange(200))
         for places in (layouts["first"], layouts["second"]):
@@ -230,7 +230,7 @@ LOGS = [
 @pytest.mark.parametrize(
     "names", [["strong", "weak", "random"], ["0", "1", "2"], ["irrelevant", "strong", "weak"]]
 )
-def test_logs_go_by_the_names_of_their_labels(tmp_path, names):
+def test_logs_follow_the_names_of_their_labels(tmp_path, names):
     tokenizer = tokenizer_of(*(text for _, pair in LOGS for text in pair))
     right = [STRONG, WEAK, IRRELEVANT, STRONG]
     numbers = {"strong": 0, "weak": 1, "random": 2, "irrelevant": 2, "0": 0, "1": 1, "2": 2}
@@ -255,7 +255,7 @@ def test_logs_go_by_the_names_of_their_labels(tmp_path, names):
     assert loss == pytest.approx(np.log([3, 3])) and accuracy == pytest.approx([1 / 3, 1 / 3])
 
 
-def test_logs_without_a_class_have_another_chance(tmp_path):
+def test_logs_without_a_class_have_another_baseline(tmp_path):
     tokenizer = tokenizer_of(*(text for _, pair in LOGS for text in pair))
     corpus = write_sentences(tmp_path / "c", LOGS, tokenizer, ["0", "1"], [0, 1, 1, 0])
     _, accuracy = task_of().baseline(np.array([0]), whole(corpus))

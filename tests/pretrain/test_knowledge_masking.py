@@ -1,4 +1,4 @@
-"""Hand-written units, the published rates, and an independent slow re-implementation."""
+"""Hand-written units, the published rates, and an independent slow implementation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VOCABULARY = SpecialTokens(
 
 
 class Texts:
-    """All that a label needs of a source."""
+    """All that `label` needs of a source."""
 
     vocabulary = VOCABULARY
 
@@ -68,7 +68,7 @@ def test_a_unit_never_crosses_a_separator():
     assert units.tolist() == [-1, 0, 1, -1, 2, 3, -1]
 
 
-def test_a_phrase_that_overlaps_an_entity_gives_way_whole():
+def test_a_phrase_that_overlaps_an_entity_is_dropped():
     marks = {"word": [1] * 5, "phrase": [0, 1, 2, 2, 0], "entity": [1, 2, 0, 0, 0]}
     units = units_of(example(marks), ("word", "phrase", "entity"))
     assert units.tolist() == [-1, 0, 0, 1, 2, 3, -1]
@@ -108,7 +108,7 @@ def slow_units(word, phrase, entity, specials) -> list[int]:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 2), st.integers(0, 2)), min_size=1))
-def test_units_equal_the_slow_way(rows):
+def test_units_equal_a_slow_implementation(rows):
     word, phrase, entity = (np.array(column, np.uint8) for column in zip(*rows, strict=True))
     text = example({"word": word, "phrase": phrase, "entity": entity})
     specials = text.origin < 0
@@ -140,7 +140,7 @@ def test_the_expected_share_is_the_rate_exactly():
 
 
 def masked(task: KnowledgeMasking, times: int = 300) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(targets, what was shown, unit) of many labels of one long text."""
+    """(targets, visible token, unit) of many labels of one long text."""
     marks = {"word": np.resize([1, 0, 1], 300), "phrase": np.resize([0, 1, 2, 2, 0, 0], 300)}
     marks["entity"] = np.zeros(300)
     targets, shown, units = [], [], []
@@ -176,7 +176,7 @@ def test_eighty_ten_ten(corrupt):
     assert len(np.unique(random)) > 400  # over the whole vocabulary, not a corner of it
 
 
-def test_per_unit_corruption_is_one_for_the_unit():
+def test_per_unit_corruption_treats_a_unit_alike():
     _, shown, units = masked(make(corrupt="unit"))
     is_mask = shown == VOCABULARY.mask
     for unit in np.unique(units)[:200]:
@@ -218,7 +218,7 @@ def test_wrong_settings_are_refused(values):
         (["word", "phrase", "entity"], "harry potter|is|a series of|fan ##tasy|novels"),
     ],
 )
-def test_the_stages_of_the_curriculum_hide_what_was_published(units, together):
+def test_the_stages_mask_the_published_units(units, together):
     """ERNIE 1.0, figure 2: basic, phrase, entity. Whatever is hidden is one of these, whole."""
     groups, position = [], 1
     for words in together.split("|"):
@@ -239,7 +239,9 @@ def test_the_stages_of_the_curriculum_hide_what_was_published(units, together):
 # ERNIE 1.0's rule -------------------------------------------------------------------------------
 
 PUBLISHED = {"units": ("word",), "chosen": "each"}
-Line = tuple[list[int], list[int]]  # ids and seg_labels: 0 begins a word, 1 goes on, -1 special
+Line = tuple[
+    list[int], list[int]
+]  # ids and seg_labels: 0 starts a word, 1 continues it, -1 special
 
 
 def published(line: Line, whole: bool, rng: np.random.Generator) -> list[tuple[int, str]]:
@@ -267,7 +269,7 @@ def published(line: Line, whole: bool, rng: np.random.Generator) -> list[tuple[i
 
 
 def ours(line: Line, task: KnowledgeMasking, share: int, n: int) -> list[tuple[int, str]]:
-    """The same of the task. `share`: the column mask_word, in percent."""
+    """The same from the task. `share`: the annotation mask_word, in percent."""
     ids, labels = (np.array(values) for values in line)
     cuts = [*np.flatnonzero(labels == -1).tolist(), len(labels)]
     pieces = []
@@ -350,7 +352,7 @@ def test_masks_follow_the_published_rule(share):
 
 
 @pytest.mark.parametrize("share", [0, 100])
-def test_masks_of_ernies_own_lines_follow_the_published_rule(shared: Path, share):
+def test_masks_of_ernie_lines_follow_the_published_rule(shared: Path, share):
     lines = []
     with gzip.open(shared / "data/ernie/demo_train_set.gz", "rt") as file:
         for text in file:
@@ -385,6 +387,6 @@ def test_each_unit_is_chosen_by_its_first_draw(sizes, seed):
         assert set(chosen[mine].tolist()) == {bool(draws[mine[0]] < 0.3)}
 
 
-def test_a_column_of_shares_is_read():
+def test_the_whole_word_share_is_read_from_the_annotation():
     assert make(**PUBLISHED, whole="mask_word").marks() == ("word", "mask_word")
     assert make(units=("token",), whole=0.5).marks() == ()

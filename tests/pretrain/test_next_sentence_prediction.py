@@ -1,4 +1,4 @@
-"""Next or from elsewhere: what the documents say, balance, and pairs that come ready-made."""
+"""Next or random sentence: agreement with the documents, balance, and ready-made pairs."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def sentence_of(source: Source, position: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("longer", [False, True])
-def test_labels_are_what_the_documents_say(source, longer):
-    """Independent of the task's arithmetic: look up where both texts stand."""
+def test_labels_agree_with_the_documents(source, longer):
+    """Independent of the task's arithmetic: look up the positions of both texts."""
     feed, seen = feed_of(source), Counter()
     for n, layout in enumerate(feed.layouts(np.arange(500))):
         if longer:
@@ -75,7 +75,7 @@ def test_labels_are_what_the_documents_say(source, longer):
     assert min(seen.values()) > 200
 
 
-def test_halves_are_even_and_lengths_say_nothing(source):
+def test_classes_are_balanced_and_lengths_reveal_nothing(source):
     layouts = feed_of(source).layouts(np.arange(12000))
     label, length = layouts["label"], layouts["length"]
     first, most = layouts["first_tokens"], layouts["second_tokens"]
@@ -88,7 +88,7 @@ def test_halves_are_even_and_lengths_say_nothing(source):
         assert values[label == 1].mean() == pytest.approx(values[label == 0].mean(), rel=0.05)
 
 
-def test_the_same_example_twice_is_the_same(source):
+def test_an_example_is_reproducible(source):
     layouts = feed_of(source, "knowledge_masking").layouts(np.arange(20))
     one = [feed_of(source, "knowledge_masking").example(n, x) for n, x in enumerate(layouts)]
     two = [feed_of(source, "knowledge_masking").example(n, x) for n, x in enumerate(layouts)]
@@ -96,7 +96,7 @@ def test_the_same_example_twice_is_the_same(source):
     assert all(len(a.labels["knowledge_masking"][0]) for a in one)
 
 
-def test_other_documents_sentences_are_all_as_likely(source):
+def test_random_sentences_are_uniform(source):
     """Of every document but one's own, as many from its first as may be drawn."""
     count = source.last_sentences - source.first_sentences
     eligible = np.where(np.arange(len(count)) % 3 == 0, 0, np.maximum(count - 2, 0))
@@ -123,7 +123,7 @@ def ready(folder: Path, labels: list[str], label_of: list[int]) -> Source:
     return whole(write_sentences(folder, PAIRS, tokenizer_of("a b c d e ."), labels, label_of))
 
 
-def test_ready_made_pairs_are_taken_as_they_are(tmp_path):
+def test_ready_made_pairs_are_used_as_they_are(tmp_path):
     source = ready(tmp_path / "c", ["1", "0"], [0, 1, 1])  # numbers and names in another order
     feed, tokenizer = feed_of(source, room=10), source.corpus.tokenizer()
     found = {}

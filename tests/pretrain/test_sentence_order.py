@@ -1,4 +1,4 @@
-"""In order or swapped: what the document says, balance, and nothing else that tells."""
+"""In order or swapped: agreement with the document, balance, and no other clue."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def test_labels_by_hand(tmp_path):
 
 
 @pytest.mark.parametrize("longer", [False, True])
-def test_labels_are_where_the_texts_stand(source, longer):
-    """Independent of the task's arithmetic; and which text is cut short says nothing."""
+def test_labels_agree_with_the_positions_of_the_texts(source, longer):
+    """Independent of the task's arithmetic; which text is truncated reveals nothing."""
     feed, seen, cut = feed_of(source), Counter(), Counter()
     starts = set(source.corpus.sentence_starts.tolist())
     for n, layout in enumerate(feed.layouts(np.arange(1500))):
@@ -77,21 +77,21 @@ def test_labels_are_where_the_texts_stand(source, longer):
         assert set(cut) == {(0, None), (1, None)}
 
 
-def test_lengths_say_nothing(source):
+def test_lengths_reveal_nothing(source):
     layouts = feed_of(source).layouts(np.arange(8000))
     label, length = layouts["label"], layouts["length"]
     error = length.std() * np.sqrt(4 / len(label))
     assert abs(length[label == 1].mean() - length[label == 0].mean()) < 3.5 * error
 
 
-def test_the_same_example_twice_is_the_same(source):
+def test_an_example_is_reproducible(source):
     for n, layout in enumerate(feed_of(source).layouts(np.arange(20))):
         one, two = feed_of(source).example(n, layout), feed_of(source).example(n, layout)
         assert np.array_equal(one.ids, two.ids)
         assert one.labels["sentence_order"][1] == two.labels["sentence_order"][1]
 
 
-def test_chance_is_evens(source):
+def test_the_baseline_is_one_half(source):
     loss, accuracy = feed_of(source).tasks[0].baseline(np.array([0, 1, 1]), source)
     assert accuracy.tolist() == [0.5] * 3
     assert loss == pytest.approx(np.log(2))

@@ -1,4 +1,5 @@
-"""Does a token occur elsewhere in its document: by hand, and token by token the slow way."""
+"""Whether a token occurs elsewhere in its document: by hand, and compared with a slow
+implementation."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def test_labels_by_hand(tmp_path):
     assert targets.tolist() == [0, 1, 1, 1, 0]
 
 
-def test_hidden_tokens_are_asked_about_as_they_were(tmp_path):
+def test_masked_tokens_are_labelled_by_their_original(tmp_path):
     source = write(tmp_path / "c", [[A, B, C, D, A, E]])
     example = arrange([source.read(0, 3)], source.vocabulary)
     example.ids[1:4] = source.vocabulary.mask, E, D
@@ -63,7 +64,7 @@ def test_hidden_tokens_are_asked_about_as_they_were(tmp_path):
     assert example.labels["relation"][1].tolist() == [1, 0, 0]
 
 
-def test_only_so_many_tokens_on_either_side_are_looked_at(tmp_path):
+def test_the_context_on_either_side_is_limited(tmp_path):
     source = write(tmp_path / "c", [[A, B, C, D, E, F, C, C, B, A]])
     for reach in range(1, 9):
         example = labels_of(make(least=1, reach=reach, frequent=1.0), source, (1, 3))  # b c
@@ -71,7 +72,7 @@ def test_only_so_many_tokens_on_either_side_are_looked_at(tmp_path):
         assert example.labels["relation"][1].tolist() == [int(reach >= 6), int(reach >= 4)]
 
 
-def test_a_document_with_hardly_anything_else_is_not_asked_about(tmp_path):
+def test_a_document_with_little_other_text_has_no_labels(tmp_path):
     source = write(tmp_path / "c", [[A, B, A, B], [A, B, C, D, A, E]])
     task = make(least=3, frequent=1.0)
     example = labels_of(task, source, (0, 2), (4, 6))
@@ -79,7 +80,7 @@ def test_a_document_with_hardly_anything_else_is_not_asked_about(tmp_path):
     assert len(labels_of(task, source, (0, 4)).labels["relation"][0]) == 0
 
 
-def test_stop_words_are_not_asked_about(tmp_path):
+def test_stop_words_have_no_labels(tmp_path):
     source = write(tmp_path / "c", [[A] * 500 + [B, C] * 10 + [A] * 100])
     example = labels_of(make(frequent=0.5), source, (495, 505))
     assert example.original[example.labels["relation"][0]].tolist() == [B, C, B, C, B]
@@ -92,7 +93,7 @@ def source(tmp_path_factory) -> Source:
 
 
 def slow_answers(source: Source, example: Example, task: TokenDocumentRelation) -> dict[int, int]:
-    """{position: answer} from the documents' tokens as lists, one token at a time."""
+    """{position: label} from the documents' tokens as lists, one token at a time."""
     used = {int(place) for place in example.origin if place >= 0}
     answers = {}
     unigrams = source.unigrams
@@ -127,7 +128,7 @@ BLENDS = [
 
 @pytest.mark.parametrize("blend", BLENDS)
 @pytest.mark.parametrize("values", [{}, {"reach": 40, "least": 30, "frequent": 0.004}])
-def test_labels_equal_the_slow_way(source, blend, values):
+def test_labels_equal_a_slow_implementation(source, blend, values):
     values = {"frequent": 1.0, "least": 20, **values}
     tasks = [
         build(kind, {"source": "text", **(values if kind == BLENDS[0] else {})})
@@ -148,7 +149,7 @@ def test_labels_equal_the_slow_way(source, blend, values):
     assert seen.min() > 30
 
 
-def test_chance_is_the_frequency_of_the_answers(source):
+def test_the_baseline_is_the_frequency_of_the_labels(source):
     task = make(frequent=1.0, least=20)
     counts = np.zeros(2)
     for start, end, _ in task.items(source, 256):

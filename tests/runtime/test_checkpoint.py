@@ -1,5 +1,5 @@
-"""Complete or absent, whatever happens in between. Processes are played by threads here; real ones,
-really killed, are in distributed/."""
+"""Complete or absent, whatever happens in between. Threads stand for processes here; real
+processes are killed in distributed/."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LAYOUT = Layout(world=2, stage=2, precision="bf16")
 
 
 class Team:
-    """Two processes' worth of threads that can gather."""
+    """Threads that play two processes and can gather."""
 
     def __init__(self, world: int):
         self.world = world
@@ -95,7 +95,7 @@ def find(folder: Path) -> tuple[VerifiedCheckpoint | None, list[str]]:
     return found[0], lines
 
 
-def test_published_and_found(tmp_path: Path) -> None:
+def test_a_published_checkpoint_is_found(tmp_path: Path) -> None:
     folder = tmp_path / "run" / "checkpoints"
     assert find(folder) == (None, [])
     save(folder, 10)
@@ -156,7 +156,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_damage_is_told_and_the_older_one_is_used(name: str, tmp_path: Path) -> None:
+def test_damage_is_reported_and_the_older_checkpoint_is_used(name: str, tmp_path: Path) -> None:
     save(tmp_path, 1)
     save(tmp_path, 2)
     damage, wanted = DAMAGE[name]
@@ -167,7 +167,7 @@ def test_damage_is_told_and_the_older_one_is_used(name: str, tmp_path: Path) -> 
     assert re.search(wanted, lines[0]) and "step_00000002: not used: " in lines[0]
 
 
-def test_a_bad_one_is_replaced_and_does_not_count(tmp_path: Path) -> None:
+def test_a_bad_checkpoint_is_replaced_and_not_counted(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(tmp_path, step, keep=9)
     flip(tmp_path / "step_00000003" / "shard0.pt")
@@ -180,7 +180,7 @@ def test_a_bad_one_is_replaced_and_does_not_count(tmp_path: Path) -> None:
     assert found is not None and found.step == 3 and not lines
 
 
-def test_none_good_is_an_error(tmp_path: Path) -> None:
+def test_no_good_checkpoint_is_an_error(tmp_path: Path) -> None:
     save(tmp_path, 1)
     save(tmp_path, 2)
     for step in (1, 2):
@@ -191,7 +191,7 @@ def test_none_good_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("failure", [None, SafetensorError("I/O error: no space\nmore")])
-def test_a_failed_save_leaves_the_older_ones(
+def test_a_failed_save_keeps_the_older_checkpoints(
     rank: int, failure: Exception | None, tmp_path: Path
 ) -> None:
     save(tmp_path, 1)
@@ -205,7 +205,7 @@ def test_a_failed_save_leaves_the_older_ones(
     assert checkpoint.steps_in(tmp_path) == [2, 1]
 
 
-def test_a_disk_that_fills_up_at_the_manifest(tmp_path: Path, monkeypatch) -> None:
+def test_a_disk_that_is_full_at_the_manifest(tmp_path: Path, monkeypatch) -> None:
     save(tmp_path, 1)
 
     def full(*_args: object, **_options: object) -> None:
@@ -218,13 +218,13 @@ def test_a_disk_that_fills_up_at_the_manifest(tmp_path: Path, monkeypatch) -> No
     assert [p.name for p in tmp_path.iterdir()] == ["step_00000001"]
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SaveError, match="cannot be saved: process 0: .*there is no older one"):
         save(tmp_path / "file" / "checkpoints", 1)
 
 
-def test_leftovers_are_told_and_go_at_the_next_save(tmp_path: Path) -> None:
+def test_leftovers_are_reported_and_removed_at_the_next_save(tmp_path: Path) -> None:
     save(tmp_path, 1)
     (tmp_path / "step_00000002.partial").mkdir()
     (tmp_path / "step_00000002.partial" / "shard0.pt").write_bytes(b"half")

@@ -49,7 +49,7 @@ def test_micro_batch_is_chosen(rows: int, world: int, wanted: tuple[int, int]) -
     assert wanted[0] == largest_divisor(rows // world, 8)
 
 
-def test_micro_batch_is_taken() -> None:
+def test_a_given_micro_batch_is_used() -> None:
     ds_config = make_ds_config({"train_micro_batch_size_per_gpu": 16})
     assert ds_config.micro_batching(64, 2) == (16, 2)
     with pytest.raises(UserError, match="16 rows do not divide the 24 rows"):
@@ -83,7 +83,7 @@ def test_our_section() -> None:
     assert ds_config.watchdog_minutes == 2.5
 
 
-def test_auto_of_others_is_resolved() -> None:
+def test_auto_of_other_trainers_is_resolved() -> None:
     """Files written for other trainers say "auto" where the recipe or DeepSpeed decides."""
     ds_config = make_ds_config(
         {
@@ -225,7 +225,7 @@ def test_malformed_files_give_one_clear_line(name: str, tmp_path: Path) -> None:
     assert "m.json" in message and "\n" not in message and "validation error" not in message
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="none.json: no such file"):
         read_ds_config(tmp_path / "none.json")
     (tmp_path / "latin.json").write_bytes(b'{"_about": "\xe9"}')

@@ -1,4 +1,4 @@
-"""DeepSpeed's own vocabulary is learned by watching what it asks a mapping for."""
+"""DeepSpeed's keys are found by watching which ones it reads from a mapping."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from palm_ds.runtime.ds_config_check import validate_with_deepspeed
 BATCH = {"train_batch_size": 1}
 
 
-def test_it_sees_what_deepspeed_asks_for() -> None:
+def test_the_keys_that_deepspeed_reads_are_found() -> None:
     """Should DeepSpeed copy the mapping instead of asking it, unknown keys would be refused
     without cause, or none at all."""
     answer = validate_with_deepspeed(BATCH, {})
@@ -19,6 +19,6 @@ def test_it_sees_what_deepspeed_asks_for() -> None:
     assert 40 < len(answer.keys_read) < 400
 
 
-def test_a_key_it_does_not_know_is_not_asked_for() -> None:
+def test_an_unknown_key_is_not_read() -> None:
     answer = validate_with_deepspeed({**BATCH, "zero_optimisation": {}}, {"zero_optimisation": {}})
     assert answer.problem == "" and "zero_optimisation" not in answer.keys_read

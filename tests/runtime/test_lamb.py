@@ -1,4 +1,4 @@
-"""LAMB beside the paper's algorithm."""
+"""LAMB compared with the paper's algorithm."""
 
 from __future__ import annotations
 

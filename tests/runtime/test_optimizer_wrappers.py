@@ -1,4 +1,4 @@
-"""Clipping, skipping, averaging and freezing, beside torch's own optimizers."""
+"""Clipping, skipping, averaging and freezing, compared with torch's own optimizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classification: equal to BertForSequenceClassification, labels found and checked, weights."""
+"""Classification: equal to BertForSequenceClassification, labels inferred and checked, weights."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def task_of(**values) -> Classification:
     return task
 
 
-def test_logits_and_loss_are_those_of_transformers(tmp_path: Path) -> None:
+def test_logits_and_loss_equal_transformers(tmp_path: Path) -> None:
     source = source_of(tmp_path, ROWS)
     task = task_of().settled(source)
     assert task.labels == ("no", "perhaps", "yes")
@@ -68,7 +68,7 @@ def test_logits_and_loss_are_those_of_transformers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_class_weights_and_smoothing_are_those_of_torch_while_training(tmp_path, smoothing) -> None:
+def test_class_weights_and_smoothing_equal_torchs_in_training(tmp_path, smoothing) -> None:
     source = source_of(tmp_path, ROWS)
     task = task_of(class_weights={"yes": 0.5, "no": 3}, smoothing=smoothing, dropout=0.0)
     task = task.settled(source)
@@ -94,12 +94,12 @@ def test_balanced_weights_make_all_classes_count_the_same(tmp_path: Path) -> Non
     assert build("mood", {"kind": "classification", "source": "s", "class_weights": weights})
 
 
-def test_numbers_are_classes_in_their_order(tmp_path: Path) -> None:
+def test_numeric_classes_are_sorted_as_numbers(tmp_path: Path) -> None:
     rows = [{"text_a": "x", "label": label} for label in (10, 9, -1, 9)]
     assert task_of().settled(source_of(tmp_path, rows)).labels == ("-1", "9", "10")
 
 
-def test_scores_leave_rows_without_a_label_out(tmp_path: Path) -> None:
+def test_scores_skip_rows_without_a_label(tmp_path: Path) -> None:
     rows = [{"text_a": "x", "label": x} for x in ("no", "yes", "?", "yes", "no")]
     source = source_of(tmp_path, rows)
     task = task_of(labels=["no", "yes"])
@@ -126,7 +126,7 @@ def test_a_table_without_labels_is_predicted(tmp_path: Path) -> None:
     assert task.metrics(made, source) == {}
 
 
-def test_long_texts_are_cut_and_keep_their_label(tmp_path: Path) -> None:
+def test_long_texts_are_truncated_and_keep_their_label(tmp_path: Path) -> None:
     rows = [{"text_a": "x " * 300, "text_b": "y " * 20, "label": "yes"}, ROWS[0]]
     source = source_of(tmp_path, rows)
     task = task_of(labels=["no", "yes"])
@@ -168,7 +168,7 @@ def test_it_learns(tmp_path: Path) -> None:
         ("label\tqid\nyes\t1\n", r"tasks.mood: .* has no column 'text_a'"),
     ],
 )
-def test_bad_rows_are_refused_with_their_place(tmp_path, lines, message) -> None:
+def test_bad_rows_are_reported_with_their_place(tmp_path, lines, message) -> None:
     file = tmp_path / "dev.tsv"
     file.write_text(lines)
     with pytest.raises(UserError, match=message) as raised:
@@ -176,7 +176,7 @@ def test_bad_rows_are_refused_with_their_place(tmp_path, lines, message) -> None
     assert "\n" not in str(raised.value)
 
 
-def test_several_labels_of_a_row_are_refused(tmp_path: Path) -> None:
+def test_several_labels_in_a_row_are_refused(tmp_path: Path) -> None:
     source = source_of(tmp_path, [ROWS[0], {**ROWS[1], "label": ["yes", "no"]}])
     with pytest.raises(UserError, match=r"jsonl:2: label: 2 labels, .*`kind: multi_label`"):
         task_of(labels=["no", "yes"]).check(source, labelled=True)
@@ -211,6 +211,6 @@ def test_odd_labels_are_remarked_on_when_a_run_starts(tmp_path: Path) -> None:
     assert feed_of(source, task_of().settled(source)).about() == ""
 
 
-def test_one_class_alone_is_a_mistake(tmp_path: Path) -> None:
+def test_a_single_class_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="'yes' is the only label; there must be two or more"):
         task_of().settled(source_of(tmp_path, [ROWS[0], ROWS[3]]))

@@ -1,4 +1,4 @@
-"""Masked words of rows: whole words, the 80/10/10, losses of BertForMaskedLM, blends."""
+"""Masked words of rows: whole words, 80/10/10, losses of BertForMaskedLM, blends."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def examples_of(source, *tasks: Task, room: int = 64) -> list:
     return sorted((example for row in built for _, example in row), key=lambda each: each.item)
 
 
-def test_scores_and_perplexity_are_those_of_transformers(tmp_path: Path) -> None:
+def test_scores_and_perplexity_equal_transformers(tmp_path: Path) -> None:
     source = source_of(tmp_path, ROWS)
     task = task_of()
     theirs = BertForMaskedLM(bert_config()).eval()
@@ -84,7 +84,7 @@ def test_scores_and_perplexity_are_those_of_transformers(tmp_path: Path) -> None
     assert scores["perplexity"] == pytest.approx(math.exp(loss / count), rel=1e-5)
 
 
-def test_words_are_hidden_whole(tmp_path: Path) -> None:
+def test_whole_words_are_masked(tmp_path: Path) -> None:
     source = source_of(tmp_path, ROWS)
     example = examples_of(source, task_of())[0]
     tokens = small_tokenizer().tokens(example.original)
@@ -95,7 +95,7 @@ def test_words_are_hidden_whole(tmp_path: Path) -> None:
     assert each.tolist() == [-1, *range(9), -1, 9, 10, -1]
 
 
-def test_words_of_vocabularies_without_a_mark_for_what_goes_on(tmp_path: Path) -> None:
+def test_words_of_vocabularies_without_a_continuation_prefix(tmp_path: Path) -> None:
     tokens = [*SPECIALS, "▁so", "▁good", "s", "▁", "光", "荣", "?", "▁'", "t", "1"]
     backend = Backend(models.Unigram([(token, -1.0) for token in tokens], unk_id=1))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -107,7 +107,7 @@ def test_words_of_vocabularies_without_a_mark_for_what_goes_on(tmp_path: Path) -
     assert task_of().units(example, source)[1:-1].tolist() == [0, 1, 1, 2, 3, 4, 5, 5, 6, 6]
 
 
-def test_the_share_and_what_is_shown(tmp_path: Path) -> None:
+def test_the_masking_rate_and_replacements(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     rows = [{"text_a": " ".join(rng.choice(list("abcdefgh"), 40))} for _ in range(400)]
     source = source_of(tmp_path, rows)
@@ -128,7 +128,7 @@ def test_the_share_and_what_is_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("room", [64, 12])
-def test_every_text_with_a_word_has_one_hidden(tmp_path: Path, room: int) -> None:
+def test_every_text_with_a_word_has_a_masked_one(tmp_path: Path, room: int) -> None:
     source = source_of(tmp_path, [*ROWS, {"text_a": "x " * 50, "text_b": "?", "label": "0"}])
     for rate in (0.01, 0.99):
         for example in examples_of(source, task_of(rate=rate), room=room):
@@ -136,7 +136,7 @@ def test_every_text_with_a_word_has_one_hidden(tmp_path: Path, room: int) -> Non
             assert len(example) <= room
 
 
-def test_a_text_without_words_has_nothing_to_guess(tmp_path: Path) -> None:
+def test_a_text_without_words_has_no_labels(tmp_path: Path) -> None:
     source = source_of(tmp_path, [{"text_a": ""}, {"text_a": "good"}])
     assert [sorted(e.labels) for e in examples_of(source, task_of())] == [[], ["words"]]
     assert sorted(predictions(model_of(task_of()), source, task_of())["words"]) == [1]
@@ -150,7 +150,7 @@ def test_a_text_without_words_has_nothing_to_guess(tmp_path: Path) -> None:
         ("multiple_choice", {"answers": "number"}),
     ],
 )
-def test_words_are_hidden_in_what_another_task_arranged(tmp_path, kind, values) -> None:
+def test_words_are_masked_in_another_tasks_input(tmp_path, kind, values) -> None:
     rows = [{**row, "text_b_neg": "bad", "choices": ["yes", "so goods"]} for row in ROWS]
     source = source_of(tmp_path, rows)
     first = build("first", {"kind": kind, "source": "s", **values})
@@ -167,7 +167,7 @@ def test_words_are_hidden_in_what_another_task_arranged(tmp_path, kind, values) 
     assert sorted(made["first"]) == sorted(made["words"]) == [0, 1, 2]
 
 
-def test_held_out_words_are_the_same_every_time_and_others_each_epoch(tmp_path: Path) -> None:
+def test_held_out_masks_are_fixed_and_training_masks_vary_by_epoch(tmp_path: Path) -> None:
     source = source_of(tmp_path, ROWS)
     first, second = (examples_of(source, task_of())[1] for _ in range(2))
     assert (first.ids == second.ids).all()
@@ -210,7 +210,7 @@ def test_bad_settings_are_refused(values, message) -> None:
         task_of(**values)
 
 
-def test_columns_that_are_not_there_are_named(tmp_path: Path) -> None:
+def test_missing_columns_are_named(tmp_path: Path) -> None:
     source = source_of(tmp_path, [{"text_a": "x"}])
     with pytest.raises(UserError, match="tasks.words: .* has no column 'context'"):
         task_of(texts=["context"]).check(source, labelled=False)

@@ -114,7 +114,7 @@ def test_the_score_of_a_pair_does_not_depend_on_a_worse_text(tmp_path: Path) -> 
     assert task.metrics(alone, source) == {}
 
 
-def test_one_text_alone_has_no_loss_but_takes_part() -> None:
+def test_a_single_text_has_no_loss_but_a_gradient() -> None:
     task = task_of(strategy="pairwise", dropout=0.0)
     head = task.head(model_of(task).backbone)
     rows = torch.randn(3, 16)
@@ -126,7 +126,7 @@ def test_one_text_alone_has_no_loss_but_takes_part() -> None:
     assert all(parameter.grad is not None for parameter in head.parameters())
 
 
-def test_both_pairs_are_apart_and_cut_alike(tmp_path: Path) -> None:
+def test_both_pairs_are_separate_and_truncated_alike(tmp_path: Path) -> None:
     long = {"text_a": "x y " * 40, "text_b": "good " * 40, "text_b_neg": "bad " * 3}
     source = source_of(tmp_path, [*TRIPLES, long])
     built, batch = built_of(feed_of(source, task_of(strategy="pairwise"), room=40))
@@ -156,7 +156,7 @@ def test_the_second_label_is_the_match(tmp_path: Path) -> None:
     assert task.metrics({3: {"label": "same"}}, source) == {}
 
 
-def test_knowing_nothing(tmp_path: Path) -> None:
+def test_the_baseline_of_equal_scores(tmp_path: Path) -> None:
     task = task_of(strategy="pairwise", margin=0.4)
     source = source_of(tmp_path, TRIPLES)
     loss, right = task.baseline(np.array([1, 0, 1, 0]), source)
@@ -167,7 +167,7 @@ def test_knowing_nothing(tmp_path: Path) -> None:
     assert right.tolist() == [1, 0]
 
 
-def test_pointwise_stands_in_a_blend(tmp_path: Path) -> None:
+def test_pointwise_matching_works_in_a_task_group(tmp_path: Path) -> None:
     source = source_of(tmp_path, PAIRS)
     first = build("kind", {"kind": "classification", "source": "s"})
     assert isinstance(first, Classification)
@@ -216,7 +216,7 @@ def test_it_learns(tmp_path: Path, strategy: str) -> None:
         ("text_a\ttext_b\ttext_b_neg\nx\ty\tz\nx\ty\t\n", "pairwise", r":3: text_b_neg is empty"),
     ],
 )
-def test_bad_rows_are_refused_with_their_place(tmp_path, lines, strategy, message) -> None:
+def test_bad_rows_are_reported_with_their_place(tmp_path, lines, strategy, message) -> None:
     file = tmp_path / "train.tsv"
     file.write_text(lines)
     values = {"labels": ["0", "1"]} if strategy == "pointwise" else {}

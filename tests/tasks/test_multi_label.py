@@ -1,4 +1,4 @@
-"""Several classes at once: equal to BertForSequenceClassification, cells split, scores by hand."""
+"""Several labels per row: equal to BertForSequenceClassification, cells split, scores by hand."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def task_of(**values) -> MultiLabel:
     return task
 
 
-def test_logits_and_loss_are_those_of_transformers(tmp_path: Path) -> None:
+def test_logits_and_loss_equal_transformers(tmp_path: Path) -> None:
     source = source_of(tmp_path, ROWS)
     task = task_of(threshold=0.4).settled(source)
     assert task.labels == ("arts", "law", "sport")
@@ -70,7 +70,7 @@ def test_logits_and_loss_are_those_of_transformers(tmp_path: Path) -> None:
     assert output.correct == ((probs >= 0.4) == (TARGETS > 0)).all(-1).sum()
 
 
-def test_scores_are_those_of_sklearn_over_rows_with_labels(tmp_path: Path) -> None:
+def test_scores_equal_scikit_learns_over_labelled_rows(tmp_path: Path) -> None:
     rows = [*ROWS, {"text_a": "y", "label": ["weather"]}]
     source = source_of(tmp_path, rows)
     task = task_of(labels=["arts", "law", "sport"])
@@ -97,7 +97,7 @@ def test_cells_of_text_are_split(tmp_path: Path) -> None:
     task.check(opened(file), labelled=True)
 
 
-def test_knowing_the_shares_is_the_baseline(tmp_path: Path) -> None:
+def test_the_baseline_knows_class_frequencies(tmp_path: Path) -> None:
     source = source_of(tmp_path, ROWS)
     task = task_of().settled(source)
     share = np.array([3, 2, 2]) / 6
@@ -147,7 +147,7 @@ def test_another_separator_is_remarked_on(tmp_path: Path) -> None:
         ([{"text_a": "x"}], r"tasks.topics: .* has no column 'label'"),
     ],
 )
-def test_bad_rows_are_refused_with_their_place(tmp_path: Path, rows, message) -> None:
+def test_bad_rows_are_reported_with_their_place(tmp_path: Path, rows, message) -> None:
     with pytest.raises(UserError, match=message) as raised:
         task_of(labels=["a", "b"]).check(source_of(tmp_path, rows), labelled=True)
     assert "\n" not in str(raised.value)
@@ -167,7 +167,7 @@ def test_bad_settings_are_refused(values, message) -> None:
         task_of(**values)
 
 
-def test_a_table_without_any_class_is_a_mistake(tmp_path: Path) -> None:
+def test_a_table_without_any_class_is_an_error(tmp_path: Path) -> None:
     source = source_of(tmp_path, [{"text_a": "x", "label": []}])
     with pytest.raises(UserError, match="tasks.topics: .* has no label in column 'label'"):
         task_of().settled(source)

@@ -40,7 +40,7 @@ def task_of(**values) -> MultipleChoice:
     return task
 
 
-def test_logits_and_loss_are_those_of_transformers(tmp_path: Path) -> None:
+def test_logits_and_loss_equal_transformers(tmp_path: Path) -> None:
     source = source_of(tmp_path, ROWS)
     task = task_of().settled(source)
     task.check(source, labelled=True)
@@ -49,7 +49,7 @@ def test_logits_and_loss_are_those_of_transformers(tmp_path: Path) -> None:
     same_weights(model, theirs, "exam")
     made = predictions(model, source, task)["exam"]
     losses, right = [], 0
-    for item, row in enumerate(ROWS):  # theirs wants as many choices of all questions of a batch
+    for item, row in enumerate(ROWS):  # Hugging Face needs equally many choices in a batch
         rows = padded([(row["text_a"], choice) for choice in row["choices"]])
         arguments = {name: values[None] for name, values in rows.arguments.items()}
         with torch.no_grad():
@@ -85,7 +85,7 @@ def test_the_loss_of_ragged_groups_is_that_of_each() -> None:
     torch.testing.assert_close(mine, theirs)
 
 
-def test_equal_scores_are_decided_for_the_first_in_training_and_prediction() -> None:
+def test_ties_go_to_the_first_choice() -> None:
     head = ChoiceHead(4)
     rows, groups = torch.ones(4, 4), torch.tensor([0, 0, 1, 1])
     assert head(rows, torch.tensor([1, 0, 0, 1]), groups).correct == 1
@@ -126,14 +126,14 @@ def test_labels_are_read_and_written_as_in_the_file(
     assert task.settled(source) == task
 
 
-def test_what_a_recipe_says_of_labels_is_kept(tmp_path: Path) -> None:
+def test_label_settings_of_a_recipe_are_kept(tmp_path: Path) -> None:
     source = source_of(tmp_path, [{**ROWS[0], "choices": ["3", "1", "2"], "label": 1}])
     assert task_of(answers="text").settled(source).targets(source).tolist() == [1]
     source = source_of(tmp_path, [{**ROWS[0], "choices": ["3", "1", "2"], "label": 1}])
     assert task_of(count_from=1).settled(source).targets(source).tolist() == [0]
 
 
-def test_too_long_choices_are_cut_and_none_is_lost(tmp_path: Path) -> None:
+def test_long_choices_are_truncated_and_none_is_lost(tmp_path: Path) -> None:
     rows = [
         {"text_a": "x " * 100, "choices": ["a " * 50, "b", "c " * 9], "label": 2},
         {"text_a": "x " * 4, "choices": ["a " * 50, "b"], "label": 1},
@@ -152,7 +152,7 @@ def test_too_long_choices_are_cut_and_none_is_lost(tmp_path: Path) -> None:
     assert example.labels["exam"][1].tolist() == [0, 0, 1]
 
 
-def test_a_second_text_stands_before_the_choice(tmp_path: Path) -> None:
+def test_a_second_text_comes_before_the_choice(tmp_path: Path) -> None:
     rows = [{"text_a": "x", "text_b": "y ?", "choices": ["a", "b"], "label": 0}]
     source = source_of(tmp_path, rows)
     built, _ = built_of(feed_of(source, task_of().settled(source)))
@@ -171,7 +171,7 @@ def test_choices_without_a_label_are_predicted(tmp_path: Path) -> None:
     assert task.metrics(made, source) == {}
 
 
-def test_choosing_at_random_is_the_baseline(tmp_path: Path) -> None:
+def test_the_baseline_chooses_at_random(tmp_path: Path) -> None:
     source = source_of(tmp_path, ROWS)
     task = task_of().settled(source)
     _, batch = built_of(feed_of(source, task))
@@ -213,7 +213,7 @@ def test_it_learns(tmp_path: Path) -> None:
         ({"label": ["0", "1"]}, {}, r":2: label: 2 labels"),
     ],
 )
-def test_bad_rows_are_refused_with_their_place(tmp_path, row, values, message) -> None:
+def test_bad_rows_are_reported_with_their_place(tmp_path, row, values, message) -> None:
     good = {"text_a": "x", "choices": ["no", "yes", "so"]}
     label = {"letter": "A", "text": "no"}.get(values.get("answers"), 1)
     source = source_of(tmp_path, [{**good, "label": label}, {**good, **row}])
@@ -223,7 +223,7 @@ def test_bad_rows_are_refused_with_their_place(tmp_path, row, values, message) -
     assert "\n" not in str(raised.value)
 
 
-def test_columns_that_are_not_there_are_named(tmp_path: Path) -> None:
+def test_missing_columns_are_named(tmp_path: Path) -> None:
     source = source_of(tmp_path, [{"text_a": "x", "label": 1}])
     with pytest.raises(UserError, match="tasks.exam: .* has no column 'choices'"):
         task_of().settled(source)
@@ -234,7 +234,7 @@ def test_columns_that_are_not_there_are_named(tmp_path: Path) -> None:
         task_of(answers="number").check(source, labelled=True)
 
 
-def test_choices_that_leave_no_room_are_refused_with_their_place(tmp_path: Path) -> None:
+def test_choices_that_do_not_fit_are_reported_with_their_place(tmp_path: Path) -> None:
     rows = [ROWS[0], {"text_a": "x " * 9, "choices": ["a b c"] * 9, "label": 0}]
     source = source_of(tmp_path, rows)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Ranking by group: learned as pairs, scored as scikit-learn scores each group."""
+"""Ranking by group: trained as pairs, scored as scikit-learn scores each group."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def task_of(**values) -> Ranking:
 
 
 @pytest.mark.parametrize(("relevant_from", "labels"), [(1, [1, 0, 1]), (2, [1, 0, 0])])
-def test_pairs_are_classified_as_by_transformers(tmp_path: Path, relevant_from, labels) -> None:
+def test_pair_scores_equal_transformers(tmp_path: Path, relevant_from, labels) -> None:
     source = source_of(tmp_path, ROWS)
     task = task_of(relevant_from=relevant_from)
     task.check(source, labelled=True)
@@ -65,7 +65,7 @@ def test_pairs_are_classified_as_by_transformers(tmp_path: Path, relevant_from, 
 
 
 def ranked_rows(groups: int, rng: np.random.Generator) -> list[dict]:
-    """Candidates of groups in a drawn order; the grades of some groups are all 0."""
+    """Candidates of groups in random order; the grades of some groups are all 0."""
     rows = [
         {"qid": f"q{group}", "text_a": f"{group}", "text_b": "x", "label": int(grade)}
         for group in range(groups)
@@ -76,7 +76,7 @@ def ranked_rows(groups: int, rng: np.random.Generator) -> list[dict]:
 
 @pytest.mark.parametrize("relevant_from", [1, 3])
 @pytest.mark.parametrize("by", ["qid", "text_a", "named"])
-def test_scores_are_those_of_each_group(tmp_path: Path, relevant_from: int, by: str) -> None:
+def test_scores_are_computed_per_group(tmp_path: Path, relevant_from: int, by: str) -> None:
     rng = np.random.default_rng(2)
     rows = ranked_rows(13, rng)
     if by == "text_a":
@@ -111,7 +111,7 @@ def test_rows_without_a_grade_are_ranked_but_not_scored(tmp_path: Path) -> None:
     assert task_of().metrics(made, source) == {}
 
 
-def test_knowing_how_many_are_relevant_is_the_baseline(tmp_path: Path) -> None:
+def test_the_baseline_knows_the_share_of_relevant_rows(tmp_path: Path) -> None:
     loss, right = task_of().baseline(np.array([1, 0]), source_of(tmp_path, ROWS))
     assert loss == pytest.approx(-np.log([3 / 5, 2 / 5]))
     assert right.tolist() == [1, 0]
@@ -139,7 +139,7 @@ def test_it_learns(tmp_path: Path) -> None:
         ("text_a\ttext_b\tlabel\n\ty\t0\n", r":2: text_a is empty"),
     ],
 )
-def test_bad_rows_are_refused_with_their_place(tmp_path, lines, message) -> None:
+def test_bad_rows_are_reported_with_their_place(tmp_path, lines, message) -> None:
     file = tmp_path / "train.tsv"
     file.write_text(lines)
     with pytest.raises(UserError, match=message) as raised:
@@ -160,6 +160,6 @@ def test_bad_settings_are_refused(values, message) -> None:
         task_of(**values)
 
 
-def test_a_group_column_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_group_column_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="tasks.answers: .* has no column 'question'"):
         task_of(group="question").check(source_of(tmp_path, ROWS), labelled=False)

@@ -51,7 +51,7 @@ LONG = "a b c d e f g h i j k l m n o p q r s t u v w x y z good bad so very"
 
 
 def row(question: str, context: str, *answers: str, **more: Any) -> dict[str, Any]:
-    """A row with answers where they first stand."""
+    """A row with answers at their first occurrence."""
     found = [{"text": text, "start": context.index(text)} for text in answers]
     more = {"impossible": not answers, **more}
     return {"question": question, "context": context, "answers": found, **more}
@@ -85,7 +85,7 @@ def words(example: Example) -> list[str]:
 
 
 def answer_words(example: Example, name: str = "qa") -> list[str] | None:
-    """The tokens that the targets say; None where there are no targets."""
+    """The tokens that the targets mark; None if there are no targets."""
     _, targets = example.labels[name]
     if not targets.any():
         return None
@@ -98,7 +98,7 @@ def answer_words(example: Example, name: str = "qa") -> list[str] | None:
 
 
 def hugging_face() -> tuple[BertForQuestionAnswering, dict[str, torch.Tensor]]:
-    """One with noise for weights, and these under our names."""
+    """A model with noise as weights, and these under palm_ds's names."""
     torch.manual_seed(4)
     theirs = BertForQuestionAnswering(bert_config()).eval()
     with torch.no_grad():
@@ -109,7 +109,7 @@ def hugging_face() -> tuple[BertForQuestionAnswering, dict[str, torch.Tensor]]:
     return theirs, {name.replace("qa_outputs", "qa"): x for name, x in state.items()}
 
 
-def test_scores_and_loss_are_those_of_transformers(tmp_path: Path) -> None:
+def test_scores_and_loss_equal_transformers(tmp_path: Path) -> None:
     source = source_of(tmp_path, ROWS)
     task = task_of(stride=5).settled(source)
     theirs, state = hugging_face()
@@ -146,7 +146,7 @@ def test_scores_and_loss_are_those_of_transformers(tmp_path: Path) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(some.lists(some.integers(1, 7), min_size=1, max_size=5), some.randoms())
-def test_each_window_is_a_softmax_of_its_own(sizes: list[int], random: Any) -> None:
+def test_each_window_has_its_own_softmax(sizes: list[int], random: Any) -> None:
     torch.manual_seed(random.randint(0, 10**6))
     head = SpanHead(4, 2)
     rows = torch.randn(sum(sizes), 4, requires_grad=True)
@@ -169,7 +169,7 @@ def test_each_window_is_a_softmax_of_its_own(sizes: list[int], random: Any) -> N
     assert int(found.correct) == right
 
 
-def test_scores_far_apart_give_numbers() -> None:
+def test_extreme_scores_stay_finite() -> None:
     head = SpanHead(2, 2)
     with torch.no_grad():
         head.out.weight.copy_(torch.eye(2))
@@ -196,7 +196,7 @@ def test_a_batch_without_windows_costs_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["bert", "ernie"])
-def test_it_becomes_a_model_of_hugging_face(tmp_path: Path, family: str) -> None:
+def test_export_to_hugging_face(tmp_path: Path, family: str) -> None:
     source = source_of(tmp_path, ROWS)
     task = task_of().settled(source)
     model = model_of(task)
@@ -275,7 +275,7 @@ def test_only_windows_with_the_answer_are_learned(tmp_path: Path) -> None:
     assert not any(task.label_column in example.marks for example in examples)
 
 
-def test_windows_without_the_answer_are_learned_as_such(tmp_path: Path) -> None:
+def test_windows_without_the_answer_are_learned_as_unanswerable(tmp_path: Path) -> None:
     source = source_of(tmp_path, REFUSING)
     task = task_of(stride=6).settled(source)
     assert (task.unanswerable, task.score) == (True, "squad2")
@@ -288,7 +288,7 @@ def test_windows_without_the_answer_are_learned_as_such(tmp_path: Path) -> None:
     assert ["[CLS]"] not in found and sum(x is not None for x in found) == 5
 
 
-def test_an_answer_that_stands_nowhere_is_neither_learned_nor_taken_for_none(tmp_path) -> None:
+def test_a_lost_answer_is_neither_learned_nor_treated_as_unanswerable(tmp_path) -> None:
     lost = {"question": "b", "context": "a b c", "answers": [{"text": "zz", "start": 0}]}
     lost["impossible"] = False
     source = source_of(tmp_path, [*REFUSING, lost], lost_answers="keep")
@@ -323,7 +323,7 @@ def test_answers_within_words_become_the_tokens_that_cover_them(tmp_path: Path) 
     assert about == "qa: 2 questions; 3 answers; 1 answers that start or end inside a token"
 
 
-def test_a_blend_with_a_task_that_arranges_the_same_texts(tmp_path: Path) -> None:
+def test_a_blend_with_a_task_that_builds_the_same_input(tmp_path: Path) -> None:
     rows = [{**REFUSING[0], "label": "yes"}, {**REFUSING[1], "label": "no"}]
     source = source_of(tmp_path, rows)
     kind = build(
@@ -417,7 +417,7 @@ def test_no_answer_of_real_data_is_lost(
     letters=some.integers(1, 12),
     refuses=some.booleans(),
 )
-def test_the_best_answers_are_those_that_trying_all_finds(
+def test_the_best_answers_equal_an_exhaustive_search(
     tmp_path_factory, seed: int, many: int, letters: int, refuses: bool
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -466,7 +466,7 @@ def test_the_best_answers_are_those_that_trying_all_finds(
 
 
 def answer_of(source: TableSource, task: Reading, item: int, first: int, last: int) -> str:
-    """The text where the scores say these places of the first window."""
+    """The text for scores that mark these places of the first window."""
     example = next(e for e in windows_of(source, task) if e.item == item)
     scores = np.zeros((len(example), 2), np.float32)
     scores[first, 0] = scores[last, 1] = 9
@@ -474,7 +474,7 @@ def answer_of(source: TableSource, task: Reading, item: int, first: int, last: i
     return task.gather({item: [piece]}, source)[item]["text"]
 
 
-def test_answers_are_text_of_the_original(tmp_path: Path) -> None:
+def test_answers_are_substrings_of_the_original(tmp_path: Path) -> None:
     rows = [
         {"question": "?", "context": "So  GOOD,\tvery\n bad."},
         {"question": "?", "context": "a"},
@@ -487,7 +487,7 @@ def test_answers_are_text_of_the_original(tmp_path: Path) -> None:
     assert answer_of(source, task, 1, 3, 3) == "a"
 
 
-def test_chinese_answers_hold_no_spaces(tmp_path: Path, shared: Path) -> None:
+def test_chinese_answers_contain_no_spaces(tmp_path: Path, shared: Path) -> None:
     context = "光荣和Nintendo合作，于2004年 发行。"
     source = source_of(tmp_path, [row("谁？", context, "光荣和Nintendo", "2004年 发行")])
     tokenizer = load_tokenizer(shared / "data/ernie/vocab.txt")
@@ -568,7 +568,7 @@ def refused(source: TableSource, message: str, **values: Any) -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_bad_rows_are_refused_with_their_place(tmp_path: Path) -> None:
+def test_bad_rows_are_reported_with_their_place(tmp_path: Path) -> None:
     bare = [{"question": "a", "context": "b"}]
     refused(source_of(tmp_path, bare), r"tasks.qa: .*no column 'answers'")
     refused(source_of(tmp_path, [{"text_a": "b"}]), r"tasks.qa: .*no column 'question'")
@@ -580,7 +580,7 @@ def test_bad_rows_are_refused_with_their_place(tmp_path: Path) -> None:
 
 
 class Rows:
-    """A table as a person's own reader may give it, unchecked."""
+    """An unchecked table, as a custom reader may return it."""
 
     columns = ("question", "context", "answers")
 
@@ -615,7 +615,7 @@ GOOD = [{"text": "b", "start": 2}]
         ([[{"text": "c d", "start": 4}]], r"^mine:1: answers: 'c d' is not in the context"),
     ],
 )
-def test_bad_answers_are_refused_with_their_place(answers: Sequence[Any], message: str) -> None:
+def test_bad_answers_are_reported_with_their_place(answers: Sequence[Any], message: str) -> None:
     table: Any = Rows(*answers)
     refused(TableSource(table, np.arange(len(table)), small_tokenizer(), "mine"), message)
 
@@ -633,7 +633,7 @@ def test_bad_answers_are_refused_with_their_place(answers: Sequence[Any], messag
         ({"doc_stride": 8}, r"tasks.qa.doc_stride: unknown key; did you mean \"stride\"\?"),
     ],
 )
-def test_a_task_that_cannot_be(values: dict[str, Any], message: str) -> None:
+def test_impossible_settings(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message) as raised:
         task_of(**values)
     assert "\n" not in str(raised.value)
@@ -650,7 +650,7 @@ def test_rows_too_short_for_question_and_context(tmp_path: Path) -> None:
         task_of(max_query=16).training_items(source_of(tmp_path, [row("so", LONG, LONG)]), 20)
 
 
-def test_models_without_the_head_are_told_apart() -> None:
+def test_models_with_and_without_the_head_are_distinguished() -> None:
     body = model_of(task_of()).backbone
     model = Model(body, {"qa": SpanHead(body.hidden_size, 2)}, {"qa": "qa"})
     assert {name: tuple(x.shape) for name, x in model.heads.state_dict().items()} == {

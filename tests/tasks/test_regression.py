@@ -43,7 +43,7 @@ def task_of(**values) -> Regression:
 
 
 @pytest.mark.parametrize("scale", [False, True])
-def test_predictions_and_loss_are_those_of_transformers(tmp_path: Path, scale: bool) -> None:
+def test_predictions_and_loss_equal_transformers(tmp_path: Path, scale: bool) -> None:
     source = source_of(tmp_path, ROWS)
     task = task_of(scale=scale).settled(source)
     config = bert_config(num_labels=1, problem_type="regression")
@@ -65,7 +65,7 @@ def test_predictions_and_loss_are_those_of_transformers(tmp_path: Path, scale: b
     assert math.isnan(output.correct)
 
 
-def test_what_is_found_in_the_training_rows_stays(tmp_path: Path) -> None:
+def test_statistics_of_the_training_rows_are_kept(tmp_path: Path) -> None:
     task = task_of(scale=True).settled(source_of(tmp_path, ROWS))
     assert (task.mean, task.deviation) == pytest.approx((VALUES.mean(), VALUES.std()))
     assert task.settled(source_of(tmp_path, ROWS[:2])) == task
@@ -85,7 +85,7 @@ def test_predictions_are_clipped(score: float, value: float) -> None:
     assert scaled.decode(scores, None, None)["value"] == expected  # type: ignore[arg-type]
 
 
-def test_scores_are_those_of_scipy_over_rows_with_a_number(tmp_path: Path) -> None:
+def test_scores_equal_scipys_over_rows_with_a_number(tmp_path: Path) -> None:
     rows = [{"text_a": "x", "label": y} for y in (1, 2, "n/a", 3.5, 2, 0)]
     source, found = source_of(tmp_path, rows), [0.5, 2.5, 9, 3, 1, 1]
     scores = task_of().metrics({i: {"value": x} for i, x in enumerate(found)}, source)
@@ -102,7 +102,7 @@ def test_scores_are_those_of_scipy_over_rows_with_a_number(tmp_path: Path) -> No
     assert task_of().metrics({2: {"value": 1.0}}, source) == {}
 
 
-def test_knowing_the_mean_is_the_baseline(tmp_path: Path) -> None:
+def test_the_baseline_predicts_the_mean(tmp_path: Path) -> None:
     source = source_of(tmp_path, ROWS)
     for task, unit in ((task_of(), 1.0), (task_of(scale=True).settled(source), VALUES.std())):
         _, batch = built_of(feed_of(source, task))
@@ -150,7 +150,7 @@ def test_it_learns(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("scale", [False, True])
-def test_bad_rows_are_refused_with_their_place(tmp_path, lines, message, scale) -> None:
+def test_bad_rows_are_reported_with_their_place(tmp_path, lines, message, scale) -> None:
     file = tmp_path / "train.tsv"
     file.write_text(lines)
     with pytest.raises(UserError, match=message) as raised:

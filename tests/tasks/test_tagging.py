@@ -1,4 +1,4 @@
-"""Tags of words: what goes in comes out again, however long the sentence, whatever the scheme."""
+"""Tags of words: the output has the input's form for any sentence length and scheme."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 
 
 def source_of(path: Path | str, settings: dict[str, Any] | None = None) -> TableSource:
-    """A table, read by a tokenizer that knows its commonest words and all characters."""
+    """A table with a tokenizer that knows its commonest words and all characters."""
     table = open_table(str(path), TableSettings(**(settings or {})))
     counts: Counter[str] = Counter()
     for i in range(len(table)):
@@ -50,7 +50,7 @@ def source_of(path: Path | str, settings: dict[str, Any] | None = None) -> Table
 
 @pytest.fixture
 def rows(tmp_path: Path) -> Callable[..., TableSource]:
-    """rows({"tokens": ...}, ...): a source of these."""
+    """rows({"tokens": ...}, ...): a source with these rows."""
 
     def make(*every: dict[str, Any]) -> TableSource:
         path = tmp_path / "t.jsonl"
@@ -200,7 +200,7 @@ def test_any_scheme_can_be_trained_in_any_other(
 
 
 @pytest.mark.parametrize("scheme", sorted({*SCHEMES} - {"IO"}))  # IOB1 may write all that IO does
-def test_a_scheme_is_found_where_the_rows_show_it(
+def test_the_scheme_is_detected_from_the_rows(
     rows: Callable[..., TableSource], scheme: str
 ) -> None:
     tags = ["B-x", "B-x", "I-x", "O", "B-y", "I-y", "I-y", "B-x"]
@@ -209,7 +209,7 @@ def test_a_scheme_is_found_where_the_rows_show_it(
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_what_may_follow_is_what_the_scheme_ever_writes(scheme: str) -> None:
+def test_allowed_transitions_are_those_the_scheme_writes(scheme: str) -> None:
     labels = labels_of({"x", "y"}, scheme)
     assert labels[-1] == "O"
     found = allowed(labels, scheme)
@@ -226,7 +226,7 @@ def test_what_may_follow_is_what_the_scheme_ever_writes(scheme: str) -> None:
     assert np.array_equal(found, expected)
 
 
-def test_tags_that_are_no_chunks_are_taken_as_they_are(rows: Callable[..., TableSource]) -> None:
+def test_tags_without_chunks_are_used_as_they_are(rows: Callable[..., TableSource]) -> None:
     source = rows(
         {"tokens": ["the", "film"], "tags": ["DT", "NN"]}, {"tokens": ["go"], "tags": ["VB"]}
     )
@@ -239,7 +239,7 @@ def test_tags_that_are_no_chunks_are_taken_as_they_are(rows: Callable[..., Table
     assert task.metrics(found, source) == {"accuracy": pytest.approx(2 / 3)}
 
 
-def test_rows_that_break_the_scheme_are_read_by_the_rules_and_told(
+def test_rows_that_break_the_scheme_are_read_by_conlleval_and_reported(
     rows: Callable[..., TableSource],
 ) -> None:
     source = rows(
@@ -256,8 +256,8 @@ def test_rows_that_break_the_scheme_are_read_by_the_rules_and_told(
     assert task.metrics(found, source)["f1"] == 1.0
 
 
-def test_types_have_scores_of_their_own(rows: Callable[..., TableSource]) -> None:
-    """Beside scikit-learn's, of one word a chunk."""
+def test_types_have_their_own_scores(rows: Callable[..., TableSource]) -> None:
+    """Compared with scikit-learn's, with chunks of one word."""
     from sklearn.metrics import classification_report
 
     rng = np.random.default_rng(5)
@@ -298,7 +298,7 @@ def test_a_task_on_the_same_head_may_have_rows_in_another_scheme(
 # ---- windows ----
 
 
-def test_words_near_a_border_are_judged_where_they_have_context(
+def test_words_near_a_border_are_predicted_in_the_window_with_most_context(
     rows: Callable[..., TableSource],
 ) -> None:
     tags = ["O"] * 40
@@ -308,7 +308,7 @@ def test_words_near_a_border_are_judged_where_they_have_context(
     assert [(e.origin[1], e.origin[-2]) for e in made] == [(0, 19), (10, 29), (20, 39)]
 
     def by_context(task: Tagging, targets: np.ndarray) -> np.ndarray:
-        """Sure of the middle of a window, wrong within five words of its borders."""
+        """Confident in the middle of a window, wrong within five words of its borders."""
         right = oracle(task, np.zeros(20, np.int64))
         right[:5] = right[-5:] = oracle(task, np.full(5, 2))
         return right
@@ -318,7 +318,7 @@ def test_words_near_a_border_are_judged_where_they_have_context(
     assert wrong == {*range(5), *range(35, 40)}
 
 
-def test_words_longer_than_a_window_are_each_in_one(rows: Callable[..., TableSource]) -> None:
+def test_a_word_longer_than_a_window_is_in_one_window(rows: Callable[..., TableSource]) -> None:
     words = ["b" * 30, "a", "c" * 30, "d" * 30, "a", "e" * 5]
     tags = ["B-x", "I-x", "O", "B-x", "O", "B-y"]
     source = rows({"tokens": words, "tags": tags})
@@ -341,10 +341,10 @@ def test_empty_words_and_rows_have_their_tags(rows: Callable[..., TableSource]) 
 
 
 @pytest.mark.parametrize("max_length", [0, 10])
-def test_predictions_keep_to_the_scheme_where_asked(
+def test_predictions_follow_the_scheme_on_request(
     rows: Callable[..., TableSource], max_length: int
 ) -> None:
-    """Against plain Viterbi with the words' own scores and nothing but what is allowed."""
+    """Compared with plain Viterbi over the words' scores and allowed transitions."""
     rng = np.random.default_rng(3)
     size = 24
     tags = ["O", "B-x", "I-x", "E-x", "S-y", "O"] * (size // 6)
@@ -384,7 +384,7 @@ def _best_allowed(shares: np.ndarray, labels: Sequence[str]) -> float:
 # ---- texts without tokens, and other tasks ----
 
 
-def test_a_text_alone_is_cut_into_words_and_its_spans_are_told(
+def test_a_plain_text_is_split_into_words_and_spans_refer_to_it(
     rows: Callable[..., TableSource],
 ) -> None:
     text = "a table, for two at 5pm"
@@ -399,7 +399,7 @@ def test_a_text_alone_is_cut_into_words_and_its_spans_are_told(
     assert task.metrics({0: found}, bare) == {}
 
 
-def test_another_task_may_arrange_the_text(rows: Callable[..., TableSource]) -> None:
+def test_another_task_may_build_the_input(rows: Callable[..., TableSource]) -> None:
     tokens, tags = ["fly", "to", "paris\x07texas", "\x07", "now"], ["O", "O", "B-city", "O", "B-t"]
     source = rows({"text_a": " ".join(tokens), "tokens": tokens, "tags": tags, "label": "f"})
     task = tagging(source)
@@ -415,7 +415,7 @@ def test_another_task_may_arrange_the_text(rows: Callable[..., TableSource]) -> 
         assert found["probs"][3] == (0.0 if texts == ("text_a",) else pytest.approx(0.9995, 1e-3))
 
 
-def test_words_that_another_task_cut_off_are_o(rows: Callable[..., TableSource]) -> None:
+def test_words_truncated_by_another_task_are_tagged_o(rows: Callable[..., TableSource]) -> None:
     tokens = ["a"] * 20
     source = rows({"tokens": tokens, "tags": ["B-x"] * 20, "label": "f"})
     intent = Classification(name="i", source="small", texts=("tokens",), max_length=8)
@@ -426,7 +426,7 @@ def test_words_that_another_task_cut_off_are_o(rows: Callable[..., TableSource])
     assert predictions(task, source, [example])[0]["tags"] == ["B-x"] * 6 + ["O"] * 14
 
 
-def test_a_text_of_other_words_is_refused(rows: Callable[..., TableSource]) -> None:
+def test_a_text_with_other_words_is_refused(rows: Callable[..., TableSource]) -> None:
     source = rows({"text_a": "quite another", "tokens": ["a", "b"], "tags": ["O", "B-x"]})
     intent = Classification(name="intent", source="small")
     layout = intent.layout(np.array([[0]]), np.empty((1, 0)), source, 64)[0]
@@ -471,7 +471,7 @@ def test_rows_that_cannot_be_learned_are_named(
     assert "\n" not in str(caught.value)
 
 
-def test_unknown_tags_of_other_rows_are_named_but_do_not_hinder_predictions(
+def test_unknown_tags_are_named_but_do_not_prevent_predictions(
     rows: Callable[..., TableSource],
 ) -> None:
     task = tagging(rows(GOOD))
@@ -495,12 +495,12 @@ def test_unknown_tags_of_other_rows_are_named_but_do_not_hinder_predictions(
         ({"overlap": -1}, "overlap: -1 is negative"),
     ],
 )
-def test_keys_that_make_no_sense_are_named(keys: dict[str, Any], message: str) -> None:
+def test_invalid_keys_are_named(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         tagging(None, **keys)
 
 
-def test_no_tag_but_o_is_a_mistake(rows: Callable[..., TableSource]) -> None:
+def test_only_o_tags_are_an_error(rows: Callable[..., TableSource]) -> None:
     source = rows({"tokens": ["a"], "tags": ["O"]})
     with pytest.raises(UserError, match="has no tag but O in column 'tags'"):
         tagging(source)
@@ -515,7 +515,7 @@ def test_no_tag_but_o_is_a_mistake(rows: Callable[..., TableSource]) -> None:
 def test_a_small_model_learns_tags_that_follow_from_words(
     rows: Callable[..., TableSource], crf: bool
 ) -> None:
-    """Packed rows, windows, loss, scores, predictions: all of it, as a run does it."""
+    """Packed rows, windows, loss, scores, predictions: everything, as in a run."""
     rng = np.random.default_rng(0)
     every = []
     for _ in range(48):

@@ -56,7 +56,7 @@ def test_files_keep_the_ids(only: str, tmp_path: Path) -> None:
         assert loaded.fingerprint == new.fingerprint
 
 
-def test_unused_words_are_used_first() -> None:
+def test_unused_tokens_are_taken_first() -> None:
     added = add_tokens(tokenizer(), {"a": "", "b": "", "c": ""}, reuse_unused=True)
     assert added.ids == {"a": 1, "b": 2, "c": 17}
     assert added.tokenizer.tokens([1, 2, 3, 17]) == ["a", "b", "[UNK]", "c"]

@@ -31,7 +31,7 @@ def test_sentencepiece_signs_become_wordpiece_s() -> None:
     assert display_tokens(tokenizer, [tokenizer.vocabulary.mask]) == [tokenizer.roles["mask"]]
 
 
-def test_letters_of_bytes_become_letters_of_text() -> None:
+def test_byte_level_characters_become_text() -> None:
     pieces = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str("caf\u00e9 \u00e9t.")
     tokens = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]
     tokens += sorted({c for piece, _ in pieces for c in piece}) + [pieces[1][0]]

@@ -1,4 +1,4 @@
-"""Which short lines are headings and, above all, which are not."""
+"""Which short lines are headings and, more importantly, which are not."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ WORDS = re.findall(r"\w+|\S", f"{BODY} Dr. No? Who!".lower())
 TOKENIZER = wordpiece([*SPECIALS, *dict.fromkeys(WORDS)], lower=True)
 
 
-def test_a_heading_is_a_sentence_of_its_own() -> None:
+def test_a_heading_is_a_separate_sentence() -> None:
     document = DocumentAnalyzer(TOKENIZER, TextOptions()).document(
         "x", f"{BODY}\n\nThe mill now\n\n{BODY}"
     )
@@ -136,7 +136,7 @@ def test_a_title_without_tokens_is_not_a_heading(tmp_path: Path) -> None:
     assert not corpus.document(0)[1].annotations["heading"].any()
 
 
-def test_headings_are_added_to_a_corpus_that_exists(tmp_path: Path) -> None:
+def test_headings_are_added_to_an_existing_corpus(tmp_path: Path) -> None:
     text = f"{BODY}\n\nThe mill\n\n{BODY}"
     (tmp_path / "vocab.txt").write_text("\n".join([*SPECIALS, *dict.fromkeys(WORDS)]))
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}) + "\n")
@@ -152,7 +152,7 @@ def test_headings_are_added_to_a_corpus_that_exists(tmp_path: Path) -> None:
 
 
 def test_real_texts_have_few_headings(shared: Path) -> None:
-    """None in a list of references, few in novels, the chapters of a law book."""
+    """None in a list of references, few in novels, and the chapters of a law book."""
     counts = {}
     for name in ("en/openstax", "en/eltec_eng", "zh/niutrans_classical"):
         counts[name] = [0, 0]

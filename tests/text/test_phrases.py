@@ -89,7 +89,7 @@ def test_no_match_crosses_a_sentence() -> None:
     st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=4), min_size=1, max_size=8),
     st.lists(st.sampled_from("abcd"), max_size=25),
 )
-def test_match_is_the_longest_of_all(entries: list[list[str]], text: list[str]) -> None:
+def test_the_longest_match_is_found(entries: list[list[str]], text: list[str]) -> None:
     lexicon = Lexicon([" ".join(entry) for entry in entries])
     atoms = np.array([lexicon.numbers.get(word, 0) for word in text], np.int64)
     longest = lexicon.match(atoms, np.zeros(len(text), bool)).tolist()
@@ -98,7 +98,7 @@ def test_match_is_the_longest_of_all(entries: list[list[str]], text: list[str]) 
         assert length == max(fits, default=0)
 
 
-def test_collocations_chain_and_are_cut() -> None:
+def test_collocations_form_chains_of_limited_length() -> None:
     pairs = [("a", "b"), ("b", "c"), ("c", "d"), ("d", "e"), ("e", "f"), ("f", "g"), ("x", "y")]
     found = Collocations(pairs)
     words = list("abcdefgzxyabxa")

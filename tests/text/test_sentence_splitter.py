@@ -1,4 +1,4 @@
-"""Sentence splitting, by hand-written cases: | is where a sentence should begin."""
+"""Sentence splitting, by hand-written cases: | marks the start of a sentence."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def split(text: str) -> str:
 
 
 def expected(case: str) -> str:
-    """Moves | in front of the white space before it."""
+    """Moves | before the white space that precedes it."""
     for space in ("\n\n", "\n"):
         case = case.replace(space + "|", "|" + space)
     return case

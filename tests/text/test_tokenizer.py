@@ -39,7 +39,7 @@ def test_wordpiece_splits_words_and_chinese_characters(small: Tokenizer) -> None
     assert at[-4:].tolist() == [10, 11, 12, 13]
 
 
-def test_encode_words_is_each_word_alone(small: Tokenizer) -> None:
+def test_encode_words_encodes_each_word_alone(small: Tokenizer) -> None:
     words = ["Unbelievable", "dogs", "京"]
     joined = [i for ids in small.encode_words(words) for i in ids]
     assert joined == small.encode_texts([" ".join(words)])[0][0].tolist()
@@ -127,10 +127,10 @@ def test_sentencepiece_model_gives_the_library_s_ids() -> None:
             minloglevel=2,
         )
         ours = sentencepiece(model.getvalue(), origin="test")
-        theirs = spm.SentencePieceProcessor(model_proto=model.getvalue())
+        reference = spm.SentencePieceProcessor(model_proto=model.getvalue())
         for text in [*TEXTS[:3], "  spaces   and\ttabs ", "Ünïcödé fi ２０２４", "dogs"]:
             ids = ours.encode_texts([text])[0][0].tolist()
-            assert ids == theirs.encode(text), (kind, text)
+            assert ids == reference.encode(text), (kind, text)
 
 
 def test_ernie_and_bert_vocabularies(shared: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_cased_vocabulary_keeps_capitals(tmp_path: Path) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=60))
-def test_any_text_encodes_with_rising_places(text: str) -> None:
+def test_offsets_increase_for_any_text(text: str) -> None:
     tokenizer = wordpiece([*SPECIALS, *"abcdefghij", "##a", "##b", "我"], lower=True)
     text = text.encode("utf-8", "ignore").decode("utf-8")
     ids, at = tokenizer.encode_texts([text])[0]
@@ -198,7 +198,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["xlm-roberta", "camembert"])
 def test_a_model_of_fairseq_has_the_ids_of_transformers(kind: str, tmp_path: Path) -> None:
-    """Whose first tokens are not pieces of the SentencePiece model."""
+    """Its first tokens are not pieces of the SentencePiece model."""
     import io
 
     import sentencepiece as spm
@@ -214,18 +214,18 @@ def test_a_model_of_fairseq_has_the_ids_of_transformers(kind: str, tmp_path: Pat
     )
     (tmp_path / "sentencepiece.bpe.model").write_bytes(model.getvalue())
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
     ours = load_tokenizer(tmp_path)
-    assert ours.size == len(theirs) and ours.vocabulary.mask == theirs.mask_token_id
+    assert ours.size == len(reference) and ours.vocabulary.mask == reference.mask_token_id
     for text in [*TEXTS[:3], " Größe  und Maß 😀", "ﬁne ① ｆｕｌｌ", ""]:
         ids = ours.encode_texts([text])[0][0].tolist()
-        assert ids == theirs(text, add_special_tokens=False)["input_ids"], text
+        assert ids == reference(text, add_special_tokens=False)["input_ids"], text
     ours.save(tmp_path / "ours")
-    theirs.save_pretrained(tmp_path / "theirs")
+    reference.save_pretrained(tmp_path / "reference")
     again = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
     for texts in (["a dog"], ["a dog", "a fox"], ["a <mask> dog"]):
-        assert again(*texts)["input_ids"] == theirs(*texts)["input_ids"]
-    json_file = load_tokenizer(tmp_path / "theirs")
+        assert again(*texts)["input_ids"] == reference(*texts)["input_ids"]
+    json_file = load_tokenizer(tmp_path / "reference")
     for text in TEXTS[:3]:
         assert np.array_equal(json_file.encode_texts([text])[0][0], ours.encode_texts([text])[0][0])
 
@@ -263,11 +263,11 @@ def test_pieces_listed_in_a_vocab_txt_have_its_ids(kind: str, place: str, tmp_pa
     (file.parent / place).parent.mkdir(exist_ok=True)
     (file.parent / place).write_bytes(model)
     known = {token: number for number, token in enumerate(tokens)}
-    theirs = spm.SentencePieceProcessor(model_proto=model)
+    reference = spm.SentencePieceProcessor(model_proto=model)
     for ours in (load_tokenizer(file), load_tokenizer(file.parent)):
         assert (ours.size, ours.lower, ours.kind) == (len(tokens), True, kind)
         for text in [*TEXTS[:3], "Dogs on 北京 ¤", "[MASK] fox"]:
-            expected = [known.get(p, 1) for p in theirs.encode(text.lower(), out_type=str)]
+            expected = [known.get(p, 1) for p in reference.encode(text.lower(), out_type=str)]
             assert ours.encode_texts([text])[0][0].tolist() == expected, text
     ours.save(tmp_path / "saved")
     assert load_tokenizer(tmp_path / "saved").fingerprint == ours.fingerprint

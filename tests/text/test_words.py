@@ -76,7 +76,7 @@ def test_words_joined_are_the_text(text: str) -> None:
 
 @settings(max_examples=400, deadline=None)
 @given(st.text(st.one_of(st.sampled_from(ODD), st.characters(codec="utf-8")), max_size=40))
-def test_word_by_word_is_the_whole_text(text: str) -> None:
+def test_encoding_word_by_word_equals_the_whole_text(text: str) -> None:
     assert TOKENIZER.by_word
     document = DocumentAnalyzer(TOKENIZER, TextOptions(language="en")).document("x", text)
     ids, at = TOKENIZER.encode_texts([text])[0]
@@ -84,7 +84,7 @@ def test_word_by_word_is_the_whole_text(text: str) -> None:
     assert document.token_starts.tolist() == at.tolist()
 
 
-def test_ragged_gathers_end_to_end() -> None:
+def test_ragged_gathers_concatenated_values() -> None:
     ragged = RaggedArray(np.int64)
     ragged.extend([[1, 2], [], [3]])
     ragged.extend([[4, 5, 6]])

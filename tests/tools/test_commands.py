@@ -1,4 +1,4 @@
-"""The three commands, entered in this process: what they say, how they end, what they leave."""
+"""The three commands, run in this process: output, exit codes, files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WORDS = wordpiece(["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *"abcdefgh"], l
 
 @dataclass(frozen=True)
 class Said:
-    """How a command ended, and what it said."""
+    """How a command ended, and its output."""
 
     code: int
     out: str
@@ -79,7 +79,7 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "source"
 
 
-def test_convert_says_what_became_of_everything(enter: Enter, source: Path, tmp_path: Path) -> None:
+def test_convert_reports_every_tensor(enter: Enter, source: Path, tmp_path: Path) -> None:
     said = enter("convert", source, tmp_path / "hf", "--to", "huggingface")
     assert (said.code, said.err) == (0, "")
     lines = said.out.splitlines()
@@ -101,12 +101,14 @@ def test_convert_in_json(enter: Enter, source: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "hf/config.json").read_text())["model_type"] == "bert"
 
 
-def test_unchecked_says_so(enter: Enter, source: Path, tmp_path: Path) -> None:
+def test_an_unchecked_conversion_is_labelled(enter: Enter, source: Path, tmp_path: Path) -> None:
     said = enter("convert", source, tmp_path / "out", "--unchecked")
     assert said.out.splitlines()[-1] == "checked: not at all"
 
 
-def test_verify_tells_the_same_from_another(enter: Enter, source: Path, tmp_path: Path) -> None:
+def test_verify_distinguishes_equal_and_different_models(
+    enter: Enter, source: Path, tmp_path: Path
+) -> None:
     enter("convert", source, tmp_path / "hf", "--to", "huggingface")
     said = enter("verify", source, tmp_path / "hf")
     assert said.code == 0 and said.out.splitlines()[-1].startswith("the same: largest difference")
@@ -120,7 +122,7 @@ def test_verify_tells_the_same_from_another(enter: Enter, source: Path, tmp_path
     assert json.loads(enter("verify", source, tmp_path / "hf", "--json").out)["passed"] is False
 
 
-def test_show_converts_nothing(enter: Enter, source: Path, tmp_path: Path) -> None:
+def test_show_writes_nothing(enter: Enter, source: Path, tmp_path: Path) -> None:
     said = enter("show", source)
     assert said.code == 0 and "heads: masking (masked words), order (3 classes of whole" in said.out
     assert "tasks: {'masking': 0, 'order': 1}" in said.out and "eps 1e-05" in said.out
@@ -194,7 +196,7 @@ MISTAKES: dict[str, tuple[str, list[str], str]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_end_in_one_line_and_code_2(
+def test_mistakes_end_with_one_line_and_code_2(
     name: str, enter: Enter, source: Path, tmp_path: Path
 ) -> None:
     other = EncoderConfig(

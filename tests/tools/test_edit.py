@@ -1,4 +1,4 @@
-"""Surgery on folders: what is written opens again and computes the same on old texts."""
+"""Resized folders open again and compute the same on old texts."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def tokens(tmp_path: Path) -> Path:
     return tmp_path / "tokens.txt"
 
 
-def test_everything_at_once(weights: Path, tokens: Path, tmp_path: Path) -> None:
+def test_all_changes_in_one_call(weights: Path, tokens: Path, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in weights.rglob("*") if path.is_file()}
     wanted = ResizeOptions(tokens=tokens, reuse_unused=True, multiple=8, positions=20)
     said = resize_checkpoint(weights, tmp_path / "out", wanted)
@@ -129,7 +129,7 @@ def test_trimming_keeps_every_row_of_the_vocabulary(weights: Path, tmp_path: Pat
     assert load_tokenizer(tmp_path / "out/tokenizer").size == 10
 
 
-def test_without_a_tokenizer_no_row_is_taken_for_free(weights: Path, tmp_path: Path) -> None:
+def test_without_a_tokenizer_all_rows_count_as_used(weights: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     save_weights(model(), bare, read_info(weights))
     resize_checkpoint(bare, tmp_path / "out", ResizeOptions(multiple=5))
@@ -148,7 +148,7 @@ def lost(folder: Path, name: str) -> None:
 
 
 def broken(weights: Path, case: str) -> dict:
-    """Break it; what is asked of it."""
+    """Damage it; returns the arguments of the command."""
     tokens = weights.parent / "tokens.txt"
     if case == "no tokenizer":
         save_weights(model(), weights, read_info(weights))
@@ -208,7 +208,7 @@ def test_mistakes_are_one_line_and_leave_nothing(
     assert sorted(os.listdir(tmp_path)) == ["tokens.txt", "weights"]
 
 
-def test_a_folder_that_is_there_is_left_alone(weights: Path, tmp_path: Path) -> None:
+def test_an_existing_folder_stays_unchanged(weights: Path, tmp_path: Path) -> None:
     for target in (weights, tmp_path):
         with pytest.raises(UserError, match="already exists"):
             resize_checkpoint(weights, target, ResizeOptions(multiple=8))

@@ -1,4 +1,4 @@
-"""Stages settled with the corpora open, and what a whole run consumes against its plan."""
+"""Stages resolved with open corpora, and what a run consumes compared with its plan."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def make_plain(made: Recipe, blend: str) -> Recipe:
     return make_recipe(values, "recipe.yaml")
 
 
-def test_plain_steps_stay_as_they_are_and_open_nothing(corpora):
+def test_plain_steps_are_unchanged_and_open_nothing(corpora):
     made = recipe(corpora / "nowhere", {"continual": BLENDS, "steps": 8})
     assert resolve(made) is made
 
@@ -88,14 +88,14 @@ def test_tokens_become_steps_without_a_corpus(corpora):
 
 
 @pytest.mark.parametrize("blend", BLENDS)
-def test_sequences_become_the_steps_that_so_many_mean_examples_fill(corpora, blend):
+def test_sequences_become_steps_by_the_mean_length_of_examples(corpora, blend):
     made = recipe(corpora, {"joint": [blend], "steps": "300 sequences"})
     _, mean_length = slow_measure(made, blend)
     expected = int(np.ceil(300 * mean_length / (LENGTH * ROWS)))
     assert resolve(made, open_data(made)).stages == [{blend: expected}]
 
 
-def test_the_stream_of_a_budget_in_sequences_holds_about_so_many(corpora):
+def test_a_stream_with_a_budget_in_sequences_has_about_that_many(corpora):
     made = recipe(corpora, {"alternate": BLENDS, "steps": "900 sequences"})
     data = open_data(made)
     for feed, examples in build_stream(resolve(made, data), data).consumed().items():
@@ -142,7 +142,7 @@ def test_a_mix_of_corpora_is_measured_by_its_shares_of_tokens(corpora):
     assert measures.mean_length == pytest.approx(1 / examples, rel=0.02)  # names decide the draws
 
 
-def test_settled_stages_do_not_depend_on_the_seed_and_are_settled_again_to_themselves(corpora):
+def test_resolved_stages_do_not_depend_on_the_seed_and_resolve_to_themselves(corpora):
     stages = {"continual": BLENDS, "steps": "777 sequences"}
     first, other = (resolve(recipe(corpora, stages, seed=seed)) for seed in (1, 2))
     assert first.stages == other.stages
@@ -150,14 +150,14 @@ def test_settled_stages_do_not_depend_on_the_seed_and_are_settled_again_to_thems
     assert first.plan == read_stages(first.stages, [MASKS, ORDER, APART])
 
 
-def test_a_share_without_a_step_is_told(corpora):
+def test_a_share_smaller_than_a_step_is_an_error(corpora):
     sampler = {"mix_ratio": {APART: 1e-4}, "reference": MASKS}
     with pytest.raises(UserError, match="'sentence_distance' would get"):
         resolve(recipe(corpora, {"joint": BLENDS, "sampler": sampler}))
 
 
-def test_ernies_own_files_are_a_source(corpora, tmp_path):
-    """Opened through a list, a corpus beside it; trained from like any other."""
+def test_ernie_files_are_a_source(corpora, tmp_path):
+    """Opened through a list, with a corpus next to it; trained on like any other."""
     words = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *(f"w{i}" for i in range(30))]
     (tmp_path / "vocab.txt").write_text("\n".join(words))
     lines = [
@@ -223,7 +223,7 @@ SCHEDULES: dict[str, Any] = {
     ("name", "mix"),
     [(n, m) for n in SCHEDULES for m in ("batch", "step") if m == "step" or "alternate" not in n],
 )
-def test_a_whole_run_consumes_what_its_plan_says(corpora, name, mix):
+def test_a_run_consumes_what_its_plan_says(corpora, name, mix):
     """Every row of every step: with `mix: step` each blend has exactly its steps; with `batch` its
     share of every stage's tokens, to the last window. Each example comes once, in order."""
     stages = SCHEDULES[name]
@@ -259,7 +259,7 @@ def test_a_whole_run_consumes_what_its_plan_says(corpora, name, mix):
 
 
 def bare_corpus(folder: Path, *, phrases: int, documents: int = 6, older: bool = False) -> Path:
-    """Documents of 40 words, the first with so many phrases of two tokens; no entities."""
+    """Documents of 40 words, the first with `phrases` phrases of two tokens; no entities."""
     tokenizer = wordpiece([*SPECIALS, *(f"w{i}" for i in range(20))], lower=False)
     rng = np.random.default_rng(0)
     made = []
@@ -315,8 +315,8 @@ def test_one_corpus_of_a_mixture_may_lack_a_unit(tmp_path: Path) -> None:
     assert [line.split(", ")[2] for line in corpus_summaries(data)] == ["0 phrases", "2 phrases"]
 
 
-def test_too_little_held_out_names_the_share(tmp_path: Path) -> None:
-    """0.01 of 150 dialogues holds out one or two, where a fake reply needs two to be drawn from."""
+def test_too_little_held_out_data_names_the_share(tmp_path: Path) -> None:
+    """0.01 of 150 dialogues holds out one or two, but a fake reply needs two to draw from."""
     tokenizer = wordpiece([*SPECIALS, *(f"w{i}" for i in range(20))], lower=False)
     marks = {"sentence": np.tile([1, 0, 0, 0], 3), "role": np.repeat([0, 1, 0], 4)}
     made = [(f"d{n}", np.arange(5, 17), marks) for n in range(60)]
@@ -337,7 +337,7 @@ def test_too_little_held_out_names_the_share(tmp_path: Path) -> None:
     assert build_held_out(enough, open_data(enough)).rows
 
 
-def test_a_pooler_that_a_checkpoint_lacks_begins_as_in_transformers_if_the_run_fine_tunes(
+def test_fine_tuning_initialises_a_missing_pooler_as_transformers(
     corpora: Path, tmp_path: Path
 ) -> None:
     """From a plain normal distribution; in pretraining from a truncated one."""

@@ -1,4 +1,4 @@
-"""Which evaluation was the best, and when it is enough."""
+"""Which evaluation was the best, and when to stop."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def best(**settings: Any) -> BestTracker:
     return BestTracker(EvaluateSettings(**settings), TASKS)
 
 
-def test_nothing_is_wanted_unless_asked_for() -> None:
+def test_tracking_is_off_by_default() -> None:
     assert not best().enabled and not best().should_stop
     assert best(best="mean").enabled
 
 
-def test_of_equals_the_first_is_the_best() -> None:
+def test_ties_go_to_the_first() -> None:
     chosen = best(best="a")
     seen = [
         chosen.update(step, {"a": score(x)}) for step, x in enumerate([0.5, 0.7, 0.7, 0.6, 0.8])
@@ -49,7 +49,7 @@ def test_of_equals_the_first_is_the_best() -> None:
     assert (chosen.step, chosen.value, chosen.evals_since_best) == (4, 0.8, 0)
 
 
-def test_the_mean_is_of_first_metrics_and_helpers_do_not_count() -> None:
+def test_the_mean_covers_first_metrics_of_non_auxiliary_tasks() -> None:
     chosen = best(best="mean")
     scores = {"a": score(0.9, f1=0.4, other=1.0), "b": score(0.6), "helper": score(0.1)}
     assert chosen.update(1, scores) and chosen.value == pytest.approx((0.4 + 0.6) / 2)
@@ -62,7 +62,7 @@ def test_the_mean_is_of_first_metrics_and_helpers_do_not_count() -> None:
     ("name", "value"),
     [("a", 0.4), ("a.f1", 0.4), ("a.other", 0.9), ("a.accuracy", 0.7), ("a.loss", -2.5)],
 )
-def test_any_number_of_a_task_can_be_it(name, value) -> None:
+def test_any_metric_of_a_task_can_be_tracked(name, value) -> None:
     chosen = best(best=name)
     chosen.update(1, {"a": score(0.7, loss=2.5, f1=0.4, other=0.9)})
     assert chosen.value == value
@@ -76,7 +76,7 @@ def test_a_smaller_loss_is_better() -> None:
     assert seen == [True, True, False] and chosen.step == 1
 
 
-def test_what_is_no_number_is_never_the_best() -> None:
+def test_nan_is_never_the_best() -> None:
     chosen = best(best="a", patience=2)
     assert not chosen.update(1, {"a": score(0.9, pearson=math.nan)})
     assert chosen.step == -1 and chosen.evals_since_best == 1 and not chosen.should_stop
@@ -93,7 +93,7 @@ def test_patience_counts_evaluations_since_the_best() -> None:
     assert exhausted == [False, False, False, False, True]
 
 
-def test_it_goes_on_from_a_checkpoint_as_if_nothing_had_been() -> None:
+def test_a_resumed_tracker_equals_an_uninterrupted_one() -> None:
     values = [0.5, 0.7, 0.6, 0.65, 0.64, 0.63]
     for cut in range(len(values) + 1):
         whole, first = best(best="a", patience=3), best(best="a", patience=3)
@@ -133,7 +133,7 @@ def test_an_unknown_metric_is_refused_with_the_known_ones() -> None:
         EvaluateSettings(patience=2)
 
 
-def test_there_must_be_something_to_be_best_at() -> None:
+def test_tracking_needs_rows_to_evaluate() -> None:
     best(best="mean").check({"a"})
     best().check(set())
     for name, scored in (("mean", set()), ("mean", {"helper"}), ("b", {"a", "helper"})):

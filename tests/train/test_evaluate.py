@@ -1,4 +1,4 @@
-"""A score's numbers."""
+"""The statistics of a score."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def test_standard_errors_above_the_baseline() -> None:
 @pytest.mark.parametrize(
     ("accuracy", "baseline", "above"), [(0.0, 0.2, -5.0), (1.0, 0.5, 10.0), (1.0, 1.0, 0.0)]
 )
-def test_all_or_nothing_right_is_no_division_by_zero(accuracy, baseline, above) -> None:
+def test_an_accuracy_of_0_or_1_does_not_divide_by_zero(accuracy, baseline, above) -> None:
     assert score(accuracy, baseline).standard_errors_above == pytest.approx(above)
 
 
-def test_the_perplexity_of_a_hopeless_loss_is_still_a_number() -> None:
+def test_the_perplexity_of_a_huge_loss_is_finite() -> None:
     values = vars(score(0.5, 0.5)) | {"loss": 1e6}
     assert math.isfinite(TaskScore(**values).perplexity)

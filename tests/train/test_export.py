@@ -1,4 +1,4 @@
-"""Which head goes along to Hugging Face, and that transformers predicts with it what we predict."""
+"""Which head is exported to Hugging Face, and that transformers predicts the same with it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def predicted(asked: Predictor, task: str, folder: Path) -> list[Mapping[str, An
 
 
 def predicted_by_transformers(folder: Path) -> list[list[dict[str, Any]]]:
-    """The scores of all classes as its own pipeline gives them."""
+    """The scores of all classes from its own pipeline."""
     pipeline = transformers.pipeline("text-classification", model=str(folder), device="cpu")
     found: Any = pipeline(TEXTS, top_k=None)
     return found
@@ -58,7 +58,7 @@ def compare(
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_only_task_s_head_goes_along(tmp_path: Path, name: str) -> None:
+def test_the_head_of_a_single_task_is_exported(tmp_path: Path, name: str) -> None:
     more, opener, outputs = KINDS[name]
     run = save_model(tmp_path / "run", [name], tasks={name: {**TASKS[name], **more}})
     asked = open_predictor(run)
@@ -77,7 +77,7 @@ def test_the_only_task_s_head_goes_along(tmp_path: Path, name: str) -> None:
     torch.testing.assert_close(out.weight.detach(), ours, atol=0, rtol=0)
 
 
-def test_of_several_tasks_none_goes(tmp_path: Path) -> None:
+def test_no_head_of_several_tasks_is_exported(tmp_path: Path) -> None:
     both = save_model(tmp_path / "both", ["mood", "topic"])
     assert head_taken(recipe_of(both), open_predictor(both).model.state_dict()) is None
     tasks = {"mood": dict(TASKS["mood"]), "topic": {**TASKS["topic"], "auxiliary": True}}
@@ -86,7 +86,7 @@ def test_of_several_tasks_none_goes(tmp_path: Path) -> None:
     assert taken is not None and taken.name == "mood"
 
 
-def test_a_number_on_a_scale_comes_out_in_the_units_of_its_file(tmp_path: Path) -> None:
+def test_exported_regression_uses_the_units_of_the_file(tmp_path: Path) -> None:
     run = save_model(tmp_path / "run", ["size"], tasks=SCALED)
     asked = open_predictor(run)
     taken = head_taken(recipe_of(run), asked.model.state_dict())
@@ -102,8 +102,8 @@ def test_a_number_on_a_scale_comes_out_in_the_units_of_its_file(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["mood", "topic", "size"])
-def test_any_head_of_a_run_predicts_the_same_there_and_back(tmp_path: Path, name: str) -> None:
-    """Its classes have their names, its texts the embedding of its own task."""
+def test_any_exported_head_predicts_the_same(tmp_path: Path, name: str) -> None:
+    """Its classes keep their names, its texts the embedding of its task."""
     chosen = {x: {**TASKS[x], **SCALED.get(x, {})} for x in ("mood", "topic", "size")}
     run = save_model(tmp_path / "run", list(chosen), tasks=chosen)
     asked = open_predictor(run)

@@ -1,4 +1,4 @@
-"""What a run takes over from an old one, and what it refuses. Losses are in distributed/."""
+"""What a run takes over from an old one, and what it refuses. Losses are tested in distributed/."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def taken(old: Path, model: Model, feeds: tuple[str, ...] = ("a", "c")) -> WarmS
     return warm_start(old, model, signature(model), feeds, group=Alone(), warn=pytest.fail)
 
 
-def test_a_task_more(old: Path) -> None:
+def test_an_added_task(old: Path) -> None:
     found = taken(old, make_model({"a": 2, "b": 3, "c": 4}))
     assert found.new == ("heads.c.out.weight", "heads.c.out.bias") and found.dropped == ()
     assert found.consumed == {"a": 70}
@@ -100,19 +100,19 @@ def test_a_task_more(old: Path) -> None:
     assert lines[-1] == "extends: data continues: a from 70"
 
 
-def test_rows_follow_their_tasks_and_the_table_may_grow(old: Path) -> None:
+def test_task_embedding_rows_follow_their_tasks(old: Path) -> None:
     found = taken(old, make_model({"b": 3, "c": 4, "a": 2}, task_types=5))
     assert found.grown["backbone.task.weight"].rows == (1, -1, 0, -1, -1)
 
 
-def test_a_task_less_is_named(old: Path) -> None:
+def test_a_removed_task_is_named(old: Path) -> None:
     found = taken(old, make_model({"b": 3, "c": 4}))
     assert found.dropped == ("heads.a.out.weight", "heads.a.out.bias")
     assert not set(found.dropped) & set(found.update_counts)
     assert any("skipped: heads.a.out.weight" in line for line in found.lines())
 
 
-def test_the_same_tasks_on_another_corpus_need_no_other_rows(old: Path) -> None:
+def test_the_same_tasks_on_another_corpus_keep_their_rows(old: Path) -> None:
     found = taken(old, make_model({"a": 2, "b": 3}), feeds=("b + a",))
     assert found.grown == {} and found.new == () and found.consumed == {"b + a": 4}
 
@@ -179,6 +179,6 @@ def test_early_runs_are_extended_by_sizes_alone(old: Path, tmp_path: Path) -> No
         taken(run, make_model({"a": 2, "b": 4}))
 
 
-def test_what_a_run_remembers_is_json(old: Path) -> None:
+def test_the_signature_of_a_run_is_json(old: Path) -> None:
     record = signature(make_model({"a": 2})).record()
     assert json.loads(json.dumps(record)) == record

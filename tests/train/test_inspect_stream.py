@@ -1,4 +1,4 @@
-"""What a person is shown of a step is what training eats."""
+"""The rows shown for a step are the rows that training reads."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_the_sequences_are_those_of_the_batch(recipe: Recipe, step: int) -> None
     assert labels == wanted
 
 
-def test_originals_are_what_the_corpus_says(recipe: Recipe) -> None:
+def test_originals_agree_with_the_corpus(recipe: Recipe) -> None:
     view = open_step(recipe, 20, rows=24)
     changed = 0
     for seen in sequences(view, range(24)):
@@ -134,7 +134,7 @@ def test_originals_are_what_the_corpus_says(recipe: Recipe) -> None:
     assert changed > 100
 
 
-def test_a_row_in_words(recipe: Recipe) -> None:
+def test_a_row_as_text(recipe: Recipe) -> None:
     view = open_step(recipe, 24, rows=24)
     whole = "\n".join(plain(view, row) for row in range(24))
     count = Counter(seen.feed.name for seen in sequences(view, range(24)))
@@ -215,7 +215,7 @@ def test_held_out_rows_are_those_of_the_evaluation(recipe: Recipe) -> None:
     assert shown(view).startswith("held out: ")
 
 
-def test_a_run_that_extends_another_reads_on_behind_it(
+def test_an_extending_run_continues_in_the_data(
     recipe: Recipe, folder: Path, tmp_path: Path
 ) -> None:
     extended = read_recipe(folder / "recipe.yaml", [f"extend={tmp_path}"])

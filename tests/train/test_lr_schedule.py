@@ -28,7 +28,7 @@ def test_schedules():
     assert factors(LRSchedule(kind="constant"), plan) == [1.0] * 8
 
 
-def test_warm_up_as_a_share_of_the_steps():
+def test_warm_up_as_a_fraction_of_the_steps():
     plan = read_stages([{"a": 20}, {"b": 40}], TASKS)
     share, counted = LRSchedule(warmup=0.1), LRSchedule(warmup=6)
     assert factors(share, plan) == factors(counted, plan)
@@ -65,7 +65,7 @@ def test_restart_at_each_stage():
         {"kind": "constant", "warmup": 5},
     ],
 )
-def test_a_restarted_stage_is_a_run_of_its_own_on_every_schedule(stages, values):
+def test_a_restarted_stage_is_scheduled_like_a_separate_run(stages, values):
     plan = read_stages(stages, TASKS)
     schedule = LRSchedule(**values, restart="stage")
     whole = factors(schedule, plan)

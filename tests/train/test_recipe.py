@@ -1,4 +1,4 @@
-"""Recipes: read strictly, filled with defaults; a wrong one is one clear line."""
+"""Recipes: read strictly, filled in with defaults; a wrong one is one clear line."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def test_a_good_recipe_is_filled_with_defaults(tmp_path):
     assert same.fingerprint == recipe.fingerprint
 
 
-def test_what_is_only_shown_or_saved_is_not_part_of_the_fingerprint(tmp_path):
+def test_display_settings_are_not_part_of_the_fingerprint(tmp_path):
     path = write(tmp_path, GOOD)
     plain = read_recipe(path)
     assert read_recipe(path, ["log.every=3", "save.every=5"]).fingerprint == plain.fingerprint
     assert read_recipe(path, ["seed=2"]).fingerprint != plain.fingerprint
 
 
-def test_numbers_written_as_yaml_takes_them_for_text(tmp_path):
+def test_numbers_that_yaml_reads_as_text(tmp_path):
     text = yaml.safe_dump(GOOD) + "optimizer: {lr: 5e-5}\n"
     assert read_recipe(write(tmp_path, text)).optimizer.lr == 5e-5
 
@@ -89,7 +89,7 @@ def test_tasks_that_share_a_head_share_its_id(tmp_path):
     assert recipe.task_ids["phrases"] == recipe.task_ids["knowledge_masking"] == 0
 
 
-def test_what_takes_the_corpora_is_checked_without_them_and_planned_with_them(tmp_path):
+def test_corpus_dependent_stages_are_checked_without_and_planned_with_corpora(tmp_path):
     blends = GOOD["stages"]["continual"]
     stages = {"joint": blends, "steps": 30, "sampler": "proportional"}
     recipe = read_recipe(write(tmp_path, changed("stages", to=stages)))
@@ -101,7 +101,7 @@ def test_what_takes_the_corpora_is_checked_without_them_and_planned_with_them(tm
         read_recipe(write(tmp_path, changed("stages", to=stages)))
 
 
-def test_budgets_in_tokens_take_no_corpus(tmp_path):
+def test_budgets_in_tokens_need_no_corpus(tmp_path):
     stages = {"joint": GOOD["stages"]["continual"], "steps": "40_960 tokens"}
     recipe = read_recipe(write(tmp_path, changed("stages", to=stages)))
     assert recipe.plan.steps == 20
@@ -109,13 +109,13 @@ def test_budgets_in_tokens_take_no_corpus(tmp_path):
     assert read_recipe(write(tmp_path, GOOD), ["stages.steps=9"]).plan.steps == 18
 
 
-def test_a_source_may_be_ernies_own_files(tmp_path):
+def test_a_source_may_be_ernie_files(tmp_path):
     source = {"ernie": "data/files.txt", "tokenizer": "vocab.txt"}
     recipe = read_recipe(write(tmp_path, changed("sources", "text", to=source)))
     assert recipe.sources["text"].weights == {"data/files.txt.corpus": 1.0}
 
 
-def test_the_task_of_the_export_is_not_part_of_the_fingerprint(tmp_path):
+def test_export_task_is_not_part_of_the_fingerprint(tmp_path):
     path = write(tmp_path, GOOD)
     chosen = read_recipe(path, ["export_task=sentence_reordering"])
     assert chosen.export_task == "sentence_reordering"
@@ -260,6 +260,6 @@ def test_wrong_overrides(tmp_path, override, message):
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_a_missing_file(tmp_path):
     with pytest.raises(UserError, match="no such file"):
         read_recipe(tmp_path / "none.yaml")

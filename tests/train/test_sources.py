@@ -1,4 +1,4 @@
-"""The sources of a recipe: what is opened once, and what is read in two ways."""
+"""The sources of a recipe: opened once, or read in two ways."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def labels(data: Data, name: str) -> set[str]:
     return set(rows.table.column("label"))
 
 
-def test_one_file_is_read_in_the_way_that_each_set_asks_for(tmp_path: Path) -> None:
+def test_one_file_can_be_read_differently_by_each_set(tmp_path: Path) -> None:
     data = open_data(spec(write_tables(tmp_path)).recipe)
     assert labels(data, "same") == {"no", "yes"}
     assert all(label.startswith("w") for label in labels(data, "odd"))
@@ -55,7 +55,7 @@ def test_one_file_is_read_in_the_way_that_each_set_asks_for(tmp_path: Path) -> N
     assert data.tables[dev].fingerprint != data.tables[odd].fingerprint
 
 
-def test_a_run_folder_that_knows_one_reading_stays_resumable(tmp_path: Path) -> None:
+def test_an_older_run_folder_with_one_reading_is_resumable(tmp_path: Path) -> None:
     run = spec(write_tables(tmp_path))
     data = open_data(run.recipe)
     write_folder(run, {}, data)

@@ -1,4 +1,4 @@
-"""What a run writes at its end, as far as it needs no engine."""
+"""The output of a finished run, as far as it needs no engine."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ MASKS, APART = "knowledge_masking", "sentence_distance"
     ("chosen", "name", "row"),
     [("", MASKS, 1), (MASKS, MASKS, 1), (APART, APART, 0), ("phrases", "phrases", 1)],
 )
-def test_texts_are_read_as_the_task_that_the_recipe_names(tmp_path, chosen, name, row) -> None:
-    """By default as the first task of masked words; a task that shares a head has its row."""
+def test_texts_are_read_as_export_task(tmp_path, chosen, name, row) -> None:
+    """By default as the first masked-words task; a task that shares a head has its row."""
     write_small_corpus(tmp_path / "corpus", documents=8)
     values: dict[str, Any] = {
         "backbone": {"preset": "tiny", "max_positions": 32, "task_types": 4},

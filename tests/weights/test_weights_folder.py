@@ -1,4 +1,5 @@
-"""Weights out and in: portable folders, Hugging Face folders both ways, mistakes in one line."""
+"""Weights saved and loaded: portable folders, Hugging Face folders both ways, errors in one
+line."""
 
 from __future__ import annotations
 
@@ -87,7 +88,7 @@ def same(one: Model, other: Model) -> bool:
 # ---- the portable folder ----
 
 
-def test_the_task_that_texts_are_read_as_is_stored(tmp_path: Path) -> None:
+def test_export_task_is_stored(tmp_path: Path) -> None:
     save_weights(model(), tmp_path / "weights", replace(info(), export_task="distance"))
     found = read_info(tmp_path / "weights")
     assert (found.export_task, found.task_id) == ("distance", 1)
@@ -95,7 +96,7 @@ def test_the_task_that_texts_are_read_as_is_stored(tmp_path: Path) -> None:
     assert (info().export_task, info().task_id) == ("", 0)
 
 
-def test_a_folder_written_before_it_was_stored_is_read_as_task_0(tmp_path: Path) -> None:
+def test_older_folders_are_read_as_task_0(tmp_path: Path) -> None:
     save_weights(model(), tmp_path / "weights", replace(info(), export_task="distance"))
     path = tmp_path / "weights/weights.json"
     about = json.loads(path.read_text())
@@ -126,7 +127,7 @@ def test_a_state_of_half_precision_is_saved_in_fp32(tmp_path: Path) -> None:
     assert kept.keys() == model().state_dict().keys()
 
 
-def test_heads_of_other_tasks_stay_fresh_or_are_named(tmp_path: Path) -> None:
+def test_heads_of_other_tasks_are_newly_initialised_or_reported(tmp_path: Path) -> None:
     save_weights(model(), tmp_path / "weights", info())
     torch.manual_seed(9)
     backbone = Encoder(CONFIG)
@@ -166,7 +167,7 @@ def test_a_head_for_other_classes_is_not_taken_in_silence(tmp_path: Path) -> Non
         assert loaded.newly_initialized == ("heads.distance.out.weight", "heads.distance.out.bias")
 
 
-def test_an_older_folder_is_replaced_whole(tmp_path: Path) -> None:
+def test_an_older_folder_is_replaced_completely(tmp_path: Path) -> None:
     folder = tmp_path / "weights"
     save_weights(model(), folder, info())
     (folder / "stray").write_text("old")
@@ -196,7 +197,7 @@ def packed_hidden(net: Model, ids: torch.Tensor, segment: int, task: int) -> tor
 
 @pytest.mark.parametrize("kind", list(SHAPES))
 @torch.no_grad()
-def test_an_exported_folder_opens_and_gives_the_same(kind: str, tmp_path: Path) -> None:
+def test_an_exported_folder_gives_the_same_outputs(kind: str, tmp_path: Path) -> None:
     config = SHAPES[kind]
     net = model(config)
     export_hf(net, tmp_path / "hf", config=config)
@@ -219,7 +220,7 @@ def test_an_exported_folder_opens_and_gives_the_same(kind: str, tmp_path: Path) 
 
 
 @torch.no_grad()
-def test_the_task_of_your_choice_is_the_one_hugging_face_fills_in(tmp_path: Path) -> None:
+def test_the_chosen_task_is_hugging_faces_default(tmp_path: Path) -> None:
     net = model()
     export_hf(net, tmp_path / "hf", config=CONFIG, task_id=3)
     theirs = AutoModel.from_pretrained(tmp_path / "hf").eval()(input_ids=IDS)
@@ -229,7 +230,7 @@ def test_the_task_of_your_choice_is_the_one_hugging_face_fills_in(tmp_path: Path
         export_hf(net, tmp_path / "hf", config=CONFIG, task_id=5)
 
 
-def test_without_a_masked_word_head_it_is_the_encoder_alone(tmp_path: Path) -> None:
+def test_without_a_masked_lm_head_only_the_encoder_is_exported(tmp_path: Path) -> None:
     export_hf(model(words=False), tmp_path / "hf", config=CONFIG)
     assert json.loads((tmp_path / "hf" / "config.json").read_text())["architectures"] == [
         "ErnieModel"
@@ -238,7 +239,7 @@ def test_without_a_masked_word_head_it_is_the_encoder_alone(tmp_path: Path) -> N
     assert not report["missing_keys"] and not report["unexpected_keys"]
 
 
-def test_tokenizer_files_go_into_the_same_folder(tmp_path: Path) -> None:
+def test_tokenizer_files_are_in_the_same_folder(tmp_path: Path) -> None:
     class Tokenizer:
         def save(self, folder: Path) -> None:
             (folder / "tokenizer.json").write_text("{}")
@@ -248,7 +249,7 @@ def test_tokenizer_files_go_into_the_same_folder(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "hf")) == names
 
 
-def test_what_a_run_leaves_opens_with_its_tokenizer(tmp_path: Path) -> None:
+def test_the_export_of_a_run_opens_with_its_tokenizer(tmp_path: Path) -> None:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(32))]
     tokenizer, net = wordpiece(words, lower=False), model()
     made_by = {"recipe": "abc"}
@@ -270,7 +271,7 @@ def test_what_a_run_leaves_opens_with_its_tokenizer(tmp_path: Path) -> None:
     torch.testing.assert_close(hidden[0], expected, atol=1e-5, rtol=0)
 
 
-def test_a_shape_that_hugging_face_has_not_is_refused(tmp_path: Path) -> None:
+def test_a_shape_that_hugging_face_lacks_is_refused(tmp_path: Path) -> None:
     odd = replace(CONFIG, position_offset=2, pad=1)
     with pytest.raises(UserError, match="task embeddings and a position offset"):
         export_hf(model(odd), tmp_path / "hf", config=odd)
@@ -283,7 +284,7 @@ def test_a_shape_that_hugging_face_has_not_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", list(SHAPES))
-def test_out_and_in_again_is_bit_for_bit(kind: str, tmp_path: Path) -> None:
+def test_a_round_trip_is_bit_for_bit(kind: str, tmp_path: Path) -> None:
     net, other = model(SHAPES[kind]), model(SHAPES[kind], seed=2)
     export_hf(net, tmp_path / "hf", config=SHAPES[kind])
     loaded = load_weights(tmp_path / "hf", other)
@@ -347,7 +348,7 @@ def test_every_masked_word_head_gets_the_imported_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("own", [True, False], ids=["weights", "hf"])
 def test_the_only_masked_word_head_goes_to_tasks_of_any_name(own: bool, tmp_path: Path) -> None:
-    """Starting from a run whose task was called otherwise must not begin the head anew."""
+    """Starting from a run with another task name must not initialise the head again."""
     source = model()
     if own:
         save_weights(source, tmp_path / "from", WeightsInfo(backbone=CONFIG))
@@ -365,7 +366,7 @@ def test_the_only_masked_word_head_goes_to_tasks_of_any_name(own: bool, tmp_path
             assert torch.equal(head.state_dict()[part], values), (name, part)
 
 
-def test_of_two_masked_word_heads_only_names_decide(tmp_path: Path) -> None:
+def test_two_masked_lm_heads_are_matched_by_name(tmp_path: Path) -> None:
     backbone = Encoder(CONFIG)
     two = {name: MaskedLMHead(backbone) for name in ("one", "two")}
     save_weights(
@@ -393,7 +394,7 @@ def test_old_names_of_layer_norms_and_bare_models_are_read(tmp_path: Path) -> No
     assert torch.equal(net.backbone.norm.weight, other.backbone.norm.weight)  # type: ignore[arg-type]
 
 
-def test_an_output_table_of_its_own_is_refused(tmp_path: Path) -> None:
+def test_untied_output_embeddings_are_refused(tmp_path: Path) -> None:
     hf = BertForMaskedLM(BertConfig(**HF_SIZES, hidden_act="relu", layer_norm_eps=1e-5))
     state = {name: value.clone() for name, value in hf.state_dict().items()}
     state["cls.predictions.decoder.weight"] += 1
@@ -407,7 +408,7 @@ def test_an_output_table_of_its_own_is_refused(tmp_path: Path) -> None:
 
 
 def broken(folder: Path, what: str) -> EncoderConfig:
-    """A folder with one thing wrong; the config of the model that wants it."""
+    """A folder with one defect, and the config of the model that needs it."""
     save_weights(model(), folder, info())
     about, tensors = folder / "weights.json", folder / "weights.safetensors"
     changed = json.loads(about.read_text())
@@ -462,7 +463,9 @@ def broken(folder: Path, what: str) -> EncoderConfig:
         ("num_layers", ["backbone.num_layers", "2", "3"]),
     ],
 )
-def test_what_does_not_fit_is_one_clear_line(what: str, words: list[str], tmp_path: Path) -> None:
+def test_incompatible_weights_are_one_clear_line(
+    what: str, words: list[str], tmp_path: Path
+) -> None:
     config = broken(tmp_path / "weights", what)
     net = model(config, seed=2)
     before = {name: value.clone() for name, value in net.state_dict().items()}

@@ -4,10 +4,10 @@
     kinds     files and folders only: no links, devices, pipes, sparse files
     sizes     checked against a budget before a member is written, and again afterwards
     modes     files 644, folders 755 under the umask, whatever the archive says
-    whole     written beside the folder and renamed; a broken archive leaves nothing
+    complete  written next to the folder and renamed; a broken archive leaves nothing
 
-`tarfile` (with its "data" filter) and `zipfile` do the extraction: neither writes more than a
-header says. They rename or skip what they do not like; here it is refused.
+`tarfile` (with its "data" filter) and `zipfile` do the extraction: neither writes more bytes than a
+header announces. They rename or skip suspicious members; this module refuses them.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from palm_ds.common.errors import UserError
 
 
 class BadArchiveError(UserError):
-    """The archive is at fault: another copy of it may be intact."""
+    """The archive itself is bad; another copy may be intact."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How much may come out of an archive."""
+    """Limits on the content of an archive."""
 
     members: int = 20_000
     """Files and folders."""
@@ -45,7 +45,7 @@ class Limits:
     """Bytes out per byte of the archive: weights hardly shrink, text to a fifth, bombs to a
     thousandth."""
     small: int = 64 << 20
-    """Bytes out that are no bomb, whatever their ratio."""
+    """Bytes out that are accepted at any ratio."""
 
 
 LIMITS = Limits()
@@ -57,10 +57,10 @@ _SURPRISES = (ValueError, ArithmeticError, LookupError, RuntimeError)  # by expe
 
 
 def unpack(archive: Path, folder: Path, *, limits: Limits = LIMITS, flatten: bool = False) -> Path:
-    """Unpacks `archive` into the new `folder` and returns it; it appears whole or not at all.
+    """Unpack `archive` into the new `folder` and return it; it appears completely or not at all.
 
-    `flatten`: if everything lies in one top folder, the content of that folder is taken. Raises
-    BadArchiveError, naming the member, if the archive is broken or hostile; UserError if the
+    `flatten`: if everything is in one top folder, take the content of that folder. Raises
+    BadArchiveError with the member's name if the archive is broken or hostile, UserError if the
     folder already has files or cannot be written.
     """
     archive, folder = Path(archive), Path(folder)
@@ -82,7 +82,7 @@ def unpack(archive: Path, folder: Path, *, limits: Limits = LIMITS, flatten: boo
 
 
 def _extract(archive: Path, members: _Members) -> None:
-    """Recognises the kind of archive by its first bytes."""
+    """Recognise the kind of archive by its first bytes."""
     try:
         with archive.open("rb") as file:
             start = file.read(2)
@@ -101,13 +101,13 @@ def _extract(archive: Path, members: _Members) -> None:
         why = "".join(letter if letter.isprintable() else "?" for letter in why)
         raise BadArchiveError(f"{archive}: cannot be read as tar, tar.gz or zip: {why}") from None
     if not any(path.is_file() for path in members.folder.rglob("*")):
-        raise BadArchiveError(f"{archive}: holds no file")
+        raise BadArchiveError(f"{archive}: contains no files")
 
 
 def _extract_tar(file: IO[bytes] | gzip.GzipFile, members: _Members) -> None:
     reader = _TarReader(file)
     with tarfile.open(fileobj=cast("IO[bytes]", reader), mode="r:") as opened:
-        # The oldest Pythons we run on have no filters; the checks here do not rest on them.
+        # The oldest supported Pythons have no filters; the checks here do not depend on them.
         opened.extraction_filter = getattr(tarfile, "data_filter", lambda member, _path: member)
         while (member := opened.next()) is not None:
             reader.may_read = member.size + _HEADER
@@ -119,15 +119,15 @@ def _extract_tar(file: IO[bytes] | gzip.GzipFile, members: _Members) -> None:
             members.add(member.name, size, "" if plain else kind, extract)
             vars(opened)["members"].clear()  # with their headers, of up to 4 MB each
             reader.may_read = _HEADER
-    if reader.last != bytes(tarfile.BLOCKSIZE):  # tarfile takes a damaged header for the end
+    if reader.last != bytes(tarfile.BLOCKSIZE):  # tarfile mistakes a damaged header for the end
         where = f"byte {reader.tell():,} of the tar"
         raise BadArchiveError(f"{members.archive}: broken or cut off at {where}")
-    while chunk := file.read(_CHUNK):  # to the end, where a gzip has its checksum
+    while chunk := file.read(_CHUNK):  # read to the end, where gzip has its checksum
         members.spend(len(chunk), "what follows the last")
 
 
 class _TarReader:
-    """A tar's bytes for tarfile, which would read as much into memory as a header says."""
+    """A tar's bytes, limited for tarfile, which would read as much into memory as a header says."""
 
     def __init__(self, file: IO[bytes] | gzip.GzipFile):
         self.file, self.may_read, self.last = file, _HEADER, b""
@@ -149,14 +149,14 @@ def _extract_zip(file: IO[bytes], members: _Members) -> None:
             if member.flag_bits & 1:
                 kind = "encrypted"
             elif member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                kind = "packed in a rare way"  # that may come out in pieces of any size
+                kind = "compressed with a rare method"  # which may decompress in pieces of any size
             extract = partial(opened.extract, member, members.folder)
             size = None if member.is_dir() else member.file_size
             members.add(member.orig_filename, size, kind, extract)
 
 
 class _Members:
-    """What came out so far, and how much still may."""
+    """The members unpacked so far, checked against the limits."""
 
     def __init__(self, archive: Path, folder: Path, limits: Limits):
         self.archive, self.folder, self.count, self.limits = archive, folder, 0, limits
@@ -168,7 +168,7 @@ class _Members:
         self.left = self.most
 
     def add(self, name: str, size: int | None, kind: str, extract: Callable[[], object]) -> None:
-        """Checks a member, then writes it: a folder has no `size`; `kind`: one that is refused."""
+        """Check a member, then write it. A folder has no `size`; `kind` is a refused kind."""
         target = self.folder.joinpath(name)
         if why := _refused_name(name) or (kind and f"it is {kind}") or self._taken(target, size):
             raise self.refused(name, why)
@@ -190,7 +190,7 @@ class _Members:
             if (self.folder / above).is_file():
                 return f"{str(above)!r} is a file"
         new = not target.exists() or (size is None and target.is_dir())
-        return "" if new else "it is there twice"
+        return "" if new else "it appears twice"
 
     def spend(self, size: int, name: str) -> None:
         if not 0 <= size <= self.left:
@@ -204,13 +204,14 @@ class _Members:
 
 
 def _refused_name(name: str) -> str:
-    """Why a name is refused: it could lead out of the folder on some system, or cannot be shown."""
+    """Why a name is refused: on some system it may lead out of the folder, or it is not
+    printable."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     sizes = [len(part.encode(errors="replace")) for part in parts]
     reasons = {
         "its path is absolute": name.startswith("/"),
-        "a backslash leads elsewhere on some systems": "\\" in name,
-        "its name has characters that cannot be shown, or a 0 byte": not name.isprintable(),
+        "a backslash is a separator on some systems": "\\" in name,
+        "its name has unprintable characters or a 0 byte": not name.isprintable(),
         "its path leads out of the folder": ".." in parts,
         "its path names a drive": bool(parts) and parts[0][1:2] == ":",
         "its name is too long": sum(sizes) + len(sizes) > _PATH or max(sizes, default=0) > _NAME,
@@ -220,7 +221,8 @@ def _refused_name(name: str) -> str:
 
 @contextmanager
 def _writing(target: Path) -> Iterator[None]:
-    """A full disk or a folder without write access is not the archive's fault."""
+    """Turn a full disk or a folder without write access into a UserError, which is not the
+    archive's fault."""
     try:
         yield
     except OSError as error:

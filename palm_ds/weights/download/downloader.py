@@ -1,12 +1,13 @@
-"""Pretrained models by name, in PaddlePALM's words, and from the Hugging Face hub.
+"""Downloads pretrained models by PaddlePALM's names, or from the Hugging Face Hub.
 
-    ls()                                         which there are
+    ls()                                         lists them
     download("pretrain", "ERNIE-v1-zh-base")     ./pretrain/ERNIE-v1-zh-base/, which is returned
     download("ERNIE-v1-zh-base", path="models")  models/pretrain/ERNIE-v1-zh-base/
-    download("org/name")                         ./pretrain/org/name/, from the hub
+    download("org/name")                         ./pretrain/org/name/, from the Hub
 
 Archives come over HTTP (http.py) into a cache, or from a mirror, and are unpacked as untrusted
-(archive.py). A folder appears complete or not at all; one that exists is not downloaded again.
+input (archive.py). A folder appears complete or not at all; an existing one is not downloaded
+again.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from palm_ds.weights.download.http import PATIENCE, Patience, Progress, fetch, l
 
 @dataclass(frozen=True)
 class Archive:
-    """Where a pretrained model is, and what is known of it beforehand."""
+    """Where a pretrained model is, and what its archive must look like."""
 
     url: str
     size: int | None = None
@@ -46,7 +47,7 @@ _ERNIE = "https://ernie.bj.bcebos.com/"
 _XLNET = "https://xlnet.bj.bcebos.com/"
 _NLP = "https://baidu-nlp.bj.bcebos.com/"
 PRETRAIN: dict[str, Archive] = {
-    # As PaddlePALM lists them. Their sizes and checksums were never published.
+    # PaddlePALM's list. Sizes and checksums were never published.
     "RoBERTa-zh-base": Archive(_BERT + "chinese_roberta_wwm_ext_L-12_H-768_A-12.tar.gz"),
     "RoBERTa-zh-large": Archive(_BERT + "chinese_roberta_wwm_large_ext_L-24_H-1024_A-16.tar.gz"),
     "ERNIE-v2-en-base": Archive(_ERNIE + "ERNIE_Base_en_stable-2.0.0.tar.gz"),
@@ -67,14 +68,14 @@ PRETRAIN: dict[str, Archive] = {
     "BERT-multilingual-cased-base": Archive(_BERT + "multi_cased_L-12_H-768_A-12.tar.gz"),
     "BERT-zh-base": Archive(_BERT + "chinese_L-12_H-768_A-12.tar.gz"),
 }
-# Of PaddlePALM before 1.0. Its bert-cn-large was listed too, and never had an archive.
+# Names before PaddlePALM 1.0. bert-cn-large was listed too but never had an archive.
 _FORMER_NAMES = {
     "ernie-en-uncased-base": "ERNIE-v2-en-base",
     "ernie-en-uncased-large": "ERNIE-v2-en-large",
 }
 GROUPS: dict[str, dict[str, Archive]] = {
     "pretrain": PRETRAIN,
-    # PaddlePALM lists these too and never put anything into them.
+    # PaddlePALM lists these groups too but never filled them.
     "vocab": {},
     "backbone": {},
     "head": {},
@@ -82,29 +83,29 @@ GROUPS: dict[str, dict[str, Archive]] = {
 }
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ("*.json", "*.txt", "*.model", "*.md", "LICENSE*")
-_HUB_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")  # these where there are none of those
+_HUB_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")  # used if there are none of the above
 
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Where archives are taken from and kept."""
+    """Where archives come from and where they are kept."""
 
     mirror: str = ""
-    """A base URL, or a folder, that has the archives under their own file names; empty: where
-    they were published."""
+    """A base URL or folder with the archives under their file names; empty: where they were
+    published."""
     cache: Path = Path("~/.cache/palm_ds")
     """Downloaded archives stay here."""
     patience: Patience = PATIENCE
 
 
 def places_from_environment() -> Places:
-    """PALM_MIRROR, and the user's cache folder (XDG_CACHE_HOME). Nothing else reads them."""
+    """The places given by PALM_MIRROR and XDG_CACHE_HOME; only this function reads them."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "palm_ds"
     return Places(mirror=os.environ.get("PALM_MIRROR", ""), cache=cache)
 
 
 def ls(item: str = "all", scope: str = "all") -> None:
-    """Print what can be downloaded: all groups or one, all of its names or one."""
+    """Print the available models: of all groups or one, all names or one."""
     groups = GROUPS if item.lower() == "all" else {_group(item): GROUPS[_group(item)]}
     for group, archives in groups.items():
         names = archives if scope.lower() == "all" else [_name(scope, archives)]
@@ -124,23 +125,23 @@ def download(
 ) -> Path:
     """Download a pretrained model; returns its folder, `path`/pretrain/NAME.
 
-    `item` is a group and `scope` a name in it or `all`, as in PaddlePALM, or `item` is a name by
-    itself; names in any case, also PaddlePALM's former ones (`ernie-en-uncased-large`,
-    `bert-cn-base`). `org/name` is a repository of the Hugging Face hub,
+    `item` is a group and `scope` a name in it or `all`, as in PaddlePALM, or `item` is a name on
+    its own. Names may have any case, and PaddlePALM's former ones are known
+    (`ernie-en-uncased-large`, `bert-cn-base`). `org/name` is a repository of the Hugging Face Hub,
     at `revision`. `places`: by default PALM_MIRROR and the user's cache folder. `again`: even if
-    the folder is there. Raises UserError in one line.
+    the folder exists. Raises UserError with one line.
     """
     path, places = Path(path), places or places_from_environment()
     if _HUB_NAME.fullmatch(item):
         folder = path / "pretrain" / item
         return _made(folder, lambda folder: _from_hub(item, folder, revision), places, again)
     if revision is not None:
-        raise UserError(f"revision: {item} has none; the hub's `org/name` have")
+        raise UserError(f"revision: only for `org/name` on the Hub, not for {item}")
     if item.lower() not in GROUPS and item.lower() != "all":
         return _from_archive(_name(item, PRETRAIN), path / "pretrain", places, again)
     groups = list(GROUPS) if item.lower() == "all" else [_group(item)]
     if item.lower() != "all" and not GROUPS[groups[0]]:
-        raise UserError(f"{item}: PaddlePALM has the group, but nothing in it")
+        raise UserError(f"{item}: this PaddlePALM group is empty")
     for group in groups:
         names = GROUPS[group] if scope.lower() == "all" else [_name(scope, GROUPS[group])]
         found = [_from_archive(name, path / group, places, again) for name in names]
@@ -159,7 +160,7 @@ def _group(item: str) -> str:
 
 
 def _name(given: str, archives: dict[str, Archive]) -> str:
-    """The name as it is listed. Any case will do, `cn` for `zh`, and PaddlePALM's former names."""
+    """The listed name for a name in any case, with `cn` for `zh`, or a former name."""
     known = {name.lower(): name for name in archives}
     known |= {old: name for old, name in _FORMER_NAMES.items() if name in archives}
     plain = re.sub(r"(?<=-)cn(?=-|$)", "zh", given.lower().replace("_", "-"))
@@ -167,7 +168,7 @@ def _name(given: str, archives: dict[str, Archive]) -> str:
         near = suggest(plain, known)
         for lower, name in known.items():
             near = near.replace(f'"{lower}"', f'"{name}"')
-        raise UserError(f'no "{given}" to download{near}')
+        raise UserError(f'no model "{given}"{near}')
     return known[plain]
 
 
@@ -175,7 +176,7 @@ def _name(given: str, archives: dict[str, Archive]) -> str:
 
 
 def _from_archive(name: str, group: Path, places: Places, again: bool) -> Path:
-    """One name's folder, from the mirror folder, the cache, or the network."""
+    """Download one name, from the mirror folder, the cache or the network; returns its folder."""
 
     def make(folder: Path) -> None:
         file, url = _archive_file(name, places)
@@ -191,8 +192,8 @@ def _from_archive(name: str, group: Path, places: Places, again: bool) -> Path:
 
 
 def _made(folder: Path, make: Callable[[Path], None], places: Places, again: bool) -> Path:
-    """A folder that is there, or is made by one process at a time. The lock is in the cache, not
-    beside the folder."""
+    """Make a folder unless it exists; one process at a time does. The lock is in the cache, not
+    next to the folder."""
     if again or not _there(folder):
         mark = hash_of(str(folder.absolute()).encode()).hexdigest()[:16]
         with locked(places.cache.expanduser() / "locks" / mark, str(folder)):
@@ -202,7 +203,7 @@ def _made(folder: Path, make: Callable[[Path], None], places: Places, again: boo
 
 
 def _archive_file(name: str, places: Places) -> tuple[Path, str]:
-    """The archive as a file, and the address it came from; empty for a mirror folder."""
+    """The archive as a file, and its URL (empty for a mirror folder)."""
     archive = PRETRAIN[name]
     if places.mirror and "://" not in places.mirror:
         file = Path(places.mirror).expanduser() / archive.file
@@ -223,7 +224,7 @@ def _archive_file(name: str, places: Places) -> tuple[Path, str]:
 
 
 def _cached(url: str, cache: Path) -> Path:
-    """A file of its own for each address: what one mirror sent is not taken for another's."""
+    """The file in the cache: one per URL, so that mirrors are not mixed up."""
     mark = hash_of(url.rpartition("/")[0].encode()).hexdigest()[:8]
     return cache.expanduser() / "archives" / mark / url.rpartition("/")[2]
 
@@ -262,18 +263,18 @@ def _bar(name: str) -> Iterator[Progress]:
         yield lambda done, total: bars.update(task, completed=done, total=total)
 
 
-# ---- the hub ----
+# ---- the Hub ----
 
 
 def _from_hub(name: str, folder: Path, revision: str | None) -> None:
-    """A copy of the hub's snapshot: huggingface_hub has its own cache, resumes, and knows
+    """Copy a snapshot of the Hub. huggingface_hub has its own cache, resumes downloads, and knows
     HF_HUB_OFFLINE, tokens and mirrors."""
     for weights in _HUB_WEIGHTS:
         snapshot = _snapshot(name, revision, [*_HUB_FILES, weights])
         if any(snapshot.glob(weights)):
             break
     else:
-        raise UserError(f"{name}: holds no {' and no '.join(_HUB_WEIGHTS)}")
+        raise UserError(f"{name}: contains no {' and no '.join(_HUB_WEIGHTS)}")
     files = {file for pattern in (*_HUB_FILES, weights) for file in snapshot.glob(pattern)}
     _publish(folder, lambda part: _copy(files, part))
 
@@ -294,19 +295,17 @@ def _snapshot(name: str, revision: str | None, patterns: list[str]) -> Path:
     try:
         return Path(huggingface_hub.snapshot_download(name, revision=revision, **here))
     except errors.GatedRepoError:
-        why = (
-            "its owner wants to be asked first: do so on the hub, then log in with `hf auth login`"
-        )
+        why = "it is gated: request access on the Hub, then log in with `hf auth login`"
     except errors.RepositoryNotFoundError:
-        why = "the hub has no such repository, or it is private"
+        why = "the Hub has no such repository, or it is private"
     except errors.RevisionNotFoundError:
-        why = f"no revision {revision!r} there"
+        why = f"it has no revision {revision!r}"
     except errors.LocalEntryNotFoundError as error:
         offline = huggingface_hub.is_offline_mode()
-        why = "HF_HUB_OFFLINE is set" if offline else "the hub cannot be reached"
+        why = "HF_HUB_OFFLINE is set" if offline else "the Hub cannot be reached"
         if isinstance(error.__cause__, errors.HfHubHTTPError):
-            why = f"the hub cannot answer ({str(error.__cause__).splitlines()[0]})"
-        why += ", and the cache of the hub does not hold it whole"
-    except Exception as error:  # of several libraries; all say that it did not come
+            why = f"the Hub cannot answer ({str(error.__cause__).splitlines()[0]})"
+        why += ", and the Hub's cache does not have all of it"
+    except Exception as error:  # from several libraries; each means that the download failed
         why = (str(error).splitlines() or [type(error).__name__])[0]
     raise UserError(f"{name}: {why}") from None

@@ -2,7 +2,7 @@
 
     file.part        the bytes so far           file.part.json   their URL and version
     file.lock        held by the process that downloads
-    file             whole or absent
+    file             complete or absent
 
 If the server ignores `Range` or has a new version of the file, the download restarts from 0. Not
 `pooch`, which has no resume and no lock, nor huggingface_hub's `http_get`, which can join bytes of
@@ -38,7 +38,7 @@ Progress = Callable[[int, int | None], None]
 """Called with the bytes so far and, if known, the size of the whole file."""
 
 _CHUNK = 1 << 18
-_AGAIN = {408, 425, 429, 500, 502, 503, 504}  # worth another try
+_AGAIN = {408, 425, 429, 500, 502, 503, 504}  # worth a retry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,11 +75,11 @@ def fetch(
     patience: Patience = PATIENCE,
     progress: Progress = lambda done, total: None,
 ) -> Path:
-    """Downloads `url` as `file`, unless the file exists; returns it.
+    """Download `url` to `file` unless it exists; returns the file.
 
-    Other processes wait for the one that downloads. Raises UserError in one line: the server's
-    answer, an unreachable host, a full disk, a wrong size or hash. After a broken connection the
-    partial file is kept, a wrong file never is.
+    Other processes wait for the one that downloads. Raises UserError with one line: the server's
+    answer, an unreachable host, a full disk, a wrong size or hash. The partial file is kept after a
+    broken connection; a wrong file never is.
     """
     if not re.match(r"https?://[^/\s]+/\S*$", url, re.IGNORECASE):
         raise UserError(f"{url}: not an http or https address")
@@ -135,7 +135,7 @@ class _PartialFile:
         return self.path.stat().st_size if self.path.exists() else 0
 
     def _recall(self) -> None:
-        """Reads what `remember` wrote; bytes of another or unknown URL are deleted."""
+        """Read what `remember` wrote; bytes of another or unknown URL are deleted."""
         try:
             about = json.loads(self.about.read_text("utf-8"))
             url, version, total = (about[key] for key in ("url", "version", "total"))
@@ -184,7 +184,7 @@ def _one_try(part: _PartialFile, patience: Patience, progress: Progress) -> None
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Redirects stay with http and https, and never leave https."""
+    """Follows redirects only to http and https, and never from https to http."""
 
     def redirect_request(
         self,
@@ -208,8 +208,8 @@ def _open(url: str, headers: dict[str, str], timeout: float) -> HTTPResponse:
 
 
 def _resume_or_restart(part: _PartialFile, response: HTTPResponse) -> int | None:
-    """Resumes the partial file or restarts it, as the answer allows; returns the size of the
-    whole file, if known."""
+    """Resume the partial file or restart it, as the answer allows; returns the size of the complete
+    file, if known."""
     version = _version(response.headers)
     length = response.headers.get("Content-Length", "")
     if response.status == 206:
@@ -267,7 +267,7 @@ def _read(
             done += len(chunk)
             if done > (patience.most if total is None else total):
                 part.forget()
-                raise UserError(f"{part.url}: the server sends more than it should")
+                raise UserError(f"{part.url}: the server sends more than it announced")
             with _writing(part.path):
                 file.write(chunk)
                 file.flush()
@@ -277,13 +277,13 @@ def _read(
 
 
 def _http_error(part: _PartialFile, error: urllib.error.HTTPError) -> None:
-    if error.code == 416:  # nothing beyond the part: it is the whole, or of another file
+    if error.code == 416:  # nothing after the partial file: it is complete, or of another file
         whole = re.fullmatch(r"bytes \*/(\d{1,18})", error.headers.get("Content-Range", "").strip())
         if whole and int(whole[1]) == part.done:
             return
         part.forget()
-        raise _RetryableError("the server has nothing after the bytes that are here", wait=0)
-    said = f"the server says {error.code} {_line(error.reason)}"
+        raise _RetryableError("the server has nothing after the bytes received so far", wait=0)
+    said = f"the server answered {error.code} {_line(error.reason)}"
     if error.code in _AGAIN:
         asked = error.headers.get("Retry-After", "")
         raise _RetryableError(said, wait=float(asked) if asked.isdecimal() else None)
@@ -310,7 +310,7 @@ def _line(said: object) -> str:
 def _check(part: _PartialFile, sha256: str | None) -> None:
     wrong, size = "", part.known_size
     if size not in (None, part.done):
-        wrong = f"{part.done:,} bytes came, {size:,} expected"
+        wrong = f"{part.done:,} bytes received, {size:,} expected"
     elif sha256 is not None:
         found = sha256_of_file(part.path)
         if found != sha256.lower():
@@ -322,8 +322,8 @@ def _check(part: _PartialFile, sha256: str | None) -> None:
 
 @contextmanager
 def locked(file: Path, name: str) -> Iterator[None]:
-    """One process at a time, by `file`.lock; the lock ends with its process, however that ends.
-    `name`: what the others wait for."""
+    """One process at a time, by `file`.lock, which is released when its process ends in any way.
+    `name`: shown to those that wait."""
     with _writing(file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
         handle = file.with_name(file.name + ".lock").open("ab")
@@ -338,7 +338,7 @@ def locked(file: Path, name: str) -> Iterator[None]:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """A full disk or a folder without write access is not the connection's fault."""
+    """Turn a full disk or a folder without write access into a UserError: a retry does not help."""
     try:
         yield
     except OSError as error:

@@ -1,1 +1,1 @@
-"""Checkpoints of others, read and written: one file a format (contents.py says what they share)."""
+"""Checkpoint formats, one module or folder each; contents.py is what they all open to."""

@@ -39,7 +39,7 @@ class TensorEntry:
     read: Callable[[], torch.Tensor]
     """Returns the values in the checkpoint's dtype and palm_ds's orientation."""
     transform: str = ""
-    """What is done to the source tensors: `transposed`, `three in one`, ...; empty: nothing."""
+    """How the source tensors are transformed: `transposed`, `three in one`, ...; may be empty."""
 
 
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
@@ -115,7 +115,7 @@ class CheckpointContents:
 
     path: Path
     format: str
-    """Human-readable: `Hugging Face ErnieForMaskedLM`, `ERNIE, a file a variable`, ..."""
+    """Human-readable: `Hugging Face ErnieForMaskedLM`, `ERNIE, one file per variable`, ..."""
     config: EncoderConfig
     entries: Mapping[str, TensorEntry]
     heads: Mapping[str, HeadInfo] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class CheckpointContents:
     export_task: str = ""
     """The default task: texts that name no task get its row of the task embedding."""
     skipped: Mapping[str, str] = field(default_factory=dict)
-    """{source name: why it is skipped}: optimizer state, a copy of a tied tensor, no place here."""
+    """{source name: why it is skipped}: optimizer state, copy of a tied tensor, unknown, ..."""
     tokenizer: Path | None = None
     """A vocab.txt, tokenizer.json or sentencepiece model, or a folder with one of them."""
     extras: Extras = Extras()

@@ -46,7 +46,7 @@ class Format:
     open: Callable[..., CheckpointContents]
     """(path, **options) -> CheckpointContents; no value is read yet."""
     export: Callable[[CheckpointContents, ExportOptions], Export] | None = None
-    """Plans an export into this format; None means read-only."""
+    """Plans an export to this format; None means read-only."""
     run: Callable[..., RunnableCheckpoint] | None = None
     """(contents, task_id=) -> the checkpoint in its format's own library; None means that it runs
     in palm_ds's encoder."""

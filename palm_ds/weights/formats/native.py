@@ -1,11 +1,11 @@
-"""Our own: folders of weights, and the checkpoints of a run.
+"""The palm_ds format: weights folders, and the checkpoints of a run.
 
     weights/                      weights.json + weights.safetensors (+ tokenizer/)
-    RUN                           its weights/ where it is done, else its newest good checkpoint
+    RUN                           its weights/ if it is finished, else its latest good checkpoint
     RUN/checkpoints/step_N        shards by name, of any number of processes and any ZeRO stage
 
-A checkpoint's values are put together parameter by parameter, so what it takes to read one is its
-largest parameter; its moments stay behind. Files are hashed before anything is read from them.
+A checkpoint is read parameter by parameter, so the largest one decides the memory it takes;
+optimizer moments are skipped. Files are hashed before anything is read from them.
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ _CLASSES = ("out.weight", "out.bias")
 
 
 def recognises(path: Path) -> bool:
-    """A weights/ folder, a checkpoint, a folder of checkpoints, or a run folder with either."""
+    """Whether it is a weights/ folder, a checkpoint, a folder of checkpoints, or a run folder."""
     return _is_checkpoint(path) or (path / INFO).is_file() or _within(path) is not None
 
 
 def open_contents(
     path: Path, *, tokenizer: Path | None = None, eps: float | None = None
 ) -> CheckpointContents:
-    """What a folder of weights, a run, or one of its checkpoints holds.
+    """Open a weights folder, a run, or one of its checkpoints.
 
-    `tokenizer`: the file or folder of the one it was trained with (checkpoints know only its
-    fingerprint, which is compared). `eps`: of LayerNorm, where the target's must be accepted.
-    Raises UserError where anything is missing or damaged.
+    `tokenizer`: the tokenizer it was trained with, as a file or folder; a checkpoint has only its
+    fingerprint, which must match. `eps` overrides the LayerNorm eps of the config. Raises UserError
+    if anything is missing or damaged.
     """
     return with_eps(_opened(Path(path), tokenizer), eps)
 
@@ -87,7 +87,7 @@ def _opened(path: Path, tokenizer: Path | None) -> CheckpointContents:
         raise UserError(f"{path}: no {INFO} and no checkpoint")
     if (within / INFO).is_file():
         return _opened(within, tokenizer)
-    # What a save that died has left is nobody's business here; a bad checkpoint is.
+    # Leftovers of an interrupted save do not matter here; a bad checkpoint does.
     said: list[str] = []
     found = checkpoint.latest_good(within, group=checkpoint.SINGLE_PROCESS, warn=said.append)
     assert found is not None, "there was a checkpoint a moment ago"
@@ -100,7 +100,7 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def _within(path: Path) -> Path | None:
-    """The folder inside a run folder that has the weights, or the folder of checkpoints."""
+    """A run's weights folder, else its folder of checkpoints."""
     if (path / "weights" / INFO).is_file():
         return path / "weights"
     folders = [folder for folder in (path / _CHECKPOINTS, path) if checkpoint.steps_in(folder)]
@@ -134,7 +134,7 @@ def _files_in(folder: Path) -> dict[str, Path]:
 
 
 def _filled(config: EncoderConfig, words: tuple[int, ...] | None, where: Path) -> EncoderConfig:
-    """The numbers with the words that the table has, where they do not say."""
+    """The config with `vocab_size` taken from the token embeddings if it has none."""
     if config.vocab_size is not None:
         return config
     if not words:
@@ -154,7 +154,7 @@ def _from_checkpoint(
     shapes = {name: shapes[name] for name in ordered(shapes)}
     for name, shape in shapes.items():
         if name not in stored or not stored.covers(name) or stored.size(name) != prod(shape):
-            raise UserError(f"{found.path}: {name}: some of its values are in none of the files")
+            raise UserError(f"{found.path}: {name}: some of its values are missing")
     entries = {
         name: TensorEntry(
             source_names=(name,),
@@ -163,7 +163,7 @@ def _from_checkpoint(
         )
         for name in shapes
     }
-    unknown = {name: "of a head this version does not know" for name in names if name not in shapes}
+    unknown = {name: "part of an unknown kind of head" for name in names if name not in shapes}
     contents = CheckpointContents(
         path=found.path,
         format=f"palm_ds checkpoint of step {found.step:,}",
@@ -183,7 +183,7 @@ def _from_checkpoint(
 
 
 def signature_in(found: checkpoint.VerifiedCheckpoint) -> dict[str, Any]:
-    """What a checkpoint's weights belong to (`train.extend.ModelSignature`). Raises UserError."""
+    """The model that a checkpoint belongs to (`train.extend.ModelSignature`). Raises UserError."""
     signature = found.state.get("signature", found.state.get("lineage"))  # its earlier name
     if not isinstance(signature, dict) or not isinstance(signature.get("backbone"), dict):
         raise UserError(f"{found.path}: {checkpoint.MANIFEST} does not describe the encoder")
@@ -204,13 +204,13 @@ def _whole(stored: ShardReader, name: str, shape: tuple[int, ...]) -> torch.Tens
 def _shapes(
     names: Iterable[str], stored: ShardReader, config: EncoderConfig
 ) -> dict[str, tuple[int, ...]]:
-    """The shapes of an early checkpoint, which stored none: values lie end to end, and matrices of
-    the standard encoder and heads are as wide as the encoder."""
+    """The shapes of an early checkpoint, which stored only flat values: matrices of the standard
+    encoder and heads have hidden_size or intermediate_size columns."""
     found: dict[str, tuple[int, ...]] = {}
     for name in names:
         size = stored.size(name)
         if name.endswith(TRANSITIONS):
-            tags = isqrt(size + 1) - 1  # (tags + 2) * tags of them
+            tags = isqrt(size + 1) - 1  # size is (tags + 2) * tags
             found[name] = (tags + 2, tags)
             continue
         rows, over = divmod(size, _columns(name, config))
@@ -230,7 +230,7 @@ def _columns(name: str, config: EncoderConfig) -> int:
 
 
 def _tokenizer_of(path: Path, given: Path | None, fingerprint: str | None) -> Path | None:
-    """The one given, or that of a finished run, where it is the one of the checkpoint."""
+    """The given tokenizer, or the finished run's, if it has the checkpoint's fingerprint."""
     beside = path.parent.parent / "weights" / "tokenizer"
     found = Path(given) if given else beside if beside.is_dir() else None
     if found is None or fingerprint is None:
@@ -238,7 +238,7 @@ def _tokenizer_of(path: Path, given: Path | None, fingerprint: str | None) -> Pa
     if load_tokenizer(found).fingerprint == fingerprint:
         return found
     if given:
-        raise UserError(f"{path}: was trained with another tokenizer than {given}")
+        raise UserError(f"{path}: was trained with a tokenizer other than {given}")
     return None
 
 
@@ -247,7 +247,7 @@ def heads_of(
     token_heads: Iterable[str],
     outputs: Mapping[str, HeadOutputs],
 ) -> dict[str, HeadInfo]:
-    """The heads that these parameters make, in their order."""
+    """The heads that these parameters form, in their order."""
     parts: dict[str, set[str]] = {}
     for name in shapes:
         if name.startswith("heads."):
@@ -273,8 +273,8 @@ _TOP = ("word", "position", "segment", "task", "norm")
 
 
 def ordered(names: Iterable[str]) -> list[str]:
-    """Names in the model's order, the heads by their names: whoever stored them in whatever
-    order, what is written of them is the same."""
+    """Names in the model's order, heads alphabetically, so that the written file does not depend on
+    the order in the source."""
 
     def key(name: str) -> tuple[Any, ...]:
         first, _, rest = name.partition(".")
@@ -299,8 +299,8 @@ def write(
     dtype: torch.dtype = torch.float32,
     **made_by: str | list[str],
 ) -> None:
-    """A weights/ folder of what was opened, one tensor after another: it takes the memory of the
-    largest. `folder` is there and empty; who calls publishes it."""
+    """Write a weights/ folder into an empty folder, one tensor at a time: the largest one decides
+    the memory it takes. The caller publishes the folder."""
     info = WeightsInfo(
         backbone=contents.config,
         task_ids=dict(contents.task_ids),
@@ -336,7 +336,7 @@ def _one(entry: TensorEntry) -> tuple[torch.Tensor]:
 def _export(contents: CheckpointContents, target: ExportOptions) -> Export:
     for name in ("family", "head", "head_class", "words"):
         if value := getattr(target, name):
-            raise UserError(f"{name}: {value!r} is for another target; palm_ds takes all there is")
+            raise UserError(f"{name}: {value!r} does not apply: palm_ds keeps every tensor")
     dtype = TORCH_DTYPES[target.dtype or "float32"]
     made_by = {"palm_ds": __version__, "converted_from": contents.format}
 

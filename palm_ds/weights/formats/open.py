@@ -1,6 +1,6 @@
 """Opens a checkpoint of any format: the table of formats.
 
-open_checkpoint("somebodys/weights") ──> CheckpointContents
+open_checkpoint("any/checkpoint") ──> CheckpointContents
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from palm_ds.weights.formats.tensorflow.format import FORMAT as TENSORFLOW
 from palm_ds.weights.formats.weights_info import INFO, WeightsInfo
 
 FORMATS: tuple[Format, ...] = (DEEPSPEED, native.FORMAT, PADDLE, HUGGINGFACE, TENSORFLOW)
-"""In the order in which they are asked: DeepSpeed's shards may have a weights.json beside them."""
+"""In the order in which they are tried: a folder of DeepSpeed shards may have a weights.json."""
 
 
 def open_checkpoint(path: str | Path, **options: Any) -> CheckpointContents:
-    """The contents of a checkpoint of any format.
+    """Open a checkpoint of any format.
 
-    `options` are those of its format (`eps`, `config`, `tokenizer`, ...); None means not given.
+    `options` depend on the format (`eps`, `config`, `tokenizer`, ...); None means not given.
     Raises UserError if no format recognises the path, or an option is not one of its format's.
     """
     path = Path(path)
@@ -39,7 +39,7 @@ def open_checkpoint(path: str | Path, **options: Any) -> CheckpointContents:
 
 
 def read_info(path: str | Path) -> WeightsInfo:
-    """Encoder, tasks and origin of a checkpoint; foreign formats know only their encoder."""
+    """Encoder, tasks and origin of a checkpoint; only palm_ds's own formats have the latter two."""
     path = Path(path)
     if (path / INFO).is_file():
         return weights_info.read_info(path / INFO)
@@ -53,7 +53,7 @@ def read_info(path: str | Path) -> WeightsInfo:
 
 
 def format_of(path: Path) -> Format:
-    """The format of a checkpoint. Raises UserError if it is none that is known."""
+    """The format of a checkpoint. Raises UserError if no format recognises it."""
     try:
         if not path.exists() and not path.parent.is_dir():
             raise UserError(f"{path}: no such file or folder")
@@ -64,7 +64,7 @@ def format_of(path: Path) -> Format:
             return each
     check_not_other(path)
     if (path / CONFIG).is_file():
-        return HUGGINGFACE  # its reader says what is wrong with the folder
+        return HUGGINGFACE  # its reader explains what is wrong with the folder
     if not path.exists():
         raise UserError(f"{path}: no such file or folder")
     wanted = "; ".join(each.looks_for for each in FORMATS)
@@ -74,7 +74,7 @@ def format_of(path: Path) -> Format:
 def _check_options(found: Format, given: Mapping[str, Any], path: Path) -> None:
     for name in given:
         if name not in found.options:
-            near = suggest(name, found.options) if found.options else "; it has none"
+            near = suggest(name, found.options) if found.options else "; it has no options"
             raise UserError(f"{path}: {found.name}: no option {name!r}{near}")
     eps = given.get("eps", 1.0)
     if not 0 < eps <= 1:

@@ -1,4 +1,4 @@
-"""A checkpoint that can be run: on some texts it gives what its layers and heads compute.
+"""Checkpoints that can be run: they return what each layer and head computes on some texts.
 
 in_palm_ds(contents).open()(texts) ──> {"embeddings": ..., "layer 1": ..., "pooled": ...,
                                        "head masked_words": ...}   real tokens only, fp32
@@ -37,7 +37,7 @@ class Texts:
     real: torch.Tensor
 
     def at(self) -> torch.Tensor:
-        """Some real tokens, as flat places: where words are guessed."""
+        """Flat positions of some real tokens: where the masked-LM head is applied."""
         places = self.real.flatten().nonzero().flatten()
         return places[:: max(len(places) // _MASKED_AT, 1)]
 
@@ -55,15 +55,15 @@ class RunnableCheckpoint:
 
 
 def in_palm_ds(contents: CheckpointContents, *, task_id: int = 0) -> RunnableCheckpoint:
-    """Any checkpoint, in our own encoder."""
-    name = f"our encoder with {contents.format}"
+    """Any checkpoint, run in palm_ds's encoder."""
+    name = f"palm_ds's encoder with {contents.format}"
     return RunnableCheckpoint(
         name=name, contents=contents, open=lambda: _InPalmDs(contents, task_id)
     )
 
 
 class _InPalmDs:
-    """Our encoder with a checkpoint's values."""
+    """The encoder with a checkpoint's values."""
 
     def __init__(self, contents: CheckpointContents, task_id: int):
         self.contents, self.task_id = contents, task_id
@@ -114,7 +114,7 @@ class _InPalmDs:
         return outputs
 
     def _words(self, name: str, rows: torch.Tensor) -> torch.Tensor:
-        """(n, words): the scores of a masked-word head."""
+        """(positions, vocabulary): the scores of a masked-LM head."""
         with torch.device("meta"):
             head = MaskedLMHead(self.backbone)
         prefix = f"heads.{name}."

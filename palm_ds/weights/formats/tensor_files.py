@@ -193,7 +193,7 @@ def _line(error: BaseException) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorGroup:
-    """Tensors that are made together, such as query, key and value from one qkv matrix."""
+    """Tensors that are computed together, such as query, key and value from one qkv matrix."""
 
     names: tuple[str, ...]
     shape: tuple[int, ...]

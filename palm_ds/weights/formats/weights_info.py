@@ -20,7 +20,7 @@ _VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsInfo:
-    """What weights.json says."""
+    """The content of weights.json."""
 
     backbone: EncoderConfig
     task_ids: Mapping[str, int] = field(default_factory=dict)
@@ -28,9 +28,9 @@ class WeightsInfo:
     export_task: str = ""
     """The task whose task embedding texts get that say no other (a recipe's `export_task`)."""
     token_heads: tuple[str, ...] = ()
-    """The heads of classes that read tokens; the others read whole texts, through the pooler."""
+    """Classification heads that read tokens; the others read whole texts through the pooler."""
     heads: Mapping[str, HeadOutputs] = field(default_factory=dict)
-    """What the scores of the heads over classes mean, where it is known."""
+    """What the scores of the classification heads mean, as far as known."""
     extra_config: Mapping[str, Any] = field(default_factory=dict)
     """Entries of a Hugging Face folder's config.json, for when it becomes one again."""
     made_by: Mapping[str, Any] = field(default_factory=dict)
@@ -40,37 +40,38 @@ class WeightsInfo:
 
     @property
     def task_id(self) -> int:
-        """The row of the task embedding that `export_task` has; 0 where nothing is known."""
+        """The row of the task embedding of `export_task`; 0 if unknown."""
         return self.task_ids.get(self.export_task, 0)
 
     def record(self) -> dict[str, Any]:
-        """The content of weights.json."""
+        """Plain values for JSON."""
         plain = {**asdict(self), "task_ids": dict(self.task_ids)}
         return {"format": _VERSION, **plain, "heads": outputs_record(self.heads)}
 
 
 def outputs_record(heads: Mapping[str, HeadOutputs]) -> dict[str, dict[str, Any]]:
-    """Plain values for JSON; heads of which nothing is known are left out."""
+    """Plain values for JSON, without heads of which nothing is known."""
     return {name: record for name, outputs in heads.items() if (record := outputs.record())}
 
 
 def read_outputs(values: object, where: str) -> dict[str, HeadOutputs]:
-    """What `outputs_record` wrote; nothing where older versions wrote nothing. Raises UserError."""
+    """Read what `outputs_record` wrote; empty if an older version wrote nothing. Raises
+    UserError."""
     if not isinstance(values, dict):
         return {}
     return {name: parse(HeadOutputs, each, f"{where}.{name}") for name, each in values.items()}
 
 
 def read_info(path: Path) -> WeightsInfo:
-    """A weights.json. Raises UserError."""
+    """Read a weights.json. Raises UserError."""
     about = read_json(path)
     if about.get("format") != _VERSION:
         raise UserError(f"{path}: format {about.get('format')!r}; this version reads {_VERSION}")
     if not isinstance(about.get("backbone"), dict):
-        raise UserError(f"{path}: no `backbone`, the encoder's numbers")
+        raise UserError(f"{path}: has no `backbone`, the encoder's config")
     keys = ("task_ids", "head_of", "extra_config", "made_by", "recipe")
     rest = {key: about[key] for key in keys if isinstance(about.get(key), dict)}
-    if isinstance(about.get("export_task"), str):  # folders written before it have none
+    if isinstance(about.get("export_task"), str):  # older folders have none
         rest["export_task"] = about["export_task"]
     if isinstance(about.get("token_heads"), list):
         rest["token_heads"] = tuple(map(str, about["token_heads"]))

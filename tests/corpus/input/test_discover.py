@@ -1,4 +1,4 @@
-"""Pairs and dialogues: documents, sentences and annotations, in every kind of file."""
+"""Pairs and dialogues: documents, sentences and annotations, in every file format."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def sentences(corpus: Corpus, number: int) -> list[str]:
 
 
 def column(corpus: Corpus, name: str, number: int) -> list[int]:
-    """The annotation's value in each sentence, which is constant in it."""
+    """The annotation's value in each sentence, which must be constant in it."""
     _, piece = corpus.document(number, [name])
     first, last = corpus.first_sentence[number : number + 2]
     edges = corpus.sentence_starts[first : last + 1] - piece.start
@@ -148,7 +148,7 @@ def test_the_shape_of_discovery(tmp_path: Path, vocabulary: str) -> None:
     assert column(corpus, "label", 0) == [1, 1]
 
 
-def test_labels_that_are_numbers_are_in_their_order(tmp_path: Path, vocabulary: str) -> None:
+def test_numeric_labels_are_sorted_as_numbers(tmp_path: Path, vocabulary: str) -> None:
     labels = [10, "9", -1, "no", 2, True]
     rows = [{"text_a": "a", "text_b": "b", "label": label} for label in labels]
     (tmp_path / "a.jsonl").write_bytes(jsonl(rows))
@@ -271,7 +271,7 @@ def test_bad_pairs_are_listed(
     assert [(e["line"], reason in e["reason"]) for e in entry] == [(3, True)]
 
 
-def test_a_quote_that_does_not_close(tmp_path: Path, vocabulary: str) -> None:
+def test_an_unclosed_quote(tmp_path: Path, vocabulary: str) -> None:
     (tmp_path / "a.csv").write_text('text_a,text_b,label\na,b,x\nc,"d,x\ne,f,x\n')
     corpus = made(tmp_path / "a.csv", vocabulary, format="pairs")
     assert len(corpus) == 1
@@ -323,7 +323,7 @@ def test_dialogues(shape: str, field: str, tmp_path: Path, vocabulary: str) -> N
 
 
 def dialogue_files(folder: Path) -> dict[str, Path]:
-    """The same dialogues in every kind of file."""
+    """The same dialogues in every file format."""
     rows = [{"talk": [["u", f"turn {i} a."], ["s", "ok"]] * (i % 4 + 1)} for i in range(30)]
     named = [{"talk": [{"speaker": s, "text": t} for s, t in row["talk"]]} for row in rows]
     files = {name: folder / name for name in ("a.jsonl", "b.json", "c.parquet", "d.jsonl.gz")}
@@ -376,7 +376,7 @@ def test_bad_dialogues_are_listed(
     assert reason in entry["reason"] and entry.get("line", entry.get("row", 0) + 1) == 2
 
 
-def test_parts_with_a_tokenizer_that_is_not_word_by_word(tmp_path: Path) -> None:
+def test_parts_with_a_tokenizer_that_does_not_split_into_words(tmp_path: Path) -> None:
     """Each part is encoded separately, whatever the model does at the start of a text."""
     from palm_ds.text.train_tokenizer import train_tokenizer
 
@@ -444,7 +444,7 @@ def test_an_empty_array(tmp_path: Path, vocabulary: str) -> None:
 # Real data --------------------------------------------------------------------------------------
 
 
-def test_real_dialogues_as_they_are(shared: Path, tmp_path: Path) -> None:
+def test_real_dialogues(shared: Path, tmp_path: Path) -> None:
     en, zh = (str(shared / "data/ernie" / name) for name in ("vocab_en.txt", "vocab.txt"))
     for name, tokenizer, dialogues, turns in (
         ("sgd/dialogues.jsonl", en, 1827, 24466),
@@ -465,7 +465,7 @@ def test_real_dialogues_as_they_are(shared: Path, tmp_path: Path) -> None:
         assert not roles[corpus.first_sentence[:-1]].any()  # the first speaker is 0
 
 
-def test_real_pairs_as_they_are(shared: Path, tmp_path: Path) -> None:
+def test_real_pairs(shared: Path, tmp_path: Path) -> None:
     tokenizer = str(shared / "data/ernie/vocab_en.txt")
     file = shared / "data/ernie/palm_test_data/match4mrqa_train.tsv"
     prepare(

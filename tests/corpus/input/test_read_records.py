@@ -1,4 +1,4 @@
-"""Reading every kind of input: nothing is lost between units or dropped silently."""
+"""Every input format: nothing is lost between units or dropped silently."""
 
 from __future__ import annotations
 

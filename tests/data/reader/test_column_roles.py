@@ -1,5 +1,4 @@
-"""Columns play roles by their names, by aliases, or as the settings say; values keep what they
-say."""
+"""Columns get roles by name, alias or settings; their values are preserved."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ def test_texts_by_alias(names: tuple[str, ...], tmp_path: Path) -> None:
         ({"tokens": ["a"], "ner_tags": [3]}, {"tokens": ["a"], "tags": ["3"]}),
     ],
 )
-def test_which_column_is_taken(
+def test_the_precedence_of_columns(
     row: dict[str, Any], expected: dict[str, Any], tmp_path: Path
 ) -> None:
     assert table_of(tmp_path, row)[0] == expected
@@ -67,7 +66,7 @@ def test_which_column_is_taken(
         ({"text_b": "label"}, {"text_b": "1"}),
     ],
 )
-def test_columns_are_what_the_settings_say(
+def test_columns_follow_the_settings(
     columns: dict[str, Any], expected: dict[str, Any], tmp_path: Path
 ) -> None:
     row = {"q": "x", "d": {"e": {"f": "y"}, "n": 2}, "g.h": "dotted", "label": 1}
@@ -88,22 +87,22 @@ def test_columns_are_what_the_settings_say(
         ("中 性", "中 性"),
     ],
 )
-def test_labels_are_text_and_lose_nothing(value: Any, expected: str, tmp_path: Path) -> None:
+def test_labels_become_text_without_loss(value: Any, expected: str, tmp_path: Path) -> None:
     assert table_of(tmp_path, {"text": "a", "label": value})[0]["label"] == expected
 
 
-def test_numbers_are_texts_where_texts_are_due(tmp_path: Path) -> None:
+def test_numbers_become_text_in_text_columns(tmp_path: Path) -> None:
     row = {"text_a": 13, "text_b": 1.5, "id": 4, "qid": " x "}
     assert table_of(tmp_path, row)[0] == {"text_a": "13", "text_b": "1.5", "id": 4, "qid": "x"}
 
 
-def test_spaces_are_stripped_where_asked(tmp_path: Path) -> None:
+def test_spaces_are_stripped_on_request(tmp_path: Path) -> None:
     row = {"text_a": "光 荣 ", "text_b": " a b", "label": "x y", "context": "c d"}
     table = table_of(tmp_path, row, strip_spaces=True)
     assert table[0] == {"text_a": "光荣", "text_b": "ab", "label": "x y", "context": "c d"}
 
 
-def test_texts_are_not_changed(tmp_path: Path) -> None:
+def test_texts_are_unchanged(tmp_path: Path) -> None:
     text = " a\u00a0 b\u2028 c\t"
     assert table_of(tmp_path, {"text_a": text})[0]["text_a"] == text
 
@@ -136,7 +135,7 @@ def test_empty_texts_are_kept_and_noted(tmp_path: Path) -> None:
     assert table.notes == (f"2 x empty text_a; the first: {tmp_path / 't.jsonl'}:2",)
 
 
-def test_a_column_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_column(tmp_path: Path) -> None:
     table = table_of(tmp_path, {"text_a": "a"})
     with pytest.raises(UserError, match="no column has the role label; the roles are text_a$"):
         table.column("label")

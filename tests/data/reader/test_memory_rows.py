@@ -1,4 +1,4 @@
-"""Rows in memory are a table like any other, and messages name the argument and the row."""
+"""Rows in memory are a table like any other; messages name the argument and the row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.reader import Table, TableSettings, open_table
 
 
-def test_the_same_rows_as_from_a_file(tmp_path: Path) -> None:
+def test_rows_in_memory_equal_those_of_a_file(tmp_path: Path) -> None:
     rows = [{"text_a": "a b", "label": np.int64(1)}, {"text_a": "c", "label": 0}]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps({**row, "label": int(row["label"])}) + "\n" for row in rows))

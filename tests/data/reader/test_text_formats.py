@@ -1,4 +1,4 @@
-"""Every format gives the same rows, whatever the file's line ends, compression or folder."""
+"""Every format gives the same rows, for any line ends, compression or folder."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def opened(folder: Path, name: str, contents: str | bytes, **settings: Any) -> T
 @pytest.mark.parametrize("ends", ["\n", "\r\n"])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 @pytest.mark.parametrize("compression", ["", ".gz", ".zst"])
-def test_lines_however_they_are_written(
+def test_line_ends_and_compression(
     name: str, text: str, ends: str, mark: str, compression: str, tmp_path: Path
 ) -> None:
     data = (mark + text.replace("\n", ends)).encode()
@@ -56,7 +56,7 @@ def test_lines_however_they_are_written(
     assert table.names == (path,) and table.notes == ()
 
 
-def test_the_last_line_need_not_end(tmp_path: Path) -> None:
+def test_the_last_line_needs_no_line_end(tmp_path: Path) -> None:
     for name, text in (("t.tsv", TSV), ("t.csv", CSV), ("t.jsonl", JSONL)):
         assert rows(opened(tmp_path, name, text[:-1])) == ROWS
 
@@ -77,7 +77,7 @@ def test_cells_of_several_lines(tmp_path: Path) -> None:
     assert table.where(1).endswith(":4")
 
 
-def test_quotes_in_tsv_are_letters_and_in_csv_quotes(tmp_path: Path) -> None:
+def test_quotes_are_plain_text_in_tsv_but_not_in_csv(tmp_path: Path) -> None:
     text = 'text_a\tlabel\n"a\t1\n5" of b\t2\n'
     assert opened(tmp_path, "t.tsv", text).column("text_a") == ['"a', '5" of b']
     table = opened(tmp_path, "q.tsv", 'text_a\tlabel\n"a\tb"\t1\n', format="csv", delimiter="\t")
@@ -100,7 +100,7 @@ def test_palms_and_ernies_layouts(tmp_path: Path) -> None:
     assert table[0] == {"text_a": "a", "text_b": "b", "text_b_neg": "c"}
 
 
-def test_palms_tags_are_found(tmp_path: Path) -> None:
+def test_palms_tag_format_is_detected(tmp_path: Path) -> None:
     text = "text_a\tlabel\na\x02b\tO\x02B-X\nc\tO\n"
     expected = [{"tokens": ["a", "b"], "tags": ["O", "B-X"]}, {"tokens": ["c"], "tags": ["O"]}]
     assert rows(opened(tmp_path, "t.tsv", text)) == expected
@@ -129,7 +129,7 @@ def test_conll(tmp_path: Path) -> None:
     assert rows(bare) == [{"tokens": ["a", "b"]}, {"tokens": ["c"]}]
 
 
-def test_conll_between_tabs_keeps_spaces(tmp_path: Path) -> None:
+def test_conll_with_tabs_keeps_spaces(tmp_path: Path) -> None:
     table = opened(tmp_path, "t.conll", "New York\tB-X\n\u3000\tO\r\n\r\n# text\nb\tO\n")
     assert table[0]["tokens"] == ["New York", "\u3000"] and table[1]["tokens"] == ["b"]
     crlf = opened(tmp_path, "r.conll", "a  O\r\n\r\nb O\r\n")
@@ -157,7 +157,9 @@ def test_squad_v2(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("start", "found"), [(-1, 2), (3, 2), (8, 9), (99, 9), (5, 2), (6, 9)])
-def test_a_moved_answer_is_the_nearest(start: int, found: int, tmp_path: Path) -> None:
+def test_a_misplaced_answer_moves_to_the_nearest_occurrence(
+    start: int, found: int, tmp_path: Path
+) -> None:
     row = {"context": "A cat, a cat.", "answers": [{"text": "cat", "answer_start": start}]}
     assert opened(tmp_path, "t.jsonl", json.dumps(row))[0]["answers"][0]["start"] == found
 
@@ -221,7 +223,7 @@ FEATURES = datasets.Features(
         "image": datasets.Value("binary"),
     }
 )
-MANY = 2500  # more than are read at once
+MANY = 2500  # more rows than one chunk
 
 
 @pytest.fixture
@@ -275,7 +277,7 @@ def test_parquet_and_arrow_files(dataset: datasets.Dataset, tmp_path: Path) -> N
     check_columns(open_table(str(file), settings), file.name)
 
 
-def test_plain_parquet_and_classes_that_are_unknown(tmp_path: Path) -> None:
+def test_plain_parquet_and_unknown_classes(tmp_path: Path) -> None:
     answers = {"text": ["b"], "answer_start": [2]}
     table = pa.table({"context": ["a b"], "question": ["?"], "answers": [answers]})
     pq.write_table(table, tmp_path / "t.parquet")
@@ -307,7 +309,7 @@ def test_many_files_in_order(tmp_path: Path) -> None:
     ]
 
 
-def test_the_fingerprint_is_of_what_is_read_and_how(tmp_path: Path) -> None:
+def test_the_fingerprint_covers_contents_and_settings(tmp_path: Path) -> None:
     first = opened(tmp_path, "a.tsv", TSV)
     assert opened(tmp_path, "b.tsv", TSV).fingerprint == first.fingerprint
     assert opened(tmp_path, "b.tsv", TSV + "1\tb\n").fingerprint != first.fingerprint

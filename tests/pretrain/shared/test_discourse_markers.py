@@ -1,4 +1,4 @@
-"""Markers: what is mined is what a reader with a list of markers would find, word by word."""
+"""Markers: mining finds what a reader with a list of markers would find, word by word."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_mining_finds_chinese_markers(shared_zh):
         assert known[marker] == label
 
 
-def test_large_corpora_are_looked_through_piece_by_piece(jumble, monkeypatch, tmp_path):
+def test_large_corpora_are_searched_in_parts(jumble, monkeypatch, tmp_path):
     classes = read_markers(list_file(tmp_path, "but\nand\nso"), "x")
     finder = Finder.of(classes, jumble)
     (whole_table,) = mine(jumble, finder, shortest=1, unmarked=-1)
@@ -161,7 +161,7 @@ def test_large_corpora_are_looked_through_piece_by_piece(jumble, monkeypatch, tm
 # Lists -----------------------------------------------------------------------------------------
 
 
-def test_a_list_is_read_as_written(tmp_path):
+def test_reading_a_list_of_markers(tmp_path):
     text = "# mine\nhowever\n\nAs_a_result, | so,  # two of one class\n但是\n"
     assert read_markers(list_file(tmp_path, text), "x") == [
         [Marker("however", False)],
@@ -170,7 +170,7 @@ def test_a_list_is_read_as_written(tmp_path):
     ]
 
 
-def test_spellings_know_capitals_and_what_stands_before():
+def test_spellings_cover_capitals_and_preceding_spaces():
     cased = wordpiece([*SPECIALS, "But", "but", "##ter", "B", "##ut"], lower=False)
     assert spellings("but", cased) == [(6,), (5,)]
     assert spellings("never", cased) == []  # cannot be written
@@ -178,8 +178,8 @@ def test_spellings_know_capitals_and_what_stands_before():
     assert [chinese.tokens(ids) for ids in spellings("但是", chinese)] == [["但", "是"]]
 
 
-def test_a_marker_that_is_in_part_unknown_is_not_looked_for():
-    """Pieces join what is unknown: of "。但是" they may leave "是" as all that is known."""
+def test_a_marker_with_unknown_tokens_is_not_searched_for():
+    """Pieces merge unknown characters: of "。但是" only "是" may remain as known."""
     backend = Backend(models.Unigram([*((t, -9.0) for t in SPECIALS), ("是", -1.0)], 1))
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
     pieces = Tokenizer(backend)
@@ -208,7 +208,7 @@ def test_a_wrong_list_is_one_clear_line(tmp_path, text, message):
 
 
 @pytest.mark.parametrize(("name", "classes"), [("en", 180), ("zh", 110)])
-def test_the_own_lists_are_long_and_clean(name, classes):
+def test_the_built_in_lists_are_long_and_clean(name, classes):
     lines = read_markers(name, "x")
     assert len(lines) >= classes
     for marker in (marker for line in lines for marker in line):
@@ -217,8 +217,8 @@ def test_the_own_lists_are_long_and_clean(name, classes):
         assert marker.text == marker.text.strip().lower()
 
 
-def test_the_own_lists_cover_those_that_others_use(shared):
-    """How much of other lists the own ones know; kinds of words differ, so not all."""
+def test_the_built_in_lists_cover_published_ones(shared):
+    """How much of other lists they contain; they classify words differently, so not all."""
     own = {m.text for line in read_markers("en", "x") for m in line}
     folder = shared / "data/lexicon"
     for file, share in (("discovery_markers_list", 0.8), ("discovery_pdtb_markers_list", 0.85)):
@@ -230,7 +230,7 @@ def test_the_own_lists_cover_those_that_others_use(shared):
     assert len(set(chinese) & own) / len(set(chinese)) > 0.5, sorted(set(chinese) - own)
 
 
-def test_the_lists_are_in_the_package_that_is_built(root, tmp_path):
+def test_the_lists_are_in_the_built_package(root, tmp_path):
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(root / name, tmp_path)
     shutil.copytree(root / "palm_ds", tmp_path / "palm_ds")
@@ -243,7 +243,7 @@ def test_the_lists_are_in_the_package_that_is_built(root, tmp_path):
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_another_tokenizer_finds_the_same_markers(shared, tmp_path, language):
-    """Where words have capitals and tokens carry the space before them."""
+    """With capitals in words and tokens that include the space before them."""
     name = {"en": "en/wikitext2_valid", "zh": "zh/niutrans_modern_from_classical"}[language]
     lines = (shared / f"data/corpus/{name}.jsonl").read_text("utf-8").split("\n")
     (tmp_path / "some.jsonl").write_text("\n".join(lines[:20] if language == "en" else lines[::40]))

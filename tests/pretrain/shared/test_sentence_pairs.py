@@ -1,4 +1,4 @@
-"""Ready-made pairs as they stand in the corpus, cut as BERT cuts, balanced by counting."""
+"""Ready-made pairs are used as they are, truncated as in BERT, balanced by counting."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def source(tmp_path_factory) -> Source:
     return whole(write_sentences(folder, TEXTS, tokenizer, ["no", "yes"], [1, 0, 1]))
 
 
-def test_ready_made_pairs_are_the_corpuss_documents(source):
+def test_ready_made_pairs_are_the_documents_of_the_corpus(source):
     assert pairs.is_ready_made(source)
     assert pairs.label_names(source) == ["no", "yes"]
     assert pairs.ready_made(source).tolist() == [[0, 6, 8, 1], [8, 10, 21, 0], [21, 22, 23, 1]]
@@ -55,7 +55,7 @@ def test_texts_are_cut_longest_first():
 
 
 @pytest.mark.parametrize("room", [5, 8, 11, 12, 15, 64])
-def test_layouts_are_exact_and_pairs_are_arranged_as_they_are(source, room):
+def test_layouts_are_exact_and_pairs_are_used_as_they_are(source, room):
     layouts = pairs.lay_out(pairs.ready_made(source), room)
     vocabulary = source.vocabulary
     for (_, texts), layout in zip(TEXTS, layouts, strict=True):
@@ -114,7 +114,7 @@ def test_every_pair_of_a_common_class_is_drawn_over_the_epochs_evenly():
     assert ((times[:40] - expected) ** 2 / expected).sum() < 72  # chi-squared, 39 df, p = 0.001
 
 
-def test_balance_depends_on_its_key_alone():
+def test_balance_depends_on_its_key_only():
     classes = np.arange(50) % 3
     one, two, other = (pairs.balance(classes, 2, key)[0].tolist() for key in (1, 1, 2))
     assert one == two != other
@@ -122,7 +122,7 @@ def test_balance_depends_on_its_key_alone():
     assert len(order) == 0 and items.shape == (0, 2)
 
 
-def test_classes_go_by_the_labels_names(source):
+def test_classes_follow_the_names_of_labels(source):
     assert pairs.classes_of_labels(source, {"yes": 0, "no": 7, "x": 9}, "t").tolist() == [7, 0]
     with pytest.raises(UserError, match=r"^tasks.t: .* 1 of 2 labels .*\(no\); known: yes, maybe$"):
         pairs.classes_of_labels(source, {"yes": 0, "maybe": 1}, "tasks.t")
@@ -135,7 +135,7 @@ def refused(source: Source) -> str:
     return str(error.value)
 
 
-def test_what_is_no_corpus_of_pairs_is_refused(tmp_path):
+def test_a_corpus_without_pairs_is_refused(tmp_path):
     tokenizer = tokenizer_of("a b c")
     text = whole(write_sentences(tmp_path / "text", [("t", ["a b", "c"])], tokenizer))
     assert not pairs.is_ready_made(text)

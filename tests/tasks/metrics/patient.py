@@ -1,4 +1,4 @@
-"""Random cases on a busy machine: how many, and no clock."""
+"""Random cases on a busy machine: a number of them, not a time limit."""
 
 from __future__ import annotations
 

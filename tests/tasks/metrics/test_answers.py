@@ -1,4 +1,4 @@
-"""Against the official scripts of SQuAD and CMRC2018, written down here step by step."""
+"""Compared with the official scripts of SQuAD and CMRC2018, reimplemented here step by step."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_squad_2(questions: Questions) -> None:
 
 @patiently
 @given(QUESTIONS, some.integers(-1, 7))
-def test_squad_2_with_a_threshold_is_squad_2_of_what_is_answered_then(
+def test_squad_2_with_a_threshold_scores_the_thresholded_answers(
     questions: Questions, threshold: int
 ) -> None:
     # The official script takes an answer without words for one, but an empty text for right.
@@ -144,7 +144,7 @@ def test_squad_2_with_a_threshold_is_squad_2_of_what_is_answered_then(
 
 @patiently
 @given(QUESTIONS)
-def test_the_best_threshold_is_the_best_there_is_and_gives_what_it_says(
+def test_the_best_threshold_is_optimal_and_reaches_its_score(
     questions: Questions,
 ) -> None:
     predictions, references, odds = by_name(questions)
@@ -160,7 +160,7 @@ def test_the_best_threshold_is_the_best_there_is_and_gives_what_it_says(
 
 @patiently
 @given(QUESTIONS, some.permutations(range(12)))
-def test_the_search_is_the_official_one_where_no_odds_are_equal(
+def test_the_search_equals_the_official_one_without_ties(
     questions: Questions, places: list[int]
 ) -> None:
     wordy = [(f"{text} cat", answers, 0) for text, answers, _ in questions]
@@ -179,7 +179,7 @@ def test_the_search_is_the_official_one_where_no_odds_are_equal(
             assert ours == (threshold or nothing)
 
 
-def test_the_two_slips_of_the_official_search_by_hand() -> None:
+def test_two_bugs_of_the_official_search_are_not_reproduced() -> None:
     odds = {"x": 0.5, "y": 0.5}
     predictions, references = {"x": "cat", "y": "cat"}, {"x": ["cat"], "y": []}
     answerable = {"x": True, "y": False}
@@ -205,7 +205,7 @@ def test_squad_by_hand() -> None:
     assert next(iter(found)) == "f1"
 
 
-def test_a_threshold_for_no_answers_at_all_is_below_every_odds() -> None:
+def test_a_threshold_for_no_answers_is_below_all_odds() -> None:
     best = it.best_threshold([0.0, 0.0], [-3.0, 2.0], [False, False])
     assert best.score == 1.0 and -3.1 < best.odds < -3.0
 
@@ -313,7 +313,7 @@ def questions_of(path: Path) -> dict[str, list[str]]:
         ("en/xquad/xquad.en.articles00-35.json", it.squad_v2),
     ],
 )
-def test_real_answers_score_one_and_their_halves_something(
+def test_real_answers_score_one_and_halves_score_less(
     shared: Path, path: str, measure: Callable[..., dict[str, float]]
 ) -> None:
     references = questions_of(shared / "data/finetune" / path)
@@ -335,7 +335,7 @@ def test_nothing_to_score() -> None:
     assert "best_f1" not in it.squad_v2({}, {}, {})
 
 
-def test_what_is_missing_is_named() -> None:
+def test_missing_answers_are_named() -> None:
     for measure in (it.squad_v1, it.cmrc):
         with pytest.raises(UserError, match='question "7" has no answer'):
             measure({}, {"7": []})

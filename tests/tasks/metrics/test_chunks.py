@@ -1,4 +1,4 @@
-"""Against conlleval's rules and Paddle's chunk_eval, both written down here as they stream."""
+"""Compared with conlleval's rules and Paddle's chunk_eval, both reimplemented here."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def starts(before: tuple[str, str], now: tuple[str, str]) -> bool:
 def conlleval(
     predictions: list[list[str]], labels: list[list[str]]
 ) -> tuple[Counter[str], Counter[str], Counter[str]]:
-    """Right, predicted and expected chunks by type, as the Perl script counts line by line."""
+    """Correct, predicted and expected chunks by type, counted line by line as in the Perl
+    script."""
     right, predicted, expected = Counter[str](), Counter[str](), Counter[str]()
     lines = []
     for ours, theirs in zip(predictions, labels, strict=True):
@@ -59,7 +60,7 @@ def conlleval(
 
 
 def sentences(letters: str) -> some.SearchStrategy[list[list[tuple[str, str]]]]:
-    """Pairs of tags, of random sequences: most of them break every scheme."""
+    """Pairs of random tag sequences: most of them violate every scheme."""
     kinds = some.sampled_from(["-X", "-Y", ""])
     tag = some.just("O") | some.tuples(some.sampled_from(letters), kinds).map("".join)
     return some.lists(some.lists(some.tuples(tag, tag), max_size=12), max_size=4)
@@ -102,7 +103,7 @@ PADDLE = {"IOB": (2, 0, 1, -1, -1), "IOE": (2, -1, 0, 1, -1), "IOBES": (4, 0, 1,
 
 
 def paddle_segments(ids: list[int], scheme: str, types: int) -> list[tuple[int, int, int]]:
-    """The operator's own decisions, tag by tag: segments with their last token."""
+    """The operator's decisions, tag by tag: segments with their last token."""
     tag_types, begin, _, end, single = PADDLE.get(scheme, (1, -1, -1, -1, -1))
     found, start, inside = [], 0, False
     tag, kind = -1, types
@@ -147,7 +148,7 @@ def test_tag_ids_are_scored_as_paddle_does(scheme: str) -> None:
     assert it.types_of_labels(last + 1, scheme) == 3
 
 
-def test_bies_continues_where_conlleval_would_not_know() -> None:
+def test_bies_continues_chunks_that_conlleval_would_split() -> None:
     tags = ["S-X", "S-X", "B-X", "E-X", "B-X", "I-X", "E-X", "I-X"]
     assert [chunk[:2] for chunk in it.chunks(tags)] == [(0, 1), (1, 2), (2, 4), (4, 7), (7, 8)]
 
@@ -206,7 +207,7 @@ RULES = {
     ("scheme", "letters"),
     [("BIO", "BI"), ("IOB1", "BI"), ("IOE2", "IE"), ("IOE1", "IE"), ("BIOES", "BIES")],
 )
-def test_what_breaks_a_scheme_is_found(scheme: str, letters: str) -> None:
+def test_scheme_violations_are_found(scheme: str, letters: str) -> None:
     @patiently
     @given(sentences(letters))
     def check(pairs: list[list[tuple[str, str]]]) -> None:
@@ -258,7 +259,7 @@ def test_types_keep_their_hyphens() -> None:
 
 
 @pytest.mark.parametrize("tag", ["", "PER", "X-PER", "b-PER", "O-PER", "BPER"])
-def test_no_tag(tag: str) -> None:
+def test_no_tags(tag: str) -> None:
     with pytest.raises(UserError, match="is not a tag; expected O, or B, I, E or S"):
         it.chunks(["O", tag])
 
@@ -270,7 +271,7 @@ def test_nothing_to_score() -> None:
     assert it.chunks([]) == [] and it.tags_of([], 0, "BIO") == []
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_mismatches_are_named() -> None:
     with pytest.raises(UserError, match="2 predicted tag sequences, but 1 labelled"):
         it.chunk_scores([["O"], ["O"]], [["O"]])
     with pytest.raises(UserError, match="sentence 1: 2 predicted tags, but 1 labels"):

@@ -1,4 +1,4 @@
-"""Against scikit-learn."""
+"""Compared with scikit-learn."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_classes_are_scored_as_scikit_learn_does(pairs: list[tuple[int, int]]) -
 
 @patiently
 @given(PAIRS)
-def test_confusion_is_scikit_learns(pairs: list[tuple[int, int]]) -> None:
+def test_confusion_matrices_equal_scikit_learns(pairs: list[tuple[int, int]]) -> None:
     predictions, labels = np.array(pairs).T
     ours = classes.confusion(predictions, labels, range(4))
     assert (ours == sklearn.confusion_matrix(labels, predictions, labels=range(4))).all()
@@ -56,7 +56,7 @@ def test_confusion_is_scikit_learns(pairs: list[tuple[int, int]]) -> None:
 @patiently
 @given(PAIRS)
 @pytest.mark.filterwarnings("ignore:A single label was found")
-def test_matthews_is_scikit_learns(pairs: list[tuple[int, int]]) -> None:
+def test_matthews_correlation_equals_scikit_learns(pairs: list[tuple[int, int]]) -> None:
     predictions, labels = np.array(pairs).T
     found = classes.matthews(predictions, labels)
     assert found == pytest.approx(sklearn.matthews_corrcoef(labels, predictions))
@@ -65,7 +65,7 @@ def test_matthews_is_scikit_learns(pairs: list[tuple[int, int]]) -> None:
 
 @patiently
 @given(TABLES)
-def test_several_classes_at_once_are_scored_as_scikit_learn_does(rows: tuple[list[int]]) -> None:
+def test_multi_label_scores_equal_those_of_scikit_learn(rows: tuple[list[int]]) -> None:
     both = np.array(rows).reshape(len(rows), 2, 6)
     predictions, labels = both[:, 0], both[:, 1]
     for average, ours in (
@@ -98,14 +98,14 @@ def test_acc_and_f1_is_their_mean() -> None:
     assert next(iter(found)) == "acc_and_f1"
 
 
-def test_leaving_a_class_out_scores_the_others() -> None:
+def test_excluding_a_class_scores_the_others() -> None:
     predictions, labels = [0, 0, 1, 2], [0, 1, 1, 1]
     assert classes.micro(predictions, labels).f1 == classes.accuracy(predictions, labels) == 0.5
     others = classes.micro(predictions, labels, [1, 2])
     assert (others.precision, others.recall) == (1 / 2, 1 / 3)
 
 
-def test_matthews_of_a_million_rows_does_not_overflow() -> None:
+def test_matthews_correlation_of_a_million_rows_does_not_overflow() -> None:
     labels = np.arange(1_000_000) % 2
     predictions = np.where(np.arange(1_000_000) % 4 == 0, 1, labels)
     # [[a, b], [0, 2a]] with a = b = 250,000, by the two-class formula.
@@ -124,7 +124,7 @@ def test_nothing_to_score() -> None:
     assert classes.multilabel_macro(nothing, nothing).f1 == 0.0
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_mismatches_are_named() -> None:
     with pytest.raises(UserError, match=r"shape \(2,\), labels have shape \(3,\)"):
         classes.accuracy([1, 2], [1, 2, 3])
     with pytest.raises(UserError, match="class 'maybe' is not one of 'yes', 'no'"):

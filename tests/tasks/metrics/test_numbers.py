@@ -1,4 +1,4 @@
-"""Against scipy and scikit-learn."""
+"""Compared with scipy and scikit-learn."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BOTH = pytest.mark.parametrize("correlation", [numbers.pearson, numbers.spearman
 
 @patiently
 @given(PAIRS)
-def test_correlations_are_scipys(pairs: list[tuple[float, float]]) -> None:
+def test_correlations_equal_scipys(pairs: list[tuple[float, float]]) -> None:
     predictions, labels = np.array(pairs).T
     found = numbers.pearson_and_spearman(predictions, labels)
     if np.ptp(predictions) == 0 or np.ptp(labels) == 0:
@@ -46,7 +46,7 @@ def test_equal_numbers_share_a_rank_as_in_scipy(values: list[int]) -> None:
 
 @patiently
 @given(PAIRS)
-def test_squared_errors_are_scikit_learns(pairs: list[tuple[float, float]]) -> None:
+def test_squared_errors_equal_scikit_learns(pairs: list[tuple[float, float]]) -> None:
     predictions, labels = np.array(pairs).T
     assert numbers.mse(predictions, labels) == pytest.approx(
         mean_squared_error(labels, predictions)
@@ -57,14 +57,14 @@ def test_squared_errors_are_scikit_learns(pairs: list[tuple[float, float]]) -> N
 
 
 @BOTH
-def test_one_number_throughout_tells_nothing(correlation: Correlation) -> None:
+def test_constant_values_have_no_correlation(correlation: Correlation) -> None:
     assert correlation([0.1] * 3, [1, 2, 3]) == 0.0  # whose mean is not 0.1 to the last bit
     assert correlation([1, 2, 3], [0.1] * 3) == 0.0
     assert correlation([2], [3]) == 0.0
 
 
 @BOTH
-def test_nothing_or_no_number_gives_nan_without_a_warning(correlation: Correlation) -> None:
+def test_empty_and_non_finite_input_gives_nan_without_a_warning(correlation: Correlation) -> None:
     assert math.isnan(correlation([], []))
     assert math.isnan(correlation([1, math.nan, 3], [1, 2, 3]))
     assert math.isnan(correlation([1, math.inf, 3], [1, 2, 3]))
@@ -79,6 +79,6 @@ def test_the_scale_of_predictions_does_not_matter(scale: float) -> None:
     assert numbers.pearson(-predictions * scale, labels) == pytest.approx(-expected)
 
 
-def test_as_many_predictions_as_labels() -> None:
+def test_predictions_and_labels_must_have_equal_length() -> None:
     with pytest.raises(UserError, match="one prediction for each label"):
         numbers.pearson([[1.0], [2.0]], [1.0, 2.0])

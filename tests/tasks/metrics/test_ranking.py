@@ -1,4 +1,4 @@
-"""Against scikit-learn, group by group, and against plain loops."""
+"""Compared with scikit-learn, group by group, and with plain loops."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def without_ties(rows: Rows) -> Rows:
 
 
 def lists(rows: Rows) -> list[list[int]]:
-    """The labels of each group with a positive, best score first, the worst of equals first."""
+    """The labels of each group with a positive, best score first; in ties the worst label first."""
     found = []
     for group in sorted({group for group, _, _ in rows}):
         mine = [(-score, label) for name, score, label in rows if name == group]
@@ -65,7 +65,7 @@ def test_every_measure_by_plain_loops(rows: Rows) -> None:
 
 @patiently
 @given(ROWS)
-def test_map_and_ndcg_are_scikit_learns_where_no_scores_are_equal(rows: Rows) -> None:
+def test_map_and_ndcg_equal_scikit_learns_without_ties(rows: Rows) -> None:
     rows = without_ties(rows)
     ranking = it.rank(*columns(rows))
     precisions, gains = [], []
@@ -95,7 +95,7 @@ def test_neither_the_order_of_rows_nor_the_names_of_groups_matter(rows: Rows, ra
 
 @patiently
 @given(ROWS)
-def test_equal_scores_earn_no_more_than_any_order_of_them(rows: Rows) -> None:
+def test_ties_score_no_more_than_any_order_of_them(rows: Rows) -> None:
     worst, other = it.rank(*columns(rows)), it.rank(*columns(without_ties(rows)))
     if worst.groups:
         for measure in (it.mrr, it.average_precision, it.ndcg):
@@ -115,11 +115,11 @@ def test_by_hand() -> None:
     assert it.ndcg(graded) == pytest.approx((1 + 2 * discount) / (2 + discount))
 
 
-def test_one_score_for_all_earns_the_worst_order() -> None:
+def test_a_constant_score_gets_the_worst_order() -> None:
     assert it.mrr(it.rank([0] * 4, [0.5] * 4, [1, 0, 0, 0])) == 0.25
 
 
-def test_a_score_that_is_no_number_stands_last() -> None:
+def test_a_nan_score_is_ranked_last() -> None:
     assert it.mrr(it.rank([0, 0, 0], [math.nan, -math.inf, -5], [1, 0, 0])) == pytest.approx(1 / 3)
     assert it.mrr(it.rank([0, 0], [math.nan, math.nan], [1, 0])) == 0.5
 
@@ -133,7 +133,7 @@ def test_nothing_to_score() -> None:
     assert ranking.left_out == 2
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_mismatches_are_named() -> None:
     with pytest.raises(UserError, match="expected one value per candidate"):
         it.rank([1, 2], [1.0], [0, 1])
     for label in (-1, math.nan):

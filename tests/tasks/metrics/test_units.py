@@ -16,6 +16,6 @@ def test_fractions(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mse", "rmse", "perplexity", "loss", "best_f1_threshold", "mine"])
-def test_numbers_in_another_unit(name: str) -> None:
+def test_metrics_in_other_units(name: str) -> None:
     assert not is_fraction(name)
     assert (title(name), shown(name, 0.5)) == (name, "0.5000")

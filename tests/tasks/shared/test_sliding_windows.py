@@ -1,4 +1,4 @@
-"""Windows and best spans against loops that try everything, and against BERT's own loop."""
+"""Windows and best spans compared with exhaustive loops and with BERT's own loop."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def has_most_context(windows: list[tuple[int, int]], here: int, at: int) -> bool
     some.lists(some.tuples(some.integers(0, 70), some.integers(1, 30)), min_size=1, max_size=5),
     some.integers(1, 40),
 )
-def test_windows_are_those_of_bert_and_cover_every_token(texts, stride) -> None:
+def test_windows_equal_berts_and_cover_every_token(texts, stride) -> None:
     lengths, sizes = np.array(texts).T
     made = cut(lengths, sizes, stride)
     for number, (length, size) in enumerate(texts):
@@ -57,7 +57,7 @@ def test_windows_are_those_of_bert_and_cover_every_token(texts, stride) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(some.integers(0, 12), some.integers(1, 15), some.integers(1, 90), some.randoms())
-def test_best_spans_are_those_that_trying_all_finds(tokens, longest, most, random) -> None:
+def test_best_spans_equal_an_exhaustive_search(tokens, longest, most, random) -> None:
     start, end = ([random.randint(-3, 3) for _ in range(tokens)] for _ in range(2))
     allowed = [random.random() < 0.7 for _ in range(tokens)]
     every = [

@@ -1,4 +1,4 @@
-"""Texts cut as BERT cuts them; labels found, ordered and checked; heads shared."""
+"""Texts truncated as in BERT; labels inferred, sorted and checked; heads shared."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def one_token_at_a_time(lengths: list[int], most: int) -> list[int]:
     texts=st.integers(1, 3),
     most=st.integers(0, 90),
 )
-def test_texts_are_cut_one_token_at_a_time(lengths, texts, most) -> None:
+def test_texts_are_truncated_one_token_at_a_time(lengths, texts, most) -> None:
     rows = [row[:texts] for row in lengths]
     found = level(np.array(rows), most)
     assert found.tolist() == [one_token_at_a_time(row, most) for row in rows]
 
 
-def test_every_row_may_have_its_own_room() -> None:
+def test_every_row_may_have_its_own_maximum_length() -> None:
     rows = np.array([[9, 9], [9, 9], [0, 3]])
     assert level(rows, np.array([5, 18, 2])).tolist() == [[3, 2], [9, 9], [0, 2]]
 
@@ -112,27 +112,25 @@ def test_numbers_and_truths_of_other_formats_are_labels_too(vocabulary, tmp_path
     assert [made.number(source.row(i)["label"], source, i) for i in range(2)] == [1, 0]
 
 
-def test_a_label_that_is_none_is_told_with_its_place(vocabulary, tmp_path) -> None:
+def test_an_unknown_label_is_reported_with_its_place(vocabulary, tmp_path) -> None:
     path = write_table(tmp_path / "t.tsv", [["w1", "good"], ["w2", "godo"]], "text_a", "label")
     source = open_source(path, vocabulary)
     made = task(labels=["good", "bad"])
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as error:
         made.check(source, labelled=True)
-    assert f"{path}:3: " in str(told.value)
-    assert "unknown label 'godo'; did you mean \"good\"" in str(told.value)
-    assert "tasks.t has good, bad" in str(told.value)
+    assert f"{path}:3: " in str(error.value)
+    assert "unknown label 'godo'; did you mean \"good\"" in str(error.value)
+    assert "tasks.t has good, bad" in str(error.value)
 
 
-def test_as_many_labels_as_rows_are_taken_for_a_wrong_column(
-    vocabulary, tmp_path, monkeypatch
-) -> None:
+def test_as_many_labels_as_rows_suggest_a_wrong_column(vocabulary, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("palm_ds.tasks.shared.text_task.MOST_LABELS", 20)
     path = write_table(tmp_path / "t.tsv", [["w1", n] for n in range(21)], "text_a", "label")
     with pytest.raises(UserError, match="21 different labels in column 'label' of t; is this the"):
         task().settled(open_source(path, vocabulary))
 
 
-def test_without_any_label_there_is_nothing_to_learn(vocabulary, tmp_path) -> None:
+def test_rows_without_labels_cannot_be_trained_on(vocabulary, tmp_path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text('{"text_a": "w1"}\n')
     with pytest.raises(UserError, match="t has no column 'label'"):
@@ -145,17 +143,17 @@ def feed_of(made: Any, source: TableSource, length: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("max_length", "told"),
+    ("max_length", "error"),
     [
         (65, "65 tokens, but rows hold 64; raise `length` or lower it"),
         (7, "tasks.t.max_length: 7; it must be 0 or at least 8"),
         (-1, "tasks.t.max_length: -1; it must be 0 or at least 8"),
     ],
 )
-def test_lengths_that_cannot_be_are_told(vocabulary, tmp_path, max_length, told) -> None:
+def test_impossible_lengths_are_errors(vocabulary, tmp_path, max_length, error) -> None:
     source = open_source(write_texts(tmp_path / "t.tsv", 9), vocabulary)
     made = task(max_length=max_length).settled(source)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=error):
         feed_of(made, source, 64).layouts(np.arange(3))
 
 
@@ -199,7 +197,7 @@ def write_labels(path: Path, *labels: str) -> None:
 
 
 def test_tasks_that_share_a_head_share_its_labels(vocabulary, tmp_path) -> None:
-    """Found apart, a class would be another number in each."""
+    """Inferred separately, a class would have different numbers."""
     write_labels(tmp_path / "one.tsv", "c", "a", "b")
     write_labels(tmp_path / "two.tsv", "c", "b", "b")
     made = shared_recipe(tmp_path, vocabulary)
@@ -217,7 +215,7 @@ def test_tasks_that_share_a_head_share_its_labels(vocabulary, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "second", "told"),
+    ("labels", "second", "error"),
     [
         (("c", "d"), {}, "unknown label 'd'.*tasks.second has a, b, c"),
         (("c", "b"), {"labels": ["b", "c"]}, "second.labels: differ from those of tasks.first"),
@@ -226,10 +224,12 @@ def test_tasks_that_share_a_head_share_its_labels(vocabulary, tmp_path) -> None:
     ],
     ids=["another label", "another order", "another kind", "another rate"],
 )
-def test_what_cannot_be_shared_is_told(vocabulary, tmp_path, labels, second, told) -> None:
+def test_heads_that_cannot_be_shared_are_errors(
+    vocabulary, tmp_path, labels, second, error
+) -> None:
     write_labels(tmp_path / "one.tsv", "c", "a", "b")
     write_labels(tmp_path / "two.tsv", *labels)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=error):
         made = shared_recipe(tmp_path, vocabulary, **second)
         data = open_data(made)
         check_tables(resolve(made, data), data)

@@ -62,14 +62,14 @@ def test_the_ends_of_stages(plan) -> None:
 
 
 @pytest.mark.parametrize("plan", [PLAN, None], ids=["plan", "no plan"])
-def test_evaluations_in_the_middle_of_a_stage_are_none(plan) -> None:
+def test_evaluations_in_the_middle_of_a_stage_are_ignored(plan) -> None:
     middle = [evaluation(step, off=0.07) for step in (4, 8, 12, 20, 28, 32, 36)]
     every = sorted([*WHOLE, *middle], key=lambda record: record["step"])
     assert stage_ends(metrics_of(*every), plan) == stage_ends(metrics_of(*WHOLE), plan)
 
 
 @pytest.mark.parametrize("plan", [PLAN, None], ids=["plan", "no plan"])
-def test_a_stage_that_goes_on_has_no_column(plan) -> None:
+def test_an_unfinished_stage_has_no_column(plan) -> None:
     going = metrics_of(*WHOLE[:2], evaluation(36), steps=35, ended=False)
     assert [end.step for end in stage_ends(going, plan)] == [10, 30]
     # Killed in the second stage, after an evaluation in its middle.
@@ -78,15 +78,15 @@ def test_a_stage_that_goes_on_has_no_column(plan) -> None:
 
 
 def test_a_damaged_line_leaves_a_gap_and_no_wrong_column() -> None:
-    """The evaluation at the end of stage 2 is lost; the one in its middle does not stand in."""
+    """The evaluation at the end of stage 2 is lost; the one in its middle does not replace it."""
     found = stage_ends(metrics_of(WHOLE[0], evaluation(20), WHOLE[2]), PLAN)
     assert [(end.name, end.step) for end in found] == [("stage 1", 10), ("stage 3", 40)]
 
 
 @pytest.mark.parametrize("plan", [PLAN, None], ids=["plan", "no plan"])
 def test_a_run_that_was_resumed_in_the_middle_of_a_stage(tmp_path: Path, plan) -> None:
-    """Killed at 32 after an evaluation there, resumed from a checkpoint at 25: the lines between
-    are done again, with other numbers, and only those count."""
+    """Killed at 32 after an evaluation, resumed from a checkpoint at 25: the steps between are
+    repeated with other scores, and only those count."""
 
     def log(start: int) -> RunLog:
         console = Console(file=io.StringIO())
@@ -112,7 +112,7 @@ def test_a_run_that_was_resumed_in_the_middle_of_a_stage(tmp_path: Path, plan) -
 
 @pytest.mark.parametrize("plan", [PLAN, None], ids=["plan", "no plan"])
 def test_a_rollback_and_a_second_evaluation_of_a_step(plan) -> None:
-    """After a rollback steps go on counting; should a step be evaluated twice, the later counts."""
+    """Steps keep counting after a rollback; if a step is evaluated twice, the later one counts."""
     metrics = metrics_of(WHOLE[0], evaluation(30, off=0.1), WHOLE[1], WHOLE[2])
     metrics.events.insert(0, {"event": "rollback", "step": 17})
     assert [end.scores for end in stage_ends(metrics, plan)] == [scores(k) for k in range(3)]
@@ -121,7 +121,7 @@ def test_a_rollback_and_a_second_evaluation_of_a_step(plan) -> None:
 def test_the_best_stage_and_what_was_lost_since() -> None:
     words, order, distance = lines(stage_ends(metrics_of(*WHOLE), PLAN), "accuracy", TASKS)
     assert (words.best, words.change, words.error) == (2, 0.0, None)
-    # 0.9 in stage 1 was luck: the task had not begun.
+    # 0.9 in stage 1 was luck: the task had not started.
     assert (order.best, order.trained) == (1, (False, True, True))
     assert order.change == pytest.approx(-0.1) and order.error == pytest.approx(0.05)
     assert not order.clearly_forgotten and distance.trained == (False, False, True)
@@ -130,14 +130,14 @@ def test_the_best_stage_and_what_was_lost_since() -> None:
     assert change_cell(words, "accuracy") == change_cell(distance, "accuracy") == "best"
 
 
-def test_of_losses_the_lowest_is_best() -> None:
+def test_the_lowest_loss_is_best() -> None:
     words, order, _ = lines(stage_ends(metrics_of(*WHOLE), PLAN), "loss", TASKS)
     assert (words.best, order.best, order.change) == (2, 1, 0.5)
     assert value_cell(order, 1, "loss") == "1.0000*"
     assert change_cell(order, "loss") == "+0.5000" and change_cell(words, "loss") == "best"
 
 
-def test_a_loss_of_more_than_two_standard_errors_is_clear() -> None:
+def test_a_drop_of_more_than_two_standard_errors_is_significant() -> None:
     worse = [evaluation(40)]
     worse[0]["scores"]["order"]["accuracy"] = 0.49
     _, order, _ = lines(stage_ends(metrics_of(*WHOLE[:2], *worse), PLAN), "accuracy", TASKS)
@@ -151,7 +151,7 @@ def test_as_good_as_ever_is_the_best() -> None:
     assert (order.best, change_cell(order, "accuracy")) == (2, "best")
 
 
-def test_what_is_missing_or_not_finite_is_a_dash() -> None:
+def test_missing_and_non_finite_scores_are_a_dash() -> None:
     gaps = [evaluation(step) for step in ENDS]
     del gaps[0]["scores"]["order"]
     gaps[2]["scores"]["order"]["accuracy"] = math.nan
@@ -165,8 +165,8 @@ def test_what_is_missing_or_not_finite_is_a_dash() -> None:
     assert change_cell(found["new"], "accuracy") == "-" and found["new"].best is None
 
 
-def test_a_run_that_extends_another_shows_what_it_began_with() -> None:
-    """Tasks of the old run had begun before the first stage of this one."""
+def test_an_extending_run_shows_its_initial_scores() -> None:
+    """Tasks of the old run had started before the first stage of this one."""
     for plan in (PLAN, None):
         ends = stage_ends(metrics_of(evaluation(0, stage=-1), *WHOLE), plan)
         assert [end.name for end in ends] == ["before", "stage 1", "stage 2", "stage 3"]
@@ -187,7 +187,7 @@ def test_on_the_screen() -> None:
     assert "\x1b" not in text
 
 
-def test_one_stage_has_nothing_to_forget() -> None:
+def test_a_single_stage_has_no_table() -> None:
     assert tables(stage_ends(metrics_of(WHOLE[0], steps=10), PLAN)) == []
     assert stage_ends(Metrics(), None) == stage_ends(Metrics(), PLAN) == []
     old = {"step": 10, "scores": scores(0)}  # written before evaluations carried their stage

@@ -63,7 +63,7 @@ def run_folder(tmp_path: Path) -> Path:
 
 
 class Tags(HTMLParser):
-    """Fails on a tag that is closed out of turn; counts the others; gathers the text."""
+    """Fails on a tag closed out of turn, counts the others, collects the text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def parsed(path: Path) -> Tags:
     return tags
 
 
-def test_the_page_stands_for_itself(run_folder: Path) -> None:
+def test_the_page_is_self_contained(run_folder: Path) -> None:
     path = write_report(run_folder)
     text = path.read_text()
     page = parsed(path)
@@ -113,7 +113,7 @@ def test_the_plan_and_the_environment_are_on_it(run_folder: Path) -> None:
     assert "torch" in page.text and '"stage": 1' in page.text
 
 
-def test_what_was_forgotten_is_on_it_where_there_were_stages(run_folder: Path) -> None:
+def test_forgetting_is_on_the_page_if_there_are_several_stages(run_folder: Path) -> None:
     assert "Forgetting" not in parsed(write_report(run_folder)).text
     early, middle = evaluation(300), evaluation(400)
     early["scores"][MASKING] |= {"accuracy": 0.7, "loss": 5.0}
@@ -128,12 +128,12 @@ def test_what_was_forgotten_is_on_it_where_there_were_stages(run_folder: Path) -
     assert "<span class='bad'>-7.5" in path.read_text()
 
 
-def test_tasks_stand_in_the_recipes_order(run_folder: Path) -> None:
+def test_tasks_are_shown_in_the_order_of_the_recipe(run_folder: Path) -> None:
     text = write_report(run_folder).read_text()
     assert text.index(f"<h3>{DISTANCE}</h3>") < text.index(f"<h3>{MASKING}</h3>")
 
 
-def test_a_broken_last_line_is_said_and_the_rest_is_shown(run_folder: Path) -> None:
+def test_a_broken_last_line_is_reported_and_the_rest_is_shown(run_folder: Path) -> None:
     with (run_folder / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "step", "step": 610, "lo')
     page = parsed(write_report(run_folder))
@@ -150,7 +150,7 @@ def test_a_broken_last_line_is_said_and_the_rest_is_shown(run_folder: Path) -> N
         ("ds_config.json", None, "ds_config.json is missing"),
     ],
 )
-def test_what_is_missing_or_broken_is_said(
+def test_missing_and_broken_files_are_reported(
     run_folder: Path, name: str, content: str | None, said: str
 ) -> None:
     if content is None:
@@ -172,20 +172,20 @@ def test_names_and_messages_are_escaped(run_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("lines", [[], [evaluation(0)], [step_record(1)]])
-def test_a_run_that_has_just_begun_has_a_report(run_folder: Path, lines: list[dict]) -> None:
+def test_a_run_that_has_just_started_has_a_report(run_folder: Path, lines: list[dict]) -> None:
     (run_folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in lines))
     page = parsed(write_report(run_folder))
     assert ("No step was logged yet" in page.text) == (not lines or lines[0]["step"] == 0)
 
 
-def test_a_long_run_stays_a_small_page(run_folder: Path) -> None:
+def test_the_page_of_a_long_run_is_small(run_folder: Path) -> None:
     with (run_folder / "metrics.jsonl").open("w") as file:
         for step in range(1, 30001):
             file.write(json.dumps(step_record(step)) + "\n")
     assert write_report(run_folder).stat().st_size < 2_000_000
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"not a run folder, it has no metrics\.jsonl"):
         write_report(tmp_path)
 
@@ -227,7 +227,7 @@ def tagged(step: int, f1: float) -> dict:
     return {"kind": "evaluation", "step": step, "scores": {DISTANCE: score}, "elapsed": step}
 
 
-def test_metrics_and_confusions_are_those_of_the_weights_that_were_kept(run_folder) -> None:
+def test_metrics_and_confusions_are_those_of_the_final_weights(run_folder) -> None:
     chosen = {"kind": "event", "event": "chosen", "step": 600, "of_step": 500, "elapsed": 600}
     with (run_folder / "metrics.jsonl").open("a") as file:
         for record in (tagged(500, 0.8125), tagged(550, 0.75), chosen):

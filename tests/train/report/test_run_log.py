@@ -70,7 +70,7 @@ def test_a_line_is_on_disk_as_soon_as_it_is_logged(tmp_path: Path) -> None:
         assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
 
 
-def test_numbers_that_are_not_finite_are_null_so_that_every_json_reader_reads_the_file(
+def test_non_finite_numbers_are_null_for_json_readers(
     tmp_path: Path,
 ) -> None:
     log, shown = open_log(tmp_path)
@@ -82,7 +82,7 @@ def test_numbers_that_are_not_finite_are_null_so_that_every_json_reader_reads_th
     assert "nan" in shown.getvalue()
 
 
-def test_the_end_of_a_run_of_several_stages_tells_what_was_forgotten(tmp_path: Path) -> None:
+def test_the_end_of_a_run_with_several_stages_shows_forgetting(tmp_path: Path) -> None:
     plan = read_stages([{TASKS[0]: 10}, {TASKS[1]: 10}], TASKS)
     log, shown = open_log(tmp_path)
     with log:
@@ -96,7 +96,7 @@ def test_the_end_of_a_run_of_several_stages_tells_what_was_forgotten(tmp_path: P
     assert "last - best" in found and "(61.0 %)" in found and "50.0 %*" in found
 
 
-def test_a_resumed_run_has_no_doubled_lines(tmp_path: Path) -> None:
+def test_a_resumed_run_has_no_duplicate_lines(tmp_path: Path) -> None:
     log, _ = open_log(tmp_path)
     with log:
         for step in range(1, 8):
@@ -114,7 +114,7 @@ def test_a_resumed_run_has_no_doubled_lines(tmp_path: Path) -> None:
     assert [r["step"] for r in metrics.evaluations] == [5] and metrics.broken == []
 
 
-def test_elapsed_goes_on_over_restarts(tmp_path: Path) -> None:
+def test_elapsed_time_continues_over_restarts(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(
         '{"kind": "step", "step": 3, "elapsed": 70.5}\n{"kind": "step", "step": 9, "elapsed": 99}\n'
@@ -131,7 +131,7 @@ def test_elapsed_goes_on_over_restarts(tmp_path: Path) -> None:
     "damage",
     [b'{"kind": "step", "st', b"\x00\x00\x00\x00", b"\xff\xfe\x00", b"[1, 2]", b'{"step": 3}', b""],
 )
-def test_a_broken_line_is_named_and_left_out(tmp_path: Path, damage: bytes) -> None:
+def test_a_broken_line_is_named_and_skipped(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"kind": "step", "step": 1}\n' + damage + b'\n{"kind": "step", "step": 2}\n')
     metrics = read_metrics(path)
@@ -163,7 +163,7 @@ def test_on_a_terminal_the_display_shows_progress_tasks_and_held_out_scores(tmp_
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1, "the cursor comes back"
 
 
-def test_tensorboard_hides_the_events_of_steps_that_are_done_again(tmp_path: Path) -> None:
+def test_tensorboard_hides_the_events_of_repeated_steps(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for start, loss in ((0, 2.0), (5, 1.0)):
@@ -172,8 +172,8 @@ def test_tensorboard_hides_the_events_of_steps_that_are_done_again(tmp_path: Pat
             for step in range(start + 1, 9):
                 log.step(record(step, loss=loss))
             log.evaluation(8, SCORES)
-        # TensorBoard reads files in the order of their names: the second they were begun, and then
-        # a number that counts the writers of this process and is compared as text (10 before 9).
+        # TensorBoard reads files in the order of their names: the second of creation, and then a
+        # number that counts the writers of this process and is compared as text (10 before 9).
         time.sleep(1.1)
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()

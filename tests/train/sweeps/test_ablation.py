@@ -1,5 +1,5 @@
-"""Which runs an ablation makes, which of them it still has to do, and its table; a small program
-stands for the training."""
+"""Which runs an ablation plans, which are still to do, and its table; a small program stands for
+the training."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_one_recipe_under_three_schedules_with_equal_budgets(tmp_path):
     }
 
 
-def test_budgets_are_those_of_the_recipe_whatever_its_shape(tmp_path):
+def test_budgets_are_those_of_the_recipe_for_any_curriculum(tmp_path):
     stages = [{MASKS: 4}, {MASKS: 2, f"{ORDER}+{MASKS}": 6}]
     both = f"{ORDER} + {MASKS}"
     found = variants(ablation(tmp_path, stages, schedules=["continual", "alternate"]))
@@ -85,7 +85,7 @@ def test_budgets_are_those_of_the_recipe_whatever_its_shape(tmp_path):
     assert plans(found) == {"joint": [{MASKS: 4, ORDER: 4, "mix": "step"}]}
 
 
-def test_steps_of_ones_own_and_a_task_that_is_always_on(tmp_path):
+def test_given_steps_and_a_task_in_every_group(tmp_path):
     asked = ablation(
         tmp_path, CONTINUAL, schedules=["continual", "alternate"], steps="3", always=MASKS
     )
@@ -98,7 +98,7 @@ def test_steps_of_ones_own_and_a_task_that_is_always_on(tmp_path):
     }
 
 
-def test_what_is_given_besides_is_the_same_for_all(tmp_path):
+def test_overrides_apply_to_all_runs(tmp_path):
     found = variants(ablation(tmp_path, CONTINUAL, overrides=["optimizer.lr=0.5", "seed=3"]))
     assert {(v.run.recipe.optimizer.lr, v.run.recipe.seed) for v in found} == {(0.5, 3)}
     assert [variant.run.folder.name for variant in found] == ["sequential", "joint", "continual"]
@@ -117,14 +117,14 @@ def test_what_is_given_besides_is_the_same_for_all(tmp_path):
         ({"recipe": {"lenght": 3}}, 'lenght: unknown key; did you mean "length"'),
     ],
 )
-def test_wrong_questions_are_one_clear_line(tmp_path, values, message):
+def test_invalid_ablations_are_one_clear_line(tmp_path, values, message):
     with pytest.raises(UserError) as error:
         variants(ablation(tmp_path, CONTINUAL, **values))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_a_task_that_is_everywhere_already_needs_no_second_round(tmp_path):
+def test_a_task_in_every_group_already_is_refused(tmp_path):
     stages = {"joint": [MASKS, f"{ORDER} + {MASKS}"], "steps": 3}
     with pytest.raises(UserError, match="is in every blend of the recipe already"):
         variants(ablation(tmp_path, stages, always=MASKS))
@@ -133,7 +133,7 @@ def test_a_task_that_is_everywhere_already_needs_no_second_round(tmp_path):
 # Running ---------------------------------------------------------------------------------------
 
 TRAINING = '''
-"""What of a training an ablation can see: it writes a log, and ends."""
+"""Stands for a training run: it writes a log and ends."""
 import json, sys
 from pathlib import Path
 
@@ -153,7 +153,7 @@ sys.exit(7 if end == "broken" else 0)
 
 
 def trained(folder: Path, end: str = "done") -> Any:
-    """What starts the program above, and the names of the runs that it was started for."""
+    """Starts the program above, and lists the names of the runs it was started for."""
     program = folder / "training.py"
     program.write_text(TRAINING)
     started: list[str] = []
@@ -167,7 +167,7 @@ def trained(folder: Path, end: str = "done") -> Any:
     return command, started
 
 
-def test_runs_that_are_done_are_not_run_again(tmp_path, caplog):
+def test_completed_runs_are_skipped(tmp_path, caplog):
     caplog.set_level("INFO", "palm_ds")
     write_small_corpus(tmp_path / "corpus", documents=20)
     asked = ablation(tmp_path, CONTINUAL, schedules=["joint", "sequential"])
@@ -191,7 +191,7 @@ def test_runs_that_are_done_are_not_run_again(tmp_path, caplog):
     ("end", "message"),
     [("broken", "joint: the run failed with exit code 7"), ("stopped", "joint: the run stopped")],
 )
-def test_a_run_without_an_end_ends_the_ablation_and_goes_on_the_next_time(tmp_path, end, message):
+def test_an_unfinished_run_stops_the_ablation_and_is_resumed_by_the_next(tmp_path, end, message):
     write_small_corpus(tmp_path / "corpus", documents=20)
     found = variants(ablation(tmp_path, CONTINUAL, schedules=["joint", "sequential"]))
     command, started = trained(tmp_path, end)
@@ -219,7 +219,7 @@ def test_a_folder_of_another_recipe_is_refused_before_anything_runs(tmp_path):
     assert started == []
 
 
-def test_the_table_and_the_files_it_is_in(tmp_path):
+def test_the_table_and_its_files(tmp_path):
     write_small_corpus(tmp_path / "corpus", documents=20)
     asked = ablation(tmp_path, CONTINUAL, schedules=["joint", "continual"])
     found = variants(asked)
@@ -271,7 +271,7 @@ def leave(number, frame):
     sys.exit(0)
 
 signal.signal(signal.SIGINT, leave)
-if sys.argv[2] == "launcher":
+if sys.argv[2] == "starter":
     subprocess.Popen([sys.executable, __file__, sys.argv[1], "rank"])
 with open(sys.argv[1], "a") as file:
     file.write(f"{sys.argv[2]} ready ")
@@ -283,23 +283,23 @@ while True:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_waits_until_every_process_has_saved_and_left(tmp_path, number):
     (tmp_path / "slow.py").write_text(SLOW)
-    told = tmp_path / "told"
+    marker = tmp_path / "marker"
     code = (
         "import signal, sys; from palm_ds.train.sweeps.subprocesses import interrupt; "
         "from palm_ds.train.sweeps.ablation import run_and_wait; "
         "signal.signal(signal.SIGTERM, interrupt); "
-        f"run_and_wait([sys.executable, {str(tmp_path / 'slow.py')!r}, {str(told)!r}, 'launcher'])"
+        f"run_and_wait([sys.executable, {str(tmp_path / 'slow.py')!r}, {str(marker)!r}, 'starter'])"
     )
     process = Program(["-c", code], env={"PYTHONPATH": str(ROOT)}, cwd=tmp_path)
     deadline = time.monotonic() + 60
-    while not told.exists() or told.read_text().count("ready") < 2:
+    while not marker.exists() or marker.read_text().count("ready") < 2:
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
     family = psutil.Process(process.pid).children(recursive=True)
     assert len(family) == 2
     process.send_signal(number)
     assert process.wait(60) != 0
-    assert told.read_text().count("saved") == 2
+    assert marker.read_text().count("saved") == 2
     assert not any(each.is_running() for each in family)
 
 

@@ -1,5 +1,5 @@
-"""Which runs a suite makes, how it runs them, and its table; a small program stands for the
-training, but once."""
+"""Which runs a suite plans, how it runs them, and its table; a small program stands for the
+training in all tests but one."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def from_template(folder: Path, **values: Any) -> Path:
 
 
 TRAINING = '''
-"""What of a training a suite can see: it writes a log, and ends as it is told."""
+"""Stands for a training run: it writes a log and ends as instructed."""
 import json, sys, time
 from pathlib import Path
 
@@ -166,10 +166,10 @@ def test_recipe_files_with_their_data_elsewhere(tmp_path):
         ({"recipe": "x"}, "recipe: unknown key"),
     ],
 )
-def test_mistakes_in_the_suite_are_said_before_anything_runs(tmp_path, values, message):
+def test_mistakes_in_the_suite_are_errors_before_anything_runs(tmp_path, values, message):
     write_layout(tmp_path)
     path = from_template(tmp_path, **values)
-    if not message:  # the usual name stands in where the pattern finds nothing
+    if not message:  # the usual name is used if the pattern finds nothing
         assert suite_runs(read_suite(path), tmp_path / "out")
         return
     with pytest.raises(UserError, match=message) as error:
@@ -191,7 +191,7 @@ def test_runs_of_another_recipe_are_not_mixed_in(tmp_path):
 # Running them ----------------------------------------------------------------------------------
 
 
-def test_a_failed_run_is_no_lost_suite_and_is_tried_again(tmp_path, caplog):
+def test_a_failed_run_does_not_stop_the_suite_and_is_retried(tmp_path, caplog):
     caplog.set_level("INFO", "palm_ds")
     found = made(tmp_path)
     command = training(tmp_path, {"a, seed 2": "broken", "b, seed 1": "stopped"})
@@ -234,7 +234,7 @@ def test_one_run_at_a_time_in_each_slot(tmp_path):
         assert all(end <= begin for (_, end), (begin, _) in zip(ordered, ordered[1:], strict=False))
 
 
-def test_interrupted_it_stops_its_runs_and_goes_on_later(tmp_path):
+def test_an_interrupted_suite_stops_its_runs_and_resumes_later(tmp_path):
     code = (
         "import signal, sys; from pathlib import Path; "
         "from palm_ds.train.sweeps.subprocesses import interrupt; "

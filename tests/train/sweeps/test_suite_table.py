@@ -12,7 +12,7 @@ from palm_ds.train.sweeps.suite_table import average, compare, markdown_table
 from tests.train.sweeps.test_suite import made, training
 
 
-def test_the_table_has_median_and_spread_of_the_weights_that_stay(tmp_path):
+def test_the_table_has_median_and_spread_of_the_final_weights(tmp_path):
     found = made(tmp_path)
     ends = {m.title: "best" for m in found if m.name == "a"}
     assert run_all(found, training(tmp_path, ends), [{}]) == {}

@@ -1,4 +1,4 @@
-"""Conversion: everything named, the same computed, nothing left of what failed."""
+"""Conversion: every tensor is named, outputs are equal, and failures leave nothing."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def left_of(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("to", convert.TO)
 @pytest.mark.parametrize("case", ORACLE)
-def test_every_checkpoint_converts_and_computes_the_same(
+def test_every_checkpoint_converts_with_equal_outputs(
     case: str, to: str, shared: Path, tmp_path: Path
 ) -> None:
     folder = shared / "oracle" / case
@@ -183,7 +183,7 @@ def test_a_task_is_folded_in(family: str, source: Path, tmp_path: Path) -> None:
     assert not other.passed
 
 
-def test_a_head_over_classes_goes_alone(source: Path, tmp_path: Path) -> None:
+def test_a_classification_head_is_exported_alone(source: Path, tmp_path: Path) -> None:
     out = convert.convert(source, tmp_path / "hf", "huggingface", ConversionOptions(head="tags"))
     names = {each.name for each in out.parity.differences} if out.parity else set()
     assert "head tags" in names and "head masking" not in names
@@ -200,7 +200,7 @@ def test_half_precision(dtype: str, to: str, source: Path, tmp_path: Path) -> No
     assert found == (torch.bfloat16 if dtype == "bf16" else torch.float16)
 
 
-def test_shards_of_a_size(source: Path, tmp_path: Path) -> None:
+def test_shards_have_the_requested_size(source: Path, tmp_path: Path) -> None:
     out = convert.convert(
         source, tmp_path / "hf", "huggingface", ConversionOptions(shard_size="4KB")
     )
@@ -240,15 +240,15 @@ def test_verify_only(source: Path, tmp_path: Path) -> None:
     assert not found.passed and found.worst.name == "head masking"
 
 
-def test_an_eps_that_is_given_counts(source: Path, tmp_path: Path) -> None:
+def test_a_given_eps_is_used(source: Path, tmp_path: Path) -> None:
     convert.convert(source, tmp_path / "hf", "huggingface")
     done = convert.convert(tmp_path / "hf", tmp_path / "out", "huggingface", eps=1e-3)
-    assert done.parity and "our encoder" in done.parity.sides[0]
+    assert done.parity and "palm_ds's encoder" in done.parity.sides[0]
     assert json.loads((tmp_path / "out/config.json").read_text())["layer_norm_eps"] == 1e-3
 
 
-def test_paddlenlp_computes_with_an_eps_of_its_own(source: Path, tmp_path: Path) -> None:
-    """What is written for it must be compared as it computes, and never with the model's eps."""
+def test_paddlenlp_computes_with_its_own_eps(source: Path, tmp_path: Path) -> None:
+    """Its output must be compared with that eps, never with the model's."""
     with pytest.raises(UserError, match="--eps 1e-12"):
         convert.convert(source, tmp_path / "paddle", "paddle")
     done = convert.convert(source, tmp_path / "paddle", "paddle", eps=1e-12)
@@ -262,7 +262,7 @@ def test_paddlenlp_computes_with_an_eps_of_its_own(source: Path, tmp_path: Path)
     assert open_checkpoint(tmp_path / "bert").config.layer_norm_eps == CONFIG.layer_norm_eps
 
 
-def test_the_proof_takes_the_eps_that_paddlenlp_takes(
+def test_verification_uses_paddlenlps_eps(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paddle_writer, "_check_eps", lambda plan: None)
@@ -276,8 +276,8 @@ def test_the_proof_takes_the_eps_that_paddlenlp_takes(
 
 @pytest.mark.parametrize("to", convert.TO)
 @pytest.mark.parametrize("problem", PROBLEM_TYPES)
-def test_the_problem_type_comes_along(problem: str, to: str, tmp_path: Path) -> None:
-    """It decides whether `pipeline` gives odds, probabilities or numbers."""
+def test_the_problem_type_is_kept(problem: str, to: str, tmp_path: Path) -> None:
+    """It decides whether `pipeline` returns logits, probabilities or numbers."""
     classes = 1 if problem == "regression" else 3
     theirs = make("bert", "ForSequenceClassification", num_labels=classes, problem_type=problem)
     source = save_hf(theirs, tmp_path / "hf")
@@ -288,7 +288,7 @@ def test_the_problem_type_comes_along(problem: str, to: str, tmp_path: Path) -> 
     assert config.architectures == ["BertForSequenceClassification"]
 
 
-def test_a_multiple_choice_stays_one(tmp_path: Path) -> None:
+def test_multiple_choice_is_kept(tmp_path: Path) -> None:
     source = save_hf(make("bert", "ForMultipleChoice"), tmp_path / "hf")
     convert.convert(source, tmp_path / "ours")
     for name in ("hf", "ours"):
@@ -297,8 +297,8 @@ def test_a_multiple_choice_stays_one(tmp_path: Path) -> None:
         assert config.architectures == ["BertForMultipleChoice"]
 
 
-def test_a_next_sentence_head_of_ours_has_bert_s_order_there(tmp_path: Path) -> None:
-    """1 means the next sentence in our task, 0 does in BERT's head."""
+def test_a_next_sentence_head_is_exported_in_berts_order(tmp_path: Path) -> None:
+    """1 means the next sentence in palm_ds's task, 0 does in BERT's head."""
     info = WeightsInfo(
         backbone=CONFIG,
         task_ids={"next_sentence": 0},
@@ -365,7 +365,7 @@ def test_a_text_is_cut_where_the_positions_end(tmp_path: Path) -> None:
 # ---- what is said ----
 
 
-def test_the_account_in_a_terminal_in_a_pipe_and_in_json(source: Path, tmp_path: Path) -> None:
+def test_the_report_on_a_terminal_in_a_pipe_and_in_json(source: Path, tmp_path: Path) -> None:
     done = convert.convert(source, tmp_path / "hf", "huggingface")
     rows = done.report.rows()
     assert any("layers.*" in row[1] and "2 layers" in row[3] for row in rows)
@@ -382,7 +382,7 @@ def test_the_account_in_a_terminal_in_a_pipe_and_in_json(source: Path, tmp_path:
     assert set(record["skipped"]) == set(done.report.skipped)
 
 
-def test_what_loses_nothing_is_no_loss() -> None:
+def test_lossless_skips_do_not_count_as_lost() -> None:
     skipped = {"m": OPTIMIZER, "ids": BUFFER, "twin": "a copy of w", "head": "no place"}
     assert account.ConversionReport(mapped=(), skipped=skipped).lost == {"head": "no place"}
 
@@ -446,7 +446,7 @@ MISTAKES: dict[str, tuple[Breaks, str, dict[str, Any], str]] = {
     "no such type of ours": (strange, "palm_ds", {"dtype": "int8"}, "dtype"),
     "no size": (strange, "huggingface", {"shard_size": "big"}, "such as 2GB"),
     "strict": (strange, "huggingface", {"strict": True}, "strict: heads.order.*and 3 more"),
-    "for another target": (strange, "palm_ds", {"family": "bert"}, "for another target"),
+    "for another target": (strange, "palm_ds", {"family": "bert"}, "does not apply"),
     "no texts": (strange, "palm_ds", {"texts": ()}, "texts: empty"),
 }
 
@@ -474,10 +474,10 @@ def test_the_target_is_a_new_folder(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("to", convert.TO)
-def test_what_computes_something_else_is_removed(
+def test_a_conversion_with_different_outputs_is_removed(
     to: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A writer that goes wrong: its files look right."""
+    """A buggy writer: its files look right."""
     right = convert.open_checkpoint
 
     def wrong(path: Path, **options: Any) -> Any:
@@ -496,7 +496,7 @@ def test_what_computes_something_else_is_removed(
     assert left_of(tmp_path) == ["source"]
 
 
-def test_unchecked_is_said(source: Path, tmp_path: Path) -> None:
+def test_an_unverified_conversion_is_labelled(source: Path, tmp_path: Path) -> None:
     done = convert.convert(source, tmp_path / "hf", "huggingface", ConversionOptions(verify=False))
     assert done.parity is None
     assert "were not compared" in (tmp_path / "hf/README.md").read_text()
@@ -505,7 +505,7 @@ def test_unchecked_is_said(source: Path, tmp_path: Path) -> None:
 # ---- the door ----
 
 
-def test_what_nobody_knows(tmp_path: Path) -> None:
+def test_unknown_sources(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match="looked for: DeepSpeed: .*palm_ds: .*Paddle: .*Hugging Face"
     ):
@@ -524,7 +524,7 @@ def test_options_are_those_of_the_format(source: Path) -> None:
 
 
 @pytest.mark.parametrize("known", FORMATS, ids=[each.name for each in FORMATS])
-def test_readers_never_stumble_over_strange_files(known: Format, tmp_path: Path) -> None:
+def test_strange_files_are_not_recognised_and_never_raise(known: Format, tmp_path: Path) -> None:
     (tmp_path / "latest").write_bytes(b"\xff\xfe")
     (tmp_path / "config.json").write_bytes(b"\x00")
     (tmp_path / "model_state.pdparams").mkdir()

@@ -1,4 +1,4 @@
-"""Tables that grow and shrink: what was there before computes the same, bit for bit."""
+"""Tables that grow and shrink: existing inputs give the same outputs, bit for bit."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_another_number_of_rows(config: EncoderConfig, multiple: int) -> None:
     assert f"40 rows, now {size}, a multiple of {multiple}" in changed.summary
 
 
-def test_rows_that_nobody_uses_take_nothing_from_the_others() -> None:
+def test_padding_rows_take_no_probability() -> None:
     model = net(CONFIG)
     state = model.state_dict()
     for name in BIASES:
@@ -124,7 +124,7 @@ def test_rows_that_nobody_uses_take_nothing_from_the_others() -> None:
 
 
 @pytest.mark.parametrize("config", [CONFIG, ROBERTA], ids=["ernie", "roberta"])
-def test_new_words_in_free_rows_and_beyond(config: EncoderConfig) -> None:
+def test_new_tokens_in_free_rows_and_beyond(config: EncoderConfig) -> None:
     model = net(config)
     state = model.state_dict()
     rows = {4: [], 37: [6, 8], 38: [], 39: [9], 40: [5, 5, 6], 41: []}
@@ -147,7 +147,7 @@ def test_new_words_in_free_rows_and_beyond(config: EncoderConfig) -> None:
     assert changed.summary.endswith("40 rows, now 42")
 
 
-def test_growing_and_trimming_again_gives_what_there_was() -> None:
+def test_growing_and_trimming_restores_the_table() -> None:
     state = net(replace(CONFIG, vocab_size=USED)).state_dict()
     config = replace(CONFIG, vocab_size=USED)
     grown = pad_vocab(state, config, used=USED, multiple=64)
@@ -156,7 +156,7 @@ def test_growing_and_trimming_again_gives_what_there_was() -> None:
     assert all(torch.equal(value, back.state[name]) for name, value in state.items())
 
 
-def test_half_precision_stays_and_no_head_is_needed() -> None:
+def test_half_precision_is_kept_and_no_head_is_needed() -> None:
     state = {WORDS: net(CONFIG).state_dict()[WORDS].bfloat16()}
     changed = add_token_rows(state, CONFIG, {40: [5, 6], 41: []}, used=USED)
     fitted = pad_vocab(changed.state, changed.config, used=42, multiple=64)
@@ -169,7 +169,7 @@ def test_half_precision_stays_and_no_head_is_needed() -> None:
 
 @pytest.mark.parametrize("config", [CONFIG, ROBERTA], ids=["ernie", "roberta"])
 @pytest.mark.parametrize("longest", [1, 6, 20, 21, 40, 47])
-def test_tiled_and_cut_positions(config: EncoderConfig, longest: int) -> None:
+def test_tiled_and_truncated_positions(config: EncoderConfig, longest: int) -> None:
     model = net(config)
     state = model.state_dict()
     changed = resize_positions(state, config, longest)
@@ -185,7 +185,7 @@ def test_tiled_and_cut_positions(config: EncoderConfig, longest: int) -> None:
 
 
 @pytest.mark.parametrize("config", [CONFIG, ROBERTA], ids=["ernie", "roberta"])
-def test_stretched_positions(config: EncoderConfig) -> None:
+def test_interpolated_positions(config: EncoderConfig) -> None:
     state, offset = net(config).state_dict(), config.position_offset
     double = resize_positions(state, config, 40, how="interpolate").state[POSITIONS]
     old = state[POSITIONS]
@@ -200,7 +200,7 @@ def test_stretched_positions(config: EncoderConfig) -> None:
 
 
 @torch.no_grad()
-def test_a_stretched_encoder_finds_the_old_text_between() -> None:
+def test_interpolated_positions_contain_the_old_ones() -> None:
     model = net(CONFIG)
     stretched = rebuilt(resize_positions(model.state_dict(), CONFIG, 60, how="interpolate"))
     row = np.array(IDS)
@@ -272,5 +272,5 @@ def test_mistakes_are_one_clear_line(case: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_to_be_read() -> None:
+def test_tables_lists_the_needed_parameters() -> None:
     assert resizable_names(net(CONFIG).state_dict()) == [WORDS, POSITIONS, *BIASES]

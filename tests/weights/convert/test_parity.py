@@ -1,4 +1,4 @@
-"""Two sides, run: the same is found to be the same, and every kind of mistake is seen."""
+"""Running two sides: equal models are found equal, and every kind of difference is detected."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes_are_seen(mistake: str) -> None:
+def test_differences_are_detected(mistake: str) -> None:
     right, wrong = contents(), MISTAKES[mistake]()
     inputs = inputs_for(right, right, None)
     if mistake == "attention heads":
@@ -121,13 +121,13 @@ def test_mistakes_are_seen(mistake: str) -> None:
     assert compare(in_palm_ds(right), in_palm_ds(right), inputs).passed
 
 
-def test_another_task_is_another_model() -> None:
+def test_another_task_id_gives_other_outputs() -> None:
     ours = contents()
     inputs = inputs_for(ours, ours, None)
     assert not compare(in_palm_ds(ours), in_palm_ds(ours, task_id=1), inputs).passed
 
 
-def test_numbers_that_are_none_are_named() -> None:
+def test_nan_values_are_named() -> None:
     broken = changed("backbone.norm.bias", lambda x: x.index_fill(0, torch.tensor([3]), math.nan))
     inputs = inputs_for(contents(), broken, None)
     with pytest.raises(UserError, match=r"backbone\.norm\.bias: has values that are NaN"):
@@ -135,7 +135,7 @@ def test_numbers_that_are_none_are_named() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_rounded_weights_are_allowed_to_differ(dtype: torch.dtype) -> None:
+def test_rounded_weights_have_a_larger_tolerance(dtype: torch.dtype) -> None:
     exact = contents()
     half = contents(state={n: x.to(dtype) for n, x in model().state_dict().items()})
     inputs = inputs_for(exact, half, None)
@@ -161,10 +161,10 @@ def test_without_a_pooler_the_rest_is_compared() -> None:
     assert "pooled" not in names and "head next_sentence" not in names and "head tags" in names
 
 
-def test_what_is_said_of_it() -> None:
+def test_the_summary_of_a_comparison() -> None:
     ours = contents()
     same = compare(in_palm_ds(ours), in_palm_ds(ours), inputs_for(ours, ours, WORDS))
-    assert str(same).startswith("no difference; our encoder with test")
+    assert str(same).startswith("no difference; palm_ds's encoder with test")
     assert same.record()["passed"] and same.record()["largest"] == 0
     other = in_palm_ds(changed("heads.tags.out.bias", lambda x: x + 0.5))
     found = compare(in_palm_ds(ours), other, inputs_for(ours, ours, WORDS))
@@ -172,8 +172,8 @@ def test_what_is_said_of_it() -> None:
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="not glibc")
-def test_what_one_side_had_goes_back_to_the_system() -> None:
-    """Also what was freed between things that stay, which glibc keeps."""
+def test_the_memory_of_one_side_is_returned() -> None:
+    """Including memory freed between live blocks, which glibc keeps."""
     pieces = [b"x" * 100_000 for _ in range(1000)]
     kept = pieces[::50]
     del pieces
@@ -184,6 +184,6 @@ def test_what_one_side_had_goes_back_to_the_system() -> None:
 
 
 def resident() -> int:
-    """Bytes of memory of this process that no file has."""
+    """Bytes of this process's memory that belong to no file."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(x.split()[1]) << 10 for x in lines if x.startswith("RssAnon"))

@@ -1,4 +1,4 @@
-"""Archives from strangers: the good ones come out whole, of the others nothing does."""
+"""Untrusted archives: good ones are unpacked completely, nothing of the others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FILES = {"vocab.txt": b"[PAD]\n[UNK]\n", "params/word": os.urandom(3000), "param
 
 
 def header(name: str, data: bytes = b"", **fields: object) -> bytes:
-    """A tar header and its data, whatever they say."""
+    """A tar header and its data, whatever they claim."""
     member = tarfile.TarInfo(name)
     member.size = len(data)
     for key, value in fields.items():
@@ -79,7 +79,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("kind", ["tar", "tar.gz", "tgz", "zip"])
 @pytest.mark.parametrize("top", ["", "ERNIE_stable/", "./", "./model/"])
-def test_every_kind_comes_out_whole(kind: str, top: str, tmp_path: Path) -> None:
+def test_every_kind_of_archive_is_unpacked_completely(kind: str, top: str, tmp_path: Path) -> None:
     archive = tmp_path / "given by content, not by name"
     archive.write_bytes(good(kind, top=top))
     assert unpack(archive, tmp_path / "out", flatten=True) == tmp_path / "out"
@@ -93,7 +93,7 @@ def test_without_flatten_the_top_folder_stays(tmp_path: Path) -> None:
     assert contents(tmp_path / "new/out/model") == FILES
 
 
-def test_rights_are_ours_and_not_the_archives(tmp_path: Path) -> None:
+def test_permissions_follow_the_umask_not_the_archive(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(tar(header("d", type=tarfile.DIRTYPE, mode=0), GOOD))
     (tmp_path / "b.tgz").write_bytes(good("tgz"))
     old = os.umask(0o022)
@@ -120,7 +120,7 @@ def test_long_names_of_both_kinds_of_tar(tmp_path: Path) -> None:
         assert contents(unpack(tmp_path / "a.tar", tmp_path / f"out{form}")) == {name: b"ok"}
 
 
-def test_what_a_killed_process_left_is_no_obstacle_and_an_empty_folder_is_none(
+def test_leftovers_and_empty_folders_do_not_prevent_unpacking(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "a.zip").write_bytes(good("zip"))
@@ -131,7 +131,7 @@ def test_what_a_killed_process_left_is_no_obstacle_and_an_empty_folder_is_none(
     assert sorted(os.listdir(tmp_path)) == ["a.zip", "out"]
 
 
-def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_empty_stays_unchanged(tmp_path: Path) -> None:
     (tmp_path / "a.zip").write_bytes(good("zip"))
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("mine")
@@ -170,7 +170,7 @@ def bad_number(field: str, value: bytes) -> bytes:
 
 
 def cyclic_zip() -> bytes:
-    """Two entries of the directory that are one and the same bytes."""
+    """Two directory entries for the same bytes."""
     data = zipped(("a", b"x" * 500), ("b", b"y" * 500))
     start = data.index(b"PK\1\2", data.index(b"PK\1\2") + 4)
     return data[: start + 42] + bytes(4) + data[start + 46 :]
@@ -221,7 +221,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "tar file as folder": (lambda: tar(GOOD, header("good.txt/a", b"x")), "'good.txt' is a file"),
     "tar folder as file": (
         lambda: tar(header("a/b", b"x"), header("a", b"x")),
-        "'a' is refused: it is there twice",
+        "'a' is refused: it appears twice",
     ),
     "tar name too long": (lambda: tar(header("a" * 300, b"x")), "too long"),
     "tar path too long": (lambda: tar(header("a/" * 600 + "b", b"x")), "too long"),
@@ -249,8 +249,8 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "tar cut in a file": (lambda: tar(GOOD, header("b", bytes(5000)))[:3000], "cannot be read"),
     "tar cut between files": (lambda: tar(GOOD, end=b""), "broken or cut off"),
     "tar damaged header": (lambda: damaged(tar(GOOD, GOOD, GOOD), 1030), "broken or cut off"),
-    "tar of nothing": (lambda: tar(), "cannot be read|holds no file"),
-    "tar of folders": (lambda: tar(header("a", type=tarfile.DIRTYPE)), "holds no file"),
+    "tar of nothing": (lambda: tar(), "cannot be read|contains no files"),
+    "tar of folders": (lambda: tar(header("a", type=tarfile.DIRTYPE)), "contains no files"),
     "gzip cut off": (lambda: good("tgz")[:-9], "cannot be read"),
     "gzip damaged": (lambda: damaged(good("tgz"), 1500), "cannot be read|broken|cut off"),
     "gzip wrong checksum": (lambda: damaged(good("tgz"), -6), "cannot be read.*CRC"),
@@ -272,7 +272,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "zip of one body": (cyclic_zip, "cannot be read"),
     "zip cut off": (lambda: good("zip")[:-30], "cannot be read"),
     "zip damaged": (lambda: damaged(good("zip"), 1500), "cannot be read"),
-    "zip of nothing": (lambda: zipped(), "holds no file"),
+    "zip of nothing": (lambda: zipped(), "contains no files"),
     "zip 0 byte": (lambda: zipped(("a.txtb", b"x")).replace(b"a.txtb", b"a\0txtb"), "0 byte"),
     "a page": (lambda: b"<!DOCTYPE html><title>404</title>" * 40, "cannot be read"),
     "nothing at all": (lambda: b"", "cannot be read"),
@@ -297,7 +297,7 @@ def test_nothing_is_left_of_a_hostile_or_broken_archive(case: str, tmp_path: Pat
     assert os.listdir(folder) == ["archive"]
 
 
-def test_a_bomb_is_told_by_its_ratio_and_small_archives_may_shrink(tmp_path: Path) -> None:
+def test_bombs_are_recognised_by_their_ratio_and_small_archives_may_shrink(tmp_path: Path) -> None:
     (tmp_path / "a.zip").write_bytes(zipped(("zeros", bytes(1 << 20))))
     with pytest.raises(BadArchiveError, match="'zeros' is refused"):
         unpack(tmp_path / "a.zip", tmp_path / "out", limits=Limits(small=1 << 18))
@@ -328,7 +328,7 @@ def test_a_folder_without_write_access_is_not_the_archives_fault(tmp_path: Path)
     assert not isinstance(caught.value, BadArchiveError)
 
 
-def test_an_archive_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_archive(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="none.tgz: cannot be read: No such file"):
         unpack(tmp_path / "none.tgz", tmp_path / "out")
     assert os.listdir(tmp_path) == []

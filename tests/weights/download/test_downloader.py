@@ -1,4 +1,4 @@
-"""PaddlePALM's names to folders: names, mirrors, cache, hostile archives, the hub offline."""
+"""From PaddlePALM's names to folders: names, mirrors, cache, hostile archives, the Hub offline."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(autouse=True)
 def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is kept in anybody's cache."""
+    """Nobody's real cache is touched."""
     folder = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
@@ -86,7 +86,7 @@ def test_the_seventeen_names_and_their_addresses() -> None:
         assert found.url.startswith("https://") and found.file.endswith((".tar.gz", ".tgz"))
 
 
-def test_ls_says_what_paddlepalm_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ls_prints_the_same_as_paddlepalm(capsys: pytest.CaptureFixture[str]) -> None:
     ls("pretrain")
     lines = capsys.readouterr().out.splitlines()
     assert lines == ["Available pretrain items:", *(f"  => {name}" for name in NAMES)]
@@ -111,7 +111,7 @@ def test_ls_says_what_paddlepalm_said(capsys: pytest.CaptureFixture[str]) -> Non
         ("BERT_EN_UNCASED_BASE", "BERT-en-uncased-base"),
     ],
 )
-def test_names_in_any_case_and_the_old_ones(given: str, name: str, tmp_path: Path) -> None:
+def test_names_in_any_case_and_former_names(given: str, name: str, tmp_path: Path) -> None:
     (tmp_path / "pretrain" / name).mkdir(parents=True)
     (tmp_path / "pretrain" / name / "vocab.txt").write_text("there already")
     nowhere = Places(mirror=str(tmp_path / "none"))
@@ -123,17 +123,17 @@ def test_names_in_any_case_and_the_old_ones(given: str, name: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("ERNIE-v2-en-bse",), 'no "ERNIE-v2-en-bse" to download; did you mean "ERNIE-v2-en-base"'),
+        (("ERNIE-v2-en-bse",), 'no model "ERNIE-v2-en-bse"; did you mean "ERNIE-v2-en-base"'),
         (("pretrain", "BERT-zh-bas"), 'did you mean "BERT-zh-base"'),
         (("nothing like it",), "known: "),
-        (("vocab",), "vocab: PaddlePALM has the group, but nothing in it"),
-        (("reader", "cls"), "nothing in it"),
+        (("vocab",), "vocab: this PaddlePALM group is empty"),
+        (("reader", "cls"), "group is empty"),
         (("../evil",), 'no "../evil"'),
         (("org/../evil",), 'no "org/../evil"'),
-        (("",), 'no "" to download'),
+        (("",), 'no model ""'),
     ],
 )
-def test_other_names(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
+def test_unknown_names(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         download(*arguments, path=tmp_path, places=Places(mirror=str(tmp_path)))
     assert words in str(caught.value) and "\n" not in str(caught.value)
@@ -250,7 +250,7 @@ def test_a_hostile_archive_leaves_nothing_and_is_not_kept(
     assert contents(download(NAME, path=tmp_path / "models", places=places)) == FILES
 
 
-def test_a_hostile_archive_does_not_touch_the_folder_that_is_there(
+def test_a_hostile_archive_does_not_touch_an_existing_folder(
     server: Server, places: Places, tmp_path: Path
 ) -> None:
     folder = download(NAME, path=tmp_path, places=places)
@@ -262,7 +262,7 @@ def test_a_hostile_archive_does_not_touch_the_folder_that_is_there(
     assert contents(folder) == FILES and os.listdir(folder.parent) == [NAME]
 
 
-def test_of_two_at_once_one_makes_the_folder(
+def test_only_one_of_two_concurrent_downloads_makes_the_folder(
     server: Server, places: Places, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.does(loopback.held_back)
@@ -286,16 +286,16 @@ def test_of_two_at_once_one_makes_the_folder(
     assert contents(got[0]) == FILES and got[0] == got[1] and len(server.asked) == 1
 
 
-def test_a_mirror_that_has_it_not(places: Places, tmp_path: Path) -> None:
+def test_a_mirror_without_the_archive(places: Places, tmp_path: Path) -> None:
     words = (
-        "the server says 404 Not Found; PALM_MIRROR may name another place that has chinese_L-12"
+        "the server answered 404 Not Found; PALM_MIRROR may name another place that has chinese_L"
     )
     with pytest.raises(UserError, match=words):
         download("BERT-zh-base", path=tmp_path, places=places)
 
 
 @pytest.mark.parametrize("mirror", ["file:///etc", "ftp://127.0.0.1/m"])
-def test_a_mirror_of_another_kind(mirror: str, tmp_path: Path) -> None:
+def test_a_mirror_with_an_unsupported_scheme(mirror: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not an http or https address"):
         download(NAME, path=tmp_path, places=Places(mirror=mirror, cache=tmp_path))
 
@@ -311,7 +311,7 @@ def test_a_path_that_cannot_be_written(places: Places, tmp_path: Path) -> None:
 
 @pytest.fixture
 def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The hub's cache as huggingface_hub lays it out, with org/name in it."""
+    """The Hub's cache as huggingface_hub lays it out, with org/name in it."""
     from huggingface_hub import constants
 
     cache, commit = tmp_path / "hub", "0123456789abcdef0123456789abcdef01234567"
@@ -341,7 +341,7 @@ def test_offline_the_hubs_cache_is_used(hub_cache: Path, tmp_path: Path) -> None
 
 
 def test_offline_and_not_in_the_hubs_cache(hub_cache: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="org/other: HF_HUB_OFFLINE is set, and the cache of the"):
+    with pytest.raises(UserError, match="org/other: HF_HUB_OFFLINE is set, and the Hub's cache"):
         download("org/other", path=tmp_path / "models")
     with pytest.raises(UserError, match="org/name: HF_HUB_OFFLINE is set"):
         download("org/name", path=tmp_path / "models", revision="v2")
@@ -353,7 +353,7 @@ def test_offline_and_not_in_the_hubs_cache(hub_cache: Path, tmp_path: Path) -> N
 
 
 def over_the_network(server: Server, tmp_path: Path, *arguments: str) -> tuple[int, str, str]:
-    """The command in a process of its own: huggingface_hub reads its settings when imported."""
+    """The command in a separate process: huggingface_hub reads its settings when imported."""
     command = [sys.executable, "launch/download.py", *arguments, "--path", str(tmp_path / "models")]
     settings = {"HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf")}
     done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True)
@@ -379,21 +379,21 @@ def test_from_a_hub_on_loopback(server: Server, tmp_path: Path) -> None:
     assert contents(folder) == {name: files[name] for name in wanted}
     code, out, err = over_the_network(server, tmp_path, "org/other")
     assert (code, out) == (2, "") and err.count("\n") == 1
-    assert err.startswith("error: org/other: the hub has no such repository, or it is private")
+    assert err.startswith("error: org/other: the Hub has no such repository, or it is private")
 
 
-def test_a_hub_that_is_ill(server: Server, tmp_path: Path) -> None:
+def test_a_hub_with_errors(server: Server, tmp_path: Path) -> None:
     server.does(*[loopback.status(500)] * 9)
     code, out, err = over_the_network(server, tmp_path, "org/name")
     assert (code, out) == (2, "") and err.count("\n") == 1
-    assert err.startswith("error: org/name: the hub cannot answer (") and "500" in err
+    assert err.startswith("error: org/name: the Hub cannot answer (") and "500" in err
 
 
-def test_no_hub_there(server: Server, tmp_path: Path) -> None:
+def test_an_unreachable_hub(server: Server, tmp_path: Path) -> None:
     server.server_close()
     code, out, err = over_the_network(server, tmp_path, "org/name")
     assert (code, out) == (2, "") and err.count("\n") == 1
-    assert err.startswith("error: org/name: the hub cannot be reached, and the cache of the hub")
+    assert err.startswith("error: org/name: the Hub cannot be reached, and the Hub's cache")
 
 
 def test_only_the_hub_has_revisions(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Files over HTTP from a server that breaks off, ignores, lies and stalls; all on loopback."""
+"""Files over HTTP from a server that breaks off, ignores, lies and stalls, all on loopback."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def patience_for(case: str) -> Patience:
 
 
 def left(file: Path) -> list[str]:
-    """What lies in the folder, but for the lock."""
+    """The files in the folder, except the lock."""
     return sorted(name for name in os.listdir(file.parent) if not name.endswith(".lock"))
 
 
-def test_a_whole_file_and_the_second_time_nothing_is_asked(server: Server, file: Path) -> None:
+def test_a_complete_file_is_not_requested_again(server: Server, file: Path) -> None:
     seen: list[tuple[int, int | None]] = []
     assert get(server, file, progress=lambda *x: seen.append(x), sha256=SHA, size=300_000) == DATA
     assert seen[0] == (0, 300_000) and seen[-1] == (300_000, 300_000)
@@ -63,14 +63,14 @@ def test_a_whole_file_and_the_second_time_nothing_is_asked(server: Server, file:
     assert server.asked == [("/a.tgz", "")] and left(file) == ["a.tgz"]
 
 
-def test_it_goes_on_where_it_broke_off(server: Server, file: Path) -> None:
+def test_a_broken_download_is_resumed(server: Server, file: Path) -> None:
     server.does(broken_off(1000), broken_off(99_000), broken_off(1), loopback.gone)
     assert get(server, file, sha256=SHA) == DATA
     ranges = ["", "bytes=1000-", "bytes=100000-", "bytes=100001-", "bytes=100001-"]
     assert [asked for _, asked in server.asked] == ranges
 
 
-def test_another_process_goes_on_too(server: Server, file: Path) -> None:
+def test_another_process_can_resume(server: Server, file: Path) -> None:
     server.does(broken_off(5000), loopback.gone, loopback.gone, loopback.gone)
     with pytest.raises(UserError, match="3 times .5,000 bytes are kept for the next try."):
         get(server, file)
@@ -121,7 +121,7 @@ PUT_RIGHT = {
 
 
 @pytest.mark.parametrize("case", PUT_RIGHT)
-def test_what_another_try_puts_right(case: str, server: Server, file: Path) -> None:
+def test_temporary_errors_are_retried(case: str, server: Server, file: Path) -> None:
     server.does(*PUT_RIGHT[case])
     assert get(server, file, patience_for(case), sha256=SHA) == DATA
     assert left(file) == ["a.tgz"]
@@ -136,8 +136,8 @@ class Wrong(NamedTuple):
 
 URL = r"http://127.0.0.1:\d+/a.tgz: "
 WRONG = {
-    "not found": Wrong([loopback.status(404)], URL + "the server says 404 Not Found"),
-    "forbidden": Wrong([loopback.status(403)], URL + "the server says 403"),
+    "not found": Wrong([loopback.status(404)], URL + "the server answered 404 Not Found"),
+    "forbidden": Wrong([loopback.status(403)], URL + "the server answered 403"),
     "a reason of escape codes": Wrong(
         [loopback.status(404, "\x1b[2Jall is well")], r"says 404 \?\[2Jall is well"
     ),
@@ -161,20 +161,22 @@ WRONG = {
     ),
     "no size said, and wrong": Wrong(
         [loopback.without_size],
-        "300,000 bytes came, 5 expected; the file is deleted",
+        "300,000 bytes received, 5 expected; the file is deleted",
         options={"size": 5},
     ),
     "sends more than it says": Wrong([loopback.saying(50)], "sha256 is", options={"sha256": SHA}),
     "another checksum": Wrong([], f"sha256 is {SHA}, 00 expected", options={"sha256": "00"}),
     "a size of many digits": Wrong(
-        [loopback.saying("9" * 5000)], "bytes came, 1,048,576 expected", options={"size": 1 << 20}
+        [loopback.saying("9" * 5000)],
+        "bytes received, 1,048,576 expected",
+        options={"size": 1 << 20},
     ),
     "too large": Wrong([loopback.saying(11 << 20)], "at most 10,485,760 are accepted"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_stays_wrong_is_one_clear_line(case: str, server: Server, file: Path) -> None:
+def test_permanent_errors_are_one_clear_line(case: str, server: Server, file: Path) -> None:
     server.does(*WRONG[case].behaviours)
     with pytest.raises(UserError, match=WRONG[case].words) as caught:
         get(server, file, patience_for(case), **WRONG[case].options)
@@ -183,10 +185,10 @@ def test_what_stays_wrong_is_one_clear_line(case: str, server: Server, file: Pat
     assert left(file) == (["a.tgz.part", "a.tgz.part.json"] if WRONG[case].kept else [])
 
 
-def test_no_end_and_no_size(server: Server, file: Path) -> None:
+def test_an_endless_response_without_a_size(server: Server, file: Path) -> None:
     server.files["/a.tgz"] = bytes(11 << 20)
     server.does(loopback.without_size)
-    with pytest.raises(UserError, match="the server sends more than it should"):
+    with pytest.raises(UserError, match="the server sends more than it announced"):
         get(server, file)
     assert left(file) == []
 
@@ -205,7 +207,7 @@ def test_a_long_wait_is_announced(
     )
 
 
-def test_nobody_there(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_server(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -225,13 +227,13 @@ def test_nobody_there(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "http://a b/c",
     ],
 )
-def test_other_addresses(url: str, file: Path) -> None:
+def test_unsupported_addresses(url: str, file: Path) -> None:
     with pytest.raises(UserError, match="not an http or https address"):
         fetch(url, file)
     assert not file.parent.exists()
 
 
-def test_a_disk_that_is_too_small_is_seen_before(
+def test_a_full_disk_is_detected_before_downloading(
     server: Server, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Usage(NamedTuple):
@@ -242,7 +244,7 @@ def test_a_disk_that_is_too_small_is_seen_before(
         get(server, file)
 
 
-def test_a_disk_that_runs_full(server: Server, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_up(server: Server, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("no /dev/full here")
@@ -253,13 +255,13 @@ def test_a_disk_that_runs_full(server: Server, file: Path, monkeypatch: pytest.M
         get(server, file)
 
 
-def test_a_folder_that_cannot_be_made(server: Server, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created(server: Server, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(UserError, match="cache: cannot be written"):
         get(server, tmp_path / "cache" / "a.tgz")
 
 
-def test_of_two_processes_one_downloads(server: Server, file: Path) -> None:
+def test_only_one_of_two_processes_downloads(server: Server, file: Path) -> None:
     server.does(loopback.held_back)
     code = (
         "import sys; from pathlib import Path; from palm_ds.weights.download.http import fetch; "

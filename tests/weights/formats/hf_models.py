@@ -1,4 +1,5 @@
-"""What the tests of conversion share: small models of transformers, and ours made of contents."""
+"""Shared by the tests of conversion: small transformers models, and palm_ds models built from
+contents."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ FAMILY = {
 
 
 def make(kind: str, ending: str, *, seed: int = 1, **more: object) -> transformers.PreTrainedModel:
-    """A small model, its weights noise."""
+    """A small model with noise as weights."""
     torch.manual_seed(seed)
     config = CONFIGS[kind](**more)
     model = getattr(transformers, FAMILY[kind] + ending)(config).eval()
@@ -59,7 +60,7 @@ def save(model: transformers.PreTrainedModel, folder: Path, **options: object) -
 
 
 def build(contents: CheckpointContents) -> Model:
-    """The model that the contents are of, in fp32."""
+    """The model of the contents, in fp32."""
     backbone = Encoder(contents.config)
     heads: dict[str, torch.nn.Module] = {}
     for name, head in contents.heads.items():
@@ -85,7 +86,8 @@ def _bare(backbone: Encoder) -> Model:
 def outputs(
     model: Model, ids: torch.Tensor, segments: torch.Tensor, tasks: torch.Tensor | None = None
 ) -> dict[str, torch.Tensor]:
-    """What our model gives for texts of one length: `hidden`, `pooled`, and each head's scores."""
+    """The outputs of a palm_ds model for texts of one length: `hidden`, `pooled`, and each
+    head's scores."""
     rows = []
     for i, text in enumerate(ids.numpy()):
         example = Example(
@@ -101,7 +103,7 @@ def outputs(
 
 
 def inputs_of(kind: str, *, seed: int = 0, tasks: bool = True) -> dict[str, torch.Tensor]:
-    """Two texts as transformers takes them."""
+    """Two texts in the form transformers takes."""
     rng = np.random.default_rng(seed)
     ids = torch.tensor(rng.integers(5, WORDS, (2, 11)))
     most = 4 if kind == "ernie" else 2
@@ -113,7 +115,7 @@ def inputs_of(kind: str, *, seed: int = 0, tasks: bool = True) -> dict[str, torc
 
 @torch.no_grad()
 def run(model: transformers.PreTrainedModel, inputs: Mapping[str, torch.Tensor]) -> dict:
-    """Every tensor that a model of transformers gives."""
+    """Every tensor that a transformers model returns."""
     if "MultipleChoice" in type(model).__name__:  # Ernie's takes no task ids (of two dimensions)
         inputs = {name: value[None] for name, value in inputs.items()}
     output = model(**inputs)

@@ -1,4 +1,4 @@
-"""Paddle's files, made for tests: the bytes that Paddle writes, byte by byte."""
+"""Paddle files for tests, in Paddle's exact bytes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def description(code: int, shape: Sequence[int]) -> bytes:
 
 
 def record(desc: bytes, data: bytes, *, levels: Sequence[bytes] = ()) -> bytes:
-    """A variable, whatever its description and values say."""
+    """A variable, whatever its description and values claim."""
     head = struct.pack("<IQ", 0, len(levels))
     head += b"".join(struct.pack("<Q", len(level)) + level for level in levels)
     return head + struct.pack("<Ii", 0, len(desc)) + desc + data
@@ -50,7 +50,7 @@ def variable(array: np.ndarray, code: int | None = None) -> bytes:
 
 
 def write_folder(folder: Path, arrays: Mapping[str, np.ndarray]) -> Path:
-    """A file a variable."""
+    """One file per variable."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, array in arrays.items():
         (folder / name).write_bytes(variable(array))

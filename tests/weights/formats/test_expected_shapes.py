@@ -1,4 +1,4 @@
-"""A checkpoint's tensors are held against the shapes that the model itself has."""
+"""A checkpoint's tensors are compared with the shapes of the model itself."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def test_random_numbers_are_not_used() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_sizes_that_no_tensor_can_have_are_one_line() -> None:
+def test_impossible_sizes_are_one_line() -> None:
     config = replace(CONFIG, vocab_size=10**15, hidden_size=10**9)
     entry = TensorEntry(source_names=("w",), shape=(1, 1), read=lambda: torch.zeros(1, 1))
     entries = {f"backbone.{number}": entry for number in range(9)}
     contents = CheckpointContents(
-        path=Path("somebody's"), format="", config=config, entries=entries
+        path=Path("some/model"), format="", config=config, entries=entries
     )
-    with pytest.raises(UserError, match="somebody's: no encoder can have the sizes") as raised:
+    with pytest.raises(UserError, match="some/model: no encoder can have the sizes") as raised:
         checked(contents)
     assert "\n" not in str(raised.value)

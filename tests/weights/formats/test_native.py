@@ -1,4 +1,4 @@
-"""Our own folders and checkpoints, opened by name: whoever wrote them, the bytes are the same."""
+"""palm_ds folders and checkpoints are opened by name; the written bytes do not depend on order."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def save(
     step: int = 7,
     state: dict[str, Any] | None = None,
 ) -> Path:
-    """A checkpoint as `world` processes write it under a ZeRO stage."""
+    """A checkpoint as written by `world` processes under a ZeRO stage."""
 
     def write(partial_folder: Path, written: FileManifest) -> None:
         for rank in range(world):
@@ -172,7 +172,7 @@ def test_a_custom_head_keeps_its_shapes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("stage", "world"), [(1, 1), (2, 3), (3, 2)])
-def test_a_checkpoint_holds_the_model(stage: int, world: int, tmp_path: Path) -> None:
+def test_a_checkpoint_contains_the_model(stage: int, world: int, tmp_path: Path) -> None:
     net = model()
     path = save(tmp_path, net, stage, world)
     assert own.recognises(path) and own.recognises(tmp_path)
@@ -195,7 +195,7 @@ def test_a_checkpoint_holds_the_model(stage: int, world: int, tmp_path: Path) ->
     assert set(contents.skipped.values()) == {OPTIMIZER}
 
 
-def test_a_folder_of_weights_and_what_it_says(tmp_path: Path) -> None:
+def test_the_contents_of_a_weights_folder(tmp_path: Path) -> None:
     net = model()
     save_weights(net, tmp_path / "weights", info(), tokenizer=WORDS)
     contents = own.open_contents(tmp_path / "weights")
@@ -221,7 +221,7 @@ def info() -> WeightsInfo:
     )
 
 
-def test_a_run_gives_its_weights_or_else_its_newest_checkpoint(tmp_path: Path) -> None:
+def test_a_run_opens_as_its_weights_or_its_newest_checkpoint(tmp_path: Path) -> None:
     save(tmp_path / "checkpoints", model(1), step=5)
     save(tmp_path / "checkpoints", model(2), step=9)
     table = "backbone.word.weight"
@@ -233,7 +233,7 @@ def test_a_run_gives_its_weights_or_else_its_newest_checkpoint(tmp_path: Path) -
     assert torch.equal(done.entries[table].read(), model(3).state_dict()[table])
 
 
-def test_a_run_with_a_bad_newest_checkpoint_gives_the_one_before_and_says_so(
+def test_a_bad_newest_checkpoint_is_reported_and_skipped(
     tmp_path: Path,
 ) -> None:
     save(tmp_path / "checkpoints", model(1), step=5)
@@ -254,7 +254,7 @@ def test_a_checkpoints_tokenizer_is_the_one_it_was_trained_with(tmp_path: Path) 
     assert found.tokenizer == tmp_path / "words"
     other = wordpiece(["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", "z"], lower=True)
     other.save(tmp_path / "other")
-    with pytest.raises(UserError, match="another tokenizer"):
+    with pytest.raises(UserError, match="a tokenizer other than"):
         own.open_contents(path, tokenizer=tmp_path / "other")
 
 
@@ -325,7 +325,7 @@ def test_broken_folders_of_weights_are_one_line(name: str, tmp_path: Path) -> No
     assert "\n" not in str(raised.value) and str(tmp_path) in str(raised.value)
 
 
-def test_values_that_are_nowhere_are_missed(tmp_path: Path) -> None:
+def test_missing_values_are_detected(tmp_path: Path) -> None:
     """A process that wrote nothing, and a manifest that does not know."""
     net = model()
 
@@ -345,18 +345,16 @@ def test_values_that_are_nowhere_are_missed(tmp_path: Path) -> None:
         group=checkpoint.SINGLE_PROCESS,
         keep=1,
     )
-    with pytest.raises(
-        UserError, match="incomplete|the configuration expects|in none of the files"
-    ):
+    with pytest.raises(UserError, match="incomplete|the configuration expects|are missing"):
         own.open_contents(path)
 
 
-def test_words_may_be_counted_by_the_table(tmp_path: Path) -> None:
+def test_the_vocabulary_size_may_come_from_the_embeddings(tmp_path: Path) -> None:
     save_weights(model(), tmp_path / "weights", replace(info(), backbone=CONFIG))
     change(tmp_path / "weights" / INFO, backbone={**vars(CONFIG), "vocab_size": None})
     assert own.open_contents(tmp_path / "weights").config.vocab_size == 11
 
 
-def test_other_folders_are_not_ours(tmp_path: Path) -> None:
+def test_other_folders_are_not_recognised(tmp_path: Path) -> None:
     (tmp_path / "step_1").mkdir()
     assert not any(own.recognises(p) for p in (tmp_path, tmp_path / "step_1", tmp_path / "none"))

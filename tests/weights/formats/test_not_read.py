@@ -1,4 +1,4 @@
-"""Folders of other libraries' models: one line that says what they are."""
+"""Models of other libraries: one line that names them."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from palm_ds.weights.formats.torch_files import MOST_INSTRUCTIONS, load_torch, o
 
 
 class Asks:
-    """What a pickle calls, and with what."""
+    """A callable for a pickle, and its arguments."""
 
     def __init__(self, function: Callable[..., Any], *arguments: object):
         self.asked = function, arguments
@@ -55,7 +55,7 @@ def shared(path: Path) -> None:
 
 
 def stored_nowhere(path: Path) -> None:
-    """A storage that the pickle makes, larger than the file."""
+    """A storage that the pickle creates, larger than the file."""
 
     class Tensor:
         def __reduce__(self) -> tuple:

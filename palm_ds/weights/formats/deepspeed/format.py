@@ -1,4 +1,4 @@
-"""DeepSpeed's own shards as a checkpoint format; it is only read."""
+"""DeepSpeed's own shards as a checkpoint format (read-only)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""A model in DeepSpeed's own shards: ours, or one of Hugging Face's that somebody trained.
+"""Reads a palm_ds or Hugging Face model from the shards that DeepSpeed wrote while training it.
 
-    FOLDER/latest, FOLDER/TAG/*_states.pt       (deepspeed_files.py reads them)
-    config.json or weights.json beside them     the encoder's numbers, which the shards do not have
+    FOLDER/latest, FOLDER/TAG/*_states.pt            (zero_shards.py reads them)
+    config.json or weights.json in the same folder   the encoder's config, which the shards lack
 
-Parameters go by the names of the module that was trained, perhaps inside another (`model.`).
+Parameters have the names of the trained module, with a prefix (`model.`) if it was wrapped.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ _OURS, _THEIRS = "backbone.word.weight", "embeddings.word_embeddings.weight"
 
 
 def recognises(path: Path) -> bool:
-    """A folder of shards, or one whose `latest` names such a folder."""
+    """Whether the path is a folder of shards, or has a `latest` that names one."""
     return tag_folder(Path(path)) is not None
 
 
 def open_contents(
     path: Path, *, config: Path | None = None, eps: float | None = None
 ) -> CheckpointContents:
-    """A model in shards, opened.
+    """Open a model stored in shards.
 
-    `config`: the config.json or weights.json with the encoder's numbers, or its folder; by default
-    one beside the shards. `eps`: of LayerNorm, where that file is wrong about it.
+    `config`: a config.json or weights.json with the encoder's config, or the folder that has one;
+    by default the shards' folder or its parent. `eps` overrides the LayerNorm eps of that file.
     """
     path = Path(path)
     folder = tag_folder(path)
     if folder is None:
-        raise UserError(f"{path}: no shards of DeepSpeed: no *_model_states.pt, no latest")
+        raise UserError(f"{path}: not DeepSpeed shards: no *_model_states.pt and no latest")
     shards = open_shards(folder)
     prefix, ours = _prefix(shards)
     file = _config_file(folder, config)
@@ -56,14 +56,14 @@ def open_contents(
 
 
 def _prefix(shards: Shards) -> tuple[str, bool]:
-    """What the wrapper puts before each name, and whether the names are ours."""
+    """The prefix that a wrapper adds to each name, and whether the names are palm_ds's."""
     for end, ours in ((_OURS, True), (_THEIRS, False)):
         for name in shards.entries:
             if name == end or name.endswith("." + end):
                 return name.removesuffix(end), ours
     some = ", ".join(list(shards.entries)[:3])
     raise UserError(
-        f"{shards.folder}: neither a model of palm_ds (no {_OURS}) nor one of Hugging Face's "
+        f"{shards.folder}: neither a palm_ds model (no {_OURS}) nor a Hugging Face "
         f"{FAMILY_NAMES} (no {_THEIRS}); it has {some}, ..."
     )
 
@@ -76,17 +76,17 @@ def _config_file(folder: Path, given: Path | None) -> Path:
                 return file
     where = str(given) if given else f"{folder} or {folder.parent}"
     raise UserError(
-        f"{folder}: the shards do not say the encoder's numbers, and there is no {CONFIG} or "
-        f"{INFO} in {where}; name one (--config)"
+        f"{folder}: the shards do not contain the encoder's config, and there is no {CONFIG} or "
+        f"{INFO} in {where}; give one with --config"
     )
 
 
 def _numbers(file: Path) -> tuple[EncoderConfig, str]:
-    """The encoder's numbers, and Hugging Face's model_type ("" where the file is ours)."""
+    """The encoder's config, and Hugging Face's model_type ("" for a weights.json)."""
     if file.name == INFO:
         return read_info(file).backbone, ""
     if file.name != CONFIG:
-        raise UserError(f"{file}: a {CONFIG} or a {INFO} is wanted")
+        raise UserError(f"{file}: expected a {CONFIG} or a {INFO}")
     about, config = read_config(file.parent)
     return config, about["model_type"]
 
@@ -115,7 +115,7 @@ def _ours(shards: Shards, prefix: str, file: Path) -> CheckpointContents:
 def _huggingface(shards: Shards, prefix: str, file: Path) -> CheckpointContents:
     config, kind = _numbers(file)
     if not kind:
-        raise UserError(f"{shards.folder}: a model of Hugging Face's, but {file} is palm_ds's")
+        raise UserError(f"{shards.folder}: a Hugging Face model, but {file} is palm_ds's")
     family = FAMILIES[kind]
     inside, skipped = _within(shards, prefix.removesuffix(f"{family.tensor_prefix}."))
     entries, more = to_palm_ds_names(inside, kind, config.num_layers, str(shards.folder))
@@ -138,7 +138,7 @@ def _heads(entries: Mapping[str, TensorEntry]) -> dict[str, HeadInfo]:
 
 
 def _within(shards: Shards, prefix: str) -> tuple[dict[str, TensorEntry], dict[str, str]]:
-    """The model's tensors without the wrapper's prefix, and what else stays behind."""
+    """The model's tensors without the wrapper's prefix, and {skipped name: reason}."""
     inside = {n.removeprefix(prefix): e for n, e in shards.entries.items() if n.startswith(prefix)}
     outside = [name for name in shards.entries if not name.startswith(prefix)]
     why = f"outside the model, which is under {prefix}" if prefix else ""

@@ -1,17 +1,16 @@
 """DeepSpeed's own shards, any ZeRO stage, as fp32 tensors by name. DeepSpeed is not needed.
 
     TAG/mp_rank_00_model_states.pt                  the module in its own precision; stages 0 to 2
-    TAG/zero_pp_rank_R_mp_rank_00_model_states.pt   stage 3: shapes, shares of what is frozen
-    TAG/[bf16_]zero_pp_rank_R_mp_rank_00_optim_states.pt   share R of the fp32 weights and moments
+    TAG/zero_pp_rank_R_mp_rank_00_model_states.pt   stage 3: shapes, partitions of frozen parameters
+    TAG/[bf16_]zero_pp_rank_R_mp_rank_00_optim_states.pt   rank R's fp32 weights and moments
 
-ZeRO 1 and 2 lay the parameters of a group end to end and give each process a range; ZeRO 3 gives
-each process a share of every parameter. The names and shapes are in the model's file; a parameter
-that is in no group (frozen) is in the module itself, which DeepSpeed's own script forgets at
-stage 1.
+ZeRO 1 and 2 concatenate the parameters of a group and give each rank a range; ZeRO 3 partitions
+every parameter over all ranks. Names and shapes are in the model file. Frozen parameters belong to
+no group: their values are in the module itself (DeepSpeed's own script misses them at stage 1).
 
-The files are pickles. torch's loader of tensors alone reads them; the three classes of DeepSpeed's
-that genuine files hold are replaced by a stand-in that does nothing, any other is refused by name.
-Values are mapped, not read, until somebody asks.
+The files are pickles, read with torch's weights-only loader. DeepSpeed's classes in genuine files
+are replaced by placeholders that do nothing; any other class is refused by name. Values are
+memory-mapped and read on demand.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ from palm_ds.weights.formats.torch_files import check_plain, load_torch
 
 LATEST = "latest"
 _MAPPED_BYTES = 256 << 20
-"""A reader of shards has about so much of their weights in memory."""
+"""About how much of the shards a reader keeps in memory."""
 GENUINE = (
     "deepspeed.utils.tensor_fragment.fragment_address",
     "deepspeed.runtime.fp16.loss_scaler.LossScaler",
     "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
     "deepspeed.runtime.zero.config.ZeroStageEnum",
 )
-"""The classes that DeepSpeed's files hold beside tensors and plain values."""
+"""The classes in DeepSpeed's files, other than tensors and plain values."""
 _MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
 _OPTIM = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 _FLAT, _SHARES = "single_partition_of_fp32_groups", "fp32_flat_groups"  # stages 1 and 2; stage 3
@@ -55,7 +54,7 @@ _KNOWN = set(
 
 @dataclass(frozen=True, kw_only=True)
 class Shards:
-    """What a folder of shards holds, under the module's names."""
+    """The tensors of a folder of shards, under the module's names."""
 
     folder: Path
     stage: int
@@ -65,7 +64,7 @@ class Shards:
 
 
 def tag_folder(path: Path) -> Path | None:
-    """The folder of shards: this one, or the one that `latest` in it names."""
+    """The folder of shards: this one, or the one named in its `latest` file."""
     if _named(path, _MODEL):
         return path
     try:
@@ -77,11 +76,11 @@ def tag_folder(path: Path) -> Path | None:
 
 
 def open_shards(folder: Path) -> Shards:
-    """Every parameter of a folder of shards. Raises UserError where a file is missing, damaged, or
-    holds what a genuine one does not.
+    """Open every parameter of a folder of shards. Raises UserError if a file is missing, damaged,
+    or holds anything that genuine files do not.
 
-    What was read of mapped files counts as this process's memory while they are open, so they are
-    reopened after every `_MAPPED_BYTES`."""
+    Pages read from mapped files count as this process's memory while the files are open, so they
+    are reopened after every `_MAPPED_BYTES`."""
     places: _Places = {}
     shards = _opened(folder, places)
     reader = _Reader(shards, places)
@@ -93,7 +92,7 @@ def open_shards(folder: Path) -> Shards:
 
 
 class _Reader:
-    """Reads shards, and lets go of what was read."""
+    """Reads tensors of mapped shards and releases the pages from time to time."""
 
     def __init__(self, shards: Shards, places: _Places):
         self.folder, self.places = shards.folder, places
@@ -105,17 +104,17 @@ class _Reader:
         if self._mapped >= _MAPPED_BYTES:
             self._entries, self._mapped = _opened(self.folder, self.places).entries, 0
         if name not in self._entries:
-            raise UserError(f"{self.folder}: {name} is gone: other shards than when it was opened")
+            raise UserError(f"{self.folder}: {name} is gone: the shards changed after opening")
         values = self._entries[name].read()
         self._mapped += values.nbytes
         return values
 
 
 def _opened(folder: Path, places: _Places) -> Shards:
-    """`places`: where fp32 weights without names are; found where there are none yet."""
+    """Opens the files. `places` is where unnamed fp32 weights are; filled in if empty."""
     models, optims = _by_rank(folder, _MODEL), _by_rank(folder, _OPTIM)
     if not models:
-        raise UserError(f"{folder}: its shards have been deleted meanwhile")
+        raise UserError(f"{folder}: its shards have been deleted")
     model = _load(models[0])
     try:
         if not optims:
@@ -139,7 +138,7 @@ def _opened(folder: Path, places: _Places) -> Shards:
             raise
         what = f"{type(error).__name__}: {error}".splitlines()[0]
         raise UserError(
-            f"{folder}: not laid out as DeepSpeed lays out its shards: {what}"
+            f"{folder}: does not have the layout of DeepSpeed's shards: {what}"
         ) from None
 
 
@@ -159,7 +158,7 @@ def _by_rank(folder: Path, pattern: re.Pattern[str]) -> dict[int, Path]:
         match = pattern.fullmatch(name)
         assert match is not None
         if int(match[2]):
-            raise UserError(f"{folder / name}: of a model split over tensor-parallel processes")
+            raise UserError(f"{folder / name}: tensor-parallel shards are not supported")
         found[int(match[1] or 0)] = folder / name
     if found:
         _check_ranks(folder, found, len(found))
@@ -170,17 +169,17 @@ def _check_ranks(folder: Path, files: Mapping[int, Path], world: int) -> None:
     missing = [rank for rank in range(max(world, max(files) + 1)) if rank not in files]
     if missing:
         kind = files[min(files)].name.rsplit("_", 2)[-2]
-        raise UserError(f"{folder}: the {kind}_states file of process {missing[0]} is missing")
+        raise UserError(f"{folder}: the {kind}_states file of rank {missing[0]} is missing")
 
 
 def _check_world(folder: Path, model: Mapping[str, Any], optims: Mapping[int, Path]) -> None:
     world = model.get("dp_world_size", len(optims))
     if world != len(optims):
-        raise UserError(f"{folder}: saved by {world} processes, there are files of {len(optims)}")
+        raise UserError(f"{folder}: saved by {world} ranks, but there are files of {len(optims)}")
 
 
 class _StandIn:
-    """Replaces a class of DeepSpeed's: takes what it is given and does nothing."""
+    """Replaces a DeepSpeed class: accepts any arguments and does nothing."""
 
     def __init__(self, *_arguments: object, **_named: object):
         pass
@@ -190,7 +189,7 @@ class _StandIn:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    # A class each: torch's loader tells them apart by what they are, not by the name asked for.
+    # One class each: torch's loader identifies them by the class itself, not by the requested name.
     state = load_torch(path, [(type("StandIn", (_StandIn,), {}), name) for name in GENUINE])
     if not isinstance(state, dict):
         raise UserError(f"{path}: holds {type(state).__name__}, not DeepSpeed's keys and values")
@@ -201,7 +200,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _stage_0(folder: Path, model: Mapping[str, Any], places: _Places) -> Shards:
-    """All in one file; the fp32 weights of a half-precision run have no names there."""
+    """Everything is in one file; in a half-precision run its fp32 weights have no names."""
     model = {**model, "shared_params": model.get("shared_params") or _aliases(model["module"])}
     parameters = _parameters(model)
     lines = _masters(model.get("optimizer"))
@@ -213,7 +212,7 @@ def _stage_0(folder: Path, model: Mapping[str, Any], places: _Places) -> Shards:
         for name, tensor in parameters.items()
     }
     half = [n for n, x in parameters.items() if x.dtype != torch.float32 and n not in found]
-    notes = [f"{len(half)} parameters in half precision: no fp32 weights of them are there"]
+    notes = [f"{len(half)} parameters in half precision: the shards have no fp32 weights for them"]
     return _shards(folder, 0, entries, model, notes if half else [])
 
 
@@ -236,7 +235,7 @@ def _stages_1_and_2(folder: Path, model: Mapping[str, Any], states: Sequence[Any
 
 
 def _stage_3(folder: Path, models: Sequence[Any], states: Sequence[Any]) -> Shards:
-    # A process's groups laid end to end: one line of its shares of all parameters.
+    # Each rank's groups, concatenated: one line of its partitions of all parameters.
     lines = [[_tensor(x).view(-1) for x in state[_SHARES]] for state in states]
     entries: dict[str, TensorEntry] = {}
     offset, world = 0, len(states)
@@ -261,7 +260,7 @@ def _shards(
     model: Mapping[str, Any],
     notes: Sequence[str] = (),
 ) -> Shards:
-    """In the module's order, and what stays behind."""
+    """The entries in the module's order, and the names that are skipped."""
     shared = model.get("shared_params") or {}
     skipped = {name: COPY + source for name, source in shared.items()}
     skipped |= dict.fromkeys(model.get("buffer_names") or (), BUFFER)
@@ -277,9 +276,9 @@ def _shards(
 
 
 def _client(value: object) -> str:
-    """Why a value that the training program had saved stays behind; one with tensors is a loss."""
-    what = "a value of the program that trained"
-    return f"{what}, with tensors in it" if _has_tensor(value) else f"{OPTIMIZER}: {what}"
+    """Why a value saved by the training script is skipped; one with tensors counts as lost."""
+    what = "saved by the training script"
+    return f"{what}, contains tensors" if _has_tensor(value) else f"{OPTIMIZER}: {what}"
 
 
 def _has_tensor(value: object) -> bool:
@@ -318,13 +317,13 @@ def _aliases(module: Mapping[str, Any]) -> dict[str, str]:
 
 def _tensor(value: object) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
-        raise TypeError(f"a tensor was due, not {type(value).__name__}")
+        raise TypeError(f"expected a tensor, got {type(value).__name__}")
     check_plain(value, "a tensor")
     return value.detach()
 
 
 def _range(line: Sequence[torch.Tensor], start: int, size: int) -> list[torch.Tensor]:
-    """Views of values [start, start + size) of tensors laid end to end."""
+    """Views of the values [start, start + size) of concatenated tensors."""
     pieces, offset = [], 0
     for tensor in line:
         low, high = max(start - offset, 0), min(start + size - offset, len(tensor))
@@ -335,16 +334,16 @@ def _range(line: Sequence[torch.Tensor], start: int, size: int) -> list[torch.Te
 
 
 def _check_size(folder: Path, there: int, wanted: int, world: int) -> None:
-    """Ranges are padded to a multiple of twice the processes, or not at all."""
+    """Ranges are padded to a multiple of twice the world size, or not at all."""
     if not wanted <= there <= wanted + 2 * world:
-        raise UserError(f"{folder}: {there:,} fp32 weights are there, the shapes want {wanted:,}")
+        raise UserError(f"{folder}: has {there:,} fp32 weights, but its shapes need {wanted:,}")
 
 
 def _entry(name: str, pieces: Sequence[torch.Tensor], shape: Iterable[int]) -> TensorEntry:
     shape = tuple(int(n) for n in shape)
     if sum(piece.numel() for piece in pieces) < prod(shape):
         raise ValueError(f"{name}: fewer values than its shape {shape}")
-    how = f"of {len(pieces)} shares" if len(pieces) > 1 else ""
+    how = f"joined from {len(pieces)} ranks" if len(pieces) > 1 else ""
     read = partial(_join, pieces, shape)
     return TensorEntry(source_names=(name,), shape=shape, read=read, transform=how)
 
@@ -358,11 +357,11 @@ def _join(pieces: Sequence[torch.Tensor], shape: tuple[int, ...]) -> torch.Tenso
 
 
 _Places = dict[str, tuple[int, int, int]]
-"""{name: the line that has its fp32 weights, where they begin and end there}"""
+"""{name: (the line that has its fp32 weights, where they start in it, where they end)}"""
 
 
 def _masters(optimizer: Any) -> list[torch.Tensor]:
-    """Lines of fp32 weights, in the order of the optimizer's parameters."""
+    """Flat fp32 weights, in the order of the optimizer's parameters."""
     if not isinstance(optimizer, Mapping):
         return []
     groups = optimizer.get("fp32_groups") or [optimizer.get("fp32_groups_flat") or ()]
@@ -370,7 +369,7 @@ def _masters(optimizer: Any) -> list[torch.Tensor]:
 
 
 def _matched(lines: Sequence[torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> _Places:
-    """Where each one's fp32 weights are: those that rounded are what the module has."""
+    """Finds each parameter's fp32 weights: rounded, they equal the values in the module."""
     waiting, found = dict(parameters), {}
     for number, line in enumerate(lines):
         offset = 0
@@ -389,7 +388,7 @@ def _is_rounded(half: torch.Tensor, line: torch.Tensor) -> bool:
     if size > len(line):
         return False
     flat = half.reshape(-1)
-    head = min(size, 8)  # a glance, before all are compared
+    head = min(size, 8)  # cheap test before comparing all
     return torch.equal(line[:head].to(half.dtype), flat[:head]) and torch.equal(
         line[:size].to(half.dtype), flat
     )

@@ -1,11 +1,11 @@
 """The Hugging Face architectures that have BERT's shape, and what differs between them.
 
     ernie        BERT with a task embedding (`use_task_id`)
-    roberta      positions counted from pad + 1, no next-sentence head, a masked-LM head of its own
-    xlm-roberta  Roberta under another name, with a SentencePiece tokenizer; camembert likewise
+    roberta      positions counted from pad + 1, no next-sentence head, a different masked-LM head
+    xlm-roberta  Roberta under another name, with a SentencePiece tokenizer; so is camembert
 
-Names of tensors that all of them share are in names.py. An architecture of another shape gets a
-module of its own in this folder.
+Tensor names that all of them share are in names.py. An architecture of another shape gets its own
+module in this folder.
 """
 
 from __future__ import annotations
@@ -24,36 +24,35 @@ _BERT_HEAD = {
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One architecture. PaddleNLP has the same ones under the same names, unless
-    `paddle_tokenizer` is empty."""
+    """One architecture. PaddleNLP uses the same names, unless `paddle_tokenizer` is empty."""
 
     class_prefix: str
     """`Bert` of `BertForMaskedLM`."""
     tensor_prefix: str
     """`bert` of `bert.embeddings.LayerNorm.weight`."""
     masked_lm: Mapping[str, str]
-    """{part of our masked-LM head: its name there}"""
+    """{part of palm_ds's masked-LM head: its Hugging Face name}"""
     masked_lm_activation: str = ""
-    """The activation that this head always has; empty: the encoder's."""
+    """The activation that this head always has; empty means the encoder's."""
     next_sentence: bool = True
     """Whether its pretraining class has a next-sentence head."""
     task_embedding: bool = False
     positions_after_pad: bool = False
     """Positions are counted from pad + 1."""
     classifier_dense: bool = False
-    """The classifier of whole texts has a dense layer of its own in place of the pooler."""
+    """The text classifier has its own dense layer instead of the pooler."""
     paddle_tokenizer: str
     """PaddleNLP's tokenizer class that reads a vocab.txt; empty: not written for PaddleNLP."""
     paddle_eps: float | None = None
-    """LayerNorm's eps in PaddleNLP, whatever its config says; None: the config's."""
+    """The LayerNorm eps that PaddleNLP hard-codes; None means that it follows the config."""
 
     def has_masked_lm(self, config: EncoderConfig) -> bool:
-        """Whether its masked-LM head computes what ours does with this configuration."""
+        """Whether its masked-LM head computes the same as palm_ds's with this config."""
         activation = config.head_activation or config.activation
         return activation == (self.masked_lm_activation or config.activation)
 
     def position_offset(self, pad: int) -> int:
-        """The row of the position table that a text's first token reads."""
+        """The row of the position embeddings for the first token of a text."""
         return pad + 1 if self.positions_after_pad else 0
 
 
@@ -91,8 +90,7 @@ FAMILY_NAMES = f"{', '.join(list(FAMILIES)[:-1])} or {list(FAMILIES)[-1]}"
 
 
 def family_of(config: EncoderConfig) -> str:
-    """The `model_type` of an encoder's architecture, the first that computes the same; empty: it is
-    none of them."""
+    """The `model_type` of the first architecture that computes the same; empty if none does."""
     for name, family in FAMILIES.items():
         same_positions = config.position_offset == family.position_offset(config.pad)
         if same_positions and bool(config.task_types) == family.task_embedding:
@@ -101,7 +99,7 @@ def family_of(config: EncoderConfig) -> str:
 
 
 def is_known_class(architecture: str) -> bool:
-    """Whether a class of transformers (`BertForMaskedLM`) is of one of these architectures."""
+    """Whether a transformers class (`BertForMaskedLM`) belongs to one of these architectures."""
     return architecture.startswith(tuple(family.class_prefix for family in FAMILIES.values()))
 
 
@@ -110,6 +108,6 @@ def other_masked_lm(kind: str, config: EncoderConfig) -> str:
     family = FAMILIES[kind]
     return (
         f"{family.class_prefix}'s masked-LM head always has "
-        f"{family.masked_lm_activation or config.activation}, this one "
+        f"{family.masked_lm_activation or config.activation}, but this one has "
         f"{config.head_activation or config.activation}"
     )

@@ -1,4 +1,4 @@
-"""A README.md for a converted model: where it is from, what was done, and how it was checked."""
+"""Writes the README.md of a converted model: its origin, what was done, how it was checked."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _AUTO = {
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """What a card tells beside the plan."""
+    """The facts of a model card that the export plan does not have."""
 
     source: str
-    """Where the weights are from: a name, a version, a training run. No path of a machine."""
+    """Origin of the weights: a name, a version, a training run. Never a local path."""
     format: str = ""
-    """What format that was."""
+    """Format of the source."""
     skipped: Mapping[str, str] = field(default_factory=dict)
-    """{name in the source: why it stayed behind}, beside the plan's own."""
+    """{name in the source: why it was skipped}, in addition to the plan's."""
     difference: float | None = None
-    """The largest difference of any output, where both sides ran."""
+    """The largest difference of any output, if both sides were run."""
     tolerance: float | None = None
     notes: tuple[str, ...] = ()
     program: str = "palm_ds"
@@ -57,7 +57,7 @@ def model_card(plan: ExportPlan, made: Provenance) -> str:
         *_section("Documents of the source", map(_code, made.documents)),
         *_section("Note", (f"- {printable(note)}" for note in made.notes)),
         "## How it was checked\n\n" + _checked(made),
-        *_section("Created, being in none of the source's tensors", _rows(plan.created)),
+        *_section("Created (not in the source)", _rows(plan.created)),
         *_section("Skipped", _rows({**made.skipped, **plan.skipped})),
         *_section("Mapped", _mapped(plan)),
     ]
@@ -69,7 +69,8 @@ def _origin(plan: ExportPlan, made: Provenance) -> str:
     config = plan.config
     return (
         f"Converted by {made.program} from {printable(made.source)}{kind}: {config.num_layers} "
-        f"layers, width {config.hidden_size}, {config.num_heads} heads, {config.vocab_size} words, "
+        f"layers, hidden size {config.hidden_size}, {config.num_heads} heads, vocabulary of "
+        f"{config.vocab_size}, "
         f"LayerNorm eps {config.layer_norm_eps:g}, {config.activation}; weights in "
         f"{plan.config_json['dtype']}."
     )
@@ -84,7 +85,7 @@ def _example(plan: ExportPlan, ending: str) -> str:
 
 def _checked(made: Provenance) -> str:
     if made.difference is None:
-        return "Its outputs were not compared with the source's."
+        return "The outputs were not compared with those of the source."
     within = f" (allowed: {made.tolerance:g})" if made.tolerance is not None else ""
     return (
         "The source and this model were run on the same inputs; the largest difference of any "

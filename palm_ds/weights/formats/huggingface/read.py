@@ -1,6 +1,6 @@
 """Folders of Hugging Face's models of BERT's shape (families.py), with any of their heads.
 
-config.json + model.safetensors or pytorch_model.bin, whole or in shards; tokenizer files
+config.json + model.safetensors or pytorch_model.bin, whole or sharded; tokenizer files
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ KEPT_KEYS = (
 
 
 def recognises(path: Path) -> bool:
-    """A folder with a config.json of transformers and weights beside it."""
+    """Whether the folder has a config.json of transformers and a weight file."""
     path = Path(path)
     try:
         if not (path / CONFIG).is_file() or not weight_files(path):
@@ -84,7 +84,7 @@ def recognises(path: Path) -> bool:
 
 
 def _has_paddle_names(path: Path) -> bool:
-    """PaddleNLP writes folders that look the same, with matrices the other way round."""
+    """PaddleNLP writes folders that look the same, but with transposed matrices."""
     try:
         return any(".self_attn.q_proj." in name for name in open_safetensors(path))
     except UserError:
@@ -92,7 +92,7 @@ def _has_paddle_names(path: Path) -> bool:
 
 
 def open_contents(path: Path, *, eps: float | None = None) -> CheckpointContents:
-    """A folder, opened. `eps`: of LayerNorm, where config.json is wrong about it."""
+    """Open a folder. `eps` overrides the LayerNorm eps of config.json."""
     path = Path(path)
     about, config = read_config(path)
     found = open_tensors(path)
@@ -121,8 +121,8 @@ def open_contents(path: Path, *, eps: float | None = None) -> CheckpointContents
 
 
 def read_config(folder: Path) -> tuple[dict[str, Any], EncoderConfig]:
-    """config.json as it is, and the encoder's numbers in it. Programs of all ages wrote all kinds
-    of keys there; those that would make it another encoder are checked."""
+    """config.json as it is, and the encoder's config that it contains. It may have any other keys;
+    those that would change what the encoder computes are checked."""
     path = folder / CONFIG
     about = read_json(path)
     kind = about.get("model_type")
@@ -140,7 +140,7 @@ def read_config(folder: Path) -> tuple[dict[str, Any], EncoderConfig]:
     check_foreign_values(about, str(path))
     _check_class(about, str(path))
     known = {key: value for key, value in about.items() if key in FOREIGN_KEYS}
-    # Whether the tables are one is seen in the weights: _drop_tied compares them.
+    # The weights show whether the embeddings are tied: _drop_tied compares them.
     known.pop("tie_word_embeddings", None)
     return about, EncoderConfig.from_dict(known, str(path))
 
@@ -183,7 +183,7 @@ def _with_vocabulary(config: EncoderConfig, entries: Mapping[str, TensorEntry]) 
 
 
 def _class_of(about: Mapping[str, Any]) -> str:
-    """The class of the model, as config.json names it; the base model where it names none."""
+    """The model's class according to config.json; by default the base model."""
     named = about.get("architectures")
     if isinstance(named, list) and named and isinstance(named[0], str):
         return named[0]
@@ -194,9 +194,7 @@ def _what_is_not_read(entries: dict[str, TensorEntry], config: EncoderConfig) ->
     """Takes out what Hugging Face's own model would not read: why."""
     skipped = {}
     if not config.task_types and (table := entries.pop("backbone.task.weight", None)):
-        skipped |= dict.fromkeys(
-            table.source_names, "use_task_id is not set: the model does not read it"
-        )
+        skipped |= dict.fromkeys(table.source_names, "use_task_id is not set: the model ignores it")
     return skipped
 
 
@@ -224,7 +222,7 @@ def _outputs(about: Mapping[str, Any], classes: int) -> HeadOutputs:
 
 
 def _reads_whole_texts(entries: Mapping[str, TensorEntry], about: Mapping[str, Any]) -> bool:
-    """A classifier is called the same whether it reads texts or tokens."""
+    """Whether the classifier reads texts or tokens, which its tensor names do not show."""
     named = _class_of(about)
     if named.endswith(("ForSequenceClassification", "ForMultipleChoice")):
         return True
@@ -234,7 +232,7 @@ def _reads_whole_texts(entries: Mapping[str, TensorEntry], about: Mapping[str, A
 
 
 def _labels(about: Mapping[str, Any], classes: int) -> tuple[str, ...]:
-    """The classes' names, where config.json names all of them."""
+    """The class names, if config.json has all of them."""
     named = about.get("id2label")
     if not isinstance(named, dict):
         return ()
@@ -252,12 +250,12 @@ def _notes(
 ) -> tuple[str, ...]:
     notes = []
     if "backbone.pooler.dense.weight" not in entries:
-        notes.append("no pooler: heads of whole texts would begin afresh with it")
+        notes.append("no pooler: tasks on whole texts would start with a newly initialised one")
     if f"heads.{CLASSIFIER}.out.weight" in entries and not about.get("architectures"):
         reads = "whole texts" if _reads_whole_texts(entries, about) else "tokens"
-        notes.append(f"config.json names no class: the classifier is taken to read {reads}")
+        notes.append(f"config.json names no class: assuming that the classifier reads {reads}")
     if any((path / name).is_file() for name in ("vocab.json", "merges.txt")) and not (
         (path / "tokenizer.json").is_file()
     ):
-        notes.append("vocab.json and merges.txt are not read: save a tokenizer.json beside them")
+        notes.append("vocab.json and merges.txt are not read: save a tokenizer.json next to them")
     return tuple(notes)

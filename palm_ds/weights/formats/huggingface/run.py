@@ -1,4 +1,4 @@
-"""A Hugging Face folder, run in transformers' own model of it."""
+"""Runs a Hugging Face folder in transformers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from palm_ds.weights.formats.runnable import (
 )
 from palm_ds.weights.formats.tensor_files import read_json
 
-_NAMED = {  # the scores of a class of transformers', by the names of our heads
+_NAMED = {  # {output of a transformers class: {class ending: the palm_ds head}}
     "logits": {
         "ForMaskedLM": MASKED_WORDS,
         "ForSequenceClassification": CLASSIFIER,
@@ -64,12 +64,12 @@ _ENCODER_KEYS = {
     "position_embedding_type",
     "pad_token_id",
 }
-"""What transformers is told of a config.json."""
+"""The keys of config.json that are passed to transformers."""
 
 
 def in_transformers(contents: CheckpointContents, *, task_id: int = 0) -> RunnableCheckpoint:
-    """A Hugging Face folder in transformers' own model; in our encoder if its class is not one of
-    transformers'."""
+    """A Hugging Face folder, run by transformers, or by palm_ds's encoder if transformers lacks its
+    class."""
     import transformers
 
     kind = contents.format.removeprefix("Hugging Face ")
@@ -83,7 +83,7 @@ def in_transformers(contents: CheckpointContents, *, task_id: int = 0) -> Runnab
 
 
 class _Transformers:
-    """transformers' model of a folder."""
+    """A folder loaded in transformers; called with texts."""
 
     def __init__(self, contents: CheckpointContents, kind: str, task_id: int):
         import transformers
@@ -102,7 +102,9 @@ class _Transformers:
         }
         if self.contents.config.task_types:
             given["task_type_ids"] = torch.full(shape, self.task_id)
-        if self.kind.endswith("ForMultipleChoice"):  # one choice each; Ernie's keeps task ids flat
+        if self.kind.endswith(
+            "ForMultipleChoice"
+        ):  # each text is a question with one choice; Ernie keeps task ids flat
             flat = ("task_type_ids",)
             given = {name: x if name in flat else x[:, None] for name, x in given.items()}
         out = self.model(**given, output_hidden_states=True)
@@ -116,7 +118,7 @@ class _Transformers:
         return outputs | self._scores(out, texts)
 
     def _pooled(self, last: torch.Tensor) -> torch.Tensor:
-        """By their pooler. Classes without one leave it in the file, for those that have one."""
+        """The pooled texts; computed here if the class has no pooler but the file does."""
         base = getattr(self.model, self.model.base_model_prefix, self.model)
         if getattr(base, "pooler", None) is not None:
             return base.pooler(last)
@@ -135,7 +137,7 @@ class _Transformers:
         return found
 
     def _placed(self, scores: torch.Tensor, head: str, texts: Texts) -> torch.Tensor:
-        """Of whole texts as they are; of tokens, those that the other side has too."""
+        """Scores of texts unchanged; scores of tokens at the places that both sides compute."""
         if scores.ndim < 3:
             return scores
         at = texts.at() if head == MASKED_WORDS else texts.real.flatten().nonzero().flatten()
@@ -143,8 +145,8 @@ class _Transformers:
 
 
 def _load(transformers: Any, kind: str, contents: CheckpointContents) -> Any:
-    """transformers' model of a folder. Of config.json it gets only the encoder's values, which were
-    checked: other keys can make it load code from the hub, or any number of class names."""
+    """Load a folder in transformers. From config.json it gets only the encoder's values, which were
+    checked: other keys can make it load code from the Hub, or any number of class names."""
     about = read_json(contents.path / CONFIG)
     values = {key: about[key] for key in _ENCODER_KEYS if about.get(key) is not None}
     values |= {key: float(values[key]) for key in _FLOATS & values.keys()}
@@ -157,7 +159,7 @@ def _load(transformers: Any, kind: str, contents: CheckpointContents) -> Any:
         return model_class.from_pretrained(
             contents.path, config=config, dtype=torch.float32, local_files_only=True
         )
-    except Exception as error:  # of many kinds; all mean that it is no such model
+    except Exception as error:  # of many types; each means that it is not such a model
         reason = printable(next(iter(str(error).splitlines()), type(error).__name__))
         raise UserError(
             f"{contents.path}: transformers cannot open it as {kind}: {reason}"
@@ -166,7 +168,7 @@ def _load(transformers: Any, kind: str, contents: CheckpointContents) -> Any:
 
 @contextmanager
 def _quiet(transformers: ModuleType) -> Iterator[None]:
-    """What transformers says about the heads it lacks is not for who converts."""
+    """Silences transformers' warnings about heads that a class lacks."""
     logging = transformers.utils.logging
     before, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""What a Hugging Face folder shall be: its family, its class, and the heads of ours in it."""
+"""Chooses what a Hugging Face folder will be: its family, its class and its heads."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 @dataclass(frozen=True, kw_only=True)
 class HeadClass:
-    """A class of transformers with one head over classes."""
+    """A transformers class with one classification head."""
 
     name: str
-    """The head's, in the table of names."""
+    """The head's name in names.py."""
     pooled: bool
     classes: int | None = None
-    """How many it must have; none: any number."""
+    """The number of classes it requires; None means any."""
 
 
 HEAD_CLASSES = {
@@ -42,35 +42,36 @@ HEAD_CLASSES = {
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedHead:
-    """A task's head on its way into a Hugging Face folder."""
+    """A task's head, as exported to a Hugging Face folder."""
 
     name: str
-    """Of the head in the model."""
+    """The head's name in the model."""
     task_id: int = 0
-    """The row of the task embedding its texts get."""
+    """The row of the task embedding for its texts."""
     outputs: HeadOutputs = HeadOutputs()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """What kind of folder is wanted."""
+    """Options of an export."""
 
     family: str = ""
-    """ernie, bert, roberta, xlm-roberta or camembert; empty: what the encoder is."""
+    """ernie, bert, roberta, xlm-roberta or camembert; empty: chosen by the encoder."""
     task_id: int = 0
-    """The row of the task embedding that is filled in (ernie) or folded into the segments."""
+    """The row of the task embedding that becomes the default (ernie) or is folded into the token
+    type embeddings (bert, roberta)."""
     head: str = ""
-    """A head over classes to write, as the only one; empty: the masked-word and next-sentence
-    heads, or an imported classifier where that is the only head."""
+    """The classification head to write, as the only head; empty: the masked-LM and next-sentence
+    heads, or an imported classifier if it is the only head."""
     head_class: str = ""
-    """What becomes of `head`: ForSequenceClassification, ForTokenClassification, ...; empty: what
-    fits it."""
+    """ForSequenceClassification, ForTokenClassification, ...: the class to write `head` as; empty:
+    chosen by its shape."""
     words: str = ""
-    """The masked-word head to take along; empty: the first."""
+    """The masked-LM head to write; empty: the first."""
     dtype: str = "float32"
-    """float32, float16, bfloat16; empty: that of the word table."""
+    """float32, float16, bfloat16; empty: that of the token embeddings."""
     max_shard_bytes: int = 5 * 10**9
-    """Bytes of a file of weights before there are several."""
+    """Largest size of one weight file; larger models are sharded."""
 
     def __post_init__(self) -> None:
         known = {"family": FAMILIES, "head_class": HEAD_CLASSES, "dtype": DTYPES}
@@ -79,35 +80,33 @@ class ExportOptions:
             if value and value not in names:
                 raise UserError(f'{key}: no "{value}"{suggest(value, names)}')
         if self.max_shard_bytes < 1:
-            raise UserError(
-                f"max_shard_bytes: a file of {self.max_shard_bytes} bytes holds nothing"
-            )
+            raise UserError(f"max_shard_bytes: must be at least 1, got {self.max_shard_bytes}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedExport:
-    """The class that is written, and the heads that go into it."""
+    """The class that is written, and its heads."""
 
     kind: str
     ending: str
     heads: Mapping[str, str]
-    """{our head: its name in the table of names}"""
+    """{palm_ds head: its name in names.py}"""
 
     @property
     def architecture(self) -> str:
-        """The class's name."""
+        """The name of the class."""
         return FAMILIES[self.kind].class_prefix + self.ending
 
     @property
     def own_dense(self) -> bool:
-        """Whether the head holds what is our pooler."""
+        """Whether the head contains palm_ds's pooler."""
         return FAMILIES[self.kind].classifier_dense and self.ending == "ForSequenceClassification"
 
 
 def resolve_export(
     config: EncoderConfig, heads: Mapping[str, HeadInfo], target: ExportOptions
 ) -> ResolvedExport:
-    """The class of what is there: never one with a part that would have to be invented."""
+    """Choose a class that this encoder and its heads fill completely."""
     kind = _family(config, target)
     name = target.head or _only_head(heads, target)
     if name:
@@ -135,38 +134,38 @@ def check_whole(
     entries: Mapping[str, TensorEntry],
     config: EncoderConfig,
 ) -> None:
-    """Every part of the heads is there. Raises UserError."""
+    """Raises UserError if a part of the chosen heads is missing."""
     for part in expected_shapes(config, {name: heads[name] for name in chosen.heads}):
         if part.startswith("heads.") and part not in entries:
             raise UserError(f'head "{part.split(".")[1]}": {part} is missing')
     ends = HEAD_CLASSES.get(chosen.ending)
     pooled = chosen.ending == "ForPreTraining" or (ends is not None and ends.pooled)
     if pooled and "backbone.pooler.dense.weight" not in entries:
-        raise UserError(f"{chosen.architecture} reads texts through the pooler, and there is none")
+        raise UserError(f"{chosen.architecture} needs a pooler, which this checkpoint lacks")
 
 
 def _family(config: EncoderConfig, target: ExportOptions) -> str:
-    """Which of Hugging Face's models it becomes. Raises UserError where it is none of them."""
+    """The architecture to write. Raises UserError if none fits the encoder."""
     if found := target.family or family_of(config):
         return found
     if config.task_types:
         raise UserError("Hugging Face has no encoder with task embeddings and a position offset")
     raise UserError(
-        f"Hugging Face's Roberta counts positions from pad + 1 = {config.pad + 1}, this encoder "
-        f"from position_offset = {config.position_offset}"
+        f"Hugging Face's Roberta counts positions from pad + 1 = {config.pad + 1}, but this "
+        f"encoder counts them from position_offset = {config.position_offset}"
     )
 
 
 def _only_head(heads: Mapping[str, HeadInfo], target: ExportOptions) -> str:
-    """The head that a class means, or an imported classifier that came alone: it goes back where
-    it came from."""
+    """The head that `head_class` implies, or an imported classifier that is the only head and is
+    exported as the class it was."""
     if target.head_class == "ForNextSentencePrediction":
         return NEXT_SENTENCE
     imported = [name for name in (CLASSIFIER, QUESTION_ANSWERING) if name in heads]
     if imported and (target.head_class or len(heads) == 1):
         return imported[0]
     if target.head_class:
-        raise UserError(f"head_class: {target.head_class}: give the head that shall be it")
+        raise UserError(f"head_class: {target.head_class}: give the head to write as it")
     return ""
 
 
@@ -184,19 +183,18 @@ def _usual_class(name: str, heads: Mapping[str, HeadInfo]) -> str:
 def _words(heads: Mapping[str, HeadInfo], target: ExportOptions) -> str:
     found = [name for name, head in heads.items() if head.kind == "masked_words"]
     if target.words and target.words not in found:
-        raise UserError(
-            f'words: no masked-word head "{target.words}"{suggest(target.words, found)}'
-        )
+        raise UserError(f'words: no masked-LM head "{target.words}"{suggest(target.words, found)}')
     return target.words or next(iter(found), "")
 
 
 def _check_class(name: str, heads: Mapping[str, HeadInfo], kind: str, ending: str) -> None:
-    """The class reads what the head read, and has as many classes."""
+    """Raises UserError unless the class reads the same input as the head and allows as many
+    classes."""
     architecture, wanted = FAMILIES[kind].class_prefix + ending, HEAD_CLASSES[ending]
     head = heads.get(name)
     if head is None or head.kind != "classes":
         known = [other for other, head in heads.items() if head.kind == "classes"]
-        raise UserError(f'head: no head over classes "{name}"{suggest(name, known)}')
+        raise UserError(f'head: no classification head "{name}"{suggest(name, known)}')
     if wanted.name == NEXT_SENTENCE and not FAMILIES[kind].next_sentence:
         raise UserError(f"Hugging Face has no {architecture}")
     if head.pooled != wanted.pooled:
@@ -204,5 +202,5 @@ def _check_class(name: str, heads: Mapping[str, HeadInfo], kind: str, ending: st
         raise UserError(f'head: "{name}" reads {reads}, which {architecture} does not')
     if wanted.classes not in (None, head.classes):
         raise UserError(
-            f'head: "{name}" has {head.classes} classes, {architecture} has {wanted.classes}'
+            f'head: "{name}" has {head.classes} classes, {architecture} needs {wanted.classes}'
         )

@@ -1,10 +1,10 @@
-"""Folders that AutoModel, AutoTokenizer and the classes of their heads open.
+"""Writes folders that AutoModel, AutoTokenizer and the class of their head open.
 
-    plan(entries, config, heads, target) ──> Plan         (hf_plan.py) no value is read yet
-    write(plan, folder)                  ──> config.json, model.safetensors or shards of it,
+    plan(entries, config, heads, target) ──> ExportPlan   (plan.py) no value is read yet
+    write(plan, folder)                  ──> config.json, model.safetensors or its shards,
                                              tokenizer files, README.md
 
-The word table is written once: their decoder is tied to it.
+The token embeddings are written once: the decoder is tied to them.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ CARD, _TOKENIZER = "README.md", "tokenizer_config.json"
 def write(
     plan: ExportPlan, folder: Path, *, tokenizer: SavesFiles | None = None, card: str = ""
 ) -> None:
-    """Fill a folder, one tensor after another: it takes the memory of the largest.
+    """Fill an empty folder, one tensor at a time: the largest one decides the memory it takes.
 
-    `folder` is there and empty; who calls publishes it. `card`: README.md (model_card.py). Raises
-    UserError where a weight is not a number or does not fit the type.
+    The caller publishes the folder. `card` is the README.md (model_card.py). Raises UserError if a
+    weight is NaN or infinite, or too large for the dtype.
     """
     write_json(folder / CONFIG, plan.config_json)
     write_safetensors(folder, plan.groups, plan.dtype, plan.max_shard_bytes)
@@ -45,8 +45,8 @@ def write(
 
 
 def _fit(path: Path, config: EncoderConfig) -> None:
-    """What transformers must know of the encoder: where to cut a text, for the position table ends
-    there, and not to count segments where there is only one."""
+    """Set what the tokenizer must know of the encoder: the maximum length, and not to return token
+    types if there is only one."""
     if not path.is_file():
         return
     about = {"model_max_length": config.max_length} | read_json(path)

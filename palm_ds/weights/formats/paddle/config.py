@@ -1,8 +1,8 @@
-"""The numbers of an encoder that Paddle wrote: of its config, its tensors, and where it is from.
+"""Derives the encoder's config of a Paddle checkpoint from its config file, tensors and origin.
 
-No file of ERNIE's says which eps its LayerNorms have, and PaddleNLP's Ernie computes with its own
-whatever its config says. Segments, task embeddings and the feed-forward width are what the tensors
-have. Notes list everything that is not read directly from the config.
+ERNIE's files do not record LayerNorm's eps, and PaddleNLP's Ernie ignores the one in its config.
+The number of token types and task types and the intermediate size are those of the tensors. Notes
+list everything that is not read directly from the config file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from palm_ds.weights.formats.tensor_files import read_json
 
 CONFIGS = ("ernie_config.json", "bert_config.json", "config.json", "model_config.json")
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "hidden_act")
-# Of the config, what the tensors or the source say better.
+# Keys that are ignored: the tensors or the origin of the checkpoint are more reliable.
 _SEEN = {
     "tie_word_embeddings",
     "weight_sharing",
@@ -39,21 +39,21 @@ _SEEN = {
 
 @dataclass(frozen=True)
 class PaddleConfig:
-    """A configuration file."""
+    """A config file."""
 
     path: Path
     values: dict[str, Any]
 
     @property
     def model(self) -> str:
-        """The class of the model, where it is named: ErnieForMaskedLM, ..."""
+        """The model's class: ErnieForMaskedLM, ...; empty if not given."""
         named = self.values.get("architectures")
         if isinstance(named, list) and named:
             return str(named[0])
         return str(self.values.get("init_class") or "")
 
     def outputs(self, classes: int) -> HeadOutputs:
-        """What the classifier's scores mean. Raises UserError."""
+        """The meaning of the classifier's scores. Raises UserError."""
         try:
             problem = str(self.values.get("problem_type") or "")
             return HeadOutputs(labels=self._labels(classes), problem_type=problem)
@@ -61,7 +61,7 @@ class PaddleConfig:
             raise UserError(f"{self.path}: {error}") from None
 
     def _labels(self, classes: int) -> tuple[str, ...]:
-        """The classes' names, where the config names all of them and not LABEL_0, ..."""
+        """The class names, if the config has all of them and they are not LABEL_0, ..."""
         named = self.values.get("id2label")
         found = [named.get(str(i)) for i in range(classes)] if isinstance(named, dict) else []
         names = [x for i, x in enumerate(found) if isinstance(x, str) and x != f"LABEL_{i}"]
@@ -69,7 +69,7 @@ class PaddleConfig:
 
     @property
     def kind(self) -> str:
-        """ernie, bert or roberta, or what else it says; empty where it does not."""
+        """The model type: ernie, bert, roberta, or any other value; empty if not given."""
         named = self.values.get("model_type")
         if named is not None:
             return str(named)
@@ -78,8 +78,8 @@ class PaddleConfig:
 
 
 def read_paddle_config(folder: Path, config: Path | None) -> PaddleConfig:
-    """The configuration: the one that is given, or the one that lies beside the tensors or in the
-    folder above. Raises UserError where there is none."""
+    """Read the given config file, or the one in the tensors' folder or its parent. Raises UserError
+    if there is none."""
     beside = [folder / name for name in CONFIGS]
     above = [folder.parent / name for name in CONFIGS]
     for path in [config] if config is not None else [*beside, *above]:
@@ -88,29 +88,29 @@ def read_paddle_config(folder: Path, config: Path | None) -> PaddleConfig:
             check_foreign_values(values, str(path))
             return PaddleConfig(path, values)
     raise UserError(
-        f"{folder}: neither here nor in the folder above is any of {', '.join(CONFIGS)}, to say "
-        "how many attention heads there are; give config="
+        f"{folder}: found none of {', '.join(CONFIGS)} here or in the parent folder, which is "
+        "needed for the number of attention heads; give config="
     )
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:
-    """PaddleNLP before 2.5 kept the encoder's numbers inside those of the model around it."""
+    """PaddleNLP before 2.5 nested the encoder's config in that of the model with a head."""
     inner = values.get("init_args")
     found = [x for x in inner if isinstance(x, dict)] if isinstance(inner, list) else []
     return {**found[0], **values} if found else values
 
 
 def find_vocabulary(folder: Path, rows: int) -> Path | None:
-    """The vocab.txt beside the tensors or in the folder above; that folder itself where it says
-    more of the tokenizer. ids in the file are checked against the lines. Raises UserError where it
-    has more tokens than the word table has `rows`."""
+    """The vocab.txt in the tensors' folder or its parent; if there is a tokenizer_config.json as
+    well, that folder. Raises UserError if it has more tokens than the token embeddings have
+    `rows`."""
     for place in (folder, folder.parent):
         path = place / "vocab.txt"
         if not path.is_file():
             continue
         found = place if (place / "tokenizer_config.json").is_file() else path
         if (size := load_tokenizer(found).size) > rows:
-            raise UserError(f"{path}: {size} tokens, but the word table has {rows} rows")
+            raise UserError(f"{path}: {size} tokens, but the token embeddings have {rows} rows")
         return found
     return None
 
@@ -123,12 +123,12 @@ def numbers(
     palm: bool,
     eps: float | None,
 ) -> tuple[EncoderConfig, list[str]]:
-    """The encoder's numbers, and what to say about them. `eps`: asked for; none: the source's."""
+    """The encoder's config, and notes on it. `eps`: the requested eps, or None for the source's."""
     values = dict(about.values)
     if lacking := [key for key in _REQUIRED if key not in values]:
         raise UserError(f"{about.path}: has no {lacking[0]}")
     if values.get("pool_act", "tanh") != "tanh":
-        raise UserError(f"{about.path}: pool_act: only tanh is this pooler's")
+        raise UserError(f"{about.path}: pool_act: only tanh is supported")
     kind = about.kind or "ernie"
     known = {key: x for key, x in values.items() if key in FOREIGN_KEYS - _SEEN}
     base = EncoderConfig.from_dict({**known, "model_type": kind}, str(about.path))
@@ -144,7 +144,7 @@ def numbers(
     notes = [why, *_size_notes(values, sizes)]
     if base.position_offset:
         first = f"positions are counted from pad + 1 = {base.position_offset}"
-        notes.append(f"{first}, as PaddleNLP does since 2.5; before, it did otherwise")
+        notes.append(f"{first}, as in PaddleNLP since 2.5 (earlier versions count differently)")
     return replace(base, layer_norm_eps=chosen, **sizes), notes
 
 
@@ -161,7 +161,7 @@ def _check_sizes(
     entries: Mapping[str, TensorEntry],
     about: PaddleConfig,
 ) -> None:
-    """What the config says and the tensors must not contradict."""
+    """Raises UserError if the tensors contradict the config."""
     found = {
         "vocab_size": sizes["vocab_size"],
         "max_position_embeddings": sizes["max_positions"],
@@ -173,7 +173,7 @@ def _check_sizes(
 
 
 def _size_notes(values: Mapping[str, Any], sizes: Mapping[str, int]) -> list[str]:
-    """Where the tensors say otherwise than the config, and rightly so."""
+    """Notes on sizes where the tensors overrule the config."""
     segments = values.get(
         "sent_type_vocab_size", values.get("type_vocab_size", sizes["token_types"])
     )
@@ -198,10 +198,10 @@ def _size_notes(values: Mapping[str, Any], sizes: Mapping[str, int]) -> list[str
 def _eps(
     scheme: NamingScheme, palm: bool, about: PaddleConfig, asked: float | None
 ) -> tuple[float, str]:
-    """The eps of LayerNorm, and where it is from."""
+    """The LayerNorm eps, and a note on its origin."""
     trained = "the released ERNIE models were trained with 1e-05 (eps=1e-5)"
     if asked is not None:
-        return asked, f"LayerNorm eps {asked:g}, as asked"
+        return asked, f"LayerNorm eps {asked:g}, as requested"
     if palm or "use_task_emb" in about.values:
         return 1e-6, f"LayerNorm eps 1e-06, as PALM computes; {trained}"
     if about.path.name == "bert_config.json" and scheme is STATIC:
@@ -211,7 +211,7 @@ def _eps(
         return 1e-5, "LayerNorm eps 1e-05, as ERNIE computes"
     family = FAMILIES.get(about.kind or "ernie")
     if family is not None and family.paddle_eps is not None:
-        why = f"as PaddleNLP's {family.class_prefix} computes since 2.3 whatever its config says"
+        why = f"hard-coded in PaddleNLP's {family.class_prefix} since 2.3"
         return family.paddle_eps, f"LayerNorm eps {family.paddle_eps:g}, {why}; {trained}"
     saved = about.values.get("layer_norm_eps")
     if saved is None:

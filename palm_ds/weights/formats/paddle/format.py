@@ -25,7 +25,7 @@ def _export(contents: CheckpointContents, target: ExportOptions) -> Export:
 
 FORMAT = Format(
     name="paddle",
-    looks_for="Paddle: *.pdparams, params/, or a combined file, with ernie_config.json or another",
+    looks_for="Paddle: *.pdparams, params/, or a combined file, with ernie_config.json or similar",
     recognises=recognises,
     open=open_contents,
     export=_export,

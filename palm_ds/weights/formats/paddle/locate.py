@@ -1,14 +1,14 @@
-"""Where a Paddle checkpoint's tensors lie, and what they are called there.
+"""Finds the tensors of a Paddle checkpoint, and their names in it.
 
-In a folder they are looked for in this order:
+A folder is searched in this order:
 
-    params/, persistables/, ckpt.step1/   a file a variable
+    params/, persistables/, ckpt.step1/   one file per variable
     __palmmodel__                         PALM: the same in a tar
-    __params__, params, *.pdiparams       several variables in one file, without names
+    __params__, params, *.pdiparams       all variables in one file, without names
     *.pdparams                            pickles of fluid, dygraph and PaddleNLP
-    model.safetensors                     PaddleNLP's: its names, its orientation
+    model.safetensors                     PaddleNLP's names and orientation
 
-and then in the folder `params` within.
+and then its subfolder `params`.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from palm_ds.weights.formats.tensor_files import (
 _USUAL_PICKLES = ("model_state.pdparams", "saved_weights.pdparams")
 _COMBINED = ("__params__", "params")
 _LAYOUTS = {
-    "folder": "a file a variable",
+    "folder": "one file per variable",
     "archive": "in PALM's archive",
-    "combined": "one file of all variables",
+    "combined": "all variables in one file",
     "pickle": ".pdparams",
     "safetensors": "safetensors in Paddle's orientation",
 }
@@ -52,7 +52,7 @@ _LAYOUTS = {
 
 @dataclass(frozen=True)
 class PaddleFiles:
-    """Where the tensors are, and in which of the layouts."""
+    """Where the tensors are, and in which layout."""
 
     layout: str
     path: Path
@@ -66,7 +66,7 @@ class PaddleFiles:
 
 
 def find(path: Path) -> PaddleFiles | None:
-    """The checkpoint in a folder, or that a file is; None: no Paddle checkpoint. Never raises."""
+    """The checkpoint in a folder or file; None if there is none. Never raises."""
     try:
         return _of_folder(path) if path.is_dir() else _of_file(path)
     except (OSError, UserError):
@@ -74,7 +74,7 @@ def find(path: Path) -> PaddleFiles | None:
 
 
 def check_alone(source: PaddleFiles, path: Path) -> None:
-    """Raises UserError where a folder has several pickles and none of a name that says which."""
+    """Raises UserError if a folder has several pickles and none has a usual name."""
     if source.layout == "pickle" and path.is_dir() and source.path.name not in _USUAL_PICKLES:
         names = sorted(file.name for file in source.folder.glob("*.pdparams"))
         if len(names) > 1:
@@ -120,7 +120,7 @@ def _in_paddles_way(path: Path) -> bool:
 
 
 def _nlp_names(names: Iterable[object]) -> bool:
-    """PaddleNLP's layers, which nobody else calls so."""
+    """Whether the names are PaddleNLP's: only its layers are called this."""
     ends = ("encoder.layers.0.linear1.weight", "embeddings.layer_norm.weight")
     return all(any(str(name).endswith(end) for name in names) for end in ends)
 
@@ -128,10 +128,10 @@ def _nlp_names(names: Iterable[object]) -> bool:
 def tensors(
     source: PaddleFiles, values: Mapping[str, Any], names: Sequence[str]
 ) -> tuple[dict[str, TensorEntry], dict[str, str]]:
-    """({their name: entry in their orientation}, {name: what it is} of what is no tensor).
+    """({Paddle name: entry in Paddle's orientation}, {name: type} of values that are not tensors).
 
-    `names` are those of a combined file's variables; without any, the usual ones for the `values`
-    of the configuration are tried.
+    `names` are those of a combined file's variables; by default the usual ones for the `values` of
+    the config are tried.
     """
     if source.layout == "safetensors":
         listed = source.path.suffix == ".json"
@@ -153,8 +153,8 @@ def tensors(
 def _by_known_names(
     found: dict[str, StoredVariable], parameter_names: dict[str, str]
 ) -> dict[str, StoredVariable]:
-    """Under the parameters' own names, where a model of somebody's own has given them others that
-    say nothing to us, and the file has the table."""
+    """Tensors by parameter name if a custom model gave them unknown structured names and the file
+    has the table of both."""
     known = any(name.endswith(scheme.word) for name in found for scheme in NAMING_SCHEMES)
     if known or not any(name.endswith(STATIC.word) for name in parameter_names.values()):
         return found
@@ -164,7 +164,9 @@ def _by_known_names(
 def _entry(name: str, stored: StoredVariable) -> TensorEntry:
     def read() -> torch.Tensor:
         if not stored.dtype.is_floating_point:
-            raise UserError(f"{stored.path}: {name} holds {stored.dtype}, no weights")
+            raise UserError(
+                f"{stored.path}: {name} is {stored.dtype}, expected floating-point values"
+            )
         return stored.read()
 
     return TensorEntry(source_names=(name,), shape=stored.shape, read=read)

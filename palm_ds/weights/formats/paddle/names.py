@@ -1,11 +1,11 @@
-"""How ERNIE, PALM and PaddleNLP call our parameters: one table an era.
+"""Maps the parameter names of ERNIE, PALM and PaddleNLP to palm_ds's: one table per era.
 
-A Paddle name becomes a role: our parameter's name, but for
+A Paddle name becomes a `TensorRole`, with palm_ds's parameter name except for
 
-    backbone.layers.N.{query,key,value}.*    three here, one `qkv` with us
-    heads.NAME.table, heads.NAME.bias_copy   the masked-word head's output table, its bias again
+    backbone.layers.N.{query,key,value}.*    three tensors, one `qkv` in palm_ds
+    heads.NAME.table, heads.NAME.bias_copy   the masked-LM head's output embeddings, its bias again
 
-and `Role.pooled` says of a class head whether it reads whole texts.
+and `pooled`: whether a classification head reads whole texts.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ _LAYER = re.compile(r"(encoder_layer_|encoder_stack\.block\.|encoder\.layers\.)(
 
 @dataclass(frozen=True)
 class TensorRole:
-    """The role of a Paddle tensor in our model."""
+    """The role of a Paddle tensor in a palm_ds model."""
 
     name: str
     pooled: bool = True
 
     @property
     def transposed(self) -> bool:
-        """Paddle's linear maps are (in, out), ours (out, in)."""
+        """Linear weights are (in, out) in Paddle and (out, in) in palm_ds."""
         module, _, end = self.name.rpartition(".")
         return end == "weight" and module.rpartition(".")[2] in _LINEAR
 
 
 @dataclass(frozen=True, kw_only=True)
 class NamingScheme:
-    """The names of a time. `word` is what the word table is called."""
+    """The names of one era. `word` is the name of the token embeddings."""
 
     title: str
     word: str
     modules: Mapping[str, str]
-    """{their module: ours}, {} for a layer's number."""
+    """{Paddle module: palm_ds module}, with {} for the layer number."""
     split: Callable[[str], tuple[str, str]]
-    """Split a Paddle name into its module and `weight`, `bias` or nothing."""
+    """Splits a Paddle name into its module and `weight`, `bias` or nothing."""
     head: Callable[[str, str, str], TensorRole | None]
-    """(module, end, name) to what it is in a head."""
+    """(module, end, name) -> the role in a head."""
 
     def role(self, name: str) -> TensorRole | None:
-        """What the tensor of this name is; None: nothing of ours."""
+        """The role of the tensor with this name; None if it has none."""
         module, end = self.split(name)
         numbers = _LAYER.search(module)
         general = _LAYER.sub(r"\1{}", module, count=1)
@@ -109,7 +109,7 @@ def _static_head(module: str, end: str, name: str) -> TensorRole | None:
         return TensorRole(f"heads.{head}.out.{ending}", pooled=not classes[2])
     if crf := re.fullmatch(r"(?:(.+)[._])?crfw", name):
         return TensorRole(f"heads.{plain(crf[1] or 'classifier')}.crf.transitions")
-    encoder = "encoder_layer_" in module or module.endswith("pooled_fc")  # another one's
+    encoder = "encoder_layer_" in module or module.endswith("pooled_fc")  # of a second encoder
     if end and module.endswith("_fc") and not encoder:
         task = module.removesuffix("_fc")
         head = NEXT_SENTENCE if task == "next_sent" else plain(task)
@@ -203,9 +203,9 @@ _LM_WORDS = {  # of Roberta
 _NLP_CLASSES = {
     "cls.seq_relationship": NEXT_SENTENCE,
     "classifier": CLASSIFIER,
-    "classifier.out_proj": CLASSIFIER,  # of Roberta's classifier of texts, and
+    "classifier.out_proj": CLASSIFIER,  # Roberta's text classifier
 }
-OWN_POOLER = "classifier.dense"  # what is our pooler
+OWN_POOLER = "classifier.dense"  # Roberta's text classifier has the pooler
 
 
 def _nlp_head(module: str, end: str, name: str) -> TensorRole | None:
@@ -233,13 +233,13 @@ NAMING_SCHEMES = (PADDLENLP, DYGRAPH, STATIC)
 
 
 def plain(name: str) -> str:
-    """A name that a head of ours can have: PALM's may hold dots."""
+    """A valid name for a palm_ds head: PALM's may contain dots."""
     return name.replace(".", "_")
 
 
-# ---- combined files, which hold no names ----
+# ---- combined files, which contain no names ----
 
-_USUAL_MORE = (  # what a static graph of ERNIE's may have beside its encoder
+_USUAL_MORE = (  # optional parts of ERNIE's static graphs
     ("task_embedding",),
     ("pooled_fc.w_0", "pooled_fc.b_0"),
     (
@@ -256,7 +256,7 @@ _USUAL_MORE = (  # what a static graph of ERNIE's may have beside its encoder
 
 
 def _usual_names(layers: int) -> Iterator[list[str]]:
-    """The sets of names that a combined file of ERNIE's may stand for, each in the file's order."""
+    """The sets of names that a combined ERNIE file may contain, each in the file's order."""
     encoder = ["word_embedding", "pos_embedding", "sent_embedding"]
     encoder += ["pre_encoder_layer_norm_scale", "pre_encoder_layer_norm_bias"]
     for module in [module for module in _STATIC if "{}" in module]:
@@ -271,30 +271,30 @@ def _usual_names(layers: int) -> Iterator[list[str]]:
 def combined_names(
     shapes: Sequence[tuple[int, ...]], values: Mapping[str, Any], where: str
 ) -> list[str]:
-    """The names of a combined file's variables, which stand in it sorted by name.
+    """The names of a combined file's variables, which are sorted by name in the file.
 
-    Those that a graph of ERNIE's has with the numbers of the configuration, if exactly one set of
-    them gives these shapes; else a UserError that begins with `where`.
+    They are the names in one of ERNIE's graphs with this config, if exactly one graph has these
+    shapes. Raises UserError, with `where` as its prefix, otherwise.
     """
     numbers: list[Any] = [values.get(x) for x in ("hidden_size", "num_hidden_layers", "vocab_size")]
     if not all(type(x) is int and x > 0 for x in numbers) or numbers[1] > len(shapes):
         raise UserError(
-            f"{where}: {len(shapes)} variables without names, and the configuration does not say "
-            "of what hidden_size, num_hidden_layers and vocab_size"
+            f"{where}: {len(shapes)} variables without names, and the config has no valid "
+            "hidden_size, num_hidden_layers and vocab_size"
         )
     width, layers, words = numbers
     fitting = [names for names in _usual_names(layers) if _fit(names, shapes, width, words)]
     if len(fitting) == 1:
         return fitting[0]
-    why = "more than one set" if fitting else "none of the sets"
+    why = "more than one" if fitting else "none"
     raise UserError(
-        f"{where}: {len(shapes)} variables without names, and {why} of names that ERNIE's graphs "
-        "have gives their shapes with this configuration; give names="
+        f"{where}: {len(shapes)} variables without names, and {why} of ERNIE's graphs has these "
+        "shapes with this config; give names="
     )
 
 
 def _fit(names: list[str], shapes: Sequence[tuple[int, ...]], width: int, words: int) -> bool:
-    """Whether variables of these names can have these shapes."""
+    """Whether variables with these names can have these shapes."""
     if len(names) != len(shapes):
         return False
     expected = [_expected_shape(name, width, words) for name in names]
@@ -306,7 +306,7 @@ def _fit(names: list[str], shapes: Sequence[tuple[int, ...]], width: int, words:
 
 
 def _expected_shape(name: str, width: int, words: int) -> tuple[int | None, ...]:
-    """None: any number of rows, or of classes."""
+    """The shape of a variable; None for any number of rows or classes."""
     if name.endswith("_embedding"):
         return (words if name == STATIC.word else None), width
     if name.startswith(("next_sent_fc", "cls_out")):

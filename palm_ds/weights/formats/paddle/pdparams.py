@@ -1,8 +1,8 @@
-"""The tensors of a .pdparams file, of any era.
+"""Reads the tensors of a .pdparams file of any era.
 
     {name: array}                            fluid.save, fluid.save_dygraph, paddle.save
     "StructuredToParameterName@@"            {structured name: parameter name}
-    "UnpackBigParamInfor@@"                  {name: {OriginShape, slices}}: put together again
+    "UnpackBigParamInfor@@"                  {name: {OriginShape, slices}}: slices to be joined
     (name, array); eval("data", {"data": array})     tensors and LoD tensors in other objects
 
 safe_unpickler.py interprets the pickle without executing it.
@@ -32,24 +32,24 @@ _DEEPEST = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Pickled:
-    """A .pdparams file, opened. Names of tensors in dicts and lists are joined by dots."""
+    """An opened .pdparams file. Names of tensors in nested dicts and lists are joined by dots."""
 
     tensors: dict[str, StoredVariable] = field(default_factory=dict)
     parameter_names: dict[str, str] = field(default_factory=dict)
-    """{structured name: the name that the parameter had in Paddle}, where the file says it."""
+    """{structured name: parameter name in Paddle}, if the file has the table."""
     others: dict[str, str] = field(default_factory=dict)
-    """{name: value} of entries that are not tensors."""
+    """{name: type} of entries that are not tensors."""
 
 
 def read_pickle(path: Path) -> Pickled:
-    """The tensors of a .pdparams file. Raises UserError where it is no such file, or asks for
-    anything that Paddle's files do not."""
+    """Read a .pdparams file. Raises UserError if it is not one, or asks for anything that Paddle's
+    files do not."""
     try:
         with path.open("rb") as file:
             if file.read(1) != b"\x80":
                 raise UserError(
-                    f"{path}: no pickle of protocol 2 to 4, as .pdparams files are; Paddle 1.6 "
-                    "wrote binary files of this name, which are not read"
+                    f"{path}: not a pickle of protocol 2 to 4, as .pdparams files are; the binary "
+                    "files with this suffix that Paddle 1.6 wrote are not supported"
                 )
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 unpickler = RestrictedUnpickler(data, path)
@@ -62,7 +62,7 @@ def read_pickle(path: Path) -> Pickled:
 
 
 class _Collector:
-    """Tensors by name from the unpickled value, which may be a tree, or pretend to be one."""
+    """Collects the tensors in an unpickled value, which should be a tree but may be hostile."""
 
     def __init__(self, unpickler: RestrictedUnpickler):
         self.unpickler, self.left = unpickler, unpickler.executed
@@ -80,7 +80,7 @@ class _Collector:
     def walk(self, value: object, name: str, depth: int) -> Iterator[tuple[str, Any]]:
         self.spend(1, name)
         if depth > _DEEPEST:
-            raise UserError(f"{self.unpickler.path}: {name[:80]}: nested without end; refused")
+            raise UserError(f"{self.unpickler.path}: {name[:80]}: nested too deeply; refused")
         if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Array):
             name, value = name or self.unpickler.text(value[0]), value[1]
         if isinstance(value, Array):
@@ -99,17 +99,17 @@ class _Collector:
             yield from self.walk(item, f"{name}.{key}" if name else key, depth + 1)
 
     def spend(self, count: int, name: str) -> None:
-        """Counts what was looked at: the same dict in a dict again and again grows without end."""
+        """Count the visited values: a dict that contains itself has no end."""
         self.left -= count
         if self.left < 0:
-            raise UserError(f"{self.unpickler.path}: {name[:80]}: nested without end; refused")
+            raise UserError(f"{self.unpickler.path}: {name[:80]}: nested too deeply; refused")
 
     def inside(self, values: dict[str, Any]) -> dict[str, Any]:
-        """A dict without Paddle's own tables."""
+        """The dict without Paddle's own tables, which are applied."""
         values = dict(values)
         table = values.pop(NAME_TABLE, {})
         if not isinstance(table, dict):
-            raise UserError(f"{self.unpickler.path}: {NAME_TABLE} is no table of names")
+            raise UserError(f"{self.unpickler.path}: {NAME_TABLE} is not a table of names")
         self.spend(len(table), NAME_TABLE)
         names = {key: self.unpickler.text(name) for key, name in table.items()}
         self.found.parameter_names.update(names)
@@ -119,7 +119,7 @@ class _Collector:
         return values
 
     def join(self, name: str, how: Any, values: dict[str, Any]) -> Array:
-        """A tensor that was cut for protocols that could not hold it; its pieces are taken out of
+        """Join a tensor that was too large for its pickle protocol; its slices are removed from
         `values`."""
         where = f"{self.unpickler.path}: {BIG_TABLE}: {name}"
         how = how if isinstance(how, dict) else {}
@@ -134,13 +134,13 @@ class _Collector:
             len(piece.shape) == 1 for piece in pieces
         )
         if len(pieces) != len(names) or not usual:
-            raise UserError(f"{where}: not all of its {len(names)} pieces are there")
+            raise UserError(f"{where}: some of its {len(names)} slices are missing")
         spans = tuple(span for piece in pieces for span in piece.spans)
         whole = StoredVariable(
             path=self.unpickler.path, dtype=pieces[0].dtype, shape=tuple(shape), spans=spans
         )
         if whole.size != sum(piece.size for piece in pieces):
-            raise UserError(f"{where}: its pieces do not make the shape {tuple(shape)}")
+            raise UserError(f"{where}: its slices do not add up to the shape {tuple(shape)}")
         return Array(whole)
 
 

@@ -1,12 +1,12 @@
-"""Checkpoints that ERNIE, PALM and PaddleNLP wrote, of every scheme, read without Paddle.
+"""Reads checkpoints of ERNIE, PALM and PaddleNLP, in every naming scheme, without Paddle.
 
     open_contents("ERNIE_Base_en_stable-2.0.0")             params/ + ernie_config.json + vocab.txt
     open_contents("saved_weights.pdparams", eps=1e-5)
     open_contents("__params__", config=Path("ernie_config.json"))
 
-paddle_sources.py finds the tensors, paddle_names.py knows their names; here they become ours. What
-a config does not say, or says otherwise than the program that wrote it computes, is chosen by where
-the weights are from, and `notes` lists it: above all the eps of LayerNorm.
+locate.py finds the tensors, names.py maps their names, config.py derives the encoder's config.
+Settings that a config file lacks, or that the program that wrote it ignored, above all LayerNorm's
+eps, are chosen by the origin of the weights and listed in `notes`.
 """
 
 from __future__ import annotations
@@ -54,6 +54,12 @@ PALM_PREFIX = "__paddlepalm_"
 _QKV = ("query", "key", "value")
 _WORDS_PARTS = ("dense.weight", "dense.bias", "norm.weight", "norm.bias", "bias")
 _CLASSES_PARTS = ("out.weight", "out.bias")
+_UNTIED = "its head has untied output embeddings"
+_UNTIED = "its head has untied output embeddings"
+_UNTIED = "its head has untied output embeddings"
+_UNTIED = "its head has untied output embeddings"
+_UNTIED = "its head has untied output embeddings"
+_UNTIED = "its head has untied output embeddings"
 _OF_OPTIMIZER = re.compile(
     r".+_(moment[12]?|velocity|beta[12]_pow_acc|mean_square|mean_grad|momentum)_\d+(\.master)?"
     r"|learning_rate_\d+|@LR_DECAY_COUNTER@|loss_scaling_\d+|num_(good|bad)_steps_\d+"
@@ -61,8 +67,7 @@ _OF_OPTIMIZER = re.compile(
 
 
 def recognises(path: Path) -> bool:
-    """A folder that holds a Paddle checkpoint under names of ERNIE's, PALM's or PaddleNLP's, or a
-    file that is one."""
+    """Whether the path is a Paddle checkpoint: a file, or a folder that contains one."""
     return find(Path(path)) is not None
 
 
@@ -74,16 +79,16 @@ def open_contents(
     config: Path | None = None,
     names: Sequence[str] = (),
 ) -> CheckpointContents:
-    """A folder, or a file, opened.
+    """Open a folder or a file.
 
-    `eps`: of LayerNorm; none: what the program that wrote it computes with. `prefix`: what stands
-    before the encoder's names, where the file holds more than one encoder. `config`: where it does
-    not lie beside. `names`: those of a combined file's variables, where they are not the usual.
+    `eps`: LayerNorm's; by default what the program that wrote the checkpoint computes with.
+    `prefix`: of the encoder's names, if there are several encoders. `config`: the config file, if
+    it is somewhere else. `names`: of a combined file's variables, if they are unusual.
     """
     path = Path(path)
     source = find(path)
     if source is None:
-        what = "no Paddle checkpoint is in it" if path.exists() else "no such file or folder"
+        what = "contains no Paddle checkpoint" if path.exists() else "no such file or folder"
         raise UserError(f"{path}: {what}")
     check_alone(source, path)
     about = read_paddle_config(source.folder, config)
@@ -94,7 +99,7 @@ def open_contents(
     made = _make(found, sorted_out, source)
     own, notes = numbers(made.entries, about, sorted_out.scheme, palm=sorted_out.palm, eps=eps)
     heads = _heads(made, about, sorted_out.roles)
-    skipped = {**{name: f"no tensor, but {what}" for name, what in others.items()}, **made.skipped}
+    skipped = {**{name: f"not a tensor: {what}" for name, what in others.items()}, **made.skipped}
     contents = CheckpointContents(
         path=path,
         format=f"{_title(sorted_out, about)}, {source}",
@@ -108,16 +113,16 @@ def open_contents(
     return checked(contents)
 
 
-# ---- whose names they are ----
+# ---- naming schemes ----
 
 
 @dataclass(frozen=True, kw_only=True)
 class _ClassifiedTensors:
-    """Whose names the tensors have, and what each is."""
+    """The naming scheme of the tensors, and the role of each."""
 
     scheme: NamingScheme
     base: str
-    """What stands before the encoder's names: PaddleNLP's say whose it is."""
+    """Prefix of the encoder's names; in PaddleNLP it is the architecture."""
     palm: bool
     roles: dict[str, TensorRole]
     skipped: dict[str, str]
@@ -138,7 +143,7 @@ def _sort(
         elif role := scheme.role(_bare(bare, prefix)):
             roles[name] = role
         else:
-            skipped[name] = "no place here"
+            skipped[name] = "no place in this encoder and its heads"
     palm = source.layout == "archive" or any(
         name.startswith(PALM_PREFIX) or re.match(r".+\.(mask_lm_|cls_\w*out_|crfw)", name)
         for name in found
@@ -152,7 +157,7 @@ def _sort(
 def _naming_scheme(
     names: Collection[str], source: PaddleFiles, prefix: str | None
 ) -> tuple[NamingScheme, str]:
-    """Whose names they are, and what stands before the encoder's; by the word table's."""
+    """The naming scheme and the encoder's prefix, recognised by the token embeddings."""
     for scheme in NAMING_SCHEMES:
         tables = [name for name in names if name.endswith(scheme.word)]
         if prefix is not None:
@@ -161,28 +166,30 @@ def _naming_scheme(
         befores = [x for x in befores if x in ("", PALM_PREFIX) or x.endswith((".", "_"))]
         if len(befores) > 1:
             shown = " and ".join(map(repr, befores[:4]))
-            raise UserError(f"{source.path}: an encoder each at {shown}; give one as prefix=")
+            raise UserError(f"{source.path}: has encoders at {shown}; give one as prefix=")
         if befores:
             return scheme, befores[0]
-    what = f"no word table at prefix {prefix!r}" if prefix else "no word table"
-    wanted = ", ".join(scheme.word for scheme in NAMING_SCHEMES)
-    raise UserError(f"{source.path}: {what} among {len(names)} tensors ({wanted} are known)")
+    at = f" with prefix {prefix!r}" if prefix else ""
+    wanted = " or ".join(scheme.word for scheme in NAMING_SCHEMES)
+    raise UserError(
+        f"{source.path}: no token embeddings{at} among {len(names)} tensors; expected {wanted}"
+    )
 
 
 def _bare(name: str, prefix: str) -> str:
-    """Without what stands before the encoder's names; heads stand beside the encoder."""
+    """The name without the encoder's prefix; heads are one level above the encoder."""
     if name.startswith(prefix):
         return name.removeprefix(prefix)
     outer = prefix.rstrip(".").rpartition(".")[0]
     return name.removeprefix(f"{outer}." if outer else "").removeprefix(PALM_PREFIX)
 
 
-# ---- our tensors from Paddle's ----
+# ---- Paddle to palm_ds ----
 
 
 @dataclass(kw_only=True)
 class _ConvertedTensors:
-    """Our tensors, and what became of the others."""
+    """palm_ds tensors, and why the others are skipped."""
 
     entries: dict[str, TensorEntry]
     skipped: dict[str, str]
@@ -202,7 +209,9 @@ def _make(
     source_of: dict[str, str] = {}
     for name, role in roles.items():
         if role.name in source_of:
-            raise UserError(f"{source.path}: {source_of[role.name]} and {name} are one thing here")
+            raise UserError(
+                f"{source.path}: {source_of[role.name]} and {name} are the same parameter"
+            )
         source_of[role.name] = name
     entries = {}
     for palm_name, name in source_of.items():
@@ -211,18 +220,18 @@ def _make(
             parts = [re.sub(r"\.qkv\.", f".{x}.", target) for x in _QKV]
             parts = parts if target != palm_name else [palm_name]
             if missing := [part for part in parts if part not in source_of]:
-                raise UserError(f"{source.path}: incomplete, beside {name} it has no {missing[0]}")
+                raise UserError(f"{source.path}: incomplete, it has {name} but no {missing[0]}")
             pieces = [found[source_of[part]] for part in parts]
             entries[target] = _entry(pieces, roles[name].transposed, source)
-    notes = [why for why in dict.fromkeys(skipped.values()) if why.startswith("its output table")]
+    notes = [why for why in dict.fromkeys(skipped.values()) if why.startswith(_UNTIED)]
     return _ConvertedTensors(entries=entries, skipped=skipped, notes=notes)
 
 
 def _entry(pieces: list[TensorEntry], transposed: bool, source: PaddleFiles) -> TensorEntry:
-    """One of our tensors, from one or three of Paddle's."""
+    """One palm_ds tensor from one or three Paddle tensors."""
     shapes = [piece.shape for piece in pieces]
     if len(set(shapes)) > 1 or (transposed and len(shapes[0]) != 2) or not shapes[0]:
-        raise UserError(f"{source.path}: {pieces[0].source_names[0]} has the shape {shapes[0]}")
+        raise UserError(f"{source.path}: {pieces[0].source_names[0]} has shape {shapes[0]}")
     shape = shapes[0][::-1] if transposed else shapes[0]
 
     def read() -> torch.Tensor:
@@ -252,7 +261,7 @@ def _part(role: TensorRole) -> str:
 
 
 def _give_the_one_name(roles: dict[str, TensorRole]) -> None:
-    """PALM calls a masked-word head by its trainer; alone it gets the name that all such have."""
+    """PALM names a masked-LM head after its trainer; a single one gets the usual name."""
     own = {_head(role) for role in roles.values() if _head(role) and _part(role) == "dense.weight"}
     if len(own) != 1 or own == {MASKED_WORDS}:
         return
@@ -264,7 +273,7 @@ def _give_the_one_name(roles: dict[str, TensorRole]) -> None:
 
 
 def _give_the_bias_its_name(roles: dict[str, TensorRole]) -> None:
-    """Where a tied bias is there under its second name alone."""
+    """Rename a tied bias that is only present under its second name."""
     names = {role.name for role in roles.values()}
     for name, role in roles.items():
         if _head(role) and _part(role) == "bias_copy":
@@ -274,11 +283,11 @@ def _give_the_bias_its_name(roles: dict[str, TensorRole]) -> None:
 
 
 def _drop_other_pooler(roles: dict[str, TensorRole]) -> dict[str, str]:
-    """Takes the encoder's pooler out of `roles` where the classifier brings its own: why."""
+    """Remove the encoder's pooler from `roles` if the classifier has its own; {name: why}."""
     poolers = [name for name, role in roles.items() if ".pooler." in role.name]
     own = [name for name in poolers if OWN_POOLER in name]
     skipped = {
-        name: "the classifier has one of its own" for name in poolers if own and name not in own
+        name: "the classifier has its own pooler" for name in poolers if own and name not in own
     }
     for name in skipped:
         del roles[name]
@@ -286,8 +295,8 @@ def _drop_other_pooler(roles: dict[str, TensorRole]) -> dict[str, str]:
 
 
 def _drop_copies(found: Mapping[str, TensorEntry], roles: dict[str, TensorRole]) -> dict[str, str]:
-    """Takes the tied tensors' second names out of `roles`, and the head whose output table is not
-    the word table: why."""
+    """Remove copies of tied tensors, and heads with untied output embeddings, from `roles`;
+    {name: why}."""
     skipped = {}
     word = next(name for name, role in roles.items() if role.name == "backbone.word.weight")
     for head in _heads_of(roles):
@@ -296,7 +305,7 @@ def _drop_copies(found: Mapping[str, TensorEntry], roles: dict[str, TensorRole])
             if _same(found[name], found[word]):
                 skipped[name] = COPY + word
                 continue
-            why = f"its output table {name} is not the word table, as it is in our masked-word head"
+            why = f"{_UNTIED} {name}; palm_ds's masked-LM head shares the token embeddings"
             skipped |= dict.fromkeys(parts, why)
         skipped |= _biases_twice(found, parts)
     for name in skipped:
@@ -312,7 +321,7 @@ def _biases_twice(found: Mapping[str, TensorEntry], parts: Mapping[str, str]) ->
 
 
 def _same(one: TensorEntry, other: TensorEntry) -> bool:
-    """Whether two tensors are equal, the first perhaps lying the other way round."""
+    """Whether two tensors are equal; the first may be transposed."""
     if sorted(one.shape) != sorted(other.shape):
         return False
     a = one.read()
@@ -323,14 +332,14 @@ def _same(one: TensorEntry, other: TensorEntry) -> bool:
 
 
 def _drop_broken_heads(roles: dict[str, TensorRole]) -> dict[str, str]:
-    """Takes the heads that are not whole out of `roles`: why."""
+    """Remove incomplete heads from `roles`; {name: why}."""
     skipped = {}
     for head in _heads_of(roles):
         parts = {_part(role): name for name, role in roles.items() if _head(role) == head}
         wanted = _CLASSES_PARTS if set(parts) & set(_CLASSES_PARTS) else _WORDS_PARTS
         if missing := [part for part in wanted if part not in parts]:
             skipped |= dict.fromkeys(
-                parts.values(), f"its head is not whole, it has no {missing[0]}"
+                parts.values(), f"its head is incomplete, it has no {missing[0]}"
             )
     for name in skipped:
         del roles[name]
@@ -343,7 +352,7 @@ def _drop_broken_heads(roles: dict[str, TensorRole]) -> dict[str, str]:
 def _heads(
     made: _ConvertedTensors, about: PaddleConfig, roles: Mapping[str, TensorRole]
 ) -> dict[str, HeadInfo]:
-    """The heads that came whole; PaddleNLP's classifier of spans gets a name of its own."""
+    """The complete heads; PaddleNLP's span classifier is renamed."""
     if about.model.endswith("ForQuestionAnswering"):
         _rename_head(made, CLASSIFIER, QUESTION_ANSWERING)
     of_tokens = {_head(role) for role in roles.values() if not role.pooled}
@@ -377,10 +386,10 @@ def _head_notes(
 ) -> list[str]:
     notes = []
     if "backbone.pooler.dense.weight" not in entries:
-        notes.append("no pooler: heads of whole texts would begin afresh with it")
+        notes.append("no pooler: tasks on whole texts would start with a newly initialised one")
     if CLASSIFIER in heads and not about.model:
         reads = "whole texts" if heads[CLASSIFIER].pooled else "tokens"
-        notes.append(f"the config names no class: the classifier is taken to read {reads}")
+        notes.append(f"the config names no class: assuming that the classifier reads {reads}")
     return notes
 
 

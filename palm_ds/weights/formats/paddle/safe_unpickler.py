@@ -59,8 +59,8 @@ class _Name(NamedTuple):
 
 @dataclass(frozen=True)
 class _Chars:
-    """A string of the file, not read yet. `form`: bytes, utf-8 (text), or encoded (bytes that are
-    written as text)."""
+    """A string in the file, not read yet. `form`: bytes, utf-8 (text), or encoded (bytes stored as
+    text)."""
 
     start: int
     length: int
@@ -110,10 +110,10 @@ class RestrictedUnpickler:
         self.memo: dict[int, Any] = {}
         self.decoded = 0  # bytes of text that are values
         self.executed = 0
-        """Instructions: no genuine file has more values than these."""
+        """Instructions executed so far; a genuine file has no more values than these."""
 
     def run(self) -> Any:
-        """What the pickle makes."""
+        """Interpret the pickle and return its value."""
         while self.executed < _MOST_INSTRUCTIONS:
             self.executed += 1
             code = self.take(1)
@@ -141,7 +141,7 @@ class RestrictedUnpickler:
         else:
             names = {one.code: one.name for one in pickletools.opcodes}
             name = names.get(code.decode("latin1"), repr(code))
-            raise self.error(f"the instruction {name} is none that Paddle's files have; refused")
+            raise self.error(f"the instruction {name} is not used in Paddle's files; refused")
 
     def error(self, what: str) -> UserError:
         return UserError(f"{self.path}: byte {self.at}: {what}")
@@ -167,12 +167,12 @@ class RestrictedUnpickler:
 
     def top(self) -> Any:
         if len(self.stack) <= (self.marks[-1] if self.marks else 0):
-            raise self.error("garbled: nothing is there to work on")
+            raise self.error("garbled: the stack is empty")
         return self.stack[-1]
 
     def remembered(self, place: int) -> Any:
         if place not in self.memo:
-            raise self.error(f"garbled: nothing was kept at {place}")
+            raise self.error(f"garbled: memo {place} is empty")
         return self.memo[place]
 
     def to_mark(self) -> list[Any]:
@@ -184,7 +184,7 @@ class RestrictedUnpickler:
         return items
 
     def text(self, value: object) -> str:
-        """A string of the file, as a name."""
+        """The string as a name."""
         if not isinstance(value, _Chars):
             raise self.error(f"expected a name, got {kind_of(value)}")
         if value.length > _LONGEST_NAME:
@@ -193,9 +193,9 @@ class RestrictedUnpickler:
         try:
             found = raw.decode("utf-8" if value.form == "utf-8" else "latin1")
         except UnicodeDecodeError:
-            raise self.error("garbled: a name that is no UTF-8") from None
-        if not found.isprintable():  # it will stand in messages
-            raise self.error(f"a name that cannot be shown, {found[:40]!r}; refused")
+            raise self.error("garbled: a name that is not UTF-8") from None
+        if not found.isprintable():  # messages will contain it
+            raise self.error(f"a name that is not printable, {found[:40]!r}; refused")
         return found
 
     def name(self, module: str, name: str) -> None:
@@ -208,14 +208,14 @@ class RestrictedUnpickler:
     def line(self) -> str:
         end = self.data.find(b"\n", self.at, self.at + _LONGEST_NAME)
         if end < 0:
-            raise self.error("garbled: the name of a thing has no end")
+            raise self.error("garbled: a global's name has no end")
         return self.take(end + 1 - self.at)[:-1].decode("latin1")
 
     # ---- instructions ----
 
     def protocol(self) -> None:
         if (version := self.take(1)[0]) not in (2, 3, 4):
-            raise self.error(f"a pickle of protocol {version}; Paddle's are of 2 to 4")
+            raise self.error(f"pickle protocol {version}; Paddle uses 2 to 4")
 
     def skip_frame(self) -> None:
         self.take(8)  # a hint for buffering: how much follows
@@ -241,7 +241,7 @@ class RestrictedUnpickler:
     def extend(self, items: list[Any]) -> None:
         target = self.top()
         if not isinstance(target, list):
-            raise self.error(f"garbled: {kind_of(target)} is no list")
+            raise self.error(f"garbled: {kind_of(target)} is not a list")
         target += items
 
     def set_item(self) -> None:
@@ -280,7 +280,7 @@ class RestrictedUnpickler:
                 f"fills in {kind_of(thing)} in a way that Paddle's files do not; refused"
             )
 
-    # ---- what is called: None where it is not called as in genuine files ----
+    # ---- calls: None if the arguments are not those in genuine files ----
 
     def call_array(self, arguments: tuple) -> Array | None:
         thing, shape, _ = arguments if len(arguments) == 3 else (None, None, None)
@@ -292,7 +292,7 @@ class RestrictedUnpickler:
             return None
         name = self.text(arguments[0])
         if name not in _TYPES:
-            raise self.error(f"an array of type {name!r}, which is none of numbers; refused")
+            raise self.error(f"an array of type {name!r}, which is not numeric; refused")
         return _Type(name)
 
     def call_encode(self, arguments: tuple) -> _Chars | None:
@@ -317,7 +317,7 @@ class RestrictedUnpickler:
         return {self.text(key): value for key, value in pairs}
 
     def call_eval(self, arguments: tuple) -> Array | None:
-        """A LoD tensor is written as eval("data", {"data": array}), which means: the array."""
+        """A LoD tensor is stored as eval("data", {"data": array}), which just means the array."""
         code, values = arguments if len(arguments) == 2 else (None, None)
         if not isinstance(code, _Chars) or self.text(code) != "data":
             return None
@@ -331,7 +331,7 @@ class RestrictedUnpickler:
         if version != 1 or not isinstance(kind, _Type) or not isinstance(values, _Chars):
             raise self.error("garbled: an array that numpy would not have written")
         if not is_shape(shape):
-            raise self.error(f"an array of the shape {_shown(shape)}; refused")
+            raise self.error(f"an array with shape {_shown(shape)}; refused")
         dtype = _TYPES[kind.name]
         there, due = self.length(values), math.prod(shape) * dtype.itemsize
         if there != due:
@@ -353,7 +353,7 @@ class RestrictedUnpickler:
         try:
             return len(raw.decode("utf-8", "surrogatepass").encode("latin1"))
         except UnicodeError:
-            raise self.error("garbled: the values of an array are no bytes") from None
+            raise self.error("garbled: the values of an array are not bytes") from None
 
 
 _OTHERS = {
@@ -385,7 +385,7 @@ _CALLS = {
 
 
 def _plain(machine: RestrictedUnpickler, state: tuple) -> bool:
-    """Whether the state of a dtype is that of plain little-endian numbers."""
+    """Whether the state of a dtype means plain little-endian numbers."""
     if len(state) < 5 or not isinstance(state[1], _Chars) or state[2:5] != (None, None, None):
         return False
     return machine.text(state[1]) in ("<", "|")
@@ -402,7 +402,7 @@ def is_shape(value: object) -> bool:
 
 
 def _shown(shape: object) -> str:
-    """A wrong shape, for a message; never more of it than the outermost."""
+    """A bad shape in a message, shortened."""
     if not isinstance(shape, tuple):
         return kind_of(shape)
     return f"({', '.join(str(x)[:20] if type(x) is int else kind_of(x) for x in shape[:9])})"

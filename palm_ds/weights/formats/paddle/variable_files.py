@@ -1,10 +1,10 @@
-"""Tensors in files that Paddle wrote: one variable a file, or several of them back to back.
+"""Reads Paddle's binary tensor files: one variable per file, or several back to back.
 
     u32 0 | u64 levels | levels x (u64 size, size bytes)         sequence offsets; weights have none
-    u32 0 | i32 size | TensorDesc: 08 type, 10 dimension, 10 ... | the values, row after row
+    u32 0 | i32 size | TensorDesc: 08 type, 10 dimension, 10 ... | the values, row-major
 
-All integers are little endian. Opening a file reads these heads alone and checks them against the
-file's length; `Stored.read` gets the values of one tensor.
+All integers are little endian. Opening a file reads only these headers and checks them against the
+file's length; `StoredVariable.read` reads the values of one tensor.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ TYPES = {  # VarType.Type of Paddle's framework.proto
 }
 PALM_ARCHIVE = "__palmmodel__"
 MOST_DIMENSIONS = 16
-_BEGINNING = bytes(16)  # of a variable without sequence offsets, as weights are
+_BEGINNING = bytes(16)  # of a variable without sequence offsets; weights have none
 _MOST_LEVELS, _LONGEST_DESCRIPTION = 8, 1024
 _NO_VARIABLES = (".json", ".log", ".md", ".py", ".txt", ".yaml")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ByteRange:
-    """Bytes of a file. `text`: they stand there as UTF-8 text, a character for each byte."""
+    """Bytes of a file. `text`: stored as UTF-8 text, one character per byte."""
 
     start: int
     length: int
@@ -54,22 +54,22 @@ class ByteRange:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredVariable:
-    """A tensor that lies in a file."""
+    """A tensor in a file."""
 
     path: Path
     dtype: torch.dtype
     shape: tuple[int, ...]
     spans: tuple[ByteRange, ...]
-    """Where its values are, row after row unless `by_column`."""
+    """Where its values are, row-major unless `by_column`."""
     by_column: bool = False
 
     @property
     def size(self) -> int:
-        """Bytes of the values."""
+        """Size of the values in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def read(self) -> torch.Tensor:
-        """The values. Raises UserError where the file is no longer what it was."""
+        """Read the values. Raises UserError if the file has changed since it was opened."""
         data = bytearray(self.size)
         filled = 0
         try:
@@ -78,10 +78,10 @@ class StoredVariable:
                     filled += _read_span(file, span, memoryview(data)[filled:])
         except OSError as error:
             raise UserError(f"{self.path}: cannot be read: {error.strerror}") from None
-        except ValueError:  # of bytes as text: other ones than when it was opened
+        except ValueError:  # from bytes stored as text: the file has changed
             filled = 0
         if filled != self.size:
-            raise UserError(f"{self.path}: shorter than when it was opened, or another file")
+            raise UserError(f"{self.path}: has changed since it was opened")
         if not data:
             return torch.empty(self.shape, dtype=self.dtype)
         shape = self.shape[::-1] if self.by_column else self.shape
@@ -90,7 +90,7 @@ class StoredVariable:
 
 
 def _read_span(file: BufferedReader, span: ByteRange, into: memoryview) -> int:
-    """How many bytes of the tensor it held."""
+    """Read a span; returns its number of bytes in the tensor."""
     file.seek(span.start)
     if not span.text:
         return file.readinto(into[: span.length])
@@ -100,7 +100,7 @@ def _read_span(file: BufferedReader, span: ByteRange, into: memoryview) -> int:
 
 
 def is_variables(path: Path) -> bool:
-    """Whether a file begins as one with a weight, or several, does. Never raises."""
+    """Whether a file starts like one with variables. Never raises."""
     try:
         with path.open("rb") as file:
             head = file.read(21)
@@ -110,15 +110,15 @@ def is_variables(path: Path) -> bool:
 
 
 def read_variable(path: Path) -> StoredVariable:
-    """A file with one variable and nothing else. Raises UserError otherwise."""
+    """Read a file that must contain exactly one variable. Raises UserError otherwise."""
     with _open(path) as file:
         cursor = _Cursor(file, path, str(path), 0, _length(file))
         return _whole(cursor)
 
 
 def read_folder(folder: Path) -> dict[str, StoredVariable]:
-    """The variables of a folder by name, which is the file's. Texts, `__model__` and its like, and
-    hidden files may lie among them; anything else that is no variable is a UserError."""
+    """The variables of a folder by file name. Text files, hidden files, `__model__` and the like
+    are ignored. Raises UserError for any other file that is not a variable."""
     try:
         files = sorted(path for path in folder.iterdir() if path.is_file())
     except OSError as error:
@@ -127,7 +127,7 @@ def read_folder(folder: Path) -> dict[str, StoredVariable]:
 
 
 def read_combined(path: Path) -> list[StoredVariable]:
-    """The variables of a file, in its order; their names are not in it."""
+    """The variables of a combined file, in its order; it does not contain their names."""
     with _open(path) as file:
         cursor = _Cursor(file, path, str(path), 0, _length(file))
         found: list[StoredVariable] = []
@@ -138,9 +138,9 @@ def read_combined(path: Path) -> list[StoredVariable]:
 
 
 def read_archive(path: Path) -> dict[str, StoredVariable]:
-    """The variables in a `__palmmodel__`, a plain tar; nothing is unpacked.
+    """The variables in a `__palmmodel__`, an uncompressed tar; nothing is unpacked.
 
-    Raises UserError for members that are no plain files, or whose names lead out of the archive.
+    Raises UserError for members that are not regular files, or whose names lead out of the archive.
     """
     found: dict[str, StoredVariable] = {}
     with _open(path) as file:
@@ -151,7 +151,7 @@ def read_archive(path: Path) -> dict[str, StoredVariable]:
                 continue
             where = f"{path}: {member.name}"
             if name in found:
-                raise UserError(f"{where}: a second member of the name {name}")
+                raise UserError(f"{where}: duplicate member {name}")
             if member.offset_data + member.size > end:
                 raise UserError(f"{where}: the archive ends inside it")
             start = member.offset_data
@@ -160,22 +160,22 @@ def read_archive(path: Path) -> dict[str, StoredVariable]:
 
 
 def _members(file: BinaryIO, path: Path) -> Iterator[tarfile.TarInfo]:
-    """The files of a tar, checked."""
+    """The regular files of a tar, checked."""
     try:
-        archive = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115  the file is the caller's
+        archive = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115  the caller closes the file
         members = archive.getmembers()
     except (tarfile.TarError, OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read as an uncompressed tar: {error}") from None
     for member in members:
         parts = PurePosixPath(member.name).parts
-        if not member.name.isprintable():  # it would stand in messages
-            raise UserError(f"{path}: a member's name cannot be shown, {member.name!r}; refused")
+        if not member.name.isprintable():  # messages would contain it
+            raise UserError(f"{path}: a member's name is not printable, {member.name!r}; refused")
         if ".." in parts or PurePosixPath(member.name).is_absolute():
             raise UserError(f"{path}: the member {member.name!r} leads out of the archive; refused")
         if member.isdir():
             continue
         if not member.isreg() or member.issparse():
-            raise UserError(f"{path}: the member {member.name!r} is no plain file; refused")
+            raise UserError(f"{path}: the member {member.name!r} is not a regular file; refused")
         yield member
 
 
@@ -201,7 +201,7 @@ def _length(file: BinaryIO) -> int:
 
 
 class _Cursor:
-    """A place in a file and where the readable part ends. `name` begins the messages."""
+    """A position in a file, and where the readable part ends. `name` is the prefix of messages."""
 
     def __init__(self, file: BinaryIO, path: Path, name: str, at: int, end: int):
         self.file, self.path, self.name, self.at, self.end = file, path, name, at, end
@@ -211,7 +211,7 @@ class _Cursor:
         return self.end - self.at
 
     def span(self, size: int, what: str) -> ByteRange:
-        """The next `size` bytes, passed over."""
+        """Skip the next `size` bytes and return their range."""
         if size > self.left:
             raise self.error(f"ends inside {what}: expected {size} bytes, got {self.left}")
         span = ByteRange(start=self.at, length=size)
@@ -233,31 +233,31 @@ class _Cursor:
 def _whole(cursor: _Cursor) -> StoredVariable:
     stored = _record(cursor)
     if cursor.left:
-        raise cursor.error(f"{cursor.left} bytes more than its shape {stored.shape} says")
+        raise cursor.error(f"{cursor.left} bytes more than its shape {stored.shape} needs")
     return stored
 
 
 def _record(cursor: _Cursor) -> StoredVariable:
-    """A variable, and the cursor behind it."""
+    """Read a variable's header and skip its values."""
     if version := cursor.number("<I", "its head"):
-        raise cursor.error(f"no Paddle variable: begins with version {version}, not 0")
+        raise cursor.error(f"not a Paddle variable: begins with version {version}, not 0")
     levels = cursor.number("<Q", "its head")
     if levels > _MOST_LEVELS:
-        raise cursor.error(f"no Paddle variable: {levels} levels of sequence offsets")
+        raise cursor.error(f"not a Paddle variable: {levels} levels of sequence offsets")
     for _ in range(levels):
         cursor.span(cursor.number("<Q", "its sequence offsets"), "its sequence offsets")
     if version := cursor.number("<I", "its head"):
-        raise cursor.error(f"no Paddle variable: its tensor has version {version}, not 0")
+        raise cursor.error(f"not a Paddle variable: its tensor has version {version}, not 0")
     size = cursor.number("<i", "its head")
     if not 0 < size <= _LONGEST_DESCRIPTION:
-        raise cursor.error(f"no Paddle variable: a description of {size} bytes")
+        raise cursor.error(f"not a Paddle variable: a description of {size} bytes")
     dtype, shape = _description(cursor, cursor.take(size, "its description"))
     span = cursor.span(math.prod(shape) * dtype.itemsize, f"the values of its shape {shape}")
     return StoredVariable(path=cursor.path, dtype=dtype, shape=shape, spans=(span,))
 
 
 def _description(cursor: _Cursor, data: bytes) -> tuple[torch.dtype, tuple[int, ...]]:
-    """A TensorDesc: the type and the shape."""
+    """The type and the shape in a TensorDesc."""
     kind, shape = None, []
     try:
         for tag, value in _fields(data):
@@ -266,9 +266,9 @@ def _description(cursor: _Cursor, data: bytes) -> tuple[torch.dtype, tuple[int, 
             else:
                 shape.append(value - (1 << 64) if value >> 63 else value)
     except (IndexError, ValueError) as error:
-        raise cursor.error(f"no Paddle variable: a garbled description ({error})") from None
+        raise cursor.error(f"not a Paddle variable: a garbled description ({error})") from None
     if kind not in TYPES:
-        raise cursor.error(f"type {kind} of Paddle's is none of numbers")
+        raise cursor.error(f"Paddle's type {kind} is not numeric")
     if any(size < 0 for size in shape):
         raise cursor.error(f"a negative dimension in its shape {tuple(shape)}")
     if len(shape) > MOST_DIMENSIONS:
@@ -277,7 +277,7 @@ def _description(cursor: _Cursor, data: bytes) -> tuple[torch.dtype, tuple[int, 
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int]]:
-    """(tag, number) of a message of numbers; packed repeated ones one by one."""
+    """(tag, number) of each field of a protobuf message of integers, packed ones unpacked."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)

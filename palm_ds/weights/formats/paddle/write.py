@@ -1,12 +1,12 @@
-"""Folders that PaddleNLP's from_pretrained opens: Ernie, Bert or Roberta with the heads they have.
+"""Writes folders that PaddleNLP's from_pretrained opens: Ernie, Bert or Roberta with their heads.
 
-    plan(entries, config, heads, target) ──> Plan            names and shapes; no value is read yet
+    plan(entries, config, heads, target) ──> ExportPlan      names and shapes; no value is read yet
     write(plan, folder)    ──> model_state.pdparams, config.json, tokenizer files with vocab.txt
-    write_paddle(state, folder, config)                      both, for weights that are at hand
+    write_paddle(state, folder, config)                      both, for weights in memory
 
-What goes into which class, the folding of a task's embedding and the moving of positions are as for
-Hugging Face (hf_plan.py); here come PaddleNLP's names and its (in, out) matrices. The pickle is
-written piece by piece, one tensor at a time, as paddle.save writes it (protocol 4, numpy arrays).
+The class, the folding of a task's embedding and the shift of positions are planned as for Hugging
+Face (huggingface/plan.py); this module adds PaddleNLP's names and (in, out) matrices. The pickle is
+written one tensor at a time, in the form that paddle.save writes (protocol 4, numpy arrays).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from palm_ds.weights.formats.paddle.pdparams import NAME_TABLE
 from palm_ds.weights.formats.tensor_files import TensorGroup, in_memory_entry, read_json
 
 WEIGHTS, CONFIG = "model_state.pdparams", "config.json"
-_NAMES = (  # Hugging Face's pieces of a name, and PaddleNLP's
+_NAMES = (  # (part of a Hugging Face name, the same in PaddleNLP)
     (r"\.encoder\.layer\.", ".encoder.layers."),
     (r"\.attention\.self\.(q)uery\.|\.attention\.self\.(k)ey\.|\.attention\.self\.(v)alue\.", ""),
     (r"\.attention\.output\.dense\.", ".self_attn.out_proj."),
@@ -48,7 +48,7 @@ _NAMES = (  # Hugging Face's pieces of a name, and PaddleNLP's
     (r"^cls\.predictions\.bias$", "cls.predictions.decoder_bias"),
     (r"^qa_outputs\.", "classifier."),
 )
-_ALSO = {  # the second names that PaddleNLP writes, of tied tensors
+_ALSO = {  # second names of tied tensors, which PaddleNLP writes too
     "cls.predictions.decoder_bias": "cls.predictions.decoder",
     "lm_head.bias": "lm_head.decoder",
 }
@@ -70,14 +70,16 @@ def plan(
     heads: Mapping[str, HeadInfo],
     target: ExportOptions,
 ) -> ExportPlan:
-    """What a folder of PaddleNLP's takes, under which names. Raises UserError where the target is
-    not for this encoder and these heads."""
+    """Plan a PaddleNLP folder. Raises UserError if the options do not fit this encoder and its
+    heads."""
     if target.head_class == "ForNextSentencePrediction":
         raise UserError("head_class: PaddleNLP has no ForNextSentencePrediction")
     if target.family and not FAMILIES[target.family].paddle_tokenizer:
         raise UserError(f"family: {target.family} is not written for PaddleNLP; use roberta")
     exported = hf_plan(entries, config, heads, target)
-    if exported.architecture.endswith("ForNextSentencePrediction"):  # nor one for that head alone
+    if exported.architecture.endswith(
+        "ForNextSentencePrediction"
+    ):  # PaddleNLP has no class for this head alone
         rest = {name: head for name, head in heads.items() if name != NEXT_SENTENCE}
         exported = hf_plan(entries, config, rest, target)
     _check_eps(exported)
@@ -93,21 +95,21 @@ def plan(
 
 
 def _check_eps(plan: ExportPlan) -> None:
-    """Raises UserError where PaddleNLP would compute with another eps than the model."""
+    """Raises UserError if PaddleNLP would compute with another eps than the model."""
     family = FAMILIES[plan.config_json["model_type"]]
     if family.paddle_eps not in (None, plan.config.layer_norm_eps):
         raise UserError(
-            f"eps: PaddleNLP's {family.class_prefix} computes with a LayerNorm eps of "
-            f"{family.paddle_eps:g} whatever its config says, this model has "
-            f"{plan.config.layer_norm_eps:g}; accept the change with --eps "
-            f"{family.paddle_eps:g}, or write a Bert, which keeps the model's (--family bert folds "
-            "a task in)"
+            f"eps: PaddleNLP's {family.class_prefix} always computes with a LayerNorm eps of "
+            f"{family.paddle_eps:g}, whatever its config says, but this model has "
+            f"{plan.config.layer_norm_eps:g}; accept the change with --eps {family.paddle_eps:g}, "
+            "or write a Bert, which keeps the model's eps (--family bert, with one task's "
+            "embedding folded in)"
         )
 
 
 def write(plan: ExportPlan, folder: Path, *, tokenizer: SavesFiles | None = None) -> None:
-    """Fill a folder, one tensor after another. `folder` is there and empty; who calls publishes
-    it. Raises UserError where a weight is not a number, or is too large for the type."""
+    """Fill an empty folder, one tensor at a time. The caller publishes it. Raises UserError if a
+    weight is NaN or infinite, or too large for the dtype."""
     write_json(folder / CONFIG, plan.config_json)
     with (folder / WEIGHTS).open("wb") as file:
         write_pickle(file, plan.groups, plan.dtype, _second_names(plan))
@@ -138,9 +140,10 @@ def write_paddle(
     tokenizer: SavesFiles | None = None,
     target: ExportOptions | None = None,
 ) -> ExportPlan:
-    """Write weights of ours as a folder of PaddleNLP's, complete or not at all.
+    """Write palm_ds weights as a PaddleNLP folder, complete or not at all.
 
-    `heads`: those in `state`; none: as their tensors tell, and heads over classes read whole texts.
+    `heads`: those in `state`; by default inferred from the tensors, with classification heads
+    assumed to read whole texts.
     """
     kept = {name: x for name, x in state.items() if not name.endswith(".tied_words")}
     entries = {name: in_memory_entry(name, tensor) for name, tensor in kept.items()}
@@ -150,7 +153,7 @@ def write_paddle(
 
 
 def paddle_name(name: str) -> str:
-    """PaddleNLP's name of a tensor that Hugging Face calls so."""
+    """PaddleNLP's name for a Hugging Face tensor."""
     for hf_pattern, paddle_pattern in _NAMES:
         name = re.sub(hf_pattern, paddle_pattern or _attention, name)
     return name
@@ -162,7 +165,7 @@ def _attention(match: re.Match[str]) -> str:
 
 
 def _turned(group: TensorGroup) -> TensorGroup:
-    """Under PaddleNLP's names, matrices (in, out)."""
+    """The group with PaddleNLP's names and (in, out) matrices."""
     names = tuple(map(paddle_name, group.names))
     if len(group.shape) != 2 or names[0].endswith("_embeddings.weight"):
         return replace(group, names=names)
@@ -179,7 +182,7 @@ def _why(why: str, architecture: str) -> str:
 
 
 def _second_names(plan: ExportPlan) -> dict[str, str]:
-    """{second name: the tensor that it is} of the tied ones."""
+    """{second name: tensor} of the tied tensors."""
     names = {name for group in plan.groups for name in group.names}
     words = f"{plan.config_json['model_type']}.embeddings.word_embeddings.weight"
     found = {}
@@ -210,15 +213,15 @@ def write_pickle(
     dtype: torch.dtype,
     second_names: Mapping[str, str],
 ) -> None:
-    """A dict of numpy arrays and the table of parameter names, as paddle.save writes a state."""
+    """Write a state as paddle.save does: a dict of numpy arrays with the table of their names."""
     file.write(b"\x80\x04}")
-    kept: dict[str, int] = {}  # where pickle's memo has each array
+    kept: dict[str, int] = {}  # index of each array in pickle's memo
     for name, shape, make in _tensors(groups):
         file.write(_text(name) + _array_head(shape, dtype))
         data = _bytes(name, make(), dtype)
         file.write(b"\x8e" + struct.pack("<Q", data.nbytes))
         file.write(data)
-        file.write(b"tb\x94s")  # the state is whole, the array filled in, kept, and put in the dict
+        file.write(b"tb\x94s")  # build the array from the state, memoize it, set it in the dict
         kept[name] = len(kept)
     for name, same in second_names.items():
         file.write(_text(name) + b"j" + struct.pack("<I", kept[same]) + b"s")
@@ -252,8 +255,8 @@ def _integer(number: int) -> bytes:
 
 
 def _array_head(shape: tuple[int, ...], dtype: torch.dtype) -> bytes:
-    """What numpy's pickle of an array begins with: all but the values. The module has its name of
-    numpy 1, which numpy 2 knows too."""
+    """The start of numpy's pickle of an array: everything but the values. The module has its name
+    from numpy 1, which numpy 2 knows too."""
     empty = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R"
     kind = b"cnumpy\ndtype\n" + _text(_CODES[dtype]) + b"\x89\x88\x87R"
     kind += b"(K\x03" + _text("<") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
@@ -266,5 +269,5 @@ def _bytes(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> memoryview:
     if not bool(result.isfinite().all()):
         large = bool(tensor.isfinite().all())
         what = f"too large for {dtype}" if large else "not finite (NaN or infinite)"
-        raise UserError(f"{name}: has numbers that are {what}")
+        raise UserError(f"{name}: has values that are {what}")
     return result.reshape(-1).view(torch.uint8).numpy().data

@@ -1,4 +1,4 @@
-"""Google's BERT in TensorFlow as a checkpoint format; it is only read."""
+"""Google's TensorFlow BERT as a checkpoint format (read-only)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""BERT as Google published it: bert_model.ckpt of TensorFlow, bert_config.json, vocab.txt.
+"""Reads BERT as Google published it: TensorFlow's bert_model.ckpt, bert_config.json, vocab.txt.
 
-Their names are Hugging Face's with other separators: one table (hf_names.py) serves both. Matrices
-are (in, out) there, but for the output weights of heads.
+The names are Hugging Face's with other separators: one table (huggingface/names.py) serves both.
+Matrices are (in, out), except for the output weights of heads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from palm_ds.weights.formats.tensor_files import read_json
 from palm_ds.weights.formats.tensorflow.tensor_bundle import is_index, open_bundle
 
 CONFIG, INDEX = "bert_config.json", ".index"
-_EPS = 1e-12  # in the code, not in the file of numbers
+_EPS = 1e-12  # in BERT's code, not in its config
 _WORDS = "bert/embeddings/word_embeddings"
 _ENDS = {
     "kernel": "weight",
@@ -50,7 +50,7 @@ _OPTIMIZER = re.compile(r"(^|/)(adam_[mv]|AdamWeightDecayOptimizer(_1)?|LAMBOpti
 
 
 def recognises(path: Path) -> bool:
-    """A folder with checkpoints of TensorFlow, or the name of one."""
+    """Whether the path is a TensorFlow checkpoint, or a folder with one."""
     try:
         return any(is_index(file) for file in _found(Path(path)))
     except (OSError, ValueError):
@@ -58,16 +58,16 @@ def recognises(path: Path) -> bool:
 
 
 def open_contents(path: Path, *, eps: float | None = None) -> CheckpointContents:
-    """A checkpoint, opened: the folder, `bert_model.ckpt` in it, or its .index file.
+    """Open a checkpoint: the folder, `bert_model.ckpt` in it, or its .index file.
 
-    `eps`: of LayerNorm, where it is not the 1e-12 of BERT's code.
+    `eps`: LayerNorm's, if it is not the 1e-12 of BERT's code.
     """
     path = Path(path)
     index = _the_one(path)
     config = _config(index, eps)
     bundle = open_bundle(index)
     if _WORDS not in bundle.entries:
-        raise UserError(f"{index}: not of Google's BERT: it has no {_WORDS}")
+        raise UserError(f"{index}: not a BERT checkpoint: it has no {_WORDS}")
     found, skipped = _sorted(bundle.entries)
     entries, more = to_palm_ds_names(found, "bert", config.num_layers, str(index))
     if config.vocab_size is None:
@@ -87,7 +87,7 @@ def open_contents(path: Path, *, eps: float | None = None) -> CheckpointContents
 
 
 def _found(path: Path) -> list[Path]:
-    """The index files that may be meant."""
+    """The index files that a path may mean."""
     if path.is_dir():
         return sorted(path.glob(f"*{INDEX}"))
     file = path if path.suffix == INDEX else path.with_name(path.name + INDEX)
@@ -97,10 +97,10 @@ def _found(path: Path) -> list[Path]:
 def _the_one(path: Path) -> Path:
     found = _found(path)
     if not found:
-        raise UserError(f"{path}: no checkpoint of TensorFlow, *{INDEX}")
+        raise UserError(f"{path}: not a TensorFlow checkpoint: no *{INDEX}")
     if len(found) > 1:
         names = ", ".join(x.name.removesuffix(INDEX) for x in found)
-        raise UserError(f"{path}: holds several checkpoints, name one: {names}")
+        raise UserError(f"{path}: contains several checkpoints; give one of them: {names}")
     return found[0]
 
 
@@ -114,7 +114,7 @@ def _config(index: Path, eps: float | None) -> EncoderConfig:
 
 
 def _sorted(found: Mapping[str, TensorEntry]) -> tuple[dict[str, TensorEntry], dict[str, str]]:
-    """Under Hugging Face's names and in its orientation, and what is the optimizer's."""
+    """Tensors with Hugging Face's names and orientation, and {skipped name: why}."""
     entries: dict[str, TensorEntry] = {}
     skipped = {}
     for name, entry in found.items():
@@ -148,5 +148,5 @@ def _notes(entries: Mapping[str, TensorEntry], eps: float | None) -> tuple[str, 
     if eps is None:
         notes.append("LayerNorm's eps is not in bert_config.json: 1e-12, that of BERT's code")
     if f"heads.{CLASSIFIER}.out.weight" in entries:
-        notes.append("the classifier is taken to read whole texts, as run_classifier.py has it")
+        notes.append("assuming that the classifier reads whole texts, as in run_classifier.py")
     return tuple(notes)

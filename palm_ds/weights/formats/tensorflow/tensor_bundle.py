@@ -1,13 +1,13 @@
-"""TensorFlow's checkpoints of version 2, without TensorFlow.
+"""Reads TensorFlow's version 2 checkpoints without TensorFlow.
 
-    NAME.index                   a LevelDB table: name -> type, shape, which file, where in it
-    NAME.data-00000-of-00001     the numbers, as they lie in memory
+    NAME.index                   a LevelDB table: name -> dtype, shape, file number, offset
+    NAME.data-00000-of-00001     the raw values
 
-The table is made of blocks, each with its checksum (a masked crc32c, as has every tensor):
+The table consists of blocks. Each block, like each tensor, has a checksum (a masked crc32c):
 
-    entry: shared bytes of the key before, new bytes, bytes of the value; the new bytes; the value
+    entry: bytes shared with the previous key, new bytes, value bytes; the new bytes; the value
     block: entries, restart points, their count   then 1 byte of compression and 4 of checksum
-    file:  blocks, ..., the index of the blocks, 48 bytes of footer that say where that is
+    file:  blocks, ..., the index of the blocks, 48 bytes of footer with the index's position
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _DTYPES = {
     14: torch.bfloat16,
     19: torch.float16,
 }
-_LANES = 1 << 12  # stretches whose checksums are computed side by side
+_LANES = 1 << 12  # stretches whose checksums are computed in parallel
 
 
 @dataclass(frozen=True, kw_only=True)
 class BundleEntry:
-    """Where a tensor is. `dtype` is none for what is no tensor of numbers, such as text."""
+    """Where a tensor is. `dtype` is None if it is not numeric, such as text."""
 
     name: str
     dtype: torch.dtype | None
@@ -56,14 +56,14 @@ class BundleEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """A checkpoint: what can be read of it, and why the rest cannot."""
+    """The readable tensors of a checkpoint, and why the others are not."""
 
     entries: Mapping[str, TensorEntry]
     skipped: Mapping[str, str]
 
 
 def is_index(path: Path) -> bool:
-    """Whether it ends as the index of a checkpoint does."""
+    """Whether the file ends like the index of a checkpoint."""
     if path.stat().st_size < _FOOTER:
         return False
     with path.open("rb") as file:
@@ -72,7 +72,7 @@ def is_index(path: Path) -> bool:
 
 
 def open_bundle(index: Path) -> Bundle:
-    """The tensors of a checkpoint by its index file. Raises UserError where it is damaged."""
+    """Open a checkpoint by its index file. Raises UserError if it is damaged."""
     stored = [_stored(name, value, index) for name, value in _table(index)]
     for tensor in stored:
         _check_place(tensor, index)
@@ -84,12 +84,12 @@ def open_bundle(index: Path) -> Bundle:
             )
             for tensor in readable
         },
-        skipped={x.name: "not a tensor of numbers" for x in stored if x.dtype is None},
+        skipped={x.name: "not a numeric tensor" for x in stored if x.dtype is None},
     )
 
 
 def read_tensor(tensor: BundleEntry) -> torch.Tensor:
-    """The values, checked by their checksum."""
+    """Read the values and verify their checksum."""
     assert tensor.dtype is not None
     with tensor.file.open("rb") as file:
         file.seek(tensor.offset)
@@ -97,7 +97,7 @@ def read_tensor(tensor: BundleEntry) -> torch.Tensor:
     if len(data) != tensor.size:
         raise UserError(f"{tensor.file}: ends inside {tensor.name}")
     if tensor.checksum is not None and masked_crc(data) != tensor.checksum:
-        raise UserError(f"{tensor.file}: {tensor.name} is damaged: its checksum does not fit")
+        raise UserError(f"{tensor.file}: {tensor.name} is damaged: its checksum does not match")
     if not data:
         return torch.empty(tensor.shape, dtype=tensor.dtype)
     return torch.frombuffer(data, dtype=tensor.dtype).reshape(tensor.shape)
@@ -107,12 +107,12 @@ def read_tensor(tensor: BundleEntry) -> torch.Tensor:
 
 
 def _table(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Names and their entries; also checks the header."""
+    """{name: its entry}; also checks the header."""
     data = _whole(path)
     if len(data) < _FOOTER or int.from_bytes(data[-8:], "little") != _MAGIC:
         raise UserError(f"{path}: not the index of a TensorFlow checkpoint, or cut short")
     footer = data[-_FOOTER:]
-    _, at = _handle(footer, 0, path)  # of a block of names that checkpoints leave empty
+    _, at = _handle(footer, 0, path)  # a block of names, always empty in checkpoints
     (start, size), _ = _handle(footer, at, path)
     seen = False
     for _, value in _entries(_block(data, start, size, path), path):
@@ -130,7 +130,7 @@ def _table(path: Path) -> Iterator[tuple[str, bytes]]:
 def _whole(path: Path) -> bytes:
     try:
         if path.stat().st_size > _LARGEST_INDEX:
-            raise UserError(f"{path}: larger than an index can be")
+            raise UserError(f"{path}: too large for an index")
         return path.read_bytes()
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
@@ -139,18 +139,19 @@ def _whole(path: Path) -> bytes:
 def _block(data: bytes, start: int, size: int, path: Path) -> bytes:
     end = start + size
     if end + 5 > len(data) - _FOOTER:
-        raise UserError(f"{path}: a block lies outside the file")
+        raise UserError(f"{path}: a block is outside the file")
     checksum = int.from_bytes(data[end + 1 : end + 5], "little")
     if masked_crc(data[start : end + 1]) != checksum:
-        raise UserError(f"{path}: a block is damaged: its checksum does not fit")
+        raise UserError(f"{path}: a block is damaged: its checksum does not match")
     if data[end]:
-        kind = "with snappy" if data[end] == 1 else f"in way {data[end]}"
-        raise UserError(f"{path}: its blocks are compressed {kind}, which is not read here")
+        kind = "with snappy" if data[end] == 1 else f"with method {data[end]}"
+        raise UserError(f"{path}: its blocks are compressed {kind}, which is not supported")
     return data[start:end]
 
 
 def _entries(block: bytes, path: Path) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values; a key is what it shares with the one before, and the rest."""
+    """(key, value) of each entry; a key is stored as the prefix shared with the last one, and the
+    rest."""
     restarts = int.from_bytes(block[-4:], "little")
     end = len(block) - 4 - 4 * restarts
     if end < 0:
@@ -161,7 +162,7 @@ def _entries(block: bytes, path: Path) -> Iterator[tuple[bytes, bytes]]:
         new, at = _varint(block, at, path)
         length, at = _varint(block, at, path)
         if shared > len(key) or at + new + length > end:
-            raise UserError(f"{path}: an entry lies outside its block")
+            raise UserError(f"{path}: an entry is outside its block")
         key = key[:shared] + block[at : at + new]
         at += new + length
         yield key, block[at - length : at]
@@ -174,20 +175,20 @@ def _handle(data: bytes, at: int, path: Path) -> tuple[tuple[int, int], int]:
 
 
 def _varint(data: bytes, at: int, path: Path) -> tuple[int, int]:
-    """(value, where it ends): seven bits a byte, the lowest first."""
+    """(value, its end) of a varint: seven bits per byte, lowest first."""
     value = 0
     for i, byte in enumerate(data[at : at + 10]):
         value |= (byte & 127) << 7 * i
         if byte < 128:
             return value & (1 << 64) - 1, at + i + 1
-    raise UserError(f"{path}: a number has no end")
+    raise UserError(f"{path}: a varint has no end")
 
 
 # ---- entries ----
 
 
 def _fields(message: bytes, path: Path) -> Iterator[tuple[int, int | bytes]]:
-    """(field, value) of a protocol buffer."""
+    """(field, value) of each field of a protocol buffer."""
     at = 0
     while at < len(message):
         tag, at = _varint(message, at, path)
@@ -208,18 +209,18 @@ def _fields(message: bytes, path: Path) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _check_header(message: bytes, path: Path) -> None:
-    """1: how many files; 2: 1 where the most significant byte comes first."""
+    """Field 1: number of files; field 2: 1 if big-endian."""
     said = dict(_fields(message, path))
     if said.get(2):
-        raise UserError(f"{path}: written on a machine that has its bytes the other way round")
+        raise UserError(f"{path}: written on a big-endian machine, which is not supported")
 
 
 def _stored(name: str, message: bytes, index: Path) -> BundleEntry:
-    """1: type; 2: shape; 3: which file; 4: where; 5: bytes; 6: checksum; 7: it is in slices."""
+    """Fields: 1 dtype, 2 shape, 3 file number, 4 offset, 5 bytes, 6 checksum, 7 slices."""
     fields = list(_fields(message, index))
     said = {number: value for number, value in fields if isinstance(value, int)}
     if any(number == 7 for number, _ in fields):
-        raise UserError(f"{index}: {name} is stored in slices, which are not read here")
+        raise UserError(f"{index}: {name} is stored in slices, which is not supported")
     shape = next((_shape(v, name, index) for n, v in fields if n == 2 and isinstance(v, bytes)), ())
     return BundleEntry(
         name=name,
@@ -239,7 +240,7 @@ def _shape(message: bytes, name: str, index: Path) -> tuple[int, ...]:
             size = dict(_fields(value, index)).get(1, 0)
             shape.append(size if isinstance(size, int) else -1)
     if len(shape) > _MOST_DIMENSIONS or any(size < 0 or size >= 1 << 62 for size in shape):
-        raise UserError(f"{index}: {name} has a shape that cannot be: {shape[:_MOST_DIMENSIONS]}")
+        raise UserError(f"{index}: {name} has an impossible shape: {shape[:_MOST_DIMENSIONS]}")
     return tuple(shape)
 
 
@@ -254,7 +255,8 @@ def _data_file(index: Path, number: int, name: str) -> Path:
 
 
 def _check_place(tensor: BundleEntry, index: Path) -> None:
-    """Before anything is allocated: it lies in its file, and has the size of its shape."""
+    """Raises UserError unless it is inside its file and has the size of its shape; nothing has been
+    allocated yet."""
     if tensor.offset + tensor.size > tensor.file.stat().st_size:
         raise UserError(f"{tensor.file}: cut short: {tensor.name} ends beyond it")
     if tensor.dtype is None:
@@ -270,15 +272,15 @@ def _text(key: bytes, path: Path) -> str:
     try:
         return key.decode("utf-8")
     except UnicodeDecodeError:
-        raise UserError(f"{path}: the name of a tensor is no text: {key[:40]!r}") from None
+        raise UserError(f"{path}: a tensor's name is not text: {key[:40]!r}") from None
 
 
 # ---- crc32c ----
 
 
 def masked_crc(data: bytes | bytearray) -> int:
-    """LevelDB's checksum: crc32c, turned by 15 bits and added to, so that one of data that holds
-    checksums is sound too."""
+    """LevelDB's checksum: crc32c rotated by 15 bits plus a constant, so that it is also sound for
+    data that contains checksums."""
     crc = crc32c(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -286,8 +288,8 @@ def masked_crc(data: bytes | bytearray) -> int:
 def crc32c(data: bytes | bytearray) -> int:
     """Castagnoli's checksum.
 
-    The data is cut into stretches, whose checksums numpy computes side by side; two neighbours
-    become one by letting the first run on over as many zeros as the second is long.
+    The data is cut into stretches whose checksums numpy computes in parallel. Two neighbours are
+    combined by advancing the first over as many zeros as the second is long.
     """
     length = len(data) // _LANES
     crc = 0xFFFFFFFF
@@ -301,11 +303,11 @@ def crc32c(data: bytes | bytearray) -> int:
 
 
 def _side_by_side(lanes: np.ndarray, start: int) -> int:
-    """The state after all bytes of (lanes, length), row after row."""
+    """The final state of each row of (lanes, length) bytes."""
     table = _byte_table()
     crc = np.zeros(len(lanes), np.uint32)
     crc[0] = start
-    for column in np.ascontiguousarray(lanes.T):  # one byte of each stretch
+    for column in np.ascontiguousarray(lanes.T):  # one byte of each row
         crc = table[(crc ^ column) & 255] ^ crc >> 8
     zeros = _after_zeros(lanes.shape[1])
     while len(crc) > 1:
@@ -323,7 +325,7 @@ def _byte_table() -> np.ndarray:
 
 
 def _after_zeros(count: int) -> np.ndarray:
-    """(32,) the effect of that many zero bytes on each bit of the state."""
+    """(32,) the effect of `count` zero bytes on each bit of the state."""
     bits = np.uint32(1) << np.arange(32, dtype=np.uint32)
     power = _byte_table()[bits & 255] ^ bits >> 8  # one zero byte
     result = bits
@@ -336,7 +338,7 @@ def _after_zeros(count: int) -> np.ndarray:
 
 
 def _times(matrix: np.ndarray, states: np.ndarray) -> np.ndarray:
-    """(n,) states taken through a matrix of 32 columns over single bits."""
+    """(n,) states multiplied by a 32-column matrix over GF(2)."""
     result = np.zeros_like(states)
     for bit in range(32):
         result ^= np.where(states >> np.uint32(bit) & np.uint32(1), matrix[bit], np.uint32(0))

@@ -1,4 +1,4 @@
-"""DeepSpeed's own shards, without DeepSpeed: genuine ones where they are, others made here."""
+"""DeepSpeed's own shards without DeepSpeed: genuine ones if available, and others made here."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def model() -> Model:
 
 
 def groups(net: Model) -> list[dict[str, torch.Tensor]]:
-    """Two groups of an optimizer's, without the frozen parameter."""
+    """Two groups of an optimizer, without the frozen parameter."""
     named = {n: p.detach() for n, p in net.named_parameters() if n != SECRET}
     matrices = {n: x for n, x in named.items() if x.ndim > 1}
     return [matrices, {n: x for n, x in named.items() if n not in matrices}]
@@ -62,7 +62,7 @@ def flat(tensors: dict[str, torch.Tensor], multiple: int) -> torch.Tensor:
 def shards(
     folder: Path, net: Model, stage: int, world: int, dtype: torch.dtype = torch.bfloat16
 ) -> Path:
-    """As DeepSpeed lays them out. The module's own tensors are in half precision."""
+    """DeepSpeed's layout, with the module's own tensors in half precision."""
     tag = folder / "global_step3"
     tag.mkdir(parents=True)
     (folder / "latest").write_text("global_step3")
@@ -134,10 +134,10 @@ def test_every_stage_gives_the_fp32_weights(stage: int, world: int, tmp_path: Pa
 
 
 @pytest.mark.parametrize("stage", [0, 1, 3])
-def test_shards_are_opened_anew_after_so_many_bytes(
+def test_shards_are_reopened_after_a_number_of_bytes(
     stage: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that their weights are never in memory as mapped pages."""
+    """So that their weights never stay in memory as mapped pages."""
     monkeypatch.setattr(deepspeed_files, "_MAPPED_BYTES", 200)
     net = model()
     dtype = torch.float32 if stage else torch.bfloat16  # a search finds what these fp32 ones are
@@ -161,22 +161,22 @@ def test_shards_are_opened_anew_after_so_many_bytes(
         mapped += size
     assert len(opened) == wanted * once and wanted > 5
     shutil.rmtree(path / "global_step3")
-    with pytest.raises(UserError, match="global_step3: its shards have been deleted meanwhile"):
+    with pytest.raises(UserError, match="global_step3: its shards have been deleted"):
         for _ in range(2):
             contents.entries["backbone.word.weight"].read()
 
 
 @pytest.mark.parametrize("tag", ["", "global_step3"])
-def test_numbers_of_ours_beside_them_do_not_make_them_a_folder_of_weights(
-    tag: str, tmp_path: Path
-) -> None:
+def test_shards_with_a_weights_json_are_not_a_weights_folder(tag: str, tmp_path: Path) -> None:
     contents = open_checkpoint(shards(tmp_path / "run", model(), 1, 2) / tag)
     assert contents.format == "DeepSpeed ZeRO 1, palm_ds"
 
 
-def test_what_has_no_fp32_weights_is_said(tmp_path: Path) -> None:
+def test_missing_fp32_weights_are_reported(tmp_path: Path) -> None:
     contents = deepspeed.open_contents(shards(tmp_path / "run", model(), 0, 1))
-    assert contents.notes == ("1 parameters in half precision: no fp32 weights of them are there",)
+    assert contents.notes == (
+        "1 parameters in half precision: the shards have no fp32 weights for them",
+    )
 
 
 def test_tied_parameters_of_stage_0_have_one_fp32_copy(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_genuine_shards(case: str, shared: Path) -> None:
     assert np.array_equal(contents.entries["backbone.word.weight"].read().numpy(), truth[word])
 
 
-def test_deepspeed_stays_out(shared: Path) -> None:
+def test_deepspeed_is_not_imported(shared: Path) -> None:
     before = {name for name in sys.modules if name.split(".")[0] == "deepspeed"}
     deepspeed_files.open_shards(shared / "oracle" / GENUINE[0] / "global_step3")
     after = {name for name in sys.modules if name.split(".")[0] == "deepspeed"}
@@ -219,7 +219,7 @@ def test_deepspeed_stays_out(shared: Path) -> None:
 
 
 def test_deepspeeds_own_classes_are_replaced(tmp_path: Path, monkeypatch) -> None:
-    """A class of the name that genuine files hold: it is never made."""
+    """A class with a name from genuine files is never instantiated."""
     path, name = shards(tmp_path / "run", model(), 1, 1), deepspeed_files.GENUINE[1]
     module = types.ModuleType(name.rpartition(".")[0])
     scaler = type("LossScaler", (), {"__module__": module.__name__})
@@ -245,7 +245,7 @@ def edit(folder: Path, kind: str, change: Callable[[dict], object]) -> None:
 
 
 class Calls:
-    """What a hostile pickle asks for."""
+    """What a hostile pickle calls."""
 
     def __reduce__(self) -> tuple:
         return print, ("harm",)
@@ -283,16 +283,19 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         "neither a zip nor a pickle",
     ),
     "empty": (lambda p: first(p, "model").write_bytes(b""), "is empty"),
-    "a share gone": (lambda p: first(p, "optim").unlink(), "optim_states file of process 0"),
-    "other shapes": (lambda p: edit(p, "model", lengthened), "the shapes want|fewer values than"),
-    "no shapes": (lambda p: edit(p, "model", lambda x: x.pop("param_shapes")), "not laid out"),
+    "a share gone": (lambda p: first(p, "optim").unlink(), "optim_states file of rank 0"),
+    "other shapes": (lambda p: edit(p, "model", lengthened), "its shapes need|fewer values than"),
+    "no shapes": (
+        lambda p: edit(p, "model", lambda x: x.pop("param_shapes")),
+        "does not have the layout",
+    ),
     "not tensors": (
         lambda p: edit(
             p,
             "optim",
             lambda x: x["optimizer_state_dict"].update({deepspeed_files._FLAT: [[1, 2], [3]]}),
         ),
-        "a tensor was due",
+        "expected a tensor",
     ),
     "a list": (lambda p: torch.save([1], first(p, "model")), "holds list"),
     "more processes": (lambda p: edit(p, "model", lambda x: x.update(dp_world_size=9)), "by 9"),
@@ -302,8 +305,8 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         ),
         "tensor-parallel",
     ),
-    "no numbers": (lambda p: (p / "weights.json").unlink(), "name one .--config"),
-    "names of nobody": (lambda p: edit(p, "model", renamed), "neither a model of palm_ds"),
+    "no numbers": (lambda p: (p / "weights.json").unlink(), "give one with --config"),
+    "names of nobody": (lambda p: edit(p, "model", renamed), "neither a palm_ds model"),
 }
 
 
@@ -319,17 +322,17 @@ def test_broken_shards_are_one_line(name: str, tmp_path: Path, capsys) -> None:
 
 
 @pytest.mark.parametrize("tag", ["../elsewhere", "..", "", "gone", "/"])
-def test_latest_names_a_folder_beside_it(tag: str, tmp_path: Path) -> None:
+def test_latest_names_a_folder_next_to_it(tag: str, tmp_path: Path) -> None:
     path = shards(tmp_path / "run", model(), 1, 1)
     shutil.copytree(path / "global_step3", tmp_path / "elsewhere")
     (path / "latest").write_text(tag)
     assert not deepspeed.recognises(path)
-    with pytest.raises(UserError, match="no shards of DeepSpeed"):
+    with pytest.raises(UserError, match="not DeepSpeed shards"):
         deepspeed.open_contents(path)
 
 
-def test_a_value_with_tensors_is_no_small_loss(tmp_path: Path) -> None:
+def test_a_skipped_value_with_tensors_counts_as_lost(tmp_path: Path) -> None:
     path = shards(tmp_path / "run", model(), 2, 1)
     edit(path, "model", lambda x: x.update(epoch=3, average=[{"w": torch.ones(1)}]))
     skipped = deepspeed.open_contents(path).skipped
-    assert skipped["epoch"].startswith(OPTIMIZER) and "with tensors" in skipped["average"]
+    assert skipped["epoch"].startswith(OPTIMIZER) and "contains tensors" in skipped["average"]

@@ -1,4 +1,4 @@
-"""What differs between the architectures of BERT's shape is said in one table."""
+"""One table lists the differences between the architectures of BERT's shape."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_an_encoder_has_the_architecture_that_computes_the_same(
     assert family_of(config) == kind
 
 
-def test_each_has_its_class_in_transformers() -> None:
+def test_each_architecture_has_its_class_in_transformers() -> None:
     for name, family in FAMILIES.items():
         model = getattr(transformers, f"{family.class_prefix}Model")
         assert model.config_class.model_type == name

@@ -1,4 +1,4 @@
-"""Hugging Face folders: in, out again bit for bit, with every head; what is wrong, in one line."""
+"""Hugging Face folders: read, written again bit for bit, with every head; errors in one line."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ def bit_for_bit(one: Path, other: Path) -> bool:
     )
 
 
-def own_scores(theirs: dict, ours: dict, kind: str) -> None:
-    """Every output of theirs is among ours."""
-    for name, value in theirs.items():
+def own_scores(reference: dict, ours: dict, kind: str) -> None:
+    """Every reference output is also one of ours."""
+    for name, value in reference.items():
         if name in ("start_logits", "end_logits"):
             at = ("start_logits", "end_logits").index(name)
             found = ours["qa_outputs"][..., at]
@@ -100,7 +100,7 @@ def own_scores(theirs: dict, ours: dict, kind: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "ending"), CASES)
-def test_there_and_back_with_every_head(kind: str, ending: str, tmp_path: Path) -> None:
+def test_round_trip_with_every_head(kind: str, ending: str, tmp_path: Path) -> None:
     labels = (
         {"num_labels": 3}
         if ending in ("ForSequenceClassification", "ForTokenClassification")
@@ -108,7 +108,7 @@ def test_there_and_back_with_every_head(kind: str, ending: str, tmp_path: Path) 
     )
     inputs = inputs_of(kind, tasks=ending != "ForMultipleChoice")
     hf = make(kind, ending, **labels)
-    folder = save_hf(hf, tmp_path / "theirs")
+    folder = save_hf(hf, tmp_path / "reference")
     contents = open_contents(folder)
     assert recognises(folder) and contents.skipped == {}
     assert contents.format == f"Hugging Face {FAMILY[kind]}{ending}"
@@ -131,7 +131,7 @@ def test_an_ernie_without_task_ids(tmp_path: Path) -> None:
     config.use_task_id = False
     torch.manual_seed(1)
     hf = transformers.ErnieForMaskedLM(config).eval()
-    folder = save_hf(hf, tmp_path / "theirs")
+    folder = save_hf(hf, tmp_path / "reference")
     contents = open_contents(folder)
     assert contents.config.task_types == 0
     inputs = inputs_of("ernie", tasks=False)
@@ -145,7 +145,7 @@ def test_an_ernie_without_task_ids(tmp_path: Path) -> None:
     torch.testing.assert_close(run(bert, inputs)["logits"], run(hf, inputs)["logits"], **CLOSE)
 
 
-def test_a_task_table_that_is_not_used_is_named(tmp_path: Path) -> None:
+def test_an_unused_task_embedding_is_named(tmp_path: Path) -> None:
     folder = save_hf(make("ernie", "ForMaskedLM"), tmp_path / "hf")
     change_config(folder, use_task_id=False)
     name = "ernie.embeddings.task_type_embeddings.weight"
@@ -155,9 +155,9 @@ def test_a_task_table_that_is_not_used_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("size", ["7kB", "5GB"])
-def test_types_and_shards(dtype: str, size: str, tmp_path: Path) -> None:
+def test_dtypes_and_shards(dtype: str, size: str, tmp_path: Path) -> None:
     hf = make("ernie", "ForPreTraining").to(getattr(torch, dtype))
-    folder = save_hf(hf, tmp_path / "theirs", max_shard_size=size)
+    folder = save_hf(hf, tmp_path / "reference", max_shard_size=size)
     contents = open_contents(folder)
     most = 7000 if size == "7kB" else 5 * 10**9
     planned = write_out(contents, tmp_path / "again", dtype="", max_shard_bytes=most)
@@ -177,7 +177,7 @@ def test_types_and_shards(dtype: str, size: str, tmp_path: Path) -> None:
     assert bit_for_bit(folder, tmp_path / "narrow")
 
 
-def test_the_index_of_shards_is_transformers_own(tmp_path: Path) -> None:
+def test_the_index_of_shards_equals_transformers(tmp_path: Path) -> None:
     contents = open_contents(save_hf(make("bert", "Model"), tmp_path / "hf"))
     write_out(contents, tmp_path / "out", max_shard_bytes=5000)
     index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
@@ -228,7 +228,7 @@ def test_binaries_in_shards(tmp_path: Path) -> None:
     assert again.keys() == state.keys() and all(torch.equal(again[x], state[x]) for x in state)
 
 
-def test_tied_tables_are_one_and_written_once(tmp_path: Path) -> None:
+def test_tied_embeddings_are_written_once(tmp_path: Path) -> None:
     hf = make("bert", "ForMaskedLM")
     folder = save_hf(hf, tmp_path / "hf")
     state = {name: value.clone() for name, value in hf.state_dict().items()}
@@ -245,7 +245,7 @@ def test_tied_tables_are_one_and_written_once(tmp_path: Path) -> None:
     assert tied.get_output_embeddings().weight is tied.get_input_embeddings().weight
 
 
-def test_a_classifier_that_no_config_names_is_told_by_the_pooler(tmp_path: Path) -> None:
+def test_an_unnamed_classifier_is_classified_by_the_pooler(tmp_path: Path) -> None:
     for ending, pooled in (("ForSequenceClassification", True), ("ForTokenClassification", False)):
         folder = save_hf(make("bert", ending), tmp_path / ending)
         change_config(folder, architectures=None)
@@ -254,7 +254,7 @@ def test_a_classifier_that_no_config_names_is_told_by_the_pooler(tmp_path: Path)
         assert any("names no class" in note for note in contents.notes)
 
 
-def test_the_names_of_classes_come_along(tmp_path: Path) -> None:
+def test_the_names_of_classes_are_kept(tmp_path: Path) -> None:
     named = {0: "bad", 1: "so so", 2: "good"}
     folder = save_hf(make("ernie", "ForSequenceClassification", id2label=named), tmp_path / "hf")
     contents = open_contents(folder)
@@ -270,7 +270,7 @@ def test_an_unknown_problem_type_is_refused(tmp_path: Path) -> None:
         open_contents(folder)
 
 
-def test_what_has_no_place_is_named(tmp_path: Path) -> None:
+def test_skipped_tensors_are_named(tmp_path: Path) -> None:
     folder = save_hf(make("bert", "ForMaskedLM"), tmp_path / "hf")
     state = load_file(folder / "model.safetensors")
     state["crf.transitions"] = torch.zeros(3, 3)
@@ -331,17 +331,17 @@ def test_roberta_s_masked_word_head_has_gelu_always(tmp_path: Path) -> None:
     assert torch.equal(run(again, inputs)["logits"], run(hf, inputs)["logits"])
     bert = write_out(contents, tmp_path / "bert", family="bert")
     assert bert.architecture == "BertModel" and len(bert.skipped) == 5
-    assert all("always has relu, this one gelu" in why for why in bert.skipped.values())
+    assert all("always has relu, but this one has gelu" in why for why in bert.skipped.values())
 
 
-def test_a_masked_word_head_with_relu_is_no_roberta_s(tmp_path: Path) -> None:
+def test_a_masked_lm_head_with_relu_does_not_fit_roberta(tmp_path: Path) -> None:
     relu = open_contents(save_hf(make("bert", "ForMaskedLM", hidden_act="relu"), tmp_path / "bert"))
     planned = write_out(relu, tmp_path / "out", family="roberta")
     assert planned.architecture == "RobertaModel" and len(planned.skipped) == 5
-    assert all("always has gelu, this one relu" in why for why in planned.skipped.values())
+    assert all("always has gelu, but this one has relu" in why for why in planned.skipped.values())
 
 
-def test_the_task_of_choice_is_the_one_filled_in(tmp_path: Path) -> None:
+def test_the_chosen_task_becomes_the_default(tmp_path: Path) -> None:
     hf = make("ernie", "Model")
     contents = open_contents(save_hf(hf, tmp_path / "hf"))
     write_out(contents, tmp_path / "out", task_id=3)
@@ -355,7 +355,7 @@ def test_the_task_of_choice_is_the_one_filled_in(tmp_path: Path) -> None:
 
 
 def several(tmp_path: Path) -> CheckpointContents:
-    """An encoder with heads as pretraining leaves them."""
+    """An encoder with the heads of pretraining."""
     found = open_contents(save_hf(make("ernie", "ForPreTraining"), tmp_path / "hf"))
     whole = open_contents(
         save_hf(make("ernie", "ForSequenceClassification", num_labels=3), tmp_path / "cls")
@@ -380,7 +380,7 @@ def several(tmp_path: Path) -> CheckpointContents:
         ({"head_class": "ForNextSentencePrediction"}, "ErnieForNextSentencePrediction"),
     ],
 )
-def test_the_class_is_that_of_what_is_there(target: dict, wanted: str, tmp_path: Path) -> None:
+def test_the_class_fits_the_heads(target: dict, wanted: str, tmp_path: Path) -> None:
     contents = several(tmp_path)
     planned = write_out(contents, tmp_path / "out", **target)
     assert planned.architecture == wanted
@@ -413,7 +413,7 @@ def test_the_class_is_that_of_what_is_there(target: dict, wanted: str, tmp_path:
         ({"max_shard_bytes": 0}, ["max_shard_bytes"]),
     ],
 )
-def test_a_target_that_cannot_be(target: dict, words: list[str], tmp_path: Path) -> None:
+def test_impossible_targets(target: dict, words: list[str], tmp_path: Path) -> None:
     contents = several(tmp_path)
     with pytest.raises(UserError) as caught:
         write_out(contents, tmp_path / "out", **target)
@@ -422,7 +422,7 @@ def test_a_target_that_cannot_be(target: dict, words: list[str], tmp_path: Path)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_next_sentence_head_of_more_classes_is_left_and_named(tmp_path: Path) -> None:
+def test_a_next_sentence_head_with_more_classes_is_skipped_and_named(tmp_path: Path) -> None:
     contents = several(tmp_path)
     heads = {**contents.heads, "next_sentence": contents.heads["distance"]}
     entries = {
@@ -434,18 +434,18 @@ def test_a_next_sentence_head_of_more_classes_is_left_and_named(tmp_path: Path) 
     assert "heads.next_sentence.out.weight" in planned.skipped
 
 
-def test_a_head_that_needs_a_pooler_which_is_not_there(tmp_path: Path) -> None:
+def test_a_head_that_needs_a_missing_pooler(tmp_path: Path) -> None:
     contents = several(tmp_path)
     entries = {name: x for name, x in contents.entries.items() if ".pooler." not in name}
     for target in (ExportOptions(), ExportOptions(head="distance")):
-        with pytest.raises(UserError, match="reads texts through the pooler"):
+        with pytest.raises(UserError, match="needs a pooler"):
             plan(entries, contents.config, contents.heads, target)
     lacking = {name: x for name, x in contents.entries.items() if name != "heads.distance.out.bias"}
     with pytest.raises(UserError, match="heads.distance.out.bias is missing"):
         plan(lacking, contents.config, contents.heads, ExportOptions(head="distance"))
 
 
-def test_numbers_that_a_person_wrote_as_integers_are_floats_in_the_config(tmp_path: Path) -> None:
+def test_integers_in_a_config_become_floats(tmp_path: Path) -> None:
     contents = open_contents(save_hf(make("bert", "Model"), tmp_path / "hf"))
     config = replace(
         contents.config, dropout=0, attention_dropout=0, init_range=1, layer_norm_eps=1
@@ -458,7 +458,7 @@ def test_numbers_that_a_person_wrote_as_integers_are_floats_in_the_config(tmp_pa
 # ---- tokenizer, card ----
 
 
-def test_the_tokenizer_comes_along(tmp_path: Path) -> None:
+def test_the_tokenizer_is_written_too(tmp_path: Path) -> None:
     tokens = [*SPECIALS, *(f"w{i}" for i in range(WORDS - len(SPECIALS)))]
     hf = make("ernie", "ForMaskedLM")
     folder = save_hf(hf, tmp_path / "hf")
@@ -472,13 +472,13 @@ def test_the_tokenizer_comes_along(tmp_path: Path) -> None:
     )
     names = {"tokenizer.json", "tokenizer_config.json", "vocab.txt"}
     assert names <= set(os.listdir(tmp_path / "out"))
-    theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
-    assert theirs.model_max_length == 20 and "Ernie" not in type(theirs).__name__
-    assert theirs("w1 w7")["input_ids"] == [2, 6, 12, 3]
+    reference = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert reference.model_max_length == 20 and "Ernie" not in type(reference).__name__
+    assert reference("w1 w7")["input_ids"] == [2, 6, 12, 3]
     assert (tmp_path / "out/vocab.txt").read_text().splitlines() == tokens
 
 
-def test_one_segment_is_not_counted_by_the_tokenizer(tmp_path: Path) -> None:
+def test_the_tokenizer_omits_a_single_token_type(tmp_path: Path) -> None:
     tokens = [*SPECIALS, *(f"w{i}" for i in range(WORDS - len(SPECIALS)))]
     contents = open_contents(
         save_hf(make("roberta", "ForMaskedLM", type_vocab_size=1), tmp_path / "hf")
@@ -493,7 +493,7 @@ def test_one_segment_is_not_counted_by_the_tokenizer(tmp_path: Path) -> None:
     AutoModel.from_pretrained(tmp_path / "out")(**pair)
 
 
-def test_a_model_of_ours_takes_the_heads_that_the_class_has(tmp_path: Path) -> None:
+def test_a_model_gets_the_heads_of_the_class(tmp_path: Path) -> None:
     torch.manual_seed(1)
     config = EncoderConfig(
         vocab_size=WORDS, hidden_size=16, num_layers=1, num_heads=2, max_positions=20
@@ -511,17 +511,17 @@ def test_a_model_of_ours_takes_the_heads_that_the_class_has(tmp_path: Path) -> N
     inputs = inputs_of("ernie", tasks=False)
     tasks = torch.full_like(inputs["input_ids"], 3)
     ours = outputs(net, inputs["input_ids"], inputs["token_type_ids"], tasks)
-    theirs = run(hf, inputs)
-    torch.testing.assert_close(ours["words"], theirs["prediction_logits"], **CLOSE)
-    torch.testing.assert_close(ours["next_sentence"], theirs["seq_relationship_logits"], **CLOSE)
+    reference = run(hf, inputs)
+    torch.testing.assert_close(ours["words"], reference["prediction_logits"], **CLOSE)
+    torch.testing.assert_close(ours["next_sentence"], reference["seq_relationship_logits"], **CLOSE)
 
 
-def test_a_card_says_how_it_was_made(tmp_path: Path) -> None:
+def test_a_model_card_describes_the_conversion(tmp_path: Path) -> None:
     contents = several(tmp_path)
     planned = plan(contents.entries, contents.config, contents.heads, ExportOptions(family="bert"))
     made = Provenance(
         source="a tarball of 2019",
-        format="ERNIE, a file a variable",
+        format="ERNIE, one file per variable",
         skipped={"learning_rate_0": "optimizer state"},
         difference=3e-7,
         tolerance=1e-5,
@@ -531,7 +531,7 @@ def test_a_card_says_how_it_was_made(tmp_path: Path) -> None:
     for text in (
         "pipeline_tag: fill-mask",
         "# BertForPreTraining",
-        "a tarball of 2019 (ERNIE, a file a variable)",
+        "a tarball of 2019 (ERNIE, one file per variable)",
         "3e-07 (allowed: 1e-05)",
         "- `learning_rate_0`: optimizer state",
         "- `heads.distance.out.weight`: no place in BertForPreTraining",
@@ -568,17 +568,19 @@ def test_real_weights_make_the_round_trip(tmp_path: Path) -> None:
     assert len(first) == 104 and len(second) == 103
     assert all(torch.equal(first[name.removeprefix("bert.")], x) for name, x in second.items())
     texts = ["A man is eating food.", "A man is eating a piece of bread.", "Two dogs run; 2023."]
-    theirs = AutoTokenizer.from_pretrained(folder)(texts, padding=True, return_tensors="pt")
+    reference = AutoTokenizer.from_pretrained(folder)(texts, padding=True, return_tensors="pt")
     again = AutoTokenizer.from_pretrained(tmp_path / "out")(
         texts, padding=True, return_tensors="pt"
     )
-    assert all(torch.equal(theirs[name], again[name]) for name in ("input_ids", "attention_mask"))
+    assert all(
+        torch.equal(reference[name], again[name]) for name in ("input_ids", "attention_mask")
+    )
     one, other = (AutoModel.from_pretrained(x).eval() for x in (folder, tmp_path / "out"))
-    wanted = run(one, theirs)["last_hidden_state"]
+    wanted = run(one, reference)["last_hidden_state"]
     assert torch.equal(run(other, again)["last_hidden_state"], wanted)
     model = build(contents)
-    for i, mask in enumerate(theirs["attention_mask"]):
-        ids = theirs["input_ids"][i, : mask.sum()][None]
+    for i, mask in enumerate(reference["attention_mask"]):
+        ids = reference["input_ids"][i, : mask.sum()][None]
         ours = outputs(model, ids, torch.zeros_like(ids))["hidden"]
         torch.testing.assert_close(ours[0], wanted[i, : mask.sum()], **CLOSE)
 
@@ -590,7 +592,7 @@ def test_recorded_outputs(case: str, shared: Path) -> None:
 
 
 def compare_with_recorded(model: object, folder: Path) -> None:
-    """Our outputs on the recorded inputs, text by text without its padding."""
+    """Outputs on the recorded inputs, text by text without padding."""
     recorded = np.load(folder / "io.npz")
     names = {
         "out_sequence_output": "hidden",
@@ -607,9 +609,9 @@ def compare_with_recorded(model: object, folder: Path) -> None:
         tasks = recorded["in_task_ids"][i : i + 1, :size] if "in_task_ids" in recorded else None
         tasks = None if tasks is None else torch.tensor(tasks)
         ours = outputs(model, ids, segments, tasks)  # type: ignore[arg-type]
-        for theirs, name in names.items():
-            if theirs in recorded:
-                wanted = torch.tensor(recorded[theirs][i])
+        for reference, name in names.items():
+            if reference in recorded:
+                wanted = torch.tensor(recorded[reference][i])
                 wanted = wanted[:size] if wanted.ndim == 2 else wanted
                 torch.testing.assert_close(ours[name][0], wanted, **CLOSE)
                 compared += 1
@@ -809,7 +811,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_what_is_broken_is_one_clear_line(what: str, tmp_path: Path) -> None:
+def test_broken_checkpoints_are_one_clear_line(what: str, tmp_path: Path) -> None:
     folder = save_hf(make("bert", "ForMaskedLM"), tmp_path / "hf")
     breaks, words = BROKEN[what]
     breaks(folder)
@@ -869,8 +871,8 @@ def test_numbers_too_large_for_float16(tmp_path: Path) -> None:
     assert load_file(tmp_path / "model.safetensors")["a"].dtype is torch.bfloat16
 
 
-def test_a_model_is_never_there_whole(tmp_path: Path) -> None:
-    """Each tensor is read once, when the one before is written."""
+def test_a_model_is_never_completely_in_memory(tmp_path: Path) -> None:
+    """Each tensor is read once, after the previous one was written."""
     contents = open_contents(save_hf(make("bert", "ForPreTraining"), tmp_path / "hf"))
     calls: list[str] = []
 
@@ -885,10 +887,10 @@ def test_a_model_is_never_there_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["safetensors", "bin"])
-def test_a_file_is_mapped_anew_after_so_many_bytes(
+def test_a_file_is_remapped_after_a_number_of_bytes(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was read of it is let go: a model is never in memory as mapped pages."""
+    """Pages already read are released: a model is never in memory as mapped pages."""
     monkeypatch.setattr(tensor_files, "_MAPPED_BYTES", 1 << 20)
     saved = {name: torch.full((1 << 18,), float(i)) for i, name in enumerate("abcdefgh")}
     file = tmp_path / f"model.{form}"
@@ -915,7 +917,7 @@ def resident(file: Path) -> int:
     return found
 
 
-def test_an_encoder_of_ours_is_what_its_numbers_say() -> None:
+def test_the_exported_config_describes_the_encoder() -> None:
     odd = EncoderConfig(vocab_size=5, hidden_size=4, num_heads=1, position_offset=2, pad=1)
     with pytest.raises(UserError, match="task embeddings and a position offset"):
         plan({}, odd, {}, ExportOptions())

@@ -110,7 +110,7 @@ def compare(one: Path, other: Path, texts: list[str] = TEXTS, **close: float) ->
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_it_embeds_the_same_there_and_back(dtype: str, source: Path, tmp_path: Path) -> None:
+def test_embeddings_survive_a_round_trip(dtype: str, source: Path, tmp_path: Path) -> None:
     options = ConversionOptions(dtype=dtype, strict=True)
     convert(source, tmp_path / "hf", "huggingface", options)
     done = convert(source, tmp_path / "ours", "palm_ds", options)
@@ -138,7 +138,7 @@ def test_weights_of_a_module_in_a_binary(source: Path, tmp_path: Path) -> None:
     compare(tmp_path / "before", tmp_path / "hf")
 
 
-def test_an_encoder_in_a_folder_of_its_own(source: Path, tmp_path: Path) -> None:
+def test_an_encoder_in_a_separate_folder(source: Path, tmp_path: Path) -> None:
     convert(source, tmp_path / "flat", "huggingface")
     own = [x for x in os.listdir(source) if x[1] != "_" and x not in ("modules.json",)]
     (source / "0_Transformer").mkdir()
@@ -150,7 +150,7 @@ def test_an_encoder_in_a_folder_of_its_own(source: Path, tmp_path: Path) -> None
     compare(tmp_path / "flat", tmp_path / "hf")
 
 
-def test_a_text_is_never_cut_beyond_the_positions(source: Path, tmp_path: Path) -> None:
+def test_the_maximum_length_never_exceeds_the_positions(source: Path, tmp_path: Path) -> None:
     resize_checkpoint(source, tmp_path / "short", ResizeOptions(positions=6))
     about = json.loads((tmp_path / "short/sentence_bert_config.json").read_text())
     assert about == {"max_seq_length": 6, "do_lower_case": False}
@@ -173,7 +173,7 @@ def test_a_real_model_embeds_the_same(tmp_path: Path) -> None:
 # ---- what cannot go along ----
 
 
-def test_paddlenlp_has_no_place_for_them(source: Path, tmp_path: Path) -> None:
+def test_paddlenlp_skips_sentence_transformers_modules(source: Path, tmp_path: Path) -> None:
     done = convert(source, tmp_path / "paddle", "paddle")
     assert "modules.json" in done.report.lost and not done.report.files
     with pytest.raises(UserError, match="strict: .*PaddleNLP has no sentence-transformers"):
@@ -222,7 +222,9 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_what_would_embed_otherwise_is_said(what: str, source: Path, tmp_path: Path) -> None:
+def test_settings_that_change_embeddings_are_reported(
+    what: str, source: Path, tmp_path: Path
+) -> None:
     breaks, message = BROKEN[what]
     breaks(source)
     done = convert(source, tmp_path / "out", "huggingface", ConversionOptions(verify=False))

@@ -1,4 +1,4 @@
-"""Paddle's pickles of every era are read; whatever is none of theirs is refused by name."""
+"""Paddle's pickles of every era are read; anything else is refused by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BIAS = RNG.normal(size=4).astype(np.float32)
 
 
 class Calls:
-    """Pickled as a call of anything with anything."""
+    """Pickles as a call of anything with anything."""
 
     def __init__(self, thing: Any, *arguments: Any, state: Any = None):
         self.made = (thing, arguments) if state is None else (thing, arguments, state)
@@ -80,7 +80,7 @@ def test_shapes_and_orders(tmp_path: Path, shape: tuple[int, ...], protocol: int
         assert np.array_equal(stored.read().numpy(), array)
 
 
-def test_cut_arrays_are_put_together(tmp_path: Path) -> None:
+def test_sliced_arrays_are_joined(tmp_path: Path) -> None:
     flat = WEIGHT.flatten()
     parts = {"w@@.0": flat[:70], "w@@.1": flat[70:140], "w@@.2": flat[140:]}
     table = {"w": {"OriginShape": WEIGHT.shape, "slices": list(parts)}}
@@ -103,7 +103,7 @@ def test_nested_objects(tmp_path: Path) -> None:
 
 
 def test_python_2(tmp_path: Path) -> None:
-    """Strings of bytes where Python 3 has text, and an OrderedDict made of pairs."""
+    """Byte strings instead of text, and an OrderedDict made of pairs."""
     values = b"\xff\xfe\x00\x80" + BIAS.tobytes()[4:]
     kind = b"cnumpy\ndtype\nU\x02f4K\x00K\x01\x87R(K\x03U\x01<NNNJ\xff\xff\xff\xffK\x00tb"
     array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
@@ -113,12 +113,12 @@ def test_python_2(tmp_path: Path) -> None:
     assert found.tensors["bias"].read().numpy().tobytes() == values
 
 
-def test_values_are_read_from_the_file_when_asked_for(tmp_path: Path) -> None:
+def test_values_are_read_on_demand(tmp_path: Path) -> None:
     for protocol in (2, 4):
         path = written(tmp_path, {"a": WEIGHT}, protocol)
         stored = read_pickle(path).tensors["a"]
         path.write_bytes(path.read_bytes()[:-200])
-        with pytest.raises(UserError, match="shorter than when it was opened|cannot be read"):
+        with pytest.raises(UserError, match="has changed since it was opened|cannot be read"):
             stored.read()
 
 
@@ -128,7 +128,7 @@ def test_values_are_read_from_the_file_when_asked_for(tmp_path: Path) -> None:
 def array_of(
     shape: bytes, kind: bytes = b"f4", order: bytes = b"<", data: bytes = bytes(16)
 ) -> bytes:
-    """A pickle of one array, as numpy writes it but for what is given."""
+    """A pickle of one array, as numpy writes it except for the given parts."""
     dtype = b"cnumpy\ndtype\nX" + struct.pack("<I", len(kind)) + kind + b"\x89\x88\x87R"
     dtype += b"(K\x03X" + struct.pack("<I", len(order)) + order + b"NNNJ\xff\xff\xff\xffK\x00tb"
     empty = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R"
@@ -143,7 +143,7 @@ def endless() -> dict:
 
 
 def laughing() -> list:
-    """Little to write, and without end to read."""
+    """Small to write, endless to read."""
     items: list = []
     for _ in range(12):
         items = [items] * 30
@@ -182,24 +182,24 @@ HOSTILE: dict[str, tuple[Any, str]] = {
     "fewer bytes": (array_of(b"K\x05\x85"), r"an array of \(5\) f4 in 16 bytes, not 20"),
     "more bytes": (array_of(b"K\x03\x85"), r"an array of \(3\) f4 in 16 bytes, not 12"),
     "a huge shape": (array_of(b"J\xff\xff\xff\x7fJ\xff\xff\xff\x7f\x86"), "in 16 bytes, not"),
-    "a negative shape": (array_of(b"J\xfc\xff\xff\xff\x85"), r"an array of the shape \(-4\)"),
-    "a shape of text": (array_of(b"X\x01\0\0\0a\x85"), r"an array of the shape \(chars\)"),
-    "no shape": (array_of(b"N"), "an array of the shape nonetype"),
+    "a negative shape": (array_of(b"J\xfc\xff\xff\xff\x85"), r"an array with shape \(-4\)"),
+    "a shape of text": (array_of(b"X\x01\0\0\0a\x85"), r"an array with shape \(chars\)"),
+    "no shape": (array_of(b"N"), "an array with shape nonetype"),
     "an array without values": (array_of(b"")[:-1].split(b"(K\x01")[0] + b".", "without values"),
-    "protocol 5": (pickle.dumps({"a": BIAS}, 5), "a pickle of protocol 5; Paddle's are of 2 to 4"),
-    "a persistent id": (b"\x80\x02X\x01\0\0\0aQ.", "the instruction BINPERSID is none that"),
-    "an object": (b"\x80\x02cnumpy\ndtype\n)\x81.", "the instruction NEWOBJ is none that"),
-    "an extension": (b"\x80\x02\x82\x01.", "the instruction EXT1 is none that"),
-    "an old instruction": (b"\x80\x02(ios\nsystem\n.", "the instruction INST is none that"),
+    "protocol 5": (pickle.dumps({"a": BIAS}, 5), "pickle protocol 5; Paddle uses 2 to 4"),
+    "a persistent id": (b"\x80\x02X\x01\0\0\0aQ.", "the instruction BINPERSID is not used"),
+    "an object": (b"\x80\x02cnumpy\ndtype\n)\x81.", "the instruction NEWOBJ is not used"),
+    "an extension": (b"\x80\x02\x82\x01.", "the instruction EXT1 is not used"),
+    "an old instruction": (b"\x80\x02(ios\nsystem\n.", "the instruction INST is not used"),
     "no instruction": (b"\x80\x02\xff.", r"the instruction '\\xff' is none|the instruction b"),
     "a key that is no text": ({1: BIAS}, "expected a name, got int"),
-    "a set": ({"a": {1}}, "the instruction EMPTY_SET is none that|asks for builtins.set"),
-    "nothing to pop": (b"\x80\x02.", "garbled: nothing is there to work on"),
-    "nothing under a mark": (b"\x80\x02N(0.", "the instruction POP is none|garbled"),
-    "nothing kept": (b"\x80\x02h\x07.", "garbled: nothing was kept at 7"),
+    "a set": ({"a": {1}}, "the instruction EMPTY_SET is not used|asks for builtins.set"),
+    "nothing to pop": (b"\x80\x02.", "garbled: the stack is empty"),
+    "nothing under a mark": (b"\x80\x02N(0.", "the instruction POP is not used|garbled"),
+    "nothing kept": (b"\x80\x02h\x07.", "garbled: memo 7 is empty"),
     "no mark": (b"\x80\x02u.", "garbled: no mark"),
     "keys for a list": (b"\x80\x02](NNu.", "garbled: keys and values for list"),
-    "items for a dict": (b"\x80\x02}(Ne.", "garbled: dict is no list"),
+    "items for a dict": (b"\x80\x02}(Ne.", "garbled: dict is not a list"),
     "a call of a number": (b"\x80\x02K\x01)R.", "garbled: calls int"),
     "a huge string": (b"\x80\x04\x8d" + b"\xff" * 8 + b"a.", "the file ends inside a string of"),
     "a string of less than nothing": (
@@ -207,29 +207,32 @@ HOSTILE: dict[str, tuple[Any, str]] = {
         "inside a string of -1 bytes",
     ),
     "a huge integer": (b"\x80\x02\x8b\xff\xff\xff\x7f.", "an integer of 2147483647 bytes"),
-    "a name without end": (b"\x80\x02cnumpy", "garbled: the name of a thing has no end"),
-    "a name that is no text": (b"\x80\x04}X\x01\0\0\0\xffNs.", "garbled: a name that is no UTF-8"),
-    "a name of several lines": ({"a\nb\x1b[2J": BIAS}, r"a name that cannot be shown, 'a\\nb"),
-    "without end": (endless(), "nested without end; refused"),
-    "laughing": ({"a": laughing()}, "nested without end; refused"),
-    "laughing names": ([many_names()] * 3000, "StructuredToParameterName@@: nested without end"),
+    "a name without end": (b"\x80\x02cnumpy", "garbled: a global's name has no end"),
+    "a name that is no text": (b"\x80\x04}X\x01\0\0\0\xffNs.", "garbled: a name that is not UTF-8"),
+    "a name of several lines": ({"a\nb\x1b[2J": BIAS}, r"a name that is not printable, 'a\\nb"),
+    "without end": (endless(), "nested too deeply; refused"),
+    "laughing": ({"a": laughing()}, "nested too deeply; refused"),
+    "laughing names": ([many_names()] * 3000, "StructuredToParameterName@@: nested too deeply"),
     "one array for many": (
         dict.fromkeys("abcdefgh", np.zeros(4000)),
         "the same values are used again and again",
     ),
     "instructions": (b"\x80\x02" + b"Nq\x01" * 500_000, "more than 500,000 instructions; refused"),
-    "deep": (b"\x80\x02" + b"]" * 1000 + b"a" * 999 + b".", "nested without end; refused"),
-    "empty": (b"", "no pickle of protocol 2 to 4"),
-    "a text": (b"{'a': 1}", "no pickle of protocol 2 to 4, as .pdparams files are; Paddle 1.6"),
-    "protocol 0": (pickle.dumps({"a": 1}, 0), "no pickle of protocol 2 to 4"),
-    "a table that is none": ({NAME_TABLE: [1]}, "StructuredToParameterName@@ is no table of names"),
+    "deep": (b"\x80\x02" + b"]" * 1000 + b"a" * 999 + b".", "nested too deeply; refused"),
+    "empty": (b"", "not a pickle of protocol 2 to 4"),
+    "a text": (b"{'a': 1}", "not a pickle of protocol 2 to 4, as .pdparams files are; the binary"),
+    "protocol 0": (pickle.dumps({"a": 1}, 0), "not a pickle of protocol 2 to 4"),
+    "a table that is none": (
+        {NAME_TABLE: [1]},
+        "StructuredToParameterName@@ is not a table of names",
+    ),
     "pieces that are lost": (
         {BIG_TABLE: {"w": {"OriginShape": (2,), "slices": ["w@@.0"]}}},
-        "UnpackBigParamInfor@@: w: not all of its 1 pieces are there",
+        "UnpackBigParamInfor@@: w: some of its 1 slices are missing",
     ),
     "pieces that do not fit": (
         {"w@@.0": BIAS, BIG_TABLE: {"w": {"OriginShape": (3, 3), "slices": ["w@@.0"]}}},
-        r"w: its pieces do not make the shape \(3, 3\)",
+        r"w: its slices do not add up to the shape \(3, 3\)",
     ),
     "pieces of another kind": ({BIG_TABLE: {"w": 7}}, "w: not as Paddle writes it"),
 }

@@ -1,5 +1,5 @@
-"""Checkpoints of ERNIE, PALM and PaddleNLP: the same outputs as where they came from, nothing lost,
-and a clear word about what is wrong."""
+"""Checkpoints of ERNIE, PALM and PaddleNLP: outputs equal the original program's, nothing is
+lost, and errors are clear."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ Arrays = dict[str, np.ndarray]
 
 # case: (where it lies, whose outputs it has)
 RECORDED = {
-    "fluid 1, a file a variable": ("fluid_ernie1/persistables", "fluid_ernie1"),
+    "fluid 1, one file per variable": ("fluid_ernie1/persistables", "fluid_ernie1"),
     "fluid 1, combined": ("fluid_ernie1/combined", "fluid_ernie1"),
     "fluid 1, half with masters": ("fluid_fp16", "fluid_ernie1"),
-    "fluid 2, a file a variable": ("fluid_ernie2", "fluid_ernie2"),
+    "fluid 2, one file per variable": ("fluid_ernie2", "fluid_ernie2"),
     "fluid 2, saved program": ("fluid_ernie2/program/model.pdparams", "fluid_ernie2"),
     "dygraph, Python 3": ("dygraph185_py37", "dygraph185_py37"),
     "dygraph, Python 2": ("dygraph185_py27", "dygraph185_py27"),
@@ -76,7 +76,7 @@ def test_the_outputs_are_those_of_paddle(oracle: Path, case: str) -> None:
 
 
 def test_half_precision_alone(oracle: Path, tmp_path: Path) -> None:
-    """Without its masters a checkpoint is what half precision left of it: 5e-4 of outputs of 4."""
+    """Without master weights, half precision costs 5e-4 in outputs up to 4."""
     folder = tmp_path / "params"
     shutil.copytree(oracle / "fluid_fp16/params", folder, ignore=shutil.ignore_patterns("*.master"))
     config = oracle / "fluid_fp16/ernie_config.json"
@@ -86,13 +86,13 @@ def test_half_precision_alone(oracle: Path, tmp_path: Path) -> None:
     assert 1e-5 < max(compared.values()) < 1e-3, compared
 
 
-def test_others_are_not_taken_for_paddles(oracle: Path) -> None:
+def test_other_checkpoints_are_not_recognised_as_paddle(oracle: Path) -> None:
     for case in ("hf_bert", "hf_ernie", "hf_roberta", "tf_bert", "deepspeed_z3_fp32"):
         assert not paddle.recognises(oracle / case)
 
 
 def compare(contents: CheckpointContents, recorded: Arrays) -> dict[str, float]:
-    """{output: largest difference from the recorded one} where tokens are."""
+    """{output: largest difference from the recorded one} at real tokens."""
     real = torch.from_numpy(recorded["in_input_mask"].astype(bool))
     found = outputs(contents, recorded, real)
     differences = {}
@@ -124,7 +124,7 @@ def wanted(
 def outputs(
     contents: CheckpointContents, given: Arrays, real: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """What our encoder and heads make of the recorded inputs."""
+    """The outputs of encoder and heads on the recorded inputs."""
     backbone, heads = modules(contents)
     found: dict[str, torch.Tensor] = {}
     for i, layer in enumerate(backbone.layers):
@@ -143,7 +143,7 @@ def keep(found: dict[str, torch.Tensor], name: str) -> Any:
 
 
 def modules(contents: CheckpointContents) -> tuple[Encoder, torch.nn.ModuleDict]:
-    """The encoder and the heads with the weights of a checkpoint, every one of them."""
+    """The encoder and the heads with all weights of a checkpoint."""
     backbone = Encoder(contents.config).eval()
     heads = torch.nn.ModuleDict(
         {
@@ -299,7 +299,7 @@ def nlp(arrays: Arrays, prefix: str = "ernie.") -> Arrays:
 def checkpoint(
     tmp_path: Path, arrays: Mapping[str, np.ndarray], config: Mapping[str, Any] | None = ERNIE
 ) -> Path:
-    """ERNIE's folder: params/, its config, and what else is in it."""
+    """ERNIE's folder: params/, its config, and other files."""
     folder = tmp_path / "ernie"
     write_folder(folder / "params", arrays)
     if config is not None:
@@ -316,15 +316,15 @@ def pickled(tmp_path: Path, arrays: Mapping[str, Any], config: Mapping[str, Any]
 
 
 def accounted(contents: CheckpointContents, names: Mapping[str, Any]) -> None:
-    """Every tensor is the source of one of ours, or left for a reason."""
+    """Every tensor is the source of an entry, or skipped for a reason."""
     taken = [name for entry in contents.entries.values() for name in entry.source_names]
     assert sorted([*taken, *contents.skipped]) == sorted(names)
 
 
-def test_an_encoder_and_where_it_comes_from(tmp_path: Path) -> None:
+def test_an_encoder_and_its_origin(tmp_path: Path) -> None:
     arrays = static()
     contents = paddle.open_contents(checkpoint(tmp_path, arrays))
-    assert contents.format == "ERNIE, a file a variable"
+    assert contents.format == "ERNIE, one file per variable"
     assert contents.config == replace(CONFIG, intermediate_size=32)
     accounted(contents, arrays)
     modules(contents)
@@ -352,12 +352,14 @@ def test_persistables_of_training(tmp_path: Path) -> None:
     state |= {"learning_rate_0": np.ones(1, np.float32)}
     state |= {"@LR_DECAY_COUNTER@": np.ones(1, np.int64), "queue": np.ones(1, np.int64)}
     contents = paddle.open_contents(checkpoint(tmp_path, arrays | state))
-    assert dict.fromkeys(state, OPTIMIZER) | {"queue": "no place here"} == dict(contents.skipped)
+    assert dict.fromkeys(state, OPTIMIZER) | {
+        "queue": "no place in this encoder and its heads"
+    } == dict(contents.skipped)
     accounted(contents, arrays | state)
     assert contents.config.task_types == 0
 
 
-def test_masters_are_taken_before_halves(tmp_path: Path) -> None:
+def test_master_weights_take_precedence(tmp_path: Path) -> None:
     arrays = static()
     name = "encoder_layer_0_ffn_fc_0.w_0"
     both = arrays | {name: arrays[name].astype(np.float16), f"{name}.master": arrays[name]}
@@ -429,11 +431,11 @@ def test_heads_of_the_static_graph(tmp_path: Path, what: str) -> None:
     modules(contents)
 
 
-def test_what_becomes_of_an_output_table_of_its_own(tmp_path: Path) -> None:
+def test_untied_output_embeddings(tmp_path: Path) -> None:
     arrays, _ = HEADS["an output table of its own"]
     contents = paddle.open_contents(checkpoint(tmp_path, static() | arrays))
     assert set(contents.skipped) == set(arrays)
-    assert any("is not the word table" in note for note in contents.notes)
+    assert any("untied output embeddings" in note for note in contents.notes)
 
 
 @pytest.mark.parametrize("bare", [False, True])
@@ -470,7 +472,7 @@ def test_an_older_config_of_paddlenlp(tmp_path: Path) -> None:
     assert paddle.open_contents(folder).config.position_offset == 2  # the names say Roberta
 
 
-def test_a_classifier_with_a_pooler_of_its_own(tmp_path: Path) -> None:
+def test_a_classifier_with_its_own_pooler(tmp_path: Path) -> None:
     arrays = nlp(static(task=False), "roberta.") | classes(
         "classifier.out_proj", 3, (".weight", ".bias")
     )
@@ -485,7 +487,7 @@ def test_a_classifier_with_a_pooler_of_its_own(tmp_path: Path) -> None:
     assert contents.heads == {"classifier": HeadInfo(kind="classes", classes=3)}
     assert contents.entries["backbone.pooler.dense.bias"].read().eq(1).all()
     assert contents.skipped == {
-        f"roberta.pooler.dense.{end}": "the classifier has one of its own"
+        f"roberta.pooler.dense.{end}": "the classifier has its own pooler"
         for end in ("weight", "bias")
     }
     accounted(contents, arrays | own)
@@ -517,11 +519,11 @@ def same(one: CheckpointContents, other: CheckpointContents) -> None:
         assert torch.equal(entry.read(), other.entries[name].read()), name
 
 
-def test_a_model_of_ones_own_around_it(tmp_path: Path) -> None:
-    """Two encoders in one file, and structured names that say nothing but for the table."""
+def test_an_encoder_inside_a_custom_model(tmp_path: Path) -> None:
+    """Two encoders in one file, with structured names that only the table explains."""
     one, other = nlp(static(), "query.ernie."), nlp(static(seed=5), "title.ernie.")
     folder = pickled(tmp_path, one | other, {**ERNIE, "model_type": "ernie"})
-    with pytest.raises(UserError, match=r"an encoder each at 'query.ernie.' and 'title.ernie.'"):
+    with pytest.raises(UserError, match=r"has encoders at 'query.ernie.' and 'title.ernie.'"):
         paddle.open_contents(folder)
     contents = paddle.open_contents(folder, prefix="title.ernie.")
     accounted(contents, one | other)
@@ -582,7 +584,7 @@ def test_a_combined_file_of_usual_variables(tmp_path: Path, more: str, task: boo
 def test_a_combined_file_of_other_variables(tmp_path: Path) -> None:
     arrays = static() | classes("sent_reorder_fc", 4)
     folder = combined(tmp_path, arrays)
-    with pytest.raises(UserError, match="variables without names, and none of the sets of names"):
+    with pytest.raises(UserError, match="variables without names, and none of ERNIE's graphs"):
         paddle.open_contents(folder)
     contents = paddle.open_contents(folder, names=list(arrays))
     assert contents.heads == {"sent_reorder": HeadInfo(kind="classes", classes=4)}
@@ -609,10 +611,13 @@ def test_the_eps_of_the_program_that_wrote_it(
     assert contents.config.layer_norm_eps == eps
     assert contents.notes[0].startswith(f"LayerNorm eps {eps:g}, as ")
     asked = paddle.open_contents(folder, eps=3e-7)
-    assert (asked.config.layer_norm_eps, asked.notes[0]) == (3e-7, "LayerNorm eps 3e-07, as asked")
+    assert (asked.config.layer_norm_eps, asked.notes[0]) == (
+        3e-7,
+        "LayerNorm eps 3e-07, as requested",
+    )
 
 
-def test_tensors_know_better_than_the_config(tmp_path: Path) -> None:
+def test_tensors_overrule_the_config(tmp_path: Path) -> None:
     config = {**ERNIE, "sent_type_vocab_size": 2, "intermediate_size": 20, "use_task_id": False}
     contents = paddle.open_contents(checkpoint(tmp_path, static(), config))
     assert (
@@ -696,8 +701,8 @@ def odd(name: str, shape: tuple[int, ...]) -> Callable[[Arrays], Any]:
 QUERY = "encoder_layer_1_multi_head_att_query_fc.w_0"
 WRONG: dict[str, tuple[Any, str]] = {
     "no such folder": (lambda tmp_path: tmp_path / "none", "none: no such file or folder"),
-    "an empty folder": (lambda tmp_path: tmp_path, "no Paddle checkpoint is in it"),
-    "no config": (broken(lambda _: None, None), "to say how many attention heads there are"),
+    "an empty folder": (lambda tmp_path: tmp_path, "contains no Paddle checkpoint"),
+    "no config": (broken(lambda _: None, None), "needed for the number of attention heads"),
     "a config that is no JSON": (
         with_file("ernie_config.json", b"{"),
         r"ernie_config\.json: cannot be read as JSON",
@@ -756,10 +761,10 @@ WRONG: dict[str, tuple[Any, str]] = {
         broken(lambda x: x.pop("encoder_layer_0_ffn_fc_1.b_0")),
         "incomplete, it has no backbone.layers.0.contract.bias",
     ),
-    "a missing query": (broken(lambda x: x.pop(QUERY)), "incomplete, beside encoder_layer_1_multi"),
-    "no word table": (
+    "a missing query": (broken(lambda x: x.pop(QUERY)), "incomplete, it has encoder_layer_1_multi"),
+    "no token embeddings": (
         only("model_state.pdparams", pickle.dumps({"fc.weight": np.ones(3)}, 4)),
-        "no word table among 1 tensors",
+        "no token embeddings among 1 tensors",
     ),
     "a matrix of another shape": (
         broken(odd("encoder_layer_0_ffn_fc_0.w_0", (8, 30))),
@@ -767,15 +772,15 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "a query of another shape": (
         broken(odd(QUERY, (8, 7))),
-        r"query_fc\.w_0 has the shape \(8, 7\)",
+        r"query_fc\.w_0 has shape \(8, 7\)",
     ),
     "a matrix of one dimension": (
         broken(odd("pooled_fc.w_0", (8,))),
-        r"pooled_fc\.w_0 has the shape \(8,\)",
+        r"pooled_fc\.w_0 has shape \(8,\)",
     ),
     "a number for a vector": (
         broken(odd("pooled_fc.b_0", ())),
-        r"pooled_fc\.b_0 has the shape \(\)",
+        r"pooled_fc\.b_0 has shape \(\)",
     ),
     "a LayerNorm of another width": (
         broken(odd("pre_encoder_layer_norm_scale", (9,))),
@@ -795,7 +800,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "something else among the variables": (
         with_file("params/notes", b"some notes of mine"),
-        "params/notes: no Paddle variable",
+        "params/notes: not a Paddle variable",
     ),
     "a vocabulary that is too long": (
         with_file(
@@ -803,7 +808,7 @@ WRONG: dict[str, tuple[Any, str]] = {
             b"".join(b"%s\n" % x for x in b"[PAD] [CLS] [SEP] [MASK] [UNK]".split())
             + b"".join(b"w%d\n" % i for i in range(9)),
         ),
-        r"vocab\.txt: 14 tokens, but the word table has 11 rows",
+        r"vocab\.txt: 14 tokens, but the token embeddings have 11 rows",
     ),
     "a vocabulary with wrong ids": (
         with_file("vocab.txt", b"[PAD]\t0\n[CLS]\t2\n"),
@@ -813,7 +818,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "two pickles": (two_pickles, r"holds a\.pdparams, b\.pdparams; give one of them"),
     "a pickle that is none": (
         only("model_state.pdparams", b"\0\0\0\0"),
-        "no pickle of protocol 2 to 4",
+        "not a pickle of protocol 2 to 4",
     ),
     "a combined file that is cut": (only("__params__", variable(np.ones(3))[:-1]), "ends inside"),
     "a combined file of something": (
@@ -822,7 +827,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "an archive of nothing": (
         only("__palmmodel__", bytes(10240)),
-        "no word table among 0 tensors|cannot be read",
+        "no token embeddings among 0 tensors|cannot be read",
     ),
     "an archive that is none": (only("__palmmodel__", b"x" * 600), "cannot be read as an"),
 }
@@ -840,11 +845,11 @@ def test_one_clear_line(tmp_path: Path, what: str) -> None:
     assert (sorted(path.rglob("*")) if path.exists() else []) == before
 
 
-def test_weights_that_are_no_numbers_with_a_point(tmp_path: Path) -> None:
+def test_integer_weights_are_refused(tmp_path: Path) -> None:
     arrays = static()
     arrays["word_embedding"] = arrays["word_embedding"].astype(np.int8)
     contents = paddle.open_contents(checkpoint(tmp_path, arrays))
-    with pytest.raises(UserError, match=r"word_embedding: word_embedding holds torch\.int8"):
+    with pytest.raises(UserError, match=r"word_embedding: word_embedding is torch\.int8"):
         contents.entries["backbone.word.weight"].read()
 
 

@@ -1,4 +1,5 @@
-"""Paddle's binary files: every type, one or many to a file, and nothing that lies about itself."""
+"""Paddle's binary files: every type, one or many variables per file, and files that contradict
+themselves."""
 
 from __future__ import annotations
 
@@ -71,16 +72,16 @@ def test_packed_dimensions_and_sequence_offsets(tmp_path: Path) -> None:
     assert np.array_equal(read_variable(path).read().numpy(), ARRAY)
 
 
-def test_what_is_read_is_ones_own(tmp_path: Path) -> None:
+def test_tensors_do_not_share_memory_with_the_file(tmp_path: Path) -> None:
     stored = read_variable(written(tmp_path, GOOD))
     stored.read().zero_()
     assert np.array_equal(stored.read().numpy(), ARRAY)
 
 
-def test_a_file_that_shrank_meanwhile(tmp_path: Path) -> None:
+def test_a_file_that_shrank_after_opening(tmp_path: Path) -> None:
     stored = read_variable(path := written(tmp_path, GOOD))
     path.write_bytes(GOOD[:-1])
-    with pytest.raises(UserError, match=r"fc\.w_0: shorter than when it was opened"):
+    with pytest.raises(UserError, match=r"fc\.w_0: has changed since it was opened"):
         stored.read()
 
 
@@ -105,9 +106,9 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "cut in the head": (GOOD[:9], "ends inside its head"),
     "cut in the description": (GOOD[:22], "ends inside its description"),
     "cut in the values": (GOOD[:-1], r"ends inside the values of its shape \(3, 4\)"),
-    "too long": (GOOD + b"\0", r"1 bytes more than its shape \(3, 4\) says"),
-    "a text": (b"[PAD]\n[CLS]\n[SEP]\n[MASK]\n", "no Paddle variable: begins with version"),
-    "a pickle": (b"\x80\x04}.    ", "no Paddle variable: begins with version"),
+    "too long": (GOOD + b"\0", r"1 bytes more than its shape \(3, 4\) needs"),
+    "a text": (b"[PAD]\n[CLS]\n[SEP]\n[MASK]\n", "not a Paddle variable: begins with version"),
+    "a pickle": (b"\x80\x04}.    ", "not a Paddle variable: begins with version"),
     "another version": (b"\x01" + GOOD[1:], "begins with version 1, not 0"),
     "another tensor version": (GOOD[:12] + b"\x02" + GOOD[13:], "its tensor has version 2"),
     "many levels": (struct.pack("<IQ", 0, 10**9), "1000000000 levels of sequence offsets"),
@@ -118,8 +119,8 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "huge dimensions": (record(description(5, (1 << 40, 1 << 40)), b""), "ends inside the values"),
     "a negative dimension": (record(description(5, (-1, 4)), b""), "a negative dimension"),
     "many dimensions": (record(description(5, [1] * 99), bytes(4)), "a shape of 99 dimensions"),
-    "no number": (record(description(7, (1,)), bytes(4)), "type 7 of Paddle's is none of numbers"),
-    "no type": (record(b"\x10\x01", bytes(4)), "type None of Paddle's"),
+    "no number": (record(description(7, (1,)), bytes(4)), "Paddle's type 7 is not numeric"),
+    "no type": (record(b"\x10\x01", bytes(4)), "Paddle's type None"),
     "another field": (record(b"\x08\x05\x1a\x01", b""), r"a garbled description \(field 0x1a\)"),
     "an endless number": (record(b"\x08" + b"\xff" * 20, b""), "a number of more than 64 bits"),
     "half a number": (record(b"\x08\x05\x10\x80", b""), "a garbled description"),
@@ -164,7 +165,7 @@ def test_a_broken_one_among_several(tmp_path: Path) -> None:
         read_combined(path)
 
 
-def test_what_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_files(tmp_path: Path) -> None:
     for read in (read_variable, read_folder, read_combined, read_archive):
         with pytest.raises(UserError, match="nowhere: cannot be read: No such file"):
             read(tmp_path / "nowhere")
@@ -189,7 +190,7 @@ def member(tar: tarfile.TarFile, name: str, data: bytes = GOOD, kind: bytes = b"
     tar.addfile(info, io.BytesIO(data))
 
 
-def test_an_archive_is_read_where_it_is(tmp_path: Path) -> None:
+def test_an_archive_is_read_without_unpacking(tmp_path: Path) -> None:
     def add(tar: tarfile.TarFile) -> None:
         member(tar, "params", kind=tarfile.DIRTYPE)
         member(tar, "params/__paddlepalm_word_embedding")
@@ -204,15 +205,18 @@ def test_an_archive_is_read_where_it_is(tmp_path: Path) -> None:
 HOSTILE: dict[str, tuple[Callable[[tarfile.TarFile], None], str]] = {
     "a way out": (lambda tar: member(tar, "../../a"), r"'\.\./\.\./a' leads out of the archive"),
     "an absolute name": (lambda tar: member(tar, "/etc/a"), "'/etc/a' leads out of the archive"),
-    "a symbolic link": (lambda tar: member(tar, "a", kind=b"2"), "'a' is no plain file; refused"),
-    "a hard link": (lambda tar: member(tar, "a", kind=b"1"), "'a' is no plain file; refused"),
-    "a device": (lambda tar: member(tar, "a", kind=b"3"), "'a' is no plain file; refused"),
-    "a pipe": (lambda tar: member(tar, "a", kind=b"6"), "'a' is no plain file; refused"),
-    "no variable": (lambda tar: member(tar, "a", b"x" * 40), "a: no Paddle variable"),
-    "several lines": (lambda tar: member(tar, "a\nb"), r"name cannot be shown, 'a\\nb'; refused"),
+    "a symbolic link": (
+        lambda tar: member(tar, "a", kind=b"2"),
+        "'a' is not a regular file; refused",
+    ),
+    "a hard link": (lambda tar: member(tar, "a", kind=b"1"), "'a' is not a regular file; refused"),
+    "a device": (lambda tar: member(tar, "a", kind=b"3"), "'a' is not a regular file; refused"),
+    "a pipe": (lambda tar: member(tar, "a", kind=b"6"), "'a' is not a regular file; refused"),
+    "no variable": (lambda tar: member(tar, "a", b"x" * 40), "a: not a Paddle variable"),
+    "several lines": (lambda tar: member(tar, "a\nb"), r"name is not printable, 'a\\nb'; refused"),
     "twice": (
         lambda tar: (member(tar, "x/a"), member(tar, "y/a"))[0],
-        "y/a: a second member of the name a",
+        "y/a: duplicate member a",
     ),
 }
 
@@ -224,7 +228,7 @@ def test_hostile_archives(tmp_path: Path, what: str) -> None:
         read_archive(archive(tmp_path, add))
 
 
-def test_archives_that_are_none(tmp_path: Path) -> None:
+def test_files_that_are_not_archives(tmp_path: Path) -> None:
     packed = archive(tmp_path, lambda tar: member(tar, "a"), "w:gz")
     with pytest.raises(UserError, match="cannot be read as an uncompressed tar"):
         read_archive(packed)

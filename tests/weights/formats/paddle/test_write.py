@@ -1,4 +1,4 @@
-"""Folders for PaddleNLP: the names, shapes and orientation of those that it writes itself."""
+"""Folders for PaddleNLP: the names, shapes and orientation that PaddleNLP writes itself."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ WORDS = wordpiece(["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *"abcdef"], low
 
 
 def state_of(config: EncoderConfig, **heads: int) -> dict[str, torch.Tensor]:
-    """An encoder and heads over so many classes; 0: a masked-word head."""
+    """An encoder and heads with these numbers of classes; 0 means a masked-LM head."""
     torch.manual_seed(1)
     backbone = Encoder(config)
     modules = {
@@ -57,7 +57,7 @@ def state_of(config: EncoderConfig, **heads: int) -> dict[str, torch.Tensor]:
 
 
 def read_back(folder: Path, state: Mapping[str, torch.Tensor], eps: float) -> Any:
-    """What our reader finds in a folder, every tensor of `state` bit for bit."""
+    """The contents of a written folder, every tensor of `state` bit for bit."""
     contents = paddle.open_contents(folder, eps=eps)
     assert contents.entries.keys() == state.keys()
     for name, entry in contents.entries.items():
@@ -86,7 +86,7 @@ def test_weights_come_back(tmp_path: Path, config: EncoderConfig, heads: dict[st
 
 
 def test_pickle_itself_reads_it_as_numpy_arrays(tmp_path: Path) -> None:
-    """As Paddle does: pickle.load(file, encoding="latin1"); here with no more than numpy."""
+    """As Paddle does: pickle.load(file, encoding="latin1"); numpy is enough."""
 
     class Numpy(pickle.Unpickler):
         def import_class(self, module: str, name: str) -> Any:
@@ -178,7 +178,7 @@ def test_the_names_of_the_classes(tmp_path: Path) -> None:
     assert paddle.open_contents(tmp_path / "out").heads == {"classifier": head}
 
 
-def test_one_of_several_heads_and_what_stays(tmp_path: Path) -> None:
+def test_one_of_several_heads_is_exported(tmp_path: Path) -> None:
     state = state_of(CONFIG, masking=0, senti=3, order=4)
     plan = write_paddle(state, tmp_path / "all", CONFIG)
     assert plan.architecture == "ErnieForMaskedLM"
@@ -195,7 +195,7 @@ def test_one_of_several_heads_and_what_stays(tmp_path: Path) -> None:
     )
 
 
-def test_a_next_sentence_head_alone_has_no_class_there(tmp_path: Path) -> None:
+def test_a_next_sentence_head_alone_is_skipped(tmp_path: Path) -> None:
     state = state_of(CONFIG, next_sentence=2)
     plan = write_paddle(state, tmp_path / "out", CONFIG)
     assert plan.architecture == "ErnieModel"
@@ -221,7 +221,7 @@ def test_a_task_folded_into_a_bert(tmp_path: Path) -> None:
 
 def test_an_eps_that_paddlenlp_would_not_compute_with_is_refused(tmp_path: Path) -> None:
     config = replace(CONFIG, layer_norm_eps=1e-5)
-    with pytest.raises(UserError, match=r"PaddleNLP's Ernie .* 1e-12 .* this model has 1e-05"):
+    with pytest.raises(UserError, match=r"PaddleNLP's Ernie .* 1e-12, .* this model has 1e-05"):
         write_paddle(state_of(config), tmp_path / "out", config)
     assert not any(tmp_path.iterdir())
     for kept in (CONFIG, BERT):
@@ -233,7 +233,7 @@ def test_an_eps_that_paddlenlp_would_not_compute_with_is_refused(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("config", "named"), [(CONFIG, "Ernie"), (BERT, "Bert")])
-def test_the_vocabulary_comes_along(tmp_path: Path, config: EncoderConfig, named: str) -> None:
+def test_the_vocabulary_is_written_too(tmp_path: Path, config: EncoderConfig, named: str) -> None:
     write_paddle(state_of(config), tmp_path / "out", config, tokenizer=WORDS)
     assert (tmp_path / "out/vocab.txt").read_text().splitlines() == WORDS.tokens(range(11))
     about = json.loads((tmp_path / "out/tokenizer_config.json").read_text())
@@ -247,12 +247,12 @@ def test_the_vocabulary_comes_along(tmp_path: Path, config: EncoderConfig, named
 @pytest.mark.parametrize(
     ("change", "target", "message"),
     [
-        (float("nan"), ExportOptions(), "numbers that are not finite"),
-        (float("inf"), ExportOptions(dtype="bfloat16"), "numbers that are not finite"),
+        (float("nan"), ExportOptions(), "values that are not finite"),
+        (float("inf"), ExportOptions(dtype="bfloat16"), "values that are not finite"),
         (7e4, ExportOptions(dtype="float16"), r"too large for torch\.float16"),
     ],
 )
-def test_nothing_is_left_of_what_failed(
+def test_a_failed_export_leaves_nothing(
     tmp_path: Path, change: float, target: ExportOptions, message: str
 ) -> None:
     good = state_of(CONFIG)

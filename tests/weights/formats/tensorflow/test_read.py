@@ -1,4 +1,4 @@
-"""TensorFlow's BERT checkpoints without TensorFlow: real ones, ones made here, broken ones."""
+"""TensorFlow's BERT checkpoints without TensorFlow: real, made here, and broken."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def piece(field: int, value: bytes) -> bytes:
     return varint(field << 3 | 2) + varint(len(value)) + value
 
 
-def said_of(tensor: torch.Tensor, shard: int, offset: int, data: bytes) -> bytes:
+def bundle_entry(tensor: torch.Tensor, shard: int, offset: int, data: bytes) -> bytes:
     shape = b"".join(piece(2, number(1, size)) for size in tensor.shape)
     place = number(3, shard) + number(4, offset) + number(5, len(data))
     checksum = varint(6 << 3 | 5) + masked_crc(data).to_bytes(4, "little")
@@ -117,7 +117,7 @@ def write_bundle(
     for i, (name, tensor) in enumerate(sorted(tensors.items())):
         data = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
         shard = i % shards
-        entries[name.encode()] = said_of(tensor, shard, len(files[shard]), data)
+        entries[name.encode()] = bundle_entry(tensor, shard, len(files[shard]), data)
         files[shard] += data
     stem.with_name(stem.name + ".index").write_bytes(table_of(sorted(entries.items()), **options))
     for i, data in enumerate(files):
@@ -173,7 +173,9 @@ def test_the_checksum_is_castagnoli_s(size: int) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"shards": 3}, {"per_block": 1}, {"per_block": 1000}])
-def test_a_checkpoint_gives_what_the_same_model_gives(options: dict, tmp_path: Path) -> None:
+def test_a_checkpoint_gives_the_outputs_of_the_original_model(
+    options: dict, tmp_path: Path
+) -> None:
     hf, _ = checkpoint(tmp_path / "bert", **options)
     for path in ("bert", "bert/bert_model.ckpt", "bert/bert_model.ckpt.index"):
         assert recognises(tmp_path / path)
@@ -202,7 +204,7 @@ def test_from_tensorflow_to_hugging_face(tmp_path: Path) -> None:
     assert all(torch.equal(value, state[name]) for name, value in hf.state_dict().items())
 
 
-def test_eps_may_be_given(tmp_path: Path) -> None:
+def test_a_given_eps_overrides_the_default(tmp_path: Path) -> None:
     checkpoint(tmp_path / "bert")
     contents = open_contents(tmp_path / "bert", eps=1e-5)
     assert contents.config.layer_norm_eps == 1e-5 and not contents.notes
@@ -237,14 +239,14 @@ def test_types(dtype: torch.dtype, tmp_path: Path) -> None:
         assert read.dtype == dtype and torch.equal(read, tensor)
 
 
-def test_text_is_named_and_left(tmp_path: Path) -> None:
+def test_non_numeric_tensors_are_skipped_and_named(tmp_path: Path) -> None:
     stem = tmp_path / "x"
     write_bundle(stem, {"a": torch.zeros(2)})
     text = number(1, 7) + piece(2, b"") + number(5, 4)
     entries = {b"": number(1, 1), b"_CHECKPOINTABLE_OBJECT_GRAPH": text}
     (tmp_path / "x.index").write_bytes(table_of(sorted(entries.items())))
     assert open_bundle(tmp_path / "x.index").skipped == {
-        "_CHECKPOINTABLE_OBJECT_GRAPH": "not a tensor of numbers"
+        "_CHECKPOINTABLE_OBJECT_GRAPH": "not a numeric tensor"
     }
 
 
@@ -284,7 +286,7 @@ def config(**changes: object) -> Callable[[Path], object]:
 
 
 def entries(*said: tuple[bytes, bytes], way: int = 0) -> Callable[[Path], object]:
-    """The index replaced by one that says these things."""
+    """Replaces the index by one with these entries."""
     header = (b"", number(1, 1))
     return lambda f: (f / INDEX).write_bytes(table_of([header, *said], way=way))
 
@@ -301,7 +303,7 @@ def without(name: str, **more: torch.Tensor) -> Callable[[Path], None]:
 FLOAT = number(1, 1)
 KEY = "bert/encoder/layer_1/attention/self/key/kernel"
 BROKEN = {
-    "no index": (lambda f: (f / INDEX).unlink(), ["no checkpoint of TensorFlow"]),
+    "no index": (lambda f: (f / INDEX).unlink(), ["not a TensorFlow checkpoint"]),
     "no data": (lambda f: (f / DATA).unlink(), [INDEX, "data-00000-of-*"]),
     "no config": (lambda f: (f / "bert_config.json").unlink(), ["bert_config.json"]),
     "config not json": (lambda f: (f / "bert_config.json").write_text("{"), ["JSON"]),
@@ -312,21 +314,21 @@ BROKEN = {
     "a block damaged": (flip(INDEX, 3), [INDEX, "checksum"]),
     "the footer damaged": (flip(INDEX, -45), [INDEX]),
     "snappy": (entries(way=1), [INDEX, "snappy"]),
-    "another compression": (entries(way=4), [INDEX, "way 4"]),
+    "another compression": (entries(way=4), [INDEX, "method 4"]),
     "data cut short": (cut(DATA, 5), [DATA, "cut short"]),
     "data damaged": (flip(DATA, 20), [DATA, "damaged", "checksum"]),
     "no header": (
         lambda f: (f / INDEX).write_bytes(table_of([(b"a", FLOAT)])),
         [INDEX, "header"],
     ),
-    "the other way round": (
+    "big-endian": (
         lambda f: (f / INDEX).write_bytes(table_of([(b"", number(1, 1) + number(2, 1))])),
-        [INDEX, "the other way round"],
+        [INDEX, "big-endian"],
     ),
     "slices": (entries((b"a", FLOAT + piece(7, b""))), [INDEX, "a is stored in slices"]),
     "a shape of minus one": (
         entries((b"a", FLOAT + piece(2, piece(2, number(1, (1 << 64) - 1))))),
-        [INDEX, "a has a shape"],
+        [INDEX, "a has an impossible shape"],
     ),
     "a shape too large": (
         entries((b"a", FLOAT + piece(2, piece(2, number(1, 1 << 40))) + number(5, 4))),
@@ -338,8 +340,8 @@ BROKEN = {
     ),
     "half a message": (entries((b"a", FLOAT + varint(2 << 3 | 2) + b"\x7f")), [INDEX]),
     "a number without end": (entries((b"a", b"\xff" * 12)), [INDEX, "no end"]),
-    "a name of bytes": (entries((b"\xff\xfe", FLOAT)), [INDEX, "no text"]),
-    "another model": (entries(), [INDEX, "not of Google's BERT"]),
+    "a name of bytes": (entries((b"\xff\xfe", FLOAT)), [INDEX, "not text"]),
+    "another model": (entries(), [INDEX, "not a BERT checkpoint"]),
     "a lost kernel": (without(KEY), [INDEX, "incomplete", "layer.1.attention.self.key"]),
     "a lost norm": (without("bert/embeddings/LayerNorm/gamma"), ["incomplete", "norm"]),
     "another width": (config(hidden_size=32), ["word_embeddings", "(37, 16)"]),
@@ -350,7 +352,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_what_is_broken_is_one_clear_line(what: str, tmp_path: Path) -> None:
+def test_broken_checkpoints_are_one_clear_line(what: str, tmp_path: Path) -> None:
     folder = tmp_path / "bert"
     checkpoint(folder)
     breaks, words = BROKEN[what]
@@ -362,8 +364,8 @@ def test_what_is_broken_is_one_clear_line(what: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_a_damaged_index_never_ends_in_another_error(seed: int, tmp_path: Path) -> None:
-    """Bytes changed, and the blocks' checksums made to fit again."""
+def test_a_damaged_index_never_raises_another_error(seed: int, tmp_path: Path) -> None:
+    """With changed bytes and corrected checksums of blocks."""
     rng = np.random.default_rng(seed)
     checkpoint(tmp_path / "bert")
     found = tmp_path / "bert" / INDEX
