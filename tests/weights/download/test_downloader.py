@@ -128,8 +128,8 @@ def test_names_in_any_case_and_former_names(given: str, name: str, tmp_path: Pat
         (("nothing like it",), "known: "),
         (("vocab",), "vocab: this PaddlePALM group is empty"),
         (("reader", "cls"), "group is empty"),
-        (("../evil",), 'no "../evil"'),
-        (("org/../evil",), 'no "org/../evil"'),
+        (("../evil",), 'no model "../evil"'),
+        (("org/../evil",), 'no model "org/../evil"'),
         (("",), 'no model ""'),
     ],
 )
@@ -347,7 +347,7 @@ def test_offline_and_not_in_the_hubs_cache(hub_cache: Path, tmp_path: Path) -> N
         download("org/name", path=tmp_path / "models", revision="v2")
     for name in ("pytorch_model.bin", "training_args.bin"):
         (hub_cache / name).unlink()
-    with pytest.raises(UserError, match="holds no model.*safetensors and no pytorch_model"):
+    with pytest.raises(UserError, match="contains no model.*safetensors and no pytorch_model"):
         download("org/name", path=tmp_path / "models")
     assert not (tmp_path / "models").exists()
 
@@ -397,7 +397,7 @@ def test_an_unreachable_hub(server: Server, tmp_path: Path) -> None:
 
 
 def test_only_the_hub_has_revisions(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="revision: BERT-zh-base has none"):
+    with pytest.raises(UserError, match="only for .org/name. on the Hub, not for BERT-zh-base"):
         download("BERT-zh-base", path=tmp_path, revision="v2")
 
 

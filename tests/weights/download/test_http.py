@@ -139,9 +139,9 @@ WRONG = {
     "not found": Wrong([loopback.status(404)], URL + "the server answered 404 Not Found"),
     "forbidden": Wrong([loopback.status(403)], URL + "the server answered 403"),
     "a reason of escape codes": Wrong(
-        [loopback.status(404, "\x1b[2Jall is well")], r"says 404 \?\[2Jall is well"
+        [loopback.status(404, "\x1b[2Jall is well")], r"answered 404 \?\[2Jall is well"
     ),
-    "always busy": Wrong([loopback.status(503)] * 3, "says 503 Service Unavailable, 3 times"),
+    "always busy": Wrong([loopback.status(503)] * 3, "answered 503 Service Unavailable, 3 times"),
     "always gone": Wrong([loopback.gone] * 3, "the connection broke .*, 3 times"),
     "always gibberish": Wrong([loopback.gibberish] * 3, "the connection broke .*, 3 times"),
     "breaks at one place": Wrong(
