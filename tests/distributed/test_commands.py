@@ -199,7 +199,7 @@ def wait_for(
     process: Program | subprocess.Popen[bytes],
     output: Callable[[], str],
 ) -> None:
-    """Wait until so many steps are logged."""
+    """Wait until that many steps are logged."""
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         if (run / "metrics.jsonl").exists() and len(records(run)) >= lines:

@@ -132,7 +132,7 @@ class Started:
             launcher.wait(PATIENCE)
 
     def reach(self, steps: int) -> None:
-        """Wait until so many steps are logged."""
+        """Wait until that many steps are logged."""
         wait_for(self.case.run, steps, self.launchers[0], self.log.read_text)
 
     def suffer(self, event: str) -> None:

@@ -81,7 +81,7 @@ def clear_away(mark: str) -> None:
 
 
 def wait_until_gone(mark: str, seconds: float) -> list[str]:
-    """The command lines of those that still run after so many seconds."""
+    """The command lines of the processes that still run after `seconds`."""
     deadline = time.monotonic() + seconds
     while left := list(marked(mark)):
         if time.monotonic() > deadline:
