@@ -21,7 +21,7 @@ FOREIGN = {
     "left behind|stays? behind|stayed behind|lies beside|lie beside": "skipped; is next to",
     "is said|was said|said of|said otherwise|what of": "name who does it, or: is given by, set by",
     "told": "is called, is distinguished",
-    "a person|somebodys?|whoever|who calls": "the user, the caller, you; or the passive",
+    "a person|somebodys|whoever|who calls": "the user, the caller, you; or the passive",
     "what came of|what became of|came whole": "the result of",
     "in its place": "instead",
     "never mind": "ignore, leave out",

@@ -19,7 +19,7 @@ def source_in(folder: Path) -> Path:
     return folder
 
 
-def test_they_go_along_through_every_format(tmp_path: Path) -> None:
+def test_documents_survive_conversion_through_every_format(tmp_path: Path) -> None:
     convert(source_in(tmp_path / "a"), tmp_path / "b", "palm_ds")
     convert(tmp_path / "b", tmp_path / "c", "huggingface")
     convert(tmp_path / "c", tmp_path / "d", "huggingface")
@@ -33,7 +33,7 @@ def test_they_go_along_through_every_format(tmp_path: Path) -> None:
     assert "license: apache-2.0" in (tmp_path / "d/README.md").read_text()
 
 
-def test_what_is_no_document_stays_behind(tmp_path: Path) -> None:
+def test_other_files_are_not_copied(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     (tmp_path / "secret").write_text("secret")

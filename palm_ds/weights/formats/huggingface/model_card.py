@@ -38,9 +38,9 @@ class Provenance:
     notes: tuple[str, ...] = ()
     program: str = "palm_ds"
     licence: str = ""
-    """The source's, as its README states it."""
+    """The source's licence, as stated in its README."""
     documents: tuple[str, ...] = ()
-    """The source's licence and README, which lie beside the card."""
+    """The source's licence and README, saved next to the card."""
 
 
 def model_card(plan: ExportPlan, made: Provenance) -> str:
