@@ -328,3 +328,16 @@ def test_the_names_in_python_examples_exist(path: Path) -> None:
             elif isinstance(node, ast.Attribute) and ast.unparse(node).startswith("palm."):
                 names = ast.unparse(node).split("(")[0].split(".")[1:]
                 assert reduce(getattr, names, importlib.import_module("palm_ds")), text
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_the_dotted_names_in_pages_exist(path: Path) -> None:
+    """As `palm_ds.engine`, `palm_ds.corpus.store.open_corpus` and `palm.tasks.Tagging.on`."""
+    for code in inline_code(path):
+        if named := re.match(r"palm(?:_ds)?((?:\.[A-Za-z_]\w*)+)(?!\.)", code):
+            first, *rest = ["palm_ds", *named[1].split(".")[1:]]
+            found = importlib.import_module(first)
+            for at, name in enumerate(rest, 1):
+                if not hasattr(found, name):
+                    importlib.import_module(".".join([first, *rest[:at]]))
+                found = getattr(found, name)

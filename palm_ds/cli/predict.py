@@ -143,11 +143,13 @@ def _show(report: PredictionSummary, output: Path, world: int) -> None:
                 f"note: {task}: {rows:,} rows are truncated to its max_length", markup=False
             )
     speed = report.rows / max(report.seconds, 1e-9)
-    console.print(
-        f"{report.rows:,} rows, {report.passes} pass(es), {world} process(es), "
-        f"{report.seconds:.1f} s, {speed:,.0f} rows/s; written to {output}",
-        markup=False,
-    )
+    work = f"{_count(report.passes, 'pass')} by {_count(world, 'process')}"
+    took = f"{report.seconds:.1f} s, {speed:,.0f} rows/s"
+    console.print(f"{report.rows:,} rows in {work}, {took}; written to {output}", markup=False)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}es"
 
 
 COMMAND = Command(

@@ -27,6 +27,8 @@ _FOLDERS = {
     "ds_configs": (_PACKAGE / "shipped/ds_configs", _PACKAGE.parent / "ds_configs"),
 }
 """Where a wheel and a checkout have them."""
+_COLUMNS = 76
+"""Of a description at most."""
 _PREFIX = re.compile(r"^(?:launch/)?(?:recipes|ds_configs)/")
 
 
@@ -59,7 +61,9 @@ def description(path: Path) -> str:
         comment = re.match(r"(?:#.*\n)+", text)
         about = re.sub(r"\s*#\s*", " ", comment[0]).strip() if comment else ""
     sentence = re.split(r"(?<=[.?])\s", about, maxsplit=1)[0]
-    return textwrap.shorten(sentence, 76, placeholder=" ...")
+    if len(sentence) > _COLUMNS:
+        sentence = re.split(r"[:;]\s|\s\(", sentence, maxsplit=1)[0]
+    return textwrap.shorten(sentence, _COLUMNS, placeholder=" ...")
 
 
 def copy(name: str, destination: Path) -> Path:

@@ -80,4 +80,6 @@ def test_copies(tmp_path: Path, root: Path) -> None:
 def test_every_shipped_file_describes_itself_in_a_line() -> None:
     for path in [*shipped.recipes().values(), *shipped.ds_configs().values()]:
         text = shipped.description(path)
-        assert 10 < len(text) <= 76 and "\n" not in text and "#" not in text, path
+        assert (
+            10 < len(text) <= 76 and "\n" not in text and "#" not in text and "..." not in text
+        ), path

@@ -28,7 +28,8 @@ def test_any_number_of_processes_writes_the_same_files(run_distributed, tmp_path
         done = run_distributed(
             PREDICT, *arguments, processes=processes, launcher=launcher, writes=False
         )
-        assert f"{3 * CHUNK + 100:,} rows, 1 pass(es), {processes} process(es)" in done.output
+        by = "1 process" if processes == 1 else f"{processes} processes"
+        assert f"{3 * CHUNK + 100:,} rows in 1 pass by {by}, " in done.output
         found[processes] = contents(out)
     assert set(found[1]) >= {"mood.predictions.json", "topic.tsv", "scores.json", "about.json"}
     assert found[1] == found[2] == found[3]
