@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("source", type=Path, metavar="SOURCE", help="a checkpoint of any format")
+    add("source", type=Path, metavar="SOURCE", help="a checkpoint, or a name on the hub")
     add("target", type=Path, metavar="TARGET", help="a new folder")
     add("--to", default="palm_ds", metavar="F", help="palm_ds, huggingface or paddle (palm_ds)")
     add(
@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--config", type=Path, metavar="FILE", help="the encoder's config, if it is not in SOURCE")
     add("--tokenizer", type=Path, metavar="PATH", help="the tokenizer, if it is not in SOURCE")
     add("--texts", type=Path, metavar="FILE", help="texts to compare the outputs on, one per line")
+    add("--revision", default="", metavar="R", help="of a name on the hub: branch, tag or commit")
     add("--strict", action="store_true", help="refuse to skip a tensor")
     add("--unchecked", action="store_true", help="do not compare the outputs")
     add("--json", action="store_true", help="print JSON")
@@ -62,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
         dtype=args.dtype,
         shard_size=args.shard_size,
         strict=args.strict,
+        revision=args.revision,
         verify=not args.unchecked,
         **({} if args.texts is None else {"texts": _read_texts(args.texts)}),
     )
@@ -108,12 +110,14 @@ COMMAND = Command(
     usage="SOURCE TARGET [--to FORMAT] [options]",
     examples="""
 palm-ds convert runs/mine out --to huggingface
+palm-ds convert org/name out --revision main
 palm-ds convert runs/mine out --to huggingface --family bert --task NAME
 palm-ds convert ernie/params out --to palm_ds --eps 1e-5 --dtype bfloat16
 """,
     notes="""
 SOURCE is a run, one of its checkpoints or its weights/; a Hugging Face, Paddle (ERNIE, PALM,
-PaddleNLP), DeepSpeed or TensorFlow BERT checkpoint. TARGET is written completely or not at all.""",
+PaddleNLP), DeepSpeed or TensorFlow BERT checkpoint; or, if there is no such path, a repository of
+the Hugging Face hub with safetensors. TARGET is written completely or not at all.""",
     piped=True,
     add_arguments=add_arguments,
     run=run,

@@ -20,6 +20,7 @@ from palm_ds.common.errors import UserError, suggest
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.weights.convert import mapping_report, parity
 from palm_ds.weights.convert.documents import SourceDocuments, read_documents
+from palm_ds.weights.convert.locate import locate
 from palm_ds.weights.convert.mapping_report import ConversionReport
 from palm_ds.weights.convert.parity import ParityReport
 from palm_ds.weights.formats.contents import CheckpointContents
@@ -58,6 +59,8 @@ class ConversionOptions:
     """Raise an error if any tensor other than optimizer state would be skipped."""
     texts: Sequence[str] = parity.TEXTS
     """Natural texts to compare both sides on."""
+    revision: str = ""
+    """With a repository of the Hugging Face hub as the source: a branch, tag or commit."""
     verify: bool = True
     """Run both sides and compare their outputs. Without it, the conversion is unverified."""
 
@@ -96,6 +99,9 @@ def convert(
 ) -> ConversionResult:
     """Convert a checkpoint of any format and verify that the result gives the same outputs.
 
+    `source` is a path or, if there is no such path, the name of a repository on the Hugging Face
+    hub, whose safetensors are downloaded.
+
     `opening`: options of the source's format (`eps`, `config`, `tokenizer`, ...). Raises UserError,
     and writes nothing, if the source is damaged, `strict` is set and a tensor would be skipped, or
     the outputs differ by more than the tolerance.
@@ -105,7 +111,10 @@ def convert(
         raise UserError(f'to: no "{to}"{suggest(to, TO)}')
     _check_target(source, target)
     opening = {name: value for name, value in opening.items() if value is not None}
-    contents = opened(source, **opening)
+    path, origin = locate(source, options.revision)
+    contents = opened(path, **opening)
+    if origin:
+        contents = replace(contents, origin=origin, notes=(*contents.notes, f"from {origin}"))
     _check_encoder(contents, to)
     tokenizer = _tokenizer(contents)
     plan = _plan_conversion(contents, to, options)
@@ -371,7 +380,7 @@ def _provenance(
 ) -> Provenance:
     worst = found[0].worst if found else None
     return Provenance(
-        source=contents.path.name,
+        source=contents.origin or contents.path.name,
         format=contents.format,
         skipped=contents.skipped,
         difference=worst.largest if worst else None,

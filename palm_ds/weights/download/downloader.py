@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256 as hash_of
@@ -82,7 +82,9 @@ GROUPS: dict[str, dict[str, Archive]] = {
     "reader": {},
 }
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_OLD_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")  # bert-base-uncased
 _HUB_FILES = ("*.json", "*.txt", "*.model", "*.md", "LICENSE*")
+_HUB_OTHERS = ("onnx/*", "openvino/*", "*/*.safetensors")
 _HUB_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")  # used if there are none of the above
 
 
@@ -284,14 +286,40 @@ def _copy(files: Iterable[Path], folder: Path) -> None:
         shutil.copyfile(file, folder / file.name)
 
 
-def _snapshot(name: str, revision: str | None, patterns: list[str]) -> Path:
+@dataclass(frozen=True, kw_only=True)
+class HubSnapshot:
+    """A repository of the hub at one revision, in the cache of huggingface_hub."""
+
+    name: str
+    revision: str
+    """The commit."""
+    folder: Path
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether the hub may have a repository of that name: `org/name`, or one of its first names."""
+    return bool(_HUB_NAME.fullmatch(name) or _OLD_HUB_NAME.fullmatch(name))
+
+
+def hub_snapshot(name: str, revision: str | None = None) -> HubSnapshot:
+    """A repository of the hub, its weights as safetensors. Raises UserError in one line."""
+    weights = _HUB_WEIGHTS[0]
+    folder = _snapshot(name, revision, [*_HUB_FILES, weights], without=_HUB_OTHERS)
+    if not any(folder.glob(weights)):
+        raise UserError(f"{name}: holds no {weights}; other files of weights are not downloaded")
+    return HubSnapshot(name=name, revision=folder.name, folder=folder)
+
+
+def _snapshot(
+    name: str, revision: str | None, patterns: list[str], without: Sequence[str] = ("*/*",)
+) -> Path:
     import huggingface_hub
     from huggingface_hub import errors
     from huggingface_hub.utils import disable_progress_bars
 
     if not sys.stderr.isatty():
         disable_progress_bars()
-    here: dict[str, Any] = {"allow_patterns": patterns, "ignore_patterns": ["*/*"]}
+    here: dict[str, Any] = {"allow_patterns": patterns, "ignore_patterns": list(without)}
     try:
         return Path(huggingface_hub.snapshot_download(name, revision=revision, **here))
     except errors.GatedRepoError:

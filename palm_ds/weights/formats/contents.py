@@ -129,6 +129,8 @@ class CheckpointContents:
     tokenizer: Path | None = None
     """A vocab.txt, tokenizer.json or sentencepiece model, or a folder with one of them."""
     extras: Extras = Extras()
+    origin: str = ""
+    """Where it is from, if that is not its path: a repository of the hub and its revision."""
     notes: tuple[str, ...] = ()
     """Remarks for the user: an assumed eps, rows beyond the vocabulary, ..."""
 
