@@ -214,7 +214,7 @@ class Tokenizer:
             (folder / "vocab.txt").write_text(lines, "utf-8")
 
     def of_length(self, tokens: int) -> Tokenizer:
-        """The same for an encoder that reads texts of so many tokens."""
+        """The same for an encoder with this maximum length."""
         kept = replace(self.kept, config={**self.kept.config, "model_max_length": tokens})
         return Tokenizer(self.backend, origin=self.origin, roles=self.roles, kept=kept)
 
@@ -230,7 +230,7 @@ class Tokenizer:
         return backend
 
     def _normalization(self) -> dict[str, bool | None]:
-        """BERT's settings, for programs that read vocab.txt alone."""
+        """BERT's settings, for programs that read only vocab.txt."""
         normalizer, lower = self.backend.normalizer, {"do_lower_case": self.lower}
         if not isinstance(normalizer, normalizers.BertNormalizer):
             return dict(lower)
@@ -247,9 +247,7 @@ def _from_text(text: str, origin: str, roles: Mapping[str, str], kept: KeptSetti
 
 def _find_role(role: str, known: dict[str, int], origin: str, given: str = "") -> str:
     if given and given not in known:
-        raise UserError(
-            f"{origin}: the vocabulary has no {given!r}, which is said to be the {role}_token"
-        )
+        raise UserError(f"{origin}: the vocabulary has no {given!r}, the given {role}_token")
     for token in [given] if given else _ROLES[role]:
         if token in known:
             return token

@@ -362,7 +362,7 @@ def test_a_text_is_cut_where_the_positions_end(tmp_path: Path) -> None:
     assert AutoTokenizer.from_pretrained(tmp_path / "longer").model_max_length == 30
 
 
-# ---- what is said ----
+# ---- messages ----
 
 
 def test_the_report_on_a_terminal_in_a_pipe_and_in_json(source: Path, tmp_path: Path) -> None:
