@@ -147,14 +147,14 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 class _Ended(KeyboardInterrupt):
-    """SIGTERM or SIGHUP came."""
+    """SIGTERM or SIGHUP was received."""
 
     def __init__(self, number: int):
         self.number = number
 
 
 def _until_interrupted(run: Callable[[], int], said: str) -> int:
-    """The exit code of `run`; it can clean up after the signals that end a program."""
+    """The exit code of `run`, which can clean up after the signals that end a program."""
     program = os.getpid()
 
     def end(number: int, _frame: FrameType | None) -> None:
@@ -177,7 +177,7 @@ def _until_interrupted(run: Callable[[], int], said: str) -> int:
 
 
 def hint_next(*lines: str) -> None:
-    """What to run next, for the user at a terminal; nothing elsewhere."""
+    """Suggest what to run next, on a terminal only."""
     if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0":
         print("next:", *lines, sep="\n  ", file=sys.stderr, flush=True)
 

@@ -1,12 +1,12 @@
 """Files and folders that are either complete or absent, also after a crash or a power failure.
 
     write_file_atomically(path, data)       the old file or the new one, never a mixture
-    write_folder_atomically(folder, fill)   fill(part) writes beside the folder, then it is renamed
+    write_folder_atomically(folder, fill)   fill(part) writes next to the folder, then it is renamed
     write_new_folder(folder, fill)          the same for a folder that must not exist yet
     move_into_place(part, target)           the rename alone, for something written elsewhere
 
 Contents are flushed to disk before the rename. Several processes may write the same folder: each
-has a part of its own, `.NAME.XXXXXXXX.part`, which is locked while it lives.
+has its own part, `.NAME.XXXXXXXX.part`, which is locked while the process runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from palm_ds.common.errors import UserError
 
-_LONGEST_STEM = 40  # characters of a folder's name in those beside it, which have a limit too
+_LONGEST_STEM = 40  # characters of a folder's name in its part's name, whose length is limited too
 
 
 def write_file_atomically(path: str | Path, data: str | bytes) -> None:
@@ -40,7 +40,7 @@ def write_file_atomically(path: str | Path, data: str | bytes) -> None:
 def write_folder_atomically(
     folder: str | Path, fill: Callable[[Path], None], *, replace: bool = True
 ) -> None:
-    """Calls `fill` with an empty folder beside `folder`, then renames that folder to `folder`.
+    """Calls `fill` with an empty folder next to `folder`, then renames that folder to `folder`.
 
     An existing folder is replaced once the new one is complete; without `replace` it must be absent
     or empty. If anything fails, the output is removed and the existing folder is unchanged.
@@ -58,20 +58,20 @@ def write_folder_atomically(
 
 def write_new_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     """Writes a folder that is absent or empty. Raises UserError if it is neither, or cannot be
-    written; then nothing is left of it."""
+    written; nothing remains then."""
     check_new_folder(folder)
     try:
         write_folder_atomically(folder.resolve(), fill, replace=False)
     except OSError as error:
-        check_new_folder(folder)  # another process may have written it meanwhile
+        check_new_folder(folder)  # another process may have written it
         raise UserError(f"{folder}: cannot be written: {error.strerror or error}") from None
 
 
 def check_new_folder(folder: Path) -> None:
-    """Raises UserError if the folder is neither absent nor empty, or lies in a file."""
+    """Raises UserError if the folder is neither absent nor empty, or is below a file."""
     try:
         if folder.is_symlink() and not folder.exists():
-            raise UserError(f"{folder}: is a link to what does not exist; choose another folder")
+            raise UserError(f"{folder}: is a broken link; choose another folder")
         if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
             raise UserError(f"{folder}: already exists and is not empty; choose another folder")
         for parent in folder.absolute().parents:
@@ -82,13 +82,13 @@ def check_new_folder(folder: Path) -> None:
 
 
 def _beside(folder: Path, end: str) -> Path:
-    """A name that nobody else has."""
+    """A unique name."""
     return folder.with_name(f".{folder.name[:_LONGEST_STEM]}.{secrets.token_hex(4)}.{end}")
 
 
 @contextmanager
 def _part_of(folder: Path) -> Iterator[Path]:
-    """A new folder beside `folder`, locked, and removed at the end if it is still there."""
+    """A new folder next to `folder`, locked, and removed at the end if it still exists."""
     part, lock = _new_part(folder)
     try:
         yield part
@@ -126,13 +126,13 @@ def _lock(path: Path) -> int:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Removes what processes that were killed have left."""
+    """Removes the leftovers of killed processes."""
     stem = re.escape(folder.name[:_LONGEST_STEM])
     names = re.compile(rf"\.{stem}(\.[0-9a-f]{{8}})?\.(part|old)")
     for path in [x for x in folder.parent.iterdir() if names.fullmatch(x.name)]:
         try:
             lock = _lock(path)
-        except OSError:  # a living process's, or nothing is known of it
+        except OSError:  # of a running process, or its state is unknown
             continue
         shutil.rmtree(path, ignore_errors=True)
         os.close(lock)

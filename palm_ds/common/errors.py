@@ -23,7 +23,7 @@ _OF_THE_SYSTEM = {
     errno.EPERM,
     errno.EROFS,
 }
-"""Errors that a path or a disk of the user's causes; others may be a defect of the program."""
+"""Errors caused by the user's path or disk; others may be bugs."""
 
 
 class UserError(ValueError):
@@ -49,8 +49,8 @@ def suggest_path(wrong: str | os.PathLike[str]) -> str:
 
 @contextmanager
 def exit_on_user_error() -> Iterator[None]:
-    """Wraps every command: prints log messages and turns a UserError, or a file system that refuses
-    a path, into `error: ...` and exit code 2."""
+    """Wraps every command: prints log messages and turns a UserError, or a file system error for a
+    path, into `error: ...` and exit code 2."""
     try:
         with plain_messages():
             yield

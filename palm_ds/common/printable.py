@@ -1,4 +1,4 @@
-r"""Text of files for the terminal and for reports: control characters are shown, never sent.
+r"""Makes text from files safe for terminals and reports by escaping control characters.
 
 printable("w\x1b[2J")            "w\\x1b[2J"
 json_line({"w": "\x9b2J"})       '{"w": "\\u009b2J"}'
@@ -13,7 +13,7 @@ _SUSPECT = re.compile(r"[^\x20-\x7e]")
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """The text with every unprintable character escaped, but for those in `keep`."""
+    """The text with every unprintable character escaped, except those in `keep`."""
 
     def escaped(match: re.Match[str]) -> str:
         char = match[0]

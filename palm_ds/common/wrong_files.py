@@ -1,4 +1,4 @@
-"""Recognises what a failed download leaves instead of a file: a Git LFS pointer, a web page."""
+"""Recognises files that are something else: Git LFS pointers, web pages, Keras files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def check_right_file(path: Path) -> None:
         with path.open("rb") as file:
             head = file.read(256)
     except OSError:
-        return  # its reader says so
+        return  # its reader reports this
     if head.startswith(_POINTER):
         raise UserError(
             f"{path}: is a Git LFS pointer, not the file itself; fetch it with `git lfs pull`"

@@ -84,7 +84,7 @@ class Task(ABC, Generic[SourceT]):
     """Patterns of parameters that this task's steps do not update (`backbone.layers.0.*`); its
     stages need `mix: step`."""
     new_head: bool = False
-    """Initialise its head newly, although `init_from` has one of its name."""
+    """Initialise its head newly even if `init_from` has one with its name."""
     batch: int = 0
     """Examples per step, where the recipe's `batch` counts examples; 0: the recipe's number."""
     auxiliary: bool = False
@@ -254,7 +254,7 @@ class Task(ABC, Generic[SourceT]):
         return {**stored.values, self.prediction_key: stored.value(self.prediction_key)}
 
     def head_outputs(self) -> HeadOutputs:
-        """What the scores of its head mean, stored with the weights."""
+        """The meaning of its head's scores, stored with the weights."""
         return HeadOutputs(labels=tuple(self.class_names))
 
     def hf_export(self) -> ExportedHead | None:

@@ -1,7 +1,7 @@
 """Checks the values of another program's config.json, under its own names.
 
-Programs write these files: a number as text, NaN, null or a size beyond reason means that the file
-is damaged or hostile. Recipes, which people write in YAML, are read by `EncoderConfig.from_dict`.
+Programs write these files: a number as text, NaN, null or an absurd size means that the file is
+damaged or hostile. Recipes, which users write in YAML, are read by `EncoderConfig.from_dict`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MAY_BE_NULL = ("pad_token_id", "classifier_dropout", "problem_type", "id2label"
 
 
 def check_foreign_values(values: Mapping[str, Any], where: str) -> None:
-    """Raises UserError, starting with `where` and the key, for a value that no program writes."""
+    """Raises UserError, with `where` and the key, for a value that no program writes."""
     for key, value in values.items():
         check = _CHECKS.get(key)
         if check is None or (value is None and key in _MAY_BE_NULL):
@@ -54,7 +54,7 @@ def check_foreign_values(values: Mapping[str, Any], where: str) -> None:
             raise UserError(f"{where}: {key}: expected {expected}, got {shown}")
 
 
-# ---- kinds of values: what was expected, or "" ----
+# ---- kinds of values; each function returns what was expected, or "" if the value is valid ----
 
 
 def _size(key: str, value: object) -> str:

@@ -1,8 +1,8 @@
-"""The launchers that started this process: their command lines, and whether they still run.
+"""Finds the launchers that started this process: their command lines, and whether they still run.
 
-`deepspeed` and `torchrun` are parents of the processes they start; `deepspeed` is two of them, and
-the outer one passes no signal on. Launchers that cannot be read (of another user, in another
-namespace) are not seen. mpirun ends its processes itself.
+`deepspeed` and `torchrun` are parents of the processes they start. `deepspeed` is two processes, of
+which the outer one forwards no signals. Launchers of another user or in another namespace cannot be
+read and are ignored. mpirun ends its processes itself.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def _is_one_of(process: psutil.Process, names: set[str]) -> bool:
-    """Whether it runs one of these programs or modules, by Python or by itself."""
+    """Whether a process runs one of these programs or modules, directly or through Python."""
     try:
         line = process.cmdline()
     except (psutil.Error, OSError):

@@ -40,7 +40,7 @@ def accelerator() -> Any:
 
 
 def device_named(name: str) -> torch.device:
-    """The device of that name. Raises UserError if there is none, or nothing can run on it."""
+    """The device with this name. Raises UserError if it does not exist or cannot be used."""
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).tolist()
@@ -157,7 +157,7 @@ def is_single_process() -> bool:
 
 
 def launched_processes() -> int:
-    """How many processes the launcher started, by its environment variables; 1 without one."""
+    """The number of processes according to the launcher's environment variables; 1 without one."""
     names = ("WORLD_SIZE",) if _has_ranks() else _MPI_SIZES
     return next((int(os.environ[name]) for name in names if name in os.environ), 1)
 
@@ -174,8 +174,8 @@ def _check_mpi() -> None:
 
 @contextmanager
 def _brief_mpi() -> Iterator[None]:
-    """End MPI if it was started within the context: it only tells the ranks, and each run that is
-    killed would leave a file of MPICH in /dev/shm."""
+    """End MPI if it was started within the context: it is only used to find the ranks, and each
+    killed run would leave a file of MPICH in /dev/shm."""
     used_before = "mpi4py.MPI" in sys.modules
     yield
     mpi: Any = sys.modules.get("mpi4py.MPI")

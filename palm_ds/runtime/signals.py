@@ -1,4 +1,4 @@
-"""When a run is asked to save and stop: SIGTERM, Ctrl-C, or the end of its launcher."""
+"""Requests that a run saves and stops: SIGTERM, Ctrl-C, or the end of its launcher."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class StopFlag:
-    """Set by SIGTERM and Ctrl-C, and when a launcher has ended; read between steps."""
+    """Set by SIGTERM, by Ctrl-C and when a launcher has ended; read between steps."""
 
     signalled: bool = False
     launchers: list[psutil.Process] = field(default_factory=list)
 
     @property
     def stop_requested(self) -> bool:
-        """Processes whose launcher was killed would otherwise train on unseen, and beside those of
-        the next start."""
+        """Without this, processes whose launcher was killed would continue unnoticed, alongside
+        those of the next start."""
         if not self.signalled and any(map(has_ended, self.launchers)):
             log.info("the launcher has ended: saves and stops")
             self.signalled = True

@@ -1,8 +1,7 @@
 """Checks a tokenizer.json before the `tokenizers` library sees it.
 
-The library trusts the file: ten kilobytes of it can take any amount of memory, through the largest
-id, through replacements that lengthen a text again and again, or through a table of characters
-whose header lies about its size.
+The library trusts the file: ten kilobytes can take any amount of memory, through the largest id,
+replacements that lengthen a text repeatedly, or a character table with a wrong size in its header.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ _SPARE_IDS = 100_000  # beyond four times as many as there are tokens
 
 
 def check_tokenizer_state(state: Mapping[str, Any], where: str) -> None:
-    """Raises UserError for a tokenizer.json that would take memory out of proportion, or whose ids
-    would be random."""
+    """Raises UserError for a tokenizer.json that would take excessive memory or give random ids."""
     model = state.get("model")
     if not isinstance(model, Mapping):
         raise UserError(f"{where}: model: expected keys and values, got {_shown(model)}")
@@ -57,7 +55,7 @@ def _check_ids(model: Mapping[str, Any], added: object, where: str) -> None:
 
 
 def _parts(value: object) -> Iterator[Mapping[str, Any]]:
-    """Every normalizer (pre-tokenizer, decoder) in a nest of them."""
+    """All nested normalizers (pre-tokenizers, decoders)."""
     waiting = [value]
     while waiting:
         each = waiting.pop()
@@ -69,7 +67,7 @@ def _parts(value: object) -> Iterator[Mapping[str, Any]]:
 
 
 def _growth(part: Mapping[str, Any]) -> float:
-    """How many times as long it can make a text."""
+    """The largest factor by which it can lengthen a text."""
     content, pattern = part.get("content"), part.get("pattern")
     if part.get("type") != "Replace" or not isinstance(content, str):
         return 1.0
@@ -80,7 +78,8 @@ def _growth(part: Mapping[str, Any]) -> float:
 
 
 def _check_table(part: Mapping[str, Any], where: str) -> None:
-    """A Precompiled normalizer has SentencePiece's table: its size in bytes, and that many."""
+    """Raises UserError if the table of a Precompiled normalizer (SentencePiece's: size, bytes) is
+    damaged."""
     if part.get("type") == "FixedLength" and not part.get("length"):
         raise UserError(f"{where}: length: expected at least 1, got {_shown(part.get('length'))}")
     if part.get("type") != "Precompiled":
@@ -93,7 +92,7 @@ def _check_table(part: Mapping[str, Any], where: str) -> None:
 
 
 def check_charsmap(table: bytes, where: str) -> None:
-    """Raises UserError for a table of characters that is shorter than its head says."""
+    """Raises UserError for a character table that is shorter than its header says."""
     size = int.from_bytes(table[:4], "little")
     if len(table) < 8 or size % 4 or not 0 < size <= len(table) - 4:
         raise UserError(f"{where}: is not SentencePiece's table of characters")
@@ -101,7 +100,7 @@ def check_charsmap(table: bytes, where: str) -> None:
 
 @contextmanager
 def library_errors(where: str) -> Iterator[None]:
-    """Turns whatever the library raises, panics included, into a UserError."""
+    """Turns anything that the library raises, including panics, into a UserError."""
     try:
         yield
     except BaseException as error:

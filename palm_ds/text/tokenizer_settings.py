@@ -1,12 +1,12 @@
-"""What the files of a Hugging Face folder say about its tokenizer, beside its vocabulary.
+"""Reads the tokenizer settings of a Hugging Face folder, apart from the vocabulary.
 
     tokenizer_config.json     the class, its normalisation, special tokens, added tokens, limits
-    special_tokens_map.json   } where older versions of transformers wrote
-    added_tokens.json         } a part of it
-    config.json               the model, which has a class of tokenizer where none is named
+    special_tokens_map.json   } parts of these settings, as written
+    added_tokens.json         } by older versions of transformers
+    config.json               the model, which implies a tokenizer class if none is named
 
-transformers' BertTokenizer takes the normalisation from here even where a tokenizer.json has its
-own, and RobertaTokenizer `add_prefix_space`; other classes take all of it from tokenizer.json.
+transformers' BertTokenizer takes the normalisation from these files even if tokenizer.json has its
+own, and RobertaTokenizer `add_prefix_space`; other classes take everything from tokenizer.json.
 """
 
 from __future__ import annotations
@@ -61,42 +61,42 @@ _KEPT = (
 
 @dataclass(frozen=True, kw_only=True)
 class KeptSettings:
-    """Settings that do not change the ids of a text. They are saved as they were found."""
+    """Settings that do not change the ids of a text; saved as they were."""
 
     config: Mapping[str, Any] = field(default_factory=dict)
     """Entries of tokenizer_config.json."""
     padding: Mapping[str, Any] | None = None
     truncation: Mapping[str, Any] | None = None
-    """Those of tokenizer.json, which programs that read nothing else obey."""
+    """Settings in tokenizer.json, for programs that read nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerSettings:
-    """What a folder says about its tokenizer."""
+    """The tokenizer settings of a folder."""
 
     family: str = ""
-    """bert or roberta: what the class takes from here; empty: nothing, or no class is named."""
+    """bert or roberta: whose rules the class follows; empty: neither, or no class is named."""
     unknown: str = ""
-    """A class whose rules are not known here, so that a bare vocab.txt cannot be read."""
+    """A class with unknown rules, so that a bare vocab.txt cannot be read."""
     lower: bool | None = None
-    """None: the folder does not say."""
+    """None means not given."""
     strip_accents: bool | None = None
     chinese: bool = True
     """Whether each Chinese character is a word."""
     add_prefix_space: bool = False
     roles: Mapping[str, str] = field(default_factory=dict)
-    """{role: token}, where they are named."""
+    """{role: token} of the named special tokens."""
     usual: Mapping[str, str] = field(default_factory=dict)
-    """{role: token} that the class has where none is named."""
+    """{role: token} that the class uses by default."""
     tokens: Mapping[str, AddedToken] = field(default_factory=dict)
-    """Tokens that are found in a text before it is split, with how."""
+    """Tokens matched in a text before it is split, with their matching options."""
     ids: Mapping[str, int] = field(default_factory=dict)
-    """The ids that tokens added to the vocabulary must have."""
+    """Required ids of tokens added to the vocabulary."""
     kept: KeptSettings = KeptSettings()
 
 
 def read_settings(folder: Path) -> TokenizerSettings:
-    """The settings of a folder; nothing where no file has any. Raises UserError."""
+    """Read the settings of a folder; empty if no file has any. Raises UserError."""
     values = _read(folder / _FILE)
     named = values.get("tokenizer_class") or _class_of_model(folder)
     name = str(named or "").removesuffix("Fast").removesuffix("Tokenizer")
@@ -119,7 +119,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
 
 
 def _class_of_model(folder: Path) -> str:
-    """The class of tokenizer that transformers gives to the model of a folder."""
+    """The tokenizer class that transformers uses for the model of a folder."""
     about = _read(folder / "config.json")
     return about.get("tokenizer_class") or _CLASS_OF_MODEL.get(str(about.get("model_type")), "")
 
@@ -146,7 +146,7 @@ def _flag(folder: Path, values: Mapping[str, Any], key: str, default: bool | Non
 
 
 def _text(token: object) -> str:
-    """A token is its text, or an object that also says how it is found."""
+    """A token is given as its text, or as an object with its matching options."""
     return str(token["content"]) if isinstance(token, dict) else str(token)
 
 
@@ -176,8 +176,8 @@ def _kept(folder: Path, values: Mapping[str, Any], name: str) -> dict[str, Any]:
 def _tokens(
     folder: Path, values: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, AddedToken], dict[str, int]]:
-    """(settings with the special tokens of older files, tokens that are found as a whole, ids of
-    added tokens), as transformers puts the files together."""
+    """(settings with the special tokens of older files, tokens matched before splitting, ids of
+    added tokens), merged as in transformers."""
     tokens: dict[str, AddedToken] = {}
     ids: dict[str, int] = {}
     try:
@@ -221,13 +221,13 @@ def bert_normalizer(settings: TokenizerSettings, lower: bool) -> normalizers.Ber
 
 
 def roles_in(settings: TokenizerSettings, known: Mapping[str, int]) -> dict[str, str]:
-    """{role: token}: those that are named, else those that the class has, where they are known."""
+    """{role: token}: the named tokens, else the class's defaults if the vocabulary has them."""
     usual = {role: token for role, token in settings.usual.items() if token in known}
     return {**usual, **settings.roles}
 
 
 def apply_settings(backend: Backend, settings: TokenizerSettings) -> None:
-    """Give a tokenizer.json what its class takes from the other files."""
+    """Apply the settings that a tokenizer.json's class takes from the other files."""
     model = backend.model
     plain = backend.normalizer is None or isinstance(backend.normalizer, normalizers.BertNormalizer)
     if settings.family == "bert" and isinstance(model, models.WordPiece) and plain:
@@ -253,8 +253,8 @@ def _separate_as_roberta(backend: Backend, settings: TokenizerSettings) -> None:
 
 
 def add_settings_tokens(backend: Backend, settings: TokenizerSettings, where: str) -> None:
-    """Add the tokens of the settings to a vocabulary; those that it has are found as a whole from
-    now on. Raises UserError where one gets another id than the settings say."""
+    """Add the tokens of the settings to a vocabulary; existing ones are matched before splitting
+    from now on. Raises UserError if a token gets another id than the settings require."""
     found = {token.content: repr(token) for token in backend.get_added_tokens_decoder().values()}
     named = settings.roles.values()
     for text in sorted(settings.tokens, key=lambda each: settings.ids.get(each, -1)):
@@ -275,7 +275,7 @@ def add_settings_tokens(backend: Backend, settings: TokenizerSettings, where: st
 
 
 def _specials(settings: TokenizerSettings) -> list[str]:
-    """The texts of all special tokens that are named."""
+    """The texts of all named special tokens."""
     config = settings.kept.config
     texts = [*settings.roles.values()]
     texts += [_text(value) for key, value in config.items() if key.endswith("_token")]

@@ -1,4 +1,4 @@
-"""Reads the files of a tokenizer: vocab.txt, one token per line, and what else is text or bytes."""
+"""Reads the files of a tokenizer: vocab.txt, with one token per line, and any text or bytes."""
 
 from __future__ import annotations
 

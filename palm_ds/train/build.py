@@ -138,8 +138,8 @@ def build_model(
 
 
 def _init_pooler(backbone: Encoder, seed: int) -> None:
-    """The initial pooler of fine-tuning, for checkpoints without one: as transformers', and as new
-    heads (`init_weights`). A custom encoder's own pooler keeps its weights."""
+    """Initialise the pooler for fine-tuning, for checkpoints without one: like transformers, and
+    like new heads (`init_weights`). A custom encoder's own pooler keeps its weights."""
     if type(backbone.pooler) is Pooler:
         torch.manual_seed(keyed.key(seed, "pooler") >> 1)
         init_weights(backbone.pooler, backbone.config.init_range, truncated=False)

@@ -47,7 +47,7 @@ def head_taken(recipe: Recipe, parameters: Collection[str]) -> ExportedHead | No
 
 
 def outputs_of(recipe: Recipe, model: Model) -> dict[str, HeadOutputs]:
-    """What the scores of the model's heads over classes mean: the task that owns a head knows."""
+    """{head: the meaning of its scores}, as given by the task that owns it."""
     tasks = recipe.built_tasks
     return {name: tasks[name].head_outputs() for name in model.heads if name in tasks}
 

@@ -42,7 +42,7 @@ class ModelSignature:
     token_heads: tuple[str, ...] = ()
     """Names of the classification heads that read tokens, as in weights.json."""
     heads: Mapping[str, HeadOutputs] = field(default_factory=dict)
-    """What the scores of the heads over classes mean, as in weights.json."""
+    """The meaning of the classification heads' scores, as in weights.json."""
     optimizer: str = "adamw"
     """The recipe's `optimizer.kind`."""
     kinds: Mapping[str, str] = field(default_factory=dict)
@@ -150,7 +150,8 @@ def _check(old: Path, before: Mapping[str, Any], signature: ModelSignature) -> N
 
 
 def _check_kinds(old: Path, before: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """A head keeps its weights by its task's name, which must mean the same task in both runs."""
+    """Raises UserError if a task has another kind than in the old run: heads are matched by task
+    name."""
     for task, kind in now.items():
         if before.get(task, kind) != kind:  # early checkpoints store no kinds
             raise UserError(

@@ -74,7 +74,7 @@ def check_folder(run: RunSpec, data: Data) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Raises UserError unless the folder exists or can be made, and can be written."""
+    """Raises UserError unless the folder exists or can be created, and is writable."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.is_dir():
         what = "is a file" if existing == folder else f"{existing} is a file"

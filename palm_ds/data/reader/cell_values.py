@@ -82,7 +82,7 @@ def label_text(value: object, role: str = "label") -> str:
 
 
 def _without_nul(text: str, role: str) -> str:
-    """Raises BadRecordError for a NUL character: a sign of a damaged file, or of UTF-16."""
+    """Raises BadRecordError for a NUL character, a sign of a damaged file or of UTF-16."""
     if "\0" in text:
         place = text.index("\0") + 1
         raise BadRecordError(f"{role}: NUL at character {place}; the file is damaged, or not UTF-8")

@@ -1,4 +1,4 @@
-"""Remarks on class names that are valid, but rarely what the user means.
+"""Notes on class names that are valid but rarely intended.
 
 >>> label_notes(["Yes", "no", "yes"], rows=9)
 ["'Yes' and 'yes' look alike, but are different classes"]
@@ -12,13 +12,13 @@ from collections.abc import Collection, Iterable
 
 _MISSING = {"nan", "none", "null", "n/a", "na", "<na>"}
 _MANY_NUMBERS = 5
-"""As many different numbers with a fraction are probably to be predicted as numbers."""
+"""With this many different fractional numbers, the task is probably regression."""
 _MANY_CLASSES = 10
 _SHOWN = 3
 
 
 def label_notes(names: Collection[str], *, rows: int) -> list[str]:
-    """Remarks on the class names in `rows` rows of a table."""
+    """Notes on the class names in `rows` rows of a table."""
     names = sorted(names)
     numbers = {name: number for name in names if (number := _number(name)) is not None}
     words = [name for name in names if name not in numbers]
@@ -68,7 +68,7 @@ def _plain(name: str) -> str | float:
 
 
 def _number(name: str) -> float | None:
-    """A name that is a finite number."""
+    """Whether a name is a finite number."""
     try:
         number = float(name)
     except ValueError:

@@ -39,7 +39,7 @@ def of_chunks(rows: Iterable[Sequence[str]]) -> bool:
 
 
 def in_other_notation(rows: Iterable[Sequence[str]]) -> str:
-    """A tag that seems to be one of chunks in another notation than B-PER, such as B_PER, b-per,
+    """A tag that seems to be a chunk tag in another notation than B-PER, such as B_PER, b-per,
     PER-B or U-PER; empty if there is none."""
     distinct = {tag for tags in rows for tag in tags}
     if not distinct & {"O", "o"}:

@@ -273,7 +273,7 @@ class TagsTask(TextTask):
 
 
 def _number_notes(names: Collection[str]) -> list[str]:
-    """A remark on tags that are numbers: a dataset's, whose names are lost."""
+    """A note on tags that are numbers, probably of a dataset that lost their names."""
     numbers = [name for name in names if name.isdecimal()]
     some = ", ".join(sorted(numbers)[:3])
     return [f"numbers ({some}) are classes of their own; give their names"] if numbers else []

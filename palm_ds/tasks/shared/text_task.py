@@ -178,7 +178,8 @@ class ClassesTask(TextTask):
     others alphabetically."""
 
     def check_label_names(self) -> None:
-        """Raises UserError if `labels` has a name twice, or one that no cell of a table can be."""
+        """Raises UserError if `labels` has a duplicate, or a name that no table cell can
+        contain."""
         if len(set(self.labels)) < len(self.labels):
             raise UserError(f"{self.where}.labels: duplicate name")
         for name in self.labels:
@@ -243,7 +244,7 @@ class ClassesTask(TextTask):
         return ", ".join(known[:_COUNTED]) + more if known else ""
 
     def about(self, source: TableSource) -> str:
-        """What is odd about the class names; empty if nothing is."""
+        """Notes on odd class names; may be empty."""
         if self.label_column not in source.columns:
             return ""
         notes = label_notes(self.names_in(source), rows=len(source))

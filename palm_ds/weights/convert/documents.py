@@ -1,4 +1,4 @@
-"""Keeps the licence and the README of a source beside the converted model.
+"""Keeps the licence and the README of a source with the converted model.
 
 LICENSE, NOTICE, ...   under their names
 README.md              as SOURCE_README.md: README.md is the card of the conversion
@@ -34,8 +34,8 @@ class SourceDocuments:
 
 
 def read_documents(source: Path) -> SourceDocuments:
-    """The documents of a checkpoint. Those that are no text, too large, or links to elsewhere are
-    not kept."""
+    """The documents of a checkpoint, except those that are not text, too large, or links to other
+    folders."""
     folder = source if source.is_dir() else source.parent
     names = {x.name: x for x in sorted(folder.iterdir()) if _LICENCE.fullmatch(x.name)}
     names[KEPT_README] = folder / (KEPT_README if (folder / KEPT_README).is_file() else README)
@@ -55,13 +55,13 @@ def _text(path: Path, folder: Path) -> str:
 
 
 def _inside(path: Path, folder: Path) -> bool:
-    """Whether a file is the folder's own; in the hub's cache it links to `blobs`."""
+    """Whether a file belongs to the folder; in the Hub's cache it is a link to `blobs`."""
     real, root = path.resolve(), folder.resolve()
     return real.is_relative_to(root) or real.parent == root.parent.parent / "blobs"
 
 
 def _licence(readme: str) -> str:
-    """`license:` in the block of metadata that a model card begins with."""
+    """`license:` in the metadata block at the top of a model card."""
     _, start, rest = readme.partition("---\n")
     metadata, end, _ = rest.partition("\n---")
     found = _IDENTIFIER.search(metadata) if start and end and readme.startswith("---") else None

@@ -47,7 +47,7 @@ class ConversionReport:
     skipped: Mapping[str, str] = field(default_factory=dict)
     """{name in the source: reason}"""
     files: tuple[str, ...] = ()
-    """Files that go along as they are."""
+    """Files copied unchanged."""
 
     @property
     def lost(self) -> dict[str, str]:

@@ -43,25 +43,25 @@ class TensorEntry:
 
 
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
-"""transformers' `problem_type`: which function its pipelines apply to the scores."""
+"""transformers' `problem_type`, which selects the function that its pipelines apply to scores."""
 NEXT_SENTENCE_CLASSES = ("another text", "the next")
-"""The classes of our next-sentence task, in its order; BERT's head has them the other way round."""
+"""The classes of palm_ds's next-sentence task, in order; BERT's head has the opposite order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadOutputs:
-    """What the scores of a head over classes mean."""
+    """The meaning of a classification head's scores."""
 
     labels: tuple[str, ...] = ()
     """Class names, if known."""
     problem_type: str = ""
     """One of PROBLEM_TYPES; empty: transformers infers it from the number of classes."""
     head_class: str = ""
-    """The ending of the transformers class (`ForMultipleChoice`) that uses it like that; empty:
-    what fits its shape."""
+    """The ending of the equivalent transformers class (`ForMultipleChoice`); empty: chosen by its
+    shape."""
     mean: float = 0.0
     deviation: float = 1.0
-    """A number is predicted as `score * deviation + mean`."""
+    """A predicted number is `score * deviation + mean`."""
 
     def __post_init__(self) -> None:
         if self.problem_type and self.problem_type not in PROBLEM_TYPES:
@@ -75,7 +75,7 @@ class HeadOutputs:
 
     @property
     def scaled(self) -> bool:
-        """Whether predictions are not the scores themselves."""
+        """Whether predictions differ from the scores."""
         return (self.mean, self.deviation) != (0.0, 1.0)
 
     def record(self) -> dict[str, Any]:
@@ -100,13 +100,13 @@ class HeadInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Extras:
-    """What a Hugging Face folder has for other programs. Nothing here reads it; it is kept for
-    when the model becomes such a folder again."""
+    """Parts of a Hugging Face folder that are for other programs. palm_ds does not read them, but
+    keeps them for a later export."""
 
     config: Mapping[str, Any] = field(default_factory=dict)
     """Entries of config.json."""
     files: Mapping[str, Path] = field(default_factory=dict)
-    """{path in the folder: file}, of sentence-transformers."""
+    """{path in the folder: file} of sentence-transformers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +142,8 @@ class SavesFiles(Protocol):
 
 
 def check_names(path: Path, names: Iterable[str]) -> None:
-    """Raises UserError for a name of a tensor that cannot be shown: control characters would reach
-    terminals and reports."""
+    """Raises UserError for an unprintable tensor name: control characters would reach terminals and
+    reports."""
     for name in names:
         if not name.isprintable() or len(name) > _LONGEST_NAME:
             raise UserError(f"{path}: a tensor name that cannot be shown: {printable(name[:80])}")

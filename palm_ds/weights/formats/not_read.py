@@ -1,4 +1,4 @@
-"""Names what a path holds where it is a model in a format that is not read."""
+"""Identifies models in formats that are not supported."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _ENDS = {
 
 
 def check_not_other(path: Path) -> None:
-    """Raises UserError for a PEFT adapter, and for weights of another library alone. To be called
-    where no format recognises the path."""
+    """Raises UserError for a PEFT adapter, and for a folder with only another library's weights.
+    Call it if no format recognises the path."""
     if path.is_file():
         check_right_file(path)
         _check_ends(path, [path.name])

@@ -68,7 +68,7 @@ class _InPalmDs:
     def __init__(self, contents: CheckpointContents, task_id: int):
         self.contents, self.task_id = contents, task_id
         self.custom = bool(contents.config.kind)
-        with torch.device("cpu" if self.custom else "meta"):  # one may compute in its constructor
+        with torch.device("cpu" if self.custom else "meta"):  # custom ones may compute in __init__
             backbone = build_encoder(contents.config)
         state = {
             name.removeprefix("backbone."): read_values(contents, name)
@@ -135,8 +135,8 @@ class _InPalmDs:
 
 
 def _meant(scores: torch.Tensor, outputs: HeadOutputs) -> torch.Tensor:
-    """Scores as other programs read them: numbers in the units of their file, and of a next
-    sentence in BERT's order."""
+    """Scores as in other programs: numbers in the units of their file, next-sentence scores in
+    BERT's order."""
     if outputs.labels == NEXT_SENTENCE_CLASSES:
         return scores.flip(-1)
     return scores * outputs.deviation + outputs.mean if outputs.scaled else scores

@@ -90,8 +90,8 @@ def open_safetensors(path: Path) -> dict[str, TensorEntry]:
 
 
 def _check_header(path: Path) -> None:
-    """Raises UserError for what the library would accept: a name twice, or one of control
-    characters. The rest of the header is the library's to check."""
+    """Raises UserError for duplicate names and names with control characters, which the library
+    accepts. The library checks the rest of the header."""
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")

@@ -1,11 +1,11 @@
 """Loads files of torch.save: no code runs, and nothing takes more memory than the file has bytes.
 
     load_torch(path)    ──> the tensors and plain values in it
-    open_torch(path)    ──> {name: tensor} of a file of weights
+    open_torch(path)    ──> {name: tensor} of a weight file
 
-The pickle's instructions are read before torch executes them: every name that they ask for must be
-one of genuine files, so a refusal says which one was not. torch's weights-only loader allows more:
-with `bytearray` or sparse tensors a small file takes any amount of memory.
+The pickle's instructions are scanned before torch executes them: only names that genuine files use
+are allowed, and an error says which name was not. torch's weights-only loader allows more: with
+`bytearray` or sparse tensors, a small file can take any amount of memory.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.printable import printable
 from palm_ds.common.wrong_files import check_right_file
 
-MOST_INSTRUCTIONS = 500_000  # of a pickle; a tensor has about forty
+MOST_INSTRUCTIONS = 500_000  # per pickle; a tensor takes about forty
 MOST_COPIES = 4
-"""Times its own size that a file may say its tensors have: tied ones are in it once."""
+"""The tensors may have this many times the file's size: tied ones are stored once."""
 _LARGEST_PICKLE = 1 << 26  # bytes
 _LEGACY_PICKLES = 5  # of files from before torch 1.6: magic number, version, machine, data, keys
 _STORAGE = re.compile(r"torch\.(\w+Storage|storage\.(Untyped|Typed)Storage)")
@@ -64,7 +64,7 @@ _OTHER_TENSORS = {
 
 
 def open_torch(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a file of weights. Raises UserError if it holds anything else."""
+    """Load a weight file. Raises UserError if it contains anything other than tensors by name."""
     state = load_torch(path)
     if not isinstance(state, dict):
         raise UserError(f"{path}: holds {_kind(state)}; expected tensors by name")
@@ -79,7 +79,7 @@ def open_torch(path: Path) -> dict[str, torch.Tensor]:
 
 
 def load_torch(path: Path, classes: Collection[tuple[type, str]] = ()) -> Any:
-    """What a file of torch.save holds. `classes`: further ones that it may ask for, by name. Raises
+    """Load a file of torch.save. `classes`: further (class, name) pairs that it may use. Raises
     UserError if it is damaged or asks for anything else."""
     check_right_file(path)
     try:
@@ -90,7 +90,7 @@ def load_torch(path: Path, classes: Collection[tuple[type, str]] = ()) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except UserError:
         raise
-    except Exception as error:  # pickle raises many kinds; all mean that torch did not write it
+    except Exception as error:  # of many types; each means that torch did not write it
         raise UserError(f"{path}: cannot be read as a file of torch.save: {_why(error)}") from None
 
 
@@ -108,7 +108,7 @@ def check_sizes(path: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def check_plain(tensor: torch.Tensor, where: str) -> None:
-    """Raises UserError for a tensor without values of its own for every element."""
+    """Raises UserError for a tensor that does not store every element."""
     if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
         raise UserError(f"{where}: is not a plain tensor; save it dense and on the CPU")
     stored = tensor.untyped_storage().nbytes() // tensor.itemsize
@@ -156,7 +156,7 @@ def _zipped_pickle(path: Path) -> Iterator[bytes]:
 
 
 def _legacy_pickles(path: Path) -> Iterator[mmap.mmap]:
-    """The file, standing at each of its pickles."""
+    """The file, positioned at each of its pickles."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         if data[:1] != b"\x80":
             raise UserError(f"{path}: was not written by torch.save: neither a zip nor a pickle")
@@ -167,7 +167,7 @@ def _legacy_pickles(path: Path) -> Iterator[mmap.mmap]:
 def _check_instructions(
     path: Path, pickle: bytes | mmap.mmap, allowed: Collection[str], left: int
 ) -> int:
-    """Raises UserError for a name that weights do not need. Returns how many instructions are left
+    """Raises UserError for a name that weights do not need. Returns the number of instructions left
     for the rest of the file."""
     strings: list[str] = []  # the last two are what STACK_GLOBAL asks for
     for code, argument, _ in pickletools.genops(pickle):  # type: ignore[arg-type]

@@ -77,7 +77,7 @@ def plan(
     extras: Extras | None = None,
 ) -> ExportPlan:
     """Plan a Hugging Face folder. Raises UserError if the options do not fit this encoder and
-    its heads. `extras`: what goes along from another such folder."""
+    its heads. `extras`: parts of the source's folder to keep."""
     extras = extras or Extras()
     if config.kind:
         raise UserError(f"a custom encoder, {config.kind}, cannot be written for Hugging Face")
@@ -191,7 +191,7 @@ def _config_json(
 
 
 def _problem_type(head: HeadInfo, chosen: ResolvedExport) -> dict[str, str]:
-    """It decides which function transformers applies to the scores of a whole text."""
+    """The problem type, which selects the function that transformers applies to a text's scores."""
     known = head.outputs.problem_type and chosen.ending == "ForSequenceClassification"
     return {"problem_type": head.outputs.problem_type} if known else {}
 
@@ -207,14 +207,14 @@ def _labels(head: HeadInfo) -> dict[str, Any]:
     }
 
 
-# ---- heads whose scores are not what is predicted ----
+# ---- heads whose scores differ from the predictions ----
 
 
 def _as_predicted(
     kept: Mapping[str, TensorEntry], heads: Mapping[str, HeadInfo], chosen: ResolvedExport
 ) -> dict[str, TensorEntry]:
-    """The parameters of heads whose scores are read otherwise in transformers: of a number that was
-    learned in standard deviations, and of our next-sentence task."""
+    """The parameters of heads whose scores transformers interprets differently: standardised
+    numbers, and palm_ds's next-sentence task."""
     found = {}
     for name in chosen.heads:
         for end in ("weight", "bias") if heads[name].kind == "classes" else ():

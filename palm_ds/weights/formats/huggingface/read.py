@@ -1,4 +1,4 @@
-"""Folders of Hugging Face's models of BERT's shape (families.py), with any of their heads.
+"""Reads Hugging Face folders of models with BERT's shape (families.py), with any of their heads.
 
 config.json + model.safetensors or pytorch_model.bin, whole or sharded; tokenizer files
 """
@@ -146,7 +146,8 @@ def read_config(folder: Path) -> tuple[dict[str, Any], EncoderConfig]:
 
 
 def _check_class(about: Mapping[str, Any], where: str) -> None:
-    """Raises UserError if `architectures` does not name a class: it is shown, and looked up."""
+    """Raises UserError if `architectures` does not contain a class name, since it is displayed and
+    looked up."""
     named = about.get("architectures")
     if named is None or named == []:
         return
@@ -191,7 +192,7 @@ def _class_of(about: Mapping[str, Any]) -> str:
 
 
 def _what_is_not_read(entries: dict[str, TensorEntry], config: EncoderConfig) -> dict[str, str]:
-    """Takes out what Hugging Face's own model would not read: why."""
+    """Removes tensors that transformers would ignore; {source name: why}."""
     skipped = {}
     if not config.task_types and (table := entries.pop("backbone.task.weight", None)):
         skipped |= dict.fromkeys(table.source_names, "use_task_id is not set: the model ignores it")

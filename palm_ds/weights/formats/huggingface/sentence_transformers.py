@@ -1,12 +1,12 @@
-"""The files that sentence-transformers keeps beside a model, and without which it embeds otherwise.
+"""Keeps the files of sentence-transformers in a model folder, which its embeddings depend on.
 
-    modules.json                     what follows the encoder: Pooling, Normalize, Dense, ...
-    1_Pooling/config.json, ...       the settings of a module, and its weights if it has any
-    sentence_bert_config.json        where texts are cut
-    config_sentence_transformers.json  prompts, and how two texts are compared
+    modules.json                     modules after the encoder: Pooling, Normalize, Dense, ...
+    1_Pooling/config.json, ...       settings of a module, and its weights if it has any
+    sentence_bert_config.json        maximum length
+    config_sentence_transformers.json  prompts, similarity function
 
-They go along unchanged, for the encoder's outputs are the same. Only the weights of a module get
-the model's dtype, and a text is never cut beyond the position table.
+They are copied unchanged, since the encoder's outputs are the same. Only the weights of a module
+are converted to the model's dtype, and the maximum length is limited to the number of positions.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _LARGEST = 1 << 20  # bytes of modules.json
 
 
 def find_modules(folder: Path) -> tuple[dict[str, Path], dict[str, str]]:
-    """({path: file} of all that goes along, {path: why it is skipped}). A module of unknown kind
-    leaves all of them behind: the rest would embed otherwise without it."""
+    """({path: file} to copy, {path: why it is skipped}). If a module is unknown, all are skipped:
+    embeddings without it would be different."""
     found = {path.name: path for path in sorted(folder.glob("sentence_*_config.json"))}
     root = folder if (folder / MODULES).is_file() else folder.parent
     if (root / _SETTINGS).is_file():
@@ -54,16 +54,16 @@ def find_modules(folder: Path) -> tuple[dict[str, Path], dict[str, str]]:
     try:
         modules = _modules(root / MODULES)
         if root != folder and modules[0]["path"] != folder.name:
-            return {}, {}  # the folder above is of another model
+            return {}, {}  # the parent folder belongs to another model
         for module in modules[1:]:
             found |= _parts_of(module, root)
     except ValueError as error:
-        return {}, {MODULES: f"sentence-transformers would embed otherwise: {error}"}
+        return {}, {MODULES: f"sentence-transformers would give other embeddings: {error}"}
     return {MODULES: root / MODULES, **found}, {}
 
 
 def _modules(path: Path) -> list[dict[str, str]]:
-    """The modules in their order, the encoder first. Raises ValueError."""
+    """The modules in order, the encoder first. Raises ValueError."""
     if path.stat().st_size > _LARGEST:
         raise ValueError(f"{MODULES} is larger than {_LARGEST:,} bytes")
     try:
@@ -88,13 +88,13 @@ def _module(value: object) -> dict[str, Any]:
 
 
 def _kind(module: Mapping[str, str]) -> str:
-    """`Pooling` of `sentence_transformers.models.Pooling`; code of others keeps its whole name."""
+    """`Pooling` of `sentence_transformers.models.Pooling`; the full name of any other class."""
     package, _, name = module["type"].rpartition(".")
     return name if package.split(".")[0] == "sentence_transformers" else module["type"]
 
 
 def _parts_of(module: Mapping[str, str], root: Path) -> dict[str, Path]:
-    """The files of a module behind the encoder. Raises ValueError for one that is not known."""
+    """The files of a module after the encoder. Raises ValueError for an unknown module."""
     kind, place = _kind(module), module["path"]
     if kind not in _FOLLOWING:
         raise ValueError(f"its module {printable(kind)} is not known here")
@@ -112,7 +112,7 @@ def _parts_of(module: Mapping[str, str], root: Path) -> dict[str, Path]:
 def write_modules(
     files: Mapping[str, Path], folder: Path, *, max_length: int, dtype: torch.dtype
 ) -> None:
-    """Write them into a folder. Raises UserError where the weights of a module cannot be read."""
+    """Write the files to a folder. Raises UserError if the weights of a module cannot be read."""
     for name, path in files.items():
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,8 @@ def _write_weights(path: Path, target: Path, dtype: torch.dtype) -> None:
 
 
 def _write_list(path: Path, target: Path) -> None:
-    """modules.json; the encoder lies in the folder itself, where old versions gave it its own."""
+    """Write modules.json. The encoder is in the folder itself; old versions had a subfolder for
+    it."""
     modules = _modules(path)
     if not modules[0]["path"]:
         shutil.copyfile(path, target)
@@ -148,6 +149,6 @@ def _write_list(path: Path, target: Path) -> None:
 
 
 def _cut(path: Path) -> int:
-    """Where a file of settings cuts texts; 0 where it does not say."""
+    """The maximum length in a settings file; 0 if not given."""
     length = read_json(path).get("max_seq_length") if path.parent.is_dir() else None
     return length if isinstance(length, int) else 0

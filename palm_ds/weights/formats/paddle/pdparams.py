@@ -69,7 +69,7 @@ class _Collector:
         self.found = Pickled()
 
     def collect(self, made: object) -> Pickled:
-        """What `run` of the unpickler made."""
+        """Collect the tensors in the unpickled value."""
         for name, value in self.walk(made, "", 0):
             if isinstance(value, StoredVariable):
                 self.found.tensors[name] = value

@@ -60,7 +60,7 @@ _SETTINGS = (
     "truncation_side",
     "additional_special_tokens",
 )
-"""What its tokenizers take from tokenizer_config.json, beside the special tokens."""
+"""What PaddleNLP's tokenizers read from tokenizer_config.json, in addition to special tokens."""
 _CODES = {torch.float32: "f4", torch.float16: "f2", torch.bfloat16: "u2"}
 
 
