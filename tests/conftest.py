@@ -106,7 +106,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):  # not in the workers of pytest-xdist
         os.environ[MARK] = uuid.uuid4().hex
-        config.stash[_BEFORE] = _in_shared_memory()
+        config.stash[_BEFORE] = None if _others_test() else _in_shared_memory()
 
 
 @pytest.hookimpl(trylast=True)
@@ -114,12 +114,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workerinput"):
         return
     psutil.wait_procs(_started_here(), timeout=10)  # those that are just ending
-    left = [f"process {p.pid}: {' '.join(p.cmdline())[:200]}" for p in _started_here()]
-    left += [
-        f"shared memory: {path}"
-        for path in sorted(_in_shared_memory() - session.config.stash[_BEFORE])
-        if not _in_use(path)
-    ]
+    left = [f"process {each.pid}: {line[:200]}" for each, line in _started_here().items()]
+    before = session.config.stash[_BEFORE]
+    if before is not None and not _others_test():
+        new = sorted(_in_shared_memory() - before)
+        left += [f"shared memory: {path}" for path in new if not _in_use(path)]
     session.config.stash[_LEFT] = left
     if left and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -135,7 +134,8 @@ def pytest_terminal_summary(
             terminalreporter.line(line)
 
 
-_BEFORE = pytest.StashKey[set[Path]]()
+_BEFORE = pytest.StashKey[set[Path] | None]()
+"""None: not known, as files do not tell which of two test runs made them."""
 _LEFT = pytest.StashKey[list[str]]()
 
 
@@ -150,19 +150,32 @@ def _me() -> str:
     return psutil.Process().username()
 
 
-def _started_here() -> list[psutil.Process]:
-    """Processes that inherited this session's mark and still run, orphans included."""
-    found = []
+def _started_here() -> dict[psutil.Process, str]:
+    """Processes that inherited this session's mark and still run, orphans included, and their
+    command lines."""
+    found = {}
     for process in psutil.process_iter():
         try:
             mine = process.environ().get(MARK) == os.environ[MARK]
             alive = process.status() != psutil.STATUS_ZOMBIE
-            tracker = "resource_tracker" in " ".join(process.cmdline())  # ends with its parent
+            line = " ".join(process.cmdline())
         except (psutil.Error, OSError):
             continue
+        tracker = "resource_tracker" in line  # ends with its parent
         if mine and alive and not tracker and process.pid != os.getpid():
-            found.append(process)
+            found[process] = line
     return found
+
+
+def _others_test() -> bool:
+    """Whether another test run goes on beside this one."""
+    here = psutil.Process()
+    mine = {each.pid for each in (here, *here.parents(), *here.children(recursive=True))}
+    return any(
+        "pytest" in map(os.path.basename, (process.info["cmdline"] or [])[:4])
+        for process in psutil.process_iter(["cmdline"])
+        if process.pid not in mine
+    )
 
 
 def _in_use(path: Path) -> bool:

@@ -19,7 +19,7 @@ def assert_close(found: list[dict[str, float]], wanted: list[dict[str, float]]) 
 
 
 def test_joint_runs(run_distributed) -> None:
-    result = run_distributed("finetune.py", launcher="python", timeout=900).result
+    result = run_distributed("finetune.py", launcher="python", timeout=500).result
     codes = result["codes"]
     assert codes.pop("killed") == [-9, -9], result["log"][-3000:]
     assert all(code == 0 for each in codes.values() for code in each), result["log"][-3000:]
