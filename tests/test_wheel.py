@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -12,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.warm_python import free_port
 
 SOURCES = ("palm_ds", "launch/recipes", "ds_configs", "setup.py", "pyproject.toml", "README.md")
 SHORT = ("stages.steps=2", "evaluate.examples=20", "batch=1024 tokens", "schedule.kind=constant")
@@ -27,11 +28,6 @@ stages: [{mood: 1 epochs}]
 SUITE = "seeds: 1\nrecipes: [mine.yaml]\n"
 
 Run = Callable[..., str]
-
-
-def free_port() -> str:
-    with socket.create_server(("", 0)) as server:
-        return str(server.getsockname()[1])
 
 
 def clean() -> dict[str, str]:
@@ -123,7 +119,7 @@ def test_a_wheel_works_from_an_empty_folder(run: Run, root: Path) -> None:
     pretrained = run("palm-ds", "pretrain", "own.yaml", *given, "--run_dir", "runs/one", *SHORT)
     assert "report: runs/one/report.html" in pretrained
     assert "[MASK]" in run("palm-ds", "fill-mask", "runs/one", "The [MASK] of a list.")
-    launched = ("--num_gpus", "2", "--master_port", free_port(), "--module")
+    launched = ("--num_gpus", "2", "--master_port", str(free_port()), "--module")
     two = (*given, "--run_dir", "runs/two", *SHORT)
     output = run("deepspeed", *launched, "palm_ds.cli.pretrain", "embedded.yaml", *two)
     assert "step 6/6" in output and "2 x 1 x 4 rows" in output

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import time
 import traceback
 from collections.abc import Mapping
@@ -29,6 +28,7 @@ from palm_ds.train.resolve import resolve
 from palm_ds.train.run_folder import RunSpec
 from palm_ds.train.sources import open_data
 from palm_ds.train.train import TrainingRun, setup_run, train
+from tests.helpers.warm_python import free_port
 
 WORDS = [f"w{i}" for i in range(30)]
 KILLED, STOPPED = 8, 6
@@ -139,9 +139,7 @@ def machine_of(stage: int) -> Any:
 
 def attempt(job: Mapping[str, Any], world: int, base: Path) -> list[int]:
     """Exit codes of the processes of a job (negative: the signal)."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     pids = [_start(job, rank, world, port, base) for rank in range(world)]
     codes: dict[int, int] = {}
     while len(codes) < world:

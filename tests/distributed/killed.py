@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import Any
 from tiny import arguments, make_engine, train
 
 from palm_ds.runtime import checkpoint
+from tests.helpers.warm_python import free_port
 
 STEPS, EVERY, WORLD = 12, 2, 2
 STAGE = 2
@@ -116,9 +116,7 @@ def attempt(folder: Path, moment: Any = None, after: float | None = None) -> lis
     """Exit codes of the processes (negative: the signal). `after`: seconds until one is killed; the
     others get a little time to notice."""
     folder.mkdir(exist_ok=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     pids = [start(folder, rank, port, moment) for rank in range(WORLD)]
     codes: dict[int, int] = {}
     begun, first_end = time.monotonic(), None

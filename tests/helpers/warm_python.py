@@ -18,6 +18,7 @@ import json
 import os
 import pkgutil
 import runpy
+import secrets
 import signal
 import socket
 import subprocess
@@ -146,9 +147,13 @@ def start_together(
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Below the ports that the system gives to connections, one of which could take it before it is
+    used; not from `random`, which may be seeded alike in two workers."""
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def clear_away(programs: Sequence[Program]) -> None:
