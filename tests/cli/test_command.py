@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from palm_ds.cli.command import hint_next
 from palm_ds.cli.pretrain import COMMAND
 
 START = """
@@ -88,3 +89,20 @@ def test_the_scripts_only_call_the_commands(root: Path) -> None:
     for script in scripts:
         lines = script.read_text().splitlines()
         assert len(lines) <= 40 and "COMMAND.start()" in lines[-1], script
+
+
+@pytest.mark.parametrize(
+    ("terminal", "rank", "shown"), [(True, "0", True), (True, "1", False), (False, "0", False)]
+)
+def test_what_to_run_next_is_for_the_user_at_a_terminal(
+    terminal: bool,
+    rank: str,
+    shown: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    hint_next("palm-ds report runs/mine", "palm-ds fill-mask runs/mine")
+    expected = "next:\n  palm-ds report runs/mine\n  palm-ds fill-mask runs/mine\n"
+    assert capsys.readouterr().err == (expected if shown else "")
