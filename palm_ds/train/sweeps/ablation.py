@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -138,7 +138,7 @@ def run_all(
     one. Raises UserError if a run does not complete."""
     data = open_data(found[0].run.recipe)
     for variant in found:
-        check_folder(variant.run, data)
+        check_folder(replace(variant.run, recipe=resolve(variant.run.recipe, data)), data)
     for number, variant in enumerate(found, 1):
         title = f"{variant.name} ({number} of {len(found)})"
         if variant.scores() is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import UserError, suggest_path
 from palm_ds.weights.download.downloader import hub_snapshot, is_hub_name
 
 
@@ -20,9 +20,8 @@ def locate(source: Path, revision: str = "") -> tuple[Path, str]:
         found = hub_snapshot(name, revision or None)
     except UserError as error:
         why = str(error).removeprefix(f"{name}: ")
-        raise UserError(
-            f"{name}: no such file or folder, and not from the Hugging Face hub: {why}"
-        ) from None
+        missing = f"no such file or folder{suggest_path(source)}"
+        raise UserError(f"{name}: {missing}, and not from the Hugging Face hub: {why}") from None
     return found.folder, f"{name} on the Hugging Face hub, revision {found.revision}"
 
 

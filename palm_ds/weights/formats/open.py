@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.errors import UserError, suggest, suggest_path
 from palm_ds.weights.formats import native, weights_info
 from palm_ds.weights.formats.contents import CheckpointContents
 from palm_ds.weights.formats.deepspeed.format import FORMAT as DEEPSPEED
@@ -56,7 +56,7 @@ def format_of(path: Path) -> Format:
     """The format of a checkpoint. Raises UserError if no format recognises it."""
     try:
         if not path.exists() and not path.parent.is_dir():
-            raise UserError(f"{path}: no such file or folder")
+            raise UserError(f"{path}: no such file or folder{suggest_path(path)}")
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     for each in FORMATS:
@@ -66,7 +66,7 @@ def format_of(path: Path) -> Format:
     if (path / CONFIG).is_file():
         return HUGGINGFACE  # its reader explains what is wrong with the folder
     if not path.exists():
-        raise UserError(f"{path}: no such file or folder")
+        raise UserError(f"{path}: no such file or folder{suggest_path(path)}")
     wanted = "; ".join(each.looks_for for each in FORMATS)
     raise UserError(f"{path}: not a checkpoint of a known format; looked for: {wanted}")
 

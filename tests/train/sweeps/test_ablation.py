@@ -3,6 +3,7 @@ the training."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import sys
@@ -17,6 +18,9 @@ import yaml
 from palm_ds.common.errors import UserError
 from palm_ds.runtime.ds_config import make_ds_config
 from palm_ds.train.recipe import read_recipe
+from palm_ds.train.resolve import resolve
+from palm_ds.train.run_folder import write_folder
+from palm_ds.train.sources import open_data
 from palm_ds.train.sweeps.ablation import (
     Ablation,
     Variant,
@@ -26,6 +30,7 @@ from palm_ds.train.sweeps.ablation import (
     variants,
 )
 from tests.helpers.small_corpus import write_small_corpus
+from tests.helpers.small_tables import write_tables
 from tests.helpers.warm_python import Program, run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -321,6 +326,21 @@ def test_a_wrong_command_is_one_line_and_exit_code_2(tmp_path, more, message):
     (line,) = [line for line in done.stderr.splitlines() if line]
     assert line.startswith("error: ") and message in line
     assert not (tmp_path / "out").exists()
+
+
+def test_completed_runs_over_tables_are_skipped(tmp_path: Path) -> None:
+    """Their folders hold the recipe with the classes that were found in the rows."""
+    tables = write_tables(tmp_path / "tables")
+    source = {"table": str(tables / "train.tsv"), "tokenizer": str(tables / "vocab.txt")}
+    mood = {"kind": "classification", "source": "rows"}
+    recipe = {"sources": {"rows": source}, "tasks": {"mood": mood}, "batch": "8 examples"}
+    asked = ablation(tmp_path, {"joint": ["mood"], "steps": 3}, recipe=recipe, schedules=["joint"])
+    (found,) = variants(asked)
+    data = open_data(found.run.recipe)
+    resolved = resolve(found.run.recipe, data)
+    write_folder(dataclasses.replace(found.run, recipe=resolved), {}, data)
+    run_all([found], trained(tmp_path)[0])
+    assert found.scores() is not None
 
 
 def test_tasks_over_tables_are_compared_by_their_metrics() -> None:

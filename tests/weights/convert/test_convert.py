@@ -514,6 +514,9 @@ def test_unknown_sources(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "gone")
     with pytest.raises(UserError, match="no such file or folder"):
         open_checkpoint(tmp_path / "gone" / "further")
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(UserError, match='mien: no such file or folder; did you mean ".*mine"'):
+        open_checkpoint(tmp_path / "mien")
 
 
 def test_options_are_those_of_the_format(source: Path) -> None:
