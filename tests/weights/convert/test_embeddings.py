@@ -246,7 +246,7 @@ WRONG = {
     "trimming all": (lambda: pad_vocab(without(""), CONFIG, used=0), "a vocabulary of 0"),
     "no multiple": (
         lambda: pad_vocab(without(""), CONFIG, used=37, multiple=0),
-        "must be at least 1",
+        "must be from 1 to 65,536",
     ),
     "a mean of nothing": (
         lambda: add_token_rows(without(""), CONFIG, {37: [5, 38]}, used=37),
@@ -256,7 +256,7 @@ WRONG = {
         lambda: add_token_rows(without(""), CONFIG, {-1: []}, used=37),
         "row numbers start at 0",
     ),
-    "no length": (lambda: resize_positions(without(""), CONFIG, 0), "at least 1, got 0"),
+    "no length": (lambda: resize_positions(without(""), CONFIG, 0), "from 1 to 131,072, got 0"),
     "no such way": (
         lambda: resize_positions(without(""), CONFIG, 30, how="tiles"),
         'no method "tiles"; did you mean "tile"',
