@@ -26,8 +26,18 @@ _OF_THE_SYSTEM = {
 """Errors caused by the user's path or disk; others may be bugs."""
 
 
+_LONGEST = 1_500
+
+
 class UserError(ValueError):
-    """A mistake the user can fix. Its message is one self-contained line."""
+    """A mistake the user can fix. Its message is one self-contained line: what it quotes from files
+    is escaped, and a long one loses its middle."""
+
+    def __init__(self, message: object = ""):
+        line = printable(str(message))
+        if len(line) > _LONGEST:
+            line = f"{line[: _LONGEST - 300]} ... {line[-200:]}"
+        super().__init__(line)
 
 
 def suggest(wrong: str, known: Iterable[str]) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
 
-from palm_ds.common.errors import exit_on_user_error, suggest, suggest_path
+from palm_ds.common.errors import UserError, exit_on_user_error, suggest, suggest_path
 
 
 def test_the_nearest_name_or_all() -> None:
@@ -36,3 +37,10 @@ def test_other_system_errors_keep_their_traceback(tmp_path: Path) -> None:
     """A file that the program itself lost is a defect."""
     with pytest.raises(FileNotFoundError), exit_on_user_error():
         (tmp_path / "none").read_text()
+
+
+def test_a_message_is_one_line_whatever_it_quotes() -> None:
+    assert str(UserError("x\x1b[2J\n: wrong")) == r"x\x1b[2J\n: wrong"
+    line = str(UserError("begin" + "a" * 10_000 + "end"))
+    assert len(line) < 2_000 and line.startswith("begin") and line.endswith("end")
+    assert str(pickle.loads(pickle.dumps(UserError("a\nb")))) == r"a\nb"

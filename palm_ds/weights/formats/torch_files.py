@@ -70,7 +70,8 @@ def open_torch(path: Path) -> dict[str, torch.Tensor]:
         raise UserError(f"{path}: holds {_kind(state)}; expected tensors by name")
     for name, tensor in state.items():
         if not isinstance(name, str):
-            raise UserError(f"{path}: has the key {name!r}; expected tensors by name")
+            shown = name if isinstance(name, int) else _kind(name)
+            raise UserError(f"{path}: has the key {shown}; expected tensors by name")
         if not isinstance(tensor, torch.Tensor):
             shown = printable(name)[:80]
             raise UserError(f"{path}: {shown}: is {_kind(tensor)}; expected tensors by name")

@@ -1,0 +1,24 @@
+"""Whatever is wrong with a file of somebody else's: it is read, or refused in one line, within
+bounded memory and time."""
+
+from __future__ import annotations
+
+from tests.helpers.warm_python import Program, clear_away
+
+CASES = 2_000
+
+
+def test_mutated_files_are_read_or_refused_in_one_line() -> None:
+    """Seeded mutations of configs, tokenizers, headers and tables (tests/helpers/fuzz). A failure
+    shows the command that repeats the case."""
+    half = CASES // 2
+    words = ["-m", "tests.helpers.fuzz", "--count", half, "--first"]
+    programs = [Program([*words, first], apart=True) for first in (0, half)]
+    try:
+        for program in programs:
+            out, err = program.communicate(timeout=300)
+            last = err.strip().splitlines()[-1:]
+            assert program.returncode == 0, f"{out}\nthe last case: {last}"
+            assert out.startswith("done: ") and "'read'" in out and "'refused'" in out, out
+    finally:
+        clear_away(programs)

@@ -1,0 +1,1 @@
+"""Seeded mutations of everything that is read from others: checkpoints, tokenizers, tables."""
