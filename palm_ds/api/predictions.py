@@ -29,6 +29,8 @@ def predictions_of(
 ) -> dict[str, list[dict[str, Any]]]:
     """{task: a prediction for every row, in order}, on every process. Skips tasks that cannot read
     such rows; raises UserError if none can."""
+    if not isinstance(rows, str) and not rows:
+        return {name: [] for name in predictor.tasks}
     found: dict[str, list[dict[str, Any]]] = {}
     why = ""
     for each in predictor.passes:

@@ -95,7 +95,9 @@ class RunDefinition(ABC):
     @cached_property
     def data(self) -> Data:
         """The opened rows."""
-        return open_data(self.recipe)
+        recipe = self.recipe  # writes the rows
+        rows = {file: x for task in self.tasks.values() for file, x in task.in_memory.items()}
+        return open_data(recipe, rows)
 
     def invalidate(self) -> None:
         """Discard the recipe and everything derived from it, after a change to a task."""

@@ -29,6 +29,14 @@ Rows: TypeAlias = (
 """A file, a pattern or a `datasets` folder; several; rows; or a function returning rows."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class NamedRows:
+    """Rows in memory, by the name of the argument that messages refer to."""
+
+    name: str
+    rows: tuple[Any, ...]
+
+
 @dataclass(kw_only=True)
 class TaskWithData:
     """A task and the rows it learns from, as `Task.on` makes it."""
@@ -44,6 +52,8 @@ class TaskWithData:
     mix_ratio: float = 1.0
     settings: dict[str, Any] = field(default_factory=dict)
     """The task's keys."""
+    in_memory: dict[str, NamedRows] = field(default_factory=dict, init=False, repr=False)
+    """{file that rows in memory were written to: the rows}."""
 
     @property
     def auxiliary(self) -> bool:
@@ -58,12 +68,24 @@ class TaskWithData:
         """Its entry in a recipe's `sources`; rows in memory are written to files in `folder`."""
         if self.train is None:
             raise UserError(f"{self.name}: no rows to train on; give it `train`")
-        values: dict[str, Any] = {
-            "table": files(self.train, folder / f"{self.name}.train.jsonl", "train")
-        }
+        values: dict[str, Any] = {"table": self._files(self.train, folder, "train")}
         if self.dev is not None:
-            values["validation"] = files(self.dev, folder / f"{self.name}.dev.jsonl", "dev")
+            values["validation"] = self._files(self.dev, folder, "dev")
         return values | ({"read": dict(self.read)} if self.read else {})
+
+    def _files(self, rows: Rows, folder: Path, argument: str) -> str | list[str]:
+        """Rows as a recipe refers to them."""
+        found = listed(rows)
+        if not isinstance(found, tuple):
+            return found
+        path = folder / f"{self.name}.{argument}.jsonl"
+        self.in_memory[str(path)] = NamedRows(name=argument, rows=found)
+        memory_rows(argument, found)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = (json.dumps(plain(row), ensure_ascii=False) for row in found)
+        # every process of a run writes this file
+        write_file_atomically(path, "".join(f"{line}\n" for line in lines))
+        return str(path)
 
 
 Listed: TypeAlias = str | list[str] | tuple[Any, ...]
@@ -84,16 +106,3 @@ def open_rows(rows: Listed, settings: TableSettings, name: str) -> Table:
     if isinstance(rows, tuple):
         return Table.from_rows(rows, settings, name=name)
     return open_table(rows, settings)
-
-
-def files(rows: Rows, path: Path, name: str) -> str | list[str]:
-    """Rows as a recipe refers to them; rows in memory, called `name`, are written to `path`."""
-    found = listed(rows)
-    if not isinstance(found, tuple):
-        return found
-    memory_rows(name, found)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = (json.dumps(plain(row), ensure_ascii=False) for row in found)
-    # every process of a run writes this file
-    write_file_atomically(path, "".join(f"{line}\n" for line in lines))
-    return str(path)

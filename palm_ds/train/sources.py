@@ -17,6 +17,7 @@ from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.stages import tasks_of
 from palm_ds.data.table_source import split_rows
 from palm_ds.data.task import CorpusTask, TableTask, Task
+from palm_ds.data.task_with_data import NamedRows
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.text.tokens import SpecialTokens
 from palm_ds.train.recipe import Recipe
@@ -52,6 +53,7 @@ class _Opening:
     """Opens the sources of a recipe one by one; each corpus or table is opened once."""
 
     recipe: Recipe
+    in_memory: Mapping[str, NamedRows] = field(default_factory=dict)
     corpora: dict[str, Corpus] = field(default_factory=dict)
     tables: dict[str, Table] = field(default_factory=dict)
     readings: dict[str, TableSettings] = field(default_factory=dict)
@@ -120,14 +122,21 @@ class _Opening:
         path = paths if isinstance(paths, str) else ", ".join(paths)
         key = path if self.readings.get(path, read) == read else f"{path} ({where})"
         if key not in self.tables:
-            self.tables[key], self.readings[key] = open_table(paths, read), read
+            given = self.in_memory.get(path)
+            self.tables[key] = (
+                Table.from_rows(given.rows, read, name=given.name, copy=path)
+                if given
+                else open_table(paths, read)
+            )
+            self.readings[key] = read
         return self.tables[key]
 
 
-def open_data(recipe: Recipe) -> Data:
-    """Open every corpus and table of a recipe. Raises UserError if they have different tokenizers
-    or lack what the tasks read."""
-    opening = _Opening(recipe)
+def open_data(recipe: Recipe, in_memory: Mapping[str, NamedRows] | None = None) -> Data:
+    """Open every corpus and table of a recipe. `in_memory`: rows that were written to a file, which
+    messages then do not name. Raises UserError if they have different tokenizers or lack what the
+    tasks read."""
+    opening = _Opening(recipe, in_memory or {})
     for name, source in recipe.sources.items():
         getattr(opening, source.reads)(name, source)
     prints = {t.fingerprint: name for name, t in opening.tokenizers.items()}

@@ -154,6 +154,34 @@ def test_rows_in_memory_are_not_written_to_files(trained, monkeypatch):
         made.evaluate([rows[0], {**rows[1], "label": "maybe"}])
 
 
+def test_no_rows_have_no_predictions(trained):
+    for nothing in ([], (), iter([]), list):
+        assert trained.trainer.predict(nothing) == {"classification": []}
+
+
+def test_messages_name_the_argument_and_the_row(tables, caplog):
+    good = [{"text_a": "w1", "label": "no"}, {"text_a": "w30", "label": "yes"}]
+    wrong = {
+        r"^train\[2\]: label is empty$": {"train": [*good, {"text_a": "w1", "label": " "}]},
+        r"^dev\[1\]: label: unknown label 'maybe'": {
+            "train": good,
+            "dev": [good[0], {"text_a": "w1", "label": "maybe"}],
+        },
+        r"^train\[0\]: no field `body`": {"train": good, "columns": {"text_a": "body"}},
+    }
+    for message, values in wrong.items():
+        made = palm.Trainer(
+            palm.tasks.Classification.on(**values), backbone=backbone(tables), **QUIET
+        )
+        with pytest.raises(UserError, match=message):
+            made.train()
+    task = palm.tasks.Classification.on(train=[*good, {"text_a": "", "label": "no"}])
+    made = palm.Trainer(task, backbone=backbone(tables), **{**QUIET, "epochs": 1})
+    with caplog.at_level("INFO", "palm_ds"):
+        made.train()
+    assert "empty text_a; the first: train[2]" in caplog.text and ".jsonl:" not in caplog.text
+
+
 def test_masked_words_are_predicted(tables):
     rows = [{"text_a": f"w{n} w{n + 1} w{n + 2}"} for n in range(8)]
     hidden = palm.tasks.MaskedWords.on(name="hidden", train=rows, rate=0.5)

@@ -70,11 +70,14 @@ class Table:
         settings: TableSettings | None = None,
         *,
         name: str = "rows",
+        copy: str = "",
     ) -> Table:
-        """Reads rows in memory like those of a file; messages refer to them as `name[3]`. Raises
-        UserError."""
+        """Reads rows in memory like those of a file; messages refer to them as `name[3]`. `copy`: a
+        file with the same rows, whose fingerprint the table gets. Raises UserError."""
         settings = settings or TableSettings()
         file = memory_rows(name, rows)
+        if copy:
+            return _read((file,), settings, contents_hash(find_files(copy, settings), settings))
         return _read((file,), settings, rows_hash(file, settings))
 
     @property
