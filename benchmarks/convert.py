@@ -1,4 +1,5 @@
-"""Memory and time of a conversion, beside plain torch.load + save_pretrained of the same model.
+"""Memory and time of a conversion, compared with plain torch.load + save_pretrained of the same
+model.
 
     python benchmarks/convert.py --gigabytes 1.5 --folder /tmp/somewhere
 

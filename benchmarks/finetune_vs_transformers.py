@@ -1,4 +1,5 @@
-"""Fine-tuning beside transformers.Trainer: the same encoder, rows, rate, epochs; scores and speed.
+"""Fine-tuning compared with transformers.Trainer: the same encoder, rows, lr, epochs; scores,
+speed.
 
     python benchmarks/finetune_vs_transformers.py --data DIR --english DIR --chinese DIR
         --results runs/finetuning.jsonl --table runs/finetuning.md

@@ -1,4 +1,4 @@
-"""Real tokens per second of training: palm_ds beside transformers.Trainer, on the same examples.
+"""Real tokens per second of training: palm_ds and transformers.Trainer on the same examples.
 
     python benchmarks/pretrain_vs_transformers.py                        the English text in CPython
     python benchmarks/pretrain_vs_transformers.py --input CORPUS --shape base

@@ -1,7 +1,7 @@
 """What every test may rely on: one thread per process, no downloads, no leftovers.
 
 `shared` is a folder of real data that does not come with the project: PALM_SHARED, or `shared`
-beside the clone. Tests that want it are skipped where it is not.
+next to the clone. Tests that need it are skipped without it.
 """
 
 from __future__ import annotations

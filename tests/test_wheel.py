@@ -44,7 +44,7 @@ def quietly(command: list[str], folder: Path, environment: dict[str, str]) -> st
 
 
 def build(root: Path, folder: Path) -> Path:
-    """The wheel of a copy of the sources: a build writes beside them."""
+    """The wheel of a copy of the sources: a build writes next to them."""
     for name in (*SOURCES, "LICENSE"):
         source, target = root / name, folder / "source" / name
         target.parent.mkdir(parents=True, exist_ok=True)

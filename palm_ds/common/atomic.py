@@ -50,7 +50,7 @@ def write_folder_atomically(
     _remove_leftovers(folder)
     with _part_of(folder) as part:
         fill(part)
-        old = _beside(folder, "old") if replace else None
+        old = _sibling(folder, "old") if replace else None
         move_into_place(part, folder, aside=old)
     if old is not None:
         shutil.rmtree(old, ignore_errors=True)
@@ -81,8 +81,8 @@ def check_new_folder(folder: Path) -> None:
         raise UserError(f"{folder}: cannot be written: {error.strerror}") from None
 
 
-def _beside(folder: Path, end: str) -> Path:
-    """A unique name."""
+def _sibling(folder: Path, end: str) -> Path:
+    """A unique name next to `folder`."""
     return folder.with_name(f".{folder.name[:_LONGEST_STEM]}.{secrets.token_hex(4)}.{end}")
 
 
@@ -101,7 +101,7 @@ def _part_of(folder: Path) -> Iterator[Path]:
 def _new_part(folder: Path) -> tuple[Path, int | None]:
     """An empty folder and its lock; None if the file system has no locks."""
     while True:
-        part = _beside(folder, "part")
+        part = _sibling(folder, "part")
         part.mkdir()
         try:
             lock = _lock(part)

@@ -127,7 +127,7 @@ def _make(
     workers: int,
     console: Console | None,
 ) -> Corpus:
-    """Prepares the corpus beside `folder` and moves it there."""
+    """Prepares the corpus next to `folder` and moves it there."""
     new, old = (folder.with_name(folder.name + end) for end in (".new", ".old"))
     for rest in (new, new.with_name(new.name + ".partial"), old):
         shutil.rmtree(rest, ignore_errors=True)

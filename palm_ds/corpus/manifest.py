@@ -48,7 +48,7 @@ class Manifest:
     text_bytes: int = 0  # UTF-8 bytes of the documents' text
     rejected: int = 0  # lines and rows that were not taken; rejected.jsonl names them
     ids_type: str  # uint8, uint16 or uint32
-    annotations: tuple[str, ...]  # the columns beside `id` and `ids`, in order
+    annotations: tuple[str, ...]  # the columns after `id` and `ids`, in order
     span_counts: Mapping[str, int] = field(
         default_factory=dict
     )  # words, phrases and entities, by column

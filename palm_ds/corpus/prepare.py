@@ -66,7 +66,7 @@ class PrepareOptions:
     tokenizer: str | None = None  # a file or folder; else one is trained
     train: str | None = None  # wordpiece or sentencepiece
     vocab_size: int = 30_522
-    annotations: tuple[str, ...] = ()  # beside the four that are always there
+    annotations: tuple[str, ...] = ()  # in addition to the four defaults
     strict: bool = False
     shard_mb: float | None = None  # of input; None: a 256th of it, from 4 to 128
     sample_mb: float = 64.0  # of text, for training and mining

@@ -373,7 +373,7 @@ def find_model(path: Path) -> tuple[Path, Recipe]:
             values = read_yaml(file)
             values.pop("corpora", None)  # what a run folder adds
             return path, make_recipe(values, str(file))
-    raise UserError(f"{path}: has no recipe.yaml beside its checkpoints; give the run folder")
+    raise UserError(f"{path}: has no recipe.yaml next to its checkpoints; give the run folder")
 
 
 def _tokenizer(folder: Path, recipe: Recipe) -> Tokenizer:

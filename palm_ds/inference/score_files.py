@@ -5,7 +5,7 @@
                  object {id: answer} (SQuAD), index<TAB>prediction, a prediction per line, or CoNLL
 
 Each gold row must have exactly one prediction. The task scores them (`Task.score_rows`) with the
-settings that palm-ds predict wrote beside its files.
+settings that palm-ds predict wrote with its files.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _task(options: ScoringOptions, predictions: Path) -> Task:
     kind = options.kind or str(noted.get("kind", ""))
     if not kind:
         raise UserError(
-            f"{predictions}: no {ABOUT} of palm-ds predict beside it names the task; give "
+            f"{predictions}: no {ABOUT} of palm-ds predict next to it names the task; give "
             f"--kind: one of {', '.join(_kinds())}, or module.Class"
         )
     if not options.kind and kind not in _kinds():
@@ -96,7 +96,7 @@ def _kinds() -> list[str]:
 
 
 def _noted(predictions: Path) -> dict[str, Any]:
-    """The kind and settings that palm-ds predict wrote beside its files; empty for other files."""
+    """The kind and settings that palm-ds predict wrote with its files; empty for other files."""
     try:
         about = json.loads((predictions.parent / ABOUT).read_text(encoding="utf-8"))
         task = next(name for name, files in about["tasks"].items() if predictions.name in files)

@@ -94,8 +94,8 @@ class EMA(torch.optim.Optimizer):
 def _flush_denormals(state: Mapping[str, Any] | None, spec: OptimizerStateSpec) -> None:
     """On CPUs, set nearly vanished moments to 0 every few steps. The moments of tokens that no
     longer occur shrink to denormal numbers and stay there (0.9 of the smallest one rounds to
-    itself), which CPUs compute with many times more slowly. They are too small beside `eps` to
-    affect weights."""
+    itself), which CPUs compute with many times more slowly. They are too small compared with `eps`
+    to affect weights."""
     if spec not in (ADAM, LAMB) or not state or state["exp_avg"].device.type != "cpu":
         return
     if int(state["step"]) % _FLUSH_EVERY == 0:

@@ -330,7 +330,7 @@ def _load_vocabulary(file: Path, settings: TokenizerSettings) -> Tokenizer:
     if settings.unknown:
         raise UserError(
             f"tokenizer {file}: is of a {settings.unknown}, whose rules are not known here; save a "
-            "tokenizer.json beside it"
+            "tokenizer.json next to it"
         )
     if not lists_pieces(tokens):
         backend = _wordpiece(tokens, settings, str(file))

@@ -33,7 +33,7 @@ class SourceSettings:
     mix: dict[str, float] = field(default_factory=dict)
     """{folder: weight}: several corpora, sampled by weight in tokens."""
     ernie: str = ""
-    """A list of ERNIE 1.0's pretraining files. They are converted to a corpus beside the list,
+    """A list of ERNIE 1.0's pretraining files. They are converted to a corpus next to the list,
     FILE.corpus, on first use."""
     table: str | list[str] = ""
     """A file of rows, several files, a pattern such as `data/*.tsv`, or a folder saved by
@@ -60,7 +60,7 @@ class SourceSettings:
             raise UserError("`ernie: FILELIST` and `tokenizer: vocab.txt` go together")
         if self.evaluation_sets and not (self.table and self.validation):
             raise UserError(
-                "evaluation_sets: further tables beside `validation`; give `table` and `validation`"
+                "evaluation_sets: tables in addition to `validation`; give `table` and `validation`"
             )
         for folder, weight in self.mix.items():
             if weight <= 0:

@@ -69,7 +69,7 @@ class _Opening:
     def corpus(self, name: str, source: SourceSettings) -> None:
         recipe = self.recipe
         readers = [task for task in recipe.built_tasks.values() if task.source == name]
-        blended = [task for reader in readers for task in _tasks_beside(recipe, reader.name)]
+        blended = [task for reader in readers for task in _tasks_on_same_texts(recipe, reader.name)]
         marks = sorted(
             {x for task in blended if isinstance(task, CorpusTask) for x in task.marks()}
         )
@@ -167,7 +167,7 @@ def _opened(source: SourceSettings, folder: str, corpora: dict[str, Corpus]) -> 
     return corpora[folder]
 
 
-def _tasks_beside(recipe: Recipe, name: str) -> list[Task]:
+def _tasks_on_same_texts(recipe: Recipe, name: str) -> list[Task]:
     """The tasks that label the same texts as a task: all that share a blend with it."""
     together = {name}
     for blend in recipe.outline.blends:

@@ -131,7 +131,7 @@ def test_a_trainer_learns_scores_and_predicts(tables, trained, monkeypatch):
     (labels,) = made.predict(unlabelled).values()
     odd = [{**row, "label_desc": 5, "gold_label": [7]} for row in unlabelled]  # not looked at
     assert made.predict(odd) == {"classification": labels}
-    for spare in (True, False):  # batches are made beside the encoder, or between
+    for spare in (True, False):  # batches are built during encoder passes, or between
         monkeypatch.setattr("palm_ds.inference.predictor._core_to_spare", lambda device, s=spare: s)
         assert made.predict(unlabelled) == {"classification": labels}
     right = sum(p["label"] == row["label"] for p, row in zip(labels, asked, strict=True))
@@ -212,7 +212,7 @@ def test_further_evaluation_sets_are_reported_separately(tables):
     with pytest.raises(UserError, match=r"none.tsv: no such file"):
         trainer(tables, recipe=wrong).train()
     no_validation = palm.tasks.Classification.on(train=tables / "train.tsv")
-    with pytest.raises(UserError, match="evaluation_sets: further tables beside `validation`"):
+    with pytest.raises(UserError, match="evaluation_sets: tables in addition to `validation`"):
         palm.Trainer(no_validation, backbone=backbone(tables), recipe=changes).recipe  # noqa: B018
 
 

@@ -132,7 +132,7 @@ BAD_LISTS = {
     "a file.gz 1.0\n": "line 1: expected path<TAB>mask_word_prob",
     "a.gz\tmany\n": "line 1: mask_word_prob 'many' is not a number",
     "a.gz\tnan\n": "line 1: mask_word_prob 'nan' is not a number",
-    "a.gz\t1\nb.gz\t1\n": "line 2: b.gz: no such file beside the list or in the working directory",
+    "a.gz\t1\nb.gz\t1\n": "line 2: b.gz: no such file next to the list or in the working directory",
     "a.gz\t1\na.gz\t0\n": "a.gz is given twice",
 }
 

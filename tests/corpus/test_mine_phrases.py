@@ -82,11 +82,11 @@ def test_traditional_words_are_mined_as_they_are_written_in_the_corpus(tmp_path:
 
 def test_chinese_text_does_not_change_english_phrases(tmp_path: Path) -> None:
     alone = prepared(tmp_path / "en", english(150), "en")
-    beside = prepared(tmp_path / "mixed", [*english(150), *chinese(120)], "mixed")
-    pairs = [pair for pair in mined(beside) if pair.isascii()]
+    mixed = prepared(tmp_path / "mixed", [*english(150), *chinese(120)], "mixed")
+    pairs = [pair for pair in mined(mixed) if pair.isascii()]
     assert pairs == mined(alone) and "machine learning" in pairs
     for number in range(len(alone)):
-        assert phrases(alone, number) == phrases(beside, number)
+        assert phrases(alone, number) == phrases(mixed, number)
 
 
 def test_languages_do_not_get_each_others_phrases(tmp_path: Path) -> None:

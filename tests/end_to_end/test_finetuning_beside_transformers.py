@@ -1,5 +1,5 @@
-"""Fine-tuning step by step beside plain transformers and torch: without dropout, from the same
-weights and with the same rows in every step, both learn the same.
+"""Fine-tuning compared step by step with plain transformers and torch: without dropout, from the
+same weights and with the same rows in every step, both learn the same.
 
 The other side shares with palm_ds the initial weights and which rows a step has: its texts are
 tokenized, padded, labelled and their losses computed by transformers.

@@ -39,7 +39,7 @@ def torchrun(processes: int) -> list[str]:
 
 
 def mpirun(processes: int) -> list[str]:
-    """Skips the test where there is none: beside this Python or on the path, and mpi4py."""
+    """mpirun, next to this Python or on the path; skips the test without it or mpi4py."""
     program = shutil.which("mpirun", path=f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}")
     if program is None or importlib.util.find_spec("mpi4py") is None:
         pytest.skip("no mpirun and mpi4py here: pip install mpi4py mpich")

@@ -44,7 +44,7 @@ def predict(enter: Callable[..., Said], tmp_path: Path) -> Callable[..., Path]:
         said = enter("predict", run, "--input", file, "--output", made[-1], *options)
         assert said.code == 0, said.err
         assert f"{len(rows):,} rows" in said.out
-        assert not list(tmp_path.glob(".*")), "something was left beside the output"
+        assert not list(tmp_path.glob(".*")), "something was left next to the output"
         return made[-1]
 
     return predict

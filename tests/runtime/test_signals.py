@@ -21,7 +21,7 @@ def test_a_signal_is_a_request() -> None:
 
 
 def test_the_end_of_a_launcher_is_a_request(caplog) -> None:
-    """Its processes would train on unseen, and beside those of the next start."""
+    """Its processes would continue unnoticed, alongside those of the next start."""
     with subprocess.Popen(["sleep", "60"]) as launcher:
         flag = StopFlag(launchers=[psutil.Process(os.getpid()), psutil.Process(launcher.pid)])
         assert not flag.stop_requested

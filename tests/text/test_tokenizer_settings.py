@@ -143,11 +143,11 @@ OTHERS: dict[str, tuple[dict[str, Any] | None, Change]] = {
         {"do_lower_case": True, "tokenizer_class": "PreTrainedTokenizerFast"},
         lambda f: tokenizer_json(f, lower=False),
     ),
-    "other separators beside tokenizer.json": (
+    "other separators next to tokenizer.json": (
         {**ENDS, **ROLES, "tokenizer_class": "BertTokenizer"},
         lambda f: tokenizer_json(f, lower=True),
     ),
-    "added tokens beside tokenizer.json": (
+    "added tokens next to tokenizer.json": (
         {
             "tokenizer_class": "BertTokenizer",
             "additional_special_tokens": ["[E]"],

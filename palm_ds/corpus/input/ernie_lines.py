@@ -158,7 +158,7 @@ def _found(file: Path, number: int, name: str) -> Path:
         if path.is_file():
             return path
     raise UserError(
-        f"file list {file}: line {number}: {name}: no such file beside the list or in the working "
+        f"file list {file}: line {number}: {name}: no such file next to the list or in the working "
         "directory"
     )
 

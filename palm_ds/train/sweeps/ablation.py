@@ -77,7 +77,7 @@ class Variant:
 
     @property
     def file(self) -> Path:
-        """Its recipe file, beside its run folder."""
+        """Its recipe file, next to its run folder."""
         return self.run.folder.with_name(f"{self.name}.yaml")
 
     def scores(self) -> dict[str, Score] | None:

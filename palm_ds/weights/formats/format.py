@@ -2,7 +2,7 @@
 
     FORMAT = Format(name=..., looks_for=..., recognises=..., open=..., export=..., run=...)
 
-To add one, write a module or folder beside this file with such a FORMAT, and list it in open.py.
+To add one, write a module or folder next to this file with such a FORMAT, and list it in open.py.
 """
 
 from __future__ import annotations

@@ -231,8 +231,8 @@ def _columns(name: str, config: EncoderConfig) -> int:
 
 def _tokenizer_of(path: Path, given: Path | None, fingerprint: str | None) -> Path | None:
     """The given tokenizer, or the finished run's, if it has the checkpoint's fingerprint."""
-    beside = path.parent.parent / "weights" / "tokenizer"
-    found = Path(given) if given else beside if beside.is_dir() else None
+    default = path.parent.parent / "weights" / "tokenizer"
+    found = Path(given) if given else default if default.is_dir() else None
     if found is None or fingerprint is None:
         return found
     if load_tokenizer(found).fingerprint == fingerprint:

@@ -1,4 +1,4 @@
-"""What weights.json says of the weights beside it."""
+"""The content of weights.json, which describes the weights in the same folder."""
 
 from __future__ import annotations
 

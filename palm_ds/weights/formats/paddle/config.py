@@ -80,9 +80,9 @@ class PaddleConfig:
 def read_paddle_config(folder: Path, config: Path | None) -> PaddleConfig:
     """Read the given config file, or the one in the tensors' folder or its parent. Raises UserError
     if there is none."""
-    beside = [folder / name for name in CONFIGS]
+    here = [folder / name for name in CONFIGS]
     above = [folder.parent / name for name in CONFIGS]
-    for path in [config] if config is not None else [*beside, *above]:
+    for path in [config] if config is not None else [*here, *above]:
         if config is not None or path.is_file():
             values = _flat(read_json(path))
             check_foreign_values(values, str(path))

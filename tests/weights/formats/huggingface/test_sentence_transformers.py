@@ -170,7 +170,7 @@ def test_a_real_model_embeds_the_same(tmp_path: Path) -> None:
     compare(folder, tmp_path / "hf", texts)
 
 
-# ---- what cannot go along ----
+# ---- what cannot be kept ----
 
 
 def test_paddlenlp_skips_sentence_transformers_modules(source: Path, tmp_path: Path) -> None:
