@@ -119,6 +119,9 @@ def convert(
     tokenizer = _tokenizer(contents)
     plan = _plan_conversion(contents, to, options)
     _check_strict(contents, plan.report, options)
+    if options.verify and "eps" in opening:
+        note = _change_by_eps(contents, tokenizer, options, opening)
+        contents = replace(contents, notes=(*contents.notes, *note))
     found: list[ParityReport] = []
 
     def write(part: Path) -> None:
@@ -189,7 +192,7 @@ def verify_only(
         _side(other, _usual_task(other), plain=True),
     )
     inputs = parity.inputs_for(one, other, tokenizer, texts)
-    return parity.compare(*sides, inputs, heads=_same_heads(one, other), tolerance=tolerance)
+    return parity.compare(*sides, inputs, heads=parity.same_heads(one, other), tolerance=tolerance)
 
 
 # ---- planning ----
@@ -339,6 +342,26 @@ def _verify(
     return found
 
 
+def _change_by_eps(
+    contents: CheckpointContents,
+    tokenizer: Tokenizer | None,
+    options: ConversionOptions,
+    opening: Mapping[str, Any],
+) -> list[str]:
+    """What another LayerNorm eps than the checkpoint's changes, as a note."""
+    rest = {name: value for name, value in opening.items() if name != "eps"}
+    own = opened(contents.path, **rest)
+    eps = own.config.layer_norm_eps
+    if eps == contents.config.layer_norm_eps:
+        return []
+    inputs = parity.inputs_for(own, contents, tokenizer, options.texts)
+    worst = parity.compare(in_palm_ds(own), in_palm_ds(contents), inputs).worst
+    return [
+        f"its outputs with its own LayerNorm eps, {eps:g}, are up to {worst.largest:.1e} away "
+        f"({worst.name}; values up to {worst.scale:.3g})"
+    ]
+
+
 def _side(contents: CheckpointContents, task_id: int, *, plain: bool) -> RunnableCheckpoint:
     """The checkpoint run by its format's own library, if that can. `plain`: opened without options
     that the library would not know."""
@@ -358,21 +381,6 @@ def _heads_as_written(
         if name.startswith("heads.") and sources:
             found[sources[0].split(".")[1]] = name.split(".")[1]
     return found
-
-
-def _same_heads(a: CheckpointContents, b: CheckpointContents) -> dict[str, str]:
-    pairs = {name: name for name in a.heads if name in b.heads}
-
-    def only_of_kind(contents: CheckpointContents, other: CheckpointContents) -> dict[tuple, str]:
-        kinds: dict[tuple, list[str]] = {}
-        for name, head in contents.heads.items():
-            if name not in other.heads:
-                kind = (head.kind, head.classes, head.kind == "classes" and head.pooled)
-                kinds.setdefault(kind, []).append(name)
-        return {kind: names[0] for kind, names in kinds.items() if len(names) == 1}
-
-    in_a, in_b = only_of_kind(a, b), only_of_kind(b, a)
-    return pairs | {in_a[kind]: in_b[kind] for kind in in_a if kind in in_b}
 
 
 def _provenance(

@@ -172,6 +172,22 @@ def _difference(kind: str, name: str, a: torch.Tensor, b: torch.Tensor) -> Diffe
     return Difference(kind, name, largest, scale if math.isfinite(scale) else 1.0)
 
 
+def same_heads(a: CheckpointContents, b: CheckpointContents) -> dict[str, str]:
+    """{head of a: head of b}: those of one name, and the only ones of a kind."""
+    pairs = {name: name for name in a.heads if name in b.heads}
+
+    def only_of_kind(contents: CheckpointContents, other: CheckpointContents) -> dict[tuple, str]:
+        kinds: dict[tuple, list[str]] = {}
+        for name, head in contents.heads.items():
+            if name not in other.heads:
+                kind = (head.kind, head.classes, head.kind == "classes" and head.pooled)
+                kinds.setdefault(kind, []).append(name)
+        return {kind: names[0] for kind, names in kinds.items() if len(names) == 1}
+
+    in_a, in_b = only_of_kind(a, b), only_of_kind(b, a)
+    return pairs | {in_a[kind]: in_b[kind] for kind in in_a if kind in in_b}
+
+
 # ---- inputs ----
 
 

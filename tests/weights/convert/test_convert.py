@@ -254,6 +254,8 @@ def test_paddlenlp_computes_with_its_own_eps(source: Path, tmp_path: Path) -> No
     done = convert.convert(source, tmp_path / "paddle", "paddle", eps=1e-12)
     assert done.parity and done.parity.passed
     assert "LayerNorm eps 1e-12, as requested; the checkpoint itself has 1e-05" in done.notes
+    (change,) = (note for note in done.notes if "own LayerNorm eps, 1e-05" in note)
+    assert 1e-7 < float(change.split("up to ")[1].split()[0]) < 1e-2
     found = convert.verify_only(source, tmp_path / "paddle")
     assert not found.passed, "the source itself still has its eps"
     options = ConversionOptions(family="bert", task="masking")
@@ -401,6 +403,12 @@ def nan(path: Path) -> None:
     save_file(state, path / "weights.safetensors")
 
 
+def gelu_new(path: Path) -> None:
+    about = json.loads((path / "weights.json").read_text())
+    about["backbone"]["activation"] = "gelu_new"
+    (path / "weights.json").write_text(json.dumps(about))
+
+
 def too_large(path: Path) -> None:
     state = load_file(path / "weights.safetensors")
     state["backbone.word.weight"][3] = 1e6
@@ -427,6 +435,7 @@ MISTAKES: dict[str, tuple[Breaks, str, dict[str, Any], str]] = {
     "NaN": (nan, "huggingface", {}, "source: .*intermediate.dense.bias: .*NaN"),
     "NaN to ours": (nan, "palm_ds", {}, "expand.*NaN"),
     "NaN to paddle": (nan, "paddle", {"family": "bert"}, "linear1.bias: .*NaN"),
+    "gelu_new": (gelu_new, "paddle", {"family": "bert"}, "activation: PaddleNLP has no gelu_new"),
     "eps": (strange, "paddle", {}, "eps: PaddleNLP's Ernie .* --eps 1e-12"),
     "too large for half": (too_large, "huggingface", {"dtype": "fp16"}, "too large"),
     "another tokenizer": (other_tokenizer, "palm_ds", {}, "it belongs to another model"),

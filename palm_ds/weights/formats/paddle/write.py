@@ -16,7 +16,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 
@@ -61,6 +61,8 @@ _SETTINGS = (
     "additional_special_tokens",
 )
 """What PaddleNLP's tokenizers read from tokenizer_config.json, in addition to special tokens."""
+_ACTIVATIONS = ("gelu", "relu")
+"""Those of ours that paddle.nn.functional has."""
 _CODES = {torch.float32: "f4", torch.float16: "f2", torch.bfloat16: "u2"}
 
 
@@ -83,6 +85,10 @@ def plan(
         rest = {name: head for name, head in heads.items() if name != NEXT_SENTENCE}
         exported = hf_plan(entries, config, rest, target)
     _check_eps(exported)
+    if config.activation not in _ACTIVATIONS:
+        raise UserError(
+            f"activation: PaddleNLP has no {config.activation}; it has {', '.join(_ACTIVATIONS)}"
+        )
     named = exported.architecture.replace("ForPreTraining", "ForPretraining")
     more = {"architectures": [named], "pool_act": "tanh", "paddlenlp_version": None}
     return replace(
@@ -124,11 +130,22 @@ def _name_tokenizer(folder: Path, plan: ExportPlan) -> None:
         return
     saved = read_json(path)
     kept = {key: x for key, x in saved.items() if key.endswith("_token") or key in _SETTINGS}
+    if special := _further_special(folder, kept):
+        kept["additional_special_tokens"] = special
     named = FAMILIES[plan.config_json["model_type"]].paddle_tokenizer
     if saved.get("strip_accents") is not None or saved.get("tokenize_chinese_chars") is False:
         named = "BertTokenizer"  # ErnieTokenizer has no such settings
     longest = min(saved.get("model_max_length", plan.config.max_length), plan.config.max_length)
     write_json(path, {"tokenizer_class": named, **kept, "model_max_length": longest})
+
+
+def _further_special(folder: Path, saved: Mapping[str, Any]) -> list[str]:
+    """The special tokens that no setting names: it does not read tokenizer.json."""
+    roles = {x for key, x in saved.items() if key.endswith("_token")}
+    added = read_json(folder / "tokenizer.json")["added_tokens"]
+    texts = [each["content"] for each in added if each["special"]]
+    listed = saved.get("additional_special_tokens") or []
+    return list(dict.fromkeys([*listed, *(text for text in texts if text not in roles)]))
 
 
 def write_paddle(
