@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import uuid
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,8 +81,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Modules stay. Else every collection of garbage, and tests ask for many, would go through all
-    of torch and transformers again: 0.4 s each time."""
+    """The same random numbers whatever ran before; and modules stay. Else every collection of
+    garbage, and tests ask for many, would go through all of torch and transformers again: 0.4 s
+    each time."""
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(zlib.crc32(item.nodeid.partition("::")[0].encode()))
     if len(sys.modules) > item.config.stash.get(_MODULES, 0) + 50:
         item.config.stash[_MODULES] = len(sys.modules)
         gc.collect()
