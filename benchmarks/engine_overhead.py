@@ -57,7 +57,9 @@ def make_batch(step: int) -> Batch:
     for _ in range(ROWS):
         ids = rng.integers(5, WORDS, LENGTH)
         nothing = np.zeros(LENGTH, np.int64)
-        example = Example(ids=ids, segments=nothing, origin=np.arange(LENGTH), marks={})
+        example = Example(
+            input_ids=ids, token_type_ids=nothing, source_offsets=np.arange(LENGTH), annotations={}
+        )
         at = rng.choice(LENGTH, MASKED, replace=False)
         example.labels["words"] = (at, ids[at].copy())
         example.labels["order"] = (np.array([0]), rng.integers(0, 9, 1))

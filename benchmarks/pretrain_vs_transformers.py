@@ -67,14 +67,14 @@ if ARGUMENTS is not None:  # before torch reads them
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from palm_ds.common import rng as keyed  # noqa: E402
+from palm_ds.common.rng import derive_key, keyed_uniform  # noqa: E402
 from palm_ds.corpus.store import Corpus, open_corpus  # noqa: E402
-from palm_ds.data.blend_dataset import make_feeds  # noqa: E402
-from palm_ds.data.corpus_source import Source, split  # noqa: E402
+from palm_ds.data.corpus_source import CorpusSource, split_corpus  # noqa: E402
 from palm_ds.data.curriculum_spec import read_stages  # noqa: E402
-from palm_ds.data.example import Example, arrange  # noqa: E402
+from palm_ds.data.example import Example, build_input  # noqa: E402
 from palm_ds.data.layout import layouts  # noqa: E402
-from palm_ds.data.packed_stream import Stream  # noqa: E402
+from palm_ds.data.packed_stream import PackedStream  # noqa: E402
+from palm_ds.data.task_group_dataset import make_datasets  # noqa: E402
 from palm_ds.model.encoder import Encoder, EncoderConfig  # noqa: E402
 from palm_ds.model.heads import MaskedLMHead  # noqa: E402
 from palm_ds.model.kernels import choose_kernels  # noqa: E402
@@ -102,19 +102,19 @@ def open_input(name: str, folder: Path) -> Corpus:
     return open_corpus(folder)
 
 
-def sentence_runs(source: Source, room: int, cut: str) -> np.ndarray:
+def sentence_runs(source: CorpusSource, max_length: int, cut: str) -> np.ndarray:
     """(runs, 2) [start, end): consecutive whole sentences of a document, as many as fit the length
     drawn for the run (`varied`: from an eighth of the room to all of it) or the room (`full`).
     A sentence longer than that is a run of its own, cut at the room."""
     offsets, runs = np.asarray(source.corpus.sentence_starts), []
-    draws = iter(keyed.uniform(keyed.key("runs", cut), np.arange(len(offsets)), 1)[:, 0])
+    num_uniforms = iter(keyed_uniform(derive_key("runs", cut), np.arange(len(offsets)), 1)[:, 0])
     for first, last in zip(source.first_sentences, source.last_sentences, strict=True):
         while first < last:
-            share = next(draws) * 7 / 8 + 1 / 8 if cut == "varied" else 1.0
-            start, most = offsets[first], int((room - 2) * share)
+            share = next(num_uniforms) * 7 / 8 + 1 / 8 if cut == "varied" else 1.0
+            start, most = offsets[first], int((max_length - 2) * share)
             after = np.searchsorted(offsets, start + most, side="right") - 1
             after = min(max(int(after), int(first) + 1), int(last))
-            runs.append((start, min(offsets[after], start + room - 2)))
+            runs.append((start, min(offsets[after], start + max_length - 2)))
             first = after
     return np.array(runs, np.int64)
 
@@ -125,34 +125,34 @@ class SentenceRuns(KnowledgeMasking):
 
     cut: str = "varied"
 
-    def items(self, source: Source, room: int) -> np.ndarray:
-        return sentence_runs(source, room, self.cut)
+    def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
+        return sentence_runs(source, max_length, self.cut)
 
     def layout(
-        self, items: np.ndarray, uniform: np.ndarray, source: Source, room: int
+        self, items: np.ndarray, uniform: np.ndarray, source: CorpusSource, max_length: int
     ) -> np.ndarray:
         """[CLS] run [SEP], and never longer: the other contender gets the same examples."""
         return layouts(items[:, 1] - items[:, 0] + 2, start=items[:, 0], end=items[:, 1])
 
-    def example(self, layout: np.void, source: Source, rng: np.random.Generator) -> Example:
-        return arrange([source.read(layout["start"], layout["end"])], source.vocabulary)
+    def example(self, layout: np.void, source: CorpusSource, rng: np.random.Generator) -> Example:
+        return build_input([source.read(layout["start"], layout["end"])], source.vocabulary)
 
 
-def open_stream(source: Source, length: int, tokens: int, cut: str) -> Stream:
+def open_stream(source: CorpusSource, length: int, tokens: int, cut: str) -> PackedStream:
     task = SentenceRuns(name="words", source="text", units=("token",), rate=RATE, cut=cut)
-    plan = read_stages([{"words": 1_000_000}], ["words"])
-    feeds, feeds_of = make_feeds(
-        plan.blends,
+    curriculum = read_stages([{"words": 1_000_000}], ["words"])
+    datasets, mixtures = make_datasets(
+        curriculum.task_groups,
         {"words": task},
         {"words": 0},
         {"text": [("text", source, 1.0)]},
         seed=1,
         length=length,
     )
-    return Stream(
-        plan=plan,
-        feeds=feeds,
-        feeds_of=feeds_of,
+    return PackedStream(
+        curriculum=curriculum,
+        datasets=datasets,
+        mixtures=mixtures,
         rows=max(tokens // length, 1),
         length=length,
         seed=1,
@@ -182,7 +182,7 @@ def build_model(shape: str, length: int) -> Model:
     return Model(backbone, {"words": MaskedLMHead(backbone)}, {"words": "words"})
 
 
-def plain_loop(stream: Stream, args: argparse.Namespace) -> Contender:
+def plain_loop(stream: PackedStream, args: argparse.Namespace) -> Contender:
     """palm_ds's model and stream in a plain torch loop."""
     model = build_model(args.shape, stream.length).train()
     groups = param_groups(model, weight_decay=0.01)
@@ -200,7 +200,7 @@ def plain_loop(stream: Stream, args: argparse.Namespace) -> Contender:
     return timed_steps(step, args)
 
 
-def engine_loop(file: str, stream: Stream, args: argparse.Namespace) -> Contender:
+def engine_loop(file: str, stream: PackedStream, args: argparse.Namespace) -> Contender:
     """palm_ds on its engine."""
     from palm_ds.engine import Engine
     from palm_ds.runtime.ds_config import read_ds_config
@@ -241,7 +241,7 @@ def timed_steps(step: Callable[[int], int], args: argparse.Namespace) -> Contend
 # ---- transformers ----
 
 
-def trainer_loop(stream: Stream, corpus: Corpus, folder: Path, args: Any) -> Contender:
+def trainer_loop(stream: PackedStream, corpus: Corpus, folder: Path, args: Any) -> Contender:
     """transformers.Trainer over the same examples, unpacked."""
     from transformers import (
         AutoTokenizer,
@@ -303,13 +303,13 @@ def trainer_loop(stream: Stream, corpus: Corpus, folder: Path, args: Any) -> Con
     return run
 
 
-def all_examples(stream: Stream) -> list[list[int]]:
+def all_examples(stream: PackedStream) -> list[list[int]]:
     """The ids of every example of an epoch, before masking."""
-    [feed] = stream.feeds
-    vocabulary, rng = feed.source.vocabulary, np.random.default_rng(0)
-    layouts = feed.layouts(np.arange(len(feed.items)))
-    source: Any = feed.source
-    made = [feed.tasks[0].example(layout, source, rng).ids.tolist() for layout in layouts]
+    [dataset] = stream.datasets
+    vocabulary, rng = dataset.source.vocabulary, np.random.default_rng(0)
+    layouts = dataset.layouts(np.arange(len(dataset.items)))
+    source: Any = dataset.source
+    made = [dataset.tasks[0].example(layout, source, rng).input_ids.tolist() for layout in layouts]
     assert all(ids[0] == vocabulary.cls and ids[-1] == vocabulary.sep for ids in made)
     return made
 
@@ -350,7 +350,7 @@ class Clock:
 
 
 def compare(corpus: Corpus, length: int, folder: Path, args: argparse.Namespace) -> None:
-    source, _ = split(corpus, 0.0, [])
+    source, _ = split_corpus(corpus, 0.0, [])
     stream = open_stream(source, length, args.tokens, args.cut)
     contenders = {name: contender(name, stream, corpus, folder, args) for name in args.contenders}
     speeds: dict[str, list[float]] = {name: [] for name in contenders}
@@ -363,7 +363,7 @@ def compare(corpus: Corpus, length: int, folder: Path, args: argparse.Namespace)
 
 
 def contender(
-    name: str, stream: Stream, corpus: Corpus, folder: Path, args: argparse.Namespace
+    name: str, stream: PackedStream, corpus: Corpus, folder: Path, args: argparse.Namespace
 ) -> Contender:
     if name == "palm_ds":
         return plain_loop(stream, args)
@@ -372,9 +372,9 @@ def contender(
     return engine_loop(name, stream, args)
 
 
-def show(speeds: dict[str, list[float]], stream: Stream, args: argparse.Namespace) -> None:
-    [feed] = stream.feeds
-    sizes = feed.layouts(np.arange(len(feed.items)))["length"]
+def show(speeds: dict[str, list[float]], stream: PackedStream, args: argparse.Namespace) -> None:
+    [dataset] = stream.datasets
+    sizes = dataset.layouts(np.arange(len(dataset.items)))["length"]
     quartiles = ", ".join(str(int(q)) for q in np.quantile(sizes, [0.25, 0.5, 0.75]))
     rows = [stream.batches(step, 0, 1, stream.rows)[0] for step in range(8)]
     full = sum(b.real_tokens for b in rows) / sum(b.input_ids.numel() for b in rows)

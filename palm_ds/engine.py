@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from palm_ds.common import rng as keyed
+from palm_ds.common.rng import derive_key
 from palm_ds.model.batch import Batch
 from palm_ds.model.fgm import FGM
 from palm_ds.runtime import checkpoint, sharded_state
@@ -118,7 +118,7 @@ class Engine:
         set_lr(self._optimizer.param_groups, lr)
         self._step_freezing.prepare(self._optimizer.param_groups, frozen)
         # Dropout depends on (seed, step, rank) alone, so checkpoints need no random state.
-        torch.manual_seed(keyed.key(self.seed, "dropout", step, self.rank))
+        torch.manual_seed(derive_key(self.seed, "dropout", step, self.rank))
         sums = LossSums(self.tasks)
         self._engine.train()
         for batch in batches:

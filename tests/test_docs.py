@@ -273,7 +273,7 @@ def completed(values: Mapping[str, object], page: str) -> dict[str, object]:
         if "stages" in whole:
             given = re.findall(r"\w+", yaml.safe_dump(whole["stages"]))
             with_tasks = parse_stages(whole["stages"], given)
-            names = {task for blend in with_tasks.blends for task in tasks_of(blend)}
+            names = {task for task_group in with_tasks.task_groups for task in tasks_of(task_group)}
         whole["tasks"] = {
             name: {"kind": name if name in known_kinds() else kind, "source": "filled"}
             for name in names

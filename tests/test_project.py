@@ -188,7 +188,7 @@ def test_the_embedded_recipe_is_shipped() -> None:
 def test_recipes_are_valid_and_say_what_they_need_and_reach(path: Path) -> None:
     from palm_ds.train.recipe import read_recipe
 
-    assert read_recipe(path).plan.steps > 0
+    assert read_recipe(path).curriculum.steps > 0
     comment = re.match(r"(?:#.*\n)+", path.read_text())
     assert comment is not None and len(comment[0].split()) > 20
 
@@ -208,7 +208,7 @@ def test_fine_tuning_recipes_are_valid_and_say_what_they_need_and_reach(path: Pa
 
     values = read_values(path) | {"backbone": {"preset": "ernie-2.0-base"}}
     recipe = make_recipe(values, str(path))
-    assert recipe.examples and recipe.outline.needs_corpus
+    assert recipe.examples and recipe.curriculum_spec.needs_corpus
     comment = re.match(r"(?:#.*\n)+", path.read_text())
     assert comment is not None and len(comment[0].split()) > 20
 

@@ -41,10 +41,12 @@ class EventDispatcher:
         self.done = 0
         """Completed steps of the run."""
         self._pass: int | None = None
-        feed = next(
-            feed for feed in loop.stream.feeds if reference in [task.name for task in feed.tasks]
+        dataset = next(
+            dataset
+            for dataset in loop.stream.datasets
+            if reference in [task.name for task in dataset.tasks]
         )
-        self._feed, self._items = feed.name, len(feed.items)
+        self._dataset, self._items = dataset.name, len(dataset.items)
 
     def __call__(self, name: str, facts: Mapping[str, Any]) -> None:
         if name == "begin":
@@ -98,7 +100,7 @@ class EventDispatcher:
 
     def pass_at(self, step: int) -> int:
         """Complete passes over the reference task before a step."""
-        return self.loop.stream.consumed(step)[self._feed] // max(self._items, 1)
+        return self.loop.stream.consumed(step)[self._dataset] // max(self._items, 1)
 
     def _emit(self, what: event.Event) -> None:
         if self.handler:

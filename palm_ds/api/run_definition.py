@@ -39,7 +39,7 @@ class RunDefinition(ABC):
         self.settings = read_settings(values, type(self).__name__)
 
     @abstractmethod
-    def blends(self) -> Sequence[Sequence[TaskWithData]]:
+    def task_groups(self) -> Sequence[Sequence[TaskWithData]]:
         """The tasks, grouped by the text that they share."""
 
     @abstractmethod
@@ -49,7 +49,7 @@ class RunDefinition(ABC):
     @property
     def tasks(self) -> dict[str, TaskWithData]:
         """By name."""
-        return {task.name: task for blend in self.blends() for task in blend}
+        return {task.name: task for task_group in self.task_groups() for task in task_group}
 
     @cached_property
     def folder(self) -> Path:
@@ -63,7 +63,7 @@ class RunDefinition(ABC):
     @cached_property
     def recipe(self) -> Recipe:
         """The recipe that `palm-ds finetune` would need for the same run."""
-        names = [task.name for blend in self.blends() for task in blend]
+        names = [task.name for task_group in self.task_groups() for task in task_group]
         for name in names:
             if names.count(name) > 1:
                 raise UserError(f"two tasks are called {name!r}; give them names: name=...")
@@ -71,12 +71,12 @@ class RunDefinition(ABC):
             raise UserError("backbone: missing; give palm.Backbone.from_pretrained(FOLDER or NAME)")
         sources: dict[str, Any] = {}
         tasks: dict[str, Any] = {}
-        for blend in self.blends():
-            first = blend[0]
+        for task_group in self.task_groups():
+            first = task_group[0]
             sources[first.name] = first.source(self.folder / "rows")
             if self.backbone.tokenizer:
                 sources[first.name]["tokenizer"] = self.backbone.tokenizer
-            tasks |= {task.name: task.entry(first.name) for task in blend}
+            tasks |= {task.name: task.entry(first.name) for task in task_group}
         data = {"sources": sources, "tasks": tasks, "stages": self.stages()}
         values = self.settings.values(self.backbone.max_length) | self.backbone.values() | data
         return make_recipe(
@@ -88,7 +88,7 @@ class RunDefinition(ABC):
         """The run with everything filled in that depends on the rows."""
         recipe = resolve(self.recipe, self.data)
         if not self.settings.evaluate_every:
-            every = math.ceil(recipe.plan.steps / math.ceil(self.settings.epochs))
+            every = math.ceil(recipe.curriculum.steps / math.ceil(self.settings.epochs))
             recipe = replace(recipe, evaluate=replace(recipe.evaluate, every=every))
         return RunSpec(recipe=recipe, ds_config=self.settings.ds_config(), folder=self.folder)
 
@@ -107,7 +107,7 @@ class RunDefinition(ABC):
     @property
     def steps(self) -> int:
         """Steps of the whole training."""
-        return self.run.recipe.plan.steps
+        return self.run.recipe.curriculum.steps
 
     def examples_of(self, task: str) -> int:
         """Training rows of a task."""
@@ -116,8 +116,10 @@ class RunDefinition(ABC):
 
     def steps_per_epoch_of(self, task: str) -> int:
         """Whole batches in an epoch of a task, as in PaddlePALM."""
-        blend = next(b for b in self.run.recipe.plan.blends if task in b.split(" + "))
-        return max(self.examples_of(task) // self.run.recipe.examples_of(blend), 1)
+        task_group = next(
+            b for b in self.run.recipe.curriculum.task_groups if task in b.split(" + ")
+        )
+        return max(self.examples_of(task) // self.run.recipe.examples_of(task_group), 1)
 
     @cached_property
     def processes(self) -> Processes:

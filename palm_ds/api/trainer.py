@@ -79,7 +79,7 @@ class Trainer(Session):
     steps_pur_epoch = steps_per_epoch
     """PaddlePALM's spelling."""
 
-    def blends(self) -> Sequence[Sequence[TaskWithData]]:
+    def task_groups(self) -> Sequence[Sequence[TaskWithData]]:
         return [[self.task]]
 
     def stages(self) -> Any:
@@ -109,18 +109,18 @@ class MultiHeadTrainer(Session):
         an epoch of the `reference` task (default: the first). Each step trains one task; with
         `mix="batch"`, all tasks in proportion."""
         members = [_members(each) for each in tasks]
-        trainers = [m for blend in members for m in blend if isinstance(m, Trainer)]
+        trainers = [m for task_group in members for m in task_group if isinstance(m, Trainer)]
         backbone = backbone or next((t.backbone for t in trainers if t.backbone), None)
         super().__init__(backbone, settings)
-        self._blends = [[_task(member) for member in blend] for blend in members]
+        self._task_groups = [[_task(member) for member in task_group] for task_group in members]
         self._mix = mix
         names = list(self.tasks)
         if isinstance(mix_ratio, Sequence):
-            if len(mix_ratio) != len(self._blends):
+            if len(mix_ratio) != len(self._task_groups):
                 raise UserError(
-                    f"mix_ratio: {len(mix_ratio)} numbers for {len(self._blends)} tasks"
+                    f"mix_ratio: {len(mix_ratio)} numbers for {len(self._task_groups)} tasks"
                 )
-            mix_ratio = {b[0].name: r for b, r in zip(self._blends, mix_ratio, strict=True)}
+            mix_ratio = {b[0].name: r for b, r in zip(self._task_groups, mix_ratio, strict=True)}
         for name, ratio in (mix_ratio or {}).items():
             if name not in names:
                 raise UserError(f"mix_ratio: no task {name!r}{suggest(name, names)}")
@@ -133,7 +133,7 @@ class MultiHeadTrainer(Session):
 
     @property
     def mix_ratio(self) -> dict[str, float]:
-        return {blend[0].name: blend[0].mix_ratio for blend in self._blends}
+        return {task_group[0].name: task_group[0].mix_ratio for task_group in self._task_groups}
 
     @property
     def num_examples(self) -> dict[str, int]:
@@ -146,19 +146,21 @@ class MultiHeadTrainer(Session):
     @property
     def expected_steps(self) -> dict[str, int]:
         """Steps of each task over the whole training."""
-        plan = self.run.recipe.plan
+        curriculum = self.run.recipe.curriculum
         return {
-            name: sum(plan.total_of(b) for b in plan.blends if name in b.split(" + "))
+            name: sum(
+                curriculum.total_of(b) for b in curriculum.task_groups if name in b.split(" + ")
+            )
             for name in self.tasks
         }
 
-    def blends(self) -> Sequence[Sequence[TaskWithData]]:
-        return self._blends
+    def task_groups(self) -> Sequence[Sequence[TaskWithData]]:
+        return self._task_groups
 
     def stages(self) -> Any:
-        names = [" + ".join(task.name for task in blend) for blend in self._blends]
-        ratios = [blend[0].mix_ratio for blend in self._blends]
-        first = self.reference or self._blends[0][0].name
+        names = [" + ".join(task.name for task in task_group) for task_group in self._task_groups]
+        ratios = [task_group[0].mix_ratio for task_group in self._task_groups]
+        first = self.reference or self._task_groups[0][0].name
         reference = next(b for b in names if first in b.split(" + "))
         sampler = {
             "mix_ratio": dict(zip(names, ratios, strict=True)),

@@ -23,7 +23,7 @@ from palm_ds.runtime.signals import stop_signals
 from palm_ds.train.export import info_of
 from palm_ds.train.loop import STOPPED
 from palm_ds.train.train import TrainingRun, setup_run
-from palm_ds.weights import weights_folder as weights
+from palm_ds.weights import weights_folder
 
 _NOT_FINITE = "a loss or gradient was not finite: lower lr, or look at the data"
 
@@ -160,7 +160,7 @@ class TrainingSession(RunDefinition):
         tokenizer = opened.data.tokenizer
         info = info_of(opened.run.recipe, opened.model, steps=self.cur_train_step)
         if huggingface:
-            weights.export_hf(
+            weights_folder.export_hf(
                 state,
                 folder,
                 config=opened.model.backbone.config,
@@ -170,4 +170,4 @@ class TrainingSession(RunDefinition):
                 outputs=info.heads,
             )
         else:
-            weights.save_weights(state, folder, info, tokenizer=tokenizer)
+            weights_folder.save_weights(state, folder, info, tokenizer=tokenizer)

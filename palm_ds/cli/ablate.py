@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_recipe(parser, "a YAML file, or a shipped one; its blends are scheduled")
+    add_recipe(parser, "a YAML file, or a shipped one; its task groups are scheduled")
     add_ds_config(parser)
     add = parser.add_argument
     add("--out", required=True, metavar="DIR", help="folder for all runs and the table")

@@ -1,9 +1,9 @@
 """Random numbers that are a pure function of a key: no generator is ever shared or advanced.
 
-key("seed 1", name)                     a 64-bit key from any parts
-uniform(key, n, draws)                  `draws` uniform numbers for each n, vectorised over n
+derive_key("seed 1", name)              a 64-bit key from any parts
+keyed_uniform(key, n, count)            `count` uniform numbers for each n, vectorised over n
 permutation_at(key, size, index)        a permutation of range(size) at index, in O(1) memory
-generator(key, n)                       a full numpy generator for the n-th example
+keyed_generator(key, n)                 a full numpy generator for the n-th example
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FEISTEL_ROUNDS = 6
 
 
-def key(*parts: object) -> int:
+def derive_key(*parts: object) -> int:
     """A 64-bit key from any parts; stable across processes, machines and Python versions."""
     text = "\x1f".join(map(repr, parts))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
@@ -29,20 +29,20 @@ def _mix(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def bits(seed: int, n: np.ndarray, slot: int = 0) -> np.ndarray:
+def keyed_bits(seed: int, n: np.ndarray, slot: int = 0) -> np.ndarray:
     """64 random bits for every n; `slot` separates independent draws of the same n."""
     with np.errstate(over="ignore"):
         state = _mix(np.asarray(n).astype(np.uint64) * _GOLDEN + np.uint64(seed))
         return _mix(state + np.uint64(slot + 1) * _GOLDEN)
 
 
-def uniform(seed: int, n: np.ndarray, draws: int) -> np.ndarray:
-    """(len(n), draws) float64 in [0, 1)."""
-    columns = [bits(seed, n, slot) >> np.uint64(11) for slot in range(draws)]
+def keyed_uniform(seed: int, n: np.ndarray, count: int) -> np.ndarray:
+    """(len(n), count) float64 in [0, 1)."""
+    columns = [keyed_bits(seed, n, slot) >> np.uint64(11) for slot in range(count)]
     return np.stack(columns, axis=1).astype(np.float64) * 2.0**-53
 
 
-def generator(seed: int, n: int) -> np.random.Generator:
+def keyed_generator(seed: int, n: int) -> np.random.Generator:
     """A counter-based (Philox) generator for the n-th item under this key."""
     return np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, n]))
 
@@ -64,5 +64,5 @@ def _feistel(seed: int, x: np.ndarray, half: int) -> np.ndarray:
     mask = np.uint64((1 << half) - 1)
     left, right = x >> np.uint64(half), x & mask
     for step in range(_FEISTEL_ROUNDS):
-        left, right = right, left ^ (bits(seed, right, step) & mask)
+        left, right = right, left ^ (keyed_bits(seed, right, step) & mask)
     return (left << np.uint64(half)) | right

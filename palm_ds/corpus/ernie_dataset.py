@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from palm_ds.common import rng as keyed
 from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError
 from palm_ds.common.file_hash import sha256_of_file
 from palm_ds.common.json_files import write_json
+from palm_ds.common.rng import derive_key, keyed_generator
 from palm_ds.corpus.input.discover import find_inputs
 from palm_ds.corpus.input.ernie_lines import LABELS, ernie_line
 from palm_ds.corpus.input.options import InputOptions
@@ -239,10 +239,10 @@ def _cut_documents(source: Corpus, length: int, seed: int) -> Iterator[_Pair]:
         raise UserError(
             f"corpus {source.path}: has only one document; random texts need at least two"
         )
-    seed, room = keyed.key("write_ernie", seed), length - _SPECIALS
+    seed, room = derive_key("write_ernie", seed), length - _SPECIALS
     starts = source.sentence_starts
     for document in range(len(source)):
-        rng = keyed.generator(seed, document)
+        rng = keyed_generator(seed, document)
         at, last = source.first_sentence[document : document + 2].tolist()
         while last - at > 1:
             edges = starts[at : last + 1]

@@ -1,15 +1,14 @@
-"""The steps of a blend: amounts in steps, tokens or examples, and samplers that split a total.
+"""The steps of a task group: amounts in steps, tokens or examples, and samplers that split a total.
 
-    5000 | 20_000_000 tokens | 300_000 sequences | 3 epochs     an amount
-    uniform | proportional | {temperature: 2}               a sampler: shares of a total
-    {weights: {blend: 3, ...}}
-    {mix_ratio: {blend: 0.5, ...}, reference: blend, epochs: 3}     PaddlePALM's: steps directly
+    5000 | 20_000_000 tokens | 300_000 sequences | 3 epochs     an amount uniform | proportional |
+    {temperature: 2}               a sampler: shares of a total {weights: {group: 3, ...}}
+    {mix_ratio: {group: 0.5, ...}, reference: task group, epochs: 3}     PaddlePALM's: steps
+    directly
 
 A step is a fixed number of tokens. The number and length of examples are known only once the corpus
-is open: a `Measure` per blend provides them. (If a step is a fixed number of examples, it counts as
-one token, and an example as its share of a step.) All arithmetic is exact, so that a plan is the
-same on every machine.
-"""
+is open: a `DatasetSize` per task group provides them. (If a step is a fixed number of examples, it
+counts as one token, and an example as its share of a step.) All arithmetic is exact, so that a plan
+is the same on every machine."""
 
 from __future__ import annotations
 
@@ -27,8 +26,8 @@ _AMOUNT = re.compile(r"(\d[\d_]*(?:\.\d+)?)\s*(steps|tokens|sequences|epochs?|ep
 
 
 @dataclass(frozen=True)
-class Measure:
-    """The size of a blend, measured on the open corpora."""
+class DatasetSize:
+    """The size of a task group, measured on the open corpora."""
 
     tokens: float | Fraction
     """Row tokens of an epoch (every item once)."""
@@ -36,11 +35,11 @@ class Measure:
     """Row tokens per example."""
 
 
-Measures: TypeAlias = Mapping[str, Measure]
+DatasetSizes: TypeAlias = Mapping[str, DatasetSize]
 
 
 @dataclass(frozen=True)
-class Amount:
+class Budget:
     """An amount of training."""
 
     number: float
@@ -50,24 +49,24 @@ class Amount:
     def __str__(self) -> str:
         return f"{self.number:,} {self.unit}"
 
-    def steps(self, step_tokens: int, measure: Measure | None, where: str) -> int:
-        """The amount in steps of `step_tokens`, rounded up; `measure` is the blend's. Raises
+    def steps(self, step_tokens: int, size: DatasetSize | None, where: str) -> int:
+        """The amount in steps of `step_tokens`, rounded up; `size` is the task group's. Raises
         UserError if one of them is needed and unknown."""
         if self.unit == "steps":
             return int(self.number)
-        if not step_tokens or (self.unit != "tokens" and measure is None):
+        if not step_tokens or (self.unit != "tokens" and size is None):
             raise UserError(
                 f"{where}: {self} can be converted to steps only once the corpora are open"
             )
-        return math.ceil(_exact(self.number) * self._tokens(measure) / step_tokens)
+        return math.ceil(_exact(self.number) * self._tokens(size) / step_tokens)
 
-    def _tokens(self, measure: Measure | None) -> Fraction:
-        if measure is None or self.unit == "tokens":
+    def _tokens(self, size: DatasetSize | None) -> Fraction:
+        if size is None or self.unit == "tokens":
             return Fraction(1)
-        return _exact(measure.tokens if self.unit == "epochs" else measure.mean_length)
+        return _exact(size.tokens if self.unit == "epochs" else size.mean_length)
 
 
-def read_amount(value: Any, where: str) -> Amount:
+def read_budget(value: Any, where: str) -> Budget:
     """`5000`, `5_000 steps`, `20_000_000 tokens`, `300_000 sequences`, `3 epochs` or `3ep`."""
     match = _AMOUNT.fullmatch(str(value).strip())
     unit: Any = (match and match[2]) or "steps"
@@ -78,33 +77,33 @@ def read_amount(value: Any, where: str) -> Amount:
             f"got {value!r}"
         )
     written = match[1].replace("_", "")
-    return Amount(float(written) if "." in written else int(written), unit)
+    return Budget(float(written) if "." in written else int(written), unit)
 
 
 @dataclass(frozen=True)
-class Weights:
+class WeightSampler:
     """Fixed shares; all 1 for uniform."""
 
     of: Mapping[str, float]
 
-    def shares(self, measures: Measures | None) -> dict[str, Fraction]:
-        return {blend: _exact(weight) for blend, weight in self.of.items()}
+    def shares(self, sizes: DatasetSizes | None) -> dict[str, Fraction]:
+        return {task_group: _exact(weight) for task_group, weight in self.of.items()}
 
 
 @dataclass(frozen=True)
-class BySize:
+class SizeSampler:
     """Shares proportional to the tokens of an epoch to the power 1/temperature: 1 is proportional,
     higher temperatures are more even."""
 
-    blends: Sequence[str]
+    task_groups: Sequence[str]
     temperature: float = 1.0
 
-    def shares(self, measures: Measures | None) -> dict[str, Fraction]:
-        if measures is None:
+    def shares(self, sizes: DatasetSizes | None) -> dict[str, Fraction]:
+        if sizes is None:
             raise UserError("stages.sampler: sizes are known only once the corpora are open")
-        largest = max(measures[blend].tokens for blend in self.blends)
+        largest = max(sizes[task_group].tokens for task_group in self.task_groups)
         power = 1 / self.temperature
-        return {b: _exact(float(measures[b].tokens / largest) ** power) for b in self.blends}
+        return {b: _exact(float(sizes[b].tokens / largest) ** power) for b in self.task_groups}
 
 
 @dataclass(frozen=True)
@@ -115,23 +114,23 @@ class MixRatio:
     reference: str
     epochs: float
 
-    def steps(self, step_tokens: int, measures: Measures | None) -> dict[str, int]:
-        """Steps of each blend, at least one."""
-        if measures is None or not step_tokens:
+    def steps(self, step_tokens: int, sizes: DatasetSizes | None) -> dict[str, int]:
+        """Steps of each task group, at least one."""
+        if sizes is None or not step_tokens:
             raise UserError("stages.sampler: an epoch is known only once the corpora are open")
-        epoch = int(measures[self.reference].tokens // step_tokens)
+        epoch = int(sizes[self.reference].tokens // step_tokens)
         steps = {b: int(_exact(self.epochs) * _exact(r) * epoch) for b, r in self.ratios.items()}
-        for blend, count in steps.items():
+        for task_group, count in steps.items():
             if not count:
                 raise UserError(
-                    f"stages.sampler: {blend!r} would get {self.epochs:g} epochs x ratio "
-                    f"{self.ratios[blend]:g} x {epoch} steps per epoch of {self.reference!r}, less "
-                    "than one step; raise `epochs` or the ratio, or lower `batch`"
+                    f"stages.sampler: {task_group!r} would get {self.epochs:g} epochs x ratio "
+                    f"{self.ratios[task_group]:g} x {epoch} steps per epoch of {self.reference!r}, "
+                    "less than one step; raise `epochs` or the ratio, or lower `batch`"
                 )
         return steps
 
 
-Sampler: TypeAlias = Weights | BySize | MixRatio
+Sampler: TypeAlias = WeightSampler | SizeSampler | MixRatio
 
 
 def _exact(number: float | Fraction) -> Fraction:
@@ -152,38 +151,42 @@ def share_out(total: int, shares: Mapping[str, Fraction]) -> dict[str, int]:
 
 
 def sampled(
-    sampler: Sampler, total: Amount | None, step_tokens: int, measures: Measures | None
+    sampler: Sampler, total: Budget | None, step_tokens: int, sizes: DatasetSizes | None
 ) -> dict[str, int]:
-    """Steps of each blend."""
+    """Steps of each task group."""
     if isinstance(sampler, MixRatio):
-        return sampler.steps(step_tokens, measures)
+        return sampler.steps(step_tokens, sizes)
     assert total is not None  # checked when the stages are parsed
-    shares = sampler.shares(measures)
-    steps = share_out(total.steps(step_tokens, _mean(shares, measures), "stages.steps"), shares)
-    for blend, count in steps.items():
+    shares = sampler.shares(sizes)
+    steps = share_out(total.steps(step_tokens, _mean(shares, sizes), "stages.steps"), shares)
+    for task_group, count in steps.items():
         if not count:
-            raise UserError(f"stages.sampler: a total of {total} gives {blend!r} no step; raise it")
+            raise UserError(
+                f"stages.sampler: a total of {total} gives {task_group!r} no step; raise it"
+            )
     return steps
 
 
-def _mean(shares: Mapping[str, Fraction], measures: Measures | None) -> Measure | None:
-    """The measure of all blends together, given their shares of the tokens."""
-    if measures is None:
+def _mean(shares: Mapping[str, Fraction], sizes: DatasetSizes | None) -> DatasetSize | None:
+    """The measure of all task groups together, given their shares of the tokens."""
+    if sizes is None:
         return None
-    examples = sum(share / _exact(measures[b].mean_length) for b, share in shares.items())
-    return Measure(
-        tokens=sum(measures[blend].tokens for blend in shares),
+    examples = sum(share / _exact(sizes[b].mean_length) for b, share in shares.items())
+    return DatasetSize(
+        tokens=sum(sizes[task_group].tokens for task_group in shares),
         mean_length=sum(shares.values(), Fraction(0)) / examples,
     )
 
 
-def read_sampler(value: Any, blends: Sequence[str], spell: Callable[[str], str]) -> Sampler:
-    """A recipe's `sampler`; `spell` normalises the name of a blend."""
+def read_sampler(
+    value: Any, task_groups: Sequence[str], normalize: Callable[[str], str]
+) -> Sampler:
+    """A recipe's `sampler`; `normalize` normalises the name of a task group."""
     where = "stages.sampler"
     if value == "uniform":
-        return Weights(dict.fromkeys(blends, 1.0))
+        return WeightSampler(dict.fromkeys(task_groups, 1.0))
     if value == "proportional":
-        return BySize(blends)
+        return SizeSampler(task_groups)
     kinds = ("temperature", "weights", "mix_ratio")
     found = [kind for kind in kinds if isinstance(value, Mapping) and kind in value]
     if len(found) != 1:
@@ -193,28 +196,38 @@ def read_sampler(value: Any, blends: Sequence[str], spell: Callable[[str], str])
         )
     _check_keys(value, (*found, *(["reference", "epochs"] * (found == ["mix_ratio"]))), where)
     if found == ["temperature"]:
-        return BySize(blends, _positive(value["temperature"], f"{where}.temperature"))
+        return SizeSampler(task_groups, _positive(value["temperature"], f"{where}.temperature"))
     if found == ["weights"]:
-        weights = of_blends(value["weights"], blends, spell, f"{where}.weights")
-        weights = {blend: _positive(w, f"{where}.weights.{blend}") for blend, w in weights.items()}
-        if missing := [blend for blend in blends if blend not in weights]:
-            raise UserError(f"{where}.weights: missing for {missing[0]!r}; give every blend one")
-        return Weights({blend: weights[blend] for blend in blends})
-    return _read_mix_ratio(value, blends, spell, where)
+        weights = of_task_groups(value["weights"], task_groups, normalize, f"{where}.weights")
+        weights = {
+            task_group: _positive(w, f"{where}.weights.{task_group}")
+            for task_group, w in weights.items()
+        }
+        if missing := [task_group for task_group in task_groups if task_group not in weights]:
+            raise UserError(
+                f"{where}.weights: missing for {missing[0]!r}; give every task group one"
+            )
+        return WeightSampler({task_group: weights[task_group] for task_group in task_groups})
+    return _read_mix_ratio(value, task_groups, normalize, where)
 
 
 def _read_mix_ratio(
-    value: Mapping[str, Any], blends: Sequence[str], spell: Callable[[str], str], where: str
+    value: Mapping[str, Any],
+    task_groups: Sequence[str],
+    normalize: Callable[[str], str],
+    where: str,
 ) -> MixRatio:
-    ratios = of_blends(value["mix_ratio"], blends, spell, f"{where}.mix_ratio")
-    reference = spell(str(value.get("reference", blends[0])))
-    if reference not in blends:
+    ratios = of_task_groups(value["mix_ratio"], task_groups, normalize, f"{where}.mix_ratio")
+    reference = normalize(str(value.get("reference", task_groups[0])))
+    if reference not in task_groups:
         raise UserError(
-            f"{where}.reference: {reference!r} is not one of the blends{suggest(reference, blends)}"
+            f"{where}.reference: {reference!r} is not one of the task groups"
+            f"{suggest(reference, task_groups)}"
         )
     return MixRatio(
         ratios={
-            blend: _positive(ratios.get(blend, 1), f"{where}.mix_ratio.{blend}") for blend in blends
+            task_group: _positive(ratios.get(task_group, 1), f"{where}.mix_ratio.{task_group}")
+            for task_group in task_groups
         },
         reference=reference,
         epochs=_positive(value.get("epochs", 1), f"{where}.epochs"),
@@ -227,20 +240,23 @@ def _check_keys(value: Mapping[str, Any], known: Sequence[str], where: str) -> N
             raise UserError(f"{where}.{key}: unknown key{suggest(key, known)}")
 
 
-def of_blends(
-    value: Any, blends: Sequence[str], spell: Callable[[str], str], where: str
+def of_task_groups(
+    value: Any, task_groups: Sequence[str], normalize: Callable[[str], str], where: str
 ) -> dict[str, Any]:
-    """Checks a mapping from some of these blends, each at most once."""
+    """Checks a mapping from some of these task groups, each at most once."""
     if not isinstance(value, Mapping):
-        raise UserError(f"{where}: expected `blend: number`, got {value!r}")
+        raise UserError(f"{where}: expected `task group: number`, got {value!r}")
     found: dict[str, Any] = {}
     for written, number in value.items():
-        blend = spell(str(written))
-        if blend not in blends:
-            raise UserError(f"{where}: {blend!r} is not one of the blends{suggest(blend, blends)}")
-        if blend in found:
-            raise UserError(f"{where}: {blend!r} is a duplicate")
-        found[blend] = number
+        task_group = normalize(str(written))
+        if task_group not in task_groups:
+            raise UserError(
+                f"{where}: {task_group!r} is not one of the task groups"
+                f"{suggest(task_group, task_groups)}"
+            )
+        if task_group in found:
+            raise UserError(f"{where}: {task_group!r} is a duplicate")
+        found[task_group] = number
     return found
 
 

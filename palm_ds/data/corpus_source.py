@@ -12,8 +12,8 @@ from functools import cached_property
 
 import numpy as np
 
-from palm_ds.common import rng as keyed
 from palm_ds.common.errors import UserError
+from palm_ds.common.rng import derive_key, permutation_at
 from palm_ds.corpus.store import Corpus
 from palm_ds.data.source import CachesResults, train_heldout_split, unigram_frequencies
 from palm_ds.text.tokens import SpecialTokens, TokenSpan
@@ -22,12 +22,12 @@ _SAMPLE_TOKENS = 2_000_000
 
 
 @dataclass(frozen=True)
-class Source(CachesResults):
+class CorpusSource(CachesResults):
     """Some documents of a corpus, with the annotations that tasks read."""
 
     corpus: Corpus
     documents: np.ndarray  # (documents,) indices, ascending
-    marks: tuple[str, ...] = ()
+    annotations: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.documents)
@@ -42,7 +42,7 @@ class Source(CachesResults):
 
     def read(self, start: int, end: int) -> TokenSpan:
         """The tokens [start, end), all of one document."""
-        return self.corpus.read(int(start), int(end), self.marks)
+        return self.corpus.read(int(start), int(end), self.annotations)
 
     @cached_property
     def starts(self) -> np.ndarray:
@@ -98,21 +98,25 @@ class Source(CachesResults):
         the unigram baseline."""
         return unigram_frequencies((piece.ids for piece in self.sample(())), self.vocabulary.size)
 
-    def sample(self, marks: Sequence[str]) -> Iterator[TokenSpan]:
+    def sample(self, annotations: Sequence[str]) -> Iterator[TokenSpan]:
         """Whole documents, some two million tokens, in a fixed random order."""
         seen, count = 0, len(self.documents)
-        for document in keyed.permutation_at(keyed.key("unigrams"), count, np.arange(count)):
-            piece = self.corpus.read(int(self.starts[document]), int(self.ends[document]), marks)
+        for document in permutation_at(derive_key("unigrams"), count, np.arange(count)):
+            piece = self.corpus.read(
+                int(self.starts[document]), int(self.ends[document]), annotations
+            )
             yield piece
             seen += len(piece)
             if seen > _SAMPLE_TOKENS:
                 return
 
 
-def split(corpus: Corpus, held_out: float, marks: Sequence[str]) -> tuple[Source, Source]:
+def split_corpus(
+    corpus: Corpus, held_out: float, annotations: Sequence[str]
+) -> tuple[CorpusSource, CorpusSource]:
     """The training and the held-out documents. The split depends only on document numbers, so it is
     the same in every run over a corpus."""
-    missing = sorted(set(marks) - set(corpus.annotations))
+    missing = sorted(set(annotations) - set(corpus.annotations))
     if missing:
         raise UserError(
             f"{corpus.path}: the corpus has no annotation {', '.join(missing)}; "
@@ -121,4 +125,6 @@ def split(corpus: Corpus, held_out: float, marks: Sequence[str]) -> tuple[Source
     training, held = train_heldout_split(
         len(corpus), held_out, where=str(corpus.path), of="documents", at_least_one=True
     )
-    return Source(corpus, training, tuple(marks)), Source(corpus, held, tuple(marks))
+    return CorpusSource(corpus, training, tuple(annotations)), CorpusSource(
+        corpus, held, tuple(annotations)
+    )

@@ -7,20 +7,20 @@ from typing import Any, NamedTuple
 
 import torch
 
-from palm_ds.data.blend_dataset import BuiltRow
-from palm_ds.data.corpus_source import Source
+from palm_ds.data.corpus_source import CorpusSource
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import Task
+from palm_ds.data.task_group_dataset import BuiltRow
 
 
 class Decoded(NamedTuple):
     """A task's decoded scores of one example."""
 
     task: str
-    feed: int
+    dataset: int
     item: int
     number: int
-    """The example's number within its feed: the windows of an item are in order."""
+    """The example's number within its dataset: the windows of an item are in order."""
     piece: dict[str, Any]
 
 
@@ -28,11 +28,11 @@ def decoded(
     built: Sequence[BuiltRow],
     given: Mapping[str, torch.Tensor],
     tasks: Mapping[str, Task],
-    sources: Sequence[Source | TableSource],
+    sources: Sequence[CorpusSource | TableSource],
 ) -> Iterator[Decoded]:
     """Decodes the scores `given` per task for every example of a batch with labels of that task.
 
-    `sources[feed]` is the source of a feed."""
+    `sources[dataset]` is the source of a dataset."""
     scores = {name: found.float().cpu().numpy() for name, found in given.items()}
     used = dict.fromkeys(scores, 0)
     for row in built:
@@ -42,23 +42,23 @@ def decoded(
                 if many:
                     own = scores[name][used[name] : used[name] + many]
                     used[name] += many
-                    piece = tasks[name].decode(own, example, sources[ref.feed])
-                    yield Decoded(name, ref.feed, example.item, ref.number, piece)
+                    piece = tasks[name].decode(own, example, sources[ref.dataset])
+                    yield Decoded(name, ref.dataset, example.item, ref.number, piece)
 
 
 def gathered(
     pieces: Sequence[Decoded],
     tasks: Mapping[str, Task],
-    sources: Sequence[Source | TableSource],
+    sources: Sequence[CorpusSource | TableSource],
 ) -> dict[str, tuple[int, dict[int, dict[str, Any]]]]:
-    """{task: (feed, {item: prediction})}, items in order. For a task of several feeds, only the
-    first feed counts."""
+    """{task: (dataset, {item: prediction})}, items in order. For a task of several datasets, only
+    the first dataset counts."""
     found: dict[str, dict[int, list[dict[str, Any]]]] = {}
-    feed_of: dict[str, int] = {}
-    for each in sorted(pieces, key=lambda each: (each.feed, each.item, each.number)):
-        if feed_of.setdefault(each.task, each.feed) == each.feed:
+    dataset_of: dict[str, int] = {}
+    for each in sorted(pieces, key=lambda each: (each.dataset, each.item, each.number)):
+        if dataset_of.setdefault(each.task, each.dataset) == each.dataset:
             found.setdefault(each.task, {}).setdefault(each.item, []).append(each.piece)
     return {
-        name: (feed_of[name], tasks[name].gather(of_items, sources[feed_of[name]]))
+        name: (dataset_of[name], tasks[name].gather(of_items, sources[dataset_of[name]]))
         for name, of_items in found.items()
     }

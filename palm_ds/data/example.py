@@ -1,6 +1,6 @@
 """One text for the model with its labels, and examples collated into a Batch.
 
-    TokenSpan ──arrange──> Example: ids, segments, marks, each token's source offset, sparse labels
+    TokenSpan ──build_input──> Example: ids, token types, annotations, source offsets, labels
     rows of examples ──collate──> Batch
 
 Labels are sparse: {task: (positions, targets)}. A label of the whole text is at its [CLS].
@@ -23,37 +23,39 @@ from palm_ds.text.tokens import SpecialTokens, TokenSpan
 class Example:
     """One text. All arrays except the labels have one entry per token, special tokens included."""
 
-    ids: np.ndarray
-    segments: np.ndarray
-    origin: np.ndarray  # the token's offset in the source; -1: a special token
-    marks: dict[str, np.ndarray]  # annotations; 0 for special tokens
+    input_ids: np.ndarray
+    token_type_ids: np.ndarray
+    source_offsets: np.ndarray  # the token's offset in the source; -1: a special token
+    annotations: dict[str, np.ndarray]  # annotations; 0 for special tokens
     labels: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     item: int = -1
     """Its row in the table; -1: it comes from running text."""
-    parts: tuple[int, ...] = ()
+    sub_lengths: tuple[int, ...] = ()
     """Lengths of its texts if they must not attend to one another; empty: one text."""
-    whole: set[str] = field(default_factory=set)
+    grouped_labels: set[str] = field(default_factory=set)
     """Tasks whose labels of this example form one unit (a tag sequence, a span, a choice): they
     count as one, and the head gets the group of each row."""
-    original: np.ndarray = field(init=False)  # the ids before any task of the blend masked some
+    unmasked_ids: np.ndarray = field(
+        init=False
+    )  # the ids before any task of the task group masked some
 
     def __post_init__(self) -> None:
-        self.original = self.ids.copy()
+        self.unmasked_ids = self.input_ids.copy()
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.input_ids)
 
     def packed(self, task_id: int) -> PackedText:
         """Its tokens in the form of a Batch."""
         return PackedText(
-            input_ids=self.ids,
-            token_type_ids=self.segments,
+            input_ids=self.input_ids,
+            token_type_ids=self.token_type_ids,
             task_id=task_id,
-            sub_lengths=self.parts,
+            sub_lengths=self.sub_lengths,
         )
 
 
-def arrange(
+def build_input(
     pieces: Sequence[TokenSpan], vocabulary: SpecialTokens, segments: Sequence[int] | None = None
 ) -> Example:
     """[CLS] piece 0 [SEP] piece 1 [SEP] ...; a [SEP] carries the segment of the piece it closes,
@@ -64,27 +66,29 @@ def arrange(
     ids = np.full(total, vocabulary.sep, np.int64)
     segment_of = np.full(total, numbers[0], np.int64)
     origin = np.full(total, -1, np.int64)
-    marks = {name: np.zeros(total, np.uint8) for name in pieces[0].annotations}
+    annotations = {name: np.zeros(total, np.uint8) for name in pieces[0].annotations}
     ids[0], at = vocabulary.cls, 1
     for number, piece in zip(numbers, pieces, strict=True):
         inside = slice(at, at + len(piece))
         ids[inside] = piece.ids
         origin[inside] = np.arange(piece.start, piece.start + len(piece))
         for name, values in piece.annotations.items():
-            marks[name][inside] = values
+            annotations[name][inside] = values
         segment_of[at : inside.stop + 1] = number
         at = inside.stop + 1
-    return Example(ids=ids, segments=segment_of, origin=origin, marks=marks)
+    return Example(
+        input_ids=ids, token_type_ids=segment_of, source_offsets=origin, annotations=annotations
+    )
 
 
 def join(examples: Sequence[Example]) -> Example:
     """Texts that must not attend to one another as one example, so that they share a row."""
     return Example(
-        ids=np.concatenate([example.ids for example in examples]),
-        segments=np.concatenate([example.segments for example in examples]),
-        origin=np.concatenate([example.origin for example in examples]),
-        marks={},
-        parts=tuple(len(example) for example in examples),
+        input_ids=np.concatenate([example.input_ids for example in examples]),
+        token_type_ids=np.concatenate([example.token_type_ids for example in examples]),
+        source_offsets=np.concatenate([example.source_offsets for example in examples]),
+        annotations={},
+        sub_lengths=tuple(len(example) for example in examples),
     )
 
 
@@ -121,7 +125,7 @@ class _LabelCollector:
             values = np.asarray(targets)
             values = values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
             self.targets.setdefault(task, []).append(values)
-            if task in example.whole:
+            if task in example.grouped_labels:
                 numbers = self.groups.setdefault(task, [])
                 numbers.append(np.full(len(where), len(numbers), np.int64))
 

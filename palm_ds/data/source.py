@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from palm_ds.common import rng as keyed
 from palm_ds.common.errors import UserError
+from palm_ds.common.rng import derive_key, keyed_uniform
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ def train_heldout_split(
     depends only on its number, so the split is the same in every run over the same data. `where`
     and `of` (what is counted) are for the message if nothing remains to train on."""
     numbers = np.arange(count)
-    draw = keyed.uniform(keyed.key("held out"), numbers, 1)[:, 0]
+    draw = keyed_uniform(derive_key("held out"), numbers, 1)[:, 0]
     out = draw < share
     if at_least_one and share > 0 and count and not out.any():
         out[draw.argmin()] = True

@@ -1,12 +1,13 @@
-"""The curriculum: the steps of each blend in each stage, exact counts in a seeded order.
+"""The curriculum: the steps of each task group in each stage, exact counts in a seeded order.
 
-A blend is a group of tasks that share examples: `sentence_reordering + knowledge_masking`. The
-first builds the text, all of them label it. With N blends and a budget of B steps each, continual
-multi-task learning (ERNIE 2.0, section 3.1) gives stage s (s+1)u steps to the s-th blend and u to
-each earlier one, u = B/(N+1). For N = 4 and B = 50k: 20 | 10+30 | 10+10+40 | 10+10+10+50 thousand.
+A task group is a group of tasks that share examples: `sentence_reordering + knowledge_masking`. The
+first builds the text, all of them label it. With N task groups and a budget of B steps each,
+continual multi-task learning (ERNIE 2.0, section 3.1) gives stage s (s+1)u steps to the s-th task
+group and u to each earlier one, u = B/(N+1). For N = 4 and B = 50k: 20 | 10+30 | 10+10+40 |
+10+10+10+50 thousand.
 
-    stages of a recipe ──parse_stages──> Outline (budgets, in any unit) ──plan──> Plan (steps)
-                          (palm_ds/data/curriculum_spec.py)
+    stages of a recipe ──parse_stages──> CurriculumSpec (budgets in any unit)
+                       ──resolve──> Curriculum (steps)       (palm_ds/data/curriculum_spec.py)
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from palm_ds.common import rng as keyed
+from palm_ds.common.rng import derive_key, keyed_generator
 
 Mix = Literal["batch", "step"]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Steps of each blend. `batch` mixes the blends within every step, in proportion; with `step`
-    each step belongs to one blend."""
+    """Steps of each task group. `batch` mixes the task groups within every step, in proportion;
+    with `step` each step belongs to one task group."""
 
     steps_of: tuple[tuple[str, int], ...]
     mix: Mix
@@ -50,7 +51,7 @@ class StepInfo:
     """The first step of the stage."""
     stage_steps: int
     """Steps of the stage."""
-    blends: tuple[str, ...]
+    task_groups: tuple[str, ...]
     """What the step trains on: one with `mix: step`, all of the stage with `mix: batch`."""
 
     @property
@@ -63,7 +64,7 @@ class StepInfo:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Curriculum:
     """All stages of a run, in order."""
 
     stages: tuple[Stage, ...]
@@ -73,8 +74,8 @@ class Plan:
         return sum(stage.steps for stage in self.stages)
 
     @cached_property
-    def blends(self) -> tuple[str, ...]:
-        """All blends, in order of first appearance."""
+    def task_groups(self) -> tuple[str, ...]:
+        """All task groups, in order of first appearance."""
         return tuple(dict.fromkeys(b for stage in self.stages for b, _ in stage.steps_of))
 
     def stage_at(self, step: int) -> int:
@@ -86,15 +87,15 @@ class Plan:
         """The stage of a step (0-based) and what the step trains on."""
         number = self.stage_at(step)
         stage = self.stages[number]
-        blends = [blend for blend, _ in stage.steps_of]
+        task_groups = [task_group for task_group, _ in stage.steps_of]
         if stage.mix == "step":
-            blends = [blends[self._order(number, seed)[step - stage.first]]]
+            task_groups = [task_groups[self._order(number, seed)[step - stage.first]]]
         return StepInfo(
             step=step,
             stage=number,
             first=stage.first,
             stage_steps=stage.steps,
-            blends=tuple(blends),
+            task_groups=tuple(task_groups),
         )
 
     def _order(self, number: int, seed: int) -> np.ndarray:
@@ -106,9 +107,9 @@ class Plan:
     def _orders(self) -> dict[tuple[int, int], np.ndarray]:
         return {}
 
-    def total_of(self, blend: str) -> int:
-        """Steps of a blend over all stages."""
-        return sum(dict(stage.steps_of).get(blend, 0) for stage in self.stages)
+    def total_of(self, task_group: str) -> int:
+        """Steps of a task group over all stages."""
+        return sum(dict(stage.steps_of).get(task_group, 0) for stage in self.stages)
 
     def explicit(self) -> list[dict[str, Any]]:
         """The plan as a recipe's list of stages."""
@@ -118,12 +119,12 @@ class Plan:
         ]
 
     def table(self, *, step_tokens: int = 0, warmups: Sequence[int] = ()) -> str:
-        """A text table: one row per blend, one column per stage. `step_tokens` adds the tokens of
-        each blend; `warmups` (steps per stage) adds a row."""
+        """A text table: one row per task group, one column per stage. `step_tokens` adds the tokens
+        of each task group; `warmups` (steps per stage) adds a row."""
         rows = [
-            [blend, *(dict(stage.steps_of).get(blend, 0) for stage in self.stages)]
-            + [self.total_of(blend)]
-            for blend in self.blends
+            [task_group, *(dict(stage.steps_of).get(task_group, 0) for stage in self.stages)]
+            + [self.total_of(task_group)]
+            for task_group in self.task_groups
         ]
         rows.append(["steps", *(stage.steps for stage in self.stages), self.steps])
         if step_tokens:
@@ -151,38 +152,38 @@ def _columns(rows: Sequence[Sequence[str | int]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def tasks_of(blend: str) -> tuple[str, ...]:
-    """The tasks of a blend; the first one builds the text."""
-    return tuple(part.strip() for part in blend.split("+"))
+def tasks_of(task_group: str) -> tuple[str, ...]:
+    """The tasks of a task group; the first one builds the text."""
+    return tuple(part.strip() for part in task_group.split("+"))
 
 
-# Shapes: budgets (total steps per blend) to stages ----------------------------------------
+# Kinds: budgets (total steps per task group) to stages ----------------------------------------
 
 
 def continual(budgets: Mapping[str, int]) -> list[dict[str, int]]:
-    """One stage per blend. Each blend gives one unit, budget / (blends + 1), to every later stage
-    and the rest to its own, so that its steps add up to its budget exactly."""
-    blends, number = list(budgets), len(budgets)
-    unit = {blend: budget // (number + 1) for blend, budget in budgets.items()}
+    """One stage per task group. Each task group gives one unit, budget / (task groups + 1), to
+    every later stage and the rest to its own, so that its steps add up to its budget exactly."""
+    task_groups, number = list(budgets), len(budgets)
+    unit = {task_group: budget // (number + 1) for task_group, budget in budgets.items()}
     rows: list[dict[str, int]] = []
-    for s, blend in enumerate(blends):
+    for s, task_group in enumerate(task_groups):
         later = number - 1 - s  # stages after this one
-        earlier = {before: unit[before] for before in blends[:s]}
-        rows.append(earlier | {blend: budgets[blend] - later * unit[blend]})
+        earlier = {before: unit[before] for before in task_groups[:s]}
+        rows.append(earlier | {task_group: budgets[task_group] - later * unit[task_group]})
     return rows
 
 
 def joint(budgets: Mapping[str, int]) -> list[dict[str, int]]:
-    """One stage with all blends."""
+    """One stage with all task groups."""
     return [dict(budgets)]
 
 
 def sequential(budgets: Mapping[str, int]) -> list[dict[str, int]]:
-    """One stage per blend, each alone."""
-    return [{blend: budget} for blend, budget in budgets.items()]
+    """One stage per task group, each alone."""
+    return [{task_group: budget} for task_group, budget in budgets.items()]
 
 
-SHAPES: dict[str, Callable[[Mapping[str, int]], list[dict[str, int]]]] = {
+CURRICULUM_KINDS: dict[str, Callable[[Mapping[str, int]], list[dict[str, int]]]] = {
     "continual": continual,
     "joint": joint,
     "alternate": joint,
@@ -191,7 +192,7 @@ SHAPES: dict[str, Callable[[Mapping[str, int]], list[dict[str, int]]]] = {
 
 
 def order_of(stage: Stage, number: int, seed: int) -> np.ndarray:
-    """(steps,) the blend of each step of a `mix: step` stage: exact counts, shuffled."""
+    """(steps,) the task group of each step of a `mix: step` stage: exact counts, shuffled."""
     counts = [steps for _, steps in stage.steps_of]
-    blends = np.repeat(np.arange(len(counts), dtype=np.uint8), counts)
-    return keyed.generator(keyed.key(seed, "order"), number).permutation(blends)
+    task_groups = np.repeat(np.arange(len(counts), dtype=np.uint8), counts)
+    return keyed_generator(derive_key(seed, "order"), number).permutation(task_groups)

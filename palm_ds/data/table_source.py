@@ -26,7 +26,7 @@ from palm_ds.text.tokens import SpecialTokens, TokenSpan
 
 
 @dataclass(frozen=True)
-class Encoded:
+class TokenizedColumn:
     """Tokenised texts, concatenated."""
 
     ids: np.ndarray  # (tokens,) int64
@@ -39,8 +39,8 @@ class Encoded:
         return np.diff(self.starts)
 
     def read(self, text: int, first: int = 0, last: int | None = None) -> TokenSpan:
-        """The tokens [first, last) of a text. Their `Example.origin` counts all tokens here;
-        `place` converts it to a place within the text."""
+        """The tokens [first, last) of a text. Their `Example.source_offsets` counts all tokens
+        here; `place` converts it to a place within the text."""
         start, end = self.starts[text], self.starts[text + 1]
         stop = end if last is None else min(start + last, end)
         return TokenSpan(int(start + first), self.ids[start + first : stop])
@@ -55,10 +55,10 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class Words:
+class TokenizedWords:
     """Texts encoded word by word. Every word has at least one token."""
 
-    tokens: Encoded
+    tokens: TokenizedColumn
     firsts: np.ndarray  # (words,) int64: each word's first token, counting all tokens
     starts: np.ndarray  # (texts + 1,) int64: the first word of each text
     spans: np.ndarray  # (words, 2) int64: characters [from, to) of the text; of a list: of its
@@ -119,11 +119,11 @@ class TableSource(CachesResults):
             f"column {name}", lambda: [self.row(i).get(name) for i in range(len(self))]
         )
 
-    def encoded(self, column: str) -> Encoded:
+    def encoded(self, column: str) -> TokenizedColumn:
         """A column of texts, tokenised on first use; a column of lists is encoded word by word."""
         return self.cached(f"encoded {column}", lambda: self._encode(column))
 
-    def words(self, column: str, unit: str = "words") -> Words:
+    def words(self, column: str, unit: str = "words") -> TokenizedWords:
         """A column word by word: lists as given, texts split into `unit` (`spans_in`)."""
         return self.cached(f"{unit} of {column}", lambda: self._words(column, unit))
 
@@ -146,7 +146,7 @@ class TableSource(CachesResults):
             found.append(np.array(places, np.int64).reshape(-1, 2))
         return found
 
-    def _words(self, column: str, unit: str) -> Words:
+    def _words(self, column: str, unit: str) -> TokenizedWords:
         places = self.word_places(column, unit)
         lists = [
             [value[start:end] for start, end in spans] if isinstance(value, str) else value
@@ -154,7 +154,7 @@ class TableSource(CachesResults):
         ]
         return encode_lists(lists, places, self.tokenizer)
 
-    def _encode(self, column: str) -> Encoded:
+    def _encode(self, column: str) -> TokenizedColumn:
         texts = self.column(column)
         if any(isinstance(value, list) for value in texts):
             return self.words(column).tokens
@@ -165,7 +165,7 @@ class TableSource(CachesResults):
         return encode(texts, self.tokenizer)
 
 
-def encode(texts: Sequence[str], tokenizer: Tokenizer) -> Encoded:
+def encode(texts: Sequence[str], tokenizer: Tokenizer) -> TokenizedColumn:
     """Tokenises texts, without special tokens; equal texts only once."""
     number = {text: i for i, text in enumerate(dict.fromkeys(texts))}
     known: list[tuple[np.ndarray, np.ndarray]] = []
@@ -175,13 +175,13 @@ def encode(texts: Sequence[str], tokenizer: Tokenizer) -> Encoded:
     spans = [known[number[text]][1] for text in texts]
     starts = np.concatenate([[0], np.cumsum([len(each) for each in ids])]).astype(np.int64)
     if not ids:
-        return Encoded(np.empty(0, np.int64), np.empty((0, 2), np.int64), starts)
-    return Encoded(np.concatenate(ids), np.concatenate(spans), starts)
+        return TokenizedColumn(np.empty(0, np.int64), np.empty((0, 2), np.int64), starts)
+    return TokenizedColumn(np.concatenate(ids), np.concatenate(spans), starts)
 
 
 def encode_lists(
     lists: Sequence[Sequence[str]], spans: Sequence[np.ndarray], tokenizer: Tokenizer
-) -> Words:
+) -> TokenizedWords:
     """Tokenises lists of words, each word separately; `spans[i]` (words, 2) are the character spans
     of list i.
 
@@ -202,8 +202,8 @@ def encode_lists(
     inside = np.concatenate([known.spans, [[0, 0]]])[np.where(lost, len(known.ids), source)]
     inside[lost, 1] = (place[:, 1] - place[:, 0])[found == 0]
     text_ends = np.cumsum([0, *(len(words) for words in lists)])
-    return Words(
-        tokens=Encoded(
+    return TokenizedWords(
+        tokens=TokenizedColumn(
             ids, inside + np.repeat(place[:, :1], lengths, 0), np.append(0, ends)[text_ends]
         ),
         firsts=ends - lengths,

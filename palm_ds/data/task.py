@@ -2,7 +2,8 @@
 
     source ──items──> table of items ──layout──> which tokens, how long ──example──> Example
                                                        |                                |
-                     (from the index alone, vectorised)          label (each of a blend) ──> labels
+                     (from the index alone, vectorised)          label (each of the group) ──>
+                     labels
 
 A task is one file in palm_ds/pretrain or palm_ds/tasks, named in recipes by its file name, or a
 user-defined class named `module.Class`. There is no registry. Tasks derive from CorpusTask or
@@ -22,12 +23,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 import numpy as np
 from torch import nn
 
-from palm_ds.common import rng as keyed
 from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.plugins import import_class, name_of
-from palm_ds.data.corpus_source import Source
-from palm_ds.data.example import Example, arrange
+from palm_ds.common.rng import derive_key, keyed_uniform
+from palm_ds.data.corpus_source import CorpusSource
+from palm_ds.data.example import Example, build_input
 from palm_ds.data.layout import layouts
 from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
@@ -38,7 +39,7 @@ from palm_ds.weights.formats.huggingface.target import ExportedHead
 if TYPE_CHECKING:
     from palm_ds.model.encoder import Encoder
 
-SourceT = TypeVar("SourceT", bound=Source | TableSource)
+SourceT = TypeVar("SourceT", bound=CorpusSource | TableSource)
 
 _PADDLEPALM = {"reuse_head_with": "share", "set_as_aux": "auxiliary"}
 """PaddlePALM's names of task settings."""
@@ -96,7 +97,7 @@ class Task(ABC, Generic[SourceT]):
     """Number of texts of an example that get segment embeddings of their own."""
     class_names: ClassVar[Sequence[str]] = ()
     """Names of its classes, if they have any."""
-    draws: ClassVar[int] = 0
+    num_uniforms: ClassVar[int] = 0
     """Number of uniform draws per item that `layout` needs."""
     edits_text: ClassVar[bool] = False
     """Whether `label` changes the tokens of an example. When predicting, such a task gets its own
@@ -108,20 +109,20 @@ class Task(ABC, Generic[SourceT]):
     # ---- examples ----
 
     @abstractmethod
-    def items(self, source: SourceT, room: int) -> np.ndarray:
-        """(items, any) int64: one row per item; `room` is the maximum length of an example."""
+    def items(self, source: SourceT, max_length: int) -> np.ndarray:
+        """(items, any) int64: one row per item; `max_length` is the maximum of an example."""
 
-    def training_items(self, source: SourceT, room: int) -> np.ndarray:
+    def training_items(self, source: SourceT, max_length: int) -> np.ndarray:
         """The subset of `items` to train on; by default all of them. Evaluation and prediction
         read every item."""
-        return self.items(source, room)
+        return self.items(source, max_length)
 
     @abstractmethod
     def layout(
-        self, items: np.ndarray, uniform: np.ndarray, source: SourceT, room: int
+        self, items: np.ndarray, uniform: np.ndarray, source: SourceT, max_length: int
     ) -> np.ndarray:
-        """(n,) layouts (palm_ds/data/layout.py) of n items, given (n, draws) numbers in [0, 1):
-        the exact `length` of each example, by how many tokens it could be longer (`spare`), and
+        """(n,) layouts (palm_ds/data/layout.py) of n items, given (n, num_uniforms) numbers in [0,
+        1): the exact `length` of each example, by how many tokens it could be longer (`spare`), and
         whatever `example` needs.
 
         Free space at the end of a row is given to examples with `spare` tokens. The layout that
@@ -130,11 +131,11 @@ class Task(ABC, Generic[SourceT]):
 
     @abstractmethod
     def example(self, layout: np.void, source: SourceT, rng: np.random.Generator) -> Example:
-        """Build the example of one layout. Called only for the first task of a blend."""
+        """Build the example of one layout. Called only for the first task of a task group."""
 
     def label(self, example: Example, source: SourceT, rng: np.random.Generator) -> None:
-        """Add `example.labels[self.name]`; may edit the ids. Called for every task of a blend in
-        order, after `example` of the first."""
+        """Add `example.labels[self.name]`; may edit the ids. Called for every task of a task group
+        in order, after `example` of the first."""
         return
 
     @abstractmethod
@@ -149,16 +150,16 @@ class Task(ABC, Generic[SourceT]):
         nothing = np.full(len(targets), np.nan)
         return nothing, nothing
 
-    def about(self, source: SourceT) -> str:
+    def describe(self, source: SourceT) -> str:
         """A line for the start of a run about what the task found in its source; may be empty."""
         return ""
 
-    def settled(self, source: SourceT) -> Task[SourceT]:
+    def resolved(self, source: SourceT) -> Task[SourceT]:
         """The task with everything it infers from its training data, such as its class names:
         what a recipe may leave open and a run folder must store."""
         return self
 
-    def like(self, origin: Task) -> Task[SourceT]:
+    def with_head_of(self, origin: Task) -> Task[SourceT]:
         """The task with the settings it adopts from the resolved task whose head it shares
         (`share`). Raises UserError if it cannot use that head."""
         return self
@@ -263,7 +264,7 @@ class Task(ABC, Generic[SourceT]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusTask(Task[Source]):
+class CorpusTask(Task[CorpusSource]):
     """A task over running text. By default its examples are passages."""
 
     reads: ClassVar[Literal["corpus", "table"]] = "corpus"
@@ -271,7 +272,7 @@ class CorpusTask(Task[Source]):
     """Annotations the corpus must have: {name: function(document) -> one value per token}. The
     function lets `palm-ds corpus annotate` add the annotation."""
 
-    def marks(self) -> tuple[str, ...]:
+    def annotations(self) -> tuple[str, ...]:
         """The annotations of the corpus that examples carry."""
         return tuple(self.columns)
 
@@ -280,22 +281,22 @@ class CorpusTask(Task[Source]):
         `units`."""
         return ()
 
-    def items(self, source: Source, room: int) -> np.ndarray:
+    def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
         """Passages that fill the room: consecutive tokens of one document, [CLS] and [SEP]
         included; the last passage of a document is shorter."""
-        return passages(source, room - 2)
+        return passages(source, max_length - 2)
 
     def layout(
-        self, items: np.ndarray, uniform: np.ndarray, source: Source, room: int
+        self, items: np.ndarray, uniform: np.ndarray, source: CorpusSource, max_length: int
     ) -> np.ndarray:
         start, end, document = items.T
         length = end - start + 2
-        return layouts(length, np.minimum(room - length, start - document), end=end)
+        return layouts(length, np.minimum(max_length - length, start - document), end=end)
 
-    def example(self, layout: np.void, source: Source, rng: np.random.Generator) -> Example:
+    def example(self, layout: np.void, source: CorpusSource, rng: np.random.Generator) -> Example:
         """A passage; with more room it starts earlier in its document."""
         end = layout["end"]
-        return arrange([source.read(end - layout["length"] + 2, end)], source.vocabulary)
+        return build_input([source.read(end - layout["length"] + 2, end)], source.vocabulary)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,17 +314,17 @@ class TableTask(Task[TableSource]):
         """The table columns that hold its labels."""
         return ()
 
-    def describe_rows(self, source: TableSource, room: int) -> str:
-        """A line about a table for the start of a run; `room` is the maximum length of an
+    def describe_rows(self, source: TableSource, max_length: int) -> str:
+        """A line about a table for the start of a run; `max_length` is the maximum length of an
         example."""
         return f"{self.name}: {len(source):,} rows"
 
-    def cut_rows(self, source: TableSource, room: int) -> int:
+    def cut_rows(self, source: TableSource, max_length: int) -> int:
         """How many rows are truncated because they are too long."""
         return 0
 
 
-def passages(source: Source, size: int) -> np.ndarray:
+def passages(source: CorpusSource, size: int) -> np.ndarray:
     """(passages, 3) start, end, start of the document: every document cut every `size` tokens.
 
     The rest of a document, if longer than half of `size`, is cut once more at a random place:
@@ -334,7 +335,7 @@ def passages(source: Source, size: int) -> np.ndarray:
     start = np.repeat(source.starts, count) + number * size
     rest_start = source.starts + (count - 1) * size
     rest = source.ends - rest_start
-    draw = keyed.uniform(keyed.key("passage"), rest_start, 1)[:, 0]
+    draw = keyed_uniform(derive_key("passage"), rest_start, 1)[:, 0]
     cut = rest_start + (rest * (0.25 + 0.5 * draw)).astype(np.int64)
     start = np.sort(np.concatenate([start, cut[(rest > size / 2) & (rest < 0.97 * size)]]))
     document = np.searchsorted(source.starts, start, side="right") - 1
@@ -343,7 +344,7 @@ def passages(source: Source, size: int) -> np.ndarray:
     return np.column_stack([start, end, source.starts[document]])
 
 
-def guess(targets: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def class_prior_baseline(targets: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Loss and accuracy per target of the class-prior baseline, which knows only how often each
     class was counted; one is added to each count."""
     share = (counts + 1) / (counts + 1).sum()

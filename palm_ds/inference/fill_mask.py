@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from rich.text import Text
 
-from palm_ds.common import rng as keyed
 from palm_ds.common.config import read_yaml
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.data.corpus_source import Source
+from palm_ds.common.rng import derive_key, keyed_generator, permutation_at
+from palm_ds.data.corpus_source import CorpusSource
 from palm_ds.data.curriculum_spec import read_stages
 from palm_ds.data.example import Example, collate
 from palm_ds.model.encoder import build_encoder
@@ -30,7 +30,7 @@ from palm_ds.model.multi_task_model import Model
 from palm_ds.text.display import LETTER, display_tokens
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.train.report.metrics_file import FILE, read_metrics
-from palm_ds.weights import weights_folder as weights
+from palm_ds.weights import weights_folder
 from palm_ds.weights.formats.huggingface.names import MASKED_WORDS
 from palm_ds.weights.formats.open import open_checkpoint
 
@@ -74,7 +74,13 @@ class Filler:
         ids include the special tokens."""
         nothing = np.zeros(len(ids), np.int64)
         labels = {MASKED_WORDS: (at, np.zeros(len(at), np.int64))}
-        example = Example(ids=ids, segments=nothing, origin=nothing, marks={}, labels=labels)
+        example = Example(
+            input_ids=ids,
+            token_type_ids=nothing,
+            source_offsets=nothing,
+            annotations={},
+            labels=labels,
+        )
         batch = collate([[(example, self.task_id)]], length=len(ids), pad=0)
         with torch.no_grad():
             return self.model.logits(batch, MASKED_WORDS).float().softmax(-1)
@@ -124,8 +130,8 @@ class Filler:
             text.encode()
         except UnicodeEncodeError as error:
             raise UserError(f"a text is not Unicode: {error}") from None
-        marks = {MASK, self.tokenizer.roles["mask"]}
-        cut = re.split("|".join(map(re.escape, sorted(marks))), text)
+        annotations = {MASK, self.tokenizer.roles["mask"]}
+        cut = re.split("|".join(map(re.escape, sorted(annotations))), text)
         mask = self.tokenizer.vocabulary.mask
         parts: list[_Part] = []
         for number, piece in enumerate(cut):
@@ -197,7 +203,7 @@ def open_filler(folder: str | Path, *, task: str = "") -> Filler:
     embedding, and the head if the task has a masked-LM head. Raises UserError if there is no model
     yet or no masked-LM head."""
     folder = _weights_folder(Path(folder))
-    info = weights.read_info(folder)
+    info = weights_folder.read_info(folder)
     heads = masked_word_heads(folder)
     if not heads:
         raise UserError(
@@ -207,7 +213,7 @@ def open_filler(folder: str | Path, *, task: str = "") -> Filler:
     task, head = _task_and_head(info, folder, heads, task)
     backbone = build_encoder(info.backbone)
     model = Model(backbone, {head: MaskedLMHead(backbone)}, {MASKED_WORDS: head})
-    weights.load_weights(folder, model)
+    weights_folder.load_weights(folder, model)
     return Filler(
         model=model.eval(),
         tokenizer=load_tokenizer(open_checkpoint(folder).tokenizer or folder),
@@ -249,7 +255,7 @@ def masked_word_heads(folder: Path) -> list[str]:
 
 
 def _task_and_head(
-    info: weights.WeightsInfo, folder: Path, heads: Sequence[str], task: str
+    info: weights_folder.WeightsInfo, folder: Path, heads: Sequence[str], task: str
 ) -> tuple[str, str]:
     """The task whose embedding is used, and the head that predicts."""
     if task and task not in info.task_ids:
@@ -305,7 +311,7 @@ def as_record(filler: Filler, text: str, filled: Filled) -> dict[str, Any]:
 # Examples at the end of a run -------------------------------------------------------------
 
 
-def examples(folder: Path, source: Source, *, count: int = 3, top: int = 3) -> list[str]:
+def examples(folder: Path, source: CorpusSource, *, count: int = 3, top: int = 3) -> list[str]:
     """Sentences of a source with one token masked, and the guesses, one line each. Empty if the
     folder has no masked-LM head."""
     if not masked_word_heads(folder):
@@ -315,7 +321,7 @@ def examples(folder: Path, source: Source, *, count: int = 3, top: int = 3) -> l
     lines = []
     for number, (start, end) in enumerate(_sentences(source, count)):
         ids = np.array([vocabulary.cls, *source.read(start, end).ids, vocabulary.sep])
-        rng = keyed.generator(keyed.key("hidden word"), number)
+        rng = keyed_generator(derive_key("hidden word"), number)
         hidden = rng.choice(np.flatnonzero(np.isin(ids, vocabulary.regular)), 1)
         truth, ids[hidden] = ids[hidden], vocabulary.mask
         (found,) = filler.guess(ids, hidden, truth, top=top)
@@ -326,7 +332,7 @@ def examples(folder: Path, source: Source, *, count: int = 3, top: int = 3) -> l
     return lines
 
 
-def _sentences(source: Source, count: int) -> list[tuple[int, int]]:
+def _sentences(source: CorpusSource, count: int) -> list[tuple[int, int]]:
     """Sentences of medium length, the same ones every time."""
     starts = source.corpus.sentence_starts
     first = [
@@ -335,7 +341,7 @@ def _sentences(source: Source, count: int) -> list[tuple[int, int]]:
     numbers = np.concatenate(first)
     size = starts[numbers + 1] - starts[numbers]
     fitting = numbers[(size >= _SENTENCE[0]) & (size <= _SENTENCE[1])]
-    order = keyed.permutation_at(
-        keyed.key("sentences"), len(fitting), np.arange(min(count, len(fitting)))
+    order = permutation_at(
+        derive_key("sentences"), len(fitting), np.arange(min(count, len(fitting)))
     )
     return [(int(starts[n]), int(starts[n + 1])) for n in fitting[order]]

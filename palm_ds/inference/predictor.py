@@ -27,16 +27,23 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from palm_ds.common import rng as keyed
 from palm_ds.common.config import read_yaml
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.data.blend_dataset import BuiltExample, BuiltRow, ExampleRef, Feed, collate_built, refs
+from palm_ds.common.rng import keyed_generator
 from palm_ds.data.decode import Decoded, decoded, gathered
 from palm_ds.data.packing import pack
 from palm_ds.data.reader import Table, TableSettings
 from palm_ds.data.stages import tasks_of
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import TableTask, Task
+from palm_ds.data.task_group_dataset import (
+    BuiltExample,
+    BuiltRow,
+    ExampleRef,
+    TaskGroupDataset,
+    collate_built,
+    refs,
+)
 from palm_ds.model.attention import TILE
 from palm_ds.model.batch import Batch
 from palm_ds.model.multi_task_model import Model
@@ -44,8 +51,8 @@ from palm_ds.runtime.ds_config import DSConfig
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.train.build import build_model
 from palm_ds.train.recipe import Recipe, make_recipe
-from palm_ds.weights import weights_folder as weights
-from palm_ds.weights.formats import native as own
+from palm_ds.weights import weights_folder
+from palm_ds.weights.formats import native
 from palm_ds.weights.formats.weights_info import INFO
 
 T = TypeVar("T")
@@ -154,36 +161,36 @@ class Predictor:
 
     def _batches(self, each: EncoderPass, sources: Sequence[TableSource]) -> Iterator[_Work]:
         for source in sources:
-            feed = self._feed(each, source)
-            if not (many := len(each.arranger.items(source, feed.room))):
+            dataset = self._dataset(each, source)
+            if not (many := len(each.arranger.items(source, dataset.max_length))):
                 yield _Work(source=source, built=[], batch=None, cut=0, last=True)
                 continue
             numbers = np.arange(many)
-            layouts = feed.layouts(numbers)
+            layouts = dataset.layouts(numbers)
             every = refs(0, numbers, layouts)
-            cut = each.arranger.cut_rows(source, feed.room)
+            cut = each.arranger.cut_rows(source, dataset.max_length)
             parts = even_parts(layouts["length"], self.batch_tokens)
             for number, part in enumerate(parts):
                 built = [
-                    [_example(feed, each.tasks, every[n]) for n in part[row]]
+                    [_example(dataset, each.tasks, every[n]) for n in part[row]]
                     for row in self._rows(layouts["length"][part])
                 ]
                 yield _Work(
                     source=source,
                     built=built,
-                    batch=self._collated(feed, built),
+                    batch=self._collated(dataset, built),
                     cut=cut,
                     last=number + 1 == len(parts),
                 )
 
-    def _feed(self, each: EncoderPass, source: TableSource) -> Feed:
-        return Feed(
+    def _dataset(self, each: EncoderPass, source: TableSource) -> TaskGroupDataset:
+        return TaskGroupDataset(
             name=each.arranger.name,
             tasks=(each.arranger,),
             task_id=each.task_id,
             source=source,
             seed=0,
-            room=self.recipe.length,
+            max_length=self.recipe.length,
             fixed=True,
             segments=self.recipe.backbone_config.token_types,
         )
@@ -197,24 +204,24 @@ class Predictor:
             return [slice(None)]
         return pack(lengths, short[0] if short else longest)
 
-    def _collated(self, feed: Feed, built: Sequence[BuiltRow]) -> Batch:
+    def _collated(self, dataset: TaskGroupDataset, built: Sequence[BuiltRow]) -> Batch:
         longest = max(sum(len(each.example) for each in row) for row in built)
         length = -(-longest // _ROUND) * _ROUND
-        return collate_built([feed], built, length, self._pad)
+        return collate_built([dataset], built, length, self._pad)
 
     @cached_property
     def _pad(self) -> int:
         return self.tokenizer.vocabulary.pad
 
 
-def _example(feed: Feed, tasks: Sequence[Task], ref: ExampleRef) -> BuiltExample:
-    """Like `Feed.example`, but labelled only by the tasks to predict: others might mask
+def _example(dataset: TaskGroupDataset, tasks: Sequence[Task], ref: ExampleRef) -> BuiltExample:
+    """Like `TaskGroupDataset.example`, but labelled only by the tasks to predict: others might mask
     tokens."""
-    rng = keyed.generator(feed.key, ref.number)
-    example = feed.tasks[0].example(ref.layout, feed.source, rng)
+    rng = keyed_generator(dataset.key, ref.number)
+    example = dataset.tasks[0].example(ref.layout, dataset.source, rng)
     for task in tasks:
-        task.label(example, feed.source, keyed.generator(feed.key, ref.number))
-    np.minimum(example.segments, feed.segments - 1, out=example.segments)
+        task.label(example, dataset.source, keyed_generator(dataset.key, ref.number))
+    np.minimum(example.token_type_ids, dataset.segments - 1, out=example.token_type_ids)
     return BuiltExample(ref, example)
 
 
@@ -270,10 +277,14 @@ def _core_to_spare(device: torch.device) -> bool:
 
 def arranger_of(recipe: Recipe, name: str) -> TableTask:
     """The task that builds the input of a task: itself or, if it only shared the texts of other
-    tasks in training, the first task of the first such blend."""
+    tasks in training, the first task of the first such task group."""
     tasks = recipe.built_tasks
-    blends = [tasks_of(blend) for blend in recipe.outline.blends]
-    firsts = [blend[0] for blend in blends if name in blend and tasks[blend[0]].reads == "table"]
+    task_groups = [tasks_of(task_group) for task_group in recipe.curriculum_spec.task_groups]
+    firsts = [
+        task_group[0]
+        for task_group in task_groups
+        if name in task_group and tasks[task_group[0]].reads == "table"
+    ]
     task = tasks[name if name in firsts or not firsts else firsts[0]]
     assert isinstance(task, TableTask)
     return task
@@ -330,7 +341,7 @@ def open_predictor(
     device = torch.device(device)
     ds_config = DSConfig(path="", sections={}, stage=0, precision=precision)  # type: ignore[arg-type]
     model = build_model(recipe, ds_config, tokenizer.vocabulary, device=device)
-    loaded = weights.load_weights(folder, model)
+    loaded = weights_folder.load_weights(folder, model)
     for name in asked:
         head = model.head_of[name]
         needed = (f"heads.{head}.", "backbone.")
@@ -355,14 +366,14 @@ def find_model(path: Path) -> tuple[Path, Recipe]:
     """The folder with the weights, and the recipe that trained them."""
     for folder in (path, path / "weights", path / "best"):
         if (folder / INFO).is_file():
-            values = weights.read_info(folder).recipe
+            values = weights_folder.read_info(folder).recipe
             if not values.get("tasks"):
                 raise UserError(
-                    f"{folder}: its {INFO} does not name the tasks it was trained on; give a "
-                    "folder that palm-ds finetune wrote"
+                    f"{folder}: its {INFO} does not name the tasks it was trained on; "
+                    "give a folder that palm-ds finetune wrote"
                 )
             return folder, make_recipe(dict(values), str(folder / INFO))
-    if not own.recognises(path):
+    if not native.recognises(path):
         raise UserError(
             f"{path}: neither a run folder nor a weights folder: it has no weights/, "
             "best/ or checkpoints/"
@@ -379,9 +390,9 @@ def find_model(path: Path) -> tuple[Path, Recipe]:
 def _tokenizer(folder: Path, recipe: Recipe) -> Tokenizer:
     """The tokenizer saved with the weights; for a checkpoint, that of the recipe's sources."""
     named = [source.tokenizer for source in recipe.sources.values() if source.tokenizer]
-    found = weights.tokenizer_in(folder) or next((Path(x) for x in named), None)
+    found = weights_folder.tokenizer_in(folder) or next((Path(x) for x in named), None)
     if found is None and recipe.init_from:
-        found = weights.tokenizer_in(Path(recipe.init_from))
+        found = weights_folder.tokenizer_in(Path(recipe.init_from))
     if found is None:
         raise UserError(f"{folder}: has no tokenizer, and its recipe names none")
     return load_tokenizer(found)

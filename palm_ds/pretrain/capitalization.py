@@ -4,7 +4,7 @@
       1   0   0     0    0    1             labels at the first token of each word with letters
 
 For uncased vocabularies. Masked words are labelled too, since their position and context may give
-the answer; so the order of the tasks in a blend makes no difference.
+the answer; so the order of the tasks in a task group makes no difference.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.corpus_source import Source
+from palm_ds.data.corpus_source import CorpusSource
 from palm_ds.data.example import Example
-from palm_ds.data.task import CorpusTask, guess
+from palm_ds.data.task import CorpusTask, class_prior_baseline
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,21 +30,23 @@ if TYPE_CHECKING:
 class Capitalization(CorpusTask):
     class_names: ClassVar[Sequence[str]] = ("small", "capital")
 
-    def marks(self) -> tuple[str, ...]:
+    def annotations(self) -> tuple[str, ...]:
         return ("capital", "word")
 
-    def label(self, example: Example, source: Source, rng: np.random.Generator) -> None:
-        asked = (example.origin >= 0) & self._asked(example.original, example.marks["word"], source)
+    def label(self, example: Example, source: CorpusSource, rng: np.random.Generator) -> None:
+        asked = (example.source_offsets >= 0) & self._asked(
+            example.unmasked_ids, example.annotations["word"], source
+        )
         where = np.flatnonzero(asked)
-        example.labels[self.name] = where, example.marks["capital"][where]
+        example.labels[self.name] = where, example.annotations["capital"][where]
 
-    def _asked(self, ids: np.ndarray, word: np.ndarray, source: Source) -> np.ndarray:
+    def _asked(self, ids: np.ndarray, word: np.ndarray, source: CorpusSource) -> np.ndarray:
         """(tokens,) bool: the first token of a word that starts with a letter. Digits, full stops
         and Chinese are never capitals; labelling them would only inflate the accuracy."""
         letters = source.cached("starts with a letter", lambda: self._letters(source))
         return (word == 1) & letters[ids]
 
-    def _letters(self, source: Source) -> np.ndarray:
+    def _letters(self, source: CorpusSource) -> np.ndarray:
         """(vocabulary,) bool: the token starts with a letter that has a capital form."""
         tokenizer = source.corpus.tokenizer()
         lowered = source.corpus.manifest.options.get("text", {}).get("lower", False)
@@ -64,14 +66,16 @@ class Capitalization(CorpusTask):
 
         return ClassHead(backbone.config.hidden_size, classes=2, truncated=True)
 
-    def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
+    def baseline(self, targets: np.ndarray, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
         """The share of capitalised words."""
-        return guess(targets, source.cached("capitals", lambda: self._counts(source)))
+        return class_prior_baseline(
+            targets, source.cached("capitals", lambda: self._counts(source))
+        )
 
-    def _counts(self, source: Source) -> np.ndarray:
+    def _counts(self, source: CorpusSource) -> np.ndarray:
         """(2,) words without and with a capital, in a sample of the source."""
         counts = np.zeros(2)
-        for piece in source.sample(self.marks()):
+        for piece in source.sample(self.annotations()):
             asked = self._asked(piece.ids, piece.annotations["word"], source)
             counts += np.bincount(piece.annotations["capital"][asked], minlength=2)
         return counts

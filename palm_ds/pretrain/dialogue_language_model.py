@@ -5,7 +5,7 @@
 
 An example is a window of consecutive turns of a dialogue; the speakers' roles (query 0, response 1)
 come from the data, so that windows are QRQ, QRR, QQR and so on. In half of them a random turn is
-replaced by a turn of the same role from another dialogue. The blend
+replaced by a turn of the same role from another dialogue. The task group
 `dialogue_language_model + knowledge_masking` also masks words, predicted from the whole dialogue.
 """
 
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.corpus_source import Source
-from palm_ds.data.example import Example, arrange
+from palm_ds.data.corpus_source import CorpusSource
+from palm_ds.data.example import Example, build_input
 from palm_ds.data.layout import layouts
 from palm_ds.data.task import CorpusTask
 
@@ -40,22 +40,22 @@ class DialogueLanguageModel(CorpusTask):
     dialogue get the last role."""
 
     class_names: ClassVar[Sequence[str]] = ("fake", "real")
-    draws: ClassVar[int] = 3
+    num_uniforms: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
         for key, value, least in (("turns", self.turns, 2), ("roles", self.roles, 1)):
             if value < least:
                 raise UserError(f"tasks.{self.name}.{key}: {value} is less than {least}")
 
-    def marks(self) -> tuple[str, ...]:
+    def annotations(self) -> tuple[str, ...]:
         return ("role",)
 
-    def items(self, source: Source, room: int) -> np.ndarray:
+    def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
         """(windows, 4): turns [begin, end) out of a dialogue's turns [first, last)."""
-        if room < 1 + 2 * self.turns:
+        if max_length < 1 + 2 * self.turns:
             raise UserError(
                 f"tasks.{self.name}.turns: {self.turns} turns need rows of {1 + 2 * self.turns} "
-                f"tokens or more, not {room}"
+                f"tokens or more, not {max_length}"
             )
         many = source.last_sentences - source.first_sentences
         if (many >= 2).sum() < 2:
@@ -72,7 +72,7 @@ class DialogueLanguageModel(CorpusTask):
         return np.column_stack([begin, np.minimum(begin + self.turns, last), first, last])
 
     def layout(
-        self, items: np.ndarray, uniform: np.ndarray, source: Source, room: int
+        self, items: np.ndarray, uniform: np.ndarray, source: CorpusSource, max_length: int
     ) -> np.ndarray:
         """`label`, and per turn (turns,) its `starts`, `tokens` (0: no such turn) and `roles`.
         Windows have no spare tokens."""
@@ -89,17 +89,17 @@ class DialogueLanguageModel(CorpusTask):
         )
         starts = source.corpus.sentence_starts
         tokens = np.where(exists, starts[turn + 1] - starts[turn], 0)
-        tokens = cut_longest(tokens, room - 1 - exists.sum(1))
+        tokens = cut_longest(tokens, max_length - 1 - exists.sum(1))
         length = 1 + exists.sum(1) + tokens.sum(1)
         return layouts(length, label=label, starts=starts[turn], tokens=tokens, roles=roles)
 
-    def _roles(self, turns: np.ndarray, source: Source) -> np.ndarray:
+    def _roles(self, turns: np.ndarray, source: CorpusSource) -> np.ndarray:
         """The role of each turn, the same shape."""
         roles = source.corpus.take(source.corpus.sentence_starts[turns], "role")
         return np.minimum(roles.astype(np.int64), self.roles - 1)
 
     def _from_elsewhere(
-        self, own: np.ndarray, roles: np.ndarray, draw: np.ndarray, source: Source
+        self, own: np.ndarray, roles: np.ndarray, draw: np.ndarray, source: CorpusSource
     ) -> np.ndarray:
         """(n,) random turns outside the own dialogue [first, last), uniform over those with the
         role; over all turns if no other dialogue has the role."""
@@ -113,18 +113,18 @@ class DialogueLanguageModel(CorpusTask):
             drawn[here] = np.where(found >= 0, found, drawn[here])
         return drawn
 
-    def _by_role(self, source: Source) -> tuple[np.ndarray, list[np.ndarray]]:
+    def _by_role(self, source: CorpusSource) -> tuple[np.ndarray, list[np.ndarray]]:
         """All turns of the source, and the turns of each role, ascending."""
         bounds = zip(source.first_sentences, source.last_sentences, strict=True)
         every = np.concatenate([np.arange(first, last) for first, last in bounds])
         roles = self._roles(every, source)
         return every, [every[roles == role] for role in range(self.roles)]
 
-    def example(self, layout: np.void, source: Source, rng: np.random.Generator) -> Example:
+    def example(self, layout: np.void, source: CorpusSource, rng: np.random.Generator) -> Example:
         starts, tokens, roles = layout["starts"], layout["tokens"], layout["roles"]
         present = np.flatnonzero(tokens)
         pieces = [source.read(starts[i], starts[i] + tokens[i]) for i in present]
-        example = arrange(pieces, source.vocabulary, roles[present].tolist())
+        example = build_input(pieces, source.vocabulary, roles[present].tolist())
         example.labels[self.name] = np.array([0]), np.array([layout["label"]])
         return example
 
@@ -137,7 +137,7 @@ class DialogueLanguageModel(CorpusTask):
 
         return ClassHead(backbone.config.hidden_size, classes=2, pooled=True, truncated=True)
 
-    def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
+    def baseline(self, targets: np.ndarray, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
         return np.full(len(targets), np.log(2)), np.full(len(targets), 1 / 2)
 
 

@@ -19,12 +19,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from palm_ds.common import rng as keyed
 from palm_ds.common.errors import UserError
+from palm_ds.common.rng import derive_key
 from palm_ds.corpus.store import Corpus
-from palm_ds.data.corpus_source import Source
+from palm_ds.data.corpus_source import CorpusSource
 from palm_ds.data.layout import layouts
-from palm_ds.pretrain.shared import sentence_pairs as pairs
+from palm_ds.pretrain.shared import sentence_pairs
 from palm_ds.pretrain.shared.discourse_markers import Finder, Marker, mine, plain_name, read_markers
 
 UNMARKED = "[no-conn]"
@@ -32,7 +32,7 @@ UNMARKED = "[no-conn]"
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiscourseRelation(pairs.PairTask):
+class DiscourseRelation(sentence_pairs.PairTask):
     markers: str = "en"
     """The markers, one class per line: `en`, `zh` (palm_ds/pretrain/markers), or your file; for
     ready-made pairs also `labels`: the corpus's label numbers are the classes."""
@@ -49,7 +49,7 @@ class DiscourseRelation(pairs.PairTask):
     """Every class has the same number of pairs per epoch: that of the most common class, but no
     pair of the rarest occurs more than this many times."""
 
-    draws: ClassVar[int] = 1
+    num_uniforms: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         where = f"tasks.{self.name}"
@@ -82,25 +82,25 @@ class DiscourseRelation(pairs.PairTask):
             return self.classes
         return len(self.marker_classes) + self.unmarked
 
-    def marks(self) -> tuple[str, ...]:
+    def annotations(self) -> tuple[str, ...]:
         return ("word",)
 
-    def items(self, source: Source, room: int) -> np.ndarray:
-        """(items, 2): ranges of the balanced pairs (pairs.balance)."""
+    def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
+        """(items, 2): ranges of the balanced pairs (sentence_pairs.balance)."""
         return self._balanced(source)[1]
 
     def layout(
-        self, items: np.ndarray, uniform: np.ndarray, source: Source, room: int
+        self, items: np.ndarray, uniform: np.ndarray, source: CorpusSource, max_length: int
     ) -> np.ndarray:
-        table = self._balanced(source)[0][pairs.pick(items, uniform[:, 0])]
+        table = self._balanced(source)[0][sentence_pairs.pick(items, uniform[:, 0])]
         start, end, second, second_end, label = table.T
-        tokens, second_tokens = pairs.fit(end - start, second_end - second, room - 3)
+        tokens, second_tokens = sentence_pairs.fit(end - start, second_end - second, max_length - 3)
         before, after = source.tokens_around(start, second_end)
         # Too long: mined texts keep the part next to the marker, ready-made ones their beginning.
-        start = start if pairs.is_ready_made(source) else end - tokens
+        start = start if sentence_pairs.is_ready_made(source) else end - tokens
         # In free space of the row the second text gets longer, then the first starts earlier.
         length = tokens + second_tokens + 3
-        spare = np.minimum(room - length, before + after)
+        spare = np.minimum(max_length - length, before + after)
         most = second_end - second + after
         return layouts(
             length,
@@ -112,7 +112,7 @@ class DiscourseRelation(pairs.PairTask):
             label=label,
         )
 
-    def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
+    def baseline(self, targets: np.ndarray, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
         """Uniform over the classes used in this source, which are balanced."""
         used = len(np.unique(self._balanced(source)[0][:, 4]))
         return np.full(len(targets), np.log(used)), np.full(len(targets), 1 / used)
@@ -122,7 +122,7 @@ class DiscourseRelation(pairs.PairTask):
             return str(label)
         return [*(line[0].text for line in self.marker_classes), UNMARKED][label]
 
-    def about(self, source: Source) -> str:
+    def describe(self, source: CorpusSource) -> str:
         table, items = self._balanced(source)
         counts = np.bincount(table[:, 4], minlength=self.class_count)
         found = np.sort(counts[counts > 0])
@@ -131,12 +131,12 @@ class DiscourseRelation(pairs.PairTask):
             f"({found[0]} to {found[-1]} of one), {len(items)} an epoch"
         )
 
-    def _balanced(self, source: Source) -> tuple[np.ndarray, np.ndarray]:
+    def _balanced(self, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
         """This source's pairs (start, end, start of the second, its end, class) in the order of
-        `pairs.balance`, and the items."""
+        `sentence_pairs.balance`, and the items."""
         return source.cached(f"pairs of {self}", lambda: self._balance(source))
 
-    def _balance(self, source: Source) -> tuple[np.ndarray, np.ndarray]:
+    def _balance(self, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
         table = self._corpus_pairs(source.corpus)
         document = np.searchsorted(source.starts, table[:, 0], side="right") - 1
         here = (document >= 0) & (table[:, 0] < source.ends[document])
@@ -150,22 +150,24 @@ class DiscourseRelation(pairs.PairTask):
                 f"{counts.max()} of one class; {self.least * share / 2:.0f} or more are needed "
                 f"(`least: {self.least}`)"
             )
-        order, items = pairs.balance(table[here, 4], self.repeat, keyed.key("discourse pairs"))
+        order, items = sentence_pairs.balance(
+            table[here, 4], self.repeat, derive_key("discourse pairs")
+        )
         return table[here][order], items
 
     def _corpus_pairs(self, corpus: Corpus) -> np.ndarray:
         """(pairs, 5) of the whole corpus, for the classes that are frequent enough in it, so that
         training and held-out documents have the same classes."""
         if corpus.path not in self._kept:
-            source = Source(corpus, np.arange(len(corpus)))
-            table, about = (
-                self._ready(source) if pairs.is_ready_made(source) else self._mined(corpus)
+            source = CorpusSource(corpus, np.arange(len(corpus)))
+            table, describe = (
+                self._ready(source) if sentence_pairs.is_ready_made(source) else self._mined(corpus)
             )
             counts = np.bincount(table[:, 4], minlength=self.class_count)
             if (counts >= self.least).sum() < 2:
                 most = int(counts.max(initial=0))
                 raise UserError(
-                    f"tasks.{self.name}: {corpus.path}: {about}; at least 2 classes of "
+                    f"tasks.{self.name}: {corpus.path}: {describe}; at least 2 classes of "
                     f"`least: {self.least}` pairs are needed, the largest has {most}"
                 )
             self._kept[corpus.path] = table[counts[table[:, 4]] >= self.least]
@@ -175,9 +177,9 @@ class DiscourseRelation(pairs.PairTask):
     def _kept(self) -> dict[Path, np.ndarray]:
         return {}
 
-    def _ready(self, source: Source) -> tuple[np.ndarray, str]:
-        start, second, end, label = pairs.ready_made(source).T
-        where, names = f"tasks.{self.name}.markers", pairs.label_names(source)
+    def _ready(self, source: CorpusSource) -> tuple[np.ndarray, str]:
+        start, second, end, label = sentence_pairs.ready_made(source).T
+        where, names = f"tasks.{self.name}.markers", sentence_pairs.label_names(source)
         if self.markers == "labels":
             if len(names) > self.classes:
                 raise UserError(
@@ -192,7 +194,7 @@ class DiscourseRelation(pairs.PairTask):
             known = {
                 name: numbers[plain] for name in names if (plain := plain_name(name)) in numbers
             }
-            number = pairs.classes_of_labels(source, numbers | known, where)
+            number = sentence_pairs.classes_of_labels(source, numbers | known, where)
         label = number[label]
         return np.column_stack([start, second, second, end, label]), f"{len(label)} pairs"
 

@@ -16,12 +16,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from palm_ds.common import rng as keyed
 from palm_ds.common.errors import UserError
+from palm_ds.common.rng import derive_key, permutation_at
 from palm_ds.corpus.store import Corpus
-from palm_ds.data.corpus_source import Source
+from palm_ds.data.corpus_source import CorpusSource
 from palm_ds.data.layout import layouts
-from palm_ds.pretrain.shared import sentence_pairs as pairs
+from palm_ds.pretrain.shared import sentence_pairs
 
 STRONG, WEAK, IRRELEVANT = range(3)
 NAMES = ("strong", "weak", "irrelevant")
@@ -34,7 +34,7 @@ _LONGEST_QUERY = 0.3  # share of a row
 
 
 @dataclass(frozen=True, kw_only=True)
-class IrRelevance(pairs.PairTask):
+class IrRelevance(sentence_pairs.PairTask):
     group: bool = False
     """Without logs: documents whose ids are equal up to the last `/` (chapters of a book, modules
     of a textbook) are the sections of one document, with their titles as headings."""
@@ -46,7 +46,7 @@ class IrRelevance(pairs.PairTask):
     class occurs more than this many times."""
 
     class_names: ClassVar[Sequence[str]] = NAMES
-    draws: ClassVar[int] = 3
+    num_uniforms: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
         if not 0 < self.shortest <= 1:
@@ -54,30 +54,33 @@ class IrRelevance(pairs.PairTask):
         if self.repeat < 1:
             raise UserError(f"tasks.{self.name}.repeat: {self.repeat} is less than 1")
 
-    def items(self, source: Source, room: int) -> np.ndarray:
-        """(items, 2). With logs: ranges of the balanced pairs (pairs.balance). Without: a section
-        and a class; every section occurs equally often, each time with all three classes."""
-        if pairs.is_ready_made(source):
+    def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
+        """(items, 2). With logs: ranges of the balanced pairs (sentence_pairs.balance). Without: a
+        section and a class; every section occurs equally often, each time with all three
+        classes."""
+        if sentence_pairs.is_ready_made(source):
             return self._logged(source)[1]
         sections = self._sections(source)
         tokens = source.corpus.sentence_starts[sections[:, 2]]
         tokens = tokens - source.corpus.sentence_starts[sections[:, 1]]
-        times = max(1, int(tokens.mean() / room))
+        times = max(1, int(tokens.mean() / max_length))
         place = np.arange(len(sections) * times)
-        order = keyed.permutation_at(keyed.key("sections"), len(sections), place % len(sections))
+        order = permutation_at(derive_key("sections"), len(sections), place % len(sections))
         return np.column_stack([np.repeat(order, 3), np.tile(np.arange(3), len(order))])
 
     def layout(
-        self, items: np.ndarray, uniform: np.ndarray, source: Source, room: int
+        self, items: np.ndarray, uniform: np.ndarray, source: CorpusSource, max_length: int
     ) -> np.ndarray:
-        if pairs.is_ready_made(source):
-            return pairs.lay_out(self._logged(source)[0][pairs.pick(items, uniform[:, 0])], room)
+        if sentence_pairs.is_ready_made(source):
+            return sentence_pairs.lay_out(
+                self._logged(source)[0][sentence_pairs.pick(items, uniform[:, 0])], max_length
+            )
         section, label = items.T
         sections, offsets = self._sections(source), source.corpus.sentence_starts
         heading, first, last, low, high = sections[section].T
         other = _elsewhere(section, low, high, label, uniform[:, 0], len(sections))
-        query = np.minimum(offsets[first] - offsets[heading], int(_LONGEST_QUERY * room))
-        most = room - 3 - query
+        query = np.minimum(offsets[first] - offsets[heading], int(_LONGEST_QUERY * max_length))
+        most = max_length - 3 - query
         share = self.shortest + (1 - self.shortest) * uniform[:, 1]
         start, end = _passage(sections[other, 1:3], share, most, uniform[:, 2], source)
         tokens = np.minimum(offsets[end] - offsets[start], most)
@@ -95,15 +98,15 @@ class IrRelevance(pairs.PairTask):
             label=label,
         )
 
-    def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
+    def baseline(self, targets: np.ndarray, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
         """Uniform over the classes that occur, which are balanced."""
         classes = 3
-        if pairs.is_ready_made(source):
+        if sentence_pairs.is_ready_made(source):
             classes = len(np.unique(self._logged(source)[0][:, 3]))
         return np.full(len(targets), np.log(classes)), np.full(len(targets), 1 / classes)
 
-    def about(self, source: Source) -> str:
-        if pairs.is_ready_made(source):
+    def describe(self, source: CorpusSource) -> str:
+        if sentence_pairs.is_ready_made(source):
             return f"{self.name}: {len(self._logged(source)[0])} pairs from logs"
         sections = self._sections(source)
         return (
@@ -111,22 +114,24 @@ class IrRelevance(pairs.PairTask):
             f"{len(np.unique(sections[:, 3]))} {'groups of ' if self.group else ''}documents"
         )
 
-    def _logged(self, source: Source) -> tuple[np.ndarray, np.ndarray]:
-        """The labelled pairs (pairs.labelled_pairs) in the order of `pairs.balance`, and the
-        items."""
+    def _logged(self, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
+        """The labelled pairs (sentence_pairs.labelled_pairs) in the order of
+        `sentence_pairs.balance`, and the items."""
         return source.cached(f"pairs of {self}", lambda: self._balance(source))
 
-    def _balance(self, source: Source) -> tuple[np.ndarray, np.ndarray]:
-        table = pairs.labelled_pairs(source, _LABELS, f"tasks.{self.name}")
-        order, items = pairs.balance(table[:, 3], self.repeat, keyed.key("relevance pairs"))
+    def _balance(self, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
+        table = sentence_pairs.labelled_pairs(source, _LABELS, f"tasks.{self.name}")
+        order, items = sentence_pairs.balance(
+            table[:, 3], self.repeat, derive_key("relevance pairs")
+        )
         return table[order], items
 
-    def _sections(self, source: Source) -> np.ndarray:
+    def _sections(self, source: CorpusSource) -> np.ndarray:
         """(sections, 5): the heading's sentence, the body's sentences [first, last), and the range
         [low, high) of its document's sections. Only documents with two or more sections count."""
         return source.cached(f"sections of {self}", lambda: self._find_sections(source))
 
-    def _find_sections(self, source: Source) -> np.ndarray:
+    def _find_sections(self, source: CorpusSource) -> np.ndarray:
         corpus = source.corpus
         if "heading" not in corpus.annotations:
             raise UserError(
@@ -154,11 +159,11 @@ class IrRelevance(pairs.PairTask):
         return np.column_stack([table[:, :3], low, high])
 
 
-def _headed(source: Source) -> np.ndarray:
+def _headed(source: CorpusSource) -> np.ndarray:
     """(headings, 4): the heading's sentence, the body's sentences [first, last), the document. A
     section ends at the next heading."""
     corpus = source.corpus
-    sentence, _, last = pairs.anchors(source).T
+    sentence, _, last = sentence_pairs.anchors(source).T
     heading = corpus.take(corpus.sentence_starts[sentence], "heading") == 1
     at, last = sentence[heading], last[heading]
     following = np.append(at[1:], np.iinfo(np.int64).max)
@@ -166,7 +171,7 @@ def _headed(source: Source) -> np.ndarray:
     return np.column_stack([at, at + 1, np.minimum(following, last), document])
 
 
-def _grouped(source: Source) -> np.ndarray:
+def _grouped(source: CorpusSource) -> np.ndarray:
     """Like `_headed`, with every document that starts with a heading as one section, and groups of
     documents as documents."""
     heading = source.corpus.take(source.starts, "heading") == 1
@@ -201,7 +206,7 @@ def _elsewhere(
 
 
 def _passage(
-    bodies: np.ndarray, share: np.ndarray, most: np.ndarray, draw: np.ndarray, source: Source
+    bodies: np.ndarray, share: np.ndarray, most: np.ndarray, draw: np.ndarray, source: CorpusSource
 ) -> tuple[np.ndarray, np.ndarray]:
     """Whole sentences [start, end), at least one, near a random place of a body [first, last), with
     about `share` of `most` tokens, or of the body's if it has fewer."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.corpus_source import Source
+from palm_ds.data.corpus_source import CorpusSource
 from palm_ds.data.example import Example
 from palm_ds.data.masking import choose_units, shown
 from palm_ds.data.task import CorpusTask
@@ -72,25 +72,25 @@ class KnowledgeMasking(CorpusTask):
                 f"{self.random_rate} must not be negative or add up to more than 1"
             )
 
-    def marks(self) -> tuple[str, ...]:
+    def annotations(self) -> tuple[str, ...]:
         share = (self.whole,) if isinstance(self.whole, str) else ()
         return (*(unit for unit in self.units if unit != "token"), *share)
 
     def required_units(self) -> tuple[str, ...]:
         return tuple(unit for unit in self.units if unit != "token")
 
-    def label(self, example: Example, source: Source, rng: np.random.Generator) -> None:
+    def label(self, example: Example, source: CorpusSource, rng: np.random.Generator) -> None:
         unit = units_of(example, self.units if self._is_whole(example, rng) else ())
         chosen = (choose_units if self.chosen == "exact" else choose_each)(unit, self.rate, rng)
         where = np.flatnonzero(chosen)
-        example.labels[self.name] = where, example.ids[where].copy()
+        example.labels[self.name] = where, example.input_ids[where].copy()
         # One draw per token; a unit that is corrupted as a whole uses the draw of its first token.
         draws = rng.random(len(example))
         if self.corrupt == "unit":
             first = np.unique(unit[where], return_index=True)[1]
             draws[where] = np.repeat(draws[where[first]], np.diff([*first, len(where)]))
-        example.ids[where] = shown(
-            example.ids[where],
+        example.input_ids[where] = shown(
+            example.input_ids[where],
             draws[where],
             source.vocabulary,
             rng,
@@ -101,8 +101,8 @@ class KnowledgeMasking(CorpusTask):
     def _is_whole(self, example: Example, rng: np.random.Generator) -> bool:
         """Whether this text is masked by units; of several parts the first decides."""
         if isinstance(self.whole, str):
-            first = np.flatnonzero(example.origin >= 0)[0]
-            return bool(rng.random() * 100 < example.marks[self.whole][first])
+            first = np.flatnonzero(example.source_offsets >= 0)[0]
+            return bool(rng.random() * 100 < example.annotations[self.whole][first])
         return self.whole == 1 or rng.random() < self.whole
 
     def head(self, backbone: Encoder) -> nn.Module:
@@ -110,25 +110,25 @@ class KnowledgeMasking(CorpusTask):
 
         return MaskedLMHead(backbone)
 
-    def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
+    def baseline(self, targets: np.ndarray, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
         """The corpus's unigram frequencies."""
         frequency = source.unigrams
         return -np.log(frequency[targets]), (targets == frequency.argmax()).astype(float)
 
 
-def units_of(example: Example, marks: tuple[str, ...]) -> np.ndarray:
-    """(tokens,) the number of each token's unit, ascending; -1 for special tokens. `marks` are the
-    annotations of the units; with only "token", or none, every token is a unit."""
-    inside = example.origin >= 0
+def units_of(example: Example, annotations: tuple[str, ...]) -> np.ndarray:
+    """(tokens,) the number of each token's unit, ascending; -1 for special tokens. `annotations`
+    are the annotations of the units; with only "token", or none, every token is a unit."""
+    inside = example.source_offsets >= 0
     free = inside.copy()  # not yet in a larger unit
     begins = np.zeros(len(example), bool)
     for mark in _LARGEST_FIRST[:2]:
-        if mark not in marks:
+        if mark not in annotations:
             continue
-        covered = _whole_spans(example.marks[mark], free)
-        begins |= covered & (example.marks[mark] == 1)
+        covered = _whole_spans(example.annotations[mark], free)
+        begins |= covered & (example.annotations[mark] == 1)
         free &= ~covered
-    begins |= free & (example.marks["word"] == 1) if "word" in marks else free
+    begins |= free & (example.annotations["word"] == 1) if "word" in annotations else free
     # A unit also starts where the previous one ended: after a special token or a larger unit.
     begins |= inside & ~np.concatenate([[False], inside[:-1]])
     begins |= free & ~np.concatenate([[False], free[:-1]])

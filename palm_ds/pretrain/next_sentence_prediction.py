@@ -13,33 +13,33 @@ from typing import ClassVar
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.corpus_source import Source
+from palm_ds.data.corpus_source import CorpusSource
 from palm_ds.data.layout import layouts
-from palm_ds.data.task import guess
-from palm_ds.pretrain.shared import sentence_pairs as pairs
+from palm_ds.data.task import class_prior_baseline
+from palm_ds.pretrain.shared import sentence_pairs
 
 RANDOM, NEXT = range(2)
 
 
 @dataclass(frozen=True, kw_only=True)
-class NextSentencePrediction(pairs.PairTask):
+class NextSentencePrediction(sentence_pairs.PairTask):
     shortest: float = 0.2
     """The two texts together have a random length between this share of a row and a whole row
     (ready-made pairs are not affected)."""
 
     class_names: ClassVar[Sequence[str]] = ("another text", "the next")
-    draws: ClassVar[int] = 4
+    num_uniforms: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
         if not 0 < self.shortest <= 1:
             raise UserError(f"tasks.{self.name}.shortest: {self.shortest} is not in (0, 1]")
 
-    def items(self, source: Source, room: int) -> np.ndarray:
+    def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
         """Ready-made pairs (pairs, 4): starts of the two texts, end, class. Running text
         (sentences, 3): a sentence with a successor, and its document's sentences [first, last)."""
-        if pairs.is_ready_made(source):
+        if sentence_pairs.is_ready_made(source):
             return self._ready_made(source)
-        table = pairs.anchors(source)
+        table = sentence_pairs.anchors(source)
         anchor, first, last = table.T
         table = table[last - anchor >= 2]
         if len(table) and (table[:, 1] == table[0, 1]).all():
@@ -49,16 +49,16 @@ class NextSentencePrediction(pairs.PairTask):
             )
         return table
 
-    def _ready_made(self, source: Source) -> np.ndarray:
-        return pairs.labelled_pairs(source, {"0": RANDOM, "1": NEXT}, f"tasks.{self.name}")
+    def _ready_made(self, source: CorpusSource) -> np.ndarray:
+        return sentence_pairs.labelled_pairs(source, {"0": RANDOM, "1": NEXT}, f"tasks.{self.name}")
 
     def layout(
-        self, items: np.ndarray, uniform: np.ndarray, source: Source, room: int
+        self, items: np.ndarray, uniform: np.ndarray, source: CorpusSource, max_length: int
     ) -> np.ndarray:
-        if pairs.is_ready_made(source):
-            return pairs.lay_out(items, room)
+        if sentence_pairs.is_ready_made(source):
+            return sentence_pairs.lay_out(items, max_length)
         anchor, first, last = items.T
-        offsets, most = source.corpus.sentence_starts, room - 3
+        offsets, most = source.corpus.sentence_starts, max_length - 3
         target = (self.shortest + (1 - self.shortest) * uniform[:, 0]) * most
         first_target = (target * (0.3 + 0.4 * uniform[:, 1])).astype(np.int64)
         label = np.where(uniform[:, 2] < 0.5, RANDOM, NEXT)
@@ -75,7 +75,7 @@ class NextSentencePrediction(pairs.PairTask):
         most_other = offsets[limit] - offsets[other]
         length = 3 + tokens + other_tokens
         more = most_other - other_tokens + offsets[anchor] - offsets[first]
-        spare = np.minimum(room - length, more)
+        spare = np.minimum(max_length - length, more)
         return layouts(
             length,
             spare,
@@ -88,20 +88,20 @@ class NextSentencePrediction(pairs.PairTask):
 
     @staticmethod
     def _after_another(
-        first: np.ndarray, tokens: np.ndarray, draw: np.ndarray, source: Source
+        first: np.ndarray, tokens: np.ndarray, draw: np.ndarray, source: CorpusSource
     ) -> tuple[np.ndarray, np.ndarray]:
         """The successor of a text of `tokens` in another document: its first sentence, and the end
         (exclusive) of the sentences it may have. It is chosen like a true successor, so that its
         length and its place in its document reveal nothing."""
         own = np.searchsorted(source.first_sentences, first)
         followed = source.last_sentences - source.first_sentences - 1
-        sentence, document = pairs.elsewhere(own, followed, draw, source)
+        sentence, document = sentence_pairs.elsewhere(own, followed, draw, source)
         last = source.last_sentences[document]
         return source.sentence_end(sentence, last - 1, tokens), last
 
-    def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
+    def baseline(self, targets: np.ndarray, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
         """Even odds; for ready-made pairs the class prior."""
-        if not pairs.is_ready_made(source):
+        if not sentence_pairs.is_ready_made(source):
             return np.full(len(targets), np.log(2)), np.full(len(targets), 1 / 2)
         count = lambda: np.bincount(self._ready_made(source)[:, 3], minlength=2)  # noqa: E731
-        return guess(targets, source.cached("classes of pairs", count))
+        return class_prior_baseline(targets, source.cached("classes of pairs", count))

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.corpus_source import Source
+from palm_ds.data.corpus_source import CorpusSource
 from palm_ds.data.example import Example
 from palm_ds.data.layout import layouts
 from palm_ds.pretrain.shared.sentence_pairs import PairTask, anchors, arrange_pair
@@ -25,13 +25,13 @@ class SentenceDistance(PairTask):
     """The two texts together have a random length between this share of a row and a whole row."""
 
     class_names: ClassVar[Sequence[str]] = ("adjacent", "same document", "other document")
-    draws: ClassVar[int] = 6
+    num_uniforms: ClassVar[int] = 6
 
     def __post_init__(self) -> None:
         if not 0 < self.shortest <= 1:
             raise UserError(f"tasks.{self.name}.shortest: {self.shortest} is not in (0, 1]")
 
-    def items(self, source: Source, room: int) -> np.ndarray:
+    def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
         """(anchors, 3): a sentence and its document's sentences [first, last), if all three classes
         are possible: a sentence follows it, and others are further away."""
         if len(source.documents) < 2:
@@ -44,10 +44,10 @@ class SentenceDistance(PairTask):
         return table[(last - anchor >= 2) & (last - first >= 4)]
 
     def layout(
-        self, items: np.ndarray, uniform: np.ndarray, source: Source, room: int
+        self, items: np.ndarray, uniform: np.ndarray, source: CorpusSource, max_length: int
     ) -> np.ndarray:
         anchor, first, last = items.T
-        most = room - 3
+        most = max_length - 3
         target = (self.shortest + (1 - self.shortest) * uniform[:, 0]) * most
         share = 0.3 + 0.4 * uniform[:, 1]
         label = (uniform[:, 2] * 3).astype(np.int64)
@@ -67,7 +67,7 @@ class SentenceDistance(PairTask):
         most_other = offsets[limit] - offsets[other]
         before = np.where(other < anchor, 0, offsets[anchor] - offsets[first])
         before = np.where(label == OTHER_DOCUMENT, offsets[anchor] - offsets[first], before)
-        spare = np.minimum(room - length, most_other - other_tokens + before)
+        spare = np.minimum(max_length - length, most_other - other_tokens + before)
         return layouts(
             length,
             spare,
@@ -81,7 +81,11 @@ class SentenceDistance(PairTask):
 
     @staticmethod
     def _elsewhere(
-        items: np.ndarray, end: np.ndarray, draw: np.ndarray, label: np.ndarray, source: Source
+        items: np.ndarray,
+        end: np.ndarray,
+        draw: np.ndarray,
+        label: np.ndarray,
+        source: CorpusSource,
     ) -> tuple[np.ndarray, np.ndarray]:
         """The other text's first sentence, and the sentence at which it must end (exclusive)."""
         anchor, first, last = items.T
@@ -106,10 +110,10 @@ class SentenceDistance(PairTask):
         )
         return other, limit
 
-    def example(self, layout: np.void, source: Source, rng: np.random.Generator) -> Example:
+    def example(self, layout: np.void, source: CorpusSource, rng: np.random.Generator) -> Example:
         example = arrange_pair(layout, source, swap=bool(layout["swapped"]))
         example.labels[self.name] = np.array([0]), np.array([layout["label"]])
         return example
 
-    def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
+    def baseline(self, targets: np.ndarray, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
         return np.full(len(targets), np.log(3)), np.full(len(targets), 1 / 3)

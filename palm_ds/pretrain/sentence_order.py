@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.corpus_source import Source
-from palm_ds.data.example import Example, arrange
+from palm_ds.data.corpus_source import CorpusSource
+from palm_ds.data.example import Example, build_input
 from palm_ds.data.task import CorpusTask
 from palm_ds.pretrain.shared.paragraphs import lay_out, paragraphs, segments
 
@@ -34,28 +34,28 @@ class SentenceOrder(CorpusTask):
 
     segments: ClassVar[int] = 2
     class_names: ClassVar[Sequence[str]] = ("swapped", "in order")
-    draws: ClassVar[int] = 1
+    num_uniforms: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         if not 0 < self.shortest <= 1:
             raise UserError(f"tasks.{self.name}.shortest: {self.shortest} is not in (0, 1]")
 
-    def items(self, source: Source, room: int) -> np.ndarray:
+    def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
         """(texts, 4): at least two whole sentences, and their paragraph."""
-        texts = paragraphs(source, room - 3, self.shortest)
+        texts = paragraphs(source, max_length - 3, self.shortest)
         return texts[texts[:, 1] - texts[:, 0] >= 2]
 
     def layout(
-        self, items: np.ndarray, uniform: np.ndarray, source: Source, room: int
+        self, items: np.ndarray, uniform: np.ndarray, source: CorpusSource, max_length: int
     ) -> np.ndarray:
         label = np.where(uniform[:, 0] < 0.5, SWAPPED, IN_ORDER)
-        return lay_out(items, np.full(len(items), 2), label, source, room)
+        return lay_out(items, np.full(len(items), 2), label, source, max_length)
 
-    def example(self, layout: np.void, source: Source, rng: np.random.Generator) -> Example:
+    def example(self, layout: np.void, source: CorpusSource, rng: np.random.Generator) -> Example:
         label = int(layout["label"])
         begins, ends = segments(layout, 2, source, rng)
         order = (0, 1) if label == IN_ORDER else (1, 0)
-        example = arrange([source.read(begins[i], ends[i]) for i in order], source.vocabulary)
+        example = build_input([source.read(begins[i], ends[i]) for i in order], source.vocabulary)
         example.labels[self.name] = np.array([0]), np.array([label])
         return example
 
@@ -64,5 +64,5 @@ class SentenceOrder(CorpusTask):
 
         return ClassHead(backbone.config.hidden_size, classes=2, pooled=True, truncated=True)
 
-    def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
+    def baseline(self, targets: np.ndarray, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
         return np.full(len(targets), np.log(2)), np.full(len(targets), 1 / 2)

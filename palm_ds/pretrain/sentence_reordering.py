@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.corpus_source import Source
-from palm_ds.data.example import Example, arrange
+from palm_ds.data.corpus_source import CorpusSource
+from palm_ds.data.example import Example, build_input
 from palm_ds.data.task import CorpusTask
 from palm_ds.pretrain.shared.paragraphs import lay_out, paragraphs, segments
 
@@ -35,7 +35,7 @@ class SentenceReordering(CorpusTask):
     """Paragraphs longer than half a row are cut to a random length between this share of a row and
     a whole row."""
 
-    draws: ClassVar[int] = 1
+    num_uniforms: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         if not 2 <= self.most <= 6:
@@ -52,26 +52,26 @@ class SentenceReordering(CorpusTask):
             for order in itertools.permutations(range(segments))
         ]
 
-    def items(self, source: Source, room: int) -> np.ndarray:
+    def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
         """(texts, 4): at least two whole sentences, and their paragraph."""
-        texts = paragraphs(source, room - 1 - self.most, self.shortest)
+        texts = paragraphs(source, max_length - 1 - self.most, self.shortest)
         return texts[texts[:, 1] - texts[:, 0] >= 2]
 
     def layout(
-        self, items: np.ndarray, uniform: np.ndarray, source: Source, room: int
+        self, items: np.ndarray, uniform: np.ndarray, source: CorpusSource, max_length: int
     ) -> np.ndarray:
         allowed = np.cumsum([math.factorial(n) for n in range(1, self.most + 1)])
         classes = allowed[np.minimum(items[:, 1] - items[:, 0], self.most) - 1]
         label = (uniform[:, 0] * classes).astype(np.int64)
         parts = np.searchsorted(allowed, label, side="right") + 1
-        return lay_out(items, parts, label, source, room)
+        return lay_out(items, parts, label, source, max_length)
 
-    def example(self, layout: np.void, source: Source, rng: np.random.Generator) -> Example:
+    def example(self, layout: np.void, source: CorpusSource, rng: np.random.Generator) -> Example:
         label = int(layout["label"])
         order = self.orders[label]
         begins, ends = segments(layout, len(order), source, rng)
         pieces = [source.read(begins[i], ends[i]) for i in order]
-        example = arrange(pieces, source.vocabulary)
+        example = build_input(pieces, source.vocabulary)
         example.labels[self.name] = np.array([0]), np.array([label])
         return example
 
@@ -86,7 +86,7 @@ class SentenceReordering(CorpusTask):
             backbone.config.hidden_size, classes=len(self.orders), pooled=True, truncated=True
         )
 
-    def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
+    def baseline(self, targets: np.ndarray, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
         """Knows the number of segments n, which is visible, and guesses one of the n! orders."""
         orders = np.array([math.factorial(len(order)) for order in self.orders])[targets]
         return np.log(orders), 1 / orders

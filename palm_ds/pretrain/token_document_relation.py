@@ -6,10 +6,9 @@
 "Elsewhere" means the tokens of the document that are not in the example, up to `reach` of them on
 either side of each of its texts, so that a document of a million tokens costs no more than one of
 ten thousand. Special tokens are not labelled, nor stop words, which occur everywhere. Masked tokens
-are labelled (by the original token), so the order of the tasks in a blend makes no difference. If
-the document has hardly any other tokens, the answer would always be no; such texts are not labelled
-either.
-"""
+are labelled (by the original token), so the order of the tasks in a task group makes no difference.
+If the document has hardly any other tokens, the answer would always be no; such texts are not
+labelled either."""
 
 from __future__ import annotations
 
@@ -19,11 +18,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from palm_ds.common import rng as keyed
 from palm_ds.common.errors import UserError
-from palm_ds.data.corpus_source import Source
-from palm_ds.data.example import Example, arrange
-from palm_ds.data.task import CorpusTask, guess, passages
+from palm_ds.common.rng import derive_key, keyed_generator, permutation_at
+from palm_ds.data.corpus_source import CorpusSource
+from palm_ds.data.example import Example, build_input
+from palm_ds.data.task import CorpusTask, class_prior_baseline, passages
 
 if TYPE_CHECKING:
     from torch import nn
@@ -53,40 +52,42 @@ class TokenDocumentRelation(CorpusTask):
         if not 0 < self.frequent <= 1:
             raise UserError(f"tasks.{self.name}.frequent: {self.frequent} is not in (0, 1]")
 
-    def items(self, source: Source, room: int) -> np.ndarray:
+    def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
         """The default passages, if enough of their document is outside."""
-        table = passages(source, room - 2)
+        table = passages(source, max_length - 2)
         before, after = source.tokens_around(table[:, 0], table[:, 1])
         return table[np.minimum(before, self.reach) + np.minimum(after, self.reach) >= self.least]
 
     def layout(
-        self, items: np.ndarray, uniform: np.ndarray, source: Source, room: int
+        self, items: np.ndarray, uniform: np.ndarray, source: CorpusSource, max_length: int
     ) -> np.ndarray:
-        layout = super().layout(items, uniform, source, room)
+        layout = super().layout(items, uniform, source, max_length)
         before, after = source.tokens_around(items[:, 0], items[:, 1])
         # A passage may start earlier as long as enough remains outside.
         most = before - np.maximum(self.least - after, 0)
         layout["spare"] = np.minimum(layout["spare"], most)
         return layout
 
-    def label(self, example: Example, source: Source, rng: np.random.Generator) -> None:
+    def label(self, example: Example, source: CorpusSource, rng: np.random.Generator) -> None:
         asked, answer = np.zeros(len(example), bool), np.zeros(len(example), np.int64)
-        real = np.flatnonzero(example.origin >= 0)
-        document = np.searchsorted(source.starts, example.origin[real], side="right") - 1
+        real = np.flatnonzero(example.source_offsets >= 0)
+        document = np.searchsorted(source.starts, example.source_offsets[real], side="right") - 1
         for number in np.unique(document):
             here = real[document == number]
-            pieces = list(self._elsewhere(example.origin[here], source, int(number)))
+            pieces = list(self._elsewhere(example.source_offsets[here], source, int(number)))
             if sum(map(len, pieces)) < self.least:
                 continue
             seen = np.zeros(source.vocabulary.size, bool)
             for ids in pieces:
                 seen[ids] = True
-            asked[here], answer[here] = True, seen[example.original[here]]
+            asked[here], answer[here] = True, seen[example.unmasked_ids[here]]
         where = np.flatnonzero(asked)
-        where = where[~self._stop_words(source)[example.original[where]]]
+        where = where[~self._stop_words(source)[example.unmasked_ids[where]]]
         example.labels[self.name] = where, answer[where]
 
-    def _elsewhere(self, origin: np.ndarray, source: Source, document: int) -> Iterator[np.ndarray]:
+    def _elsewhere(
+        self, origin: np.ndarray, source: CorpusSource, document: int
+    ) -> Iterator[np.ndarray]:
         """The ids of one document around the contiguous spans of `origin`, without overlap."""
         places = np.sort(origin)
         breaks = np.flatnonzero(np.diff(places) > 1) + 1
@@ -100,11 +101,11 @@ class TokenDocumentRelation(CorpusTask):
                 if a < b:
                     yield source.corpus.read(a, b, ()).ids
 
-    def _stop_words(self, source: Source) -> np.ndarray:
+    def _stop_words(self, source: CorpusSource) -> np.ndarray:
         """(vocabulary,) bool: from the whole corpus, so that training and held-out data agree."""
 
         def find() -> np.ndarray:
-            everything = Source(source.corpus, np.arange(len(source.corpus)))
+            everything = CorpusSource(source.corpus, np.arange(len(source.corpus)))
             return everything.unigrams > self.frequent
 
         return source.cached(f"tokens above {self.frequent}", find)
@@ -114,16 +115,18 @@ class TokenDocumentRelation(CorpusTask):
 
         return ClassHead(backbone.config.hidden_size, classes=2, truncated=True)
 
-    def baseline(self, targets: np.ndarray, source: Source) -> tuple[np.ndarray, np.ndarray]:
+    def baseline(self, targets: np.ndarray, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
         """The share of yes answers in passages of the source."""
-        return guess(targets, source.cached(f"answers of {self}", lambda: self._counts(source)))
+        return class_prior_baseline(
+            targets, source.cached(f"answers of {self}", lambda: self._counts(source))
+        )
 
-    def _counts(self, source: Source) -> np.ndarray:
+    def _counts(self, source: CorpusSource) -> np.ndarray:
         """(2,) counts of no and yes in some passages."""
         counts, items = np.zeros(2), self.items(source, _SAMPLE_ROOM)
         sample = np.arange(min(_SAMPLE, len(items)))
-        for start, end, _ in items[keyed.permutation_at(keyed.key(self.name), len(items), sample)]:
-            example = arrange([source.read(start, end)], source.vocabulary)
-            self.label(example, source, keyed.generator(0, 0))
+        for start, end, _ in items[permutation_at(derive_key(self.name), len(items), sample)]:
+            example = build_input([source.read(start, end)], source.vocabulary)
+            self.label(example, source, keyed_generator(0, 0))
             counts += np.bincount(example.labels[self.name][1], minlength=2)
         return counts

@@ -17,7 +17,7 @@ from palm_ds.common.errors import UserError, suggest
 from palm_ds.data.example import Example
 from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
-from palm_ds.data.task import guess
+from palm_ds.data.task import class_prior_baseline
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead
 from palm_ds.tasks.metrics.classes import accuracy, f1, macro, matthews
@@ -63,9 +63,9 @@ class Classification(ClassesTask):
         if not 0 <= self.smoothing < 1:
             raise UserError(f"{self.where}.smoothing: {self.smoothing} is not in 0..1, below 1")
 
-    def settled(self, source: TableSource) -> Classification:
+    def resolved(self, source: TableSource) -> Classification:
         """With the labels and, if `balanced`, the class weights of the training rows."""
-        task = super().settled(source)
+        task = super().resolved(source)
         if task.class_weights != "balanced":
             return task
         known = task.targets(source)[task.targets(source) >= 0]
@@ -86,7 +86,7 @@ class Classification(ClassesTask):
         example.labels[self.name] = np.zeros(1, np.int64), np.array([max(target, 0)])
 
     def head(self, backbone: Encoder) -> ClassHead:
-        assert isinstance(self.class_weights, dict), "settled before there is a head"
+        assert isinstance(self.class_weights, dict), "resolved before there is a head"
         of = {str(name): weight for name, weight in self.class_weights.items()}
         return ClassHead(
             backbone.hidden_size,
@@ -100,7 +100,9 @@ class Classification(ClassesTask):
 
     def baseline(self, targets: np.ndarray, source: TableSource) -> tuple[np.ndarray, np.ndarray]:
         known = self.targets(source)
-        return guess(targets, np.bincount(known[known >= 0], minlength=len(self.labels)))
+        return class_prior_baseline(
+            targets, np.bincount(known[known >= 0], minlength=len(self.labels))
+        )
 
     def decode(self, scores: np.ndarray, example: Example, source: TableSource) -> dict[str, Any]:
         return {

@@ -1,10 +1,10 @@
 """Masked language modelling on the texts of a table: PaddlePALM's MaskLM, to continue pretraining
 on the texts of a task or alongside it.
 
-Alone it reads the texts of each row; in a blend (`sentiment + masked_words`) it masks words in the
-input of the first task, which then sees them masked too. Predictions: `word_id`, as in PaddlePALM,
-and `words`, one per masked token in order; `right`, the number of correct ones; and `loss`, summed.
-"""
+Alone it reads the texts of each row; in a task group (`sentiment + masked_words`) it masks words in
+the input of the first task, which then sees them masked too. Predictions: `word_id`, as in
+PaddlePALM, and `words`, one per masked token in order; `right`, the number of correct ones; and
+`loss`, summed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class MaskedWords(TextTask):
             )
 
     def check(self, source: TableSource, *, labelled: bool) -> None:
-        if self.texts:  # in a blend another task builds the input, from any columns
+        if self.texts:  # in a task group another task builds the input, from any columns
             self.columns_of(source)
 
     def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
@@ -63,9 +63,9 @@ class MaskedWords(TextTask):
         if not (unit >= 0).any():
             return  # no words to mask
         where = np.flatnonzero(choose_units(unit, self.rate, rng))
-        example.labels[self.name] = where, example.original[where]
-        example.ids[where] = shown(
-            example.original[where],
+        example.labels[self.name] = where, example.unmasked_ids[where]
+        example.input_ids[where] = shown(
+            example.unmasked_ids[where],
             rng.random(len(where)),
             source.vocabulary,
             rng,
@@ -75,14 +75,16 @@ class MaskedWords(TextTask):
 
     def units(self, example: Example, source: TableSource) -> np.ndarray:
         """(tokens,) index of the word of each token, ascending; -1 for special tokens."""
-        inside = example.origin >= 0
+        inside = example.source_offsets >= 0
         begins = inside.copy()
         if self.whole_words:
             continues = source.cached("word pieces", lambda: _continues_word(source.tokenizer))
-            follows = np.diff(example.origin, prepend=-1) == 1  # the previous token of its text
+            follows = (
+                np.diff(example.source_offsets, prepend=-1) == 1
+            )  # the previous token of its text
             follows[0] = False
             follows[1:] &= inside[:-1]
-            begins &= ~(continues[example.original] & follows)
+            begins &= ~(continues[example.unmasked_ids] & follows)
         return np.where(inside, np.cumsum(begins) - 1, -1)
 
     def head(self, backbone: Encoder) -> MaskedLMHead:

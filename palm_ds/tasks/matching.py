@@ -19,11 +19,11 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.example import Example, arrange, join
+from palm_ds.data.example import Example, build_input, join
 from palm_ds.data.layout import layouts
 from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
-from palm_ds.data.task import Task, guess
+from palm_ds.data.task import Task, class_prior_baseline
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead, Head, PairHead
 from palm_ds.tasks.metrics.classes import accuracy, f1, matthews
@@ -70,9 +70,9 @@ class Matching(ClassesTask):
     def pairwise(self) -> bool:
         return self.strategy == "pairwise"
 
-    def like(self, origin: Task) -> Matching:
+    def with_head_of(self, origin: Task) -> Matching:
         """With the labels of the task that owns the shared head; the strategy must be the same."""
-        found = super().like(origin)
+        found = super().with_head_of(origin)
         assert isinstance(found, Matching) and isinstance(origin, Matching)
         if origin.strategy != self.strategy:
             raise UserError(
@@ -81,8 +81,8 @@ class Matching(ClassesTask):
             )
         return found
 
-    def settled(self, source: TableSource) -> Matching:
-        return self if self.pairwise else super().settled(source)
+    def resolved(self, source: TableSource) -> Matching:
+        return self if self.pairwise else super().resolved(source)
 
     def check(self, source: TableSource, *, labelled: bool) -> None:
         columns = self.columns_of(source)
@@ -109,20 +109,20 @@ class Matching(ClassesTask):
     # -- pairwise inputs: two pairs that do not attend to each other --
 
     def layout(
-        self, items: np.ndarray, uniform: np.ndarray, source: TableSource, room: int
+        self, items: np.ndarray, uniform: np.ndarray, source: TableSource, max_length: int
     ) -> np.ndarray:
         """Pairwise: `item`, and `tokens` (1 or 2 pairs, 2) of the texts of each pair. A pair
         is cut to half a row, so that its score does not depend on what shares the row."""
         if not self.pairwise:
-            return super().layout(items, uniform, source, room)
-        if 2 * self.max_length > room:
+            return super().layout(items, uniform, source, max_length)
+        if 2 * self.max_length > max_length:
             raise UserError(
                 f"{self.where}.max_length: two pairs of {self.max_length} tokens, but rows hold "
-                f"{room}; raise `length` to {2 * self.max_length} or lower it"
+                f"{max_length}; raise `length` to {2 * self.max_length} or lower it"
             )
         item = items[:, 0]
         first, *others = (source.encoded(c).lengths[item] for c in self.columns_of(source))
-        most = (self.max_length or room // 2) - 3
+        most = (self.max_length or max_length // 2) - 3
         kept = [level(np.stack([first, other], 1), most) for other in others]
         total = np.sum([each.sum(1) + 3 for each in kept], 0)
         return layouts(total, item=item, tokens=np.stack(kept, 1))
@@ -133,7 +133,9 @@ class Matching(ClassesTask):
         item = int(layout["item"])
         first, *others = (source.encoded(column) for column in self.columns_of(source))
         pairs = [
-            arrange([first.read(item, 0, int(a)), other.read(item, 0, int(b))], source.vocabulary)
+            build_input(
+                [first.read(item, 0, int(a)), other.read(item, 0, int(b))], source.vocabulary
+            )
             for other, (a, b) in zip(others, layout["tokens"], strict=True)
         ]
         example = join(pairs)
@@ -145,11 +147,13 @@ class Matching(ClassesTask):
             target = self.targets(source)[example.item]
             example.labels[self.name] = np.zeros(1, np.int64), np.array([max(target, 0)])
             return
-        if len(example.parts) != len(self.columns_of(source)) - 1:
-            raise UserError(f"{self.where}: it builds its own pairs; name it first in the blend")
-        first = np.cumsum([0, *example.parts[:-1]])
+        if len(example.sub_lengths) != len(self.columns_of(source)) - 1:
+            raise UserError(
+                f"{self.where}: it builds its own pairs; name it first in the task group"
+            )
+        first = np.cumsum([0, *example.sub_lengths[:-1]])
         example.labels[self.name] = first, (first == 0).astype(np.int64)
-        example.whole.add(self.name)
+        example.grouped_labels.add(self.name)
 
     # -- targets, head and predictions --
 
@@ -179,7 +183,7 @@ class Matching(ClassesTask):
             examples = np.ones(int(targets.sum()))
             return self.margin * examples, 0.5 * examples
         known = self.targets(source)
-        return guess(targets, np.bincount(known[known >= 0], minlength=2))
+        return class_prior_baseline(targets, np.bincount(known[known >= 0], minlength=2))
 
     def decode(self, scores: np.ndarray, example: Example, source: TableSource) -> dict[str, Any]:
         if not self.pairwise:

@@ -15,10 +15,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.example import Example, arrange, join
+from palm_ds.data.example import Example, build_input, join
 from palm_ds.data.layout import layouts
 from palm_ds.data.stored_prediction import StoredPrediction
-from palm_ds.data.table_source import Encoded, TableSource, encode
+from palm_ds.data.table_source import TableSource, TokenizedColumn, encode
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ChoiceHead
 from palm_ds.tasks.metrics.classes import accuracy
@@ -47,7 +47,7 @@ class MultipleChoice(TextTask):
 
     prediction_key: ClassVar[str] = "label"
 
-    def settled(self, source: TableSource) -> MultipleChoice:
+    def resolved(self, source: TableSource) -> MultipleChoice:
         """With the label format of the training rows."""
         self.columns_of(source)
         source.need(self.label_column, self.where)
@@ -127,17 +127,17 @@ class MultipleChoice(TextTask):
 
     # -- examples --
 
-    def _encoded(self, source: TableSource) -> tuple[Encoded, np.ndarray]:
+    def _encoded(self, source: TableSource) -> tuple[TokenizedColumn, np.ndarray]:
         """Choices of all rows, and (rows + 1,) the index of the first choice of each row."""
         return source.cached(f"encoded {self.choices}", lambda: self._encode(source))
 
-    def _encode(self, source: TableSource) -> tuple[Encoded, np.ndarray]:
+    def _encode(self, source: TableSource) -> tuple[TokenizedColumn, np.ndarray]:
         every = self._choices(source)
         starts = np.cumsum([0, *map(len, every)])
         return encode([choice for row in every for choice in row], source.tokenizer), starts
 
     def layout(
-        self, items: np.ndarray, uniform: np.ndarray, source: TableSource, room: int
+        self, items: np.ndarray, uniform: np.ndarray, source: TableSource, max_length: int
     ) -> np.ndarray:
         """`item`, and `tokens` (most choices,) of each choice with its texts.
 
@@ -152,11 +152,11 @@ class MultipleChoice(TextTask):
         whole = np.zeros(places.shape, np.int64)
         nth = np.minimum(starts[item][:, None] + np.arange(number.max()), len(encoded.lengths) - 1)
         whole[places] = (shared[item][:, None] + encoded.lengths[nth])[places]
-        kept = level(np.minimum(whole, self.room(room)), room)
+        kept = level(np.minimum(whole, self.input_length(max_length)), max_length)
         for row in np.flatnonzero(((kept < np.minimum(whole, _FEWEST)) & places).any(1)):
             raise UserError(
                 f"{source.where(item[row])}: {number[item[row]]} choices leave fewer than "
-                f"{_FEWEST} tokens for each in a row of {room}; raise `length`"
+                f"{_FEWEST} tokens for each in a row of {max_length}; raise `length`"
             )
         return layouts(kept.sum(1), item=item, tokens=kept)
 
@@ -171,18 +171,20 @@ class MultipleChoice(TextTask):
             *kept, last = level(np.array([lengths]), tokens - 1 - len(lengths))[0].tolist()
             pieces = [text.read(item, 0, many) for text, many in zip(texts, kept, strict=True)]
             pieces.append(encoded.read(choice, 0, last))
-            parts.append(arrange(pieces, source.vocabulary, [0, *[1] * len(texts)]))
+            parts.append(build_input(pieces, source.vocabulary, [0, *[1] * len(texts)]))
         example = join(parts)
         example.item = item
         return example
 
     def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
-        if len(example.parts) != len(self._choices(source)[example.item]):
-            raise UserError(f"{self.where}: it builds its own choices; name it first in the blend")
+        if len(example.sub_lengths) != len(self._choices(source)[example.item]):
+            raise UserError(
+                f"{self.where}: it builds its own choices; name it first in the task group"
+            )
         right = max(self.targets(source)[example.item], 0)
-        first = np.cumsum([0, *example.parts[:-1]])
+        first = np.cumsum([0, *example.sub_lengths[:-1]])
         example.labels[self.name] = first, (np.arange(len(first)) == right).astype(np.int64)
-        example.whole.add(self.name)
+        example.grouped_labels.add(self.name)
 
     # -- head and predictions --
 

@@ -18,7 +18,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.example import Example
 from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
-from palm_ds.data.task import guess
+from palm_ds.data.task import class_prior_baseline
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead
 from palm_ds.tasks.metrics.classes import f1
@@ -102,7 +102,7 @@ class Ranking(TextTask):
 
     def baseline(self, targets: np.ndarray, source: TableSource) -> tuple[np.ndarray, np.ndarray]:
         relevant = self.grades(source) >= self.relevant_from
-        return guess(targets, np.bincount(relevant, minlength=2))
+        return class_prior_baseline(targets, np.bincount(relevant, minlength=2))
 
     def decode(self, scores: np.ndarray, example: Example, source: TableSource) -> dict[str, Any]:
         logits = scores[0].astype(np.float64)

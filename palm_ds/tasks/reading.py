@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.example import Example, arrange
+from palm_ds.data.example import Example, build_input
 from palm_ds.data.layout import layouts
 from palm_ds.data.stored_prediction import StoredPrediction
-from palm_ds.data.table_source import Encoded, TableSource
+from palm_ds.data.table_source import TableSource, TokenizedColumn
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead, HeadOutput
 from palm_ds.tasks.metrics.answers import cmrc, squad_v1, squad_v2
@@ -42,24 +42,25 @@ class Reading(ReadingTask):
 
     # -- examples --
 
-    def items(self, source: TableSource, room: int) -> np.ndarray:
+    def items(self, source: TableSource, max_length: int) -> np.ndarray:
         """(windows, 6): row, tokens of the question, tokens [first, last) of the context, window
         size and stride for that context."""
         question, context = (source.encoded(column) for column in self.columns_of(source))
         query = np.minimum(question.lengths, self.max_query)
-        sizes = self.room(room) - 3 - query
+        sizes = self.input_length(max_length) - 3 - query
         if len(sizes) and sizes.min() < 1:
             raise UserError(
-                f"{self.where}: {self.room(room)} tokens leave no room for a context with a "
-                f"question of {query.max()}; raise `max_length` and `length` or lower `max_query`"
+                f"{self.where}: {self.input_length(max_length)} tokens leave no room for a context "
+                f"with a question of {query.max()}; raise `max_length` and `length` or "
+                "lower `max_query`"
             )
         row, *rest = cut(context.lengths, sizes, self.stride)
         return np.column_stack([row, query[row], *rest])
 
-    def training_items(self, source: TableSource, room: int) -> np.ndarray:
+    def training_items(self, source: TableSource, max_length: int) -> np.ndarray:
         """`items` without the windows that have no training target: those without the answer, or,
         if questions may be unanswerable, those of rows with an answer that was not found."""
-        items = self.items(source, room)
+        items = self.items(source, max_length)
         answers = self.answers(source)
         held = answers.within(items[:, 0], items[:, 2], items[:, 3])
         if self.may_refuse(source):
@@ -70,7 +71,7 @@ class Reading(ReadingTask):
         return items[held]
 
     def layout(
-        self, items: np.ndarray, uniform: np.ndarray, source: TableSource, room: int
+        self, items: np.ndarray, uniform: np.ndarray, source: TableSource, max_length: int
     ) -> np.ndarray:
         """The columns of `items`, by name."""
         total = 3 + items[:, 1] + items[:, 3] - items[:, 2]
@@ -83,11 +84,11 @@ class Reading(ReadingTask):
         item, query, first, last, size, step = (int(layout[name]) for name in _WINDOW)
         question, context = (source.encoded(column) for column in self.texts)
         pieces = [question.read(item, 0, query), context.read(item, first, last)]
-        example = arrange(pieces, source.vocabulary)
+        example = build_input(pieces, source.vocabulary)
         example.item = item
         length = int(context.lengths[item])
         if last - first < length:
-            mark = example.marks["most_context"] = np.zeros(len(example), np.uint8)
+            mark = example.annotations["most_context"] = np.zeros(len(example), np.uint8)
             mark[query + 2 : -1] = most_context(first, last, size=size, step=step, length=length)
         return example
 
@@ -106,21 +107,21 @@ class Reading(ReadingTask):
         elif self.may_refuse(source) and (len(answers) or impossible_rows(source)[example.item]):
             targets[0] = 1
         example.labels[self.name] = np.arange(len(example)), targets
-        example.whole.add(self.name)
+        example.grouped_labels.add(self.name)
 
     def _window(self, example: Example, source: TableSource) -> tuple[np.ndarray, np.ndarray]:
         """Positions of the context tokens in the example and in the context, whichever task built
         the example."""
         encoded, item = source.encoded(self.texts[1]), example.item
-        at = np.flatnonzero(example.origin >= 0)
+        at = np.flatnonzero(example.source_offsets >= 0)
         for run in reversed(np.split(at, np.flatnonzero(np.diff(at) > 1) + 1)):
-            places = encoded.place(item, example.origin[run])
-            if _is_read(encoded, item, places, example.original[run]):
+            places = encoded.place(item, example.source_offsets[run])
+            if _is_read(encoded, item, places, example.unmasked_ids[run]):
                 return run, places
         if encoded.lengths[item]:
             raise UserError(
-                f"{self.where}: another task of the blend builds the texts and leaves out the "
-                f"{self.texts[1]}; name {self.name} first in the blend"
+                f"{self.where}: another task of the task group builds the texts and leaves out the "
+                f"{self.texts[1]}; name {self.name} first in the task group"
             )
         return np.empty(0, np.int64), np.empty(0, np.int64)
 
@@ -134,7 +135,7 @@ class Reading(ReadingTask):
         score, first character, end character] of its best distinct answers."""
         scores = scores.astype(np.float64)
         at, places = self._window(example, source)
-        mark = example.marks.get("most_context", np.ones(len(example)))
+        mark = example.annotations.get("most_context", np.ones(len(example)))
         longest, most = self.longest(source), 2 * self.n_best
         while True:
             spans = best_spans(*scores[at].T, longest=longest, most=most, allowed=mark[at] > 0)
@@ -258,7 +259,7 @@ def _best_text(prediction: Mapping[str, Any]) -> str:
     return next((each["text"] for each in prediction["n_best"] if each["text"]), "")
 
 
-def _is_read(encoded: Encoded, item: int, places: np.ndarray, ids: np.ndarray) -> bool:
+def _is_read(encoded: TokenizedColumn, item: int, places: np.ndarray, ids: np.ndarray) -> bool:
     """Whether a text has these tokens at these places."""
     if not len(places) or places[0] < 0 or places[-1] >= encoded.lengths[item]:
         return False

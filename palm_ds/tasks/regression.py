@@ -56,13 +56,13 @@ class Regression(TextTask):
                 "the deviation not negative"
             )
 
-    def like(self, origin: Task) -> Regression:
+    def with_head_of(self, origin: Task) -> Regression:
         """With the scaling of the task that owns the shared head."""
-        super().like(origin)
+        super().with_head_of(origin)
         assert isinstance(origin, Regression)
         return replace(self, scale=origin.scale, mean=origin.mean, deviation=origin.deviation)
 
-    def settled(self, source: TableSource) -> Regression:
+    def resolved(self, source: TableSource) -> Regression:
         """With the mean and standard deviation of the training rows, if `scale` needs them."""
         if not self.scale or self.deviation:
             return self

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.example import Example, arrange
+from palm_ds.data.example import Example, build_input
 from palm_ds.data.layout import layouts
 from palm_ds.data.table_source import TableSource
-from palm_ds.data.task import Task, guess
+from palm_ds.data.task import Task, class_prior_baseline
 from palm_ds.model.crf import CRFHead, viterbi
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead
@@ -61,8 +61,8 @@ class Tagging(TagScoring):
         if self.overlap < 0:
             raise UserError(f"{self.where}.overlap: {self.overlap} is negative")
 
-    def like(self, origin: Task) -> Tagging:
-        task = super().like(origin)
+    def with_head_of(self, origin: Task) -> Tagging:
+        task = super().with_head_of(origin)
         if self.crf != getattr(origin, "crf", None):
             raise UserError(
                 f"{self.where}.crf: differs from that of tasks.{origin.name}, which owns the "
@@ -72,23 +72,25 @@ class Tagging(TagScoring):
 
     # ---- windows ----
 
-    def items(self, source: TableSource, room: int) -> np.ndarray:
+    def items(self, source: TableSource, max_length: int) -> np.ndarray:
         """(windows, 3): row, its tokens [first, last)."""
-        words, most = self.words(source), self.room(room) - 2
+        words, most = self.words(source), self.input_length(max_length) - 2
         overlap = self.overlap or most // 4
         if overlap >= most:
             raise UserError(f"{self.where}.overlap: {overlap} tokens, but windows have only {most}")
         return windows(words, most, overlap)
 
     def layout(
-        self, items: np.ndarray, uniform: np.ndarray, source: TableSource, room: int
+        self, items: np.ndarray, uniform: np.ndarray, source: TableSource, max_length: int
     ) -> np.ndarray:
         item, first, last = items.T
         return layouts(last - first + 2, item=item, first=first, last=last)
 
     def example(self, layout: np.void, source: TableSource, rng: np.random.Generator) -> Example:
         item, first, last = (int(layout[name]) for name in ("item", "first", "last"))
-        example = arrange([self.words(source).tokens.read(item, first, last)], source.vocabulary)
+        example = build_input(
+            [self.words(source).tokens.read(item, first, last)], source.vocabulary
+        )
         example.item = item
         return example
 
@@ -97,7 +99,7 @@ class Tagging(TagScoring):
         prediction."""
         seen = self._seen(example, source)
         if self.crf:
-            example.whole.add(self.name)
+            example.grouped_labels.add(self.name)
         if not len(seen.words):
             nothing = self.labels.index("O") if "O" in self.labels else 0
             example.labels[self.name] = np.zeros(1, np.int64), np.array([nothing])
@@ -106,8 +108,8 @@ class Tagging(TagScoring):
         example.labels[self.name] = seen.positions, np.maximum(mine[seen.words], 0)
 
     def _seen(self, example: Example, source: TableSource) -> WindowWords:
-        """The words of the first text of the example, which this task or another task of the blend
-        has built."""
+        """The words of the first text of the example, which this task or another task of the task
+        group has built."""
         words, row = self.words(source), source.row(example.item)
         if found := words_in_window(example, words):
             return found
@@ -118,8 +120,8 @@ class Tagging(TagScoring):
         if not found:
             raise UserError(
                 f"{source.where(example.item)}: {self.where}: its words are not those of the text "
-                "that another task of the blend builds; put it first in the blend, or let that "
-                f"task read `texts: [{column}]`"
+                "that another task of the task group builds; put it first in the task group, "
+                f"or let that task read `texts: [{column}]`"
             )
         return found
 
@@ -152,7 +154,7 @@ class Tagging(TagScoring):
     def baseline(self, targets: np.ndarray, source: TableSource) -> tuple[np.ndarray, np.ndarray]:
         known = self.targets(source)
         counts = np.bincount(known[known >= 0], minlength=len(self.labels))
-        losses, right = guess(targets, counts)
+        losses, right = class_prior_baseline(targets, counts)
         return losses, right * np.nan if self.crf else right  # CRF accuracy is per sentence
 
     def head_outputs(self) -> HeadOutputs:
@@ -182,7 +184,7 @@ class Tagging(TagScoring):
         self, pieces: Mapping[int, Sequence[dict[str, Any]]], source: TableSource
     ) -> dict[int, dict[str, Any]]:
         """{"tags", "probs"}, one per word; for texts without tokens also the words ("tokens") and
-        the "spans". A word that another task of the blend truncated gets O and 0."""
+        the "spans". A word that another task of the task group truncated gets O and 0."""
         items = list(pieces)
         sizes = np.diff(self.words(source).starts)
         found = [joined(pieces[item], sizes[item]) for item in items]

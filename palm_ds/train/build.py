@@ -10,12 +10,12 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
-from palm_ds.common import rng as keyed
 from palm_ds.common.errors import UserError
-from palm_ds.data.blend_dataset import Feed
+from palm_ds.common.rng import derive_key
 from palm_ds.data.example_stream import ExampleStream
-from palm_ds.data.packed_stream import Stream
+from palm_ds.data.packed_stream import PackedStream
 from palm_ds.data.stages import tasks_of
+from palm_ds.data.task_group_dataset import TaskGroupDataset
 from palm_ds.model.config import EncoderConfig
 from palm_ds.model.encoder import Encoder, Pooler, build_encoder, init_weights
 from palm_ds.model.kernels import choose_kernels
@@ -28,7 +28,7 @@ from palm_ds.train.sources import Data, datasets_of
 
 log = logging.getLogger(__name__)
 
-AnyStream: TypeAlias = Stream | ExampleStream
+AnyStream: TypeAlias = PackedStream | ExampleStream
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -37,23 +37,28 @@ def build_stream(
 ) -> AnyStream:
     """The training rows of a recipe. With a batch in examples, `room_for` rounds the rows of the
     largest step up to what processes and micro-batches divide."""
-    feeds, feeds_of = datasets_of(recipe, recipe.plan.blends, data.train, seed=recipe.seed)
+    datasets, mixtures = datasets_of(
+        recipe, recipe.curriculum.task_groups, data.train, seed=recipe.seed
+    )
     if recipe.examples:
         stream = ExampleStream(
-            plan=recipe.plan,
-            feeds=feeds,
-            feeds_of=feeds_of,
-            examples={blend: recipe.examples_of(blend) for blend in recipe.plan.blends},
+            curriculum=recipe.curriculum,
+            datasets=datasets,
+            mixtures=mixtures,
+            examples={
+                task_group: recipe.examples_of(task_group)
+                for task_group in recipe.curriculum.task_groups
+            },
             length=recipe.length,
             seed=recipe.seed,
             pad=data.vocabulary.pad,
         )
         stream.rows = room_for(stream.most_rows())
         return stream
-    return Stream(
-        plan=recipe.plan,
-        feeds=feeds,
-        feeds_of=feeds_of,
+    return PackedStream(
+        curriculum=recipe.curriculum,
+        datasets=datasets,
+        mixtures=mixtures,
         rows=recipe.rows,
         length=recipe.length,
         seed=recipe.seed,
@@ -63,11 +68,13 @@ def build_stream(
 
 def build_held_out(recipe: Recipe, data: Data) -> HeldOutSet:
     """The held-out rows of a recipe; independent of its seed."""
-    feeds, _ = datasets_of(recipe, recipe.plan.blends, data.held_out, seed=0, fixed=True)
-    feeds = [feed for feed in feeds if len(feed.source)]
-    for feed in feeds:
-        _check_held_out(recipe, data, feed)
-    rows = held_out_set(feeds, recipe.evaluate.examples, recipe.length, data.vocabulary.pad)
+    datasets, _ = datasets_of(
+        recipe, recipe.curriculum.task_groups, data.held_out, seed=0, fixed=True
+    )
+    datasets = [dataset for dataset in datasets if len(dataset.source)]
+    for dataset in datasets:
+        _check_held_out(recipe, data, dataset)
+    rows = held_out_set(datasets, recipe.evaluate.examples, recipe.length, data.vocabulary.pad)
     return replace(rows, sets=_evaluation_sets(recipe, data))
 
 
@@ -76,17 +83,19 @@ def _evaluation_sets(recipe: Recipe, data: Data) -> dict[str, HeldOutSet]:
     found = {}
     for name, side in data.evaluation_sets.items():
         tasks = recipe.built_tasks
-        blends = [b for b in recipe.plan.blends if tasks[tasks_of(b)[0]].source in side]
-        feeds, _ = datasets_of(recipe, blends, side, seed=0, fixed=True)
-        found[name] = held_out_set(feeds, 0, recipe.length, data.vocabulary.pad)
+        task_groups = [
+            b for b in recipe.curriculum.task_groups if tasks[tasks_of(b)[0]].source in side
+        ]
+        datasets, _ = datasets_of(recipe, task_groups, side, seed=0, fixed=True)
+        found[name] = held_out_set(datasets, 0, recipe.length, data.vocabulary.pad)
     return found
 
 
-def _check_held_out(recipe: Recipe, data: Data, feed: Feed) -> None:
+def _check_held_out(recipe: Recipe, data: Data, dataset: TaskGroupDataset) -> None:
     """Raises UserError that names `held_out` if it leaves a task too little to read."""
-    name = feed.tasks[0].source
+    name = dataset.tasks[0].source
     try:
-        assert len(feed.items)
+        assert len(dataset.items)
     except UserError as error:
         if recipe.sources[name].validation:
             raise
@@ -118,7 +127,7 @@ def build_model(
     )
     for line in lines:
         log.log(level, "%s", line)
-    torch.manual_seed(keyed.key(recipe.seed, "backbone") >> 1)
+    torch.manual_seed(derive_key(recipe.seed, "backbone") >> 1)
     try:
         backbone = build_encoder(config, kernels, recompute=ds_config.activation_checkpointing)
     except RuntimeError as error:
@@ -132,7 +141,7 @@ def build_model(
     head_of = {name: task.share or name for name, task in recipe.built_tasks.items()}
     for name, task in recipe.built_tasks.items():
         if not task.share:
-            torch.manual_seed(keyed.key(recipe.seed, "head", name) >> 1)
+            torch.manual_seed(derive_key(recipe.seed, "head", name) >> 1)
             heads[name] = task.head(backbone)
     return Model(backbone, heads, head_of)
 
@@ -141,7 +150,7 @@ def _init_pooler(backbone: Encoder, seed: int) -> None:
     """Initialise the pooler for fine-tuning, for checkpoints without one: like transformers, and
     like new heads (`init_weights`). A custom encoder's own pooler keeps its weights."""
     if type(backbone.pooler) is Pooler:
-        torch.manual_seed(keyed.key(seed, "pooler") >> 1)
+        torch.manual_seed(derive_key(seed, "pooler") >> 1)
         init_weights(backbone.pooler, backbone.config.init_range, truncated=False)
 
 

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
-from palm_ds.data.blend_dataset import (
+from palm_ds.data.decode import Decoded, decoded, gathered
+from palm_ds.data.task import Task
+from palm_ds.data.task_group_dataset import (
     BuiltRow,
-    Feed,
     PackedRow,
+    TaskGroupDataset,
     build_examples,
     collate_built,
     held_out_rows,
 )
-from palm_ds.data.decode import Decoded, decoded, gathered
-from palm_ds.data.task import Task
 from palm_ds.train.report.metrics_file import set_title
 
 if TYPE_CHECKING:
@@ -76,9 +76,10 @@ class TaskScore:
 
 @dataclass(frozen=True)
 class HeldOutSet:
-    """The held-out examples of every blend, packed once: every evaluation uses the same rows."""
+    """The held-out examples of every task group, packed once: every evaluation uses the same
+    rows."""
 
-    feeds: Sequence[Feed]
+    datasets: Sequence[TaskGroupDataset]
     rows: Sequence[PackedRow]
     length: int
     pad: int
@@ -87,8 +88,10 @@ class HeldOutSet:
 
     def first_rows_of(self, task: str, rows: int) -> HeldOutSet:
         """Only the first `rows` rows that contain a task."""
-        having = {n for n, feed in enumerate(self.feeds) if task in [t.name for t in feed.tasks]}
-        return replace(self, rows=[row for row in self.rows if row[0].feed in having][:rows])
+        having = {
+            n for n, dataset in enumerate(self.datasets) if task in [t.name for t in dataset.tasks]
+        }
+        return replace(self, rows=[row for row in self.rows if row[0].dataset in having][:rows])
 
     def batches(
         self, rank: int, world: int, micro_rows: int
@@ -99,26 +102,28 @@ class HeldOutSet:
         padded = [*self.rows, *([[]] * (count * world * micro_rows - len(self.rows)))]
         own = padded[rank::world]
         for i in range(0, len(own), micro_rows):
-            built = build_examples(self.feeds, own[i : i + micro_rows])
-            yield built, collate_built(self.feeds, built, self.length, self.pad)
+            built = build_examples(self.datasets, own[i : i + micro_rows])
+            yield built, collate_built(self.datasets, built, self.length, self.pad)
 
 
-def held_out_set(feeds: Sequence[Feed], examples: int, length: int, pad: int) -> HeldOutSet:
+def held_out_set(
+    datasets: Sequence[TaskGroupDataset], examples: int, length: int, pad: int
+) -> HeldOutSet:
     """Pack the first `examples` held-out examples of every dataset over a corpus, and all of every
     dataset over a table."""
     rows = []
-    for number, feed in enumerate(feeds):
-        most = len(feed.items) if feed.tasks[0].reads == "table" else examples
-        rows += held_out_rows(feed, number, most)
-    return HeldOutSet(feeds, rows, length, pad)
+    for number, dataset in enumerate(datasets):
+        most = len(dataset.items) if dataset.tasks[0].reads == "table" else examples
+        rows += held_out_rows(dataset, number, most)
+    return HeldOutSet(datasets, rows, length, pad)
 
 
 def evaluate(engine: Engine, data: HeldOutSet, tasks: Mapping[str, Task]) -> dict[str, TaskScore]:
     """Evaluate every task that has labels in the held-out rows. Collective: all processes call it
     and get the same result."""
     sums: dict[str, torch.Tensor | float] = {}
-    sources: list[Any] = [feed.source for feed in data.feeds]
-    source_of = {task.name: feed.source for feed in data.feeds for task in feed.tasks}
+    sources: list[Any] = [dataset.source for dataset in data.datasets]
+    source_of = {task.name: dataset.source for dataset in data.datasets for task in dataset.tasks}
     scored = [name for name in source_of if tasks[name].reads == "table"]
     pieces: list[Decoded] = []
 
@@ -166,10 +171,10 @@ def evaluate_sets(
 
 
 def _scored(
-    task: Task, feed: int, predictions: Mapping[int, dict[str, Any]], sources: list[Any]
+    task: Task, dataset: int, predictions: Mapping[int, dict[str, Any]], sources: list[Any]
 ) -> dict[str, Any]:
     """Metrics and report tables from the predictions of all processes."""
     return {
-        "metrics": task.metrics(predictions, sources[feed]),
-        "tables": task.tables(predictions, sources[feed]),
+        "metrics": task.metrics(predictions, sources[dataset]),
+        "tables": task.tables(predictions, sources[dataset]),
     }

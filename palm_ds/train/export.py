@@ -20,7 +20,7 @@ from palm_ds.train.recipe import Recipe
 from palm_ds.train.report.run_log import RunLog
 from palm_ds.train.run_folder import RunSpec
 from palm_ds.train.sources import Data
-from palm_ds.weights import weights_folder as weights
+from palm_ds.weights import weights_folder
 from palm_ds.weights.formats.contents import HeadOutputs
 from palm_ds.weights.formats.huggingface.model_card import Provenance
 from palm_ds.weights.formats.huggingface.target import ExportedHead
@@ -60,7 +60,7 @@ def info_of(recipe: Recipe, model: Model, *, steps: int) -> WeightsInfo:
         task_ids=recipe.task_ids,
         head_of=model.head_of,
         export_task=recipe.export_task or next(iter(words or recipe.task_ids), ""),
-        token_heads=weights.token_heads_of(model),
+        token_heads=weights_folder.token_heads_of(model),
         heads=outputs_of(recipe, model),
         made_by={"palm_ds": __version__, "recipe": recipe.fingerprint, "steps": steps},
         recipe=recipe.resolved(),
@@ -73,8 +73,8 @@ def final_weights(
     """The weights that a run ends with and their step: the best ones with `evaluate.best`."""
     best = run.recipe.evaluate.best
     if not best or not run.best.exists():
-        return state, run.recipe.plan.steps
-    steps = weights.read_info(run.best).made_by["steps"]
+        return state, run.recipe.curriculum.steps
+    steps = weights_folder.read_info(run.best).made_by["steps"]
     log.event("chosen", f"final weights: step {steps:,}, the best by {best}", of_step=steps)
     return load_file(run.best / WEIGHTS), steps
 
@@ -87,10 +87,10 @@ def export(
     recipe, config = run.recipe, model.backbone.config
     info = info_of(recipe, model, steps=steps)
     tokenizer = data.tokenizer
-    weights.save_weights(state, run.folder / "weights", info, tokenizer=tokenizer)
+    weights_folder.save_weights(state, run.folder / "weights", info, tokenizer=tokenizer)
     if config.kind:
         return
-    weights.export_hf(
+    weights_folder.export_hf(
         state,
         run.folder / "hf",
         config=config,

@@ -89,7 +89,7 @@ class WarmStart:
             lines.append(f"extends: newly initialised: {', '.join(self.new)}")
         if self.dropped:
             lines.append(f"extends: skipped: {', '.join(self.dropped)}")
-        resumed = [f"{feed} from {n:,}" for feed, n in self.consumed.items() if n]
+        resumed = [f"{dataset} from {n:,}" for dataset, n in self.consumed.items() if n]
         return [*lines, f"extends: data continues: {'; '.join(resumed) or 'nowhere'}"]
 
 
@@ -97,7 +97,7 @@ def warm_start(
     old: Path,
     model: Model,
     signature: ModelSignature,
-    feeds: Iterable[str],
+    datasets: Iterable[str],
     *,
     group: checkpoint.ProcessGroup,
     warn: Callable[[str], None],
@@ -121,7 +121,7 @@ def warm_start(
         grown=grown,
         new=fresh,
         dropped=tuple(name for name in found.parameters if name not in parameters),
-        consumed={feed: read[feed] for feed in feeds if feed in read},
+        consumed={dataset: read[dataset] for dataset in datasets if dataset in read},
     )
 
 

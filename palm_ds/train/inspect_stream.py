@@ -19,9 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.blend_dataset import Feed, PackedRow
 from palm_ds.data.example import Example
 from palm_ds.data.task import Task
+from palm_ds.data.task_group_dataset import PackedRow, TaskGroupDataset
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import MaskedLMHead
 from palm_ds.runtime import checkpoint
@@ -45,7 +45,7 @@ class View:
     """Rows to show, and what is needed to render them."""
 
     title: str
-    feeds: Sequence[Feed]
+    datasets: Sequence[TaskGroupDataset]
     rows: Sequence[PackedRow]
     shown: Sequence[int]
     """Indices of the rows to show in full; the summary covers all rows."""
@@ -62,7 +62,7 @@ class PackedExample:
     row: int
     start: int
     """Position of its first token in the row."""
-    feed: Feed
+    dataset: TaskGroupDataset
     number: int
     """Its index in its dataset."""
     example: Example
@@ -76,16 +76,16 @@ def open_step(recipe: Recipe, step: int, *, rows: int) -> View:
     _check(rows)
     data = open_data(recipe)
     recipe = resolve(recipe, data)
-    if not 1 <= step <= recipe.plan.steps:
-        raise UserError(f"--step {step}: the plan has steps 1 to {recipe.plan.steps}")
+    if not 1 <= step <= recipe.curriculum.steps:
+        raise UserError(f"--step {step}: the plan has steps 1 to {recipe.curriculum.steps}")
     stream = build_stream(recipe, data)
     if recipe.extend:
         stream.already_read = examples_already_read(Path(recipe.extend))
     packed = stream.step_rows(step - 1)
-    stage = recipe.plan.stage_at(step - 1) + 1
+    stage = recipe.curriculum.stage_at(step - 1) + 1
     return View(
-        title=f"step {step:,} of {recipe.plan.steps:,}, stage {stage}",
-        feeds=stream.feeds,
+        title=f"step {step:,} of {recipe.curriculum.steps:,}, stage {stage}",
+        datasets=stream.datasets,
         rows=packed,
         shown=range(min(rows, len(packed))),
         length=recipe.length,
@@ -95,20 +95,22 @@ def open_step(recipe: Recipe, step: int, *, rows: int) -> View:
 
 
 def open_held_out(recipe: Recipe, *, rows: int) -> View:
-    """The held-out rows, the first `rows` of each blend in full."""
+    """The held-out rows, the first `rows` of each task group in full."""
     _check(rows)
     data = open_data(recipe)
     recipe = resolve(recipe, data)
     held = build_held_out(recipe, data)
     if not held.rows:
         raise UserError("--held_out: the recipe's held_out is 0, nothing is held out")
-    feed_of = np.array([row[0].feed for row in held.rows])
+    dataset_of = np.array([row[0].dataset for row in held.rows])
     shown = [
-        number for feed in np.unique(feed_of) for number in np.flatnonzero(feed_of == feed)[:rows]
+        number
+        for dataset in np.unique(dataset_of)
+        for number in np.flatnonzero(dataset_of == dataset)[:rows]
     ]
     return View(
         title="held out",
-        feeds=held.feeds,
+        datasets=held.datasets,
         rows=held.rows,
         shown=[int(number) for number in shown],
         length=recipe.length,
@@ -153,9 +155,11 @@ def sequences(view: View, rows: Iterable[int]) -> Iterator[PackedExample]:
     for row in rows:
         start = 0
         for ref in view.rows[row]:
-            feed = view.feeds[ref.feed]
-            example = feed.example(ref.number, ref.layout)
-            yield PackedExample(row=row, start=start, feed=feed, number=ref.number, example=example)
+            dataset = view.datasets[ref.dataset]
+            example = dataset.example(ref.number, ref.layout)
+            yield PackedExample(
+                row=row, start=start, dataset=dataset, number=ref.number, example=example
+            )
             start += len(example)
 
 
@@ -174,17 +178,17 @@ def as_text(view: View, row: int) -> Text:
 
 
 def _sequence(view: View, seen: PackedExample, colour: str) -> Text:
-    example, feed = seen.example, seen.feed
+    example, dataset = seen.example, seen.dataset
     text = Text("  ")
-    text.append(feed.name, f"bold {colour}")
+    text.append(dataset.name, f"bold {colour}")
     end = seen.start + len(example) - 1
-    place = f"positions {seen.start} to {end}, example {seen.number:,}, task id {feed.task_id}"
+    place = f"positions {seen.start} to {end}, example {seen.number:,}, task id {dataset.task_id}"
     text.append(f"  {place}\n", "dim")
-    for first, last in _segments(example.segments):
-        text.append(f"    segment {example.segments[first]}  ", "dim")
+    for first, last in _segments(example.token_type_ids):
+        text.append(f"    segment {example.token_type_ids[first]}  ", "dim")
         text.append_text(_tokens(view, example, first, last, colour))
         text.append("\n")
-    for task in feed.tasks:
+    for task in dataset.tasks:
         text.append(f"    {task.name}: ", "bold")
         text.append(describe(view, task, example) + "\n")
     return text
@@ -203,22 +207,22 @@ def _tokens(view: View, example: Example, first: int, last: int, colour: str) ->
     predicted = np.zeros(len(example), bool)
     for task in view.token_tasks & example.labels.keys():
         predicted[example.labels[task][0]] = True
-    now = token_texts(view.tokenizer, example.ids[first:last])
-    before = token_texts(view.tokenizer, example.original[first:last])
+    now = token_texts(view.tokenizer, example.input_ids[first:last])
+    before = token_texts(view.tokenizer, example.unmasked_ids[first:last])
     text = Text()
     for at, (word, joined), (was, _) in zip(range(first, last), now, before, strict=True):
-        changed = example.ids[at] != example.original[at]
+        changed = example.input_ids[at] != example.unmasked_ids[at]
         if at > first:
             text.append("·" if joined and not changed else " ", "dim")
         if changed:
-            masked = example.ids[at] == vocabulary.mask
+            masked = example.input_ids[at] == vocabulary.mask
             text.append(word, "bold reverse" if masked else "bold red")
             text.append(f"({was})", "dim")
         elif predicted[at]:
             text.append(word, f"underline {colour}")
             text.append("(=)", "dim")
         else:
-            text.append(word, "dim" if example.origin[at] < 0 else colour)
+            text.append(word, "dim" if example.source_offsets[at] < 0 else colour)
     return text
 
 
@@ -239,7 +243,7 @@ def _class(view: View, task: Task, example: Example, label: int) -> str:
     """`capital 3 (the, france, paris)`"""
     where, targets = example.labels[task.name]
     here = where[targets == label]
-    words = [text for text, _ in token_texts(view.tokenizer, example.original[here[:_TOKENS]])]
+    words = [text for text, _ in token_texts(view.tokenizer, example.unmasked_ids[here[:_TOKENS]])]
     more = ", ..." if len(here) > _TOKENS else ""
     return f"{task.class_name(label)} {len(here)} ({', '.join(words)}{more})"
 
@@ -255,21 +259,21 @@ def as_record(view: View, seen: PackedExample) -> dict[str, Any]:
     """An example as plain values for JSON. Positions count from its [CLS], 0; `original` holds the
     originals of masked and replaced tokens."""
     example = seen.example
-    changed = np.flatnonzero(example.ids != example.original)
-    originals = view.tokenizer.tokens(example.original[changed])
+    changed = np.flatnonzero(example.input_ids != example.unmasked_ids)
+    originals = view.tokenizer.tokens(example.unmasked_ids[changed])
     return {
         "row": seen.row + 1,
         "start": seen.start,
         "length": len(example),
-        "blend": seen.feed.name,
-        "task_id": seen.feed.task_id,
+        "task_group": seen.dataset.name,
+        "task_id": seen.dataset.task_id,
         "example": seen.number,
-        "tokens": view.tokenizer.tokens(example.ids),
-        "segments": example.segments.tolist(),
+        "tokens": view.tokenizer.tokens(example.input_ids),
+        "segments": example.token_type_ids.tolist(),
         "original": dict(zip(map(str, changed.tolist()), originals, strict=True)),
         "labels": {
             task.name: _label_records(view, task, example)
-            for task in seen.feed.tasks
+            for task in seen.dataset.tasks
             if task.name in example.labels
         },
     }
@@ -291,22 +295,23 @@ def _label_records(view: View, task: Task, example: Example) -> list[dict[str, A
 
 
 def summary(view: View) -> list[Text | Table]:
-    """Over all rows: how full they are, the examples of each blend, the labels of each task."""
+    """Over all rows: how full they are, the examples of each task group, the labels of each
+    task."""
     seen = list(sequences(view, range(len(view.rows))))
-    real, room = sum(len(each.example) for each in seen), view.length * len(view.rows)
+    real, max_length = sum(len(each.example) for each in seen), view.length * len(view.rows)
     head = (
         f"{view.title}: {_many(len(view.rows), 'row')} of {view.length}, "
-        f"{_many(len(seen), 'sequence')}, {real:,} of {room:,} positions are real tokens "
-        f"({100 * real / max(room, 1):.1f} %)"
+        f"{_many(len(seen), 'sequence')}, {real:,} of {max_length:,} positions are real tokens "
+        f"({100 * real / max(max_length, 1):.1f} %)"
     )
-    return [Text(head, "bold"), _blend_table(seen, real), _task_table(view, seen)]
+    return [Text(head, "bold"), _task_group_table(seen, real), _task_table(view, seen)]
 
 
-def _blend_table(seen: Sequence[PackedExample], real: int) -> Table:
+def _task_group_table(seen: Sequence[PackedExample], real: int) -> Table:
     columns = ("sequences", "shortest", "mean", "longest", "tokens", "share")
-    table = _table("blend", columns)
-    for name in dict.fromkeys(each.feed.name for each in seen):
-        lengths = np.array([len(each.example) for each in seen if each.feed.name == name])
+    table = _table("task group", columns)
+    for name in dict.fromkeys(each.dataset.name for each in seen):
+        lengths = np.array([len(each.example) for each in seen if each.dataset.name == name])
         table.add_row(
             name,
             f"{len(lengths):,}",
@@ -322,9 +327,9 @@ def _blend_table(seen: Sequence[PackedExample], real: int) -> Table:
 def _task_table(view: View, seen: Sequence[PackedExample]) -> Table:
     table = _table("task", ("labels", "a sequence"))
     table.add_column("which")
-    tasks = {task.name: task for each in seen for task in each.feed.tasks}
+    tasks = {task.name: task for each in seen for task in each.dataset.tasks}
     for name, task in tasks.items():
-        examples = [each.example for each in seen if task in each.feed.tasks]
+        examples = [each.example for each in seen if task in each.dataset.tasks]
         labels = sum(len(e.labels[name][0]) for e in examples if name in e.labels)
         which = (
             _shown_as(view, name, examples)
@@ -340,7 +345,7 @@ def _shown_as(view: View, name: str, examples: Sequence[Example]) -> str:
     counts: Counter[str] = Counter()
     for example in examples:
         where, targets = example.labels.get(name, (np.empty(0, int),) * 2)
-        ids, mask = example.ids[where], view.tokenizer.vocabulary.mask
+        ids, mask = example.input_ids[where], view.tokenizer.vocabulary.mask
         counts["[MASK]"] += int((ids == mask).sum())
         counts["unchanged"] += int((ids == targets).sum())
         counts["another token"] += int(((ids != mask) & (ids != targets)).sum())

@@ -28,7 +28,7 @@ from palm_ds.train.recipe import Recipe
 from palm_ds.train.report.run_log import RunLog
 from palm_ds.train.run_folder import RunSpec
 from palm_ds.train.step_meter import StepMeter
-from palm_ds.weights import weights_folder as weights
+from palm_ds.weights import weights_folder
 
 EventHandler = Callable[[str, Mapping[str, Any]], None]
 STOPPED = 3
@@ -65,7 +65,7 @@ class Loop:
         """Train from step `first` to the end of the curriculum or until a stop is requested.
         Returns the exit code."""
         self.begin(first)
-        steps = range(first, self.recipe.plan.steps)
+        steps = range(first, self.recipe.curriculum.steps)
         batches_of = self.batches(steps)
         for step in steps:
             if self.done:
@@ -98,7 +98,7 @@ class Loop:
     ) -> int | None:
         """Train one step, then log, evaluate and save as scheduled. Returns the exit code if the
         run ends here; a run that has converged sets `done` instead."""
-        at = self.recipe.plan.at(step, self.recipe.seed)
+        at = self.recipe.curriculum.at(step, self.recipe.seed)
         if at.starts_stage:
             self._event("stage", step=step, stage=at.stage)
         self.on_event("next", {"step": step})
@@ -123,11 +123,11 @@ class Loop:
         return {name: task.weight for name, task in self.recipe.built_tasks.items()}
 
     def _frozen_in(self, at: StepInfo) -> tuple[str, ...]:
-        """Parameter patterns that the tasks of a step freeze. Such a step trains one blend."""
+        """Parameter patterns that the tasks of a step freeze. Such a step trains one task group."""
         tasks = self.recipe.built_tasks
-        if len(at.blends) != 1:
+        if len(at.task_groups) != 1:
             return ()
-        names = tasks_of(at.blends[0])
+        names = tasks_of(at.task_groups[0])
         return tuple(dict.fromkeys(p for name in names for p in tasks[name].freeze))
 
     def _reset_meter(self) -> None:
@@ -147,12 +147,12 @@ class Loop:
         every = self.recipe.save.every
         if self._evaluation_due(done):
             self._evaluate(done)
-        if done == self.recipe.plan.steps or (every and done % every == 0):
+        if done == self.recipe.curriculum.steps or (every and done % every == 0):
             self._save(done)
 
     def _evaluation_due(self, done: int) -> bool:
         every = self.recipe.evaluate.every
-        ends = any(done == stage.first + stage.steps for stage in self.recipe.plan.stages)
+        ends = any(done == stage.first + stage.steps for stage in self.recipe.curriculum.stages)
         return bool(self.validation.rows) and (ends or bool(every) and done % every == 0)
 
     def _flops(self, batches: list[Batch]) -> float:
@@ -161,7 +161,7 @@ class Loop:
         return sum(training_flops(config, batch, words) for batch in batches)
 
     def _log_due(self, step: int, result: StepResult) -> bool:
-        last = step + 1 == self.recipe.plan.steps
+        last = step + 1 == self.recipe.curriculum.steps
         return (step + 1) % self.recipe.log.every == 0 or last or result.stop
 
     def _log_step(self, at: StepInfo, lr: float) -> bool:
@@ -194,7 +194,7 @@ class Loop:
             if better:
                 self._keep_best(done)
         records = {name: score.record() for name, score in self.scores.items()}
-        stage = self.recipe.plan.stage_at(done - 1) if done else -1
+        stage = self.recipe.curriculum.stage_at(done - 1) if done else -1
         if self.log:
             self.log.evaluation(done, records, stage=stage)
         if better:
@@ -206,14 +206,14 @@ class Loop:
         state = self.engine.full_state_dict()
         if self.engine.rank == 0:
             info = info_of(self.recipe, self.model, steps=done)
-            weights.save_weights(state, self.run.best, info, tokenizer=self.tokenizer)
+            weights_folder.save_weights(state, self.run.best, info, tokenizer=self.tokenizer)
 
     def _save(self, done: int) -> None:
         if self._saved == done:
             return
         state = {
             "step": done,
-            "cursor": self.stream.cursor(done),
+            "cursor": self.stream.state_dict(done),
             "already_read": self.stream.already_read,
             "consumed": self.stream.consumed(done),
             "signature": self.signature.record(),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.stages import Plan, StepInfo
+from palm_ds.data.stages import Curriculum, StepInfo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +42,11 @@ class LRSchedule:
         if self.kind == "wsd" and not self.decay:
             raise UserError("schedule.decay: wsd needs the number of decay steps")
 
-    def warmups(self, plan: Plan) -> list[int]:
+    def warmups(self, curriculum: Curriculum) -> list[int]:
         """Warm-up steps of each stage."""
         if self.restart == "stage":
-            return [self._warmup_steps(stage.steps) for stage in plan.stages]
-        return [self._warmup_steps(plan.steps), *[0] * (len(plan.stages) - 1)]
+            return [self._warmup_steps(stage.steps) for stage in curriculum.stages]
+        return [self._warmup_steps(curriculum.steps), *[0] * (len(curriculum.stages) - 1)]
 
     def _warmup_steps(self, steps: int) -> int:
         """Warm-up of a run or stage of `steps` steps."""

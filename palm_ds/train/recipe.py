@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from palm_ds.common.config import override, parse, parse_override, read_yaml
 from palm_ds.common.errors import UserError
-from palm_ds.data.curriculum_spec import Outline, parse_stages
-from palm_ds.data.stages import Plan, StepInfo, tasks_of
+from palm_ds.data.curriculum_spec import CurriculumSpec, parse_stages
+from palm_ds.data.stages import Curriculum, StepInfo, tasks_of
 from palm_ds.data.task import Task, build
 from palm_ds.model.config import EncoderConfig
 from palm_ds.model.encoder import encoder_class
@@ -52,7 +52,7 @@ class Recipe:
     """Tokens of a packed row."""
     batch: str
     """Size of a step over all processes: `393216 tokens` or `768 rows`; or `32 examples` of each
-    blend, packed into as few rows as possible."""
+    task group, packed into as few rows as possible."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """How weights are updated."""
     schedule: LRSchedule = LRSchedule()
@@ -66,8 +66,8 @@ class Recipe:
     """{name: {kind, source, ...}}: the tasks. `kind` is a file of palm_ds/pretrain or palm_ds/tasks
     (default: the task's name) or `module.Class`; the other keys are the settings of that kind."""
     stages: Any
-    """Steps of each blend in each stage: {continual | joint | alternate | sequential: [blend, ...],
-    steps: B} or a list of {blend: steps}; more under `stages`, below."""
+    """Steps of each task group in each stage: {continual | joint | alternate | sequential: [group,
+    ...], steps: B} or a list of {group: steps}; more under `stages`, below."""
     nonfinite: Literal["stop", "skip", "rollback"] = "stop"
     """What to do about a non-finite loss or gradient (it never reaches the weights): stop the run,
     skip the step, or return to the last checkpoint and skip the steps since then."""
@@ -95,18 +95,20 @@ class Recipe:
             raise UserError("tasks: empty; name at least one")
         if self.extend and self.init_from:
             raise UserError("extend, init_from: a run starts from one of the two; leave one out")
-        assert self.batch_size and self.outline.blends and self.backbone_config  # check themselves
+        assert (
+            self.batch_size and self.curriculum_spec.task_groups and self.backbone_config
+        )  # check themselves
         assert encoder_class(self.backbone_config)
         checks = TaskChecks(
             tasks=self.built_tasks,
             sources=self.sources,
-            outline=self.outline,
+            spec=self.curriculum_spec,
             encoder=self.backbone_config,
             batch=self.batch_size,
         )
         checks.check_tasks()
         check_export_task(self.export_task, self.tasks, self.backbone_config)
-        if self.examples and self.outline.counts_tokens:
+        if self.examples and self.curriculum_spec.counts_tokens:
             raise UserError(
                 "stages: counted in tokens, but `batch` is in examples; use steps, sequences or "
                 "epochs"
@@ -125,16 +127,16 @@ class Recipe:
 
     @property
     def examples(self) -> int:
-        """Examples of each blend in a step; 0 if `batch` counts rows."""
+        """Examples of each task group in a step; 0 if `batch` counts rows."""
         return self.batch_size.number if self.batch_size.unit == "examples" else 0
 
-    def examples_of(self, blend: str) -> int:
-        """Examples of this blend in a step: its first task's `batch`, or the recipe's."""
-        return self.built_tasks[tasks_of(blend)[0]].batch or self.examples
+    def examples_of(self, task_group: str) -> int:
+        """Examples of this task group in a step: its first task's `batch`, or the recipe's."""
+        return self.built_tasks[tasks_of(task_group)[0]].batch or self.examples
 
     def lr_scale(self, at: StepInfo) -> float:
         """The multiplier of `optimizer.lr` at a step."""
-        return self.schedule.scale(at, self.plan.steps)
+        return self.schedule.scale(at, self.curriculum.steps)
 
     @property
     def step_tokens(self) -> int:
@@ -142,20 +144,22 @@ class Recipe:
         return self.rows * self.length or 1
 
     @cached_property
-    def outline(self) -> Outline:
+    def curriculum_spec(self) -> CurriculumSpec:
         """The stages as written, validated."""
         return parse_stages(self.stages, list(self.tasks))
 
     @cached_property
-    def plan(self) -> Plan:
+    def curriculum(self) -> Curriculum:
         """The stages in steps. Raises UserError if that needs the data: see
         train.resolve.resolve."""
-        return self.outline.plan(self.step_tokens)
+        return self.curriculum_spec.resolve(self.step_tokens)
 
     def plan_table(self) -> str:
         """The plan as a table, with tokens and warm-up steps."""
         tokens = self.step_tokens if self.rows else 0
-        return self.plan.table(step_tokens=tokens, warmups=self.schedule.warmups(self.plan))
+        return self.curriculum.table(
+            step_tokens=tokens, warmups=self.schedule.warmups(self.curriculum)
+        )
 
     @cached_property
     def built_tasks(self) -> dict[str, Task]:

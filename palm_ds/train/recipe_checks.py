@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.data.curriculum_spec import Outline
+from palm_ds.data.curriculum_spec import CurriculumSpec
 from palm_ds.data.stages import tasks_of
 from palm_ds.data.task import Task
 from palm_ds.model.config import EncoderConfig
@@ -22,7 +22,7 @@ class TaskChecks:
 
     tasks: Mapping[str, Task]
     sources: Mapping[str, SourceSettings]
-    outline: Outline
+    spec: CurriculumSpec
     encoder: EncoderConfig
     batch: BatchSize
 
@@ -36,7 +36,7 @@ class TaskChecks:
         self._check_references(name, task)
         if task.batch and self.batch.unit != "examples":
             raise UserError(f"tasks.{name}.batch: needs the recipe's `batch` in examples as well")
-        mixes = {mix for b, mix in self.outline.mix_of.items() if name in tasks_of(b)}
+        mixes = {mix for b, mix in self.spec.mix_of.items() if name in tasks_of(b)}
         if task.freeze and mixes != {"step"}:
             raise UserError(f"tasks.{name}.freeze: its stages need `mix: step`")
         slots = self.encoder.task_types
@@ -63,15 +63,16 @@ class TaskChecks:
             )
 
     def check_blends(self) -> None:
-        """The tasks of a blend read one source, and the encoder has enough token types for it."""
-        for blend in self.outline.blends:
-            shared = {self.tasks[name].source for name in tasks_of(blend)}
+        """The tasks of a task group read one source, and the encoder has enough token types for
+        it."""
+        for task_group in self.spec.task_groups:
+            shared = {self.tasks[name].source for name in tasks_of(task_group)}
             if len(shared) > 1:
                 raise UserError(
-                    f"stages: the tasks of {blend!r} read different sources "
-                    f"({', '.join(sorted(shared))}); the tasks of a blend label the same text"
+                    f"stages: the tasks of {task_group!r} read different sources "
+                    f"({', '.join(sorted(shared))}); the tasks of a task group label the same text"
                 )
-            first = self.tasks[tasks_of(blend)[0]]
+            first = self.tasks[tasks_of(task_group)[0]]
             if first.segments > self.encoder.token_types:
                 raise UserError(
                     f"tasks.{first.name}: its texts have {first.segments} segments, but "

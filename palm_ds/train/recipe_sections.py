@@ -91,7 +91,7 @@ class EvaluateSettings:
     every: int = 0
     """Steps between evaluations; 0: only at the end of each stage."""
     examples: int = 1000
-    """Held-out examples of each blend over a corpus. Tables are evaluated in full."""
+    """Held-out examples of each task group over a corpus. Tables are evaluated in full."""
     best: str = ""
     """Metric that selects the final weights: `task.metric`, or `mean` over the first metric of each
     non-auxiliary task. Empty: use the last step. For `loss`, lower is better."""
@@ -134,7 +134,7 @@ class LogSettings:
 
 @dataclass(frozen=True)
 class BatchSize:
-    """The size of a step over all processes: packed rows, or examples of each blend."""
+    """The size of a step over all processes: packed rows, or examples of each task group."""
 
     number: int
     unit: Literal["rows", "examples"]

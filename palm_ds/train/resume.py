@@ -16,7 +16,7 @@ from palm_ds.train.export import outputs_of
 from palm_ds.train.extend import ModelSignature, WarmStart, warm_start
 from palm_ds.train.run_folder import RunSpec
 from palm_ds.train.sources import Data
-from palm_ds.weights import weights_folder as weights
+from palm_ds.weights import weights_folder
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class StartingPoint:
             if self.found.layout != engine.layout:
                 log.info("resumes with %s; saved with %s", engine.layout, self.found.layout)
             stream.already_read = dict(self.found.state["already_read"])
-            stream.seek(self.found.state["cursor"])
+            stream.load_state_dict(self.found.state["cursor"])
             return self.found.state["step"]
         if old := self.warm_start:
             engine.warm_start(old.found, grown=old.grown, fresh=old.new)
@@ -65,14 +65,14 @@ def find_starting_point(
     if found:
         return StartingPoint(found=found)
     if recipe.extend:
-        feeds = [feed.name for feed in stream.feeds]
+        datasets = [dataset.name for dataset in stream.datasets]
         old = Path(recipe.extend)
-        taken = warm_start(old, model, signature, feeds, group=processes, warn=log.warning)
+        taken = warm_start(old, model, signature, datasets, group=processes, warn=log.warning)
         log.info("%s", "\n".join(taken.lines()))
         return StartingPoint(warm_start=taken)
     if recipe.init_from:
         tasks = recipe.built_tasks.items()
-        loaded = weights.load_weights(
+        loaded = weights_folder.load_weights(
             Path(recipe.init_from),
             model,
             labels={name: getattr(task, "labels", ()) for name, task in tasks},
@@ -88,7 +88,7 @@ def signature_of(run: RunSpec, model: Model, data: Data) -> ModelSignature:
         backbone=model.backbone.config,
         task_ids=run.recipe.task_ids,
         tokenizer=data.tokenizer.fingerprint,
-        token_heads=weights.token_heads_of(model),
+        token_heads=weights_folder.token_heads_of(model),
         heads=outputs_of(run.recipe, model),
         optimizer=run.recipe.optimizer.kind,
         kinds={name: kind_of(type(task)) for name, task in run.recipe.built_tasks.items()},

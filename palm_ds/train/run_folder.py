@@ -128,8 +128,8 @@ def overview(run: RunSpec, stream: AnyStream, model: Model, world: int) -> str:
     recipe = run.recipe
     parameters = sum(p.numel() for p in model.parameters())
     micro, accumulation = run.ds_config.micro_batching(stream.rows, world)
-    items = ", ".join(f"{feed.name}: {len(feed.items):,}" for feed in stream.feeds)
-    found = dict.fromkeys(feed.about() for feed in stream.feeds)
+    items = ", ".join(f"{dataset.name}: {len(dataset.items):,}" for dataset in stream.datasets)
+    found = dict.fromkeys(dataset.describe() for dataset in stream.datasets)
     return "\n".join(
         [
             *filter(None, found),
@@ -148,11 +148,13 @@ def table_summaries(stream: AnyStream) -> list[str]:
     """For each task over a table: its rows, the count of each label, how many rows are truncated;
     and notes about the table."""
     lines: dict[str, None] = {}
-    for feed in stream.feeds:
-        if isinstance(feed.source, TableSource):
-            tasks = [task for task in feed.tasks if isinstance(task, TableTask)]
-            lines |= {task.describe_rows(feed.source, feed.room): None for task in tasks}
-            lines |= {f"{feed.source.name}: {note}": None for note in feed.source.table.notes}
+    for dataset in stream.datasets:
+        if isinstance(dataset.source, TableSource):
+            tasks = [task for task in dataset.tasks if isinstance(task, TableTask)]
+            lines |= {
+                task.describe_rows(dataset.source, dataset.max_length): None for task in tasks
+            }
+            lines |= {f"{dataset.source.name}: {note}": None for note in dataset.source.table.notes}
     return list(lines)
 
 
@@ -163,7 +165,7 @@ def _task_ids(recipe: Recipe) -> str:
 def _step_size(recipe: Recipe, stream: AnyStream) -> str:
     if recipe.rows:
         return f"{recipe.rows} rows of {recipe.length}, {recipe.step_tokens:,} tokens"
-    each = {recipe.examples_of(blend) for blend in stream.plan.blends}
+    each = {recipe.examples_of(task_group) for task_group in stream.curriculum.task_groups}
     return f"{_range(each)} examples in up to {stream.rows} rows of {recipe.length}"
 
 
@@ -174,7 +176,7 @@ def _range(numbers: set[int]) -> str:
 
 def _total(recipe: Recipe, stream: AnyStream) -> str:
     if recipe.rows:
-        return f"{stream.plan.steps * recipe.step_tokens:,} tokens"
+        return f"{stream.curriculum.steps * recipe.step_tokens:,} tokens"
     return f"{sum(stream.consumed().values()):,} examples"
 
 

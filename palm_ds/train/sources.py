@@ -11,8 +11,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.corpus.ernie_dataset import open_ernie
 from palm_ds.corpus.manifest import COUNTED_ANNOTATIONS
 from palm_ds.corpus.store import Corpus, open_corpus
-from palm_ds.data.blend_dataset import Feed, make_feeds
-from palm_ds.data.corpus_source import split
+from palm_ds.data.corpus_source import split_corpus
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.stages import tasks_of
 from palm_ds.data.table_source import split_rows
@@ -22,7 +21,7 @@ from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.text.tokens import SpecialTokens
 from palm_ds.train.recipe import Recipe
 from palm_ds.train.recipe_sections import SourceSettings
-from palm_ds.weights import weights_folder as weights
+from palm_ds.weights import weights_folder
 
 _FEW_ROWS = 20  # with fewer, a single row changes a score by more than five points
 _PLURAL = {"word": "words", "phrase": "phrases", "entity": "entities"}
@@ -69,17 +68,17 @@ class _Opening:
     def corpus(self, name: str, source: SourceSettings) -> None:
         recipe = self.recipe
         readers = [task for task in recipe.built_tasks.values() if task.source == name]
-        blended = [task for reader in readers for task in _tasks_on_same_texts(recipe, reader.name)]
-        marks = sorted(
-            {x for task in blended if isinstance(task, CorpusTask) for x in task.marks()}
+        grouped = [task for reader in readers for task in _tasks_on_same_texts(recipe, reader.name)]
+        annotations = sorted(
+            {x for task in grouped if isinstance(task, CorpusTask) for x in task.annotations()}
         )
         share = 0.0 if source.validation else recipe.held_out
         for folder, weight in source.weights.items():
-            training, held = split(_opened(source, folder, self.corpora), share, marks)
+            training, held = split_corpus(_opened(source, folder, self.corpora), share, annotations)
             self.train.setdefault(name, []).append((folder, training, weight))
             self.held_out.setdefault(name, []).append((folder, held, weight))
         if folder := source.validation_folder:
-            everything, _ = split(_opened(source, folder, self.corpora), 0.0, marks)
+            everything, _ = split_corpus(_opened(source, folder, self.corpora), 0.0, annotations)
             self.held_out[name] = [(folder, everything, 1.0)]
         for folder in [*source.weights, *filter(None, [source.validation_folder])]:
             self.tokenizers[folder] = self.corpora[folder].tokenizer()
@@ -110,7 +109,7 @@ class _Opening:
 
     def _tokenizer_of_weights(self, name: str) -> Path:
         start = self.recipe.init_from
-        found = weights.tokenizer_in(Path(start)) if start else None
+        found = weights_folder.tokenizer_in(Path(start)) if start else None
         if found is None:
             why = f"{start} has none" if start else "there is no `init_from`"
             raise UserError(f"sources.{name}.tokenizer: missing, and {why}; name a vocabulary")
@@ -168,10 +167,10 @@ def _opened(source: SourceSettings, folder: str, corpora: dict[str, Corpus]) -> 
 
 
 def _tasks_on_same_texts(recipe: Recipe, name: str) -> list[Task]:
-    """The tasks that label the same texts as a task: all that share a blend with it."""
+    """The tasks that label the same texts as a task: all that share a task group with it."""
     together = {name}
-    for blend in recipe.outline.blends:
-        names = tasks_of(blend)
+    for task_group in recipe.curriculum_spec.task_groups:
+        names = tasks_of(task_group)
         if name in names:
             together |= set(names)
     return [recipe.built_tasks[other] for other in together]
@@ -230,16 +229,16 @@ def small_held_out_warnings(recipe: Recipe, data: Data) -> list[str]:
 
 def datasets_of(
     recipe: Recipe,
-    blends: Sequence[str],
+    task_groups: Sequence[str],
     side: Side,
     *,
     seed: int,
     fixed: bool = False,
-) -> tuple[list[Feed], dict[str, list[tuple[int, float]]]]:
-    """The datasets of blends over one side of the data: training, held-out or an evaluation set.
-    Returns them with {blend: [(index of a dataset, share)]}."""
-    return make_feeds(
-        blends,
+) -> tuple[list[TaskGroupDataset], dict[str, list[tuple[int, float]]]]:
+    """The datasets of task groups over one side of the data: training, held-out or an evaluation
+    set. Returns them with {group: [(index of a dataset, share)]}."""
+    return make_datasets(
+        task_groups,
         recipe.built_tasks,
         recipe.task_ids,
         side,

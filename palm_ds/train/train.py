@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from rich.console import Console
 
-from palm_ds.data.corpus_source import Source
+from palm_ds.data.corpus_source import CorpusSource
 from palm_ds.engine import Engine, start, stop
 from palm_ds.model.check_custom_encoder import check_custom_encoder
 from palm_ds.model.heads import MaskedLMHead
@@ -41,7 +41,7 @@ from palm_ds.train.sources import (
     small_held_out_warnings,
 )
 
-Examples: TypeAlias = Callable[[Path, Source], Iterable[str]]
+Examples: TypeAlias = Callable[[Path, CorpusSource], Iterable[str]]
 """(weights folder, held-out source) -> lines for the log at the end of a run, such as masked words
 filled in."""
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class TrainingRun:
             run_log.event("end", f"weights: {self.run.folder / 'weights'}; Hugging Face: {hf}")
             for line in self._example_lines():
                 run_log.event("example", line)
-            run_log.forgetting(self.run.recipe.plan)
+            run_log.forgetting(self.run.recipe.curriculum)
             run_log.event("report", f"report: {write_report(self.run.folder)}")
         engine.processes.barrier()
 
@@ -117,12 +117,12 @@ class TrainingRun:
         has_head = any(isinstance(head, MaskedLMHead) for head in self.model.heads.values())
         if self.examples is None or not has_head or not self.data.corpora:
             return []
-        source: Source = next(
+        source: CorpusSource = next(
             source
             for side in (self.data.held_out, self.data.train)
             for opened in side.values()
             for _, source, _ in opened
-            if isinstance(source, Source) and len(source)
+            if isinstance(source, CorpusSource) and len(source)
         )
         folder = "weights" if self.model.backbone.config.kind else "hf"
         return list(self.examples(self.run.folder / folder, source))
@@ -216,7 +216,7 @@ def _build_parts(run: RunSpec, data: Data) -> _Parts:
     recipe = run.recipe
     validation = build_held_out(recipe, data)
     best = BestTracker(recipe.evaluate, recipe.built_tasks)
-    best.check({task.name for feed in validation.feeds for task in feed.tasks})
+    best.check({task.name for dataset in validation.datasets for task in dataset.tasks})
     processes = start(run.ds_config)
     stream = build_stream(recipe, data, partial(run.ds_config.round_up_rows, world=processes.world))
     model = build_model(
@@ -288,7 +288,7 @@ def _open_log(
         return None
     write_folder(run, engine.config, data)
     tasks = list(run.recipe.tasks)
-    steps = run.recipe.plan.steps
+    steps = run.recipe.curriculum.steps
     run_log = RunLog(run.folder, tasks, total_steps=steps, start=step, console=console)
     if step:
         run_log.event("resume", f"resumes from step {step}", step=step)

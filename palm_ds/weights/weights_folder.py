@@ -26,7 +26,7 @@ from palm_ds.model.config import EncoderConfig
 from palm_ds.model.crf import CRFHead
 from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
-from palm_ds.weights.formats import native as own
+from palm_ds.weights.formats import native
 from palm_ds.weights.formats.contents import OPTIMIZER, CheckpointContents, HeadOutputs, SavesFiles
 from palm_ds.weights.formats.contents import HeadInfo as HeadInfo
 from palm_ds.weights.formats.huggingface.model_card import Provenance, model_card
@@ -136,7 +136,7 @@ def export_hf(
     if isinstance(state, Model):
         token_heads = token_heads_of(state)
     shapes = {name: tuple(x.shape) for name, x in tensors.items()}
-    heads = own.heads_of(shapes, token_heads, outputs or {})
+    heads = native.heads_of(shapes, token_heads, outputs or {})
     entries = {name: in_memory_entry(name, tensor) for name, tensor in tensors.items()}
     target = ExportOptions(task_id=task_id)
     if head:

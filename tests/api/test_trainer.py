@@ -330,7 +330,7 @@ def test_tasks_that_share_a_text(tables):
         backbone=backbone(tables),
         **QUIET,
     )
-    assert made.recipe.outline.blends == ("first + second",)
+    assert made.recipe.curriculum_spec.task_groups == ("first + second",)
     assert made.train_one_step().keys() == {"first", "second"}
     assert made.num_examples == {"first": 48, "second": 48}
 

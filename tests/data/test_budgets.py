@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.budgets import (
-    Amount,
-    Measure,
-    read_amount,
+    Budget,
+    DatasetSize,
+    read_budget,
     read_sampler,
     sampled,
     share_out,
@@ -21,23 +21,23 @@ from palm_ds.data.budgets import (
 BLENDS = ["a", "b", "a + b"]
 
 
-def spell(blend: str) -> str:
-    return " + ".join(part.strip() for part in blend.split("+"))
+def normalize(task_group: str) -> str:
+    return " + ".join(part.strip() for part in task_group.split("+"))
 
 
 @pytest.mark.parametrize(
-    ("written", "amount"),
+    ("written", "budget"),
     [
-        (5000, Amount(5000)),
-        ("5_000", Amount(5000)),
-        ("5000 steps", Amount(5000)),
-        ("20_000_000 tokens", Amount(20_000_000, "tokens")),
-        (" 300000sequences ", Amount(300_000, "sequences")),
-        (0, Amount(0)),
+        (5000, Budget(5000)),
+        ("5_000", Budget(5000)),
+        ("5000 steps", Budget(5000)),
+        ("20_000_000 tokens", Budget(20_000_000, "tokens")),
+        (" 300000sequences ", Budget(300_000, "sequences")),
+        (0, Budget(0)),
     ],
 )
-def test_amounts_are_read_with_their_units(written, amount):
-    assert read_amount(written, "steps") == amount
+def test_amounts_are_read_with_their_units(written, budget):
+    assert read_budget(written, "steps") == budget
 
 
 @pytest.mark.parametrize(
@@ -45,55 +45,55 @@ def test_amounts_are_read_with_their_units(written, amount):
 )
 def test_invalid_amounts_are_refused(written):
     with pytest.raises(UserError, match=r"^stages\.steps: expected a whole number of steps") as e:
-        read_amount(written, "stages.steps")
+        read_budget(written, "stages.steps")
     assert "\n" not in str(e.value)
 
 
 @pytest.mark.parametrize(
-    ("amount", "mean_length", "steps"),
+    ("budget", "mean_length", "steps"),
     [
-        (Amount(7), None, 7),
-        (Amount(4096, "tokens"), None, 1),
-        (Amount(4097, "tokens"), None, 2),
-        (Amount(0, "tokens"), None, 0),
-        (Amount(100, "sequences"), 40.96, 1),
-        (Amount(101, "sequences"), 40.96, 2),
-        (Amount(3, "sequences"), 10.0, 1),
-        (Amount(1, "epochs"), 1.0, 11),
-        (Amount(0.5, "epochs"), 1.0, 6),
+        (Budget(7), None, 7),
+        (Budget(4096, "tokens"), None, 1),
+        (Budget(4097, "tokens"), None, 2),
+        (Budget(0, "tokens"), None, 0),
+        (Budget(100, "sequences"), 40.96, 1),
+        (Budget(101, "sequences"), 40.96, 2),
+        (Budget(3, "sequences"), 10.0, 1),
+        (Budget(1, "epochs"), 1.0, 11),
+        (Budget(0.5, "epochs"), 1.0, 6),
     ],
 )
-def test_amounts_in_steps_of_4096_tokens_are_rounded_up(amount, mean_length, steps):
-    measure = Measure(tokens=40_961, mean_length=mean_length) if mean_length else None
-    assert amount.steps(4096, measure, "stages.steps") == steps
+def test_amounts_in_steps_of_4096_tokens_are_rounded_up(budget, mean_length, steps):
+    size = Measure(tokens=40_961, mean_length=mean_length) if mean_length else None
+    assert budget.steps(4096, size, "stages.steps") == steps
 
 
 def test_amounts_that_need_a_corpus_are_errors_without_one():
     with pytest.raises(UserError, match="a: 3 sequences can be converted to steps only once"):
-        Amount(3, "sequences").steps(4096, None, "a")
+        Budget(3, "sequences").steps(4096, None, "a")
     with pytest.raises(UserError, match="only once the corpora are open"):
-        sampled(read_sampler("proportional", BLENDS, spell), Amount(9), 64, None)
+        sampled(read_sampler("proportional", BLENDS, normalize), Budget(9), 64, None)
     with pytest.raises(UserError, match="only once the corpora are open"):
-        sampled(read_sampler({"mix_ratio": {}}, BLENDS, spell), None, 64, None)
+        sampled(read_sampler({"mix_ratio": {}}, BLENDS, normalize), None, 64, None)
 
 
-HUNDRED = Amount(100)
+HUNDRED = Budget(100)
 
 
-def by_hand(sampler, total: Amount | None = HUNDRED, step_tokens=100):
+def by_hand(sampler, total: Budget | None = HUNDRED, step_tokens=100):
     """Epochs of 1,000, 3,000 and 16,000 tokens; examples of 10, 20 and 40."""
-    measures = {
-        "a": Measure(1000, 10),
-        "b": Measure(3000, 20),
-        "a + b": Measure(16_000, 40),
+    sizes = {
+        "a": DatasetSize(1000, 10),
+        "b": DatasetSize(3000, 20),
+        "a + b": DatasetSize(16_000, 40),
     }
-    steps = sampled(read_sampler(sampler, BLENDS, spell), total, step_tokens, measures)
-    return [steps[blend] for blend in BLENDS]
+    steps = sampled(read_sampler(sampler, BLENDS, normalize), total, step_tokens, sizes)
+    return [steps[task_group] for task_group in BLENDS]
 
 
 def test_shares_of_a_total():
     assert by_hand("uniform") == [34, 33, 33]
-    assert by_hand("uniform", Amount(101)) == [34, 34, 33]
+    assert by_hand("uniform", Budget(101)) == [34, 34, 33]
     assert by_hand("proportional") == [5, 15, 80]
     assert by_hand({"temperature": 1}) == [5, 15, 80]
     # square roots: 31.62, 54.77, 126.49 of 212.88 -> 14.85, 25.73, 59.42
@@ -104,10 +104,10 @@ def test_shares_of_a_total():
 
 
 def test_a_total_in_tokens_or_sequences():
-    assert by_hand("uniform", Amount(3001, "tokens")) == [11, 10, 10]
+    assert by_hand("uniform", Budget(3001, "tokens")) == [11, 10, 10]
     # A third of the tokens each: an example is 3 / (1/10 + 1/20 + 1/40) = 17.14 tokens long.
-    assert sum(by_hand("uniform", Amount(175, "sequences"))) == 30
-    assert sum(by_hand("uniform", Amount(176, "sequences"))) == 31
+    assert sum(by_hand("uniform", Budget(175, "sequences"))) == 30
+    assert sum(by_hand("uniform", Budget(176, "sequences"))) == 31
 
 
 def test_mix_ratio_equals_paddlepalms():
@@ -126,7 +126,7 @@ def test_every_blend_gets_a_step():
         by_hand({"mix_ratio": {"b": 0.05}, "epochs": 1}, None)
     assert "'b' would get 1 epochs x ratio 0.05 x 10 steps per epoch of 'a'" in str(error.value)
     with pytest.raises(UserError, match="a total of 5 steps gives 'a' no step"):
-        by_hand("proportional", Amount(5))
+        by_hand("proportional", Budget(5))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_every_blend_gets_a_step():
 )
 def test_invalid_samplers_are_clear_errors(sampler, message):
     with pytest.raises(UserError) as error:
-        read_sampler(sampler, BLENDS, spell)
+        read_sampler(sampler, BLENDS, normalize)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 

@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.blend_dataset import make_feeds
-from palm_ds.data.corpus_source import split
+from palm_ds.data.corpus_source import split_corpus
 from palm_ds.data.curriculum_spec import read_stages
 from palm_ds.data.example_stream import ExampleStream, spread
 from palm_ds.data.stages import order_of
 from palm_ds.data.task import build
+from palm_ds.data.task_group_dataset import make_datasets
 from palm_ds.runtime.ds_config import make_ds_config
 from palm_ds.train.build import build_stream
 from palm_ds.train.recipe import Recipe, make_recipe
@@ -55,15 +55,15 @@ def make_stream(sources, stages: Any, examples: dict[str, int], seed: int = 1) -
     labels = ("c0", "c1", "c2")
     values = {"kind": "classification", "labels": labels}
     tasks = {name: build(name, {**values, "source": name}) for name in SIZES}
-    plan = read_stages(stages, list(SIZES))
+    curriculum = read_stages(stages, list(SIZES))
     tables = {name: [(name, source, 1.0)] for name, source in sources.items()}
-    feeds, feeds_of = make_feeds(
-        plan.blends, tasks, dict.fromkeys(SIZES, 0), tables, seed=seed, length=64
+    datasets, mixtures = make_datasets(
+        curriculum.task_groups, tasks, dict.fromkeys(SIZES, 0), tables, seed=seed, length=64
     )
     stream = ExampleStream(
-        plan=plan,
-        feeds=feeds,
-        feeds_of=feeds_of,
+        curriculum=curriculum,
+        datasets=datasets,
+        mixtures=mixtures,
         examples=examples,
         length=64,
         seed=seed,
@@ -76,24 +76,30 @@ def make_stream(sources, stages: Any, examples: dict[str, int], seed: int = 1) -
 def read(stream: ExampleStream, step: int) -> Counter[tuple[str, int]]:
     """(feed, n) of the examples of a step."""
     rows = stream.step_rows(step)
-    return Counter((stream.feeds[feed].name, n) for row in rows for feed, n, _ in row)
+    return Counter((stream.datasets[dataset].name, n) for row in rows for dataset, n, _ in row)
 
 
 def slowly(stream: ExampleStream) -> list[Counter[tuple[str, int]]]:
     """The examples of every step, counted one at a time."""
     taken: Counter[str] = Counter()
     steps: list[Counter[tuple[str, int]]] = []
-    for number, stage in enumerate(stream.plan.stages):
-        blends = [blend for blend, _ in stage.steps_of]
+    for number, stage in enumerate(stream.curriculum.stages):
+        task_groups = [task_group for task_group, _ in stage.steps_of]
         if stage.mix == "step":
-            order = [blends[i] for i in order_of(stage, number, stream.seed)]
-            piles = [[blend] * stream.examples[blend] for blend in order]
+            order = [task_groups[i] for i in order_of(stage, number, stream.seed)]
+            piles = [[task_group] * stream.examples[task_group] for task_group in order]
         else:
-            wanted = {blend: n * stream.examples[blend] for blend, n in stage.steps_of}
+            wanted = {
+                task_group: n * stream.examples[task_group] for task_group, n in stage.steps_of
+            }
             given: Counter[str] = Counter()
             line = []
             for _ in range(sum(wanted.values())):  # whose next stands earliest in the whole
-                left = [blend for blend in blends if given[blend] < wanted[blend]]
+                left = [
+                    task_group
+                    for task_group in task_groups
+                    if given[task_group] < wanted[task_group]
+                ]
                 nearest = min(left, key=lambda b: Fraction(2 * given[b] + 1, 2 * wanted[b]))
                 line.append(nearest)
                 given[nearest] += 1
@@ -101,9 +107,9 @@ def slowly(stream: ExampleStream) -> list[Counter[tuple[str, int]]]:
             piles = [line[a:b] for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
         for pile in piles:
             step: Counter[tuple[str, int]] = Counter()
-            for blend in pile:
-                step[blend, taken[blend]] += 1
-                taken[blend] += 1
+            for task_group in pile:
+                step[task_group, taken[task_group]] += 1
+                taken[task_group] += 1
             steps.append(step)
     return steps
 
@@ -128,16 +134,19 @@ shapes = st.fixed_dictionaries(
 def test_every_step_has_exactly_its_examples(sources, shape) -> None:
     stream = make_stream(sources, **shape)
     expected = slowly(stream)
-    assert len(expected) == stream.plan.steps
-    upto: Counter[str] = Counter({feed.name: 0 for feed in stream.feeds})
+    assert len(expected) == stream.curriculum.steps
+    upto: Counter[str] = Counter({dataset.name: 0 for dataset in stream.datasets})
     for step, wanted in enumerate(expected):
         assert stream.consumed(step) == dict(upto)
         found = read(stream, step)
         assert found == wanted and set(found.values()) == {1}  # which also means: none is empty
-        upto.update(feed for feed, _ in found)
+        upto.update(dataset for dataset, _ in found)
     assert stream.consumed() == dict(upto)
-    for blend in stream.plan.blends:
-        assert upto[blend] == stream.plan.total_of(blend) * shape["examples"][blend]
+    for task_group in stream.curriculum.task_groups:
+        assert (
+            upto[task_group]
+            == stream.curriculum.total_of(task_group) * shape["examples"][task_group]
+        )
 
 
 @few
@@ -158,7 +167,7 @@ def test_with_mix_batch_every_step_has_the_recipes_number_of_examples(sources) -
     stream = make_stream(sources, [{"a": 5, "b": 3, "c": 1}], dict.fromkeys(SIZES, 4))
     steps = [read(stream, step) for step in range(9)]
     assert [found.total() for found in steps] == [4] * 9
-    assert all(len({feed for feed, _ in found}) > 1 for found in steps)
+    assert all(len({dataset for dataset, _ in found}) > 1 for found in steps)
 
 
 @few
@@ -171,7 +180,7 @@ def test_processes_and_micro_batches_partition_the_same_rows(sources, shape, wor
     stream.rows = ds_config.round_up_rows(needed, world)
     assert stream.rows >= needed and stream.rows - needed < world * (micro or 8)
     of_micro, accumulation = ds_config.micro_batching(stream.rows, world)
-    for step in {0, stream.plan.steps // 2, stream.plan.steps - 1}:
+    for step in {0, stream.curriculum.steps // 2, stream.curriculum.steps - 1}:
         parts = [stream.batches(step, rank, world, of_micro) for rank in range(world)]
         assert {len(part) for part in parts} == {accumulation}
         batches = [batch for part in parts for batch in part]
@@ -208,16 +217,16 @@ def test_any_step_can_be_read_directly(sources) -> None:
     stages = [{"a": 6, "b": 5, "c": 4}, {"a": 3, "c": 8, "mix": "step"}]
     examples = {"a": 7, "b": 3, "c": 2}
     whole = make_stream(sources, stages, examples)
-    in_turn = [rows_of(whole, step) for step in range(whole.plan.steps)]
-    for step in reversed(range(whole.plan.steps)):
+    in_turn = [rows_of(whole, step) for step in range(whole.curriculum.steps)]
+    for step in reversed(range(whole.curriculum.steps)):
         again = make_stream(sources, stages, examples)
-        again.seek(whole.cursor(step))
+        again.load_state_dict(whole.state_dict(step))
         assert rows_of(again, step) == in_turn[step]
 
 
 def rows_of(stream: ExampleStream, step: int) -> list:
     rows = stream.step_rows(step)
-    return [[(feed, n, layout.tobytes()) for feed, n, layout in row] for row in rows]
+    return [[(dataset, n, layout.tobytes()) for dataset, n, layout in row] for row in rows]
 
 
 def test_an_extending_run_continues_in_the_data(sources) -> None:
@@ -258,14 +267,14 @@ def test_corpora_of_a_source_share_its_examples_by_weight(tmp_path) -> None:
     corpora = [write_small_corpus(tmp_path / name, seed=i) for i, name in enumerate(("x", "y"))]
     task = build("m", {"kind": "knowledge_masking", "source": "s"})
     mixture = [
-        (name, split(corpus, 0.0, ("word", "phrase", "entity"))[0], weight)
+        (name, split_corpus(corpus, 0.0, ("word", "phrase", "entity"))[0], weight)
         for name, corpus, weight in zip("xy", corpora, (3.0, 1.0), strict=True)
     ]
-    plan = read_stages([{"m": 10}], ["m"])
-    feeds, feeds_of = make_feeds(
-        plan.blends, {"m": task}, {"m": 0}, {"s": mixture}, seed=1, length=64
+    curriculum = read_stages([{"m": 10}], ["m"])
+    datasets, mixtures = make_datasets(
+        curriculum.task_groups, {"m": task}, {"m": 0}, {"s": mixture}, seed=1, length=64
     )
-    stream = ExampleStream(plan, feeds, feeds_of, {"m": 7}, 64, 1, 0)
+    stream = ExampleStream(curriculum, datasets, mixtures, {"m": 7}, 64, 1, 0)
     assert stream.consumed() == {"m @ x": 52, "m @ y": 18}  # of 70, three to one, rounded down
     seen: Counter[tuple[str, int]] = Counter()
     for step in range(10):
@@ -273,7 +282,7 @@ def test_corpora_of_a_source_share_its_examples_by_weight(tmp_path) -> None:
         assert found.total() == 7
         seen += found
     for name, count in stream.consumed().items():
-        assert sorted(n for feed, n in seen if feed == name) == list(range(count))
+        assert sorted(n for dataset, n in seen if dataset == name) == list(range(count))
 
 
 # Amounts and PaddlePALM's arithmetic, in a recipe ----------------------------------------------
@@ -300,7 +309,7 @@ def recipe(folder: Path, stages: Any, batch: str = "4 examples", **tasks: Any) -
 
 def steps_of(folder: Path, stages: Any, batch: str = "4 examples", **tasks: Any) -> dict:
     made = recipe(folder, stages, batch, **tasks)
-    (stage,) = resolve(made).plan.stages
+    (stage,) = resolve(made).curriculum.stages
     return dict(stage.steps_of)
 
 
@@ -337,14 +346,19 @@ def test_steps_are_paddlepalms_expected_steps(
         n: int(Fraction(str(epochs)) * Fraction(str(ratios.get(n, 1))) * of_epoch) for n in SIZES
     }
     made = resolve(recipe(folder, stages, "4 examples", **tasks))
-    (stage,) = made.plan.stages
-    assert dict(stage.steps_of) == wanted and made.plan.steps == sum(wanted.values())
+    (stage,) = made.curriculum.stages
+    assert dict(stage.steps_of) == wanted and made.curriculum.steps == sum(wanted.values())
     stream = build_stream(made, open_data(made))
     assert isinstance(stream, ExampleStream)
     assert stream.consumed() == {n: wanted[n] * batches.get(n, 4) for n in SIZES}
     if mix == "step":
-        blends = [set(feed for feed, _ in read(stream, step)) for step in range(made.plan.steps)]
-        assert Counter(name for (name,) in blends) == wanted  # one task a step, and all of them
+        task_groups = [
+            set(dataset for dataset, _ in read(stream, step))
+            for step in range(made.curriculum.steps)
+        ]
+        assert (
+            Counter(name for (name,) in task_groups) == wanted
+        )  # one task a step, and all of them
 
 
 def test_the_order_of_tasks_is_random(folder) -> None:
@@ -354,7 +368,7 @@ def test_the_order_of_tasks_is_random(folder) -> None:
     orders = []
     for seed in (1, 2):
         made = resolve(recipe(folder, stages))
-        orders.append(order_of(made.plan.stages[0], 0, seed).tolist())
+        orders.append(order_of(made.curriculum.stages[0], 0, seed).tolist())
     assert orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1])
 
 

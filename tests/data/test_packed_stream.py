@@ -11,11 +11,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from palm_ds.data.blend_dataset import held_out_rows, make_feeds
-from palm_ds.data.corpus_source import split
+from palm_ds.data.corpus_source import split_corpus
 from palm_ds.data.curriculum_spec import read_stages
-from palm_ds.data.packed_stream import Stream
+from palm_ds.data.packed_stream import PackedStream
 from palm_ds.data.task import build
+from palm_ds.data.task_group_dataset import held_out_rows, make_datasets
 from tests.helpers.small_corpus import write_small_corpus
 
 KINDS = ("knowledge_masking", "sentence_reordering", "sentence_distance")
@@ -34,21 +34,21 @@ def corpora(tmp_path_factory):
 
 def make_stream(
     corpora, *, stages, seed=1, length=64, rows=4, window_rows=32, weights=(1.0,)
-) -> Stream:
+) -> PackedStream:
     tasks = {kind: build(kind, {"source": "text"}) for kind in KINDS}
-    plan = read_stages(stages, KINDS)
+    curriculum = read_stages(stages, KINDS)
     sources = [
-        (f"corpus{i}", split(corpus, 0.1, MARKS)[0], weight)
+        (f"corpus{i}", split_corpus(corpus, 0.1, MARKS)[0], weight)
         for i, (corpus, weight) in enumerate(zip(corpora, weights, strict=False))
     ]
     ids = {kind: i for i, kind in enumerate(KINDS)}
-    feeds, feeds_of = make_feeds(
-        plan.blends, tasks, ids, {"text": sources}, seed=seed, length=length
+    datasets, mixtures = make_datasets(
+        curriculum.task_groups, tasks, ids, {"text": sources}, seed=seed, length=length
     )
-    return Stream(
-        plan=plan,
-        feeds=feeds,
-        feeds_of=feeds_of,
+    return PackedStream(
+        curriculum=curriculum,
+        datasets=datasets,
+        mixtures=mixtures,
         rows=rows,
         length=length,
         seed=seed,
@@ -58,7 +58,7 @@ def make_stream(
 
 
 def plain(rows) -> list:
-    return [[(feed, n, layout.tobytes()) for feed, n, layout in row] for row in rows]
+    return [[(dataset, n, layout.tobytes()) for dataset, n, layout in row] for row in rows]
 
 
 plans = st.sampled_from(
@@ -91,16 +91,16 @@ few = settings(
 def test_seek_equals_iterate(corpora, shape, data):
     """Any step, directly, from the position of any earlier step, or after later steps."""
     stream = make_stream(corpora[:1], **shape)
-    rows = [plain(stream.step_rows(step)) for step in range(stream.plan.steps)]
+    rows = [plain(stream.step_rows(step)) for step in range(stream.curriculum.steps)]
     assert all(len(step) == shape["rows"] for step in rows)
-    at = data.draw(st.integers(0, stream.plan.steps - 1))
+    at = data.draw(st.integers(0, stream.curriculum.steps - 1))
     assert plain(make_stream(corpora[:1], **shape).step_rows(at)) == rows[at]
     assert plain(stream.step_rows(at)) == rows[at]
     resumed = make_stream(corpora[:1], **shape)
-    resumed.seek(make_stream(corpora[:1], **shape).cursor(at))
-    later = data.draw(st.integers(at, stream.plan.steps - 1))
+    resumed.load_state_dict(make_stream(corpora[:1], **shape).state_dict(at))
+    later = data.draw(st.integers(at, stream.curriculum.steps - 1))
     assert plain(resumed.step_rows(later)) == rows[later]
-    assert [plain(resumed.step_rows(s)) for s in range(at, stream.plan.steps)] == rows[at:]
+    assert [plain(resumed.step_rows(s)) for s in range(at, stream.curriculum.steps)] == rows[at:]
 
 
 @few
@@ -108,34 +108,34 @@ def test_seek_equals_iterate(corpora, shape, data):
 def test_every_feed_is_consumed_in_order_with_nothing_lost_or_doubled(corpora, shape):
     stream = make_stream(corpora[:1], **shape)
     seen = Counter(
-        (feed, n)
-        for step in range(stream.plan.steps)
+        (dataset, n)
+        for step in range(stream.curriculum.steps)
         for row in stream.step_rows(step)
-        for feed, n, _ in row
+        for dataset, n, _ in row
     )
     assert set(seen.values()) == {1}
     consumed = stream.consumed()
-    for number, feed in enumerate(stream.feeds):
+    for number, dataset in enumerate(stream.datasets):
         mine = sorted(n for f, n in seen if f == number)
-        assert mine == list(range(consumed[feed.name])), feed.name
+        assert mine == list(range(consumed[dataset.name])), dataset.name
 
 
 def test_an_epoch_has_every_item_once(corpora):
     stream = make_stream(corpora[:1], stages=[{BLENDS[0]: 400}])
-    feed = stream.feeds[0]
-    items = len(feed.items)
+    dataset = stream.datasets[0]
+    items = len(dataset.items)
     for epoch in range(2):
-        layouts = feed.layouts(np.arange(epoch * items, (epoch + 1) * items))
-        assert sorted(layouts["end"]) == sorted(feed.items[:, 1])
+        layouts = dataset.layouts(np.arange(epoch * items, (epoch + 1) * items))
+        assert sorted(layouts["end"]) == sorted(dataset.items[:, 1])
     assert not np.array_equal(
-        feed.layouts(np.arange(items)), feed.layouts(np.arange(items, 2 * items))
+        dataset.layouts(np.arange(items)), dataset.layouts(np.arange(items, 2 * items))
     )
 
 
 def test_a_position_at_the_end_of_a_run_is_empty_and_harmless(corpora):
     stream = make_stream(corpora[:1], stages=[{BLENDS[0]: 3}])
-    assert stream.cursor(3) == {}
-    stream.seek({})
+    assert stream.state_dict(3) == {}
+    stream.load_state_dict({})
     assert len(stream.step_rows(0)) == 4
 
 
@@ -165,7 +165,7 @@ def test_processes_and_micro_batches_are_slices_of_the_same_rows(corpora, shape,
 def test_batches_are_well_formed(corpora, shape):
     stream = make_stream(corpora[:1], **shape)
     vocabulary = corpora[0].vocabulary
-    (batch,) = stream.batches(stream.plan.steps - 1, 0, 1, shape["rows"])
+    (batch,) = stream.batches(stream.curriculum.steps - 1, 0, 1, shape["rows"])
     real = batch.sequence_ids >= 0
     assert (batch.input_ids[~real] == vocabulary.pad).all()
     starts = batch.cu_seqlens
@@ -189,8 +189,8 @@ def test_a_mixture_of_corpora_keeps_its_weights(corpora):
     tokens = Counter()
     for step in range(60):
         for row in stream.step_rows(step):
-            for feed, _, layout in row:
-                tokens[feed] += int(layout["length"])
+            for dataset, _, layout in row:
+                tokens[dataset] += int(layout["length"])
     assert tokens[1] / tokens[0] == pytest.approx(3.0, rel=0.1)
 
 
@@ -201,8 +201,8 @@ def test_a_stage_mixes_blends_in_proportion_in_every_step(corpora):
     for step in range(1, 100, 9):
         tokens = Counter()
         for row in stream.step_rows(step):
-            for feed, _, layout in row:
-                tokens[feed] += int(layout["length"])
+            for dataset, _, layout in row:
+                tokens[dataset] += int(layout["length"])
         shares.append(tokens[1] / tokens.total())
     assert np.mean(shares) == pytest.approx(0.75, abs=0.05)
     assert min(shares) > 0.5
@@ -212,9 +212,9 @@ def test_with_mix_step_a_step_has_one_blend(corpora):
     stream = make_stream(corpora[:1], stages={"joint": BLENDS, "steps": 10, "mix": "step"})
     counts = Counter()
     for step in range(30):
-        feeds = {feed for row in stream.step_rows(step) for feed, _, _ in row}
-        assert len(feeds) == 1
-        counts[feeds.pop()] += 1
+        datasets = {dataset for row in stream.step_rows(step) for dataset, _, _ in row}
+        assert len(datasets) == 1
+        counts[datasets.pop()] += 1
     assert counts == {0: 10, 1: 10, 2: 10}
 
 
@@ -230,15 +230,15 @@ def test_a_stage_continues_where_the_last_one_stopped(corpora):
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize("length", [128, 512])
-@pytest.mark.parametrize("blends", [[0], [1], [2], [0, 1, 2]])
-def test_packing_of_real_text_is_above_the_bound(request, language, length, blends):
+@pytest.mark.parametrize("task_groups", [[0], [1], [2], [0, 1, 2]])
+def test_packing_of_real_text_is_above_the_bound(request, language, length, task_groups):
     corpus = request.getfixturevalue(f"shared_{language}")
-    stages = {"continual": [BLENDS[b] for b in blends], "steps": 24}
+    stages = {"continual": [BLENDS[b] for b in task_groups], "steps": 24}
     rows = 16384 // length
     stream = make_stream([corpus], stages=stages, length=length, rows=rows, window_rows=512)
     used = [
         sum(int(layout["length"]) for *_, layout in row)
-        for step in range(stream.plan.steps)
+        for step in range(stream.curriculum.steps)
         for row in stream.step_rows(step)
     ]
     assert np.mean(used) / length >= 0.985
@@ -246,17 +246,17 @@ def test_packing_of_real_text_is_above_the_bound(request, language, length, blen
 
 def test_held_out_rows_are_the_same_for_every_seed(corpora):
     corpus = corpora[0]
-    _, held = split(corpus, 0.2, MARKS)
+    _, held = split_corpus(corpus, 0.2, MARKS)
     tasks = {kind: build(kind, {"source": "text"}) for kind in KINDS}
     ids = dict.fromkeys(KINDS, 0)
     sources = {"text": [("one", held, 1.0)]}
-    feeds, _ = make_feeds(BLENDS, tasks, ids, sources, seed=0, length=64, fixed=True)
-    rows = held_out_rows(feeds[0], 0, 7)
+    datasets, _ = make_datasets(BLENDS, tasks, ids, sources, seed=0, length=64, fixed=True)
+    rows = held_out_rows(datasets[0], 0, 7)
     assert sorted(n for row in rows for _, n, _ in row) == list(range(7))
 
 
 def test_held_out_documents_are_not_trained_on(corpora):
-    training, held = split(corpora[0], 0.2, MARKS)
+    training, held = split_corpus(corpora[0], 0.2, MARKS)
     assert len(held.documents) > 0
     assert not set(training.documents) & set(held.documents)
     assert len(training.documents) + len(held.documents) == len(corpora[0])

@@ -13,11 +13,11 @@ def test_every_example_once_and_no_row_too_long(lengths):
     assert all(sum(lengths[i] for i in row) <= 50 for row in rows)
 
 
-def slowly(lengths: list[int], room: int) -> list[list[int]]:
+def slowly(lengths: list[int], max_length: int) -> list[list[int]]:
     """Best fit decreasing, as in the textbook."""
     rows: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        free = {r: room - sum(lengths[i] for i in row) for r, row in enumerate(rows)}
+        free = {r: max_length - sum(lengths[i] for i in row) for r, row in enumerate(rows)}
         fitting = {r: space for r, space in free.items() if space >= lengths[index]}
         if fitting:
             rows[min(fitting, key=fitting.__getitem__)].append(index)

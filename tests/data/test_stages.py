@@ -6,35 +6,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.budgets import Measure
+from palm_ds.data.budgets import DatasetSize
 from palm_ds.data.curriculum_spec import parse_stages, read_stages
-from palm_ds.data.stages import Plan, Stage, order_of
+from palm_ds.data.stages import Curriculum, Stage, order_of
 
 TASKS = ["a", "b", "c", "d"]
 
 
-def steps(plan: Plan) -> list[dict[str, int]]:
-    return [dict(stage.steps_of) for stage in plan.stages]
+def steps(curriculum: Curriculum) -> list[dict[str, int]]:
+    return [dict(stage.steps_of) for stage in curriculum.stages]
 
 
 def test_continual_is_the_published_allocation():
-    plan = read_stages({"continual": TASKS, "steps": 50_000}, TASKS)
-    assert steps(plan) == [
+    curriculum = read_stages({"continual": TASKS, "steps": 50_000}, TASKS)
+    assert steps(curriculum) == [
         {"a": 20_000},
         {"a": 10_000, "b": 30_000},
         {"a": 10_000, "b": 10_000, "c": 40_000},
         {"a": 10_000, "b": 10_000, "c": 10_000, "d": 50_000},
     ]
-    assert plan.steps == 200_000
+    assert curriculum.steps == 200_000
 
 
 @pytest.mark.parametrize("budget", [5, 7, 50_001, 99_999])
 def test_continual_gives_every_blend_its_budget_exactly(budget):
-    plan = read_stages({"continual": ["a", "b + a", "c"], "steps": budget}, TASKS)
+    curriculum = read_stages({"continual": ["a", "b + a", "c"], "steps": budget}, TASKS)
     totals = {}
-    for row in steps(plan):
-        for blend, n in row.items():
-            totals[blend] = totals.get(blend, 0) + n
+    for row in steps(curriculum):
+        for task_group, n in row.items():
+            totals[task_group] = totals.get(task_group, 0) + n
     assert set(totals.values()) == {budget}
 
 
@@ -61,11 +61,11 @@ def test_continual_with_different_budgets():
 
 
 def test_alternate_is_joint_with_one_task_per_step():
-    plan = read_stages({"alternate": ["a", "b"], "steps": {"a": 3, "b": 1}}, TASKS)
+    curriculum = read_stages({"alternate": ["a", "b"], "steps": {"a": 3, "b": 1}}, TASKS)
     same = read_stages({"joint": ["a", "b"], "steps": {"a": 3, "b": 1}, "mix": "step"}, TASKS)
-    assert plan == same
-    assert steps(plan) == [{"a": 3, "b": 1}]
-    assert plan.stages[0].mix == "step"
+    assert curriculum == same
+    assert steps(curriculum) == [{"a": 3, "b": 1}]
+    assert curriculum.stages[0].mix == "step"
 
 
 def test_a_task_in_every_blend():
@@ -75,11 +75,11 @@ def test_a_task_in_every_blend():
         "always": "d",
         "steps": {"a": 8, "b+d": 8, "d": 4},
     }
-    plan = read_stages(stages, TASKS)
-    assert plan.blends == ("d", "a + d", "b + d")
-    assert [plan.total_of(blend) for blend in plan.blends] == [4, 8, 8]
+    curriculum = read_stages(stages, TASKS)
+    assert curriculum.task_groups == ("d", "a + d", "b + d")
+    assert [curriculum.total_of(task_group) for task_group in curriculum.task_groups] == [4, 8, 8]
     several = {"joint": ["a", "b + d"], "always": "d + c", "steps": 1}
-    assert read_stages(several, "abcd").blends == ("a + d + c", "b + d + c")
+    assert read_stages(several, "abcd").task_groups == ("a + d + c", "b + d + c")
     listed = {"explicit": [{"a": 1, "d": 2}, {"a + d": 3}], "always": "d"}
     assert steps(read_stages(listed, TASKS)) == [{"a + d": 1, "d": 2}, {"a + d": 3}]
     weights = {"weights": {"a": 3, "b": 1}}
@@ -90,27 +90,31 @@ def test_a_task_in_every_blend():
 def test_a_list_is_short_for_explicit_and_mix_may_stand_for_all_stages():
     listed = [{"a": 1, "b": 2}, {"c": 4, "mix": "batch"}]
     assert read_stages({"explicit": listed}, TASKS) == read_stages(listed, TASKS)
-    plan = read_stages({"explicit": listed, "mix": "step"}, TASKS)
-    assert [stage.mix for stage in plan.stages] == ["step", "batch"]
+    curriculum = read_stages({"explicit": listed, "mix": "step"}, TASKS)
+    assert [stage.mix for stage in curriculum.stages] == ["step", "batch"]
 
 
-MEASURES = {"a": Measure(10_000, 10.0), "b": Measure(40_000, 25.0), "a + b": Measure(50_000, 40.0)}
+MEASURES = {
+    "a": DatasetSize(10_000, 10.0),
+    "b": DatasetSize(40_000, 25.0),
+    "a + b": DatasetSize(50_000, 40.0),
+}
 
 
 def test_budgets_in_tokens_and_sequences():
     """Steps of 1,000 tokens, rounded up."""
     stages = {"joint": ["a", "b"], "steps": {"a": "12_001 tokens", "b": "200 sequences"}}
-    outline = parse_stages(stages, TASKS)
-    assert outline.needs_corpus and not outline.settled
-    assert steps(outline.plan(1000, MEASURES)) == [{"a": 13, "b": 5}]
+    spec = parse_stages(stages, TASKS)
+    assert spec.needs_corpus and not spec.resolved
+    assert steps(spec.resolve(1000, MEASURES)) == [{"a": 13, "b": 5}]
     listed = parse_stages([{"a": "5000 tokens"}, {"a": 2, "b": "40 sequences"}], TASKS)
-    assert steps(listed.plan(1000, MEASURES)) == [{"a": 5}, {"a": 2, "b": 1}]
+    assert steps(listed.resolve(1000, MEASURES)) == [{"a": 5}, {"a": 2, "b": 1}]
     continual = {"continual": ["a", "b"], "steps": "90_000 tokens"}
     assert steps(read_stages(continual, TASKS, step_tokens=1000)) == [{"a": 60}, {"a": 30, "b": 90}]
 
 
 @pytest.mark.parametrize(
-    ("stages", "needs_corpus", "settled"),
+    ("stages", "needs_corpus", "resolved"),
     [
         ({"joint": ["a"], "steps": 3}, False, True),
         ({"joint": ["a"], "steps": "3 steps"}, False, True),
@@ -123,29 +127,29 @@ def test_budgets_in_tokens_and_sequences():
         ({"joint": ["a", "b"], "sampler": {"mix_ratio": {}}}, True, False),
     ],
 )
-def test_which_stages_need_an_open_corpus(stages, needs_corpus, settled):
-    outline = parse_stages(stages, TASKS)
-    assert (outline.needs_corpus, outline.settled) == (needs_corpus, settled)
+def test_which_stages_need_an_open_corpus(stages, needs_corpus, resolved):
+    spec = parse_stages(stages, TASKS)
+    assert (spec.needs_corpus, spec.resolved) == (needs_corpus, resolved)
     if needs_corpus:
         with pytest.raises(UserError, match="only once the corpora are open"):
-            outline.plan(1000)
+            spec.resolve(1000)
 
 
 def test_samplers_split_a_total():
     stages = {"joint": ["a", "b", "a + b"], "steps": 10, "sampler": "proportional"}
-    plan = read_stages(stages, TASKS, step_tokens=1000, measures=MEASURES)
-    assert steps(plan) == [{"a": 1, "b": 4, "a + b": 5}]
+    curriculum = read_stages(stages, TASKS, step_tokens=1000, sizes=MEASURES)
+    assert steps(curriculum) == [{"a": 1, "b": 4, "a + b": 5}]
     ratios = {"mix_ratio": {"b": 0.5, "a + b": 2}, "reference": "a", "epochs": 3}
     stages = {"alternate": ["a", "b", "a+b"], "sampler": ratios}
-    plan = read_stages(stages, TASKS, step_tokens=1000, measures=MEASURES)
-    assert steps(plan) == [{"a": 30, "b": 15, "a + b": 60}]
+    curriculum = read_stages(stages, TASKS, step_tokens=1000, sizes=MEASURES)
+    assert steps(curriculum) == [{"a": 30, "b": 15, "a + b": 60}]
     # A sampler gives budgets; any shape arranges them.
     stages = {"continual": ["a", "b"], "steps": 12, "sampler": {"weights": {"a": 1, "b": 3}}}
     assert steps(read_stages(stages, TASKS)) == [{"a": 2}, {"a": 1, "b": 9}]
 
 
 BLENDS = ["a", "b", "c + a", "d", "b + a"]
-amounts = st.one_of(
+budgets = st.one_of(
     st.integers(1, 10**6),
     st.integers(1, 10**9).map("{} tokens".format),
     st.integers(1, 10**6).map("{} sequences".format),
@@ -153,54 +157,56 @@ amounts = st.one_of(
 
 
 @given(
-    shape=st.sampled_from(["continual", "joint", "alternate", "sequential"]),
-    blends=st.lists(st.sampled_from(BLENDS), min_size=1, unique=True),
+    kind=st.sampled_from(["continual", "joint", "alternate", "sequential"]),
+    task_groups=st.lists(st.sampled_from(BLENDS), min_size=1, unique=True),
     data=st.data(),
 )
-def test_every_shape_gives_every_blend_its_budget_exactly(shape, blends, data):
-    budgets = {blend: data.draw(amounts) for blend in blends}
-    lengths = {blend: data.draw(st.floats(4, 512)) for blend in blends}
-    measures = {blend: Measure(1e6, length) for blend, length in lengths.items()}
-    plan = read_stages(
-        {shape: blends, "steps": budgets}, TASKS, step_tokens=4096, measures=measures
+def test_every_shape_gives_every_blend_its_budget_exactly(kind, task_groups, data):
+    budgets = {task_group: data.draw(budgets) for task_group in task_groups}
+    lengths = {task_group: data.draw(st.floats(4, 512)) for task_group in task_groups}
+    sizes = {task_group: DatasetSize(1e6, length) for task_group, length in lengths.items()}
+    curriculum = read_stages(
+        {kind: task_groups, "steps": budgets}, TASKS, step_tokens=4096, sizes=sizes
     )
-    assert plan.blends == tuple(blends)
-    for blend, amount in budgets.items():
-        number, _, unit = str(amount).partition(" ")
-        tokens = int(number) * {"": 4096, "tokens": 1, "sequences": lengths[blend]}[unit]
-        assert abs(plan.total_of(blend) - math.ceil(tokens / 4096)) <= (unit == "sequences")
-    assert all(count > 0 for stage in plan.stages for _, count in stage.steps_of)
-    assert [stage.first for stage in plan.stages] == [
-        sum(stage.steps for stage in plan.stages[:i]) for i in range(len(plan.stages))
+    assert curriculum.task_groups == tuple(task_groups)
+    for task_group, budget in budgets.items():
+        number, _, unit = str(budget).partition(" ")
+        tokens = int(number) * {"": 4096, "tokens": 1, "sequences": lengths[task_group]}[unit]
+        assert abs(curriculum.total_of(task_group) - math.ceil(tokens / 4096)) <= (
+            unit == "sequences"
+        )
+    assert all(count > 0 for stage in curriculum.stages for _, count in stage.steps_of)
+    assert [stage.first for stage in curriculum.stages] == [
+        sum(stage.steps for stage in curriculum.stages[:i]) for i in range(len(curriculum.stages))
     ]
     # As a list of stages, as a settled recipe has it, it is the same plan.
-    assert read_stages(plan.explicit(), TASKS) == plan
+    assert read_stages(curriculum.explicit(), TASKS) == curriculum
 
 
 @given(
     total=st.integers(10, 10**7),
-    blends=st.lists(st.sampled_from(BLENDS), min_size=1, unique=True),
+    task_groups=st.lists(st.sampled_from(BLENDS), min_size=1, unique=True),
     sampler=st.sampled_from(["uniform", "proportional", {"temperature": 3}, "weights"]),
     data=st.data(),
 )
-def test_samplers_split_the_total_exactly(total, blends, sampler, data):
-    sizes = {blend: data.draw(st.integers(50, 100)) for blend in blends}
+def test_samplers_split_the_total_exactly(total, task_groups, sampler, data):
+    sizes = {task_group: data.draw(st.integers(50, 100)) for task_group in task_groups}
     if sampler == "weights":
         sampler = {"weights": sizes}
-    measures = {blend: Measure(size, 10.0) for blend, size in sizes.items()}
-    stages = {"continual": blends, "steps": total, "sampler": sampler}
-    plan = read_stages(stages, TASKS, step_tokens=64, measures=measures)
-    assert plan.steps == total
-    assert all(plan.total_of(blend) > 0 for blend in blends)
-    by_size = sorted(blends, key=lambda blend: sizes[blend])
-    counts = [plan.total_of(blend) for blend in by_size]
+    sizes = {task_group: DatasetSize(size, 10.0) for task_group, size in sizes.items()}
+    stages = {"continual": task_groups, "steps": total, "sampler": sampler}
+    curriculum = read_stages(stages, TASKS, step_tokens=64, sizes=sizes)
+    assert curriculum.steps == total
+    assert all(curriculum.total_of(task_group) > 0 for task_group in task_groups)
+    by_size = sorted(task_groups, key=lambda task_group: sizes[task_group])
+    counts = [curriculum.total_of(task_group) for task_group in by_size]
     assert sampler == "uniform" or all(a <= b + 1 for a, b in zip(counts, counts[1:], strict=False))
 
 
 def test_the_table_shows_steps_tokens_warm_ups_and_mixes():
     stages = {"continual": ["a", "b + a"], "steps": 3000}
-    plan = read_stages(stages, TASKS)
-    assert plan.table().splitlines() == [
+    curriculum = read_stages(stages, TASKS)
+    assert curriculum.table().splitlines() == [
         "        stage 1   stage 2       all",
         "a         2,000     1,000     3,000",
         "b + a         -     3,000     3,000",
@@ -215,7 +221,7 @@ def test_the_table_shows_steps_tokens_warm_ups_and_mixes():
         "warm-up       400       400",
         "mix          step      step",
     ]
-    once = plan.table(warmups=[400, 0])
+    once = curriculum.table(warmups=[400, 0])
     assert once.splitlines()[-1].split() == ["warm-up", "400", "-"]
 
 

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.blend_dataset import Feed
-from palm_ds.data.corpus_source import Source, split
+from palm_ds.data.corpus_source import CorpusSource, split_corpus
 from palm_ds.data.task import build, find, known_kinds, passages
+from palm_ds.data.task_group_dataset import TaskGroupDataset
 from tests.helpers.small_corpus import write_small_corpus
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory) -> Source:
+def source(tmp_path_factory) -> CorpusSource:
     corpus = write_small_corpus(tmp_path_factory.mktemp("c") / "corpus")
-    return split(corpus, 0.0, ("word",))[0]
+    return split_corpus(corpus, 0.0, ("word",))[0]
 
 
 @pytest.fixture
@@ -68,30 +68,32 @@ def my_module(tmp_path, monkeypatch):
     sys.modules.pop("my_tasks", None)
 
 
-def feed_of(source, kind, **values) -> Feed:
+def dataset_of(source, kind, **values) -> TaskGroupDataset:
     task = build("starts", {"kind": kind, "source": "text", **values})
-    return Feed(name="starts", tasks=(task,), task_id=0, source=source, seed=1, room=32)
+    return TaskGroupDataset(
+        name="starts", tasks=(task,), task_id=0, source=source, seed=1, max_length=32
+    )
 
 
 def test_a_task_from_a_user_module(my_module, source):
-    feed = feed_of(source, "my_tasks.WordStarts", every=2)
-    (layout,) = feed.layouts(np.array([3]))
-    example = feed.example(3, layout)
+    dataset = dataset_of(source, "my_tasks.WordStarts", every=2)
+    (layout,) = dataset.layouts(np.array([3]))
+    example = dataset.example(3, layout)
     at, targets = example.labels["starts"]
     assert at.tolist() == list(range(1, len(example) - 1, 2))
-    assert targets.tolist() == example.marks["word"][at].tolist()
+    assert targets.tolist() == example.annotations["word"][at].tolist()
 
 
 def test_a_task_whose_example_is_shorter_than_its_layout(my_module, source):
-    feed = feed_of(source, "my_tasks.Liar")
-    (layout,) = feed.layouts(np.array([3]))
+    dataset = dataset_of(source, "my_tasks.Liar")
+    (layout,) = dataset.layouts(np.array([3]))
     with pytest.raises(UserError, match=r"tasks.starts: example\(\) returned \d+ tokens"):
-        feed.example(3, layout)
+        dataset.example(3, layout)
 
 
 def test_a_task_that_is_too_long_for_a_row(my_module, source):
     with pytest.raises(UserError, match="33 tokens; rows have 32"):
-        feed_of(source, "my_tasks.TooLong").layouts(np.arange(3))
+        dataset_of(source, "my_tasks.TooLong").layouts(np.arange(3))
 
 
 def test_a_missing_class_is_refused(my_module):
@@ -119,7 +121,7 @@ def test_passages_cover_every_document_once(source):
 
 def test_a_missing_annotation_is_named(source):
     with pytest.raises(UserError, match="has no annotation capital; add it with"):
-        split(source.corpus, 0.1, ("capital", "word"))
+        split_corpus(source.corpus, 0.1, ("capital", "word"))
 
 
 def test_a_class_without_the_methods_of_a_task_is_refused(my_module):

@@ -199,7 +199,7 @@ def watched(run: RunSpec, base: Path) -> int:
     assert isinstance(opened, TrainingRun)
     loop, engine = opened.loop, opened.loop.engine
     loop.begin(0)
-    steps = range(run.recipe.outline.plan().steps)
+    steps = range(run.recipe.curriculum_spec.resolve().steps)
     now = engine.full_state_dict()
     average = {name: tensor.clone() for name, tensor in now.items()}
     seen = []
@@ -242,7 +242,7 @@ def by_hand(recipe: Recipe) -> list[dict[str, float]]:
     ]
     optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps)
     losses = []
-    for step in range(recipe.plan.steps):
+    for step in range(recipe.curriculum.steps):
         batch = stream.build(stream.step_rows(step))
         optimizer.zero_grad()
         total, mean = torch.zeros(()), {}
@@ -254,7 +254,7 @@ def by_hand(recipe: Recipe) -> list[dict[str, float]]:
         total.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
         for group in optimizer.param_groups:
-            group["lr"] = settings.lr * recipe.lr_scale(recipe.plan.at(step, recipe.seed))
+            group["lr"] = settings.lr * recipe.lr_scale(recipe.curriculum.at(step, recipe.seed))
         optimizer.step()
         losses.append(mean)
     return losses

@@ -57,7 +57,12 @@ def share(step: int, rank: int, world: int, micro: int) -> list[Batch]:
         rng = np.random.default_rng([step, number])
         ids = rng.integers(5, WORDS, int(rng.integers(12, LENGTH)))
         nothing = np.zeros(len(ids), np.int64)
-        example = Example(ids=ids, segments=nothing, origin=np.arange(len(ids)), marks={})
+        example = Example(
+            input_ids=ids,
+            token_type_ids=nothing,
+            source_offsets=np.arange(len(ids)),
+            annotations={},
+        )
         at = rng.choice(len(ids), int(rng.integers(1, 9)), replace=False)
         task = list(ids_of)[number % len(ids_of)]
         example.labels["words"] = at, ids[at].copy()

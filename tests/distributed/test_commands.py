@@ -280,7 +280,7 @@ def test_a_finished_run_has_all_its_files(uninterrupted) -> None:
     import torch
     from transformers import AutoModel, AutoTokenizer
 
-    from palm_ds.data.example import arrange, collate
+    from palm_ds.data.example import build_input, collate
     from palm_ds.runtime.ds_config import read_ds_config
     from palm_ds.train.build import build_model
     from palm_ds.train.recipe import read_recipe
@@ -302,12 +302,12 @@ def test_a_finished_run_has_all_its_files(uninterrupted) -> None:
         recipe, read_ds_config(ds_config), data.vocabulary, device=torch.device("cpu")
     ).eval()
     load_weights(run / "weights", model)
-    example = arrange([source.read(0, 30)], data.vocabulary)
+    example = build_input([source.read(0, 30)], data.vocabulary)
     batch = collate([[(example, 0)]], length=64, pad=data.vocabulary.pad)
     with torch.no_grad():
         ours = model.backbone(batch)[0, : len(example)]
         theirs = AutoModel.from_pretrained(run / "hf").eval()(
-            input_ids=torch.from_numpy(example.ids[None])
+            input_ids=torch.from_numpy(example.input_ids[None])
         )
     assert torch.allclose(ours, theirs.last_hidden_state[0], atol=1e-5)
     tokenizer = AutoTokenizer.from_pretrained(run / "hf")

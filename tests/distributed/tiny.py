@@ -86,7 +86,9 @@ def row(step: int, number: int, tasks: Sequence[str] = ("words", "order")) -> Ex
     size = int(rng.integers(12, LENGTH))
     ids = rng.integers(5, WORDS, size)
     nothing = np.zeros(size, np.int64)
-    example = Example(ids=ids, segments=nothing, origin=np.arange(size), marks={})
+    example = Example(
+        input_ids=ids, token_type_ids=nothing, source_offsets=np.arange(size), annotations={}
+    )
     at = rng.choice(size, int(rng.integers(1, 9)), replace=False)
     if "words" in tasks:
         example.labels["words"] = (at, ids[at].copy())

@@ -173,11 +173,11 @@ def same_start(recipe: Recipe, auto: Any, folder: Path) -> tuple[Any, list[list[
     )
     stream = build_stream(recipe, data)
     assert isinstance(stream, ExampleStream)
-    (feed,) = stream.feeds
+    (dataset,) = stream.datasets
     lines = (folder.parent / "rows.jsonl").read_text().splitlines()
     table = [json.loads(line) for line in lines]
     steps = [
-        [table[feed.example(ref.number, ref.layout).item] for row in packed for ref in row]
+        [table[dataset.example(ref.number, ref.layout).item] for row in packed for ref in row]
         for packed in map(stream.step_rows, range(STEPS))
     ]
     return auto.from_pretrained(folder).train(), steps

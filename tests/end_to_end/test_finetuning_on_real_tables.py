@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from palm_ds.data.blend_dataset import Feed
 from palm_ds.data.reader import TableSettings, open_table
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import build
+from palm_ds.data.task_group_dataset import TaskGroupDataset
 from palm_ds.text.tokenizer import load_tokenizer
 
 STS = {"header": False, "columns": {"text_a": 0, "text_b": 1, "label": 2}}
@@ -50,12 +50,14 @@ def test_every_row_becomes_an_example(
     tokenizer = load_tokenizer(shared / "data/ernie" / words)
     source = TableSource(table, np.arange(min(len(table), 300)), tokenizer, file)
     given = {name: x for name, x in found.items() if name != "labels"}
-    task = build("task", {"kind": kind, "source": "s", **given}).settled(source)
+    task = build("task", {"kind": kind, "source": "s", **given}).resolved(source)
     task.check(source, labelled=True)
     assert {name: getattr(task, name) for name in found} == found
-    feed = Feed("task", (task,), task_id=0, source=source, seed=1, room=48, fixed=True)
-    layouts = feed.layouts(np.arange(len(feed.items)))
-    examples = [feed.example(n, layout) for n, layout in enumerate(layouts)]
+    dataset = TaskGroupDataset(
+        "task", (task,), task_id=0, source=source, seed=1, max_length=48, fixed=True
+    )
+    layouts = dataset.layouts(np.arange(len(dataset.items)))
+    examples = [dataset.example(n, layout) for n, layout in enumerate(layouts)]
     assert [example.item for example in examples] == list(range(len(source)))
     assert all(len(example.labels["task"][0]) for example in examples)
     assert max(map(len, examples)) <= 48

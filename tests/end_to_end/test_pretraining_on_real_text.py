@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from palm_ds.corpus.store import Corpus
-from palm_ds.data.blend_dataset import make_feeds
-from palm_ds.data.corpus_source import split
+from palm_ds.data.corpus_source import split_corpus
 from palm_ds.data.curriculum_spec import read_stages
-from palm_ds.data.packed_stream import Stream
+from palm_ds.data.packed_stream import PackedStream
 from palm_ds.data.stages import tasks_of
 from palm_ds.data.task import build
+from palm_ds.data.task_group_dataset import make_datasets
 
 BLENDS = [
     "capitalization",
@@ -21,20 +21,22 @@ BLENDS = [
     "knowledge_masking + capitalization + token_document_relation",
     "next_sentence_prediction + knowledge_masking + capitalization",
 ]
-KINDS = sorted({kind for blend in BLENDS for kind in tasks_of(blend)})
+KINDS = sorted({kind for task_group in BLENDS for kind in tasks_of(task_group)})
 MARKS = ("capital", "word", "phrase", "entity")
 
 
-def make_stream(corpus: Corpus, blends: list[str], length: int) -> Stream:
+def make_stream(corpus: Corpus, task_groups: list[str], length: int) -> PackedStream:
     tasks = {kind: build(kind, {"source": "text"}) for kind in KINDS}
-    plan = read_stages({"continual": blends, "steps": 12}, KINDS)
-    sources = {"text": [("corpus", split(corpus, 0.1, MARKS)[0], 1.0)]}
+    curriculum = read_stages({"continual": task_groups, "steps": 12}, KINDS)
+    sources = {"text": [("corpus", split_corpus(corpus, 0.1, MARKS)[0], 1.0)]}
     numbers = {kind: n for n, kind in enumerate(KINDS)}
-    feeds, feeds_of = make_feeds(plan.blends, tasks, numbers, sources, seed=1, length=length)
-    return Stream(
-        plan=plan,
-        feeds=feeds,
-        feeds_of=feeds_of,
+    datasets, mixtures = make_datasets(
+        curriculum.task_groups, tasks, numbers, sources, seed=1, length=length
+    )
+    return PackedStream(
+        curriculum=curriculum,
+        datasets=datasets,
+        mixtures=mixtures,
         rows=16384 // length,
         length=length,
         seed=1,
@@ -44,12 +46,12 @@ def make_stream(corpus: Corpus, blends: list[str], length: int) -> Stream:
 
 
 @pytest.mark.parametrize("length", [128, 512])
-@pytest.mark.parametrize("blends", [[0], [1], [2], [3], [0, 1, 2, 3, 4, 5]])
-def test_rows_are_full(shared_en, length, blends):
-    stream = make_stream(shared_en, [BLENDS[b] for b in blends], length)
+@pytest.mark.parametrize("task_groups", [[0], [1], [2], [3], [0, 1, 2, 3, 4, 5]])
+def test_rows_are_full(shared_en, length, task_groups):
+    stream = make_stream(shared_en, [BLENDS[b] for b in task_groups], length)
     used = [
         sum(int(layout["length"]) for *_, layout in row)
-        for step in range(stream.plan.steps)
+        for step in range(stream.curriculum.steps)
         for row in stream.step_rows(step)
     ]
     assert np.mean(used) / length >= 0.985
@@ -58,13 +60,13 @@ def test_rows_are_full(shared_en, length, blends):
 def test_every_task_of_a_blend_labels_every_text(shared_en):
     stream = make_stream(shared_en, BLENDS, 128)
     shares: dict[str, list[np.ndarray]] = {kind: [] for kind in KINDS}
-    for feed in stream.feeds:
-        for n, layout in enumerate(feed.layouts(np.arange(100))):
-            example = feed.example(n, layout)
-            assert set(example.labels) == {task.name for task in feed.tasks}
+    for dataset in stream.datasets:
+        for n, layout in enumerate(dataset.layouts(np.arange(100))):
+            example = dataset.example(n, layout)
+            assert set(example.labels) == {task.name for task in dataset.tasks}
             for name, (at, targets) in example.labels.items():
                 assert len(at) == len(targets) == len(set(at.tolist()))
-                assert name != "token_document_relation" or (example.origin[at] >= 0).all()
+                assert name != "token_document_relation" or (example.source_offsets[at] >= 0).all()
                 shares[name].append(np.asarray(targets))
     share = {name: np.concatenate(each).mean() for name, each in shares.items()}
     assert 0.08 < share["capitalization"] < 0.25

@@ -10,51 +10,56 @@ import numpy as np
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.blend_dataset import ExampleRef, Feed, fill
-from palm_ds.data.corpus_source import Source, split
+from palm_ds.data.corpus_source import CorpusSource, split_corpus
 from palm_ds.data.task import build
+from palm_ds.data.task_group_dataset import ExampleRef, TaskGroupDataset, extend_into_padding
 from tests.helpers.small_corpus import write_small_corpus
 
 LENGTH = 96
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory) -> Source:
+def source(tmp_path_factory) -> CorpusSource:
     corpus = write_small_corpus(tmp_path_factory.mktemp("c") / "corpus", documents=80)
-    return split(corpus, 0.0, ("word", "phrase", "entity"))[0]
+    return split_corpus(corpus, 0.0, ("word", "phrase", "entity"))[0]
 
 
-def feed_of(source: Source, *kinds: str, **values) -> Feed:
+def dataset_of(source: CorpusSource, *kinds: str, **values) -> TaskGroupDataset:
     tasks = [
         build(kind, {"source": "text", **(values if i == 0 else {})})
         for i, kind in enumerate(kinds)
     ]
-    return Feed(
-        name=" + ".join(kinds), tasks=tuple(tasks), task_id=0, source=source, seed=3, room=LENGTH
+    return TaskGroupDataset(
+        name=" + ".join(kinds),
+        tasks=tuple(tasks),
+        task_id=0,
+        source=source,
+        seed=3,
+        max_length=LENGTH,
     )
 
 
-def examples(feed: Feed, many: int, *, longer: bool = True):
+def examples(dataset: TaskGroupDataset, many: int, *, longer: bool = True):
     """The first examples, each alone in a row: with the row's free space when `longer`."""
-    for n, layout in enumerate(feed.layouts(np.arange(many))):
+    for n, layout in enumerate(dataset.layouts(np.arange(many))):
         if longer:
-            ((_, _, layout),) = fill([ExampleRef(0, n, layout)], LENGTH)
-        yield feed.example(n, layout)
+            ((_, _, layout),) = extend_into_padding([ExampleRef(0, n, layout)], LENGTH)
+        yield dataset.example(n, layout)
 
 
-def document_of(source: Source, positions: np.ndarray) -> np.ndarray:
+def document_of(source: CorpusSource, positions: np.ndarray) -> np.ndarray:
     return np.searchsorted(source.corpus.document_starts, positions, side="right") - 1
 
 
-def sentence_of(source: Source, positions: np.ndarray) -> np.ndarray:
+def sentence_of(source: CorpusSource, positions: np.ndarray) -> np.ndarray:
     return np.searchsorted(source.corpus.sentence_starts, positions, side="right") - 1
 
 
 def segments_of(example) -> list[np.ndarray]:
     """The source positions of each segment, without special tokens."""
-    real = example.origin >= 0
-    numbers = range(int(example.segments.max()) + 1)
-    return [example.origin[real & (example.segments == number)] for number in numbers]
+    real = example.source_offsets >= 0
+    numbers = range(int(example.token_type_ids.max()) + 1)
+    return [example.source_offsets[real & (example.token_type_ids == number)] for number in numbers]
 
 
 @pytest.mark.parametrize("most", [3, 4])
@@ -63,9 +68,9 @@ def test_reordering_labels_are_the_applied_permutation(source, most, longer):
     """Independent of the task's arithmetic: sort the segments by their position in the text."""
     classes = [p for n in range(1, most + 1) for p in itertools.permutations(range(n))]
     assert len(classes) == sum(math.factorial(n) for n in range(1, most + 1))
-    feed = feed_of(source, "sentence_reordering", most=most)
+    dataset = dataset_of(source, "sentence_reordering", most=most)
     seen, shortened = Counter(), Counter()
-    for example in examples(feed, 600, longer=longer):
+    for example in examples(dataset, 600, longer=longer):
         parts = segments_of(example)
         starts = [int(part[0]) for part in parts]
         order = tuple(sorted(starts).index(start) for start in starts)
@@ -93,8 +98,8 @@ def test_reordering_labels_are_the_applied_permutation(source, most, longer):
 
 
 def test_reordering_classes_are_balanced(source):
-    feed = feed_of(source, "sentence_reordering")
-    layouts = feed.layouts(np.arange(6000))
+    dataset = feed_of(source, "sentence_reordering")
+    layouts = dataset.layouts(np.arange(6000))
     long_enough = layouts["last"] - layouts["first"] >= 3
     counts = np.bincount(layouts["label"][long_enough], minlength=9)
     expected = counts.sum() / 9
@@ -110,9 +115,9 @@ def test_reordering_chance_knows_the_number_of_segments(source):
 
 @pytest.mark.parametrize("longer", [False, True])
 def test_distance_labels_agree_with_the_document(source, longer):
-    feed = feed_of(source, "sentence_distance")
+    dataset = feed_of(source, "sentence_distance")
     seen, orders = Counter(), Counter()
-    for example in examples(feed, 900, longer=longer):
+    for example in examples(dataset, 900, longer=longer):
         a, b = segments_of(example)
         at, target = example.labels["sentence_distance"]
         assert at.tolist() == [0]
@@ -146,26 +151,26 @@ def test_distance_is_balanced_and_lengths_reveal_nothing(source):
 
 
 def test_a_blend_masks_the_whole_input_including_borrowed_sentences(source):
-    feed = feed_of(source, "sentence_distance", "knowledge_masking")
+    dataset = feed_of(source, "sentence_distance", "knowledge_masking")
     borrowed = 0
-    for example in examples(feed, 200):
+    for example in examples(dataset, 200):
         at, targets = example.labels["knowledge_masking"]
         assert len(at) > 0
-        assert (example.origin[at] >= 0).all()
-        original = [int(source.read(p, p + 1).ids[0]) for p in example.origin[at]]
+        assert (example.source_offsets[at] >= 0).all()
+        original = [int(source.read(p, p + 1).ids[0]) for p in example.source_offsets[at]]
         assert targets.tolist() == original
-        borrowed += int((example.segments[at] == 1).sum())
+        borrowed += int((example.token_type_ids[at] == 1).sum())
     assert borrowed > 100
 
 
 def test_building_an_example_twice_gives_the_same(source):
-    feed = feed_of(source, "sentence_reordering", "knowledge_masking")
-    (layout,) = feed.layouts(np.array([17]))
-    one, two = feed.example(17, layout), feed.example(17, layout)
-    assert np.array_equal(one.ids, two.ids)
+    dataset = feed_of(source, "sentence_reordering", "knowledge_masking")
+    (layout,) = dataset.layouts(np.array([17]))
+    one, two = dataset.example(17, layout), dataset.example(17, layout)
+    assert np.array_equal(one.input_ids, two.ids)
     again = feed_of(source, "sentence_reordering", "knowledge_masking")
-    assert np.array_equal(again.example(17, layout).ids, one.ids)
-    assert not np.array_equal(feed.example(18, layout).ids, one.ids)
+    assert np.array_equal(again.example(17, layout).ids, one.input_ids)
+    assert not np.array_equal(dataset.example(18, layout).ids, one.input_ids)
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from palm_ds.data.blend_dataset import Feed, fill, refs
 from palm_ds.data.packing import pack
+from palm_ds.data.task_group_dataset import TaskGroupDataset, extend_into_padding, refs
 
 
-def real_share(feed: Feed) -> float:
+def real_share(dataset: TaskGroupDataset) -> float:
     """The share of real tokens among the positions of about 512 rows."""
-    count = int(512 * feed.room / float(feed.mean_tokens))
-    layouts = feed.layouts(np.arange(count))
-    packed = pack(layouts["length"], feed.room)
+    count = int(512 * dataset.max_length / float(dataset.mean_tokens))
+    layouts = dataset.layouts(np.arange(count))
+    packed = pack(layouts["length"], dataset.max_length)
     every = refs(0, np.arange(count), layouts)
-    rows = [fill([every[i] for i in row], feed.room) for row in packed]
+    rows = [extend_into_padding([every[i] for i in row], dataset.max_length) for row in packed]
     real = sum(int(layout["length"]) for row in rows for *_, layout in row)
-    return real / (len(rows) * feed.room)
+    return real / (len(rows) * dataset.max_length)

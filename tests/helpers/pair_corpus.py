@@ -13,7 +13,7 @@ import numpy as np
 from palm_ds.corpus.manifest import read_manifest, write_manifest
 from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.corpus.writer import write_corpus
-from palm_ds.data.corpus_source import Source, split
+from palm_ds.data.corpus_source import CorpusSource, split_corpus
 from palm_ds.pretrain.shared.discourse_markers import Marker
 from palm_ds.text.tokenizer import Tokenizer, wordpiece
 
@@ -45,7 +45,10 @@ def write_sentences(
     for number, (name, sentences) in enumerate(documents):
         parts = [_marked(text, tokenizer) for text in sentences]
         ids = np.concatenate([ids for ids, _ in parts])
-        columns = {key: np.concatenate([marks[key] for _, marks in parts]) for key in parts[0][1]}
+        columns = {
+            key: np.concatenate([annotations[key] for _, annotations in parts])
+            for key in parts[0][1]
+        }
         if len(labels):
             columns["label"] = np.full(len(ids), label_of[number], np.uint8)
         rows.append((name, ids, {key: columns[key] for key in ("sentence", "word", *extra)}))
@@ -60,18 +63,18 @@ def _marked(text: str, tokenizer: Tokenizer) -> tuple[np.ndarray, dict[str, np.n
     words = tokenizer.encode_words(text.removeprefix("# ").split())
     ids = np.concatenate([np.array(word, np.int64) for word in words])
     starts = np.cumsum([0, *map(len, words[:-1])])
-    marks = {name: np.zeros(len(ids), np.uint8) for name in ("sentence", "word", "heading")}
-    marks["sentence"][0] = 1
-    marks["word"][starts] = 1
+    annotations = {name: np.zeros(len(ids), np.uint8) for name in ("sentence", "word", "heading")}
+    annotations["sentence"][0] = 1
+    annotations["word"][starts] = 1
     if heading:
-        marks["heading"][:] = 2
-        marks["heading"][0] = 1
-    return ids, marks
+        annotations["heading"][:] = 2
+        annotations["heading"][0] = 1
+    return ids, annotations
 
 
-def whole(corpus: Corpus, marks: Sequence[str] = ("word",)) -> Source:
+def whole(corpus: Corpus, annotations: Sequence[str] = ("word",)) -> CorpusSource:
     """All documents of a corpus."""
-    return split(corpus, 0.0, marks)[0]
+    return split_corpus(corpus, 0.0, annotations)[0]
 
 
 # A slow reading of markers ---------------------------------------------------------------------

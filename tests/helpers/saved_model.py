@@ -17,7 +17,7 @@ from palm_ds.train.export import info_of
 from palm_ds.train.recipe import Recipe, make_recipe
 from palm_ds.train.resolve import resolve
 from palm_ds.train.sources import open_data
-from palm_ds.weights import weights_folder as weights
+from palm_ds.weights import weights_folder
 from tests.helpers.text_tables import WORDS, small_tokenizer
 
 TASKS: Mapping[str, Mapping[str, Any]] = {
@@ -76,7 +76,7 @@ def save_model(folder: Path, stages: Sequence[str] = tuple(TASKS), **changes: An
     folder.mkdir(parents=True, exist_ok=True)
     small_tokenizer().save(folder / "vocabulary")
     made = {"texts": texts(12), "pairs": pairs(6), "questions": questions(4)}
-    used = [name for blend in stages for name in blend.split(" + ")]
+    used = [name for task_group in stages for name in task_group.split(" + ")]
     tasks = changes.pop("tasks", None) or {name: dict(TASKS[name]) for name in used}
     sources = {
         name: {
@@ -112,10 +112,10 @@ def save_model(folder: Path, stages: Sequence[str] = tuple(TASKS), **changes: An
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
     info = info_of(recipe, model, steps=2)
-    weights.save_weights(model, folder / "weights", info, tokenizer=data.tokenizer)
+    weights_folder.save_weights(model, folder / "weights", info, tokenizer=data.tokenizer)
     return folder
 
 
 def recipe_of(folder: Path) -> Recipe:
     """The recipe of the weights in a run folder."""
-    return make_recipe(dict(weights.read_info(folder / "weights").recipe), "weights.json")
+    return make_recipe(dict(weights_folder.read_info(folder / "weights").recipe), "weights.json")

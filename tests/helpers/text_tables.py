@@ -13,11 +13,17 @@ import numpy as np
 import torch
 from transformers import BertConfig, BertModel
 
-from palm_ds.data.blend_dataset import BuiltRow, Feed, build_examples, collate_built, held_out_rows
 from palm_ds.data.decode import decoded, gathered
 from palm_ds.data.reader import TableSettings, open_table
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import Task
+from palm_ds.data.task_group_dataset import (
+    BuiltRow,
+    TaskGroupDataset,
+    build_examples,
+    collate_built,
+    held_out_rows,
+)
 from palm_ds.model.batch import Batch
 from palm_ds.model.encoder import Encoder, EncoderConfig
 from palm_ds.model.multi_task_model import Model
@@ -48,16 +54,20 @@ def opened(file: Path, **read: Any) -> TableSource:
     return TableSource(table, np.arange(len(table)), small_tokenizer(), str(file))
 
 
-def feed_of(source: TableSource, *tasks: Task, room: int = 64, fixed: bool = True) -> Feed:
+def feed_of(
+    source: TableSource, *tasks: Task, max_length: int = 64, fixed: bool = True
+) -> TaskGroupDataset:
     """The examples of a blend of tasks over all rows, in order."""
     name = " + ".join(task.name for task in tasks)
-    return Feed(name, tasks, task_id=0, source=source, seed=5, room=room, fixed=fixed)
+    return TaskGroupDataset(
+        name, tasks, task_id=0, source=source, seed=5, max_length=max_length, fixed=fixed
+    )
 
 
-def built_of(feed: Feed) -> tuple[list[BuiltRow], Batch]:
+def built_of(dataset: TaskGroupDataset) -> tuple[list[BuiltRow], Batch]:
     """All its examples, packed, and their batch."""
-    built = build_examples([feed], held_out_rows(feed, 0, len(feed.items)))
-    return built, collate_built([feed], built, feed.room, 0)
+    built = build_examples([dataset], held_out_rows(dataset, 0, len(dataset.items)))
+    return built, collate_built([dataset], built, dataset.max_length, 0)
 
 
 def model_of(*tasks: Task) -> Model:
@@ -88,10 +98,10 @@ def model_of(*tasks: Task) -> Model:
 
 
 def predictions(
-    model: Model, source: TableSource, *tasks: Task, room: int = 64
+    model: Model, source: TableSource, *tasks: Task, max_length: int = 64
 ) -> dict[str, dict[int, dict[str, Any]]]:
     """{task: {item: prediction}} for all rows, computed from packed rows."""
-    built, batch = built_of(feed_of(source, *tasks, room=room))
+    built, batch = built_of(feed_of(source, *tasks, max_length=max_length))
     by_name = {task.name: task for task in tasks}
     with torch.no_grad():
         outputs = model(batch, by_name)
@@ -103,7 +113,7 @@ def predictions(
 def learned(source: TableSource, task: Task, *, steps: int = 60, lr: float = 1e-2) -> Model:
     """A small model after some full-batch steps in plain torch."""
     model = model_of(task)
-    _, batch = built_of(feed_of(source, task))
+    _, batch = built_of(dataset_of(source, task))
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     model.train()
     for _ in range(steps):
@@ -178,4 +188,6 @@ def padded(texts: Sequence[Sequence[str]]) -> Padded:
     fill = lambda rows, value: torch.tensor(  # noqa: E731
         [row + [value] * (longest - len(row)) for row in rows]
     )
-    return Padded(fill(ids, 0), fill(segments, 0), fill([[1] * len(row) for row in ids], 0))
+    return Padded(
+        fill(ids, 0), fill(segments, 0), extend_into_padding([[1] * len(row) for row in ids], 0)
+    )

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.corpus_source import split
+from palm_ds.data.corpus_source import split_corpus
 from palm_ds.inference.fill_mask import (
     MASK,
     Filler,
@@ -301,7 +301,7 @@ def test_output_as_text_and_as_json(run_folder: Path) -> None:
 
 def test_examples_of_a_run_that_has_just_ended(tmp_path: Path) -> None:
     corpus = write_small_corpus(tmp_path / "corpus", documents=12)
-    source, _ = split(corpus, 0.0, ())
+    source, _ = split_corpus(corpus, 0.0, ())
     config = replace(CONFIG, vocab_size=corpus.vocabulary.size, max_positions=40)
     save(tmp_path, make_model(config), config, corpus.tokenizer())
     lines = examples(tmp_path / "hf", source)

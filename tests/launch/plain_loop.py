@@ -35,7 +35,7 @@ optimizer = torch.optim.AdamW(
     groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, foreach=False, fused=False
 )
 losses = []
-for step in range(recipe.plan.steps):
+for step in range(recipe.curriculum.steps):
     (batch,) = stream.batches(step, 0, 1, recipe.rows)
     outputs = model(batch)
     mean = {
@@ -49,7 +49,7 @@ for step in range(recipe.plan.steps):
     sum([*mean.values(), *idle]).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
     for group in optimizer.param_groups:
-        group["lr"] = settings.lr * recipe.lr_scale(recipe.plan.at(step, recipe.seed))
+        group["lr"] = settings.lr * recipe.lr_scale(recipe.curriculum.at(step, recipe.seed))
     optimizer.step()
     losses.append({task: loss.item() for task, loss in mean.items()})
 with open(out, "w") as file:

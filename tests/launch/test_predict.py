@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from palm_ds.inference import predictor as predictor_module
 from palm_ds.train.export import head_taken
-from palm_ds.weights import weights_folder as weights
+from palm_ds.weights import weights_folder
 from palm_ds.weights.weights_folder import load_weights
 from tests.helpers.saved_model import (
     pairs,
@@ -215,7 +215,7 @@ def test_predictions_equal_those_of_transformers_with_the_export(tmp_path, predi
     recipe = recipe_of(run)
     asked = predictor_module.open_predictor(run)
     state = asked.model.state_dict()
-    weights.export_hf(
+    weights_folder.export_hf(
         asked.model,
         run / "hf",
         config=asked.model.backbone.config,

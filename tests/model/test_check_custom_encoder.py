@@ -15,7 +15,7 @@ from palm_ds.model.encoder import Encoder, EncoderConfig, build_encoder
 from palm_ds.model.heads import ClassHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.train.recipe import make_recipe
-from palm_ds.weights import weights_folder as weights
+from palm_ds.weights import weights_folder
 from palm_ds.weights.convert.convert import convert
 from palm_ds.weights.formats.weights_info import WeightsInfo
 
@@ -37,7 +37,7 @@ def model_of(numbers: EncoderConfig, seed: int = 0) -> Model:
 
 def saved(folder: Path, model: Model) -> Path:
     numbers = model.backbone.config
-    weights.save_weights(model, folder, WeightsInfo(backbone=numbers, head_of={"x": "x"}))
+    weights_folder.save_weights(model, folder, WeightsInfo(backbone=numbers, head_of={"x": "x"}))
     return folder
 
 
@@ -52,16 +52,16 @@ def test_valid_encoders_pass(numbers: EncoderConfig) -> None:
 def test_weights_are_saved_and_loaded(tmp_path: Path) -> None:
     model = model_of(config(scale=0.5))
     folder = saved(tmp_path / "weights", model)
-    assert weights.read_info(folder).backbone == config(scale=0.5)
-    other = model_of(weights.read_info(folder).backbone, seed=1)
-    loaded = weights.load_weights(folder, other)
+    assert weights_folder.read_info(folder).backbone == config(scale=0.5)
+    other = model_of(weights_folder.read_info(folder).backbone, seed=1)
+    loaded = weights_folder.load_weights(folder, other)
     assert not loaded.newly_initialized and not loaded.unused
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name]), name
     with pytest.raises(UserError, match="has backbone.options {'scale': 0.5}, but this model"):
-        weights.load_weights(folder, model_of(config()))
+        weights_folder.load_weights(folder, model_of(config()))
     with pytest.raises(UserError, match=f"has backbone.kind '{OWN}', but this model has ''"):
-        weights.load_weights(folder, model_of(config("")))
+        weights_folder.load_weights(folder, model_of(config("")))
 
 
 def test_built_in_weights_load_if_they_fit(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_built_in_weights_load_if_they_fit(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="batch: missing"):  # the encoder is complete before
         make_recipe(values)
     model = model_of(config(scale=2.0), seed=1)
-    loaded = weights.load_weights(folder, model)
+    loaded = weights_folder.load_weights(folder, model)
     assert loaded.newly_initialized == (
         "backbone.wide",
         "backbone.last.weight",
@@ -79,9 +79,9 @@ def test_built_in_weights_load_if_they_fit(tmp_path: Path) -> None:
     assert "newly initialised: backbone.wide" in str(loaded) and not loaded.unused
     small = model_of(replace(config(), max_positions=12))
     with pytest.raises(UserError, match=r"position.weight is \(20, 16\), not \(12, 16\)"):
-        weights.load_weights(folder, small)
+        weights_folder.load_weights(folder, small)
     with pytest.raises(UserError, match="has backbone.layer_norm_eps"):
-        weights.load_weights(folder, model_of(replace(config(), layer_norm_eps=1e-3)))
+        weights_folder.load_weights(folder, model_of(replace(config(), layer_norm_eps=1e-3)))
 
 
 def test_other_formats_refuse_a_custom_encoder(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_other_formats_refuse_a_custom_encoder(tmp_path: Path) -> None:
         ):
             convert(folder, tmp_path / "out", to)
     with pytest.raises(UserError, match=f"a custom encoder, {OWN}"):
-        weights.export_hf(model_of(config()), tmp_path / "hf", config=config())
+        weights_folder.export_hf(model_of(config()), tmp_path / "hf", config=config())
     assert not (tmp_path / "hf").exists() and not (tmp_path / "out").exists()
 
 

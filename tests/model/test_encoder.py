@@ -88,10 +88,10 @@ def example(rng: np.random.Generator, size: int, segments: int) -> Example:
     """A text of `size` tokens in up to three segments."""
     cuts = np.sort(rng.integers(0, size, 2))
     return Example(
-        ids=rng.integers(2, WORDS, size),  # 0 and 1 are padding for one or the other
-        segments=np.searchsorted(cuts, np.arange(size), side="right") % segments,
-        origin=np.arange(size),
-        marks={},
+        input_ids=rng.integers(2, WORDS, size),  # 0 and 1 are padding for one or the other
+        token_type_ids=np.searchsorted(cuts, np.arange(size), side="right") % segments,
+        source_offsets=np.arange(size),
+        annotations={},
     )
 
 
@@ -110,8 +110,8 @@ def hidden_of(backbone: Encoder, batch: Batch) -> list[torch.Tensor]:
 @torch.no_grad()
 def hf_hidden(model: torch.nn.Module, text: Example, task: int) -> torch.Tensor:
     inputs = {
-        "input_ids": torch.from_numpy(text.ids)[None],
-        "token_type_ids": torch.from_numpy(text.segments)[None],
+        "input_ids": torch.from_numpy(text.input_ids)[None],
+        "token_type_ids": torch.from_numpy(text.token_type_ids)[None],
     }
     if model.config.model_type == "ernie":
         inputs["task_type_ids"] = torch.full_like(inputs["input_ids"], task)
@@ -159,7 +159,9 @@ def test_equals_recorded_outputs(kind: str, shared: Path) -> None:
     rows = []
     for r, size in enumerate(sizes):
         ids, segments = record["in_src_ids"][r, :size], record["in_sent_ids"][r, :size]
-        text = Example(ids=ids, segments=segments, origin=np.arange(size), marks={})
+        text = Example(
+            input_ids=ids, token_type_ids=segments, source_offsets=np.arange(size), annotations={}
+        )
         rows.append((text, int(record["in_task_ids"][r, 0])))
     packed = collate([rows], length=int(sizes.sum()) + 3, pad=config.pad)
     with torch.no_grad():

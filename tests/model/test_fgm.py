@@ -24,7 +24,12 @@ def batch_of(*rows: tuple[int, ...], labelled: int = 99) -> Batch:
             seed += 1
             ids = torch.randint(5, 30, (size,), generator=torch.Generator().manual_seed(seed))
             nothing = torch.zeros(size, dtype=torch.int64).numpy()
-            text = Example(ids=ids.numpy(), segments=nothing, origin=nothing, marks={})
+            text = Example(
+                input_ids=ids.numpy(),
+                token_type_ids=nothing,
+                source_offsets=nothing,
+                annotations={},
+            )
             if seed <= labelled:
                 text.labels["sort"] = (nothing[:1], nothing[:1] + seed % 3)
             made[-1].append((text, 0))

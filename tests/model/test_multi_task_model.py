@@ -39,10 +39,10 @@ def model(kernels: Kernels = FAST, **changes: object) -> Model:
 
 def text(size: int, **labels: tuple[list[int], list[int]]) -> Example:
     return Example(
-        ids=np.arange(size) + 5,
-        segments=np.zeros(size, np.int64),
-        origin=np.arange(size),
-        marks={},
+        input_ids=np.arange(size) + 5,
+        token_type_ids=np.zeros(size, np.int64),
+        source_offsets=np.arange(size),
+        annotations={},
         labels={task: (np.array(at), np.array(y)) for task, (at, y) in labels.items()},
     )
 

@@ -12,9 +12,9 @@ from palm_ds.cli.prepare import COMMAND
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.store import open_corpus
 from palm_ds.corpus.writer import write_corpus
-from palm_ds.data.blend_dataset import Feed
-from palm_ds.data.corpus_source import Source, split
+from palm_ds.data.corpus_source import CorpusSource, split_corpus
 from palm_ds.data.task import build
+from palm_ds.data.task_group_dataset import TaskGroupDataset
 from palm_ds.text.tokenizer import wordpiece
 from tests.helpers.small_corpus import SPECIALS, write_small_corpus
 
@@ -25,19 +25,21 @@ def make():
     return build("capitalization", {"source": "text"})
 
 
-def source_of(folder: Path, ids: list[int], word: list[int], capital: list[int]) -> Source:
+def source_of(folder: Path, ids: list[int], word: list[int], capital: list[int]) -> CorpusSource:
     tokens = [*SPECIALS, "paris", "par", "##is", "3rd", ".", "中", "été", "'s"]
-    marks = {"sentence": [1] + [0] * (len(ids) - 1), "word": word, "capital": capital}
-    arrays = {name: np.array(values, np.uint8) for name, values in marks.items()}
+    annotations = {"sentence": [1] + [0] * (len(ids) - 1), "word": word, "capital": capital}
+    arrays = {name: np.array(values, np.uint8) for name, values in annotations.items()}
     document = ("one", np.array(ids), arrays)
-    write_corpus(folder, [document], wordpiece(tokens, lower=True), annotations=tuple(marks))
-    return split(open_corpus(folder), 0.0, MARKS)[0]
+    write_corpus(folder, [document], wordpiece(tokens, lower=True), annotations=tuple(annotations))
+    return split_corpus(open_corpus(folder), 0.0, MARKS)[0]
 
 
-def feed_of(source: Source, *kinds: str, room: int = 64) -> Feed:
+def dataset_of(source: CorpusSource, *kinds: str, max_length: int = 64) -> TaskGroupDataset:
     tasks = tuple(build(kind, {"source": "text"}) for kind in kinds)
     name = " + ".join(kinds)
-    return Feed(name=name, tasks=tasks, task_id=0, source=source, seed=2, room=room)
+    return TaskGroupDataset(
+        name=name, tasks=tasks, task_id=0, source=source, seed=2, max_length=max_length
+    )
 
 
 def test_labels_by_hand(tmp_path):
@@ -45,21 +47,21 @@ def test_labels_by_hand(tmp_path):
     ids = [5, 8, 9, 10, 11, 12, 1, 6, 7, 5]
     word = [1, 1, 1, 1, 1, 1, 1, 1, 0, 1]
     capital = [1, 0, 0, 0, 1, 0, 1, 1, 1, 0]
-    feed = feed_of(source_of(tmp_path / "c", ids, word, capital), "capitalization")
-    example = feed.example(0, feed.layouts(np.array([0]))[0])
+    dataset = dataset_of(source_of(tmp_path / "c", ids, word, capital), "capitalization")
+    example = dataset.example(0, dataset.layouts(np.array([0]))[0])
     at, targets = example.labels["capitalization"]
     assert at.tolist() == [1, 5, 8, 10]  # [CLS] is 0
     assert targets.tolist() == [1, 1, 1, 0]
 
 
 def test_a_word_cut_by_the_start_of_a_passage_has_no_label(tmp_path):
-    feed = feed_of(source_of(tmp_path / "c", [7, 5], [0, 1], [1, 1]), "capitalization")
-    example = feed.example(0, feed.layouts(np.array([0]))[0])
+    dataset = feed_of(source_of(tmp_path / "c", [7, 5], [0, 1], [1, 1]), "capitalization")
+    example = dataset.example(0, dataset.layouts(np.array([0]))[0])
     assert example.labels["capitalization"][0].tolist() == [2]
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory) -> tuple[Source, list[str]]:
+def text(tmp_path_factory) -> tuple[CorpusSource, list[str]]:
     """Plain words with some capitals, prepared by the command: (source, texts)."""
     folder = tmp_path_factory.mktemp("text")
     rng = np.random.default_rng(4)
@@ -68,8 +70,8 @@ def text(tmp_path_factory) -> tuple[Source, list[str]]:
     (folder / "in.txt").write_text("\n\n".join(texts), "utf-8")
     options = ["--language", "en", "--lower", "--train", "wordpiece", "--vocab_size", "100"]
     COMMAND.call([str(folder / "corpus"), str(folder / "in.txt"), *options])
-    marks = ("capital", "word", "phrase", "entity")
-    return split(open_corpus(folder / "corpus"), 0.0, marks)[0], texts
+    annotations = ("capital", "word", "phrase", "entity")
+    return split_corpus(open_corpus(folder / "corpus"), 0.0, annotations)[0], texts
 
 
 def slow_answers(text: str) -> list[int]:
@@ -79,17 +81,17 @@ def slow_answers(text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("blend", ["capitalization", "knowledge_masking + capitalization"])
-def test_labels_equal_an_independent_reading_of_the_text(text, blend):
+def test_labels_equal_an_independent_reading_of_the_text(text, task_group):
     """All passages of a document together label each of its words, masked or not."""
     source, texts = text
-    feed = feed_of(source, *blend.split(" + "), room=4096)
+    dataset = dataset_of(source, *task_group.split(" + "), max_length=4096)
     compared = 0
     answers: dict[int, list[tuple[int, int]]] = {}
-    for n, layout in enumerate(feed.layouts(np.arange(len(feed.items)))):
-        example = feed.example(n, layout)
+    for n, layout in enumerate(dataset.layouts(np.arange(len(dataset.items)))):
+        example = dataset.example(n, layout)
         at, targets = example.labels["capitalization"]
-        document = int(np.searchsorted(source.starts, example.origin[1], side="right")) - 1
-        places = example.origin[at].tolist()
+        document = int(np.searchsorted(source.starts, example.source_offsets[1], side="right")) - 1
+        places = example.source_offsets[at].tolist()
         answers.setdefault(document, []).extend(zip(places, targets.tolist(), strict=True))
     for document, written in enumerate(texts):
         mine = [target for _, target in sorted(answers[document])]
@@ -102,12 +104,12 @@ def test_the_order_in_a_blend_makes_no_difference(text):
     source, _ = text
     labels = []
     for kinds in (("capitalization", "knowledge_masking"), ("knowledge_masking", "capitalization")):
-        feed = feed_of(source, *kinds, room=4096)
+        dataset = dataset_of(source, *kinds, max_length=4096)
         ids = {}
-        for n, layout in enumerate(feed.layouts(np.arange(len(feed.items)))):
-            example = feed.example(n, layout)
+        for n, layout in enumerate(dataset.layouts(np.arange(len(dataset.items)))):
+            example = dataset.example(n, layout)
             at, targets = example.labels["capitalization"]
-            ids |= dict(zip(example.origin[at].tolist(), targets.tolist(), strict=True))
+            ids |= dict(zip(example.source_offsets[at].tolist(), targets.tolist(), strict=True))
         labels.append(ids)
     assert labels[0] == labels[1]
     assert len(labels[0]) > 1000
@@ -124,16 +126,18 @@ def test_the_baseline_is_the_frequency_of_capitals(text):
 
 def test_a_vocabulary_with_capitals_is_refused(tmp_path):
     tokens = [*SPECIALS, "Paris", "a"]
-    marks = {name: np.array([1], np.uint8) for name in ("sentence", *MARKS)}
+    annotations = {name: np.array([1], np.uint8) for name in ("sentence", *MARKS)}
     cased = wordpiece(tokens, lower=False)
-    write_corpus(tmp_path / "c", [("one", np.array([5]), marks)], cased, annotations=tuple(marks))
-    source = split(open_corpus(tmp_path / "c"), 0.0, MARKS)[0]
-    feed = feed_of(source, "capitalization")
+    write_corpus(
+        tmp_path / "c", [("one", np.array([5]), annotations)], cased, annotations=tuple(annotations)
+    )
+    source = split_corpus(open_corpus(tmp_path / "c"), 0.0, MARKS)[0]
+    dataset = dataset_of(source, "capitalization")
     with pytest.raises(UserError, match="tasks.capitalization: .*keeps capitals.*--lower"):
-        feed.example(0, feed.layouts(np.array([0]))[0])
+        dataset.example(0, dataset.layouts(np.array([0]))[0])
 
 
 def test_a_corpus_without_the_annotation_gets_a_hint(tmp_path):
     corpus = write_small_corpus(tmp_path / "c", documents=3)
     with pytest.raises(UserError, match="no annotation capital; add it with"):
-        split(corpus, 0.0, make().marks())
+        split_corpus(corpus, 0.0, make().annotations())

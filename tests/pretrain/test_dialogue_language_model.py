@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.store import open_corpus
 from palm_ds.corpus.writer import write_corpus
-from palm_ds.data.blend_dataset import Feed
-from palm_ds.data.corpus_source import Source, split
+from palm_ds.data.corpus_source import CorpusSource, split_corpus
 from palm_ds.data.task import build
+from palm_ds.data.task_group_dataset import TaskGroupDataset
 from palm_ds.pretrain.dialogue_language_model import DialogueLanguageModel, cut_longest
 from palm_ds.text.tokenizer import wordpiece
 from tests.helpers.small_corpus import SPECIALS
@@ -26,17 +26,21 @@ WORDS = [f"w{i}" for i in range(200)]
 Turn = tuple[int, list[int]]  # role, ids
 
 
-def write_dialogues(folder: Path, dialogues: Sequence[Sequence[Turn]]) -> Source:
+def write_dialogues(folder: Path, dialogues: Sequence[Sequence[Turn]]) -> CorpusSource:
     rows = []
     for number, dialogue in enumerate(dialogues):
         ids = np.concatenate([turn for _, turn in dialogue])
-        marks = {name: np.ones(len(ids), np.uint8) for name in ("word",)}
-        marks["role"] = np.concatenate([np.full(len(t), role, np.uint8) for role, t in dialogue])
-        marks["sentence"] = np.concatenate([np.arange(len(turn)) == 0 for _, turn in dialogue])
-        rows.append((f"d{number}", ids, {k: v.astype(np.uint8) for k, v in marks.items()}))
+        annotations = {name: np.ones(len(ids), np.uint8) for name in ("word",)}
+        annotations["role"] = np.concatenate(
+            [np.full(len(t), role, np.uint8) for role, t in dialogue]
+        )
+        annotations["sentence"] = np.concatenate(
+            [np.arange(len(turn)) == 0 for _, turn in dialogue]
+        )
+        rows.append((f"d{number}", ids, {k: v.astype(np.uint8) for k, v in annotations.items()}))
     tokenizer = wordpiece([*SPECIALS, *WORDS], lower=True)
     write_corpus(folder, rows, tokenizer, annotations=("sentence", "word", "role"))
-    return split(open_corpus(folder), 0.0, ("word", "role"))[0]
+    return split_corpus(open_corpus(folder), 0.0, ("word", "role"))[0]
 
 
 def random_dialogues(many: int) -> list[list[Turn]]:
@@ -49,22 +53,28 @@ def random_dialogues(many: int) -> list[list[Turn]]:
     return dialogues
 
 
-def feed_of(source: Source, *others: str, room: int = 64, **values) -> Feed:
+def dataset_of(
+    source: CorpusSource, *others: str, max_length: int = 64, **values
+) -> TaskGroupDataset:
     tasks = [build(NAME, {"source": "text", **values})]
     tasks += [build(kind, {"source": "text", "units": ["word"]}) for kind in others]
     name = " + ".join([NAME, *others])
-    return Feed(name=name, tasks=tuple(tasks), task_id=0, source=source, seed=4, room=room)
+    return TaskGroupDataset(
+        name=name, tasks=tuple(tasks), task_id=0, source=source, seed=4, max_length=max_length
+    )
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory) -> Source:
+def source(tmp_path_factory) -> CorpusSource:
     return write_dialogues(tmp_path_factory.mktemp("c") / "corpus", random_dialogues(60))
 
 
 def parts(example) -> list[tuple[int, list[int]]]:
     """(role, source positions) of each turn of an example, as they stand between the [SEP]s."""
-    found: list[tuple[int, list[int]]] = [(int(example.segments[1]), [])]
-    for segment, origin in zip(example.segments[1:-1], example.origin[1:-1], strict=True):
+    found: list[tuple[int, list[int]]] = [(int(example.token_type_ids[1]), [])]
+    for segment, origin in zip(
+        example.token_type_ids[1:-1], example.source_offsets[1:-1], strict=True
+    ):
         if origin >= 0:
             assert segment == found[-1][0] or not found[-1][1]
             found[-1] = (int(segment), [*found[-1][1], int(origin)])
@@ -77,13 +87,17 @@ def test_by_hand(tmp_path):
     source = write_dialogues(
         tmp_path / "c", [[(0, [5, 6]), (1, [7]), (0, [8])], [(0, [9]), (1, [10])]]
     )
-    feed, tokenizer, found = feed_of(source), source.corpus.tokenizer(), {}
-    for n, layout in enumerate(feed.layouts(np.arange(300))):
-        example = feed.example(n, layout)
+    dataset, tokenizer, found = dataset_of(source), source.corpus.tokenizer(), {}
+    for n, layout in enumerate(dataset.layouts(np.arange(300))):
+        example = dataset.example(n, layout)
         at, target = example.labels[NAME]
         assert at.tolist() == [0]
-        text = " ".join(tokenizer.tokens(example.ids)).replace("[CLS] ", "").replace("[SEP]", "|")
-        found[text] = (target.tolist(), example.segments.tolist())
+        text = (
+            " ".join(tokenizer.tokens(example.input_ids))
+            .replace("[CLS] ", "")
+            .replace("[SEP]", "|")
+        )
+        found[text] = (target.tolist(), example.token_type_ids.tolist())
     first, second = [0, 0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 1, 1]
     assert found == {
         "w0 w1 | w2 | w3 |": ([1], first),
@@ -107,13 +121,13 @@ def test_labels_agree_with_the_dialogues(source, turns):
         for t, (_, ids) in enumerate(dialogue):
             where |= dict.fromkeys(range(at, at + len(ids)), (d, t))
             at += len(ids)
-    feed, seen, exchanged = feed_of(source, turns=turns), Counter(), Counter()
-    for n, layout in enumerate(feed.layouts(np.arange(800))):
-        example = feed.example(n, layout)
+    dataset, seen, exchanged = dataset_of(source, turns=turns), Counter(), Counter()
+    for n, layout in enumerate(dataset.layouts(np.arange(800))):
+        example = dataset.example(n, layout)
         found = [(role, {where[p] for p in places}) for role, places in parts(example)]
         assert all(len(turn) == 1 for _, turn in found)
         said = [(role, *turn.pop()) for role, turn in found]
-        assert example.segments[0] == said[0][0]
+        assert example.token_type_ids[0] == said[0][0]
         for role, d, t in said:
             assert role == min(dialogues[d][t][0], 1)
         counts = Counter(d for _, d, _ in said)
@@ -137,7 +151,7 @@ def test_labels_agree_with_the_dialogues(source, turns):
 
 
 def test_every_window_is_an_item(source):
-    table = feed_of(source).tasks[0].items(source, 64)
+    table = dataset_of(source).tasks[0].items(source, 64)
     counts = [len(dialogue) for dialogue in random_dialogues(60)]
     expected = sum(max(count - 2, 1) for count in counts if count >= 2)
     assert len(table) == expected
@@ -145,11 +159,11 @@ def test_every_window_is_an_item(source):
 
 
 def test_long_turns_are_cut_longest_first(source):
-    for room in (7, 12, 20, 64):
-        feed, full = feed_of(source, room=room), 0
-        for n, layout in enumerate(feed.layouts(np.arange(150))):
-            example = feed.example(n, layout)
-            assert len(example) == layout["length"] <= room
+    for max_length in (7, 12, 20, 64):
+        dataset, full = dataset_of(source, max_length=max_length), 0
+        for n, layout in enumerate(dataset.layouts(np.arange(150))):
+            example = dataset.example(n, layout)
+            assert len(example) == layout["length"] <= max_length
             said = [places for _, places in parts(example)]
             lengths = [len(places) for places in said]
             assert min(lengths) >= 1
@@ -159,10 +173,10 @@ def test_long_turns_are_cut_longest_first(source):
                 ends.append(places[-1] + 1 in starts)
             cut = [n for n, whole in zip(lengths, ends, strict=True) if not whole]
             if cut:
-                assert len(example) == room
+                assert len(example) == max_length
                 assert min(cut) >= max(lengths) - 1
                 full += 1
-        assert full > 20 or room == 64
+        assert full > 20 or max_length == 64
 
 
 @given(
@@ -181,16 +195,16 @@ def test_cutting_equals_one_token_at_a_time(rows, most):
 
 
 def test_masked_words_come_from_the_blend(source):
-    feed = feed_of(source, "knowledge_masking")
+    dataset = feed_of(source, "knowledge_masking")
     strange = 0
-    for n, layout in enumerate(feed.layouts(np.arange(100))):
-        example = feed.example(n, layout)
+    for n, layout in enumerate(dataset.layouts(np.arange(100))):
+        example = dataset.example(n, layout)
         at, targets = example.labels["knowledge_masking"]
-        assert targets.tolist() == source.corpus.take(example.origin[at]).tolist()
+        assert targets.tolist() == source.corpus.take(example.source_offsets[at]).tolist()
         assert len(at) > 0
         strange += int(example.labels[NAME][1][0] == 0)
-        again = feed.example(n, layout)
-        assert np.array_equal(again.ids, example.ids)
+        again = dataset.example(n, layout)
+        assert np.array_equal(again.input_ids, example.input_ids)
     assert 30 < strange < 70
 
 
@@ -198,9 +212,9 @@ def test_a_role_in_a_single_dialogue_gets_any_turn(tmp_path):
     source = write_dialogues(
         tmp_path / "c", [[(0, [5]), (1, [6]), (1, [7])], [(0, [8]), (0, [9])], [(0, [10])]]
     )
-    feed, replaced = feed_of(source), set()
-    for n, layout in enumerate(feed.layouts(np.arange(200))):
-        ids = feed.example(n, layout).ids.tolist()
+    dataset, replaced = dataset_of(source), set()
+    for n, layout in enumerate(dataset.layouts(np.arange(200))):
+        ids = dataset.example(n, layout).input_ids.tolist()
         if ids[1] == 5 and len(ids) == 7 and ids[3] != 6:
             replaced.add(ids[3])
     assert replaced == {8, 9, 10}
@@ -209,9 +223,9 @@ def test_a_role_in_a_single_dialogue_gets_any_turn(tmp_path):
 def test_too_few_dialogues_and_too_short_rows_are_refused(tmp_path, source):
     alone = write_dialogues(tmp_path / "c", [[(0, [5]), (1, [6])], [(0, [7])]])
     with pytest.raises(UserError, match="fewer than two dialogues"):
-        feed_of(alone).items  # noqa: B018
+        dataset_of(alone).items  # noqa: B018
     with pytest.raises(UserError, match="turns: 4 turns need rows of 9 tokens"):
-        feed_of(source, turns=4, room=8).items  # noqa: B018
+        dataset_of(source, turns=4, max_length=8).items  # noqa: B018
 
 
 @pytest.mark.parametrize(("key", "value"), [("turns", 1), ("roles", 0)])

@@ -9,9 +9,14 @@ import pytest
 
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.store import Corpus
-from palm_ds.data.blend_dataset import ExampleRef, Feed, fill, held_out_rows
-from palm_ds.data.corpus_source import Source, split
+from palm_ds.data.corpus_source import CorpusSource, split_corpus
 from palm_ds.data.task import build
+from palm_ds.data.task_group_dataset import (
+    ExampleRef,
+    TaskGroupDataset,
+    extend_into_padding,
+    held_out_rows,
+)
 from palm_ds.pretrain.discourse_relation import DiscourseRelation
 from palm_ds.pretrain.shared.discourse_markers import read_markers
 from tests.helpers.full_rows import real_share
@@ -31,10 +36,12 @@ def task_of(**values) -> DiscourseRelation:
     return task
 
 
-def feed_of(source: Source, room: int = 64, fixed: bool = False, **values) -> Feed:
-    return Feed(
+def dataset_of(
+    source: CorpusSource, max_length: int = 64, fixed: bool = False, **values
+) -> TaskGroupDataset:
+    return TaskGroupDataset(
         name="discourse_relation", tasks=(task_of(**values),), task_id=0, source=source, seed=3,
-        room=room, fixed=fixed,
+        max_length=max_length, fixed=fixed,
     )  # fmt: skip
 
 
@@ -51,24 +58,26 @@ def some_list(tmp_path_factory) -> str:
     return list_file(tmp_path_factory.mktemp("list"), "but\nand\nin fact\nso\nhowever,\nplum\n")
 
 
-@pytest.mark.parametrize("room", [16, 64])
+@pytest.mark.parametrize("max_length", [16, 64])
 @pytest.mark.parametrize("longer", [False, True])
-def test_examples_are_pairs_without_their_marker(jumble, some_list, room, longer):
+def test_examples_are_pairs_without_their_marker(jumble, some_list, max_length, longer):
     """The label is read off the tokens between the two texts."""
-    feed = feed_of(whole(jumble), room, markers=some_list, least=1, shortest=3)
+    dataset = feed_of(whole(jumble), max_length, markers=some_list, least=1, shortest=3)
     mined = {row[1]: row for row in slow_pairs(jumble, read_markers(some_list, "x"), 3)}
     sentence_starts = set(jumble.sentence_starts.tolist())
     document_starts = np.asarray(jumble.document_starts)
     cut = grown = 0
-    for n, layout in enumerate(feed.layouts(np.arange(400))):
+    for n, layout in enumerate(dataset.layouts(np.arange(400))):
         if longer:
-            ((_, _, layout),) = fill([ExampleRef(0, n, layout)], room)
-        example = feed.example(n, layout)
-        assert len(example) == layout["length"] <= room
+            ((_, _, layout),) = extend_into_padding([ExampleRef(0, n, layout)], max_length)
+        example = dataset.example(n, layout)
+        assert len(example) == layout["length"] <= max_length
         at, target = example.labels["discourse_relation"]
         assert at.tolist() == [0]
-        real = example.origin >= 0
-        first, second = (example.origin[real & (example.segments == k)] for k in (0, 1))
+        real = example.source_offsets >= 0
+        first, second = (
+            example.source_offsets[real & (example.token_type_ids == k)] for k in (0, 1)
+        )
         assert (np.diff(first) == 1).all() and (np.diff(second) == 1).all()
         before, marker, start, end, label = mined[int(first[-1]) + 1]
         assert label == target[0] and second[0] == start
@@ -76,7 +85,7 @@ def test_examples_are_pairs_without_their_marker(jumble, some_list, room, longer
         assert document[0] == document[1]
         if len(first) < marker - before or len(second) < end - start:
             cut += 1
-            assert len(example) == room and abs(len(first) - len(second)) <= max(
+            assert len(example) == max_length and abs(len(first) - len(second)) <= max(
                 1, abs(marker - before - (end - start))
             )
         elif first[0] < before or second[-1] >= end:
@@ -84,41 +93,41 @@ def test_examples_are_pairs_without_their_marker(jumble, some_list, room, longer
         else:
             assert first[0] in sentence_starts
         if longer and second[-1] + 1 < document_starts[document[0] + 1]:
-            assert len(example) == room  # the second text could have gone on
+            assert len(example) == max_length  # the second text could have gone on
     assert (grown > 0) == longer
-    assert (cut > 0) == (room == 16)
+    assert (cut > 0) == (max_length == 16)
 
 
 def test_all_used_classes_are_equally_frequent(jumble, some_list):
     source = whole(jumble)
-    feed = feed_of(source, markers=some_list, least=5, shortest=3)
-    task = feed.tasks[0]
+    dataset = dataset_of(source, markers=some_list, least=5, shortest=3)
+    task = dataset.tasks[0]
     assert isinstance(task, DiscourseRelation)
     counts = Counter(row[4] for row in slow_pairs(jumble, task.marker_classes, 3))
     assert set(counts) == {0, 1, 2, 3, 4} and min(counts.values()) >= 5  # "plum" never occurs
-    labels = feed.layouts(np.arange(len(feed.items)))["label"]
+    labels = dataset.layouts(np.arange(len(dataset.items)))["label"]
     each = min(max(counts.values()), 10 * min(counts.values()))
     assert Counter(labels.tolist()) == dict.fromkeys(range(5), each)
     loss, accuracy = task.baseline(np.array([0, 4]), source)
     assert loss == pytest.approx(np.log([5, 5])) and accuracy.tolist() == [0.2, 0.2]
-    few = feed_of(source, fixed=True, markers=some_list, least=5, shortest=3)
+    few = dataset_of(source, fixed=True, markers=some_list, least=5, shortest=3)
     shown = [layout["label"] for row in held_out_rows(few, 0, 15) for *_, layout in row]
     assert Counter(shown) == dict.fromkeys(range(5), 3)
-    assert f"{sum(counts.values())} pairs of 5 of 6 classes" in task.about(source)
+    assert f"{sum(counts.values())} pairs of 5 of 6 classes" in task.describe(source)
 
 
 def test_rare_classes_are_skipped_but_keep_their_number(jumble, some_list):
     task = task_of(markers=some_list, least=1, shortest=3)
     counts = Counter(row[4] for row in slow_pairs(jumble, task.marker_classes, 3))
     (rarest, fewest), *_ = counts.most_common()[::-1]
-    feed = feed_of(whole(jumble), markers=some_list, least=fewest + 1, shortest=3)
-    labels = set(feed.layouts(np.arange(len(feed.items)))["label"].tolist())
+    dataset = dataset_of(whole(jumble), markers=some_list, least=fewest + 1, shortest=3)
+    labels = set(dataset.layouts(np.arange(len(dataset.items)))["label"].tolist())
     assert labels == {label for label, count in counts.items() if count > fewest}
     assert rarest not in labels and task.class_count == 6
 
 
 def test_training_and_held_out_documents_have_the_same_classes(jumble, some_list):
-    training, held = split(jumble, 0.3, ("word",))
+    training, held = split_corpus(jumble, 0.3, ("word",))
     task = task_of(markers=some_list, least=5, shortest=3)
     for source in (training, held):
         items = task.items(source, 64)
@@ -129,7 +138,7 @@ def test_training_and_held_out_documents_have_the_same_classes(jumble, some_list
 
 
 def test_classes_with_too_few_pairs_in_the_sampled_documents_are_skipped(jumble, some_list):
-    few, limit = Source(jumble, np.arange(9)), int(jumble.document_starts[9])
+    few, limit = CorpusSource(jumble, np.arange(9)), int(jumble.document_starts[9])
     slow = slow_pairs(jumble, read_markers(some_list, "x"), 3)
     counts = Counter(row[4] for row in slow)
     least = sorted(counts.values())[2]
@@ -138,19 +147,19 @@ def test_classes_with_too_few_pairs_in_the_sampled_documents_are_skipped(jumble,
     frequent = {label for label, count in counts.items() if count >= least}
     enough = {label for label in frequent if here[label] >= needed}
     assert 0 < len(enough) < len(frequent)
-    feed = feed_of(few, markers=some_list, least=least, shortest=3)
-    assert set(feed.layouts(np.arange(len(feed.items)))["label"].tolist()) == enough
-    (task,) = feed.tasks
+    dataset = dataset_of(few, markers=some_list, least=least, shortest=3)
+    assert set(dataset.layouts(np.arange(len(dataset.items)))["label"].tolist()) == enough
+    (task,) = dataset.tasks
     assert task.baseline(np.array([0]), few)[1] == pytest.approx(1 / len(enough))
 
 
 def test_the_unmarked_class_has_sentences_without_any_marker(jumble, some_list):
     source = whole(jumble)
-    feed = feed_of(source, markers=some_list, least=1, shortest=3, unmarked=True)
-    task = feed.tasks[0]
+    dataset = dataset_of(source, markers=some_list, least=1, shortest=3, unmarked=True)
+    task = dataset.tasks[0]
     assert isinstance(task, DiscourseRelation)
     assert task.class_count == 7 and task.class_name(6) == "[no-conn]"
-    layouts = feed.layouts(np.arange(len(feed.items)))
+    layouts = dataset.layouts(np.arange(len(dataset.items)))
     none = layouts[layouts["label"] == 6]
     assert len(none) == len(layouts) / 6
     marked = {row[1] for row in slow_pairs(jumble, task.marker_classes, 1)}
@@ -166,13 +175,13 @@ def test_equal_example_numbers_give_equal_examples(jumble, some_list):
     assert np.array_equal(one.layouts(n), two.layouts(n))
     assert np.array_equal(one.layouts(n)[7:9], one.layouts(n[7:9]))
     layout = one.layouts(n)[3]
-    assert np.array_equal(one.example(3, layout).ids, two.example(3, layout).ids)
+    assert np.array_equal(one.example(3, layout).input_ids, two.example(3, layout).input_ids)
 
 
-@pytest.mark.parametrize("room", [128, 512])
-def test_rows_of_real_text_are_full(shared_en, room):
-    feed = feed_of(whole(shared_en), room, markers="en", least=20)
-    assert real_share(feed) > 0.99
+@pytest.mark.parametrize("max_length", [128, 512])
+def test_rows_of_real_text_are_full(shared_en, max_length):
+    dataset = dataset_of(whole(shared_en), max_length, markers="en", least=20)
+    assert real_share(dataset) > 0.99
 
 
 # Ready-made pairs ------------------------------------------------------------------------------
@@ -186,7 +195,7 @@ READY = [
 
 
 @pytest.fixture(scope="module")
-def ready(tmp_path_factory) -> Source:
+def ready(tmp_path_factory) -> CorpusSource:
     tokenizer = tokenizer_of(*(text for _, pair in READY for text in pair))
     names = ["As_a_result,", "yet", "[no-conn]"]
     folder = tmp_path_factory.mktemp("ready") / "corpus"
@@ -194,15 +203,15 @@ def ready(tmp_path_factory) -> Source:
 
 
 def test_ready_made_pairs_follow_the_names_of_their_labels(ready):
-    feed = feed_of(ready, 12, markers="en", least=1, unmarked=True)
-    task = feed.tasks[0]
+    dataset = feed_of(ready, 12, markers="en", least=1, unmarked=True)
+    task = dataset.tasks[0]
     assert isinstance(task, DiscourseRelation)
     seen = Counter()
-    for n, layout in enumerate(feed.layouts(np.arange(3 * len(feed.items)))):
+    for n, layout in enumerate(dataset.layouts(np.arange(3 * len(dataset.items)))):
         assert layout["spare"] == 0
-        example = feed.example(n, layout)
+        example = dataset.example(n, layout)
         label = task.class_name(int(example.labels["discourse_relation"][1][0]))
-        text = " ".join(ready.corpus.tokenizer().tokens(example.ids))
+        text = " ".join(ready.corpus.tokenizer().tokens(example.input_ids))
         seen[label, text] += 1
     assert {key for key in seen} == {
         ("as a result", "[CLS] it rained [SEP] we stayed at home [SEP]"),
@@ -211,7 +220,7 @@ def test_ready_made_pairs_follow_the_names_of_their_labels(ready):
         ("[no-conn]", "[CLS] a cat [SEP] a dog [SEP]"),
     }
     assert (
-        feed_of(ready, 9, markers="en", least=1, unmarked=True)
+        dataset_of(ready, 9, markers="en", least=1, unmarked=True)
         .layouts(np.arange(12))["length"]
         .max()
         == 9
@@ -220,8 +229,8 @@ def test_ready_made_pairs_follow_the_names_of_their_labels(ready):
 
 
 def test_labels_may_be_the_classes_themselves(ready):
-    feed = feed_of(ready, 64, markers="labels", classes=5, least=1)
-    labels = Counter(feed.layouts(np.arange(len(feed.items)))["label"].tolist())
+    dataset = dataset_of(ready, 64, markers="labels", classes=5, least=1)
+    labels = Counter(dataset.layouts(np.arange(len(dataset.items)))["label"].tolist())
     assert labels == {0: 2, 1: 2, 2: 2}
     assert task_of(markers="labels", classes=5).class_count == 5
     assert task_of(markers="labels", classes=5).class_name(2) == "2"
@@ -230,7 +239,7 @@ def test_labels_may_be_the_classes_themselves(ready):
 # Mistakes --------------------------------------------------------------------------------------
 
 
-def refused(source: Source | None = None, **values) -> str:
+def refused(source: CorpusSource | None = None, **values) -> str:
     with pytest.raises(UserError) as error:
         task = task_of(**values)
         assert source is not None
@@ -266,5 +275,5 @@ def test_documents_without_a_pair_are_reported(jumble, some_list):
     }
     empty = np.array(sorted(set(range(len(jumble))) - inside))
     assert len(empty)
-    said = refused(Source(jumble, empty), markers=some_list, least=1, shortest=3)
+    said = refused(CorpusSource(jumble, empty), markers=some_list, least=1, shortest=3)
     assert f"{len(pairs)} pairs, but the {len(empty)} documents of this split have 0" in said

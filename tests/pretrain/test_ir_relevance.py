@@ -10,10 +10,10 @@ import pytest
 from palm_ds.cli.prepare import COMMAND as PREPARE
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.store import Corpus, open_corpus
-from palm_ds.data.blend_dataset import ExampleRef, Feed, fill
-from palm_ds.data.corpus_source import Source, split
+from palm_ds.data.corpus_source import CorpusSource
 from palm_ds.data.example import Example
 from palm_ds.data.task import build
+from palm_ds.data.task_group_dataset import ExampleRef, TaskGroupDataset, extend_into_padding
 from palm_ds.pretrain.ir_relevance import IrRelevance
 from tests.helpers.full_rows import real_share
 from tests.helpers.pair_corpus import tokenizer_of, whole, write_sentences
@@ -28,14 +28,16 @@ def task_of(**values) -> IrRelevance:
     return task
 
 
-def feed_of(source: Source, room: int = 64, fixed: bool = False, **values) -> Feed:
-    return Feed(
+def dataset_of(
+    source: CorpusSource, max_length: int = 64, fixed: bool = False, **values
+) -> TaskGroupDataset:
+    return TaskGroupDataset(
         name="ir_relevance",
         tasks=(task_of(**values),),
         task_id=0,
         source=source,
         seed=3,
-        room=room,
+        max_length=max_length,
         fixed=fixed,
     )
 
@@ -65,8 +67,8 @@ def corpus(tmp_path_factory) -> Corpus:
 
 def texts_of(example: Example) -> tuple[np.ndarray, np.ndarray]:
     """The source positions of the query and the passage."""
-    real = example.origin >= 0
-    first, second = (example.origin[real & (example.segments == k)] for k in (0, 1))
+    real = example.source_offsets >= 0
+    first, second = (example.source_offsets[real & (example.token_type_ids == k)] for k in (0, 1))
     assert (np.diff(first) == 1).all() and (np.diff(second) == 1).all()
     return first, second
 
@@ -100,20 +102,24 @@ def slow_label(
 @pytest.mark.parametrize("group", [False, True])
 @pytest.mark.parametrize("longer", [False, True])
 @pytest.mark.parametrize("room", [20, 96])
-def test_labels_agree_with_the_headings(corpus, group, longer, room):
-    feed = feed_of(whole(corpus), room, group=group)
+def test_labels_agree_with_the_headings(corpus, group, longer, max_length):
+    dataset = feed_of(whole(corpus), max_length, group=group)
     starts, places = corpus.sentence_starts.tolist(), places_of(corpus, group)
     seen, grown, inner = Counter(), 0, 0
-    for n, short in enumerate(feed.layouts(np.arange(150))):
-        ((_, _, layout),) = fill([ExampleRef(0, n, short)], room) if longer else [(0, n, short)]
-        example = feed.example(n, layout)
-        assert len(example) == layout["length"] <= room
+    for n, short in enumerate(dataset.layouts(np.arange(150))):
+        ((_, _, layout),) = (
+            extend_into_padding([ExampleRef(0, n, short)], max_length)
+            if longer
+            else [(0, n, short)]
+        )
+        example = dataset.example(n, layout)
+        assert len(example) == layout["length"] <= max_length
         query, passage = texts_of(example)
         at, target = example.labels["ir_relevance"]
         assert at.tolist() == [0]
         assert target[0] == slow_label(places, query, passage, group)
         assert query[0] in starts and passage[0] in starts
-        if not longer and len(example) < room:
+        if not longer and len(example) < max_length:
             assert passage[-1] + 1 in starts
         grown += layout["length"] > short["length"]
         before = starts[starts.index(int(passage[0])) - 1]
@@ -136,12 +142,12 @@ def test_by_hand(tmp_path):
     tokenizer = tokenizer_of(*(text for _, texts in documents for text in texts))
     source = whole(write_sentences(tmp_path / "corpus", documents, tokenizer))
     task, seen = task_of(shortest=0.1), Counter()
-    assert "weak supervision from structure, not logs: 4 sections of 2 documents" in task.about(
+    assert "weak supervision from structure, not logs: 4 sections of 2 documents" in task.describe(
         source
     )
-    feed = feed_of(source, 14, shortest=0.1)
-    for n, layout in enumerate(feed.layouts(np.arange(300))):
-        example = feed.example(n, layout)
+    dataset = dataset_of(source, 14, shortest=0.1)
+    for n, layout in enumerate(dataset.layouts(np.arange(300))):
+        example = dataset.example(n, layout)
         query, passage = texts_of(example)
         words = source.corpus.tokenizer().tokens(source.corpus.take(query))
         first = source.corpus.tokenizer().tokens(source.corpus.take(passage[:1]))[0]
@@ -161,9 +167,9 @@ def test_by_hand(tmp_path):
 @pytest.mark.parametrize("group", [False, True])
 def test_classes_are_balanced_and_a_passage_alone_reveals_nothing(corpus, group):
     source = whole(corpus)
-    feed = feed_of(source, 64, group=group)
-    sections = len(feed.items) // 3
-    layouts = feed.layouts(np.arange(len(feed.items) * 400))
+    dataset = dataset_of(source, 64, group=group)
+    sections = len(dataset.items) // 3
+    layouts = dataset.layouts(np.arange(len(dataset.items) * 400))
     assert np.bincount(layouts["label"]).tolist() == [sections * 400] * 3
     headings = np.unique(layouts["first"])
     assert len(headings) == sections
@@ -180,7 +186,7 @@ def test_classes_are_balanced_and_a_passage_alone_reveals_nothing(corpus, group)
 
 
 def test_the_first_held_out_items_are_balanced(corpus):
-    layouts = feed_of(whole(corpus), fixed=True).layouts(np.arange(30))
+    layouts = dataset_of(whole(corpus), fixed=True).layouts(np.arange(30))
     assert np.bincount(layouts["label"]).tolist() == [10, 10, 10]
     assert len(np.unique(layouts["first"])) == 10
 
@@ -191,7 +197,7 @@ def test_equal_example_numbers_give_equal_examples(corpus):
     assert np.array_equal(one.layouts(n), two.layouts(n))
     assert np.array_equal(one.layouts(n)[7:9], one.layouts(n[7:9]))
     layout = one.layouts(n)[3]
-    assert np.array_equal(one.example(3, layout).ids, two.example(3, layout).ids)
+    assert np.array_equal(one.example(3, layout).input_ids, two.example(3, layout).input_ids)
 
 
 def test_held_out_documents_are_not_mixed_with_training(corpus):
@@ -211,10 +217,10 @@ def textbooks(shared, tmp_path_factory) -> Corpus:
     return open_corpus(folder)
 
 
-@pytest.mark.parametrize("room", [128, 512])
-def test_rows_of_real_text_are_full(textbooks, room):
-    feed = feed_of(whole(textbooks), room, group=True)
-    assert real_share(feed) > 0.99
+@pytest.mark.parametrize("max_length", [128, 512])
+def test_rows_of_real_text_are_full(textbooks, max_length):
+    dataset = dataset_of(whole(textbooks), max_length, group=True)
+    assert real_share(dataset) > 0.99
 
 
 # From logs -------------------------------------------------------------------------------------
@@ -237,12 +243,12 @@ def test_logs_follow_the_names_of_their_labels(tmp_path, names):
     of = {numbers[name]: k for k, name in enumerate(names)}
     corpus = write_sentences(tmp_path / "c", LOGS, tokenizer, names, [of[label] for label in right])
     source = whole(corpus)
-    feed = feed_of(source, 10)
+    dataset = dataset_of(source, 10)
     seen = Counter()
-    for n, layout in enumerate(feed.layouts(np.arange(2 * len(feed.items)))):
+    for n, layout in enumerate(dataset.layouts(np.arange(2 * len(dataset.items)))):
         assert layout["spare"] == 0
-        example = feed.example(n, layout)
-        text = " ".join(corpus.tokenizer().tokens(example.ids))
+        example = dataset.example(n, layout)
+        text = " ".join(corpus.tokenizer().tokens(example.input_ids))
         seen[text, int(example.labels["ir_relevance"][1][0])] += 1
     assert seen == {
         ("[CLS] cheap flights [SEP] flights for little money [SEP]", STRONG): 2,
@@ -250,7 +256,7 @@ def test_logs_follow_the_names_of_their_labels(tmp_path, names):
         ("[CLS] cheap flights [SEP] how birds fly [SEP]", WEAK): 4,
         ("[CLS] cheap flights [SEP] a recipe for soup [SEP]", IRRELEVANT): 4,
     }
-    assert task_of().about(source) == "ir_relevance: 4 pairs from logs"
+    assert task_of().describe(source) == "ir_relevance: 4 pairs from logs"
     loss, accuracy = task_of().baseline(np.array([0, 2]), source)
     assert loss == pytest.approx(np.log([3, 3])) and accuracy == pytest.approx([1 / 3, 1 / 3])
 
@@ -265,7 +271,7 @@ def test_logs_without_a_class_have_another_baseline(tmp_path):
 # Mistakes --------------------------------------------------------------------------------------
 
 
-def refused(source: Source | None = None, **values) -> str:
+def refused(source: CorpusSource | None = None, **values) -> str:
     with pytest.raises(UserError) as error:
         task = task_of(**values)
         assert source is not None
@@ -281,7 +287,7 @@ def test_mistakes_are_one_clear_line(corpus, tmp_path):
     tokenizer = tokenizer_of(*(text for _, pair in LOGS for text in pair))
     wrong = write_sentences(tmp_path / "wrong", LOGS, tokenizer, ["good", "1"], [0, 1, 1, 0])
     assert "(good)" in refused(whole(wrong))
-    first = Source(corpus, np.array([0]))
+    first = CorpusSource(corpus, np.array([0]))
     said = refused(first)
     assert "the 1 documents of this split have" in said and "group: true" in said
     assert "groups have two such, but 2 are needed" in refused(first, group=True)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palm_ds.common import rng as keyed
 from palm_ds.common.errors import UserError
-from palm_ds.data.example import Example, arrange
+from palm_ds.common.rng import keyed_generator
+from palm_ds.data.example import Example, build_input
 from palm_ds.data.masking import choose_units
 from palm_ds.pretrain.knowledge_masking import KnowledgeMasking, choose_each, units_of
 from palm_ds.text.tokens import SpecialTokens, TokenSpan
@@ -31,13 +31,13 @@ class Texts:
 
 def example(*pieces: dict[str, list[int]]) -> Example:
     built, at = [], 0
-    for marks in pieces:
-        size = len(marks["word"])
+    for piece in pieces:
+        size = len(piece["word"])
         ids = np.arange(100 + at, 100 + at + size)
-        arrays = {name: np.array(values, np.uint8) for name, values in marks.items()}
+        arrays = {name: np.array(values, np.uint8) for name, values in piece.items()}
         built.append(TokenSpan(at, ids, arrays))
         at += size
-    return arrange(built, VOCABULARY)
+    return build_input(built, VOCABULARY)
 
 
 HARRY = {  # harry potter is a series of fan ##tasy novels
@@ -48,7 +48,7 @@ HARRY = {  # harry potter is a series of fan ##tasy novels
 
 
 @pytest.mark.parametrize(
-    ("marks", "units"),
+    ("annotations", "units"),
     [
         (("word", "phrase", "entity"), [-1, 0, 0, 1, 2, 2, 2, 3, 3, 4, -1]),
         (("word", "entity"), [-1, 0, 0, 1, 2, 3, 4, 5, 5, 6, -1]),
@@ -57,8 +57,8 @@ HARRY = {  # harry potter is a series of fan ##tasy novels
         (("phrase",), [-1, 0, 1, 2, 3, 3, 3, 4, 5, 6, -1]),
     ],
 )
-def test_units_by_hand(marks, units):
-    assert units_of(example(HARRY), marks).tolist() == units
+def test_units_by_hand(annotations, units):
+    assert units_of(example(HARRY), annotations).tolist() == units
 
 
 def test_a_unit_never_crosses_a_separator():
@@ -69,8 +69,8 @@ def test_a_unit_never_crosses_a_separator():
 
 
 def test_a_phrase_that_overlaps_an_entity_is_dropped():
-    marks = {"word": [1] * 5, "phrase": [0, 1, 2, 2, 0], "entity": [1, 2, 0, 0, 0]}
-    units = units_of(example(marks), ("word", "phrase", "entity"))
+    annotations = {"word": [1] * 5, "phrase": [0, 1, 2, 2, 0], "entity": [1, 2, 0, 0, 0]}
+    units = units_of(example(annotations), ("word", "phrase", "entity"))
     assert units.tolist() == [-1, 0, 0, 1, 2, 3, -1]
 
 
@@ -111,7 +111,7 @@ def slow_units(word, phrase, entity, specials) -> list[int]:
 def test_units_equal_a_slow_implementation(rows):
     word, phrase, entity = (np.array(column, np.uint8) for column in zip(*rows, strict=True))
     text = example({"word": word, "phrase": phrase, "entity": entity})
-    specials = text.origin < 0
+    specials = text.source_offsets < 0
     padded = [np.array([0, *column, 0]) for column in (word, phrase, entity)]
     expected = slow_units(*padded, specials)
     assert units_of(text, ("word", "phrase", "entity")).tolist() == expected
@@ -124,7 +124,7 @@ def test_units_equal_a_slow_implementation(rows):
 )
 def test_whole_units_are_chosen_and_at_least_one(sizes, rate, seed):
     unit = np.concatenate([[-1], np.repeat(np.arange(len(sizes)), sizes), [-1]])
-    chosen = choose_units(unit, rate, keyed.generator(seed, 0))
+    chosen = choose_units(unit, rate, keyed_generator(seed, 0))
     assert not chosen[unit < 0].any()
     assert chosen.any()
     for number in range(len(sizes)):
@@ -134,29 +134,29 @@ def test_whole_units_are_chosen_and_at_least_one(sizes, rate, seed):
 
 def test_the_expected_share_is_the_rate_exactly():
     unit = np.repeat(np.arange(40), np.tile([1, 2, 3, 4], 10))
-    shares = [choose_units(unit, 0.15, keyed.generator(1, n)).mean() for n in range(4000)]
+    shares = [choose_units(unit, 0.15, keyed_generator(1, n)).mean() for n in range(4000)]
     error = np.std(shares) / np.sqrt(len(shares))
     assert abs(np.mean(shares) - 0.15) < 4 * error + 1e-4
 
 
 def masked(task: KnowledgeMasking, times: int = 300) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(targets, visible token, unit) of many labels of one long text."""
-    marks = {"word": np.resize([1, 0, 1], 300), "phrase": np.resize([0, 1, 2, 2, 0, 0], 300)}
-    marks["entity"] = np.zeros(300)
+    annotations = {"word": np.resize([1, 0, 1], 300), "phrase": np.resize([0, 1, 2, 2, 0, 0], 300)}
+    annotations["entity"] = np.zeros(300)
     targets, shown, units = [], [], []
     for n in range(times):
-        text = example(marks)
-        before = text.ids.copy()
-        unit = units_of(text, task.marks())
-        task.label(text, Texts(), keyed.generator(5, n))
+        text = example(annotations)
+        before = text.input_ids.copy()
+        unit = units_of(text, task.annotations())
+        task.label(text, Texts(), keyed_generator(5, n))
         at, labels = text.labels[task.name]
         assert np.array_equal(before[at], labels)
-        assert (text.origin[at] >= 0).all()
+        assert (text.source_offsets[at] >= 0).all()
         untouched = np.ones(len(before), bool)
         untouched[at] = False
-        assert np.array_equal(text.ids[untouched], before[untouched])
+        assert np.array_equal(text.input_ids[untouched], before[untouched])
         targets.append(labels)
-        shown.append(text.ids[at])
+        shown.append(text.input_ids[at])
         units.append(unit[at] + 1000 * n)
     return np.concatenate(targets), np.concatenate(shown), np.concatenate(units)
 
@@ -190,7 +190,7 @@ def test_per_unit_corruption_treats_a_unit_alike():
 
 def test_the_shortest_text_has_a_prediction():
     text = example({"word": [1], "phrase": [0], "entity": [0]})
-    make(rate=0.01).label(text, Texts(), keyed.generator(1, 1))
+    make(rate=0.01).label(text, Texts(), keyed_generator(1, 1))
     assert text.labels["knowledge_masking"][1].tolist() == [100]
 
 
@@ -226,7 +226,7 @@ def test_the_stages_mask_the_published_units(units, together):
     apart = set()
     for n in range(300):
         text = example(HARRY)
-        make(units=units).label(text, Texts(), keyed.generator(8, n))
+        make(units=units).label(text, Texts(), keyed_generator(8, n))
         hidden = set(text.labels["knowledge_masking"][0].tolist())
         whole = [hidden >= set(group) for group in groups]
         assert hidden == {
@@ -276,18 +276,18 @@ def ours(line: Line, task: KnowledgeMasking, share: int, n: int) -> list[tuple[i
     for begin, end in zip(cuts[:-1], cuts[1:], strict=True):
         if end - begin > 1:
             inside = slice(begin + 1, end)
-            marks = {
+            annotations = {
                 "word": (labels[inside] == 0).astype(np.uint8),
                 "mask_word": np.full(end - begin - 1, share, np.uint8),
             }
-            pieces.append(TokenSpan(begin, ids[inside], marks))
-    text = arrange(pieces, VOCABULARY)
+            pieces.append(TokenSpan(begin, ids[inside], annotations))
+    text = build_input(pieces, VOCABULARY)
     assert len(text) == len(ids)
-    task.label(text, Texts(), keyed.generator(21, n))
+    task.label(text, Texts(), keyed_generator(21, n))
     at, targets = text.labels[task.name]
     assert targets.tolist() == ids[at].tolist()
-    shown = np.where(text.ids[at] == VOCABULARY.mask, "mask", "random")
-    shown[text.ids[at] == targets] = "keep"
+    shown = np.where(text.input_ids[at] == VOCABULARY.mask, "mask", "random")
+    shown[text.input_ids[at] == targets] = "keep"
     return list(zip(at.tolist(), shown.tolist(), strict=True))
 
 
@@ -379,8 +379,8 @@ def test_the_share_of_texts_masked_by_words(whole):
 @given(sizes=st.lists(st.integers(1, 6), min_size=1, max_size=60), seed=st.integers(0, 1000))
 def test_each_unit_is_chosen_by_its_first_draw(sizes, seed):
     unit = np.concatenate([[-1], np.repeat(np.arange(len(sizes)), sizes), [-1]])
-    chosen = choose_each(unit, 0.3, keyed.generator(seed, 0))
-    draws = keyed.generator(seed, 0).random(len(unit))
+    chosen = choose_each(unit, 0.3, keyed_generator(seed, 0))
+    draws = keyed_generator(seed, 0).random(len(unit))
     assert not chosen[unit < 0].any()
     for number in range(len(sizes)):
         mine = np.flatnonzero(unit == number)
@@ -388,5 +388,5 @@ def test_each_unit_is_chosen_by_its_first_draw(sizes, seed):
 
 
 def test_the_whole_word_share_is_read_from_the_annotation():
-    assert make(**PUBLISHED, whole="mask_word").marks() == ("word", "mask_word")
-    assert make(units=("token",), whole=0.5).marks() == ()
+    assert make(**PUBLISHED, whole="mask_word").annotations() == ("word", "mask_word")
+    assert make(units=("token",), whole=0.5).annotations() == ()

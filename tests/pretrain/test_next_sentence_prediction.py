@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.blend_dataset import ExampleRef, Feed, fill
-from palm_ds.data.corpus_source import Source, split
+from palm_ds.data.corpus_source import CorpusSource, split_corpus
 from palm_ds.data.task import build
+from palm_ds.data.task_group_dataset import ExampleRef, TaskGroupDataset, extend_into_padding
 from palm_ds.pretrain.next_sentence_prediction import NextSentencePrediction
 from palm_ds.pretrain.shared.sentence_pairs import elsewhere
 from tests.helpers.pair_corpus import tokenizer_of, whole, write_sentences
@@ -25,25 +25,29 @@ def make(**values) -> NextSentencePrediction:
     return NextSentencePrediction(name=NAME, source="text", **values)
 
 
-def feed_of(source: Source, *others: str, room: int = LENGTH) -> Feed:
+def dataset_of(source: CorpusSource, *others: str, max_length: int = LENGTH) -> TaskGroupDataset:
     tasks = (make(), *(build(kind, {"source": "text"}) for kind in others))
     name = " + ".join(task.name for task in tasks)
-    return Feed(name=name, tasks=tasks, task_id=0, source=source, seed=5, room=room)
+    return TaskGroupDataset(
+        name=name, tasks=tasks, task_id=0, source=source, seed=5, max_length=max_length
+    )
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory) -> Source:
+def source(tmp_path_factory) -> CorpusSource:
     folder = tmp_path_factory.mktemp("c") / "corpus"
-    return split(write_small_corpus(folder, documents=80), 0.0, ("word", "phrase", "entity"))[0]
+    return split_corpus(
+        write_small_corpus(folder, documents=80), 0.0, ("word", "phrase", "entity")
+    )[0]
 
 
 def texts_of(example) -> list[list[int]]:
     """The source positions of both texts."""
-    real = example.origin >= 0
-    return [example.origin[real & (example.segments == k)].tolist() for k in (0, 1)]
+    real = example.source_offsets >= 0
+    return [example.source_offsets[real & (example.token_type_ids == k)].tolist() for k in (0, 1)]
 
 
-def sentence_of(source: Source, position: int) -> tuple[int, int]:
+def sentence_of(source: CorpusSource, position: int) -> tuple[int, int]:
     """(document, number of the sentence in the corpus) by walking through the index."""
     document = sum(int(start) <= position for start in source.corpus.document_starts) - 1
     sentence = sum(int(start) <= position for start in source.corpus.sentence_starts) - 1
@@ -53,11 +57,11 @@ def sentence_of(source: Source, position: int) -> tuple[int, int]:
 @pytest.mark.parametrize("longer", [False, True])
 def test_labels_agree_with_the_documents(source, longer):
     """Independent of the task's arithmetic: look up the positions of both texts."""
-    feed, seen = feed_of(source), Counter()
-    for n, layout in enumerate(feed.layouts(np.arange(500))):
+    dataset, seen = feed_of(source), Counter()
+    for n, layout in enumerate(dataset.layouts(np.arange(500))):
         if longer:
-            ((_, _, layout),) = fill([ExampleRef(0, n, layout)], LENGTH)
-        example = feed.example(n, layout)
+            ((_, _, layout),) = extend_into_padding([ExampleRef(0, n, layout)], LENGTH)
+        example = dataset.example(n, layout)
         a, b = texts_of(example)
         assert a == list(range(a[0], a[-1] + 1))
         assert b == list(range(b[0], b[-1] + 1))
@@ -119,18 +123,18 @@ def test_random_sentences_are_uniform(source):
 PAIRS = [("p0", ["a b c", "d e"]), ("p1", ["b b . b", "a"]), ("p2", ["c", "d d d d d d d d d d"])]
 
 
-def ready(folder: Path, labels: list[str], label_of: list[int]) -> Source:
+def ready(folder: Path, labels: list[str], label_of: list[int]) -> CorpusSource:
     return whole(write_sentences(folder, PAIRS, tokenizer_of("a b c d e ."), labels, label_of))
 
 
 def test_ready_made_pairs_are_used_as_they_are(tmp_path):
     source = ready(tmp_path / "c", ["1", "0"], [0, 1, 1])  # numbers and names in another order
-    feed, tokenizer = feed_of(source, room=10), source.corpus.tokenizer()
+    dataset, tokenizer = dataset_of(source, max_length=10), source.corpus.tokenizer()
     found = {}
-    for n, layout in enumerate(feed.layouts(np.arange(3))):
-        example = feed.example(n, layout)
-        found[" ".join(tokenizer.tokens(example.ids))] = example.labels[NAME][1].tolist()
-        assert example.segments.tolist() == sorted(example.segments)
+    for n, layout in enumerate(dataset.layouts(np.arange(3))):
+        example = dataset.example(n, layout)
+        found[" ".join(tokenizer.tokens(example.input_ids))] = example.labels[NAME][1].tolist()
+        assert example.token_type_ids.tolist() == sorted(example.token_type_ids)
     assert found == {
         "[CLS] a b c [SEP] d e [SEP]": [1],
         "[CLS] b b . b [SEP] a [SEP]": [0],
@@ -158,9 +162,9 @@ def test_one_document_has_no_other(tmp_path):
 def test_a_document_of_one_sentence_is_never_drawn(tmp_path):
     documents = [("a", ["a a", "b b", "c c"]), ("one", ["d"]), ("z", ["e e", "f f", "g g"])]
     source = whole(write_sentences(tmp_path / "c", documents, tokenizer_of("a b c d e f g")))
-    feed, seen = feed_of(source, room=8), set()
-    for n, layout in enumerate(feed.layouts(np.arange(200))):
-        _, b = texts_of(feed.example(n, layout))
+    dataset, seen = dataset_of(source, max_length=8), set()
+    for n, layout in enumerate(dataset.layouts(np.arange(200))):
+        _, b = texts_of(dataset.example(n, layout))
         seen.add(int(b[0]))
     # What follows a sentence, never a first sentence; the first document has 6 tokens, "one" 1.
     assert seen == {2, 4, 9, 11}

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.blend_dataset import ExampleRef, Feed, fill
-from palm_ds.data.corpus_source import Source, split
+from palm_ds.data.corpus_source import CorpusSource, split_corpus
+from palm_ds.data.task_group_dataset import ExampleRef, TaskGroupDataset, extend_into_padding
 from palm_ds.pretrain.sentence_order import SentenceOrder
 from tests.helpers.pair_corpus import tokenizer_of, whole, write_sentences
 from tests.helpers.small_corpus import write_small_corpus
@@ -17,24 +17,26 @@ from tests.helpers.small_corpus import write_small_corpus
 LENGTH = 96
 
 
-def feed_of(source: Source, room: int = LENGTH) -> Feed:
+def dataset_of(source: CorpusSource, max_length: int = LENGTH) -> TaskGroupDataset:
     task = SentenceOrder(name="sentence_order", source="text")
-    return Feed(name="order", tasks=(task,), task_id=0, source=source, seed=5, room=room)
+    return TaskGroupDataset(
+        name="order", tasks=(task,), task_id=0, source=source, seed=5, max_length=max_length
+    )
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory) -> Source:
+def source(tmp_path_factory) -> CorpusSource:
     folder = tmp_path_factory.mktemp("c") / "corpus"
-    return split(write_small_corpus(folder, documents=80), 0.0, ())[0]
+    return split_corpus(write_small_corpus(folder, documents=80), 0.0, ())[0]
 
 
 def test_labels_by_hand(tmp_path):
     documents = [("one", ["a b", "c d e"])]
     corpus = write_sentences(tmp_path / "c", documents, tokenizer_of("a b c d e"))
-    feed, found = feed_of(whole(corpus)), set()
-    for n, layout in enumerate(feed.layouts(np.arange(20))):
-        example = feed.example(n, layout)
-        text = " ".join(corpus.tokenizer().tokens(example.ids))
+    dataset, found = dataset_of(whole(corpus)), set()
+    for n, layout in enumerate(dataset.layouts(np.arange(20))):
+        example = dataset.example(n, layout)
+        text = " ".join(corpus.tokenizer().tokens(example.input_ids))
         found.add((text, *example.labels["sentence_order"][1].tolist()))
     assert found == {
         ("[CLS] a b [SEP] c d e [SEP]", 1),
@@ -45,14 +47,16 @@ def test_labels_by_hand(tmp_path):
 @pytest.mark.parametrize("longer", [False, True])
 def test_labels_agree_with_the_positions_of_the_texts(source, longer):
     """Independent of the task's arithmetic; which text is truncated reveals nothing."""
-    feed, seen, cut = feed_of(source), Counter(), Counter()
+    dataset, seen, cut = feed_of(source), Counter(), Counter()
     starts = set(source.corpus.sentence_starts.tolist())
-    for n, layout in enumerate(feed.layouts(np.arange(1500))):
+    for n, layout in enumerate(dataset.layouts(np.arange(1500))):
         if longer:
-            ((_, _, layout),) = fill([ExampleRef(0, n, layout)], LENGTH)
-        example = feed.example(n, layout)
-        real = example.origin >= 0
-        texts = [example.origin[real & (example.segments == k)].tolist() for k in (0, 1)]
+            ((_, _, layout),) = extend_into_padding([ExampleRef(0, n, layout)], LENGTH)
+        example = dataset.example(n, layout)
+        real = example.source_offsets >= 0
+        texts = [
+            example.source_offsets[real & (example.token_type_ids == k)].tolist() for k in (0, 1)
+        ]
         in_order = int(texts[0][0] < texts[1][0])
         at, target = example.labels["sentence_order"]
         assert (at.tolist(), target.tolist()) == ([0], [in_order])
@@ -87,7 +91,7 @@ def test_lengths_reveal_nothing(source):
 def test_an_example_is_reproducible(source):
     for n, layout in enumerate(feed_of(source).layouts(np.arange(20))):
         one, two = feed_of(source).example(n, layout), feed_of(source).example(n, layout)
-        assert np.array_equal(one.ids, two.ids)
+        assert np.array_equal(one.input_ids, two.ids)
         assert one.labels["sentence_order"][1] == two.labels["sentence_order"][1]
 
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.common.rng import generator
+from palm_ds.common.rng import keyed_generator
 from palm_ds.corpus.store import open_corpus
 from palm_ds.corpus.writer import write_corpus
-from palm_ds.data.blend_dataset import ExampleRef, Feed, fill
-from palm_ds.data.corpus_source import Source, split
-from palm_ds.data.example import Example, arrange
+from palm_ds.data.corpus_source import CorpusSource, split_corpus
+from palm_ds.data.example import Example, build_input
 from palm_ds.data.task import build
+from palm_ds.data.task_group_dataset import ExampleRef, TaskGroupDataset, extend_into_padding
 from palm_ds.pretrain.token_document_relation import TokenDocumentRelation
 from palm_ds.text.tokenizer import wordpiece
 from tests.helpers.small_corpus import SPECIALS, write_small_corpus
@@ -29,16 +29,18 @@ def make(**values) -> TokenDocumentRelation:
     return TokenDocumentRelation(name="relation", source="text", **values)
 
 
-def write(folder: Path, documents: list[list[int]]) -> Source:
+def write(folder: Path, documents: list[list[int]]) -> CorpusSource:
     tokenizer = wordpiece([*SPECIALS, *"abcdef"], lower=True)
     named = [(str(n), np.array(ids), {}) for n, ids in enumerate(documents)]
     write_corpus(folder, named, tokenizer, annotations=())
-    return split(open_corpus(folder), 0.0, ())[0]
+    return split_corpus(open_corpus(folder), 0.0, ())[0]
 
 
-def labels_of(task: TokenDocumentRelation, source: Source, *places: tuple[int, int]) -> Example:
-    example = arrange([source.read(a, b) for a, b in places], source.vocabulary)
-    task.label(example, source, generator(0, 0))
+def labels_of(
+    task: TokenDocumentRelation, source: CorpusSource, *places: tuple[int, int]
+) -> Example:
+    example = build_input([source.read(a, b) for a, b in places], source.vocabulary)
+    task.label(example, source, keyed_generator(0, 0))
     return example
 
 
@@ -58,9 +60,9 @@ def test_labels_by_hand(tmp_path):
 
 def test_masked_tokens_are_labelled_by_their_original(tmp_path):
     source = write(tmp_path / "c", [[A, B, C, D, A, E]])
-    example = arrange([source.read(0, 3)], source.vocabulary)
-    example.ids[1:4] = source.vocabulary.mask, E, D
-    make(least=1, frequent=1.0).label(example, source, generator(0, 0))
+    example = build_input([source.read(0, 3)], source.vocabulary)
+    example.input_ids[1:4] = source.vocabulary.mask, E, D
+    make(least=1, frequent=1.0).label(example, source, keyed_generator(0, 0))
     assert example.labels["relation"][1].tolist() == [1, 0, 0]
 
 
@@ -83,21 +85,23 @@ def test_a_document_with_little_other_text_has_no_labels(tmp_path):
 def test_stop_words_have_no_labels(tmp_path):
     source = write(tmp_path / "c", [[A] * 500 + [B, C] * 10 + [A] * 100])
     example = labels_of(make(frequent=0.5), source, (495, 505))
-    assert example.original[example.labels["relation"][0]].tolist() == [B, C, B, C, B]
+    assert example.unmasked_ids[example.labels["relation"][0]].tolist() == [B, C, B, C, B]
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory) -> Source:
+def source(tmp_path_factory) -> CorpusSource:
     folder = tmp_path_factory.mktemp("c") / "corpus"
-    return split(write_small_corpus(folder, documents=60, words=400), 0.0, MARKS)[0]
+    return split_corpus(write_small_corpus(folder, documents=60, words=400), 0.0, MARKS)[0]
 
 
-def slow_answers(source: Source, example: Example, task: TokenDocumentRelation) -> dict[int, int]:
+def slow_answers(
+    source: CorpusSource, example: Example, task: TokenDocumentRelation
+) -> dict[int, int]:
     """{position: label} from the documents' tokens as lists, one token at a time."""
-    used = {int(place) for place in example.origin if place >= 0}
+    used = {int(place) for place in example.source_offsets if place >= 0}
     answers = {}
     unigrams = source.unigrams
-    for position, place in enumerate(map(int, example.origin)):
+    for position, place in enumerate(map(int, example.source_offsets)):
         if place < 0:
             continue
         (document,) = [
@@ -126,25 +130,29 @@ BLENDS = [
 ]
 
 
-@pytest.mark.parametrize("blend", BLENDS)
+@pytest.mark.parametrize("task_group", BLENDS)
 @pytest.mark.parametrize("values", [{}, {"reach": 40, "least": 30, "frequent": 0.004}])
-def test_labels_equal_a_slow_implementation(source, blend, values):
+def test_labels_equal_a_slow_implementation(source, task_group, values):
     values = {"frequent": 1.0, "least": 20, **values}
     tasks = [
         build(kind, {"source": "text", **(values if kind == BLENDS[0] else {})})
-        for kind in blend.split(" + ")
+        for kind in task_group.split(" + ")
     ]
     (task,) = (each for each in tasks if isinstance(each, TokenDocumentRelation))
-    feed = Feed(name=blend, tasks=tuple(tasks), task_id=0, source=source, seed=3, room=LENGTH)
+    dataset = TaskGroupDataset(
+        name=task_group, tasks=tuple(tasks), task_id=0, source=source, seed=3, max_length=LENGTH
+    )
     seen = np.zeros(2, int)
-    for n, layout in enumerate(feed.layouts(np.arange(60))):
-        ((_, _, layout),) = fill([ExampleRef(0, n, layout)], LENGTH)
-        example = feed.example(n, layout)
+    for n, layout in enumerate(dataset.layouts(np.arange(60))):
+        ((_, _, layout),) = extend_into_padding([ExampleRef(0, n, layout)], LENGTH)
+        example = dataset.example(n, layout)
         at, targets = example.labels[task.name]
         assert dict(zip(at.tolist(), targets.tolist(), strict=True)) == slow_answers(
             source, example, task
         )
-        assert len(at) or blend != BLENDS[0] or values["frequent"] < 1  # its own texts are asked
+        assert (
+            len(at) or task_group != BLENDS[0] or values["frequent"] < 1
+        )  # its own texts are asked
         seen += np.bincount(targets, minlength=2)
     assert seen.min() > 30
 

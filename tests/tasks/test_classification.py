@@ -17,7 +17,7 @@ from palm_ds.tasks.classification import Classification
 from tests.helpers.text_tables import (
     bert_config,
     built_of,
-    feed_of,
+    dataset_of,
     learned,
     model_of,
     opened,
@@ -43,7 +43,7 @@ def task_of(**values) -> Classification:
 
 def test_logits_and_loss_equal_transformers(tmp_path: Path) -> None:
     source = source_of(tmp_path, ROWS)
-    task = task_of().settled(source)
+    task = task_of().resolved(source)
     assert task.labels == ("no", "perhaps", "yes")
     theirs = BertForSequenceClassification(bert_config(num_labels=3)).eval()
     model = model_of(task)
@@ -60,7 +60,7 @@ def test_logits_and_loss_equal_transformers(tmp_path: Path) -> None:
     assert [made[i]["label"] for i in range(4)] == [
         task.labels[i] for i in expected.logits.argmax(-1)
     ]
-    _, batch = built_of(feed_of(source, task))
+    _, batch = built_of(dataset_of(source, task))
     with torch.no_grad():
         output = model(batch)["mood"]
     torch.testing.assert_close(output.loss_sum / 4, expected.loss, atol=1e-5, rtol=0)
@@ -71,7 +71,7 @@ def test_logits_and_loss_equal_transformers(tmp_path: Path) -> None:
 def test_class_weights_and_smoothing_equal_torchs_in_training(tmp_path, smoothing) -> None:
     source = source_of(tmp_path, ROWS)
     task = task_of(class_weights={"yes": 0.5, "no": 3}, smoothing=smoothing, dropout=0.0)
-    task = task.settled(source)
+    task = task.resolved(source)
     model = model_of(task)
     head = model.heads["mood"]
     rows, targets = torch.randn(7, 16), torch.tensor([0, 1, 2, 2, 1, 0, 2])
@@ -87,7 +87,7 @@ def test_class_weights_and_smoothing_equal_torchs_in_training(tmp_path, smoothin
 
 def test_balanced_weights_make_all_classes_count_the_same(tmp_path: Path) -> None:
     rows = [{"text_a": "x", "label": i} for i in [0] * 6 + [1] * 3 + [2]]
-    task = task_of(class_weights="balanced").settled(source_of(tmp_path, rows))
+    task = task_of(class_weights="balanced").resolved(source_of(tmp_path, rows))
     weights = task.class_weights
     assert isinstance(weights, dict)
     assert weights == pytest.approx({"0": 10 / 18, "1": 10 / 9, "2": 10 / 3}, abs=1e-6)
@@ -96,7 +96,7 @@ def test_balanced_weights_make_all_classes_count_the_same(tmp_path: Path) -> Non
 
 def test_numeric_classes_are_sorted_as_numbers(tmp_path: Path) -> None:
     rows = [{"text_a": "x", "label": label} for label in (10, 9, -1, 9)]
-    assert task_of().settled(source_of(tmp_path, rows)).labels == ("-1", "9", "10")
+    assert task_of().resolved(source_of(tmp_path, rows)).labels == ("-1", "9", "10")
 
 
 def test_scores_skip_rows_without_a_label(tmp_path: Path) -> None:
@@ -130,11 +130,11 @@ def test_long_texts_are_truncated_and_keep_their_label(tmp_path: Path) -> None:
     rows = [{"text_a": "x " * 300, "text_b": "y " * 20, "label": "yes"}, ROWS[0]]
     source = source_of(tmp_path, rows)
     task = task_of(labels=["no", "yes"])
-    built, batch = built_of(feed_of(source, task, room=32))
+    built, batch = built_of(dataset_of(source, task, max_length=32))
     assert batch.count("mood") == 2
     (long,) = (e for row in built for _, e in row if e.item == 0)
     assert len(long) == 32
-    words = small_words(long.ids)
+    words = small_words(long.input_ids)
     assert (words.count("x"), words.count("y")) == (15, 14)  # the longer is cut first
     short = task_of(labels=["no", "yes"], max_length=9)
     assert short.layout(np.array([[0]]), np.empty((1, 0)), source, 32)["length"][0] == 9
@@ -154,7 +154,7 @@ def test_it_learns(tmp_path: Path) -> None:
         for b in "xyz"
     ]
     source = source_of(tmp_path, rows)
-    task = task_of(dropout=0.0).settled(source)
+    task = task_of(dropout=0.0).resolved(source)
     made = predictions(learned(source, task), source, task)["mood"]
     assert task.metrics(made, source)["accuracy"] == 1.0
 
@@ -205,12 +205,13 @@ def test_bad_settings_are_refused(values, message) -> None:
 def test_odd_labels_are_remarked_on_when_a_run_starts(tmp_path: Path) -> None:
     source = source_of(tmp_path, [{**ROWS[0], "label": f"{i / 7:.3f}"} for i in range(12)])
     assert (
-        "mood: labels: 12 different numbers" in feed_of(source, task_of().settled(source)).about()
+        "mood: labels: 12 different numbers"
+        in feed_of(source, task_of().resolved(source)).describe()
     )
     source = source_of(tmp_path, ROWS)
-    assert feed_of(source, task_of().settled(source)).about() == ""
+    assert feed_of(source, task_of().resolved(source)).describe() == ""
 
 
 def test_a_single_class_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="'yes' is the only label; there must be two or more"):
-        task_of().settled(source_of(tmp_path, [ROWS[0], ROWS[3]]))
+        task_of().resolved(source_of(tmp_path, [ROWS[0], ROWS[3]]))

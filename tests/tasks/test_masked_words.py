@@ -21,7 +21,7 @@ from palm_ds.weights.formats.huggingface.names import from_names
 from tests.helpers.text_tables import (
     bert_config,
     built_of,
-    feed_of,
+    dataset_of,
     learned,
     model_of,
     predictions,
@@ -43,8 +43,8 @@ def task_of(**values) -> MaskedWords:
     return task
 
 
-def examples_of(source, *tasks: Task, room: int = 64) -> list:
-    built, _ = built_of(feed_of(source, *tasks, room=room))
+def examples_of(source, *tasks: Task, max_length: int = 64) -> list:
+    built, _ = built_of(dataset_of(source, *tasks, max_length=max_length))
     return sorted((example for row in built for _, example in row), key=lambda each: each.item)
 
 
@@ -68,7 +68,9 @@ def test_scores_and_perplexity_equal_transformers(tmp_path: Path) -> None:
         where, targets = example.labels["words"]
         labels = torch.full((1, len(example)), -100)
         labels[0, where] = torch.from_numpy(targets)
-        ids, segments = (torch.from_numpy(x)[None] for x in (example.ids, example.segments))
+        ids, segments = (
+            torch.from_numpy(x)[None] for x in (example.input_ids, example.token_type_ids)
+        )
         with torch.no_grad():
             expected = theirs(input_ids=ids, token_type_ids=segments, labels=labels)
         words = expected.logits[0, where].argmax(-1)
@@ -87,7 +89,7 @@ def test_scores_and_perplexity_equal_transformers(tmp_path: Path) -> None:
 def test_whole_words_are_masked(tmp_path: Path) -> None:
     source = source_of(tmp_path, ROWS)
     example = examples_of(source, task_of())[0]
-    tokens = small_tokenizer().tokens(example.original)
+    tokens = small_tokenizer().tokens(example.unmasked_ids)
     assert tokens[1:9] == ["so", "good", "##s", "bad", "##s", "?", "x", "##y"]
     units = task_of().units(example, source)
     assert units.tolist() == [-1, 0, 1, 1, 2, 2, 3, 4, 4, 4, -1, 5, 6, -1]
@@ -102,7 +104,7 @@ def test_words_of_vocabularies_without_a_continuation_prefix(tmp_path: Path) -> 
     source = source_of(tmp_path, [{"text_a": "so goods光荣? 't so1"}])
     source = replace(source, tokenizer=Tokenizer(backend))
     (example,) = examples_of(source, task_of())
-    found = source.tokenizer.tokens(example.original)[1:-1]
+    found = source.tokenizer.tokens(example.unmasked_ids)[1:-1]
     assert found == ["▁so", "▁good", "s", "光", "荣", "?", "▁'", "t", "▁so", "1"]
     assert task_of().units(example, source)[1:-1].tolist() == [0, 1, 1, 2, 3, 4, 5, 5, 6, 6]
 
@@ -114,13 +116,13 @@ def test_the_masking_rate_and_replacements(tmp_path: Path) -> None:
     hidden = same = masked = 0
     for example in examples_of(source, task_of()):
         where, targets = example.labels["words"]
-        assert (example.original[where] == targets).all()
+        assert (example.unmasked_ids[where] == targets).all()
         assert (targets >= SPECIAL).all()
         untouched = np.setdiff1d(np.arange(len(example)), where)
-        assert (example.ids[untouched] == example.original[untouched]).all()
+        assert (example.input_ids[untouched] == example.unmasked_ids[untouched]).all()
         hidden += len(where)
-        masked += int((example.ids[where] == MASK).sum())
-        same += int((example.ids[where] == targets).sum())
+        masked += int((example.input_ids[where] == MASK).sum())
+        same += int((example.input_ids[where] == targets).sum())
     deviation = math.sqrt(0.8 * 0.2 / hidden)
     assert hidden / (400 * 40) == pytest.approx(0.15, abs=0.002)
     assert masked / hidden == pytest.approx(0.8, abs=4 * deviation)
@@ -128,12 +130,12 @@ def test_the_masking_rate_and_replacements(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("room", [64, 12])
-def test_every_text_with_a_word_has_a_masked_one(tmp_path: Path, room: int) -> None:
+def test_every_text_with_a_word_has_a_masked_one(tmp_path: Path, max_length: int) -> None:
     source = source_of(tmp_path, [*ROWS, {"text_a": "x " * 50, "text_b": "?", "label": "0"}])
     for rate in (0.01, 0.99):
-        for example in examples_of(source, task_of(rate=rate), room=room):
+        for example in examples_of(source, task_of(rate=rate), max_length=max_length):
             assert len(example.labels["words"][0]) >= 1
-            assert len(example) <= room
+            assert len(example) <= max_length
 
 
 def test_a_text_without_words_has_no_labels(tmp_path: Path) -> None:
@@ -157,10 +159,10 @@ def test_words_are_masked_in_another_tasks_input(tmp_path, kind, values) -> None
     plain = {example.item: example for example in examples_of(source, first)}
     for example in examples_of(source, first, task_of()):
         assert sorted(example.labels) == ["first", "words"]
-        assert (example.original == plain[example.item].ids).all()
+        assert (example.unmasked_ids == plain[example.item].ids).all()
         assert example.parts == plain[example.item].parts
         where, targets = example.labels["words"]
-        assert (example.original[where] == targets).all()
+        assert (example.unmasked_ids[where] == targets).all()
         assert (targets >= SPECIAL).all()
     model = model_of(first, task_of())
     made = predictions(model, source, first, task_of())
@@ -170,11 +172,11 @@ def test_words_are_masked_in_another_tasks_input(tmp_path, kind, values) -> None
 def test_held_out_masks_are_fixed_and_training_masks_vary_by_epoch(tmp_path: Path) -> None:
     source = source_of(tmp_path, ROWS)
     first, second = (examples_of(source, task_of())[1] for _ in range(2))
-    assert (first.ids == second.ids).all()
-    feed = feed_of(source, task_of(), fixed=False)
+    assert (first.input_ids == second.input_ids).all()
+    dataset = dataset_of(source, task_of(), fixed=False)
     shown = {
-        tuple(feed.example(n, layout).labels["words"][0])
-        for n, layout in enumerate(feed.layouts(np.arange(30)))
+        tuple(dataset.example(n, layout).labels["words"][0])
+        for n, layout in enumerate(dataset.layouts(np.arange(30)))
     }
     assert len(shown) > 5
 

@@ -18,7 +18,7 @@ from palm_ds.tasks.matching import Matching
 from tests.helpers.text_tables import (
     bert_config,
     built_of,
-    feed_of,
+    dataset_of,
     learned,
     model_of,
     opened,
@@ -49,7 +49,7 @@ def task_of(**values) -> Matching:
 
 def test_pointwise_is_a_classifier_of_pairs(tmp_path: Path) -> None:
     source = source_of(tmp_path, PAIRS)
-    task = task_of().settled(source)
+    task = task_of().resolved(source)
     assert task.labels == ("0", "1")
     theirs = BertForSequenceClassification(bert_config(num_labels=2)).eval()
     model = model_of(task)
@@ -63,7 +63,7 @@ def test_pointwise_is_a_classifier_of_pairs(tmp_path: Path) -> None:
         assert made[item]["logits"] == pytest.approx(logits.tolist(), abs=1e-5)
         assert made[item]["probs"] == pytest.approx(logits.softmax(-1).tolist(), abs=1e-5)
         assert made[item]["label"] == str(int(logits.argmax()))
-    _, batch = built_of(feed_of(source, task))
+    _, batch = built_of(dataset_of(source, task))
     with torch.no_grad():
         output = model(batch)["match"]
     torch.testing.assert_close(output.loss_sum / 3, expected.loss, atol=1e-5, rtol=0)
@@ -72,7 +72,7 @@ def test_pointwise_is_a_classifier_of_pairs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("margin", [0.5, 0.05])
 def test_pairwise_is_the_hinge_of_two_sigmoids(tmp_path: Path, margin: float) -> None:
     source = source_of(tmp_path, TRIPLES)
-    task = task_of(strategy="pairwise", margin=margin).settled(source)
+    task = task_of(strategy="pairwise", margin=margin).resolved(source)
     theirs = BertForSequenceClassification(bert_config(num_labels=1)).eval()
     model = model_of(task)
     same_weights(model, theirs, "match")
@@ -83,7 +83,7 @@ def test_pairwise_is_the_hinge_of_two_sigmoids(tmp_path: Path, margin: float) ->
             .sigmoid()
             for name in ("text_b", "text_b_neg")
         )
-    _, batch = built_of(feed_of(source, task))
+    _, batch = built_of(dataset_of(source, task))
     assert batch.count("match") == 3
     with torch.no_grad():
         output = model(batch)["match"]
@@ -129,10 +129,10 @@ def test_a_single_text_has_no_loss_but_a_gradient() -> None:
 def test_both_pairs_are_separate_and_truncated_alike(tmp_path: Path) -> None:
     long = {"text_a": "x y " * 40, "text_b": "good " * 40, "text_b_neg": "bad " * 3}
     source = source_of(tmp_path, [*TRIPLES, long])
-    built, batch = built_of(feed_of(source, task_of(strategy="pairwise"), room=40))
+    built, batch = built_of(dataset_of(source, task_of(strategy="pairwise"), max_length=40))
     (example,) = (e for row in built for _, e in row if e.item == 3)
-    assert example.parts == (20, 3 + 14 + 3)
-    tokens = small_tokenizer().tokens(example.ids)
+    assert example.sub_lengths == (20, 3 + 14 + 3)
+    tokens = small_tokenizer().tokens(example.input_ids)
     assert tokens[:10] == ["[CLS]", *["x", "y"] * 4, "x"]
     assert (tokens[10], tokens[19], tokens[20], tokens[-4:]) == (
         "[SEP]",
@@ -171,7 +171,7 @@ def test_pointwise_matching_works_in_a_task_group(tmp_path: Path) -> None:
     source = source_of(tmp_path, PAIRS)
     first = build("kind", {"kind": "classification", "source": "s"})
     assert isinstance(first, Classification)
-    first, second = first.settled(source), task_of().settled(source)
+    first, second = first.resolved(source), task_of().resolved(source)
     model = model_of(first, second)
     both = predictions(model, source, first, second)
     assert both["match"] == predictions(model, source, second)["match"]
@@ -182,7 +182,7 @@ def test_pairwise_builds_its_own_texts(tmp_path: Path) -> None:
     source = source_of(tmp_path, TRIPLES)
     first = build("kind", {"kind": "classification", "source": "s", "labels": ["a", "b"]})
     with pytest.raises(UserError, match="tasks.match: it builds its own pairs"):
-        built_of(feed_of(source, first, task_of(strategy="pairwise")))
+        built_of(dataset_of(source, first, task_of(strategy="pairwise")))
 
 
 @pytest.mark.parametrize("strategy", ["pointwise", "pairwise"])
@@ -201,7 +201,7 @@ def test_it_learns(tmp_path: Path, strategy: str) -> None:
             for y in ("good", "bad", "so")
         ]
     source = source_of(tmp_path, rows)
-    task = task_of(strategy=strategy, dropout=0.0).settled(source)
+    task = task_of(strategy=strategy, dropout=0.0).resolved(source)
     made = predictions(learned(source, task), source, task)["match"]
     assert task.metrics(made, source)["accuracy"] == 1.0
 
@@ -245,11 +245,11 @@ def test_bad_settings_are_refused(values, message) -> None:
 def test_two_pairs_must_fit_in_a_row(tmp_path: Path) -> None:
     source = source_of(tmp_path, TRIPLES)
     with pytest.raises(UserError, match="two pairs of 40 tokens, but rows hold 64; .* to 80"):
-        built_of(feed_of(source, task_of(strategy="pairwise", max_length=40)))
+        built_of(dataset_of(source, task_of(strategy="pairwise", max_length=40)))
 
 
 def test_heads_are_shared_by_tasks_of_one_strategy() -> None:
     origin = task_of(strategy="pairwise")
-    assert task_of(strategy="pairwise").like(origin).labels == ()
+    assert task_of(strategy="pairwise").with_head_of(origin).labels == ()
     with pytest.raises(UserError, match="'match' matches pairwise, this task pointwise"):
-        task_of().like(origin)
+        task_of().with_head_of(origin)

@@ -17,7 +17,7 @@ from palm_ds.tasks.multi_label import MultiLabel
 from tests.helpers.text_tables import (
     bert_config,
     built_of,
-    feed_of,
+    dataset_of,
     learned,
     model_of,
     opened,
@@ -44,7 +44,7 @@ def task_of(**values) -> MultiLabel:
 
 def test_logits_and_loss_equal_transformers(tmp_path: Path) -> None:
     source = source_of(tmp_path, ROWS)
-    task = task_of(threshold=0.4).settled(source)
+    task = task_of(threshold=0.4).resolved(source)
     assert task.labels == ("arts", "law", "sport")
     assert task.targets(source).tolist() == TARGETS.tolist()
     config = bert_config(num_labels=3, problem_type="multi_label_classification")
@@ -63,7 +63,7 @@ def test_logits_and_loss_equal_transformers(tmp_path: Path) -> None:
     for item in range(4):
         named = [x for x, p in zip(task.labels, probs[item], strict=True) if p >= 0.4]
         assert made[item]["labels"] == named
-    _, batch = built_of(feed_of(source, task))
+    _, batch = built_of(dataset_of(source, task))
     with torch.no_grad():
         output = model(batch)["topics"]
     torch.testing.assert_close(output.loss_sum / 4, expected.loss, atol=1e-5, rtol=0)
@@ -91,7 +91,7 @@ def test_scores_equal_scikit_learns_over_labelled_rows(tmp_path: Path) -> None:
 def test_cells_of_text_are_split(tmp_path: Path) -> None:
     file = tmp_path / "train.tsv"
     file.write_text("text_a\tlabel\ngood\tsport; arts\nbad\tno\nx\tlaw\n")
-    task = task_of(separator=";", nothing="no").settled(opened(file))
+    task = task_of(separator=";", nothing="no").resolved(opened(file))
     assert task.labels == ("arts", "law", "sport")
     assert task.targets(opened(file)).tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
     task.check(opened(file), labelled=True)
@@ -99,7 +99,7 @@ def test_cells_of_text_are_split(tmp_path: Path) -> None:
 
 def test_the_baseline_knows_class_frequencies(tmp_path: Path) -> None:
     source = source_of(tmp_path, ROWS)
-    task = task_of().settled(source)
+    task = task_of().resolved(source)
     share = np.array([3, 2, 2]) / 6
     loss, right = task.baseline(TARGETS.numpy(), source)
     expected = -(TARGETS.numpy() * np.log(share) + (1 - TARGETS.numpy()) * np.log(1 - share))
@@ -124,7 +124,7 @@ def test_it_learns(tmp_path: Path) -> None:
         for c in "abcd"
     ]
     source = source_of(tmp_path, rows)
-    task = task_of(dropout=0.0).settled(source)
+    task = task_of(dropout=0.0).resolved(source)
     made = predictions(learned(source, task), source, task)["topics"]
     assert task.metrics(made, source)["exact_match"] == 1.0
 
@@ -132,8 +132,8 @@ def test_it_learns(tmp_path: Path) -> None:
 def test_another_separator_is_remarked_on(tmp_path: Path) -> None:
     rows = [{"text_a": "a", "label": label} for label in ("x;y", "y", "x")]
     source = source_of(tmp_path, rows)
-    assert "'x;y' is one class; is `separator` right?" in task_of().about(source)
-    assert task_of(separator=";").about(source) == ""
+    assert "'x;y' is one class; is `separator` right?" in task_of().describe(source)
+    assert task_of(separator=";").describe(source) == ""
 
 
 @pytest.mark.parametrize(
@@ -170,5 +170,5 @@ def test_bad_settings_are_refused(values, message) -> None:
 def test_a_table_without_any_class_is_an_error(tmp_path: Path) -> None:
     source = source_of(tmp_path, [{"text_a": "x", "label": []}])
     with pytest.raises(UserError, match="tasks.topics: .* has no label in column 'label'"):
-        task_of().settled(source)
+        task_of().resolved(source)
     assert json.loads(json.dumps(vars(task_of())))["threshold"] == 0.5

@@ -17,7 +17,7 @@ from palm_ds.tasks.multiple_choice import MultipleChoice
 from tests.helpers.text_tables import (
     bert_config,
     built_of,
-    feed_of,
+    dataset_of,
     learned,
     model_of,
     padded,
@@ -42,7 +42,7 @@ def task_of(**values) -> MultipleChoice:
 
 def test_logits_and_loss_equal_transformers(tmp_path: Path) -> None:
     source = source_of(tmp_path, ROWS)
-    task = task_of().settled(source)
+    task = task_of().resolved(source)
     task.check(source, labelled=True)
     theirs = BertForMultipleChoice(bert_config()).eval()
     model = model_of(task)
@@ -60,7 +60,7 @@ def test_logits_and_loss_equal_transformers(tmp_path: Path) -> None:
         assert made[item]["label"] == str(int(logits.argmax()))
         losses.append(expected.loss)
         right += int(logits.argmax()) == row["label"]
-    _, batch = built_of(feed_of(source, task))
+    _, batch = built_of(dataset_of(source, task))
     assert batch.count("exam") == 3
     with torch.no_grad():
         output = model(batch)["exam"]
@@ -110,7 +110,7 @@ def test_labels_are_read_and_written_as_in_the_file(
 ) -> None:
     rows = [{**row, "label": label} for row, label in zip(ROWS, labels, strict=True)]
     source = source_of(tmp_path, rows)
-    task = task_of().settled(source)
+    task = task_of().resolved(source)
     assert (task.answers, task.count_from) == (answers, count_from)
     assert task.targets(source).tolist() == targets
     task.check(source, labelled=True)
@@ -123,14 +123,14 @@ def test_labels_are_read_and_written_as_in_the_file(
             "text": row["choices"][best],
         }
         assert written[item]["label"] == names[answers]
-    assert task.settled(source) == task
+    assert task.resolved(source) == task
 
 
 def test_label_settings_of_a_recipe_are_kept(tmp_path: Path) -> None:
     source = source_of(tmp_path, [{**ROWS[0], "choices": ["3", "1", "2"], "label": 1}])
-    assert task_of(answers="text").settled(source).targets(source).tolist() == [1]
+    assert task_of(answers="text").resolved(source).targets(source).tolist() == [1]
     source = source_of(tmp_path, [{**ROWS[0], "choices": ["3", "1", "2"], "label": 1}])
-    assert task_of(count_from=1).settled(source).targets(source).tolist() == [0]
+    assert task_of(count_from=1).resolved(source).targets(source).tolist() == [0]
 
 
 def test_long_choices_are_truncated_and_none_is_lost(tmp_path: Path) -> None:
@@ -140,14 +140,14 @@ def test_long_choices_are_truncated_and_none_is_lost(tmp_path: Path) -> None:
         ROWS[0],
     ]
     source = source_of(tmp_path, rows)
-    task = task_of().settled(source)
-    built, batch = built_of(feed_of(source, task, room=60))
-    parts = {e.item: e.parts for row in built for _, e in row}
+    task = task_of().resolved(source)
+    built, batch = built_of(dataset_of(source, task, max_length=60))
+    parts = {e.item: e.sub_lengths for row in built for _, e in row}
     assert parts == {0: (20, 20, 20), 1: (52, 8), 2: (6, 7, 6)}  # short ones are left whole
     (example,) = (e for row in built for _, e in row if e.item == 0)
-    tokens = small_tokenizer().tokens(example.ids)
+    tokens = small_tokenizer().tokens(example.input_ids)
     assert tokens[20:40] == ["[CLS]", *["x"] * 16, "[SEP]", "b", "[SEP]"]
-    assert example.segments[20:40].tolist() == [0] * 18 + [1] * 2
+    assert example.token_type_ids[20:40].tolist() == [0] * 18 + [1] * 2
     assert batch.count("exam") == 3
     assert example.labels["exam"][1].tolist() == [0, 0, 1]
 
@@ -155,8 +155,8 @@ def test_long_choices_are_truncated_and_none_is_lost(tmp_path: Path) -> None:
 def test_a_second_text_comes_before_the_choice(tmp_path: Path) -> None:
     rows = [{"text_a": "x", "text_b": "y ?", "choices": ["a", "b"], "label": 0}]
     source = source_of(tmp_path, rows)
-    built, _ = built_of(feed_of(source, task_of().settled(source)))
-    tokens = small_tokenizer().tokens(built[0][0][1].ids)
+    built, _ = built_of(dataset_of(source, task_of().resolved(source)))
+    tokens = small_tokenizer().tokens(built[0][0][1].input_ids)
     assert tokens[:8] == ["[CLS]", "x", "[SEP]", "y", "?", "[SEP]", "a", "[SEP]"]
 
 
@@ -173,8 +173,8 @@ def test_choices_without_a_label_are_predicted(tmp_path: Path) -> None:
 
 def test_the_baseline_chooses_at_random(tmp_path: Path) -> None:
     source = source_of(tmp_path, ROWS)
-    task = task_of().settled(source)
-    _, batch = built_of(feed_of(source, task))
+    task = task_of().resolved(source)
+    _, batch = built_of(dataset_of(source, task))
     loss, right = task.baseline(batch.labels["exam"][1].numpy(), source)
     assert loss.sum() == pytest.approx(np.log(3 * 2 * 4))
     assert right.sum() == pytest.approx(1 / 3 + 1 / 2 + 1 / 4)
@@ -194,7 +194,7 @@ def test_it_learns(tmp_path: Path) -> None:
             }
         )
     source = source_of(tmp_path, rows)
-    task = task_of(dropout=0.0).settled(source)
+    task = task_of(dropout=0.0).resolved(source)
     made = predictions(learned(source, task), source, task)["exam"]
     assert task.metrics(made, source) == {"accuracy": 1.0}
 
@@ -226,10 +226,10 @@ def test_bad_rows_are_reported_with_their_place(tmp_path, row, values, message) 
 def test_missing_columns_are_named(tmp_path: Path) -> None:
     source = source_of(tmp_path, [{"text_a": "x", "label": 1}])
     with pytest.raises(UserError, match="tasks.exam: .* has no column 'choices'"):
-        task_of().settled(source)
+        task_of().resolved(source)
     source = source_of(tmp_path, [{"text_a": "x", "choices": ["a", "b"]}])
     with pytest.raises(UserError, match="tasks.exam: .* has no column 'label'"):
-        task_of().settled(source)
+        task_of().resolved(source)
     with pytest.raises(UserError, match="tasks.exam: .* has no column 'label'"):
         task_of(answers="number").check(source, labelled=True)
 
@@ -240,11 +240,11 @@ def test_choices_that_do_not_fit_are_reported_with_their_place(tmp_path: Path) -
     with pytest.raises(
         UserError, match=r":2: 9 choices leave fewer than 8 tokens for each in a row of"
     ):
-        built_of(feed_of(source, task_of().settled(source), room=64))
+        built_of(dataset_of(source, task_of().resolved(source), max_length=64))
 
 
 def test_it_builds_its_own_texts(tmp_path: Path) -> None:
     source = source_of(tmp_path, ROWS)
     first = build("kind", {"kind": "classification", "source": "s", "labels": ["a", "b"]})
     with pytest.raises(UserError, match="tasks.exam: it builds its own choices"):
-        built_of(feed_of(source, first, task_of().settled(source)))
+        built_of(dataset_of(source, first, task_of().resolved(source)))

@@ -17,7 +17,7 @@ from palm_ds.tasks.ranking import Ranking
 from tests.helpers.text_tables import (
     bert_config,
     built_of,
-    feed_of,
+    dataset_of,
     learned,
     model_of,
     opened,
@@ -58,7 +58,7 @@ def test_pair_scores_equal_transformers(tmp_path: Path, relevant_from, labels) -
         assert made[item]["score"] == pytest.approx(float(logits[1] - logits[0]), abs=1e-5)
         assert made[item]["label"] == int(logits.argmax())
     assert json.loads(json.dumps(made[0])) == made[0]
-    _, batch = built_of(feed_of(source, task))
+    _, batch = built_of(dataset_of(source, task))
     with torch.no_grad():
         output = model(batch)["answers"]
     torch.testing.assert_close(output.loss_sum / 3, expected.loss, atol=1e-5, rtol=0)

@@ -30,7 +30,7 @@ from palm_ds.tasks.classification import Classification
 from palm_ds.tasks.metrics.answers import normalised
 from palm_ds.tasks.reading import Reading, SpanHead
 from palm_ds.text.tokenizer import load_tokenizer
-from palm_ds.weights import weights_folder as weights
+from palm_ds.weights import weights_folder
 from palm_ds.weights.formats.huggingface.names import from_names
 from palm_ds.weights.formats.huggingface.write import ExportOptions, plan, write
 from palm_ds.weights.formats.native import open_contents
@@ -38,7 +38,7 @@ from palm_ds.weights.formats.weights_info import WeightsInfo
 from tests.helpers.text_tables import (
     bert_config,
     built_of,
-    feed_of,
+    dataset_of,
     learned,
     model_of,
     padded,
@@ -75,13 +75,13 @@ def task_of(**values: Any) -> Reading:
     return task
 
 
-def windows_of(source: TableSource, task: Reading, room: int = 64) -> list[Example]:
-    built, _ = built_of(feed_of(source, task, room=room))
+def windows_of(source: TableSource, task: Reading, max_length: int = 64) -> list[Example]:
+    built, _ = built_of(dataset_of(source, task, max_length=max_length))
     return sorted((e for row in built for (_, n, _), e in row), key=lambda e: e.item)
 
 
 def words(example: Example) -> list[str]:
-    return small_tokenizer().tokens(example.ids)
+    return small_tokenizer().tokens(example.input_ids)
 
 
 def answer_words(example: Example, name: str = "qa") -> list[str] | None:
@@ -111,13 +111,13 @@ def hugging_face() -> tuple[BertForQuestionAnswering, dict[str, torch.Tensor]]:
 
 def test_scores_and_loss_equal_transformers(tmp_path: Path) -> None:
     source = source_of(tmp_path, ROWS)
-    task = task_of(stride=5).settled(source)
+    task = task_of(stride=5).resolved(source)
     theirs, state = hugging_face()
     model = model_of(task)
     missing = model.load_state_dict(state, strict=False).missing_keys
     assert missing == ["backbone.pooler.dense.weight", "backbone.pooler.dense.bias"]
-    feed = feed_of(source, task, room=20)
-    built, batch = built_of(feed)
+    dataset = dataset_of(source, task, max_length=20)
+    built, batch = built_of(dataset)
     with torch.no_grad():
         output = model(batch, ["qa"])["qa"]
     assert output.scores is not None
@@ -127,8 +127,8 @@ def test_scores_and_loss_equal_transformers(tmp_path: Path) -> None:
         first, last = (int(x) for x in targets.argmax(0))
         with torch.no_grad():
             expected = theirs(
-                input_ids=torch.from_numpy(example.ids)[None],
-                token_type_ids=torch.from_numpy(example.segments)[None],
+                input_ids=torch.from_numpy(example.input_ids)[None],
+                token_type_ids=torch.from_numpy(example.token_type_ids)[None],
                 start_positions=torch.tensor([first]),
                 end_positions=torch.tensor([last]),
             )
@@ -183,9 +183,9 @@ def test_extreme_scores_stay_finite() -> None:
 
 def test_a_batch_without_windows_costs_nothing(tmp_path: Path) -> None:
     source = source_of(tmp_path, ROWS)
-    task = task_of().settled(source)
+    task = task_of().resolved(source)
     model = model_of(task)
-    _, batch = built_of(feed_of(source, task))
+    _, batch = built_of(dataset_of(source, task))
     batch.labels.clear()
     batch.groups.clear()
     output = model(batch)["qa"]
@@ -198,11 +198,13 @@ def test_a_batch_without_windows_costs_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["bert", "ernie"])
 def test_export_to_hugging_face(tmp_path: Path, family: str) -> None:
     source = source_of(tmp_path, ROWS)
-    task = task_of().settled(source)
+    task = task_of().resolved(source)
     model = model_of(task)
-    assert weights.token_heads_of(model) == ("qa",)
-    info = WeightsInfo(backbone=model.backbone.config, token_heads=weights.token_heads_of(model))
-    weights.save_weights(model, tmp_path / "weights", info)
+    assert weights_folder.token_heads_of(model) == ("qa",)
+    info = WeightsInfo(
+        backbone=model.backbone.config, token_heads=weights_folder.token_heads_of(model)
+    )
+    weights_folder.save_weights(model, tmp_path / "weights", info)
     contents = open_contents(tmp_path / "weights")
     target = ExportOptions(family=family, head="qa", head_class="ForQuestionAnswering")
     planned = plan(contents.entries, contents.config, contents.heads, target)
@@ -212,8 +214,8 @@ def test_export_to_hugging_face(tmp_path: Path, family: str) -> None:
     theirs = getattr(transformers, name).from_pretrained(tmp_path / "hf").eval()
     rows = padded([(ROWS[0]["question"], ROWS[0]["context"])])
     (mine,) = (e for e in windows_of(source, task) if e.item == 0)
-    assert rows.ids[0].tolist() == mine.ids.tolist()
-    _, batch = built_of(feed_of(source_of(tmp_path, ROWS[:1]), task))
+    assert rows.ids[0].tolist() == mine.input_ids.tolist()
+    _, batch = built_of(dataset_of(source_of(tmp_path, ROWS[:1]), task))
     with torch.no_grad():
         expected = theirs(**rows.arguments)
         found = model.logits(batch, "qa")
@@ -229,32 +231,34 @@ def test_export_to_hugging_face(tmp_path: Path, family: str) -> None:
     contexts=some.lists(some.integers(0, 40), min_size=1, max_size=4),
     questions=some.integers(0, 9),
     stride=some.integers(1, 12),
-    room=some.integers(13, 30),
+    max_length=some.integers(13, 30),
 )
-def test_windows_cover_every_token(tmp_path_factory, contexts, questions, stride, room) -> None:
+def test_windows_cover_every_token(
+    tmp_path_factory, contexts, questions, stride, max_length
+) -> None:
     rows = [
         row("so " * questions, " ".join((LONG.split() * 2)[:many]), id=number)
         | {"answers": [], "impossible": True}
         for number, many in enumerate(contexts)
     ]
     source = source_of(tmp_path_factory.mktemp("rows"), rows)
-    task = task_of(stride=stride, max_query=7).settled(source)
-    feed = feed_of(source, task, room=room)
-    layouts = feed.layouts(np.arange(len(feed.items)))
+    task = task_of(stride=stride, max_query=7).resolved(source)
+    dataset = dataset_of(source, task, max_length=max_length)
+    layouts = dataset.layouts(np.arange(len(dataset.items)))
     seen: list[set[int]] = [set() for _ in rows]
     most: list[list[int]] = [[] for _ in rows]
     for n, layout in enumerate(layouts):
-        example = feed.example(n, layout)  # which checks that it is as long as the layout says
-        assert len(example) <= room
+        example = dataset.example(n, layout)  # which checks that it is as long as the layout says
+        assert len(example) <= max_length
         text = words(example)
         assert text[: 2 + min(questions, 7)] == ["[CLS]", *["so"] * min(questions, 7), "[SEP]"]
         assert text[-1] == "[SEP]" and text.count("[SEP]") == 2
         item = example.item
         inside = np.arange(text.index("[SEP]") + 1, len(text) - 1)
-        places = example.origin[inside] - source.encoded("context").starts[item]
-        assert example.segments[inside].tolist() == [1] * len(inside)
+        places = example.source_offsets[inside] - source.encoded("context").starts[item]
+        assert example.token_type_ids[inside].tolist() == [1] * len(inside)
         seen[item] |= set(places.tolist())
-        mark = example.marks.get("most_context", np.ones(len(example)))
+        mark = example.annotations.get("most_context", np.ones(len(example)))
         most[item] += places[mark[inside] > 0].tolist()
     for item, many in enumerate(contexts):
         assert seen[item] == set(range(many))
@@ -263,28 +267,28 @@ def test_windows_cover_every_token(tmp_path_factory, contexts, questions, stride
 
 def test_only_windows_with_the_answer_are_learned(tmp_path: Path) -> None:
     source = source_of(tmp_path, ROWS)
-    task = task_of(stride=6).settled(source)
+    task = task_of(stride=6).resolved(source)
     assert (task.unanswerable, task.score, task.max_answer) == (False, "squad1", 30)
     every, kept = task.items(source, 20), task.training_items(source, 20)
     assert [len(every), len(kept)] == [6, 5]
-    examples = windows_of(source, task, room=20)
+    examples = windows_of(source, task, max_length=20)
     found = [answer_words(example) for example in examples]
     assert found[0] == ["good"] and found[-1] == ["a", "b"]
     assert [x for x in found[1:-1] if x] == [["m", "n"], ["m", "n"], ["very"]]
     assert sum(x is not None for x in found) == len(kept)
-    assert not any(task.label_column in example.marks for example in examples)
+    assert not any(task.label_column in example.annotations for example in examples)
 
 
 def test_windows_without_the_answer_are_learned_as_unanswerable(tmp_path: Path) -> None:
     source = source_of(tmp_path, REFUSING)
-    task = task_of(stride=6).settled(source)
+    task = task_of(stride=6).resolved(source)
     assert (task.unanswerable, task.score) == (True, "squad2")
-    found = [answer_words(example) for example in windows_of(source, task, room=20)]
+    found = [answer_words(example) for example in windows_of(source, task, max_length=20)]
     assert found.count(["[CLS]"]) == len(found) - 5 and None not in found
     assert len(task.training_items(source, 20)) == len(found)
-    never = task_of(stride=6, unanswerable=False).settled(source)
+    never = task_of(stride=6, unanswerable=False).resolved(source)
     assert len(never.training_items(source, 20)) == 5
-    found = [answer_words(example) for example in windows_of(source, never, room=20)]
+    found = [answer_words(example) for example in windows_of(source, never, max_length=20)]
     assert ["[CLS]"] not in found and sum(x is not None for x in found) == 5
 
 
@@ -292,35 +296,35 @@ def test_a_lost_answer_is_neither_learned_nor_treated_as_unanswerable(tmp_path) 
     lost = {"question": "b", "context": "a b c", "answers": [{"text": "zz", "start": 0}]}
     lost["impossible"] = False
     source = source_of(tmp_path, [*REFUSING, lost], lost_answers="keep")
-    task = task_of().settled(source)
+    task = task_of().resolved(source)
     task.check(source, labelled=True)
     assert answer_words(windows_of(source, task)[-1]) is None
     assert len(task.items(source, 64)) - len(task.training_items(source, 64)) == 1
-    assert "1 answers not found in their context" in task.about(source)
+    assert "1 answers not found in their context" in task.describe(source)
 
 
 def test_the_first_or_a_random_answer_of_a_window(tmp_path: Path) -> None:
     source = source_of(tmp_path, [row("?", "a b c d e", "d", "b c", "a")])
-    first = task_of().settled(source)
+    first = task_of().resolved(source)
     assert answer_words(windows_of(source, first)[0]) == ["d"]
-    drawn = task_of(answer="random").settled(source)
-    feed = feed_of(source, drawn, fixed=False)
-    layouts = feed.layouts(np.arange(60))
-    found = [tuple(answer_words(feed.example(n, layouts[n])) or ()) for n in range(60)]
+    drawn = task_of(answer="random").resolved(source)
+    dataset = dataset_of(source, drawn, fixed=False)
+    layouts = dataset.layouts(np.arange(60))
+    found = [tuple(answer_words(dataset.example(n, layouts[n])) or ()) for n in range(60)]
     assert set(found) == {("d",), ("b", "c"), ("a",)}
-    again = [tuple(answer_words(feed.example(n, layouts[n])) or ()) for n in range(60)]
+    again = [tuple(answer_words(dataset.example(n, layouts[n])) or ()) for n in range(60)]
     assert again == found
 
 
 def test_answers_within_words_become_the_tokens_that_cover_them(tmp_path: Path) -> None:
     rows = [row("?", "so goods so", "ood"), row("?", " so  good ", "so ", " good")]
     source = source_of(tmp_path, rows)
-    task = task_of(answer="random").settled(source)
+    task = task_of(answer="random").resolved(source)
     one, two = windows_of(source, task)
     assert answer_words(one) == ["good"]
     assert answer_words(two) in (["so"], ["good"])
-    about = task.about(source)
-    assert about == "qa: 2 questions; 3 answers; 1 answers that start or end inside a token"
+    describe = task.describe(source)
+    assert describe == "qa: 2 questions; 3 answers; 1 answers that start or end inside a token"
 
 
 def test_a_blend_with_a_task_that_builds_the_same_input(tmp_path: Path) -> None:
@@ -330,8 +334,8 @@ def test_a_blend_with_a_task_that_builds_the_same_input(tmp_path: Path) -> None:
         "kind", {"kind": "classification", "source": "s", "texts": ["context", "question"]}
     )
     assert isinstance(kind, Classification)
-    kind, task = kind.settled(source), task_of().settled(source)
-    built, batch = built_of(feed_of(source, kind, task))
+    kind, task = kind.resolved(source), task_of().resolved(source)
+    built, batch = built_of(dataset_of(source, kind, task))
     examples = {e.item: e for row in built for _, e in row}
     assert answer_words(examples[0]) == ["good"] and answer_words(examples[1]) == ["very"]
     assert (batch.count("kind"), batch.count("qa")) == (2, 2)
@@ -340,18 +344,18 @@ def test_a_blend_with_a_task_that_builds_the_same_input(tmp_path: Path) -> None:
     other = build("other", {"kind": "classification", "source": "s", "texts": ["question"]})
     assert isinstance(other, Classification)
     with pytest.raises(UserError, match=r"tasks.qa: .* leaves out the context; name qa first"):
-        built_of(feed_of(source, other.settled(source), task))
+        built_of(dataset_of(source, other.resolved(source), task))
 
 
 # Answers ---------------------------------------------------------------------------------------
 
 
 def oracle(
-    source: TableSource, task: Reading, room: int, rng: np.random.Generator
+    source: TableSource, task: Reading, max_length: int, rng: np.random.Generator
 ) -> dict[int, dict[str, Any]]:
     """Predictions from scores that know the answers, and noise."""
     pieces: dict[int, list[dict[str, Any]]] = {}
-    for example in windows_of(source, task, room):
+    for example in windows_of(source, task, max_length):
         _, targets = example.labels[task.name]
         scores = rng.normal(size=targets.shape) + 20 * targets
         piece = task.decode(scores.astype(np.float32), example, source)
@@ -375,7 +379,7 @@ def test_no_answer_of_real_data_is_lost(
     table = open_table(str(shared / "data/finetune" / file), settings)
     tokenizer = load_tokenizer(shared / "data/ernie" / vocabulary)
     source = TableSource(table, np.arange(len(table)), tokenizer, "real")
-    task = task_of().settled(source)
+    task = task_of().resolved(source)
     task.check(source, labelled=True)
     assert (task.score, task.max_answer, task.unanswerable) == (rules, longest, False)
     # every answer, as the text of its tokens
@@ -425,13 +429,13 @@ def test_the_best_answers_equal_an_exhaustive_search(
     source = source_of(tmp_path_factory.mktemp("rows"), [{"question": "so ?", "context": context}])
     task = task_of(unanswerable=refuses, n_best=5, max_answer=3, stride=4, null_threshold=1.0)
     pieces, every, nothing = [], [], []
-    for example in windows_of(source, task, room=14):
+    for example in windows_of(source, task, max_length=14):
         scores = rng.normal(size=(len(example), 2)).round(2)
         pieces.append(task.decode(scores.astype(np.float32), example, source))
         nothing.append(scores[0].sum())
         text = words(example)
         begin = text.index("[SEP]") + 1
-        mark = example.marks.get("most_context", np.ones(len(text)))
+        mark = example.annotations.get("most_context", np.ones(len(text)))
         for i in range(begin, len(text) - 1):
             for j in range(i, min(i + 3, len(text) - 1)):
                 if mark[i]:
@@ -492,7 +496,7 @@ def test_chinese_answers_contain_no_spaces(tmp_path: Path, shared: Path) -> None
     source = source_of(tmp_path, [row("谁？", context, "光荣和Nintendo", "2004年 发行")])
     tokenizer = load_tokenizer(shared / "data/ernie/vocab.txt")
     source = TableSource(source.table, source.numbers, tokenizer, "zh")
-    task = task_of().settled(source)
+    task = task_of().resolved(source)
     assert (task.max_answer, task.score) == (100, "cmrc")
     made = oracle(source, task, 64, np.random.default_rng(1))
     assert made[0]["text"] == "光荣和Nintendo" and made[0]["start"] == 0
@@ -505,7 +509,7 @@ def test_tables_without_answers_are_predicted(tmp_path: Path) -> None:
     for refuses in (False, True):
         task = task_of(unanswerable=refuses, stride=5)
         task.check(source, labelled=False)
-        made = predictions(model_of(task), source, task, room=20)["qa"]
+        made = predictions(model_of(task), source, task, max_length=20)["qa"]
         assert sorted(made) == list(range(5))
         assert made[4]["text"] == ""  # an empty context has nothing to say
         assert all(made[i]["text"] in rows[i]["context"] for i in made)
@@ -518,7 +522,7 @@ def test_tables_without_answers_are_predicted(tmp_path: Path) -> None:
 def test_files_are_those_of_squad(tmp_path: Path) -> None:
     rows = [{**each, "id": f"q{number}"} for number, each in enumerate(REFUSING)]
     source = source_of(tmp_path, rows)
-    task = task_of().settled(source)
+    task = task_of().resolved(source)
     made = oracle(source, task, 24, np.random.default_rng(0))
     files = task.prediction_files(made, source)
     assert list(files) == ["predictions.json", "nbest_predictions.json", "null_odds.json"]
@@ -529,7 +533,7 @@ def test_files_are_those_of_squad(tmp_path: Path) -> None:
     assert all((odds > 0) == (name > "q2") for name, odds in files["null_odds.json"].items())
     scores = task.metrics(made, source)
     assert (scores["f1"], scores["no_answer_exact"], scores["best_exact"]) == (1.0, 1.0, 1.0)
-    never = task_of(unanswerable=False).settled(source_of(tmp_path, ROWS))
+    never = task_of(unanswerable=False).resolved(source_of(tmp_path, ROWS))
     unnamed = source_of(tmp_path, ROWS)
     files = never.prediction_files(oracle(unnamed, never, 24, np.random.default_rng(0)), unnamed)
     assert list(files) == ["predictions.json", "nbest_predictions.json"]
@@ -538,13 +542,13 @@ def test_files_are_those_of_squad(tmp_path: Path) -> None:
 
 def test_rules_may_be_named(tmp_path: Path) -> None:
     source = source_of(tmp_path, ROWS)
-    made = oracle(source, task_of().settled(source), 64, np.random.default_rng(0))
+    made = oracle(source, task_of().resolved(source), 64, np.random.default_rng(0))
     for rules, names in {
         "squad1": ["f1", "exact"],
         "squad2": ["f1", "exact", "has_answer_f1", "has_answer_exact"],
         "cmrc": ["average", "f1", "exact"],
     }.items():
-        found = task_of(score=rules).settled(source).metrics(made, source)
+        found = task_of(score=rules).resolved(source).metrics(made, source)
         assert found == dict.fromkeys(names, 1.0)
 
 
@@ -554,7 +558,7 @@ def test_it_learns(tmp_path: Path) -> None:
         for a, b, c, answer in zip("abcdef", "efabcd", "cdefab", "stuwxz", strict=True)
     ]
     source = source_of(tmp_path, rows)
-    task = task_of().settled(source)
+    task = task_of().resolved(source)
     made = predictions(learned(source, task, steps=30, lr=1e-2), source, task)["qa"]
     assert task.metrics(made, source) == {"f1": 1.0, "exact": 1.0}
 

@@ -18,7 +18,7 @@ from palm_ds.tasks.regression import Regression
 from tests.helpers.text_tables import (
     bert_config,
     built_of,
-    feed_of,
+    dataset_of,
     learned,
     model_of,
     opened,
@@ -45,7 +45,7 @@ def task_of(**values) -> Regression:
 @pytest.mark.parametrize("scale", [False, True])
 def test_predictions_and_loss_equal_transformers(tmp_path: Path, scale: bool) -> None:
     source = source_of(tmp_path, ROWS)
-    task = task_of(scale=scale).settled(source)
+    task = task_of(scale=scale).resolved(source)
     config = bert_config(num_labels=1, problem_type="regression")
     theirs = BertForSequenceClassification(config).eval()
     model = model_of(task)
@@ -58,7 +58,7 @@ def test_predictions_and_loss_equal_transformers(tmp_path: Path, scale: bool) ->
     made = predictions(model, source, task)["degree"]
     found = [made[item]["value"] for item in range(3)]
     assert found == pytest.approx((expected.logits[:, 0] * deviation + mean).tolist(), abs=1e-5)
-    _, batch = built_of(feed_of(source, task))
+    _, batch = built_of(dataset_of(source, task))
     with torch.no_grad():
         output = model(batch)["degree"]
     torch.testing.assert_close(output.loss_sum / 3, expected.loss, atol=1e-5, rtol=0)
@@ -66,12 +66,12 @@ def test_predictions_and_loss_equal_transformers(tmp_path: Path, scale: bool) ->
 
 
 def test_statistics_of_the_training_rows_are_kept(tmp_path: Path) -> None:
-    task = task_of(scale=True).settled(source_of(tmp_path, ROWS))
+    task = task_of(scale=True).resolved(source_of(tmp_path, ROWS))
     assert (task.mean, task.deviation) == pytest.approx((VALUES.mean(), VALUES.std()))
-    assert task.settled(source_of(tmp_path, ROWS[:2])) == task
-    same = task_of(scale=True).settled(source_of(tmp_path, ROWS[:1] * 2))
+    assert task.resolved(source_of(tmp_path, ROWS[:2])) == task
+    same = task_of(scale=True).resolved(source_of(tmp_path, ROWS[:1] * 2))
     assert (same.mean, same.deviation) == (4.5, 1.0)
-    assert task_of().settled(source_of(tmp_path, ROWS)) == task_of()
+    assert task_of().resolved(source_of(tmp_path, ROWS)) == task_of()
 
 
 @pytest.mark.parametrize(("score", "value"), [(-3.0, 1.0), (2.25, 2.25), (9.0, 5.0)])
@@ -104,8 +104,8 @@ def test_scores_equal_scipys_over_rows_with_a_number(tmp_path: Path) -> None:
 
 def test_the_baseline_predicts_the_mean(tmp_path: Path) -> None:
     source = source_of(tmp_path, ROWS)
-    for task, unit in ((task_of(), 1.0), (task_of(scale=True).settled(source), VALUES.std())):
-        _, batch = built_of(feed_of(source, task))
+    for task, unit in ((task_of(), 1.0), (task_of(scale=True).resolved(source), VALUES.std())):
+        _, batch = built_of(dataset_of(source, task))
         loss, right = task.baseline(batch.labels["degree"][1].numpy(), source)
         assert loss.mean() == pytest.approx(VALUES.var() / unit**2)
         assert np.isnan(right).all()
@@ -120,10 +120,10 @@ def test_a_table_without_numbers_is_predicted(tmp_path: Path) -> None:
 
 def test_numbers_that_cannot_be_learned_are_remarked_on(tmp_path: Path) -> None:
     source = source_of(tmp_path, [{"text_a": "a", "label": 3}, {"text_a": "b", "label": 3}])
-    assert task_of().about(source) == "degree: labels: all are 3; there is nothing to learn"
+    assert task_of().describe(source) == "degree: labels: all are 3; there is nothing to learn"
     source = source_of(tmp_path, [{"text_a": "a", "label": x} for x in (0, 1, 2)])
-    assert "1 are outside low and high" in task_of(high=1).about(source)
-    assert task_of(low=0, high=2).about(source) == ""
+    assert "1 are outside low and high" in task_of(high=1).describe(source)
+    assert task_of(low=0, high=2).describe(source) == ""
 
 
 def test_it_learns(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_it_learns(tmp_path: Path) -> None:
         for c in "abcdef"
     ]
     source = source_of(tmp_path, rows)
-    task = task_of(dropout=0.0, scale=True, low=100, high=130).settled(source)
+    task = task_of(dropout=0.0, scale=True, low=100, high=130).resolved(source)
     scores = task.metrics(predictions(learned(source, task), source, task)["degree"], source)
     assert scores["pearson_and_spearman"] > 0.9
     assert scores["mse"] < 20
@@ -154,7 +154,7 @@ def test_bad_rows_are_reported_with_their_place(tmp_path, lines, message, scale)
     file = tmp_path / "train.tsv"
     file.write_text(lines)
     with pytest.raises(UserError, match=message) as raised:
-        task_of(scale=scale).settled(opened(file)).check(opened(file), labelled=True)
+        task_of(scale=scale).resolved(opened(file)).check(opened(file), labelled=True)
     assert "\n" not in str(raised.value)
 
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.blend_dataset import Feed, build_examples, collate_built, refs
 from palm_ds.data.decode import decoded, gathered
 from palm_ds.data.example import Example
 from palm_ds.data.reader import TableSettings, open_table
 from palm_ds.data.table_source import TableSource, split_rows
+from palm_ds.data.task_group_dataset import TaskGroupDataset, build_examples, collate_built, refs
 from palm_ds.model.config import EncoderConfig
 from palm_ds.model.crf import CRFHead
 from palm_ds.model.encoder import Encoder
@@ -62,16 +62,16 @@ def rows(tmp_path: Path) -> Callable[..., TableSource]:
 
 def tagging(source: TableSource | None = None, **keys: Any) -> Tagging:
     task = Tagging(name="slots", source="small", **keys)
-    return task.settled(source) if source else task
+    return task.resolved(source) if source else task
 
 
-def examples(task: Tagging, source: TableSource, room: int = 512) -> list[Example]:
-    items = task.items(source, room)
+def examples(task: Tagging, source: TableSource, max_length: int = 512) -> list[Example]:
+    items = task.items(source, max_length)
     made = []
-    for layout in task.layout(items, np.empty((len(items), 0)), source, room):
+    for layout in task.layout(items, np.empty((len(items), 0)), source, max_length):
         example = task.example(layout, source, np.random.default_rng(0))
         task.label(example, source, np.random.default_rng(0))
-        assert len(example) == layout["length"] <= (task.max_length or room)
+        assert len(example) == layout["length"] <= (task.max_length or max_length)
         made.append(example)
     return made
 
@@ -97,8 +97,8 @@ def predictions(
     return task.gather(pieces, source)
 
 
-def there_and_back(task: Tagging, source: TableSource, room: int = 512) -> dict[int, Any]:
-    return predictions(task, source, examples(task, source, room))
+def there_and_back(task: Tagging, source: TableSource, max_length: int = 512) -> dict[int, Any]:
+    return predictions(task, source, examples(task, source, max_length))
 
 
 # ---- real data ----
@@ -162,7 +162,7 @@ def test_real_spans_come_back_as_they_were(
         scores = task.metrics(found, source)
         assert scores["recall"] == pytest.approx(same / spans)
         assert scores["accuracy"] == 1.0
-        assert task.about(source).startswith(f"slots: {out} spans" if out else "")
+        assert task.describe(source).startswith(f"slots: {out} spans" if out else "")
 
 
 def test_real_tags_are_learned_by_every_word_at_least_once(shared: Path) -> None:
@@ -249,8 +249,8 @@ def test_rows_that_break_the_scheme_are_read_by_conlleval_and_reported(
     )
     task = tagging(source)
     assert task.scheme == "BIO"
-    assert "2 rows violate BIO" in task.about(source)
-    assert "t.jsonl:2, tag 2: I-x for B-x" in task.about(source)
+    assert "2 rows violate BIO" in task.describe(source)
+    assert "t.jsonl:2, tag 2: I-x for B-x" in task.describe(source)
     found = there_and_back(task, source)
     assert found[2]["tags"] == ["B-y", "B-x"]
     assert task.metrics(found, source)["f1"] == 1.0
@@ -284,15 +284,17 @@ def test_a_task_on_the_same_head_may_have_rows_in_another_scheme(
 ) -> None:
     first = tagging(rows({"tokens": ["a", "b"], "tags": ["B-x", "I-x"]}))
     source = rows({"tokens": ["a", "b"], "tags": ["S-x", "O"]})
-    other = Tagging(name="other", source="small", share="slots").like(first).settled(source)
+    other = (
+        Tagging(name="other", source="small", share="slots").with_head_of(first).resolved(source)
+    )
     assert (other.labels, other.trained_scheme, other.scheme) == (first.labels, "BIO", "BIOES")
     assert there_and_back(other, source)[0]["tags"] == ["S-x", "O"]
     with pytest.raises(
         UserError, match="tasks.other.crf: differs from that of tasks.slots, which owns"
     ):
-        Tagging(name="other", source="small", share="slots", crf=True).like(first)
+        Tagging(name="other", source="small", share="slots", crf=True).with_head_of(first)
     with pytest.raises(UserError, match="tasks.other.share: 'i' is another kind of task"):
-        Tagging(name="other", source="small").like(Classification(name="i", source="small"))
+        Tagging(name="other", source="small").with_head_of(Classification(name="i", source="small"))
 
 
 # ---- windows ----
@@ -305,7 +307,11 @@ def test_words_near_a_border_are_predicted_in_the_window_with_most_context(
     source = rows({"tokens": ["a"] * 40, "tags": [*tags[:-1], "B-x"]})
     task = tagging(source, max_length=22, overlap=10)
     made = examples(task, source)
-    assert [(e.origin[1], e.origin[-2]) for e in made] == [(0, 19), (10, 29), (20, 39)]
+    assert [(e.source_offsets[1], e.source_offsets[-2]) for e in made] == [
+        (0, 19),
+        (10, 29),
+        (20, 39),
+    ]
 
     def by_context(task: Tagging, targets: np.ndarray) -> np.ndarray:
         """Confident in the middle of a window, wrong within five words of its borders."""
@@ -526,7 +532,7 @@ def test_a_small_model_learns_tags_that_follow_from_words(
         every.append({"tokens": words.tolist(), "tags": tags})
     source = rows(*every)
     task = tagging(source, crf=crf, max_length=8, dropout=0.0)
-    feed = Feed("slots", (task,), 0, source, seed=1, room=24, fixed=True)
+    dataset = TaskGroupDataset("slots", (task,), 0, source, seed=1, max_length=24, fixed=True)
     torch.manual_seed(0)
     config = EncoderConfig(
         vocab_size=source.vocabulary.size, hidden_size=32, num_layers=1, num_heads=2,
@@ -536,12 +542,12 @@ def test_a_small_model_learns_tags_that_follow_from_words(
     head = task.head(backbone)
     assert isinstance(head, CRFHead if crf else ClassHead)
     model = Model(backbone, {"slots": head}, {"slots": "slots"})
-    numbers = np.arange(len(feed.items))
-    layouts = feed.layouts(numbers)
+    numbers = np.arange(len(dataset.items))
+    layouts = dataset.layouts(numbers)
     examples = refs(0, numbers, layouts)
     packed = [examples[i : i + 3] for i in range(0, len(layouts), 3)]
-    built = build_examples([feed], packed)
-    batch = collate_built([feed], built, 24, source.vocabulary.pad)
+    built = build_examples([dataset], packed)
+    batch = collate_built([dataset], built, 24, source.vocabulary.pad)
     assert batch.count("slots") == (len(layouts) if crf else len(batch.labels["slots"][0]))
     optimizer = torch.optim.Adam(model.parameters(), 5e-3)
     for _ in range(30):
@@ -568,12 +574,12 @@ def test_a_small_model_learns_tags_that_follow_from_words(
 def test_tags_in_another_notation_are_not_classes_in_silence(odd: str, rows) -> None:
     found = rows({"tokens": ["a", "b", "c"], "tags": ["O", odd, "O"]})
     with pytest.raises(UserError, match=f"'{odd}' seems to be a tag of chunks; .*`scheme: none`"):
-        Tagging(name="slots", source="small").settled(found)
+        Tagging(name="slots", source="small").resolved(found)
     assert set(tagging(found, scheme="none").labels) == {"O", odd}
 
 
 def test_types_that_look_alike_are_remarked_on(rows) -> None:
     found = rows(*({"tokens": ["a", "b"], "tags": [x, "O"]} for x in ("B-PER", "B-Per")))
-    assert "'PER' and 'Per' look alike" in tagging(found).about(found)
+    assert "'PER' and 'Per' look alike" in tagging(found).describe(found)
     found = rows({"tokens": ["a", "b"], "tags": [0, 1]})
-    assert "numbers (0, 1) are classes of their own" in tagging(found).about(found)
+    assert "numbers (0, 1) are classes of their own" in tagging(found).describe(found)

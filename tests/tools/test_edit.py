@@ -58,7 +58,7 @@ def model(config: EncoderConfig = CONFIG, seed: int = 1) -> Model:
 @torch.no_grad()
 def hidden(net: Model) -> torch.Tensor:
     row = np.array(IDS)
-    text = Example(ids=row, segments=row * 0, origin=row, marks={})
+    text = Example(input_ids=row, token_type_ids=row * 0, source_offsets=row, annotations={})
     return net.backbone(collate([[(text, 0)]], length=len(IDS), pad=0))[0]
 
 

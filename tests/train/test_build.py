@@ -13,13 +13,13 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.writer import write_corpus
-from palm_ds.data.corpus_source import Source
+from palm_ds.data.corpus_source import CorpusSource
 from palm_ds.data.curriculum_spec import read_stages
 from palm_ds.runtime.ds_config import make_ds_config
 from palm_ds.text.tokenizer import wordpiece
 from palm_ds.train.build import build_held_out, build_model, build_stream
 from palm_ds.train.recipe import Recipe, make_recipe
-from palm_ds.train.resolve import measure, resolve
+from palm_ds.train.resolve import resolve, size
 from palm_ds.train.sources import check_units, corpus_summaries, open_data
 from tests.helpers.small_corpus import SPECIALS, write_small_corpus
 from tests.helpers.small_tables import write_tables
@@ -54,14 +54,14 @@ def recipe(corpora: Path, stages: Any, *, mixed: bool = False, **changes: Any) -
     return make_recipe(values, "recipe.yaml")
 
 
-def slow_measure(made: Recipe, blend: str) -> tuple[float, float]:
+def slow_measure(made: Recipe, task_group: str) -> tuple[float, float]:
     """(tokens of the rows of an epoch, tokens of a row that an example takes), by packing an epoch
     with other means: each example into the first row that still takes it, the longest first."""
-    (feed,) = build_stream(make_plain(made, blend), open_data(made)).feeds
-    lengths = [int(feed.layouts(np.array([n]))["length"][0]) for n in range(len(feed.items))]
+    (dataset,) = build_stream(make_plain(made, task_group), open_data(made)).datasets
+    lengths = [int(dataset.layouts(np.array([n]))["length"][0]) for n in range(len(dataset.items))]
     free: list[int] = []
     for length in sorted(lengths, reverse=True):
-        at = next((i for i, room in enumerate(free) if room >= length), None)
+        at = next((i for i, max_length in enumerate(free) if max_length >= length), None)
         if at is None:
             free.append(LENGTH - length)
         else:
@@ -69,8 +69,8 @@ def slow_measure(made: Recipe, blend: str) -> tuple[float, float]:
     return float(len(free) * LENGTH), len(free) * LENGTH / len(lengths)
 
 
-def make_plain(made: Recipe, blend: str) -> Recipe:
-    values = made.resolved() | {"stages": [{blend: 1}], "seed": 0}
+def make_plain(made: Recipe, task_group: str) -> Recipe:
+    values = made.resolved() | {"stages": [{task_group: 1}], "seed": 0}
     values["backbone"] = {"preset": "tiny", "max_positions": LENGTH}
     return make_recipe(values, "recipe.yaml")
 
@@ -82,29 +82,29 @@ def test_plain_steps_are_unchanged_and_open_nothing(corpora):
 
 def test_tokens_become_steps_without_a_corpus(corpora):
     stages = {"continual": BLENDS[:2], "steps": f"{9 * LENGTH * ROWS - 1} tokens"}
-    settled = resolve(recipe(corpora / "nowhere", stages))
-    assert settled.stages == [{BLENDS[0]: 6}, {BLENDS[0]: 3, BLENDS[1]: 9}]
-    assert settled.outline.settled
+    resolved = resolve(recipe(corpora / "nowhere", stages))
+    assert resolved.stages == [{BLENDS[0]: 6}, {BLENDS[0]: 3, BLENDS[1]: 9}]
+    assert resolved.curriculum_spec.resolved
 
 
 @pytest.mark.parametrize("blend", BLENDS)
-def test_sequences_become_steps_by_the_mean_length_of_examples(corpora, blend):
-    made = recipe(corpora, {"joint": [blend], "steps": "300 sequences"})
-    _, mean_length = slow_measure(made, blend)
+def test_sequences_become_steps_by_the_mean_length_of_examples(corpora, task_group):
+    made = recipe(corpora, {"joint": [task_group], "steps": "300 sequences"})
+    _, mean_length = slow_measure(made, task_group)
     expected = int(np.ceil(300 * mean_length / (LENGTH * ROWS)))
-    assert resolve(made, open_data(made)).stages == [{blend: expected}]
+    assert resolve(made, open_data(made)).stages == [{task_group: expected}]
 
 
 def test_a_stream_with_a_budget_in_sequences_has_about_that_many(corpora):
     made = recipe(corpora, {"alternate": BLENDS, "steps": "900 sequences"})
     data = open_data(made)
-    for feed, examples in build_stream(resolve(made, data), data).consumed().items():
-        assert 900 <= examples < 900 * 1.1, feed  # the last step is filled, and rows nearly are
+    for dataset, examples in build_stream(resolve(made, data), data).consumed().items():
+        assert 900 <= examples < 900 * 1.1, dataset  # the last step is filled, and rows nearly are
 
 
 def test_proportional_is_by_the_tokens_of_an_epoch(corpora):
     made = recipe(corpora, {"alternate": BLENDS, "steps": 1000, "sampler": "proportional"})
-    sizes = [slow_measure(made, blend)[0] for blend in BLENDS]
+    sizes = [slow_measure(made, task_group)[0] for task_group in BLENDS]
     (stage,) = resolve(made).stages
     assert stage.pop("mix") == "step"
     assert sum(stage.values()) == 1000
@@ -126,20 +126,20 @@ def test_mix_ratio_counts_epochs_of_the_reference(corpora):
 def test_a_mix_of_corpora_is_measured_by_its_shares_of_tokens(corpora):
     stages = {"joint": [MASKS], "steps": "100 sequences"}
     both = recipe(corpora, stages, mixed=True)
-    measures = measure(both, open_data(both))[MASKS]
+    sizes = size(both, open_data(both))[MASKS]
     data = open_data(both)
-    one, two = build_stream(make_plain(both, MASKS), data).feeds
+    one, two = build_stream(make_plain(both, MASKS), data).datasets
     alone = [
-        measure(single, open_data(single))[MASKS]
+        size(single, open_data(single))[MASKS]
         for single in (
             recipe(corpora, stages),
             recipe(corpora, stages, sources={"text": {"corpus": str(corpora / "two")}}),
         )
     ]
     assert len(one.items) != len(two.items)
-    assert measures.tokens == pytest.approx(sum(each.tokens for each in alone))
+    assert sizes.tokens == pytest.approx(sum(each.tokens for each in alone))
     examples = 0.75 / alone[0].mean_length + 0.25 / alone[1].mean_length  # a token
-    assert measures.mean_length == pytest.approx(1 / examples, rel=0.02)  # names decide the draws
+    assert sizes.mean_length == pytest.approx(1 / examples, rel=0.02)  # names decide the draws
 
 
 def test_resolved_stages_do_not_depend_on_the_seed_and_resolve_to_themselves(corpora):
@@ -147,7 +147,7 @@ def test_resolved_stages_do_not_depend_on_the_seed_and_resolve_to_themselves(cor
     first, other = (resolve(recipe(corpora, stages, seed=seed)) for seed in (1, 2))
     assert first.stages == other.stages
     assert resolve(first) is first
-    assert first.plan == read_stages(first.stages, [MASKS, ORDER, APART])
+    assert first.curriculum == read_stages(first.stages, [MASKS, ORDER, APART])
 
 
 def test_a_share_smaller_than_a_step_is_an_error(corpora):
@@ -171,8 +171,8 @@ def test_ernie_files_are_a_source(corpora, tmp_path):
     assert list(data.corpora) == [f"{tmp_path / 'list'}.corpus"]
     sources = [source for _, source, _ in [*data.train["text"], *data.held_out["text"]]]
     texts = [source.read(a, b) for source in sources for a, b in spans(source)]
-    assert sorted(int(piece.ids[0]) for piece in texts) == [5 + n for n in range(9)]
-    assert {tuple(piece.ids[1:]) for piece in texts} == {(6, 7, 8)}
+    assert sorted(int(piece.input_ids[0]) for piece in texts) == [5 + n for n in range(9)]
+    assert {tuple(piece.input_ids[1:]) for piece in texts} == {(6, 7, 8)}
     (batch,) = build_stream(made, data).batches(2, 0, 1, ROWS)
     assert len(batch.labels[MASKS][0]) >= ROWS
 
@@ -195,10 +195,10 @@ def test_another_corpus_to_evaluate_on(corpora):
     ((name, held, _),) = data.held_out["text"]
     assert name == str(folders[1]) and len(held.documents) == sizes[1]
     rows = build_held_out(made, data)
-    assert rows.rows and {feed.source.corpus.path for feed in rows.feeds} == {folders[1]}
+    assert rows.rows and {dataset.source.corpus.path for dataset in rows.datasets} == {folders[1]}
 
 
-def spans(source: Source) -> list[tuple[int, int]]:
+def spans(source: CorpusSource) -> list[tuple[int, int]]:
     return [(int(a), int(b)) for a, b in zip(source.starts, source.ends, strict=True)]
 
 
@@ -231,9 +231,9 @@ def test_a_run_consumes_what_its_plan_says(corpora, name, mix):
         stages = {"explicit": [{b: n for b, n in s.items() if b != "mix"} for s in stages]}
     made = recipe(corpora, stages | {"mix": mix})
     data = open_data(made)
-    settled = resolve(made, data)
-    plan, stream = settled.plan, build_stream(settled, data)
-    names = [feed.name for feed in stream.feeds]
+    resolved = resolve(made, data)
+    plan, stream = resolved.curriculum, build_stream(resolved, data)
+    names = [dataset.name for dataset in stream.datasets]
     seen: Counter[str] = Counter()
     steps_of: Counter[tuple[int, str]] = Counter()
     tokens_of: Counter[tuple[int, str]] = Counter()
@@ -241,21 +241,21 @@ def test_a_run_consumes_what_its_plan_says(corpora, name, mix):
         stage = plan.stage_at(step)
         rows = stream.step_rows(step)
         assert len(rows) == ROWS
-        blends = {names[feed] for row in rows for feed, _, _ in row}
-        assert mix == "batch" or len(blends) == 1
-        steps_of.update((stage, blend) for blend in blends)
+        task_groups = {names[dataset] for row in rows for dataset, _, _ in row}
+        assert mix == "batch" or len(task_groups) == 1
+        steps_of.update((stage, task_group) for task_group in task_groups)
         for row in rows:
-            for feed, _, layout in row:
-                seen[names[feed]] += 1
-                tokens_of[stage, names[feed]] += int(layout["length"])
+            for dataset, _, layout in row:
+                seen[names[dataset]] += 1
+                tokens_of[stage, names[dataset]] += int(layout["length"])
     assert dict(seen) == stream.consumed()
     for number, stage in enumerate(plan.stages):
-        for blend, steps in stage.steps_of:
+        for task_group, steps in stage.steps_of:
             if mix == "step":
-                assert steps_of[number, blend] == steps
-            share = tokens_of[number, blend] / (stage.steps * ROWS * LENGTH)
+                assert steps_of[number, task_group] == steps
+            share = tokens_of[number, task_group] / (stage.steps * ROWS * LENGTH)
             assert share == pytest.approx(steps / stage.steps, abs=0.06)
-    assert sum(stage.steps for stage in plan.stages) == sum(map(plan.total_of, plan.blends))
+    assert sum(stage.steps for stage in plan.stages) == sum(map(plan.total_of, plan.task_groups))
 
 
 def bare_corpus(folder: Path, *, phrases: int, documents: int = 6, older: bool = False) -> Path:
@@ -264,12 +264,12 @@ def bare_corpus(folder: Path, *, phrases: int, documents: int = 6, older: bool =
     rng = np.random.default_rng(0)
     made = []
     for number in range(documents):
-        marks = {name: np.zeros(40, np.uint8) for name in ("sentence", "phrase", "entity")}
-        marks["sentence"][::10] = 1
+        annotations = {name: np.zeros(40, np.uint8) for name in ("sentence", "phrase", "entity")}
+        annotations["sentence"][::10] = 1
         for start in range(0, 3 * phrases * (number == 0), 3):
-            marks["phrase"][start : start + 2] = 1, 2
+            annotations["phrase"][start : start + 2] = 1, 2
         made.append(
-            (f"d{number}", rng.integers(5, 25, 40), marks | {"word": np.ones(40, np.uint8)})
+            (f"d{number}", rng.integers(5, 25, 40), annotations | {"word": np.ones(40, np.uint8)})
         )
     write_corpus(folder, made, tokenizer)
     if older:
@@ -318,8 +318,8 @@ def test_one_corpus_of_a_mixture_may_lack_a_unit(tmp_path: Path) -> None:
 def test_too_little_held_out_data_names_the_share(tmp_path: Path) -> None:
     """0.01 of 150 dialogues holds out one or two, but a fake reply needs two to draw from."""
     tokenizer = wordpiece([*SPECIALS, *(f"w{i}" for i in range(20))], lower=False)
-    marks = {"sentence": np.tile([1, 0, 0, 0], 3), "role": np.repeat([0, 1, 0], 4)}
-    made = [(f"d{n}", np.arange(5, 17), marks) for n in range(60)]
+    annotations = {"sentence": np.tile([1, 0, 0, 0], 3), "role": np.repeat([0, 1, 0], 4)}
+    made = [(f"d{n}", np.arange(5, 17), annotations) for n in range(60)]
     write_corpus(tmp_path / "talk", made, tokenizer, annotations=("sentence", "role"))
     values: dict[str, Any] = {
         "tasks": {"talk": {"kind": "dialogue_language_model", "source": "text"}},

@@ -13,7 +13,7 @@ import transformers
 
 from palm_ds.inference.predictor import Predictor, open_predictor
 from palm_ds.train.export import head_taken
-from palm_ds.weights import weights_folder as weights
+from palm_ds.weights import weights_folder
 from palm_ds.weights.convert.convert import ConversionOptions, convert
 from palm_ds.weights.formats.huggingface.target import ExportedHead
 from tests.helpers.saved_model import TASKS, recipe_of, save_model
@@ -65,7 +65,7 @@ def test_the_head_of_a_single_task_is_exported(tmp_path: Path, name: str) -> Non
     taken = head_taken(recipe_of(run), asked.model.state_dict())
     assert isinstance(taken, ExportedHead)
     config = asked.model.backbone.config
-    weights.export_hf(asked.model, tmp_path / "hf", config=config, head=taken)
+    weights_folder.export_hf(asked.model, tmp_path / "hf", config=config, head=taken)
     theirs = getattr(transformers, opener).from_pretrained(tmp_path / "hf")
     labels = getattr(asked.tasks[name], "labels", ())
     if labels:
@@ -91,7 +91,7 @@ def test_exported_regression_uses_the_units_of_the_file(tmp_path: Path) -> None:
     asked = open_predictor(run)
     taken = head_taken(recipe_of(run), asked.model.state_dict())
     assert taken is not None and taken.outputs.deviation != 1
-    weights.export_hf(
+    weights_folder.export_hf(
         asked.model,
         tmp_path / "hf",
         config=asked.model.backbone.config,

@@ -83,8 +83,8 @@ def old(tmp_path_factory) -> Path:
     return run
 
 
-def taken(old: Path, model: Model, feeds: tuple[str, ...] = ("a", "c")) -> WarmStart:
-    return warm_start(old, model, signature(model), feeds, group=Alone(), warn=pytest.fail)
+def taken(old: Path, model: Model, datasets: tuple[str, ...] = ("a", "c")) -> WarmStart:
+    return warm_start(old, model, signature(model), datasets, group=Alone(), warn=pytest.fail)
 
 
 def test_an_added_task(old: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_removed_task_is_named(old: Path) -> None:
 
 
 def test_the_same_tasks_on_another_corpus_keep_their_rows(old: Path) -> None:
-    found = taken(old, make_model({"a": 2, "b": 3}), feeds=("b + a",))
+    found = taken(old, make_model({"a": 2, "b": 3}), datasets=("b + a",))
     assert found.grown == {} and found.new == () and found.consumed == {"b + a": 4}
 
 

@@ -120,8 +120,8 @@ def test_originals_agree_with_the_corpus(recipe: Recipe) -> None:
     view = open_step(recipe, 20, rows=24)
     changed = 0
     for seen in sequences(view, range(24)):
-        record, origin = as_record(view, seen), seen.example.origin
-        corpus = seen.feed.source.corpus
+        record, origin = as_record(view, seen), seen.example.source_offsets
+        corpus = seen.dataset.source.corpus
         for at, token in enumerate(record["tokens"]):
             if origin[at] < 0:
                 assert token in ("[CLS]", "[SEP]") and str(at) not in record["original"]
@@ -137,10 +137,13 @@ def test_originals_agree_with_the_corpus(recipe: Recipe) -> None:
 def test_a_row_as_text(recipe: Recipe) -> None:
     view = open_step(recipe, 24, rows=24)
     whole = "\n".join(plain(view, row) for row in range(24))
-    count = Counter(seen.feed.name for seen in sequences(view, range(24)))
-    for blend in BLENDS:
-        assert count[blend] > 0
-        assert len(re.findall(rf"^  {re.escape(blend)}  positions", whole, re.M)) == count[blend]
+    count = Counter(seen.dataset.name for seen in sequences(view, range(24)))
+    for task_group in BLENDS:
+        assert count[task_group] > 0
+        assert (
+            len(re.findall(rf"^  {re.escape(task_group)}  positions", whole, re.M))
+            == count[task_group]
+        )
     assert re.search(
         r"^    sentence_reordering: (1|1 2|2 1|1 2 3|1 3 2|2 1 3|2 3 1|3 1 2|3 2 1)$", whole, re.M
     )
@@ -155,7 +158,7 @@ def test_a_row_as_text(recipe: Recipe) -> None:
     assert re.search(r"\[MASK\]\(w\d+\)", whole) and re.search(r" w\d+\(w\d+\)", whole)
     assert re.search(r" w\d+\(=\)", whole)
     (first,) = list(sequences(view, [0]))[:1]
-    masked = int((first.example.ids == view.tokenizer.vocabulary.mask).sum())
+    masked = int((first.example.input_ids == view.tokenizer.vocabulary.mask).sum())
     assert plain(view, 0).split("  positions")[1].count("[MASK](") == masked
 
 
@@ -184,10 +187,10 @@ def test_the_summary_counts_the_whole_step(recipe: Recipe) -> None:
     real = sum(len(each.example) for each in seen)
     assert "step 24 of 24, stage 3: 24 rows of 64" in text
     assert f"{len(seen)} sequences, {real:,} of 1,536 positions" in text
-    for blend in BLENDS:
-        lengths = [len(each.example) for each in seen if each.feed.name == blend]
-        line = next(line for line in text.splitlines() if line.startswith(f"{blend} "))
-        cells = line.removeprefix(blend).split()
+    for task_group in BLENDS:
+        lengths = [len(each.example) for each in seen if each.dataset.name == task_group]
+        line = next(line for line in text.splitlines() if line.startswith(f"{task_group} "))
+        cells = line.removeprefix(task_group).split()
         assert cells[:4] == [
             str(len(lengths)),
             str(min(lengths)),
@@ -207,10 +210,10 @@ def test_held_out_rows_are_those_of_the_evaluation(recipe: Recipe) -> None:
     view = open_held_out(recipe, rows=1)
     held = build_held_out(recipe, open_data(recipe))
     assert len(view.rows) == len(held.rows) and len(view.shown) == 3
-    first = [next(iter(sequences(view, [row]))).feed.name for row in view.shown]
+    first = [next(iter(sequences(view, [row]))).dataset.name for row in view.shown]
     assert first == BLENDS
-    out = set(view.feeds[0].source.documents.tolist())
-    training = open_step(recipe, 1, rows=0).feeds[0].source.documents.tolist()
+    out = set(view.datasets[0].source.documents.tolist())
+    training = open_step(recipe, 1, rows=0).datasets[0].source.documents.tolist()
     assert out and not out & set(training)
     assert shown(view).startswith("held out: ")
 

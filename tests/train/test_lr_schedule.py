@@ -2,48 +2,49 @@ import pytest
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.curriculum_spec import read_stages
-from palm_ds.data.stages import Plan, Stage
+from palm_ds.data.stages import Curriculum, Stage
 from palm_ds.train.lr_schedule import LRSchedule
 
 TASKS = ["a", "b", "c", "d"]
 
 
-def factors(schedule: LRSchedule, plan: Plan) -> list[float]:
+def factors(schedule: LRSchedule, curriculum: Curriculum) -> list[float]:
     return [
-        round(schedule.scale(plan.at(step, seed=1), plan.steps), 4) for step in range(plan.steps)
+        round(schedule.scale(curriculum.at(step, seed=1), curriculum.steps), 4)
+        for step in range(curriculum.steps)
     ]
 
 
 def test_schedules():
-    plan = read_stages([{"a": 8}], TASKS)
-    assert factors(LRSchedule(kind="linear", warmup=4), plan) == [
+    curriculum = read_stages([{"a": 8}], TASKS)
+    assert factors(LRSchedule(kind="linear", warmup=4), curriculum) == [
         *(0.25, 0.5, 0.75, 1.0),
         *(1.0, 0.75, 0.5, 0.25),
     ]
-    noam = factors(LRSchedule(kind="noam", warmup=2), plan)
+    noam = factors(LRSchedule(kind="noam", warmup=2), curriculum)
     assert noam[:2] == [0.5, 1.0]
     assert noam[7] == 0.5  # sqrt(2 / 8)
-    wsd = factors(LRSchedule(kind="wsd", warmup=2, decay=4, end=0.2), plan)
+    wsd = factors(LRSchedule(kind="wsd", warmup=2, decay=4, end=0.2), curriculum)
     assert wsd == [0.5, 1.0, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4]
-    assert factors(LRSchedule(kind="constant"), plan) == [1.0] * 8
+    assert factors(LRSchedule(kind="constant"), curriculum) == [1.0] * 8
 
 
 def test_warm_up_as_a_fraction_of_the_steps():
-    plan = read_stages([{"a": 20}, {"b": 40}], TASKS)
+    curriculum = read_stages([{"a": 20}, {"b": 40}], TASKS)
     share, counted = LRSchedule(warmup=0.1), LRSchedule(warmup=6)
-    assert factors(share, plan) == factors(counted, plan)
+    assert factors(share, curriculum) == factors(counted, curriculum)
     restarted = LRSchedule(warmup=0.1, restart="stage")
-    assert restarted.warmups(plan) == [2, 4]
+    assert restarted.warmups(curriculum) == [2, 4]
     with pytest.raises(UserError, match="neither a number of steps nor a fraction"):
         LRSchedule(warmup=2.5)
 
 
 def test_restart_at_each_stage():
-    plan = read_stages([{"a": 4}, {"b": 4}], TASKS)
+    curriculum = read_stages([{"a": 4}, {"b": 4}], TASKS)
     schedule = LRSchedule(kind="noam", warmup=2, restart="stage")
-    assert factors(schedule, plan)[:4] == factors(schedule, plan)[4:]
+    assert factors(schedule, curriculum)[:4] == factors(schedule, curriculum)[4:]
     once = LRSchedule(kind="noam", warmup=2)
-    assert factors(once, plan)[4] < 1
+    assert factors(once, curriculum)[4] < 1
 
 
 @pytest.mark.parametrize(
@@ -66,12 +67,12 @@ def test_restart_at_each_stage():
     ],
 )
 def test_a_restarted_stage_is_scheduled_like_a_separate_run(stages, values):
-    plan = read_stages(stages, TASKS)
+    curriculum = read_stages(stages, TASKS)
     schedule = LRSchedule(**values, restart="stage")
-    whole = factors(schedule, plan)
-    for number, stage in enumerate(plan.stages):
-        alone = Plan((Stage(stage.steps_of, stage.mix, 0),))
+    whole = factors(schedule, curriculum)
+    for number, stage in enumerate(curriculum.stages):
+        alone = Curriculum((Stage(stage.steps_of, stage.mix, 0),))
         part = whole[stage.first : stage.first + stage.steps]
         assert part == factors(LRSchedule(**values), alone)
-        assert part.index(1.0) == schedule.warmups(plan)[number] - 1
-    assert LRSchedule(**values).warmups(plan)[1:] == [0] * (len(plan.stages) - 1)
+        assert part.index(1.0) == schedule.warmups(curriculum)[number] - 1
+    assert LRSchedule(**values).warmups(curriculum)[1:] == [0] * (len(curriculum.stages) - 1)

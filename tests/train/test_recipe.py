@@ -90,13 +90,13 @@ def test_tasks_that_share_a_head_share_its_id(tmp_path):
 
 
 def test_corpus_dependent_stages_are_checked_without_and_planned_with_corpora(tmp_path):
-    blends = GOOD["stages"]["continual"]
-    stages = {"joint": blends, "steps": 30, "sampler": "proportional"}
+    task_groups = GOOD["stages"]["continual"]
+    stages = {"joint": task_groups, "steps": 30, "sampler": "proportional"}
     recipe = read_recipe(write(tmp_path, changed("stages", to=stages)))
-    assert recipe.outline.blends == tuple(blends)
+    assert recipe.curriculum_spec.task_groups == tuple(task_groups)
     with pytest.raises(UserError, match="only once the corpora are open"):
-        assert recipe.plan
-    stages["joint"] = [*blends, "sentence_distance"]
+        assert recipe.curriculum
+    stages["joint"] = [*task_groups, "sentence_distance"]
     with pytest.raises(UserError, match="no task 'sentence_distance'"):
         read_recipe(write(tmp_path, changed("stages", to=stages)))
 
@@ -104,9 +104,9 @@ def test_corpus_dependent_stages_are_checked_without_and_planned_with_corpora(tm
 def test_budgets_in_tokens_need_no_corpus(tmp_path):
     stages = {"joint": GOOD["stages"]["continual"], "steps": "40_960 tokens"}
     recipe = read_recipe(write(tmp_path, changed("stages", to=stages)))
-    assert recipe.plan.steps == 20
+    assert recipe.curriculum.steps == 20
     assert recipe.plan_table().splitlines()[-1].split() == ["steps", "20", "20", "81,920"]
-    assert read_recipe(write(tmp_path, GOOD), ["stages.steps=9"]).plan.steps == 18
+    assert read_recipe(write(tmp_path, GOOD), ["stages.steps=9"]).curriculum.steps == 18
 
 
 def test_a_source_may_be_ernie_files(tmp_path):

@@ -47,7 +47,7 @@ def test_texts_are_read_as_export_task(tmp_path, chosen, name, row) -> None:
     run = RunSpec(recipe=recipe, ds_config=ds_config, folder=tmp_path / "run")
     data = open_data(recipe)
     model = build_model(recipe, ds_config, data.vocabulary, device=torch.device("cpu"))
-    export(run, model, model.state_dict(), data, recipe.plan.steps)
+    export(run, model, model.state_dict(), data, recipe.curriculum.steps)
     info = read_info(Path(run.folder / "weights"))
     assert (info.export_task, info.task_id) == (name, row)
     theirs = load_file(run.folder / "hf" / "model.safetensors")

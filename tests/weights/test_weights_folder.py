@@ -188,7 +188,9 @@ def packed_hidden(net: Model, ids: torch.Tensor, segment: int, task: int) -> tor
     from palm_ds.data.example import Example, collate
 
     row = ids[0].numpy()
-    text = Example(ids=row, segments=row * 0 + segment, origin=row, marks={})
+    text = Example(
+        input_ids=row, token_type_ids=row * 0 + segment, source_offsets=row, annotations={}
+    )
     batch = collate(
         [[(text, 0), (text, task)]], length=len(row) * 2 + 1, pad=net.backbone.config.pad
     )

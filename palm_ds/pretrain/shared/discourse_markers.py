@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from palm_ds.common import rng as keyed
 from palm_ds.common.errors import UserError
+from palm_ds.common.rng import derive_key, keyed_bits
 from palm_ds.corpus.store import Corpus
 from palm_ds.text.tokenizer import Tokenizer
 
@@ -205,7 +205,7 @@ def mine(corpus: Corpus, finder: Finder, *, shortest: int, unmarked: int) -> Ite
         kept = (label >= 0) & (end - start - cut >= shortest)
         if unmarked >= 0:
             free = np.flatnonzero(label < 0)
-            lot = np.argsort(keyed.bits(keyed.key("unmarked"), start[free]), kind="stable")
+            lot = np.argsort(keyed_bits(derive_key("unmarked"), start[free]), kind="stable")
             chosen = free[lot[: kept.sum()]]
             label[chosen], kept[chosen] = unmarked, True
         table = np.column_stack([before, start, start + cut, end, label])

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from palm_ds.common import rng as keyed
-from palm_ds.data.corpus_source import Source
+from palm_ds.common.rng import derive_key, keyed_uniform
+from palm_ds.data.corpus_source import CorpusSource
 from palm_ds.data.layout import layouts
 
 
-def paragraphs(source: Source, size: int, shortest: float) -> np.ndarray:
+def paragraphs(source: CorpusSource, size: int, shortest: float) -> np.ndarray:
     """(texts, 4) sentences [first, last), and [begin, end) of their paragraph. A text is a whole
     paragraph or, if that is longer than half of `size` tokens, a run of its sentences (texts of 0.5
     to 1 rows would pack badly; they grow back where a row has room).
@@ -32,7 +32,7 @@ def paragraphs(source: Source, size: int, shortest: float) -> np.ndarray:
     sentence = begin.copy()
     while (going := sentence < end).any():
         first = sentence[going]
-        draw = keyed.uniform(keyed.key("paragraph"), first, 1)[:, 0]
+        draw = keyed_uniform(derive_key("paragraph"), first, 1)[:, 0]
         target = ((shortest + (1 - shortest) * draw) * size).astype(np.int64)
         last = source.sentence_end(first, end[going], target)
         runs.append(np.column_stack([first, last, begin[going], end[going]]))
@@ -43,20 +43,20 @@ def paragraphs(source: Source, size: int, shortest: float) -> np.ndarray:
 
 
 def lay_out(
-    texts: np.ndarray, parts: np.ndarray, label: np.ndarray, source: Source, room: int
+    texts: np.ndarray, parts: np.ndarray, label: np.ndarray, source: CorpusSource, max_length: int
 ) -> np.ndarray:
     """Layouts of texts that are cut into `parts` (n,) segments: the sentences [`first`, `last`) of
     each, its `label`, and the tokens of its paragraph `after` it."""
     first, last, begin, end = source.corpus.sentence_starts[texts].T
     length = 1 + last - first + parts
-    spare = np.minimum(room - length, first - begin + end - last)
+    spare = np.minimum(max_length - length, first - begin + end - last)
     return layouts(
         length, spare, first=texts[:, 0], last=texts[:, 1], label=label, after=end - last
     )
 
 
 def segments(
-    layout: np.void, parts: int, source: Source, rng: np.random.Generator
+    layout: np.void, parts: int, source: CorpusSource, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """The starts and ends of the segments of one layout, as corpus offsets in text order; the text
     is cut at random sentence boundaries."""

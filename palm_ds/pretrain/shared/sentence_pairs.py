@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from palm_ds.common import rng as keyed
 from palm_ds.common.errors import UserError
-from palm_ds.data.corpus_source import Source
-from palm_ds.data.example import Example, arrange
+from palm_ds.common.rng import keyed_bits
+from palm_ds.data.corpus_source import CorpusSource
+from palm_ds.data.example import Example, build_input
 from palm_ds.data.layout import layouts
 from palm_ds.data.task import CorpusTask
 
@@ -42,7 +42,7 @@ class PairTask(CorpusTask):
         """Number of classes of the head."""
         return len(self.class_names)
 
-    def example(self, layout: np.void, source: Source, rng: np.random.Generator) -> Example:
+    def example(self, layout: np.void, source: CorpusSource, rng: np.random.Generator) -> Example:
         example = arrange_pair(layout, source)
         example.labels[self.name] = np.array([0]), np.array([layout["label"]])
         return example
@@ -55,12 +55,12 @@ class PairTask(CorpusTask):
         )
 
 
-def is_ready_made(source: Source) -> bool:
+def is_ready_made(source: CorpusSource) -> bool:
     """Whether the corpus consists of labelled pairs rather than running text."""
     return "label" in source.corpus.annotations
 
 
-def ready_made(source: Source) -> np.ndarray:
+def ready_made(source: CorpusSource) -> np.ndarray:
     """(documents, 4) int64: start of the first text, start and end of the second, number of the
     label.
 
@@ -90,7 +90,7 @@ def ready_made(source: Source) -> np.ndarray:
     return np.column_stack([source.starts, second, source.ends, label])
 
 
-def labelled_pairs(source: Source, numbers: Mapping[str, int], where: str) -> np.ndarray:
+def labelled_pairs(source: CorpusSource, numbers: Mapping[str, int], where: str) -> np.ndarray:
     """`ready_made` pairs with classes in place of label numbers, given {label name: class}. Raises
     UserError, starting with `where`."""
     pairs = ready_made(source)
@@ -98,7 +98,7 @@ def labelled_pairs(source: Source, numbers: Mapping[str, int], where: str) -> np
     return pairs
 
 
-def label_names(source: Source) -> list[str]:
+def label_names(source: CorpusSource) -> list[str]:
     """The names of a corpus's labels, in the order of their numbers."""
     names = source.corpus.manifest.options.get("labels")
     if not names:
@@ -109,7 +109,7 @@ def label_names(source: Source) -> list[str]:
     return [str(name) for name in names]
 
 
-def classes_of_labels(source: Source, numbers: Mapping[str, int], where: str) -> np.ndarray:
+def classes_of_labels(source: CorpusSource, numbers: Mapping[str, int], where: str) -> np.ndarray:
     """(labels,) int64: the class of every label of the corpus, given {name: class}.
 
     Raises UserError, starting with `where`, for labels that are not in `numbers`."""
@@ -142,13 +142,13 @@ def fit(
     return kept, np.minimum(second, most - kept)
 
 
-def lay_out(pairs: np.ndarray, room: int) -> np.ndarray:
+def lay_out(pairs: np.ndarray, max_length: int) -> np.ndarray:
     """Layouts of ready-made pairs (n, 4) `(start, start of the second, end, class)`, with the
     fields of `arrange_pair` and the class as `label`. They have no spare tokens.
 
     Pairs too long for the room lose the ends of their texts, the longer text first."""
     start, second, end, label = pairs.T
-    first_tokens, second_tokens = fit(second - start, end - second, room - 3)
+    first_tokens, second_tokens = fit(second - start, end - second, max_length - 3)
     length = first_tokens + second_tokens + 3
     return layouts(
         length,
@@ -160,7 +160,7 @@ def lay_out(pairs: np.ndarray, room: int) -> np.ndarray:
     )
 
 
-def arrange_pair(layout: np.void, source: Source, *, swap: bool = False) -> Example:
+def arrange_pair(layout: np.void, source: CorpusSource, *, swap: bool = False) -> Example:
     """[CLS] first [SEP] second [SEP] of a layout with the start of either text (`first`, `second`),
     the tokens of the first (`first_tokens`) and the most tokens of the second (`second_tokens`).
 
@@ -173,10 +173,10 @@ def arrange_pair(layout: np.void, source: Source, *, swap: bool = False) -> Exam
         source.read(start - earlier, start + tokens),
         source.read(second, second + second_tokens),
     ]
-    return arrange(pieces[::-1] if swap else pieces, source.vocabulary)
+    return build_input(pieces[::-1] if swap else pieces, source.vocabulary)
 
 
-def anchors(source: Source) -> np.ndarray:
+def anchors(source: CorpusSource) -> np.ndarray:
     """(sentences, 3) int64: every sentence with the sentences [first, last) of its document."""
     count = source.last_sentences - source.first_sentences
     first = np.repeat(source.first_sentences, count)
@@ -186,7 +186,7 @@ def anchors(source: Source) -> np.ndarray:
 
 
 def elsewhere(
-    own: np.ndarray, eligible: np.ndarray, draw: np.ndarray, source: Source
+    own: np.ndarray, eligible: np.ndarray, draw: np.ndarray, source: CorpusSource
 ) -> tuple[np.ndarray, np.ndarray]:
     """(n,) a random sentence of any other document, all equally likely, and its document.
 
@@ -210,7 +210,7 @@ def balance(classes: np.ndarray, repeat: int, key: int) -> tuple[np.ndarray, np.
     up to `repeat` times per epoch; the pairs of a common class are distributed over its items, so
     that none occurs twice in an epoch and all occur over the epochs. Items alternate between the
     classes, so that any prefix of the epoch is balanced too."""
-    order = np.lexsort([keyed.bits(key, np.arange(len(classes))), classes])
+    order = np.lexsort([keyed_bits(key, np.arange(len(classes))), classes])
     counts = np.bincount(classes)
     offset = (np.cumsum(counts) - counts)[counts > 0]
     counts = counts[counts > 0]

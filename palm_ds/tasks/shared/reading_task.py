@@ -61,7 +61,7 @@ class ReadingTask(TextTask):
         if self.max_answer < 0:
             raise UserError(f"{self.where}.max_answer: {self.max_answer} is negative")
 
-    def settled(self: AnyReading, source: TableSource) -> AnyReading:
+    def resolved(self: AnyReading, source: TableSource) -> AnyReading:
         self.columns_of(source)
         return replace(
             self,
@@ -114,7 +114,7 @@ class ReadingTask(TextTask):
                 )
         self.answers(source)
 
-    def about(self, source: TableSource) -> str:
+    def describe(self, source: TableSource) -> str:
         answers, longest = self.answers(source), self.longest(source)
         long = np.diff(answers.tokens, axis=1) >= longest
         facts = {

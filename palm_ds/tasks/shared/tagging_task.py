@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.data.table_source import UNITS, TableSource, Words, chinese_share
+from palm_ds.data.table_source import UNITS, TableSource, TokenizedWords, chinese_share
 from palm_ds.data.task import Task
 from palm_ds.tasks.metrics.chunks import Chunk, check_scheme, chunks, convert, tags_of
 from palm_ds.tasks.shared import tag_schemes
@@ -78,7 +78,7 @@ class TagsTask(TextTask):
         """(words, 2) per row: the characters of its words."""
         return source.word_places(self.columns_of(source)[0], self.units or "words")
 
-    def words(self, source: TableSource) -> Words:
+    def words(self, source: TableSource) -> TokenizedWords:
         """The words of all rows, encoded."""
         return source.cached(
             f"words {self.name} {self.units}",
@@ -97,7 +97,7 @@ class TagsTask(TextTask):
 
     # ---- settings resolved from the training rows ----
 
-    def settled(self: Tagged, source: TableSource) -> Tagged:
+    def resolved(self: Tagged, source: TableSource) -> Tagged:
         """With the scheme, units and tags of the training rows."""
         task = replace(self, units=self.units or _usual_unit(source, self.columns_of(source)[0]))
         if self.labelled_by(source) == SPANS:
@@ -136,10 +136,10 @@ class TagsTask(TextTask):
         task = replace(self, units=unit, labels=())
         return task if self.labelled_by(source) == SPANS else task._with_scheme(source)[0]
 
-    def like(self: Tagged, origin: Task) -> Tagged:
+    def with_head_of(self: Tagged, origin: Task) -> Tagged:
         """With the tags and the training scheme of the task that owns the shared head; the scheme
         of the rows may differ."""
-        super().like(origin)
+        super().with_head_of(origin)
         assert isinstance(origin, TagsTask)
         for key in ("labels", "trained_scheme"):
             if getattr(self, key) not in ((), "", getattr(origin, key)):
@@ -164,7 +164,7 @@ class TagsTask(TextTask):
             )
         return found
 
-    def about(self, source: TableSource) -> str:
+    def describe(self, source: TableSource) -> str:
         """What is odd about the tags, and those that training changes or leaves out; empty if
         nothing is."""
         if self.labelled_by(source) not in ("", SPANS):

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.data.example import Example, arrange
+from palm_ds.data.example import Example, build_input
 from palm_ds.data.layout import layouts
 from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
@@ -57,7 +57,7 @@ class TextTask(TableTask):
         """The path of the task in the recipe, for messages."""
         return f"tasks.{self.name}"
 
-    def like(self, origin: Task) -> Task:
+    def with_head_of(self, origin: Task) -> Task:
         if type(origin) is not type(self):
             own, other = type(self).__name__, type(origin).__name__
             raise UserError(
@@ -72,18 +72,18 @@ class TextTask(TableTask):
             source.need(column, self.where)
         return columns
 
-    def room(self, room: int) -> int:
-        """Maximum tokens of an example in rows of `room` tokens."""
+    def input_length(self, max_length: int) -> int:
+        """Maximum tokens of an example in rows of `max_length` tokens."""
         if self.max_length < 0 or 0 < self.max_length < SHORTEST:
             raise UserError(
                 f"{self.where}.max_length: {self.max_length}; it must be 0 or at least {SHORTEST}"
             )
-        if self.max_length > room:
+        if self.max_length > max_length:
             raise UserError(
-                f"{self.where}.max_length: {self.max_length} tokens, but rows hold {room}; raise "
-                "`length` or lower it"
+                f"{self.where}.max_length: {self.max_length} tokens, but rows hold {max_length}; "
+                "raise `length` or lower it"
             )
-        return self.max_length or room
+        return self.max_length or max_length
 
     def check(self, source: TableSource, *, labelled: bool) -> None:
         self.columns_of(source)
@@ -97,24 +97,24 @@ class TextTask(TableTask):
     def label_roles(self) -> tuple[str, ...]:
         return (self.label_column,)
 
-    def describe_rows(self, source: TableSource, room: int) -> str:
+    def describe_rows(self, source: TableSource, max_length: int) -> str:
         """Summary of the rows: their number, their labels, and how many are truncated."""
         parts = [f"{self.name}: {len(source):,} rows", self.describe_labels(source)]
-        if cut := self.cut_rows(source, room):
-            parts.append(f"{cut:,} truncated to {self.room(room)} tokens")
+        if cut := self.cut_rows(source, max_length):
+            parts.append(f"{cut:,} truncated to {self.input_length(max_length)} tokens")
         return "; ".join(filter(None, parts))
 
     def describe_labels(self, source: TableSource) -> str:
         """Frequencies of the labels in one line; empty if there are none."""
         return ""
 
-    def cut_rows(self, source: TableSource, room: int) -> int:
+    def cut_rows(self, source: TableSource, max_length: int) -> int:
         """Number of truncated rows; 0 for tasks that split long rows into windows."""
-        items = self.items(source, room)
+        items = self.items(source, max_length)
         if len(items) != len(source):
             return 0
-        no_draws = np.empty((len(items), self.draws))
-        kept = self.layout(items, no_draws, source, room)["length"]
+        no_draws = np.empty((len(items), self.num_uniforms))
+        kept = self.layout(items, no_draws, source, max_length)["length"]
         whole = replace(self, max_length=0).layout(items, no_draws, source, _ENDLESS)
         return int((whole["length"] > kept).sum())
 
@@ -122,7 +122,7 @@ class TextTask(TableTask):
         kind = type(self)
         if any(getattr(kind, x) is not getattr(TextTask, x) for x in _ARRANGED_BY):
             return super().arrangement_key()
-        return repr((kind.columns_of, kind.room, self.texts, self.max_length))
+        return repr((kind.columns_of, kind.max_length, self.texts, self.max_length))
 
     def score_rows(
         self, source: TableSource, predictions: Sequence[StoredPrediction]
@@ -143,17 +143,17 @@ class TextTask(TableTask):
         """Export settings of a task with a head that transformers supports."""
         return ExportedHead(name=self.share or self.name, outputs=self.head_outputs())
 
-    def items(self, source: TableSource, room: int) -> np.ndarray:
+    def items(self, source: TableSource, max_length: int) -> np.ndarray:
         """(rows, 1): all rows."""
         return np.arange(len(source))[:, None]
 
     def layout(
-        self, items: np.ndarray, uniform: np.ndarray, source: TableSource, room: int
+        self, items: np.ndarray, uniform: np.ndarray, source: TableSource, max_length: int
     ) -> np.ndarray:
         """`item`, and `tokens` (texts,) of each text."""
         item = items[:, 0]
         lengths = [source.encoded(column).lengths[item] for column in self.columns_of(source)]
-        kept = level(np.stack(lengths, 1), self.room(room) - 1 - len(lengths))
+        kept = level(np.stack(lengths, 1), self.input_length(max_length) - 1 - len(lengths))
         total = kept.sum(1) + 1 + len(lengths)
         return layouts(total, item=item, tokens=kept)
 
@@ -164,7 +164,7 @@ class TextTask(TableTask):
             source.encoded(column).read(item, 0, many)
             for column, many in zip(columns, layout["tokens"].tolist(), strict=True)
         ]
-        example = arrange(pieces, source.vocabulary)
+        example = build_input(pieces, source.vocabulary)
         example.item = item
         return example
 
@@ -190,7 +190,7 @@ class ClassesTask(TextTask):
                     f"{self.where}.labels: {name!r} has spaces around it; those of tables have none"
                 )
 
-    def settled(self: LabelledTask, source: TableSource) -> LabelledTask:
+    def resolved(self: LabelledTask, source: TableSource) -> LabelledTask:
         """With the labels of the training rows, if the recipe gives none."""
         if self.labels:
             return self
@@ -207,9 +207,9 @@ class ClassesTask(TextTask):
             )
         return replace(self, labels=tuple(found))
 
-    def like(self, origin: Task) -> Task:
+    def with_head_of(self, origin: Task) -> Task:
         """With the labels of the task that owns the shared head."""
-        super().like(origin)
+        super().with_head_of(origin)
         assert isinstance(origin, ClassesTask)
         if self.labels and self.labels != origin.labels:
             raise UserError(

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from palm_ds.data.example import Example
-from palm_ds.data.table_source import Encoded, Words
+from palm_ds.data.table_source import TokenizedColumn, TokenizedWords
 
 
 class WindowWords(NamedTuple):
@@ -29,7 +29,7 @@ class WindowWords(NamedTuple):
     )  # (n,) tokens on the shorter side; sides that reach the end of the row count as long
 
 
-def windows(words: Words, most: int, overlap: int) -> np.ndarray:
+def windows(words: TokenizedWords, most: int, overlap: int) -> np.ndarray:
     """(windows, 3) row and tokens [first, last), for all rows.
 
     Windows have at most `most` tokens, contain the first token of every word, start at a word, and
@@ -60,7 +60,7 @@ def _word_at(firsts: np.ndarray, place: int) -> int:
     return int(firsts[min(np.searchsorted(firsts, place), len(firsts) - 1)])
 
 
-def words_in_window(example: Example, words: Words) -> WindowWords | None:
+def words_in_window(example: Example, words: TokenizedWords) -> WindowWords | None:
     """The words in the first text of an example; None if the text does not consist of their
     tokens."""
     origin, ids = _first_text(example)
@@ -79,7 +79,9 @@ def words_in_window(example: Example, words: Words) -> WindowWords | None:
     return WindowWords(at + 1, np.flatnonzero(inside), np.minimum(left, right))
 
 
-def words_in_text(example: Example, words: Words, whole: Encoded) -> WindowWords | None:
+def words_in_text(
+    example: Example, words: TokenizedWords, whole: TokenizedColumn
+) -> WindowWords | None:
     """The words in the first text of an example whose tokens are those of `whole`, the texts
     encoded for another task; None if they are not. Words without a token of their own are left
     out."""
@@ -100,12 +102,12 @@ def words_in_text(example: Example, words: Words, whole: Encoded) -> WindowWords
 
 def _first_text(example: Example) -> tuple[np.ndarray, np.ndarray]:
     """Source offsets and ids of the tokens between [CLS] and the first [SEP]."""
-    rest = example.origin[1:]
+    rest = example.source_offsets[1:]
     many = int((rest < 0).argmax()) if (rest < 0).any() else len(rest)
-    return rest[:many], example.original[1 : 1 + many]
+    return rest[:many], example.unmasked_ids[1 : 1 + many]
 
 
-def _stands(ids: np.ndarray, place: np.ndarray, tokens: Encoded, row: int) -> bool:
+def _stands(ids: np.ndarray, place: np.ndarray, tokens: TokenizedColumn, row: int) -> bool:
     """Whether a row has these tokens at these places."""
     row_ids = tokens.ids[tokens.starts[row] : tokens.starts[row + 1]]
     inside = place[0] >= 0 and place[-1] < len(row_ids)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from palm_ds.data.stages import Plan
+from palm_ds.data.stages import Curriculum
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,7 +47,7 @@ def figure(panels: Sequence[Panel], *, height: float) -> str:
     return svg[svg.index("<svg") :]
 
 
-def task_panel(metrics: Metrics, plan: Plan | None, task: str, name: str) -> Panel:
+def task_panel(metrics: Metrics, curriculum: Curriculum | None, task: str, name: str) -> Panel:
     """Loss or accuracy of a task: training, held-out, baseline."""
     steps, values = series(metrics.steps, name, task)
     held_steps, held = series(metrics.evaluations, "scores", task, name)
@@ -60,12 +60,12 @@ def task_panel(metrics: Metrics, plan: Plan | None, task: str, name: str) -> Pan
             axes.axhline(baseline[-1], color=_BASELINE, linestyle=(0, (4, 3)), linewidth=1.2)
         if name == "accuracy":
             axes.set_ylim(0, min(1.0, 1.15 * max([*values, *held, *baseline[-1:], 0.1])))
-        _finish(axes, metrics, plan, name)
+        _finish(axes, metrics, curriculum, name)
 
     return draw
 
 
-def metrics_panel(metrics: Metrics, plan: Plan | None, task: str) -> Panel | None:
+def metrics_panel(metrics: Metrics, curriculum: Curriculum | None, task: str) -> Panel | None:
     """The metrics of a task over the evaluations; None if it has none."""
     scores = [(record.get("scores") or {}).get(task) or {} for record in metrics.evaluations]
     names = dict.fromkeys(name for score in scores for name in score.get("metrics") or {})
@@ -78,12 +78,12 @@ def metrics_panel(metrics: Metrics, plan: Plan | None, task: str) -> Panel | Non
             colour = _LINES[number % len(_LINES)]
             axes.plot(steps, values, "o-", color=colour, markersize=4, linewidth=1.4, label=name)
         axes.legend(fontsize=7, frameon=False, loc="best")
-        _finish(axes, metrics, plan, "scores")
+        _finish(axes, metrics, curriculum, "scores")
 
     return draw
 
 
-def run_panel(metrics: Metrics, plan: Plan | None, name: str, label: str) -> Panel:
+def run_panel(metrics: Metrics, curriculum: Curriculum | None, name: str, label: str) -> Panel:
     steps, values = series(metrics.steps, name)
 
     def draw(axes: Axes) -> None:
@@ -94,7 +94,7 @@ def run_panel(metrics: Metrics, plan: Plan | None, name: str, label: str) -> Pan
         else:
             axes.set_ylim(bottom=0)
             axes.yaxis.set_major_formatter("{x:.1e}")
-        _finish(axes, metrics, plan, label)
+        _finish(axes, metrics, curriculum, label)
 
     return draw
 
@@ -109,13 +109,13 @@ def _curve(axes: Axes, steps: np.ndarray, values: np.ndarray, *, smooth: bool = 
     axes.plot(x, running_mean(y, len(y) / 40), color=_TRAIN, linewidth=1.6)
 
 
-def _finish(axes: Axes, metrics: Metrics, plan: Plan | None, label: str) -> None:
+def _finish(axes: Axes, metrics: Metrics, curriculum: Curriculum | None, label: str) -> None:
     axes.set_xlabel("step", color=_INK)
     axes.set_ylabel(label, color=_INK)
     last = metrics.steps[-1]["step"] if metrics.steps else 1
     axes.set_xlim(0, max(last, 1) * 1.01)
-    if plan and 1 < len(plan.stages) <= _STAGES:
-        for number, stage in enumerate(plan.stages):
+    if curriculum and 1 < len(curriculum.stages) <= _STAGES:
+        for number, stage in enumerate(curriculum.stages):
             if stage.first <= last:
                 axes.axvline(stage.first, color="#d5d8dd", linewidth=0.8, zorder=0)
                 place = axes.get_xaxis_transform()

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from palm_ds.common.json_files import nan_to_null
-from palm_ds.data.stages import Plan, tasks_of
+from palm_ds.data.stages import Curriculum, tasks_of
 from palm_ds.train.report.metrics_file import Metrics, task_of
 
 Measure = Literal["accuracy", "loss"]
@@ -57,7 +57,7 @@ class Line:
         return bool(self.change and self.error and self.change < -2 * self.error)
 
 
-def stage_ends(metrics: Metrics, plan: Plan | None) -> list[StageEnd]:
+def stage_ends(metrics: Metrics, curriculum: Curriculum | None) -> list[StageEnd]:
     """The evaluations at the ends of completed stages, and the one before the first step if there
     is one (a run that extends another).
 
@@ -65,15 +65,17 @@ def stage_ends(metrics: Metrics, plan: Plan | None) -> list[StageEnd]:
     by another is taken as its end."""
     at = {r["step"]: r.get("scores") or {} for r in metrics.evaluations}  # the last of a step
     before = [StageEnd(name="before", step=0, scores=at[0])] if 0 in at else []
-    ends = _ends_by_stage(metrics) if plan is None else _ends_by_plan(at, plan)
+    ends = _ends_by_stage(metrics) if curriculum is None else _ends_by_curriculum(at, curriculum)
     # Which tasks were trained before the first step is only known to the extended run.
     return [*before, *(replace(end, trained=None) for end in ends)] if before else ends
 
 
-def _ends_by_plan(at: Mapping[int, Mapping[str, Any]], plan: Plan) -> list[StageEnd]:
+def _ends_by_curriculum(
+    at: Mapping[int, Mapping[str, Any]], curriculum: Curriculum
+) -> list[StageEnd]:
     ends, trained = [], frozenset()
-    for number, stage in enumerate(plan.stages, 1):
-        trained |= {task for blend, _ in stage.steps_of for task in tasks_of(blend)}
+    for number, stage in enumerate(curriculum.stages, 1):
+        trained |= {task for task_group, _ in stage.steps_of for task in tasks_of(task_group)}
         end = stage.first + stage.steps
         if end in at:
             ends.append(StageEnd(name=f"stage {number}", step=end, scores=at[end], trained=trained))

@@ -18,7 +18,7 @@ import yaml
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.curriculum_spec import read_stages
-from palm_ds.data.stages import Plan
+from palm_ds.data.stages import Curriculum
 from palm_ds.train.report.charts import figure, metrics_panel, run_panel, series, task_panel
 from palm_ds.train.report.forgetting import Measure, change_cell, lines, stage_ends, value_cell
 from palm_ds.train.report.metrics_file import FILE, Metrics, read_metrics
@@ -35,7 +35,7 @@ class Story:
     recipe: Mapping[str, Any]
     ds_config: Mapping[str, Any]
     environment: Mapping[str, Any]
-    plan: Plan | None
+    curriculum: Curriculum | None
     notes: Sequence[str] = field(default_factory=list)
 
     @property
@@ -65,10 +65,10 @@ def _read(folder: Path) -> Story:
     metrics = read_metrics(folder / FILE)
     notes = list(metrics.broken)
     recipe = _mapping(folder / "recipe.yaml", yaml.safe_load, notes)
-    plan = None
+    curriculum = None
     if recipe.get("stages"):
         try:
-            plan = read_stages(recipe["stages"], list(recipe.get("tasks") or {}))
+            curriculum = read_stages(recipe["stages"], list(recipe.get("tasks") or {}))
         except UserError as error:
             notes.append(f"recipe.yaml: {error}")
     return Story(
@@ -77,7 +77,7 @@ def _read(folder: Path) -> Story:
         recipe=recipe,
         ds_config=_mapping(folder / "ds_config.json", json.loads, notes),
         environment=_mapping(folder / "environment.json", json.loads, notes),
-        plan=plan,
+        curriculum=curriculum,
         notes=notes,
     )
 
@@ -145,7 +145,7 @@ def _summary(story: Story) -> str:
     if not steps:
         return "No step was logged yet."
     last = steps[-1]
-    total = f" of {story.plan.steps:,}" if story.plan else ""
+    total = f" of {story.curriculum.steps:,}" if story.curriculum else ""
     parts = [f"step {last['step']:,}{total}", f"{clock(last.get('elapsed') or 0)} of running"]
     speed = series(steps, "tokens_per_second")[1]
     if len(speed):
@@ -245,7 +245,7 @@ def _score_row(task: str, step: int, score: Mapping[str, Any]) -> list[str]:
 
 def _forgetting(story: Story) -> str:
     """The scores of every task after every stage, if there is more than one."""
-    ends = stage_ends(story.metrics, story.plan)
+    ends = stage_ends(story.metrics, story.curriculum)
     if len(ends) < 2:
         return ""
 
@@ -278,9 +278,9 @@ def _curves(story: Story) -> str:
         f"<h3>{_text(task)}</h3>"
         + figure(
             [
-                task_panel(story.metrics, story.plan, task, "loss"),
-                metrics_panel(story.metrics, story.plan, task)
-                or task_panel(story.metrics, story.plan, task, "accuracy"),
+                task_panel(story.metrics, story.curriculum, task, "loss"),
+                metrics_panel(story.metrics, story.curriculum, task)
+                or task_panel(story.metrics, story.curriculum, task, "accuracy"),
             ],
             height=2.5,
         )
@@ -296,16 +296,16 @@ def _curves(story: Story) -> str:
 
 
 def _plan(story: Story) -> str:
-    if story.plan is None:
+    if story.curriculum is None:
         return ""
-    stages = story.plan.stages
+    stages = story.curriculum.stages
     rows = []
-    for blend in story.plan.blends:
-        counts = [dict(stage.steps_of).get(blend, 0) for stage in stages]
+    for task_group in story.curriculum.task_groups:
+        counts = [dict(stage.steps_of).get(task_group, 0) for stage in stages]
         cells = [f"{count:,}" if count else "" for count in counts]
-        rows.append([_text(blend), *cells, f"{sum(counts):,}"])
-    rows.append(["steps", *(f"{stage.steps:,}" for stage in stages), f"{story.plan.steps:,}"])
-    heads = ["blend", *(f"stage {i + 1}" for i in range(len(stages))), "all"]
+        rows.append([_text(task_group), *cells, f"{sum(counts):,}"])
+    rows.append(["steps", *(f"{stage.steps:,}" for stage in stages), f"{story.curriculum.steps:,}"])
+    heads = ["task group", *(f"stage {i + 1}" for i in range(len(stages))), "all"]
     return "<h2>Plan</h2>" + _table(heads, rows, numbers_from=1)
 
 
@@ -319,7 +319,9 @@ def _running(story: Story) -> str:
     present = {k: v for k, v in names.items() if len(series(story.metrics.steps, k)[0])}
     if not present:
         return ""
-    panels = [run_panel(story.metrics, story.plan, name, label) for name, label in present.items()]
+    panels = [
+        run_panel(story.metrics, story.curriculum, name, label) for name, label in present.items()
+    ]
     pairs = [panels[i : i + 2] for i in range(0, len(panels), 2)]
     return "<h2>Running</h2>" + "\n".join(figure(pair, height=2.3) for pair in pairs)
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from palm_ds.common.json_files import nan_to_null
-from palm_ds.data.stages import Plan
+from palm_ds.data.stages import Curriculum
 from palm_ds.train.report.forgetting import stage_ends, tables
 from palm_ds.train.report.metrics_file import FILE, read_metrics, truncate_after
 from palm_ds.train.report.score_tables import metrics_text, number, score_tables, share
@@ -94,9 +94,9 @@ class RunLog:
         for table in score_tables(scores, f"held out, step {step:,}"):
             self._console.print(table)
 
-    def forgetting(self, plan: Plan) -> None:
+    def forgetting(self, curriculum: Curriculum) -> None:
         """Show the scores of every task after every stage, if more than one stage has ended."""
-        ends = stage_ends(read_metrics(self._file.name), plan)
+        ends = stage_ends(read_metrics(self._file.name), curriculum)
         for table in tables(ends, self._tasks):
             self._console.print(table)
 

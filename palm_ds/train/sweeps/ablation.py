@@ -3,9 +3,8 @@
     recipe ──variants──> OUT/joint.yaml ... ──one process per run──> OUT/joint/ (a run folder) ...
     ──compare──> OUT/ablation.md, OUT/ablation.json
 
-A schedule with a + has a task in every blend (ERNIE 2.0's CMTL+ and Alt.+). Called again, completed
-runs are skipped and interrupted ones resumed.
-"""
+A schedule with a + has a task in every task group (ERNIE 2.0's CMTL+ and Alt.+). Called again,
+completed runs are skipped and interrupted ones resumed."""
 
 from __future__ import annotations
 
@@ -20,8 +19,8 @@ import yaml
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.json_files import write_json
-from palm_ds.data.budgets import read_amount
-from palm_ds.data.stages import SHAPES, tasks_of
+from palm_ds.data.budgets import read_budget
+from palm_ds.data.stages import CURRICULUM_KINDS, tasks_of
 from palm_ds.runtime.ds_config import DSConfig
 from palm_ds.train.recipe import Recipe, make_recipe, read_values
 from palm_ds.train.report.metrics_file import FILE, read_metrics
@@ -52,18 +51,18 @@ class Ablation:
     """a.b=c: overrides of the recipe."""
     schedules: Sequence[str] = SCHEDULES
     always: str = ""
-    """Also train every schedule with this task in every blend."""
+    """Also train every schedule with this task in every task group."""
     steps: str = ""
-    """Steps of each blend; empty: as in the recipe."""
+    """Steps of each task group; empty: as in the recipe."""
 
     def __post_init__(self) -> None:
         for name in self.schedules:
-            if name not in SHAPES:
-                raise UserError(f"--schedules: no {name!r}{suggest(name, SHAPES)}")
+            if name not in CURRICULUM_KINDS:
+                raise UserError(f"--schedules: no {name!r}{suggest(name, CURRICULUM_KINDS)}")
         if len(set(self.schedules)) < len(self.schedules):
             raise UserError("--schedules: contains a duplicate")
         if self.steps:
-            read_amount(self.steps, "--steps")
+            read_budget(self.steps, "--steps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +84,7 @@ class Variant:
         path = self.run.folder / FILE
         if not path.is_file():
             return None
-        metrics, steps = read_metrics(path), self.run.recipe.plan.steps
+        metrics, steps = read_metrics(path), self.run.recipe.curriculum.steps
         ended = any(event["event"] == "end" for event in metrics.events)
         last = [record["scores"] for record in metrics.evaluations if record["step"] == steps]
         return last[-1] if ended and last else None
@@ -98,19 +97,19 @@ class Variant:
 
 
 def variants(ablation: Ablation) -> list[Variant]:
-    """The recipes to compare, with equal budgets for each blend."""
+    """The recipes to compare, with equal budgets for each task group."""
     values = read_values(ablation.recipe, ablation.overrides)
     base = make_recipe(values, str(ablation.recipe))
     if base.held_out == 0:
         raise UserError(f"{ablation.recipe}: held_out: 0 leaves nothing to compare on")
     if ablation.steps:
-        stages = {"joint": list(base.outline.blends), "steps": ablation.steps}
+        stages = {"joint": list(base.curriculum_spec.task_groups), "steps": ablation.steps}
         base = make_recipe({**values, "stages": stages | {"mix": _mix(base)}}, "--steps")
-    plan = resolve(base).plan
-    budgets = {blend: plan.total_of(blend) for blend in plan.blends}
+    curriculum = resolve(base).curriculum
+    budgets = {task_group: curriculum.total_of(task_group) for task_group in curriculum.task_groups}
     always = ablation.always
-    if always and all(always in tasks_of(blend) for blend in budgets):
-        raise UserError(f"--always: {always!r} is in every blend of the recipe already")
+    if always and all(always in tasks_of(task_group) for task_group in budgets):
+        raise UserError(f"--always: {always!r} is in every task group of the recipe already")
     found = []
     for name in [*ablation.schedules, *(f"{n}+" for n in ablation.schedules if always)]:
         shape = name.removesuffix("+")
@@ -126,8 +125,10 @@ def variants(ablation: Ablation) -> list[Variant]:
 
 def _mix(base: Recipe) -> str:
     """The recipe's `mix` if it is the same in all stages, else `batch`."""
-    chosen = set(base.outline.mixes)
-    return chosen.pop() if base.outline.shape != "alternate" and len(chosen) == 1 else "batch"
+    chosen = set(base.curriculum_spec.mixes)
+    return (
+        chosen.pop() if base.curriculum_spec.kind != "alternate" and len(chosen) == 1 else "batch"
+    )
 
 
 def run_all(
@@ -144,7 +145,7 @@ def run_all(
         if variant.scores() is not None:
             log.info("== %s: done, in %s", title, variant.run.folder)
             continue
-        steps = f"{variant.run.recipe.plan.steps:,}"
+        steps = f"{variant.run.recipe.curriculum.steps:,}"
         log.info("== %s: %s steps, in %s", title, steps, variant.run.folder)
         _write(variant.file, yaml.safe_dump(dict(variant.values), sort_keys=False))
         code = run_and_wait(command(variant))
@@ -178,9 +179,9 @@ def compare(ablation: Ablation, found: Sequence[Variant]) -> str:
 def _facts(variant: Variant) -> dict[str, Any]:
     recipe = variant.run.recipe
     return {
-        "steps": recipe.plan.steps,
-        "tokens": recipe.plan.steps * recipe.step_tokens,
-        "stages": recipe.plan.explicit(),
+        "steps": recipe.curriculum.steps,
+        "tokens": recipe.curriculum.steps * recipe.step_tokens,
+        "stages": recipe.curriculum.explicit(),
         "seconds": variant.seconds(),
     }
 
@@ -247,8 +248,8 @@ def _page(recipe: str, text: str, found: Sequence[Variant]) -> str:
     )
     if any(variant.name.endswith("+") for variant in found):
         note += (
-            " With a +, a task is in every blend, and its scores are over the texts of all these "
-            "blends: compare its lines only between schedules of the same kind."
+            " With a +, a task is in every task group, and its scores are over the texts of all "
+            "these task groups: compare its lines only between schedules of the same kind."
         )
     return "\n\n".join([f"# Schedules of {recipe}", text, note, "## Plans", *plans]) + "\n"
 

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from palm_ds.common import rng as keyed
 from palm_ds.common.errors import UserError
+from palm_ds.common.rng import derive_key, keyed_generator
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.weights.formats.contents import CheckpointContents
 from palm_ds.weights.formats.runnable import Outputs, RunnableCheckpoint, Texts
@@ -207,7 +207,7 @@ def inputs_for(
 
 
 def _random_texts(a: CheckpointContents, b: CheckpointContents) -> Texts:
-    rng = keyed.generator(keyed.key("proof"), 0)
+    rng = keyed_generator(derive_key("proof"), 0)
     words, segments, longest = _limits(a, b)
     banned = {a.config.pad, b.config.pad}
     ids = np.array([i for i in range(words) if i not in banned] or [0])

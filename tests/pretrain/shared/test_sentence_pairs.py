@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.corpus_source import Source
-from palm_ds.pretrain.shared import sentence_pairs as pairs
+from palm_ds.data.corpus_source import CorpusSource
+from palm_ds.pretrain.shared import sentence_pairs
 from tests.helpers.pair_corpus import tokenizer_of, whole, write_sentences
 
 TEXTS = [
@@ -20,7 +20,7 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory) -> Source:
+def source(tmp_path_factory) -> CorpusSource:
     tokenizer = tokenizer_of(*(text for _, pair in TEXTS for text in pair))
     folder = tmp_path_factory.mktemp("pairs") / "corpus"
     return whole(write_sentences(folder, TEXTS, tokenizer, ["no", "yes"], [1, 0, 1]))
@@ -30,7 +30,7 @@ def test_ready_made_pairs_are_the_documents_of_the_corpus(source):
     assert pairs.is_ready_made(source)
     assert pairs.label_names(source) == ["no", "yes"]
     assert pairs.ready_made(source).tolist() == [[0, 6, 8, 1], [8, 10, 21, 0], [21, 22, 23, 1]]
-    some = Source(source.corpus, np.array([1]))
+    some = CorpusSource(source.corpus, np.array([1]))
     assert pairs.ready_made(some).tolist() == [[8, 10, 21, 0]]
 
 
@@ -47,36 +47,36 @@ def test_texts_are_cut_longest_first():
     every = np.array([(a, b, most) for a in range(1, 14) for b in range(1, 14) for most in (2, 9)])
     for most in (2, 9):
         first, second = every[every[:, 2] == most, :2].T
-        kept = np.column_stack(pairs.fit(first, second, most))
+        kept = np.column_stack(sentence_pairs.fit(first, second, most))
         slow = [slow_fit(int(a), int(b), most) for a, b in zip(first, second, strict=True)]
         assert kept.tolist() == [list(pair) for pair in slow]
-    by_row = np.column_stack(pairs.fit(every[:, 0], every[:, 1], every[:, 2]))
+    by_row = np.column_stack(sentence_pairs.fit(every[:, 0], every[:, 1], every[:, 2]))
     assert by_row.tolist() == [list(slow_fit(*map(int, row))) for row in every]
 
 
 @pytest.mark.parametrize("room", [5, 8, 11, 12, 15, 64])
-def test_layouts_are_exact_and_pairs_are_used_as_they_are(source, room):
-    layouts = pairs.lay_out(pairs.ready_made(source), room)
+def test_layouts_are_exact_and_pairs_are_used_as_they_are(source, max_length):
+    layouts = pairs.lay_out(pairs.ready_made(source), max_length)
     vocabulary = source.vocabulary
     for (_, texts), layout in zip(TEXTS, layouts, strict=True):
-        example = pairs.arrange_pair(layout, source)
-        assert len(example) == layout["length"] <= room
+        example = sentence_pairs.arrange_pair(layout, source)
+        assert len(example) == layout["length"] <= max_length
         assert layout["spare"] == 0
         a, b = ([*text.split()] for text in texts)
-        keep_a, keep_b = slow_fit(len(a), len(b), room - 3)
-        words = source.corpus.tokenizer().tokens(example.ids)
+        keep_a, keep_b = slow_fit(len(a), len(b), max_length - 3)
+        words = source.corpus.tokenizer().tokens(example.input_ids)
         assert words == ["[CLS]", *a[:keep_a], "[SEP]", *b[:keep_b], "[SEP]"]
-        assert example.segments.tolist() == [0] * (keep_a + 2) + [1] * (keep_b + 1)
-        assert (example.origin >= 0).tolist() == [
+        assert example.token_type_ids.tolist() == [0] * (keep_a + 2) + [1] * (keep_b + 1)
+        assert (example.source_offsets >= 0).tolist() == [
             i not in (0, keep_a + 1, len(words) - 1) for i in range(len(words))
         ]
-        assert vocabulary.cls == example.ids[0]
+        assert vocabulary.cls == example.input_ids[0]
 
 
 def epoch(classes: np.ndarray, repeat: int) -> tuple[np.ndarray, np.ndarray]:
-    order, items = pairs.balance(classes, repeat, key=5)
-    draws = np.random.default_rng(0).random(len(items))
-    return order[pairs.pick(items, draws)], items
+    order, items = sentence_pairs.balance(classes, repeat, key=5)
+    num_uniforms = np.random.default_rng(0).random(len(items))
+    return order[sentence_pairs.pick(items, num_uniforms)], items
 
 
 @pytest.mark.parametrize(
@@ -105,9 +105,9 @@ def test_classes_are_equally_many_and_take_turns(counts, repeat, each):
 
 def test_every_pair_of_a_common_class_is_drawn_over_the_epochs_evenly():
     classes = np.repeat([0, 1], [40, 4])
-    order, items = pairs.balance(classes, 2, key=1)
+    order, items = sentence_pairs.balance(classes, 2, key=1)
     rng = np.random.default_rng(0)
-    drawn = [order[pairs.pick(items, rng.random(len(items)))] for _ in range(3000)]
+    drawn = [order[sentence_pairs.pick(items, rng.random(len(items)))] for _ in range(3000)]
     times = np.bincount(np.concatenate(drawn), minlength=44)
     assert len(items) == 16 and (times[40:] == 6000).all()
     expected = 3000 * 8 / 40
@@ -116,21 +116,21 @@ def test_every_pair_of_a_common_class_is_drawn_over_the_epochs_evenly():
 
 def test_balance_depends_on_its_key_only():
     classes = np.arange(50) % 3
-    one, two, other = (pairs.balance(classes, 2, key)[0].tolist() for key in (1, 1, 2))
+    one, two, other = (sentence_pairs.balance(classes, 2, key)[0].tolist() for key in (1, 1, 2))
     assert one == two != other
-    order, items = pairs.balance(np.empty(0, np.int64), 2, 1)
+    order, items = sentence_pairs.balance(np.empty(0, np.int64), 2, 1)
     assert len(order) == 0 and items.shape == (0, 2)
 
 
 def test_classes_follow_the_names_of_labels(source):
     assert pairs.classes_of_labels(source, {"yes": 0, "no": 7, "x": 9}, "t").tolist() == [7, 0]
     with pytest.raises(UserError, match=r"^tasks.t: .* 1 of 2 labels .*\(no\); known: yes, maybe$"):
-        pairs.classes_of_labels(source, {"yes": 0, "maybe": 1}, "tasks.t")
+        sentence_pairs.classes_of_labels(source, {"yes": 0, "maybe": 1}, "tasks.t")
 
 
-def refused(source: Source) -> str:
+def refused(source: CorpusSource) -> str:
     with pytest.raises(UserError) as error:
-        pairs.ready_made(source)
+        sentence_pairs.ready_made(source)
     assert "\n" not in str(error.value) and str(source.corpus.path) in str(error.value)
     return str(error.value)
 
@@ -138,7 +138,7 @@ def refused(source: Source) -> str:
 def test_a_corpus_without_pairs_is_refused(tmp_path):
     tokenizer = tokenizer_of("a b c")
     text = whole(write_sentences(tmp_path / "text", [("t", ["a b", "c"])], tokenizer))
-    assert not pairs.is_ready_made(text)
+    assert not sentence_pairs.is_ready_made(text)
     assert "no annotation label" in refused(text)
     three = [("one", ["a", "b"]), ("two", ["a", "b", "c"])]
     corpus = write_sentences(tmp_path / "three", three, tokenizer, ["no"], [0, 0])

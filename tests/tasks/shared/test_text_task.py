@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.blend_dataset import make_feeds
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import build
+from palm_ds.data.task_group_dataset import make_datasets
 from palm_ds.runtime.ds_config import make_ds_config
 from palm_ds.tasks.shared.text_task import level
 from palm_ds.train.build import build_model
@@ -62,22 +62,22 @@ def test_every_row_may_have_its_own_maximum_length() -> None:
 @pytest.mark.parametrize("max_length", [0, 8, 13])
 def test_an_example_is_cls_text_sep_text_sep(vocabulary, tmp_path, max_length) -> None:
     source = open_source(write_texts(tmp_path / "t.tsv", 30, pairs=True), vocabulary)
-    made = task(max_length=max_length).settled(source)
-    feeds, _ = make_feeds(
+    made = task(max_length=max_length).resolved(source)
+    datasets, _ = make_datasets(
         ["t"], {"t": made}, {"t": 0}, {"s": [("s", source, 1.0)]}, seed=1, length=24, fixed=True
     )
     ids = source.vocabulary
     lengths = []
-    for layout in feeds[0].layouts(np.arange(30)):
+    for layout in datasets[0].layouts(np.arange(30)):
         item = int(layout["item"])
-        example = feeds[0].example(item, layout)
+        example = datasets[0].example(item, layout)
         assert example.item == item and len(example) == layout["length"]
         texts = [source.encoded(name).read(item).ids.tolist() for name in ("text_a", "text_b")]
-        room = (max_length or 24) - 3
-        kept = one_token_at_a_time([len(text) for text in texts], room)
+        max_length = (max_length or 24) - 3
+        kept = one_token_at_a_time([len(text) for text in texts], max_length)
         first, second = (text[:n] for text, n in zip(texts, kept, strict=True))
-        assert example.ids.tolist() == [ids.cls, *first, ids.sep, *second, ids.sep]
-        assert example.segments.tolist() == [0] * (len(first) + 2) + [1] * (len(second) + 1)
+        assert example.input_ids.tolist() == [ids.cls, *first, ids.sep, *second, ids.sep]
+        assert example.token_type_ids.tolist() == [0] * (len(first) + 2) + [1] * (len(second) + 1)
         at, target = example.labels["t"]
         assert at.tolist() == [0]
         assert made.labels[target[0]] == source.row(item)["label"]
@@ -99,15 +99,15 @@ def test_labels_are_those_of_the_training_rows_in_order(
 ) -> None:
     path = write_table(tmp_path / "t.tsv", [["w1", x] for x in found], "text_a", "label")
     source = open_source(path, vocabulary)
-    assert task().settled(source).labels == expected
-    assert task(labels=["z", "y"]).settled(source).labels == ("z", "y")
+    assert task().resolved(source).labels == expected
+    assert task(labels=["z", "y"]).resolved(source).labels == ("z", "y")
 
 
 def test_numbers_and_truths_of_other_formats_are_labels_too(vocabulary, tmp_path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text('{"text_a": "w1", "label": 1}\n{"text_a": "w2", "label": 0}\n')
     source = open_source(path, vocabulary)
-    made = task().settled(source)
+    made = task().resolved(source)
     assert made.labels == ("0", "1")
     assert [made.number(source.row(i)["label"], source, i) for i in range(2)] == [1, 0]
 
@@ -127,19 +127,19 @@ def test_as_many_labels_as_rows_suggest_a_wrong_column(vocabulary, tmp_path, mon
     monkeypatch.setattr("palm_ds.tasks.shared.text_task.MOST_LABELS", 20)
     path = write_table(tmp_path / "t.tsv", [["w1", n] for n in range(21)], "text_a", "label")
     with pytest.raises(UserError, match="21 different labels in column 'label' of t; is this the"):
-        task().settled(open_source(path, vocabulary))
+        task().resolved(open_source(path, vocabulary))
 
 
 def test_rows_without_labels_cannot_be_trained_on(vocabulary, tmp_path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text('{"text_a": "w1"}\n')
     with pytest.raises(UserError, match="t has no column 'label'"):
-        task().settled(open_source(path, vocabulary))
+        task().resolved(open_source(path, vocabulary))
 
 
-def feed_of(made: Any, source: TableSource, length: int) -> Any:
+def dataset_of(made: Any, source: TableSource, length: int) -> Any:
     sources = {"s": [("s", source, 1.0)]}
-    return make_feeds(["t"], {"t": made}, {"t": 0}, sources, seed=1, length=length)[0][0]
+    return make_datasets(["t"], {"t": made}, {"t": 0}, sources, seed=1, length=length)[0][0]
 
 
 @pytest.mark.parametrize(
@@ -152,21 +152,21 @@ def feed_of(made: Any, source: TableSource, length: int) -> Any:
 )
 def test_impossible_lengths_are_errors(vocabulary, tmp_path, max_length, error) -> None:
     source = open_source(write_texts(tmp_path / "t.tsv", 9), vocabulary)
-    made = task(max_length=max_length).settled(source)
+    made = task(max_length=max_length).resolved(source)
     with pytest.raises(UserError, match=error):
         feed_of(made, source, 64).layouts(np.arange(3))
 
 
 def test_other_columns_may_be_its_texts(vocabulary, tmp_path) -> None:
     source = open_source(write_texts(tmp_path / "t.tsv", 9, pairs=True), vocabulary)
-    made = task(texts=["text_b"]).settled(source)
-    feed = feed_of(made, source, 64)
-    for n, layout in enumerate(feed.layouts(np.arange(3))):
-        example = feed.example(n, layout)
+    made = task(texts=["text_b"]).resolved(source)
+    dataset = dataset_of(made, source, 64)
+    for n, layout in enumerate(dataset.layouts(np.arange(3))):
+        example = dataset.example(n, layout)
         text = source.encoded("text_b").read(int(layout["item"])).ids
-        assert example.ids[1:-1].tolist() == text.tolist()
+        assert example.input_ids[1:-1].tolist() == text.tolist()
     with pytest.raises(UserError, match="tasks.t: t has no column 'text_c'"):
-        feed_of(task(texts=["text_c"], labels=["c0", "c1"]), source, 64).layouts(np.arange(3))
+        dataset_of(task(texts=["text_c"], labels=["c0", "c1"]), source, 64).layouts(np.arange(3))
 
 
 # One head for two tasks ------------------------------------------------------------------------
@@ -202,15 +202,15 @@ def test_tasks_that_share_a_head_share_its_labels(vocabulary, tmp_path) -> None:
     write_labels(tmp_path / "two.tsv", "c", "b", "b")
     made = shared_recipe(tmp_path, vocabulary)
     data = open_data(made)
-    settled = resolve(made, data)
-    built: dict[str, Any] = dict(settled.built_tasks)
+    resolved = resolve(made, data)
+    built: dict[str, Any] = dict(resolved.built_tasks)
     first, second = built["first"], built["second"]
     assert first.labels == second.labels == ("a", "b", "c")
     assert second.targets(data.train["two"][0][1]).tolist() == [2, 1, 1]
-    check_tables(settled, data)
-    assert resolve(settled, data).tasks == settled.tasks
+    check_tables(resolved, data)
+    assert resolve(resolved, data).tasks == resolved.tasks
     ds_config = make_ds_config({})
-    model = build_model(settled, ds_config, data.vocabulary, device=torch.device("cpu"))
+    model = build_model(resolved, ds_config, data.vocabulary, device=torch.device("cpu"))
     assert list(model.heads) == ["first"] and model.head_of["second"] == "first"
 
 

@@ -50,9 +50,9 @@ def metrics_of(*evaluations: dict, steps: int = 40, ended: bool = True) -> Metri
 WHOLE = [evaluation(step) for step in ENDS]
 
 
-@pytest.mark.parametrize("plan", [PLAN, None], ids=["plan", "no plan"])
-def test_the_ends_of_stages(plan) -> None:
-    found = stage_ends(metrics_of(*WHOLE), plan)
+@pytest.mark.parametrize("curriculum", [PLAN, None], ids=["curriculum", "no curriculum"])
+def test_the_ends_of_stages(curriculum) -> None:
+    found = stage_ends(metrics_of(*WHOLE), curriculum)
     assert [(end.name, end.step) for end in found] == [
         ("stage 1", 10),
         ("stage 2", 30),
@@ -62,19 +62,19 @@ def test_the_ends_of_stages(plan) -> None:
 
 
 @pytest.mark.parametrize("plan", [PLAN, None], ids=["plan", "no plan"])
-def test_evaluations_in_the_middle_of_a_stage_are_ignored(plan) -> None:
+def test_evaluations_in_the_middle_of_a_stage_are_ignored(curriculum) -> None:
     middle = [evaluation(step, off=0.07) for step in (4, 8, 12, 20, 28, 32, 36)]
     every = sorted([*WHOLE, *middle], key=lambda record: record["step"])
-    assert stage_ends(metrics_of(*every), plan) == stage_ends(metrics_of(*WHOLE), plan)
+    assert stage_ends(metrics_of(*every), curriculum) == stage_ends(metrics_of(*WHOLE), curriculum)
 
 
 @pytest.mark.parametrize("plan", [PLAN, None], ids=["plan", "no plan"])
-def test_an_unfinished_stage_has_no_column(plan) -> None:
+def test_an_unfinished_stage_has_no_column(curriculum) -> None:
     going = metrics_of(*WHOLE[:2], evaluation(36), steps=35, ended=False)
-    assert [end.step for end in stage_ends(going, plan)] == [10, 30]
+    assert [end.step for end in stage_ends(going, curriculum)] == [10, 30]
     # Killed in the second stage, after an evaluation in its middle.
     early = metrics_of(WHOLE[0], evaluation(20), steps=20, ended=False)
-    assert [end.step for end in stage_ends(early, plan)] == [10]
+    assert [end.step for end in stage_ends(early, curriculum)] == [10]
 
 
 def test_a_damaged_line_leaves_a_gap_and_no_wrong_column() -> None:
@@ -84,7 +84,7 @@ def test_a_damaged_line_leaves_a_gap_and_no_wrong_column() -> None:
 
 
 @pytest.mark.parametrize("plan", [PLAN, None], ids=["plan", "no plan"])
-def test_a_run_that_was_resumed_in_the_middle_of_a_stage(tmp_path: Path, plan) -> None:
+def test_a_run_that_was_resumed_in_the_middle_of_a_stage(tmp_path: Path, curriculum) -> None:
     """Killed at 32 after an evaluation, resumed from a checkpoint at 25: the steps between are
     repeated with other scores, and only those count."""
 
@@ -105,17 +105,17 @@ def test_a_run_that_was_resumed_in_the_middle_of_a_stage(tmp_path: Path, plan) -
         run.event("resume", step=25)
         until(run, 26, 40, off=0.0)
         run.event("end")
-    found = stage_ends(read_metrics(tmp_path / "metrics.jsonl"), plan)
+    found = stage_ends(read_metrics(tmp_path / "metrics.jsonl"), curriculum)
     assert [end.step for end in found] == ENDS
     assert [end.scores["words"]["loss"] for end in found] == pytest.approx([5.95, 5.0, 4.0])
 
 
 @pytest.mark.parametrize("plan", [PLAN, None], ids=["plan", "no plan"])
-def test_a_rollback_and_a_second_evaluation_of_a_step(plan) -> None:
+def test_a_rollback_and_a_second_evaluation_of_a_step(curriculum) -> None:
     """Steps keep counting after a rollback; if a step is evaluated twice, the later one counts."""
     metrics = metrics_of(WHOLE[0], evaluation(30, off=0.1), WHOLE[1], WHOLE[2])
     metrics.events.insert(0, {"event": "rollback", "step": 17})
-    assert [end.scores for end in stage_ends(metrics, plan)] == [scores(k) for k in range(3)]
+    assert [end.scores for end in stage_ends(metrics, curriculum)] == [scores(k) for k in range(3)]
 
 
 def test_the_best_stage_and_what_was_lost_since() -> None:
@@ -167,8 +167,8 @@ def test_missing_and_non_finite_scores_are_a_dash() -> None:
 
 def test_an_extending_run_shows_its_initial_scores() -> None:
     """Tasks of the old run had started before the first stage of this one."""
-    for plan in (PLAN, None):
-        ends = stage_ends(metrics_of(evaluation(0, stage=-1), *WHOLE), plan)
+    for curriculum in (PLAN, None):
+        ends = stage_ends(metrics_of(evaluation(0, stage=-1), *WHOLE), curriculum)
         assert [end.name for end in ends] == ["before", "stage 1", "stage 2", "stage 3"]
         order = lines(ends, "accuracy")[1]
         assert order.best == 1 and order.change == pytest.approx(-0.4) and all(order.trained)

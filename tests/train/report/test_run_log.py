@@ -83,15 +83,15 @@ def test_non_finite_numbers_are_null_for_json_readers(
 
 
 def test_the_end_of_a_run_with_several_stages_shows_forgetting(tmp_path: Path) -> None:
-    plan = read_stages([{TASKS[0]: 10}, {TASKS[1]: 10}], TASKS)
+    curriculum = read_stages([{TASKS[0]: 10}, {TASKS[1]: 10}], TASKS)
     log, shown = open_log(tmp_path)
     with log:
         log.evaluation(10, SCORES, stage=0)
-        log.forgetting(plan)
+        log.forgetting(curriculum)
         assert "last - best" not in shown.getvalue()
         worse = {"sentence_distance": SCORES["sentence_distance"] | {"accuracy": 0.5}}
         log.evaluation(20, worse, stage=1)
-        log.forgetting(plan)
+        log.forgetting(curriculum)
     found = shown.getvalue().split("held-out accuracy after each stage")[1]
     assert "last - best" in found and "(61.0 %)" in found and "50.0 %*" in found
 

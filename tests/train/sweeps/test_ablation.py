@@ -63,7 +63,7 @@ def ablation(folder: Path, stages: Any, *, recipe: Any = None, **values: Any) ->
 
 
 def plans(found: list[Variant]) -> dict[str, list[dict[str, Any]]]:
-    return {variant.name: variant.run.recipe.plan.explicit() for variant in found}
+    return {variant.name: variant.run.recipe.curriculum.explicit() for variant in found}
 
 
 CONTINUAL = {"continual": [MASKS, ORDER], "steps": 9}
@@ -166,7 +166,7 @@ def trained(folder: Path, end: str = "done") -> Any:
     def command(variant: Variant) -> list[str]:
         started.append(variant.name)
         assert read_recipe(variant.file).learned() == variant.run.recipe.learned()
-        steps = variant.run.recipe.plan.steps
+        steps = variant.run.recipe.curriculum.steps
         return [sys.executable, str(program), str(variant.run.folder), str(steps), end]
 
     return command, started
@@ -189,7 +189,7 @@ def test_completed_runs_are_skipped(tmp_path, caplog):
     run_all(variants(more), command)
     assert started == ["joint", "sequential", "continual"]
     written = read_recipe(tmp_path / "out" / "continual.yaml")
-    assert written.plan == variants(more)[1].run.recipe.plan
+    assert written.curriculum == variants(more)[1].run.recipe.curriculum
 
 
 @pytest.mark.parametrize(

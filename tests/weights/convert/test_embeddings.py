@@ -71,7 +71,7 @@ def rebuilt(changed: ResizedState) -> Model:
 def outputs(model: Model, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Hidden rows and masked-word logits of a text."""
     row = np.array(ids)
-    text = Example(ids=row, segments=row * 0, origin=row, marks={})
+    text = Example(input_ids=row, token_type_ids=row * 0, source_offsets=row, annotations={})
     batch = collate([[(text, 0)]], length=len(ids), pad=model.backbone.config.pad)
     hidden = model.backbone(batch)[0]
     return hidden, model.heads["one"].logits(hidden)  # type: ignore[operator]
@@ -204,7 +204,7 @@ def test_interpolated_positions_contain_the_old_ones() -> None:
     model = net(CONFIG)
     stretched = rebuilt(resize_positions(model.state_dict(), CONFIG, 60, how="interpolate"))
     row = np.array(IDS)
-    text = Example(ids=row, segments=row * 0, origin=row, marks={})
+    text = Example(input_ids=row, token_type_ids=row * 0, source_offsets=row, annotations={})
     batch = collate([[(text, 0)]], length=len(IDS), pad=0)
     wide = replace(batch, position_ids=batch.position_ids * 3)
     assert torch.equal(model.backbone(batch), stretched.backbone(wide))

@@ -91,7 +91,10 @@ def outputs(
     rows = []
     for i, text in enumerate(ids.numpy()):
         example = Example(
-            ids=text, segments=segments[i].numpy(), origin=np.zeros_like(text), marks={}
+            input_ids=text,
+            token_type_ids=segments[i].numpy(),
+            source_offsets=np.zeros_like(text),
+            annotations={},
         )
         rows.append([(example, 0 if tasks is None else int(tasks[i, 0]))])
     batch = collate(rows, length=ids.shape[1], pad=model.backbone.config.pad)

@@ -24,7 +24,7 @@ from palm_ds.runtime.checkpoint import FileManifest, Layout
 from palm_ds.runtime.shard_files import ParamShard, write_shards
 from palm_ds.text.tokenizer import wordpiece
 from palm_ds.train.extend import ModelSignature
-from palm_ds.weights.formats import native as own
+from palm_ds.weights.formats import native
 from palm_ds.weights.formats.contents import OPTIMIZER
 from palm_ds.weights.formats.weights_info import INFO, WeightsInfo
 from palm_ds.weights.weights_folder import save_weights
@@ -131,7 +131,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def written(source: Path, target: Path, tokenizer: Path | None = None) -> dict[str, bytes]:
     target.mkdir()
-    own.write(own.open_contents(source, tokenizer=tokenizer), target)
+    native.write(native.open_contents(source, tokenizer=tokenizer), target)
     return files(target)
 
 
@@ -165,7 +165,7 @@ class TwoLayers(Head):
 
 def test_a_custom_head_keeps_its_shapes(tmp_path: Path) -> None:
     net = Model(Encoder(CONFIG), {"mine": TwoLayers()}, {"mine": "mine"})
-    opened = own.open_contents(save(tmp_path, net, 3, 2))
+    opened = native.open_contents(save(tmp_path, net, 3, 2))
     assert set(opened.entries) == set(net.state_dict())
     for name, entry in opened.entries.items():
         torch.testing.assert_close(entry.read(), net.state_dict()[name])
@@ -175,8 +175,8 @@ def test_a_custom_head_keeps_its_shapes(tmp_path: Path) -> None:
 def test_a_checkpoint_contains_the_model(stage: int, world: int, tmp_path: Path) -> None:
     net = model()
     path = save(tmp_path, net, stage, world)
-    assert own.recognises(path) and own.recognises(tmp_path)
-    contents = own.open_contents(path)
+    assert native.recognises(path) and native.recognises(tmp_path)
+    contents = native.open_contents(path)
     assert contents.config == CONFIG
     assert contents.task_ids == {"masking": 0, "distance": 2}
     assert {n: (h.kind, h.classes, h.pooled) for n, h in contents.heads.items()} == {
@@ -198,7 +198,7 @@ def test_a_checkpoint_contains_the_model(stage: int, world: int, tmp_path: Path)
 def test_the_contents_of_a_weights_folder(tmp_path: Path) -> None:
     net = model()
     save_weights(net, tmp_path / "weights", info(), tokenizer=WORDS)
-    contents = own.open_contents(tmp_path / "weights")
+    contents = native.open_contents(tmp_path / "weights")
     assert contents.config == CONFIG and contents.export_task == "masking"
     assert contents.heads["distance"].pooled and not contents.heads["capital"].pooled
     assert contents.tokenizer == tmp_path / "weights/tokenizer"
@@ -207,7 +207,7 @@ def test_the_contents_of_a_weights_folder(tmp_path: Path) -> None:
         dict.fromkeys(state, True)
     )
     again = written(tmp_path / "weights", tmp_path / "again")
-    assert own.open_contents(tmp_path / "again").head_of == contents.head_of
+    assert native.open_contents(tmp_path / "again").head_of == contents.head_of
     assert written(tmp_path / "again", tmp_path / "third") == again
 
 
@@ -225,11 +225,11 @@ def test_a_run_opens_as_its_weights_or_its_newest_checkpoint(tmp_path: Path) -> 
     save(tmp_path / "checkpoints", model(1), step=5)
     save(tmp_path / "checkpoints", model(2), step=9)
     table = "backbone.word.weight"
-    newest = own.open_contents(tmp_path)
+    newest = native.open_contents(tmp_path)
     assert newest.format.endswith("step 9")
     assert torch.equal(newest.entries[table].read(), model(2).state_dict()[table])
     save_weights(model(3), tmp_path / "weights", info(), tokenizer=WORDS)
-    done = own.open_contents(tmp_path)
+    done = native.open_contents(tmp_path)
     assert torch.equal(done.entries[table].read(), model(3).state_dict()[table])
 
 
@@ -239,23 +239,23 @@ def test_a_bad_newest_checkpoint_is_reported_and_skipped(
     save(tmp_path / "checkpoints", model(1), step=5)
     bad = save(tmp_path / "checkpoints", model(2), step=9)
     flip(next(bad.glob("*.safetensors")))
-    contents = own.open_contents(tmp_path)
+    contents = native.open_contents(tmp_path)
     assert contents.format.endswith("step 5")
     assert "step_00000009: not used" in contents.notes[0]
     with pytest.raises(UserError, match="checksum"):
-        own.open_contents(bad)
+        native.open_contents(bad)
 
 
 def test_a_checkpoints_tokenizer_is_the_one_it_was_trained_with(tmp_path: Path) -> None:
     path = save(tmp_path / "checkpoints", model())
-    assert own.open_contents(path).tokenizer is None
+    assert native.open_contents(path).tokenizer is None
     WORDS.save(tmp_path / "words")
-    found = own.open_contents(path, tokenizer=tmp_path / "words")
+    found = native.open_contents(path, tokenizer=tmp_path / "words")
     assert found.tokenizer == tmp_path / "words"
     other = wordpiece(["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", "z"], lower=True)
     other.save(tmp_path / "other")
     with pytest.raises(UserError, match="a tokenizer other than"):
-        own.open_contents(path, tokenizer=tmp_path / "other")
+        native.open_contents(path, tokenizer=tmp_path / "other")
 
 
 def flip(file: Path) -> None:
@@ -299,7 +299,7 @@ def test_broken_checkpoints_are_one_line(name: str, tmp_path: Path) -> None:
     path = save(tmp_path, model(), 3, 2)
     breaks(path)
     with pytest.raises(UserError, match=message) as raised:
-        own.open_contents(path)
+        native.open_contents(path)
     assert "\n" not in str(raised.value) and "step_00000007" in str(raised.value)
 
 
@@ -321,7 +321,7 @@ def test_broken_folders_of_weights_are_one_line(name: str, tmp_path: Path) -> No
     save_weights(model(), tmp_path / "weights", info())
     breaks(tmp_path / "weights")
     with pytest.raises(UserError, match=message) as raised:
-        own.open_contents(tmp_path / "weights")
+        native.open_contents(tmp_path / "weights")
     assert "\n" not in str(raised.value) and str(tmp_path) in str(raised.value)
 
 
@@ -346,15 +346,15 @@ def test_missing_values_are_detected(tmp_path: Path) -> None:
         keep=1,
     )
     with pytest.raises(UserError, match="incomplete|the configuration expects|are missing"):
-        own.open_contents(path)
+        native.open_contents(path)
 
 
 def test_the_vocabulary_size_may_come_from_the_embeddings(tmp_path: Path) -> None:
     save_weights(model(), tmp_path / "weights", replace(info(), backbone=CONFIG))
     change(tmp_path / "weights" / INFO, backbone={**vars(CONFIG), "vocab_size": None})
-    assert own.open_contents(tmp_path / "weights").config.vocab_size == 11
+    assert native.open_contents(tmp_path / "weights").config.vocab_size == 11
 
 
 def test_other_folders_are_not_recognised(tmp_path: Path) -> None:
     (tmp_path / "step_1").mkdir()
-    assert not any(own.recognises(p) for p in (tmp_path, tmp_path / "step_1", tmp_path / "none"))
+    assert not any(native.recognises(p) for p in (tmp_path, tmp_path / "step_1", tmp_path / "none"))

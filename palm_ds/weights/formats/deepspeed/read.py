@@ -14,7 +14,7 @@ from pathlib import Path
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config import EncoderConfig
-from palm_ds.weights.formats import native as own
+from palm_ds.weights.formats import native
 from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo, TensorEntry, with_eps
 from palm_ds.weights.formats.deepspeed.zero_shards import Shards, open_shards, tag_folder
 from palm_ds.weights.formats.expected_shapes import checked
@@ -94,7 +94,7 @@ def _numbers(file: Path) -> tuple[EncoderConfig, str]:
 def _ours(shards: Shards, prefix: str, file: Path) -> CheckpointContents:
     config, _ = _numbers(file)
     inside, skipped = _within(shards, prefix)
-    inside = {name: inside[name] for name in own.ordered(inside)}
+    inside = {name: inside[name] for name in native.ordered(inside)}
     shapes = {name: entry.shape for name, entry in inside.items()}
     info = read_info(file) if file.name == INFO else None
     return CheckpointContents(
@@ -102,7 +102,7 @@ def _ours(shards: Shards, prefix: str, file: Path) -> CheckpointContents:
         format=_format(shards, "palm_ds"),
         config=_with_words(config, inside),
         entries=inside,
-        heads=own.heads_of(shapes, info.token_heads if info else (), info.heads if info else {}),
+        heads=native.heads_of(shapes, info.token_heads if info else (), info.heads if info else {}),
         task_ids=info.task_ids if info else {},
         head_of=info.head_of if info else {},
         export_task=info.export_task if info else "",
