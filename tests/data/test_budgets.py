@@ -64,7 +64,7 @@ def test_invalid_amounts_are_refused(written):
     ],
 )
 def test_amounts_in_steps_of_4096_tokens_are_rounded_up(budget, mean_length, steps):
-    size = Measure(tokens=40_961, mean_length=mean_length) if mean_length else None
+    size = DatasetSize(tokens=40_961, mean_length=mean_length) if mean_length else None
     assert budget.steps(4096, size, "stages.steps") == steps
 
 
@@ -142,10 +142,13 @@ def test_every_blend_gets_a_step():
         ({"temperature": float("inf")}, "temperature: expected a number above 0"),
         ({"temperature": 1, "epochs": 2}, "stages.sampler.epochs: unknown key"),
         ({"weights": {"a": 1, "b": 1}}, "stages.sampler.weights: missing for 'a + b'"),
-        ({"weights": {"a": 1, "c": 1}}, "stages.sampler.weights: 'c' is not one of the blends"),
+        (
+            {"weights": {"a": 1, "c": 1}},
+            "stages.sampler.weights: 'c' is not one of the task groups",
+        ),
         ({"weights": {"a": -1, "b": 1, "a + b": 1}}, "weights.a: expected a number above 0"),
         ({"weights": {"a+b": 1, "a + b": 1}}, "'a + b' is a duplicate"),
-        ({"weights": [1, 2, 3]}, "expected `blend: number`"),
+        ({"weights": [1, 2, 3]}, "expected `task group: number`"),
         ({"mix_ratio": {"a": 0}}, "stages.sampler.mix_ratio.a: expected a number above 0"),
         ({"mix_ratio": {}, "reference": "ab"}, "stages.sampler.reference: 'ab' is not one of"),
         ({"mix_ratio": {}, "epochs": 0}, "stages.sampler.epochs: expected a number above 0"),

@@ -74,7 +74,7 @@ def make_stream(sources, stages: Any, examples: dict[str, int], seed: int = 1) -
 
 
 def read(stream: ExampleStream, step: int) -> Counter[tuple[str, int]]:
-    """(feed, n) of the examples of a step."""
+    """(dataset, n) of the examples of a step."""
     rows = stream.step_rows(step)
     return Counter((stream.datasets[dataset].name, n) for row in rows for dataset, n, _ in row)
 

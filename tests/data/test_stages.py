@@ -51,7 +51,7 @@ def test_other_curricula():
 
 
 def test_continual_with_different_budgets():
-    """Every blend gives B // (N + 1) of its own budget to each later stage."""
+    """Every task group gives B // (N + 1) of its own budget to each later stage."""
     stages = {"continual": ["a", "b", "c"], "steps": {"b": 80, "a": 40, "c": 7}}
     assert steps(read_stages(stages, TASKS)) == [
         {"a": 20},
@@ -69,7 +69,7 @@ def test_alternate_is_joint_with_one_task_per_step():
 
 
 def test_a_task_in_every_blend():
-    """ERNIE 2.0's CMTL+ and Alt.+: every blend that lacks the task gets it."""
+    """ERNIE 2.0's CMTL+ and Alt.+: every task group that lacks the task gets it."""
     stages = {
         "continual": ["d", "a", "b + d"],
         "always": "d",
@@ -238,34 +238,37 @@ def test_the_order_of_mixed_steps_has_exact_counts_and_depends_on_the_seed():
     [
         ({"continual": ["a"], "stepz": 3}, 'stepz: unknown key; did you mean "steps"'),
         ({"continual": ["a", "e"], "steps": 3}, "no task 'e'"),
-        ({"continual": ["a", "a"], "steps": 3}, "duplicate blend"),
-        ({"continual": [], "steps": 3}, "expected a list of blends"),
+        ({"continual": ["a", "a"], "steps": 3}, "duplicate task group"),
+        ({"continual": [], "steps": 3}, "expected a list of task groups"),
         ({"joint": ["a"], "continual": ["b"], "steps": 3}, "exactly one of"),
         ({"joint": ["a"]}, "stages.steps: expected a whole number"),
         ({"joint": ["a"], "steps": -1}, "expected a whole number"),
         ({"joint": ["a"], "steps": 2.5}, "got 2.5"),
-        ({"joint": ["a"], "steps": 0}, "no blend has any steps"),
+        ({"joint": ["a"], "steps": 0}, "no task group has any steps"),
         ({"joint": ["a"], "steps": 3, "mix": "row"}, "neither batch nor step"),
         ([{"a + a": 3}], "names a task twice"),
         ([{"a": "many"}], "stages.0.a"),
-        (["a"], "expected `blend: steps`"),
+        (["a"], "expected `task group: steps`"),
         ("a", "expected a list of stages"),
         ({"alternate": ["a"], "steps": 3, "mix": "batch"}, "`alternate` is `joint` with"),
         ({"joint": ["a"], "steps": 3, "always": "e"}, "stages.always: no task 'e'"),
-        ({"joint": ["a", "a + d"], "steps": 3, "always": "d"}, "duplicate blend"),
+        ({"joint": ["a", "a + d"], "steps": 3, "always": "d"}, "duplicate task group"),
         ({"explicit": [{"a": 3, "a + d": 1}], "always": "d"}, "'a + d' is a duplicate"),
         ({"explicit": [{"a": 3}], "steps": 3}, "explicit stages have their own steps"),
         ({"explicit": [{"a": 3}], "sampler": "uniform"}, "explicit stages have their own steps"),
         ({"explicit": {"a": 3}}, "stages.explicit: expected a list of stages"),
         ({"joint": ["a", "b"], "steps": {"a": 3}}, "stages.steps: missing for 'b'"),
-        ({"joint": ["a"], "steps": {"a": 3, "b": 2}}, "stages.steps: 'b' is not one of the blends"),
+        (
+            {"joint": ["a"], "steps": {"a": 3, "b": 2}},
+            "stages.steps: 'b' is not one of the task groups",
+        ),
         ({"joint": ["a"], "steps": {"a": "3 rows"}}, "stages.steps.a: expected a whole number"),
-        ({"joint": ["a"], "steps": "0 tokens"}, "no blend has any steps"),
-        ({"joint": ["a"], "steps": 0, "sampler": "uniform"}, "no blend has any steps"),
+        ({"joint": ["a"], "steps": "0 tokens"}, "no task group has any steps"),
+        ({"joint": ["a"], "steps": 0, "sampler": "uniform"}, "no task group has any steps"),
         ({"joint": ["a"], "sampler": "uniform"}, "stages.steps: expected a whole number"),
-        ({"joint": ["a"], "steps": {"a": 3}, "sampler": "uniform"}, "the total of all blends"),
+        ({"joint": ["a"], "steps": {"a": 3}, "sampler": "uniform"}, "the total of all task groups"),
         ({"joint": ["a"], "steps": 3, "sampler": {"mix_ratio": {}}}, "remove `steps`"),
-        ([{}], "no blend has any steps"),
+        ([{}], "no task group has any steps"),
         ([{"a+b": 3, "a + b": 2}], "stages.0: 'a + b' is a duplicate"),
     ],
 )

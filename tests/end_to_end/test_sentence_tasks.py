@@ -98,7 +98,7 @@ def test_reordering_labels_are_the_applied_permutation(source, most, longer):
 
 
 def test_reordering_classes_are_balanced(source):
-    dataset = feed_of(source, "sentence_reordering")
+    dataset = dataset_of(source, "sentence_reordering")
     layouts = dataset.layouts(np.arange(6000))
     long_enough = layouts["last"] - layouts["first"] >= 3
     counts = np.bincount(layouts["label"][long_enough], minlength=9)
@@ -115,7 +115,7 @@ def test_reordering_chance_knows_the_number_of_segments(source):
 
 @pytest.mark.parametrize("longer", [False, True])
 def test_distance_labels_agree_with_the_document(source, longer):
-    dataset = feed_of(source, "sentence_distance")
+    dataset = dataset_of(source, "sentence_distance")
     seen, orders = Counter(), Counter()
     for example in examples(dataset, 900, longer=longer):
         a, b = segments_of(example)
@@ -142,7 +142,7 @@ def test_distance_labels_agree_with_the_document(source, longer):
 
 
 def test_distance_is_balanced_and_lengths_reveal_nothing(source):
-    layouts = feed_of(source, "sentence_distance").layouts(np.arange(9000))
+    layouts = dataset_of(source, "sentence_distance").layouts(np.arange(9000))
     labels = layouts["label"]
     counts = np.bincount(labels, minlength=3)
     assert ((counts - 3000) ** 2 / 3000).sum() < 13.8  # chi-squared, 2 df, p = 0.001
@@ -151,7 +151,7 @@ def test_distance_is_balanced_and_lengths_reveal_nothing(source):
 
 
 def test_a_blend_masks_the_whole_input_including_borrowed_sentences(source):
-    dataset = feed_of(source, "sentence_distance", "knowledge_masking")
+    dataset = dataset_of(source, "sentence_distance", "knowledge_masking")
     borrowed = 0
     for example in examples(dataset, 200):
         at, targets = example.labels["knowledge_masking"]
@@ -164,11 +164,11 @@ def test_a_blend_masks_the_whole_input_including_borrowed_sentences(source):
 
 
 def test_building_an_example_twice_gives_the_same(source):
-    dataset = feed_of(source, "sentence_reordering", "knowledge_masking")
+    dataset = dataset_of(source, "sentence_reordering", "knowledge_masking")
     (layout,) = dataset.layouts(np.array([17]))
     one, two = dataset.example(17, layout), dataset.example(17, layout)
     assert np.array_equal(one.input_ids, two.ids)
-    again = feed_of(source, "sentence_reordering", "knowledge_masking")
+    again = dataset_of(source, "sentence_reordering", "knowledge_masking")
     assert np.array_equal(again.example(17, layout).ids, one.input_ids)
     assert not np.array_equal(dataset.example(18, layout).ids, one.input_ids)
 

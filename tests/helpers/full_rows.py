@@ -1,4 +1,4 @@
-"""How full rows are packed with a single blend."""
+"""How full rows are packed with a single task group."""
 
 from __future__ import annotations
 

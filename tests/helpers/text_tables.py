@@ -54,10 +54,10 @@ def opened(file: Path, **read: Any) -> TableSource:
     return TableSource(table, np.arange(len(table)), small_tokenizer(), str(file))
 
 
-def feed_of(
+def dataset_of(
     source: TableSource, *tasks: Task, max_length: int = 64, fixed: bool = True
 ) -> TaskGroupDataset:
-    """The examples of a blend of tasks over all rows, in order."""
+    """The examples of a task group of tasks over all rows, in order."""
     name = " + ".join(task.name for task in tasks)
     return TaskGroupDataset(
         name, tasks, task_id=0, source=source, seed=5, max_length=max_length, fixed=fixed
@@ -101,7 +101,7 @@ def predictions(
     model: Model, source: TableSource, *tasks: Task, max_length: int = 64
 ) -> dict[str, dict[int, dict[str, Any]]]:
     """{task: {item: prediction}} for all rows, computed from packed rows."""
-    built, batch = built_of(feed_of(source, *tasks, max_length=max_length))
+    built, batch = built_of(dataset_of(source, *tasks, max_length=max_length))
     by_name = {task.name: task for task in tasks}
     with torch.no_grad():
         outputs = model(batch, by_name)

@@ -42,7 +42,10 @@ def test_rows_and_their_summary(recipe: Path, enter) -> None:
 def test_json_is_one_object_per_sequence(recipe: Path, enter) -> None:
     said = enter("inspect_stream", recipe, "--json", "--held_out", "--rows", 1)
     records = [json.loads(line) for line in said.out.splitlines()]
-    assert {record["blend"] for record in records} == {"knowledge_masking", "sentence_distance"}
+    assert {record["task_group"] for record in records} == {
+        "knowledge_masking",
+        "sentence_distance",
+    }
     names = {record["labels"]["sentence_distance"][0]["name"] for record in records[1:]}
     assert names <= {"adjacent", "same document", "other document"} and names
 

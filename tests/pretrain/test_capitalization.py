@@ -55,7 +55,7 @@ def test_labels_by_hand(tmp_path):
 
 
 def test_a_word_cut_by_the_start_of_a_passage_has_no_label(tmp_path):
-    dataset = feed_of(source_of(tmp_path / "c", [7, 5], [0, 1], [1, 1]), "capitalization")
+    dataset = dataset_of(source_of(tmp_path / "c", [7, 5], [0, 1], [1, 1]), "capitalization")
     example = dataset.example(0, dataset.layouts(np.array([0]))[0])
     assert example.labels["capitalization"][0].tolist() == [2]
 
@@ -80,7 +80,7 @@ def slow_answers(text: str) -> list[int]:
     return [int(word[0] != word[0].lower()) for word in words if word[0].isalpha()]
 
 
-@pytest.mark.parametrize("blend", ["capitalization", "knowledge_masking + capitalization"])
+@pytest.mark.parametrize("task_group", ["capitalization", "knowledge_masking + capitalization"])
 def test_labels_equal_an_independent_reading_of_the_text(text, task_group):
     """All passages of a document together label each of its words, masked or not."""
     source, texts = text

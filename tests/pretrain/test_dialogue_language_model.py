@@ -195,7 +195,7 @@ def test_cutting_equals_one_token_at_a_time(rows, most):
 
 
 def test_masked_words_come_from_the_blend(source):
-    dataset = feed_of(source, "knowledge_masking")
+    dataset = dataset_of(source, "knowledge_masking")
     strange = 0
     for n, layout in enumerate(dataset.layouts(np.arange(100))):
         example = dataset.example(n, layout)

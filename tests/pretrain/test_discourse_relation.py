@@ -62,7 +62,7 @@ def some_list(tmp_path_factory) -> str:
 @pytest.mark.parametrize("longer", [False, True])
 def test_examples_are_pairs_without_their_marker(jumble, some_list, max_length, longer):
     """The label is read off the tokens between the two texts."""
-    dataset = feed_of(whole(jumble), max_length, markers=some_list, least=1, shortest=3)
+    dataset = dataset_of(whole(jumble), max_length, markers=some_list, least=1, shortest=3)
     mined = {row[1]: row for row in slow_pairs(jumble, read_markers(some_list, "x"), 3)}
     sentence_starts = set(jumble.sentence_starts.tolist())
     document_starts = np.asarray(jumble.document_starts)
@@ -170,7 +170,7 @@ def test_the_unmarked_class_has_sentences_without_any_marker(jumble, some_list):
 
 
 def test_equal_example_numbers_give_equal_examples(jumble, some_list):
-    one, two = (feed_of(whole(jumble), markers=some_list, least=1) for _ in range(2))
+    one, two = (dataset_of(whole(jumble), markers=some_list, least=1) for _ in range(2))
     n = np.arange(50)
     assert np.array_equal(one.layouts(n), two.layouts(n))
     assert np.array_equal(one.layouts(n)[7:9], one.layouts(n[7:9]))
@@ -203,7 +203,7 @@ def ready(tmp_path_factory) -> CorpusSource:
 
 
 def test_ready_made_pairs_follow_the_names_of_their_labels(ready):
-    dataset = feed_of(ready, 12, markers="en", least=1, unmarked=True)
+    dataset = dataset_of(ready, 12, markers="en", least=1, unmarked=True)
     task = dataset.tasks[0]
     assert isinstance(task, DiscourseRelation)
     seen = Counter()

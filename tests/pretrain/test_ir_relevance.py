@@ -101,9 +101,9 @@ def slow_label(
 
 @pytest.mark.parametrize("group", [False, True])
 @pytest.mark.parametrize("longer", [False, True])
-@pytest.mark.parametrize("room", [20, 96])
+@pytest.mark.parametrize("max_length", [20, 96])
 def test_labels_agree_with_the_headings(corpus, group, longer, max_length):
-    dataset = feed_of(whole(corpus), max_length, group=group)
+    dataset = dataset_of(whole(corpus), max_length, group=group)
     starts, places = corpus.sentence_starts.tolist(), places_of(corpus, group)
     seen, grown, inner = Counter(), 0, 0
     for n, short in enumerate(dataset.layouts(np.arange(150))):
@@ -192,7 +192,7 @@ def test_the_first_held_out_items_are_balanced(corpus):
 
 
 def test_equal_example_numbers_give_equal_examples(corpus):
-    one, two = feed_of(whole(corpus)), feed_of(whole(corpus))
+    one, two = dataset_of(whole(corpus)), dataset_of(whole(corpus))
     n = np.arange(60)
     assert np.array_equal(one.layouts(n), two.layouts(n))
     assert np.array_equal(one.layouts(n)[7:9], one.layouts(n[7:9]))
@@ -201,8 +201,8 @@ def test_equal_example_numbers_give_equal_examples(corpus):
 
 
 def test_held_out_documents_are_not_mixed_with_training(corpus):
-    for source in split(corpus, 0.4, ()):
-        layouts = feed_of(source).layouts(np.arange(200))
+    for source in split_corpus(corpus, 0.4, ()):
+        layouts = dataset_of(source).layouts(np.arange(200))
         for places in (layouts["first"], layouts["second"]):
             document = np.searchsorted(corpus.document_starts, places, side="right") - 1
             assert set(document) <= set(source.documents)

@@ -57,7 +57,7 @@ def sentence_of(source: CorpusSource, position: int) -> tuple[int, int]:
 @pytest.mark.parametrize("longer", [False, True])
 def test_labels_agree_with_the_documents(source, longer):
     """Independent of the task's arithmetic: look up the positions of both texts."""
-    dataset, seen = feed_of(source), Counter()
+    dataset, seen = dataset_of(source), Counter()
     for n, layout in enumerate(dataset.layouts(np.arange(500))):
         if longer:
             ((_, _, layout),) = extend_into_padding([ExampleRef(0, n, layout)], LENGTH)
@@ -80,7 +80,7 @@ def test_labels_agree_with_the_documents(source, longer):
 
 
 def test_classes_are_balanced_and_lengths_reveal_nothing(source):
-    layouts = feed_of(source).layouts(np.arange(12000))
+    layouts = dataset_of(source).layouts(np.arange(12000))
     label, length = layouts["label"], layouts["length"]
     first, most = layouts["first_tokens"], layouts["second_tokens"]
     counts = np.bincount(label, minlength=2)
@@ -93,9 +93,9 @@ def test_classes_are_balanced_and_lengths_reveal_nothing(source):
 
 
 def test_an_example_is_reproducible(source):
-    layouts = feed_of(source, "knowledge_masking").layouts(np.arange(20))
-    one = [feed_of(source, "knowledge_masking").example(n, x) for n, x in enumerate(layouts)]
-    two = [feed_of(source, "knowledge_masking").example(n, x) for n, x in enumerate(layouts)]
+    layouts = dataset_of(source, "knowledge_masking").layouts(np.arange(20))
+    one = [dataset_of(source, "knowledge_masking").example(n, x) for n, x in enumerate(layouts)]
+    two = [dataset_of(source, "knowledge_masking").example(n, x) for n, x in enumerate(layouts)]
     assert all(np.array_equal(a.ids, b.ids) for a, b in zip(one, two, strict=True))
     assert all(len(a.labels["knowledge_masking"][0]) for a in one)
 

@@ -47,7 +47,7 @@ def test_labels_by_hand(tmp_path):
 @pytest.mark.parametrize("longer", [False, True])
 def test_labels_agree_with_the_positions_of_the_texts(source, longer):
     """Independent of the task's arithmetic; which text is truncated reveals nothing."""
-    dataset, seen, cut = feed_of(source), Counter(), Counter()
+    dataset, seen, cut = dataset_of(source), Counter(), Counter()
     starts = set(source.corpus.sentence_starts.tolist())
     for n, layout in enumerate(dataset.layouts(np.arange(1500))):
         if longer:
@@ -82,21 +82,21 @@ def test_labels_agree_with_the_positions_of_the_texts(source, longer):
 
 
 def test_lengths_reveal_nothing(source):
-    layouts = feed_of(source).layouts(np.arange(8000))
+    layouts = dataset_of(source).layouts(np.arange(8000))
     label, length = layouts["label"], layouts["length"]
     error = length.std() * np.sqrt(4 / len(label))
     assert abs(length[label == 1].mean() - length[label == 0].mean()) < 3.5 * error
 
 
 def test_an_example_is_reproducible(source):
-    for n, layout in enumerate(feed_of(source).layouts(np.arange(20))):
-        one, two = feed_of(source).example(n, layout), feed_of(source).example(n, layout)
+    for n, layout in enumerate(dataset_of(source).layouts(np.arange(20))):
+        one, two = dataset_of(source).example(n, layout), dataset_of(source).example(n, layout)
         assert np.array_equal(one.input_ids, two.ids)
         assert one.labels["sentence_order"][1] == two.labels["sentence_order"][1]
 
 
 def test_the_baseline_is_one_half(source):
-    loss, accuracy = feed_of(source).tasks[0].baseline(np.array([0, 1, 1]), source)
+    loss, accuracy = dataset_of(source).tasks[0].baseline(np.array([0, 1, 1]), source)
     assert accuracy.tolist() == [0.5] * 3
     assert loss == pytest.approx(np.log(2))
 

@@ -206,10 +206,10 @@ def test_odd_labels_are_remarked_on_when_a_run_starts(tmp_path: Path) -> None:
     source = source_of(tmp_path, [{**ROWS[0], "label": f"{i / 7:.3f}"} for i in range(12)])
     assert (
         "mood: labels: 12 different numbers"
-        in feed_of(source, task_of().resolved(source)).describe()
+        in dataset_of(source, task_of().resolved(source)).describe()
     )
     source = source_of(tmp_path, ROWS)
-    assert feed_of(source, task_of().resolved(source)).describe() == ""
+    assert dataset_of(source, task_of().resolved(source)).describe() == ""
 
 
 def test_a_single_class_is_an_error(tmp_path: Path) -> None:

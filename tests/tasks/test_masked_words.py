@@ -1,4 +1,4 @@
-"""Masked words of rows: whole words, 80/10/10, losses of BertForMaskedLM, blends."""
+"""Masked words of rows: whole words, 80/10/10, losses of BertForMaskedLM, task groups."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_the_masking_rate_and_replacements(tmp_path: Path) -> None:
     assert same / hidden == pytest.approx(0.1 + 0.1 / 64, abs=4 * deviation)
 
 
-@pytest.mark.parametrize("room", [64, 12])
+@pytest.mark.parametrize("max_length", [64, 12])
 def test_every_text_with_a_word_has_a_masked_one(tmp_path: Path, max_length: int) -> None:
     source = source_of(tmp_path, [*ROWS, {"text_a": "x " * 50, "text_b": "?", "label": "0"}])
     for rate in (0.01, 0.99):

@@ -87,7 +87,7 @@ def test_tokens_become_steps_without_a_corpus(corpora):
     assert resolved.curriculum_spec.resolved
 
 
-@pytest.mark.parametrize("blend", BLENDS)
+@pytest.mark.parametrize("task_group", BLENDS)
 def test_sequences_become_steps_by_the_mean_length_of_examples(corpora, task_group):
     made = recipe(corpora, {"joint": [task_group], "steps": "300 sequences"})
     _, mean_length = slow_measure(made, task_group)
@@ -224,7 +224,7 @@ SCHEDULES: dict[str, Any] = {
     [(n, m) for n in SCHEDULES for m in ("batch", "step") if m == "step" or "alternate" not in n],
 )
 def test_a_run_consumes_what_its_plan_says(corpora, name, mix):
-    """Every row of every step: with `mix: step` each blend has exactly its steps; with `batch` its
+    """Every row of every step: with `mix: step` each task group has exactly its steps; with `batch` its
     share of every stage's tokens, to the last window. Each example comes once, in order."""
     stages = SCHEDULES[name]
     if isinstance(stages, list):

@@ -27,11 +27,15 @@ def source(tmp_path_factory) -> CorpusSource:
 
 
 def test_ready_made_pairs_are_the_documents_of_the_corpus(source):
-    assert pairs.is_ready_made(source)
-    assert pairs.label_names(source) == ["no", "yes"]
-    assert pairs.ready_made(source).tolist() == [[0, 6, 8, 1], [8, 10, 21, 0], [21, 22, 23, 1]]
+    assert sentence_pairs.is_ready_made(source)
+    assert sentence_pairs.label_names(source) == ["no", "yes"]
+    assert sentence_pairs.ready_made(source).tolist() == [
+        [0, 6, 8, 1],
+        [8, 10, 21, 0],
+        [21, 22, 23, 1],
+    ]
     some = CorpusSource(source.corpus, np.array([1]))
-    assert pairs.ready_made(some).tolist() == [[8, 10, 21, 0]]
+    assert sentence_pairs.ready_made(some).tolist() == [[8, 10, 21, 0]]
 
 
 def slow_fit(first: int, second: int, most: int) -> tuple[int, int]:
@@ -54,9 +58,9 @@ def test_texts_are_cut_longest_first():
     assert by_row.tolist() == [list(slow_fit(*map(int, row))) for row in every]
 
 
-@pytest.mark.parametrize("room", [5, 8, 11, 12, 15, 64])
+@pytest.mark.parametrize("max_length", [5, 8, 11, 12, 15, 64])
 def test_layouts_are_exact_and_pairs_are_used_as_they_are(source, max_length):
-    layouts = pairs.lay_out(pairs.ready_made(source), max_length)
+    layouts = sentence_pairs.lay_out(pairs.ready_made(source), max_length)
     vocabulary = source.vocabulary
     for (_, texts), layout in zip(TEXTS, layouts, strict=True):
         example = sentence_pairs.arrange_pair(layout, source)
@@ -123,7 +127,10 @@ def test_balance_depends_on_its_key_only():
 
 
 def test_classes_follow_the_names_of_labels(source):
-    assert pairs.classes_of_labels(source, {"yes": 0, "no": 7, "x": 9}, "t").tolist() == [7, 0]
+    assert sentence_pairs.classes_of_labels(source, {"yes": 0, "no": 7, "x": 9}, "t").tolist() == [
+        7,
+        0,
+    ]
     with pytest.raises(UserError, match=r"^tasks.t: .* 1 of 2 labels .*\(no\); known: yes, maybe$"):
         sentence_pairs.classes_of_labels(source, {"yes": 0, "maybe": 1}, "tasks.t")
 

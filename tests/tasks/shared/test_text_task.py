@@ -154,7 +154,7 @@ def test_impossible_lengths_are_errors(vocabulary, tmp_path, max_length, error) 
     source = open_source(write_texts(tmp_path / "t.tsv", 9), vocabulary)
     made = task(max_length=max_length).resolved(source)
     with pytest.raises(UserError, match=error):
-        feed_of(made, source, 64).layouts(np.arange(3))
+        dataset_of(made, source, 64).layouts(np.arange(3))
 
 
 def test_other_columns_may_be_its_texts(vocabulary, tmp_path) -> None:

@@ -61,14 +61,14 @@ def test_the_ends_of_stages(curriculum) -> None:
     assert [end.scores for end in found] == [scores(stage) for stage in range(3)]
 
 
-@pytest.mark.parametrize("plan", [PLAN, None], ids=["plan", "no plan"])
+@pytest.mark.parametrize("curriculum", [PLAN, None], ids=["curriculum", "no curriculum"])
 def test_evaluations_in_the_middle_of_a_stage_are_ignored(curriculum) -> None:
     middle = [evaluation(step, off=0.07) for step in (4, 8, 12, 20, 28, 32, 36)]
     every = sorted([*WHOLE, *middle], key=lambda record: record["step"])
     assert stage_ends(metrics_of(*every), curriculum) == stage_ends(metrics_of(*WHOLE), curriculum)
 
 
-@pytest.mark.parametrize("plan", [PLAN, None], ids=["plan", "no plan"])
+@pytest.mark.parametrize("curriculum", [PLAN, None], ids=["curriculum", "no curriculum"])
 def test_an_unfinished_stage_has_no_column(curriculum) -> None:
     going = metrics_of(*WHOLE[:2], evaluation(36), steps=35, ended=False)
     assert [end.step for end in stage_ends(going, curriculum)] == [10, 30]
@@ -83,7 +83,7 @@ def test_a_damaged_line_leaves_a_gap_and_no_wrong_column() -> None:
     assert [(end.name, end.step) for end in found] == [("stage 1", 10), ("stage 3", 40)]
 
 
-@pytest.mark.parametrize("plan", [PLAN, None], ids=["plan", "no plan"])
+@pytest.mark.parametrize("curriculum", [PLAN, None], ids=["curriculum", "no curriculum"])
 def test_a_run_that_was_resumed_in_the_middle_of_a_stage(tmp_path: Path, curriculum) -> None:
     """Killed at 32 after an evaluation, resumed from a checkpoint at 25: the steps between are
     repeated with other scores, and only those count."""
@@ -110,7 +110,7 @@ def test_a_run_that_was_resumed_in_the_middle_of_a_stage(tmp_path: Path, curricu
     assert [end.scores["words"]["loss"] for end in found] == pytest.approx([5.95, 5.0, 4.0])
 
 
-@pytest.mark.parametrize("plan", [PLAN, None], ids=["plan", "no plan"])
+@pytest.mark.parametrize("curriculum", [PLAN, None], ids=["curriculum", "no curriculum"])
 def test_a_rollback_and_a_second_evaluation_of_a_step(curriculum) -> None:
     """Steps keep counting after a rollback; if a step is evaluated twice, the later one counts."""
     metrics = metrics_of(WHOLE[0], evaluation(30, off=0.1), WHOLE[1], WHOLE[2])

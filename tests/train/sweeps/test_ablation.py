@@ -115,7 +115,7 @@ def test_overrides_apply_to_all_runs(tmp_path):
         ({"schedules": ["jont"]}, "--schedules: no 'jont'; did you mean \"joint\""),
         ({"schedules": ["joint", "joint"]}, "--schedules: contains a duplicate"),
         ({"steps": "many"}, "--steps: expected a whole number of steps"),
-        ({"steps": "0"}, "--steps: stages: no blend has any steps"),
+        ({"steps": "0"}, "--steps: stages: no task group has any steps"),
         ({"always": "knowledge_maskin"}, 'did you mean "knowledge_masking"'),
         ({"overrides": ["seed"]}, "expected key=value"),
         ({"recipe": {"held_out": 0}}, "held_out: 0 leaves nothing to compare on"),
@@ -131,7 +131,7 @@ def test_invalid_ablations_are_one_clear_line(tmp_path, values, message):
 
 def test_a_task_in_every_group_already_is_refused(tmp_path):
     stages = {"joint": [MASKS, f"{ORDER} + {MASKS}"], "steps": 3}
-    with pytest.raises(UserError, match="is in every blend of the recipe already"):
+    with pytest.raises(UserError, match="is in every task group of the recipe already"):
         variants(ablation(tmp_path, stages, always=MASKS))
 
 
