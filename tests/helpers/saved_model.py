@@ -71,7 +71,7 @@ def write_rows(file: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 
 
 def save_model(folder: Path, stages: Sequence[str] = tuple(TASKS), **changes: Any) -> Path:
-    """A run folder with the weights/ of an untrained model of these groups of tasks; all its weights are
+    """A run folder with the weights/ of an untrained model of these task groups; its weights are
     noisy."""
     folder.mkdir(parents=True, exist_ok=True)
     small_tokenizer().save(folder / "vocabulary")

@@ -188,6 +188,4 @@ def padded(texts: Sequence[Sequence[str]]) -> Padded:
     fill = lambda rows, value: torch.tensor(  # noqa: E731
         [row + [value] * (longest - len(row)) for row in rows]
     )
-    return Padded(
-        fill(ids, 0), fill(segments, 0), extend_into_padding([[1] * len(row) for row in ids], 0)
-    )
+    return Padded(fill(ids, 0), fill(segments, 0), fill([[1] * len(row) for row in ids], 0))

@@ -10,7 +10,7 @@ import pytest
 from palm_ds.cli.prepare import COMMAND as PREPARE
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.store import Corpus, open_corpus
-from palm_ds.data.corpus_source import CorpusSource
+from palm_ds.data.corpus_source import CorpusSource, split_corpus
 from palm_ds.data.example import Example
 from palm_ds.data.task import build
 from palm_ds.data.task_group_dataset import ExampleRef, TaskGroupDataset, extend_into_padding

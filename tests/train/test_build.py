@@ -224,7 +224,7 @@ SCHEDULES: dict[str, Any] = {
     [(n, m) for n in SCHEDULES for m in ("batch", "step") if m == "step" or "alternate" not in n],
 )
 def test_a_run_consumes_what_its_plan_says(corpora, name, mix):
-    """Every row of every step: with `mix: step` each task group has exactly its steps; with `batch` its
+    """Every row of every step: with `mix: step` each group has exactly its steps; with `batch` its
     share of every stage's tokens, to the last window. Each example comes once, in order."""
     stages = SCHEDULES[name]
     if isinstance(stages, list):
