@@ -57,13 +57,13 @@ class MultiLabel(ClassesTask):
         cells = (labels.split_names(value, self.separator, self.nothing) for value in values)
         return {name for names in cells for name in names}
 
-    def about(self, source: TableSource) -> str:
+    def describe(self, source: TableSource) -> str:
         others = [x for x in _SEPARATORS if x not in self.separator]
         odd = sorted(x for x in self.names_in(source) if any(sep in x for sep in others))
         if not odd:
-            return super().about(source)
+            return super().describe(source)
         note = f"{self.name}: labels: {odd[0]!r} is one class; is `separator` right?"
-        return "\n".join(filter(None, [super().about(source), note]))
+        return "\n".join(filter(None, [super().describe(source), note]))
 
     def check_labels(self, source: TableSource) -> None:
         labels.class_sets(self, source, self.separator, self.nothing, strict=True)

@@ -70,7 +70,7 @@ class Regression(TextTask):
         # 1 if all numbers are equal
         return replace(self, mean=float(known.mean()), deviation=float(known.std()) or 1.0)
 
-    def about(self, source: TableSource) -> str:
+    def describe(self, source: TableSource) -> str:
         """What is odd about the numbers; empty if nothing is."""
         if self.label_column not in source.columns:
             return ""

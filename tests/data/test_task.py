@@ -35,11 +35,11 @@ def my_module(tmp_path, monkeypatch):
             @dataclass(frozen=True, kw_only=True)
             class WordStarts(CorpusTask):
                 every: int = 1
-                def marks(self):
+                def annotations(self):
                     return ("word",)
                 def label(self, example, source, rng):
-                    at = np.flatnonzero(example.origin >= 0)[:: self.every]
-                    example.labels[self.name] = at, example.marks["word"][at]
+                    at = np.flatnonzero(example.source_offsets >= 0)[:: self.every]
+                    example.labels[self.name] = at, example.annotations["word"][at]
                 def head(self, backbone):
                     return ClassHead(backbone.config.hidden_size, classes=2)
 

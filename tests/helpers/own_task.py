@@ -17,8 +17,8 @@ class EvenTokens(palm.CorpusTask):
     """Pretraining: whether the number of a token is even."""
 
     def label(self, example: Any, source: Any, rng: np.random.Generator) -> None:
-        where = np.flatnonzero(example.origin >= 0)
-        example.labels[self.name] = where, example.original[where] % 2
+        where = np.flatnonzero(example.source_offsets >= 0)
+        example.labels[self.name] = where, example.unmasked_ids[where] % 2
 
     def head(self, backbone: Any) -> palm.Head:
         return palm.heads.ClassHead(backbone.hidden_size, 2)

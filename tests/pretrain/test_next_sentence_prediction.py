@@ -96,7 +96,7 @@ def test_an_example_is_reproducible(source):
     layouts = dataset_of(source, "knowledge_masking").layouts(np.arange(20))
     one = [dataset_of(source, "knowledge_masking").example(n, x) for n, x in enumerate(layouts)]
     two = [dataset_of(source, "knowledge_masking").example(n, x) for n, x in enumerate(layouts)]
-    assert all(np.array_equal(a.ids, b.ids) for a, b in zip(one, two, strict=True))
+    assert all(np.array_equal(a.input_ids, b.input_ids) for a, b in zip(one, two, strict=True))
     assert all(len(a.labels["knowledge_masking"][0]) for a in one)
 
 

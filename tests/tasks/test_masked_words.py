@@ -159,7 +159,7 @@ def test_words_are_masked_in_another_tasks_input(tmp_path, kind, values) -> None
     plain = {example.item: example for example in examples_of(source, first)}
     for example in examples_of(source, first, task_of()):
         assert sorted(example.labels) == ["first", "words"]
-        assert (example.unmasked_ids == plain[example.item].ids).all()
+        assert (example.unmasked_ids == plain[example.item].input_ids).all()
         assert example.parts == plain[example.item].parts
         where, targets = example.labels["words"]
         assert (example.unmasked_ids[where] == targets).all()

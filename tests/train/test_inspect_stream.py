@@ -39,12 +39,12 @@ from palm_ds.data.task import CorpusTask
 
 @dataclass(frozen=True, kw_only=True)
 class WordStarts(CorpusTask):
-    def marks(self):
+    def annotations(self):
         return ("word",)
 
     def label(self, example, source, rng):
-        at = np.flatnonzero(example.origin >= 0)
-        example.labels[self.name] = at, example.marks["word"][at]
+        at = np.flatnonzero(example.source_offsets >= 0)
+        example.labels[self.name] = at, example.annotations["word"][at]
 
     def head(self, backbone):
         return ClassHead(backbone.config.hidden_size, classes=2)

@@ -243,7 +243,7 @@ class ClassesTask(TextTask):
         more = f", ... ({len(self.labels)} labels)" if len(self.labels) > _COUNTED else ""
         return ", ".join(known[:_COUNTED]) + more if known else ""
 
-    def about(self, source: TableSource) -> str:
+    def describe(self, source: TableSource) -> str:
         """Notes on odd class names; may be empty."""
         if self.label_column not in source.columns:
             return ""
