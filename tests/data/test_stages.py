@@ -190,15 +190,15 @@ def test_every_shape_gives_every_blend_its_budget_exactly(kind, task_groups, dat
     data=st.data(),
 )
 def test_samplers_split_the_total_exactly(total, task_groups, sampler, data):
-    sizes = {task_group: data.draw(st.integers(50, 100)) for task_group in task_groups}
+    tokens = {task_group: data.draw(st.integers(50, 100)) for task_group in task_groups}
     if sampler == "weights":
-        sampler = {"weights": sizes}
-    sizes = {task_group: DatasetSize(size, 10.0) for task_group, size in sizes.items()}
+        sampler = {"weights": tokens}
+    sizes = {task_group: DatasetSize(size, 10.0) for task_group, size in tokens.items()}
     stages = {"continual": task_groups, "steps": total, "sampler": sampler}
     curriculum = read_stages(stages, TASKS, step_tokens=64, sizes=sizes)
     assert curriculum.steps == total
     assert all(curriculum.total_of(task_group) > 0 for task_group in task_groups)
-    by_size = sorted(task_groups, key=lambda task_group: sizes[task_group])
+    by_size = sorted(task_groups, key=lambda task_group: tokens[task_group])
     counts = [curriculum.total_of(task_group) for task_group in by_size]
     assert sampler == "uniform" or all(a <= b + 1 for a, b in zip(counts, counts[1:], strict=False))
 

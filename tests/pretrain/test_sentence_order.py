@@ -91,7 +91,7 @@ def test_lengths_reveal_nothing(source):
 def test_an_example_is_reproducible(source):
     for n, layout in enumerate(dataset_of(source).layouts(np.arange(20))):
         one, two = dataset_of(source).example(n, layout), dataset_of(source).example(n, layout)
-        assert np.array_equal(one.input_ids, two.ids)
+        assert np.array_equal(one.input_ids, two.input_ids)
         assert one.labels["sentence_order"][1] == two.labels["sentence_order"][1]
 
 
