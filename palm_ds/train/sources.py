@@ -16,6 +16,7 @@ from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.stages import tasks_of
 from palm_ds.data.table_source import split_rows
 from palm_ds.data.task import CorpusTask, TableTask, Task
+from palm_ds.data.task_group_dataset import TaskGroupDataset, make_datasets
 from palm_ds.data.task_with_data import NamedRows
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.text.tokens import SpecialTokens
