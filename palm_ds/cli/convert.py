@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import Command
+from palm_ds.cli.options import options_of
 from palm_ds.common.errors import UserError
 from palm_ds.common.printable import json_line, printable
 
@@ -47,26 +48,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--texts", type=Path, metavar="FILE", help="texts to compare the outputs on, one per line")
     add("--revision", default="", metavar="R", help="of a name on the hub: branch, tag or commit")
     add("--strict", action="store_true", help="refuse to skip a tensor")
-    add("--unchecked", action="store_true", help="do not compare the outputs")
+    add("--unchecked", action="store_false", dest="verify", help="do not compare the outputs")
     add("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     from palm_ds.weights.convert.convert import ConversionOptions, convert
 
-    options = ConversionOptions(
-        family=args.family,
-        task=args.task,
-        head=args.head,
-        head_class=args.head_class,
-        words=args.words,
-        dtype=args.dtype,
-        shard_size=args.shard_size,
-        strict=args.strict,
-        revision=args.revision,
-        verify=not args.unchecked,
-        **({} if args.texts is None else {"texts": _read_texts(args.texts)}),
-    )
+    texts = _read_texts(args.texts) if args.texts else None
+    options = options_of(ConversionOptions, args, texts=texts)
     opening = {name: getattr(args, name) for name in ("eps", "config", "tokenizer")}
     done = convert(args.source, args.target, args.to, options, **opening)
     if args.json:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 from collections.abc import Sequence
+from typing import TypeVar
 
 from palm_ds.common.errors import UserError
+
+T = TypeVar("T")
 
 
 def add_recipe(
@@ -24,6 +28,14 @@ def add_ds_config(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the DeepSpeed file, or a shipped one",
     )
+
+
+def options_of(cls: type[T], args: argparse.Namespace, **more: object) -> T:
+    """A dataclass of options from the arguments of the same names; what was not given (None) keeps
+    its default. `more`: fields that are no argument."""
+    given = {name: getattr(args, name, None) for name in inspect.signature(cls).parameters} | more
+    values = {name: value for name, value in given.items() if value is not None}
+    return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
 
 def check_overrides(overrides: Sequence[str]) -> None:

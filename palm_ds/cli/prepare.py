@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import CONTINUES, Command, hint_next
+from palm_ds.cli.options import options_of
 from palm_ds.common.errors import UserError
 
 if TYPE_CHECKING:
-    from palm_ds.corpus.input.options import InputOptions
-    from palm_ds.corpus.options import TextOptions
     from palm_ds.corpus.prepare import PrepareOptions
 
 
@@ -31,52 +30,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace) -> PrepareOptions:
+    from palm_ds.corpus.input.options import InputOptions
+    from palm_ds.corpus.options import TextOptions
     from palm_ds.corpus.prepare import PrepareOptions
 
-    return PrepareOptions(
-        text=_text_options(args),
-        input=_input_options(args),
-        tokenizer=args.tokenizer,
-        train=args.train,
-        vocab_size=args.vocab_size,
-        annotations=tuple(args.annotation),
-        strict=args.strict,
-        shard_mb=args.shard_mb,
-        sample_mb=args.sample_mb,
-        workers=args.workers,
-        mpi=args.mpi,
-    )
-
-
-def _text_options(args: argparse.Namespace) -> TextOptions:
-    from palm_ds.corpus.options import TextOptions
-
-    return TextOptions(
-        language=args.language,
-        lower=args.lower,
-        simplify=args.simplify,
-        newline=args.newline,
-        segmenter=args.segmenter,
-        lexicon_phrase=tuple(args.lexicon_phrase),
-        lexicon_entity=tuple(args.lexicon_entity),
-        collocations=not args.no_collocations,
-        collocation_count=args.collocation_count,
-        collocation_npmi=args.collocation_npmi,
-    )
-
-
-def _input_options(args: argparse.Namespace) -> InputOptions:
-    from palm_ds.corpus.input.options import InputOptions
-
-    return InputOptions(
-        format=args.format,
-        text_field=args.text_field,
-        id_field=args.id_field,
-        title_field=args.title_field,
-        pair_fields=_pair_fields(args),
-        turns_field=args.turns_field,
-        text_documents=args.text_documents,
-    )
+    text = options_of(TextOptions, args)
+    reading = options_of(InputOptions, args, pair_fields=_pair_fields(args))
+    return options_of(PrepareOptions, args, text=text, input=reading)
 
 
 def _pair_fields(args: argparse.Namespace) -> tuple[str, ...]:
@@ -173,7 +133,12 @@ def _add_text(group: argparse._ArgumentGroup) -> None:
         metavar="FILE",
         help="a list of entities, one per line; repeatable",
     )
-    add("--no_collocations", action="store_true", help="do not mine phrases from the text")
+    add(
+        "--no_collocations",
+        action="store_false",
+        dest="collocations",
+        help="do not mine phrases from the text",
+    )
     add("--collocation_count", type=int, default=8, metavar="N", help="minimum count of a pair (8)")
     add(
         "--collocation_npmi",
@@ -185,6 +150,7 @@ def _add_text(group: argparse._ArgumentGroup) -> None:
     add(
         "--annotation",
         action="append",
+        dest="annotations",
         default=[],
         metavar="NAME",
         help="capital, heading or [name=]module:function; repeatable",
