@@ -134,6 +134,10 @@ def _check(name: str, value: float, least: int, below: int | None) -> None:
         raise UserError(f"{name}: must be {limit}, got {value}")
 
 
+_LARGE = dict(hidden_size=1024, num_layers=24, num_heads=16)
+_ROBERTA_BASE = dict(
+    max_positions=514, position_offset=2, pad=1, token_types=1, task_types=0, layer_norm_eps=1e-5
+)
 PRESETS: dict[str, dict[str, Any]] = {
     # Published sizes; the vocabulary comes from the tokenizer. ERNIE's are from the configs of its
     # `repro` branch and its released archives, and PaddleNLP has the same. ERNIE 1.0 is Chinese;
@@ -142,11 +146,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         activation="relu", max_positions=513, token_types=2, task_types=0, layer_norm_eps=1e-5
     ),
     "ernie-2.0-base": dict(layer_norm_eps=1e-5),
-    "ernie-2.0-large": dict(hidden_size=1024, num_layers=24, num_heads=16, layer_norm_eps=1e-5),
+    "ernie-2.0-large": dict(**_LARGE, layer_norm_eps=1e-5),
     "ernie-2.0-base-zh": dict(activation="relu", max_positions=513, layer_norm_eps=1e-5),
-    "ernie-2.0-large-zh": dict(
-        hidden_size=1024, num_layers=24, num_heads=16, activation="relu", layer_norm_eps=1e-5
-    ),
+    "ernie-2.0-large-zh": dict(**_LARGE, activation="relu", layer_norm_eps=1e-5),
     "ernie-tiny": dict(
         hidden_size=1024,
         num_layers=3,
@@ -158,26 +160,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         layer_norm_eps=1e-5,
     ),
     "bert-base": dict(token_types=2, task_types=0),
-    "bert-large": dict(hidden_size=1024, num_layers=24, num_heads=16, token_types=2, task_types=0),
-    "roberta-base": dict(
-        max_positions=514,
-        position_offset=2,
-        pad=1,
-        token_types=1,
-        task_types=0,
-        layer_norm_eps=1e-5,
-    ),
-    "roberta-large": dict(
-        hidden_size=1024,
-        num_layers=24,
-        num_heads=16,
-        max_positions=514,
-        position_offset=2,
-        pad=1,
-        token_types=1,
-        task_types=0,
-        layer_norm_eps=1e-5,
-    ),
+    "bert-large": dict(**_LARGE, token_types=2, task_types=0),
+    "roberta-base": _ROBERTA_BASE,
+    "roberta-large": dict(**_ROBERTA_BASE, **_LARGE),
     # ERNIE 2.0's architecture in sizes for a CPU.
     "tiny": dict(hidden_size=128, num_layers=2, num_heads=2, layer_norm_eps=1e-5),
     "mini": dict(hidden_size=256, num_layers=2, num_heads=4, layer_norm_eps=1e-5),

@@ -3,6 +3,7 @@ names the rest."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,30 +11,18 @@ import torch
 from transformers import AutoModelForTokenClassification
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.config import EncoderConfig
 from palm_ds.model.crf import CRFHead
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.multi_task_model import Model
-from palm_ds.text.tokenizer import wordpiece
 from palm_ds.weights.convert import convert
 from palm_ds.weights.convert.convert import ConversionOptions
 from palm_ds.weights.formats.contents import HeadInfo
 from palm_ds.weights.formats.open import open_checkpoint
 from palm_ds.weights.weights_folder import WeightsInfo, load_weights, save_weights, token_heads_of
+from tests.helpers.small_configs import SMALL, letters
 
-CONFIG = EncoderConfig(
-    vocab_size=32,
-    hidden_size=16,
-    num_layers=1,
-    num_heads=2,
-    intermediate_size=24,
-    max_positions=20,
-    task_types=0,
-    layer_norm_eps=1e-5,
-)
-WORDS = wordpiece(
-    ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *"abcdefghijklmnopqrst"], lower=True
-)
+CONFIG = replace(SMALL, num_layers=1, task_types=0)
+WORDS = letters("t")
 
 
 def model(seed: int, allowed: torch.Tensor | None = None) -> Model:

@@ -41,19 +41,11 @@ from palm_ds.weights.weights_folder import (
     save_weights,
     task_ids,
 )
+from tests.helpers.small_configs import SMALL, bert_of, roberta_of
 
-CONFIG = EncoderConfig(
-    vocab_size=37,
-    hidden_size=16,
-    num_layers=2,
-    num_heads=2,
-    intermediate_size=24,
-    max_positions=20,
-    task_types=5,
-    layer_norm_eps=1e-5,
-)
-BERT = replace(CONFIG, task_types=0, token_types=2, activation="relu")
-ROBERTA = replace(CONFIG, task_types=0, token_types=1, max_positions=22, position_offset=2, pad=1)
+CONFIG = replace(SMALL, vocab_size=37, task_types=5)
+BERT = bert_of(CONFIG)
+ROBERTA = roberta_of(CONFIG)
 SHAPES = {"ernie": CONFIG, "bert": BERT, "roberta": ROBERTA}
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 11]])
 

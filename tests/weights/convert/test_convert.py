@@ -37,24 +37,14 @@ from palm_ds.weights.formats.open import FORMATS, open_checkpoint
 from palm_ds.weights.formats.paddle import write as paddle_writer
 from palm_ds.weights.weights_folder import WeightsInfo, load_weights, save_weights
 from tests.helpers.noisy_model import noisy_model
+from tests.helpers.small_configs import SMALL, letters
 from tests.text.test_tokenizer_settings import ROLES, folder_of, ids
 from tests.weights.formats import hf_models
 from tests.weights.formats.hf_models import make
 from tests.weights.formats.hf_models import save as save_hf
 
-CONFIG = EncoderConfig(
-    vocab_size=32,
-    hidden_size=16,
-    num_layers=2,
-    num_heads=2,
-    intermediate_size=24,
-    max_positions=20,
-    task_types=3,
-    layer_norm_eps=1e-5,
-)
-WORDS = wordpiece(
-    ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *"abcdefghijklmnopqrst"], lower=True
-)
+CONFIG = SMALL
+WORDS = letters("t")
 ORACLE = {
     "hf_ernie": "",
     "hf_bert": "",

@@ -22,18 +22,10 @@ from palm_ds.weights.convert.embeddings import (
     resizable_names,
     resize_positions,
 )
+from tests.helpers.small_configs import SMALL, roberta_of
 
-CONFIG = EncoderConfig(
-    vocab_size=40,
-    hidden_size=16,
-    num_layers=2,
-    num_heads=2,
-    intermediate_size=24,
-    max_positions=20,
-    task_types=3,
-    layer_norm_eps=1e-5,
-)
-ROBERTA = replace(CONFIG, task_types=0, token_types=1, max_positions=22, position_offset=2, pad=1)
+CONFIG = replace(SMALL, vocab_size=40)
+ROBERTA = roberta_of(CONFIG)
 BIASES = ("heads.one.bias", "heads.two.bias")
 USED = 37  # of the 40 rows
 

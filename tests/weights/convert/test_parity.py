@@ -24,27 +24,17 @@ from palm_ds.weights.formats.runnable import in_palm_ds
 from palm_ds.weights.formats.tensor_files import in_memory_entry
 from palm_ds.weights.weights_folder import export_hf
 from tests.helpers.noisy_model import noisy_model
+from tests.helpers.small_configs import SMALL, bert_of, letters, roberta_of
 
-CONFIG = EncoderConfig(
-    vocab_size=30,
-    hidden_size=16,
-    num_layers=2,
-    num_heads=2,
-    intermediate_size=24,
-    max_positions=20,
-    task_types=3,
-    layer_norm_eps=1e-5,
-)
-BERT = replace(CONFIG, task_types=0, token_types=2, activation="relu")
-ROBERTA = replace(CONFIG, task_types=0, token_types=1, max_positions=22, position_offset=2, pad=1)
+CONFIG = replace(SMALL, vocab_size=30)
+BERT = bert_of(CONFIG)
+ROBERTA = roberta_of(CONFIG)
 HEADS = {
     "masked_words": HeadInfo(kind="masked_words", pooled=False),
     "next_sentence": HeadInfo(kind="classes", classes=2),
     "tags": HeadInfo(kind="classes", classes=4, pooled=False),
 }
-WORDS = wordpiece(
-    ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *"abcdefghijklmnopqrst"], lower=True
-)
+WORDS = letters("t")
 
 PADDED_AT_1 = wordpiece(["[CLS]", "[PAD]", "[SEP]", "[MASK]", "[UNK]", *"abcdefgh"], lower=True)
 

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.config import EncoderConfig
 from palm_ds.model.crf import CRFHead
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead, Head, MaskedLMHead
@@ -28,19 +27,11 @@ from palm_ds.weights.formats import native
 from palm_ds.weights.formats.contents import OPTIMIZER
 from palm_ds.weights.formats.weights_info import INFO, WeightsInfo
 from palm_ds.weights.weights_folder import save_weights
+from tests.helpers.small_configs import TINY, letters
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-CONFIG = EncoderConfig(
-    vocab_size=11,
-    hidden_size=8,
-    num_layers=2,
-    num_heads=2,
-    intermediate_size=12,
-    max_positions=10,
-    token_types=3,
-    task_types=4,
-)
-WORDS = wordpiece(["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *"abcdef"], lower=True)
+CONFIG = TINY
+WORDS = letters("f")
 LAYOUTS = [(stage, world) for stage in (0, 1, 2, 3) for world in (1, 2, 3)]
 
 

@@ -19,27 +19,18 @@ from palm_ds.common.errors import UserError
 from palm_ds.model.config import EncoderConfig
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead, MaskedLMHead
-from palm_ds.text.tokenizer import load_tokenizer, wordpiece
+from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.weights.formats.contents import COPY, HeadInfo, HeadOutputs
 from palm_ds.weights.formats.huggingface.target import ExportOptions
 from palm_ds.weights.formats.paddle import read as paddle
 from palm_ds.weights.formats.paddle.pdparams import NAME_TABLE, read_pickle
 from palm_ds.weights.formats.paddle.write import WEIGHTS, write_paddle
+from tests.helpers.small_configs import TINY, letters
 
-CONFIG = EncoderConfig(
-    vocab_size=11,
-    hidden_size=8,
-    num_layers=2,
-    num_heads=2,
-    intermediate_size=12,
-    max_positions=10,
-    token_types=3,
-    task_types=4,
-    layer_norm_eps=1e-12,
-)
+CONFIG = replace(TINY, layer_norm_eps=1e-12)
 BERT = replace(CONFIG, task_types=0, layer_norm_eps=1e-7)
 ROBERTA = replace(BERT, max_positions=12, position_offset=2, pad=1)
-WORDS = wordpiece(["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *"abcdef"], lower=True)
+WORDS = letters("f")
 
 
 def state_of(config: EncoderConfig, **heads: int) -> dict[str, torch.Tensor]:
