@@ -172,7 +172,7 @@ def _started_here() -> dict[psutil.Process, str]:
 
 
 def _others_test() -> bool:
-    """Whether another test run goes on beside this one."""
+    """Whether another test run is active."""
     here = psutil.Process()
     mine = {each.pid for each in (here, *here.parents(), *here.children(recursive=True))}
     return any(

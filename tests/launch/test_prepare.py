@@ -56,7 +56,8 @@ def test_rejected_lines_are_summarised(folder: Path) -> None:
     assert "empty line" in ended.stdout and "b.jsonl, line 3" in ended.stdout
     strict = run("strict", "b.jsonl", *OPTIONS, "--strict", cwd=folder)
     assert strict.returncode == 2
-    assert strict.stderr == ("error: b.jsonl: line 2: no field `text`; it has `txt` (--strict)\n")
+    reason = "no field `text`; it has `txt` (--text_field names another)"
+    assert strict.stderr == f"error: b.jsonl: line 2: {reason} (--strict)\n"
 
 
 def test_help_names_every_option(folder: Path) -> None:

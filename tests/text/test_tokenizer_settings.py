@@ -209,7 +209,7 @@ def test_limits_and_sides_are_kept(tmp_path: Path) -> None:
         "bos_token": "[BOS]",
         "eos_token": "[E]",
         "model_input_names": ["input_ids", "attention_mask"],
-        "name_or_path": "/home/somebody/model",
+        "name_or_path": "some/model",
     }
     source = folder_of(tmp_path / "source", config)
     tokenizer_json(source, lower=True)

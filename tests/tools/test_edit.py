@@ -194,7 +194,7 @@ def broken(weights: Path, case: str) -> dict:
         ("no such way", 'no method "copy"'),
         ("no tokens", "tokens.txt: empty"),
         ("tokens in capitals", "turns it into 'covid'"),
-        ("multiple of nothing", "multiple: must be at least 1"),
+        ("multiple of nothing", "multiple: must be from 1 to"),
         ("another config", "12"),
     ],
 )

@@ -103,7 +103,7 @@ def one(subjects: Mapping[str, Subject], name: str, random: Random, work: Path) 
         signal.setitimer(signal.ITIMER_PROF, 0)
     left = sorted({x.name for x in work.iterdir()} - {"case", "out"})
     shutil.rmtree(work)
-    return f"FAILED: left behind: {left}" if left else outcome
+    return f"FAILED: leftovers: {left}" if left else outcome
 
 
 def _check_line(line: str) -> str:
