@@ -341,3 +341,16 @@ def test_the_dotted_names_in_pages_exist(path: Path) -> None:
                 if not hasattr(found, name):
                     importlib.import_module(".".join([first, *rest[:at]]))
                 found = getattr(found, name)
+
+
+def test_the_example_of_a_task_overrides_what_tasks_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    from palm_ds.data.task import CorpusTask
+
+    page = ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", page)
+    (example,) = blocks(ROOT / "docs/tasks.md", "python")
+    exec(compile(example, "docs/tasks.md", "exec"), vars(page))
+    task = page.WordStarts(name="starts", source="text", every=2)
+    methods = {name for name in vars(page.WordStarts) if callable(getattr(task, name))}
+    assert {name for name in methods if name[0] != "_"} <= set(dir(CorpusTask))
+    assert task.annotations() == ("word",)

@@ -233,7 +233,7 @@ def describe(view: View, task: Task, example: Example) -> str:
     where, targets = example.labels[task.name]
     if task.name in view.token_tasks:
         names = [text for text, _ in token_texts(view.tokenizer, targets)]
-        return f"{_many(len(where), 'word')}: {', '.join(names)}"
+        return f"{_many(len(where), 'token')}: {', '.join(names)}"
     if len(where) == 1 and where[0] == 0:
         return task.class_name(int(targets[0]))
     return "; ".join(_class(view, task, example, int(k)) for k in np.unique(targets))

@@ -153,7 +153,7 @@ def test_a_row_as_text(recipe: Recipe) -> None:
     assert re.search(
         r"^    starts: inside \d+ \(w\d+(, w\d+)*(, \.\.\.)?\); start \d+ \(w", whole, re.M
     )
-    assert re.search(r"^    phrases: \d+ words: w\d+, ", whole, re.M)
+    assert re.search(r"^    phrases: \d+ tokens: w\d+, ", whole, re.M)
     assert re.search(r"^    segment 2  w", whole, re.M) and "segment 0  [CLS] " in whole
     assert re.search(r"\[MASK\]\(w\d+\)", whole) and re.search(r" w\d+\(w\d+\)", whole)
     assert re.search(r" w\d+\(=\)", whole)
