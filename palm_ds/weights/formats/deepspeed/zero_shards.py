@@ -269,6 +269,8 @@ def _shards(
     skipped["optimizer_state_dict"] = OPTIMIZER
     if model.get("lr_scheduler"):
         skipped["lr_scheduler"] = OPTIMIZER
+    if strange := [name for name in (*entries, *skipped) if not isinstance(name, str)]:
+        raise TypeError(f"a parameter with the name {type(strange[0]).__name__}")
     order = [name for name in model["module"] if name in entries and name not in skipped]
     order += [name for name in entries if name not in order and name not in skipped]
     kept = {name: entries[name] for name in order}

@@ -122,7 +122,8 @@ def _in_paddles_way(path: Path) -> bool:
 def _nlp_names(names: Iterable[object]) -> bool:
     """Whether the names are PaddleNLP's: only its layers are called this."""
     ends = ("encoder.layers.0.linear1.weight", "embeddings.layer_norm.weight")
-    return all(any(str(name).endswith(end) for name in names) for end in ends)
+    listed = names if isinstance(names, Mapping) else {}
+    return all(any(str(name).endswith(end) for name in listed) for end in ends)
 
 
 def tensors(

@@ -13,7 +13,7 @@ The table consists of blocks. Each block, like each tensor, has a checksum (a ma
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial, reduce
 from pathlib import Path
@@ -23,6 +23,7 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.weights.formats.contents import TensorEntry
+from palm_ds.weights.formats.torch_files import check_total
 
 _FOOTER, _MAGIC = 48, 0xDB4775248B80FB57
 _LARGEST_INDEX = 1 << 28  # bytes; a table of a million tensors has fewer
@@ -76,6 +77,7 @@ def open_bundle(index: Path) -> Bundle:
     stored = [_stored(name, value, index) for name, value in _table(index)]
     for tensor in stored:
         _check_place(tensor, index)
+    check_total(index, sum(x.size for x in stored), _data_bytes({x.file for x in stored}))
     readable = [tensor for tensor in stored if tensor.dtype is not None]
     return Bundle(
         entries={
@@ -103,6 +105,10 @@ def read_tensor(tensor: BundleEntry) -> torch.Tensor:
     return torch.frombuffer(data, dtype=tensor.dtype).reshape(tensor.shape)
 
 
+def _data_bytes(files: Iterable[Path]) -> int:
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
 # ---- the table ----
 
 
@@ -115,8 +121,12 @@ def _table(path: Path) -> Iterator[tuple[str, bytes]]:
     _, at = _handle(footer, 0, path)  # a block of names, always empty in checkpoints
     (start, size), _ = _handle(footer, at, path)
     seen = False
+    done = 0  # bytes of blocks: of a sound file each is listed once
     for _, value in _entries(_block(data, start, size, path), path):
         (start, size), _ = _handle(value, 0, path)
+        done += size
+        if done > len(data):
+            raise UserError(f"{path}: lists the same blocks again and again; refused")
         for key, found in _entries(_block(data, start, size, path), path):
             if key:
                 yield _text(key, path), found

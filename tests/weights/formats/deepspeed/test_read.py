@@ -306,6 +306,10 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         "tensor-parallel",
     ),
     "no numbers": (lambda p: (p / "weights.json").unlink(), "give one with --config"),
+    "a name that is no text": (
+        lambda p: edit(p, "model", lambda x: x["param_shapes"][0].update({("a",): (0,)})),
+        "not laid out|a parameter with the name tuple",
+    ),
     "names of nobody": (lambda p: edit(p, "model", renamed), "neither a palm_ds model"),
 }
 

@@ -790,6 +790,7 @@ BROKEN = {
         lambda f: change_tensors(f, lambda s: s[QUERY].__setitem__((0, 0), float("inf"))),
         [QUERY, "not finite"],
     ),
+    "a map that is a number": (lambda f: index_of(f, {"weight_map": 3}), ["has no weight_map"]),
     "an index without a map": (lambda f: index_of(f, {}), ["index.json", "weight_map"]),
     "a map of numbers": (
         lambda f: index_of(f, {"weight_map": {"a": 3}}),

@@ -338,6 +338,15 @@ BROKEN = {
         entries((b"a", FLOAT + number(4, 1 << 60) + number(5, 4))),
         [DATA, "a ends beyond"],
     ),
+    "the same data for many": (
+        entries(
+            *(
+                (f"a{i:03}".encode(), FLOAT + piece(2, piece(2, number(1, 100))) + number(5, 400))
+                for i in range(999)
+            )
+        ),
+        [INDEX, "used again and again"],
+    ),
     "half a message": (entries((b"a", FLOAT + varint(2 << 3 | 2) + b"\x7f")), [INDEX]),
     "a number without end": (entries((b"a", b"\xff" * 12)), [INDEX, "no end"]),
     "a name of bytes": (entries((b"\xff\xfe", FLOAT)), [INDEX, "not text"]),
