@@ -81,9 +81,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """The same random numbers whatever ran before; and modules stay. Else every collection of
-    garbage, and tests ask for many, would go through all of torch and transformers again: 0.4 s
-    each time."""
+    """Each test starts with the same random numbers. Modules are frozen for the garbage
+    collector: otherwise every collection, and tests request many, would traverse all of torch
+    and transformers: 0.4 s each time."""
     if torch := sys.modules.get("torch"):
         torch.manual_seed(zlib.crc32(item.nodeid.partition("::")[0].encode()))
     if len(sys.modules) > item.config.stash.get(_MODULES, 0) + 50:

@@ -115,7 +115,7 @@ def test_mix_ratio_equals_paddlepalms():
     ratios = {"mix_ratio": {"a": 0.5, "b": 1.0, "a + b": 0.25}, "reference": "b", "epochs": 3}
     assert by_hand(ratios, None) == [45, 90, 22]
     assert by_hand({"mix_ratio": {"a + b": 0.35}, "epochs": 2}, None) == [20, 20, 7]
-    # 0.7 * 10 is 7, which it is not in binary fractions
+    # 0.7 * 10 is 7, but not in binary floating point
     assert by_hand({"mix_ratio": {"a": 0.7}, "reference": "a"}, None)[0] == 7
     # what does not fill a step of the reference does not count
     assert by_hand({"mix_ratio": {}, "reference": "a"}, None, step_tokens=300) == [3, 3, 3]

@@ -78,8 +78,8 @@ def run_distributed(tmp_path: Path) -> Iterator[Runner]:
 def _fork(
     world: int, words: list[Any], variables: dict[str, str], folder: Path, timeout: float
 ) -> tuple[int | None, str]:
-    """The first exit code other than 0 (the others are ended then; none: it took too long), and
-    everybody's output."""
+    """The first exit code other than 0 (the others are then ended; None: a timeout), and the
+    output of all."""
     deadline = time.monotonic() + timeout
     output = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the programs
     programs = start_together(world, words, env=variables, cwd=folder, output=output)

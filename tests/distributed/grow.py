@@ -22,7 +22,7 @@ from palm_ds.runtime.processes import leave
 from palm_ds.train.extend import ModelSignature, warm_start
 
 OLD = {"words": 0, "order": 1}
-NEW = {"words": 0, "added": 1, "order": 2}  # the new task stands between, so rows move
+NEW = {"words": 0, "added": 1, "order": 2}  # the new task is between them, so rows move
 SLOTS = {"old": 2, "new": 4}
 BEFORE, AFTER = 4, 5
 

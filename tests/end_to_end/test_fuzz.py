@@ -1,5 +1,4 @@
-"""Whatever is wrong with a file of somebody else's: it is read, or refused in one line, within
-bounded memory and time."""
+"""Damaged foreign files are read, or refused in one line, within bounded memory and time."""
 
 from __future__ import annotations
 

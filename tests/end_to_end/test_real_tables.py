@@ -40,7 +40,8 @@ JUDGEMENTS = {
 
 @dataclass(frozen=True)
 class Expected:
-    """A data set: its file, its settings in a recipe, its rows, labels, and what is noted."""
+    """A data set: its file, its settings in a recipe, its rows and labels, and the notes about
+    it."""
 
     file: str
     settings: Mapping[str, Any]

@@ -40,7 +40,7 @@ def dataset_of(source: CorpusSource, *kinds: str, **values) -> TaskGroupDataset:
 
 
 def examples(dataset: TaskGroupDataset, many: int, *, longer: bool = True):
-    """The first examples, each alone in a row: with the row's free space when `longer`."""
+    """The first examples, each in its own row: with the row's free space if `longer`."""
     for n, layout in enumerate(dataset.layouts(np.arange(many))):
         if longer:
             ((_, _, layout),) = extend_into_padding([ExampleRef(0, n, layout)], LENGTH)

@@ -157,7 +157,7 @@ def free_port() -> int:
 
 
 def clear_away(programs: Sequence[Program]) -> None:
-    """Kill the programs that still run, all before waiting for any."""
+    """Kill the processes of its session that still run, and close its files."""
     for program in programs:
         program.kill()
     for program in programs:

@@ -70,7 +70,7 @@ def source(tmp_path_factory) -> CorpusSource:
 
 
 def parts(example) -> list[tuple[int, list[int]]]:
-    """(role, source positions) of each turn of an example, as they stand between the [SEP]s."""
+    """(role, source positions) of each turn of an example, as separated by [SEP]."""
     found: list[tuple[int, list[int]]] = [(int(example.token_type_ids[1]), [])]
     for segment, origin in zip(
         example.token_type_ids[1:-1], example.source_offsets[1:-1], strict=True

@@ -74,8 +74,8 @@ def texts_of(example: Example) -> tuple[np.ndarray, np.ndarray]:
 
 
 def places_of(corpus: Corpus, group: bool) -> list[tuple[str, int, int]]:
-    """Of every token, by walking from the first to the last: its document (or group), its mark, and
-    the place of the heading that it stands under."""
+    """For each token, by walking from the first to the last: its document (or group), its
+    annotation, and the place of the heading above it."""
     out: list[tuple[str, int, int]] = []
     for number in range(len(corpus)):
         name, piece = corpus.document(number)

@@ -219,7 +219,8 @@ def test_wrong_settings_are_refused(values):
     ],
 )
 def test_the_stages_mask_the_published_units(units, together):
-    """ERNIE 1.0, figure 2: basic, phrase, entity. Whatever is hidden is one of these, whole."""
+    """ERNIE 1.0, figure 2: basic, phrase, entity. Everything masked is one of these units,
+    completely."""
     groups, position = [], 1
     for words in together.split("|"):
         groups.append(range(position, position := position + len(words.split())))
@@ -245,7 +246,7 @@ Line = tuple[
 
 
 def published(line: Line, whole: bool, rng: np.random.Generator) -> list[tuple[int, str]]:
-    """(position, what was done) of every predicted token: ERNIE's batching.py, token by token."""
+    """(position, replacement) of every predicted token: ERNIE's batching.py, token by token."""
     done, rate = [], 0.15
 
     def act(u: float, scale: float) -> str:
@@ -321,7 +322,8 @@ def word_ranges(labels: Iterable[int]) -> list[list[int]]:
 
 
 def assert_same_rule(lines: list[Line], share: int) -> None:
-    """The task and the published rule: every statistic agrees to chance; whole words as due."""
+    """The task and the published rule agree in every statistic up to chance, and mask whole
+    words as expected."""
     task, rng = make(**PUBLISHED, whole="mask_word"), np.random.default_rng(6)
     mine = statistics(lines, lambda n: ours(lines[n], task, share, n))
     theirs = statistics(lines, lambda n: published(lines[n], rng.random() * 100 < share, rng))

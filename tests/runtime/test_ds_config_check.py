@@ -8,8 +8,8 @@ BATCH = {"train_batch_size": 1}
 
 
 def test_the_keys_that_deepspeed_reads_are_found() -> None:
-    """Should DeepSpeed copy the mapping instead of asking it, unknown keys would be refused
-    without cause, or none at all."""
+    """If DeepSpeed copied the mapping instead of reading keys from it, unknown keys would be
+    refused without cause, or not at all."""
     answer = validate_with_deepspeed(BATCH, {})
     assert answer.problem == ""
     known = {"zero_optimization", "bf16", "fp16", "gradient_clipping", "wall_clock_breakdown"}

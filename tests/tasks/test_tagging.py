@@ -400,7 +400,7 @@ def test_a_plain_text_is_split_into_words_and_spans_refer_to_it(
     task.check(bare, labelled=False)
     found = predictions(task, bare, examples(task, bare))[0]
     assert found["tokens"] == ["a", "table", ",", "for", "two", "at", "5pm"]
-    assert found["tags"] == [task.labels[0]] * 7  # no label: what is asked of it is the first
+    assert found["tags"] == [task.labels[0]] * 7  # without a label the first one is the target
     assert found["spans"][0] == {"start": 0, "end": 1, "type": "people"}
     assert task.metrics({0: found}, bare) == {}
 

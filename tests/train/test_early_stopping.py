@@ -53,7 +53,7 @@ def test_the_mean_covers_first_metrics_of_non_auxiliary_tasks() -> None:
     chosen = best(best="mean")
     scores = {"a": score(0.9, f1=0.4, other=1.0), "b": score(0.6), "helper": score(0.1)}
     assert chosen.update(1, scores) and chosen.value == pytest.approx((0.4 + 0.6) / 2)
-    # The helper gets better by far, the others worse: that is no better.
+    # The auxiliary task improves a lot, the others get worse: not an improvement.
     worse = {"a": score(0.9, f1=0.3), "b": score(0.6), "helper": score(1.0)}
     assert not chosen.update(2, worse) and chosen.step == 1
 

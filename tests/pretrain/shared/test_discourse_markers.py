@@ -41,10 +41,10 @@ def words_of(corpus: Corpus, start: int, end: int) -> str:
 # By hand ---------------------------------------------------------------------------------------
 
 ENGLISH = [
-    ("a", ["# However , a title about rain",  # a heading is no sentence of the text
+    ("a", ["# However , a title about rain",  # a heading is not a sentence of the text
            "It rained all night long .",
            "However , the match was played at noon .",
-           "So-called fans stayed at home .",  # so-called is no "so"
+           "So-called fans stayed at home .",  # so-called is not "so"
            "In fact the whole town was there .",
            "In addition to them came the mayor .",  # this one wants its comma
            "But , in addition , it snowed on them .",  # the longest at the beginning
@@ -88,7 +88,7 @@ def test_pairs_of_english_by_hand(tmp_path, lower):
 
 
 def test_pairs_of_chinese_by_hand(tmp_path):
-    # White space stands where the segmenter cut.
+    # White space is where the segmenter splits.
     texts = [
         "天气 很 好 。",
         "但是 ， 他们 没有 出门 。",
@@ -101,7 +101,7 @@ def test_pairs_of_chinese_by_hand(tmp_path):
     (table,) = mine(corpus, Finder.of(classes, corpus), shortest=3, unmarked=-1)
     found = [(classes[row[4]][0].text, words_of(corpus, row[2], row[3])) for row in table.tolist()]
     assert found == [
-        ("但是", "他 们 没 有 出 门 。"),  # 但丁, Dante, is no 但
+        ("但是", "他 们 没 有 出 门 。"),  # 但丁, Dante, is not 但
         ("也就是说", "他 写 诗 。"),
         ("例如", "神 曲 是 他 的 作 品 。"),
         ("但是", "没 有 人 读 。"),

@@ -182,7 +182,7 @@ def shared_recipe(folder: Path, vocabulary: Path, **second: Any) -> Recipe:
         "sources": {
             name: {"table": str(folder / f"{name}.tsv"), **source} for name in ("one", "two")
         },
-        # the one that shares stands first: its origin is settled before it all the same
+        # the task that shares comes first, but the owner of its head is resolved before it
         "tasks": {
             "second": {"kind": "classification", "source": "two", "share": "first", **second},
             "first": {"kind": "classification", "source": "one"},

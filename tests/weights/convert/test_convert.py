@@ -156,7 +156,7 @@ def test_to_hugging_face_and_back(source: Path, tmp_path: Path) -> None:
     assert back.parity and back.parity.passed and not back.report.lost
     before, after = (load_file(x / "weights.safetensors") for x in (source, tmp_path / "back"))
     for name, tensor in after.items():
-        if name == "backbone.task.weight":  # the exported task stands first
+        if name == "backbone.task.weight":  # the exported task comes first
             tensor = tensor[[2, 1, 0]]
         assert torch.equal(tensor, before[name.replace("masked_words", "masking")]), name
     text = (tmp_path / "hf/README.md").read_text()

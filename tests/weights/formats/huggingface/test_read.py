@@ -51,7 +51,7 @@ CASES = [
     if kind in ("bert", "ernie") or ending not in ("ForPreTraining", "ForNextSentencePrediction")
 ]
 CLOSE = dict(atol=1e-5, rtol=0)
-# What transformers calls an output, and what it is here.
+# {output in transformers: its name in palm_ds}
 NAMES = {
     "last_hidden_state": "hidden",
     "pooler_output": "pooled",

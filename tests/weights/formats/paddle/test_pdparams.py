@@ -122,7 +122,7 @@ def test_values_are_read_on_demand(tmp_path: Path) -> None:
             stored.read()
 
 
-# ---- what is no such file ----
+# ---- files that are not ----
 
 
 def array_of(

@@ -33,7 +33,7 @@ Arrays = dict[str, np.ndarray]
 
 # ---- outputs recorded where the files were written ----
 
-# case: (where it lies, whose outputs it has)
+# case: (its path, the program whose outputs it has)
 RECORDED = {
     "fluid 1, one file per variable": ("fluid_ernie1/persistables", "fluid_ernie1"),
     "fluid 1, combined": ("fluid_ernie1/combined", "fluid_ernie1"),
