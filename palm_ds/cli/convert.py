@@ -46,6 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--config", type=Path, metavar="FILE", help="the encoder's config, if it is not in SOURCE")
     add("--tokenizer", type=Path, metavar="PATH", help="the tokenizer, if it is not in SOURCE")
     add("--texts", type=Path, metavar="FILE", help="texts to compare the outputs on, one per line")
+    add(
+        "--untied_head",
+        choices=["refuse", "skip"],
+        help="a masked-LM head with its own output embeddings: refuse SOURCE, or skip it",
+    )
     add("--revision", default="", metavar="R", help="of a name on the hub: branch, tag or commit")
     add("--strict", action="store_true", help="refuse to skip a tensor")
     add("--unchecked", action="store_false", dest="verify", help="do not compare the outputs")
@@ -57,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
     texts = _read_texts(args.texts) if args.texts else None
     options = options_of(ConversionOptions, args, texts=texts)
-    opening = {name: getattr(args, name) for name in ("eps", "config", "tokenizer")}
+    opening = {name: getattr(args, name) for name in ("eps", "config", "tokenizer", "untied_head")}
     done = convert(args.source, args.target, args.to, options, **opening)
     if args.json:
         print(json_line(done.record()))

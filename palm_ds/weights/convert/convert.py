@@ -34,6 +34,8 @@ EXPORTS = {each.name: each.export for each in FORMATS if each.export}
 TO = tuple(EXPORTS)
 """The formats that can be written."""
 _SHORT_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+_NOT_SEEN = {"tokenizer", "untied_head"}
+"""Options of opening that change nothing that the format's own library computes."""
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
@@ -186,7 +188,7 @@ def verify_only(
         raise UserError(f"{a}, {b}: have different encoders, {kinds[0]} and {kinds[1]}")
     given = one if one.tokenizer is not None else other
     tokenizer = _tokenizer(given)
-    asked = not opening.keys() <= {"tokenizer"}
+    asked = not opening.keys() <= _NOT_SEEN
     sides = (
         _side(one, _usual_task(one), plain=not asked),
         _side(other, _usual_task(other), plain=True),
@@ -330,7 +332,7 @@ def _verify(
     more than the tolerance."""
     written = open_checkpoint(part)  # with the config that its readers will compute with
     sides = (
-        _side(contents, plan.task_id, plain=opening.keys() <= {"tokenizer"}),
+        _side(contents, plan.task_id, plain=opening.keys() <= _NOT_SEEN),
         _side(written, plan.export.task_id, plain=True),
     )
     inputs = parity.inputs_for(contents, written, tokenizer, options.texts)

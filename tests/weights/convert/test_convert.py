@@ -146,6 +146,25 @@ def test_less_usual_classes_are_run_on_both_sides(
     assert any(each.name.startswith("head ") for each in done.parity.differences)
 
 
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_an_untied_head_is_left_out_on_request(kind: str, tmp_path: Path) -> None:
+    hf = hf_models.make(kind, "ForMaskedLM", tie_word_embeddings=False)
+    hf.save_pretrained(tmp_path / "hf")
+    with pytest.raises(UserError, match=r"decoder.weight differs .*--untied_head skip. leaves"):
+        convert.convert(tmp_path / "hf", tmp_path / "out")
+    with pytest.raises(UserError, match="untied_head: no 'skp'; did you mean \"skip\""):
+        convert.convert(tmp_path / "hf", tmp_path / "out", untied_head="skp")
+    done = convert.convert(tmp_path / "hf", tmp_path / "out", untied_head="skip")
+    assert done.parity and done.parity.worst.largest <= 1e-6
+    assert "transformers' " in str(done.parity)
+    assert convert.opened(tmp_path / "out").heads == {}
+    lost = {name for name, why in done.report.lost.items() if "untied output embeddings" in why}
+    assert any("decoder.weight" in name for name in lost) and len(lost) == 7
+    with pytest.raises(UserError, match="strict: .* would be skipped: of a masked-LM head"):
+        strict = ConversionOptions(strict=True)
+        convert.convert(tmp_path / "hf", tmp_path / "more", options=strict, untied_head="skip")
+
+
 def test_to_hugging_face_and_back(source: Path, tmp_path: Path) -> None:
     out = convert.convert(source, tmp_path / "hf", "huggingface")
     assert out.parity and {each.kind for each in out.parity.differences} == {"random", "real"}

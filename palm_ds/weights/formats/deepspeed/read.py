@@ -37,12 +37,17 @@ def recognises(path: Path) -> bool:
 
 
 def open_contents(
-    path: Path, *, config: Path | None = None, eps: float | None = None
+    path: Path,
+    *,
+    config: Path | None = None,
+    eps: float | None = None,
+    untied_head: str | None = None,
 ) -> CheckpointContents:
     """Open a model stored in shards.
 
     `config`: a config.json or weights.json with the encoder's config, or the folder that has one;
-    by default the shards' folder or its parent. `eps` overrides the LayerNorm eps of that file.
+    by default the shards' folder or its parent. `eps` overrides the LayerNorm eps of that file;
+    `untied_head`: see names.to_palm_ds_names.
     """
     path = Path(path)
     folder = tag_folder(path)
@@ -51,8 +56,8 @@ def open_contents(
     shards = open_shards(folder)
     prefix, ours = _prefix(shards)
     file = _config_file(folder, config)
-    open_ = _ours if ours else _huggingface
-    return checked(with_eps(open_(shards, prefix, file), eps))
+    found = _ours(shards, prefix, file) if ours else _huggingface(shards, prefix, file, untied_head)
+    return checked(with_eps(found, eps))
 
 
 def _prefix(shards: Shards) -> tuple[str, bool]:
@@ -112,13 +117,17 @@ def _ours(shards: Shards, prefix: str, file: Path) -> CheckpointContents:
     )
 
 
-def _huggingface(shards: Shards, prefix: str, file: Path) -> CheckpointContents:
+def _huggingface(
+    shards: Shards, prefix: str, file: Path, untied_head: str | None
+) -> CheckpointContents:
     config, kind = _numbers(file)
     if not kind:
         raise UserError(f"{shards.folder}: a Hugging Face model, but {file} is palm_ds's")
     family = FAMILIES[kind]
     inside, skipped = _within(shards, prefix.removesuffix(f"{family.tensor_prefix}."))
-    entries, more = to_palm_ds_names(inside, kind, config.num_layers, str(shards.folder))
+    entries, more = to_palm_ds_names(
+        inside, kind, config.num_layers, str(shards.folder), untied_head=untied_head
+    )
     return CheckpointContents(
         path=shards.folder,
         format=_format(shards, f"Hugging Face {family.class_prefix}"),

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import UserError, suggest
 from palm_ds.weights.formats.contents import BUFFER, COPY, HeadInfo, TensorEntry
 from palm_ds.weights.formats.huggingface.families import FAMILIES
 from palm_ds.weights.formats.tensor_files import TORCH_DTYPES, in_memory_entry
@@ -20,6 +20,7 @@ from palm_ds.weights.formats.tensor_files import TORCH_DTYPES, in_memory_entry
 State = dict[str, torch.Tensor]
 Names = dict[str, tuple[str, ...]]
 
+UNTIED_HEAD = ("refuse", "skip")
 # Names of the heads of an imported folder.
 MASKED_WORDS, NEXT_SENTENCE, CLASSIFIER = "masked_words", "next_sentence", "classifier"
 QUESTION_ANSWERING = "qa_outputs"
@@ -108,20 +109,37 @@ def heads_in(entries: Mapping[str, TensorEntry], *, pooled: Collection[str]) -> 
 
 
 def to_palm_ds_names(
-    found: Mapping[str, TensorEntry], kind: str, layers: int, where: str
+    found: Mapping[str, TensorEntry],
+    kind: str,
+    layers: int,
+    where: str,
+    *,
+    untied_head: str | None = None,
 ) -> tuple[dict[str, TensorEntry], dict[str, str]]:
     """({palm_ds name: entry}, {source name: why it is skipped}) of the tensors of a file.
 
-    `where` is the prefix of messages. Raises UserError if the output embeddings are not tied to the
-    token embeddings, or a tensor appears under two names.
+    `where` is the prefix of messages. `untied_head`: what to do with a masked-LM head whose output
+    embeddings are not the token embeddings: skip it, or (None) refuse the file. Raises UserError,
+    also if a tensor appears under two names.
     """
+    if untied_head not in (None, *UNTIED_HEAD):
+        raise UserError(f"untied_head: no {untied_head!r}{suggest(str(untied_head), UNTIED_HEAD)}")
     if layers > len(found):  # checked before building as many names as the file claims
         raise UserError(f"{where}: incomplete: {layers} layers in {len(found)} tensors")
     hf_entries = _clean_names(found, kind, where)
     skipped = {
         hf_entries.pop(name).source_names[0]: BUFFER for name in _BUFFERS if name in hf_entries
     }
-    skipped |= _drop_tied(hf_entries, where)
+    copies, untied = _drop_tied(hf_entries)
+    skipped |= copies
+    if untied and untied_head != "skip":
+        raise UserError(
+            f"{where}: {untied} differs from {_TIED[untied]}: the masked-LM head here shares the "
+            "token embeddings and cannot have untied output embeddings; untied_head: skip "
+            "(--untied_head skip) leaves that head out"
+        )
+    if untied:
+        skipped |= _drop_masked_lm(hf_entries)
     own_dense = "classifier.out_proj.weight" in hf_entries
     entries: dict[str, TensorEntry] = {}
     for palm_name, names in table(kind, layers, own_dense=own_dense).items():
@@ -197,8 +215,9 @@ def _clean_names(found: Mapping[str, TensorEntry], kind: str, where: str) -> dic
     return clean
 
 
-def _drop_tied(hf_entries: dict[str, TensorEntry], where: str) -> dict[str, str]:
-    skipped = {}
+def _drop_tied(hf_entries: dict[str, TensorEntry]) -> tuple[dict[str, str], str]:
+    """({source name of a copy: why it is skipped}, the first that is not a copy, if any)."""
+    skipped, untied = {}, ""
     for name, source in _TIED.items():
         copy = hf_entries.pop(name, None)
         if copy is None:
@@ -206,13 +225,18 @@ def _drop_tied(hf_entries: dict[str, TensorEntry], where: str) -> dict[str, str]
         if source not in hf_entries:
             hf_entries[source] = copy
             continue
-        if not _same(copy, hf_entries[source]):
-            raise UserError(
-                f"{where}: {name} differs from {source}: the masked-LM head here shares the token "
-                "embeddings and cannot have untied output embeddings"
-            )
-        skipped[copy.source_names[0]] = COPY + hf_entries[source].source_names[0]
-    return skipped
+        if _same(copy, hf_entries[source]):
+            skipped[copy.source_names[0]] = COPY + hf_entries[source].source_names[0]
+        else:
+            hf_entries[name], untied = copy, untied or name
+    return skipped, untied
+
+
+def _drop_masked_lm(hf_entries: dict[str, TensorEntry]) -> dict[str, str]:
+    """{source name: why it is skipped} of a masked-LM head."""
+    names = [name for name in hf_entries if name.startswith(("cls.predictions.", "lm_head."))]
+    why = "of a masked-LM head with untied output embeddings, which is left out as requested"
+    return {hf_entries.pop(name).source_names[0]: why for name in names}
 
 
 def _same(one: TensorEntry, other: TensorEntry) -> bool:

@@ -91,12 +91,17 @@ def _has_paddle_names(path: Path) -> bool:
         return False
 
 
-def open_contents(path: Path, *, eps: float | None = None) -> CheckpointContents:
-    """Open a folder. `eps` overrides the LayerNorm eps of config.json."""
+def open_contents(
+    path: Path, *, eps: float | None = None, untied_head: str | None = None
+) -> CheckpointContents:
+    """Open a folder. `eps` overrides the LayerNorm eps of config.json; `untied_head`: see
+    names.to_palm_ds_names."""
     path = Path(path)
     about, config = read_config(path)
     found = open_tensors(path)
-    entries, skipped = to_palm_ds_names(found, about["model_type"], config.num_layers, str(path))
+    entries, skipped = to_palm_ds_names(
+        found, about["model_type"], config.num_layers, str(path), untied_head=untied_head
+    )
     _check_tied(about, found, entries, path)
     skipped |= _what_is_not_read(entries, config)
     files, behind = find_modules(path)
