@@ -1,8 +1,9 @@
 """A number for a text, or for a pair of texts: how alike, how good, how hard to read.
 
 [CLS] text_a [SEP] (text_b [SEP]); squared error at [CLS]. ERNIE's run_classifier with
-`is_regression`. What is learned are the numbers of the file or, with `scale`, how many standard
-deviations they are from their mean; `value`, the prediction, is in the units of the file.
+`is_regression`. What is learned is how many standard deviations a number is from the mean of the
+training rows (without `scale`, the number itself): a run that begins at the mean does not spend its
+first steps on getting there. `value`, the prediction, is in the units of the file.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class Regression(TextTask):
     """Minimum; lower predictions are clipped to it."""
     high: float | None = None
     """Maximum; higher predictions are clipped to it."""
-    scale: bool = False
-    """Standardise the targets: subtract their mean and divide by their standard deviation."""
+    scale: bool = True
+    """Learn standardised targets: minus their mean, divided by their standard deviation."""
     mean: float = 0.0
     """With `scale`: mean of the targets, computed from the training rows."""
     deviation: float = 0.0
@@ -106,7 +107,7 @@ class Regression(TextTask):
 
     def decode(self, scores: np.ndarray, example: Example, source: TableSource) -> dict[str, Any]:
         value = float(scores[0, 0])
-        value = value * self.deviation + self.mean if self.scale else value
+        value = value * self.deviation + self.mean if self._standardises else value
         value = value if self.low is None else max(value, self.low)
         return {"value": round(value if self.high is None else min(value, self.high), 6)}
 
@@ -126,7 +127,7 @@ class Regression(TextTask):
         return {"value": stored.number("value", stored.value("value"))}
 
     def head_outputs(self) -> HeadOutputs:
-        if not (self.scale and self.deviation):
+        if not self._standardises:
             return HeadOutputs(problem_type="regression")
         return HeadOutputs(problem_type="regression", mean=self.mean, deviation=self.deviation)
 
@@ -135,4 +136,9 @@ class Regression(TextTask):
 
     def _inside(self, numbers: np.ndarray) -> np.ndarray:
         """The numbers as training targets."""
-        return (numbers - self.mean) / self.deviation if self.scale else numbers
+        return (numbers - self.mean) / self.deviation if self._standardises else numbers
+
+    @property
+    def _standardises(self) -> bool:
+        """Whether the head learns standardised numbers; their mean and deviation must be known."""
+        return self.scale and self.deviation > 0

@@ -127,7 +127,10 @@ CASES = {
         class_row, class_batch, AutoModelForSequenceClassification, {"dropout": 0.0}
     ),
     "regression": Case(
-        number_row, number_batch, AutoModelForSequenceClassification, {"dropout": 0.0}
+        number_row,
+        number_batch,
+        AutoModelForSequenceClassification,
+        {"dropout": 0.0, "scale": False},
     ),
     "tagging": Case(tags_row, tags_batch, AutoModelForTokenClassification, {"dropout": 0.0}),
     "reading": Case(question_row, question_batch, AutoModelForQuestionAnswering, {}),

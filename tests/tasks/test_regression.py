@@ -65,13 +65,14 @@ def test_predictions_and_loss_equal_transformers(tmp_path: Path, scale: bool) ->
     assert math.isnan(output.correct)
 
 
-def test_statistics_of_the_training_rows_are_kept(tmp_path: Path) -> None:
-    task = task_of(scale=True).resolved(source_of(tmp_path, ROWS))
+def test_statistics_of_the_training_rows_are_kept_by_default(tmp_path: Path) -> None:
+    task = task_of().resolved(source_of(tmp_path, ROWS))
     assert (task.mean, task.deviation) == pytest.approx((VALUES.mean(), VALUES.std()))
     assert task.resolved(source_of(tmp_path, ROWS[:2])) == task
-    same = task_of(scale=True).resolved(source_of(tmp_path, ROWS[:1] * 2))
+    same = task_of().resolved(source_of(tmp_path, ROWS[:1] * 2))
     assert (same.mean, same.deviation) == (4.5, 1.0)
-    assert task_of().resolved(source_of(tmp_path, ROWS)) == task_of()
+    plain = task_of(scale=False)
+    assert plain.resolved(source_of(tmp_path, ROWS)) == plain
 
 
 @pytest.mark.parametrize(("score", "value"), [(-3.0, 1.0), (2.25, 2.25), (9.0, 5.0)])
@@ -80,7 +81,7 @@ def test_predictions_are_clipped(score: float, value: float) -> None:
     scores = np.array([[score]], np.float32)
     assert task.decode(scores, None, None) == {"value": value}  # type: ignore[arg-type]
     # in the units of the file: 0 deviations from the mean is the mean
-    scaled = replace(task, scale=True, mean=4.0, deviation=2.0)
+    scaled = replace(task, mean=4.0, deviation=2.0)
     expected = min(max(score * 2 + 4, 1), 5)
     assert scaled.decode(scores, None, None)["value"] == expected  # type: ignore[arg-type]
 
@@ -104,7 +105,7 @@ def test_scores_equal_scipys_over_rows_with_a_number(tmp_path: Path) -> None:
 
 def test_the_baseline_predicts_the_mean(tmp_path: Path) -> None:
     source = source_of(tmp_path, ROWS)
-    for task, unit in ((task_of(), 1.0), (task_of(scale=True).resolved(source), VALUES.std())):
+    for task, unit in ((task_of(scale=False), 1.0), (task_of().resolved(source), VALUES.std())):
         _, batch = built_of(dataset_of(source, task))
         loss, right = task.baseline(batch.labels["degree"][1].numpy(), source)
         assert loss.mean() == pytest.approx(VALUES.var() / unit**2)
@@ -133,7 +134,7 @@ def test_it_learns(tmp_path: Path) -> None:
         for c in "abcdef"
     ]
     source = source_of(tmp_path, rows)
-    task = task_of(dropout=0.0, scale=True, low=100, high=130).resolved(source)
+    task = task_of(dropout=0.0, low=100, high=130).resolved(source)
     scores = task.metrics(predictions(learned(source, task), source, task)["degree"], source)
     assert scores["pearson_and_spearman"] > 0.9
     assert scores["mse"] < 20
