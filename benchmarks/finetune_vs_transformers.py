@@ -239,7 +239,7 @@ def write_rows(data: Path, data_set: DataSet, folder: Path) -> None:
 # palm_ds ---------------------------------------------------------------------------------------
 
 
-def ours(run: Run) -> dict[str, Any]:
+def palm_ds_run(run: Run) -> dict[str, Any]:
     from palm_ds.common.config import override, parse_override
     from palm_ds.runtime.ds_config import read_ds_config
     from palm_ds.train.recipe import make_recipe
@@ -353,7 +353,7 @@ def _trainer(run: Run, task: Any, learned: Any, folder: str) -> Any:
 
 
 LEARN: Mapping[str, Callable[[Run], dict[str, Any]]] = {
-    "palm_ds": ours,
+    "palm_ds": palm_ds_run,
     "transformers": transformers_run,
 }
 
