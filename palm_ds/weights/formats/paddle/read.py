@@ -55,11 +55,6 @@ _QKV = ("query", "key", "value")
 _WORDS_PARTS = ("dense.weight", "dense.bias", "norm.weight", "norm.bias", "bias")
 _CLASSES_PARTS = ("out.weight", "out.bias")
 _UNTIED = "its head has untied output embeddings"
-_UNTIED = "its head has untied output embeddings"
-_UNTIED = "its head has untied output embeddings"
-_UNTIED = "its head has untied output embeddings"
-_UNTIED = "its head has untied output embeddings"
-_UNTIED = "its head has untied output embeddings"
 _OF_OPTIMIZER = re.compile(
     r".+_(moment[12]?|velocity|beta[12]_pow_acc|mean_square|mean_grad|momentum)_\d+(\.master)?"
     r"|learning_rate_\d+|@LR_DECAY_COUNTER@|loss_scaling_\d+|num_(good|bad)_steps_\d+"

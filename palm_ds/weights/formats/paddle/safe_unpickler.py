@@ -11,14 +11,22 @@ import math
 import mmap
 import pickletools
 import struct
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.weights.formats.paddle.variable_files import MOST_DIMENSIONS, ByteRange, StoredVariable
+from palm_ds.weights.formats.paddle.pickle_values import (
+    Array,
+    Chars,
+    DType,
+    Name,
+    is_shape,
+    kind_of,
+    shown_shape,
+)
+from palm_ds.weights.formats.paddle.variable_files import ByteRange, StoredVariable
 
 _KNOWN = {
     ("numpy.core.multiarray", "_reconstruct"): "array",
@@ -48,35 +56,6 @@ _TYPES = {
 }
 _MOST_INSTRUCTIONS = 500_000  # thirty to forty a tensor are usual
 _LONGEST_NAME = 1000
-
-
-class _Name(NamedTuple):
-    """One of _KNOWN."""
-
-    kind: str
-    full: str
-
-
-@dataclass(frozen=True)
-class _Chars:
-    """A string in the file, not read yet. `form`: bytes, utf-8 (text), or encoded (bytes stored as
-    text)."""
-
-    start: int
-    length: int
-    form: str
-
-
-@dataclass
-class _Type:
-    name: str
-
-
-@dataclass
-class Array:
-    """An array that BUILD fills in."""
-
-    stored: StoredVariable | None = None
 
 
 _PUSH = {
@@ -155,11 +134,11 @@ class RestrictedUnpickler:
     def number(self, form: str) -> Any:
         return struct.unpack(form, self.take(struct.calcsize(form)))[0]
 
-    def chars(self, length: int, form: str) -> _Chars:
+    def chars(self, length: int, form: str) -> Chars:
         if not 0 <= length <= len(self.data) - self.at:
             raise self.error(f"the file ends inside a string of {length} bytes")
         self.at += length
-        return _Chars(self.at - length, length, form)
+        return Chars(self.at - length, length, form)
 
     def pop(self) -> Any:
         self.top()
@@ -185,7 +164,7 @@ class RestrictedUnpickler:
 
     def text(self, value: object) -> str:
         """The string as a name."""
-        if not isinstance(value, _Chars):
+        if not isinstance(value, Chars):
             raise self.error(f"expected a name, got {kind_of(value)}")
         if value.length > _LONGEST_NAME:
             raise self.error(f"a name of {value.length} bytes; refused")
@@ -203,7 +182,7 @@ class RestrictedUnpickler:
         if kind is None:
             shown = f"{module}.{name}".encode("unicode_escape").decode()
             raise self.error(f"asks for {shown}, which Paddle's files do not; refused")
-        self.stack.append(_Name(kind, f"{module}.{name}"))
+        self.stack.append(Name(kind, f"{module}.{name}"))
 
     def line(self) -> str:
         end = self.data.find(b"\n", self.at, self.at + _LONGEST_NAME)
@@ -264,7 +243,7 @@ class RestrictedUnpickler:
 
     def reduce(self) -> None:
         arguments, thing = self.pop(), self.pop()
-        if not isinstance(thing, _Name) or not isinstance(arguments, tuple):
+        if not isinstance(thing, Name) or not isinstance(arguments, tuple):
             raise self.error(f"garbled: calls {kind_of(thing)}")
         made = _CALLS[thing.kind](self, arguments) if thing.kind in _CALLS else None
         if made is None:
@@ -275,7 +254,7 @@ class RestrictedUnpickler:
         state, thing = self.pop(), self.top()
         if isinstance(thing, Array) and thing.stored is None and isinstance(state, tuple):
             thing.stored = self.array(state)
-        elif not (isinstance(thing, _Type) and isinstance(state, tuple) and _plain(self, state)):
+        elif not (isinstance(thing, DType) and isinstance(state, tuple) and _plain(self, state)):
             raise self.error(
                 f"fills in {kind_of(thing)} in a way that Paddle's files do not; refused"
             )
@@ -284,29 +263,25 @@ class RestrictedUnpickler:
 
     def call_array(self, arguments: tuple) -> Array | None:
         thing, shape, _ = arguments if len(arguments) == 3 else (None, None, None)
-        genuine = isinstance(thing, _Name) and thing.kind == "ndarray" and shape == (0,)
+        genuine = isinstance(thing, Name) and thing.kind == "ndarray" and shape == (0,)
         return Array() if genuine else None
 
-    def call_dtype(self, arguments: tuple) -> _Type | None:
-        if len(arguments) != 3 or not isinstance(arguments[0], _Chars):
+    def call_dtype(self, arguments: tuple) -> DType | None:
+        if len(arguments) != 3 or not isinstance(arguments[0], Chars):
             return None
         name = self.text(arguments[0])
         if name not in _TYPES:
             raise self.error(f"an array of type {name!r}, which is not numeric; refused")
-        return _Type(name)
+        return DType(name)
 
-    def call_encode(self, arguments: tuple) -> _Chars | None:
+    def call_encode(self, arguments: tuple) -> Chars | None:
         text, coding = arguments if len(arguments) == 2 else (None, None)
-        if not isinstance(text, _Chars) or text.form != "utf-8" or self.text(coding) != "latin1":
+        if not isinstance(text, Chars) or text.form != "utf-8" or self.text(coding) != "latin1":
             return None
-        return _Chars(text.start, text.length, "encoded")
+        return Chars(text.start, text.length, "encoded")
 
-    def call_bytes(self, arguments: tuple) -> _Chars | None:
-        return None if arguments else _Chars(self.at, 0, "bytes")
-
-    def call_tuple(self, arguments: tuple) -> tuple | None:
-        one = arguments[0] if len(arguments) == 1 else None
-        return one if isinstance(one, tuple) else None
+    def call_bytes(self, arguments: tuple) -> Chars | None:
+        return None if arguments else Chars(self.at, 0, "bytes")
 
     def call_dict(self, arguments: tuple) -> dict | None:
         if len(arguments) > 1 or (arguments and not isinstance(arguments[0], list)):
@@ -319,7 +294,7 @@ class RestrictedUnpickler:
     def call_eval(self, arguments: tuple) -> Array | None:
         """A LoD tensor is stored as eval("data", {"data": array}), which just means the array."""
         code, values = arguments if len(arguments) == 2 else (None, None)
-        if not isinstance(code, _Chars) or self.text(code) != "data":
+        if not isinstance(code, Chars) or self.text(code) != "data":
             return None
         if not isinstance(values, dict) or list(values) != ["data"]:
             return None
@@ -328,21 +303,23 @@ class RestrictedUnpickler:
     def array(self, state: tuple) -> StoredVariable:
         """numpy's (1, shape, dtype, by column, values), checked."""
         version, shape, kind, by_column, values = state if len(state) == 5 else (0, (), 0, 0, 0)
-        if version != 1 or not isinstance(kind, _Type) or not isinstance(values, _Chars):
+        if version != 1 or not isinstance(kind, DType) or not isinstance(values, Chars):
             raise self.error("garbled: an array that numpy would not have written")
         if not is_shape(shape):
-            raise self.error(f"an array with shape {_shown(shape)}; refused")
+            raise self.error(f"an array with shape {shown_shape(shape)}; refused")
         dtype = _TYPES[kind.name]
         there, due = self.length(values), math.prod(shape) * dtype.itemsize
         if there != due:
-            raise self.error(f"an array of {_shown(shape)} {kind.name} in {there} bytes, not {due}")
+            raise self.error(
+                f"an array of {shown_shape(shape)} {kind.name} in {there} bytes, not {due}"
+            )
         span = ByteRange(start=values.start, length=values.length, text=values.form == "encoded")
         columns = bool(by_column) and len(shape) > 1
         return StoredVariable(
             path=self.path, dtype=dtype, shape=shape, spans=(span,), by_column=columns
         )
 
-    def length(self, values: _Chars) -> int:
+    def length(self, values: Chars) -> int:
         """Bytes of an array's values."""
         if values.form == "bytes":
             return values.length
@@ -378,31 +355,19 @@ _CALLS = {
     "dtype": RestrictedUnpickler.call_dtype,
     "encode": RestrictedUnpickler.call_encode,
     "bytes": RestrictedUnpickler.call_bytes,
-    "tuple": RestrictedUnpickler.call_tuple,
+    "tuple": lambda _, arguments: _call_tuple(arguments),
     "dict": RestrictedUnpickler.call_dict,
     "eval": RestrictedUnpickler.call_eval,
 }
 
 
+def _call_tuple(arguments: tuple) -> tuple | None:
+    one = arguments[0] if len(arguments) == 1 else None
+    return one if isinstance(one, tuple) else None
+
+
 def _plain(machine: RestrictedUnpickler, state: tuple) -> bool:
     """Whether the state of a dtype means plain little-endian numbers."""
-    if len(state) < 5 or not isinstance(state[1], _Chars) or state[2:5] != (None, None, None):
+    if len(state) < 5 or not isinstance(state[1], Chars) or state[2:5] != (None, None, None):
         return False
     return machine.text(state[1]) in ("<", "|")
-
-
-def kind_of(value: object) -> str:
-    return value.full if isinstance(value, _Name) else type(value).__name__.strip("_").lower()
-
-
-def is_shape(value: object) -> bool:
-    if not isinstance(value, tuple | list) or len(value) > MOST_DIMENSIONS:
-        return False
-    return all(type(size) is int and 0 <= size < 1 << 63 for size in value)
-
-
-def _shown(shape: object) -> str:
-    """A bad shape in a message, shortened."""
-    if not isinstance(shape, tuple):
-        return kind_of(shape)
-    return f"({', '.join(str(x)[:20] if type(x) is int else kind_of(x) for x in shape[:9])})"

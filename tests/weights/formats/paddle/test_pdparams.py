@@ -177,7 +177,7 @@ HOSTILE: dict[str, tuple[Any, str]] = {
     "an object array": (np.array([{}, None], object), "an array of type 'O8'"),
     "a text array": (np.array(["a", "b"]), "an array of type 'U1'"),
     "a structured array": (np.zeros(2, "i4,f4"), "an array of type 'V8'"),
-    "another byte order": (np.ones(4, ">f4"), "fills in type in a way"),
+    "another byte order": (np.ones(4, ">f4"), "fills in dtype in a way"),
     "a numpy number": (np.float32(1), "asks for numpy.*scalar"),
     "fewer bytes": (array_of(b"K\x05\x85"), r"an array of \(5\) f4 in 16 bytes, not 20"),
     "more bytes": (array_of(b"K\x03\x85"), r"an array of \(3\) f4 in 16 bytes, not 12"),
