@@ -41,7 +41,9 @@ SOURCES = sorted(
     for path in (ROOT / folder).rglob("*.py")
     if path.name != "english.py"  # the list itself
 )
-# {file: where it may have one of the words}: texts that tests read, not prose of ours.
+FILES_OF_OTHERS = {"pretraining.py", "batching.py", "run_squad.py", "run_classifier.py"}
+"""Files of ERNIE and BERT that docstrings cite."""
+# {file: texts in it that may have one of the words}: data of tests, not prose.
 ALLOWED = {
     "tests/test_docs.py": ("What of it", "goes on", "what of"),
     "tests/text/test_sentence_splitter.py": ("It goes on.", "It goes on for a while"),
@@ -140,6 +142,14 @@ def test_the_prose_of_the_sources_is_in_plain_english() -> None:
     for path in SOURCES:
         found += foreign_places(path, python_prose(path.read_text(encoding="utf-8")))
     assert found == []
+
+
+def test_the_files_that_docstrings_name_exist() -> None:
+    known = {path.name for path in SOURCES} | FILES_OF_OTHERS
+    for path in (ROOT / "palm_ds").rglob("*.py"):
+        for number, text in python_prose(path.read_text(encoding="utf-8")):
+            missing = set(re.findall(r"\b[a-z_]+\.py\b", text)) - known
+            assert missing == set(), f"{name_of(path)}:{number}"
 
 
 def test_the_help_of_every_command_is_in_plain_english() -> None:

@@ -26,7 +26,7 @@ class Example:
     input_ids: np.ndarray
     token_type_ids: np.ndarray
     source_offsets: np.ndarray  # the token's offset in the source; -1: a special token
-    annotations: dict[str, np.ndarray]  # annotations; 0 for special tokens
+    annotations: dict[str, np.ndarray]  # 0 for special tokens
     labels: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     item: int = -1
     """Its row in the table; -1: it comes from running text."""
@@ -35,9 +35,7 @@ class Example:
     grouped_labels: set[str] = field(default_factory=set)
     """Tasks whose labels of this example form one unit (a tag sequence, a span, a choice): they
     count as one, and the head gets the group of each row."""
-    unmasked_ids: np.ndarray = field(
-        init=False
-    )  # the ids before any task of the task group masked some
+    unmasked_ids: np.ndarray = field(init=False)  # before any task masked some
 
     def __post_init__(self) -> None:
         self.unmasked_ids = self.input_ids.copy()

@@ -42,10 +42,11 @@ _ROUND = 8  # rows are cut to a multiple of this length
 
 @dataclass
 class ExampleStream:
-    """step -> this process's micro-batches. The same interface as Stream.
+    """step -> this process's micro-batches. The same interface as PackedStream.
 
     `examples[task_group]` is the number of examples per step of the task group; `rows` is the
-    capacity of a step: a whole number of micro-batches for every process (Machine.room_for)."""
+    capacity of a step: a whole number of micro-batches for every process
+    (`DSConfig.round_up_rows`)."""
 
     curriculum: Curriculum
     datasets: Sequence[TaskGroupDataset]

@@ -118,7 +118,7 @@ class KnowledgeMasking(CorpusTask):
 
 def units_of(example: Example, annotations: tuple[str, ...]) -> np.ndarray:
     """(tokens,) the number of each token's unit, ascending; -1 for special tokens. `annotations`
-    are the annotations of the units; with only "token", or none, every token is a unit."""
+    are those of the units; with only "token", or none, every token is a unit."""
     inside = example.source_offsets >= 0
     free = inside.copy()  # not yet in a larger unit
     begins = np.zeros(len(example), bool)

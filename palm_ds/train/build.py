@@ -33,10 +33,10 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def build_stream(
-    recipe: Recipe, data: Data, room_for: Callable[[int], int] = lambda rows: rows
+    recipe: Recipe, data: Data, round_up_rows: Callable[[int], int] = lambda rows: rows
 ) -> AnyStream:
-    """The training rows of a recipe. With a batch in examples, `room_for` rounds the rows of the
-    largest step up to what processes and micro-batches divide."""
+    """The training rows of a recipe. With a batch in examples, `round_up_rows` rounds the rows of
+    the largest step up to what processes and micro-batches divide."""
     datasets, mixtures = datasets_of(
         recipe, recipe.curriculum.task_groups, data.train, seed=recipe.seed
     )
@@ -53,7 +53,7 @@ def build_stream(
             seed=recipe.seed,
             pad=data.vocabulary.pad,
         )
-        stream.rows = room_for(stream.most_rows())
+        stream.rows = round_up_rows(stream.most_rows())
         return stream
     return PackedStream(
         curriculum=recipe.curriculum,
