@@ -52,6 +52,23 @@ class LRSchedule:
         """Warm-up of a run or stage of `steps` steps."""
         return int(self.warmup if self.warmup >= 1 else self.warmup * steps)
 
+    def warnings(self, curriculum: Curriculum) -> list[str]:
+        """One line for the run, or each stage, that is too short for its warm-up and decay."""
+        spans = {"the run": curriculum.steps}
+        if self.restart == "stage":
+            spans = {f"stage {n}": stage.steps for n, stage in enumerate(curriculum.stages, 1)}
+        problems = {what: self._too_short(steps) for what, steps in spans.items()}
+        return [f"note: schedule: {what} {why}" for what, why in problems.items() if why]
+
+    def _too_short(self, steps: int) -> str:
+        warmup, decay = self._warmup_steps(steps), self.decay if self.kind == "wsd" else 0
+        if warmup > steps:
+            share = 100 * steps / warmup
+            return f"ends after {steps:,} of {warmup:,} warm-up steps, at {share:.0f} % of `lr`"
+        if warmup + decay > steps:
+            return f"has {steps:,} steps, too few for {warmup:,} of warm-up and {decay:,} of decay"
+        return ""
+
     def scale(self, at: StepInfo, total_steps: int) -> float:
         """The multiplier of `optimizer.lr` at a step of a run of `total_steps`."""
         if self.restart == "stage":

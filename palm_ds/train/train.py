@@ -182,7 +182,8 @@ def setup_run(
     signature = signature_of(run, parts.model, data)
     start_at = find_starting_point(run, parts.model, signature, parts.stream, parts.processes)
     log.info("%s", overview(run, parts.stream, parts.model, parts.processes.world))
-    for text in [*corpus_summaries(data), *small_held_out_warnings(run.recipe, data)]:
+    notes = run.recipe.schedule.warnings(run.recipe.curriculum)
+    for text in [*corpus_summaries(data), *small_held_out_warnings(run.recipe, data), *notes]:
         log.info("%s", text)
     if dry_run:
         return _end_dry_run(parts)

@@ -76,3 +76,15 @@ def test_a_restarted_stage_is_scheduled_like_a_separate_run(stages, values):
         assert part == factors(LRSchedule(**values), alone)
         assert part.index(1.0) == schedule.warmups(curriculum)[number] - 1
     assert LRSchedule(**values).warmups(curriculum)[1:] == [0] * (len(curriculum.stages) - 1)
+
+
+def test_a_run_that_is_too_short_for_its_schedule():
+    curriculum = read_stages([{"a": 4}, {"b": 16}], TASKS)
+    assert LRSchedule(warmup=20).warnings(curriculum) == []
+    assert LRSchedule(kind="wsd", warmup=4, decay=16).warnings(curriculum) == []
+    assert LRSchedule(kind="wsd", warmup=10, decay=20).warnings(curriculum) == [
+        "note: schedule: the run has 20 steps, too few for 10 of warm-up and 20 of decay"
+    ]
+    assert LRSchedule(warmup=8, restart="stage").warnings(curriculum) == [
+        "note: schedule: stage 1 ends after 4 of 8 warm-up steps, at 50 % of `lr`"
+    ]
