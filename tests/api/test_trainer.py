@@ -291,6 +291,7 @@ def test_training_in_a_thread_and_starting_from_saved_weights(tables, tmp_path, 
 # Many tasks ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_many_heads_in_paddlepalms_proportions(tables):
     main = palm.Trainer(classification(tables, name="main"), backbone=backbone(tables))
     helping = palm.Trainer(classification(tables, name="helping"), mix_ratio=0.5)
@@ -335,6 +336,7 @@ def test_tasks_that_share_a_text(tables):
     assert made.num_examples == {"first": 48, "second": 48}
 
 
+@pytest.mark.slow
 def test_a_custom_encoder_and_a_custom_optimizer(tables, tmp_path):
     """They train, save, resume, and predict the same after reloading."""
 
@@ -471,6 +473,7 @@ print(sorted(trainer.evaluate()["mine"]))
 """
 
 
+@pytest.mark.slow
 def test_a_notebook_class_and_a_quiet_exit(tables):
     """Code typed into a notebook belongs to a module without a file."""
     done = subprocess.run(
@@ -481,6 +484,7 @@ def test_a_notebook_class_and_a_quiet_exit(tables):
     assert "Error" not in done.stderr and "terminate" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["api.md", "coming_from_paddlepalm.md"])
 def test_the_examples_of_the_docs_run(page, tables, tmp_path, monkeypatch, trained):
     """From top to bottom, in one module, next to files with the names that they use."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from palm_ds.weights.weights_folder import WeightsInfo, save_weights
 from tests.helpers.warm_python import Program
 from tests.weights.convert.test_convert import CONFIG, WORDS, model
@@ -17,6 +19,7 @@ COMMAND.start(sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 def test_signals_clean_up(tmp_path: Path) -> None:
     save_weights(model(), tmp_path / "source", WeightsInfo(backbone=CONFIG), tokenizer=WORDS)
     ends = {"SIGINT": (130, "interrupted"), "SIGTERM": (143, "ended by SIGTERM")}

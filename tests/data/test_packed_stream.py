@@ -228,6 +228,7 @@ def test_a_stage_continues_where_the_last_one_stopped(corpora):
     assert max(numbers[0]) + 1 == min(numbers[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize("length", [128, 512])
 @pytest.mark.parametrize("task_groups", [[0], [1], [2], [0, 1, 2]])

@@ -225,6 +225,7 @@ def plain_losses(model: Any, batches: Sequence[Mapping[str, Any]]) -> list[float
     return losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CASES)
 def test_forty_steps_equal_those_of_transformers_and_torch(kind: str, tmp_path: Path) -> None:
     case, recipe = CASES[kind], recipe_of(kind, tmp_path)

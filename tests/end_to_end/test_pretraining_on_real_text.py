@@ -13,6 +13,8 @@ from palm_ds.data.stages import tasks_of
 from palm_ds.data.task import build
 from palm_ds.data.task_group_dataset import make_datasets
 
+pytestmark = pytest.mark.slow
+
 BLENDS = [
     "capitalization",
     "token_document_relation",

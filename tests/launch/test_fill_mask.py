@@ -59,6 +59,7 @@ def test_mistakes_are_one_line_and_exit_code_2(
     assert said.err.startswith(message) and said.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_process_whose_output_is_closed_early(run_folder: Path, root: Path) -> None:
     """`| head -1`: the command ends quietly when its output is closed."""
     command = shlex.join([sys.executable, str(root / "launch/fill_mask.py"), str(run_folder)])

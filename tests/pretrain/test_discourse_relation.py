@@ -178,6 +178,7 @@ def test_equal_example_numbers_give_equal_examples(jumble, some_list):
     assert np.array_equal(one.example(3, layout).input_ids, two.example(3, layout).input_ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_length", [128, 512])
 def test_rows_of_real_text_are_full(shared_en, max_length):
     dataset = dataset_of(whole(shared_en), max_length, markers="en", least=20)

@@ -444,6 +444,7 @@ def test_an_empty_array(tmp_path: Path, vocabulary: str) -> None:
 # Real data --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_real_dialogues(shared: Path, tmp_path: Path) -> None:
     en, zh = (str(shared / "data/ernie" / name) for name in ("vocab_en.txt", "vocab.txt"))
     for name, tokenizer, dialogues, turns in (

@@ -129,6 +129,7 @@ def test_mining_agrees_with_a_slow_reading_of_a_jumble(jumble, tmp_path, shortes
     assert [(a, c, d, k) for a, _, c, d, k in found] == [(a, c, d, k) for a, _, c, d, k in slow]
 
 
+@pytest.mark.slow
 def test_mining_agrees_with_a_slow_reading_of_real_english(shared_en):
     classes = read_markers("en", "x")
     (table,) = mine(shared_en, Finder.of(classes, shared_en), shortest=5, unmarked=-1)
@@ -137,6 +138,7 @@ def test_mining_agrees_with_a_slow_reading_of_real_english(shared_en):
     assert list(map(tuple, table.tolist())) == slow
 
 
+@pytest.mark.slow
 def test_mining_finds_chinese_markers(shared_zh):
     classes = read_markers("zh", "x")
     (table,) = mine(shared_zh, Finder.of(classes, shared_zh), shortest=5, unmarked=-1)
