@@ -14,6 +14,8 @@ _KERAS = b"\x89HDF\r\n\x1a\n"
 def check_right_file(path: Path) -> None:
     """Raises UserError if the file is a Git LFS pointer, an HTML page or a Keras (HDF5) file."""
     try:
+        if not path.is_file():  # a pipe would wait for somebody to write
+            return
         with path.open("rb") as file:
             head = file.read(256)
     except OSError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -31,3 +32,5 @@ def test_other_files_pass(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(content)
     check_right_file(tmp_path / "file")
     check_right_file(tmp_path / "none")
+    os.mkfifo(tmp_path / "pipe")
+    check_right_file(tmp_path / "pipe")

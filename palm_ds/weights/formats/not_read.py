@@ -11,6 +11,7 @@ from palm_ds.common.wrong_files import check_right_file
 from palm_ds.weights.formats.tensor_files import read_json
 
 _ADAPTER = "adapter_config.json"
+_MOST_FILES = 100
 _ENDS = {
     ".h5": "Keras weights",
     ".keras": "Keras weights",
@@ -38,6 +39,8 @@ def check_not_other(path: Path) -> None:
             "(merge_and_unload) and give the merged folder"
         )
     if path.is_dir():
+        for file in sorted(path.iterdir())[:_MOST_FILES]:
+            check_right_file(file)
         _check_ends(path, sorted(file.name for file in path.iterdir()))
 
 

@@ -11,6 +11,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.weights.formats.open import open_checkpoint
 
 BERT = {"model_type": "bert", "hidden_size": 12}
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
 ADAPTER = {"peft_type": "LORA", "base_model_name_or_path": "bert-base-cased\x1b[2J"}
 
 
@@ -25,6 +26,9 @@ ADAPTER = {"peft_type": "LORA", "base_model_name_or_path": "bert-base-cased\x1b[
             r"a PEFT adapter of bert-base-cased\\x1b\[2J, not a model; merge it",
         ),
         ({"adapter_config.json": {}, "config.json": BERT}, "a PEFT adapter, not a model"),
+        ({"model_state.pdparams": POINTER, "model_config.json": {}}, "is a Git LFS pointer"),
+        ({"bert_model.ckpt.index": POINTER, "bert_config.json": BERT}, "is a Git LFS pointer"),
+        ({"config.json": BERT, "pytorch_model.bin": POINTER}, "is a Git LFS pointer"),
         ({"config.json": BERT}, "neither model.safetensors nor pytorch_model.bin"),
     ],
 )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.wrong_files import check_right_file
 from palm_ds.weights.formats.paddle.pickle_values import Array, is_shape, kind_of
 from palm_ds.weights.formats.paddle.safe_unpickler import RestrictedUnpickler
 from palm_ds.weights.formats.paddle.variable_files import StoredVariable
@@ -40,6 +41,7 @@ class Pickled:
 def read_pickle(path: Path) -> Pickled:
     """Read a .pdparams file. Raises UserError if it is not one, or asks for anything that Paddle's
     files do not."""
+    check_right_file(path)
     try:
         with path.open("rb") as file:
             if file.read(1) != b"\x80":
