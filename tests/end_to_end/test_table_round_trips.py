@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from palm_ds.data.reader import Table, open_table
 
-LETTERS = st.characters(exclude_categories=["Cs"])
-LINE = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\t\x02"))
+LETTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
+LINE = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\n\r\t\x02"))
 LABEL = st.text(st.characters(categories=["L", "N", "P"]), min_size=1).filter(str.strip)
 TOKEN = st.text(
-    st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\t "), min_size=1
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0\n\r\t "), min_size=1
 ).filter(lambda token: not token.startswith(("-DOCSTART-", "\ufeff")))
 
 
