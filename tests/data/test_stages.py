@@ -149,7 +149,7 @@ def test_samplers_split_a_total():
 
 
 BLENDS = ["a", "b", "c + a", "d", "b + a"]
-budgets = st.one_of(
+amounts = st.one_of(
     st.integers(1, 10**6),
     st.integers(1, 10**9).map("{} tokens".format),
     st.integers(1, 10**6).map("{} sequences".format),
@@ -162,7 +162,7 @@ budgets = st.one_of(
     data=st.data(),
 )
 def test_every_shape_gives_every_blend_its_budget_exactly(kind, task_groups, data):
-    budgets = {task_group: data.draw(budgets) for task_group in task_groups}
+    budgets = {task_group: data.draw(amounts) for task_group in task_groups}
     lengths = {task_group: data.draw(st.floats(4, 512)) for task_group in task_groups}
     sizes = {task_group: DatasetSize(1e6, length) for task_group, length in lengths.items()}
     curriculum = read_stages(

@@ -169,8 +169,8 @@ def test_building_an_example_twice_gives_the_same(source):
     one, two = dataset.example(17, layout), dataset.example(17, layout)
     assert np.array_equal(one.input_ids, two.input_ids)
     again = dataset_of(source, "sentence_reordering", "knowledge_masking")
-    assert np.array_equal(again.example(17, layout).ids, one.input_ids)
-    assert not np.array_equal(dataset.example(18, layout).ids, one.input_ids)
+    assert np.array_equal(again.example(17, layout).input_ids, one.input_ids)
+    assert not np.array_equal(dataset.example(18, layout).input_ids, one.input_ids)
 
 
 @pytest.mark.parametrize(

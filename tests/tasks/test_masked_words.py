@@ -160,7 +160,7 @@ def test_words_are_masked_in_another_tasks_input(tmp_path, kind, values) -> None
     for example in examples_of(source, first, task_of()):
         assert sorted(example.labels) == ["first", "words"]
         assert (example.unmasked_ids == plain[example.item].input_ids).all()
-        assert example.parts == plain[example.item].parts
+        assert example.sub_lengths == plain[example.item].sub_lengths
         where, targets = example.labels["words"]
         assert (example.unmasked_ids[where] == targets).all()
         assert (targets >= SPECIAL).all()

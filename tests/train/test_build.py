@@ -171,8 +171,8 @@ def test_ernie_files_are_a_source(corpora, tmp_path):
     assert list(data.corpora) == [f"{tmp_path / 'list'}.corpus"]
     sources = [source for _, source, _ in [*data.train["text"], *data.held_out["text"]]]
     texts = [source.read(a, b) for source in sources for a, b in spans(source)]
-    assert sorted(int(piece.input_ids[0]) for piece in texts) == [5 + n for n in range(9)]
-    assert {tuple(piece.input_ids[1:]) for piece in texts} == {(6, 7, 8)}
+    assert sorted(int(piece.ids[0]) for piece in texts) == [5 + n for n in range(9)]
+    assert {tuple(piece.ids[1:]) for piece in texts} == {(6, 7, 8)}
     (batch,) = build_stream(made, data).batches(2, 0, 1, ROWS)
     assert len(batch.labels[MASKS][0]) >= ROWS
 

@@ -73,8 +73,8 @@ def test_an_example_is_cls_text_sep_text_sep(vocabulary, tmp_path, max_length) -
         example = datasets[0].example(item, layout)
         assert example.item == item and len(example) == layout["length"]
         texts = [source.encoded(name).read(item).ids.tolist() for name in ("text_a", "text_b")]
-        max_length = (max_length or 24) - 3
-        kept = one_token_at_a_time([len(text) for text in texts], max_length)
+        room = (max_length or 24) - 3
+        kept = one_token_at_a_time([len(text) for text in texts], room)
         first, second = (text[:n] for text, n in zip(texts, kept, strict=True))
         assert example.input_ids.tolist() == [ids.cls, *first, ids.sep, *second, ids.sep]
         assert example.token_type_ids.tolist() == [0] * (len(first) + 2) + [1] * (len(second) + 1)

@@ -90,7 +90,7 @@ class Tags(HTMLParser):
 
 def parsed(path: Path) -> Tags:
     tags = Tags()
-    tags.dataset(path.read_text())
+    tags.feed(path.read_text())
     assert tags.open == []
     return tags
 
@@ -234,7 +234,7 @@ def test_metrics_and_confusions_are_those_of_the_final_weights(run_folder) -> No
             file.write(json.dumps(record) + "\n")
     text = write_report(run_folder).read_text()
     tags = Tags()
-    tags.dataset(text)
+    tags.feed(text)
     assert "f1 0.812  mse 12.5" in tags.text and "f1 0.750" not in tags.text
     assert "sentence_distance: Confusion" in tags.text and "taken for &lt;a&gt;" in text
     assert not tags.open
