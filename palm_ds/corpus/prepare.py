@@ -32,6 +32,7 @@ from palm_ds.corpus.manifest import Manifest, check_files, read_manifest
 from palm_ds.corpus.mine_phrases import all_sample_texts, mine_phrases
 from palm_ds.corpus.options import TextOptions
 from palm_ds.corpus.progress_bar import show_progress
+from palm_ds.corpus.rejected import gather_rejected, rejected_table
 from palm_ds.corpus.work_dir import (
     COLLOCATIONS,
     LABELS,
@@ -42,10 +43,9 @@ from palm_ds.corpus.work_dir import (
     hash_tokenizer,
     is_done,
     load_part,
-    part_file,
     save_job,
 )
-from palm_ds.corpus.worker import WorkUnitReader, is_lines, write_shard
+from palm_ds.corpus.worker import WorkUnitReader, write_shard
 from palm_ds.corpus.writer import finish_corpus, smallest_unsigned
 from palm_ds.text.simplified import find_simplifier
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
@@ -53,7 +53,6 @@ from palm_ds.text.train_tokenizer import check_training, train_tokenizer
 
 log = logging.getLogger(__name__)
 
-REJECTED = "rejected.jsonl"
 _MB = 1 << 20
 
 
@@ -271,7 +270,7 @@ def _make(
     for number, text_bytes in zip(todo, made, strict=True):
         if options.mpi:  # local workers report progress themselves, more often
             report_progress(text_bytes, unit_bytes(job.units[number]))
-    rejected = _gather_rejected(partial, job)
+    rejected = gather_rejected(partial, job)
     parts = [load_part(partial, number)[0] for number in range(len(job.units))]
     if not sum(part.shard.documents for part in parts):
         raise _nothing(partial, job)
@@ -313,37 +312,6 @@ def _tokenizer(partial: Path, job: PreparationJob, options: PrepareOptions) -> T
     return tokenizer
 
 
-def _gather_rejected(partial: Path, job: PreparationJob) -> int:
-    """Writes rejected.jsonl, with line numbers counted from the start of the file; returns their
-    number."""
-    total = 0
-    before = [0] * len(job.inputs)  # lines of each input in earlier spans
-    temporary = partial / (REJECTED + ".tmp")
-    with temporary.open("w", encoding="utf-8") as out:
-        for number, unit in enumerate(job.units):
-            state = json.loads(part_file(partial, number, ".json").read_text("utf-8"))
-            for entry in _rejected_of(partial, number):
-                span = unit[entry.pop("span")]
-                item = job.inputs[span.input]
-                line = entry.pop("line")
-                place = (
-                    {"line": before[span.input] + line} if is_lines(item.kind) else {"row": line}
-                )
-                entry = {"file": entry["file"], **place, **entry}
-                out.write(json.dumps(entry, ensure_ascii=False) + "\n")
-                total += 1
-            for span, lines in zip(unit, state["lines"], strict=True):
-                before[span.input] += lines
-    temporary.replace(partial / REJECTED)
-    return total
-
-
-def _rejected_of(partial: Path, number: int) -> Iterator[dict[str, Any]]:
-    with part_file(partial, number, ".rejected").open(encoding="utf-8", newline="\n") as lines:
-        for line in lines:
-            yield json.loads(line)
-
-
 def _nothing(partial: Path, job: PreparationJob) -> UserError:
     """Explains why there are no documents, and removes the working folder."""
     shutil.rmtree(partial, ignore_errors=True)
@@ -356,18 +324,6 @@ def _nothing(partial: Path, job: PreparationJob) -> UserError:
     if not total:
         return UserError(f"input {job.inputs[0].path or job.inputs[0].name}: has no documents")
     return UserError(f"no documents: all {total} lines or rows were rejected, the first at {first}")
-
-
-def read_rejected(folder: Path) -> Iterator[dict[str, Any]]:
-    """Reads the entries of a corpus's rejected.jsonl."""
-    with (folder / REJECTED).open(encoding="utf-8", newline="\n") as lines:
-        for line in lines:
-            yield json.loads(line)
-
-
-def _place(entry: dict[str, Any]) -> str:
-    where = f"line {entry['line']}" if "line" in entry else f"row {entry['row']}"
-    return f"{entry['file']}, {where}"
 
 
 def _finished_before(partial: Path) -> Manifest | None:
@@ -398,19 +354,3 @@ def report(console: Console, out: Path, manifest: Manifest) -> None:
         log.info("the vocabulary has %d tokens, not %d: the text has no more", size, wanted)
     if manifest.rejected:
         console.print(rejected_table(out, manifest.rejected))
-
-
-def rejected_table(folder: Path, total: int):
-    """A table of the reasons for rejection: how often, and where first."""
-    from rich.table import Table
-
-    counts: dict[str, int] = {}
-    first: dict[str, str] = {}
-    for entry in read_rejected(folder):
-        reason = entry["reason"].split(" at ")[0].split(";")[0]
-        counts[reason] = counts.get(reason, 0) + 1
-        first.setdefault(reason, _place(entry))
-    table = Table("reason", "times", "first", title=f"{total} rejected, see {folder / REJECTED}")
-    for reason, n in sorted(counts.items(), key=lambda row: (-row[1], row[0])):
-        table.add_row(reason, str(n), first[reason])
-    return table

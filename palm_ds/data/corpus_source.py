@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.common.rng import derive_key, permutation_at
+from palm_ds.common.rng import derive_key, keyed_uniform, permutation_at
 from palm_ds.corpus.store import Corpus
 from palm_ds.data.source import CachesResults, train_heldout_split, unigram_frequencies
 from palm_ds.text.tokens import SpecialTokens, TokenSpan
@@ -128,3 +128,23 @@ def split_corpus(
     return CorpusSource(corpus, training, tuple(annotations)), CorpusSource(
         corpus, held, tuple(annotations)
     )
+
+
+def passages(source: CorpusSource, size: int) -> np.ndarray:
+    """(passages, 3) start, end, start of the document: every document cut every `size` tokens.
+
+    The rest of a document, if longer than half of `size`, is cut once more at a random place:
+    texts of 0.5 to 1 rows would pack badly. (The later piece gets its beginning back where the row
+    has room.)"""
+    count = -(-(source.ends - source.starts) // size)
+    number = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    start = np.repeat(source.starts, count) + number * size
+    rest_start = source.starts + (count - 1) * size
+    rest = source.ends - rest_start
+    draw = keyed_uniform(derive_key("passage"), rest_start, 1)[:, 0]
+    cut = rest_start + (rest * (0.25 + 0.5 * draw)).astype(np.int64)
+    start = np.sort(np.concatenate([start, cut[(rest > size / 2) & (rest < 0.97 * size)]]))
+    document = np.searchsorted(source.starts, start, side="right") - 1
+    following = np.append(start[1:], source.ends[-1:])
+    end = np.minimum(following, source.ends[document])
+    return np.column_stack([start, end, source.starts[document]])

@@ -26,8 +26,7 @@ from torch import nn
 from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.plugins import import_class, name_of
-from palm_ds.common.rng import derive_key, keyed_uniform
-from palm_ds.data.corpus_source import CorpusSource
+from palm_ds.data.corpus_source import CorpusSource, passages
 from palm_ds.data.example import Example, build_input
 from palm_ds.data.layout import layouts
 from palm_ds.data.stored_prediction import StoredPrediction
@@ -322,26 +321,6 @@ class TableTask(Task[TableSource]):
     def cut_rows(self, source: TableSource, max_length: int) -> int:
         """How many rows are truncated because they are too long."""
         return 0
-
-
-def passages(source: CorpusSource, size: int) -> np.ndarray:
-    """(passages, 3) start, end, start of the document: every document cut every `size` tokens.
-
-    The rest of a document, if longer than half of `size`, is cut once more at a random place:
-    texts of 0.5 to 1 rows would pack badly. (The later piece gets its beginning back where the row
-    has room.)"""
-    count = -(-(source.ends - source.starts) // size)
-    number = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-    start = np.repeat(source.starts, count) + number * size
-    rest_start = source.starts + (count - 1) * size
-    rest = source.ends - rest_start
-    draw = keyed_uniform(derive_key("passage"), rest_start, 1)[:, 0]
-    cut = rest_start + (rest * (0.25 + 0.5 * draw)).astype(np.int64)
-    start = np.sort(np.concatenate([start, cut[(rest > size / 2) & (rest < 0.97 * size)]]))
-    document = np.searchsorted(source.starts, start, side="right") - 1
-    following = np.append(start[1:], source.ends[-1:])
-    end = np.minimum(following, source.ends[document])
-    return np.column_stack([start, end, source.starts[document]])
 
 
 def class_prior_baseline(targets: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

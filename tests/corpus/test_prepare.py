@@ -19,7 +19,8 @@ import pytest
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.input.options import InputOptions
 from palm_ds.corpus.options import TextOptions
-from palm_ds.corpus.prepare import PrepareOptions, prepare, read_rejected
+from palm_ds.corpus.prepare import PrepareOptions, prepare
+from palm_ds.corpus.rejected import read_rejected
 from palm_ds.corpus.store import open_corpus
 from palm_ds.text.tokenizer import load_tokenizer
 

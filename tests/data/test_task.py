@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.corpus_source import CorpusSource, split_corpus
-from palm_ds.data.task import build, find, known_kinds, passages
+from palm_ds.data.corpus_source import CorpusSource, passages, split_corpus
+from palm_ds.data.task import build, find, known_kinds
 from palm_ds.data.task_group_dataset import TaskGroupDataset
 from tests.helpers.small_corpus import write_small_corpus
 

@@ -19,7 +19,8 @@ from palm_ds.common.errors import UserError
 from palm_ds.corpus.add_annotation import add_annotations
 from palm_ds.corpus.input.options import InputOptions
 from palm_ds.corpus.options import TextOptions
-from palm_ds.corpus.prepare import PrepareOptions, prepare, read_rejected
+from palm_ds.corpus.prepare import PrepareOptions, prepare
+from palm_ds.corpus.rejected import read_rejected
 from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.text.tokenizer import SPECIALS, sentencepiece
 from tests.corpus.test_prepare import hashes

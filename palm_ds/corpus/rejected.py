@@ -1,0 +1,72 @@
+"""The records that a preparation rejected: rejected.jsonl, and a table of its reasons."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from palm_ds.corpus.work_dir import PreparationJob, part_file
+from palm_ds.corpus.worker import is_lines
+
+REJECTED = "rejected.jsonl"
+
+
+def gather_rejected(partial: Path, job: PreparationJob) -> int:
+    """Writes rejected.jsonl, with line numbers counted from the start of the file; returns their
+    number."""
+    total = 0
+    before = [0] * len(job.inputs)  # lines of each input in earlier spans
+    temporary = partial / (REJECTED + ".tmp")
+    with temporary.open("w", encoding="utf-8") as out:
+        for number, unit in enumerate(job.units):
+            state = json.loads(part_file(partial, number, ".json").read_text("utf-8"))
+            for entry in _rejected_of(partial, number):
+                span = unit[entry.pop("span")]
+                item = job.inputs[span.input]
+                line = entry.pop("line")
+                place = (
+                    {"line": before[span.input] + line} if is_lines(item.kind) else {"row": line}
+                )
+                entry = {"file": entry["file"], **place, **entry}
+                out.write(json.dumps(entry, ensure_ascii=False) + "\n")
+                total += 1
+            for span, lines in zip(unit, state["lines"], strict=True):
+                before[span.input] += lines
+    temporary.replace(partial / REJECTED)
+    return total
+
+
+def _rejected_of(partial: Path, number: int) -> Iterator[dict[str, Any]]:
+    with part_file(partial, number, ".rejected").open(encoding="utf-8", newline="\n") as lines:
+        for line in lines:
+            yield json.loads(line)
+
+
+def read_rejected(folder: Path) -> Iterator[dict[str, Any]]:
+    """Reads the entries of a corpus's rejected.jsonl."""
+    with (folder / REJECTED).open(encoding="utf-8", newline="\n") as lines:
+        for line in lines:
+            yield json.loads(line)
+
+
+def _place(entry: dict[str, Any]) -> str:
+    where = f"line {entry['line']}" if "line" in entry else f"row {entry['row']}"
+    return f"{entry['file']}, {where}"
+
+
+def rejected_table(folder: Path, total: int) -> Table:
+    """A table of the reasons for rejection: how often, and where first."""
+    counts: dict[str, int] = {}
+    first: dict[str, str] = {}
+    for entry in read_rejected(folder):
+        reason = entry["reason"].split(" at ")[0].split(";")[0]
+        counts[reason] = counts.get(reason, 0) + 1
+        first.setdefault(reason, _place(entry))
+    table = Table("reason", "times", "first", title=f"{total} rejected, see {folder / REJECTED}")
+    for reason, n in sorted(counts.items(), key=lambda row: (-row[1], row[0])):
+        table.add_row(reason, str(n), first[reason])
+    return table
