@@ -373,6 +373,18 @@ def test_a_text_is_cut_where_the_positions_end(tmp_path: Path) -> None:
     assert AutoTokenizer.from_pretrained(tmp_path / "longer").model_max_length == 30
 
 
+def test_resizing_a_mixture_of_dtypes_rounds_nothing(tmp_path: Path) -> None:
+    source = save_hf(make("bert", "Model"), tmp_path / "hf")
+    state = load_file(source / "model.safetensors")
+    name = "embeddings.word_embeddings.weight"
+    state[name] = state[name].half()
+    save_file(state, source / "model.safetensors", {"format": "pt"})
+    resize_checkpoint(source, tmp_path / "out", ResizeOptions(positions=30))
+    written = load_file(tmp_path / "out/model.safetensors")
+    same = [x for x in state if "position" not in x]
+    assert all(torch.equal(written[f"bert.{x}"], state[x].float()) for x in same)
+
+
 # ---- messages ----
 
 

@@ -15,17 +15,18 @@ from pathlib import Path
 from palm_ds.common.errors import UserError
 from palm_ds.model.config import EncoderConfig
 from palm_ds.weights.formats import native
-from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo, TensorEntry, with_eps
+from palm_ds.weights.formats.contents import CheckpointContents, Extras, TensorEntry, with_eps
 from palm_ds.weights.formats.deepspeed.zero_shards import Shards, open_shards, tag_folder
 from palm_ds.weights.formats.expected_shapes import checked
 from palm_ds.weights.formats.huggingface.families import FAMILIES, FAMILY_NAMES
-from palm_ds.weights.formats.huggingface.names import (
-    CLASSIFIER,
-    NEXT_SENTENCE,
-    heads_in,
-    to_palm_ds_names,
+from palm_ds.weights.formats.huggingface.names import to_palm_ds_names
+from palm_ds.weights.formats.huggingface.read import (
+    CONFIG,
+    TOKENIZERS,
+    described_heads,
+    kept_entries,
+    read_config,
 )
-from palm_ds.weights.formats.huggingface.read import CONFIG, TOKENIZERS, read_config
 from palm_ds.weights.formats.weights_info import INFO, read_info
 
 _OURS, _THEIRS = "backbone.word.weight", "embeddings.word_embeddings.weight"
@@ -77,7 +78,7 @@ def _config_file(folder: Path, given: Path | None) -> Path:
     places = [Path(given)] if given else [folder, folder.parent]
     for place in places:
         for file in (place, place / CONFIG, place / INFO):
-            if file.is_file():
+            if file.is_file() and file.name in (CONFIG, INFO):
                 return file
     where = str(given) if given else f"{folder} or {folder.parent}"
     raise UserError(
@@ -86,18 +87,12 @@ def _config_file(folder: Path, given: Path | None) -> Path:
     )
 
 
-def _numbers(file: Path) -> tuple[EncoderConfig, str]:
-    """The encoder's config, and Hugging Face's model_type ("" for a weights.json)."""
-    if file.name == INFO:
-        return read_info(file).backbone, ""
-    if file.name != CONFIG:
-        raise UserError(f"{file}: expected a {CONFIG} or a {INFO}")
-    about, config = read_config(file.parent)
-    return config, about["model_type"]
+def _encoder_config(file: Path) -> EncoderConfig:
+    return read_info(file).backbone if file.name == INFO else read_config(file.parent)[1]
 
 
 def _ours(shards: Shards, prefix: str, file: Path) -> CheckpointContents:
-    config, _ = _numbers(file)
+    config = _encoder_config(file)
     inside, skipped = _within(shards, prefix)
     inside = {name: inside[name] for name in native.ordered(inside)}
     shapes = {name: entry.shape for name, entry in inside.items()}
@@ -120,9 +115,10 @@ def _ours(shards: Shards, prefix: str, file: Path) -> CheckpointContents:
 def _huggingface(
     shards: Shards, prefix: str, file: Path, untied_head: str | None
 ) -> CheckpointContents:
-    config, kind = _numbers(file)
-    if not kind:
+    if file.name == INFO:
         raise UserError(f"{shards.folder}: a Hugging Face model, but {file} is palm_ds's")
+    about, config = read_config(file.parent)
+    kind = about["model_type"]
     family = FAMILIES[kind]
     inside, skipped = _within(shards, prefix.removesuffix(f"{family.tensor_prefix}."))
     entries, more = to_palm_ds_names(
@@ -133,17 +129,12 @@ def _huggingface(
         format=_format(shards, f"Hugging Face {family.class_prefix}"),
         config=_with_words(config, entries),
         entries=entries,
-        heads=_heads(entries),
+        heads=described_heads(entries, about, file),
         skipped={**skipped, **more},
         tokenizer=_tokenizer(file.parent),
+        extras=Extras(config=kept_entries(about)),
         notes=shards.notes,
     )
-
-
-def _heads(entries: Mapping[str, TensorEntry]) -> dict[str, HeadInfo]:
-    """A classifier reads whole texts if the model has a pooler: shards do not name its class."""
-    has_pooler = "backbone.pooler.dense.weight" in entries
-    return heads_in(entries, pooled=(NEXT_SENTENCE, CLASSIFIER) if has_pooler else ())
 
 
 def _within(shards: Shards, prefix: str) -> tuple[dict[str, TensorEntry], dict[str, str]]:

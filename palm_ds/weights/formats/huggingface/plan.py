@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -151,7 +152,8 @@ def _group(entry: TensorEntry, hf_name: tuple[str, ...]) -> TensorGroup:
 def _dtype(kept: Mapping[str, TensorEntry], target: ExportOptions) -> torch.dtype:
     if target.dtype:
         return TORCH_DTYPES[target.dtype]
-    found = kept["backbone.word.weight"].read().dtype
+    types = [entry.read().dtype for entry in kept.values()]
+    found = reduce(torch.promote_types, types)  # a mixture loses nothing
     if found not in (TORCH_DTYPES[name] for name in DTYPES):
         raise UserError(f"dtype: cannot write {found}; give one of {', '.join(DTYPES)}")
     return found

@@ -112,10 +112,10 @@ def open_contents(
         format=f"Hugging Face {_class_of(about)}",
         config=config,
         entries=entries,
-        heads=_heads(entries, about, path),
+        heads=described_heads(entries, about, path / CONFIG),
         skipped=skipped,
         tokenizer=path if any((path / name).is_file() for name in TOKENIZERS) else None,
-        extras=Extras(config={key: about[key] for key in KEPT_KEYS if key in about}, files=files),
+        extras=Extras(config=kept_entries(about), files=files),
         notes=_notes(entries, about, path),
     )
     names = table(about["model_type"], config.num_layers).items()
@@ -123,6 +123,11 @@ def open_contents(
         with_eps(contents, eps),
         {ours: prefixed(hf_name[0], about["model_type"]) for ours, hf_name in names},
     )
+
+
+def kept_entries(about: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a config.json that are written again unchanged."""
+    return {key: about[key] for key in KEPT_KEYS if key in about}
 
 
 def read_config(folder: Path) -> tuple[dict[str, Any], EncoderConfig]:
@@ -204,16 +209,17 @@ def _what_is_not_read(entries: dict[str, TensorEntry], config: EncoderConfig) ->
     return skipped
 
 
-def _heads(
-    entries: Mapping[str, TensorEntry], about: Mapping[str, Any], path: Path
+def described_heads(
+    entries: Mapping[str, TensorEntry], about: Mapping[str, Any], file: Path
 ) -> dict[str, HeadInfo]:
+    """The heads, with what config.json (`file`) says of them. Raises UserError."""
     pooled = {NEXT_SENTENCE, *([CLASSIFIER] if _reads_whole_texts(entries, about) else [])}
     heads = heads_in(entries, pooled=pooled)
     if head := heads.get(CLASSIFIER):
         try:
             heads[CLASSIFIER] = replace(head, outputs=_outputs(about, head.classes))
         except UserError as error:
-            raise UserError(f"{path / CONFIG}: {error}") from None
+            raise UserError(f"{file}: {error}") from None
     return heads
 
 

@@ -69,7 +69,7 @@ class ExportOptions:
     words: str = ""
     """The masked-LM head to write; empty: the first."""
     dtype: str = "float32"
-    """float32, float16, bfloat16; empty: that of the token embeddings."""
+    """float32, float16, bfloat16; empty: the one that holds all tensors."""
     max_shard_bytes: int = 5 * 10**9
     """Largest size of one weight file; larger models are sharded."""
 

@@ -196,6 +196,23 @@ def test_tied_parameters_of_stage_0_have_one_fp32_copy(tmp_path: Path) -> None:
     assert contents.notes == ()
 
 
+@pytest.mark.parametrize("ending", ["ForSequenceClassification", "ForTokenClassification"])
+def test_what_a_classifier_s_scores_mean_is_in_its_config(ending: str, tmp_path: Path) -> None:
+    named = {0: "bad", 1: "good", 2: "so so"}
+    problem = {"problem_type": "multi_label_classification", "bos_token_id": 7}
+    net = make("bert", ending, id2label=named, **problem)
+    (tmp_path / "step").mkdir()
+    state = {"module": net.state_dict(), "shared_params": None, "optimizer": None}
+    torch.save(state, tmp_path / "step/mp_rank_00_model_states.pt")
+    net.config.save_pretrained(tmp_path / "step")
+    contents = deepspeed.open_contents(tmp_path / "step")
+    head = contents.heads["classifier"]
+    assert head.outputs.labels == ("bad", "good", "so so")
+    assert head.pooled == (ending == "ForSequenceClassification")
+    assert head.outputs.problem_type == "multi_label_classification"
+    assert contents.extras.config["bos_token_id"] == 7
+
+
 @pytest.mark.parametrize("case", GENUINE)
 def test_genuine_shards(case: str, shared: Path) -> None:
     folder = shared / "oracle" / case
