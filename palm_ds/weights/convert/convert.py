@@ -183,9 +183,6 @@ def verify_only(
     """
     opening = {name: value for name, value in opening.items() if value is not None}
     one, other = opened(Path(a), **opening), opened(Path(b))
-    if one.config.kind != other.config.kind:
-        kinds = [each.config.kind or "palm_ds's own" for each in (one, other)]
-        raise UserError(f"{a}, {b}: have different encoders, {kinds[0]} and {kinds[1]}")
     given = one if one.tokenizer is not None else other
     tokenizer = _tokenizer(given)
     asked = not opening.keys() <= _NOT_SEEN
