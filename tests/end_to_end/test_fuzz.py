@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.helpers.warm_python import Program, clear_away
 
 CASES = 2_000
 
 
+@pytest.mark.slow
 def test_mutated_files_are_read_or_refused_in_one_line() -> None:
     """Seeded mutations of configs, tokenizers, headers and tables (tests/helpers/fuzz). A failure
     shows the command that repeats the case."""
@@ -15,7 +18,7 @@ def test_mutated_files_are_read_or_refused_in_one_line() -> None:
     programs = [Program([*words, first], apart=True) for first in (0, half)]
     try:
         for program in programs:
-            out, err = program.communicate(timeout=300)
+            out, err = program.communicate(timeout=500)
             last = err.strip().splitlines()[-1:]
             assert program.returncode == 0, f"{out}\nthe last case: {last}"
             assert out.startswith("done: ") and "'read'" in out and "'refused'" in out, out
