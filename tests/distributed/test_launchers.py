@@ -45,6 +45,7 @@ from tests.helpers.warm_python import free_port, start_together
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 STEPS = 60
+SAVE = {"every": 2, "keep": 3}
 PATIENCE = 180  # seconds; a launcher and what it started end within 3 on a quiet machine
 
 
@@ -68,7 +69,9 @@ def files(tmp_path_factory) -> Iterator[tuple[list[str], Path]]:
     write_small_corpus(folder / "corpus")
     backbone = recipe_values(folder)["backbone"] | {"dropout": 0.1, "attention_dropout": 0.1}
     tasks = {MASKS: {"source": "text", "kind": "tests.helpers.paced_task.Paced"}}
-    values = recipe_values(folder / "corpus", backbone=backbone, tasks=tasks, evaluate={})
+    values = recipe_values(
+        folder / "corpus", backbone=backbone, tasks=tasks, evaluate={}, save=SAVE
+    )
     recipe = folder / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(values | {"stages": [{MASKS: STEPS}]}))
     arguments = [str(recipe), "--deepspeed_config", str(write_machine(folder))]
@@ -194,7 +197,7 @@ def check_life(case: Case, started: Started, event: str, done: int) -> int:
         codes, output = started.end()
         assert codes == [0] and f"step {STEPS}/{STEPS}" in output, output[-4000:]
         return STEPS
-    started.reach(done + 2)
+    started.reach(done + 3)  # past a checkpoint
     started.suffer(event)
     codes, output = started.end()
     last = records(case.run)[-1]["step"]
