@@ -27,9 +27,10 @@ def command_of(launcher: Sequence[str], module: str, *arguments: object) -> list
 
 
 def stop_on_signals() -> None:
-    """SIGTERM and SIGHUP stop the runs as Ctrl-C does."""
+    """SIGTERM and SIGHUP stop the runs as Ctrl-C does, unless they are ignored (`nohup`)."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, interrupt)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, interrupt)
 
 
 def say(text: str) -> None:

@@ -12,13 +12,14 @@ from palm_ds.cli.command import hint_next
 from palm_ds.cli.pretrain import COMMAND
 
 START = """
-import sys
+import signal, sys
 from palm_ds.cli.command import Command
 from palm_ds.common.errors import UserError
 
 def run(args):
     {body}
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under `nohup`
 Command(name="x", summary="", usage="", examples="", add_arguments=lambda parser: None, run=run,
         piped={piped}).start([])
 """

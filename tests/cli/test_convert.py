@@ -12,6 +12,7 @@ from tests.weights.convert.test_convert import CONFIG, WORDS, model
 
 STOPPED = """
 import signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under `nohup`
 from palm_ds.weights.convert import parity
 parity.compare = lambda *_, **__: signal.raise_signal(signal.{number})
 from palm_ds.cli.convert import COMMAND

@@ -135,7 +135,7 @@ def test_a_run_that_cannot_be_extended_is_one_clear_line(small, tmp_path) -> Non
         ({"backbone": {**values["backbone"], "num_layers": 3}}, "backbone.num_layers: 2 -> 3"),
         (
             {"tasks": {**values["tasks"], ORDER: {"source": "text", "most": 4}}},
-            "must have the same classes",
+            "settings and classes that it has there",
         ),
         ({"init_from": str(old / "weights")}, "leave one out"),
     ):
