@@ -171,7 +171,7 @@ def _add_work(group: argparse._ArgumentGroup) -> None:
     add("--workers", type=int, default=1, metavar="N", help="processes on this machine (1)")
     add("--mpi", action="store_true", help="processes on any machines, under mpirun")
     add(
-        "--shard_mb", type=float, metavar="X", help="MiB of input per shard (1/256 of it, 4 to 128)"
+        "--shard_mb", type=float, metavar="X", help="MiB of input per shard (1/256 of it, 4 to 384)"
     )
     add(
         "--sample_mb",

@@ -54,6 +54,9 @@ from palm_ds.text.train_tokenizer import check_training, train_tokenizer
 log = logging.getLogger(__name__)
 
 _MB = 1 << 20
+_SHARDS, _SMALLEST, _LARGEST = 256, 4 * _MB, 384 * _MB
+"""The input becomes 256 shards, none smaller than 4 and none larger than 384 MiB of input (some 90
+million tokens of English, 130 million of Chinese)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +70,7 @@ class PrepareOptions:
     vocab_size: int = 30_522
     annotations: tuple[str, ...] = ()  # in addition to the four defaults
     strict: bool = False
-    shard_mb: float | None = None  # of input; None: a 256th of it, from 4 to 128
+    shard_mb: float | None = None  # of input; None: a 256th of it, from 4 to 384
     sample_mb: float = 64.0  # of text, for training and mining
     workers: int = 1
     mpi: bool = False
@@ -141,7 +144,8 @@ def plan(inputs: Sequence[str], options: PrepareOptions) -> PreparationJob:
         some = ", ".join(ignored[:5]) + (" ..." if len(ignored) > 5 else "")
         log.info("skipped %d files of unknown types (%s)", len(ignored), some)
     total = sum(item.bytes for item in found)
-    size = options.shard_mb * _MB if options.shard_mb else min(max(total / 256, 4 * _MB), 128 * _MB)
+    best = min(max(total / _SHARDS, _SMALLEST), _LARGEST)
+    size = options.shard_mb * _MB if options.shard_mb else best
     units = split_into_units(found, options.input, size=max(1, int(size)))
     if not units:
         raise UserError(f"input {', '.join(inputs)}: all files are empty")
@@ -272,7 +276,7 @@ def _make(
             report_progress(text_bytes, unit_bytes(job.units[number]))
     rejected = gather_rejected(partial, job)
     parts = [load_part(partial, number)[0] for number in range(len(job.units))]
-    if not sum(part.shard.documents for part in parts):
+    if not any(part.shard.documents for part in parts):
         raise _nothing(partial, job)
     annotations = [find_annotation(name)[0] for name in job.annotations]
     return finish_corpus(

@@ -4,15 +4,15 @@
     corpus.sentence_starts[:3]                           # token offsets over the whole corpus
     corpus.read(start, end, annotations=["word"]).ids    # a view of the file, not a copy
 
-Nothing is loaded: a shard is mapped when it is first read, and all processes that read the corpus
-share one copy in the page cache. A corpus is pickled as its path.
+Nothing is loaded: a shard is mapped when it is read, and all processes that read the corpus share
+one copy in the page cache. The shards used last stay mapped, so memory does not grow with the
+corpus. A corpus is pickled as its path.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -20,18 +20,14 @@ import numpy as np
 import pyarrow as pa
 
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.recently_used import RecentlyUsed
 from palm_ds.corpus.manifest import Manifest, check_files, read_manifest
+from palm_ds.corpus.mapped_shard import MappedShard, RecordBlock
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.text.tokens import SpecialTokens, TokenSpan
 
-
-@dataclass(frozen=True)
-class _Block:
-    """A record batch: its tokens end to end, and the names of its documents."""
-
-    start: int  # global offset of its first token
-    columns: dict[str, np.ndarray]
-    names: pa.Array
+_MOST_SHARDS = 160
+"""Shards that stay mapped: those of a group, those read ahead, and some."""
 
 
 def open_corpus(path: str | Path, verify: bool = False) -> Corpus:
@@ -53,7 +49,7 @@ class Corpus:
         counts = [shard.tokens for shard in manifest.shards]
         self._span_counts = dict(manifest.span_counts)
         self._shard_starts: list[int] = np.cumsum([0, *counts]).tolist()
-        self._shards: dict[int, tuple[list[int], list[_Block]]] = {}
+        self._shards: RecentlyUsed[int, MappedShard] = RecentlyUsed(_MOST_SHARDS)
 
     def __reduce__(self) -> tuple:
         return _reopen, (self.path,)
@@ -105,8 +101,8 @@ class Corpus:
         """Reads the tokens start .. end of the corpus, which must be inside one document. Returns
         views, not copies: ids in the corpus's unsigned type, annotations as uint8;
         `annotations=None` reads all."""
-        block = self._block(start)
-        inside = slice(start - block.start, end - block.start)
+        first, block = self._block(start)
+        inside = slice(start - first, end - first)
         ids = block.columns["ids"][inside]
         assert len(ids) == end - start, f"tokens {start} .. {end} are not in one document"
         wanted = self.annotations if annotations is None else annotations
@@ -127,10 +123,10 @@ class Corpus:
         values = np.empty(len(wanted), self.manifest.ids_type if annotation == "ids" else np.uint8)
         done = 0
         while done < len(rising):
-            block = self._block(int(rising[done]))
+            start, block = self._block(int(rising[done]))
             source = block.columns[annotation]
-            end = int(np.searchsorted(rising, block.start + len(source)))
-            values[order[done:end]] = source[rising[done:end] - block.start]
+            end = int(np.searchsorted(rising, start + len(source)))
+            values[order[done:end]] = source[rising[done:end] - start]
             done = end
         return values.reshape(np.shape(positions))
 
@@ -145,56 +141,39 @@ class Corpus:
     ) -> tuple[str, TokenSpan]:
         """The name of a document and all of its tokens."""
         start, end = map(int, self.document_starts[number : number + 2])
-        block = self._block(start)
-        first = int(np.searchsorted(self.document_starts, block.start))
+        at, block = self._block(start)
+        first = int(np.searchsorted(self.document_starts, at))
         return block.names[number - first].as_py(), self.read(start, end, annotations)
 
-    def _block(self, token: int) -> _Block:
-        shard = bisect_right(self._shard_starts, token) - 1
+    def _block(self, token: int) -> tuple[int, RecordBlock]:
+        """The record batch with a token of the corpus, and the offset of its first token."""
+        number = bisect_right(self._shard_starts, token) - 1
         if not 0 <= token < self._shard_starts[-1]:
             raise IndexError(f"token {token} of {self._shard_starts[-1]}")
-        starts, blocks = self._shard(shard)
-        return blocks[bisect_right(starts, token) - 1]
+        before = self._shard_starts[number]
+        block = self._shard(number).block(token - before)
+        return before + block.start, block
 
-    def _blocks(self) -> Iterator[_Block]:
+    def _blocks(self) -> Iterator[RecordBlock]:
         for number in range(len(self.manifest.shards)):
-            yield from self._shard(number)[1]
+            shard = self._shard(number)
+            yield from map(shard.numbered, range(len(shard)))
 
-    def _shard(self, number: int) -> tuple[list[int], list[_Block]]:
-        if number not in self._shards:
-            self._shards[number] = self._map(number)
-        return self._shards[number]
+    def _shard(self, number: int) -> MappedShard:
+        return self._shards.get(number, lambda: self._map(number))
 
-    def _map(self, number: int) -> tuple[list[int], list[_Block]]:
-        """Maps a shard, reading only the headers of its record batches."""
-        file = self.path / self.manifest.shards[number].name
-        blocks, at = [], self._shard_starts[number]
+    def _map(self, number: int) -> MappedShard:
+        stated = self.manifest.shards[number]
         try:
-            with pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as stream:
-                for batch in stream:
-                    blocks.append(_block_of(batch, at))
-                    at += len(blocks[-1].columns["ids"])
+            shard = MappedShard(self.path / stated.name)
         except (OSError, pa.ArrowInvalid) as error:
-            raise UserError(f"corpus {self.path}: {file.name} is damaged: {error}") from None
-        if at != self._shard_starts[number + 1]:
+            raise UserError(f"corpus {self.path}: {stated.name} is damaged: {error}") from None
+        if shard.tokens != stated.tokens:
             raise UserError(
-                f"corpus {self.path}: {file.name} has {at - self._shard_starts[number]} tokens, "
-                f"but the manifest says {self.manifest.shards[number].tokens}"
+                f"corpus {self.path}: {stated.name} has {shard.tokens} tokens, but the manifest "
+                f"says {stated.tokens}"
             )
-        return [block.start for block in blocks], blocks
-
-
-def _in_place(numbers: pa.Array) -> np.ndarray:
-    """The same memory as a numpy array (`to_numpy` would import pandas for it)."""
-    values = np.frombuffer(numbers.buffers()[1], numbers.type.to_pandas_dtype())
-    return values[numbers.offset : numbers.offset + len(numbers)]
-
-
-def _block_of(batch: pa.RecordBatch, start: int) -> _Block:
-    columns = {
-        name: _in_place(batch.column(name).flatten()) for name in batch.schema.names if name != "id"
-    }
-    return _Block(start, columns, batch.column("id"))
+        return shard
 
 
 def _reopen(path: Path) -> Corpus:

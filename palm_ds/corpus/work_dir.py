@@ -21,8 +21,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from palm_ds.common.config import differences
 from palm_ds.common.errors import UserError
 from palm_ds.common.file_hash import sha256_of_file
@@ -31,7 +29,7 @@ from palm_ds.corpus.input.discover import Input, InputSpan, WorkUnit
 from palm_ds.corpus.input.options import InputOptions, input_options
 from palm_ds.corpus.manifest import Shard
 from palm_ds.corpus.options import TextOptions
-from palm_ds.corpus.writer import ShardSummary, save_arrays, shard_name
+from palm_ds.corpus.writer import ShardSummary, load_lengths, save_lengths, shard_name
 
 NAME = "job.json"
 COLLOCATIONS = "collocations.tsv"
@@ -126,7 +124,7 @@ def part_file(folder: Path, number: int, suffix: str) -> Path:
 
 def save_part(folder: Path, number: int, summary: ShardSummary, about: Mapping[str, Any]) -> None:
     """Records that a shard is finished; `about` has the counts of lines and rejections."""
-    save_arrays(part_file(folder, number, ".npz"), summary)
+    save_lengths(part_file(folder, number, ".npz"), summary.lengths())
     state = {
         "shard": asdict(summary.shard),
         "text_bytes": summary.text_bytes,
@@ -141,14 +139,13 @@ def save_part(folder: Path, number: int, summary: ShardSummary, about: Mapping[s
 def load_part(folder: Path, number: int) -> tuple[ShardSummary, dict[str, Any]]:
     """Reads a finished shard's summary, and the state that `save_part` wrote."""
     state = json.loads(part_file(folder, number, ".json").read_text("utf-8"))
-    with np.load(part_file(folder, number, ".npz")) as arrays:
-        summary = ShardSummary(
-            shard=Shard(**state["shard"]),
-            text_bytes=state["text_bytes"],
-            span_counts=state.get("units", {}),
-            file=state["file"],
-            **{name: arrays[name] for name in arrays.files},
-        )
+    summary = ShardSummary(
+        shard=Shard(**state["shard"]),
+        text_bytes=state["text_bytes"],
+        span_counts=state.get("units", {}),
+        file=state["file"],
+        lengths=lambda: load_lengths(part_file(folder, number, ".npz")),
+    )
     return summary, state
 
 

@@ -11,8 +11,10 @@ A shard is an Arrow stream of record batches, readable by `palm_ds.corpus.store`
 from __future__ import annotations
 
 import hashlib
+import io
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -42,16 +44,23 @@ def smallest_unsigned(size: int) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShardLengths:
+    """The lengths of the texts in a shard."""
+
+    document_tokens: np.ndarray  # (documents,) int64
+    document_sentences: np.ndarray  # (documents,) int64
+    sentence_tokens: np.ndarray  # (sentences,) int64
+
+
+@dataclass(frozen=True, kw_only=True)
 class ShardSummary:
-    """Summary of a written shard; its arrays become the corpus's index."""
+    """Summary of a written shard."""
 
     shard: Shard
     text_bytes: int
     span_counts: Mapping[str, int]  # how many of each annotation in COUNTED_ANNOTATIONS
     file: Mapping[str, Any]  # bytes, sha256
-    document_tokens: np.ndarray  # (documents,) int64
-    document_sentences: np.ndarray  # (documents,) int64
-    sentence_tokens: np.ndarray  # (sentences,) int64
+    lengths: Callable[[], ShardLengths]  # read for the index, one shard at a time
 
 
 def as_arrow(values: np.ndarray) -> pa.Array:
@@ -102,9 +111,8 @@ class ShardWriter:
         self._names: list[str] = []
         self._columns: list[list[np.ndarray]] = [[] for _ in range(1 + len(self.annotations))]
         self._pending = 0
-        self._document_tokens: list[int] = []
-        self._document_sentences: list[int] = []
-        self._sentence_tokens: list[np.ndarray] = []
+        self._document_tokens, self._document_sentences = array("q"), array("q")
+        self._sentence_tokens = array("q")
 
     def __enter__(self) -> ShardWriter:
         self._handle = self.partial.open("wb")
@@ -147,7 +155,7 @@ class ShardWriter:
             else np.zeros(1, int)
         )
         assert len(starts) and starts[0] == 0, f"document {name} begins with a sentence"
-        self._sentence_tokens.append(np.diff(starts, append=len(ids)))
+        self._sentence_tokens.frombytes(np.diff(starts, append=len(ids)).astype("q").tobytes())
         self._document_sentences.append(len(starts))
         self._document_tokens.append(len(ids))
         self._names.append(name)
@@ -170,22 +178,22 @@ class ShardWriter:
 
     def summary(self) -> ShardSummary:
         """The summary of the closed shard."""
-        document_tokens = np.array(self._document_tokens, np.int64)
-        sentences = [np.zeros(0, np.int64), *self._sentence_tokens]
-        sentence_tokens = np.concatenate(sentences).astype(np.int64)
+        lengths = ShardLengths(
+            document_tokens=np.array(self._document_tokens, np.int64),
+            document_sentences=np.array(self._document_sentences, np.int64),
+            sentence_tokens=np.array(self._sentence_tokens, np.int64),
+        )
         return ShardSummary(
             shard=Shard(
                 name=self.file.name,
-                documents=len(document_tokens),
-                sentences=len(sentence_tokens),
-                tokens=int(document_tokens.sum()),
+                documents=len(lengths.document_tokens),
+                sentences=len(lengths.sentence_tokens),
+                tokens=int(lengths.document_tokens.sum()),
             ),
             text_bytes=self.text_bytes,
             span_counts=dict(self._span_counts),
             file=self._sink.entry(),
-            document_tokens=document_tokens,
-            document_sentences=np.array(self._document_sentences, np.int64),
-            sentence_tokens=sentence_tokens,
+            lengths=lambda: lengths,
         )
 
 
@@ -194,35 +202,28 @@ def shard_name(number: int, shards: int) -> str:
     return f"data-{number:05d}-of-{shards:05d}.arrow"
 
 
-def write_index(folder: Path, shards: Sequence[Shard], parts: Iterable[ShardSummary]) -> None:
+def write_index(folder: Path, parts: Sequence[ShardSummary]) -> None:
     """Writes index/*.npy from the shards' lengths, with one shard in memory at a time."""
     (folder / "index").mkdir(exist_ok=True)
-    documents, sentences = (
-        sum(getattr(shard, name) for shard in shards) for name in ("documents", "sentences")
-    )
-    entries = {
-        "document_starts": documents + 1,
-        "sentence_starts": sentences + 1,
-        "first_sentence": documents + 1,
-    }
-    arrays = {
-        name: np.lib.format.open_memmap(
-            folder / "index" / f"{name}.npy", mode="w+", dtype=np.int64, shape=(size,)
-        )
-        for name, size in entries.items()
-    }
-    filled = dict.fromkeys(arrays, 0)
+    documents = sum(part.shard.documents for part in parts)
+    sentences = sum(part.shard.sentences for part in parts)
+    _write_starts(folder, "document_starts", documents, parts, "document_tokens")
+    _write_starts(folder, "sentence_starts", sentences, parts, "sentence_tokens")
+    _write_starts(folder, "first_sentence", documents, parts, "document_sentences")
+
+
+def _write_starts(
+    folder: Path, name: str, entries: int, parts: Sequence[ShardSummary], of: str
+) -> None:
+    """Writes index/NAME.npy: the running totals of some lengths, from 0."""
+    file = folder / "index" / f"{name}.npy"
+    starts = np.lib.format.open_memmap(file, mode="w+", dtype=np.int64, shape=(entries + 1,))
+    at = 0
     for part in parts:
-        for name, lengths in (
-            ("document_starts", part.document_tokens),
-            ("sentence_starts", part.sentence_tokens),
-            ("first_sentence", part.document_sentences),
-        ):
-            at, array = filled[name], arrays[name]
-            array[at + 1 : at + 1 + len(lengths)] = array[at] + np.cumsum(lengths)
-            filled[name] += len(lengths)
-    for array in arrays.values():
-        array.flush()
+        lengths = getattr(part.lengths(), of)
+        starts[at + 1 : at + 1 + len(lengths)] = starts[at] + np.cumsum(lengths)
+        at += len(lengths)
+    starts.flush()
 
 
 def write_dataset_files(folder: Path, shards: Sequence[Shard], fingerprint: str) -> None:
@@ -248,18 +249,17 @@ def content_fingerprint(summaries: Iterable[Mapping[str, Any]]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def save_arrays(file: Path, summary: ShardSummary) -> None:
-    """Writes the arrays of a summary to an .npz file."""
-    import io
-
+def save_lengths(file: Path, lengths: ShardLengths) -> None:
+    """Writes lengths to an .npz file."""
     buffer = io.BytesIO()
-    np.savez(
-        buffer,
-        document_tokens=summary.document_tokens,
-        document_sentences=summary.document_sentences,
-        sentence_tokens=summary.sentence_tokens,
-    )
+    np.savez(buffer, **vars(lengths))
     write_file_atomically(file, buffer.getvalue())
+
+
+def load_lengths(file: Path) -> ShardLengths:
+    """Reads what `save_lengths` wrote."""
+    with np.load(file) as arrays:
+        return ShardLengths(**{name: arrays[name] for name in arrays.files})
 
 
 def write_corpus(
@@ -298,7 +298,7 @@ def finish_corpus(
     the manifest.
     """
     shards = [part.shard for part in parts]
-    write_index(folder, shards, parts)
+    write_index(folder, parts)
     if not (folder / "tokenizer").is_dir():
         tokenizer.save(folder / "tokenizer")
     write_dataset_files(folder, shards, content_fingerprint(part.file for part in parts))

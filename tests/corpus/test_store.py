@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.corpus import writer
+from palm_ds.corpus import mapped_shard, store, writer
 from palm_ds.corpus.prepare import PrepareOptions, prepare
 from palm_ds.corpus.store import Corpus, open_corpus
 
@@ -63,3 +63,30 @@ def test_take_of_an_unknown_annotation(corpus: Corpus) -> None:
     with pytest.raises(UserError) as read:
         corpus.read(0, 1, ["wrod"])
     assert str(taken.value) == str(read.value)
+
+
+def test_few_shards_and_record_batches_stay_in_memory(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_MOST_SHARDS", 2)
+    monkeypatch.setattr(mapped_shard, "_BLOCKS", 3)
+    bounded = open_corpus(corpus.path)
+    everything = np.arange(corpus.manifest.tokens)
+    for _ in range(2):
+        assert np.array_equal(bounded.take(everything), corpus.take(everything))
+    mapped = bounded._shards
+    assert len(mapped) == 2
+    last = len(corpus.manifest.shards) - 1
+    assert last in mapped and last - 1 in mapped
+    shard = bounded._shard(last)
+    assert len(shard) > mapped_shard._BLOCKS == len(shard._blocks)
+
+
+def test_views_outlive_their_shard(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_MOST_SHARDS", 1)
+    bounded = open_corpus(corpus.path)
+    ids = bounded.document(0)[1].ids
+    copy = ids.copy()
+    for number in range(len(bounded)):
+        bounded.document(number)
+    assert np.array_equal(ids, copy)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import glob
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -113,15 +114,13 @@ def _embedded(options: InputOptions) -> Input:
 
 def _distinct(found: list[Input]) -> tuple[Input, ...]:
     """Rejects duplicate files; names files of the same name by their paths."""
-    paths = [item.path for item in found]
-    for i, path in enumerate(paths):
-        if path in paths[:i]:
-            raise UserError(f"input {path or EMBEDDED} is given twice")
-    names = [item.name for item in found]
-    return tuple(
-        item if names.count(item.name) == 1 else Input(**{**vars(item), "name": item.path})
-        for item in found
-    )
+    seen: set[str] = set()
+    for item in found:
+        if item.path in seen:
+            raise UserError(f"input {item.path or EMBEDDED} is given twice")
+        seen.add(item.path)
+    times = Counter(item.name for item in found)
+    return tuple(item if times[item.name] == 1 else replace(item, name=item.path) for item in found)
 
 
 def _expand(name: str, options: InputOptions) -> tuple[list[tuple[Path, str]], list[str]]:
