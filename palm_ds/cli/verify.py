@@ -1,4 +1,4 @@
-"""`palm-ds verify`"""
+"""`palm-ds verify`: that two checkpoints compute the same, or that one folder is as written."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from palm_ds.common.errors import UserError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("a", type=Path, metavar="A", help="a checkpoint of any format")
-    add("b", type=Path, metavar="B", help="another")
+    add("a", type=Path, metavar="A", help="a checkpoint of any format; alone, also a corpus")
+    add("b", type=Path, nargs="?", metavar="B", help="another checkpoint, to compare outputs with")
     add("--eps", type=float, metavar="X", help="LayerNorm's eps in A, if A states a wrong one")
     add("--config", type=Path, metavar="FILE", help="the encoder's config, if it is not in A")
     add("--tokenizer", type=Path, metavar="PATH", help="the tokenizer, if it is not in A")
@@ -23,6 +23,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    return _same_bytes(args) if args.b is None else _same_outputs(args)
+
+
+def _same_bytes(args: argparse.Namespace) -> int:
+    """Whether every file in the manifests of a folder is as it was written."""
+    from palm_ds.corpus.verify import verify_folder
+
+    options = ("eps", "config", "tokenizer", "tolerance")
+    if given := [name for name in options if getattr(args, name) is not None]:
+        raise UserError(f"--{given[0]}: compares outputs; name two checkpoints, A and B")
+    found = verify_folder(args.a)
+    if args.json:
+        print(json.dumps({str(each.folder): each.problems for each in found}, ensure_ascii=False))
+    else:
+        for each in found:
+            print(f"{each.folder}: {each}", *each.problems, sep="\n  ")
+    return 1 if any(each.problems for each in found) else 0
+
+
+def _same_outputs(args: argparse.Namespace) -> int:
     from palm_ds.weights.convert.convert import verify_only
 
     if args.tolerance is not None and not 0 <= args.tolerance < math.inf:
@@ -40,15 +60,19 @@ def run(args: argparse.Namespace) -> int:
 
 COMMAND = Command(
     name="verify",
-    summary="Verify that two checkpoints give the same outputs. Exit code 0: yes; 1: no.",
-    usage="A B [options]",
+    summary="Verify that two checkpoints give the same outputs, or that a folder is undamaged.",
+    usage="A [B] [options]",
     examples="""
 palm-ds verify runs/mine out
 palm-ds verify ernie/params other/hf --eps 1e-5
+palm-ds verify runs/mine
+palm-ds verify data/wiki
 """,
     notes="""
 A and B can have any format that `palm-ds convert` reads. Heads are compared if both sides have one
-of that name, or exactly one of that kind. Exit code 2: they cannot be compared.""",
+of that name, or exactly one of that kind. A alone: a corpus, a run or a checkpoint of a run, whose
+files are compared with the sizes and hashes in their manifests.
+Exit code 0: yes; 1: no; 2: it cannot be found out.""",
     piped=True,
     add_arguments=add_arguments,
     run=run,

@@ -1,4 +1,4 @@
-"""The manifest of a corpus: counts, options, tokenizer, and a hash of every file.
+"""The manifest of a corpus: counts, options, tokenizer, and a hash of every file and of itself.
 
 `manifest.json` is written last and replaced atomically; a corpus that does not match its manifest
 is refused. It contains no timestamps and no absolute paths: the same input and options give the
@@ -15,9 +15,11 @@ from typing import Any
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.file_hash import sha256_of_file
-from palm_ds.common.json_files import write_json
+from palm_ds.common.sealed_json import seal_problem, write_sealed_json
 
-VERSION = 1
+VERSION = 2
+_UNSEALED = 1
+"""The version whose manifest has no hash of its own."""
 COUNTED_ANNOTATIONS = ("word", "phrase", "entity")
 """Annotations of spans, with 1 at the first token of each, that the manifest counts."""
 _LATER = ("span_counts",)
@@ -62,7 +64,7 @@ class Manifest:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Replaces the manifest atomically."""
     state = {_KEYS.get(name, name): value for name, value in asdict(manifest).items()}
-    write_json(folder / NAME, state)
+    write_sealed_json(folder / NAME, {**state, "version": VERSION})
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -73,20 +75,28 @@ def read_manifest(folder: Path) -> Manifest:
     if not file.is_file():
         raise UserError(f"corpus {folder}: no {NAME}; not a corpus, or not finished")
     try:
-        state = json.loads(file.read_text("utf-8"))
+        text = file.read_bytes().decode("utf-8")
+        state = json.loads(text)
     except ValueError as error:
         raise UserError(f"{file}: not JSON: {error}") from None
+    _check_seal(text, state, file)
     return _manifest_from(state, file)
 
 
-def _manifest_from(state: object, file: Path) -> Manifest:
+def _check_seal(text: str, state: object, file: Path) -> None:
+    """Raises UserError if the manifest is not as it was written."""
     if not isinstance(state, dict) or "version" not in state:
         raise UserError(f"{file}: not a corpus manifest: it has no key `version`")
-    if state["version"] != VERSION:
+    if state["version"] not in (VERSION, _UNSEALED):
         raise UserError(
             f"{file}: version {state['version']!r}, but this program reads version {VERSION}; "
             "prepare the corpus again"
         )
+    if problem := seal_problem(text, state, sealed=state["version"] == VERSION):
+        raise UserError(f"{file}: {problem}; copy or prepare the corpus again")
+
+
+def _manifest_from(state: Mapping[str, Any], file: Path) -> Manifest:
     keys = {f.name: _KEYS.get(f.name, f.name) for f in fields(Manifest)}
     keys = {name: key for name, key in keys.items() if key in state or name not in _LATER}
     missing = [key for key in keys.values() if key not in state]
@@ -106,20 +116,20 @@ def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
     """Checks that every file in the manifest exists and has its size and, with `hashes`, its
     contents."""
     for name, stated in manifest.files.items():
-        file = folder / name
-        if not file.is_file():
-            raise UserError(f"corpus {folder}: {name} is missing; prepare the corpus again")
-        size = file.stat().st_size
-        if size != stated["bytes"]:
-            raise UserError(
-                f"corpus {folder}: {name} has {size} bytes, but the manifest says "
-                f"{stated['bytes']}; copy or prepare the corpus again"
-            )
-        if hashes and sha256_of_file(file) != stated["sha256"]:
-            raise UserError(
-                f"corpus {folder}: {name} was changed or damaged (its sha256 differs from the "
-                "manifest's); copy or prepare the corpus again"
-            )
+        if problem := file_problem(folder / name, stated, hashes=hashes):
+            raise UserError(f"corpus {folder}: {name} {problem}; copy or prepare the corpus again")
+
+
+def file_problem(file: Path, stated: Mapping[str, Any], *, hashes: bool) -> str:
+    """The difference of a file from its entry in the manifest, or nothing."""
+    if not file.is_file():
+        return "is missing"
+    size = file.stat().st_size
+    if size != stated["bytes"]:
+        return f"has {size} bytes, but the manifest says {stated['bytes']}"
+    if hashes and sha256_of_file(file) != stated["sha256"]:
+        return "was changed or damaged (its sha256 differs from the manifest's)"
+    return ""
 
 
 def describe_file(file: Path) -> dict[str, Any]:

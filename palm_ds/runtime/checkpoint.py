@@ -1,7 +1,8 @@
 """Checkpoints that are complete or absent.
 
     checkpoints/
-      step_00001000/            published: every file is listed in manifest.json with size and hash
+      step_00001000/            published: manifest.json has the size and hash of every file, and
+                                its own
       step_00002000.partial/    unfinished, or left by a run that crashed; never loaded
 
 All processes write their files into the .partial folder and hash them. When all are done, rank 0
@@ -34,10 +35,12 @@ from safetensors import SafetensorError
 from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError
 from palm_ds.common.file_hash import sha256_of_file
-from palm_ds.common.json_files import write_json
+from palm_ds.common.sealed_json import seal_problem, write_sealed_json
 
 T = TypeVar("T")
-FORMAT = 2
+FORMAT = 3
+_UNSEALED = 2
+"""The format of older versions, whose manifest has no hash of its own."""
 MANIFEST = "manifest.json"
 PARTIAL = ".partial"
 _OLD = ".old" + PARTIAL  # being deleted
@@ -160,7 +163,7 @@ def _make_room(folder: Path, partial: Path) -> None:
 
 
 def _publish(partial: Path, published: Path, manifest: Mapping[str, Any]) -> None:
-    write_json(partial / MANIFEST, manifest)
+    write_sealed_json(partial / MANIFEST, manifest)
     # An existing one of the same step is invalid or identical; `prune` deletes it.
     move_into_place(partial, published, aside=published.with_name(published.name + _OLD))
 
@@ -284,6 +287,20 @@ def open_published(path: Path) -> VerifiedCheckpoint:
     return _found(path, manifest, ())
 
 
+def is_published(path: Path) -> bool:
+    """Whether a folder is one checkpoint, as far as its name tells."""
+    return _NAME.fullmatch(path.name) is not None and path.is_dir()
+
+
+def verify(path: Path) -> tuple[int, list[str]]:
+    """The number of files of a checkpoint, and a line for each damaged one."""
+    manifest, problem = _manifest(path)
+    if problem:
+        return 0, [problem]
+    problems = (check_file(path / name, entry) for name, entry in sorted(manifest["files"].items()))
+    return len(manifest["files"]), [problem for problem in problems if problem]
+
+
 def _found(path: Path, manifest: Mapping[str, Any], invalid: tuple[int, ...]) -> VerifiedCheckpoint:
     return VerifiedCheckpoint(
         path=path,
@@ -299,22 +316,28 @@ def _found(path: Path, manifest: Mapping[str, Any], invalid: tuple[int, ...]) ->
 
 def _manifest(path: Path) -> tuple[dict[str, Any], str]:
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        if manifest["format"] != FORMAT:
-            return (
-                {},
-                f"{MANIFEST} has format {manifest['format']!r}, this version reads {FORMAT}",
+        text = (path / MANIFEST).read_bytes().decode("utf-8")
+        manifest = json.loads(text)
+        if manifest["format"] not in (FORMAT, _UNSEALED):
+            return {}, (
+                f"{MANIFEST} has format {manifest['format']!r}, this version reads {FORMAT}"
             )
-        for name, entry in manifest["files"].items():
-            assert entry["size"] >= 0 and len(entry["sha256"]) == 64 and "/" not in name
-        assert all(isinstance(n, int) for n in manifest["parameters"].values())
-        assert isinstance(manifest["state"], dict) and isinstance(manifest["engine"], dict)
-        Layout(**manifest["layout"])
+        if problem := seal_problem(text, manifest, sealed=manifest["format"] == FORMAT):
+            return {}, f"{MANIFEST} {problem}"
+        _check_contents(manifest)
     except FileNotFoundError:
         return {}, f"{MANIFEST} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError):
         return {}, f"{MANIFEST} is damaged"
     return manifest, ""
+
+
+def _check_contents(manifest: Mapping[str, Any]) -> None:
+    for name, entry in manifest["files"].items():
+        assert entry["size"] >= 0 and len(entry["sha256"]) == 64 and "/" not in name
+    assert all(isinstance(n, int) for n in manifest["parameters"].values())
+    assert isinstance(manifest["state"], dict) and isinstance(manifest["engine"], dict)
+    Layout(**manifest["layout"])
 
 
 def _verify(path: Path, files: Mapping[str, Mapping[str, Any]], group: ProcessGroup) -> str:

@@ -16,6 +16,7 @@ import zstandard
 
 from palm_ds.cli.main import main
 from palm_ds.common.errors import exit_on_user_error
+from palm_ds.common.sealed_json import SEAL
 from palm_ds.corpus.prepare import PrepareOptions, prepare
 from palm_ds.corpus.store import open_corpus
 from palm_ds.text.tokenizer import SPECIALS
@@ -249,8 +250,10 @@ def flip(data: bytes) -> bytes:
 
 
 def edit(**changes) -> Callable[[bytes], bytes]:
+    """Of a manifest without a hash of its own, as older versions wrote it."""
+
     def change(data: bytes) -> bytes:
-        state = {**json.loads(data), **changes}
+        state = {**json.loads(data), SEAL: None, "version": 1, **changes}
         return json.dumps({k: v for k, v in state.items() if v is not None}).encode()
 
     return change
@@ -260,11 +263,16 @@ SHARD = "data-00000-of-00001.arrow"
 DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes] | None, str]] = {
     "no manifest": ("manifest.json", None, "no manifest.json"),
     "half a manifest": ("manifest.json", cut_off, "manifest.json: not JSON"),
+    "a changed manifest": (
+        "manifest.json",
+        lambda data: data.replace(b'"rejected": 0', b'"rejected": 1'),
+        "manifest.json: has changed since it was written",
+    ),
     "another JSON": ("manifest.json", lambda _: b"[]", "no key `version`"),
     "another version": (
         "manifest.json",
         edit(version=99),
-        "version 99, but this program reads version 1",
+        "version 99, but this program reads version 2",
     ),
     "a key less": ("manifest.json", edit(marks=None), "key `marks` is missing"),
     "a shard less said": ("manifest.json", edit(shards=[{"name": "x"}]), "damaged"),

@@ -143,13 +143,13 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "another manifest": (
         lambda p: (p / "manifest.json").write_text('{"format": 99}'),
-        "manifest.json has format 99, this version reads 2",
+        "manifest.json has format 99, this version reads 3",
     ),
     "a path for a name": (
         lambda p: (p / "manifest.json").write_text(
             (p / "manifest.json").read_text().replace("shard1.pt", "../shard1.pt")
         ),
-        "manifest.json is damaged",
+        "manifest.json has changed since it was written",
     ),
     "empty": (lambda p: (shutil.rmtree(p), p.mkdir()), "manifest.json is missing"),
 }
@@ -211,7 +211,7 @@ def test_a_disk_that_is_full_at_the_manifest(tmp_path: Path, monkeypatch) -> Non
     def full(*_args: object, **_options: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(checkpoint, "write_json", full)
+    monkeypatch.setattr(checkpoint, "write_sealed_json", full)
     with pytest.raises(SaveError, match="process 0: No space left on device"):
         save(tmp_path, 2)
     monkeypatch.undo()

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.sealed_json import SEAL
 from palm_ds.corpus.writer import write_corpus
 from palm_ds.data.corpus_source import CorpusSource
 from palm_ds.data.curriculum_spec import read_stages
@@ -274,7 +275,8 @@ def bare_corpus(folder: Path, *, phrases: int, documents: int = 6, older: bool =
     write_corpus(folder, made, tokenizer)
     if older:
         state = json.loads((folder / "manifest.json").read_text())
-        del state["units"]
+        del state["units"], state[SEAL]
+        state["version"] = 1
         (folder / "manifest.json").write_text(json.dumps(state))
     return folder
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.sealed_json import SEAL
 from palm_ds.model.crf import CRFHead
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead, Head, MaskedLMHead
@@ -272,7 +273,7 @@ def shorten_all(folder: Path) -> None:
 
 
 def stateless(path: Path) -> None:
-    change(path / "manifest.json", state={})
+    change(path / "manifest.json", state={}, format=2, **{SEAL: None})
 
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {

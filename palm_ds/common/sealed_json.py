@@ -1,0 +1,45 @@
+"""JSON files that carry a hash of their own bytes, so that no change to them goes unnoticed.
+
+    {
+      "sha256_of_this_file": "3a7b...",      its bytes with these 64 digits as zeros
+      ...
+
+Files that others are checked against need this: a flipped bit in a count or in the hash of another
+file would otherwise be believed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from palm_ds.common.atomic import write_file_atomically
+
+SEAL = "sha256_of_this_file"
+_ZEROS = "0" * 64
+
+
+def write_sealed_json(path: str | Path, content: Mapping[str, object]) -> None:
+    """Replaces a file with `content` and its seal, atomically."""
+    text = json.dumps({SEAL: _ZEROS, **content}, indent=2, ensure_ascii=False) + "\n"
+    write_file_atomically(path, text.replace(_ZEROS, _hash(text), 1))
+
+
+def seal_problem(text: str, state: Mapping[str, object], *, sealed: bool) -> str:
+    """Why the text of a file is not as it was written, or nothing. `state`: what it says.
+
+    `sealed`: whether it must have a seal. Files of older versions have none."""
+    seal = state.get(SEAL)
+    if seal is None and not sealed:
+        return ""
+    if not isinstance(seal, str) or len(seal) != len(_ZEROS):
+        return f"`{SEAL}` is missing"
+    if _hash(text.replace(seal, _ZEROS, 1)) != seal:
+        return "has changed since it was written (checksum mismatch)"
+    return ""
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()

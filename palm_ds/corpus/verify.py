@@ -1,0 +1,54 @@
+"""Compares every file of a corpus, a run or a checkpoint with the size and hash in its manifest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from palm_ds.common.errors import UserError, suggest_path
+from palm_ds.corpus.manifest import NAME, file_problem, read_manifest
+from palm_ds.runtime import checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifiedFolder:
+    """A corpus or a checkpoint: the files of its manifest, and one line for each damaged one."""
+
+    folder: Path
+    files: int = 0
+    problems: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.problems:
+            return "DAMAGED"
+        return f"undamaged ({self.files} file{'s' if self.files != 1 else ''})"
+
+
+def verify_folder(path: Path) -> list[VerifiedFolder]:
+    """Verifies the checkpoints of a run, one checkpoint or one corpus. Raises UserError for other
+    folders."""
+    if not path.exists():
+        raise UserError(f"{path}: no such folder{suggest_path(path)}")
+    for folder in (path / "checkpoints", path):
+        if steps := checkpoint.steps_in(folder):
+            return [_checkpoint(folder / checkpoint.folder_name(step)) for step in steps]
+    if checkpoint.is_published(path):
+        return [_checkpoint(path)]
+    if (path / NAME).is_file():
+        return [_corpus(path)]
+    raise UserError(f"{path}: neither a corpus nor a run; it has no {NAME} and no checkpoints/")
+
+
+def _checkpoint(folder: Path) -> VerifiedFolder:
+    files, problems = checkpoint.verify(folder)
+    return VerifiedFolder(folder=folder, files=files, problems=tuple(problems))
+
+
+def _corpus(folder: Path) -> VerifiedFolder:
+    try:
+        stated = read_manifest(folder).files
+    except UserError as error:
+        return VerifiedFolder(folder=folder, problems=(str(error),))
+    problems = (file_problem(folder / name, entry, hashes=True) for name, entry in stated.items())
+    found = tuple(f"{name}: {what}" for name, what in zip(stated, problems, strict=True) if what)
+    return VerifiedFolder(folder=folder, files=len(stated), problems=found)

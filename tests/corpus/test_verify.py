@@ -1,0 +1,102 @@
+"""`palm-ds verify FOLDER`: every flipped bit of a corpus or a checkpoint is found and named."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from safetensors.torch import save_file
+from torch import ones
+
+from palm_ds.cli.verify import COMMAND
+from palm_ds.common.errors import UserError
+from palm_ds.common.sealed_json import SEAL
+from palm_ds.corpus.manifest import NAME, read_manifest
+from palm_ds.corpus.verify import verify_folder
+from palm_ds.runtime import checkpoint
+from tests.helpers.small_corpus import write_small_corpus
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    write_small_corpus(tmp_path / "corpus", documents=4)
+    return tmp_path / "corpus"
+
+
+def write_checkpoint(folder: Path, step: int) -> Path:
+    return checkpoint.save(
+        folder,
+        step,
+        write=lambda path, written: written.write(
+            path / "a.safetensors", lambda file: save_file({"w": ones(9)}, file)
+        ),
+        layout=checkpoint.Layout(world=1, stage=0, precision="fp32"),
+        parameters={"w": step},
+        engine={},
+        state={},
+        group=checkpoint.SINGLE_PROCESS,
+        keep=9,
+    )
+
+
+def flip(file: Path, bit: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    file.write_bytes(data)
+
+
+def test_a_run_and_its_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [write_checkpoint(tmp_path / "run" / "checkpoints", step) for step in (1, 2)]
+    assert COMMAND.call([str(tmp_path / "run")]) == 0
+    assert COMMAND.call([str(folders[0])]) == 0
+    assert capsys.readouterr().out.count("undamaged (1 file)") == 3
+    flip(folders[1] / "a.safetensors", 500)
+    assert COMMAND.call([str(tmp_path / "run" / "checkpoints"), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out) == {
+        str(folders[1]): ["a.safetensors has changed since it was written (checksum mismatch)"],
+        str(folders[0]): [],
+    }
+
+
+def test_every_sampled_bit_of_a_checkpoints_manifest(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, 1)
+    bits = random.Random(1).sample(range((folder / NAME).stat().st_size * 8), 300)
+    for bit in bits:
+        flip(folder / NAME, bit)
+        (found,) = verify_folder(tmp_path)
+        assert found.problems, bit
+        flip(folder / NAME, bit)
+    assert not verify_folder(tmp_path)[0].problems
+
+
+def test_every_sampled_bit_of_a_corpus(corpus: Path) -> None:
+    names, draw = [NAME, *read_manifest(corpus).files], random.Random(1)
+    for _ in range(300):
+        file = corpus / draw.choice([NAME, *names])
+        if not (size := file.stat().st_size):
+            continue
+        bit = draw.randrange(size * 8)
+        flip(file, bit)
+        assert verify_folder(corpus)[0].problems, (file, bit)
+        flip(file, bit)
+    assert not verify_folder(corpus)[0].problems
+
+
+def test_a_corpus_of_an_older_version_is_read(corpus: Path) -> None:
+    before = read_manifest(corpus)
+    state = json.loads((corpus / NAME).read_text()) | {"version": 1}
+    del state[SEAL]
+    (corpus / NAME).write_text(json.dumps(state))
+    assert read_manifest(corpus).files == before.files
+    assert not verify_folder(corpus)[0].problems
+
+
+def test_what_cannot_be_verified(tmp_path: Path, corpus: Path) -> None:
+    with pytest.raises(UserError, match="neither a corpus nor a run"):
+        COMMAND.call([str(tmp_path)])
+    with pytest.raises(UserError, match="no such folder"):
+        COMMAND.call([str(tmp_path / "none")])
+    with pytest.raises(UserError, match="--eps: compares outputs"):
+        COMMAND.call([str(corpus), "--eps", "1e-5"])
