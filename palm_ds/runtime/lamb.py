@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from palm_ds.runtime.grad_norm import total_norm
+
 
 class Lamb(torch.optim.Optimizer):
     """LAMB (You et al. 2020, algorithm 2): Adam's step of each matrix, scaled to the matrix's norm.
@@ -51,6 +53,6 @@ class Lamb(torch.optim.Optimizer):
 
 def _trust_ratio(parameter: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
     """|weights| / |update|; 1 if either is 0."""
-    weight_norm, update_norm = parameter.norm(), update.norm()
+    weight_norm, update_norm = total_norm([parameter]), total_norm([update])
     usable = (weight_norm > 0) & (update_norm > 0)
     return torch.where(usable, weight_norm / update_norm, torch.ones_like(weight_norm))

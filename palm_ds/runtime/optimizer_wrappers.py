@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from palm_ds.runtime.grad_norm import total_norm
 from palm_ds.runtime.optimizer_state import ADAM, LAMB, OptimizerStateSpec
 from palm_ds.runtime.param_groups import match_patterns, patterns_of
 
@@ -122,7 +123,7 @@ class ClipAndSkipNonFinite(torch.optim.Optimizer):
     def step(self, closure: object = None) -> None:  # type: ignore[override]
         parameters = [p for group in self.param_groups for p in group["params"]]
         parameters = [p for p in parameters if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
+        norm = total_norm([p.grad for p in parameters if p.grad is not None])
         self._global_grad_norm = norm.item()
         self.overflow = not math.isfinite(self._global_grad_norm)
         if self.overflow:
