@@ -14,6 +14,7 @@ from palm_ds.api.event_relay import EventDispatcher, as_metrics
 from palm_ds.api.events import EventHandler, Metrics
 from palm_ds.api.pretrained import Backbone
 from palm_ds.api.run_definition import RunDefinition
+from palm_ds.common import exit_codes
 from palm_ds.common.errors import UserError
 from palm_ds.common.messages import plain_messages
 from palm_ds.inference import fill_mask
@@ -21,7 +22,6 @@ from palm_ds.model.batch import Batch
 from palm_ds.runtime.processes import leave_at_exit
 from palm_ds.runtime.signals import stop_signals
 from palm_ds.train.export import info_of
-from palm_ds.train.loop import STOPPED
 from palm_ds.train.train import TrainingRun, setup_run
 from palm_ds.weights import weights_folder
 
@@ -64,7 +64,7 @@ class TrainingSession(RunDefinition):
         self.scores = as_metrics(opened.loop.scores) or self.scores
         dispatcher.end()
         self._close()
-        if code == STOPPED:
+        if code == exit_codes.NONFINITE:
             raise UserError(f"{_NOT_FINITE}; the weights before it are in checkpoints/")
         return self.scores
 
@@ -96,7 +96,7 @@ class TrainingSession(RunDefinition):
         if not self._started:
             opened.loop.begin(self.cur_train_step)
         self._started = True
-        if opened.loop.train_step(self.cur_train_step, batch) == STOPPED:
+        if opened.loop.train_step(self.cur_train_step, batch) == exit_codes.NONFINITE:
             raise UserError(f"{_NOT_FINITE}; this step was not applied")
         self.cur_train_step = dispatcher.done
         self.scores = as_metrics(opened.loop.scores) or self.scores

@@ -5,7 +5,7 @@
 
 Exit codes: 0 success; 1 a negative result (`verify`: the checkpoints differ); 2 a mistake in the
 arguments or the input, explained in one line; 130 interrupted, 143 and 129 ended by SIGTERM and
-SIGHUP, which clean up as Ctrl-C does.
+SIGHUP, which clean up as Ctrl-C does. Training has more (common/exit_codes.py).
 """
 
 from __future__ import annotations

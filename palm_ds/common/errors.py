@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
+from palm_ds.common.exit_codes import MISTAKE
 from palm_ds.common.messages import plain_messages
 from palm_ds.common.printable import printable
 
@@ -74,4 +75,4 @@ def exit_on_user_error() -> Iterator[None]:
 
 def _exit(message: str) -> NoReturn:
     print(f"error: {printable(message)}", file=sys.stderr, flush=True)
-    sys.exit(2)
+    sys.exit(MISTAKE)

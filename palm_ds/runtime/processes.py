@@ -19,12 +19,12 @@ from typing import Any, NoReturn, TypeVar
 import torch
 import torch.distributed as dist
 
+from palm_ds.common import exit_codes
 from palm_ds.common.errors import UserError
 from palm_ds.common.messages import only_warnings
 from palm_ds.runtime.ds_config import DSConfig
 from palm_ds.runtime.ds_config_check import quieten
 
-WATCHDOG_EXIT = 42
 _MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 """Set by the mpirun of Open MPI, of MPICH and Intel, of MVAPICH."""
 
@@ -249,8 +249,8 @@ class Watchdog:
             if time.monotonic() - self._last > self._seconds:
                 print(  # not logged: a hanging thread may hold the logger's lock
                     f"error: no step for {self._seconds / 60:g} minutes; giving up "
-                    f"(exit code {WATCHDOG_EXIT})",
+                    f"(exit code {exit_codes.WATCHDOG})",
                     file=sys.stderr,
                     flush=True,
                 )
-                os._exit(WATCHDOG_EXIT)
+                os._exit(exit_codes.WATCHDOG)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from palm_ds.common import exit_codes
 from palm_ds.data.stages import StepInfo, tasks_of
 from palm_ds.engine import Engine
 from palm_ds.model.batch import Batch
@@ -31,8 +32,6 @@ from palm_ds.train.step_meter import StepMeter
 from palm_ds.weights import weights_folder
 
 EventHandler = Callable[[str, Mapping[str, Any]], None]
-STOPPED = 3
-"""Exit code of a run that a non-finite loss stopped."""
 
 
 @dataclass
@@ -107,16 +106,20 @@ class Loop:
         self._meter.add(result, self._flops(batches), waited)
         self.on_event("step", {"step": step + 1, "result": result, "lr": lr})
         if self._log_due(step, result) and not self._log_step(at, lr):
-            return STOPPED
+            return exit_codes.NONFINITE
         if result.stop:
-            self._save(step + 1)
-            self._event(
-                "stopped",
-                f"stopped; step {step + 1} is saved; run the same command again to continue",
-            )
-            return 0
+            return self._stopped(step + 1)
         self._evaluate_and_save(step + 1)
         return None
+
+    def _stopped(self, done: int) -> int:
+        """Save because a stop was requested; returns the exit code."""
+        self._save(done)
+        if self._saved != done:
+            return exit_codes.FAILED
+        text = f"stopped; step {done} is saved; run the same command again to continue"
+        self._event("stopped", text)
+        return exit_codes.STOPPED
 
     @cached_property
     def _task_weights(self) -> dict[str, float]:

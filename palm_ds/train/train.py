@@ -56,8 +56,8 @@ def train(
 ) -> int:
     """Train a run to its end, from its last checkpoint if its folder has one.
 
-    Returns the exit code: 0 when the curriculum is finished or the run was asked to stop, 3 when a
-    non-finite loss stopped it.
+    Returns the exit code (common/exit_codes.py): 0 when the curriculum is finished, 75 when the run
+    was asked to stop and has saved, 3 when a non-finite loss stopped it.
 
     `event_handler(name, facts)` is called on every process with begin, stage, next (before a step),
     step (after it), evaluation, save, and the events that end a run early."""

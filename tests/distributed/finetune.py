@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file
 from tiny import arguments
 
+from palm_ds.common import exit_codes
 from palm_ds.data.example_stream import ExampleStream
 from palm_ds.runtime.ds_config import make_ds_config
 from palm_ds.train.build import build_model, build_stream
@@ -145,7 +146,7 @@ def attempt(job: Mapping[str, Any], world: int, base: Path) -> list[int]:
     while len(codes) < world:
         pid, status = os.wait()
         codes[pid] = os.waitstatus_to_exitcode(status)
-        if codes[pid]:
+        if codes[pid] not in (0, exit_codes.STOPPED):
             for other in set(pids) - set(codes):  # a launcher ends the others
                 os.kill(other, signal.SIGKILL)
     return [codes[pid] for pid in pids]

@@ -18,6 +18,7 @@ import psutil
 import pytest
 import yaml
 
+from palm_ds.common.exit_codes import STOPPED
 from palm_ds.runtime import checkpoint
 from tests.helpers import warm_python
 from tests.helpers.small_corpus import write_small_corpus
@@ -251,7 +252,7 @@ def test_a_stopped_run_saves_and_resumes_later(uninterrupted, tmp_path, number) 
     process = start(recipe, ds_config, run, slowly=True)
     wait_for(run, 3, process, process.output)
     process.send_signal(number)
-    output = finish(process)
+    output = finish(process, STOPPED)
     assert "is saved; run the same command again to continue" in output
     done = records(run)[-1]["step"]
     assert done < 30
@@ -271,7 +272,7 @@ def test_a_signal_to_all_processes_stops_the_run(uninterrupted, tmp_path) -> Non
     assert len(makers) >= 2
     for one in [psutil.Process(process.pid), *makers]:
         one.send_signal(signal.SIGTERM)
-    assert "run the same command again to continue" in finish(process)
+    assert "run the same command again to continue" in finish(process, STOPPED)
     finish(start(recipe, ds_config, run))
     assert losses(run) == losses(whole)
 

@@ -167,6 +167,8 @@ class Started:
 
 GRACEFUL = ("SIGTERM", "Ctrl-C", "kill -9")
 """The processes save and stop, also those whose launcher is killed."""
+ENDS = {"SIGTERM": (-15, 1, 75, 143), "Ctrl-C": (1, 75, 130, -2), "kill -9": (-9,)}
+"""What the launchers make of 75: `palm-ds run` sees the true one."""
 LIVES = {
     "deepspeed": [
         ("deepspeed", "SIGTERM"),
@@ -207,6 +209,7 @@ def check_life(case: Case, started: Started, event: str, done: int) -> int:
     if event in GRACEFUL:
         assert f"step {last} is saved; run the same command again" in output, output[-4000:]
         assert (case.run / "checkpoints" / f"step_{last:08}" / "manifest.json").exists()
+        assert codes[0] in ENDS[event], output[-4000:]
     else:
         assert codes[0] in (9, 247), output[-4000:]  # mpirun's and deepspeed's for this signal
     return last

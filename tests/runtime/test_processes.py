@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
+from palm_ds.common import exit_codes
 from palm_ds.common.errors import UserError
 from palm_ds.runtime.processes import (
-    WATCHDOG_EXIT,
     _check_mpi,
     device_named,
     is_single_process,
@@ -28,7 +28,7 @@ def test_watchdog_ends_a_process_that_hangs() -> None:
         "for _ in range(5): time.sleep(0.6); watchdog.beat()\n"
         "print('alive', flush=True); time.sleep(60)"
     )
-    assert done.returncode == WATCHDOG_EXIT == 42
+    assert done.returncode == exit_codes.WATCHDOG == 42
     assert done.stdout == "alive\n"
     assert done.stderr == "error: no step for 0.04 minutes; giving up (exit code 42)\n"
 

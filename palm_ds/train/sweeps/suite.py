@@ -22,6 +22,7 @@ from typing import Any
 
 import yaml
 
+from palm_ds.common import exit_codes
 from palm_ds.common.config import differences, parse, read_yaml
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.train.recipe import make_recipe, read_values
@@ -360,7 +361,8 @@ def _ended(each: _Running) -> str:
     """Log how a run ended; returns the reason if it failed, else nothing."""
     member, code, scores = each.member, each.child.returncode, each.member.scores()
     if code or scores is None:
-        why = member.failure() if code else "it stopped before its end, or evaluated nothing"
+        early = code in (exit_codes.FINISHED, exit_codes.STOPPED)
+        why = "it stopped before its end, or evaluated nothing" if early else member.failure()
         log.info("== %s: failed (exit code %d): %s", member.title, code, why)
         return f"exit code {code}: {why}"
     seconds = time.monotonic() - each.began

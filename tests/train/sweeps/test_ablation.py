@@ -153,7 +153,7 @@ records = [
 with (folder / "metrics.jsonl").open("a") as file:
     for record in records[: 1 if end == "stopped" else None]:
         file.write(json.dumps(record) + chr(10))
-sys.exit(7 if end == "broken" else 0)
+sys.exit({"broken": 7, "stopped": 75}.get(end, 0))
 '''
 
 

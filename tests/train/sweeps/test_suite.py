@@ -81,6 +81,7 @@ if end == "best":
 with (folder / "metrics.jsonl").open("w") as file:
     for record in records[: 1 if end == "stopped" else None]:
         file.write(json.dumps(record) + chr(10))
+sys.exit(75 if end == "stopped" else 0)
 '''
 
 
@@ -198,7 +199,7 @@ def test_a_failed_run_does_not_stop_the_suite_and_is_retried(tmp_path, caplog):
     failed = run_all(found, command, [{}, {}])
     assert failed == {
         "a, seed 2": "exit code 2: error: train.tsv:7: no label",
-        "b, seed 1": "exit code 0: it stopped before its end, or evaluated nothing",
+        "b, seed 1": "exit code 75: it stopped before its end, or evaluated nothing",
     }
     text = compare(found, failed, tmp_path)
     assert "2 of 3, 1 failed" in text
