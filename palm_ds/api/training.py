@@ -118,7 +118,7 @@ class TrainingSession(RunDefinition):
                     self.run, console=console, data=self.data, examples=fill_mask.examples
                 )
             assert opened is not None
-            weakref.finalize(self, opened.close_log)
+            weakref.finalize(self, opened.leave_folder)
             self._opened, self.cur_train_step = opened, opened.next_step
         return self._opened
 

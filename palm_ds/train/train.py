@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -20,11 +20,13 @@ from palm_ds.runtime.optimizer import optimizer_class
 from palm_ds.runtime.optimizer_wrappers import StepFreezing
 from palm_ds.runtime.param_groups import freeze
 from palm_ds.runtime.processes import Processes
+from palm_ds.runtime.run_lock import RunLock, lock_run_folder
 from palm_ds.runtime.signals import StopFlag, stop_signals
 from palm_ds.train.build import AnyStream, build_held_out, build_model, build_stream
 from palm_ds.train.early_stopping import BestTracker
 from palm_ds.train.evaluate import HeldOutSet, evaluate
 from palm_ds.train.export import export, final_weights
+from palm_ds.train.extend import ModelSignature
 from palm_ds.train.loop import EventHandler, Loop
 from palm_ds.train.recipe import Recipe
 from palm_ds.train.report.html_report import write_report
@@ -69,7 +71,7 @@ def train(
         with stop_signals() as flag:
             code = opened.run_to_end(flag)
     finally:
-        opened.close_log()
+        opened.leave_folder()
     opened.close()
     stop()
     return code
@@ -84,6 +86,7 @@ class TrainingRun:
     model: Model
     loop: Loop
     next_step: int
+    lock: RunLock
     examples: Examples | None = None
 
     def run_to_end(self, flag: StopFlag) -> int:
@@ -127,13 +130,15 @@ class TrainingRun:
         folder = "weights" if self.model.backbone.config.kind else "hf"
         return list(self.examples(self.run.folder / folder, source))
 
-    def close_log(self) -> None:
+    def leave_folder(self) -> None:
+        """Close the log and let other runs use the folder. May be called twice."""
         if self.loop.log:
             self.loop.log.close()
+        self.lock.release()
 
     def close(self) -> None:
-        """Release the log and the engine; other engines of this process stay."""
-        self.close_log()
+        """Release the folder and the engine; other engines of this process stay."""
+        self.leave_folder()
         self.loop.engine.release()
 
 
@@ -152,6 +157,10 @@ class _Parts:
     @property
     def recipe(self) -> Recipe:
         return self.run.recipe
+
+    @cached_property
+    def signature(self) -> ModelSignature:
+        return signature_of(self.run, self.model, self.data)
 
     @property
     def freezable(self) -> list[str]:
@@ -179,14 +188,27 @@ def setup_run(
     check_units(run.recipe, data)
     check_folder(run, data)
     parts = _build_parts(run, data)
-    signature = signature_of(run, parts.model, data)
-    start_at = find_starting_point(run, parts.model, signature, parts.stream, parts.processes)
-    log.info("%s", overview(run, parts.stream, parts.model, parts.processes.world))
-    notes = run.recipe.schedule.warnings(run.recipe.curriculum)
-    for text in [*corpus_summaries(data), *small_held_out_warnings(run.recipe, data), *notes]:
-        log.info("%s", text)
     if dry_run:
+        _starting_point(parts)
         return _end_dry_run(parts)
+    lock = lock_run_folder(run.folder, group=parts.processes)
+    try:
+        return _open_run(parts, lock, event_handler, console, examples)
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _open_run(
+    parts: _Parts,
+    lock: RunLock,
+    event_handler: EventHandler | None,
+    console: Console | None,
+    examples: Examples | None,
+) -> TrainingRun:
+    """The run on its engine, at its starting point."""
+    run, data = parts.run, parts.data
+    start_at = _starting_point(parts)
     engine = _start_engine(parts, start_at)
     first = start_at.restore(engine, parts.stream)
     state = start_at.found.state if start_at.found else {}
@@ -198,13 +220,24 @@ def setup_run(
         stream=parts.stream,
         validation=parts.validation,
         log=_open_log(run, engine, data, first, console),
-        signature=signature,
+        signature=parts.signature,
         on_event=event_handler or (lambda name, facts: None),
         best=parts.best,
         tokenizer=data.tokenizer,
         evaluated=state.get("evaluated", first) if start_at.found else -1,
     )
-    return TrainingRun(run, data, parts.model, loop, first, examples)
+    return TrainingRun(run, data, parts.model, loop, first, lock, examples)
+
+
+def _starting_point(parts: _Parts) -> StartingPoint:
+    """Where the run starts; logs that and what it consists of."""
+    run, data = parts.run, parts.data
+    found = find_starting_point(run, parts.model, parts.signature, parts.stream, parts.processes)
+    log.info("%s", overview(run, parts.stream, parts.model, parts.processes.world))
+    notes = run.recipe.schedule.warnings(run.recipe.curriculum)
+    for text in [*corpus_summaries(data), *small_held_out_warnings(run.recipe, data), *notes]:
+        log.info("%s", text)
+    return found
 
 
 def _check_custom_classes(run: RunSpec) -> None:

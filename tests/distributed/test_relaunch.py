@@ -73,10 +73,18 @@ def test_two_processes_then_one_then_two(small, tmp_path) -> None:
     """With ZeRO 1, 3 and 2, just by starting it again: the curve of a plain torch loop."""
     recipe, run = write_recipe(tmp_path, small), tmp_path / "run"
     machines = [write_machine(tmp_path, zero_optimization={"stage": s}) for s in (1, 3, 2)]
-    Started(TWO, recipe, machines[0], run, slowly=True).cut(after=7)
+    first = Started(TWO, recipe, machines[0], run, slowly=True)
+    try:
+        wait_for(run, 1, first.programs[0], first.programs[0].output)
+        second = Started(ALONE, recipe, machines[0], run).end(code=2)
+    finally:
+        first.cut(after=7)
+    assert "another run is using it: process" in second and "Traceback" not in second
     Started(ALONE, recipe, machines[1], run, slowly=True).cut(after=17)
     output = Started(TWO, recipe, machines[2], run).end()
     assert "resumes with 2 processes, ZeRO 2, fp32; saved with 1 process, ZeRO 3, fp32" in output
+    assert "run.lock: taken over from process" in output
+    assert not (run / "run.lock").exists()
     found = losses(run)
     assert len(found) == 30
     assert largest_difference(found, plain(tmp_path, recipe)) < 1e-5

@@ -14,8 +14,8 @@ from palm_ds.cli.verify import COMMAND
 from palm_ds.common.errors import UserError
 from palm_ds.common.sealed_json import SEAL
 from palm_ds.corpus.manifest import NAME, read_manifest
-from palm_ds.corpus.verify import verify_folder
 from palm_ds.runtime import checkpoint
+from palm_ds.train.verify import verify_folder
 from tests.helpers.small_corpus import write_small_corpus
 
 
