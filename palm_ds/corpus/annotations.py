@@ -210,6 +210,17 @@ def find_annotation(name: str) -> tuple[str, TokenAnnotation]:
     return short, function
 
 
+def how_to_add(names: Sequence[str], corpus: object) -> str:
+    """How a corpus gets annotations that it lacks."""
+    for name in names:
+        if name in INPUT_ANNOTATIONS:
+            formats = " or ".join(f"--format {each}" for each in INPUT_ANNOTATIONS[name])
+            return f"only the input gives {name}: prepare a corpus with palm-ds prepare {formats}"
+    given = [name if name in BUILT_IN else f"{name}=MODULE:FUNCTION" for name in names]
+    options = " ".join(f"--annotation {each}" for each in given)
+    return f"add it with: palm-ds corpus annotate {corpus} INPUT... {options}"
+
+
 def find_function(name: str, what: str) -> Callable:
     """Imports the function named `module:function`; `what` names its use in errors."""
     module_name, _, attribute = name.partition(":")

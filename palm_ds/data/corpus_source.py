@@ -14,6 +14,7 @@ import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key, keyed_uniform, permutation_at
+from palm_ds.corpus.annotations import how_to_add
 from palm_ds.corpus.store import Corpus
 from palm_ds.data.source import CachesResults, train_heldout_split, unigram_frequencies
 from palm_ds.text.tokens import SpecialTokens, TokenSpan
@@ -120,7 +121,7 @@ def split_corpus(
     if missing:
         raise UserError(
             f"{corpus.path}: the corpus has no annotation {', '.join(missing)}; "
-            f"add it with: palm-ds corpus annotate {corpus.path} INPUT... --annotation {missing[0]}"
+            f"{how_to_add(missing, corpus.path)}"
         )
     training, held = train_heldout_split(
         len(corpus), held_out, where=str(corpus.path), of="documents", at_least_one=True

@@ -24,6 +24,7 @@ from palm_ds.data.budgets import (
 )
 from palm_ds.data.stages import CURRICULUM_KINDS, Curriculum, Mix, Stage, tasks_of
 
+_MOST_STEPS = 10**9  # a byte of memory for each in stages of `mix: step`
 _KEYS = (*CURRICULUM_KINDS, "explicit", "steps", "sampler", "mix", "always")
 
 
@@ -88,6 +89,8 @@ class CurriculumSpec:
             kept = tuple((task_group, steps) for task_group, steps in row.items() if steps)
             stages.append(Stage(steps_of=kept, mix=mix, first=first))
             first += stages[-1].steps
+        if first > _MOST_STEPS:
+            raise UserError(f"stages: {first:,} steps in all; at most {_MOST_STEPS:,}")
         return Curriculum(tuple(stage for stage in stages if stage.steps))
 
     def _steps(

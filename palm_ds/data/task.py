@@ -141,6 +141,12 @@ class Task(ABC, Generic[SourceT]):
     def head(self, backbone: Encoder) -> nn.Module:
         """The module that maps encoder outputs to losses and scores (palm_ds/model/heads.py)."""
 
+    @classmethod
+    def labels_others(cls) -> bool:
+        """Whether it labels examples that another task of its task group built. By default it does
+        if it defines `label`; a task whose `label` needs its own `example` returns False."""
+        return cls.label is not Task.label
+
     # ---- training and evaluation ----
 
     def baseline(self, targets: np.ndarray, source: SourceT) -> tuple[np.ndarray, np.ndarray]:

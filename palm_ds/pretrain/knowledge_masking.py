@@ -83,14 +83,14 @@ class KnowledgeMasking(CorpusTask):
         unit = units_of(example, self.units if self._is_whole(example, rng) else ())
         chosen = (choose_units if self.chosen == "exact" else choose_each)(unit, self.rate, rng)
         where = np.flatnonzero(chosen)
-        example.labels[self.name] = where, example.input_ids[where].copy()
+        example.labels[self.name] = where, example.unmasked_ids[where]
         # One draw per token; a unit that is corrupted as a whole uses the draw of its first token.
         draws = rng.random(len(example))
         if self.corrupt == "unit":
             first = np.unique(unit[where], return_index=True)[1]
             draws[where] = np.repeat(draws[where[first]], np.diff([*first, len(where)]))
         example.input_ids[where] = shown(
-            example.input_ids[where],
+            example.unmasked_ids[where],
             draws[where],
             source.vocabulary,
             rng,

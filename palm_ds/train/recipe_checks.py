@@ -78,6 +78,39 @@ class TaskChecks:
                     f"tasks.{first.name}: its texts have {first.segments} segments, but "
                     f"backbone.token_types is {self.encoder.token_types}"
                 )
+            self._check_labelled(task_group)
+            self._check_weighted(task_group)
+
+    def _check_labelled(self, task_group: str) -> None:
+        """Every task but the first can label examples that another one built."""
+        names = tasks_of(task_group)
+        builders = [name for name in names if not self.tasks[name].labels_others()]
+        if set(builders) <= {names[0]}:
+            return
+        labelling = [name for name in names if name not in builders]
+        right = [" + ".join([name, *labelling]) for name in builders]
+        raise UserError(
+            f"stages: {task_group!r}: {(builders if len(builders) == 1 else builders[1:])[0]} "
+            "labels only examples that it builds itself, and the first task of a group builds "
+            f"them; write {' and '.join(map(repr, right))}"
+        )
+
+    def _check_weighted(self, task_group: str) -> None:
+        """A task group learns something."""
+        if not any(self.tasks[name].weight for name in tasks_of(task_group)):
+            raise UserError(
+                f"stages: {task_group!r} would train nothing: the `weight` of its tasks is 0; "
+                "raise it, or remove the task group"
+            )
+
+
+def idle_tasks(tasks: Mapping[str, Task], task_groups: Collection[str]) -> list[str]:
+    """One line for each task of a recipe that its stages do not train."""
+    trained = {name for task_group in task_groups for name in tasks_of(task_group)}
+    owners = {tasks[name].share for name in trained}
+    idle = {name: "it is in no stage" for name in tasks if name not in trained | owners}
+    idle |= {name: "its weight is 0" for name in trained if not tasks[name].weight}
+    return [f"note: tasks.{name} is not trained: {why}" for name, why in sorted(idle.items())]
 
 
 def _check_ranges(name: str, task: Task) -> None:
@@ -116,9 +149,18 @@ def assign_task_ids(tasks: Mapping[str, Task], slots: int) -> dict[str, int]:
         raise UserError(f"tasks: {len(ids)} tasks, but backbone.task_types is {slots}")
     for name, task in tasks.items():
         if task.share and task.share not in ids:
-            raise UserError(
-                f"tasks.{name}.share: {task.share!r} itself reuses a head; name the task that "
-                "owns it"
-            )
+            raise UserError(f"tasks.{name}.share: {_owner_instead(name, tasks)}")
     shared = {name: ids[task.share] for name, task in tasks.items() if task.share}
     return ids | shared
+
+
+def _owner_instead(name: str, tasks: Mapping[str, Task]) -> str:
+    """What is wrong with the `share` of a task, as it names one without a head of its own."""
+    chain = [name]
+    while (following := tasks[chain[-1]].share) and following not in chain:
+        chain.append(following)
+    if following == name and len(chain) == 1:
+        return "names the task itself; remove it, and the task has a head of its own"
+    if following:
+        return f"{' -> '.join([*chain, following])}: none of them has a head; remove one `share`"
+    return f"{chain[1]!r} uses the head of {chain[-1]!r}; write {chain[-1]!r}"

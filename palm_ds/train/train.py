@@ -16,6 +16,7 @@ from palm_ds.engine import Engine, start, stop
 from palm_ds.model.check_custom_encoder import check_custom_encoder
 from palm_ds.model.heads import MaskedLMHead
 from palm_ds.model.multi_task_model import Model
+from palm_ds.runtime.memory import host_memory
 from palm_ds.runtime.optimizer import optimizer_class
 from palm_ds.runtime.optimizer_wrappers import StepFreezing
 from palm_ds.runtime.param_groups import freeze
@@ -28,7 +29,9 @@ from palm_ds.train.evaluate import HeldOutSet, evaluate
 from palm_ds.train.export import export, final_weights
 from palm_ds.train.extend import ModelSignature
 from palm_ds.train.loop import EventHandler, Loop
+from palm_ds.train.memory_check import check_memory
 from palm_ds.train.recipe import Recipe
+from palm_ds.train.recipe_checks import idle_tasks
 from palm_ds.train.report.html_report import write_report
 from palm_ds.train.report.run_log import RunLog
 from palm_ds.train.resolve import resolve
@@ -234,7 +237,9 @@ def _starting_point(parts: _Parts) -> StartingPoint:
     run, data = parts.run, parts.data
     found = find_starting_point(run, parts.model, parts.signature, parts.stream, parts.processes)
     log.info("%s", overview(run, parts.stream, parts.model, parts.processes.world))
-    notes = run.recipe.schedule.warnings(run.recipe.curriculum)
+    curriculum = run.recipe.curriculum
+    notes = run.recipe.schedule.warnings(curriculum)
+    notes += idle_tasks(run.recipe.built_tasks, curriculum.task_groups)
     for text in [*corpus_summaries(data), *small_held_out_warnings(run.recipe, data), *notes]:
         log.info("%s", text)
     return found
@@ -248,10 +253,11 @@ def _check_custom_classes(run: RunSpec) -> None:
 
 def _build_parts(run: RunSpec, data: Data) -> _Parts:
     recipe = run.recipe
+    processes = start(run.ds_config)
+    check_memory(recipe, data.vocabulary.size, world=processes.world, memory=host_memory())
     validation = build_held_out(recipe, data)
     best = BestTracker(recipe.evaluate, recipe.built_tasks)
     best.check({task.name for dataset in validation.datasets for task in dataset.tasks})
-    processes = start(run.ds_config)
     stream = build_stream(recipe, data, partial(run.ds_config.round_up_rows, world=processes.world))
     model = build_model(
         recipe, run.ds_config, data.vocabulary, device=processes.device, level=logging.INFO

@@ -119,9 +119,17 @@ def test_passages_cover_every_document_once(source):
         assert document in starts
 
 
-def test_a_missing_annotation_is_named(source):
-    with pytest.raises(UserError, match="has no annotation capital; add it with"):
-        split_corpus(source.corpus, 0.1, ("capital", "word"))
+@pytest.mark.parametrize(
+    ("names", "hint"),
+    [
+        (("capital", "word"), "add it with: palm-ds corpus annotate .* --annotation capital$"),
+        (("capital", "role"), "only the input gives role: .* palm-ds prepare --format dialogues$"),
+        (("number",), "--annotation number=MODULE:FUNCTION$"),
+    ],
+)
+def test_a_missing_annotation_is_named_with_what_gives_it(source, names, hint):
+    with pytest.raises(UserError, match=f"has no annotation {names[0]}.*; .*{hint}"):
+        split_corpus(source.corpus, 0.1, names)
 
 
 def test_a_class_without_the_methods_of_a_task_is_refused(my_module):

@@ -392,3 +392,12 @@ def test_each_unit_is_chosen_by_its_first_draw(sizes, seed):
 def test_the_whole_word_share_is_read_from_the_annotation():
     assert make(**PUBLISHED, whole="mask_word").annotations() == ("word", "mask_word")
     assert make(units=("token",), whole=0.5).annotations() == ()
+
+
+def test_two_masking_tasks_of_a_group_both_ask_for_the_original_tokens():
+    both = example(HARRY)
+    for name in ("first", "second"):
+        task = KnowledgeMasking(name=name, source="", rate=0.9, units=("word",))
+        task.label(both, Texts(), keyed_generator(0, 0))  # type: ignore[arg-type]
+    for where, targets in both.labels.values():
+        assert targets.tolist() == both.unmasked_ids[where].tolist()

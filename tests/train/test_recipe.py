@@ -5,11 +5,16 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
 from palm_ds.common.errors import UserError
+from palm_ds.data.corpus_source import CorpusSource
+from palm_ds.data.example import Example
+from palm_ds.pretrain.sentence_order import SentenceOrder
 from palm_ds.train.recipe import read_recipe
+from palm_ds.train.recipe_checks import idle_tasks
 
 GOOD = {
     "backbone": {"preset": "tiny", "max_positions": 128},
@@ -25,6 +30,17 @@ GOOD = {
         "steps": 30,
     },
 }
+
+
+class BuildsOnly(SentenceOrder):
+    """A user's task without a `label` of its own."""
+
+
+class LabelsToo(SentenceOrder):
+    """A user's task with one."""
+
+    def label(self, example: Example, source: CorpusSource, rng: np.random.Generator) -> None:
+        example.labels[self.name] = np.array([0]), np.array([1])
 
 
 def write(folder: Path, values: object) -> Path:
@@ -210,6 +226,71 @@ WRONG = {
         changed("tasks", "knowledge_masking", "share", to="nobody"),
         "tasks.knowledge_masking.share",
     ),
+    "shares with itself": (
+        changed("tasks", "knowledge_masking", "share", to="knowledge_masking"),
+        "tasks.knowledge_masking.share: names the task itself; remove it",
+    ),
+    "shares with a sharing task": (
+        changed(
+            "tasks",
+            to={
+                name: {"kind": "knowledge_masking", "source": "text", "share": share}
+                for name, share in {"knowledge_masking": "", "a": "knowledge_masking"}.items()
+            }
+            | {
+                "b": {"kind": "knowledge_masking", "source": "text", "share": "a"},
+                "sentence_reordering": {"source": "text"},
+            },
+        ),
+        "tasks.b.share: 'a' uses the head of 'knowledge_masking'; write 'knowledge_masking'",
+    ),
+    "share in a circle": (
+        changed(
+            "tasks",
+            to={
+                "a": {"kind": "knowledge_masking", "source": "text", "share": "b"},
+                "b": {"kind": "knowledge_masking", "source": "text", "share": "a"},
+            },
+        )
+        | {"stages": [{"a": 3}]},
+        "tasks.a.share: a -> b -> a: none of them has a head",
+    ),
+    "a group in the wrong order": (
+        changed("stages", to=[{"knowledge_masking + sentence_reordering": 3}]),
+        "write 'sentence_reordering + knowledge_masking'",
+    ),
+    "a group in the wrong order by always": (
+        changed(
+            "stages",
+            to={"joint": ["knowledge_masking"], "steps": 3, "always": "sentence_reordering"},
+        ),
+        "write 'sentence_reordering + knowledge_masking'",
+    ),
+    "a group of tasks that all build their texts": (
+        changed("tasks", "sentence_distance", to={"source": "text"})
+        | {"stages": [{"sentence_distance + sentence_reordering + knowledge_masking": 3}]},
+        "sentence_reordering labels only examples that it builds itself, and the first task of a "
+        "group builds them; write 'sentence_distance + knowledge_masking' and "
+        "'sentence_reordering + knowledge_masking'",
+    ),
+    "a user's task that builds its texts": (
+        changed("tasks", "own", to={"source": "text", "kind": f"{__name__}.BuildsOnly"})
+        | {"stages": [{"knowledge_masking + own": 3}]},
+        "write 'own + knowledge_masking'",
+    ),
+    "a group without weight": (
+        changed("tasks", "knowledge_masking", "weight", to=0),
+        "stages: 'knowledge_masking' would train nothing: the `weight` of its tasks is 0",
+    ),
+    "a weight below 0": (changed("tasks", "knowledge_masking", "weight", to=-1), "is negative"),
+    "a weight that is no number": (
+        changed("tasks", "knowledge_masking", "weight", to=float("nan")),
+        "tasks.knowledge_masking.weight: expected a finite number, got NaN",
+    ),
+    "lr that is no number": (
+        changed("optimizer", "lr", to=float("nan")),
+        "optimizer.lr: expected a finite number, got NaN",
+    ),
     "stage of unknown task": (
         changed("stages", to={"joint": ["knowledge_maskin"], "steps": 3}),
         'did you mean "knowledge_masking"',
@@ -258,6 +339,36 @@ def test_wrong_overrides(tmp_path, override, message):
         read_recipe(write(tmp_path, values), [override])
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_users_task_with_a_label_may_come_second(tmp_path):
+    values = changed("tasks", "own", to={"source": "text", "kind": f"{__name__}.LabelsToo"})
+    values["stages"] = [{"knowledge_masking + own": 3}]
+    assert read_recipe(write(tmp_path, values)).curriculum.steps == 3
+
+
+def test_tasks_that_are_not_trained_are_named(tmp_path):
+    values = changed("tasks", "knowledge_masking", "weight", to=0)
+    values["tasks"]["idle"] = {"source": "text", "kind": "sentence_order"}
+    values["tasks"]["words"] = {
+        "source": "text",
+        "kind": "knowledge_masking",
+        "share": "knowledge_masking",
+    }
+    values["stages"] = [{"sentence_reordering + knowledge_masking": 3}]
+    recipe = read_recipe(write(tmp_path, values))
+    assert idle_tasks(recipe.built_tasks, recipe.curriculum.task_groups) == [
+        "note: tasks.idle is not trained: it is in no stage",
+        "note: tasks.knowledge_masking is not trained: its weight is 0",
+        "note: tasks.words is not trained: it is in no stage",
+    ]
+
+
+def test_more_steps_than_anyone_trains(tmp_path):
+    values = changed("stages", to=[{"knowledge_masking": 10**15}])
+    recipe = read_recipe(write(tmp_path, values))
+    with pytest.raises(UserError, match="1,000,000,000,000,000 steps in all; at most"):
+        assert recipe.curriculum
 
 
 def test_a_missing_file(tmp_path):
