@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import CONTINUES, Command, CommandGroup
@@ -23,7 +22,7 @@ def _console() -> Console:
 
 def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("corpus", type=Path, metavar="CORPUS", help="a folder that `palm-ds prepare` made")
+    add("corpus", metavar="CORPUS", help="a folder that `palm-ds prepare` made, or its URL")
     add("--documents", type=int, default=3, metavar="N", help="how many to show (3)")
     add("--first", type=int, default=0, metavar="N", help="the first document to show (0)")
 
@@ -42,6 +41,7 @@ INSPECT = Command(
     examples="""
 palm-ds corpus inspect data/wiki
 palm-ds corpus inspect data/wiki --documents 1 --first 250
+palm-ds corpus inspect s3://bucket/wiki
 """,
     piped=True,
     add_arguments=_inspect_arguments,
@@ -54,7 +54,7 @@ palm-ds corpus inspect data/wiki --documents 1 --first 250
 
 def _annotate_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("corpus", type=Path, metavar="CORPUS", help="a folder that `palm-ds prepare` made")
+    add("corpus", metavar="CORPUS", help="a folder that `palm-ds prepare` made")
     add("input", nargs="+", metavar="INPUT", help="the input that it was made from")
     add(
         "--annotation",
@@ -100,7 +100,7 @@ palm-ds corpus annotate data/wiki wiki/*.jsonl.gz --annotation number=my_annotat
 
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("corpus", type=Path, metavar="CORPUS", help="a folder that `palm-ds prepare` made")
+    add("corpus", metavar="CORPUS", help="a folder that `palm-ds prepare` made, or its URL")
     add("file", metavar="FILE.gz", help="a new file")
     add("--length", type=int, metavar="N", help="maximum tokens per line (512)")
     add("--seed", type=int, default=0, metavar="N", help="seed of the cuts and random texts (0)")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from palm_ds.common.exit_codes import MISTAKE
+from palm_ds.common.exit_codes import FAILED, MISTAKE
 from palm_ds.common.messages import plain_messages
 from palm_ds.common.printable import printable
 
@@ -41,6 +41,11 @@ class UserError(ValueError):
         super().__init__(line)
 
 
+class TemporaryError(Exception):
+    """Something outside that may be well again later, such as the network: not a mistake, so a
+    restart may get past it. Its message is one self-contained line."""
+
+
 def suggest(wrong: str, known: Iterable[str]) -> str:
     """`; did you mean "x"?` with the nearest known name, or `; known: ...` with all of them."""
     names = sorted(map(str, known))
@@ -61,18 +66,20 @@ def suggest_path(wrong: str | os.PathLike[str]) -> str:
 @contextmanager
 def exit_on_user_error() -> Iterator[None]:
     """Wraps every command: prints log messages and turns a UserError, or a file system error for a
-    path, into `error: ...` and exit code 2."""
+    path, into `error: ...` and exit code 2; a TemporaryError likewise, with exit code 1."""
     try:
         with plain_messages():
             yield
     except UserError as error:
         _exit(str(error))
+    except TemporaryError as error:
+        _exit(str(error), FAILED)
     except OSError as error:
         if error.errno not in _OF_THE_SYSTEM or error.filename is None:
             raise
         _exit(f"{os.fsdecode(error.filename)}: {error.strerror}")
 
 
-def _exit(message: str) -> NoReturn:
+def _exit(message: str, code: int = MISTAKE) -> NoReturn:
     print(f"error: {printable(message)}", file=sys.stderr, flush=True)
-    sys.exit(MISTAKE)
+    sys.exit(code)

@@ -30,6 +30,7 @@ class RecentlyUsed(Generic[K, V]):
             self.drop_oldest()
         return value
 
-    def drop_oldest(self) -> None:
-        """Forgets the value that was not used for longest."""
-        self._values.pop(next(iter(self._values)), None)
+    def drop_oldest(self) -> bool:
+        """Forgets the value that was not used for longest; returns whether there was one."""
+        oldest = next(iter(self._values), None)
+        return oldest is not None and self._values.pop(oldest, None) is not None

@@ -23,6 +23,7 @@ from rich.console import Console
 from palm_ds.common.config import differences
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
+from palm_ds.common.remote_files import is_url
 from palm_ds.corpus.annotations import Document, TokenAnnotation, apply_annotation, find_annotation
 from palm_ds.corpus.executors import check_mpi, open_executor
 from palm_ds.corpus.input.discover import InputSpan, find_inputs
@@ -60,6 +61,11 @@ def add_annotations(
 ) -> Manifest:
     """Adds the annotations to the corpus atomically: if anything fails, it is unchanged."""
     console = console or Console(quiet=True)
+    if is_url(corpus):
+        raise UserError(
+            f"corpus {corpus}: annotations are added to a corpus on this machine; copy it here "
+            "first, or prepare it with --annotation"
+        )
     folder = Path(corpus)
     if mpi:
         check_mpi()

@@ -1,18 +1,19 @@
 """Reads a finished corpus by token offsets, memory-mapped.
 
-    corpus = open_corpus("data/wiki")
+    corpus = open_corpus("data/wiki")                    # or "s3://bucket/wiki"
     corpus.sentence_starts[:3]                           # token offsets over the whole corpus
     corpus.read(start, end, annotations=["word"]).ids    # a view of the file, not a copy
 
 Nothing is loaded: a shard is mapped when it is read, and all processes that read the corpus share
 one copy in the page cache. The shards used last stay mapped, so memory does not grow with the
-corpus. A corpus is pickled as its path.
+corpus. Those of a corpus behind a URL are fetched when they are read, and kept in a cache
+(palm_ds.corpus.corpus_folder). A corpus is pickled as its path.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -20,8 +21,9 @@ import numpy as np
 import pyarrow as pa
 
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.file_cache import HeldFile
 from palm_ds.common.recently_used import RecentlyUsed
-from palm_ds.corpus.manifest import Manifest, check_files, read_manifest
+from palm_ds.corpus.corpus_folder import CorpusFolder, open_folder
 from palm_ds.corpus.mapped_shard import MappedShard, RecordBlock
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.text.tokens import SpecialTokens, TokenSpan
@@ -31,25 +33,29 @@ _MOST_SHARDS = 160
 
 
 def open_corpus(path: str | Path, verify: bool = False) -> Corpus:
-    """Opens the corpus in this folder; `verify` reads every file and compares its hash."""
-    path = Path(path)
-    manifest = read_manifest(path)
-    check_files(path, manifest, hashes=verify)
-    return Corpus(path, manifest)
+    """Opens the corpus in this folder or at this URL; `verify` reads every file and compares its
+    hash."""
+    folder = open_folder(path)
+    if verify:
+        folder.verify()
+    return Corpus(folder)
 
 
 class Corpus:
     """Documents as token ids and annotations; see `open_corpus`."""
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
-        self.path, self.manifest, self.annotations = path, manifest, manifest.annotations
+    def __init__(self, folder: CorpusFolder) -> None:
+        manifest = folder.manifest
+        self.folder, self.path, self.manifest = folder, folder.path, manifest
+        self.annotations = manifest.annotations
+        self._held: list[HeldFile] = []
         self.document_starts = self._index("document_starts", manifest.documents)
         self.sentence_starts = self._index("sentence_starts", manifest.sentences)
         self.first_sentence = self._index("first_sentence", manifest.documents)
         counts = [shard.tokens for shard in manifest.shards]
         self._span_counts = dict(manifest.span_counts)
         self._shard_starts: list[int] = np.cumsum([0, *counts]).tolist()
-        self._shards: RecentlyUsed[int, MappedShard] = RecentlyUsed(_MOST_SHARDS)
+        self._shards: RecentlyUsed[int, tuple[HeldFile, MappedShard]] = RecentlyUsed(_MOST_SHARDS)
 
     def __reduce__(self) -> tuple:
         return _reopen, (self.path,)
@@ -61,9 +67,10 @@ class Corpus:
         return f"Corpus({str(self.path)!r}, documents={len(self)}, tokens={self.manifest.tokens})"
 
     def _index(self, name: str, entries: int) -> np.ndarray:
-        file = self.path / "index" / f"{name}.npy"
+        held = self.folder.hold(f"index/{name}.npy")
+        self._held.append(held)
         try:
-            array = np.load(file, mmap_mode="r")
+            array = np.load(held.path, mmap_mode="r")
         except (OSError, ValueError) as error:
             raise UserError(f"corpus {self.path}: index/{name}.npy: {error}") from None
         if array.shape != (entries + 1,) or array.dtype != np.int64:
@@ -75,7 +82,7 @@ class Corpus:
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer the corpus was prepared with."""
-        tokenizer = load_tokenizer(self.path / "tokenizer")
+        tokenizer = load_tokenizer(self.folder.tokenizer())
         stated = self.manifest.tokenizer["fingerprint"]
         if tokenizer.fingerprint != stated:
             raise UserError(
@@ -159,13 +166,20 @@ class Corpus:
             shard = self._shard(number)
             yield from map(shard.numbered, range(len(shard)))
 
-    def _shard(self, number: int) -> MappedShard:
-        return self._shards.get(number, lambda: self._map(number))
+    def prefetch(self, shards: Iterable[int]) -> None:
+        """Fetches shards that will be read soon to this machine, the first ones first, as far as
+        the cache has room for them; to be called in a thread. Of a local corpus there is nothing
+        to fetch."""
+        self.folder.prefetch([self.manifest.shards[number].name for number in shards])
 
-    def _map(self, number: int) -> MappedShard:
+    def _shard(self, number: int) -> MappedShard:
+        return self._shards.get(number, lambda: self._map(number))[1]
+
+    def _map(self, number: int) -> tuple[HeldFile, MappedShard]:
         stated = self.manifest.shards[number]
+        held = self.folder.hold(stated.name, self._shards.drop_oldest)
         try:
-            shard = MappedShard(self.path / stated.name)
+            shard = MappedShard(held.path)
         except (OSError, pa.ArrowInvalid) as error:
             raise UserError(f"corpus {self.path}: {stated.name} is damaged: {error}") from None
         if shard.tokens != stated.tokens:
@@ -173,8 +187,8 @@ class Corpus:
                 f"corpus {self.path}: {stated.name} has {shard.tokens} tokens, but the manifest "
                 f"says {stated.tokens}"
             )
-        return shard
+        return held, shard
 
 
-def _reopen(path: Path) -> Corpus:
-    return Corpus(path, read_manifest(path))
+def _reopen(path: str | Path) -> Corpus:
+    return Corpus(open_folder(path, check=False))

@@ -174,7 +174,7 @@ class DiscourseRelation(sentence_pairs.PairTask):
         return self._kept[corpus.path]
 
     @cached_property
-    def _kept(self) -> dict[Path, np.ndarray]:
+    def _kept(self) -> dict[Path | str, np.ndarray]:
         return {}
 
     def _ready(self, source: CorpusSource) -> tuple[np.ndarray, str]:

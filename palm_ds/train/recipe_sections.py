@@ -29,9 +29,9 @@ class SourceSettings:
     data files, or a table of rows."""
 
     corpus: str = ""
-    """Folder of a corpus made by palm-ds prepare."""
+    """Folder of a corpus made by palm-ds prepare, or its URL (s3://, gs://, hf://, https://)."""
     mix: dict[str, float] = field(default_factory=dict)
-    """{folder: weight}: several corpora, sampled by weight in tokens."""
+    """{folder or URL: weight}: several corpora, sampled by weight in tokens."""
     ernie: str = ""
     """A list of ERNIE 1.0's pretraining files. They are converted to a corpus next to the list,
     FILE.corpus, on first use."""

@@ -95,9 +95,13 @@ def serve() -> Iterator[Server]:
 def proper(handler: Handler, data: bytes) -> None:
     """Range, If-Range and ETag as they should be."""
     version = handler.server.version
-    found = re.fullmatch(r"bytes=(\d+)-", handler.headers.get("Range", ""))
+    found = re.fullmatch(r"bytes=(\d+)-(\d*)", handler.headers.get("Range", ""))
     start = int(found[1]) if found else 0
-    if start and handler.headers.get("If-Range", version) == version:
+    if found and found[2]:
+        part = data[start : int(found[2]) + 1]
+        said = f"bytes {start}-{start + len(part) - 1}/{len(data)}"
+        handler.answer(206, part, Content_Length=len(part), Content_Range=said, ETag=version)
+    elif start and handler.headers.get("If-Range", version) == version:
         if start >= len(data):
             handler.answer(416, Content_Range=f"bytes */{len(data)}")
             return

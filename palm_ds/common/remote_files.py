@@ -1,0 +1,138 @@
+"""Files behind a URL, read and written through fsspec: s3://, gs://, hf://, http(s)://, memory://.
+
+    folder = RemoteFolder("s3://bucket/wiki")
+    folder.read("manifest.json")                          # bytes
+    folder.download("data-0.arrow", size, handle)         # appended, from where the handle ends
+
+Credentials and options are those that fsspec finds (environment, configuration files). Every
+request is repeated with growing waits if it fails; then one line says what failed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
+
+from palm_ds.common.errors import TemporaryError, UserError
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_CHUNK = 16 << 20  # bytes per request
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retries:
+    """How often a request is made, and the seconds before the second time, doubled each time."""
+
+    times: int = 6
+    wait: float = 1.0
+
+
+RETRIES = Retries()
+
+
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a URL, such as s3://bucket/wiki."""
+    return bool(_URL.match(os.fspath(path)))
+
+
+def open_file_system(url: str) -> tuple[AbstractFileSystem, str]:
+    """The file system of a URL, and its path there. Raises UserError if fsspec has none."""
+    import fsspec
+
+    try:
+        return fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{url}: cannot be opened: {reason}") from None
+
+
+class RemoteFolder:
+    """The files below a URL."""
+
+    def __init__(self, url: str, retries: Retries = RETRIES) -> None:
+        self.url, self.retries = url.rstrip("/"), retries
+        self._system, self._root = open_file_system(self.url)
+
+    def read(self, name: str) -> bytes:
+        """The contents of a file. Raises UserError if it is not there or may not be read."""
+        return self._try(name, lambda: self._bytes(name))
+
+    def download(self, name: str, size: int, file: BinaryIO) -> None:
+        """Appends to `file` what it lacks of a remote file of `size` bytes."""
+        while (done := file.tell()) < size:
+            file.write(self._try(name, lambda at=done: self._piece(name, at, size)))
+
+    def exists(self, name: str) -> bool:
+        """Whether there is such a file."""
+        return self._try(name, lambda: self._system.exists(self._path(name)))
+
+    def upload(self, file: Path, name: str) -> None:
+        """Writes a file, in place of one that is there."""
+        self._try(name, lambda: self._put(file, name))
+
+    def _path(self, name: str) -> str:
+        return f"{self._root.rstrip('/')}/{name}" if name else self._root
+
+    def _bytes(self, name: str, start: int | None = None, end: int | None = None) -> bytes:
+        data = self._system.cat_file(self._path(name), start=start, end=end)
+        return data.encode("utf-8") if isinstance(data, str) else data
+
+    def _piece(self, name: str, start: int, size: int) -> bytes:
+        """The next bytes; all that are missing if the server knows no ranges."""
+        end = min(start + _CHUNK, size)
+        data = self._bytes(name, start, end)
+        if len(data) == end - start or (start == 0 and len(data) == size):
+            return data
+        if len(data) == size:
+            return data[start:]
+        raise OSError(f"{len(data)} bytes came instead of {end - start}")
+
+    def _put(self, file: Path, name: str) -> None:
+        path = self._path(name)
+        self._system.makedirs(self._system._parent(path), exist_ok=True)
+        self._system.put_file(str(file), path)
+
+    def _try(self, name: str, ask: Callable[[], T]) -> T:
+        where = f"{self.url}/{name}".rstrip("/")
+        return with_retries(where, ask, self.retries)
+
+
+def with_retries(where: str, ask: Callable[[], T], retries: Retries = RETRIES) -> T:
+    """`ask()`, repeated while it fails. Raises UserError immediately for what is not there
+    or not allowed, and TemporaryError at last; both name `where`."""
+    reason = ""
+    for number in range(retries.times):
+        try:
+            return ask()
+        except FileNotFoundError:
+            raise UserError(f"{where}: no such file") from None
+        except PermissionError as error:
+            raise UserError(f"{where}: access denied: {_reason(error)}") from None
+        except (UserError, MemoryError, NotImplementedError):
+            raise
+        except Exception as error:  # each file system has its own errors
+            reason = _reason(error)
+        wait = retries.wait * 2**number
+        if number + 1 < retries.times:
+            log.info("%s: %s; again in %.0f s", where, reason, wait)
+            time.sleep(wait)
+    raise TemporaryError(f"{where}: {reason}, {retries.times} times; is the network up?")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(status := getattr(error, "status", None), int):  # an HTTP answer
+        return f"{status} {getattr(error, 'message', '')}".rstrip()
+    text = str(error).strip().splitlines()
+    return text[0] if text else type(error).__name__

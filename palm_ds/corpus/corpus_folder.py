@@ -1,0 +1,169 @@
+"""Where the files of a corpus are: in a folder, or behind a URL, fetched when they are needed.
+
+    folder = open_folder("s3://bucket/wiki")
+    folder.hold("data-00003-of-00128.arrow").path    # a file on this machine
+
+What is fetched lies in $PALM_DS_CACHE (or $XDG_CACHE_HOME/palm_ds, ~/.cache/palm_ds):
+
+    corpora/KEY/    manifest.json and tokenizer/; KEY is the hash of the manifest
+    files/KEY/      shards and index, up to $PALM_DS_CACHE_GB (100) for all corpora together
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from palm_ds.common.atomic import write_file_atomically, write_folder_atomically
+from palm_ds.common.errors import TemporaryError, UserError
+from palm_ds.common.file_cache import FileCache, HeldFile
+from palm_ds.common.remote_files import RETRIES, RemoteFolder, Retries, is_url
+from palm_ds.corpus.manifest import NAME, Manifest, check_files, read_manifest
+
+log = logging.getLogger(__name__)
+
+_TOGETHER = 4  # files that are fetched at the same time
+_DEFAULT_GB = 100.0
+
+
+class CorpusFolder(ABC):
+    """The files of a corpus by their names in the manifest."""
+
+    path: Path | str
+    manifest: Manifest
+    local: Path
+    """A folder on this machine with manifest.json, for what is derived from the corpus."""
+
+    @abstractmethod
+    def hold(self, name: str, release: Callable[[], bool] = lambda: False) -> HeldFile:
+        """A file, which stays there while the result exists."""
+
+    @abstractmethod
+    def tokenizer(self) -> Path:
+        """The folder tokenizer/."""
+
+    @abstractmethod
+    def prefetch(self, names: Sequence[str]) -> None:
+        """Fetches files that will be read soon, in this order, as far as there is room."""
+
+    def verify(self) -> None:
+        """Compares every file with its hash in the manifest."""
+        for name in self.manifest.files:
+            self.hold(name)
+
+
+class LocalFolder(CorpusFolder):
+    """A folder on this machine."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = self.local = path
+        self.manifest = read_manifest(path)
+
+    def hold(self, name: str, release: Callable[[], bool] = lambda: False) -> HeldFile:
+        return HeldFile(Path(self.path) / name)
+
+    def tokenizer(self) -> Path:
+        return self.local / "tokenizer"
+
+    def prefetch(self, names: Sequence[str]) -> None:
+        pass
+
+    def verify(self) -> None:
+        check_files(self.local, self.manifest, hashes=True)
+
+
+class CachedFolder(CorpusFolder):
+    """Files behind a URL. Every file that is fetched is compared with its hash."""
+
+    def __init__(self, url: str, cache: Path, limit: int, retries: Retries) -> None:
+        self.path = url
+        self._remote = RemoteFolder(url, retries)
+        data = self._manifest()
+        key = hashlib.sha256(data).hexdigest()[:24]
+        self.local, self._key = cache / "corpora" / key, key
+        self.local.mkdir(parents=True, exist_ok=True)
+        self.manifest = self._read(data)
+        self._cache = FileCache(cache / "files", limit)
+
+    def _manifest(self) -> bytes:
+        try:
+            return self._remote.read(NAME)
+        except UserError as error:
+            raise UserError(f"{error}; a corpus is a folder made by palm-ds prepare") from None
+
+    def _read(self, data: bytes) -> Manifest:
+        if not (self.local / NAME).is_file():
+            write_file_atomically(self.local / NAME, data)
+        try:
+            return read_manifest(self.local)
+        except UserError as error:
+            (self.local / NAME).unlink(missing_ok=True)
+            raise UserError(str(error).replace(str(self.local), str(self.path))) from None
+
+    def hold(self, name: str, release: Callable[[], bool] = lambda: False) -> HeldFile:
+        return self._cache.hold(
+            f"{self._key}/{name}", self._entry(name), self._fetch(name), release
+        )
+
+    def tokenizer(self) -> Path:
+        folder = self.local / "tokenizer"
+        if not folder.is_dir():
+            write_folder_atomically(folder, self._copy_tokenizer)
+        return folder
+
+    def prefetch(self, names: Sequence[str]) -> None:
+        keep = [f"{self._key}/{name}" for name in names]
+
+        def fetch(name: str) -> None:
+            try:
+                self._cache.prefetch(
+                    f"{self._key}/{name}", self._entry(name), self._fetch(name), keep
+                )
+            except TemporaryError as error:  # the reader of the file tries again
+                log.info("%s", error)
+
+        with ThreadPoolExecutor(_TOGETHER) as threads:
+            list(threads.map(fetch, names))
+
+    def _copy_tokenizer(self, folder: Path) -> None:
+        for name in self.manifest.files:
+            if name.startswith("tokenizer/"):
+                data = self.hold(name).path.read_bytes()
+                (folder / name.removeprefix("tokenizer/")).write_bytes(data)
+
+    def _entry(self, name: str) -> dict:
+        return dict(self.manifest.files[name])
+
+    def _fetch(self, name: str) -> Callable:
+        size = self._entry(name)["bytes"]
+        return lambda file: self._remote.download(name, size, file)
+
+
+def open_folder(path: str | Path, *, check: bool = True) -> CorpusFolder:
+    """The files of the corpus at a path or URL. `check` compares the sizes of local ones with the
+    manifest; those behind a URL are compared when they are fetched."""
+    if is_url(path):
+        return CachedFolder(str(path), *_cache(), RETRIES)
+    folder = LocalFolder(Path(path))
+    if check:
+        check_files(folder.local, folder.manifest, hashes=False)
+    return folder
+
+
+def _cache() -> tuple[Path, int]:
+    """The folder and size in bytes of the cache."""
+    above = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = os.environ.get("PALM_DS_CACHE") or Path(above) / "palm_ds"
+    stated = os.environ.get("PALM_DS_CACHE_GB", str(_DEFAULT_GB))
+    try:
+        size = float(stated)
+    except ValueError:
+        size = 0.0
+    if not size > 0:
+        raise UserError(f"PALM_DS_CACHE_GB={stated}: must be a number above 0")
+    return Path(folder), int(size * 1e9)
