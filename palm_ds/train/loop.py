@@ -24,6 +24,7 @@ from palm_ds.train.early_stopping import BestTracker
 from palm_ds.train.evaluate import HeldOutSet, TaskScore, evaluate, evaluate_sets
 from palm_ds.train.export import info_of
 from palm_ds.train.extend import ModelSignature
+from palm_ds.train.label_watch import LabelWatch
 from palm_ds.train.prefetch import prefetched
 from palm_ds.train.recipe import Recipe
 from palm_ds.train.report.run_log import RunLog
@@ -52,6 +53,8 @@ class Loop:
     scores: dict[str, TaskScore] = field(default_factory=dict)
     evaluated: int = -1
     """Steps done at the last evaluation."""
+    begun_before: frozenset[str] = frozenset()
+    """Tasks that were trained before the first step, in the run that this one extends."""
     _saved: int = -1
     _meter: StepMeter = field(default_factory=StepMeter)
     _skipped: int = 0
@@ -99,11 +102,13 @@ class Loop:
         run ends here; a run that has converged sets `done` instead."""
         at = self.recipe.curriculum.at(step, self.recipe.seed)
         if at.starts_stage:
-            self._event("stage", step=step, stage=at.stage)
+            self._event("stage", step=step, stage=at.stage + 1)
         self.on_event("next", {"step": step})
         lr = self.recipe.optimizer.lr * self.recipe.lr_scale(at)
         result = self.engine.step(batches, lr, step, self._task_weights, stop, self._frozen_in(at))
         self._meter.add(result, self._flops(batches), waited)
+        for task in self._label_watch.add(at, result.counts):
+            self._report_unlabelled(task, step + 1)
         self.on_event("step", {"step": step + 1, "result": result, "lr": lr})
         if self._log_due(step, result) and not self._log_step(at, lr):
             return exit_codes.NONFINITE
@@ -120,6 +125,20 @@ class Loop:
         text = f"stopped; step {done} is saved; run the same command again to continue"
         self._event("stopped", text)
         return exit_codes.STOPPED
+
+    @cached_property
+    def _label_watch(self) -> LabelWatch:
+        return LabelWatch(self.recipe.curriculum)
+
+    def _report_unlabelled(self, task: str, done: int) -> None:
+        steps = self._label_watch.steps[task]
+        self._event(
+            "unlabelled",
+            f"tasks.{task}: not one label in {steps} steps that should train it, so it learns "
+            "nothing; palm-ds inspect shows what it labels",
+            step=done,
+            task=task,
+        )
 
     @cached_property
     def _task_weights(self) -> dict[str, float]:
@@ -173,7 +192,7 @@ class Loop:
         step, skipped = at.step, self.engine.skipped_steps
         record = self._meter.read(self.engine) | {
             "step": step + 1,
-            "stage": at.stage,
+            "stage": at.stage + 1,
             "lr": lr,
             "grad_norm": self.engine.grad_norm,
             "loss_scale": self.engine.loss_scale,
@@ -197,9 +216,10 @@ class Loop:
             if better:
                 self._keep_best(done)
         records = {name: score.record() for name, score in self.scores.items()}
-        stage = self.recipe.curriculum.stage_at(done - 1) if done else -1
         if self.log:
-            self.log.evaluation(done, records, stage=stage)
+            stage = self.recipe.curriculum.stage_at(done - 1) + 1 if done else 0
+            begun = sorted(self.begun_before | self.recipe.curriculum.begun(done))
+            self.log.evaluation(done, records, stage=stage, begun=begun)
         if better:
             self._event("best", f"best so far: {self.best}", step=done)
         self.on_event("evaluation", {"step": done, "scores": self.scores})
@@ -222,6 +242,7 @@ class Loop:
             "signature": self.signature.record(),
             "best": self.best.record(),
             "evaluated": self.evaluated,
+            "begun_before": sorted(self.begun_before),
         }
         try:
             self.engine.save(self.run.checkpoints, state, step=done, keep=self.recipe.save.keep)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,15 @@ class StartingPoint:
         if self.found:
             return self.found.parameters
         return self.warm_start.update_counts if self.warm_start else None
+
+    def begun_before(self, head_of: Mapping[str, str]) -> frozenset[str]:
+        """The tasks that the extended run has trained: those whose head it has (`head_of`)."""
+        if self.found:
+            return frozenset(self.found.state.get("begun_before", ()))
+        if not self.warm_start:
+            return frozenset()
+        new = {".".join(name.split(".")[:2]) for name in self.warm_start.new}
+        return frozenset(task for task, head in head_of.items() if f"heads.{head}" not in new)
 
     def restore(self, engine: Engine, stream: AnyStream) -> int:
         """Restore engine and stream; returns the next step."""

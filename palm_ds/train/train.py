@@ -228,6 +228,7 @@ def _open_run(
         best=parts.best,
         tokenizer=data.tokenizer,
         evaluated=state.get("evaluated", first) if start_at.found else -1,
+        begun_before=start_at.begun_before(parts.model.head_of),
     )
     return TrainingRun(run, data, parts.model, loop, first, lock, examples)
 

@@ -84,18 +84,18 @@ def _ends_by_curriculum(
 
 def _ends_by_stage(metrics: Metrics) -> list[StageEnd]:
     last = {r["stage"]: r for r in metrics.evaluations if _has_stage(r)}
-    unfinished = max((r["stage"] for r in metrics.steps if _has_stage(r)), default=-1)
+    unfinished = max((r["stage"] for r in metrics.steps if _has_stage(r)), default=0)
     if any(event.get("event") == "end" for event in metrics.events):
         unfinished += 1
     return [
-        StageEnd(name=f"stage {stage + 1}", step=r["step"], scores=r.get("scores") or {})
+        StageEnd(name=f"stage {stage}", step=r["step"], scores=r.get("scores") or {})
         for stage, r in sorted(last.items())
         if stage < unfinished and r["step"]
     ]
 
 
 def _has_stage(record: Mapping[str, Any]) -> bool:
-    return isinstance(record.get("stage"), int) and record["stage"] >= 0
+    return isinstance(record.get("stage"), int) and record["stage"] >= 1
 
 
 def lines(ends: Sequence[StageEnd], measure: Measure, order: Iterable[str] = ()) -> list[Line]:

@@ -21,7 +21,7 @@ from palm_ds.data.curriculum_spec import read_stages
 from palm_ds.data.stages import Curriculum
 from palm_ds.train.report.charts import figure, metrics_panel, run_panel, series, task_panel
 from palm_ds.train.report.forgetting import Measure, change_cell, lines, stage_ends, value_cell
-from palm_ds.train.report.metrics_file import FILE, Metrics, read_metrics
+from palm_ds.train.report.metrics_file import FILE, Metrics, read_metrics, task_of
 from palm_ds.train.report.run_log import clock
 from palm_ds.train.report.score_tables import metrics_text
 
@@ -40,9 +40,12 @@ class Story:
 
     @property
     def tasks(self) -> list[str]:
-        """The tasks with losses or scores, in the recipe's order, then by first appearance."""
+        """The tasks that have begun, as far as they have losses or scores, in the recipe's order,
+        then by first appearance."""
         seen = [task for record in self.metrics.steps for task in record.get("loss") or {}]
-        seen += [task for record in self.metrics.evaluations for task in record.get("scores") or {}]
+        for record in self.metrics.evaluations:
+            titles, begun = list(record.get("scores") or {}), record.get("begun")
+            seen += [title for title in titles if begun is None or task_of(title) in begun]
         order = list(self.recipe.get("tasks") or {})
         found = dict.fromkeys(seen)
         return [t for t in order if t in found] + [t for t in found if t not in order]
@@ -64,6 +67,7 @@ def _read(folder: Path) -> Story:
         raise UserError(f"{folder}: not a run folder, it has no {FILE}")
     metrics = read_metrics(folder / FILE)
     notes = list(metrics.broken)
+    notes += [event["message"] for event in metrics.events if event.get("event") == "unlabelled"]
     recipe = _mapping(folder / "recipe.yaml", yaml.safe_load, notes)
     curriculum = None
     if recipe.get("stages"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,7 +19,7 @@ from rich.text import Text
 from palm_ds.common.json_files import nan_to_null
 from palm_ds.data.stages import Curriculum
 from palm_ds.train.report.forgetting import stage_ends, tables
-from palm_ds.train.report.metrics_file import FILE, read_metrics, truncate_after
+from palm_ds.train.report.metrics_file import FILE, read_metrics, task_of, truncate_after
 from palm_ds.train.report.score_tables import metrics_text, number, score_tables, share
 
 
@@ -83,15 +83,22 @@ class RunLog:
             self._console.print(self._line(record, left), highlight=False, soft_wrap=True)
 
     def evaluation(
-        self, step: int, scores: Mapping[str, Mapping[str, Any]], **fields: object
+        self,
+        step: int,
+        scores: Mapping[str, Mapping[str, Any]],
+        *,
+        stage: int,
+        begun: Collection[str],
     ) -> None:
-        """Log the held-out scores of every task, as recorded by `TaskScore.record`."""
-        self._held_out = scores
-        self._write("evaluation", {"step": step, "scores": scores, **fields})
+        """Log the held-out scores of every task, as recorded by `TaskScore.record`; those of the
+        tasks that have `begun` are shown."""
+        values = {"step": step, "stage": stage, "begun": list(begun), "scores": scores}
+        self._write("evaluation", values)
+        self._held_out = {title: x for title, x in scores.items() if task_of(title) in begun}
         for task, score in scores.items():
             for name, value in [*score.items(), *score.get("metrics", {}).items()]:
                 self._scalar(f"{name}/{task}/held_out", value, step)
-        for table in score_tables(scores, f"held out, step {step:,}"):
+        for table in score_tables(self._held_out, f"held out, step {step:,}"):
             self._console.print(table)
 
     def forgetting(self, curriculum: Curriculum) -> None:
@@ -163,11 +170,12 @@ class RunLog:
         table.add_column("task")
         for name in ("loss", "accuracy", "held-out loss", "held-out score"):
             table.add_column(name, justify="right")
-        for task in self._tasks:
+        losses = record.get("loss", {})
+        for task in [x for x in self._tasks if x in losses or x in self._held_out]:
             held_out = self._held_out.get(task, {})
             table.add_row(
                 task,
-                number(record.get("loss", {}).get(task)),
+                number(losses.get(task)),
                 share(record.get("accuracy", {}).get(task)),
                 number(held_out.get("loss")),
                 metrics_text(held_out, most=1) or share(held_out.get("accuracy")),
@@ -194,7 +202,7 @@ def _board(folder: Path, start: int, console: Console) -> Any:
 def _run_numbers(record: Mapping[str, Any]) -> list[str]:
     """The numbers of a step that do not belong to a task, as far as they are known."""
     forms = {
-        "stage": lambda x: f"stage {x + 1}",
+        "stage": lambda x: f"stage {x}",
         "lr": lambda x: f"lr {x:.2e}",
         "grad_norm": lambda x: f"norm {x:.2f}",
         "tokens_per_second": lambda x: f"{x:,.0f} tokens/s",

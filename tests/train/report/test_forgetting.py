@@ -37,12 +37,12 @@ def scores(stage: int, *, off: float = 0.0) -> dict[str, dict[str, float]]:
 
 def evaluation(step: int, *, off: float = 0.0, **more: object) -> dict:
     stage = PLAN.stage_at(step - 1)
-    record = {"kind": "evaluation", "step": step, "stage": stage}
+    record = {"kind": "evaluation", "step": step, "stage": stage + 1}
     return record | {"scores": scores(max(stage, 0), off=off)} | more
 
 
 def metrics_of(*evaluations: dict, steps: int = 40, ended: bool = True) -> Metrics:
-    logged = [{"step": n, "stage": PLAN.stage_at(n - 1)} for n in range(5, steps + 1, 5)]
+    logged = [{"step": n, "stage": PLAN.stage_at(n - 1) + 1} for n in range(5, steps + 1, 5)]
     events = [{"event": "end", "step": steps}] if ended else []
     return Metrics(steps=logged, evaluations=list(evaluations), events=events)
 
@@ -94,10 +94,11 @@ def test_a_run_that_was_resumed_in_the_middle_of_a_stage(tmp_path: Path, curricu
 
     def until(run: RunLog, first: int, last: int, off: float) -> None:
         for step in range(first, last + 1):
-            run.step({"step": step, "stage": PLAN.stage_at(step - 1), "loss": {}, "accuracy": {}})
+            stage = PLAN.stage_at(step - 1) + 1
+            run.step({"step": step, "stage": stage, "loss": {}, "accuracy": {}})
             if step in ENDS or step % 16 == 0:
                 record = evaluation(step, off=off)
-                run.evaluation(step, record["scores"], stage=record["stage"])
+                run.evaluation(step, record["scores"], stage=stage, begun=TASKS)
 
     with log(0) as run:
         until(run, 1, 32, off=0.05)

@@ -23,7 +23,7 @@ def step_record(step: int) -> dict:
     return {
         "kind": "step",
         "step": step,
-        "stage": int(step > 300),
+        "stage": 1 + int(step > 300),
         "lr": 1e-4 * step,
         "loss": loss,
         "accuracy": {task: 0.5 for task in loss},
@@ -138,6 +138,24 @@ def test_a_broken_last_line_is_reported_and_the_rest_is_shown(run_folder: Path) 
         file.write('{"kind": "step", "step": 610, "lo')
     page = parsed(write_report(run_folder))
     assert "line 63 of metrics.jsonl is broken" in page.text and "step 600 of 600" in page.text
+
+
+def test_a_task_that_has_not_begun_is_not_on_the_page(run_folder: Path) -> None:
+    early = [step_record(step) for step in range(10, 301, 10)]
+    scored = evaluation(300) | {"begun": [MASKING]}
+    scored["scores"][DISTANCE] = {**scored["scores"][MASKING], "loss": 9.8765}
+    (run_folder / "metrics.jsonl").write_text(
+        "".join(json.dumps(r) + "\n" for r in [*early, scored])
+    )
+    assert "9.8765" not in write_report(run_folder).read_text()
+
+
+def test_a_task_without_labels_is_on_top_of_the_page(run_folder: Path) -> None:
+    message = "tasks.sentence_distance: not one label"
+    event = {"kind": "event", "event": "unlabelled", "step": 320, "message": message}
+    with (run_folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(event) + "\n")
+    assert f'<p class="note">{message}</p>' in write_report(run_folder).read_text()
 
 
 @pytest.mark.parametrize(
