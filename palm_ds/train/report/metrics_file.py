@@ -8,12 +8,12 @@
                       (on a further evaluation set: "task (set)" instead of "task")
     {"kind": "event", "event": "save", "step": 120, ...}
 
-`step` is the number of completed steps. Stages count from 1, as in the log; an evaluation before the
-first step has stage 0. `begun` lists the tasks that have been trained. `elapsed` is in seconds of running, summed over all
-restarts of the run; `data_wait` is the fraction of time spent waiting for rows; tokens exclude
-padding. Non-finite numbers are null. Lines are flushed as they are written, so the file of a killed
-run ends in at most one broken line. A resumed run first removes the lines of the steps that it will
-repeat.
+`step` is the number of completed steps. Stages count from 1, as in the log; an evaluation before
+the first step has stage 0. `begun` lists the tasks that have been trained. `elapsed` is in seconds
+of running, summed over all restarts of the run; `data_wait` is the fraction of time spent waiting
+for rows; tokens exclude padding. Non-finite numbers are null. Lines are flushed as they are
+written, so the file of a killed run ends in at most one broken line. A resumed run first removes
+the lines of the steps that it will repeat.
 """
 
 from __future__ import annotations
