@@ -31,9 +31,10 @@ from palm_ds.runtime.engine_counters import read_counters, restore_counters
 from palm_ds.runtime.optimizer import OptimizerConfig, build_optimizer
 from palm_ds.runtime.optimizer_wrappers import StepFreezing
 from palm_ds.runtime.param_groups import freeze, param_lr_scales, set_lr
-from palm_ds.runtime.processes import Processes, Watchdog, check_precision, start, stop
+from palm_ds.runtime.processes import Processes, check_precision, start, stop
 from palm_ds.runtime.shard_files import ResizedTable, ShardReader, write_shards
 from palm_ds.runtime.step_result import LossSums, StepResult
+from palm_ds.runtime.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +89,8 @@ class Engine:
         check_precision(ds_config, self.device)
         self._engine: Any = _initialize(model, self._optimizer, self.config, ds_config, self.world)
         self._step_freezing.watch(self._engine.module)
-        self._watchdog = Watchdog(ds_config.watchdog_minutes * 60)
+        minutes = ds_config.watchdog_minutes
+        self._watchdog = Watchdog(None if minutes is None else minutes * 60)
 
     # -- training --
 
@@ -130,7 +132,8 @@ class Engine:
                 self._attack.attack()
                 self._pass(batch, scales)
                 self._attack.restore()
-        self._watchdog.beat()
+        self._watchdog.stepped()
+        self.processes.reached(step + 1)
         return StepResult(
             loss_sums=sums.loss, correct=sums.correct, counts=counts, tokens=tokens, stop=stop
         )
@@ -182,6 +185,7 @@ class Engine:
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """On rank 0, all weights in fp32 on the CPU; an empty dict elsewhere. All processes take
         part, one weight at a time, so the device holds at most one extra."""
+        self._watchdog.beat()
         out = _full_parameters(self._local_shards(), self._frozen, self.device)
         return out | _buffers(self._engine.module) if self.rank == 0 else {}
 
@@ -227,6 +231,7 @@ class Engine:
         )
         self._invalid = ()
         self._watchdog.beat()
+        self.processes.reached(step, saved=step)
         return path
 
     def load(
@@ -248,6 +253,7 @@ class Engine:
         restore_counters(self._engine, found.engine, fp16=self._fp16)
         self._invalid = found.invalid
         self._watchdog.beat()
+        self.processes.reached(found.step, saved=found.step)
 
     def warm_start(
         self,

@@ -23,6 +23,7 @@ from types import FrameType
 from typing import NoReturn
 
 from palm_ds.common.errors import UserError, exit_on_user_error, suggest
+from palm_ds.common.exit_codes import FAILED
 
 CONTINUES = "stopped; run the same command again to continue"
 _WIDTH = 100
@@ -48,6 +49,8 @@ class Command:
     """More help, below the examples."""
     piped: bool = False
     """End quietly when the reader of the output closes it, as in `| head`."""
+    wraps: bool = False
+    """What follows `--` is another command line, in `args.command`."""
     interrupted: str = "interrupted"
     """The line printed after an interrupt."""
 
@@ -70,7 +73,15 @@ class Command:
 
     def call(self, argv: Sequence[str] | None = None) -> int:
         """Parse and run. Raises UserError."""
-        return self.run(self.parser().parse_intermixed_args(argv))
+        return self.run(self.parse(argv))
+
+    def parse(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
+        words = list(sys.argv[1:] if argv is None else argv)
+        at = words.index("--") if self.wraps and "--" in words else len(words)
+        args = self.parser().parse_intermixed_args(words[:at])
+        if self.wraps:
+            args.command = words[at + 1 :]
+        return args
 
     def main(self, argv: Sequence[str] | None = None) -> int:
         """Parse and run; a user error ends with one line and exit code 2."""
@@ -174,6 +185,34 @@ def _until_interrupted(run: Callable[[], int], said: str) -> int:
     except KeyboardInterrupt:
         print(said, file=sys.stderr, flush=True)
         return 130
+    except SystemExit as ended:
+        _report_end(ended.code if isinstance(ended.code, int) else FAILED)
+        raise
+    except Exception as error:
+        _report_crash(error)
+        raise
+
+
+def _report_crash(error: Exception) -> None:
+    """Tell the other processes of a run; ends this one, without a traceback, if it only failed
+    because another one was lost."""
+    if "palm_ds.runtime.liveness" in sys.modules:
+        from palm_ds.runtime import liveness
+
+        liveness.leave_if_another_was_lost(error)
+    _report_end(FAILED, f"{type(error).__name__}: {error}".splitlines()[0][:300])
+
+
+def _report_end(code: int, why: str = "") -> None:
+    """Tell `palm-ds run`, as launchers change codes, and the other processes of the run."""
+    if "PALM_DS_STATUS" in os.environ:
+        from palm_ds.runtime import rank_status
+
+        rank_status.report(code=code, why=why)
+    if "palm_ds.runtime.liveness" in sys.modules:
+        from palm_ds.runtime import liveness
+
+        liveness.end(code, why)
 
 
 def hint_next(*lines: str) -> None:
@@ -203,6 +242,7 @@ def _invocation(name: str) -> tuple[str, str]:
 def _leave(code: int) -> NoReturn:
     """End this process, without interpreter shutdown if DeepSpeed is loaded: its threads may abort
     it."""
+    _report_end(code)
     if "deepspeed" in sys.modules:
         from palm_ds.runtime.processes import leave
 

@@ -12,7 +12,7 @@ from palm_ds.common.errors import UserError, exit_on_user_error, suggest
 
 SECTIONS: Mapping[str, Sequence[str]] = {
     "Text to corpus": ("prepare", "corpus"),
-    "Training": ("pretrain", "finetune", "suite", "ablate", "inspect", "report"),
+    "Training": ("pretrain", "finetune", "run", "suite", "ablate", "inspect", "report"),
     "Using a model": ("predict", "evaluate", "fill-mask"),
     "Checkpoints": ("convert", "verify", "show", "resize", "download"),
     "Shipped files": ("recipes",),

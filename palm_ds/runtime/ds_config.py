@@ -81,8 +81,12 @@ class PalmSection:
     comms: Comms = Comms()
     timeout_minutes: NonNegativeFloat = 30.0
     """Time that a process waits for the others before it gives up."""
-    watchdog_minutes: NonNegativeFloat = 0.0
-    """End the process (exit code 42) if no step finishes within this time; 0: never."""
+    watchdog_minutes: NonNegativeFloat | None = None
+    """End the process (exit code 42) if no step finishes within this time; 0: never. Default: 20
+    times the slowest of the last 100 steps, at least 10 minutes."""
+    peer_seconds: NonNegativeFloat = 30.0
+    """End the process (exit code 42) if another one gives no sign of life for this time; 0:
+    never."""
 
 
 @dataclass(frozen=True, kw_only=True)

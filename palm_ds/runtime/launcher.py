@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 _DEEPSPEED = {"deepspeed", "deepspeed.pt", "deepspeed.launcher.launch", "deepspeed.launcher.runner"}
+_AGENT = {"palm_ds.cli.run"}
 _TORCH = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
 
 
@@ -21,9 +22,10 @@ def deepspeed_launchers() -> list[psutil.Process]:
 
 
 def launchers() -> list[psutil.Process]:
-    """DeepSpeed's and torch's launchers among the parents of this process, nearest first."""
+    """DeepSpeed's and torch's launchers and the agent of `palm-ds run` among the parents of this
+    process, nearest first."""
     parents = psutil.Process().parents()
-    return [parent for parent in parents if _is_one_of(parent, _DEEPSPEED | _TORCH)]
+    return [parent for parent in parents if _is_one_of(parent, _DEEPSPEED | _TORCH | _AGENT)]
 
 
 def has_ended(process: psutil.Process) -> bool:

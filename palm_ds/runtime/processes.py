@@ -1,4 +1,4 @@
-"""The processes of a run: joining, exchanging small messages, leaving, and a watchdog.
+"""The processes of a run: joining, exchanging small messages, leaving.
 
 The same program runs under `deepspeed`, `torchrun`, `mpirun` (with mpi4py) and as a single process.
 """
@@ -9,8 +9,6 @@ import atexit
 import importlib.util
 import os
 import sys
-import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -22,6 +20,7 @@ import torch.distributed as dist
 from palm_ds.common import exit_codes
 from palm_ds.common.errors import UserError
 from palm_ds.common.messages import only_warnings
+from palm_ds.runtime import liveness, rank_status
 from palm_ds.runtime.ds_config import DSConfig
 from palm_ds.runtime.ds_config_check import quieten
 
@@ -92,6 +91,12 @@ class Processes:
     def barrier(self) -> None:
         dist.barrier(group=self._host_group)
 
+    def reached(self, step: int, **facts: int) -> None:
+        """Tell the other processes and `palm-ds run` that `step` steps are completed. `saved`: the
+        step of the last checkpoint."""
+        liveness.reached(step)
+        rank_status.report(self.rank, step=step, **facts)
+
 
 def start(ds_config: DSConfig) -> Processes:
     """Join the processes of the run. Later calls have no effect but return the same group."""
@@ -114,6 +119,8 @@ def start(ds_config: DSConfig) -> Processes:
                 deepspeed.init_distributed(distributed_port=port, timeout=timeout, verbose=False)
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
     processes = Processes()
+    liveness.start(processes, ds_config.peer_seconds)
+    rank_status.report(processes.rank)
     if processes.rank > 0:
         only_warnings()
     return processes
@@ -124,6 +131,7 @@ def stop() -> None:
     aborts at exit."""
     if dist.is_initialized():
         dist.barrier()
+        liveness.end(exit_codes.FINISHED)
         _forget()
 
 
@@ -146,6 +154,7 @@ def leave(code: int) -> NoReturn:
     """End this process immediately; everything must be written. Remaining threads of DeepSpeed and
     the process groups occasionally abort a regular interpreter shutdown, and a finished run would
     count as failed."""
+    liveness.end(code)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -225,32 +234,3 @@ def check_precision(ds_config: DSConfig, device: torch.device) -> None:
             f"{ds_config.path}: {ds_config.precision}: this machine ({device.type}) cannot train "
             f"in it; use {' or '.join(alternatives)}"
         )
-
-
-class Watchdog:
-    """Ends the process if `beat` is not called for `seconds` (0: never), for example because
-    another process hangs, so that a launcher can restart the run."""
-
-    def __init__(self, seconds: float):
-        self._seconds = seconds
-        self._last = time.monotonic()
-        self._closed = threading.Event()
-        if seconds > 0:
-            threading.Thread(target=self._watch, daemon=True, name="watchdog").start()
-
-    def beat(self) -> None:
-        self._last = time.monotonic()
-
-    def close(self) -> None:
-        self._closed.set()
-
-    def _watch(self) -> None:
-        while not self._closed.wait(min(self._seconds / 10, 5.0)):
-            if time.monotonic() - self._last > self._seconds:
-                print(  # not logged: a hanging thread may hold the logger's lock
-                    f"error: no step for {self._seconds / 60:g} minutes; giving up "
-                    f"(exit code {exit_codes.WATCHDOG})",
-                    file=sys.stderr,
-                    flush=True,
-                )
-                os._exit(exit_codes.WATCHDOG)

@@ -71,7 +71,7 @@ def test_the_examples_are_right(name: str) -> None:
             command, rest = find([words[at].rpartition(".")[2].replace("_", "-"), *words[at + 1 :]])
         else:
             continue
-        assert command.parser().parse_intermixed_args(rest)
+        assert command.parse(rest)
         found += 1
     assert found >= 1
 

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from palm_ds.common.exit_codes import STOPPED
+
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 
@@ -22,6 +24,7 @@ def test_joint_runs(run_distributed) -> None:
     result = run_distributed("finetune.py", launcher="python", timeout=500).result
     codes = result["codes"]
     assert codes.pop("killed") == [-9, -9], result["log"][-3000:]
+    assert codes.pop("stopped") == [STOPPED, STOPPED], result["log"][-3000:]
     assert all(code == 0 for each in codes.values() for code in each), result["log"][-3000:]
     check_one_curve_wherever_it_resumes(result)
     killed_and_resumed_to_the_last_bit(result)

@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-from palm_ds.common import exit_codes
 from palm_ds.common.errors import UserError
 from palm_ds.runtime.processes import (
     _check_mpi,
@@ -18,29 +17,6 @@ from tests.helpers import warm_python
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
     return warm_python.run(["-c", code], timeout=60)
-
-
-def test_watchdog_ends_a_process_that_hangs() -> None:
-    done = run(
-        "import time\n"
-        "from palm_ds.runtime.processes import Watchdog\n"
-        "watchdog = Watchdog(2.4)\n"
-        "for _ in range(5): time.sleep(0.6); watchdog.beat()\n"
-        "print('alive', flush=True); time.sleep(60)"
-    )
-    assert done.returncode == exit_codes.WATCHDOG == 42
-    assert done.stdout == "alive\n"
-    assert done.stderr == "error: no step for 0.04 minutes; giving up (exit code 42)\n"
-
-
-def test_watchdog_closes() -> None:
-    done = run(
-        "import time\n"
-        "from palm_ds.runtime.processes import Watchdog\n"
-        "watchdog = Watchdog(0.2); watchdog.close(); time.sleep(0.6)\n"
-        "Watchdog(0).beat()"
-    )
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

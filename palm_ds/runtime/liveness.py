@@ -1,0 +1,251 @@
+"""Names a process of the run that is lost, and ends the others, which would wait for it.
+
+Every process has a connection to rank 0 on which both give signs of life. A connection that closes
+without a farewell is a process that was killed; silence is one that hangs, or a host or link that
+is gone. The collectives of torch notice only some of this, after half an hour, without a name.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import logging
+import os
+import re
+import secrets
+import selectors
+import socket
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from palm_ds.common import exit_codes
+from palm_ds.common.printable import printable
+from palm_ds.runtime import rank_status
+
+log = logging.getLogger(__name__)
+_GRACE = 2.0
+"""Seconds in which a process may end by itself, for example with the same mistake."""
+_COMMUNICATION = re.compile("gloo|nccl|connection|socket|peer|store", re.IGNORECASE)
+_HELLO = 32
+"""Bytes of the first message of a connection: the secret of the run and the rank."""
+
+
+class Group(Protocol):
+    """The part of `Processes` used here."""
+
+    rank: int
+    world: int
+
+    def gather(self, value: Any, /) -> list[Any]: ...
+
+
+@dataclass
+class Link:
+    """A connection to another process, and what was heard of it."""
+
+    connection: socket.socket
+    rank: int
+    host: str
+    step: int = 0
+    heard: float = field(default_factory=time.monotonic)
+    buffer: bytes = b""
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.rank} on {self.host} (last step {self.step})"
+
+    def say(self, **message: Any) -> None:
+        with contextlib.suppress(OSError):  # its end is noticed when reading
+            self.connection.send(json.dumps(message).encode() + b"\n")
+
+    def hear(self) -> list[dict[str, Any]] | None:
+        """The messages that have arrived; None: the connection was closed."""
+        try:
+            data = self.connection.recv(65536)
+        except (BlockingIOError, InterruptedError):
+            return []
+        except OSError:
+            data = b""
+        if not data:
+            return None
+        self.heard = time.monotonic()
+        *lines, self.buffer = (self.buffer + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+
+class Liveness(threading.Thread):
+    """Rank 0 watches all others, which watch rank 0."""
+
+    def __init__(self, links: list[Link], rank: int, *, seconds: float):
+        super().__init__(daemon=True, name="liveness")
+        self.links, self.rank, self.step = links, rank, 0
+        self._seconds = seconds
+        self._ended = threading.Event()
+        atexit.register(self._at_exit)
+        os.register_at_fork(after_in_child=self._close)  # a worker's copy would keep them open
+
+    @property
+    def ended(self) -> bool:
+        return self._ended.is_set()
+
+    def run(self) -> None:
+        pause = min(self._seconds / 5, 2.0)
+        with selectors.DefaultSelector() as selector:
+            for link in self.links:
+                selector.register(link.connection, selectors.EVENT_READ, link)
+            woke = time.monotonic()
+            while not self.ended:
+                for link in self.links:
+                    link.say(step=self.step)
+                for key, _ in selector.select(pause):
+                    self._read(key.data, selector)
+                slept, woke = time.monotonic() - woke, time.monotonic()
+                self._check_silence(forgive=slept > self._seconds / 2)
+                self._ended.wait(pause / 4)
+
+    def end(self, code: int, why: str = "") -> None:
+        """Say farewell; the others go on if `code` is one of a run that has come to its end."""
+        if not self.ended:
+            self._ended.set()
+            for link in self.links:
+                link.say(code=code, why=why)
+
+    def _read(self, link: Link, selector: selectors.BaseSelector) -> None:
+        messages = link.hear()
+        for message in messages or ():
+            if "step" in message:
+                link.step = message["step"]
+            if "lost" in message:
+                self._leave(message["lost"], message["code"])
+            if "code" in message:
+                selector.unregister(link.connection)
+                self.links.remove(link)
+                self._farewell(link, message["code"], message.get("why", ""))
+                return
+        if messages is None:
+            self._leave(f"{link.name} was killed or crashed", exit_codes.FAILED, lost=link)
+
+    def _farewell(self, link: Link, code: int, why: str) -> None:
+        if code in (exit_codes.FINISHED, exit_codes.STOPPED):
+            return
+        text = f"{link.name} ended with exit code {code}" + (f": {why}" if why else "")
+        final = code in exit_codes.FINAL or code == exit_codes.WATCHDOG
+        self._leave(text, code if final else exit_codes.FAILED)
+
+    def _check_silence(self, *, forgive: bool) -> None:
+        """`forgive`: this process itself was suspended."""
+        now = time.monotonic()
+        for link in self.links:
+            if forgive:
+                link.heard = now
+            elif now - link.heard > self._seconds:
+                text = f"{link.name} has given no sign of life for {self._seconds:g} seconds"
+                self._leave(text, exit_codes.WATCHDOG, lost=link)
+
+    def _leave(self, text: str, code: int, lost: Link | None = None) -> None:
+        """End this process, and from rank 0 all others, unless it is ending anyway."""
+        if self.rank == 0:
+            for link in self.links:
+                if link is not lost:
+                    link.say(lost=text, code=code)
+        if self._ended.wait(_GRACE):
+            return
+        first_of_host = os.environ.get("LOCAL_RANK") == "0" or self.rank == 1
+        if self.rank == 0 or (lost and first_of_host):
+            line = f"error: {text}; this run ends; the same command continues it"
+            print(printable(line), file=sys.stderr, flush=True)
+        rank_status.report(code=code, why=text)
+        sys.stdout.flush()
+        os._exit(code)
+
+    def _at_exit(self) -> None:
+        self.end(exit_codes.FAILED if getattr(sys, "last_value", None) else exit_codes.FINISHED)
+
+    def _close(self) -> None:
+        for link in self.links:
+            link.connection.close()
+
+
+def start(group: Group, seconds: float) -> None:
+    """Give signs of life from now on, and watch those of the others. `seconds` of silence: lost;
+    0: never. Collective."""
+    if group.world == 1 or not seconds or running():
+        return
+    listener = _listen() if group.rank == 0 else None
+    port = listener.getsockname()[1] if listener else 0
+    facts = group.gather((socket.gethostname(), port, secrets.token_hex(8)))
+    hosts, port, token = [fact[0] for fact in facts], facts[0][1], facts[0][2]
+    if listener:
+        links = _accept(listener, hosts, token, seconds)
+    else:
+        links = _connect(port, group.rank, hosts[0], token, seconds)
+    Liveness(links, group.rank, seconds=seconds).start()
+
+
+def running() -> Liveness | None:
+    """The thread of this process."""
+    found = (thread for thread in threading.enumerate() if isinstance(thread, Liveness))
+    return next((thread for thread in found if not thread.ended), None)
+
+
+def reached(step: int) -> None:
+    """This process has completed `step` steps."""
+    if thread := running():
+        thread.step = step
+
+
+def end(code: int, why: str = "") -> None:
+    """This process leaves the run."""
+    if thread := running():
+        thread.end(code, why)
+
+
+def leave_if_another_was_lost(error: BaseException) -> None:
+    """Ends this process, with one line, if `error` comes from the loss of another one."""
+    thread = running()
+    if thread and isinstance(error, RuntimeError) and _COMMUNICATION.search(str(error)):
+        thread.join(_GRACE * 3)  # it ends this process
+
+
+def _listen() -> socket.socket:
+    try:
+        return socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    except (OSError, ValueError):
+        return socket.create_server(("", 0))
+
+
+def _accept(listener: socket.socket, hosts: list[str], token: str, seconds: float) -> list[Link]:
+    """The connections of the others, as far as they can reach this process."""
+    links: list[Link] = []
+    deadline = time.monotonic() + seconds
+    with listener:
+        while len(links) < len(hosts) - 1 and time.monotonic() < deadline:
+            listener.settimeout(max(deadline - time.monotonic(), 0.01))
+            with contextlib.suppress(OSError, ValueError):
+                connection, _ = listener.accept()
+                connection.settimeout(seconds)
+                hello = connection.recv(_HELLO, socket.MSG_WAITALL).decode()
+                if hello.startswith(token):
+                    rank = int(hello[len(token) :])
+                    connection.setblocking(False)
+                    links.append(Link(connection, rank, hosts[rank]))
+    if len(links) < len(hosts) - 1:
+        log.warning(
+            "%d processes cannot be watched: they do not reach a port of rank 0",
+            len(hosts) - 1 - len(links),
+        )
+    return links
+
+
+def _connect(port: int, rank: int, host: str, token: str, seconds: float) -> list[Link]:
+    with contextlib.suppress(OSError):
+        address = os.environ.get("MASTER_ADDR", "127.0.0.1"), port
+        connection = socket.create_connection(address, timeout=seconds)
+        connection.sendall(f"{token}{rank}".ljust(_HELLO).encode())
+        connection.setblocking(False)
+        return [Link(connection, 0, host)]
+    return []

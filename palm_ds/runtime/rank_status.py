@@ -1,0 +1,81 @@
+"""How far each process is and how it ended, in small files that `palm-ds run` reads.
+
+The folder is on the process's own machine and named by an environment variable; without it nothing
+is written. A file of a process that has ended without a code was killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+FOLDER = "PALM_DS_STATUS"
+"""Environment variable: the folder of the files."""
+_BYTES = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStatus:
+    """One process of a run."""
+
+    rank: int
+    host: str
+    pid: int
+    created: float = 0.0
+    """When its process was created: a pid alone may be another's later."""
+    step: int = 0
+    """Completed steps."""
+    saved: int = 0
+    """The step of its last checkpoint."""
+    code: int | None = None
+    """Its exit code, if it ended in an orderly way."""
+    why: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.rank} on {self.host}"
+
+    @property
+    def running(self) -> bool:
+        try:
+            process = psutil.Process(self.pid)
+            ended = process.status() == psutil.STATUS_ZOMBIE
+            return not ended and abs(process.create_time() - self.created) < 1
+        except psutil.Error:
+            return False
+
+
+def report(rank: int | None = None, **facts: Any) -> None:
+    """Update this process's file. `rank`: the launcher's, unless given."""
+    folder = os.environ.get(FOLDER)
+    rank = int(os.environ.get("RANK", "0")) if rank is None else rank
+    if not folder or not os.path.isdir(folder):
+        return
+    path = Path(folder) / f"{rank}.json"
+    before = _read(path)
+    if before is None or before.pid != os.getpid():
+        created = psutil.Process().create_time()
+        host = socket.gethostname()
+        before = RankStatus(rank=rank, host=host, pid=os.getpid(), created=created)
+    text = json.dumps(asdict(replace(before, **facts)))
+    with open(path, "r+b" if path.exists() else "w+b", buffering=0) as file:
+        file.write(text.encode().ljust(_BYTES))  # one write: a reader sees the old or the new
+
+
+def read_all(folder: Path) -> list[RankStatus]:
+    """The processes that have reported, by rank."""
+    found = filter(None, map(_read, folder.glob("*.json")))
+    return sorted(found, key=lambda status: status.rank)
+
+
+def _read(path: Path) -> RankStatus | None:
+    try:
+        return RankStatus(**json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None

@@ -1,0 +1,224 @@
+"""The agent of `palm-ds run` on one host: starts the command, reports, and leaves nothing running.
+
+It adopts whatever its processes leave behind (as a subreaper), so that the end of a launcher hides
+nothing from it. Without news from `palm-ds run` it ends the run itself: with a checkpoint if only
+`palm-ds run` was killed, in any case within 60 seconds if the host was cut off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from palm_ds.common.exit_codes import FINISHED, STOPPED
+from palm_ds.runtime import rank_status
+from palm_ds.runtime.supervisor.command_line import FOLDER
+from palm_ds.runtime.supervisor.messages import PAUSE, SILENCE, Lines, send
+
+RUN = "PALM_DS_RUN"
+"""Environment variable of all processes of a run: which one they belong to."""
+_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
+_TICK = 0.2
+_AFTER_FAILURE, _AFTER_LAUNCHER, _CUT_OFF = 12.0, 60.0, 20.0
+"""Seconds for the others when a process has failed; when the launcher has ended and they save; and
+when `palm-ds run` cannot be reached."""
+
+
+def run_agent(name: str, descriptor: int) -> int:
+    """Serve one start of the run `name`; messages go to `descriptor`."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # `palm-ds run` says when to stop
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+    killed = kill_leftovers(name)
+    send(descriptor, hello=_address(), port=free_port(), killed=killed)
+    lines = Lines(0)
+    request = _first(lines)
+    if request is None:
+        return FINISHED
+    folder = Path(tempfile.mkdtemp(prefix="palm-ds-run-"))
+    try:
+        agent = _Agent(descriptor, lines, folder, _start(request, folder, name, descriptor))
+        agent.serve()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return FINISHED
+
+
+def kill_leftovers(name: str) -> int:
+    """Kill what an earlier start of the run left on this host; returns how many processes."""
+    left = [process for process in psutil.process_iter() if _belongs_to(process, name)]
+    for process in left:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(left, timeout=10)
+    return len(left)
+
+
+def free_port() -> int:
+    """Below the ports that the system gives to outgoing connections."""
+    for port in (20_000 + (os.getpid() * 7 + n * 101) % 12_000 for n in range(500)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
+    return 0
+
+
+@dataclass
+class _Agent:
+    descriptor: int
+    lines: Lines
+    folder: Path
+    child: subprocess.Popen[bytes]
+    stopping: float = 0.0
+    """Since when the processes are asked to save and stop."""
+    deadline: float = float("inf")
+    """When they are killed."""
+    asked: set[int] = field(default_factory=set)
+    heard: float = field(default_factory=time.monotonic)
+    failed: float = 0.0
+    """Since when a process is known to have failed."""
+
+    def serve(self) -> None:
+        told = 0.0
+        while self.child.poll() is None or any(_family()):
+            self._listen()
+            self._judge()
+            if self.stopping:
+                self._ask_to_stop()
+            if time.monotonic() > self.deadline:
+                _kill_family()
+            if time.monotonic() - told > PAUSE:
+                told = time.monotonic()
+                self._report()
+        self._report(ended=self.child.returncode)
+
+    def _report(self, **facts: Any) -> None:
+        ranks = rank_status.read_all(self.folder)
+        records = [asdict(rank) | {"lost": _lost(rank)} for rank in ranks]
+        send(self.descriptor, ranks=records, **facts)
+
+    def _listen(self) -> None:
+        if self.lines.closed:
+            time.sleep(_TICK)
+        elif select.select([self.lines.descriptor], [], [], _TICK)[0]:
+            self.heard = time.monotonic()
+            for message in self.lines.read():
+                if message.get("do") == "stop":
+                    self._stop()
+                elif message.get("do") == "kill":
+                    self.deadline = 0.0
+            if self.lines.closed:  # `palm-ds run` was killed
+                self._stop()
+        elif time.monotonic() - self.heard > SILENCE:
+            self._stop()
+            self._end_within(_CUT_OFF)
+
+    def _judge(self) -> None:
+        """Whether what still runs has lost its launcher or another process."""
+        ranks = rank_status.read_all(self.folder)
+        if self.child.poll() is not None:
+            self._stop()
+            self._end_within(_AFTER_LAUNCHER)
+        if any(_lost(rank) or rank.code not in (None, FINISHED, STOPPED) for rank in ranks):
+            self._end_within(_AFTER_FAILURE)
+
+    def _stop(self) -> None:
+        self.stopping = self.stopping or time.monotonic()
+
+    def _end_within(self, seconds: float) -> None:
+        self.deadline = min(self.deadline, time.monotonic() + seconds)
+
+    def _ask_to_stop(self) -> None:
+        """SIGTERM to the training processes: they save together. Launchers would kill them after 30
+        seconds. Before there are any, to everything."""
+        ranks = [rank for rank in rank_status.read_all(self.folder) if rank.running]
+        pids = [rank.pid for rank in ranks] or [process.pid for process in _family()]
+        for pid in set(pids) - self.asked:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+            self.asked.add(pid)
+        if not ranks and time.monotonic() - self.stopping > _CUT_OFF:
+            self.deadline = 0.0
+
+
+def _lost(rank: rank_status.RankStatus) -> bool:
+    """Whether it ended without a word."""
+    return rank.code is None and not rank.running
+
+
+def _start(
+    request: Mapping[str, Any], folder: Path, name: str, descriptor: int
+) -> subprocess.Popen[bytes]:
+    (folder / "hosts").write_text(request["hosts"], encoding="utf-8")
+    command = [word.replace(FOLDER, str(folder)) for word in request["command"]]
+    own = {RUN: name, rank_status.FOLDER: str(folder)}
+    return subprocess.Popen(
+        command,
+        cwd=request["cwd"],
+        env={**os.environ, **request["env"], **own},
+        stdin=subprocess.DEVNULL,
+        stdout=2 if descriptor == 1 else None,
+        start_new_session=True,
+    )
+
+
+def _first(lines: Lines) -> dict[str, Any] | None:
+    """The request; None if `palm-ds run` has ended or does without this host."""
+    while not lines.closed and select.select([lines.descriptor], [], [], SILENCE)[0]:
+        for message in lines.read():
+            if "command" in message:
+                return message
+    return None
+
+
+def _family() -> Iterator[psutil.Process]:
+    """All processes of the run that still run, adopted ones included."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                yield process
+
+
+def _kill_family() -> None:
+    for process in list(_family()):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ()
+    except (psutil.Error, OSError):
+        return {}
+
+
+def _belongs_to(process: psutil.Process, name: str) -> bool:
+    return process.pid != os.getpid() and _environment(process).get(RUN) == name
+
+
+def _address() -> str:
+    """At which other hosts reach this one."""
+    connection = os.environ.get("SSH_CONNECTION", "").split()
+    if len(connection) == 4:
+        return connection[2]
+    try:
+        done = subprocess.run(["hostname", "-I"], capture_output=True, text=True, timeout=10)
+        return (done.stdout.split() or ["127.0.0.1"])[0]
+    except (OSError, subprocess.TimeoutExpired):
+        return "127.0.0.1"

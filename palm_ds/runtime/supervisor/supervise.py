@@ -1,0 +1,186 @@
+"""Starts a run again and again until it is finished, stopped, or beyond help."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shlex
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from palm_ds.common import exit_codes
+from palm_ds.common.errors import UserError
+from palm_ds.common.printable import printable
+from palm_ds.runtime.supervisor.attempt import Attempt, Outcome
+from palm_ds.runtime.supervisor.command_line import RunCommand, understand
+
+_LONGEST_PAUSE = 60.0
+_AGAIN = 2.0
+"""Seconds after which a second signal means: now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supervision:
+    """How often and where a run is started again."""
+
+    restarts: int = 5
+    """In a row without a new checkpoint; one that is made resets the count."""
+    min_hosts: int = 1
+    ssh: str = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=10"
+
+
+@dataclass
+class _Stop:
+    """What signals have asked for."""
+
+    urgency: int = 0
+    since: float = 0.0
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        if not self.urgency:
+            self.urgency, self.since = 1, time.monotonic()
+        elif number == signal.SIGINT and time.monotonic() - self.since > _AGAIN:
+            self.urgency = 2
+
+
+def supervise(words: Sequence[str], settings: Supervision) -> int:
+    """Run a command to its end; returns the exit code (common/exit_codes.py). Raises UserError."""
+    command = understand(words)
+    hosts = max(len(command.slots), 1)
+    if settings.min_hosts > hosts:
+        raise UserError(f"--min_hosts {settings.min_hosts}: there are only {hosts}")
+    name = _name_of(words)
+    stop = _Stop()
+    with _only_one(name), _signals(stop):
+        return _Supervisor(command, name, settings, stop).run()
+
+
+@dataclass
+class _Supervisor:
+    command: RunCommand
+    name: str
+    settings: Supervision
+    stop: _Stop
+    failures: int = 0
+    """In a row, without a new checkpoint."""
+    saved: int = -1
+    most_hosts: int = field(default=0)
+
+    def run(self) -> int:
+        while True:
+            outcome = self._attempt()
+            if (code := self._final(outcome)) is not None:
+                return code
+            self._count(outcome)
+            if self.failures > self.settings.restarts:
+                return self._give_up(outcome)
+            pause = min(2.0 ** (self.failures - 1), _LONGEST_PAUSE) if self.failures else 1.0
+            number = f"restart {max(self.failures, 1)} of {self.settings.restarts}"
+            self._say(f"{outcome.reason}; {number} in {pause:g} s")
+            self._sleep(pause)
+            if self.stop.urgency:
+                return exit_codes.STOPPED
+
+    def _attempt(self) -> Outcome:
+        attempt = Attempt(
+            command=self.command,
+            name=self.name,
+            ssh=shlex.split(self.settings.ssh),
+            stopping=lambda: self.stop.urgency,
+        )
+        try:
+            return self._on_answering_hosts(attempt)
+        finally:
+            attempt.close()
+
+    def _on_answering_hosts(self, attempt: Attempt) -> Outcome:
+        asked = list(self.command.slots)
+        found = attempt.connect()
+        missing = [host for host in asked if host not in found]
+        if attempt.killed:
+            self._say(f"killed {attempt.killed} processes left by an earlier start")
+        if self.stop.urgency:
+            return Outcome(code=exit_codes.STOPPED, reason="", saved=-1, hosts=0)
+        if len(found) < self.settings.min_hosts:
+            reason = f"{', '.join(missing) or 'this machine'}: no answer"
+            return Outcome(code=exit_codes.FAILED, reason=reason, saved=-1, hosts=0)
+        if missing:
+            self._say(f"continues without {', '.join(missing)}: no answer")
+        return attempt.run()
+
+    def _final(self, outcome: Outcome) -> int | None:
+        """The exit code if there is nothing to start again."""
+        if outcome.code == exit_codes.MISTAKE and 0 < outcome.hosts < self.most_hosts:
+            return None  # it cannot be divided among fewer hosts: wait for the others
+        if outcome.code in exit_codes.FINAL:
+            return outcome.code
+        if self.stop.urgency:
+            if outcome.code != exit_codes.STOPPED:
+                self._say(f"stopped, but {outcome.reason}; the last checkpoint stays")
+            return outcome.code
+        return None
+
+    def _count(self, outcome: Outcome) -> None:
+        self.most_hosts = max(self.most_hosts, outcome.hosts)
+        if outcome.saved > self.saved:
+            self.failures, self.saved = 0, outcome.saved
+        else:
+            self.failures += 1
+
+    def _give_up(self, outcome: Outcome) -> int:
+        where = f"; the last checkpoint is of step {self.saved}" if self.saved > 0 else ""
+        tries = self.settings.restarts
+        text = f"given up after {tries} restarts without progress: " if tries else ""
+        print(f"error: {text}{printable(outcome.reason)}{where}", file=sys.stderr, flush=True)
+        return outcome.code
+
+    def _sleep(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self.stop.urgency:
+            time.sleep(0.1)
+
+    def _say(self, text: str) -> None:
+        print(f"palm-ds run: {printable(text)}", file=sys.stderr, flush=True)
+
+
+def _name_of(words: Sequence[str]) -> str:
+    """The same for the same command in the same folder, so that a later `palm-ds run` finds what an
+    earlier one has left running."""
+    text = "\0".join([os.getcwd(), str(os.getuid()), *words])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@contextmanager
+def _only_one(name: str) -> Iterator[None]:
+    """Raises UserError if the same command is supervised already: it would be killed."""
+    path = Path(tempfile.gettempdir()) / f"palm-ds-run-{name}.lock"
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError("palm-ds run: this command already runs under palm-ds run") from None
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _signals(stop: _Stop) -> Iterator[None]:
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup`
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, stop.handle) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
