@@ -44,7 +44,7 @@ class Group(Protocol):
 
 
 @dataclass
-class Link:
+class PeerLink:
     """A connection to another process, and what was heard of it."""
 
     connection: socket.socket
@@ -80,7 +80,7 @@ class Link:
 class Liveness(threading.Thread):
     """Rank 0 watches all others, which watch rank 0."""
 
-    def __init__(self, links: list[Link], rank: int, *, seconds: float):
+    def __init__(self, links: list[PeerLink], rank: int, *, seconds: float):
         super().__init__(daemon=True, name="liveness")
         self.links, self.rank, self.step = links, rank, 0
         self._seconds = seconds
@@ -114,7 +114,7 @@ class Liveness(threading.Thread):
             for link in self.links:
                 link.say(code=code, why=why)
 
-    def _read(self, link: Link, selector: selectors.BaseSelector) -> None:
+    def _read(self, link: PeerLink, selector: selectors.BaseSelector) -> None:
         messages = link.hear()
         for message in messages or ():
             if "step" in message:
@@ -129,7 +129,7 @@ class Liveness(threading.Thread):
         if messages is None:
             self._leave(f"{link.name} was killed or crashed", exit_codes.FAILED, lost=link)
 
-    def _farewell(self, link: Link, code: int, why: str) -> None:
+    def _farewell(self, link: PeerLink, code: int, why: str) -> None:
         if code in (exit_codes.FINISHED, exit_codes.STOPPED):
             return
         text = f"{link.name} ended with exit code {code}" + (f": {why}" if why else "")
@@ -146,7 +146,7 @@ class Liveness(threading.Thread):
                 text = f"{link.name} has given no sign of life for {self._seconds:g} seconds"
                 self._leave(text, exit_codes.WATCHDOG, lost=link)
 
-    def _leave(self, text: str, code: int, lost: Link | None = None) -> None:
+    def _leave(self, text: str, code: int, lost: PeerLink | None = None) -> None:
         """End this process, and from rank 0 all others, unless it is ending anyway."""
         if self.rank == 0:
             for link in self.links:
@@ -218,9 +218,11 @@ def _listen() -> socket.socket:
         return socket.create_server(("", 0))
 
 
-def _accept(listener: socket.socket, hosts: list[str], token: str, seconds: float) -> list[Link]:
+def _accept(
+    listener: socket.socket, hosts: list[str], token: str, seconds: float
+) -> list[PeerLink]:
     """The connections of the others, as far as they can reach this process."""
-    links: list[Link] = []
+    links: list[PeerLink] = []
     deadline = time.monotonic() + seconds
     with listener:
         while len(links) < len(hosts) - 1 and time.monotonic() < deadline:
@@ -232,7 +234,7 @@ def _accept(listener: socket.socket, hosts: list[str], token: str, seconds: floa
                 if hello.startswith(token):
                     rank = int(hello[len(token) :])
                     connection.setblocking(False)
-                    links.append(Link(connection, rank, hosts[rank]))
+                    links.append(PeerLink(connection, rank, hosts[rank]))
     if len(links) < len(hosts) - 1:
         log.warning(
             "%d processes cannot be watched: they do not reach a port of rank 0",
@@ -241,11 +243,11 @@ def _accept(listener: socket.socket, hosts: list[str], token: str, seconds: floa
     return links
 
 
-def _connect(port: int, rank: int, host: str, token: str, seconds: float) -> list[Link]:
+def _connect(port: int, rank: int, host: str, token: str, seconds: float) -> list[PeerLink]:
     with contextlib.suppress(OSError):
         address = os.environ.get("MASTER_ADDR", "127.0.0.1"), port
         connection = socket.create_connection(address, timeout=seconds)
         connection.sendall(f"{token}{rank}".ljust(_HELLO).encode())
         connection.setblocking(False)
-        return [Link(connection, 0, host)]
+        return [PeerLink(connection, 0, host)]
     return []

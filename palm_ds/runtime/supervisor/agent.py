@@ -28,7 +28,7 @@ import psutil
 from palm_ds.common.exit_codes import FINISHED, STOPPED
 from palm_ds.runtime import rank_status
 from palm_ds.runtime.supervisor.command_line import FOLDER
-from palm_ds.runtime.supervisor.messages import PAUSE, SILENCE, Lines, send
+from palm_ds.runtime.supervisor.messages import PAUSE, SILENCE, MessageReader, send
 
 RUN = "PALM_DS_RUN"
 """Environment variable of all processes of a run: which one they belong to."""
@@ -47,7 +47,7 @@ def run_agent(name: str, descriptor: int) -> int:
         ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
     killed = kill_leftovers(name)
     send(descriptor, hello=_address(), port=free_port(), killed=killed)
-    lines = Lines(0)
+    lines = MessageReader(0)
     request = _first(lines)
     if request is None:
         return FINISHED
@@ -82,7 +82,7 @@ def free_port() -> int:
 @dataclass
 class _Agent:
     descriptor: int
-    lines: Lines
+    lines: MessageReader
     folder: Path
     child: subprocess.Popen[bytes]
     stopping: float = 0.0
@@ -178,7 +178,7 @@ def _start(
     )
 
 
-def _first(lines: Lines) -> dict[str, Any] | None:
+def _first(lines: MessageReader) -> dict[str, Any] | None:
     """The request; None if `palm-ds run` has ended or does without this host."""
     while not lines.closed and select.select([lines.descriptor], [], [], SILENCE)[0]:
         for message in lines.read():

@@ -16,7 +16,7 @@ from typing import Any
 from palm_ds.common import exit_codes
 from palm_ds.runtime.rank_status import RankStatus
 from palm_ds.runtime.supervisor.command_line import Place, RunCommand, variables_for_other_hosts
-from palm_ds.runtime.supervisor.messages import PAUSE, SILENCE, Lines, send
+from palm_ds.runtime.supervisor.messages import PAUSE, SILENCE, MessageReader, send
 
 _ANSWER = 25.0
 """Seconds that a host has to answer."""
@@ -32,7 +32,7 @@ class Connection:
 
     host: str
     process: subprocess.Popen[bytes]
-    lines: Lines
+    lines: MessageReader
     heard: float = field(default_factory=time.monotonic)
     hello: dict[str, Any] = field(default_factory=dict)
     ranks: list[RankStatus] = field(default_factory=list)
@@ -239,7 +239,7 @@ def _connect(host: str, name: str, ssh: Sequence[str], *, many: bool) -> Connect
     )
     assert process.stdout is not None
     with process.stdout:
-        return Connection(host, process, Lines(os.dup(process.stdout.fileno())))
+        return Connection(host, process, MessageReader(os.dup(process.stdout.fileno())))
 
 
 def _connect_here(host: str, agent: Sequence[str]) -> Connection:
@@ -252,4 +252,4 @@ def _connect_here(host: str, agent: Sequence[str]) -> Connection:
         start_new_session=True,
     )
     os.close(outward)
-    return Connection(host, process, Lines(inward))
+    return Connection(host, process, MessageReader(inward))

@@ -15,7 +15,7 @@ PAUSE = 2.0
 
 
 @dataclass
-class Lines:
+class MessageReader:
     """Reads messages from a file descriptor that `select` has found ready."""
 
     descriptor: int
