@@ -46,7 +46,7 @@ class EventDispatcher:
             for dataset in loop.stream.datasets
             if reference in [task.name for task in dataset.tasks]
         )
-        self._dataset, self._items = dataset.name, len(dataset.items)
+        self._dataset, self._items = dataset.name, dataset.num_items
 
     def __call__(self, name: str, facts: Mapping[str, Any]) -> None:
         if name == "begin":

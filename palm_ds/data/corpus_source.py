@@ -1,5 +1,8 @@
 """A corpus source: the documents of one corpus to train on, or those held out.
 
+    small corpus   one source with all its documents
+    large corpus   a split, read window by window; every window is a source of its own
+
 Positions are global token offsets in the corpus, so that an example records where each of its
 tokens comes from and a task can look at the text around it.
 """
@@ -16,7 +19,13 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key, keyed_uniform, permutation_at
 from palm_ds.corpus.annotations import how_to_add
 from palm_ds.corpus.store import Corpus
-from palm_ds.data.source import CachesResults, train_heldout_split, unigram_frequencies
+from palm_ds.data.corpus_blocks import BlockOrder, BlockSizes, CorpusBlocks
+from palm_ds.data.source import (
+    CachesResults,
+    held_out_draw,
+    train_heldout_split,
+    unigram_frequencies,
+)
 from palm_ds.text.tokens import SpecialTokens, TokenSpan
 
 _SAMPLE_TOKENS = 2_000_000
@@ -29,9 +38,27 @@ class CorpusSource(CachesResults):
     corpus: Corpus
     documents: np.ndarray  # (documents,) indices, ascending
     annotations: tuple[str, ...] = ()
+    split: CorpusSplit | None = None
+    """The split of a large corpus that this is a window of."""
 
     def __len__(self) -> int:
         return len(self.documents)
+
+    @property
+    def reference(self) -> CorpusSource:
+        """What statistics are taken from: the source itself, or the first window of its split."""
+        return self.split.reference if self.split else self
+
+    @cached_property
+    def block_numbers(self) -> np.ndarray:
+        """(documents,) the block that each document starts in; 0 if the corpus has no blocks."""
+        if self.split is None:
+            return np.zeros(len(self), np.int64)
+        return self.split.blocks.of_tokens(self.starts)
+
+    def document_of(self, tokens: np.ndarray) -> np.ndarray:
+        """The place in `documents` of the document that each token is in."""
+        return np.searchsorted(self.starts, tokens, side="right") - 1
 
     @property
     def name(self) -> str:
@@ -90,13 +117,15 @@ class CorpusSource(CachesResults):
 
     def tokens_around(self, start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Number of tokens that the document of each span [start, end) has before and after it."""
-        document = np.searchsorted(self.starts, start, side="right") - 1
+        document = self.document_of(start)
         return start - self.starts[document], self.ends[document] - end
 
     @cached_property
     def unigrams(self) -> np.ndarray:
         """(vocabulary,) relative frequencies in up to two million tokens, one added to each count:
         the unigram baseline."""
+        if self.reference is not self:
+            return self.reference.unigrams
         return unigram_frequencies((piece.ids for piece in self.sample(())), self.vocabulary.size)
 
     def sample(self, annotations: Sequence[str]) -> Iterator[TokenSpan]:
@@ -112,16 +141,60 @@ class CorpusSource(CachesResults):
                 return
 
 
+@dataclass(frozen=True)
+class CorpusSplit:
+    """The training or the held-out documents of a corpus too large to be one source."""
+
+    corpus: Corpus
+    held_out: float
+    """The share of the documents that is held out."""
+    is_held_out: bool
+    """Whether this is that share, or the rest."""
+    annotations: tuple[str, ...]
+    blocks: CorpusBlocks
+
+    def window(self, blocks: np.ndarray) -> CorpusSource:
+        """The documents of this split in some ascending blocks."""
+        documents = self.blocks.documents(blocks)
+        out = held_out_draw(documents) < self.held_out
+        chosen = documents[out if self.is_held_out else ~out]
+        return CorpusSource(self.corpus, chosen, self.annotations, self)
+
+    @cached_property
+    def reference(self) -> CorpusSource:
+        """A random window, always the same: a sample for statistics."""
+        return self.window(BlockOrder(self.blocks, derive_key("reference")).windows(0)[0])
+
+    def __reduce__(self) -> tuple:
+        """Without what it has cached."""
+        fields = (self.corpus, self.held_out, self.is_held_out, self.annotations, self.blocks)
+        return CorpusSplit, fields
+
+    def describe(self) -> str:
+        """The settings that its windows depend on, as text."""
+        return f"{self.held_out!r} {self.is_held_out} {self.blocks.sizes}"
+
+
 def split_corpus(
-    corpus: Corpus, held_out: float, annotations: Sequence[str]
+    corpus: Corpus,
+    held_out: float,
+    annotations: Sequence[str],
+    sizes: BlockSizes | None = None,
 ) -> tuple[CorpusSource, CorpusSource]:
     """The training and the held-out documents. The split depends only on document numbers, so it is
-    the same in every run over a corpus."""
+    the same in every run over a corpus. Of a large corpus these are the first windows of its
+    `split`s."""
     missing = sorted(set(annotations) - set(corpus.annotations))
     if missing:
         raise UserError(
             f"{corpus.path}: the corpus has no annotation {', '.join(missing)}; "
             f"{how_to_add(missing, corpus.path)}"
+        )
+    sizes = sizes or BlockSizes()
+    if len(CorpusBlocks(corpus, sizes)) >= 2 * sizes.window_blocks and held_out < 1:
+        return (
+            _large_split(corpus, held_out, False, annotations, sizes),
+            _large_split(corpus, held_out, True, annotations, sizes),
         )
     training, held = train_heldout_split(
         len(corpus), held_out, where=str(corpus.path), of="documents", at_least_one=True
@@ -129,6 +202,20 @@ def split_corpus(
     return CorpusSource(corpus, training, tuple(annotations)), CorpusSource(
         corpus, held, tuple(annotations)
     )
+
+
+def _large_split(
+    corpus: Corpus,
+    held_out: float,
+    is_held_out: bool,
+    annotations: Sequence[str],
+    sizes: BlockSizes,
+) -> CorpusSource:
+    share = held_out if is_held_out else 1 - held_out
+    if share == 0:
+        return CorpusSource(corpus, np.zeros(0, np.int64), tuple(annotations))
+    blocks = CorpusBlocks(corpus, sizes.of_share(share))
+    return CorpusSplit(corpus, held_out, is_held_out, tuple(annotations), blocks).reference
 
 
 def passages(source: CorpusSource, size: int) -> np.ndarray:

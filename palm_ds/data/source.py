@@ -32,13 +32,19 @@ def train_heldout_split(
     depends only on its number, so the split is the same in every run over the same data. `where`
     and `of` (what is counted) are for the message if nothing remains to train on."""
     numbers = np.arange(count)
-    draw = keyed_uniform(derive_key("held out"), numbers, 1)[:, 0]
+    draw = held_out_draw(numbers)
     out = draw < share
     if at_least_one and share > 0 and count and not out.any():
         out[draw.argmin()] = True
     if share > 0 and count and out.all():
         raise UserError(f"{where}: held_out {share} leaves none of {count} {of} to train on")
     return numbers[~out], numbers[out]
+
+
+def held_out_draw(numbers: np.ndarray) -> np.ndarray:
+    """A uniform number in [0, 1) for every document or row: below the held-out share, it is held
+    out."""
+    return keyed_uniform(derive_key("held out"), numbers, 1)[:, 0]
 
 
 def unigram_frequencies(texts: Iterable[np.ndarray], size: int) -> np.ndarray:

@@ -109,7 +109,10 @@ class Task(ABC, Generic[SourceT]):
 
     @abstractmethod
     def items(self, source: SourceT, max_length: int) -> np.ndarray:
-        """(items, any) int64: one row per item; `max_length` is the maximum of an example."""
+        """(items, any) int64: one row per item; `max_length` is the maximum of an example.
+
+        Large corpora are read in windows, each of which is a source: the items of a document must
+        not depend on the other documents, and rows must not refer to places in the source."""
 
     def training_items(self, source: SourceT, max_length: int) -> np.ndarray:
         """The subset of `items` to train on; by default all of them. Evaluation and prediction
@@ -285,6 +288,10 @@ class CorpusTask(Task[CorpusSource]):
         """Annotations of which the corpus must have at least one unit; the recipe names them in
         `units`."""
         return ()
+
+    def check(self, source: CorpusSource, max_length: int) -> None:
+        """Raises UserError if the source lacks what the task needs, such as a second document."""
+        return
 
     def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
         """Passages that fill the room: consecutive tokens of one document, [CLS] and [SEP]

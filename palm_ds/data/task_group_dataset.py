@@ -14,9 +14,10 @@ from typing import Generic, NamedTuple, TypeAlias
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.common.rng import derive_key, keyed_generator, keyed_uniform, permutation_at
+from palm_ds.common.rng import derive_key, keyed_generator, keyed_uniform
 from palm_ds.data.corpus_source import CorpusSource
 from palm_ds.data.example import Example, collate
+from palm_ds.data.item_order import ItemOrder, item_order
 from palm_ds.data.layout import lengthened
 from palm_ds.data.packing import pack
 from palm_ds.data.stages import tasks_of
@@ -35,6 +36,7 @@ class TaskGroupDataset(Generic[SourceT]):
     tasks: tuple[Task[SourceT], ...]
     task_id: int
     source: SourceT
+    """What it reads; of a large corpus, a sample of it."""
     seed: int
     max_length: int
     fixed: bool = False
@@ -47,16 +49,14 @@ class TaskGroupDataset(Generic[SourceT]):
         return derive_key(self.seed, self.name)
 
     @cached_property
-    def items(self) -> np.ndarray:
-        first = self.tasks[0]
-        items_of = first.items if self.fixed else first.training_items
-        items = items_of(self.source, self.max_length)
-        if not len(items):
-            raise UserError(
-                f"tasks.{first.name}: nothing in {self.source.name} is long enough "
-                f"({len(self.source)} documents or rows read)"
-            )
-        return items
+    def order(self) -> ItemOrder[SourceT]:
+        """The items of the first task, in the order in which they are read."""
+        return item_order(self.tasks[0], self.source, self.max_length, self.key, self.fixed)
+
+    @property
+    def num_items(self) -> int:
+        """Items of an epoch."""
+        return len(self.order)
 
     def describe(self) -> str:
         """A line for the start of a run; may be empty."""
@@ -65,20 +65,24 @@ class TaskGroupDataset(Generic[SourceT]):
 
     def layouts(self, n: np.ndarray) -> np.ndarray:
         """(len(n),) the layouts of these examples (palm_ds/data/layout.py)."""
+        if not len(n):
+            return self.layouts(np.zeros(1, np.int64))[:0]
         task = self.tasks[0]
-        index = n % len(self.items)
-        if not self.fixed:
-            epochs = n // len(self.items)
-            for epoch in np.unique(epochs):
-                here = epochs == epoch
-                key = derive_key(self.key, "epoch", int(epoch))
-                index[here] = permutation_at(key, len(self.items), index[here])
         uniform = (
             keyed_uniform(self.key, n, task.num_uniforms)
             if task.num_uniforms
             else np.empty((len(n), 0))
         )
-        found = task.layout(self.items[index], uniform, self.source, self.max_length)
+        parts = [
+            (
+                part.places,
+                task.layout(part.items, uniform[part.places], part.source, self.max_length),
+            )
+            for part in self.order.look_up(n)
+        ]
+        found = np.empty(len(n), parts[0][1].dtype)
+        for places, part in parts:
+            found[places] = part
         longest = int(found["length"].max(initial=0))
         if longest > self.max_length:
             raise UserError(
@@ -89,15 +93,15 @@ class TaskGroupDataset(Generic[SourceT]):
 
     def example(self, n: int, layout: np.void) -> Example:
         """The n-th example, built by the first task of the task group and labelled by all."""
-        first = self.tasks[0]
-        example = first.example(layout, self.source, self._generator(first, "example", n))
+        first, source = self.tasks[0], self.order.source_of(n)
+        example = first.example(layout, source, self._generator(first, "example", n))
         if len(example) != layout["length"]:
             raise UserError(
                 f"tasks.{first.name}: example() returned {len(example)} tokens, but layout() "
                 f"promised {layout['length']}; the two must agree"
             )
         for task in self.tasks:
-            task.label(example, self.source, self._generator(task, "label", n))
+            task.label(example, source, self._generator(task, "label", n))
         if self.segments:
             np.minimum(example.token_type_ids, self.segments - 1, out=example.token_type_ids)
         return example
@@ -109,7 +113,7 @@ class TaskGroupDataset(Generic[SourceT]):
     def mean_tokens(self) -> Fraction:
         """Mean number of row tokens per example: its own tokens, those it grows by to fill the row,
         and padding. Measured on the first few thousand; it converts tokens to examples."""
-        lengths = self.layouts(np.arange(min(_SAMPLE, len(self.items))))["length"]
+        lengths = self.layouts(np.arange(self.order.up_to(_SAMPLE)))["length"]
         return Fraction(len(pack(lengths, self.max_length)) * self.max_length, len(lengths))
 
 
@@ -186,7 +190,7 @@ def build_rows(
 
 def held_out_rows(dataset: TaskGroupDataset, dataset_index: int, most: int) -> list[PackedRow]:
     """The first `most` held-out examples of a dataset, packed: the same at every evaluation."""
-    n = np.arange(min(most, len(dataset.items)))
+    n = np.arange(dataset.order.up_to(most))
     layouts = dataset.layouts(n)
     every = refs(dataset_index, n, layouts)
     return [[every[i] for i in row] for row in pack(layouts["length"], dataset.max_length)]

@@ -43,7 +43,7 @@ class Capitalization(CorpusTask):
     def _asked(self, ids: np.ndarray, word: np.ndarray, source: CorpusSource) -> np.ndarray:
         """(tokens,) bool: the first token of a word that starts with a letter. Digits, full stops
         and Chinese are never capitals; labelling them would only inflate the accuracy."""
-        letters = source.cached("starts with a letter", lambda: self._letters(source))
+        letters = source.reference.cached("starts with a letter", lambda: self._letters(source))
         return (word == 1) & letters[ids]
 
     def _letters(self, source: CorpusSource) -> np.ndarray:

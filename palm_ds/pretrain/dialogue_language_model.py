@@ -50,19 +50,21 @@ class DialogueLanguageModel(CorpusTask):
     def annotations(self) -> tuple[str, ...]:
         return ("role",)
 
-    def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
-        """(windows, 4): turns [begin, end) out of a dialogue's turns [first, last)."""
+    def check(self, source: CorpusSource, max_length: int) -> None:
         if max_length < 1 + 2 * self.turns:
             raise UserError(
                 f"tasks.{self.name}.turns: {self.turns} turns need rows of {1 + 2 * self.turns} "
                 f"tokens or more, not {max_length}"
             )
-        many = source.last_sentences - source.first_sentences
-        if (many >= 2).sum() < 2:
+        if (source.last_sentences - source.first_sentences >= 2).sum() < 2:
             raise UserError(
                 f"tasks.{self.name}: {source.corpus.path} has fewer than two dialogues of two "
                 f"turns or more in this split; add dialogues or lower `held_out`"
             )
+
+    def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
+        """(windows, 4): turns [begin, end) out of a dialogue's turns [first, last)."""
+        many = source.last_sentences - source.first_sentences
         windows = np.where(many >= 2, np.maximum(many - self.turns + 1, 1), 0)
         number = np.arange(windows.sum()) - np.repeat(np.cumsum(windows) - windows, windows)
         first, last = (

@@ -12,6 +12,7 @@ Ready-made pairs, in a corpus of pairs whose labels are markers, work too.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +28,8 @@ from palm_ds.data.layout import layouts
 from palm_ds.pretrain.shared import sentence_pairs
 from palm_ds.pretrain.shared.discourse_markers import Finder, Marker, mine, plain_name, read_markers
 
+_FEWEST_IN_SAMPLE = 10
+"""Pairs of a class in the sample of a large corpus; fewer say too little about how common it is."""
 UNMARKED = "[no-conn]"
 """The Discovery data's name for the class of pairs without a marker."""
 
@@ -40,7 +43,8 @@ class DiscourseRelation(sentence_pairs.PairTask):
     """With `markers: labels`, the number of classes of the head."""
     least: int = 100
     """A class is used if the whole corpus has at least this many pairs of it, and the training (or
-    held-out) documents at least half of their share of that."""
+    held-out) documents at least half of their share of that. In a large corpus, which is read in
+    windows, a sample must have its share of that, and at least 10."""
     unmarked: bool = False
     """Adds a class of adjacent sentences whose second starts with no marker."""
     shortest: int = 5
@@ -126,9 +130,10 @@ class DiscourseRelation(sentence_pairs.PairTask):
         table, items = self._balanced(source)
         counts = np.bincount(table[:, 4], minlength=self.class_count)
         found = np.sort(counts[counts > 0])
+        within = " in a sample of the corpus" if source.split else " an epoch"
         return (
             f"{self.name}: {len(table)} pairs of {len(found)} of {self.class_count} classes "
-            f"({found[0]} to {found[-1]} of one), {len(items)} an epoch"
+            f"({found[0]} to {found[-1]} of one), {len(items)}{within}"
         )
 
     def _balanced(self, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
@@ -137,6 +142,8 @@ class DiscourseRelation(sentence_pairs.PairTask):
         return source.cached(f"pairs of {self}", lambda: self._balance(source))
 
     def _balance(self, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
+        if source.split:
+            return self._balance_window(source)
         table = self._corpus_pairs(source.corpus)
         document = np.searchsorted(source.starts, table[:, 0], side="right") - 1
         here = (document >= 0) & (table[:, 0] < source.ends[document])
@@ -155,13 +162,54 @@ class DiscourseRelation(sentence_pairs.PairTask):
         )
         return table[here][order], items
 
+    def _balance_window(self, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
+        table, rates = self._window_pairs(source), self._rates(source.reference)
+        blocks = source.block_numbers[source.document_of(table[:, 0])]
+        order, items = sentence_pairs.balance_blocks(
+            table[:, 4], blocks, rates, derive_key("discourse pairs")
+        )
+        return table[order], items
+
+    def _rates(self, sample: CorpusSource) -> np.ndarray:
+        """(classes,) items per pair of a large corpus, from a sample of it."""
+        return sample.cached(f"rates of {self}", lambda: self._find_rates(sample))
+
+    def _find_rates(self, sample: CorpusSource) -> np.ndarray:
+        counts = np.bincount(self._window_pairs(sample)[:, 4], minlength=self.class_count)
+        share = (sample.ends - sample.starts).sum() / sample.corpus.manifest.tokens
+        fewest = max(self.least * share, _FEWEST_IN_SAMPLE)
+        if (counts >= fewest).sum() < 2:
+            raise UserError(
+                f"tasks.{self.name}: {sample.corpus.path}: at least 2 classes of "
+                f"`least: {self.least}` pairs are needed; in {len(sample)} random documents, the "
+                f"largest has {counts.max()}, and fewer than 2 have {fewest:.0f} or more"
+            )
+        return sentence_pairs.item_rates(counts, self.repeat, math.ceil(fewest))
+
+    def _window_pairs(self, source: CorpusSource) -> np.ndarray:
+        """(pairs, 5) of a window of a large corpus."""
+        return source.cached(f"all pairs of {self}", lambda: self._find_window_pairs(source))
+
+    def _find_window_pairs(self, source: CorpusSource) -> np.ndarray:
+        if sentence_pairs.is_ready_made(source):
+            return self._ready(source)[0]
+        assert source.split
+        corpus, ranges = source.corpus, source.split.blocks.document_ranges
+        blocks = np.unique(source.block_numbers)
+        bounds = np.asarray(corpus.first_sentence)[ranges(np.column_stack([blocks, blocks + 1]))]
+        table = np.concatenate([self._mined(corpus, range(*each))[0] for each in bounds.tolist()])
+        documents = np.searchsorted(corpus.document_starts, table[:, 0], side="right") - 1
+        return table[np.isin(documents, source.documents)]
+
     def _corpus_pairs(self, corpus: Corpus) -> np.ndarray:
         """(pairs, 5) of the whole corpus, for the classes that are frequent enough in it, so that
         training and held-out documents have the same classes."""
         if corpus.path not in self._kept:
             source = CorpusSource(corpus, np.arange(len(corpus)))
             table, describe = (
-                self._ready(source) if sentence_pairs.is_ready_made(source) else self._mined(corpus)
+                self._ready(source)
+                if sentence_pairs.is_ready_made(source)
+                else self._mined(corpus, None)
             )
             counts = np.bincount(table[:, 4], minlength=self.class_count)
             if (counts >= self.least).sum() < 2:
@@ -172,6 +220,15 @@ class DiscourseRelation(sentence_pairs.PairTask):
                 )
             self._kept[corpus.path] = table[counts[table[:, 4]] >= self.least]
         return self._kept[corpus.path]
+
+    def _finder(self, corpus: Corpus) -> Finder:
+        if corpus.path not in self._finders:
+            self._finders[corpus.path] = Finder.of(self.marker_classes, corpus)
+        return self._finders[corpus.path]
+
+    @cached_property
+    def _finders(self) -> dict[Path, Finder]:
+        return {}
 
     @cached_property
     def _kept(self) -> dict[Path | str, np.ndarray]:
@@ -198,15 +255,15 @@ class DiscourseRelation(sentence_pairs.PairTask):
         label = number[label]
         return np.column_stack([start, second, second, end, label]), f"{len(label)} pairs"
 
-    def _mined(self, corpus: Corpus) -> tuple[np.ndarray, str]:
+    def _mined(self, corpus: Corpus, sentences: range | None) -> tuple[np.ndarray, str]:
         if self.markers == "labels":
             raise UserError(
                 f"tasks.{self.name}.markers: labels, but {corpus.path} has no annotation label: it "
                 f"is running text; mine pairs with en, zh or a file of markers"
             )
-        finder = Finder.of(self.marker_classes, corpus)
+        finder = self._finder(corpus)
         last = self.class_count - 1 if self.unmarked else -1
-        parts = list(mine(corpus, finder, shortest=self.shortest, unmarked=last))
+        parts = list(mine(corpus, finder, sentences, shortest=self.shortest, unmarked=last))
         table = np.concatenate([np.empty((0, 5), np.int64), *parts])
         marked = int((table[:, 4] != last).sum())
         return table, (

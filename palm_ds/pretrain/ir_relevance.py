@@ -54,19 +54,34 @@ class IrRelevance(sentence_pairs.PairTask):
         if self.repeat < 1:
             raise UserError(f"tasks.{self.name}.repeat: {self.repeat} is less than 1")
 
+    def check(self, source: CorpusSource, max_length: int) -> None:
+        if sentence_pairs.is_ready_made(source):
+            return
+        units = len(np.unique(self._sections(source)[:, 3]))
+        if units < 2:
+            hint = "" if self.group else ", or group: true if the ids of documents group them"
+            raise UserError(
+                f"tasks.{self.name}: {source.corpus.path}: {self._describe_headings(source)}; "
+                f"{units} {'groups' if self.group else 'documents'} have two such, but 2 are "
+                f"needed (palm-ds prepare --title_field makes titles headings{hint})"
+            )
+
     def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
         """(items, 2). With logs: ranges of the balanced pairs (sentence_pairs.balance). Without: a
-        section and a class; every section occurs equally often, each time with all three
-        classes."""
+        section, by its heading's sentence, and a class; every section occurs equally often, each
+        time with all three classes."""
         if sentence_pairs.is_ready_made(source):
             return self._logged(source)[1]
-        sections = self._sections(source)
-        tokens = source.corpus.sentence_starts[sections[:, 2]]
-        tokens = tokens - source.corpus.sentence_starts[sections[:, 1]]
-        times = max(1, int(tokens.mean() / max_length))
-        place = np.arange(len(sections) * times)
-        order = permutation_at(derive_key("sections"), len(sections), place % len(sections))
-        return np.column_stack([np.repeat(order, 3), np.tile(np.arange(3), len(order))])
+        headings, times = self._sections(source)[:, 0], self._times(source.reference, max_length)
+        place = np.arange(len(headings) * times) % max(len(headings), 1)
+        order = permutation_at(derive_key("sections"), len(headings), place)
+        return np.column_stack([np.repeat(headings[order], 3), np.tile(np.arange(3), len(order))])
+
+    def _times(self, source: CorpusSource, max_length: int) -> int:
+        """How often each section occurs in an epoch: longer ones have more passages."""
+        _, first, last, _, _ = self._sections(source).T
+        tokens = source.corpus.sentence_starts[last] - source.corpus.sentence_starts[first]
+        return max(1, int(tokens.mean() / max_length))
 
     def layout(
         self, items: np.ndarray, uniform: np.ndarray, source: CorpusSource, max_length: int
@@ -75,8 +90,9 @@ class IrRelevance(sentence_pairs.PairTask):
             return sentence_pairs.lay_out(
                 self._logged(source)[0][sentence_pairs.pick(items, uniform[:, 0])], max_length
             )
-        section, label = items.T
+        heading, label = items.T
         sections, offsets = self._sections(source), source.corpus.sentence_starts
+        section = _places(sections[:, 0], heading)
         heading, first, last, low, high = sections[section].T
         other = _elsewhere(section, low, high, label, uniform[:, 0], len(sections))
         query = np.minimum(offsets[first] - offsets[heading], int(_LONGEST_QUERY * max_length))
@@ -112,6 +128,7 @@ class IrRelevance(sentence_pairs.PairTask):
         return (
             f"{self.name}: weak supervision from structure, not logs: {len(sections)} sections of "
             f"{len(np.unique(sections[:, 3]))} {'groups of ' if self.group else ''}documents"
+            f"{' in a sample of the corpus' if source.split else ''}"
         )
 
     def _logged(self, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
@@ -120,11 +137,26 @@ class IrRelevance(sentence_pairs.PairTask):
         return source.cached(f"pairs of {self}", lambda: self._balance(source))
 
     def _balance(self, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
-        table = sentence_pairs.labelled_pairs(source, _LABELS, f"tasks.{self.name}")
-        order, items = sentence_pairs.balance(
-            table[:, 3], self.repeat, derive_key("relevance pairs")
-        )
+        table, key = self._labelled(source), derive_key("relevance pairs")
+        if source.split:
+            blocks = source.block_numbers[source.document_of(table[:, 0])]
+            rates = self._rates(source.reference)
+            order, items = sentence_pairs.balance_blocks(table[:, 3], blocks, rates, key)
+        else:
+            order, items = sentence_pairs.balance(table[:, 3], self.repeat, key)
         return table[order], items
+
+    def _labelled(self, source: CorpusSource) -> np.ndarray:
+        return sentence_pairs.labelled_pairs(source, _LABELS, f"tasks.{self.name}")
+
+    def _rates(self, sample: CorpusSource) -> np.ndarray:
+        """(classes,) items per pair of a large corpus, from a sample of it."""
+
+        def find() -> np.ndarray:
+            counts = np.bincount(self._labelled(sample)[:, 3], minlength=self.class_count)
+            return sentence_pairs.item_rates(counts, self.repeat)
+
+        return sample.cached(f"rates of {self}", find)
 
     def _sections(self, source: CorpusSource) -> np.ndarray:
         """(sections, 5): the heading's sentence, the body's sentences [first, last), and the range
@@ -132,6 +164,21 @@ class IrRelevance(sentence_pairs.PairTask):
         return source.cached(f"sections of {self}", lambda: self._find_sections(source))
 
     def _find_sections(self, source: CorpusSource) -> np.ndarray:
+        found = self._headings(source)
+        table = found[_is_long_enough(found, source)]
+        table = table[np.argsort(table[:, 3], kind="stable")]
+        block = source.block_numbers[source.document_of(source.corpus.sentence_starts[table[:, 0]])]
+        _, unit, count = np.unique(
+            np.column_stack([table[:, 3], block]), axis=0, return_inverse=True, return_counts=True
+        )
+        table = table[count[unit.ravel()] >= 2]
+        low = np.searchsorted(table[:, 3], table[:, 3])
+        high = np.searchsorted(table[:, 3], table[:, 3], side="right")
+        return np.column_stack([table[:, :3], low, high])
+
+    def _headings(self, source: CorpusSource) -> np.ndarray:
+        """(headings, 4): the heading's sentence, the body's sentences [first, last), and the number
+        of its document or group."""
         corpus = source.corpus
         if "heading" not in corpus.annotations:
             raise UserError(
@@ -139,24 +186,26 @@ class IrRelevance(sentence_pairs.PairTask):
                 f"--format pairs) nor the annotation heading (palm-ds corpus annotate "
                 f"{corpus.path} INPUT... --annotation heading)"
             )
-        found = _grouped(source) if self.group else _headed(source)
-        starts = corpus.sentence_starts
-        long_enough = starts[found[:, 2]] - starts[found[:, 1]] >= _FEWEST
-        table = found[long_enough]
-        table = table[np.argsort(table[:, 3], kind="stable")]
-        _, unit, count = np.unique(table[:, 3], return_inverse=True, return_counts=True)
-        table, unit = table[count[unit] >= 2], unit[count[unit] >= 2]
-        if (count >= 2).sum() < 2:
-            hint = "" if self.group else ", or group: true if the ids of documents group them"
-            raise UserError(
-                f"tasks.{self.name}: {corpus.path}: the {len(source.documents)} documents of "
-                f"this split have {len(found)} headings, {len(long_enough[long_enough])} with "
-                f"{_FEWEST} tokens or more below; {(count >= 2).sum()} "
-                f"{'groups' if self.group else 'documents'} have two such, but 2 are needed "
-                f"(palm-ds prepare --title_field makes titles headings{hint})"
-            )
-        low, high = np.searchsorted(unit, unit), np.searchsorted(unit, unit, side="right")
-        return np.column_stack([table[:, :3], low, high])
+        return _grouped(source) if self.group else _headed(source)
+
+    def _describe_headings(self, source: CorpusSource) -> str:
+        found = self._headings(source)
+        return (
+            f"the {len(source.documents)} documents of this split have {len(found)} headings, "
+            f"{_is_long_enough(found, source).sum()} with {_FEWEST} tokens or more below"
+        )
+
+
+def _is_long_enough(headings: np.ndarray, source: CorpusSource) -> np.ndarray:
+    """(headings,) bool: the body has some tokens."""
+    starts = source.corpus.sentence_starts
+    return starts[headings[:, 2]] - starts[headings[:, 1]] >= _FEWEST
+
+
+def _places(values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """The places of some of the `values`, which are distinct."""
+    order = np.argsort(values)
+    return order[np.searchsorted(values, wanted, sorter=order)]
 
 
 def _headed(source: CorpusSource) -> np.ndarray:

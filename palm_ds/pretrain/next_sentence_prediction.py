@@ -34,6 +34,14 @@ class NextSentencePrediction(sentence_pairs.PairTask):
         if not 0 < self.shortest <= 1:
             raise UserError(f"tasks.{self.name}.shortest: {self.shortest} is not in (0, 1]")
 
+    def check(self, source: CorpusSource, max_length: int) -> None:
+        several = source.last_sentences - source.first_sentences >= 2
+        if not sentence_pairs.is_ready_made(source) and several.sum() == 1:
+            raise UserError(
+                f"tasks.{self.name}: {source.corpus.path} has one document with two "
+                f"sentences or more in this split; pairs of different documents need at least 2"
+            )
+
     def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
         """Ready-made pairs (pairs, 4): starts of the two texts, end, class. Running text
         (sentences, 3): a sentence with a successor, and its document's sentences [first, last)."""
@@ -41,13 +49,7 @@ class NextSentencePrediction(sentence_pairs.PairTask):
             return self._ready_made(source)
         table = sentence_pairs.anchors(source)
         anchor, first, last = table.T
-        table = table[last - anchor >= 2]
-        if len(table) and (table[:, 1] == table[0, 1]).all():
-            raise UserError(
-                f"tasks.{self.name}: {source.corpus.path} has one document with two "
-                f"sentences or more in this split; pairs of different documents need at least 2"
-            )
-        return table
+        return table[last - anchor >= 2]
 
     def _ready_made(self, source: CorpusSource) -> np.ndarray:
         return sentence_pairs.labelled_pairs(source, {"0": RANDOM, "1": NEXT}, f"tasks.{self.name}")

@@ -31,14 +31,16 @@ class SentenceDistance(PairTask):
         if not 0 < self.shortest <= 1:
             raise UserError(f"tasks.{self.name}.shortest: {self.shortest} is not in (0, 1]")
 
-    def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
-        """(anchors, 3): a sentence and its document's sentences [first, last), if all three classes
-        are possible: a sentence follows it, and others are further away."""
+    def check(self, source: CorpusSource, max_length: int) -> None:
         if len(source.documents) < 2:
             raise UserError(
                 f"tasks.{self.name}: {source.corpus.path} has {len(source.documents)} document(s) "
                 f"in this split; pairs of different documents need at least 2"
             )
+
+    def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
+        """(anchors, 3): a sentence and its document's sentences [first, last), if all three classes
+        are possible: a sentence follows it, and others are further away."""
         table = anchors(source)
         anchor, first, last = table.T
         return table[(last - anchor >= 2) & (last - first >= 4)]

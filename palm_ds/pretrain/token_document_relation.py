@@ -20,7 +20,7 @@ import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key, keyed_generator, permutation_at
-from palm_ds.data.corpus_source import CorpusSource, passages
+from palm_ds.data.corpus_source import CorpusSource, passages, split_corpus
 from palm_ds.data.example import Example, build_input
 from palm_ds.data.task import CorpusTask, class_prior_baseline
 
@@ -105,10 +105,10 @@ class TokenDocumentRelation(CorpusTask):
         """(vocabulary,) bool: from the whole corpus, so that training and held-out data agree."""
 
         def find() -> np.ndarray:
-            everything = CorpusSource(source.corpus, np.arange(len(source.corpus)))
+            everything, _ = split_corpus(source.corpus, 0.0, ())
             return everything.unigrams > self.frequent
 
-        return source.cached(f"tokens above {self.frequent}", find)
+        return source.reference.cached(f"tokens above {self.frequent}", find)
 
     def head(self, backbone: Encoder) -> nn.Module:
         from palm_ds.model.heads import ClassHead

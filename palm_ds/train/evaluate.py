@@ -113,7 +113,7 @@ def held_out_set(
     dataset over a table."""
     rows = []
     for number, dataset in enumerate(datasets):
-        most = len(dataset.items) if dataset.tasks[0].reads == "table" else examples
+        most = dataset.num_items if dataset.tasks[0].reads == "table" else examples
         rows += held_out_rows(dataset, number, most)
     return HeldOutSet(datasets, rows, length, pad)
 

@@ -73,7 +73,7 @@ def size(recipe: Recipe, data: Data) -> dict[str, DatasetSize]:
 
 def _counted(recipe: Recipe, task_group: str, datasets: Sequence[TaskGroupDataset]) -> DatasetSize:
     """With a batch in examples, sizes are counted in steps."""
-    items, each = sum(len(dataset.items) for dataset in datasets), recipe.examples_of(task_group)
+    items, each = sum(dataset.num_items for dataset in datasets), recipe.examples_of(task_group)
     return DatasetSize(tokens=Fraction(items, each), mean_length=Fraction(1, each))
 
 
@@ -81,6 +81,6 @@ def _measure(mixture: Sequence[tuple[TaskGroupDataset, float]]) -> DatasetSize:
     """The size of a mixture of datasets, each with its share of the tokens."""
     taken = [(dataset, share, dataset.mean_tokens) for dataset, share in mixture]
     return DatasetSize(
-        tokens=float(sum(len(dataset.items) * each for dataset, _, each in taken)),
+        tokens=float(sum(dataset.num_items * each for dataset, _, each in taken)),
         mean_length=float(1 / sum(Fraction(share) / each for _, share, each in taken)),
     )

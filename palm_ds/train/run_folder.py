@@ -128,7 +128,7 @@ def overview(run: RunSpec, stream: AnyStream, model: Model, world: int) -> str:
     recipe = run.recipe
     parameters = sum(p.numel() for p in model.parameters())
     micro, accumulation = run.ds_config.micro_batching(stream.rows, world)
-    items = ", ".join(f"{dataset.name}: {len(dataset.items):,}" for dataset in stream.datasets)
+    items = ", ".join(f"{dataset.name}: {dataset.num_items:,}" for dataset in stream.datasets)
     found = dict.fromkeys(dataset.describe() for dataset in stream.datasets)
     return "\n".join(
         [

@@ -123,10 +123,10 @@ def test_every_feed_is_consumed_in_order_with_nothing_lost_or_doubled(corpora, s
 def test_an_epoch_has_every_item_once(corpora):
     stream = make_stream(corpora[:1], stages=[{BLENDS[0]: 400}])
     dataset = stream.datasets[0]
-    items = len(dataset.items)
+    items = dataset.num_items
     for epoch in range(2):
         layouts = dataset.layouts(np.arange(epoch * items, (epoch + 1) * items))
-        assert sorted(layouts["end"]) == sorted(dataset.items[:, 1])
+        assert sorted(layouts["end"]) == sorted(dataset.order.items[:, 1])
     assert not np.array_equal(
         dataset.layouts(np.arange(items)), dataset.layouts(np.arange(items, 2 * items))
     )

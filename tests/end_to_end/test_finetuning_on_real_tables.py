@@ -56,7 +56,7 @@ def test_every_row_becomes_an_example(
     dataset = TaskGroupDataset(
         "task", (task,), task_id=0, source=source, seed=1, max_length=48, fixed=True
     )
-    layouts = dataset.layouts(np.arange(len(dataset.items)))
+    layouts = dataset.layouts(np.arange(dataset.num_items))
     examples = [dataset.example(n, layout) for n, layout in enumerate(layouts)]
     assert [example.item for example in examples] == list(range(len(source)))
     assert all(len(example.labels["task"][0]) for example in examples)

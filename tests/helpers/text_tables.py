@@ -66,7 +66,7 @@ def dataset_of(
 
 def built_of(dataset: TaskGroupDataset) -> tuple[list[BuiltRow], Batch]:
     """All its examples, packed, and their batch."""
-    built = build_examples([dataset], held_out_rows(dataset, 0, len(dataset.items)))
+    built = build_examples([dataset], held_out_rows(dataset, 0, dataset.num_items))
     return built, collate_built([dataset], built, dataset.max_length, 0)
 
 

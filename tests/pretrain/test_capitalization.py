@@ -87,7 +87,7 @@ def test_labels_equal_an_independent_reading_of_the_text(text, task_group):
     dataset = dataset_of(source, *task_group.split(" + "), max_length=4096)
     compared = 0
     answers: dict[int, list[tuple[int, int]]] = {}
-    for n, layout in enumerate(dataset.layouts(np.arange(len(dataset.items)))):
+    for n, layout in enumerate(dataset.layouts(np.arange(dataset.num_items))):
         example = dataset.example(n, layout)
         at, targets = example.labels["capitalization"]
         document = int(np.searchsorted(source.starts, example.source_offsets[1], side="right")) - 1
@@ -106,7 +106,7 @@ def test_the_order_in_a_blend_makes_no_difference(text):
     for kinds in (("capitalization", "knowledge_masking"), ("knowledge_masking", "capitalization")):
         dataset = dataset_of(source, *kinds, max_length=4096)
         ids = {}
-        for n, layout in enumerate(dataset.layouts(np.arange(len(dataset.items)))):
+        for n, layout in enumerate(dataset.layouts(np.arange(dataset.num_items))):
             example = dataset.example(n, layout)
             at, targets = example.labels["capitalization"]
             ids |= dict(zip(example.source_offsets[at].tolist(), targets.tolist(), strict=True))

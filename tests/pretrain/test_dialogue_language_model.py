@@ -223,9 +223,9 @@ def test_a_role_in_a_single_dialogue_gets_any_turn(tmp_path):
 def test_too_few_dialogues_and_too_short_rows_are_refused(tmp_path, source):
     alone = write_dialogues(tmp_path / "c", [[(0, [5]), (1, [6])], [(0, [7])]])
     with pytest.raises(UserError, match="fewer than two dialogues"):
-        dataset_of(alone).items  # noqa: B018
+        dataset_of(alone).num_items  # noqa: B018
     with pytest.raises(UserError, match="turns: 4 turns need rows of 9 tokens"):
-        dataset_of(source, turns=4, max_length=8).items  # noqa: B018
+        dataset_of(source, turns=4, max_length=8).num_items  # noqa: B018
 
 
 @pytest.mark.parametrize(("key", "value"), [("turns", 1), ("roles", 0)])

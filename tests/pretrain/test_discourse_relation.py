@@ -105,7 +105,7 @@ def test_all_used_classes_are_equally_frequent(jumble, some_list):
     assert isinstance(task, DiscourseRelation)
     counts = Counter(row[4] for row in slow_pairs(jumble, task.marker_classes, 3))
     assert set(counts) == {0, 1, 2, 3, 4} and min(counts.values()) >= 5  # "plum" never occurs
-    labels = dataset.layouts(np.arange(len(dataset.items)))["label"]
+    labels = dataset.layouts(np.arange(dataset.num_items))["label"]
     each = min(max(counts.values()), 10 * min(counts.values()))
     assert Counter(labels.tolist()) == dict.fromkeys(range(5), each)
     loss, accuracy = task.baseline(np.array([0, 4]), source)
@@ -121,7 +121,7 @@ def test_rare_classes_are_skipped_but_keep_their_number(jumble, some_list):
     counts = Counter(row[4] for row in slow_pairs(jumble, task.marker_classes, 3))
     (rarest, fewest), *_ = counts.most_common()[::-1]
     dataset = dataset_of(whole(jumble), markers=some_list, least=fewest + 1, shortest=3)
-    labels = set(dataset.layouts(np.arange(len(dataset.items)))["label"].tolist())
+    labels = set(dataset.layouts(np.arange(dataset.num_items))["label"].tolist())
     assert labels == {label for label, count in counts.items() if count > fewest}
     assert rarest not in labels and task.class_count == 6
 
@@ -148,7 +148,7 @@ def test_classes_with_too_few_pairs_in_the_sampled_documents_are_skipped(jumble,
     enough = {label for label in frequent if here[label] >= needed}
     assert 0 < len(enough) < len(frequent)
     dataset = dataset_of(few, markers=some_list, least=least, shortest=3)
-    assert set(dataset.layouts(np.arange(len(dataset.items)))["label"].tolist()) == enough
+    assert set(dataset.layouts(np.arange(dataset.num_items))["label"].tolist()) == enough
     (task,) = dataset.tasks
     assert task.baseline(np.array([0]), few)[1] == pytest.approx(1 / len(enough))
 
@@ -159,7 +159,7 @@ def test_the_unmarked_class_has_sentences_without_any_marker(jumble, some_list):
     task = dataset.tasks[0]
     assert isinstance(task, DiscourseRelation)
     assert task.class_count == 7 and task.class_name(6) == "[no-conn]"
-    layouts = dataset.layouts(np.arange(len(dataset.items)))
+    layouts = dataset.layouts(np.arange(dataset.num_items))
     none = layouts[layouts["label"] == 6]
     assert len(none) == len(layouts) / 6
     marked = {row[1] for row in slow_pairs(jumble, task.marker_classes, 1)}
@@ -208,7 +208,7 @@ def test_ready_made_pairs_follow_the_names_of_their_labels(ready):
     task = dataset.tasks[0]
     assert isinstance(task, DiscourseRelation)
     seen = Counter()
-    for n, layout in enumerate(dataset.layouts(np.arange(3 * len(dataset.items)))):
+    for n, layout in enumerate(dataset.layouts(np.arange(3 * dataset.num_items))):
         assert layout["spare"] == 0
         example = dataset.example(n, layout)
         label = task.class_name(int(example.labels["discourse_relation"][1][0]))
@@ -231,7 +231,7 @@ def test_ready_made_pairs_follow_the_names_of_their_labels(ready):
 
 def test_labels_may_be_the_classes_themselves(ready):
     dataset = dataset_of(ready, 64, markers="labels", classes=5, least=1)
-    labels = Counter(dataset.layouts(np.arange(len(dataset.items)))["label"].tolist())
+    labels = Counter(dataset.layouts(np.arange(dataset.num_items))["label"].tolist())
     assert labels == {0: 2, 1: 2, 2: 2}
     assert task_of(markers="labels", classes=5).class_count == 5
     assert task_of(markers="labels", classes=5).class_name(2) == "2"

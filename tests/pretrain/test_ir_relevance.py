@@ -168,8 +168,8 @@ def test_by_hand(tmp_path):
 def test_classes_are_balanced_and_a_passage_alone_reveals_nothing(corpus, group):
     source = whole(corpus)
     dataset = dataset_of(source, 64, group=group)
-    sections = len(dataset.items) // 3
-    layouts = dataset.layouts(np.arange(len(dataset.items) * 400))
+    sections = dataset.num_items // 3
+    layouts = dataset.layouts(np.arange(dataset.num_items * 400))
     assert np.bincount(layouts["label"]).tolist() == [sections * 400] * 3
     headings = np.unique(layouts["first"])
     assert len(headings) == sections
@@ -245,7 +245,7 @@ def test_logs_follow_the_names_of_their_labels(tmp_path, names):
     source = whole(corpus)
     dataset = dataset_of(source, 10)
     seen = Counter()
-    for n, layout in enumerate(dataset.layouts(np.arange(2 * len(dataset.items)))):
+    for n, layout in enumerate(dataset.layouts(np.arange(2 * dataset.num_items))):
         assert layout["spare"] == 0
         example = dataset.example(n, layout)
         text = " ".join(corpus.tokenizer().tokens(example.input_ids))
@@ -275,6 +275,7 @@ def refused(source: CorpusSource | None = None, **values) -> str:
     with pytest.raises(UserError) as error:
         task = task_of(**values)
         assert source is not None
+        task.check(source, 64)
         task.items(source, 64)
     assert "\n" not in str(error.value)
     assert str(error.value).startswith("tasks.ir_relevance")

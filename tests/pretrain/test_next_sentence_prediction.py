@@ -155,7 +155,7 @@ def test_one_document_has_no_other(tmp_path):
     documents = [("long", ["a b", "b c", "c d"]), ("short", ["a"])]
     source = whole(write_sentences(tmp_path / "c", documents, tokenizer_of("a b c d")))
     with pytest.raises(UserError, match="at least 2") as error:
-        make().items(source, LENGTH)
+        make().check(source, LENGTH)
     assert str(error.value).startswith(f"tasks.{NAME}")
 
 

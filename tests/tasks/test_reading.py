@@ -244,7 +244,7 @@ def test_windows_cover_every_token(
     source = source_of(tmp_path_factory.mktemp("rows"), rows)
     task = task_of(stride=stride, max_query=7).resolved(source)
     dataset = dataset_of(source, task, max_length=max_length)
-    layouts = dataset.layouts(np.arange(len(dataset.items)))
+    layouts = dataset.layouts(np.arange(dataset.num_items))
     seen: list[set[int]] = [set() for _ in rows]
     most: list[list[int]] = [[] for _ in rows]
     for n, layout in enumerate(layouts):

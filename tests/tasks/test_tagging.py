@@ -542,7 +542,7 @@ def test_a_small_model_learns_tags_that_follow_from_words(
     head = task.head(backbone)
     assert isinstance(head, CRFHead if crf else ClassHead)
     model = Model(backbone, {"slots": head}, {"slots": "slots"})
-    numbers = np.arange(len(dataset.items))
+    numbers = np.arange(dataset.num_items)
     layouts = dataset.layouts(numbers)
     examples = refs(0, numbers, layouts)
     packed = [examples[i : i + 3] for i in range(0, len(layouts), 3)]

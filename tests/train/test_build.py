@@ -59,7 +59,7 @@ def slow_measure(made: Recipe, task_group: str) -> tuple[float, float]:
     """(tokens of the rows of an epoch, tokens of a row that an example takes), by packing an epoch
     with other means: each example into the first row that still takes it, the longest first."""
     (dataset,) = build_stream(make_plain(made, task_group), open_data(made)).datasets
-    lengths = [int(dataset.layouts(np.array([n]))["length"][0]) for n in range(len(dataset.items))]
+    lengths = [int(dataset.layouts(np.array([n]))["length"][0]) for n in range(dataset.num_items)]
     free: list[int] = []
     for length in sorted(lengths, reverse=True):
         at = next((i for i, max_length in enumerate(free) if max_length >= length), None)
@@ -137,7 +137,7 @@ def test_a_mix_of_corpora_is_measured_by_its_shares_of_tokens(corpora):
             recipe(corpora, stages, sources={"text": {"corpus": str(corpora / "two")}}),
         )
     ]
-    assert len(one.items) != len(two.items)
+    assert one.num_items != two.num_items
     assert sizes.tokens == pytest.approx(sum(each.tokens for each in alone))
     examples = 0.75 / alone[0].mean_length + 0.25 / alone[1].mean_length  # a token
     assert sizes.mean_length == pytest.approx(1 / examples, rel=0.02)  # names decide the draws

@@ -184,16 +184,25 @@ def _ids_of(texts: tuple[str, ...], tokenizer: Tokenizer) -> np.ndarray:
     return np.array([i for i, token in enumerate(tokens) if token.lstrip("▁") in texts], np.int64)
 
 
-def mine(corpus: Corpus, finder: Finder, *, shortest: int, unmarked: int) -> Iterator[np.ndarray]:
+def mine(
+    corpus: Corpus,
+    finder: Finder,
+    sentences: range | None = None,
+    *,
+    shortest: int,
+    unmarked: int,
+) -> Iterator[np.ndarray]:
     """Mines adjacent sentences of a document, in corpus order, both of at least `shortest` tokens
-    and neither a heading. Yields (pairs, 5) int64: start and end of the first, start of the second
-    without its marker, its end, class.
+    and neither a heading. `sentences`: those of some
+    whole documents, by default of all. Yields (pairs, 5) int64: start
+    and end of the first, start of the second without its marker, its end, class.
 
     unmarked: the class of pairs without a marker; a random sample of them is kept, as many as there
     are pairs with one. -1: none are kept."""
     offsets = corpus.sentence_starts
-    for first in range(0, corpus.manifest.sentences, _CHUNK):
-        sentence = np.arange(first, min(first + _CHUNK, corpus.manifest.sentences))
+    sentences = range(corpus.manifest.sentences) if sentences is None else sentences
+    for first in sentences[::_CHUNK]:
+        sentence = np.arange(first, min(first + _CHUNK, sentences.stop))
         opening = np.searchsorted(corpus.first_sentence, sentence)
         sentence = sentence[np.asarray(corpus.first_sentence)[opening] != sentence]
         before, start, end = offsets[sentence - 1], offsets[sentence], offsets[sentence + 1]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.common.rng import keyed_bits
+from palm_ds.common.rng import derive_key, keyed_bits, keyed_uniform
 from palm_ds.data.corpus_source import CorpusSource
 from palm_ds.data.example import Example, build_input
 from palm_ds.data.layout import layouts
@@ -210,16 +210,49 @@ def balance(classes: np.ndarray, repeat: int, key: int) -> tuple[np.ndarray, np.
     up to `repeat` times per epoch; the pairs of a common class are distributed over its items, so
     that none occurs twice in an epoch and all occur over the epochs. Items alternate between the
     classes, so that any prefix of the epoch is balanced too."""
-    order = np.lexsort([keyed_bits(key, np.arange(len(classes))), classes])
     counts = np.bincount(classes)
-    offset = (np.cumsum(counts) - counts)[counts > 0]
-    counts = counts[counts > 0]
-    items = min(counts.max(), repeat * counts.min()) if len(counts) else 0
-    items = min(items, _MOST_ITEMS // max(len(counts), 1))  # an epoch need not cover the corpus
-    turn = np.arange(items)[:, None]  # (items of a class, classes)
-    low = np.where(counts >= items, turn * counts // max(items, 1), turn % counts)
-    high = np.where(counts >= items, (turn + 1) * counts // max(items, 1), low + 1)
-    return order, np.column_stack([(offset + low).ravel(), (offset + high).ravel()])
+    used = counts > 0
+    items = _items_of_class(counts[used], repeat)
+    items = min(items, _MOST_ITEMS // max(used.sum(), 1))  # an epoch need not cover the corpus
+    return _distribute(classes, np.where(used, items, 0), key)
+
+
+def _items_of_class(counts: np.ndarray, repeat: int) -> int:
+    """The items of each class, given the pairs of each."""
+    return min(counts.max(), repeat * counts.min()) if len(counts) else 0
+
+
+def item_rates(counts: np.ndarray, repeat: int, least: int = 1) -> np.ndarray:
+    """(classes,) items per pair in a large corpus, given a sample's (classes,) counts of pairs. 0
+    for classes with fewer than `least`."""
+    used = counts >= least
+    return np.where(used, _items_of_class(counts[used], repeat) / np.maximum(counts, 1), 0.0)
+
+
+def balance_blocks(
+    classes: np.ndarray, blocks: np.ndarray, rates: np.ndarray, key: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """`balance` for a window of a large corpus: the number of items of a class depends only on the
+    pairs of each block, `blocks` (pairs,), and on the class's rate, rounded at random."""
+    numbers, place = np.unique(blocks, return_inverse=True)
+    pairs = np.zeros((len(numbers), len(rates)))
+    np.add.at(pairs, (place, classes), 1)
+    draw = keyed_uniform(derive_key(key, "blocks"), numbers, len(rates))
+    wanted = (pairs * rates + draw).astype(np.int64).sum(0)
+    return _distribute(classes, wanted, key)
+
+
+def _distribute(classes: np.ndarray, wanted: np.ndarray, key: int) -> tuple[np.ndarray, np.ndarray]:
+    """An order of the pairs, and the items: `wanted` (classes,) of each class, in turn."""
+    order = np.lexsort([keyed_bits(key, np.arange(len(classes))), classes])
+    counts = np.bincount(classes, minlength=len(wanted))
+    label = np.repeat(np.arange(len(wanted)), wanted)
+    turn = np.arange(len(label)) - (np.cumsum(wanted) - wanted)[label]
+    pairs, items, offset = counts[label], wanted[label], (np.cumsum(counts) - counts)[label]
+    low = np.where(pairs >= items, turn * pairs // items, turn % np.maximum(pairs, 1))
+    high = np.where(pairs >= items, (turn + 1) * pairs // items, low + 1)
+    table = np.column_stack([offset + low, offset + high])
+    return order, table[np.argsort(turn, kind="stable")]
 
 
 def pick(items: np.ndarray, uniform: np.ndarray) -> np.ndarray:
