@@ -155,10 +155,14 @@ def open_folder(path: str | Path, *, check: bool = True) -> CorpusFolder:
     return folder
 
 
+def cache_folder() -> Path:
+    """The user's folder for what can be fetched or computed again."""
+    above = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("PALM_DS_CACHE") or Path(above) / "palm_ds")
+
+
 def _cache() -> tuple[Path, int]:
     """The folder and size in bytes of the cache."""
-    above = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = os.environ.get("PALM_DS_CACHE") or Path(above) / "palm_ds"
     stated = os.environ.get("PALM_DS_CACHE_GB", str(_DEFAULT_GB))
     try:
         size = float(stated)
@@ -166,4 +170,4 @@ def _cache() -> tuple[Path, int]:
         size = 0.0
     if not size > 0:
         raise UserError(f"PALM_DS_CACHE_GB={stated}: must be a number above 0")
-    return Path(folder), int(size * 1e9)
+    return cache_folder(), int(size * 1e9)

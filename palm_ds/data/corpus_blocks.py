@@ -11,13 +11,17 @@ corpus's memory-mapped index. Memory and time do not depend on the size of the c
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
+from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key, permutation_at
 from palm_ds.corpus.store import Corpus
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +76,10 @@ class CorpusBlocks:
         number = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)
         within = number * np.repeat(blocks, parts) // np.repeat(parts, parts)
         return np.append(np.repeat(self._first_blocks[:-1], parts) + within, len(self))
+
+    def shards_of(self, segments: np.ndarray) -> np.ndarray:
+        """The shard of each segment."""
+        return np.searchsorted(self._first_blocks, self.segments[segments], side="right") - 1
 
     def first_tokens(self, blocks: np.ndarray) -> np.ndarray:
         """The first token of each block; `len(self)` gives the number of tokens."""
@@ -128,6 +136,15 @@ class BlockOrder:
     def group_segments(self, group: int) -> np.ndarray:
         """The segments of a group, ascending."""
         return np.sort(self._segments[self._groups[group] : self._groups[group + 1]])
+
+    def prefetch(self, group: int) -> None:
+        """Fetches the shards of a group, then those of the next one, if the corpus is remote."""
+        groups = range(group, min(group + 2, self.groups))
+        shards = [self.blocks.shards_of(self.group_segments(each)) for each in groups]
+        try:
+            self.blocks.corpus.prefetch(dict.fromkeys(np.concatenate(shards).tolist()))
+        except UserError as error:  # whoever reads the shard tries again
+            log.info("%s", error)
 
     def windows(self, group: int) -> list[np.ndarray]:
         """The blocks of each window of a group, ascending."""

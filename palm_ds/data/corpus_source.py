@@ -232,7 +232,7 @@ def passages(source: CorpusSource, size: int) -> np.ndarray:
     draw = keyed_uniform(derive_key("passage"), rest_start, 1)[:, 0]
     cut = rest_start + (rest * (0.25 + 0.5 * draw)).astype(np.int64)
     start = np.sort(np.concatenate([start, cut[(rest > size / 2) & (rest < 0.97 * size)]]))
-    document = np.searchsorted(source.starts, start, side="right") - 1
+    document = source.document_of(start)
     following = np.append(start[1:], source.ends[-1:])
     end = np.minimum(following, source.ends[document])
     return np.column_stack([start, end, source.starts[document]])

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from palm_ds.common.atomic import write_file_atomically
+from palm_ds.corpus.corpus_folder import cache_folder
 from palm_ds.corpus.executors import open_executor
 
 if TYPE_CHECKING:
@@ -76,8 +77,7 @@ def _source_code(kind: type) -> str:
 
 
 def _folders(split: CorpusSplit) -> list[Path]:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return [split.corpus.path / "index" / "items", cache / "palm_ds" / "items"]
+    return [split.corpus.folder.local / "index" / "items", cache_folder() / "items"]
 
 
 def _writable(folders: list[Path]) -> Path:

@@ -11,14 +11,16 @@ Every epoch has every item exactly once.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from threading import Thread
+from typing import Generic, NamedTuple, Protocol
 
 import numpy as np
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.recently_used import RecentlyUsed
 from palm_ds.common.rng import derive_key, permutation_at
 from palm_ds.data.corpus_blocks import BlockOrder
 from palm_ds.data.corpus_source import CorpusSource, CorpusSplit
@@ -26,7 +28,6 @@ from palm_ds.data.item_counts import ItemCounts, item_counts
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import CorpusTask, SourceT, Task
 
-T = TypeVar("T")
 _KEPT = 3
 """Windows in memory: examples of two are packed together, and rows are built a little later."""
 
@@ -121,21 +122,6 @@ class WindowReader:
         return source
 
 
-class _Recent(Generic[T]):
-    """The last few values that were made."""
-
-    def __init__(self, most: int) -> None:
-        self._most, self._values = most, dict[object, T]()
-
-    def get(self, key: object, make: Callable[[], T]) -> T:
-        """The value of a key, made if it is not among them."""
-        value = self._values.pop(key) if key in self._values else make()
-        self._values[key] = value
-        if len(self._values) > self._most:
-            del self._values[next(iter(self._values))]
-        return value
-
-
 @dataclass(frozen=True)
 class _Group:
     """The windows of a group of segments."""
@@ -160,14 +146,16 @@ class _Epoch:
         return np.cumsum([0, *items])
 
     @cached_property
-    def _groups(self) -> _Recent[_Group]:
-        return _Recent(2)
+    def _groups(self) -> RecentlyUsed[int, _Group]:
+        return RecentlyUsed(2)
 
     def group(self, number: int) -> _Group:
         """The windows of a group."""
         return self._groups.get(number, lambda: self._make_group(number))
 
     def _make_group(self, number: int) -> _Group:
+        fetch = Thread(target=self.order.prefetch, args=(number,), daemon=True)
+        fetch.start()
         windows = self.order.windows(number)
         items = [self.counts.of_blocks[blocks].sum() for blocks in windows]
         return _Group(windows, np.cumsum([self.upto[number], *items]))
@@ -220,12 +208,12 @@ class WindowedOrder:
         return next(self.look_up(np.array([n]))).source
 
     @cached_property
-    def _epochs(self) -> _Recent[_Epoch]:
-        return _Recent(2)
+    def _epochs(self) -> RecentlyUsed[int, _Epoch]:
+        return RecentlyUsed(2)
 
     @cached_property
-    def _windows(self) -> _Recent[Window]:
-        return _Recent(_KEPT)
+    def _windows(self) -> RecentlyUsed[tuple[int, int, int], Window]:
+        return RecentlyUsed(_KEPT)
 
     def _epoch(self, number: int) -> _Epoch:
         def make() -> _Epoch:

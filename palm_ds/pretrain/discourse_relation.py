@@ -145,7 +145,7 @@ class DiscourseRelation(sentence_pairs.PairTask):
         if source.split:
             return self._balance_window(source)
         table = self._corpus_pairs(source.corpus)
-        document = np.searchsorted(source.starts, table[:, 0], side="right") - 1
+        document = source.document_of(table[:, 0])
         here = (document >= 0) & (table[:, 0] < source.ends[document])
         counts = np.bincount(table[here, 4], minlength=self.class_count)
         share = (source.ends - source.starts).sum() / source.corpus.manifest.tokens
@@ -227,7 +227,7 @@ class DiscourseRelation(sentence_pairs.PairTask):
         return self._finders[corpus.path]
 
     @cached_property
-    def _finders(self) -> dict[Path, Finder]:
+    def _finders(self) -> dict[Path | str, Finder]:
         return {}
 
     @cached_property

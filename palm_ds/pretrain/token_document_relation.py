@@ -71,7 +71,7 @@ class TokenDocumentRelation(CorpusTask):
     def label(self, example: Example, source: CorpusSource, rng: np.random.Generator) -> None:
         asked, answer = np.zeros(len(example), bool), np.zeros(len(example), np.int64)
         real = np.flatnonzero(example.source_offsets >= 0)
-        document = np.searchsorted(source.starts, example.source_offsets[real], side="right") - 1
+        document = source.document_of(example.source_offsets[real])
         for number in np.unique(document):
             here = real[document == number]
             pieces = list(self._elsewhere(example.source_offsets[here], source, int(number)))
