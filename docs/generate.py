@@ -30,6 +30,7 @@ from palm_ds.data.task import Task, known_kinds  # noqa: E402
 from palm_ds.model.config import PRESETS, EncoderConfig  # noqa: E402
 from palm_ds.runtime.ds_config import Comms, DSConfig  # noqa: E402
 from palm_ds.runtime.optimizer import OptimizerConfig  # noqa: E402
+from palm_ds.train.loss_spikes import SpikeSettings  # noqa: E402
 from palm_ds.train.lr_schedule import LRSchedule  # noqa: E402
 from palm_ds.train.recipe import Recipe  # noqa: E402
 from palm_ds.train.recipe_sections import (  # noqa: E402
@@ -48,6 +49,7 @@ SECTIONS = {
     "evaluate": EvaluateSettings,
     "save": SaveSettings,
     "log": LogSettings,
+    "loss_spike": SpikeSettings,
 }
 NOT_WRITTEN = {
     "Task": ("name",),

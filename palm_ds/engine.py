@@ -235,12 +235,19 @@ class Engine:
         return path
 
     def load(
-        self, folder: str | Path, *, warn: Callable[[str], None] | None = None
+        self,
+        folder: str | Path,
+        *,
+        warn: Callable[[str], None] | None = None,
+        at_most: int | None = None,
     ) -> dict[str, Any] | None:
         """Continue from the newest good checkpoint in `folder`. Returns its state, None if there is
-        no checkpoint. `warn` gets a line for each bad one (default: logged)."""
+        no checkpoint. `warn` gets a line for each bad one (default: logged). `at_most`: later steps
+        are ignored, and deleted by the next save."""
         self._watchdog.beat()
-        found = checkpoint.latest_good(Path(folder), group=self.processes, warn=warn or log.warning)
+        found = checkpoint.latest_good(
+            Path(folder), group=self.processes, warn=warn or log.warning, at_most=at_most
+        )
         if found is None:
             return None
         self.restore(found)

@@ -25,8 +25,6 @@ from palm_ds.train.export import info_of
 from palm_ds.train.train import TrainingRun, setup_run
 from palm_ds.weights import weights_folder
 
-_NOT_FINITE = "a loss or gradient was not finite: lower lr, or look at the data"
-
 
 class TrainingSession(RunDefinition):
     """A run that can be trained and saved."""
@@ -65,7 +63,7 @@ class TrainingSession(RunDefinition):
         dispatcher.end()
         self._close()
         if code == exit_codes.NONFINITE:
-            raise UserError(f"{_NOT_FINITE}; the weights before it are in checkpoints/")
+            raise UserError(opened.loop.recovery.reason)
         return self.scores
 
     def _dispatcher(
@@ -97,7 +95,7 @@ class TrainingSession(RunDefinition):
             opened.loop.begin(self.cur_train_step)
         self._started = True
         if opened.loop.train_step(self.cur_train_step, batch) == exit_codes.NONFINITE:
-            raise UserError(f"{_NOT_FINITE}; this step was not applied")
+            raise UserError(opened.loop.recovery.reason)
         self.cur_train_step = dispatcher.done
         self.scores = as_metrics(opened.loop.scores) or self.scores
         if self.cur_train_step == self.steps or opened.loop.done:

@@ -24,7 +24,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -171,14 +171,21 @@ def _publish(partial: Path, published: Path, manifest: Mapping[str, Any]) -> Non
 def prune(folder: Path, newest: int, *, keep: int, invalid: Sequence[int] = ()) -> None:
     """Delete invalid checkpoints, and all but the `keep` newest ones up to step `newest`."""
     good = [step for step in steps_in(folder) if step <= newest and step not in invalid]
-    for step in [*good[max(keep, 1) :], *(s for s in invalid if s != newest)]:
-        doomed = folder / (folder_name(step) + _OLD)
-        if (folder / folder_name(step)).exists():
-            os.replace(
-                folder / folder_name(step), doomed
-            )  # renamed first, so that a half-deleted one is never taken for published
+    discard(folder, [*good[max(keep, 1) :], *(s for s in invalid if s != newest)])
+
+
+def discard(folder: Path, steps: Iterable[int]) -> None:
+    """Delete checkpoints."""
+    for step in steps:
+        _set_aside(folder, step)
     for entry in folder.glob("*" + _OLD):
         shutil.rmtree(entry, ignore_errors=True)
+
+
+def _set_aside(folder: Path, step: int) -> None:
+    """Rename a checkpoint, so that a half-deleted one is never taken for published."""
+    if (folder / folder_name(step)).exists():
+        os.replace(folder / folder_name(step), folder / (folder_name(step) + _OLD))
 
 
 def _at_rank0(group: ProcessGroup, action: Callable[[], None]) -> str:
@@ -229,12 +236,17 @@ class VerifiedCheckpoint:
 
 
 def latest_good(
-    folder: Path, *, group: ProcessGroup, warn: Callable[[str], None]
+    folder: Path,
+    *,
+    group: ProcessGroup,
+    warn: Callable[[str], None],
+    at_most: int | None = None,
 ) -> VerifiedCheckpoint | None:
     """The newest good checkpoint; None if there are no checkpoints.
 
     Invalid ones are skipped and reported through `warn` (on rank 0). Raises UserError if there are
-    checkpoints but no good one.
+    checkpoints but no good one. `at_most`: those of later steps count as invalid, and None is
+    returned if there are no others.
     """
     if group.rank == 0:
         for entry in sorted(folder.glob("*" + PARTIAL)):
@@ -242,7 +254,8 @@ def latest_good(
             warn(f"{entry}: unfinished {what}; not used")
     # Rank 0 decides for all: file systems may show other ranks a different state.
     steps = _from_rank0(group, lambda: steps_in(folder))
-    invalid: list[int] = []
+    invalid = [step for step in steps if at_most is not None and step > at_most]
+    steps = steps[len(invalid) :]
     reasons: list[str] = []
     for step in steps:
         path = folder / folder_name(step)
@@ -255,9 +268,9 @@ def latest_good(
         reasons.append(f"{path.name}: {problem}")
         if group.rank == 0:
             warn(f"{path}: not used: {problem}")
-    if invalid:
+    if reasons:
         raise UserError(
-            f"{folder}: no good checkpoint among {len(invalid)} ({'; '.join(reasons)}); "
+            f"{folder}: no good checkpoint among {len(reasons)} ({'; '.join(reasons)}); "
             "restore one, or choose another run folder to start again"
         )
     return None

@@ -27,6 +27,7 @@ from palm_ds.train.extend import ModelSignature
 from palm_ds.train.label_watch import LabelWatch
 from palm_ds.train.prefetch import prefetched
 from palm_ds.train.recipe import Recipe
+from palm_ds.train.recovery import Recovery
 from palm_ds.train.report.run_log import RunLog
 from palm_ds.train.run_folder import RunSpec
 from palm_ds.train.step_meter import StepMeter
@@ -57,7 +58,15 @@ class Loop:
     """Tasks that were trained before the first step, in the run that this one extends."""
     _saved: int = -1
     _meter: StepMeter = field(default_factory=StepMeter)
-    _skipped: int = 0
+
+    def __post_init__(self) -> None:
+        self.recovery = Recovery(
+            recipe=self.recipe,
+            engine=self.engine,
+            checkpoints=self.run.checkpoints,
+            save=self._save,
+            event=self._event,
+        )
 
     @property
     def recipe(self) -> Recipe:
@@ -109,8 +118,11 @@ class Loop:
         self._meter.add(result, self._flops(batches), waited)
         for task in self._label_watch.add(at, result.counts):
             self._report_unlabelled(task, step + 1)
+        self.recovery.add(at, result)
         self.on_event("step", {"step": step + 1, "result": result, "lr": lr})
-        if self._log_due(step, result) and not self._log_step(at, lr):
+        if logs := self._log_due(step, result):
+            self._log_step(at, lr)
+        if (logs or self._save_due(step + 1)) and not self.recovery.check(step):
             return exit_codes.NONFINITE
         if result.stop:
             return self._stopped(step + 1)
@@ -153,7 +165,7 @@ class Loop:
         return tuple(dict.fromkeys(p for name in names for p in tasks[name].freeze))
 
     def _reset_meter(self) -> None:
-        self._meter, self._skipped = StepMeter(), self.engine.skipped_steps
+        self._meter = StepMeter()
 
     def _evaluate_and_save(self, done: int) -> None:
         paused = time.monotonic()
@@ -166,11 +178,14 @@ class Loop:
 
     def _after(self, done: int) -> None:
         """Evaluate and save if scheduled after `done` steps."""
-        every = self.recipe.save.every
         if self._evaluation_due(done):
             self._evaluate(done)
-        if done == self.recipe.curriculum.steps or (every and done % every == 0):
+        if self._save_due(done):
             self._save(done)
+
+    def _save_due(self, done: int) -> bool:
+        every = self.recipe.save.every
+        return done == self.recipe.curriculum.steps or (bool(every) and done % every == 0)
 
     def _evaluation_due(self, done: int) -> bool:
         every = self.recipe.evaluate.every
@@ -186,24 +201,19 @@ class Loop:
         last = step + 1 == self.recipe.curriculum.steps
         return (step + 1) % self.recipe.log.every == 0 or last or result.stop
 
-    def _log_step(self, at: StepInfo, lr: float) -> bool:
-        """Log the steps since the last logged one. Returns False if a non-finite loss among them
-        ends the run."""
-        step, skipped = at.step, self.engine.skipped_steps
+    def _log_step(self, at: StepInfo, lr: float) -> None:
+        """Log the steps since the last logged one."""
         record = self._meter.read(self.engine) | {
-            "step": step + 1,
+            "step": at.step + 1,
             "stage": at.stage + 1,
             "lr": lr,
             "grad_norm": self.engine.grad_norm,
             "loss_scale": self.engine.loss_scale,
-            "skipped": skipped,
+            "skipped": self.engine.skipped_steps,
         }
         if self.log:
             self.log.step(record)
-        if self._nonfinite(skipped - self._skipped) and not self._rolled_back(step):
-            return False
         self._reset_meter()
-        return True
 
     def _evaluate(self, done: int) -> None:
         tasks, better = self.recipe.built_tasks, False
@@ -243,6 +253,7 @@ class Loop:
             "best": self.best.record(),
             "evaluated": self.evaluated,
             "begun_before": sorted(self.begun_before),
+            "recovery": self.recovery.record(),
         }
         try:
             self.engine.save(self.run.checkpoints, state, step=done, keep=self.recipe.save.keep)
@@ -256,31 +267,3 @@ class Loop:
         if self.log:
             self.log.event(name, message, **facts)
         self.on_event(name, facts)
-
-    # -- non-finite losses and gradients --
-
-    def _nonfinite(self, skipped: int) -> bool:
-        """Whether the steps skipped since the last logged one are a failure: fp16 also skips steps
-        while it adjusts its loss scale."""
-        if not skipped or self.recipe.nonfinite == "skip":
-            return False
-        searching = self.engine.ds_config.precision == "fp16" and skipped < self._meter.steps
-        return not searching or self.engine.loss_scale <= 1
-
-    def _rolled_back(self, step: int) -> bool:
-        """Return to the last checkpoint if the recipe says so; False means the run must stop."""
-        where = f"a loss or gradient was not finite in the {self.recipe.log.every} steps up to "
-        where += f"step {step + 1}; it was not applied"
-        if self.recipe.nonfinite == "rollback":
-            state = self.engine.load(self.run.checkpoints)
-            if state is not None:
-                text = f"{where}; restored step {state['step']}, continues with step {step + 2}"
-                self._event("rollback", text, step=step + 1)
-                return True
-        self._save(step + 1)
-        self._event(
-            "nonfinite",
-            f"{where}. Stopped; the weights are unaffected. Lower optimizer.lr, look at the data "
-            "of those steps, or set `nonfinite: skip`",
-        )
-        return False

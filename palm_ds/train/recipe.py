@@ -22,6 +22,7 @@ from palm_ds.data.task import Task, build
 from palm_ds.model.config import EncoderConfig
 from palm_ds.model.encoder import encoder_class
 from palm_ds.runtime.optimizer import OptimizerConfig
+from palm_ds.train.loss_spikes import SpikeSettings
 from palm_ds.train.lr_schedule import LRSchedule
 from palm_ds.train.recipe_checks import TaskChecks, assign_task_ids, check_export_task
 from palm_ds.train.recipe_sections import (
@@ -36,6 +37,8 @@ from palm_ds.weights.formats.open import read_info
 _ENCODER_CLASS = {"kind", "options"}  # keys of `backbone` that are not hyperparameters
 NOT_LEARNED = ("evaluate", "save", "log", "export_task")
 """Keys that do not affect what is learned; a run may be resumed with other values of them."""
+CHANGEABLE = ("optimizer.lr", "optimizer.clip", "nonfinite", "loss_spike", "failure_limit")
+"""Keys that a run that has not finished may be resumed with other values of; that is recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +73,13 @@ class Recipe:
     ...], steps: B} or a list of {group: steps}; more under `stages`, below."""
     nonfinite: Literal["stop", "skip", "rollback"] = "stop"
     """What to do about a non-finite loss or gradient (it never reaches the weights): stop the run,
-    skip the step, or return to the last checkpoint and skip the steps since then."""
+    skip the step, or return to the last checkpoint from before the losses rose and leave out the
+    steps since then."""
+    loss_spike: SpikeSettings = SpikeSettings()
+    """What to do when a loss jumps."""
+    failure_limit: int = 5
+    """The run stops after more than this many non-finite steps (`nonfinite: skip`) or rollbacks in
+    a row."""
     init_from: str = ""
     """A folder of weights to start from (weights only; the schedule starts at step 0)."""
     extend: str = ""
@@ -91,6 +100,8 @@ class Recipe:
             raise UserError(f"length: rows of {self.length} tokens; expected at least 8")
         if not 0 <= self.held_out < 1:
             raise UserError(f"held_out: {self.held_out} is not a fraction from 0 to below 1")
+        if self.failure_limit < 0:
+            raise UserError(f"failure_limit: {self.failure_limit} is negative")
         if not self.tasks:
             raise UserError("tasks: empty; name at least one")
         if self.extend and self.init_from:

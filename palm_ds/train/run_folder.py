@@ -1,7 +1,8 @@
 """The run folder: which recipe and data it belongs to, and the files that a run writes.
 
-recipe.yaml and ds_config.json as resolved, environment.json, metrics.jsonl, TensorBoard events,
-report.html, checkpoints/, weights/ (sharded_state) and hf/ (opens with AutoModel).
+recipe.yaml and ds_config.json as resolved, changes.jsonl (settings changed since the start),
+environment.json, metrics.jsonl, TensorBoard events, report.html, run.lock while it runs,
+checkpoints/, weights/ (sharded_state) and hf/ (opens with AutoModel).
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +29,7 @@ from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime import checkpoint
 from palm_ds.runtime.ds_config import DSConfig
 from palm_ds.train.build import AnyStream, build_stream
-from palm_ds.train.recipe import NOT_LEARNED, Recipe, make_recipe
+from palm_ds.train.recipe import CHANGEABLE, NOT_LEARNED, Recipe, make_recipe
 from palm_ds.train.report.environment import environment
 from palm_ds.train.resolve import resolve
 from palm_ds.train.sources import Data, open_data
@@ -51,26 +53,44 @@ class RunSpec:
         return self.folder / "best"
 
 
-def check_folder(run: RunSpec, data: Data) -> None:
+def check_folder(run: RunSpec, data: Data) -> list[str]:
     """Raises UserError, with the differences, if the folder holds a run of another recipe or other
-    data, or if it cannot be written."""
+    data, or if it cannot be written. Returns the differences that a run may be resumed with."""
     check_writable(run.folder)
-    file = run.folder / "recipe.yaml"
+    file, saved = run.folder / "recipe.yaml", checkpoint.steps_in(run.checkpoints)
     if not file.exists():
-        if checkpoint.steps_in(run.checkpoints):
+        if saved:
             raise UserError(f"{run.folder}: has checkpoints but no recipe.yaml; not a run folder")
-        return
+        return []
     before, now = _stored_recipe(file), _recipe_to_store(run, data)
     prints = before.pop("corpora"), now.pop("corpora")
     both = [name for name in prints[0] if name in prints[1]]  # others differ in the recipe itself
-    changed = [f"the contents of {name}" for name in both if prints[0][name] != prints[1][name]]
-    changed += differences(before, now)
+    found = [f"the contents of {name}" for name in both if prints[0][name] != prints[1][name]]
+    found += differences(before, now)
+    unfinished = not saved or saved[0] < run.recipe.curriculum.steps
+    allowed = (*NOT_LEARNED, *CHANGEABLE) if unfinished else NOT_LEARNED
+    changed = [line for line in found if not _concerns(line, allowed)]
     if changed:
         more = f" (and {len(changed) - 4} more)" if len(changed) > 4 else ""
         raise UserError(
             f"{run.folder}: holds a run of a different recipe: {'; '.join(changed[:4])}{more}. "
             "Choose another --run_dir, or restore the recipe and its data"
         )
+    return found
+
+
+def _concerns(difference: str, keys: Sequence[str]) -> bool:
+    """Whether a difference is that of one of the keys, or below one."""
+    key = difference.partition(":")[0]
+    return any(key == name or key.startswith(f"{name}.") for name in keys)
+
+
+def record_changes(folder: Path, step: int, changes: Sequence[str]) -> None:
+    """Add a line to changes.jsonl: with what other settings the run is resumed after `step`
+    steps."""
+    line = json.dumps({"step": step, "changes": list(changes)}, ensure_ascii=False)
+    with (folder / "changes.jsonl").open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
 
 
 def check_writable(folder: Path) -> None:
@@ -87,20 +107,16 @@ def _stored_recipe(file: Path) -> dict[str, Any]:
     """The recipe and corpora of a run folder; keys added to palm_ds since have their defaults."""
     values = read_yaml(file)
     corpora = values.pop("corpora", {})
-    try:
-        values = make_recipe(values, str(file)).learned()
-    except (
-        UserError
-    ):  # a task of another version, or one that cannot be imported: compare as written
-        values = {k: v for k, v in values.items() if k not in NOT_LEARNED}
+    with suppress(UserError):  # a task of another version or not importable: compared as written
+        values = make_recipe(values, str(file)).resolved()
     return values | {"corpora": corpora}
 
 
 def _recipe_to_store(run: RunSpec, data: Data) -> dict[str, Any]:
-    """The part of the recipe that a run folder is checked against, and fingerprints of its data."""
+    """What a run folder is checked against: the recipe, and fingerprints of its data."""
     prints = {folder: corpus_fingerprint(corpus) for folder, corpus in data.corpora.items()}
     prints |= {name: table.fingerprint for name, table in data.tables.items()}
-    return run.recipe.learned() | {"corpora": prints}
+    return run.recipe.resolved() | {"corpora": prints}
 
 
 def corpus_fingerprint(corpus: Corpus) -> str:
@@ -116,8 +132,7 @@ def write_folder(run: RunSpec, config: Mapping[str, Any], data: Data) -> None:
         run.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"run_dir: {run.folder}: cannot be made: {error.strerror}") from None
-    stored = run.recipe.resolved() | _recipe_to_store(run, data)
-    text = yaml.safe_dump(stored, sort_keys=False, allow_unicode=True)
+    text = yaml.safe_dump(_recipe_to_store(run, data), sort_keys=False, allow_unicode=True)
     (run.folder / "recipe.yaml").write_text(text, encoding="utf-8")
     write_json(run.folder / "ds_config.json", config)
     write_json(run.folder / "environment.json", environment())

@@ -36,7 +36,13 @@ from palm_ds.train.report.html_report import write_report
 from palm_ds.train.report.run_log import RunLog
 from palm_ds.train.resolve import resolve
 from palm_ds.train.resume import StartingPoint, find_starting_point, signature_of
-from palm_ds.train.run_folder import RunSpec, check_folder, overview, write_folder
+from palm_ds.train.run_folder import (
+    RunSpec,
+    check_folder,
+    overview,
+    record_changes,
+    write_folder,
+)
 from palm_ds.train.sources import (
     Data,
     check_tables,
@@ -156,6 +162,8 @@ class _Parts:
     model: Model
     validation: HeldOutSet
     best: BestTracker
+    changes: tuple[str, ...] = ()
+    """Settings that differ from those of the run so far."""
 
     @property
     def recipe(self) -> Recipe:
@@ -189,8 +197,8 @@ def setup_run(
     run = replace(run, recipe=resolve(run.recipe, data))
     check_tables(run.recipe, data)
     check_units(run.recipe, data)
-    check_folder(run, data)
-    parts = _build_parts(run, data)
+    changes = check_folder(run, data)
+    parts = replace(_build_parts(run, data), changes=tuple(changes))
     if dry_run:
         _starting_point(parts)
         return _end_dry_run(parts)
@@ -222,7 +230,7 @@ def _open_run(
         model=parts.model,
         stream=parts.stream,
         validation=parts.validation,
-        log=_open_log(run, engine, data, first, console),
+        log=_open_log(parts, engine, first, console),
         signature=parts.signature,
         on_event=event_handler or (lambda name, facts: None),
         best=parts.best,
@@ -230,6 +238,7 @@ def _open_run(
         evaluated=state.get("evaluated", first) if start_at.found else -1,
         begun_before=start_at.begun_before(parts.model.head_of),
     )
+    loop.recovery.restore(state.get("recovery", {}))
     return TrainingRun(run, data, parts.model, loop, first, lock, examples)
 
 
@@ -321,16 +330,19 @@ def _head_lr_scales(recipe: Recipe) -> dict[str, float]:
     }
 
 
-def _open_log(
-    run: RunSpec, engine: Engine, data: Data, step: int, console: Console | None
-) -> RunLog | None:
+def _open_log(parts: _Parts, engine: Engine, step: int, console: Console | None) -> RunLog | None:
     """Rank 0's log; the other files of the run folder are written with it."""
+    run = parts.run
     if engine.rank:
         return None
-    write_folder(run, engine.config, data)
+    write_folder(run, engine.config, parts.data)
     tasks = list(run.recipe.tasks)
     steps = run.recipe.curriculum.steps
     run_log = RunLog(run.folder, tasks, total_steps=steps, start=step, console=console)
     if step:
         run_log.event("resume", f"resumes from step {step}", step=step)
+    if parts.changes:
+        record_changes(run.folder, step, parts.changes)
+        text = f"changed from step {step + 1} on: {'; '.join(parts.changes)}"
+        run_log.event("changed", text, step=step, changes=list(parts.changes))
     return run_log

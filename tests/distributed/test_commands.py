@@ -323,7 +323,7 @@ def test_the_folder_of_a_different_recipe_is_refused(uninterrupted) -> None:
     recipe, ds_config, run = uninterrupted
     output = finish(start(recipe, ds_config, run, "optimizer.lr=0.5"), 2)
     (line,) = [line for line in output.splitlines() if line.startswith("error: ")]
-    assert "optimizer.lr: 0.002 -> 0.5" in line
+    assert "optimizer.lr: 0.002 -> 0.5" in line  # the run has finished
     assert "Traceback" not in output
 
 

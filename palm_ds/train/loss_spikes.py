@@ -1,0 +1,122 @@
+"""Detects steps whose loss is far above those before.
+
+The robust z-score of a loss is its distance from the median of the task's last losses, in units of
+their spread (1.4826 times the median absolute deviation, the standard deviation of normal numbers):
+the median and the spread of a window are not moved by a few outliers. Each stage begins with empty
+windows, since losses jump when tasks join. Losses of a spike do not enter the window, so one that
+lasts remains one.
+
+    detector.judge(step, stage, {"knowledge_masking": 1.8e12})     -> a LossSpike, or None
+
+The losses are those of whole steps over all processes, so every rank comes to the same judgement.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from palm_ds.common.errors import UserError
+
+_SPREAD = 1.4826
+_ENOUGH = 20
+"""Losses whose spread is known well."""
+_LEAST_NATS = 0.05
+"""Smallest spread: losses near 0 have next to none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpikeSettings:
+    """What to do when the loss of a task jumps."""
+
+    action: Literal["warn", "stop", "rollback"] = "warn"
+    """Log it, stop the run, or return to the last checkpoint from before it and leave out the steps
+    since then."""
+    zscore: float = 20.0
+    """Robust z-score (distance from the median, in median absolute deviations as standard
+    deviations) above which a loss is a spike; 0: none is."""
+    window: int = 100
+    """Steps of the same stage that a loss is compared with."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.zscore < math.inf:
+            raise UserError(f"loss_spike.zscore: must be at least 0, got {self.zscore}")
+        if self.window < 2:
+            raise UserError(f"loss_spike.window: must be at least 2 steps, got {self.window}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossSpike:
+    """A loss far above its median."""
+
+    task: str
+    step: int
+    """Counted from 0."""
+    loss: float
+    median: float
+    zscore: float
+    began: int
+    """The first step of the spike."""
+
+    def __str__(self) -> str:
+        return f"the loss of {self.task} is {self.loss:.4g}, its median {self.median:.4g}"
+
+
+class SpikeDetector:
+    """The last losses of every task in the current stage."""
+
+    def __init__(self, settings: SpikeSettings):
+        self._settings = settings
+        self._stage = -1
+        self._windows: dict[str, list[float]] = {}
+        self._spikes: dict[str, LossSpike] = {}
+
+    @property
+    def ongoing(self) -> LossSpike | None:
+        """The worst spike that has not ended, as last seen."""
+        return max(self._spikes.values(), key=lambda spike: spike.zscore, default=None)
+
+    def judge(self, step: int, stage: int, losses: Mapping[str, float]) -> LossSpike | None:
+        """The worst spike of a step; its other losses enter the windows."""
+        if stage != self._stage:
+            self._stage, self._windows, self._spikes = stage, {}, {}
+        spikes = [spike for task in losses if (spike := self._judge(step, task, losses[task]))]
+        return max(spikes, key=lambda spike: spike.zscore, default=None)
+
+    def _judge(self, step: int, task: str, loss: float) -> LossSpike | None:
+        window = self._windows.setdefault(task, [])
+        if not math.isfinite(loss):
+            return None
+        if window and self._settings.zscore:
+            median = statistics.median(window)
+            zscore = (loss - median) / _spread(window, median)
+            if zscore > self._settings.zscore:
+                began = self._spikes[task].began if task in self._spikes else step
+                self._spikes[task] = LossSpike(
+                    task=task, step=step, loss=loss, median=median, zscore=zscore, began=began
+                )
+                return self._spikes[task]
+        self._spikes.pop(task, None)
+        window.append(loss)
+        del window[: -self._settings.window]
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        spikes = [asdict(spike) for spike in self._spikes.values()]
+        return {"stage": self._stage, "windows": self._windows, "spikes": spikes}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._stage = state["stage"]
+        self._windows = {task: list(window) for task, window in state["windows"].items()}
+        self._spikes = {spike["task"]: LossSpike(**spike) for spike in state["spikes"]}
+
+
+def _spread(window: list[float], median: float) -> float:
+    """The robust standard deviation of the losses. Few losses say little: at least a tenth of their
+    median then."""
+    deviation = _SPREAD * statistics.median(abs(loss - median) for loss in window)
+    relative = 0.02 if len(window) >= _ENOUGH else 0.1
+    return max(deviation, relative * abs(median), _LEAST_NATS)

@@ -1,0 +1,110 @@
+"""The complete command after a step that ruins the weights: back to good ones, or a true report."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from palm_ds.common.exit_codes import NONFINITE
+from palm_ds.runtime import checkpoint
+from tests.distributed.test_commands import (
+    MASKS,
+    PRETRAIN,
+    ROOT,
+    SECONDS,
+    losses,
+    records,
+    write_machine,
+    write_recipe,
+)
+from tests.helpers.small_corpus import write_small_corpus
+from tests.helpers.warm_python import clear_away, start_together
+
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+
+SPIKING = str(ROOT / "tests" / "distributed" / "spiking.py")
+BAD = 13
+"""The step (from 0) whose update ruins the weights; the losses show it from the next one on."""
+KILLED = -signal.SIGKILL
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("spiking")
+    write_small_corpus(folder / "corpus")
+    return write_recipe(
+        folder,
+        folder / "corpus",
+        tasks={MASKS: {"source": "text"}},
+        stages=[{MASKS: 22}],
+        held_out=0.0,
+        log={"every": 3},
+        save={"every": 6},
+    )
+
+
+def train(
+    recipe: Path, run: Path, *overrides: str, code: int = 0, world: int = 2, **variables: int
+) -> str:
+    """The output of process 0. `variables`: of spiking.py."""
+    ds_config = write_machine(run.parent, zero_optimization={"stage": 1})
+    words = [SPIKING, PRETRAIN, recipe, "--deepspeed_config", ds_config, "--run_dir", run]
+    given = {f"PALM_TEST_{name.upper()}": str(value) for name, value in variables.items()}
+    programs = start_together(world, [*words, *overrides], env={"PYTHONPATH": str(ROOT), **given})
+    try:
+        output = programs[0].communicate(timeout=SECONDS)[0]
+        assert programs[0].returncode == code, output[-4000:]
+        return output
+    finally:
+        clear_away(programs)
+
+
+def events(run: Path, kind: str) -> list[dict[str, Any]]:
+    return [event for event in records(run, "event") if event["event"] == kind]
+
+
+def test_rolled_back_killed_and_resumed_to_the_same_curve(recipe: Path, tmp_path: Path) -> None:
+    """Killed before the spike is seen and after the rollback."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    back = "loss_spike.action=rollback"
+    output = train(recipe, whole, back, bad_step=BAD)
+    assert "step 15: the loss of knowledge_masking is " in output
+    assert "restored step 12, steps 13 to 15 are left out of training; continues with step 16 " in (
+        output
+    )
+    for moment in (14, 17):
+        train(recipe, killed, back, code=KILLED, bad_step=BAD, killed_step=moment)
+    train(recipe, killed, back, bad_step=BAD)
+    assert losses(killed) == losses(whole)
+    assert losses(whole)[-1][MASKS] < losses(whole)[0][MASKS]
+    last = [checkpoint.open_published(run / "checkpoints/step_00000022") for run in (whole, killed)]
+    assert set(last[0].parameters.values()) == {22 - 3}
+    hashes = [json.loads((one.path / "manifest.json").read_text())["files"] for one in last]
+    assert hashes[0] == hashes[1]
+
+
+def test_a_stopped_run_says_so_and_resumes_with_other_settings(
+    recipe: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    output = train(recipe, run, "loss_spike.action=stop", code=NONFINITE, world=1, bad_step=BAD)
+    (line,) = [line for line in output.splitlines() if line.startswith("Stopped: ")]
+    assert "The weights are not good: since step 15 the loss of knowledge_masking is " in line
+    assert "the last checkpoint from before is step 12. Run the command again with a lower" in line
+    assert checkpoint.steps_in(run / "checkpoints") == [12, 6]
+    change = ("loss_spike.action=rollback", "optimizer.lr=0.001", "optimizer.clip=0.5")
+    output = train(recipe, run, *change, "log.every=2", world=1)
+    assert "resumes from step 12" in output
+    wanted = ["loss_spike.action: 'stop' -> 'rollback'", "log.every: 3 -> 2"]
+    wanted += ["optimizer.lr: 0.002 -> 0.001", "optimizer.clip: 1.0 -> 0.5"]
+    (event,) = events(run, "changed")
+    assert (event["step"], set(event["changes"])) == (12, set(wanted))
+    (record,) = map(json.loads, (run / "changes.jsonl").read_text().splitlines())
+    assert (record["step"], set(record["changes"])) == (12, set(wanted))
+    assert yaml.safe_load((run / "recipe.yaml").read_text())["optimizer"]["lr"] == 0.001
+    assert checkpoint.steps_in(run / "checkpoints")[0] == 22

@@ -1,0 +1,180 @@
+"""Which steps end a run, which are left out, and when it gives up; in distributed/ with a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from palm_ds.data.stages import StepInfo
+from palm_ds.engine import Engine
+from palm_ds.runtime import checkpoint
+from palm_ds.runtime.checkpoint import SINGLE_PROCESS
+from palm_ds.runtime.step_result import StepResult
+from palm_ds.train.loss_spikes import SpikeSettings
+from palm_ds.train.recipe import Recipe
+from palm_ds.train.recovery import Recovery
+
+NAN = float("nan")
+
+
+@dataclass
+class Run:
+    """A run without a model: the losses of its steps are given, checkpoints are empty."""
+
+    folder: Path
+    recipe: dict[str, Any] = field(default_factory=dict)
+    events: list[tuple[str, str]] = field(default_factory=list)
+    skipped_steps: int = 0
+    loss_scale: float = 1.0
+    precision: str = "fp32"
+    rank: int = 0
+    invalid: tuple[int, ...] = ()
+    processes = SINGLE_PROCESS
+
+    def __post_init__(self) -> None:
+        values = {"nonfinite": "stop", "loss_spike": SpikeSettings(), "failure_limit": 2}
+        values |= {"save": SimpleNamespace(every=10)} | self.recipe
+        self.ds_config = SimpleNamespace(precision=self.precision)
+        self.step = 0
+        self.recovery = Recovery(
+            recipe=cast(Recipe, SimpleNamespace(**values)),
+            engine=cast(Engine, self),
+            checkpoints=self.folder,
+            save=self.save,
+            event=lambda name, message="", **_: self.events.append((name, message)),
+        )
+
+    def save(self, done: int) -> None:
+        if done not in checkpoint.steps_in(self.folder):
+            checkpoint.save(
+                self.folder,
+                done,
+                write=lambda *_: None,
+                layout=checkpoint.Layout(world=1, stage=0, precision="fp32"),
+                parameters={},
+                engine={},
+                state={"step": done, "recovery": self.recovery.record()},
+                group=SINGLE_PROCESS,
+                keep=2,
+                invalid=self.invalid,
+            )
+            self.invalid = ()
+
+    def load(self, folder: Path, *, at_most: int) -> dict[str, Any] | None:
+        found = checkpoint.latest_good(folder, group=SINGLE_PROCESS, warn=print, at_most=at_most)
+        self.invalid = found.invalid if found else ()
+        return found.state if found else None
+
+    def reduce(self, values: dict[str, float]) -> dict[str, float]:
+        return values
+
+    def train(self, *losses: float) -> bool:
+        """Train steps with these losses, checked one by one; saves every 10 steps. False: the run
+        was stopped."""
+        for loss in losses:
+            self.skipped_steps += loss != loss
+            result = StepResult(
+                loss_sums={"task": cast(Any, 2 * loss)},
+                correct={},
+                counts={"task": 2},
+                tokens=1,
+                stop=False,
+            )
+            at = StepInfo(step=self.step, stage=0, first=0, stage_steps=9999, task_groups=())
+            self.recovery.add(at, result)
+            if not self.recovery.check(self.step):
+                return False
+            self.step += 1
+            if self.step % 10 == 0:
+                self.save(self.step)
+        return True
+
+    def last(self) -> str:
+        return self.events[-1][1]
+
+
+def test_a_non_finite_step_of_good_weights_is_saved(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    assert run.train(*[2.0] * 25) and not run.train(NAN)
+    assert "step 26: the loss of task was not finite; the step was not applied. The" in run.last()
+    assert checkpoint.steps_in(tmp_path) == [26, 20]
+    assert "unaffected; step 26 is saved" in run.recovery.reason
+
+
+def test_a_non_finite_step_after_a_divergence_is_no_good_news(tmp_path: Path) -> None:
+    """The weights of a loss of 1.8e12 were called unaffected, and replaced good checkpoints."""
+    run = Run(tmp_path)
+    assert run.train(*[2.0] * 25, 1.8e12, 1.8e12, 1e13, 1e14, 1e15, 1e16)
+    assert checkpoint.steps_in(tmp_path) == [30, 20]
+    assert [kind for kind, _ in run.events] == ["spike"]
+    assert not run.train(NAN)
+    assert "The weights are not good: since step 26 the loss of task is 1e+16, its median 2." in (
+        run.last()
+    )
+    assert checkpoint.steps_in(tmp_path) == [20]
+
+
+def test_without_a_good_checkpoint_it_says_so(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    assert run.train(4.0, 1.8e12) and not run.train(NAN)
+    assert "There is no checkpoint from before that; choose another folder" in run.last()
+    assert checkpoint.steps_in(tmp_path) == []
+
+
+def test_skipping_has_a_limit(tmp_path: Path) -> None:
+    run = Run(tmp_path, {"nonfinite": "skip"})
+    assert run.train(2.0, NAN, NAN, 2.0, NAN, NAN, 2.0, NAN, NAN)
+    assert run.events == [] and not run.train(NAN)
+    assert "step 10: the loss of task was not finite" in run.last()
+
+
+def test_fp16_may_look_for_its_loss_scale(tmp_path: Path) -> None:
+    run = Run(tmp_path, precision="fp16", loss_scale=65536.0)
+    assert run.train(2.0, *[NAN] * 20, 2.0)
+    run.loss_scale = 1.0
+    assert not run.train(NAN)
+
+
+BACK = {"nonfinite": "rollback", "loss_spike": SpikeSettings(action="rollback")}
+
+
+def test_rollbacks_in_a_row_have_a_limit(tmp_path: Path) -> None:
+    run = Run(tmp_path, BACK)
+    assert run.train(*[2.0] * 25, 99.0)
+    assert "restored step 10, steps 11 to 26 are left out of training" in run.last()
+    assert "continues with step 27 (rollback 1 of at most 2 in a row)" in run.last()
+    assert checkpoint.steps_in(tmp_path) == [26, 10]
+    assert run.train(2.0, NAN) and "restored step 26, steps 27 to 28" in run.last()
+    assert not run.train(NAN) and "gives up after 2 rollbacks in a row" in run.last()
+
+
+def test_a_rollback_long_after_the_last_one_counts_from_one(tmp_path: Path) -> None:
+    run = Run(tmp_path, BACK)
+    for _ in range(4):
+        assert run.train(*[2.0] * 125, NAN)
+        assert "rollback 1 of at most 2" in run.last()
+
+
+def test_nothing_to_return_to(tmp_path: Path) -> None:
+    run = Run(tmp_path, BACK)
+    assert run.train(2.0, 2.0) and not run.train(NAN)
+    assert "there is no checkpoint from before it to return to. The weights are unaff" in run.last()
+
+
+@pytest.mark.parametrize("kill_at", [31, 36, 45])
+def test_a_run_killed_after_a_rollback_judges_the_same(tmp_path: Path, kill_at: int) -> None:
+    losses = [2.0] * 32 + [99.0] + [2.0] * 9 + [NAN] + [2.0] * 20
+    whole, killed = Run(tmp_path / "a", BACK), Run(tmp_path / "b", BACK)
+    assert whole.train(*losses) and killed.train(*losses[:kill_at])
+    again = Run(tmp_path / "b", BACK, events=[])
+    state = again.load(tmp_path / "b", at_most=9999)
+    assert state is not None
+    again.step = state["step"]
+    again.recovery.restore(state["recovery"])
+    assert again.train(*losses[again.step :])
+    assert again.events == whole.events[len(whole.events) - len(again.events) :]
+    assert again.recovery.record() == whole.recovery.record()
