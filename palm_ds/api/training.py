@@ -21,7 +21,7 @@ from palm_ds.inference import fill_mask
 from palm_ds.model.batch import Batch
 from palm_ds.runtime.processes import leave_at_exit
 from palm_ds.runtime.signals import stop_signals
-from palm_ds.train.export import info_of
+from palm_ds.train.export import exported_tokenizer, info_of
 from palm_ds.train.train import TrainingRun, setup_run
 from palm_ds.weights import weights_folder
 
@@ -162,7 +162,7 @@ class TrainingSession(RunDefinition):
                 state,
                 folder,
                 config=opened.model.backbone.config,
-                tokenizer=tokenizer,
+                tokenizer=exported_tokenizer(opened.run.recipe, opened.data),
                 task_id=info.task_id,
                 token_heads=info.token_heads,
                 outputs=info.heads,

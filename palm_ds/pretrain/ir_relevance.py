@@ -129,6 +129,19 @@ class IrRelevance(sentence_pairs.PairTask):
             f"{self.name}: weak supervision from structure, not logs: {len(sections)} sections of "
             f"{len(np.unique(sections[:, 3]))} {'groups of ' if self.group else ''}documents"
             f"{' in a sample of the corpus' if source.split else ''}"
+            f"{self._dominant_group(sections, source) if self.group and len(sections) else ''}"
+        )
+
+    def _dominant_group(self, sections: np.ndarray, source: CorpusSource) -> str:
+        """A remark if most documents are in one group: hardly any passage is from another then."""
+        heading, _, _, low, high = sections[np.argmax(sections[:, 4] - sections[:, 3])].tolist()
+        if 2 * (high - low) <= len(sections):
+            return ""
+        document = np.searchsorted(source.first_sentences, heading, side="right") - 1
+        name = _group(source.corpus, int(source.documents[document]))
+        return (
+            f"; note: {high - low} of these {len(sections)} documents are in one group, {name!r}: "
+            "ids up to the last `/` should name a book, not the whole collection"
         )
 
     def _logged(self, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:

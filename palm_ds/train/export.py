@@ -7,6 +7,7 @@ class for it (`Task.hf_export` names it). A run of several tasks exports the enc
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
@@ -16,6 +17,8 @@ from safetensors.torch import load_file
 from palm_ds import __version__
 from palm_ds.model.heads import MaskedLMHead
 from palm_ds.model.multi_task_model import Model
+from palm_ds.text.exported_tokenizer import normalizing_tokenizer
+from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.train.recipe import Recipe
 from palm_ds.train.report.run_log import RunLog
 from palm_ds.train.run_folder import RunSpec
@@ -26,6 +29,8 @@ from palm_ds.weights.formats.huggingface.model_card import Provenance
 from palm_ds.weights.formats.huggingface.target import ExportedHead
 from palm_ds.weights.formats.native import WEIGHTS
 from palm_ds.weights.formats.weights_info import WeightsInfo
+
+log = logging.getLogger(__name__)
 
 _HEAD_PARAMETERS = {"out.weight", "out.bias"}  # the parameters of a head that transformers has too
 
@@ -79,6 +84,21 @@ def final_weights(
     return load_file(run.best / WEIGHTS), steps
 
 
+def exported_tokenizer(recipe: Recipe, data: Data) -> Tokenizer:
+    """The tokenizer of hf/, which simplifies and lower-cases as the run's sources did before they
+    were tokenized. A step that only some of them had is left out, with a line."""
+    tokenizer = data.tokenizer
+    texts = [corpus.manifest.options.get("text", {}) for corpus in data.corpora.values()]
+    tables = [source.read for source in recipe.sources.values() if source.table]
+    simplified = [bool(x.get("simplify")) for x in texts] + [x.simplify for x in tables]
+    lowered = [tokenizer.lower or bool(x.get("lower")) for x in texts]
+    lowered += [tokenizer.lower for _ in tables]
+    for done, what in ((simplified, "simplified"), (lowered, "lower-cased")):
+        if any(done) and not all(done):
+            log.info("hf/: only some sources were %s; its tokenizer does not do it", what)
+    return normalizing_tokenizer(tokenizer, simplify=all(simplified), lower=all(lowered))
+
+
 def export(
     run: RunSpec, model: Model, state: Mapping[str, torch.Tensor], data: Data, steps: int
 ) -> None:
@@ -94,7 +114,7 @@ def export(
         state,
         run.folder / "hf",
         config=config,
-        tokenizer=tokenizer,
+        tokenizer=exported_tokenizer(recipe, data),
         task_id=info.task_id,
         token_heads=info.token_heads,
         outputs=info.heads,

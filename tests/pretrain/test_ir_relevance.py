@@ -295,3 +295,19 @@ def test_mistakes_are_one_clear_line(corpus, tmp_path):
     bare = write_small_corpus(tmp_path / "bare", documents=5)
     said = refused(whole(bare))
     assert "neither labelled pairs" in said and "--annotation heading" in said
+
+
+@pytest.mark.parametrize(
+    ("ids", "remark"),
+    [
+        (["all/1", "all/2", "all/3", "all/4", "all/5", "b/1", "b/2"], "5 of these 7 documents"),
+        (["a/1", "a/2", "b/1", "b/2"], ""),
+    ],
+)
+def test_a_group_with_most_documents_is_said(tmp_path, ids, remark):
+    text = ["# w1 w2", *(f"w{n} w3 w4 w5 w6" for n in range(7, 10))]
+    tokenizer = tokenizer_of(" ".join(f"w{word}" for word in range(50)))
+    corpus = write_sentences(tmp_path / "c", [(name, text) for name in ids], tokenizer)
+    said = task_of(group=True).describe(whole(corpus))
+    assert ("note: " in said) == bool(remark)
+    assert f"{remark} are in one group, 'all'" in said or not remark

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,53 @@ from safetensors.torch import load_file
 
 from palm_ds.runtime.ds_config import make_ds_config
 from palm_ds.train.build import build_model
-from palm_ds.train.export import export
-from palm_ds.train.recipe import make_recipe
+from palm_ds.train.export import export, exported_tokenizer
+from palm_ds.train.recipe import Recipe, make_recipe
 from palm_ds.train.run_folder import RunSpec
 from palm_ds.train.sources import open_data
 from palm_ds.weights.weights_folder import read_info
 from tests.helpers.small_corpus import write_small_corpus
 
 MASKS, APART = "knowledge_masking", "sentence_distance"
+
+
+def two_sources(folder: Path) -> Recipe:
+    """A recipe of two corpora."""
+    for name in "ab":
+        write_small_corpus(folder / name, documents=8)
+    return make_recipe(
+        {
+            "backbone": {"preset": "tiny", "max_positions": 32},
+            "length": 32,
+            "batch": "4 rows",
+            "sources": {"text": {"mix": {str(folder / "a"): 1, str(folder / "b"): 1}}},
+            "tasks": {MASKS: {"source": "text"}},
+            "stages": [{MASKS: 2}],
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "done"),
+    [
+        ([{"simplify": True, "lower": True}] * 2, "汉A"),
+        ([{}, {}], "漢A"),
+        ([{"simplify": True}, {}], "漢A"),
+    ],
+)
+def test_the_exported_tokenizer_does_what_the_corpora_had_done(
+    tmp_path, caplog, options, done
+) -> None:
+    recipe = two_sources(tmp_path)
+    data = open_data(recipe)
+    for corpus, text in zip(data.corpora.values(), options, strict=True):
+        corpus.manifest = replace(corpus.manifest, options={"text": text})
+    with caplog.at_level("INFO"):
+        normalizer = exported_tokenizer(recipe, data).backend.normalizer
+    assert normalizer is not None
+    wanted = done.lower() if options[0].get("lower") else done
+    assert normalizer.normalize_str("漢A").replace(" ", "") == wanted
+    assert ("only some sources were simplified" in caplog.text) == (options[0] != options[1])
 
 
 @pytest.mark.parametrize(

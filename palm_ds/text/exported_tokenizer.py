@@ -1,0 +1,89 @@
+"""A tokenizer that prepares texts as a corpus did: simplified, lower-cased.
+
+    traditional text ──words──> 乾 of 乾隆 marked ──table──> simplified ──> the tokenizer's own rules
+
+A corpus simplifies its texts before they reach the tokenizer. Other programs know the tokenizer
+alone, so the one exported to them has OpenCC's conversion among its rules: a table of characters,
+and before it the words in which a character is converted otherwise than alone.
+"""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from importlib import resources
+from pathlib import Path
+
+from tokenizers import Tokenizer as Backend
+from tokenizers import normalizers
+
+from palm_ds.text.simplified import find_simplifier
+from palm_ds.text.tokenizer import Tokenizer
+
+_HAN = ((0x3400, 0x4DC0), (0x4E00, 0xA000), (0xF900, 0xFB00), (0x20000, 0x32400))
+_MARKS = 0xF0000  # private characters that stand for a converted one between the two rules
+
+
+def normalizing_tokenizer(tokenizer: Tokenizer, *, simplify: bool, lower: bool) -> Tokenizer:
+    """The tokenizer with these steps before its own."""
+    steps = [
+        *(_simplifying_steps() if simplify else []),
+        *([normalizers.Lowercase()] if lower and not tokenizer.lower else []),
+    ]
+    if not steps:
+        return tokenizer
+    backend = Backend.from_str(tokenizer.backend.to_str())
+    own = [backend.normalizer] if backend.normalizer is not None else []
+    backend.normalizer = normalizers.Sequence([*steps, *own])
+    return Tokenizer(backend, origin=tokenizer.origin, roles=tokenizer.roles, kept=tokenizer.kept)
+
+
+def _simplifying_steps() -> list[normalizers.Normalizer]:
+    simplify = find_simplifier()
+    table: dict[int, int] = {}
+    for first, last in _HAN:
+        for old in map(chr, range(first, last)):
+            if len(new := simplify(old)) == 1 and new != old:
+                table[ord(old)] = ord(new)
+    marks: dict[str, str] = {}
+    steps: list[normalizers.Normalizer] = []
+    for word in _words():
+        marked = "".join(
+            old if chr(table.get(ord(old), ord(old))) == new else _mark(new, marks)
+            for old, new in zip(word, simplify(word), strict=True)
+        )
+        steps.append(normalizers.Replace(word, marked))
+    table |= {ord(mark): ord(new) for new, mark in marks.items()}
+    return [*steps, normalizers.Precompiled(_compiled(table))]
+
+
+def _words() -> list[str]:
+    text = resources.files("palm_ds.text").joinpath("simplified_words.txt").read_text("utf-8")
+    return [line for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def _mark(new: str, marks: dict[str, str]) -> str:
+    return marks.setdefault(new, chr(_MARKS + len(marks)))
+
+
+def _compiled(table: dict[int, int]) -> bytes:
+    """The table in SentencePiece's form, which its trainer writes into every model."""
+    import sentencepiece as spm
+    from sentencepiece import sentencepiece_model_pb2 as schema
+
+    model = io.BytesIO()
+    with tempfile.TemporaryDirectory() as folder:
+        rules = Path(folder) / "rules.tsv"
+        rules.write_text("".join(f"{old:X}\t{new:X}\n" for old, new in table.items()), "utf-8")
+        spm.SentencePieceTrainer.train(  # pyright: ignore[reportAttributeAccessIssue]
+            sentence_iterator=iter(["a"]),
+            model_writer=model,
+            model_type="char",
+            vocab_size=10,
+            hard_vocab_limit=False,
+            normalization_rule_tsv=str(rules),
+            minloglevel=2,
+        )
+    proto = schema.ModelProto()  # pyright: ignore[reportAttributeAccessIssue]
+    proto.ParseFromString(model.getvalue())
+    return proto.normalizer_spec.precompiled_charsmap

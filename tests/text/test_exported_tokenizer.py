@@ -1,0 +1,55 @@
+"""The exported tokenizer reads raw text as a corpus did: transformers gives the corpus's ids."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from palm_ds.text.exported_tokenizer import _words, normalizing_tokenizer
+from palm_ds.text.simplified import find_simplifier
+from palm_ds.text.tokenizer import Tokenizer, load_tokenizer, wordpiece
+
+SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def characters(texts: str) -> Tokenizer:
+    return wordpiece([*SPECIALS, *sorted(set(texts))], lower=False)
+
+
+def test_traditional_text_by_words(tmp_path: Path) -> None:
+    text = "乾隆皇帝在臺灣有乾淨的頭髮，憑藉歷史 A"
+    tokenizer = normalizing_tokenizer(
+        characters(find_simplifier()(text).lower()), simplify=True, lower=True
+    )
+    tokenizer.save(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert "".join(theirs.tokenize(text)) == "乾隆皇帝在台湾有干净的头发，凭借历史a"
+    again = load_tokenizer(tmp_path)
+    assert again.encode_words([text]) == [theirs(text, add_special_tokens=False)["input_ids"]]
+
+
+def test_nothing_to_do_is_the_same_tokenizer() -> None:
+    tokenizer = wordpiece([*SPECIALS, "a"], lower=True)
+    assert normalizing_tokenizer(tokenizer, simplify=False, lower=True) is tokenizer
+
+
+def test_words_are_converted_otherwise_than_their_characters() -> None:
+    """The list fits the installed OpenCC: each word needs its place in it."""
+    simplify, words = find_simplifier(), _words()
+    assert len(words) > 400 and words == sorted(words, key=lambda word: (-len(word), word))
+    for word in words:
+        assert len(simplify(word)) == len(word)
+        assert simplify(word) != "".join(map(simplify, word)), word
+
+
+@pytest.mark.slow
+def test_real_traditional_text_gives_the_ids_of_its_corpus(shared: Path) -> None:
+    data = json.loads((shared / "data/finetune/zh/drcd/DRCD_dev.json").read_text("utf-8"))
+    texts = [x["context"] for article in data["data"] for x in article["paragraphs"]][:300]
+    tokenizer = load_tokenizer(shared / "data/ernie/vocab.txt")
+    exported = normalizing_tokenizer(tokenizer, simplify=True, lower=False)
+    wanted = [ids.tolist() for ids, _ in tokenizer.encode_texts(list(map(find_simplifier(), texts)))]
+    assert [ids.tolist() for ids, _ in exported.encode_texts(texts)] == wanted
