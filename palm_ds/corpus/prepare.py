@@ -355,6 +355,10 @@ def report(console: Console, out: Path, manifest: Manifest) -> None:
     log.info("%s: %s, %s in %d shards", out, counts, size, len(manifest.shards))
     wanted, size = manifest.options["tokenizer"].get("vocab_size"), manifest.tokenizer["size"]
     if wanted and size < wanted:
-        log.info("the vocabulary has %d tokens, not %d: the text it learned from has no more", size, wanted)
+        log.info(
+            "the vocabulary has %d tokens, not %d: the text it learned from has no more",
+            size,
+            wanted,
+        )
     if manifest.rejected:
         console.print(rejected_table(out, manifest.rejected))

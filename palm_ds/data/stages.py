@@ -78,8 +78,8 @@ class Curriculum:
         """All task groups, in order of first appearance."""
         return tuple(dict.fromkeys(b for stage in self.stages for b, _ in stage.steps_of))
 
-    def begun(self, done: int) -> frozenset[str]:
-        """The tasks of the stages that have begun after `done` steps."""
+    def started(self, done: int) -> frozenset[str]:
+        """The tasks of the stages that have started after `done` steps."""
         groups = [b for stage in self.stages if stage.first < done for b, _ in stage.steps_of]
         return frozenset(task for task_group in groups for task in tasks_of(task_group))
 

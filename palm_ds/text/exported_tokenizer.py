@@ -1,6 +1,6 @@
 """A tokenizer that prepares texts as a corpus did: simplified, lower-cased.
 
-    traditional text ──words──> 乾 of 乾隆 marked ──table──> simplified ──> the tokenizer's own rules
+    traditional text ──words──> 乾 of 乾隆 marked ──table──> simplified ──> own rules
 
 A corpus simplifies its texts before they reach the tokenizer. Other programs know the tokenizer
 alone, so the one exported to them has OpenCC's conversion among its rules: a table of characters,

@@ -54,7 +54,7 @@ class Loop:
     scores: dict[str, TaskScore] = field(default_factory=dict)
     evaluated: int = -1
     """Steps done at the last evaluation."""
-    begun_before: frozenset[str] = frozenset()
+    started_before: frozenset[str] = frozenset()
     """Tasks that were trained before the first step, in the run that this one extends."""
     _saved: int = -1
     _meter: StepMeter = field(default_factory=StepMeter)
@@ -228,8 +228,8 @@ class Loop:
         records = {name: score.record() for name, score in self.scores.items()}
         if self.log:
             stage = self.recipe.curriculum.stage_at(done - 1) + 1 if done else 0
-            begun = sorted(self.begun_before | self.recipe.curriculum.begun(done))
-            self.log.evaluation(done, records, stage=stage, begun=begun)
+            started = sorted(self.started_before | self.recipe.curriculum.started(done))
+            self.log.evaluation(done, records, stage=stage, started=started)
         if better:
             self._event("best", f"best so far: {self.best}", step=done)
         self.on_event("evaluation", {"step": done, "scores": self.scores})
@@ -252,7 +252,7 @@ class Loop:
             "signature": self.signature.record(),
             "best": self.best.record(),
             "evaluated": self.evaluated,
-            "begun_before": sorted(self.begun_before),
+            "started_before": sorted(self.started_before),
             "recovery": self.recovery.record(),
         }
         try:

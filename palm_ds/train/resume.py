@@ -37,10 +37,10 @@ class StartingPoint:
             return self.found.parameters
         return self.warm_start.update_counts if self.warm_start else None
 
-    def begun_before(self, head_of: Mapping[str, str]) -> frozenset[str]:
+    def started_before(self, head_of: Mapping[str, str]) -> frozenset[str]:
         """The tasks that the extended run has trained: those whose head it has (`head_of`)."""
         if self.found:
-            return frozenset(self.found.state.get("begun_before", ()))
+            return frozenset(self.found.state.get("started_before", ()))
         if not self.warm_start:
             return frozenset()
         new = {".".join(name.split(".")[:2]) for name in self.warm_start.new}

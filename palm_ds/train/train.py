@@ -236,7 +236,7 @@ def _open_run(
         best=parts.best,
         tokenizer=data.tokenizer,
         evaluated=state.get("evaluated", first) if start_at.found else -1,
-        begun_before=start_at.begun_before(parts.model.head_of),
+        started_before=start_at.started_before(parts.model.head_of),
     )
     loop.recovery.restore(state.get("recovery", {}))
     return TrainingRun(run, data, parts.model, loop, first, lock, examples)

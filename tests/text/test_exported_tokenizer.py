@@ -51,5 +51,7 @@ def test_real_traditional_text_gives_the_ids_of_its_corpus(shared: Path) -> None
     texts = [x["context"] for article in data["data"] for x in article["paragraphs"]][:300]
     tokenizer = load_tokenizer(shared / "data/ernie/vocab.txt")
     exported = normalizing_tokenizer(tokenizer, simplify=True, lower=False)
-    wanted = [ids.tolist() for ids, _ in tokenizer.encode_texts(list(map(find_simplifier(), texts)))]
+    wanted = [
+        ids.tolist() for ids, _ in tokenizer.encode_texts(list(map(find_simplifier(), texts)))
+    ]
     assert [ids.tolist() for ids, _ in exported.encode_texts(texts)] == wanted

@@ -40,12 +40,12 @@ class Story:
 
     @property
     def tasks(self) -> list[str]:
-        """The tasks that have begun, as far as they have losses or scores, in the recipe's order,
+        """The tasks that have started, as far as they have losses or scores, in the recipe's order,
         then by first appearance."""
         seen = [task for record in self.metrics.steps for task in record.get("loss") or {}]
         for record in self.metrics.evaluations:
-            titles, begun = list(record.get("scores") or {}), record.get("begun")
-            seen += [title for title in titles if begun is None or task_of(title) in begun]
+            titles, started = list(record.get("scores") or {}), record.get("started")
+            seen += [title for title in titles if started is None or task_of(title) in started]
         order = list(self.recipe.get("tasks") or {})
         found = dict.fromkeys(seen)
         return [t for t in order if t in found] + [t for t in found if t not in order]

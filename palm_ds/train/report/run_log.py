@@ -88,13 +88,13 @@ class RunLog:
         scores: Mapping[str, Mapping[str, Any]],
         *,
         stage: int,
-        begun: Collection[str],
+        started: Collection[str],
     ) -> None:
         """Log the held-out scores of every task, as recorded by `TaskScore.record`; those of the
-        tasks that have `begun` are shown."""
-        values = {"step": step, "stage": stage, "begun": list(begun), "scores": scores}
+        tasks that have `started` are shown."""
+        values = {"step": step, "stage": stage, "started": list(started), "scores": scores}
         self._write("evaluation", values)
-        self._held_out = {title: x for title, x in scores.items() if task_of(title) in begun}
+        self._held_out = {title: x for title, x in scores.items() if task_of(title) in started}
         for task, score in scores.items():
             for name, value in [*score.items(), *score.get("metrics", {}).items()]:
                 self._scalar(f"{name}/{task}/held_out", value, step)

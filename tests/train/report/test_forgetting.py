@@ -98,7 +98,7 @@ def test_a_run_that_was_resumed_in_the_middle_of_a_stage(tmp_path: Path, curricu
             run.step({"step": step, "stage": stage, "loss": {}, "accuracy": {}})
             if step in ENDS or step % 16 == 0:
                 record = evaluation(step, off=off)
-                run.evaluation(step, record["scores"], stage=stage, begun=TASKS)
+                run.evaluation(step, record["scores"], stage=stage, started=TASKS)
 
     with log(0) as run:
         until(run, 1, 32, off=0.05)

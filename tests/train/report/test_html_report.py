@@ -140,9 +140,9 @@ def test_a_broken_last_line_is_reported_and_the_rest_is_shown(run_folder: Path) 
     assert "line 63 of metrics.jsonl is broken" in page.text and "step 600 of 600" in page.text
 
 
-def test_a_task_that_has_not_begun_is_not_on_the_page(run_folder: Path) -> None:
+def test_a_task_that_has_not_started_is_not_on_the_page(run_folder: Path) -> None:
     early = [step_record(step) for step in range(10, 301, 10)]
-    scored = evaluation(300) | {"begun": [MASKING]}
+    scored = evaluation(300) | {"started": [MASKING]}
     scored["scores"][DISTANCE] = {**scored["scores"][MASKING], "loss": 9.8765}
     (run_folder / "metrics.jsonl").write_text(
         "".join(json.dumps(r) + "\n" for r in [*early, scored])

@@ -53,7 +53,7 @@ def test_every_record_is_one_line_and_reads_back(tmp_path: Path) -> None:
     log, _ = open_log(tmp_path)
     with log:
         log.step(record(10))
-        log.evaluation(10, SCORES, stage=1, begun=TASKS)
+        log.evaluation(10, SCORES, stage=1, started=TASKS)
         log.event("save", "checkpoint at step 10", folder="checkpoints/10")
     metrics = read_metrics(tmp_path / "metrics.jsonl")
     assert [r["loss"]["knowledge_masking"] for r in metrics.steps] == [2.0]
@@ -86,11 +86,11 @@ def test_the_end_of_a_run_with_several_stages_shows_forgetting(tmp_path: Path) -
     curriculum = read_stages([{TASKS[0]: 10}, {TASKS[1]: 10}], TASKS)
     log, shown = open_log(tmp_path)
     with log:
-        log.evaluation(10, SCORES, stage=1, begun=TASKS)
+        log.evaluation(10, SCORES, stage=1, started=TASKS)
         log.forgetting(curriculum)
         assert "last - best" not in shown.getvalue()
         worse = {"sentence_distance": SCORES["sentence_distance"] | {"accuracy": 0.5}}
-        log.evaluation(20, worse, stage=2, begun=TASKS)
+        log.evaluation(20, worse, stage=2, started=TASKS)
         log.forgetting(curriculum)
     found = shown.getvalue().split("held-out accuracy after each stage")[1]
     assert "last - best" in found and "(61.0 %)" in found and "50.0 %*" in found
@@ -101,7 +101,7 @@ def test_a_resumed_run_has_no_duplicate_lines(tmp_path: Path) -> None:
     with log:
         for step in range(1, 8):
             log.step(record(step))
-        log.evaluation(5, SCORES, stage=1, begun=TASKS)
+        log.evaluation(5, SCORES, stage=1, started=TASKS)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "step", "step": 8, "lo')  # killed while writing
     log, _ = open_log(tmp_path, start=5)
@@ -153,7 +153,7 @@ def test_without_a_terminal_a_step_is_one_plain_line(tmp_path: Path) -> None:
 def test_on_a_terminal_the_display_shows_progress_tasks_and_held_out_scores(tmp_path: Path) -> None:
     log, shown = open_log(tmp_path, terminal=True)
     with log:
-        log.evaluation(20, SCORES, stage=1, begun=TASKS)
+        log.evaluation(20, SCORES, stage=1, started=TASKS)
         log.step(record(50))
         log.event("note", "a checkpoint [was] saved")
     text = shown.getvalue()
@@ -163,15 +163,15 @@ def test_on_a_terminal_the_display_shows_progress_tasks_and_held_out_scores(tmp_
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1, "the cursor comes back"
 
 
-def test_tables_show_only_tasks_that_have_begun(tmp_path: Path) -> None:
+def test_tables_show_only_tasks_that_have_started(tmp_path: Path) -> None:
     both = {"knowledge_masking": SCORES["sentence_distance"], **SCORES}
     log, shown = open_log(tmp_path, terminal=True)
     with log:
-        log.evaluation(20, both, stage=1, begun=["knowledge_masking"])
+        log.evaluation(20, both, stage=1, started=["knowledge_masking"])
         log.step(record(50) | {"loss": {"knowledge_masking": 2.0}})
     assert "knowledge_masking" in shown.getvalue() and "distance" not in shown.getvalue()
     (written,) = read_metrics(tmp_path / "metrics.jsonl").evaluations
-    assert written["scores"] == both and written["begun"] == ["knowledge_masking"]
+    assert written["scores"] == both and written["started"] == ["knowledge_masking"]
 
 
 def test_tensorboard_hides_the_events_of_repeated_steps(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_tensorboard_hides_the_events_of_repeated_steps(tmp_path: Path) -> None:
         with log:
             for step in range(start + 1, 9):
                 log.step(record(step, loss=loss))
-            log.evaluation(8, SCORES, stage=1, begun=TASKS)
+            log.evaluation(8, SCORES, stage=1, started=TASKS)
         # TensorBoard reads files in the order of their names: the second of creation, and then a
         # number that counts the writers of this process and is compared as text (10 before 9).
         time.sleep(1.1)
