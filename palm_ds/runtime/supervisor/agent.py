@@ -28,15 +28,14 @@ import psutil
 from palm_ds.common.exit_codes import FINISHED, STOPPED
 from palm_ds.runtime import rank_status
 from palm_ds.runtime.supervisor.command_line import FOLDER
-from palm_ds.runtime.supervisor.messages import PAUSE, SILENCE, MessageReader, send
+from palm_ds.runtime.supervisor.messages import SILENCE, MessageReader, Patience, send
 
 RUN = "PALM_DS_RUN"
 """Environment variable of all processes of a run: which one they belong to."""
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 _TICK = 0.2
-_AFTER_FAILURE, _AFTER_LAUNCHER, _CUT_OFF = 12.0, 60.0, 20.0
-"""Seconds for the others when a process has failed; when the launcher has ended and they save; and
-when `palm-ds run` cannot be reached."""
+_AFTER_LAUNCHER = 60.0
+"""Seconds to save once the launcher has ended."""
 
 
 def run_agent(name: str, descriptor: int) -> int:
@@ -53,8 +52,8 @@ def run_agent(name: str, descriptor: int) -> int:
         return FINISHED
     folder = Path(tempfile.mkdtemp(prefix="palm-ds-run-"))
     try:
-        agent = _Agent(descriptor, lines, folder, _start(request, folder, name, descriptor))
-        agent.serve()
+        child = _start(request, folder, name, descriptor)
+        _Agent(descriptor, lines, folder, child, Patience(request["silence"])).serve()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return FINISHED
@@ -85,14 +84,13 @@ class _Agent:
     lines: MessageReader
     folder: Path
     child: subprocess.Popen[bytes]
+    patience: Patience
     stopping: float = 0.0
     """Since when the processes are asked to save and stop."""
     deadline: float = float("inf")
     """When they are killed."""
     asked: set[int] = field(default_factory=set)
     heard: float = field(default_factory=time.monotonic)
-    failed: float = 0.0
-    """Since when a process is known to have failed."""
 
     def serve(self) -> None:
         told = 0.0
@@ -103,7 +101,7 @@ class _Agent:
                 self._ask_to_stop()
             if time.monotonic() > self.deadline:
                 _kill_family()
-            if time.monotonic() - told > PAUSE:
+            if time.monotonic() - told > self.patience.pause:
                 told = time.monotonic()
                 self._report()
         self._report(ended=self.child.returncode)
@@ -125,9 +123,9 @@ class _Agent:
                     self.deadline = 0.0
             if self.lines.closed:  # `palm-ds run` was killed
                 self._stop()
-        elif time.monotonic() - self.heard > SILENCE:
+        elif time.monotonic() - self.heard > self.patience.silence:
             self._stop()
-            self._end_within(_CUT_OFF)
+            self._end_within(self.patience.cut_off)
 
     def _judge(self) -> None:
         """Whether what still runs has lost its launcher or another process."""
@@ -136,7 +134,7 @@ class _Agent:
             self._stop()
             self._end_within(_AFTER_LAUNCHER)
         if any(_lost(rank) or rank.code not in (None, FINISHED, STOPPED) for rank in ranks):
-            self._end_within(_AFTER_FAILURE)
+            self._end_within(self.patience.others)
 
     def _stop(self) -> None:
         self.stopping = self.stopping or time.monotonic()
@@ -153,7 +151,7 @@ class _Agent:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
             self.asked.add(pid)
-        if not ranks and time.monotonic() - self.stopping > _CUT_OFF:
+        if not ranks and time.monotonic() - self.stopping > self.patience.cut_off:
             self.deadline = 0.0
 
 

@@ -16,12 +16,10 @@ from typing import Any
 from palm_ds.common import exit_codes
 from palm_ds.runtime.rank_status import RankStatus
 from palm_ds.runtime.supervisor.command_line import Place, RunCommand, variables_for_other_hosts
-from palm_ds.runtime.supervisor.messages import PAUSE, SILENCE, MessageReader, send
+from palm_ds.runtime.supervisor.messages import MessageReader, Patience, send
 
 _ANSWER = 25.0
 """Seconds that a host has to answer."""
-_OTHERS = 15.0
-"""Seconds that the other hosts have to end once one has."""
 _INTERRUPTED = 143
 _RANK_FIELDS = {item.name for item in fields(RankStatus)}
 
@@ -92,6 +90,7 @@ class Attempt:
     name: str
     ssh: Sequence[str]
     stopping: Callable[[], int]
+    patience: Patience = Patience()
     connections: list[Connection] = field(default_factory=list)
 
     def connect(self) -> list[str]:
@@ -130,6 +129,7 @@ class Attempt:
                 command=self.command.on(place),
                 hosts=self.command.hosts_file(hosts) if self.command.slots else "",
                 cwd=str(Path.cwd()),
+                silence=self.patience.silence,
                 env=self._variables(place),
             )
         self._wait()
@@ -147,15 +147,15 @@ class Attempt:
             if self.stopping() > urgency:
                 urgency = self.stopping()
                 self._tell(running, do="stop" if urgency == 1 else "kill")
-            elif now - told > PAUSE:
+            elif now - told > self.patience.pause:
                 told = now
                 self._tell(running, do="go on")
             for connection in running:
-                connection.lost = connection.lost or now - connection.heard > SILENCE
+                connection.lost = connection.lost or now - connection.heard > self.patience.silence
             if any(c.lost or c.ended for c in self.connections):
-                deadline = min(deadline, now + _OTHERS)
+                deadline = min(deadline, now + self.patience.others)
             if now > deadline:
-                deadline = now + _OTHERS
+                deadline = now + self.patience.others
                 self._tell(running, do="kill")
 
     def _tell(self, connections: Sequence[Connection], **message: Any) -> None:
@@ -181,6 +181,8 @@ class Attempt:
     def _reason(self, ranks: Sequence[RankStatus], code: int) -> str:
         """What went wrong, in one line: the host, the process, or what a process said."""
         if lost := [c.host for c in self.connections if c.lost]:
+            if lost == [""]:
+                return "the agent of this machine was killed"
             return f"{', '.join(lost)}: the host does not answer any more"
         killed = [r for c in self.connections for r in c.ranks if r.rank in c.lost_ranks]
         if killed:

@@ -9,9 +9,29 @@ from dataclasses import dataclass
 from typing import Any
 
 SILENCE = 30.0
-"""Seconds without a message after which the other side is lost."""
-PAUSE = 2.0
-"""Seconds between messages."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long each side waits, in seconds. A cut link ends everything within twice `silence`."""
+
+    silence: float = SILENCE
+    """Without a message: the other side is lost."""
+
+    @property
+    def pause(self) -> float:
+        """Between messages."""
+        return min(2.0, self.silence / 5)
+
+    @property
+    def others(self) -> float:
+        """For the other processes or hosts to end by themselves once one has."""
+        return self.silence / 2
+
+    @property
+    def cut_off(self) -> float:
+        """For processes that nobody can reach to end by themselves."""
+        return self.silence * 2 / 3
 
 
 @dataclass

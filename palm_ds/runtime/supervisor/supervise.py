@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -21,6 +21,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.printable import printable
 from palm_ds.runtime.supervisor.attempt import Attempt, Outcome
 from palm_ds.runtime.supervisor.command_line import RunCommand, understand
+from palm_ds.runtime.supervisor.messages import Patience
 
 _LONGEST_PAUSE = 60.0
 _AGAIN = 2.0
@@ -34,6 +35,8 @@ class Supervision:
     restarts: int = 5
     """In a row without a new checkpoint; one that is made resets the count."""
     min_hosts: int = 1
+    silence: float = Patience().silence
+    """Seconds without a sign of life after which a host is lost."""
     ssh: str = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=10"
 
 
@@ -71,8 +74,8 @@ class _Supervisor:
     stop: _Stop
     failures: int = 0
     """In a row, without a new checkpoint."""
-    saved: int = -1
-    most_hosts: int = field(default=0)
+    saved: int = 0
+    most_hosts: int = 0
 
     def run(self) -> int:
         while True:
@@ -95,6 +98,7 @@ class _Supervisor:
             name=self.name,
             ssh=shlex.split(self.settings.ssh),
             stopping=lambda: self.stop.urgency,
+            patience=Patience(self.settings.silence),
         )
         try:
             return self._on_answering_hosts(attempt)

@@ -1,0 +1,217 @@
+"""Restarts, and ends, of a run whose processes are real but need no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.helpers.hosts import Cluster, hosts
+from tests.helpers.launchers import MARK, ROOT, clear_away, marked, wait_until_gone
+
+pytestmark = pytest.mark.distributed
+LAUNCHER = ROOT / "tests/helpers/launcher/deepspeed"
+PATIENCE = 60
+STEPS = 20
+
+
+@dataclass
+class Supervised:
+    """`palm-ds run` at work."""
+
+    folder: Path
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    process: subprocess.Popen[str] | None = None
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "run"
+
+    def start(
+        self, kind: str = "", *options: str, launcher: tuple[str, ...] = (), cluster: Any = None
+    ) -> Supervised:
+        words = [sys.executable, "-m", "palm_ds.cli.run", *options, "--", sys.executable]
+        words += [str(LAUNCHER), *launcher, str(self.run), *([kind] if kind else [])]
+        self.process = subprocess.Popen(
+            cluster.inside(0, words) if cluster else words,
+            env={**os.environ, "PYTHONPATH": str(ROOT), MARK: self.mark, "PALM_TEST": self.mark},
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        return self
+
+    def starts(self) -> list[dict[str, Any]]:
+        file = self.run / "starts"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def reach(self, step: int, starts: int = 2) -> None:
+        """Until rank 0 has made that many steps in that many starts."""
+        at = self.run / "at0"
+        self.wait(
+            lambda: (
+                len(self.starts()) >= starts and at.exists() and int(at.read_text() or 0) >= step
+            )
+        )
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < deadline and self.process and self.process.poll() is None
+            time.sleep(0.05)
+
+    def end(self, code: int) -> str:
+        assert self.process
+        output, _ = self.process.communicate(timeout=PATIENCE)
+        assert self.process.returncode == code, output
+        assert not wait_until_gone(self.mark, 5), output
+        return output
+
+
+@pytest.fixture
+def supervised(tmp_path: Path) -> Iterator[Supervised]:
+    found = Supervised(tmp_path)
+    yield found
+    clear_away(found.mark)
+    if found.process:
+        found.process.communicate(timeout=PATIENCE)
+
+
+def finished(supervised: Supervised) -> bool:
+    return (supervised.run / "latest").read_text() == str(STEPS)
+
+
+def test_a_killed_rank_is_named_and_the_run_resumes(supervised: Supervised) -> None:
+    supervised.start().reach(5)
+    os.kill(supervised.starts()[1]["pid"], signal.SIGKILL)
+    output = supervised.end(0)
+    rank = supervised.starts()[1]["rank"]
+    assert f"palm-ds run: rank {rank} on {socket.gethostname()} (last step " in output
+    assert "was killed; restart 1 of 5 in 1 s" in output
+    assert finished(supervised) and len(supervised.starts()) == 4
+    assert supervised.starts()[2]["step"] >= 4
+    ports = {start["port"] for start in supervised.starts()}
+    assert len(ports) == 2 and "0" not in ports
+
+
+def test_a_killed_launcher_leaves_no_process_and_the_run_resumes(supervised: Supervised) -> None:
+    supervised.start().reach(3)
+    (launcher,) = {psutil.Process(start["pid"]).ppid() for start in supervised.starts()}
+    os.kill(launcher, signal.SIGKILL)
+    output = supervised.end(0)
+    assert "its launcher was killed" in output
+    assert finished(supervised) and supervised.starts()[2]["step"] >= 3  # they saved
+
+
+def test_sigterm_saves_and_ends_with_75(supervised: Supervised) -> None:
+    supervised.start().reach(3)
+    assert supervised.process
+    supervised.process.terminate()
+    supervised.end(75)
+    done = int((supervised.run / "latest").read_text())
+    assert 3 <= done < STEPS
+    supervised.start()
+    supervised.end(0)
+    assert finished(supervised) and supervised.starts()[2]["step"] == done
+
+
+@pytest.mark.parametrize(("kind", "code"), [("mistake", 2), ("nonfinite", 3)])
+def test_what_a_restart_would_meet_again_is_not_restarted(supervised, kind, code) -> None:
+    """The launcher itself may see another code first."""
+    supervised.start(kind)
+    supervised.end(code)
+    assert len(supervised.starts()) == 2
+
+
+def test_it_gives_up_with_one_line(supervised: Supervised) -> None:
+    supervised.start("crash", "--restarts", "1")
+    output = supervised.end(1)
+    assert len(supervised.starts()) == 4
+    (line,) = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert "given up after 1 restarts without progress: rank " in line
+
+
+def test_progress_resets_the_count(supervised: Supervised) -> None:
+    """Three crashes, each after six more steps, are never two in a row."""
+    supervised.start("crash after saving", "--restarts", "1")
+    supervised.end(0)
+    assert finished(supervised) and len(supervised.starts()) == 8
+
+
+def test_a_second_one_is_refused_and_orphans_are_killed(supervised: Supervised) -> None:
+    supervised.start().reach(2)
+    second = Supervised(supervised.folder).start()
+    assert "already runs under palm-ds run" in second.end(2)
+    agents = [p for p in marked(supervised.mark) if "--agent" in p.cmdline()]
+    for process in agents:
+        process.kill()  # its processes are orphans now
+    output = supervised.end(0)
+    assert "killed 3 processes left by an earlier start" in output
+    assert finished(supervised)
+
+
+def test_the_run_stops_when_palm_ds_run_is_killed(supervised: Supervised) -> None:
+    supervised.start().reach(3)
+    assert supervised.process
+    supervised.process.kill()
+    supervised.process.communicate(timeout=PATIENCE)
+    assert not wait_until_gone(supervised.mark, PATIENCE)
+    done = int((supervised.run / "latest").read_text())
+    assert 3 <= done < STEPS
+    supervised.start()
+    supervised.end(0)
+    assert supervised.starts()[2]["step"] == done
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with hosts(3, tmp_path_factory.mktemp("hosts")) as found:
+        yield found
+
+
+@pytest.mark.parametrize("fault", ["rank", "host", "link"])
+def test_hosts(fault: str, supervised: Supervised, cluster: Cluster) -> None:
+    """Two hosts and a third where the command is entered; after a fault, those that answer."""
+    (supervised.folder / "hosts").write_text("w1 slots=1\nw2 slots=1\n")
+    options = ["--ssh", cluster.ssh, "--silence", "4"]
+    launcher = ("--hostfile", str(supervised.folder / "hosts"))
+    supervised.start("", *options, launcher=launcher, cluster=cluster)
+    supervised.reach(5)
+    began = time.monotonic()
+    try:
+        if fault == "rank":
+            pid = supervised.starts()[1]["pid"]  # in the host's own numbering
+            name = supervised.starts()[1]["host"]
+            kill = [*cluster.ssh.split(), name, f"kill -9 {pid}"]
+            subprocess.run(cluster.inside(0, kill), check=True)
+        elif fault == "host":
+            cluster.kill(2)
+        else:
+            cluster.link(2, "down")
+        output = supervised.end(0)
+    finally:
+        cluster.link(2, "up")
+        if fault == "host":
+            cluster.start(2)
+            cluster.wait(2)
+    assert time.monotonic() - began < 40
+    worlds = [start["world"] for start in supervised.starts()]
+    assert worlds == ([2, 2, 2, 2] if fault == "rank" else [2, 2, 1]), output
+    assert finished(supervised)
+    if fault != "rank":
+        assert "w2: the host does not answer any more; restart 1 of 5" in output
+        assert "continues without w2: no answer" in output
