@@ -28,7 +28,7 @@ import psutil
 from palm_ds.common.exit_codes import FINISHED, STOPPED
 from palm_ds.runtime import rank_status
 from palm_ds.runtime.supervisor.command_line import FOLDER
-from palm_ds.runtime.supervisor.messages import SILENCE, MessageReader, Patience, send
+from palm_ds.runtime.supervisor.messages import SILENCE, MessageReader, TimeLimits, send
 
 RUN = "PALM_DS_RUN"
 """Environment variable of all processes of a run: which one they belong to."""
@@ -53,7 +53,7 @@ def run_agent(name: str, descriptor: int) -> int:
     folder = Path(tempfile.mkdtemp(prefix="palm-ds-run-"))
     try:
         child = _start(request, folder, name, descriptor)
-        _Agent(descriptor, lines, folder, child, Patience(request["silence"])).serve()
+        _Agent(descriptor, lines, folder, child, TimeLimits(request["silence"])).serve()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return FINISHED
@@ -84,7 +84,7 @@ class _Agent:
     lines: MessageReader
     folder: Path
     child: subprocess.Popen[bytes]
-    patience: Patience
+    limits: TimeLimits
     stopping: float = 0.0
     """Since when the processes are asked to save and stop."""
     deadline: float = float("inf")
@@ -101,7 +101,7 @@ class _Agent:
                 self._ask_to_stop()
             if time.monotonic() > self.deadline:
                 _kill_family()
-            if time.monotonic() - told > self.patience.pause:
+            if time.monotonic() - told > self.limits.pause:
                 told = time.monotonic()
                 self._report()
         self._report(ended=self.child.returncode)
@@ -123,9 +123,9 @@ class _Agent:
                     self.deadline = 0.0
             if self.lines.closed:  # `palm-ds run` was killed
                 self._stop()
-        elif time.monotonic() - self.heard > self.patience.silence:
+        elif time.monotonic() - self.heard > self.limits.silence:
             self._stop()
-            self._end_within(self.patience.cut_off)
+            self._end_within(self.limits.cut_off)
 
     def _judge(self) -> None:
         """Whether what still runs has lost its launcher or another process."""
@@ -134,7 +134,7 @@ class _Agent:
             self._stop()
             self._end_within(_AFTER_LAUNCHER)
         if any(_lost(rank) or rank.code not in (None, FINISHED, STOPPED) for rank in ranks):
-            self._end_within(self.patience.others)
+            self._end_within(self.limits.others)
 
     def _stop(self) -> None:
         self.stopping = self.stopping or time.monotonic()
@@ -151,7 +151,7 @@ class _Agent:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
             self.asked.add(pid)
-        if not ranks and time.monotonic() - self.stopping > self.patience.cut_off:
+        if not ranks and time.monotonic() - self.stopping > self.limits.cut_off:
             self.deadline = 0.0
 
 

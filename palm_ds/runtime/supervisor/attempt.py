@@ -16,7 +16,7 @@ from typing import Any
 from palm_ds.common import exit_codes
 from palm_ds.runtime.rank_status import RankStatus
 from palm_ds.runtime.supervisor.command_line import Place, RunCommand, variables_for_other_hosts
-from palm_ds.runtime.supervisor.messages import MessageReader, Patience, send
+from palm_ds.runtime.supervisor.messages import MessageReader, TimeLimits, send
 
 _ANSWER = 25.0
 """Seconds that a host has to answer."""
@@ -90,7 +90,7 @@ class Attempt:
     name: str
     ssh: Sequence[str]
     stopping: Callable[[], int]
-    patience: Patience = Patience()
+    limits: TimeLimits = TimeLimits()
     connections: list[Connection] = field(default_factory=list)
 
     def connect(self) -> list[str]:
@@ -129,7 +129,7 @@ class Attempt:
                 command=self.command.on(place),
                 hosts=self.command.hosts_file(hosts) if self.command.slots else "",
                 cwd=str(Path.cwd()),
-                silence=self.patience.silence,
+                silence=self.limits.silence,
                 env=self._variables(place),
             )
         self._wait()
@@ -147,15 +147,15 @@ class Attempt:
             if self.stopping() > urgency:
                 urgency = self.stopping()
                 self._tell(running, do="stop" if urgency == 1 else "kill")
-            elif now - told > self.patience.pause:
+            elif now - told > self.limits.pause:
                 told = now
                 self._tell(running, do="go on")
             for connection in running:
-                connection.lost = connection.lost or now - connection.heard > self.patience.silence
+                connection.lost = connection.lost or now - connection.heard > self.limits.silence
             if any(c.lost or c.ended for c in self.connections):
-                deadline = min(deadline, now + self.patience.others)
+                deadline = min(deadline, now + self.limits.others)
             if now > deadline:
-                deadline = now + self.patience.others
+                deadline = now + self.limits.others
                 self._tell(running, do="kill")
 
     def _tell(self, connections: Sequence[Connection], **message: Any) -> None:

@@ -12,7 +12,7 @@ SILENCE = 30.0
 
 
 @dataclass(frozen=True)
-class Patience:
+class TimeLimits:
     """How long each side waits, in seconds. A cut link ends everything within twice `silence`."""
 
     silence: float = SILENCE

@@ -21,7 +21,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.printable import printable
 from palm_ds.runtime.supervisor.attempt import Attempt, Outcome
 from palm_ds.runtime.supervisor.command_line import RunCommand, understand
-from palm_ds.runtime.supervisor.messages import Patience
+from palm_ds.runtime.supervisor.messages import TimeLimits
 
 _LONGEST_PAUSE = 60.0
 _AGAIN = 2.0
@@ -35,7 +35,7 @@ class Supervision:
     restarts: int = 5
     """In a row without a new checkpoint; one that is made resets the count."""
     min_hosts: int = 1
-    silence: float = Patience().silence
+    silence: float = TimeLimits().silence
     """Seconds without a sign of life after which a host is lost."""
     ssh: str = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=10"
 
@@ -98,7 +98,7 @@ class _Supervisor:
             name=self.name,
             ssh=shlex.split(self.settings.ssh),
             stopping=lambda: self.stop.urgency,
-            patience=Patience(self.settings.silence),
+            limits=TimeLimits(self.settings.silence),
         )
         try:
             return self._on_answering_hosts(attempt)
