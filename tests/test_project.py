@@ -47,8 +47,8 @@ def requirements() -> list[Requirement]:
     """Everything pyproject.toml asks for, optional parts included."""
     text = (ROOT / "pyproject.toml").read_text()
     section = text[text.index("[project]") : text.index("[tool.setuptools")]
-    lists = re.findall(r"^(?:dependencies|mpi|dev|docs) = \[(.*?)\]$", section, re.S | re.M)
-    assert len(lists) == 4
+    lists = re.findall(r"^(?:dependencies|mpi|dedup|dev|docs) = \[(.*?)\]$", section, re.S | re.M)
+    assert len(lists) == 5
     return [Requirement(found) for part in lists for found in re.findall(r'"(.+?)"', part)]
 
 

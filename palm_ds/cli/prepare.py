@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,10 +34,12 @@ def _options(args: argparse.Namespace) -> PrepareOptions:
     from palm_ds.corpus.input.options import InputOptions
     from palm_ds.corpus.options import TextOptions
     from palm_ds.corpus.prepare import PrepareOptions
+    from palm_ds.corpus.screening.options import ScreenOptions
 
     text = options_of(TextOptions, args)
     reading = options_of(InputOptions, args, pair_fields=_pair_fields(args))
-    return options_of(PrepareOptions, args, text=text, input=reading)
+    screen = options_of(ScreenOptions, args)
+    return options_of(PrepareOptions, args, text=text, input=reading, screen=screen)
 
 
 def _pair_fields(args: argparse.Namespace) -> tuple[str, ...]:
@@ -60,8 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="files, folders, patterns; `embedded`: Python's documentation",
     )
     _add_reading(parser.add_argument_group("reading"))
-    _add_text(parser.add_argument_group("text"))
-    _add_tokenizer(parser.add_argument_group("tokenizer"))
+    text = parser.add_argument_group("text and tokens")
+    _add_text(text)
+    _add_tokenizer(text)
     _add_work(parser.add_argument_group("work"))
 
 
@@ -92,6 +96,30 @@ def _add_reading(group: argparse._ArgumentGroup) -> None:
         help="in text files: a document per blank_line, line or file (blank_line)",
     )
     add("--strict", action="store_true", help="stop at the first bad line instead of reporting it")
+    _add_screening(add)
+
+
+def _add_screening(add: Callable[..., object]) -> None:
+    add(
+        "--dedup",
+        metavar="KIND",
+        help="drop copies of earlier documents: exact, near (0.8), or a similarity",
+    )
+    add(
+        "--not_in",
+        action="append",
+        default=[],
+        metavar="INPUT",
+        help="with --dedup: drop copies of these too, such as a test set; repeatable",
+    )
+    add(
+        "--filter",
+        action="append",
+        dest="filters",
+        default=[],
+        metavar="NAME",
+        help="drop documents of low quality: gopher, or module:function; repeatable",
+    )
 
 
 def _add_text(group: argparse._ArgumentGroup) -> None:
@@ -189,8 +217,7 @@ COMMAND = Command(
     examples="""
 palm-ds prepare data/small embedded --train wordpiece --vocab_size 8000 --lower
 palm-ds prepare data/wiki wiki/*.jsonl.gz --tokenizer bert-base-uncased/ --workers 16
-palm-ds prepare data/zh books/ --language zh --tokenizer ernie/vocab.txt --simplify
-palm-ds prepare data/pairs pairs.tsv --format pairs --tokenizer vocab.txt
+palm-ds prepare data/web web/*.jsonl.gz --tokenizer vocab.txt --filter gopher --dedup near
 palm-ds prepare data/demo demo_train_set.gz --format ernie --tokenizer ernie/vocab.txt
 mpirun -n 64 python -m mpi4py.futures -m palm_ds.cli.prepare data/wiki wiki/ ... --mpi
 """,

@@ -42,6 +42,7 @@ from palm_ds.corpus.work_dir import (
     exclusive_lock,
     hash_lexicons,
     save_job,
+    screen_options,
     text_options,
 )
 from palm_ds.corpus.worker import load_worker, read_documents
@@ -114,6 +115,7 @@ def _job(
         lexicons=hash_lexicons([*text.lexicon_phrase, *text.lexicon_entity]),
         inputs=found,
         units=tuple(tuple(InputSpan(*span) for span in unit) for unit in options["units"]),
+        screen=screen_options(options.get("screen", {})),
     )
     there = {"inputs": list(manifest.inputs), "lexicons": options["lexicons"]}
     now = {"inputs": list(job.input_entries()), "lexicons": dict(job.lexicons)}
@@ -144,7 +146,7 @@ def _rewrite(task: tuple[str, str, int, str]) -> tuple[str, dict[str, Any]]:
     """Rewrites one shard into the working folder; returns its new name and manifest entry."""
     working, folder, number, name = Path(task[0]), Path(task[1]), task[2], task[3]
     job, analyzer, annotations = load_worker(working, (working / "job.json").stat().st_mtime_ns)
-    documents = read_documents(job, number, analyzer)
+    documents, dropped = read_documents(job, number, analyzer), job.screen.active
     new = _next_name(name)
     with (
         pa.memory_map(str(folder / name)) as source,
@@ -157,8 +159,10 @@ def _rewrite(task: tuple[str, str, int, str]) -> tuple[str, dict[str, Any]]:
             schema = schema.append(pa.field(annotation, pa.list_(pa.uint8())))
         with pa.ipc.new_stream(sink, schema) as out:
             for batch in stream:
-                out.write_batch(_with_annotations(batch, schema, documents, annotations, folder))
-        if (extra := next(documents, None)) is not None:
+                out.write_batch(
+                    _with_annotations(batch, schema, documents, dropped, annotations, folder)
+                )
+        if not dropped and (extra := next(documents, None)) is not None:
             raise _other_input(folder, f"document {extra.id!r} is new")
     return new, sink.entry()
 
@@ -167,15 +171,19 @@ def _with_annotations(
     batch: pa.RecordBatch,
     schema: pa.Schema,
     documents: Iterator[Document],
+    some_dropped: bool,
     annotations: dict[str, TokenAnnotation],
     folder: Path,
 ) -> pa.RecordBatch:
-    """Appends a column per annotation to a record batch, from the next documents."""
+    """Appends a column per annotation to a record batch, from the next documents. If some were
+    dropped from the corpus, those with other ids are skipped."""
     values: dict[str, list[np.ndarray]] = {name: [] for name in annotations}
     offsets = batch.column("ids").offsets
     edges, ids = offsets.to_numpy(), batch.column("ids").values.to_numpy()
     for row, name in enumerate(batch.column("id").to_pylist()):
         document = next(documents, None)
+        while some_dropped and document is not None and document.id != name:
+            document = next(documents, None)
         if document is None:
             raise _other_input(folder, f"document {name!r} is missing")
         if document.id != name:

@@ -22,7 +22,7 @@ _UNSEALED = 1
 """The version whose manifest has no hash of its own."""
 COUNTED_ANNOTATIONS = ("word", "phrase", "entity")
 """Annotations of spans, with 1 at the first token of each, that the manifest counts."""
-_LATER = ("span_counts",)
+_LATER = ("span_counts", "dropped")
 """Fields that manifests written by older versions lack."""
 _KEYS = {"annotations": "marks", "span_counts": "units"}
 """Keys in manifest.json that differ from the name of their field."""
@@ -49,6 +49,9 @@ class Manifest:
     tokens: int
     text_bytes: int = 0  # UTF-8 bytes of the documents' text
     rejected: int = 0  # lines and rows that were not taken; rejected.jsonl names them
+    dropped: Mapping[str, int] = field(
+        default_factory=dict
+    )  # documents that were left out, by reason; dropped.jsonl names them
     ids_type: str  # uint8, uint16 or uint32
     annotations: tuple[str, ...]  # the columns after `id` and `ids`, in order
     span_counts: Mapping[str, int] = field(

@@ -24,7 +24,7 @@ from palm_ds.common.atomic import write_file_atomically
 from palm_ds.corpus.analyzer import chinese_tagger, find_segmenter
 from palm_ds.corpus.executors import ParallelMap
 from palm_ds.corpus.options import TextOptions
-from palm_ds.corpus.work_dir import COLLOCATIONS, PreparationJob, load_job
+from palm_ds.corpus.work_dir import COLLOCATIONS, PreparationJob, load_dropped, load_job
 from palm_ds.corpus.worker import WorkUnitReader
 from palm_ds.text import chinese_lists as chinese
 from palm_ds.text import english_lists as english
@@ -48,10 +48,12 @@ class CooccurrenceCounts:
     pairs: Counter[tuple[str, str]]
 
 
-def sample_texts(job: PreparationJob, unit: int) -> Iterator[str]:
-    """The texts at the beginning of a work unit: its share of the job's sample."""
+def sample_texts(folder: Path, job: PreparationJob, unit: int) -> Iterator[str]:
+    """The texts at the beginning of a work unit that are not dropped: its share of the job's
+    sample."""
     share, taken = job.sample_bytes // len(job.units), 0
-    for record in WorkUnitReader(job, unit, watched=False):
+    dropped = load_dropped(folder, unit)
+    for record in WorkUnitReader(job, unit, watched=False, dropped=dropped):
         if taken > share:
             return
         text = record.text
@@ -68,7 +70,7 @@ def count_pairs(task: tuple[str, int]) -> list[CooccurrenceCounts]:
     simplify = find_simplifier() if options.simplify else str
     counters = _counters(options)
     table = WordIndex()
-    for text in sample_texts(job, task[1]):
+    for text in sample_texts(Path(task[0]), job, task[1]):
         numbers = table.numbers(split_words(simplify(text), segment))
         flags = [word_flags(word) for word in table.new]
         for counter in counters:
@@ -196,6 +198,6 @@ def mine_phrases(folder: Path, job: PreparationJob, run: ParallelMap) -> None:
     )
 
 
-def all_sample_texts(job: PreparationJob) -> Iterator[str]:
+def all_sample_texts(folder: Path, job: PreparationJob) -> Iterator[str]:
     """The sample texts of all work units, in order."""
-    return (text for unit in range(len(job.units)) for text in sample_texts(job, unit))
+    return (text for unit in range(len(job.units)) for text in sample_texts(folder, job, unit))

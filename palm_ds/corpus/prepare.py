@@ -32,7 +32,11 @@ from palm_ds.corpus.manifest import Manifest, check_files, read_manifest
 from palm_ds.corpus.mine_phrases import all_sample_texts, mine_phrases
 from palm_ds.corpus.options import TextOptions
 from palm_ds.corpus.progress_bar import show_progress
-from palm_ds.corpus.rejected import gather_rejected, rejected_table
+from palm_ds.corpus.rejected import dropped_table, gather_rejected, rejected_table
+from palm_ds.corpus.screening.fingerprints import import_rensa
+from palm_ds.corpus.screening.options import ScreenOptions
+from palm_ds.corpus.screening.quality import find_filter
+from palm_ds.corpus.screening.screen import COUNTS, screen
 from palm_ds.corpus.work_dir import (
     COLLOCATIONS,
     LABELS,
@@ -42,6 +46,7 @@ from palm_ds.corpus.work_dir import (
     hash_lexicons,
     hash_tokenizer,
     is_done,
+    load_dropped,
     load_part,
     save_job,
 )
@@ -69,6 +74,8 @@ class PrepareOptions:
     train: str | None = None  # wordpiece or sentencepiece
     vocab_size: int = 30_522
     annotations: tuple[str, ...] = ()  # in addition to the four defaults
+    screen: ScreenOptions = field(default_factory=ScreenOptions)
+    not_in: tuple[str, ...] = ()  # inputs of which the corpus must have no copies
     strict: bool = False
     shard_mb: float | None = None  # of input; None: a 256th of it, from 4 to 384
     sample_mb: float = 64.0  # of text, for training and mining
@@ -86,6 +93,12 @@ class PrepareOptions:
             check_training(self.train, self.vocab_size)
         if self.sample_mb <= 0:
             raise UserError(f"--sample_mb {self.sample_mb}: must be more than 0")
+        if self.not_in and self.screen.dedup is None:
+            raise UserError("--not_in: give --dedup too (exact, near or a similarity)")
+        if self.screen.near:
+            import_rensa()
+        for name in self.screen.filters:
+            find_filter(name)
         if self.input.structure == "ernie":
             self._check_ernie()
         for name in self.annotations:
@@ -97,6 +110,8 @@ class PrepareOptions:
         """Lines of ids need their tokenizer, and text options do not apply to them."""
         if self.tokenizer is None:
             raise UserError("--format ernie: the lines contain ids; give their --tokenizer")
+        if self.screen.active:
+            raise UserError("--format ernie: the lines contain ids; remove --dedup and --filter")
         if replace(self.text, language="mixed", collocations=True) != TextOptions():
             raise UserError(
                 "--format ernie: the lines contain ids, not text; remove --lower, --simplify, "
@@ -149,6 +164,7 @@ def plan(inputs: Sequence[str], options: PrepareOptions) -> PreparationJob:
     units = split_into_units(found, options.input, size=max(1, int(size)))
     if not units:
         raise UserError(f"input {', '.join(inputs)}: all files are empty")
+    excluded = find_inputs(options.not_in, options.input)[0] if options.not_in else ()
     return PreparationJob(
         text=options.text,
         input=options.input,
@@ -159,6 +175,9 @@ def plan(inputs: Sequence[str], options: PrepareOptions) -> PreparationJob:
         lexicons=hash_lexicons([*options.text.lexicon_phrase, *options.text.lexicon_entity]),
         inputs=found,
         units=units,
+        screen=options.screen,
+        excluded=excluded,
+        excluded_units=split_into_units(excluded, options.input, size=max(1, int(size))),
     )
 
 
@@ -261,6 +280,7 @@ def _make(
     partial: Path, job: PreparationJob, options: PrepareOptions, run: ParallelMap, todo: list[int]
 ) -> Manifest:
     """Makes what is missing of tokenizer, collocations and shards, then index and manifest."""
+    dropped = screen(partial, job, run) if job.screen.active else {}
     tokenizer = _tokenizer(partial, job, options)
     structure = job.input.structure
     options_found = {}
@@ -286,6 +306,7 @@ def _make(
         annotations=annotations,
         ids_type=smallest_unsigned(tokenizer.size),
         rejected=rejected,
+        dropped=dropped,
         options=json.loads(json.dumps({**job.options(), **options_found})),
         inputs=job.input_entries(),
     )
@@ -300,9 +321,9 @@ def _tokenizer(partial: Path, job: PreparationJob, options: PrepareOptions) -> T
         tokenizer = load_tokenizer(options.tokenizer)
     else:
         log.info("training a %s vocabulary", options.train)
-        if next(all_sample_texts(job), None) is None:
+        if next(all_sample_texts(partial, job), None) is None:
             raise _nothing(partial, job)
-        texts = all_sample_texts(job)
+        texts = all_sample_texts(partial, job)
         tokenizer = train_tokenizer(
             map(find_simplifier(), texts) if job.text.simplify else texts,
             kind=str(options.train),
@@ -318,7 +339,10 @@ def _tokenizer(partial: Path, job: PreparationJob, options: PrepareOptions) -> T
 
 def _nothing(partial: Path, job: PreparationJob) -> UserError:
     """Explains why there are no documents, and removes the working folder."""
+    dropped = sum(len(load_dropped(partial, number)) for number in range(len(job.units)))
     shutil.rmtree(partial, ignore_errors=True)
+    if dropped:
+        return UserError(f"no documents: {dropped} were dropped (--dedup, --filter), none is left")
     total, first = 0, ""
     for number in range(len(job.units)):
         unit = WorkUnitReader(replace(job, strict=False), number, watched=False)
@@ -343,7 +367,7 @@ def _finished_before(partial: Path) -> Manifest | None:
 def _publish(partial: Path, out: Path) -> None:
     """Removes working files and moves the folder into place."""
     shutil.rmtree(partial / "parts", ignore_errors=True)
-    for name in ("job.json", LABELS, ".lock", *(p.name for p in partial.glob("*.tmp"))):
+    for name in ("job.json", LABELS, COUNTS, ".lock", *(p.name for p in partial.glob("*.tmp"))):
         (partial / name).unlink(missing_ok=True)
     move_into_place(partial, out)
 
@@ -360,5 +384,7 @@ def report(console: Console, out: Path, manifest: Manifest) -> None:
             size,
             wanted,
         )
+    if manifest.dropped:
+        console.print(dropped_table(out, manifest.dropped))
     if manifest.rejected:
         console.print(rejected_table(out, manifest.rejected))

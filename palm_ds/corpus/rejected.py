@@ -1,15 +1,15 @@
-"""The records that a preparation rejected: rejected.jsonl, and a table of its reasons."""
+"""The records that a preparation rejected or dropped: rejected.jsonl, and tables of the reasons."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from palm_ds.corpus.work_dir import PreparationJob, part_file
+from palm_ds.corpus.work_dir import DROPPED, PreparationJob, part_file
 from palm_ds.corpus.worker import is_lines
 
 REJECTED = "rejected.jsonl"
@@ -53,9 +53,19 @@ def read_rejected(folder: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def _place(entry: dict[str, Any]) -> str:
+def describe_place(entry: Mapping[str, Any]) -> str:
+    """The file and line (or row) of an entry."""
     where = f"line {entry['line']}" if "line" in entry else f"row {entry['row']}"
     return f"{entry['file']}, {where}"
+
+
+def dropped_table(folder: Path, counts: Mapping[str, int]) -> Table:
+    """A table of the reasons for which documents were dropped."""
+    title = f"{sum(counts.values())} documents dropped, see {folder / DROPPED}"
+    table = Table("reason", "documents", title=title)
+    for reason, n in sorted(counts.items(), key=lambda row: (-row[1], row[0])):
+        table.add_row(reason, str(n))
+    return table
 
 
 def rejected_table(folder: Path, total: int) -> Table:
@@ -65,7 +75,7 @@ def rejected_table(folder: Path, total: int) -> Table:
     for entry in read_rejected(folder):
         reason = entry["reason"].split(" at ")[0].split(";")[0]
         counts[reason] = counts.get(reason, 0) + 1
-        first.setdefault(reason, _place(entry))
+        first.setdefault(reason, describe_place(entry))
     table = Table("reason", "times", "first", title=f"{total} rejected, see {folder / REJECTED}")
     for reason, n in sorted(counts.items(), key=lambda row: (-row[1], row[0])):
         table.add_row(reason, str(n), first[reason])

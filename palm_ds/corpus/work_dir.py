@@ -4,6 +4,7 @@
                 tokenizer/          loaded or trained
                 collocations.tsv    mined phrases
                 labels.json         label names of pairs
+                dropped.jsonl       documents that the screening dropped
                 data-*.arrow        finished shards
                 parts/00003.json    written last: shard 3 is finished, with this hash
 
@@ -21,6 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from palm_ds.common.config import differences
 from palm_ds.common.errors import UserError
 from palm_ds.common.file_hash import sha256_of_file
@@ -29,11 +32,13 @@ from palm_ds.corpus.input.discover import Input, InputSpan, WorkUnit
 from palm_ds.corpus.input.options import InputOptions, input_options
 from palm_ds.corpus.manifest import Shard
 from palm_ds.corpus.options import TextOptions
+from palm_ds.corpus.screening.options import ScreenOptions
 from palm_ds.corpus.writer import ShardSummary, load_lengths, save_lengths, shard_name
 
 NAME = "job.json"
 COLLOCATIONS = "collocations.tsv"
 LABELS = "labels.json"
+DROPPED = "dropped.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +54,9 @@ class PreparationJob:
     lexicons: Mapping[str, str]  # sha256 of each lexicon file
     inputs: tuple[Input, ...]
     units: tuple[WorkUnit, ...]
+    screen: ScreenOptions = ScreenOptions()
+    excluded: tuple[Input, ...] = ()  # whose documents must not be in the corpus
+    excluded_units: tuple[WorkUnit, ...] = ()
 
     def options(self) -> dict[str, Any]:
         """The options recorded in the manifest."""
@@ -59,7 +67,15 @@ class PreparationJob:
             "sample_bytes": self.sample_bytes,
             "lexicons": dict(self.lexicons),
             "units": [[list(vars(span).values()) for span in unit] for unit in self.units],
+            **self._screening(),
         }
+
+    def _screening(self) -> dict[str, Any]:
+        """How documents were dropped, if any were."""
+        if not self.screen.active:
+            return {}
+        excluded = [[item.name, item.bytes] for item in self.excluded]
+        return {"screen": {**asdict(self.screen), "not_in": excluded}}
 
     def input_entries(self) -> tuple[dict[str, Any], ...]:
         """The inputs recorded in the manifest."""
@@ -86,8 +102,11 @@ def load_job(folder: Path) -> PreparationJob:
     state["text"] = text_options(state["text"])
     state["input"] = input_options(state["input"])
     state["annotations"] = tuple(state["annotations"])
-    state["inputs"] = tuple(Input(**item) for item in state["inputs"])
-    state["units"] = tuple(tuple(InputSpan(**s) for s in unit) for unit in state["units"])
+    for key in ("inputs", "excluded"):
+        state[key] = tuple(Input(**item) for item in state[key])
+    for key in ("units", "excluded_units"):
+        state[key] = tuple(tuple(InputSpan(**s) for s in unit) for unit in state[key])
+    state["screen"] = screen_options(state["screen"])
     return PreparationJob(**state)
 
 
@@ -95,6 +114,24 @@ def text_options(state: Mapping[str, Any]) -> TextOptions:
     """Restores options from JSON, with lists as tuples."""
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in state.items()}
     return TextOptions(**values)
+
+
+def screen_options(state: Mapping[str, Any]) -> ScreenOptions:
+    """Restores options from JSON, or from a manifest."""
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in state.items()}
+    values.pop("not_in", None)
+    return ScreenOptions(**values)
+
+
+def save_dropped(folder: Path, number: int, records: Sequence[int]) -> None:
+    """Writes the numbers of a unit's records that are dropped, ascending."""
+    np.save(part_file(folder, number, ".dropped.npy"), np.array(records, np.int64))
+
+
+def load_dropped(folder: Path, number: int) -> frozenset[int]:
+    """The numbers of a unit's records that are dropped."""
+    file = part_file(folder, number, ".dropped.npy")
+    return frozenset(np.load(file).tolist()) if file.is_file() else frozenset()
 
 
 def changed_option(folder: Path, job: PreparationJob) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from palm_ds.corpus.input.read_records import RecordReader
 from palm_ds.corpus.input.records import BadRecordError, Record, RecordOrRejection, Rejection
 from palm_ds.corpus.work_dir import (
     PreparationJob,
+    load_dropped,
     load_job,
     part_file,
     read_collocations,
@@ -49,7 +50,7 @@ def write_shard(task: tuple[str, int]) -> int:
     """Writes the shard of `task` = (folder of the job, work unit); returns its bytes of text."""
     folder, number = Path(task[0]), task[1]
     job, analyzer, annotations = load_worker(folder, (folder / "job.json").stat().st_mtime_ns)
-    unit = WorkUnitReader(job, number)
+    unit = WorkUnitReader(job, number, dropped=load_dropped(folder, number))
     ids_type = smallest_unsigned(analyzer.tokenizer.size)
     file = folder / shard_name(number, len(job.units))
     writer = ShardWriter(file, annotations=tuple(annotations), ids_type=ids_type)
@@ -87,25 +88,36 @@ def _documents(
 
 
 class WorkUnitReader:
-    """Iterates over the records of a work unit. Rejections are counted and passed to `keep`."""
+    """Iterates over the records of a work unit, without those whose numbers are in `dropped`.
+    Rejections are counted and passed to `keep`."""
 
-    def __init__(self, job: PreparationJob, number: int, *, watched: bool = True) -> None:
+    def __init__(
+        self,
+        job: PreparationJob,
+        number: int,
+        *,
+        watched: bool = True,
+        dropped: Collection[int] = (),
+    ) -> None:
         self.job, self.unit, self.watched = job, job.units[number], watched
+        self.dropped, self._record = dropped, 0
         self.lines: list[int] = []  # lines of each span
         self.rejections, self.first = 0, ""  # their number, and a description of the first
         self.keep: Callable[[dict[str, Any]], object] | None = None
-        self._span = 0
+        self.span = 0  # the number of the current span
 
     def __iter__(self) -> Iterator[Record]:
         for number, span in enumerate(self.unit):
-            self._span = number
+            self.span = number
             item = self.job.inputs[span.input]
             reader = RecordReader(item, span, self.job.input)
             for found in _counted(reader, span) if self.watched else reader:
-                if isinstance(found, Record):
-                    yield found
-                else:
+                if not isinstance(found, Record):
                     self._reject(found)
+                    continue
+                self._record += 1
+                if self._record - 1 not in self.dropped:
+                    yield found
             self.lines.append(reader.lines)
 
     def reject(self, record: Record, reason: str) -> None:
@@ -114,11 +126,11 @@ class WorkUnitReader:
 
     def place(self, found: RecordOrRejection) -> str:
         """Describes where the last record or rejection is in the input."""
-        span = self.unit[self._span]
+        span = self.unit[self.span]
         return _place(self.job.inputs[span.input], span, found)
 
     def _reject(self, found: Rejection) -> None:
-        span = self.unit[self._span]
+        span = self.unit[self.span]
         item = self.job.inputs[span.input]
         reason, excerpt = _writable(found.reason), _writable(found.excerpt)
         if not self.rejections:
@@ -128,7 +140,7 @@ class WorkUnitReader:
         self.rejections += 1
         if self.keep:
             entry = {"file": item.name, "line": found.line, "reason": reason}
-            self.keep({**entry, "excerpt": excerpt, "span": self._span})
+            self.keep({**entry, "excerpt": excerpt, "span": self.span})
 
 
 def _writable(text: str) -> str:

@@ -289,6 +289,7 @@ def finish_corpus(
     annotations: Sequence[str],
     ids_type: str,
     rejected: int = 0,
+    dropped: Mapping[str, int] | None = None,
     options: Mapping[str, Any] | None = None,
     inputs: Sequence[Mapping[str, Any]] = (),
 ) -> Manifest:
@@ -303,7 +304,8 @@ def finish_corpus(
         tokenizer.save(folder / "tokenizer")
     write_dataset_files(folder, shards, content_fingerprint(part.file for part in parts))
     files = {part.shard.name: dict(part.file) for part in parts}
-    others = [folder / name for name in ("dataset_info.json", "rejected.jsonl", "collocations.tsv")]
+    lists = ("rejected.jsonl", "dropped.jsonl", "collocations.tsv")
+    others = [folder / name for name in ("dataset_info.json", *lists)]
     others += [*folder.glob("index/*"), *folder.glob("tokenizer/*")]
     for file in sorted(filter(Path.is_file, others)):
         files[file.relative_to(folder).as_posix()] = describe_file(file)
@@ -327,6 +329,7 @@ def finish_corpus(
         shards=tuple(shards),
         files=files,
         rejected=rejected,
+        dropped=dropped or {},
         options=options or {},
         inputs=tuple(inputs),
     )

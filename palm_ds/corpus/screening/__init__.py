@@ -1,0 +1,1 @@
+"""Decides which documents of an input are dropped: copies of others, and those of low quality."""

@@ -1,0 +1,131 @@
+"""Finds the copies among documents, given their fingerprints on disk.
+
+Every work unit has sorted keys (the hash of its texts, and one of each band of their signatures).
+One range of keys after another is read from all units, so that memory does not depend on their
+number. Documents with an equal key are compared, and linked if they are alike; of documents that
+are linked, directly or through others, the first is kept. Neither the order of the work nor the
+number of processes matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+_MOST_KEYS = 4 << 20  # in memory
+_MOST_PAIRS = 1 << 15  # whose signatures are in memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitFingerprints:
+    """The fingerprints of a work unit, memory-mapped."""
+
+    start: int  # the number of its first document among all
+    keys: np.ndarray  # (keys of a document, documents with keys) uint64, each row sorted
+    order: np.ndarray  # the same shape, uint32: the documents of the keys
+    exact: np.ndarray  # (documents,) uint64
+    signatures: np.ndarray  # (documents, SIGNATURE) uint32, or none
+
+
+class Clusters:
+    """Documents that are linked; each cluster is known by its first document."""
+
+    def __init__(self, file: Path, documents: int) -> None:
+        self.parent = np.lib.format.open_memmap(file, mode="w+", dtype=np.int64, shape=(documents,))
+        for start in range(0, documents, _MOST_KEYS):
+            end = min(start + _MOST_KEYS, documents)
+            self.parent[start:end] = np.arange(start, end)
+
+    def first(self, documents: np.ndarray) -> np.ndarray:
+        """The first document of the cluster of each document."""
+        found = self.parent[documents]
+        while not np.array_equal(found, above := self.parent[found]):
+            found = above
+        self.parent[documents] = found
+        return found
+
+    def link(self, one: np.ndarray, other: np.ndarray) -> None:
+        """Joins the clusters of pairs of documents."""
+        while len(one):
+            first, second = self.first(one), self.first(other)
+            apart = first != second
+            one, other, first, second = one[apart], other[apart], first[apart], second[apart]
+            np.minimum.at(self.parent, np.maximum(first, second), np.minimum(first, second))
+
+
+def find_clusters(units: Sequence[UnitFingerprints], similarity: float, file: Path) -> Clusters:
+    """Links all copies: documents of equal texts and, if the units have signatures, those whose
+    signatures agree in at least `similarity`. `file` takes 8 bytes per document."""
+    clusters = Clusters(file, sum(len(unit.exact) for unit in units))
+    for row in range(len(units[0].keys) if units else 0):
+        for keys, documents in _ranges(units, row):
+            one, other = _pairs(keys, documents)
+            if row:
+                one, other = _alike(units, clusters, one, other, similarity)
+            clusters.link(one, other)
+    return clusters
+
+
+def _ranges(units: Sequence[UnitFingerprints], row: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(keys, documents) of all units, sorted, one range of keys after another."""
+    count = sum(unit.keys.shape[1] for unit in units)
+    pieces = max(1, -(-count // _MOST_KEYS))
+    edges = [(i << 64) // pieces for i in range(pieces)]
+    places = [
+        np.append(np.searchsorted(unit.keys[row], np.array(edges, np.uint64)), unit.keys.shape[1])
+        for unit in units
+    ]
+    for piece in range(pieces):
+        cuts = [(u, slice(p[piece], p[piece + 1])) for u, p in zip(units, places, strict=True)]
+        keys = np.concatenate([unit.keys[row, cut] for unit, cut in cuts])
+        numbers = [unit.start + unit.order[row, cut].astype(np.int64) for unit, cut in cuts]
+        documents = np.concatenate(numbers)
+        order = np.lexsort((documents, keys))
+        yield keys[order], documents[order]
+
+
+def _pairs(keys: np.ndarray, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of documents with an equal key, each with the first one and with the one before it."""
+    same = np.flatnonzero(keys[1:] == keys[:-1]) + 1
+    begins = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
+    first = begins[np.searchsorted(begins, same, side="right") - 1]
+    further = first != same - 1
+    one = np.concatenate([documents[first], documents[same - 1][further]])
+    return one, np.concatenate([documents[same], documents[same][further]])
+
+
+def _alike(
+    units: Sequence[UnitFingerprints],
+    clusters: Clusters,
+    one: np.ndarray,
+    other: np.ndarray,
+    similarity: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The pairs that are not linked yet and whose signatures agree."""
+    apart = clusters.first(one) != clusters.first(other)
+    one, other = one[apart], other[apart]
+    keep = np.zeros(len(one), bool)
+    for start in range(0, len(one), _MOST_PAIRS):
+        part = slice(start, start + _MOST_PAIRS)
+        keep[part] = similarities(units, one[part], other[part]) >= similarity
+    return one[keep], other[keep]
+
+
+def similarities(
+    units: Sequence[UnitFingerprints], one: np.ndarray, other: np.ndarray
+) -> np.ndarray:
+    """The share of equal values in the signatures of pairs of documents."""
+    return (_signatures(units, one) == _signatures(units, other)).mean(axis=1)
+
+
+def _signatures(units: Sequence[UnitFingerprints], documents: np.ndarray) -> np.ndarray:
+    starts = np.array([unit.start for unit in units])
+    number = np.searchsorted(starts, documents, side="right") - 1
+    found = np.zeros((len(documents), units[0].signatures.shape[1]), np.uint32)
+    for unit in np.unique(number):
+        mine = number == unit
+        found[mine] = units[unit].signatures[documents[mine] - starts[unit]]
+    return found
