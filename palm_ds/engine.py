@@ -288,6 +288,10 @@ class Engine:
             frozen=self._frozen,
         )
 
+    def beat(self) -> None:
+        """Give a sign of life to the watchdog; it watches steps, evaluations and saves itself."""
+        self._watchdog.beat()
+
     def release(self) -> None:
         """Free the weights and the optimizer. The engine cannot be used afterwards; other engines
         of this process can."""

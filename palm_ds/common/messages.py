@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from palm_ds.common.printable import printable
 
@@ -50,4 +50,5 @@ class _PlainLines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         stream = sys.stderr if record.levelno >= logging.WARNING else sys.stdout
-        print(printable(self.format(record), keep="\n\t\r"), file=stream, flush=True)
+        with suppress(OSError):  # the output may be a file on a full disk
+            print(printable(self.format(record), keep="\n\t\r"), file=stream, flush=True)

@@ -32,7 +32,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal
 
+from palm_ds.common import exit_codes
 from palm_ds.common.errors import UserError
+from palm_ds.runtime import rank_status
 from palm_ds.runtime.checkpoint import ProcessGroup
 from palm_ds.runtime.this_process import command_line, host_identity, host_name, start_ticks
 
@@ -40,7 +42,6 @@ FILE = "run.lock"
 REFRESH_SECONDS = 5.0
 STALE_SECONDS = 60.0
 """An owner on another host that has not refreshed its lock for so long has ended."""
-_TAKEN_EXIT = 2
 log = logging.getLogger(__name__)
 
 
@@ -134,7 +135,8 @@ def _give_way(file: Path) -> None:
         file=sys.stderr,
         flush=True,
     )
-    os._exit(_TAKEN_EXIT)
+    rank_status.report(code=exit_codes.MISTAKE, why=f"{file} was taken over by another run")
+    os._exit(exit_codes.MISTAKE)
 
 
 def lock_run_folder(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from palm_ds.common import exit_codes
+from palm_ds.common.errors import UserError
 from palm_ds.data.stages import StepInfo, tasks_of
 from palm_ds.engine import Engine
 from palm_ds.model.batch import Batch
@@ -16,6 +17,12 @@ from palm_ds.model.flops import training_flops
 from palm_ds.model.heads import MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime import checkpoint
+from palm_ds.runtime.full_disk import (
+    PATIENCE_SECONDS,
+    STOPPING_SECONDS,
+    at_rank0,
+    retried,
+)
 from palm_ds.runtime.signals import StopFlag
 from palm_ds.runtime.step_result import StepResult
 from palm_ds.text.tokenizer import Tokenizer
@@ -56,7 +63,11 @@ class Loop:
     """Steps done at the last evaluation."""
     started_before: frozenset[str] = frozenset()
     """Tasks that were trained before the first step, in the run that this one extends."""
+    flag: StopFlag = field(default_factory=StopFlag)
+    """Whether the run is asked to stop."""
     _saved: int = -1
+    _save_again: int = -1
+    """Steps after which a save that failed is tried again."""
     _meter: StepMeter = field(default_factory=StepMeter)
 
     def __post_init__(self) -> None:
@@ -75,6 +86,7 @@ class Loop:
     def run_steps(self, first: int, flag: StopFlag) -> int:
         """Train from step `first` to the end of the curriculum or until a stop is requested.
         Returns the exit code."""
+        self.flag = flag
         self.begin(first)
         steps = range(first, self.recipe.curriculum.steps)
         batches_of = self.batches(steps)
@@ -131,7 +143,7 @@ class Loop:
 
     def _stopped(self, done: int) -> int:
         """Save because a stop was requested; returns the exit code."""
-        self._save(done)
+        self._save(done, patience=STOPPING_SECONDS)
         if self._saved != done:
             return exit_codes.FAILED
         text = f"stopped; step {done} is saved; run the same command again to continue"
@@ -173,7 +185,7 @@ class Loop:
         self._meter.began += time.monotonic() - paused  # not training time
         if self.best.should_stop:
             self._event("patience", f"no improvement since step {self.best.step}; done")
-            self._save(done)
+            self._save(done, patience=PATIENCE_SECONDS)
             self.done = True
 
     def _after(self, done: int) -> None:
@@ -181,11 +193,13 @@ class Loop:
         if self._evaluation_due(done):
             self._evaluate(done)
         if self._save_due(done):
-            self._save(done)
+            last = done == self.recipe.curriculum.steps
+            self._save(done, patience=PATIENCE_SECONDS if last else 0.0)
 
     def _save_due(self, done: int) -> bool:
         every = self.recipe.save.every
-        return done == self.recipe.curriculum.steps or (bool(every) and done % every == 0)
+        last = done == self.recipe.curriculum.steps
+        return last or done == self._save_again or (bool(every) and done % every == 0)
 
     def _evaluation_due(self, done: int) -> bool:
         every = self.recipe.evaluate.every
@@ -237,11 +251,33 @@ class Loop:
     def _keep_best(self, done: int) -> None:
         """Write the current weights to the run folder's best/. All processes take part."""
         state = self.engine.full_state_dict()
-        if self.engine.rank == 0:
-            info = info_of(self.recipe, self.model, steps=done)
+        info = info_of(self.recipe, self.model, steps=done)
+
+        def write() -> None:
             weights_folder.save_weights(state, self.run.best, info, tokenizer=self.tokenizer)
 
-    def _save(self, done: int) -> None:
+        problem = self.write_at_rank0(write)
+        if problem:
+            raise UserError(f"{self.run.best}: the best weights cannot be written: {problem}")
+
+    def write_at_rank0(self, write: Callable[[], None]) -> str:
+        """Call `write` on rank 0, and again while the disk is full. Returns why it failed, or
+        nothing. Collective."""
+
+        def attempt() -> str:
+            self.engine.beat()
+            return at_rank0(self.engine.processes, write)
+
+        return retried(
+            attempt,
+            group=self.engine.processes,
+            say=partial(self._event, "disk full"),
+            stop=lambda: self.flag.stop_requested,
+        )
+
+    def _save(self, done: int, *, patience: float = 0.0) -> None:
+        """Save after `done` steps. If that fails, training continues and tries again later; a full
+        disk is waited for for `patience` seconds."""
         if self._saved == done:
             return
         state = {
@@ -255,13 +291,26 @@ class Loop:
             "started_before": sorted(self.started_before),
             "recovery": self.recovery.record(),
         }
-        try:
-            self.engine.save(self.run.checkpoints, state, step=done, keep=self.recipe.save.keep)
-        except checkpoint.SaveError as error:
-            self._event("save failed", f"not saved: {error}", step=done)
+        problem = retried(
+            partial(self._try_to_save, state, done),
+            group=self.engine.processes,
+            say=partial(self._event, "disk full"),
+            stop=lambda: patience > STOPPING_SECONDS and self.flag.stop_requested,
+            patience=patience,
+        )
+        if problem:
+            self._save_again = done + max(self.recipe.save.every // 10, self.recipe.log.every)
+            self._event("save failed", f"not saved: {problem}", step=done)
             return
         self._saved = done
         self._event("save", step=done)
+
+    def _try_to_save(self, state: Mapping[str, Any], done: int) -> str:
+        try:
+            self.engine.save(self.run.checkpoints, state, step=done, keep=self.recipe.save.keep)
+        except checkpoint.SaveError as error:
+            return str(error)
+        return ""
 
     def _event(self, name: str, message: str = "", **facts: object) -> None:
         if self.log:

@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.config import differences, read_yaml
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
@@ -133,7 +134,7 @@ def write_folder(run: RunSpec, config: Mapping[str, Any], data: Data) -> None:
     except OSError as error:
         raise UserError(f"run_dir: {run.folder}: cannot be made: {error.strerror}") from None
     text = yaml.safe_dump(_recipe_to_store(run, data), sort_keys=False, allow_unicode=True)
-    (run.folder / "recipe.yaml").write_text(text, encoding="utf-8")
+    write_file_atomically(run.folder / "recipe.yaml", text)
     write_json(run.folder / "ds_config.json", config)
     write_json(run.folder / "environment.json", environment())
 

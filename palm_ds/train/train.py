@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeAlias
 
+import torch
 from rich.console import Console
 
+from palm_ds.common.errors import UserError
 from palm_ds.data.corpus_source import CorpusSource
 from palm_ds.engine import Engine, start, stop
 from palm_ds.model.check_custom_encoder import check_custom_encoder
 from palm_ds.model.heads import MaskedLMHead
 from palm_ds.model.multi_task_model import Model
+from palm_ds.runtime.full_disk import at_rank0
 from palm_ds.runtime.memory import host_memory
 from palm_ds.runtime.optimizer import optimizer_class
 from palm_ds.runtime.optimizer_wrappers import StepFreezing
@@ -51,6 +54,7 @@ from palm_ds.train.sources import (
     open_data,
     small_held_out_warnings,
 )
+from palm_ds.train.space_check import check_space
 
 Examples: TypeAlias = Callable[[Path, CorpusSource], Iterable[str]]
 """(weights folder, held-out source) -> lines for the log at the end of a run, such as masked words
@@ -111,17 +115,33 @@ class TrainingRun:
         engine, run_log = self.loop.engine, self.loop.log
         with engine.ema_weights():
             state = engine.full_state_dict()
+        self._export(state)
         if run_log:
-            state, steps = final_weights(self.run, state, run_log)
-            export(self.run, self.model, state, self.data, steps)
             kind = self.model.backbone.config.kind
             hf = f"none (no such encoder as {kind})" if kind else self.run.folder / "hf"
             run_log.event("end", f"weights: {self.run.folder / 'weights'}; Hugging Face: {hf}")
             for line in self._example_lines():
                 run_log.event("example", line)
             run_log.forgetting(self.run.recipe.curriculum)
-            run_log.event("report", f"report: {write_report(self.run.folder)}")
+            try:
+                run_log.event("report", f"report: {write_report(self.run.folder)}")
+            except OSError as error:
+                run_log.event("report", f"report: cannot be written: {error.strerror}")
         engine.processes.barrier()
+
+    def _export(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Write the final weights; waits for space if the disk is full. Raises UserError."""
+        steps = self.run.recipe.curriculum.steps
+        if self.loop.log:
+            state, steps = final_weights(self.run, state, self.loop.log)
+        problem = self.loop.write_at_rank0(
+            lambda: export(self.run, self.model, state, self.data, steps)
+        )
+        if problem:
+            raise UserError(
+                f"{self.run.folder}: the final weights cannot be written: {problem}. The training "
+                "is in checkpoints/; run the same command again to write them"
+            )
 
     def _example_lines(self) -> list[str]:
         """Example predictions on held-out documents, else on training documents; empty without a
@@ -199,6 +219,7 @@ def setup_run(
     check_units(run.recipe, data)
     changes = check_folder(run, data)
     parts = replace(_build_parts(run, data), changes=tuple(changes))
+    _check_space(parts)
     if dry_run:
         _starting_point(parts)
         return _end_dry_run(parts)
@@ -240,6 +261,13 @@ def _open_run(
     )
     loop.recovery.restore(state.get("recovery", {}))
     return TrainingRun(run, data, parts.model, loop, first, lock, examples)
+
+
+def _check_space(parts: _Parts) -> None:
+    """Raises UserError on all processes if rank 0 finds too little space."""
+    parameters = sum(parameter.numel() for parameter in parts.model.parameters())
+    if problem := at_rank0(parts.processes, lambda: check_space(parts.run, parameters)):
+        raise UserError(problem)
 
 
 def _starting_point(parts: _Parts) -> StartingPoint:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.errors import UserError
 from palm_ds.data.curriculum_spec import read_stages
 from palm_ds.data.stages import Curriculum
@@ -55,7 +56,7 @@ def write_report(folder: str | Path) -> Path:
     """Write `folder`/report.html. Raises UserError if there is no metrics.jsonl."""
     story = _read(Path(folder))
     path = Path(folder) / "report.html"
-    path.write_text(_page(story), encoding="utf-8")
+    write_file_atomically(path, _page(story))
     return path
 
 

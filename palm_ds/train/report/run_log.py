@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,8 +19,10 @@ from rich.text import Text
 
 from palm_ds.common.json_files import nan_to_null
 from palm_ds.data.stages import Curriculum
+from palm_ds.train.report.board import open_board
 from palm_ds.train.report.forgetting import stage_ends, tables
 from palm_ds.train.report.metrics_file import FILE, read_metrics, task_of, truncate_after
+from palm_ds.train.report.patient_file import PatientFile
 from palm_ds.train.report.score_tables import metrics_text, number, score_tables, share
 
 
@@ -45,9 +48,9 @@ class RunLog:
         path = Path(folder) / FILE
         path.parent.mkdir(parents=True, exist_ok=True)
         self._before = truncate_after(path, start)
-        self._file = path.open("a", encoding="utf-8")
+        self._file = PatientFile(path, self._show)
         self._began = time.monotonic()
-        self._board = _board(Path(folder) / "tensorboard", start, self._console)
+        self._board = open_board(Path(folder) / "tensorboard", start, self._show)
         self._held_out: Mapping[str, Mapping[str, Any]] = {}
         self._live: Live | None = None
         if self._console.is_terminal:
@@ -80,7 +83,7 @@ class RunLog:
         if self._live:
             self._live.update(self._display(record, left), refresh=True)
         else:
-            self._console.print(self._line(record, left), highlight=False, soft_wrap=True)
+            self._show(self._line(record, left))
 
     def evaluation(
         self,
@@ -103,7 +106,7 @@ class RunLog:
 
     def forgetting(self, curriculum: Curriculum) -> None:
         """Show the scores of every task after every stage, if more than one stage has ended."""
-        ends = stage_ends(read_metrics(self._file.name), curriculum)
+        ends = stage_ends(read_metrics(self._file.path), curriculum)
         for table in tables(ends, self._tasks):
             self._console.print(table)
 
@@ -112,7 +115,7 @@ class RunLog:
         shown = {"message": message} if message else {}
         self._write("event", {"event": kind, "step": self._step, **shown, **fields})
         if message:
-            self._console.print(message, highlight=False, soft_wrap=True, markup=False)
+            self._show(message)
 
     def close(self) -> None:
         """Close the files; the last state of the display stays on the screen. May be called
@@ -125,11 +128,14 @@ class RunLog:
             self._board = None
         self._file.close()
 
+    def _show(self, line: str | Text) -> None:
+        with suppress(OSError):  # the output may be a file on a full disk
+            self._console.print(line, highlight=False, soft_wrap=True, markup=False)
+
     def _write(self, kind: str, record: Mapping[str, Any]) -> None:
         whole = {"kind": kind, **record}
         whole.setdefault("elapsed", round(self.elapsed, 3))
-        self._file.write(json.dumps(nan_to_null(whole), ensure_ascii=False, allow_nan=False) + "\n")
-        self._file.flush()
+        self._file.append(json.dumps(nan_to_null(whole), ensure_ascii=False, allow_nan=False))
 
     def _scalar(self, name: str, value: object, step: int) -> None:
         if self._board and isinstance(value, (int, float)):
@@ -187,16 +193,6 @@ def _console() -> Console:
     """The terminal; for a file or a pipe, wide enough for all tables."""
     console = Console()
     return console if console.is_terminal else Console(width=140)
-
-
-def _board(folder: Path, start: int, console: Console) -> Any:
-    """A TensorBoard writer that hides the events of repeated steps, or None."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        console.print("TensorBoard is not installed: metrics.jsonl is the only record of the run")
-        return None
-    return SummaryWriter(str(folder), purge_step=start + 1 if start else None, flush_secs=10)
 
 
 def _run_numbers(record: Mapping[str, Any]) -> list[str]:

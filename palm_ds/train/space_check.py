@@ -1,0 +1,51 @@
+"""Refuses to start a run whose checkpoints and final weights do not fit on the disk."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from palm_ds.common.errors import UserError
+from palm_ds.runtime import checkpoint
+from palm_ds.train.run_folder import RunSpec
+
+_VALUES_SAVED = 3
+"""Values that a checkpoint stores for each parameter: its weight and two moments."""
+_BYTES = 4
+_GB = 1e9
+
+
+def check_space(run: RunSpec, parameters: int) -> None:
+    """Raises UserError unless the disk has room for the checkpoints and weights that the run will
+    add to its folder."""
+    one = _checkpoint_bytes(run, parameters)
+    new = max(run.recipe.save.keep + 1 - len(checkpoint.steps_in(run.checkpoints)), 1)
+    outputs = [run.folder / "weights", run.folder / "hf"]
+    outputs += [run.best] if run.recipe.evaluate.best else []
+    missing = sum(not folder.is_dir() for folder in outputs)
+    needed = new * one + missing * parameters * _BYTES
+    free = shutil.disk_usage(_existing(run.folder)).free
+    if needed > free:
+        raise UserError(
+            f"run_dir: {run.folder}: the disk has {free / _GB:,.3g} GB free, but this run writes "
+            f"{needed / _GB:,.3g} GB: {_checkpoints(new)} of {one / _GB:,.3g} GB (save.keep and "
+            f"the one being written) and {missing} copies of the weights; free some, choose another "
+            "--run_dir, or lower save.keep"
+        )
+
+
+def _checkpoints(number: int) -> str:
+    return "1 checkpoint" if number == 1 else f"{number} checkpoints"
+
+
+def _checkpoint_bytes(run: RunSpec, parameters: int) -> int:
+    """As large as the newest one of the run, if it has one."""
+    if steps := checkpoint.steps_in(run.checkpoints):
+        newest = run.checkpoints / checkpoint.folder_name(steps[0])
+        return sum(file.stat().st_size for file in newest.iterdir())
+    averages = 1 if run.recipe.optimizer.ema else 0
+    return parameters * _BYTES * (_VALUES_SAVED + averages)
+
+
+def _existing(folder: Path) -> Path:
+    return next(path for path in (folder, *folder.absolute().parents) if path.exists())

@@ -1,0 +1,58 @@
+"""A run whose checkpoints and weights do not fit on the disk is refused at its start."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from palm_ds.common.errors import UserError
+from palm_ds.train.run_folder import RunSpec
+from palm_ds.train.space_check import check_space
+
+
+def run_of(folder: Path, *, keep: int = 2, ema: float = 0.0, best: str = "") -> RunSpec:
+    recipe = SimpleNamespace(
+        save=SimpleNamespace(keep=keep),
+        optimizer=SimpleNamespace(ema=ema),
+        evaluate=SimpleNamespace(best=best),
+    )
+    spec = SimpleNamespace(
+        recipe=recipe, folder=folder, checkpoints=folder / "checkpoints", best=folder / "best"
+    )
+    return cast(RunSpec, spec)
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    space = {"bytes": 0.0}
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=space["bytes"]))
+    return space
+
+
+def test_checkpoints_and_both_copies_of_the_weights(tmp_path: Path, free: dict[str, float]) -> None:
+    run, million = run_of(tmp_path / "new" / "run"), 1_000_000
+    free["bytes"] = 3 * 12e6 + 2 * 4e6
+    check_space(run, million)
+    free["bytes"] -= 1
+    with pytest.raises(UserError, match=r"0.044 GB free, but this run writes 0.044 GB: 3 checkp"):
+        check_space(run, million)
+    free["bytes"] = 3 * 16e6 + 3 * 4e6 - 1
+    with pytest.raises(UserError, match="3 copies of the weights"):
+        check_space(run_of(tmp_path, ema=0.9, best="mean"), million)
+
+
+def test_a_resumed_run_needs_what_it_will_add(tmp_path: Path, free: dict[str, float]) -> None:
+    """A new checkpoint is as large as the last one."""
+    for step in (1, 2):
+        (tmp_path / "checkpoints" / f"step_0000000{step}").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "step_00000002" / "x").write_bytes(bytes(500))
+    (tmp_path / "weights").mkdir()
+    free["bytes"] = 500 + 400
+    check_space(run_of(tmp_path), 100)
+    free["bytes"] -= 1
+    with pytest.raises(UserError, match="1 checkpoint of"):
+        check_space(run_of(tmp_path), 100)
