@@ -29,8 +29,8 @@ def check_space(run: RunSpec, parameters: int) -> None:
         raise UserError(
             f"run_dir: {run.folder}: the disk has {free / _GB:,.3g} GB free, but this run writes "
             f"{needed / _GB:,.3g} GB: {_checkpoints(new)} of {one / _GB:,.3g} GB (save.keep and "
-            f"the one being written) and {missing} copies of the weights; free some, choose another "
-            "--run_dir, or lower save.keep"
+            f"the one being written) and {missing} copies of the weights; free some, choose "
+            "another --run_dir, or lower save.keep"
         )
 
 
