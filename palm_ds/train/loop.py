@@ -27,6 +27,7 @@ from palm_ds.runtime.signals import StopFlag
 from palm_ds.runtime.step_result import StepResult
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.train.build import AnyStream
+from palm_ds.train.corpus_check import CorpusCheck
 from palm_ds.train.early_stopping import BestTracker
 from palm_ds.train.evaluate import HeldOutSet, TaskScore, evaluate, evaluate_sets
 from palm_ds.train.export import info_of
@@ -57,6 +58,7 @@ class Loop:
     on_event: EventHandler
     best: BestTracker
     tokenizer: Tokenizer
+    corpus_check: CorpusCheck
     done: bool = False
     scores: dict[str, TaskScore] = field(default_factory=dict)
     evaluated: int = -1
@@ -193,6 +195,7 @@ class Loop:
         if self._evaluation_due(done):
             self._evaluate(done)
         if self._save_due(done):
+            self.corpus_check.collect()
             last = done == self.recipe.curriculum.steps
             self._save(done, patience=PATIENCE_SECONDS if last else 0.0)
 

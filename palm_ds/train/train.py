@@ -27,6 +27,7 @@ from palm_ds.runtime.processes import Processes
 from palm_ds.runtime.run_lock import RunLock, lock_run_folder
 from palm_ds.runtime.signals import StopFlag, stop_signals
 from palm_ds.train.build import AnyStream, build_held_out, build_model, build_stream
+from palm_ds.train.corpus_check import CorpusCheck
 from palm_ds.train.early_stopping import BestTracker
 from palm_ds.train.evaluate import HeldOutSet, evaluate
 from palm_ds.train.export import export, final_weights
@@ -167,6 +168,7 @@ class TrainingRun:
 
     def close(self) -> None:
         """Release the folder and the engine; other engines of this process stay."""
+        self.loop.corpus_check.close()
         self.leave_folder()
         self.loop.engine.release()
 
@@ -256,6 +258,7 @@ def _open_run(
         on_event=event_handler or (lambda name, facts: None),
         best=parts.best,
         tokenizer=data.tokenizer,
+        corpus_check=CorpusCheck(data.corpora, run.folder, engine.processes),
         evaluated=state.get("evaluated", first) if start_at.found else -1,
         started_before=start_at.started_before(parts.model.head_of),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from palm_ds.common.exit_codes import NONFINITE
+from palm_ds.common.exit_codes import MISTAKE, NONFINITE
 from palm_ds.runtime import checkpoint
 from tests.distributed.test_commands import (
     MASKS,
@@ -77,6 +78,7 @@ def test_rolled_back_killed_and_resumed_to_the_same_curve(recipe: Path, tmp_path
     assert "restored step 12, steps 13 to 15 are left out of training; continues with step 16 " in (
         output
     )
+    assert len(json.loads((whole / "corpora_verified.json").read_text())) == 1
     for moment in (14, 17):
         train(recipe, killed, back, code=KILLED, bad_step=BAD, killed_step=moment)
     train(recipe, killed, back, bad_step=BAD)
@@ -86,6 +88,20 @@ def test_rolled_back_killed_and_resumed_to_the_same_curve(recipe: Path, tmp_path
     assert set(last[0].parameters.values()) == {22 - 3}
     hashes = [json.loads((one.path / "manifest.json").read_text())["files"] for one in last]
     assert hashes[0] == hashes[1]
+
+
+def test_a_damaged_corpus_ends_the_run_before_it_saves(recipe: Path, tmp_path: Path) -> None:
+    """Sizes are right: only the hash differs."""
+    corpus = shutil.copytree(recipe.parent / "corpus", tmp_path / "corpus")
+    shard = next(corpus.glob("data-*.arrow"))
+    data = bytearray(shard.read_bytes())
+    at = data.rindex(b"w")  # in the name of a document or a column
+    data[at - 400] ^= 1
+    shard.write_bytes(data)
+    override = f"sources.text.corpus={corpus}"
+    output = train(recipe, tmp_path / "run", override, code=MISTAKE)
+    assert f"{shard.name} was changed or damaged (its sha256 differs from" in output
+    assert checkpoint.steps_in(tmp_path / "run" / "checkpoints") == []
 
 
 def test_a_stopped_run_says_so_and_resumes_with_other_settings(
