@@ -18,7 +18,8 @@ from palm_ds.api.train_settings import merged, read_settings
 from palm_ds.common.errors import UserError
 from palm_ds.common.plugins import classes_to_names
 from palm_ds.data.task_with_data import TaskWithData
-from palm_ds.runtime.processes import Processes, is_single_process, leave_at_exit, start
+from palm_ds.runtime.launched import is_single_process
+from palm_ds.runtime.processes import Processes, leave_at_exit, start
 from palm_ds.train.recipe import Recipe, make_recipe
 from palm_ds.train.resolve import resolve
 from palm_ds.train.run_folder import RunSpec

@@ -90,7 +90,8 @@ def _processes(device: str) -> tuple[ProcessGroup, torch.device]:
     import torch
 
     from palm_ds.runtime.checkpoint import SINGLE_PROCESS
-    from palm_ds.runtime.processes import device_named, launched_processes, start
+    from palm_ds.runtime.launched import launched_processes
+    from palm_ds.runtime.processes import device_named, start
 
     if launched_processes() > 1:
         from palm_ds.runtime.ds_config import DSConfig

@@ -1,12 +1,12 @@
 """The processes of a run: joining, exchanging small messages, leaving.
 
-The same program runs under `deepspeed`, `torchrun`, `mpirun` (with mpi4py) and as a single process.
+The same program runs under `deepspeed`, `torchrun`, `mpirun` (with mpi4py), `srun` and as a single
+process.
 """
 
 from __future__ import annotations
 
 import atexit
-import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,12 +20,9 @@ import torch.distributed as dist
 from palm_ds.common import exit_codes
 from palm_ds.common.errors import UserError
 from palm_ds.common.messages import only_warnings
-from palm_ds.runtime import liveness, rank_status
+from palm_ds.runtime import launched, liveness, rank_status
 from palm_ds.runtime.ds_config import DSConfig
 from palm_ds.runtime.ds_config_check import quieten
-
-_MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
-"""Set by the mpirun of Open MPI, of MPICH and Intel, of MVAPICH."""
 
 T = TypeVar("T")
 
@@ -107,13 +104,15 @@ def start(ds_config: DSConfig) -> Processes:
         _choose_cpu_collectives(ds_config)
         timeout = timedelta(minutes=ds_config.timeout_minutes)
         _set_timeouts(timeout)
-        if is_single_process():
+        launched.check_ranks_are_known()
+        if launched.is_single_process():
             os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed reads it
             _set_device()
             store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]  # no port
             dist.init_process_group(_backend(), store=store, rank=0, world_size=1, timeout=timeout)
         else:
-            _check_mpi()
+            if launched.under_srun():
+                os.environ |= launched.ranks_of_srun()
             with _brief_mpi():
                 port = int(os.environ.get("MASTER_PORT", "29500"))  # mpirun chooses none
                 deepspeed.init_distributed(distributed_port=port, timeout=timeout, verbose=False)
@@ -158,27 +157,6 @@ def leave(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def is_single_process() -> bool:
-    """Whether no launcher has set up other processes."""
-    return not _has_ranks() and launched_processes() == 1
-
-
-def launched_processes() -> int:
-    """The number of processes according to the launcher's environment variables; 1 without one."""
-    names = ("WORLD_SIZE",) if _has_ranks() else _MPI_SIZES
-    return next((int(os.environ[name]) for name in names if name in os.environ), 1)
-
-
-def _has_ranks() -> bool:
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
-def _check_mpi() -> None:
-    """Under mpirun, DeepSpeed gets the ranks from mpi4py."""
-    if "RANK" not in os.environ and importlib.util.find_spec("mpi4py") is None:
-        raise UserError("mpirun: needs mpi4py to find the other processes; install it")
 
 
 @contextmanager

@@ -171,6 +171,8 @@ class Attempt:
     def _outcome(self) -> Outcome:
         ranks = [rank for c in self.connections for rank in c.ranks]
         code = combined([rank.code for rank in ranks], [c.ended for c in self.connections])
+        if code == exit_codes.FINISHED and self.command.launcher >= 0 and not ranks:
+            code = exit_codes.FAILED  # of `deepspeed` whose inner process was killed
         return Outcome(
             code=code,
             reason=self._reason(ranks, code),
@@ -196,6 +198,8 @@ class Attempt:
             return f"{ends[0].name} ended with exit code {ends[0].code}"
         if code == exit_codes.STOPPED:
             return "its processes were asked to stop, or its launcher was killed"
+        if not ranks and self.command.launcher >= 0:
+            return "the launcher ended before its processes had started"
         return f"the command ended with exit code {code}"
 
     def close(self) -> None:

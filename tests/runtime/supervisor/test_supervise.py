@@ -117,6 +117,14 @@ def test_a_killed_launcher_leaves_no_process_and_the_run_resumes(supervised: Sup
     assert finished(supervised) and supervised.starts()[2]["step"] >= 3  # they saved
 
 
+def test_a_launcher_that_claims_success_is_not_believed(supervised: Supervised) -> None:
+    """DeepSpeed's returns 0 if its inner process was killed."""
+    supervised.start("killed early")
+    output = supervised.end(0)
+    assert "the launcher ended before its processes had started; restart 1 of 5" in output
+    assert finished(supervised)
+
+
 def test_sigterm_saves_and_ends_with_75(supervised: Supervised) -> None:
     supervised.start().reach(3)
     assert supervised.process

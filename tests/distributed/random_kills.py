@@ -1,7 +1,7 @@
 """Kills processes of a supervised run at random, until it is finished; its weights must equal, byte
 for byte, those of a run that nobody disturbed.
 
-    python benchmarks/random_kills.py --kills 100 --out runs/random_kills
+    python -m tests.distributed.random_kills --kills 100 --out runs/random_kills
 
 Each kill takes a training process, DeepSpeed's launcher or its inner process, at a random moment of
 start, training or saving. A restart takes some 10 seconds on two cores.
@@ -21,12 +21,9 @@ from pathlib import Path
 import psutil
 import yaml
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from tests.distributed.test_commands import MASKS, recipe_values  # noqa: E402
-from tests.helpers.launchers import PROGRAMS, environment  # noqa: E402
-from tests.helpers.small_corpus import write_small_corpus  # noqa: E402
+from tests.distributed.test_commands import MASKS, recipe_values
+from tests.helpers.launchers import PROGRAMS, ROOT, environment
+from tests.helpers.small_corpus import write_small_corpus
 
 WEIGHTS = ("weights/weights.safetensors", "hf/model.safetensors")
 
@@ -90,7 +87,7 @@ def disturb(command: list[str], args: argparse.Namespace) -> Counter[str]:
             stderr=subprocess.STDOUT,
         )
         while run.poll() is None:
-            time.sleep(rng.uniform(2.0, 16.0))
+            time.sleep(rng.uniform(5.0, 30.0))
             if sum(found.values()) < args.kills and (victim := choose(rng, run.pid)):
                 kind, process = victim
                 process.kill()
