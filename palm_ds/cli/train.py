@@ -26,7 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="continue this run's weights, optimizer and data with a task or a corpus more",
     )
-    add("--dry_run", action="store_true", help="check everything without training")
+    add(
+        "--check",
+        "--dry_run",
+        dest="dry_run",
+        action="store_true",
+        help="check everything and measure the hosts, without training",
+    )
     add("--print_config", action="store_true", help="print every resolved setting and stop")
     add("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)  # from the launcher
 

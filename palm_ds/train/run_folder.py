@@ -115,9 +115,13 @@ def _stored_recipe(file: Path) -> dict[str, Any]:
 
 def _recipe_to_store(run: RunSpec, data: Data) -> dict[str, Any]:
     """What a run folder is checked against: the recipe, and fingerprints of its data."""
+    return run.recipe.resolved() | {"corpora": data_fingerprints(data)}
+
+
+def data_fingerprints(data: Data) -> dict[str, str]:
+    """{corpus or table: a short hash of its contents}."""
     prints = {folder: corpus_fingerprint(corpus) for folder, corpus in data.corpora.items()}
-    prints |= {name: table.fingerprint for name, table in data.tables.items()}
-    return run.recipe.resolved() | {"corpora": prints}
+    return prints | {name: table.fingerprint for name, table in data.tables.items()}
 
 
 def corpus_fingerprint(corpus: Corpus) -> str:

@@ -18,20 +18,41 @@ _GB = 1e9
 def check_space(run: RunSpec, parameters: int) -> None:
     """Raises UserError unless the disk has room for the checkpoints and weights that the run will
     add to its folder."""
-    one = _checkpoint_bytes(run, parameters)
-    new = max(run.recipe.save.keep + 1 - len(checkpoint.steps_in(run.checkpoints)), 1)
-    outputs = [run.folder / "weights", run.folder / "hf"]
-    outputs += [run.best] if run.recipe.evaluate.best else []
-    missing = sum(not folder.is_dir() for folder in outputs)
-    needed = new * one + missing * parameters * _BYTES
-    free = shutil.disk_usage(_existing(run.folder)).free
+    needed, free = needed_bytes(run, parameters), free_bytes(run.folder)
     if needed > free:
+        one, new = _checkpoint_bytes(run, parameters), _new_checkpoints(run)
         raise UserError(
             f"run_dir: {run.folder}: the disk has {free / _GB:,.3g} GB free, but this run writes "
             f"{needed / _GB:,.3g} GB: {_checkpoints(new)} of {one / _GB:,.3g} GB (save.keep and "
-            f"the one being written) and {missing} copies of the weights; free some, choose "
-            "another --run_dir, or lower save.keep"
+            f"the one being written) and {_new_outputs(run)} copies of the weights; free some, "
+            "choose another --run_dir, or lower save.keep"
         )
+
+
+def needed_bytes(run: RunSpec, parameters: int) -> int:
+    """The bytes that a run adds to its folder, at most."""
+    checkpoints = _new_checkpoints(run) * _checkpoint_bytes(run, parameters)
+    return checkpoints + _new_outputs(run) * parameters * _BYTES
+
+
+def free_bytes(folder: Path) -> int:
+    """The free bytes of the disk of a folder, which need not exist."""
+    return shutil.disk_usage(existing_part(folder)).free
+
+
+def existing_part(folder: Path) -> Path:
+    """The folder, or the first one above it that exists."""
+    return next(path for path in (folder, *folder.absolute().parents) if path.exists())
+
+
+def _new_checkpoints(run: RunSpec) -> int:
+    return max(run.recipe.save.keep + 1 - len(checkpoint.steps_in(run.checkpoints)), 1)
+
+
+def _new_outputs(run: RunSpec) -> int:
+    outputs = [run.folder / "weights", run.folder / "hf"]
+    outputs += [run.best] if run.recipe.evaluate.best else []
+    return sum(not folder.is_dir() for folder in outputs)
 
 
 def _checkpoints(number: int) -> str:
@@ -45,7 +66,3 @@ def _checkpoint_bytes(run: RunSpec, parameters: int) -> int:
         return sum(file.stat().st_size for file in newest.iterdir())
     averages = 1 if run.recipe.optimizer.ema else 0
     return parameters * _BYTES * (_VALUES_SAVED + averages)
-
-
-def _existing(folder: Path) -> Path:
-    return next(path for path in (folder, *folder.absolute().parents) if path.exists())

@@ -34,6 +34,7 @@ from palm_ds.train.export import export, final_weights
 from palm_ds.train.extend import ModelSignature
 from palm_ds.train.loop import EventHandler, Loop
 from palm_ds.train.memory_check import check_memory
+from palm_ds.train.preflight import compare_hosts, measurements
 from palm_ds.train.recipe import Recipe
 from palm_ds.train.recipe_checks import idle_tasks
 from palm_ds.train.report.html_report import write_report
@@ -196,6 +197,11 @@ class _Parts:
         return signature_of(self.run, self.model, self.data)
 
     @property
+    def parameters(self) -> int:
+        """The number of values of the model."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
     def freezable(self) -> list[str]:
         """Patterns of parameters that some tasks freeze in their own steps."""
         return [pattern for task in self.recipe.built_tasks.values() for pattern in task.freeze]
@@ -221,6 +227,7 @@ def setup_run(
     check_units(run.recipe, data)
     changes = check_folder(run, data)
     parts = replace(_build_parts(run, data), changes=tuple(changes))
+    compare_hosts(run, data, parts.processes)
     _check_space(parts)
     if dry_run:
         _starting_point(parts)
@@ -268,8 +275,7 @@ def _open_run(
 
 def _check_space(parts: _Parts) -> None:
     """Raises UserError on all processes if rank 0 finds too little space."""
-    parameters = sum(parameter.numel() for parameter in parts.model.parameters())
-    if problem := at_rank0(parts.processes, lambda: check_space(parts.run, parameters)):
+    if problem := at_rank0(parts.processes, lambda: check_space(parts.run, parts.parameters)):
         raise UserError(problem)
 
 
@@ -324,7 +330,9 @@ def _end_dry_run(parts: _Parts) -> None:
         log.info(
             "evaluate.best: whether %s exists is known from step 1", parts.recipe.evaluate.best
         )
-    log.info("dry run: all checks passed; nothing was trained")
+    for line in measurements(parts.run, parts.processes, parts.parameters):
+        log.info("%s", line)
+    log.info("all checks passed; nothing was trained")
 
 
 def _start_engine(parts: _Parts, start_at: StartingPoint) -> Engine:

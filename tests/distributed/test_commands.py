@@ -329,8 +329,10 @@ def test_the_folder_of_a_different_recipe_is_refused(uninterrupted) -> None:
 
 def test_dry_run_and_print_config_train_nothing(uninterrupted, tmp_path) -> None:
     recipe, ds_config, _ = uninterrupted
-    output = finish(start(recipe, ds_config, tmp_path / "run", "--dry_run"))
+    output = finish(start(recipe, ds_config, tmp_path / "run", "--check"))
     assert "nothing was trained" in output
+    for line in ("hosts: ", "disk: ", "memory of a process: ", "speed: the slowest is rank 0 on "):
+        assert f"\n{line}" in output
     assert "stage 3" in output
     output = finish(start(recipe, ds_config, tmp_path / "run", "--print_config"))
     assert "train_batch_size" in output

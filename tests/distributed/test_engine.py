@@ -126,6 +126,13 @@ def test_a_hanging_process_does_not_block_the_others_forever(run_distributed) ->
         assert 2 < seconds < 60 and error == "RuntimeError", (name, seconds, error)
 
 
+def test_processes_compare_and_measure_one_another(run_distributed) -> None:
+    found = run_distributed("preflight.py", launcher="fork").result
+    assert found["shared"] == [True, True] and found["apart"] == [True, False]
+    assert found["left"] == [] and found["rate"] > 1e6
+    assert len(found["seconds"]) == 2 and max(map(abs, found["clocks"])) < 60
+
+
 def test_rollback_in_a_running_engine(run_distributed) -> None:
     """Loading a checkpoint into an engine that has continued, and repeating the same steps."""
     result = run_distributed("rollback.py", launcher="fork").result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 import time
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,13 @@ def environment() -> dict[str, Any]:
         "gpus": gpus,
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
-        "packages": {name: found for name in _PACKAGES if (found := _version(name))},
+        "packages": package_versions(_PACKAGES),
     }
+
+
+def package_versions(names: Iterable[str]) -> dict[str, str]:
+    """The versions of those packages that are installed."""
+    return {name: found for name in names if (found := _version(name))}
 
 
 def _cpu_name() -> str:
