@@ -226,14 +226,21 @@ def write_rows(data: Path, data_set: DataSet, folder: Path) -> None:
     if data_set.dev:
         parts["dev"] = every(data_set.dev)
     else:
-        cut = len(parts["train"]) * 2 // 3
-        parts["train"], parts["dev"] = parts["train"][:cut], parts["train"][cut:]
+        parts = held_out(parts["train"])
     for part, most in (("train", data_set.rows), ("dev", data_set.dev_rows)):
         rows = parts[part]
         numbers = np.sort(np.random.default_rng(0).permutation(len(rows))[:most])
         kept = [{key: rows[n][key] for key in _ROLES if key in rows[n]} for n in numbers]
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in kept]
         (folder / f"{part}.jsonl").write_text("".join(lines), encoding="utf-8")
+
+
+def held_out(rows: list[Row]) -> dict[str, list[Row]]:
+    """The last third of the rows for scoring, without those whose context is learned from."""
+    cut = len(rows) * 2 // 3
+    learned = {row["context"] for row in rows[:cut] if "context" in row}
+    kept = [row for row in rows[cut:] if row.get("context") not in learned]
+    return {"train": rows[:cut], "dev": kept}
 
 
 # palm_ds ---------------------------------------------------------------------------------------
