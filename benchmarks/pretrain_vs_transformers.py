@@ -19,6 +19,7 @@ a plain torch loop over the same model and stream.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import statistics
 import sys
@@ -395,6 +396,8 @@ def show(speeds: dict[str, list[float]], stream: PackedStream, args: argparse.Na
 
 
 def main(args: argparse.Namespace) -> None:
+    if importlib.util.find_spec("accelerate") is None:
+        raise SystemExit("transformers.Trainer needs accelerate: pip install -e '.[dev]'")
     torch.set_num_threads(args.threads)
     print(f"torch {torch.__version__}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.2f}")
     with tempfile.TemporaryDirectory() as name:

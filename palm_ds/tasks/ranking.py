@@ -87,8 +87,33 @@ class Ranking(TextTask):
         """(rows,) float64; NaN if a row has no grade."""
         return source.cached(f"grades {self.name}", lambda: labels.numbers(self, source))
 
+    def describe_labels(self, source: TableSource) -> str:
+        if self.label_column not in source.columns:
+            return ""
+        relevant = int(self._relevant(source).sum())
+        return f"{relevant:,} relevant (grade {self.relevant_from:g} or more)"
+
+    def describe(self, source: TableSource) -> str:
+        """A note if every candidate is relevant, or none is; may be empty."""
+        if self.label_column not in source.columns or not len(source):
+            return ""
+        relevant = self._relevant(source)
+        if relevant.any() and not relevant.all():
+            return ""
+        which = "every candidate" if relevant.all() else "no candidate"
+        grades = np.nanmin(self.grades(source)), np.nanmax(self.grades(source))
+        return (
+            f"{self.name}: labels: {which} is relevant, so there is no order to learn or to score: "
+            f"grades are from {grades[0]:g} to {grades[1]:g}, `relevant_from` is "
+            f"{self.relevant_from:g}"
+        )
+
+    def _relevant(self, source: TableSource) -> np.ndarray:
+        """(rows,) bool; False without a grade."""
+        return self.grades(source) >= self.relevant_from
+
     def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
-        target = self.grades(source)[[example.item]] >= self.relevant_from
+        target = self._relevant(source)[[example.item]]
         example.labels[self.name] = np.zeros(1, np.int64), target.astype(np.int64)
 
     def head(self, backbone: Encoder) -> ClassHead:
@@ -101,8 +126,7 @@ class Ranking(TextTask):
         )
 
     def baseline(self, targets: np.ndarray, source: TableSource) -> tuple[np.ndarray, np.ndarray]:
-        relevant = self.grades(source) >= self.relevant_from
-        return class_prior_baseline(targets, np.bincount(relevant, minlength=2))
+        return class_prior_baseline(targets, np.bincount(self._relevant(source), minlength=2))
 
     def decode(self, scores: np.ndarray, example: Example, source: TableSource) -> dict[str, Any]:
         logits = scores[0].astype(np.float64)

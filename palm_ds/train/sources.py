@@ -228,6 +228,19 @@ def small_held_out_warnings(recipe: Recipe, data: Data) -> list[str]:
     ]
 
 
+def evaluation_notes(recipe: Recipe, data: Data) -> list[str]:
+    """What tasks remark on the labels of held-out rows, if not on those of the training rows too."""
+    notes = []
+    for task in recipe.built_tasks.values():
+        if isinstance(task, TableTask):
+            known = [task.describe(source) for _, source, _ in data.train[task.source]]
+            for side in (data.held_out, *data.evaluation_sets.values()):
+                held = [source for _, source, _ in side.get(task.source, ()) if len(source)]
+                found = {source.name: task.describe(source) for source in held}
+                notes += [f"{place}: {x}" for place, x in found.items() if x and x not in known]
+    return notes
+
+
 def datasets_of(
     recipe: Recipe,
     task_groups: Sequence[str],

@@ -53,6 +53,7 @@ from palm_ds.train.sources import (
     check_tables,
     check_units,
     corpus_summaries,
+    evaluation_notes,
     open_data,
     small_held_out_warnings,
 )
@@ -287,7 +288,8 @@ def _starting_point(parts: _Parts) -> StartingPoint:
     curriculum = run.recipe.curriculum
     notes = run.recipe.schedule.warnings(curriculum)
     notes += idle_tasks(run.recipe.built_tasks, curriculum.task_groups)
-    for text in [*corpus_summaries(data), *small_held_out_warnings(run.recipe, data), *notes]:
+    notes += [*small_held_out_warnings(run.recipe, data), *evaluation_notes(run.recipe, data)]
+    for text in [*corpus_summaries(data), *notes]:
         log.info("%s", text)
     return found
 

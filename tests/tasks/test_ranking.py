@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -115,6 +116,25 @@ def test_the_baseline_knows_the_share_of_relevant_rows(tmp_path: Path) -> None:
     loss, right = task_of().baseline(np.array([1, 0]), source_of(tmp_path, ROWS))
     assert loss == pytest.approx(-np.log([3 / 5, 2 / 5]))
     assert right.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("grades", "said"),
+    [
+        ([0, 0, 0], "no candidate is relevant, .* grades are from 0 to 0, `relevant_from` is 1"),
+        ([1, 2, 1], "every candidate is relevant, "),
+    ],
+)
+def test_grades_that_order_nothing_are_said(tmp_path: Path, grades, said) -> None:
+    rows = [{**row, "label": grade} for row, grade in zip(ROWS, grades, strict=True)]
+    source = source_of(tmp_path, rows)
+    assert re.search(said, task_of().describe(source))
+    summary = f"{sum(map(bool, grades))} relevant (grade 1 or more)"
+    assert summary in task_of().describe_rows(source, 64)
+
+
+def test_grades_that_order_candidates_need_no_note(tmp_path: Path) -> None:
+    assert task_of().describe(source_of(tmp_path, ROWS)) == ""
 
 
 def test_it_learns(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.runtime.ds_config import DSConfig
 from palm_ds.train.recipe import make_recipe
 from palm_ds.train.run_folder import RunSpec, check_folder, write_folder
-from palm_ds.train.sources import Data, open_data
+from palm_ds.train.sources import Data, evaluation_notes, open_data
 from tests.helpers.small_tables import TINY, write_tables
 
 
@@ -67,3 +67,20 @@ def test_an_older_run_folder_with_one_reading_is_resumable(tmp_path: Path) -> No
     (tmp_path / "dev.tsv").write_text("label\ttext_a\nno\tw1\n")
     with pytest.raises(UserError, match=r"the contents of .*dev\.tsv"):
         check_folder(run, open_data(run.recipe))
+
+
+def test_notes_on_the_labels_of_evaluation_rows_name_them(tmp_path: Path) -> None:
+    run = spec(write_tables(tmp_path))
+    (odd,) = evaluation_notes(run.recipe, open_data(run.recipe))
+    assert odd.startswith("texts (odd): first: labels: 24 classes in 24 rows")
+    values = run.recipe.resolved()
+    values["tasks"] = {"first": {"kind": "ranking", "source": "texts"}}
+    (tmp_path / "train.tsv").write_text("label\ttext_a\ttext_b\n1\tw1\tw2\n0\tw1\tw3\n")
+    (tmp_path / "dev.tsv").write_text("label\ttext_a\ttext_b\n0\tw1\tw2\n0\tw1\tw3\n")
+    del values["sources"]["texts"]["evaluation_sets"]["odd"]
+    recipe = make_recipe(values)
+    notes = evaluation_notes(recipe, open_data(recipe))
+    assert [note.partition(": first: labels: no candidate is relevant")[0] for note in notes] == [
+        "texts (validation)",
+        "texts (same)",
+    ]
