@@ -308,9 +308,11 @@ def all_examples(stream: PackedStream) -> list[list[int]]:
     """The ids of every example of an epoch, before masking."""
     [dataset] = stream.datasets
     vocabulary, rng = dataset.source.vocabulary, np.random.default_rng(0)
-    layouts = dataset.layouts(np.arange(len(dataset.items)))
-    source: Any = dataset.source
-    made = [dataset.tasks[0].example(layout, source, rng).input_ids.tolist() for layout in layouts]
+    task: Any = dataset.tasks[0]
+    made = [
+        task.example(layout, dataset.order.source_of(n), rng).input_ids.tolist()
+        for n, layout in enumerate(dataset.layouts(np.arange(dataset.num_items)))
+    ]
     assert all(ids[0] == vocabulary.cls and ids[-1] == vocabulary.sep for ids in made)
     return made
 
@@ -375,7 +377,7 @@ def contender(
 
 def show(speeds: dict[str, list[float]], stream: PackedStream, args: argparse.Namespace) -> None:
     [dataset] = stream.datasets
-    sizes = dataset.layouts(np.arange(len(dataset.items)))["length"]
+    sizes = dataset.layouts(np.arange(dataset.num_items))["length"]
     quartiles = ", ".join(str(int(q)) for q in np.quantile(sizes, [0.25, 0.5, 0.75]))
     rows = [stream.batches(step, 0, 1, stream.rows)[0] for step in range(8)]
     full = sum(b.real_tokens for b in rows) / sum(b.input_ids.numel() for b in rows)

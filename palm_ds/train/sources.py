@@ -229,7 +229,7 @@ def small_held_out_warnings(recipe: Recipe, data: Data) -> list[str]:
 
 
 def evaluation_notes(recipe: Recipe, data: Data) -> list[str]:
-    """What tasks remark on the labels of held-out rows, if not on those of the training rows too."""
+    """What tasks remark on the labels of held-out rows, and not on those of the training rows."""
     notes = []
     for task in recipe.built_tasks.values():
         if isinstance(task, TableTask):
