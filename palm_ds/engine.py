@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,24 +120,29 @@ class Engine:
         }
         set_lr(self._optimizer.param_groups, lr)
         self._step_freezing.prepare(self._optimizer.param_groups, frozen)
-        # Dropout depends on (seed, step, rank) alone, so checkpoints need no random state.
+        # What draws from torch's generator depends on (seed, step, rank) alone, so checkpoints need
+        # no random state.
         torch.manual_seed(derive_key(self.seed, "dropout", step, self.rank))
         sums = LossSums(self.tasks)
         self._engine.train()
         for batch in batches:
-            batch = batch.to(self.device)
+            batch = self._with_dropout(batch.to(self.device), step)
             if self._attack:
                 self._attack.begin(batch)
             sums.add(self._pass(batch, scales))
             if self._attack:
                 self._attack.attack()
-                self._pass(batch, scales)
+                self._pass(self._with_dropout(batch, step, "attack"), scales)
                 self._attack.restore()
         self._watchdog.stepped()
         self.processes.reached(step + 1)
         return StepResult(
             loss_sums=sums.loss, correct=sums.correct, counts=counts, tokens=tokens, stop=stop
         )
+
+    def _with_dropout(self, batch: Batch, step: int, *more: str) -> Batch:
+        """The batch with its masks' key: the same on all processes."""
+        return replace(batch, dropout_key=derive_key(self.seed, "dropout", step, *more) >> 1)
 
     def _pass(self, batch: Batch, scales: Mapping[str, float]) -> dict[str, Any]:
         """Forward and backward; DeepSpeed steps the optimizer after the last micro-batch."""

@@ -17,7 +17,7 @@ the same number of micro-batches; some have fewer rows than others, or a single 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate
@@ -146,13 +146,13 @@ class ExampleStream:
         rows = self.step_rows(step)
         cuts = [len(rows) * i // slots for i in range(slots + 1)]
         own = range(rank * slots // world, (rank + 1) * slots // world)
-        return [self.build(rows[cuts[i] : cuts[i + 1]] or [[]]) for i in own]
+        return [self.build(rows[cuts[i] : cuts[i + 1]] or [[]], cuts[i]) for i in own]
 
-    def build(self, rows: Sequence[PackedRow]) -> Batch:
+    def build(self, rows: Sequence[PackedRow], first_row: int = 0) -> Batch:
         """One micro-batch of rows, as long as its fullest row."""
         used = max((sum(ref.length for ref in row) for row in rows), default=0)
         length = min(-(-max(used, 1) // _ROUND) * _ROUND, self.length)
-        return build_rows(self.datasets, rows, length, self.pad)
+        return replace(build_rows(self.datasets, rows, length, self.pad), first_row=first_row)
 
     # -- position --
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -191,13 +191,14 @@ class PackedStream:
 
     def batches(self, step: int, rank: int, world: int, micro_rows: int) -> list[Batch]:
         """The micro-batches of one process: its contiguous share of the step's rows."""
-        share = self.rows // world
-        rows = self.step_rows(step)[rank * share : (rank + 1) * share]
-        return [self.build(rows[i : i + micro_rows]) for i in range(0, share, micro_rows)]
+        share, rows = self.rows // world, self.step_rows(step)
+        firsts = range(rank * share, (rank + 1) * share, micro_rows)
+        return [self.build(rows[first : first + micro_rows], first) for first in firsts]
 
-    def build(self, rows: Sequence[PackedRow]) -> Batch:
+    def build(self, rows: Sequence[PackedRow], first_row: int = 0) -> Batch:
         """One micro-batch of rows."""
-        return build_rows(self.datasets, rows, self.length, self.pad)
+        batch = build_rows(self.datasets, rows, self.length, self.pad)
+        return replace(batch, first_row=first_row)
 
     def state_dict(self, step: int) -> dict[str, Any]:
         """The position of a step, as JSON; `seek` restores it without packing earlier rows."""

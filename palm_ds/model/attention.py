@@ -7,20 +7,21 @@
     plain    the definition: softmax(Q K^T / sqrt(head size), within the sequence) V
 
 `plan_attention` prepares what an implementation needs of a batch, once per forward for all layers.
+With dropout keys, `tiles` and `plain` drop the same weights; the others take none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.model.batch import Batch
-from palm_ds.model.dropout import keep_mask, keep_rate
+from palm_ds.model.dropout import DropoutKeys, keep_mask, keep_rate, odd_bits
 
 TILE = 128  # tokens per tile of joined sequences; the fastest of 64 to 192 on CPUs
 
@@ -47,21 +48,31 @@ class AttentionPlan:
     max_seqlen: int = 0
     compute: Callable[..., torch.Tensor] | None = None
     """Replaces the implementation's own function."""
+    keys: DropoutKeys | None = None
+    """What dropout masks are computed from; None: torch draws them."""
+
+    def for_layer(self, number: int) -> AttentionPlan:
+        """The same with the dropout keys of a layer."""
+        return self if self.keys is None else replace(self, keys=self.keys.site(number))
 
 
-def plan_attention(batch: Batch, kernel: str, *, compiled: bool = False) -> AttentionPlan:
+def plan_attention(
+    batch: Batch, kernel: str, *, compiled: bool = False, keys: DropoutKeys | None = None
+) -> AttentionPlan:
     """Padding counts as a sequence that attends to itself, so that no row of a softmax is empty.
     `compiled` means that the layers go through torch.compile."""
     if kernel == "varlen":
         cu_seqlens, max_seqlen = batch.cu_seqlens, batch.max_seqlen
-        return AttentionPlan(kernel, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen)
-    if kernel == "tiles" and batch.input_ids.shape[1] <= TILE and not torch.is_grad_enabled():
+        return AttentionPlan(kernel, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen, keys=keys)
+    short = batch.input_ids.shape[1] <= TILE
+    if kernel == "tiles" and short and keys is None and not torch.is_grad_enabled():
         kernel = "sdpa"
     if kernel == "tiles":
         tiles = _tiles(batch.cu_seqlens.diff().tolist())
-        return AttentionPlan(kernel, tiles=tiles, compute=_uncompiled_tiles() if compiled else None)
+        compute = _uncompiled_tiles() if compiled else None
+        return AttentionPlan(kernel, tiles=tiles, compute=compute, keys=keys)
     ids = batch.sequence_ids
-    return AttentionPlan(kernel, mask=(ids[:, :, None] == ids[:, None, :])[:, None])
+    return AttentionPlan(kernel, mask=(ids[:, :, None] == ids[:, None, :])[:, None], keys=keys)
 
 
 def attend(
@@ -92,10 +103,22 @@ def _plain_attention(
     assert plan.mask is not None
     scores = scores.masked_fill(~plan.mask, -torch.inf)
     weights = _softmax(scores)  # (rows, heads, length, length)
-    return (F.dropout(weights, dropout) @ value).transpose(1, 2).flatten(2)
+    if dropout:
+        weights = _dropped(weights, plan.keys, dropout)
+    return (weights @ value).transpose(1, 2).flatten(2)
+
+
+def _dropped(weights: torch.Tensor, keys: DropoutKeys | None, dropout: float) -> torch.Tensor:
+    if keys is None:
+        return F.dropout(weights, dropout)
+    rows, heads, length, _ = weights.shape
+    tokens = keys.of_heads(heads).tokens.view(heads, rows, length).transpose(0, 1)
+    mask = replace(keys, tokens=tokens).mask(weights, dropout)
+    return weights * mask.mul_(1 / keep_rate(dropout))
 
 
 def _sdpa(qkv: torch.Tensor, plan: AttentionPlan, num_heads: int, dropout: float) -> torch.Tensor:
+    assert not dropout or plan.keys is None, "it draws its own masks"
     query, key, value = _split_heads(qkv, num_heads)
     out = F.scaled_dot_product_attention(query, key, value, attn_mask=plan.mask, dropout_p=dropout)
     return out.transpose(1, 2).flatten(2)
@@ -144,8 +167,28 @@ def _tiled_attention(
     qkv: torch.Tensor, plan: AttentionPlan, num_heads: int, dropout: float
 ) -> torch.Tensor:
     rows, length, tripled = qkv.shape
-    out = _TiledAttention.apply(qkv.reshape(-1, tripled), plan.tiles, num_heads, dropout)
+    mask_of = _tile_masks(plan.keys, num_heads, rows, dropout)
+    out = _TiledAttention.apply(qkv.reshape(-1, tripled), plan.tiles, num_heads, dropout, mask_of)
     return cast("torch.Tensor", out).view(rows, length, tripled // 3)
+
+
+_TileMask: TypeAlias = Callable[[slice, torch.Tensor], torch.Tensor | None]
+
+
+def _tile_masks(keys: DropoutKeys | None, heads: int, rows: int, rate: float) -> _TileMask:
+    """The dropout mask of the flat tokens of a tile for its weights (heads, tile, tile), if any."""
+    if not rate:
+        return lambda _, weights: None
+    if keys is None:
+        return lambda _, weights: torch.empty_like(weights).bernoulli_(1 - rate)
+    tokens = odd_bits(keys.of_heads(heads).tokens)  # (heads, tokens)
+    columns = keys.columns[: tokens.shape[1] // rows].repeat(rows)  # (tokens,)
+
+    def mask(tile: slice, weights: torch.Tensor) -> torch.Tensor:
+        kept = keep_mask(tokens[:, tile].flatten(), columns[tile], rate, weights.dtype)
+        return kept.view_as(weights)
+
+    return mask
 
 
 class _TiledAttention(torch.autograd.Function):
@@ -154,14 +197,15 @@ class _TiledAttention(torch.autograd.Function):
     allocate a full-size gradient for every slice."""
 
     @staticmethod
-    def forward(ctx: Any, qkv, tiles, num_heads, dropout):
+    def forward(ctx: Any, qkv, tiles, num_heads, dropout, mask_of):
         tokens, tripled = qkv.shape
         parts = qkv.view(tokens, 3, num_heads, -1)  # (tokens, 3, heads, head size)
         out = parts.new_empty(tokens, num_heads, parts.shape[-1])
         saved, start, keep = [], 0, keep_rate(dropout)
         for tile in tiles:
             inside = slice(start, start := start + tile.tokens)
-            weights, mask = _attention_weights(parts[inside], tile, dropout)
+            weights = _attention_weights(parts[inside], tile)
+            mask = mask_of(inside, weights)
             dropped = weights if mask is None else weights * mask
             value = parts[inside, 2].transpose(0, 1)  # (heads, tile, head size)
             torch.mul(torch.bmm(dropped, value).transpose(0, 1), 1 / keep, out=out[inside])
@@ -185,20 +229,17 @@ class _TiledAttention(torch.autograd.Function):
             _tile_backward(
                 parts[inside], d_parts[inside], grad[inside], row_sums[:, inside], weights, mask
             )
-        return d_parts.view(len(parts), -1), None, None, None
+        return d_parts.view(len(parts), -1), None, None, None, None
 
 
-def _attention_weights(
-    parts: torch.Tensor, tile: Tile, dropout: float
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The softmax of one tile and its dropout mask, each (heads, tile, tile)."""
+def _attention_weights(parts: torch.Tensor, tile: Tile) -> torch.Tensor:
+    """The softmax of one tile, (heads, tile, tile)."""
     query, key, _ = parts.permute(1, 2, 0, 3).unbind()  # each (heads, tile, head size)
     scale = query.shape[-1] ** -0.5
     scores = torch.bmm(query, key.transpose(1, 2)).mul_(scale)
     if tile.bias is not None:
         scores.add_(tile.bias)
-    weights = _softmax(scores)
-    return weights, keep_mask(weights, dropout) if dropout else None
+    return _softmax(scores)
 
 
 def _tile_backward(

@@ -58,6 +58,11 @@ class Batch:
     groups: dict[str, torch.Tensor] = field(default_factory=dict)
     """For tasks whose labels of an example count as one: (n,) int64, ascending from 0, the number
     of the example that each labelled position belongs to."""
+    first_row: int = 0
+    """The number of its first row within the step, over all processes."""
+    dropout_key: int | None = None
+    """What dropout masks follow from, besides the place of a number: from 0 to 2^63; None: drawn
+    from torch's generator."""
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[PackedText]], *, length: int, pad: int) -> Batch:
@@ -106,6 +111,8 @@ class Batch:
             max_seqlen=self.max_seqlen,
             labels={task: (move(at), move(y)) for task, (at, y) in self.labels.items()},
             groups={task: move(number) for task, number in self.groups.items()},
+            first_row=self.first_row,
+            dropout_key=self.dropout_key,
         )
 
     @property

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.model.encoder import init_weights
 from palm_ds.model.heads import Head, HeadOutput
@@ -175,7 +174,7 @@ class CRFHead(Head):
         init_range: float = 0.02,
     ):
         super().__init__()
-        self.classes, self.dropout = tags, dropout
+        self.classes, self.input_dropout = tags, dropout
         self.out = nn.Linear(hidden_size, tags)
         self.crf = CRF(tags, allowed)
         init_weights(self, init_range, truncated=False)
@@ -193,6 +192,4 @@ class CRFHead(Head):
 
     def emissions(self, rows: torch.Tensor) -> torch.Tensor:
         """(n, tags)"""
-        if self.dropout:
-            rows = F.dropout(rows, self.dropout, self.training)
         return self.out(rows)

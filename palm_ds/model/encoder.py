@@ -14,9 +14,10 @@ deviations; biases 0, LayerNorm weights 1. They are drawn in module order from t
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
 from palm_ds.common.plugins import check_options, import_class
@@ -24,7 +25,7 @@ from palm_ds.model.activations import ACTIVATIONS
 from palm_ds.model.attention import AttentionPlan, attend, plan_attention
 from palm_ds.model.batch import Batch
 from palm_ds.model.config import PRESETS, EncoderConfig
-from palm_ds.model.dropout import add_dropout
+from palm_ds.model.dropout import DropoutKeys, add_dropout, dropout, dropout_keys
 from palm_ds.model.kernels import Kernels, layer_norm
 
 __all__ = [
@@ -50,7 +51,10 @@ class EncoderLayer(nn.Module):
         size, inner = config.hidden_size, config.feed_forward_size
         self.num_heads, self.activation = config.num_heads, ACTIVATIONS[config.activation]
         self.dropout_rate, self.attention_rate = config.dropout, config.attention_dropout
-        self.dropout_kernel = kernels.dropout
+        self._keys: DropoutKeys | None = None
+        self._at: torch.Tensor | None = None
+        self._dropouts = 0
+        self.register_forward_pre_hook(_begin_layer, with_kwargs=True)
         self.qkv = nn.Linear(size, 3 * size)
         self.project = nn.Linear(size, size)
         self.attention_norm = layer_norm(size, config.layer_norm_eps, kernels.layer_norm)
@@ -76,8 +80,22 @@ class EncoderLayer(nn.Module):
         return self.contract(self.activation(self.expand(x)))  # inside: (..., intermediate)
 
     def residual_dropout(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """x + dropout(y)."""
-        return add_dropout(x, y, self.dropout_rate if self.training else 0.0, self.dropout_kernel)
+        """x + dropout(y), (rows, length, hidden) or (n, hidden) at the positions `at`. Every call
+        in a forward pass has its own masks."""
+        self._dropouts += 1  # 0 is the attention
+        keys = None if self._keys is None else self._keys.site(self._dropouts)
+        if keys is not None and y.dim() == 2 and self._at is not None:
+            keys = keys.select(self._at)
+        return add_dropout(x, y, self.dropout_rate if self.training else 0.0, keys)
+
+
+def _begin_layer(layer: EncoderLayer, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Note what the dropout masks of a forward pass depend on. It comes with the plan, so that a
+    pass that is repeated for the backward pass gets the same masks."""
+    arguments = dict(zip(("x", "plan", "at"), positional, strict=False)) | named
+    plan = arguments.get("plan")
+    layer._keys = plan.keys if isinstance(plan, AttentionPlan) else None
+    layer._at, layer._dropouts = arguments.get("at"), 0
 
 
 def gather_positions(at: torch.Tensor | None, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -138,15 +156,16 @@ class Encoder(nn.Module):
         """Returns (rows, length, hidden); vectors of padding are finite and meaningless. With flat
         positions `at` (n,) returns (n, hidden) and computes most of the last layer for these
         only."""
-        x = self._embed(batch)
+        keys = self._dropout_keys(batch)
+        x = dropout(self._embed(batch), self.config.dropout if self.training else 0.0, keys)
         compiled = self.kernels.compile == "on"
-        plan = plan_attention(batch, self.kernels.attention, compiled=compiled)
+        plan = plan_attention(batch, self.kernels.attention, compiled=compiled, keys=keys)
         for number, layer in enumerate(self.layers, 1):
             arguments = () if at is None or number < len(self.layers) else (at,)
             if self.recompute and torch.is_grad_enabled():
-                x = checkpoint(layer, x, plan, *arguments, use_reentrant=False)
+                x = checkpoint(layer, x, plan.for_layer(number), *arguments, use_reentrant=False)
             else:
-                x = layer(x, plan, *arguments)
+                x = layer(x, plan.for_layer(number), *arguments)
         return x
 
     def _embed(self, batch: Batch) -> torch.Tensor:
@@ -156,7 +175,16 @@ class Encoder(nn.Module):
         x = x + self.segment(batch.token_type_ids)
         if self.config.task_types:
             x = x + self.task(batch.task_ids)
-        return F.dropout(self.norm(x), self.config.dropout, self.training)
+        return self.norm(x)
+
+    def _dropout_keys(self, batch: Batch) -> DropoutKeys | None:
+        """None if nothing is dropped, or torch draws what is."""
+        config = self.config
+        if not self.training or not (config.dropout or config.attention_dropout):
+            return None
+        if self.kernels.dropout != "counter":
+            return None
+        return dropout_keys(batch, max(config.hidden_size, batch.input_ids.shape[1]))
 
 
 def encoder_class(config: EncoderConfig) -> type[Encoder]:

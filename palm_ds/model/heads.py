@@ -7,9 +7,9 @@
     PairHead         a better and a worse text: hinge on their difference   reads pooled rows
     ChoiceHead       one of an example's texts: softmax over them           reads pooled rows
 
-A head gets only the rows that carry a label. `forward` returns the sum of their losses (the engine
-divides by the count over the whole step) and the number of correct predictions; `logits` returns
-the scores.
+A head gets only the rows that carry a label, after dropout. `forward` returns the sum of their
+losses (the engine divides by the count over the whole step) and the number of correct predictions;
+`logits` returns the scores.
 """
 
 from __future__ import annotations
@@ -45,6 +45,9 @@ class Head(nn.Module):
     grouped = False
     """Whether the labels of an example count as one. Such a head gets `groups`, (n,) int64,
     ascending from 0: the example that each row belongs to."""
+    input_dropout = 0.0
+    """Dropout rate of the rows in training; the model applies it, since masks depend on where a row
+    is in the batch."""
 
     def dummy_target(self, device: torch.device) -> torch.Tensor:
         """A valid target (1, ...), for a batch without labels."""
@@ -67,7 +70,7 @@ def class_loss(
 
 
 class ClassHead(Head):
-    """One of `classes`: dropout and a linear map. Smoothing and class weights apply to training
+    """One of `classes`: a linear map. Smoothing and class weights apply to training
     only."""
 
     def __init__(
@@ -85,7 +88,7 @@ class ClassHead(Head):
         """`truncated`: the initial weights are those of a pretraining head (`init_weights`)."""
         super().__init__()
         self.pooled, self.classes = pooled, classes
-        self.dropout, self.smoothing, self.weights = dropout, smoothing, tuple(weights)
+        self.input_dropout, self.smoothing, self.weights = dropout, smoothing, tuple(weights)
         self.out = nn.Linear(hidden_size, classes)
         init_weights(self, init_range, truncated=truncated)
 
@@ -95,8 +98,6 @@ class ClassHead(Head):
         return class_loss(self.logits(rows), targets, self.smoothing, self.weights)
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        if self.dropout:
-            rows = F.dropout(rows, self.dropout, self.training)
         return self.out(rows)  # (n, classes)
 
 
@@ -144,7 +145,7 @@ def _expect_no_tied_embeddings(_module: nn.Module, keys: object) -> None:
 
 
 class PooledHead(Head):
-    """Base of heads that read whole texts: dropout, then a linear map of the pooled row."""
+    """Base of heads that read whole texts: a linear map of the pooled row."""
 
     pooled = True
 
@@ -152,13 +153,13 @@ class PooledHead(Head):
         self, hidden_size: int, outputs: int = 1, *, dropout: float = 0.0, init_range: float = 0.02
     ):
         super().__init__()
-        self.dropout = dropout
+        self.input_dropout = dropout
         self.out = nn.Linear(hidden_size, outputs)
         init_weights(self, init_range, truncated=False)
 
     def scores(self, rows: torch.Tensor) -> torch.Tensor:
         """Scores (n, outputs) of rows (n, hidden)."""
-        return self.out(F.dropout(rows, self.dropout, self.training))
+        return self.out(rows)
 
 
 class MultiLabelHead(PooledHead):

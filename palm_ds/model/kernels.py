@@ -4,13 +4,14 @@
     attention         varlen, tiles, sdpa, plain                      attention.py
     masked_lm_loss    chunked, liger, linear_cross_entropy, plain     masked_lm_loss.py
     layer_norm        apex, torch
-    dropout           bits, plain                                     dropout.py
+    dropout           counter, plain                                  dropout.py
     compile           on, off                                         torch.compile of the layers
 
 The last one of each runs everywhere and defines the result. `choose_kernels` probes them when a run
 starts. A requested implementation that cannot run is an error; there is no silent fallback. Those
-of dropout draw different random numbers for the same seed, at the same rate; all others agree with
-the plain one up to rounding.
+of dropout drop other numbers for the same seed, at the same rate; all others agree with the plain
+one up to rounding. Masks of `counter` are the same on any number of processes, also those of
+attention in `tiles` and `plain`; `sdpa` takes none.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import nn
@@ -53,6 +54,8 @@ class Environment:
     device: torch.device
     dtype: torch.dtype
     config: EncoderConfig
+    dropout: str = "plain"
+    """The implementation of dropout, which is chosen first."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,8 @@ def choose_kernels(
         if name not in known:
             raise UserError(f'kernels: unknown operation "{name}"{suggest(name, known)}')
     environment = Environment(device=torch.device(device), dtype=dtype, config=config)
+    dropout, _ = _choose("dropout", requested.get("dropout", "auto"), environment)
+    environment = replace(environment, dropout=dropout)
     chosen, lines = {}, []
     for name in known:
         chosen[name], reason = _choose(name, requested.get(name, "auto"), environment)
@@ -124,6 +129,13 @@ def _varlen_unavailable(environment: Environment) -> str | None:
     return None
 
 
+def _sdpa_unavailable(environment: Environment) -> str | None:
+    if environment.dropout == "plain" or not environment.config.attention_dropout:
+        return None
+    rate = environment.config.attention_dropout
+    return f'does not take the masks of dropout: "counter"; attention_dropout is {rate}'
+
+
 def _liger_unavailable(environment: Environment) -> str | None:
     if environment.device.type != "cuda":
         return "needs CUDA"
@@ -157,6 +169,10 @@ def _cpu_only(environment: Environment) -> str | None:
     return None if environment.device.type == "cpu" else "for CPUs only"
 
 
+def _slower_on_gpus(environment: Environment) -> str | None:
+    return None if environment.device.type == "cpu" else "slower than the GPU's own; on request"
+
+
 def _compile_unavailable(environment: Environment) -> str | None:
     """Compiles a tiny function, since an installed compiler may still not work."""
     try:
@@ -170,7 +186,7 @@ IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "attention": (
         Implementation("varlen", _varlen_unavailable),
         Implementation("tiles", _cpu_only),
-        Implementation("sdpa"),
+        Implementation("sdpa", _sdpa_unavailable),
         Implementation("plain"),
     ),
     "masked_lm_loss": (
@@ -180,7 +196,7 @@ IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
         Implementation("plain"),
     ),
     "layer_norm": (Implementation("apex", _apex_unavailable), Implementation("torch")),
-    "dropout": (Implementation("bits", _cpu_only), Implementation("plain")),
+    "dropout": (Implementation("counter", not_preferred=_slower_on_gpus), Implementation("plain")),
     "compile": (
         Implementation("on", _compile_unavailable, lambda _: "takes a minute; on request"),
         Implementation("off"),

@@ -14,7 +14,9 @@ import torch
 from torch import nn
 
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.rng import derive_key
 from palm_ds.model.batch import Batch
+from palm_ds.model.dropout import dropout, dropout_keys
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import Head
 
@@ -56,6 +58,7 @@ class Model(nn.Module):
         self.heads = nn.ModuleDict(heads)
         self.head_of = dict(head_of)
         self.pooled = any(self._head(task).pooled for task in head_of)
+        self._sites = {task: derive_key("head", task) >> 1 for task in head_of}
 
     def forward(self, batch: Batch, scores: Collection[str] = ()) -> dict[str, TaskOutput]:
         """Summed loss and correct predictions of each task, in the order of `head_of`; also the
@@ -68,6 +71,7 @@ class Model(nn.Module):
             # A head without labels reads zeros: its scores are finite whatever the encoder returns,
             # and finite times 0 is 0.
             head, rows = self._head(task), self._pool(task, rows * each.real)
+            rows = self._dropout(task, rows, batch, each.positions)
             loss, correct = head(rows, each.targets, *each.groups)
             # Every process computes scores, with labels or without: ZeRO 3 gathers weights jointly.
             found = head.logits(rows, *each.groups) if task in scores else None
@@ -124,6 +128,16 @@ class Model(nn.Module):
     def _pool(self, task: str, rows: torch.Tensor) -> torch.Tensor:
         """What the task's head reads."""
         return self.backbone.pooler(rows) if self._head(task).pooled else rows
+
+    def _dropout(
+        self, task: str, rows: torch.Tensor, batch: Batch, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """The dropout of the rows (n, hidden) that a task's head reads, at these flat positions."""
+        rate = getattr(self._head(task), "input_dropout", 0.0) if self.training else 0.0
+        if not rate or self.backbone.kernels.dropout != "counter":
+            return dropout(rows, rate, None)
+        keys = dropout_keys(batch, rows.shape[1]).site(self._sites[task])
+        return dropout(rows, rate, keys.select(positions))
 
     def _touch_pooler(self, encoded: torch.Tensor, outputs: dict[str, TaskOutput]) -> None:
         """Gives a pooler that no head uses a gradient of 0, so that it is treated alike under every

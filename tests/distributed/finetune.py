@@ -12,6 +12,7 @@ import signal
 import time
 import traceback
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from safetensors.torch import load_file
 from tiny import arguments
 
 from palm_ds.common import exit_codes
+from palm_ds.common.rng import derive_key
 from palm_ds.data.example_stream import ExampleStream
 from palm_ds.runtime.ds_config import make_ds_config
 from palm_ds.train.build import build_model, build_stream
@@ -87,12 +89,8 @@ TASKS: dict[str, dict[str, Any]] = {
 }
 
 
-def recipe_of(folder: Path, dropout: float, **changes: Any) -> Recipe:
-    still = {} if dropout else {"dropout": 0.0}
-    tasks = {
-        name: {"source": name, **values, **(still if name not in ("words", "reading") else {})}
-        for name, values in TASKS.items()
-    }
+def recipe_of(folder: Path, **changes: Any) -> Recipe:
+    tasks = {name: {"source": name, **values} for name, values in TASKS.items()}
     files = {
         name: {
             "table": str(folder / f"{name}_train.jsonl"),
@@ -108,8 +106,8 @@ def recipe_of(folder: Path, dropout: float, **changes: Any) -> Recipe:
             "num_layers": 2,
             "num_heads": 2,
             "max_positions": 48,
-            "dropout": dropout,
-            "attention_dropout": dropout,
+            "dropout": 0.1,
+            "attention_dropout": 0.1,
         },
         "length": 48,
         "batch": "4 examples",
@@ -169,7 +167,7 @@ def _start(job: Mapping[str, Any], rank: int, world: int, port: int, base: Path)
 
 
 def work(job: Mapping[str, Any], base: Path) -> int:
-    recipe = recipe_of(base, job["dropout"], **job.get("changes", {}))
+    recipe = recipe_of(base, **job.get("changes", {}))
     run = RunSpec(recipe=recipe, ds_config=machine_of(job["stage"]), folder=base / job["folder"])
     if job.get("watch"):
         return watched(run, base)
@@ -244,7 +242,8 @@ def by_hand(recipe: Recipe) -> list[dict[str, float]]:
     optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps)
     losses = []
     for step in range(recipe.curriculum.steps):
-        batch = stream.build(stream.step_rows(step))
+        key = derive_key(recipe.seed, "dropout", step) >> 1
+        batch = replace(stream.build(stream.step_rows(step)), dropout_key=key)
         optimizer.zero_grad()
         total, mean = torch.zeros(()), {}
         for task, output in model(batch).items():
@@ -280,32 +279,30 @@ def main() -> None:
     options = arguments()
     base = options.out.parent
     write_data(base)
-    two = {"dropout": 0.1, "stage": 2}
     jobs: list[tuple[str, dict[str, Any], int]] = [
-        ("whole", {**two, "folder": "whole"}, 2),
-        ("killed", {**two, "folder": "killed", "kill": KILLED}, 2),
-        ("resumed", {**two, "folder": "killed"}, 2),
-        ("stopped", {"dropout": 0.0, "stage": 2, "folder": "moved", "stop": STOPPED}, 2),
-        ("moved", {"dropout": 0.0, "stage": 0, "folder": "moved"}, 1),
-        ("still", {"dropout": 0.0, "stage": 2, "folder": "still"}, 2),
-        ("watched", {"dropout": 0.1, "stage": 2, "folder": "watched", "watch": True}, 1),
+        ("whole", {"stage": 2, "folder": "whole"}, 2),
+        ("killed", {"stage": 2, "folder": "killed", "kill": KILLED}, 2),
+        ("resumed", {"stage": 2, "folder": "killed"}, 2),
+        ("stopped", {"stage": 2, "folder": "moved", "stop": STOPPED}, 2),
+        ("moved", {"stage": 0, "folder": "moved"}, 1),
+        ("watched", {"stage": 2, "folder": "watched", "watch": True}, 1),
     ]
     results: dict[str, Any] = {"codes": {}, "seconds": {}}
     for name, job, world in jobs:
         if name == "watched":
-            tasks = recipe_of(base, 0.1).tasks
+            tasks = recipe_of(base).tasks
             tasks["number"] = {**tasks["number"], "freeze": [RESTS]}
             tasks["first"] = {**tasks["first"], "head_lr": 3.0e-2}
             job["changes"] = WATCHED | {"tasks": tasks}
         begun = time.monotonic()
         results["codes"][name] = attempt(job, world, base)
         results["seconds"][name] = round(time.monotonic() - begun, 1)
-    for name in ("whole", "killed", "moved", "still"):
+    for name in ("whole", "killed", "moved"):
         folder = base / name
         results[name] = left(folder) if (folder / "weights").exists() else None
     watched_file = base / "watched.json"
     results["watched"] = json.loads(watched_file.read_text()) if watched_file.exists() else None
-    results["by hand"] = by_hand(recipe_of(base, 0.0))
+    results["by hand"] = by_hand(recipe_of(base))
     results["log"] = (base / "log0.txt").read_text()
     options.out.write_text(json.dumps(results))
 

@@ -1,16 +1,19 @@
-"""Losses of the same steps under each ZeRO stage, precision and accumulation."""
+"""Losses of the same steps under each ZeRO stage, precision, accumulation and dropout."""
 
 from tiny import arguments, make_engine, plain_loop, train, write
 
 from palm_ds.runtime.processes import leave
 
-options = arguments(steps=30, runs="0:fp32:4")
+options = arguments(steps=30, runs="0:fp32:4", dropout=0.0)
 steps = range(options.steps)
 results = {"plain": plain_loop(steps)}  # before ZeRO 3: it replaces F.linear everywhere
+if options.dropout:
+    results["dropout"] = plain_loop(steps, dropout=options.dropout)
 engine = None
 for run in options.runs.split(","):
-    stage, precision, micro = run.split(":")
-    engine = make_engine(int(stage), precision, int(micro))
+    stage, precision, micro, *dropped = run.split(":")
+    dropout = options.dropout if dropped else 0.0
+    engine = make_engine(int(stage), precision, int(micro), dropout)
     results[run] = train(engine, steps)
 assert engine is not None
 results["world"] = [engine.world]

@@ -10,6 +10,7 @@ import pytest
 pytestmark = pytest.mark.distributed
 
 FP32 = [f"{stage}:fp32:{micro}" for stage in (0, 1, 2, 3) for micro in (8, 2)]
+DROPOUT = [f"{stage}:fp32:{micro}:dropout" for stage, micro in ((0, 1), (1, 8), (2, 1), (3, 4))]
 BF16 = [f"{stage}:bf16:{micro}" for stage in (1, 2, 3) for micro in (8, 2)]
 
 
@@ -19,7 +20,8 @@ def in_order(runs: list[str]) -> str:
 
 
 def test_losses_of_two_processes_and_of_one_equal_a_plain_loop(run_distributed) -> None:
-    result = run_distributed("losses.py", "--runs", in_order(FP32 + BF16)).result
+    runs = in_order(FP32 + BF16 + DROPOUT)
+    result = run_distributed("losses.py", "--runs", runs, "--dropout", 0.1).result
     assert result["world"] == [2]
     plain = result["plain"]
     assert plain[-1] < plain[0] - 0.1  # it learns, so that a difference would grow
@@ -28,11 +30,20 @@ def test_losses_of_two_processes_and_of_one_equal_a_plain_loop(run_distributed) 
     for run in BF16:
         np.testing.assert_allclose(result[run], plain, rtol=3e-3, err_msg=run)
 
+    masked = result["dropout"]
+    assert np.abs(np.array(masked) - plain).max() > 0.01
+    for run in DROPOUT:  # accumulation 8, 1, 8, 2
+        np.testing.assert_allclose(result[run], masked, rtol=1e-5, err_msg=run)
+
     alone = ["0:fp32:16", "1:fp32:4", "2:fp32:4", "3:fp32:4"]
-    one = run_distributed("losses.py", "--runs", in_order(alone), launcher="python").result
+    alone_masked = ["3:fp32:4:dropout"]
+    options = ("--runs", in_order(alone + alone_masked), "--dropout", 0.1)
+    one = run_distributed("losses.py", *options, launcher="python").result
     assert one["world"] == [1]
     for run in alone:
         np.testing.assert_allclose(one[run], one["plain"], rtol=1e-5, err_msg=run)
+    for run in alone_masked:
+        np.testing.assert_allclose(one[run], masked, rtol=1e-5, err_msg=run)
     np.testing.assert_allclose(one["0:fp32:16"], result["0:fp32:8"], rtol=1e-5)
 
 

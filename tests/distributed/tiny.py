@@ -8,23 +8,26 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from palm_ds.common.rng import derive_key
 from palm_ds.data.example import Example, collate
 from palm_ds.engine import Engine
 from palm_ds.model.batch import Batch
 from palm_ds.model.encoder import Encoder, EncoderConfig
 from palm_ds.model.heads import ClassHead, MaskedLMHead
+from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.ds_config import make_ds_config
 from palm_ds.runtime.optimizer import OptimizerConfig
 from palm_ds.runtime.param_groups import param_groups
 
-ROWS, LENGTH, WORDS = 16, 32, 101
+ROWS, LENGTH, WORDS, SEED = 16, 32, 101, 1
 LR = 1e-3
 OPTIMIZER = OptimizerConfig(lr=LR, weight_decay=0.01, clip=1.0)
 
@@ -40,10 +43,10 @@ def make_model(dropout: float = 0.0, kind: type[Model] = Model) -> Model:
         dropout=dropout,
         attention_dropout=dropout,
     )
-    backbone = Encoder(config)
+    backbone = Encoder(config, Kernels(attention="tiles", dropout="counter"))
     heads = {
         "words": MaskedLMHead(backbone),
-        "order": ClassHead(32, 3, pooled=True),
+        "order": ClassHead(32, 3, pooled=True, dropout=dropout),
         "later": ClassHead(32, 2),  # its task has not started: no labels
     }
     return kind(backbone, heads, {name: name for name in heads})
@@ -76,7 +79,7 @@ def make_engine(
     model = make_model(dropout, kind)
     ds_config = make_ds_config(values)
     more = {"optimizer": OPTIMIZER} | more
-    return Engine(model, ds_config=ds_config, rows=rows, seed=1, **more)
+    return Engine(model, ds_config=ds_config, rows=rows, seed=SEED, **more)
 
 
 def row(step: int, number: int, tasks: Sequence[str] = ("words", "order")) -> Example:
@@ -98,10 +101,14 @@ def row(step: int, number: int, tasks: Sequence[str] = ("words", "order")) -> Ex
 
 
 def share(step: int, rank: int, world: int, micro: int, rows: int = ROWS) -> list[Batch]:
-    """The micro-batches of one process: consecutive rows of the step."""
-    size = rows // world
-    mine = [[(row(step, n), 0)] for n in range(rank * size, (rank + 1) * size)]
-    return [collate(mine[at : at + micro], length=LENGTH, pad=0) for at in range(0, size, micro)]
+    """The micro-batches of one process: consecutive rows of the step, each batch as long as its
+    longest row."""
+    size, out = rows // world, []
+    for first in range(rank * size, (rank + 1) * size, micro):
+        some = [row(step, n) for n in range(first, first + micro)]
+        batch = collate([[(each, 0)] for each in some], length=max(map(len, some)), pad=0)
+        out.append(replace(batch, first_row=first))
+    return out
 
 
 def train(engine: Engine, steps: range, rows: int = ROWS) -> list[float]:
@@ -115,10 +122,10 @@ def train(engine: Engine, steps: range, rows: int = ROWS) -> list[float]:
     return losses
 
 
-def plain_loop(steps: range, means: int = 1) -> list[float]:
+def plain_loop(steps: range, means: int = 1, dropout: float = 0.0) -> list[float]:
     """The same in plain torch, one batch per step. `means` > 1: the loss as the average over the
     means of that many micro-batches instead."""
-    model = make_model()
+    model = make_model(dropout)
     groups = param_groups(model, OPTIMIZER.weight_decay)
     optimizer = torch.optim.AdamW(groups, lr=LR, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps)
     losses = []
@@ -126,7 +133,8 @@ def plain_loop(steps: range, means: int = 1) -> list[float]:
         optimizer.zero_grad()
         total = torch.zeros(())
         for batch in share(step, 0, 1, ROWS // means):
-            outputs = model(batch)
+            key = derive_key(SEED, "dropout", step) >> 1
+            outputs = model(replace(batch, dropout_key=key))
             for task, output in outputs.items():
                 count = len(batch.labels[task][0]) if task in batch.labels else 1
                 total = total + output.loss_sum / count / means

@@ -8,9 +8,11 @@ written out again here, the slow and obvious way.
 
 import json
 import sys
+from dataclasses import replace
 
 import torch
 
+from palm_ds.common.rng import derive_key
 from palm_ds.runtime.ds_config import make_ds_config
 from palm_ds.train.build import build_model, build_stream
 from palm_ds.train.recipe import read_recipe
@@ -37,7 +39,8 @@ optimizer = torch.optim.AdamW(
 losses = []
 for step in range(recipe.curriculum.steps):
     (batch,) = stream.batches(step, 0, 1, recipe.rows)
-    outputs = model(batch)
+    key = derive_key(recipe.seed, "dropout", step) >> 1
+    outputs = model(replace(batch, dropout_key=key))
     mean = {
         task: output.loss_sum / len(batch.labels[task][0])
         for task, output in outputs.items()

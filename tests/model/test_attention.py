@@ -7,6 +7,7 @@ import torch
 
 from palm_ds.model.attention import TILE, attend, plan_attention
 from palm_ds.model.batch import Batch
+from palm_ds.model.dropout import dropout_keys
 
 TOLERANCE = {torch.float32: dict(atol=2e-5, rtol=1e-4), torch.bfloat16: dict(atol=5e-2, rtol=5e-2)}
 
@@ -69,26 +70,39 @@ def test_attention_without_gradients(
 
 def test_tiled_attention_passes_gradcheck() -> None:
     batch = batch_of([[3, 2], [4]], 6)
-    plan = plan_attention(batch, "tiles")
+    plan = plan_attention(batch, "tiles", keys=dropout_keys(batch, 6))
     torch.manual_seed(0)
     qkv = torch.randn(2, 6, 3 * 4, dtype=torch.float64, requires_grad=True)
-
-    def seeded(dropout: float):  # noqa: ANN202
-        def attention(x: torch.Tensor) -> torch.Tensor:
-            torch.manual_seed(4)  # the same mask every time, so that it is a function
-            return attend(x, plan, num_heads=2, dropout=dropout)
-
-        return attention
-
-    assert torch.autograd.gradcheck(seeded(0.4), qkv)
+    assert torch.autograd.gradcheck(lambda x: attend(x, plan, num_heads=2, dropout=0.4), qkv)
 
 
+@pytest.mark.parametrize(("rows", "length", "heads", "head_size"), SHAPES)
+def test_tiles_drop_what_plain_attention_drops(
+    rows: list[list[int]], length: int, heads: int, head_size: int
+) -> None:
+    batch, width = batch_of(rows, length), heads * head_size
+    keys, qkv = dropout_keys(batch, length), torch.randn(len(rows), length, 3 * width)
+    results = []
+    for kernel in ("plain", "tiles"):
+        x, plan = qkv.clone().requires_grad_(), plan_attention(batch, kernel, keys=keys)
+        out = attend(x, plan, num_heads=heads, dropout=0.3)
+        out.square().sum().backward()
+        results.append((out.detach(), x.grad))
+        with torch.no_grad():
+            assert torch.equal(attend(x, plan, num_heads=heads, dropout=0.3), out)
+    for plain, other in zip(*results, strict=True):
+        torch.testing.assert_close(other, plain, **TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("counter", [True, False])
 @pytest.mark.parametrize("kernel", ["plain", "sdpa", "tiles"])
-def test_attention_dropout_keeps_the_mean(kernel: str) -> None:
+def test_attention_dropout_keeps_the_mean(kernel: str, counter: bool) -> None:
+    if (kernel, counter) == ("sdpa", True):
+        pytest.skip("it draws its own masks")
     batch = batch_of([[5, 3]] * 600, 8)
     torch.manual_seed(0)
     qkv = torch.randn(1, 8, 3 * 4).expand(600, 8, 12).contiguous()
-    plan = plan_attention(batch, kernel)
+    plan = plan_attention(batch, kernel, keys=dropout_keys(batch, 8) if counter else None)
     exact = attend(qkv, plan, num_heads=1)[0]
     dropped = attend(qkv, plan, num_heads=1, dropout=0.3)
     assert (dropped[0] - dropped[1]).abs().max() > 0.01

@@ -24,7 +24,7 @@ def test_a_cpu_gets_kernels_for_cpus_and_a_line_per_operation() -> None:
         attention="tiles",
         masked_lm_loss="chunked",
         layer_norm="torch",
-        dropout="bits",
+        dropout="counter",
         compile="off",
     )
     assert [line.split(":")[0] for line in lines] == [field.name for field in fields(Kernels)]
@@ -49,17 +49,26 @@ def test_requested_kernels_are_used() -> None:
     ("operation", "kernel", "message"),
     [
         ("attention", "varlen", "CUDA"),
+        ("attention", "sdpa", 'does not take the masks of dropout: "counter"'),
         ("layer_norm", "apex", "CUDA"),
         ("masked_lm_loss", "liger", "CUDA"),
         ("attention", "flash", "no implementation"),
         ("atention", "plain", 'did you mean "attention"'),
-        ("dropout", "bit", 'did you mean "bits"'),
+        ("dropout", "count", 'did you mean "counter"'),
     ],
 )
 def test_unavailable_kernels_are_errors(operation: str, kernel: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         choose(**{operation: kernel})
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_sdpa_drops_with_torch_s_dropout_or_not_at_all() -> None:
+    assert choose(attention="sdpa", dropout="plain")[0].attention == "sdpa"
+    still = EncoderConfig(vocab_size=50, attention_dropout=0.0)
+    requested = {"attention": "sdpa"}
+    kernels, _ = choose_kernels(requested, device="cpu", dtype=torch.float32, config=still)
+    assert (kernels.attention, kernels.dropout) == ("sdpa", "counter")
 
 
 @pytest.mark.parametrize("eps", [1e-12, 1e-5])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -13,8 +15,9 @@ from palm_ds.model.encoder import Encoder, EncoderConfig
 from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.kernels import Kernels, choose_kernels
 from palm_ds.model.multi_task_model import Model, TaskOutput
+from tests.helpers.own_encoder import PreNorm
 
-FAST = Kernels(attention="tiles", masked_lm_loss="chunked", dropout="bits")
+FAST = Kernels(attention="tiles", masked_lm_loss="chunked", dropout="counter")
 CONFIG = EncoderConfig(
     vocab_size=50,
     hidden_size=16,
@@ -179,21 +182,70 @@ def test_heads_and_tasks_must_fit_together() -> None:
         model().logits(batch(), "e")
 
 
+def dropping(kernels: Kernels, kind: type[Encoder] = Encoder) -> Model:
+    torch.manual_seed(4)
+    config = replace(CONFIG, max_positions=48, dropout=0.2, attention_dropout=0.2)
+    backbone = kind(config, replace(kernels, dropout="counter"))
+    heads = {"words": MaskedLMHead(backbone), "order": ClassHead(16, 6, pooled=True, dropout=0.4)}
+    return Model(backbone, heads, {"a": "words", "b": "order"})
+
+
+def rows_of_texts() -> list[list[tuple[Example, int]]]:
+    labels = {"a": ([1, 4], [7, 8]), "b": ([0], [5])}
+    return [[(text(n, **labels), 0) for n in sizes] for sizes in ([9, 7, 22], [40], [6, 5], [13])]
+
+
+def losses_and_grads(
+    net: Model, parts: list[slice], lengths: list[int]
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Added up over micro-batches of these rows and lengths."""
+    total = torch.zeros(())
+    for part, length in zip(parts, lengths, strict=True):
+        micro = collate(rows_of_texts()[part], length=length, pad=0)
+        micro = replace(micro, first_row=part.start, dropout_key=99)
+        loss = torch.stack([out.loss_sum for out in net(micro).values()]).sum()
+        loss.backward()
+        total = total + loss.detach()
+    return total, {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("attention", ["plain", "tiles"])
+@pytest.mark.parametrize("kind", [Encoder, PreNorm])
+def test_dropout_does_not_depend_on_micro_batches(
+    kind: type[Encoder], attention: str, recompute: bool
+) -> None:
+    """Nor on padding, the kernel of attention, or recomputation."""
+    found = losses_and_grads(dropping(Kernels(), kind), [slice(0, 4)], [48])
+    net = dropping(Kernels(attention=attention), kind)
+    net.backbone.recompute = recompute
+    alone = [slice(row, row + 1) for row in range(4)]
+    split = losses_and_grads(net, alone, [38, 41, 12, 13])
+    torch.testing.assert_close(split, found, atol=1e-5, rtol=1e-5)
+    net.zero_grad()
+    joined = losses_and_grads(net, [slice(0, 2), slice(2, 4)], [43, 15])
+    torch.testing.assert_close(joined, found, atol=1e-5, rtol=1e-5)
+
+
+def test_each_step_has_its_own_dropout() -> None:
+    net = dropping(FAST)
+    made = replace(collate(rows_of_texts(), length=48, pad=0), dropout_key=1)
+    first, again = net(made)["a"].loss_sum, net(made)["a"].loss_sum
+    assert first == again != net(replace(made, dropout_key=2))["a"].loss_sum
+    net.eval()
+    assert net(made)["a"].loss_sum == net(replace(made, dropout_key=2))["a"].loss_sum
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch warns about itself as it compiles
-def test_compiled_layers_give_the_same_gradients() -> None:
+def test_compiled_layers_give_the_same_gradients_and_drop_the_same() -> None:
     try:
         kernels, _ = choose_kernels(
             {"compile": "on"}, device="cpu", dtype=torch.float32, config=CONFIG
         )
     except UserError as error:
         pytest.skip(str(error))
-    made = batch(a=([1, 4], [7, 8]), b=([0], [5]))
-    grads = []
-    for which in (Kernels(), kernels):
-        net = model(which)
-        sum(out.loss_sum for out in net(made).values()).backward()  # type: ignore[union-attr]
-        grads.append({name: p.grad for name, p in net.named_parameters()})
-    assert grads[0].keys() == grads[1].keys()
-    for name, grad in grads[0].items():
-        torch.testing.assert_close(grads[1][name], grad, atol=1e-5, rtol=1e-4)
+    plain, compiled = (
+        losses_and_grads(dropping(which), [slice(0, 4)], [48]) for which in (Kernels(), kernels)
+    )
+    torch.testing.assert_close(compiled, plain, atol=1e-5, rtol=1e-4)
