@@ -191,9 +191,12 @@ class PackedStream:
 
     def batches(self, step: int, rank: int, world: int, micro_rows: int) -> list[Batch]:
         """The micro-batches of one process: its contiguous share of the step's rows."""
-        share, rows = self.rows // world, self.step_rows(step)
-        firsts = range(rank * share, (rank + 1) * share, micro_rows)
-        return [self.build(rows[first : first + micro_rows], first) for first in firsts]
+        share = self.rows // world
+        first = rank * share
+        rows = self.step_rows(step)[first : first + share]
+        return [
+            self.build(rows[i : i + micro_rows], first + i) for i in range(0, share, micro_rows)
+        ]
 
     def build(self, rows: Sequence[PackedRow], first_row: int = 0) -> Batch:
         """One micro-batch of rows."""

@@ -188,6 +188,8 @@ def test_processes_and_micro_batches_partition_the_same_rows(sources, shape, wor
         assert max(sizes) <= of_micro and max(sizes) - min(sizes) <= 1
         whole = stream.build(stream.step_rows(step))
         assert texts(batches) == texts([whole])
+        firsts = [batch.first_row for batch in batches if batch.real_tokens]
+        assert firsts == [sum(sizes[:i]) for i in range(len(sizes))]
         for task, (_, targets) in whole.labels.items():
             shared = [batch.labels[task][1] for batch in batches if task in batch.labels]
             assert torch.equal(torch.cat(shared), targets)

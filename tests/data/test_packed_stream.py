@@ -155,6 +155,7 @@ def test_processes_and_micro_batches_are_slices_of_the_same_rows(corpora, shape,
     ]
     for name in ("input_ids", "position_ids", "token_type_ids", "task_ids", "sequence_ids"):
         assert torch.equal(torch.cat([getattr(b, name) for b in parts]), getattr(whole, name))
+    assert [b.first_row for b in parts] == list(range(0, shape["rows"], micro))
     for task, (_, targets) in whole.labels.items():
         given_out = [b.labels[task][1] for b in parts if task in b.labels]
         assert torch.equal(torch.cat(given_out), targets)

@@ -104,7 +104,8 @@ def test_without_a_key_torch_decides() -> None:
 def correlations(mask: torch.Tensor) -> torch.Tensor:
     """Between all pairs of columns of (n, columns), in standard errors of independent ones."""
     found = torch.corrcoef(mask.T) * math.sqrt(len(mask))
-    return found[tuple(torch.triu_indices(*found.shape, 1))]
+    size = len(found)
+    return found[tuple(torch.triu_indices(size, size, 1))]
 
 
 def test_masks_are_random() -> None:
