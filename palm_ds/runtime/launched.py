@@ -1,6 +1,6 @@
 """Which processes a launcher has started, from the environment variables that it sets.
 
-    RANK, WORLD_SIZE            deepspeed, torchrun, and whoever sets them
+    RANK, WORLD_SIZE            deepspeed, torchrun, or your own script
     OMPI_..., PMI_..., MV2_...  the mpirun of Open MPI, MPICH, Intel and MVAPICH; the ranks come
                                 from mpi4py
     SLURM_...                   srun with several tasks

@@ -87,7 +87,7 @@ def disturb(command: list[str], args: argparse.Namespace) -> Counter[str]:
             stderr=subprocess.STDOUT,
         )
         while run.poll() is None:
-            time.sleep(rng.uniform(5.0, 30.0))
+            time.sleep(rng.uniform(8.0, 45.0))
             if sum(found.values()) < args.kills and (victim := choose(rng, run.pid)):
                 kind, process = victim
                 process.kill()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -98,8 +99,10 @@ def commands(case: Case, way: str) -> list[list[str]]:
         hosts, port = case.folder / "hosts", free_port()
         hosts.write_text("localhost slots=1\n127.0.0.1 slots=1\n")
         return [[*deepspeed_node(hosts, rank, port), *script] for rank in (0, 1)]
-    if way == "deepspeed --module":
-        return [[*deepspeed(2), "--module", "palm_ds.cli.pretrain", *case.arguments]]
+    if way == "palm-ds run":
+        supervisor = [sys.executable, "-m", "palm_ds.cli.run", "--"]
+        module = ["--module", "palm_ds.cli.pretrain", *case.arguments]
+        return [[*supervisor, *deepspeed(2)[:-2], *module]]  # which chooses the port
     return [[*{"deepspeed": deepspeed, "torchrun": torchrun, "mpirun": mpirun}[way](2), *script]]
 
 
@@ -148,6 +151,11 @@ class Started:
             launcher.kill()
         elif event == "kill -9 rank":
             self.rank(1).kill()
+        elif event == "restart":
+            done = len(records(self.case.run))
+            self.rank(1).kill()
+            self.reach(done + 3)
+            launcher.terminate()
 
     def rank(self, number: int) -> psutil.Process:
         for process in marked(self.mark):
@@ -165,16 +173,21 @@ class Started:
         return codes, output
 
 
-GRACEFUL = ("SIGTERM", "Ctrl-C", "kill -9")
+GRACEFUL = ("SIGTERM", "Ctrl-C", "kill -9", "restart")
 """The processes save and stop, also those whose launcher is killed."""
-ENDS = {"SIGTERM": (-15, 1, 75, 143), "Ctrl-C": (1, 75, 130, -2), "kill -9": (-9,)}
+ENDS = {
+    "SIGTERM": (-15, 1, 75, 143),
+    "Ctrl-C": (1, 75, 130, -2),
+    "kill -9": (-9,),
+    "restart": (75,),
+}
 """What the launchers make of 75: `palm-ds run` sees the true one."""
 LIVES = {
     "deepspeed": [
         ("deepspeed", "SIGTERM"),
-        ("deepspeed --module", "kill -9 rank"),
         ("hostfile", "Ctrl-C"),
-        ("deepspeed", "the end"),
+        ("palm-ds run", "restart"),
+        ("palm-ds run", "the end"),
     ],
     "torchrun": [("torchrun", "SIGTERM"), ("torchrun", "kill -9"), ("torchrun", "the end")],
     "mpirun": [("mpirun", "kill -9 rank"), ("mpirun", "SIGTERM"), ("mpirun", "the end")],

@@ -140,6 +140,9 @@ class _Supervisor:
             self.failures += 1
 
     def _give_up(self, outcome: Outcome) -> int:
+        if outcome.code == exit_codes.STOPPED:
+            self._say(outcome.reason)
+            return outcome.code
         where = f"; the last checkpoint is of step {self.saved}" if self.saved > 0 else ""
         tries = self.settings.restarts
         text = f"given up after {tries} restarts without progress: " if tries else ""

@@ -15,6 +15,7 @@ from typing import IO
 import psutil
 
 from palm_ds.common.errors import UserError
+from palm_ds.runtime.rank_status import FOLDER
 
 _GRACE_SECONDS = 120
 """Time for an interrupted run to save and exit; then it is killed."""
@@ -36,13 +37,15 @@ def spawn(
     output: IO[bytes] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a command in its own session. Its output goes to `output` (default: this process's)."""
+    """Start a command in its own session. Its output goes to `output` (default: this process's).
+    `palm-ds run` watches this process, not those that it starts."""
+    inherited = {name: value for name, value in os.environ.items() if name != FOLDER}
     return subprocess.Popen(
         command,
         start_new_session=True,
         stdout=output,
         stderr=subprocess.STDOUT if output else None,
-        env={**os.environ, **(environment or {})},
+        env={**inherited, **(environment or {})},
     )
 
 

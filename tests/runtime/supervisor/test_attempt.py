@@ -1,0 +1,31 @@
+"""The exit code of a run, from those of its processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from palm_ds.runtime.supervisor.attempt import combined
+
+
+@pytest.mark.parametrize(
+    ("ranks", "commands", "code"),
+    [
+        ([0, 0], [0], 0),
+        ([75, 75], [75], 75),
+        ([75, 143], [1], 75),  # one was still starting
+        ([75, 75], [None], 75),
+        ([0, 0], [None], 1),  # a host was lost at the very end
+        ([1, 2], [1], 2),
+        ([3, None], [247], 3),
+        ([42, None], [247], 42),
+        ([1, None], [247], 1),
+        ([75, None], [247], 1),
+        ([], [2], 2),
+        ([], [0], 0),
+        ([], [0, 1], 1),
+        ([], [-9], 1),
+        ([], [None], 1),
+    ],
+)
+def test_one_code_for_all(ranks, commands, code) -> None:
+    assert combined(ranks, commands) == code
