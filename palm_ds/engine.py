@@ -29,6 +29,7 @@ from palm_ds.model.fgm import FGM
 from palm_ds.runtime import checkpoint, sharded_state
 from palm_ds.runtime.ds_config import DSConfig
 from palm_ds.runtime.engine_counters import read_counters, restore_counters
+from palm_ds.runtime.forward_timer import ForwardTimer
 from palm_ds.runtime.optimizer import OptimizerConfig, build_optimizer
 from palm_ds.runtime.optimizer_wrappers import StepFreezing
 from palm_ds.runtime.param_groups import freeze, param_lr_scales, set_lr
@@ -73,6 +74,7 @@ class Engine:
             world=self.world, stage=ds_config.stage, precision=ds_config.precision
         )
         self._invalid: tuple[int, ...] = ()
+        self._forward_timer = ForwardTimer(self.device)
         freeze(model, optimizer.freeze)
         names = [name for name, _ in model.named_parameters()]
         self._step_freezing = StepFreezing(freezable, names)
@@ -146,7 +148,8 @@ class Engine:
 
     def _pass(self, batch: Batch, scales: Mapping[str, float]) -> dict[str, Any]:
         """Forward and backward; DeepSpeed steps the optimizer after the last micro-batch."""
-        outputs = self._engine(batch)
+        with self._forward_timer.measure():
+            outputs = self._engine(batch)
         total = sum(outputs[task].loss_sum * scales[task] for task in self.tasks)
         # The average over processes that follows undoes `world`.
         self._engine.backward(total, scale_wrt_gas=False)
@@ -157,6 +160,12 @@ class Engine:
         """Sums of scalars over all processes, in one all-reduce. Synchronises with the device: call
         it in logging steps only."""
         return self.processes.sum_scalars(values)
+
+    def take_forward_seconds(self) -> float:
+        """The seconds of this process's forward passes since the last call, without waiting for
+        others; 0 under ZeRO 3, which waits in them. Synchronises with the device."""
+        seconds = self._forward_timer.take()
+        return 0.0 if self.ds_config.stage == 3 else seconds
 
     @property
     def grad_norm(self) -> float:

@@ -25,6 +25,7 @@ from palm_ds.runtime.full_disk import (
 )
 from palm_ds.runtime.signals import StopFlag
 from palm_ds.runtime.step_result import StepResult
+from palm_ds.runtime.this_process import host_name
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.train.build import AnyStream
 from palm_ds.train.corpus_check import CorpusCheck
@@ -38,6 +39,7 @@ from palm_ds.train.recipe import Recipe
 from palm_ds.train.recovery import Recovery
 from palm_ds.train.report.run_log import RunLog
 from palm_ds.train.run_folder import RunSpec
+from palm_ds.train.slow_ranks import RankTime, SlowRanks
 from palm_ds.train.step_meter import StepMeter
 from palm_ds.weights import weights_folder
 
@@ -71,6 +73,7 @@ class Loop:
     _save_again: int = -1
     """Steps after which a save that failed is tried again."""
     _meter: StepMeter = field(default_factory=StepMeter)
+    _slow_ranks: SlowRanks = field(default_factory=SlowRanks)
 
     def __post_init__(self) -> None:
         self.recovery = Recovery(
@@ -230,7 +233,19 @@ class Loop:
         }
         if self.log:
             self.log.step(record)
+        self._name_slow_ranks()
         self._reset_meter()
+
+    def _name_slow_ranks(self) -> None:
+        """Log processes that all others have waited for since some records. Collective."""
+        mine = RankTime(
+            host=host_name(),
+            forward=self.engine.take_forward_seconds(),
+            waited=self._meter.waited,
+        )
+        passed = time.monotonic() - self._meter.began
+        for line in self._slow_ranks.add(self.engine.processes.gather(mine), passed):
+            self._event("slow rank", line)
 
     def _evaluate(self, done: int) -> None:
         tasks, better = self.recipe.built_tasks, False

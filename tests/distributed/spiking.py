@@ -1,13 +1,16 @@
 """launch/pretrain.py with a learning rate a thousand times too large in step PALM_TEST_BAD_STEP,
-and a SIGKILL to every process before step PALM_TEST_KILLED_STEP."""
+a SIGKILL to every process before step PALM_TEST_KILLED_STEP, and slow forward passes of rank
+PALM_TEST_SLOW_RANK."""
 
 import os
 import runpy
 import signal
 import sys
+import time
 from typing import Any
 
 from palm_ds.engine import Engine
+from palm_ds.model.multi_task_model import Model
 
 engine_step = Engine.step
 
@@ -20,6 +23,14 @@ def step(engine: Engine, batches: Any, lr: float, number: int, *more: Any) -> An
     return engine_step(engine, batches, lr, number, *more)
 
 
+def slow_forward(model: Model, *batch: Any) -> Any:
+    time.sleep(0.1)
+    return forward(model, *batch)
+
+
+forward = Model.forward
+if os.environ.get("PALM_TEST_SLOW_RANK") == os.environ.get("RANK"):
+    Model.forward = slow_forward  # type: ignore[method-assign]
 Engine.step = step  # type: ignore[method-assign]
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")

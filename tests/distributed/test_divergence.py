@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -73,7 +74,9 @@ def test_rolled_back_killed_and_resumed_to_the_same_curve(recipe: Path, tmp_path
     """Killed before the spike is seen and after the rollback."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     back = "loss_spike.action=rollback"
-    output = train(recipe, whole, back, bad_step=BAD)
+    output = train(recipe, whole, back, bad_step=BAD, slow_rank=1)
+    assert len(re.findall(r"rank 1 on \S+ is slow: its forward passes: [\d.]+ times", output)) == 1
+    assert "rank 0 on" not in output
     assert "step 15: the loss of knowledge_masking is " in output
     assert "restored step 12, steps 13 to 15 are left out of training; continues with step 16 " in (
         output

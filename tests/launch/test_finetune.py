@@ -98,7 +98,7 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "an encoder larger than any memory": (
         "backbone",
         {"hidden_size": 10**12, "num_heads": 1, "max_positions": 32},
-        "backbone: hidden_size 1,000,000,000,000, num_layers 12: does not fit into memory",
+        "hidden_size 1,000,000,000,000, num_layers 12: does not fit into memory",
     ),
     "more examples than fit anywhere": ("tasks.a.batch", 10**12, "expected 0 (the recipe's number"),
     "a step larger than any": ("batch", "1000000000000 examples", "at most 10,000,000"),
