@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import CONTINUES, Command, hint_next
@@ -55,12 +54,12 @@ def _pair_fields(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("out", type=Path, metavar="OUT", help="the corpus: a new folder")
+    parser.add_argument("out", metavar="OUT", help="the corpus: a new folder, or URL")
     parser.add_argument(
         "input",
         nargs="*",
         metavar="INPUT",
-        help="files, folders, patterns; `embedded`: Python's documentation",
+        help="files, folders, patterns, URLs; `embedded`: Python's documentation",
     )
     _add_reading(parser.add_argument_group("reading"))
     text = parser.add_argument_group("text and tokens")

@@ -10,6 +10,7 @@ request is repeated with growing waits if it fails; then one line says what fail
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import re
@@ -17,7 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from palm_ds.common.errors import TemporaryError, UserError
 
@@ -28,7 +29,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
-_CHUNK = 16 << 20  # bytes per request
+_CHUNK = 16 << 20  # bytes per request of a download
+_BUFFER = 4 << 20  # and of an open file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +80,38 @@ class RemoteFolder:
         """Whether there is such a file."""
         return self._try(name, lambda: self._system.exists(self._path(name)))
 
+    def info(self, name: str = "") -> dict[str, Any]:
+        """What the file system knows of a file or folder: type, size and more."""
+        return self._try(name, lambda: self._system.info(self._path(name)))
+
+    def read_range(self, name: str, start: int, end: int) -> bytes:
+        """The bytes start .. end of a file."""
+        data = self._try(name, lambda: self._range(name, start, end))
+        if len(data) > end - start:
+            raise UserError(f"{self._where(name)}: the server has no ranges; copy it first")
+        return data
+
+    def find(self) -> list[str]:
+        """The names of all files below the URL, sorted."""
+        found = self._try("", lambda: self._system.find(self._root))
+        return sorted(path.removeprefix(self._root).lstrip("/") for path in found)
+
+    def glob(self, pattern: str) -> list[str]:
+        """The URLs of the files that match a pattern, sorted."""
+        found = self._try(pattern, lambda: list(self._system.glob(self._path(pattern))))
+        return sorted(self._system.unstrip_protocol(str(path)) for path in found)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Writes a small file. Raises UserError if files cannot be written there."""
+        self._try(name, lambda: self._pipe(name, data))
+
     def upload(self, file: Path, name: str) -> None:
         """Writes a file, in place of one that is there."""
         self._try(name, lambda: self._put(file, name))
+
+    def remove(self, name: str) -> None:
+        """Removes a file."""
+        self._try(name, lambda: self._system.rm_file(self._path(name)))
 
     def _path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}" if name else self._root
@@ -99,14 +130,69 @@ class RemoteFolder:
             return data[start:]
         raise OSError(f"{len(data)} bytes came instead of {end - start}")
 
+    def _range(self, name: str, start: int, end: int) -> bytes:
+        data = self._bytes(name, start, end)
+        if len(data) < end - start:
+            raise OSError(f"{len(data)} bytes came instead of {end - start}")
+        return data
+
     def _put(self, file: Path, name: str) -> None:
         path = self._path(name)
         self._system.makedirs(self._system._parent(path), exist_ok=True)
         self._system.put_file(str(file), path)
 
+    def _pipe(self, name: str, data: bytes) -> None:
+        path = self._path(name)
+        try:
+            self._system.makedirs(self._system._parent(path), exist_ok=True)
+            self._system.pipe_file(path, data)
+        except NotImplementedError:
+            raise UserError(f"{self.url}: nothing can be written there") from None
+
+    def _where(self, name: str) -> str:
+        return f"{self.url}/{name}".rstrip("/")
+
     def _try(self, name: str, ask: Callable[[], T]) -> T:
-        where = f"{self.url}/{name}".rstrip("/")
-        return with_retries(where, ask, self.retries)
+        return with_retries(self._where(name), ask, self.retries)
+
+
+class RemoteFile(io.RawIOBase):
+    """A file behind a URL, read in ranges; see `open_remote`."""
+
+    def __init__(self, url: str) -> None:
+        self._folder, self._at = RemoteFolder(url), 0
+        size = self._folder.info().get("size")
+        if not isinstance(size, int):
+            raise UserError(f"{url}: its server does not tell its size; copy it first")
+        self._size = size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = max(0, start + offset)
+        return self._at
+
+    def readinto(self, buffer) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        end = min(self._at + len(buffer), self._size)
+        if end <= self._at:
+            return 0
+        data = self._folder.read_range("", self._at, end)
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+def open_remote(url: str) -> BinaryIO:
+    """A file behind a URL, streamed."""
+    return io.BufferedReader(RemoteFile(url), _BUFFER)
 
 
 def with_retries(where: str, ask: Callable[[], T], retries: Retries = RETRIES) -> T:
@@ -124,11 +210,23 @@ def with_retries(where: str, ask: Callable[[], T], retries: Retries = RETRIES) -
             raise
         except Exception as error:  # each file system has its own errors
             reason = _reason(error)
+            if _is_final(error):
+                raise UserError(f"{where}: the server's answer is {reason}") from None
         wait = retries.wait * 2**number
         if number + 1 < retries.times:
             log.info("%s: %s; again in %.0f s", where, reason, wait)
             time.sleep(wait)
     raise TemporaryError(f"{where}: {reason}, {retries.times} times; is the network up?")
+
+
+def _is_final(error: Exception) -> bool:
+    """Whether an HTTP answer will be the same the next time."""
+    status = getattr(error, "status", None)
+    return (
+        isinstance(status, int)
+        and (400 <= status < 500 or status == 501)
+        and (status not in (408, 425, 429))
+    )
 
 
 def _reason(error: Exception) -> str:

@@ -148,7 +148,7 @@ def open_folder(path: str | Path, *, check: bool = True) -> CorpusFolder:
     """The files of the corpus at a path or URL. `check` compares the sizes of local ones with the
     manifest; those behind a URL are compared when they are fetched."""
     if is_url(path):
-        return CachedFolder(str(path), *_cache(), RETRIES)
+        return CachedFolder(str(path), *cache_settings(), RETRIES)
     folder = LocalFolder(Path(path))
     if check:
         check_files(folder.local, folder.manifest, hashes=False)
@@ -161,7 +161,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("PALM_DS_CACHE") or Path(above) / "palm_ds")
 
 
-def _cache() -> tuple[Path, int]:
+def cache_settings() -> tuple[Path, int]:
     """The folder and size in bytes of the cache."""
     stated = os.environ.get("PALM_DS_CACHE_GB", str(_DEFAULT_GB))
     try:

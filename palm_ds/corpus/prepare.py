@@ -23,20 +23,24 @@ from rich.console import Console
 from palm_ds.common.atomic import move_into_place
 from palm_ds.common.config import differences
 from palm_ds.common.errors import UserError
+from palm_ds.common.remote_files import RemoteFolder, is_url
 from palm_ds.corpus.annotations import DEFAULT_ANNOTATIONS, INPUT_ANNOTATIONS, find_annotation
 from palm_ds.corpus.collect_labels import collect_labels
+from palm_ds.corpus.corpus_folder import open_folder
 from palm_ds.corpus.executors import ParallelMap, check_mpi, open_executor, report_progress
 from palm_ds.corpus.input.discover import find_inputs, split_into_units, unit_bytes
 from palm_ds.corpus.input.options import InputOptions, input_options
+from palm_ds.corpus.manifest import NAME as MANIFEST
 from palm_ds.corpus.manifest import Manifest, check_files, read_manifest
 from palm_ds.corpus.mine_phrases import all_sample_texts, mine_phrases
 from palm_ds.corpus.options import TextOptions
 from palm_ds.corpus.progress_bar import show_progress
-from palm_ds.corpus.rejected import dropped_table, gather_rejected, rejected_table
+from palm_ds.corpus.rejected import gather_rejected, report
 from palm_ds.corpus.screening.fingerprints import import_rensa
 from palm_ds.corpus.screening.options import ScreenOptions
 from palm_ds.corpus.screening.quality import find_filter
 from palm_ds.corpus.screening.screen import COUNTS, screen
+from palm_ds.corpus.upload import check_writable, upload, work_folder
 from palm_ds.corpus.work_dir import (
     COLLOCATIONS,
     LABELS,
@@ -129,6 +133,8 @@ def prepare(
     """Prepares the corpus, resumes an interrupted run, or finds it complete; returns its manifest.
     `console` shows a progress bar and the table of rejected records."""
     console = console or Console(quiet=True)
+    if is_url(out):
+        return _prepare_remote(str(out), inputs, options, console)
     out = Path(out)
     if options.mpi:
         check_mpi()
@@ -145,6 +151,24 @@ def prepare(
                 manifest = _make(partial, job, options, run, todo)
         _publish(partial, out)
     report(console, out, manifest)
+    return manifest
+
+
+def _prepare_remote(
+    url: str, inputs: Sequence[str], options: PrepareOptions, console: Console
+) -> Manifest:
+    """Prepares the corpus on this machine, then uploads it."""
+    remote = RemoteFolder(url)
+    if remote.exists(MANIFEST):
+        manifest = open_folder(url).manifest
+        _check_same(url, manifest, plan(inputs, options))
+        log.info("%s is already complete: %d documents", url, manifest.documents)
+        return manifest
+    check_writable(remote)
+    folder = work_folder(url)
+    manifest = prepare(folder, inputs, options, console=console)
+    upload(folder, remote, manifest)
+    log.info("%s: complete", url)
     return manifest
 
 
@@ -205,6 +229,14 @@ def _already_there(out: Path, job: PreparationJob) -> Manifest:
     if not out.is_dir():
         raise UserError(f"{out}: is a file; name a new folder for the corpus")
     manifest = read_manifest(out)
+    _check_same(out, manifest, job)
+    check_files(out, manifest, hashes=False)
+    log.info("%s is already complete: %d documents", out, manifest.documents)
+    return manifest
+
+
+def _check_same(out: str | Path, manifest: Manifest, job: PreparationJob) -> None:
+    """Raises UserError unless the job would give the same corpus."""
     there = {"inputs": list(manifest.inputs), **manifest.options}
     there.pop("labels", None)  # collected from the input, not an option
     if "input" in there:
@@ -216,9 +248,6 @@ def _already_there(out: Path, job: PreparationJob) -> Manifest:
             f"{out}: is a corpus with different options or inputs ({found[0]}); choose another "
             "folder or remove it"
         )
-    check_files(out, manifest, hashes=False)
-    log.info("%s is already complete: %d documents", out, manifest.documents)
-    return manifest
 
 
 def _check_unfinished(partial: Path) -> None:
@@ -370,21 +399,3 @@ def _publish(partial: Path, out: Path) -> None:
     for name in ("job.json", LABELS, COUNTS, ".lock", *(p.name for p in partial.glob("*.tmp"))):
         (partial / name).unlink(missing_ok=True)
     move_into_place(partial, out)
-
-
-def report(console: Console, out: Path, manifest: Manifest) -> None:
-    """Logs the counts and prints a table of rejected records."""
-    counts = f"{manifest.documents} documents, {manifest.sentences} sentences"
-    size = f"{manifest.tokens} tokens of {manifest.text_bytes / 1e6:.1f} MB of text"
-    log.info("%s: %s, %s in %d shards", out, counts, size, len(manifest.shards))
-    wanted, size = manifest.options["tokenizer"].get("vocab_size"), manifest.tokenizer["size"]
-    if wanted and size < wanted:
-        log.info(
-            "the vocabulary has %d tokens, not %d: the text it learned from has no more",
-            size,
-            wanted,
-        )
-    if manifest.dropped:
-        console.print(dropped_table(out, manifest.dropped))
-    if manifest.rejected:
-        console.print(rejected_table(out, manifest.rejected))

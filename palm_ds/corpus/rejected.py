@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
+from palm_ds.corpus.manifest import Manifest
 from palm_ds.corpus.work_dir import DROPPED, PreparationJob, part_file
 from palm_ds.corpus.worker import is_lines
+
+log = logging.getLogger(__name__)
 
 REJECTED = "rejected.jsonl"
 
@@ -80,3 +85,21 @@ def rejected_table(folder: Path, total: int) -> Table:
     for reason, n in sorted(counts.items(), key=lambda row: (-row[1], row[0])):
         table.add_row(reason, str(n), first[reason])
     return table
+
+
+def report(console: Console, out: Path, manifest: Manifest) -> None:
+    """Logs the counts and prints a table of rejected records."""
+    counts = f"{manifest.documents} documents, {manifest.sentences} sentences"
+    size = f"{manifest.tokens} tokens of {manifest.text_bytes / 1e6:.1f} MB of text"
+    log.info("%s: %s, %s in %d shards", out, counts, size, len(manifest.shards))
+    wanted, size = manifest.options["tokenizer"].get("vocab_size"), manifest.tokenizer["size"]
+    if wanted and size < wanted:
+        log.info(
+            "the vocabulary has %d tokens, not %d: the text it learned from has no more",
+            size,
+            wanted,
+        )
+    if manifest.dropped:
+        console.print(dropped_table(out, manifest.dropped))
+    if manifest.rejected:
+        console.print(rejected_table(out, manifest.rejected))

@@ -12,6 +12,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.corpus.analyzer import DocumentAnalyzer
 from palm_ds.corpus.annotations import Document, TokenAnnotation, apply_annotation, find_annotation
 from palm_ds.corpus.executors import report_progress
+from palm_ds.corpus.input.compression import open_stored
 from palm_ds.corpus.input.discover import Input, InputSpan
 from palm_ds.corpus.input.read_records import RecordReader
 from palm_ds.corpus.input.records import BadRecordError, Record, RecordOrRejection, Rejection
@@ -164,7 +165,7 @@ def is_lines(kind: str) -> bool:
 def _lines_before(path: str, end: int) -> int:
     """The number of line ends in the first `end` bytes of a file."""
     lines = 0
-    with open(path, "rb") as handle:
+    with open_stored(path) as handle:
         while end > 0 and (data := handle.read(min(end, 1 << 20))):
             lines += data.count(b"\n")
             end -= len(data)

@@ -1,4 +1,4 @@
-"""Opens plain or compressed files as bytes; damaged files raise an error that names them."""
+"""Opens plain or compressed files and URLs as bytes; errors name the damaged ones."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.remote_files import is_url, open_remote
 
 COMPRESSED = (".gz", ".zst")
 
@@ -19,10 +20,15 @@ def open_bytes(path: str | Path) -> BinaryIO:
     """Opens a file, decompressing it if its name ends in .gz or .zst."""
     path = str(path)
     if path.endswith(".gz"):
-        return cast(BinaryIO, gzip.open(path, "rb"))
+        return cast(BinaryIO, _Gzip(path))
     if path.endswith(".zst"):
         return io.BufferedReader(_Zstandard(path), 1 << 20)
-    return open(path, "rb", buffering=1 << 20)
+    return open_stored(path)
+
+
+def open_stored(path: str | Path) -> BinaryIO:
+    """Opens a file or URL as it is stored."""
+    return open_remote(str(path)) if is_url(path) else open(path, "rb", buffering=1 << 20)
 
 
 @contextmanager
@@ -37,10 +43,22 @@ def reading(path: str | Path, at: Callable[[], str] = lambda: "") -> Iterator[No
         raise UserError(f"input {path}: cannot be read: {error.strerror or error}") from None
 
 
-def first_bytes(path: Path, size: int = 4096) -> bytes:
+def first_bytes(path: str | Path, size: int = 4096) -> bytes:
     """The beginning of a file's contents."""
     with reading(path), open_bytes(path) as handle:
         return handle.read(size)
+
+
+class _Gzip(gzip.GzipFile):
+    """Closes the file that it decompresses too."""
+
+    def __init__(self, path: str) -> None:
+        self._stored = open_stored(path)
+        super().__init__(fileobj=self._stored, mode="rb")
+
+    def close(self) -> None:
+        super().close()
+        self._stored.close()
 
 
 class _Zstandard(io.RawIOBase):
@@ -49,7 +67,7 @@ class _Zstandard(io.RawIOBase):
     def __init__(self, path: str) -> None:
         import zstandard
 
-        self.path, self._handle = path, open(path, "rb")  # noqa: SIM115
+        self.path, self._handle = path, open_stored(path)
         self._error = zstandard.ZstdError
         self._new = zstandard.ZstdDecompressor().decompressobj
         self._frame = self._new()

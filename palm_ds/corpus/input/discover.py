@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import glob
 import json
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.remote_files import RemoteFolder, is_url
 from palm_ds.corpus.input import ernie_lines, python_docs
-from palm_ds.corpus.input.compression import COMPRESSED, first_bytes
+from palm_ds.corpus.input.compression import COMPRESSED, first_bytes, open_stored
 from palm_ds.corpus.input.options import InputOptions
 
 _KINDS = {
@@ -35,12 +37,14 @@ _KINDS = {
     ".csv": "csv",
 }
 _ROWS = ("jsonl", "parquet", "arrow")
+_Files = list[tuple[Path | str, str]]  # (path or URL, displayed name)
 _TAKES = {
     "documents": (*_ROWS, "text"),
     "pairs": (*_ROWS, "tsv", "csv"),
     "dialogues": _ROWS,
     "ernie": (),
 }
+_VERSIONS = ("ETag", "etag", "mtime", "LastModified", "updated")  # as file systems call it
 _COMPRESSION_RATIO = 3  # of compressed text, roughly
 EMBEDDED = "embedded"
 
@@ -92,11 +96,11 @@ def find_inputs(
     return _distinct(found), tuple(ignored)
 
 
-def _listed(path: Path, shown: str, options: InputOptions) -> list[Input]:
+def _listed(path: Path | str, shown: str, options: InputOptions) -> list[Input]:
     """The file itself, or the files named in a list of ERNIE files."""
     if options.structure != "ernie":
         return [_describe(path, shown, options)]
-    if not ernie_lines.is_list(path):
+    if not ernie_lines.is_list(path := Path(path)):
         return [replace(_describe(path, shown, options), mask_word=100)]
     return [
         replace(_describe(file, file.name, options), mask_word=percent)
@@ -123,8 +127,10 @@ def _distinct(found: list[Input]) -> tuple[Input, ...]:
     return tuple(item if times[item.name] == 1 else replace(item, name=item.path) for item in found)
 
 
-def _expand(name: str, options: InputOptions) -> tuple[list[tuple[Path, str]], list[str]]:
+def _expand(name: str, options: InputOptions) -> tuple[_Files, list[str]]:
     """(path, displayed name) of the files that an argument matches, and the skipped files."""
+    if is_url(name):
+        return _remote(name, options)
     path = Path(name)
     if path.is_dir():
         return _folder(path, options)
@@ -132,14 +138,35 @@ def _expand(name: str, options: InputOptions) -> tuple[list[tuple[Path, str]], l
         return [(path, path.name)], []
     if glob.has_magic(name):
         matches = sorted(map(Path, glob.glob(name, recursive=True)))
-        files = [(match, match.name) for match in matches if match.is_file()]
+        files: _Files = [(match, match.name) for match in matches if match.is_file()]
         if files:
             return files, []
         raise UserError(f"input {name}: no file matches this pattern")
     raise UserError(f"input {name}: no such file or folder")
 
 
-def _folder(folder: Path, options: InputOptions) -> tuple[list[tuple[Path, str]], list[str]]:
+def _remote(url: str, options: InputOptions) -> tuple[_Files, list[str]]:
+    """The files behind a URL: one file, those that match a pattern, or those of a folder."""
+    if options.structure == "ernie":
+        raise UserError(f"input {url}: --format ernie reads files on this machine; copy them first")
+    if "*" in url:
+        before = url.partition("*")[0].rpartition("/")[0]
+        found = RemoteFolder(before).glob(url.removeprefix(f"{before}/"))
+        if not found:
+            raise UserError(f"input {url}: no file matches this pattern")
+        return [(file, file.rpartition("/")[2]) for file in found], []
+    folder = RemoteFolder(url)
+    if folder.info().get("type") != "directory":
+        return [(url, url.partition("?")[0].rpartition("/")[2])], []
+    names = [name for name in folder.find() if not any(x[:1] == "." for x in name.split("/"))]
+    known = [name for name in names if _kind(f"{folder.url}/{name}", options)[0]]
+    if not known:
+        raise UserError(f"input {url}: nothing to read; known: {_known(options)}")
+    ignored = [f"{folder.url}/{name}" for name in names if name not in set(known)]
+    return [(f"{folder.url}/{name}", name) for name in known], ignored
+
+
+def _folder(folder: Path, options: InputOptions) -> tuple[_Files, list[str]]:
     if (folder / "dataset_dict.json").is_file():
         splits = sorted(p.name for p in folder.iterdir() if p.is_dir())
         raise UserError(f"input {folder}: several splits; give one of {', '.join(splits)}")
@@ -147,7 +174,8 @@ def _folder(folder: Path, options: InputOptions) -> tuple[list[tuple[Path, str]]
         return [(folder, folder.name)], []
     files = sorted(p for p in folder.rglob("*") if p.is_file())
     files = [p for p in files if not any(x[0] == "." for x in p.relative_to(folder).parts)]
-    known, ignored = [], []
+    known: _Files = []
+    ignored: list[str] = []
     for file in files:
         shown = file.relative_to(folder).as_posix()
         if _kind(file, options)[0]:
@@ -164,8 +192,9 @@ def _is_dataset(folder: Path) -> bool:
     return (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file()
 
 
-def _kind(file: Path, options: InputOptions) -> tuple[str, str]:
+def _kind(path: Path | str, options: InputOptions) -> tuple[str, str]:
     """(kind, compression) by the file's name; kind "" if it is unknown."""
+    file = PurePosixPath(str(path).partition("?")[0] if is_url(path) else path)
     compression = file.suffix if file.suffix in COMPRESSED else ""
     if options.structure == "ernie":
         return "ernie", compression
@@ -174,12 +203,12 @@ def _kind(file: Path, options: InputOptions) -> tuple[str, str]:
         kind = _KINDS.get(Path(file.name.removesuffix(compression)).suffix.lower(), "")
         if kind not in _TAKES[options.structure] or compression and kind in ("parquet", "arrow"):
             return "", compression
-        if file.suffixes[-2 if compression else -1].lower() == ".json" and _is_array(file):
+        if file.suffixes[-2 if compression else -1].lower() == ".json" and _is_array(path):
             kind = "array"
     return kind, compression
 
 
-def _is_array(file: Path) -> bool:
+def _is_array(file: Path | str) -> bool:
     return first_bytes(file).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
 
 
@@ -188,13 +217,16 @@ def _known(options: InputOptions) -> str:
     return ", ".join(ending for ending, kind in _KINDS.items() if kind in takes) or "any"
 
 
-def _describe(path: Path, shown: str, options: InputOptions) -> Input:
-    kind, compression = ("arrow", "") if path.is_dir() else _kind(path, options)
+def _describe(path: Path | str, shown: str, options: InputOptions) -> Input:
+    is_folder = isinstance(path, Path) and path.is_dir()
+    kind, compression = ("arrow", "") if is_folder else _kind(path, options)
     if not kind:
         of = "" if options.structure == "documents" else f" of {options.structure}"
         hint = "; name it with --format" if options.structure == "documents" else ""
         raise UserError(f"input {path}: unknown file type{of} ({_known(options)}){hint}")
-    size, rows = _measure(path, kind)
+    if is_url(path) and kind == "arrow":
+        raise UserError(f"input {path}: Arrow files are read on this machine; copy it first")
+    size, rows, modified = _measure(path, kind)
     return Input(
         name=shown,
         path=str(path),
@@ -202,12 +234,23 @@ def _describe(path: Path, shown: str, options: InputOptions) -> Input:
         compression=compression,
         bytes=size,
         rows=rows,
-        modified=path.stat().st_mtime_ns,
+        modified=modified,
     )
 
 
-def _measure(path: Path, kind: str) -> tuple[int, int]:
-    """Size in bytes, and the number of row groups or rows, 0 if the format has none."""
+def _measure(path: Path | str, kind: str) -> tuple[int, int, int]:
+    """Size in bytes, the number of row groups or rows, 0 if the format has none, and a number that
+    changes with the file."""
+    if is_url(path):
+        about = RemoteFolder(str(path)).info()
+        version = str(next((about[key] for key in _VERSIONS if key in about), ""))
+        groups = _parquet_groups(path) if kind == "parquet" else 0
+        return int(about.get("size") or 0), groups, zlib.crc32(version.encode())
+    path = Path(path)
+    return *_measure_local(path, kind), path.stat().st_mtime_ns
+
+
+def _measure_local(path: Path, kind: str) -> tuple[int, int]:
     try:
         if kind == "parquet":
             return path.stat().st_size, _parquet_groups(path)
@@ -220,12 +263,13 @@ def _measure(path: Path, kind: str) -> tuple[int, int]:
         raise UserError(f"input {path}: cannot be read: {error.strerror or error}") from None
 
 
-def _parquet_groups(path: Path) -> int:
+def _parquet_groups(path: Path | str) -> int:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        return pq.ParquetFile(path).metadata.num_row_groups
+        with open_stored(path) as handle:
+            return pq.ParquetFile(handle).metadata.num_row_groups
     except pa.ArrowInvalid as error:
         raise UserError(f"input {path}: not a parquet file: {error}") from None
 
@@ -291,7 +335,7 @@ def _row_spans(number: int, item: Input, pieces: int) -> list[InputSpan]:
 def _byte_spans(number: int, item: Input, pieces: int, blank: bool) -> list[InputSpan]:
     """Equal parts, each extended to the end of a document."""
     edges = [0]
-    with open(item.path, "rb") as handle:
+    with open_stored(item.path) as handle:
         for i in range(1, pieces):
             edges.append(_next_edge(handle, max(edges[-1], item.bytes * i // pieces), blank))
     edges.append(item.bytes)

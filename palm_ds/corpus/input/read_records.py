@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, BinaryIO, TypeVar
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.remote_files import is_url
 from palm_ds.corpus.input import python_docs
-from palm_ds.corpus.input.compression import open_bytes, reading
+from palm_ds.corpus.input.compression import open_bytes, open_stored, reading
 from palm_ds.corpus.input.discover import Input, InputSpan, open_dataset
 from palm_ds.corpus.input.ernie_lines import ernie_record
 from palm_ds.corpus.input.json_array import elements
@@ -327,7 +328,10 @@ def _read_parquet(
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(item.path, memory_map=True) as file:
+        with (
+            open_stored(item.path) as handle,
+            pq.ParquetFile(handle if is_url(item.path) else item.path, memory_map=True) as file,
+        ):
             columns = _columns(file.schema_arrow.names, item, options)
             groups = range(span.start, span.end)
             row = sum(file.metadata.row_group(i).num_rows for i in range(span.start))
