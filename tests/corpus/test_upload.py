@@ -112,11 +112,11 @@ def test_a_corpus_is_uploaded_with_the_manifest_last(
     prepare(tmp_path / "here", inputs, options())
     put, sent = MemoryFileSystem.put_file, []
 
-    def failing(self: MemoryFileSystem, file: str, path: str, **more: object) -> None:
+    def failing(self: MemoryFileSystem, file: str, path: str) -> None:
         if len(sent) == 4:
             raise OSError("the network is down")
         sent.append(path)
-        put(self, file, path, **more)
+        put(self, file, path)
 
     with monkeypatch.context() as patch:
         patch.setattr(MemoryFileSystem, "put_file", failing)
