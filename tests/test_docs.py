@@ -241,6 +241,8 @@ def unknown_options(words: list[str]) -> list[str]:
     """The options that the sub-command does not have. Raises UserError if there is none of that
     name."""
     command, rest = find(words)
+    if command.wraps and "--" in rest:
+        rest = rest[: rest.index("--")]
     known = command.parser()._option_string_actions
     return [word for word in rest if word.startswith("--") and word not in known]
 
@@ -255,7 +257,7 @@ def test_the_commands_of_pages_are_right(path: Path) -> None:
             assert unknown_options(words) == [], line
         else:
             command, rest = find(words)
-            assert command.parser().parse_intermixed_args(rest), line
+            assert command.parse(rest), line
     for line in inline_code(path):
         if re.match("palm-ds [a-z]", line):
             assert unknown_options(words_of(line)) == [], line

@@ -4,7 +4,8 @@ for byte, those of a run that nobody disturbed.
     python -m tests.distributed.random_kills --kills 100 --out runs/random_kills
 
 Each kill takes a training process, DeepSpeed's launcher or its inner process, at a random moment of
-start, training or saving. A restart takes some 10 seconds on two cores.
+training or saving, every fourth one within 15 seconds of the last. A restart takes some 15 seconds
+on two cores.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def disturb(command: list[str], args: argparse.Namespace) -> Counter[str]:
             stderr=subprocess.STDOUT,
         )
         while run.poll() is None:
-            time.sleep(rng.uniform(8.0, 45.0))
+            wait_for_moment(rng, args.out / "killed/metrics.jsonl", run)
             if sum(found.values()) < args.kills and (victim := choose(rng, run.pid)):
                 kind, process = victim
                 process.kill()
@@ -95,6 +96,17 @@ def disturb(command: list[str], args: argparse.Namespace) -> Counter[str]:
     if run.returncode:
         sys.exit(f"palm-ds run ended with {run.returncode}; see {args.out / 'log.txt'}")
     return found
+
+
+def wait_for_moment(rng: random.Random, metrics: Path, run: subprocess.Popen[bytes]) -> None:
+    """Soon after the last kill, or once the run trains again."""
+    since = time.time()
+    if rng.random() < 0.25:
+        time.sleep(rng.uniform(0.0, 15.0))
+        return
+    while run.poll() is None and not (metrics.exists() and metrics.stat().st_mtime > since):
+        time.sleep(0.2)
+    time.sleep(rng.uniform(0.0, 3.0))
 
 
 def choose(rng: random.Random, supervisor: int) -> tuple[str, psutil.Process] | None:
