@@ -50,7 +50,7 @@ def run_agent(name: str, descriptor: int) -> int:
     request = _first(lines)
     if request is None:
         return FINISHED
-    folder = Path(tempfile.mkdtemp(prefix="palm-ds-run-"))
+    folder = Path(tempfile.mkdtemp(prefix=_prefix(name)))
     try:
         child = _start(request, folder, name, descriptor)
         _Agent(descriptor, lines, folder, child, TimeLimits(request["silence"])).serve()
@@ -60,13 +60,19 @@ def run_agent(name: str, descriptor: int) -> int:
 
 
 def kill_leftovers(name: str) -> int:
-    """Kill what an earlier start of the run left on this host; returns how many processes."""
+    """Remove what an earlier start of the run left on this host; returns how many processes."""
     left = [process for process in psutil.process_iter() if _belongs_to(process, name)]
     for process in left:
         with contextlib.suppress(psutil.Error):
             process.kill()
     psutil.wait_procs(left, timeout=10)
+    for folder in Path(tempfile.gettempdir()).glob(f"{_prefix(name)}*"):
+        shutil.rmtree(folder, ignore_errors=True)
     return len(left)
+
+
+def _prefix(name: str) -> str:
+    return f"palm-ds-run-{name}-"
 
 
 def free_port() -> int:

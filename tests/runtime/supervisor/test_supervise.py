@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -164,12 +165,13 @@ def test_a_second_one_is_refused_and_orphans_are_killed(supervised: Supervised) 
     supervised.start("slow").reach(2)
     second = Supervised(supervised.folder).start("slow")
     assert "already runs under palm-ds run" in second.end(2)
-    agents = [p for p in marked(supervised.mark) if "--agent" in p.cmdline()]
-    for process in agents:
-        process.kill()  # its processes are orphans now
+    (agent,) = [p for p in marked(supervised.mark) if "--agent" in p.cmdline()]
+    name = agent.cmdline()[agent.cmdline().index("--agent") + 1]
+    agent.kill()  # its processes are orphans now
     output = supervised.end(0)
     assert "killed 3 processes left by an earlier start" in output
     assert finished(supervised)
+    assert not list(Path(tempfile.gettempdir()).glob(f"*{name}*"))
 
 
 def test_the_run_stops_when_palm_ds_run_is_killed(supervised: Supervised) -> None:
