@@ -13,7 +13,7 @@ from palm_ds.common.errors import UserError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("a", type=Path, metavar="A", help="a checkpoint of any format; alone, also a corpus")
+    add("a", metavar="A", help="a checkpoint of any format; alone, also a corpus")
     add("b", type=Path, nargs="?", metavar="B", help="another checkpoint, to compare outputs with")
     add("--eps", type=float, metavar="X", help="LayerNorm's eps in A, if A states a wrong one")
     add("--config", type=Path, metavar="FILE", help="the encoder's config, if it is not in A")
@@ -48,7 +48,7 @@ def _same_outputs(args: argparse.Namespace) -> int:
     if args.tolerance is not None and not 0 <= args.tolerance < math.inf:
         raise UserError(f"--tolerance {args.tolerance}: expected a number of at least 0")
     opening = {name: getattr(args, name) for name in ("eps", "config", "tokenizer")}
-    parity = verify_only(args.a, args.b, tolerance=args.tolerance, **opening)
+    parity = verify_only(Path(args.a), args.b, tolerance=args.tolerance, **opening)
     if args.json:
         print(json.dumps(parity.record(), ensure_ascii=False))
     else:
@@ -67,6 +67,7 @@ palm-ds verify runs/mine out
 palm-ds verify ernie/params other/hf --eps 1e-5
 palm-ds verify runs/mine
 palm-ds verify data/wiki
+palm-ds verify s3://bucket/wiki
 """,
     notes="""
 A and B can have any format that `palm-ds convert` reads. Heads are compared if both sides have one

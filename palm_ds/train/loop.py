@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from palm_ds.common import exit_codes
@@ -16,13 +16,6 @@ from palm_ds.model.batch import Batch
 from palm_ds.model.flops import training_flops
 from palm_ds.model.heads import MaskedLMHead
 from palm_ds.model.multi_task_model import Model
-from palm_ds.runtime import checkpoint
-from palm_ds.runtime.full_disk import (
-    PATIENCE_SECONDS,
-    STOPPING_SECONDS,
-    at_rank0,
-    retried,
-)
 from palm_ds.runtime.signals import StopFlag
 from palm_ds.runtime.step_result import StepResult
 from palm_ds.runtime.this_process import host_name
@@ -39,6 +32,7 @@ from palm_ds.train.recipe import Recipe
 from palm_ds.train.recovery import Recovery
 from palm_ds.train.report.run_log import RunLog
 from palm_ds.train.run_folder import RunSpec
+from palm_ds.train.saving import Saver
 from palm_ds.train.slow_ranks import RankTime, SlowRanks
 from palm_ds.train.step_meter import StepMeter
 from palm_ds.weights import weights_folder
@@ -67,15 +61,11 @@ class Loop:
     """Steps done at the last evaluation."""
     started_before: frozenset[str] = frozenset()
     """Tasks that were trained before the first step, in the run that this one extends."""
-    flag: StopFlag = field(default_factory=StopFlag)
-    """Whether the run is asked to stop."""
-    _saved: int = -1
-    _save_again: int = -1
-    """Steps after which a save that failed is tried again."""
     _meter: StepMeter = field(default_factory=StepMeter)
     _slow_ranks: SlowRanks = field(default_factory=SlowRanks)
 
     def __post_init__(self) -> None:
+        self.saver = Saver(self.run, self.engine, self._event)
         self.recovery = Recovery(
             recipe=self.recipe,
             engine=self.engine,
@@ -91,7 +81,7 @@ class Loop:
     def run_steps(self, first: int, flag: StopFlag) -> int:
         """Train from step `first` to the end of the curriculum or until a stop is requested.
         Returns the exit code."""
-        self.flag = flag
+        self.saver.flag = flag
         self.begin(first)
         steps = range(first, self.recipe.curriculum.steps)
         batches_of = self.batches(steps)
@@ -139,7 +129,7 @@ class Loop:
         self.on_event("step", {"step": step + 1, "result": result, "lr": lr})
         if logs := self._log_due(step, result):
             self._log_step(at, lr)
-        if (logs or self._save_due(step + 1)) and not self.recovery.check(step):
+        if (logs or self.saver.due(step + 1)) and not self.recovery.check(step):
             return exit_codes.NONFINITE
         if result.stop:
             return self._stopped(step + 1)
@@ -148,8 +138,8 @@ class Loop:
 
     def _stopped(self, done: int) -> int:
         """Save because a stop was requested; returns the exit code."""
-        self._save(done, patience=STOPPING_SECONDS)
-        if self._saved != done:
+        self._save(done, stopping=True)
+        if self.saver.saved != done:
             return exit_codes.FAILED
         text = f"stopped; step {done} is saved; run the same command again to continue"
         self._event("stopped", text)
@@ -190,22 +180,16 @@ class Loop:
         self._meter.began += time.monotonic() - paused  # not training time
         if self.best.should_stop:
             self._event("patience", f"no improvement since step {self.best.step}; done")
-            self._save(done, patience=PATIENCE_SECONDS)
+            self._save(done, ends=True)
             self.done = True
 
     def _after(self, done: int) -> None:
         """Evaluate and save if scheduled after `done` steps."""
         if self._evaluation_due(done):
             self._evaluate(done)
-        if self._save_due(done):
+        if self.saver.due(done):
             self.corpus_check.collect()
-            last = done == self.recipe.curriculum.steps
-            self._save(done, patience=PATIENCE_SECONDS if last else 0.0)
-
-    def _save_due(self, done: int) -> bool:
-        every = self.recipe.save.every
-        last = done == self.recipe.curriculum.steps
-        return last or done == self._save_again or (bool(every) and done % every == 0)
+            self._save(done)
 
     def _evaluation_due(self, done: int) -> bool:
         every = self.recipe.evaluate.every
@@ -274,29 +258,13 @@ class Loop:
         def write() -> None:
             weights_folder.save_weights(state, self.run.best, info, tokenizer=self.tokenizer)
 
-        problem = self.write_at_rank0(write)
+        problem = self.saver.write_at_rank0(write)
         if problem:
             raise UserError(f"{self.run.best}: the best weights cannot be written: {problem}")
 
-    def write_at_rank0(self, write: Callable[[], None]) -> str:
-        """Call `write` on rank 0, and again while the disk is full. Returns why it failed, or
-        nothing. Collective."""
-
-        def attempt() -> str:
-            self.engine.beat()
-            return at_rank0(self.engine.processes, write)
-
-        return retried(
-            attempt,
-            group=self.engine.processes,
-            say=partial(self._event, "disk full"),
-            stop=lambda: self.flag.stop_requested,
-        )
-
-    def _save(self, done: int, *, patience: float = 0.0) -> None:
-        """Save after `done` steps. If that fails, training continues and tries again later; a full
-        disk is waited for for `patience` seconds."""
-        if self._saved == done:
+    def _save(self, done: int, *, stopping: bool = False, ends: bool = False) -> None:
+        """Save after `done` steps; see `Saver.save`."""
+        if self.saver.saved == done:
             return
         state = {
             "step": done,
@@ -309,26 +277,7 @@ class Loop:
             "started_before": sorted(self.started_before),
             "recovery": self.recovery.record(),
         }
-        problem = retried(
-            partial(self._try_to_save, state, done),
-            group=self.engine.processes,
-            say=partial(self._event, "disk full"),
-            stop=lambda: patience > STOPPING_SECONDS and self.flag.stop_requested,
-            patience=patience,
-        )
-        if problem:
-            self._save_again = done + max(self.recipe.save.every // 10, self.recipe.log.every)
-            self._event("save failed", f"not saved: {problem}", step=done)
-            return
-        self._saved = done
-        self._event("save", step=done)
-
-    def _try_to_save(self, state: Mapping[str, Any], done: int) -> str:
-        try:
-            self.engine.save(self.run.checkpoints, state, step=done, keep=self.recipe.save.keep)
-        except checkpoint.SaveError as error:
-            return str(error)
-        return ""
+        self.saver.save(state, done, stopping=stopping, ends=ends)
 
     def _event(self, name: str, message: str = "", **facts: object) -> None:
         if self.log:

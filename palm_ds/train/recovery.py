@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from palm_ds.data.stages import StepInfo
 from palm_ds.engine import Engine
@@ -24,15 +24,12 @@ from palm_ds.runtime import checkpoint
 from palm_ds.runtime.step_result import StepResult
 from palm_ds.train.loss_spikes import LossSpike, SpikeDetector
 from palm_ds.train.recipe import Recipe
+from palm_ds.train.saving import EventLog
 
 _MARGIN = 10
 """Steps between a checkpoint and the spike it is to be free of: weights are bad before the loss."""
 _MOST_SEARCHED = 50
 """Steps in a row in which fp16 may look for its loss scale."""
-
-
-class EventLog(Protocol):
-    def __call__(self, name: str, message: str = "", **facts: object) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +215,9 @@ class Recovery:
         """Stop the run with good weights in its newest checkpoint, as far as there are any."""
         if trouble.spike is None:
             self.save(step + 1)
-            state = f"The weights are unaffected; step {step + 1} is saved."
+            watched = self.recipe.loss_spike.zscore > 0
+            state = "The weights are unaffected" if watched else "Losses were not watched before it"
+            state += f"; step {step + 1} is saved."
         else:
             state = self._keep_good(trouble, trouble.spike)
         self.reason = f"{trouble.what}{f'; {why}' if why else ''}. {state}"

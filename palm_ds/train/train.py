@@ -137,7 +137,7 @@ class TrainingRun:
         steps = self.run.recipe.curriculum.steps
         if self.loop.log:
             state, steps = final_weights(self.run, state, self.loop.log)
-        problem = self.loop.write_at_rank0(
+        problem = self.loop.saver.write_at_rank0(
             lambda: export(self.run, self.model, state, self.data, steps)
         )
         if problem:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from palm_ds.common.errors import UserError, suggest_path
+from palm_ds.common.remote_files import is_url
+from palm_ds.corpus.corpus_folder import open_folder
 from palm_ds.corpus.manifest import NAME, file_problem, read_manifest
 from palm_ds.runtime import checkpoint
 
@@ -14,7 +16,7 @@ from palm_ds.runtime import checkpoint
 class VerifiedFolder:
     """A corpus or a checkpoint: the files of its manifest, and one line for each damaged one."""
 
-    folder: Path
+    folder: Path | str
     files: int = 0
     problems: tuple[str, ...] = ()
 
@@ -24,9 +26,12 @@ class VerifiedFolder:
         return f"undamaged ({self.files} file{'s' if self.files != 1 else ''})"
 
 
-def verify_folder(path: Path) -> list[VerifiedFolder]:
-    """Verifies the checkpoints of a run, one checkpoint or one corpus. Raises UserError for other
-    folders."""
+def verify_folder(name: str | Path) -> list[VerifiedFolder]:
+    """Verifies the checkpoints of a run, one checkpoint, or one corpus, also behind a URL. Raises
+    UserError for other folders."""
+    if is_url(name):
+        return [_remote_corpus(str(name))]
+    path = Path(name)
     if not path.exists():
         raise UserError(f"{path}: no such folder{suggest_path(path)}")
     for folder in (path / "checkpoints", path):
@@ -42,6 +47,16 @@ def verify_folder(path: Path) -> list[VerifiedFolder]:
 def _checkpoint(folder: Path) -> VerifiedFolder:
     files, problems = checkpoint.verify(folder)
     return VerifiedFolder(folder=folder, files=files, problems=tuple(problems))
+
+
+def _remote_corpus(url: str) -> VerifiedFolder:
+    """Files behind a URL are compared as they are fetched; the first damaged one ends that."""
+    corpus = open_folder(url)
+    try:
+        corpus.verify()
+    except UserError as error:
+        return VerifiedFolder(folder=url, problems=(str(error),))
+    return VerifiedFolder(folder=url, files=len(corpus.manifest.files))
 
 
 def _corpus(folder: Path) -> VerifiedFolder:

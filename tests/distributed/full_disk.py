@@ -9,7 +9,7 @@ from typing import Any
 
 from palm_ds.engine import Engine
 from palm_ds.runtime import full_disk
-from palm_ds.train import loop
+from palm_ds.train import saving
 from tests.helpers.small_disk import empty, fill
 
 disk = Path(sys.argv[sys.argv.index("--run_dir") + 1]).parent
@@ -31,6 +31,6 @@ def wait(seconds: float) -> None:
 
 Engine.step = step  # type: ignore[method-assign]
 full_disk.time.sleep = wait
-loop.retried = partial(full_disk.retried, pause=0.05)  # type: ignore[assignment]
+saving.retried = partial(full_disk.retried, pause=0.05)  # type: ignore[assignment]
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -151,6 +151,12 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         ),
         "manifest.json has changed since it was written",
     ),
+    "a changed count": (
+        lambda p: (p / "manifest.json").write_text(
+            (p / "manifest.json").read_text().replace('"shared": 2', '"shared": 3')
+        ),
+        "manifest.json has changed since it was written",
+    ),
     "empty": (lambda p: (shutil.rmtree(p), p.mkdir()), "manifest.json is missing"),
 }
 

@@ -105,6 +105,12 @@ def test_a_non_finite_step_of_good_weights_is_saved(tmp_path: Path) -> None:
     assert "unaffected; step 26 is saved" in run.recovery.reason
 
 
+def test_without_a_detector_nothing_is_claimed(tmp_path: Path) -> None:
+    run = Run(tmp_path, {"loss_spike": SpikeSettings(zscore=0)})
+    assert run.train(*[2.0] * 5, 1.8e12) and not run.train(NAN)
+    assert "Losses were not watched before it; step 7 is saved." in run.recovery.reason
+
+
 def test_a_non_finite_step_after_a_divergence_is_no_good_news(tmp_path: Path) -> None:
     """The weights of a loss of 1.8e12 were called unaffected, and replaced good checkpoints."""
     run = Run(tmp_path)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 
+import fsspec
 import pytest
 from safetensors.torch import save_file
 from torch import ones
@@ -100,3 +102,20 @@ def test_what_cannot_be_verified(tmp_path: Path, corpus: Path) -> None:
         COMMAND.call([str(tmp_path / "none")])
     with pytest.raises(UserError, match="--eps: compares outputs"):
         COMMAND.call([str(corpus), "--eps", "1e-5"])
+
+
+def test_a_corpus_behind_a_url(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every file is compared as it is fetched."""
+    monkeypatch.setenv("PALM_DS_CACHE", str(corpus.parent / "cache"))
+    memory = fsspec.filesystem("memory")
+    memory.put(str(corpus), "/verified/corpus", recursive=True)
+    url = "memory://verified/corpus"
+    assert COMMAND.call([url]) == 0 and f"{url}: undamaged" in capsys.readouterr().out
+    shutil.rmtree(corpus.parent / "cache")
+    memory.rm("/verified", recursive=True)
+    flip(corpus / "index" / "sentence_starts.npy", 3)
+    memory.put(str(corpus), "/verified/corpus", recursive=True)
+    assert COMMAND.call([url]) == 1 and "DAMAGED" in capsys.readouterr().out
+    memory.rm("/verified", recursive=True)
