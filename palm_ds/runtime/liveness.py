@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 _GRACE = 2.0
 """Seconds in which a process may end by itself, for example with the same mistake."""
 _COMMUNICATION = re.compile("gloo|nccl|connection|socket|peer|store", re.IGNORECASE)
+_BACKLOG = 4096
+"""All processes of a run connect in the same moment."""
 _HELLO = 32
 """Bytes of the first message of a connection: the secret of the run and the rank."""
 
@@ -213,9 +215,11 @@ def leave_if_another_was_lost(error: BaseException) -> None:
 
 def _listen() -> socket.socket:
     try:
-        return socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+        return socket.create_server(
+            ("::", 0), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
+        )
     except (OSError, ValueError):
-        return socket.create_server(("", 0))
+        return socket.create_server(("", 0), backlog=_BACKLOG)
 
 
 def _accept(

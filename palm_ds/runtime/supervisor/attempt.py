@@ -124,7 +124,7 @@ class Attempt:
         hosts = [c.host for c in self.connections]
         first = self.connections[0].hello
         for number, connection in enumerate(self.connections):
-            place = Place(number=number, hosts=hosts, address=first["hello"], port=first["port"])
+            place = Place(number=number, address=first["hello"], port=first["port"])
             connection.tell(
                 command=self.command.on(place),
                 hosts=self.command.hosts_file(hosts) if self.command.slots else "",

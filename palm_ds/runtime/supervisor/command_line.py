@@ -35,7 +35,6 @@ class Place:
     """The part of a host in one start."""
 
     number: int
-    hosts: Sequence[str]
     address: str
     """Of the first host."""
     port: int

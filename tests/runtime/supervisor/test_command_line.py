@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from palm_ds.runtime.supervisor.command_line import (
     variables_for_other_hosts,
 )
 
-HERE = Place(number=0, hosts=[""], address="10.0.0.1", port=23456)
+HERE = Place(number=0, address="10.0.0.1", port=23456)
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def test_hosts_take_the_place_of_pdsh(folder) -> None:
     found = understand(words.split())
     assert list(found.slots) == ["w1", "w2", "w3"]
     assert found.hosts_file(["w1", "w3"]) == "w1 slots=2\nw3 slots=2\n"
-    made = found.on(Place(number=1, hosts=["w1", "w3"], address="10.0.0.1", port=23456))
+    made = found.on(Place(number=1, address="10.0.0.1", port=23456))
     assert " ".join(made[1:]) == (
         "--num_gpus 2 --module --no_ssh --hostfile @FOLDER@/hosts --node_rank 1 "
         "--master_addr 10.0.0.1 --master_port 29500 m --lr 1"
@@ -97,3 +98,12 @@ def test_variables_for_other_hosts(folder, monkeypatch) -> None:
     (folder / ".deepspeed_env").write_text("# comment\n\nA=b=c\nNCCL_DEBUG=INFO\n")
     found = variables_for_other_hosts()
     assert (found["A"], found["NCCL_DEBUG"]) == ("b=c", "INFO") and "SECRET" not in found
+
+
+def test_it_is_light() -> None:
+    """It runs for weeks, on every host, next to the training."""
+    code = "import palm_ds.cli.run, palm_ds.runtime.supervisor.agent, sys\n"
+    code += "import palm_ds.runtime.supervisor.supervise\n"
+    code += "print({'torch', 'numpy', 'deepspeed'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "set()\n", done.stderr
