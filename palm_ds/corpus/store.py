@@ -25,6 +25,7 @@ from palm_ds.common.file_cache import HeldFile
 from palm_ds.common.recently_used import RecentlyUsed
 from palm_ds.corpus.corpus_folder import CorpusFolder, open_folder
 from palm_ds.corpus.mapped_shard import MappedShard, RecordBlock
+from palm_ds.corpus.writer import REPEATED
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.text.tokens import SpecialTokens, TokenSpan
 
@@ -79,6 +80,16 @@ class Corpus:
                 f"int64 ({entries + 1},); prepare the corpus again"
             )
         return array
+
+    @cached_property
+    def repeated(self) -> np.ndarray:
+        """The numbers of the documents with the same tokens as another one, ascending; none in a
+        corpus that an older version wrote."""
+        name = f"index/{REPEATED}"
+        if name not in self.manifest.files:
+            return np.zeros(0, np.int64)
+        self._held.append(self.folder.hold(name))
+        return np.load(self._held[-1].path, mmap_mode="r")
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer the corpus was prepared with."""

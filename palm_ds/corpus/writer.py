@@ -35,6 +35,7 @@ from palm_ds.corpus.manifest import (
 if TYPE_CHECKING:
     from palm_ds.text.tokenizer import Tokenizer
 
+REPEATED = "repeated.npy"
 BATCH_TOKENS = 1 << 19  # a record batch is closed once it has this many tokens
 
 
@@ -45,11 +46,12 @@ def smallest_unsigned(size: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardLengths:
-    """The lengths of the texts in a shard."""
+    """The lengths of the texts in a shard, and a hash of the tokens of each document."""
 
     document_tokens: np.ndarray  # (documents,) int64
     document_sentences: np.ndarray  # (documents,) int64
     sentence_tokens: np.ndarray  # (sentences,) int64
+    document_hashes: np.ndarray  # (documents,) uint64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +114,7 @@ class ShardWriter:
         self._columns: list[list[np.ndarray]] = [[] for _ in range(1 + len(self.annotations))]
         self._pending = 0
         self._document_tokens, self._document_sentences = array("q"), array("q")
-        self._sentence_tokens = array("q")
+        self._sentence_tokens, self._document_hashes = array("q"), array("Q")
 
     def __enter__(self) -> ShardWriter:
         self._handle = self.partial.open("wb")
@@ -158,6 +160,9 @@ class ShardWriter:
         self._sentence_tokens.frombytes(np.diff(starts, append=len(ids)).astype("q").tobytes())
         self._document_sentences.append(len(starts))
         self._document_tokens.append(len(ids))
+        self._document_hashes.frombytes(
+            hashlib.blake2b(values[0].tobytes(), digest_size=8).digest()
+        )
         self._names.append(name)
         self._pending += len(ids)
         self.text_bytes += text_bytes
@@ -182,6 +187,7 @@ class ShardWriter:
             document_tokens=np.array(self._document_tokens, np.int64),
             document_sentences=np.array(self._document_sentences, np.int64),
             sentence_tokens=np.array(self._sentence_tokens, np.int64),
+            document_hashes=np.array(self._document_hashes, np.uint64),
         )
         return ShardSummary(
             shard=Shard(
@@ -210,6 +216,9 @@ def write_index(folder: Path, parts: Sequence[ShardSummary]) -> None:
     _write_starts(folder, "document_starts", documents, parts, "document_tokens")
     _write_starts(folder, "sentence_starts", sentences, parts, "sentence_tokens")
     _write_starts(folder, "first_sentence", documents, parts, "document_sentences")
+    repeated = find_repeated(parts)
+    if len(repeated):
+        np.save(folder / "index" / REPEATED, repeated)
 
 
 def _write_starts(
@@ -224,6 +233,36 @@ def _write_starts(
         starts[at + 1 : at + 1 + len(lengths)] = starts[at] + np.cumsum(lengths)
         at += len(lengths)
     starts.flush()
+
+
+def find_repeated(parts: Sequence[ShardSummary], most: int = 8 << 20) -> np.ndarray:
+    """The numbers of the documents that have the same tokens as another one, ascending. Some `most`
+    hashes are in memory at a time."""
+    count = sum(part.shard.documents for part in parts)
+    pieces = max(1, -(-count // most))
+    found = [np.zeros(0, np.int64)]
+    for piece in range(pieces):
+        hashes, numbers = _hashes_between(
+            parts, (piece << 64) // pieces, (piece + 1 << 64) // pieces
+        )
+        order = np.argsort(hashes, kind="stable")
+        same = hashes[order][1:] == hashes[order][:-1]
+        found.append(numbers[order][np.append(same, False) | np.append(False, same)[: len(order)]])
+    return np.sort(np.concatenate(found))
+
+
+def _hashes_between(
+    parts: Sequence[ShardSummary], low: int, high: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(hashes, document numbers) of the documents whose hashes are in low .. high - 1."""
+    hashes, numbers, at = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)], 0
+    for part in parts:
+        found = part.lengths().document_hashes
+        inside = np.flatnonzero((found >= np.uint64(low)) & (found <= np.uint64(high - 1)))
+        hashes.append(found[inside])
+        numbers.append(at + inside)
+        at += len(found)
+    return np.concatenate(hashes), np.concatenate(numbers)
 
 
 def write_dataset_files(folder: Path, shards: Sequence[Shard], fingerprint: str) -> None:

@@ -158,6 +158,7 @@ class CorpusSplit:
         documents = self.blocks.documents(blocks)
         out = held_out_draw(documents) < self.held_out
         chosen = documents[out if self.is_held_out else ~out]
+        chosen = without_copies(self.corpus, chosen) if self.is_held_out else chosen
         return CorpusSource(self.corpus, chosen, self.annotations, self)
 
     @cached_property
@@ -172,7 +173,9 @@ class CorpusSplit:
 
     def describe(self) -> str:
         """The settings that its windows depend on, as text."""
-        return f"{self.held_out!r} {self.is_held_out} {self.blocks.sizes}"
+        copies = f" {len(self.corpus.repeated)}" if self.is_held_out else ""
+        settings = f"{self.held_out!r} {self.is_held_out} {self.blocks.sizes}"
+        return settings if copies in ("", " 0") else settings + copies
 
 
 def split_corpus(
@@ -199,9 +202,20 @@ def split_corpus(
     training, held = train_heldout_split(
         len(corpus), held_out, where=str(corpus.path), of="documents", at_least_one=True
     )
+    held = without_copies(corpus, held)
     return CorpusSource(corpus, training, tuple(annotations)), CorpusSource(
         corpus, held, tuple(annotations)
     )
+
+
+def without_copies(corpus: Corpus, held_out: np.ndarray) -> np.ndarray:
+    """The held-out documents without those that stand elsewhere in the corpus too, perhaps in the
+    training part; all of them if that leaves none."""
+    if not len(held_out) or not len(corpus.repeated):
+        return held_out
+    place = np.minimum(np.searchsorted(corpus.repeated, held_out), len(corpus.repeated) - 1)
+    kept = held_out[corpus.repeated[place] != held_out]
+    return kept if len(kept) else held_out
 
 
 def _large_split(

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from palm_ds.common.errors import UserError
 from palm_ds.corpus import mapped_shard, store, writer
+from palm_ds.corpus.manifest import Shard
 from palm_ds.corpus.prepare import PrepareOptions, prepare
 from palm_ds.corpus.store import Corpus, open_corpus
+from palm_ds.corpus.writer import ShardLengths, ShardSummary, write_corpus
+from palm_ds.text.tokenizer import wordpiece
+from tests.helpers.small_corpus import SPECIALS
 
 
 @pytest.fixture(scope="module")
@@ -90,3 +96,36 @@ def test_views_outlive_their_shard(corpus: Corpus, monkeypatch: pytest.MonkeyPat
     for number in range(len(bounded)):
         bounded.document(number)
     assert np.array_equal(ids, copy)
+
+
+def test_documents_that_occur_twice_are_known(tmp_path: Path) -> None:
+    """However many hashes are in memory; a corpus without copies has no such file."""
+    tokenizer = wordpiece([*SPECIALS, *(f"w{i}" for i in range(9))], lower=False)
+    texts = [[5, 6, 7], [5, 6], [8], [5, 6, 7], [9, 8], [8], [5, 6, 7], [7, 6, 5]]
+    documents = [
+        (f"{n}", np.array(ids), {"sentence": np.eye(1, len(ids), dtype=np.uint8)[0]})
+        for n, ids in enumerate(texts)
+    ]
+    write_corpus(tmp_path / "c", documents, tokenizer, annotations=("sentence",))
+    corpus = open_corpus(tmp_path / "c", verify=True)
+    assert corpus.repeated.tolist() == [0, 2, 3, 5, 6]
+    hashes = np.random.default_rng(0).integers(0, 40, 100).astype(np.uint64) * np.uint64(1 << 58)
+    parts = [summary_of(hashes[:30]), summary_of(hashes[30:30]), summary_of(hashes[30:])]
+    expected = [n for n, value in enumerate(hashes) if (hashes == value).sum() > 1]
+    for most in (1 << 20, 7):
+        assert writer.find_repeated(parts, most).tolist() == expected
+    write_corpus(tmp_path / "d", documents[:3], tokenizer, annotations=("sentence",))
+    assert not (tmp_path / "d" / "index" / "repeated.npy").exists()
+    assert len(open_corpus(tmp_path / "d").repeated) == 0
+
+
+def summary_of(hashes: np.ndarray) -> ShardSummary:
+    none = np.zeros(0, np.int64)
+    lengths = ShardLengths(
+        document_tokens=none,
+        document_sentences=none,
+        sentence_tokens=none,
+        document_hashes=hashes,
+    )
+    shard = Shard(name="", documents=len(hashes), sentences=0, tokens=0)
+    return ShardSummary(shard=shard, text_bytes=0, span_counts={}, file={}, lengths=lambda: lengths)
