@@ -22,7 +22,7 @@ from torch.nn import functional as F  # noqa: N812
 from palm_ds.model.batch import Batch
 
 _RANGE = 1 << 32  # the drop rates that 32 bits can express
-_CHUNK = 1 << 17  # numbers whose bits fit a CPU's cache
+_CHUNK = 1 << 16  # numbers whose bits fit a CPU's cache
 _ROW_STRIDE = 1 << 32  # more than the positions of a row
 # splitmix64's constants (Steele, Lea and Flood 2014) and 2^32 / golden ratio, as signed integers
 _GOLDEN, _FIRST, _SECOND = -7046029254386353131, -4658895280553007687, -7723592293110705685
@@ -99,7 +99,7 @@ def keep_mask(
     rows: torch.Tensor, columns: torch.Tensor, rate: float, dtype: torch.dtype
 ) -> torch.Tensor:
     """A mask (rows, columns) of 1 to keep and 0 to drop, from odd random int32 of each row and
-    column. Their products differ in every element; twice mixed, no pattern of a product is left."""
+    column. Mixing their product leaves no pattern of a product."""
     dropped = round(rate * _RANGE) - _RANGE // 2  # int32 starts at -2^31
     if rows.device.type != "cpu" or torch.compiler.is_compiling():
         return torch.ge(_element_bits(rows, columns), dropped).to(dtype)
@@ -118,9 +118,7 @@ def odd_bits(hashes: torch.Tensor) -> torch.Tensor:
 def _element_bits(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     """32 random bits (rows, columns)."""
     bits = rows[:, None] * columns
-    for _ in range(2):
-        bits.bitwise_xor_(bits >> 15).mul_(_GOLDEN_32)
-    return bits
+    return bits.bitwise_xor_(bits >> 15).mul_(_GOLDEN_32)
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
