@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--texts", type=Path, metavar="FILE", help="texts to compare the outputs on, one per line")
     add(
         "--untied_head",
-        choices=["refuse", "skip"],
-        help="a masked-LM head with its own output embeddings: refuse SOURCE, or skip it",
+        choices=["keep", "skip"],
+        help="a masked-LM head with its own output embeddings: keep it (keep), or skip it",
     )
     add("--revision", default="", metavar="R", help="of a name on the hub: branch, tag or commit")
     add("--strict", action="store_true", help="refuse to skip a tensor")

@@ -44,6 +44,9 @@ class EncoderConfig:
     """Dropout rate of the attention weights."""
     init_range: float = 0.02
     """Standard deviation of the initial weights, truncated at two standard deviations."""
+    tie_word_embeddings: bool = True
+    """Whether masked-LM heads use the token embeddings as output embeddings; `false`: each has a
+    matrix of its own (as in some checkpoints)."""
     position_offset: int = 0
     """First row of the position embedding that is used (RoBERTa: 2)."""
     pad: int = 0
@@ -192,7 +195,13 @@ _EARLIER = {  # names in recipes and weights before 0.1.0
     "task_slots": "task_types",
     "eps": "layer_norm_eps",
 }
-_SHARED_KEYS = {"vocab_size", "hidden_size", "intermediate_size", "layer_norm_eps"}
+_SHARED_KEYS = {
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "layer_norm_eps",
+    "tie_word_embeddings",
+}
 """Own keys that ERNIE or Hugging Face have too: they do not identify the origin of a config."""
 _ROBERTA = ("roberta", "xlm-roberta", "camembert")
 """Model types whose positions are counted from pad + 1."""
@@ -202,7 +211,6 @@ _MUST_BE: dict[str, tuple[Any, ...]] = {  # the values of this architecture
     "is_decoder": (False,),
     "add_cross_attention": (False,),
     "position_embedding_type": ("absolute",),
-    "tie_word_embeddings": (True,),
     "weight_sharing": (True,),
     "has_pooler": (True,),
     "rel_pos_size": (0, None),

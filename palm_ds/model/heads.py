@@ -102,11 +102,12 @@ class ClassHead(Head):
 
 
 class MaskedLMHead(Head):
-    """Predicts masked tokens: dense, activation, LayerNorm, then a product with the token
+    """Predicts masked tokens: dense, activation, LayerNorm, then a product with the output
     embeddings.
 
-    `tied_words` is the encoder's token embedding itself, registered here too so that ZeRO 3 gathers
-    it for this module; a state_dict has it once, under the encoder's name.
+    These are the encoder's token embeddings, `tied_words`, registered here too so that ZeRO 3
+    gathers them for this module; a state_dict has them once, under the encoder's name. Without
+    `tie_word_embeddings` they are the head's own `decoder`.
     """
 
     def __init__(self, backbone: Encoder):
@@ -119,17 +120,28 @@ class MaskedLMHead(Head):
         self.norm = layer_norm(config.hidden_size, config.layer_norm_eps, kernels.layer_norm)
         self.bias = nn.Parameter(torch.zeros(self.classes))
         init_weights(self, config.init_range)
-        self.tied_words = backbone.word.weight
-        self.register_state_dict_post_hook(_omit_tied_embeddings)
-        self.register_load_state_dict_post_hook(_expect_no_tied_embeddings)
+        self.tied = config.tie_word_embeddings
+        if self.tied:
+            self.tied_words = backbone.word.weight
+            self.register_state_dict_post_hook(_omit_tied_embeddings)
+            self.register_load_state_dict_post_hook(_expect_no_tied_embeddings)
+        else:
+            self.decoder = nn.Parameter(torch.empty(self.classes, config.hidden_size))
+            deviation = config.init_range
+            nn.init.trunc_normal_(self.decoder, std=deviation, a=-2 * deviation, b=2 * deviation)
+
+    @property
+    def output_embeddings(self) -> torch.Tensor:
+        """(vocabulary, hidden)"""
+        return self.tied_words if self.tied else self.decoder
 
     def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
         rows = self.transform(rows)
-        loss = masked_lm_loss(rows, self.tied_words, self.bias, targets, self.loss_kernel)
+        loss = masked_lm_loss(rows, self.output_embeddings, self.bias, targets, self.loss_kernel)
         return HeadOutput(*loss)
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        return F.linear(self.transform(rows), self.tied_words, self.bias)  # (n, vocabulary)
+        return F.linear(self.transform(rows), self.output_embeddings, self.bias)  # (n, vocabulary)
 
     def transform(self, rows: torch.Tensor) -> torch.Tensor:
         return self.norm(self.activation(self.dense(rows)))

@@ -171,6 +171,7 @@ def load_weights(
     dropped = tuple(f"heads.{name}." for name in new_heads)
     state = {name: tensor for name, tensor in state.items() if not name.startswith(dropped)}
     own = model.state_dict()
+    _check_decoders(state, own, folder)
     named = {name: (labels or {}).get(name, ()) for name in contents.heads}
     notes = _check_heads(contents, {k: v for k, v in named.items() if k not in new_heads}, own)
     missing = [name for name in own if name not in state]
@@ -230,6 +231,19 @@ def _check_same(source: EncoderConfig, target: EncoderConfig, folder: Path) -> N
             raise UserError(
                 f"{folder}: has backbone.{key} {getattr(source, name)!r}, but this model has "
                 f"{getattr(target, name)!r}"
+            )
+
+
+def _check_decoders(state: State, own: State, folder: Path) -> None:
+    """Raises UserError if a masked-LM head has its own output embeddings on one side alone."""
+    for name in own:
+        decoder = name.removesuffix(".dense.weight") + ".decoder"
+        if name not in state or not name.endswith(".dense.weight") or not name.startswith("heads."):
+            continue
+        if (decoder in own) != (decoder in state):
+            raise UserError(
+                f"{folder}: has backbone.tie_word_embeddings {str(decoder not in state).lower()}, "
+                f"but this model has {str(decoder not in own).lower()}"
             )
 
 

@@ -435,7 +435,7 @@ def test_a_preset_accepts_foreign_keys_too() -> None:
         ({"vocab_size": 10, "pad": 10}, ["pad", "10"]),
         ({"model_type": "gpt2"}, ["model_type", "gpt2"]),
         ({"hidden_size": 12, "position_embedding_type": "relative_key"}, ["relative_key"]),
-        ({"hidden_size": 12, "tie_word_embeddings": False}, ["tie_word_embeddings"]),
+        ({"hidden_size": 12, "tie_word_embeddings": "maybe"}, ["tie_word_embeddings"]),
         ({"hidden_size": 12, "emb_size": 8}, ["emb_size"]),
         ("ernie", ["ernie"]),
     ],

@@ -4,6 +4,7 @@ heads."""
 from __future__ import annotations
 
 import pkgutil
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -86,6 +87,22 @@ def test_tied_embeddings_are_one_parameter_and_saved_once() -> None:
     del state["heads.words.dense.weight"]
     with pytest.raises(RuntimeError, match="heads.words.dense.weight"):
         other.load_state_dict(state, strict=True)
+
+
+@pytest.mark.parametrize("kernel", ["plain", "chunked"])
+def test_an_untied_head_learns_its_own_output_embeddings(kernel: str) -> None:
+    torch.manual_seed(5)
+    config = replace(backbone().config, tie_word_embeddings=False)
+    body = Encoder(config, Kernels(masked_lm_loss=kernel))
+    head = MaskedLMHead(body)
+    assert head.decoder.shape == body.word.weight.shape and "decoder" in head.state_dict()
+    rows, targets = torch.randn(7, 16), torch.randint(0, len(head.decoder), (7,))
+    logits = F.linear(head.transform(rows), head.decoder, head.bias)
+    torch.testing.assert_close(head.logits(rows), logits)
+    expected = torch.autograd.grad(F.cross_entropy(logits, targets, reduction="sum"), head.decoder)
+    head(rows, targets).loss_sum.backward()
+    torch.testing.assert_close(head.decoder.grad, expected[0], atol=1e-5, rtol=1e-4)
+    assert body.word.weight.grad is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

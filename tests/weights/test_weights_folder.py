@@ -394,8 +394,18 @@ def test_untied_output_embeddings_are_refused(tmp_path: Path) -> None:
     state["cls.predictions.decoder.weight"] += 1
     (tmp_path / "config.json").write_text(hf.config.to_json_string())
     save_file(state, tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match="differs from embeddings.word_embeddings.weight"):
+    with pytest.raises(UserError, match="differs from embeddings.word_embeddings.weight, but"):
         load_weights(tmp_path, model(BERT))
+
+
+def test_untied_output_embeddings_are_not_loaded_into_a_tied_head(tmp_path: Path) -> None:
+    untied = replace(CONFIG, tie_word_embeddings=False)
+    save_weights(model(untied), tmp_path / "weights", info(untied))
+    net, other = model(untied, seed=2), model(seed=2)
+    assert load_weights(tmp_path / "weights", net).unused == ()
+    with pytest.raises(UserError, match="tie_word_embeddings false, but this model has true"):
+        load_weights(tmp_path / "weights", other)
+    assert same(other, model(seed=2))
 
 
 # ---- mistakes ----

@@ -39,7 +39,8 @@ class ResizedState:
 
 def resizable_names(names: Iterable[str]) -> list[str]:
     """The parameters that the functions here need from a checkpoint."""
-    return [name for name in names if name in (WORDS, POSITIONS) or _is_word_bias(name)]
+    known = (WORDS, POSITIONS)
+    return [name for name in names if name in known or _is_word_bias(name) or _is_decoder(name)]
 
 
 # ---- tokens ----
@@ -72,14 +73,14 @@ def add_token_rows(
             raise UserError(f"token {row}: row numbers start at 0")
     size = max(len(table), 1 + max(rows, default=0))
     grown = _with_rows(state, config, size, used, seed)
-    drawn = iter(_drawn(len(rows), table, config, seed + 1))
     for name in _word_tables(state, len(table)):
+        drawn = iter(_drawn(len(rows), table, config, seed + 1))
         new, old = grown[name], state[name][:used].double()
         for row, like in rows.items():
             if like:
                 new[row] = old[list(like)].mean(0)
             else:
-                new[row] = next(drawn) if name == WORDS else old.mean(0)
+                new[row] = old.mean(0) if _is_word_bias(name) else next(drawn)
     means = sum(1 for like in rows.values() if like)
     beyond = sum(1 for row in rows if used <= row < len(table))
     summary = (
@@ -121,7 +122,7 @@ def _with_rows(
     new = dict(state)
     for name in _word_tables(state, len(table)):
         old = state[name]
-        if name == WORDS:
+        if name == WORDS or _is_decoder(name):
             extra = _drawn(more, table, config, seed).to(old.dtype)
         else:
             extra = old[:used].min().expand(more)
@@ -139,12 +140,18 @@ def _drawn(count: int, like: torch.Tensor, config: EncoderConfig, seed: int) -> 
 
 
 def _word_tables(state: State, words: int) -> list[str]:
-    """Names of the tables with one entry per token: the embeddings and the masked-LM biases."""
-    biases = [name for name in state if _is_word_bias(name)]
-    for name in biases:
+    """Names of the tables with one entry per token: the embeddings, those of untied masked-LM
+    heads, and the biases of these heads."""
+    of_heads = [name for name in state if _is_word_bias(name) or _is_decoder(name)]
+    for name in of_heads:
         if len(state[name]) != words:
             raise UserError(f"{name}: has {len(state[name])} values for {words} tokens")
-    return [WORDS, *biases]
+    return [WORDS, *of_heads]
+
+
+def _is_decoder(name: str) -> bool:
+    """heads.NAME.decoder: the output embeddings of a masked-LM head that has its own."""
+    return name.startswith("heads.") and name.count(".") == 2 and name.endswith(".decoder")
 
 
 def _is_word_bias(name: str) -> bool:

@@ -255,7 +255,7 @@ def heads_of(
             parts.setdefault(head, set()).add(part)
     found: dict[str, HeadInfo] = {}
     for head, names in parts.items():
-        if names == set(_MASKED):
+        if names in (set(_MASKED), {*_MASKED, "decoder"}):
             found[head] = HeadInfo(kind="masked_words", pooled=False)
         elif names in (set(_CLASSES), {*_CLASSES, TRANSITIONS}):
             crf = TRANSITIONS in names

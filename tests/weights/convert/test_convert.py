@@ -147,11 +147,44 @@ def test_less_usual_classes_are_run_on_both_sides(
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_an_untied_head_is_kept_in_every_direction(kind: str, tmp_path: Path) -> None:
+    """Its own output embeddings, with the decoder's own bias, which transformers adds."""
+    hf = hf_models.make(kind, "ForMaskedLM", tie_word_embeddings=False)
+    with torch.no_grad():
+        hf.get_output_embeddings().bias.normal_()
+    hf.save_pretrained(tmp_path / "hf")
+    ours = convert.convert(tmp_path / "hf", tmp_path / "ours")
+    opened = convert.opened(tmp_path / "ours")
+    assert not opened.config.tie_word_embeddings and "heads.masked_words.decoder" in opened.entries
+    back = convert.convert(tmp_path / "ours", tmp_path / "back", "huggingface")
+    for done in (ours, back):
+        assert done.parity and done.parity.worst.largest <= 1e-6
+        assert "head masked_words" in [each.name for each in done.parity.differences]
+    theirs = type(hf).from_pretrained(tmp_path / "back")
+    assert theirs.config.tie_word_embeddings is False
+    own, again = hf.state_dict(), theirs.state_dict()
+    decoder = next(name for name in own if name.endswith("decoder.weight"))
+    assert all(torch.equal(again[name], own[name]) for name in (decoder, decoder[:-6] + "bias"))
+    assert not torch.equal(own[decoder], hf.get_input_embeddings().weight)
+
+
+def test_paddlenlp_has_no_place_for_an_untied_head(tmp_path: Path) -> None:
+    hf = hf_models.make("bert", "ForMaskedLM", tie_word_embeddings=False)
+    hf.save_pretrained(tmp_path / "hf")
+    done = convert.convert(tmp_path / "hf", tmp_path / "paddle", "paddle")
+    assert done.parity and done.parity.worst.largest <= 1e-6
+    own = {name for name, why in done.report.lost.items() if "this one has its own" in why}
+    assert "cls.predictions.decoder.weight" in own and len(own) == 6
+    with pytest.raises(UserError, match="strict: .* would be skipped"):
+        convert.convert(
+            tmp_path / "hf", tmp_path / "x", "paddle", options=ConversionOptions(strict=True)
+        )
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
 def test_an_untied_head_is_left_out_on_request(kind: str, tmp_path: Path) -> None:
     hf = hf_models.make(kind, "ForMaskedLM", tie_word_embeddings=False)
     hf.save_pretrained(tmp_path / "hf")
-    with pytest.raises(UserError, match=r"decoder.weight differs .*--untied_head skip. leaves"):
-        convert.convert(tmp_path / "hf", tmp_path / "out")
     with pytest.raises(UserError, match="untied_head: no 'skp'; did you mean \"skip\""):
         convert.convert(tmp_path / "hf", tmp_path / "out", untied_head="skp")
     done = convert.convert(tmp_path / "hf", tmp_path / "out", untied_head="skip")

@@ -26,6 +26,7 @@ from tests.helpers.small_configs import SMALL, roberta_of
 
 CONFIG = replace(SMALL, vocab_size=40)
 ROBERTA = roberta_of(CONFIG)
+UNTIED = replace(CONFIG, tie_word_embeddings=False)
 BIASES = ("heads.one.bias", "heads.two.bias")
 USED = 37  # of the 40 rows
 
@@ -81,7 +82,7 @@ IDS = [5, 6, 36, 8, 9, 5]
 # ---- words ----
 
 
-@pytest.mark.parametrize("config", [CONFIG, ROBERTA], ids=["ernie", "roberta"])
+@pytest.mark.parametrize("config", [CONFIG, ROBERTA, UNTIED], ids=["ernie", "roberta", "untied"])
 @pytest.mark.parametrize("multiple", [1, 8, 37, 64])
 def test_another_number_of_rows(config: EncoderConfig, multiple: int) -> None:
     model = net(config)
@@ -115,7 +116,7 @@ def test_padding_rows_take_no_probability() -> None:
     assert not torch.equal(drawn, other.state[WORDS][40:])
 
 
-@pytest.mark.parametrize("config", [CONFIG, ROBERTA], ids=["ernie", "roberta"])
+@pytest.mark.parametrize("config", [CONFIG, ROBERTA, UNTIED], ids=["ernie", "roberta", "untied"])
 def test_new_tokens_in_free_rows_and_beyond(config: EncoderConfig) -> None:
     model = net(config)
     state = model.state_dict()
@@ -123,7 +124,9 @@ def test_new_tokens_in_free_rows_and_beyond(config: EncoderConfig) -> None:
     changed = add_token_rows(state, config, rows, used=USED)
     assert changed.config.vocab_size == 42
     assert_the_same(model, rebuilt(changed), IDS, 4)
-    for name in (WORDS, *BIASES):
+    tables = [name for name in state if name == WORDS or name.endswith(".decoder")]
+    assert len(tables) == (1 if config.tie_word_embeddings else 3)
+    for name in (*tables, *BIASES):
         old, new = state[name], changed.state[name]
         torch.testing.assert_close(new[37], (old[6] + old[8]) / 2)
         assert torch.equal(new[39], old[9])

@@ -19,7 +19,7 @@ from palm_ds.weights.formats.contents import CheckpointContents, Extras, TensorE
 from palm_ds.weights.formats.deepspeed.zero_shards import Shards, open_shards, tag_folder
 from palm_ds.weights.formats.expected_shapes import checked
 from palm_ds.weights.formats.huggingface.families import FAMILIES, FAMILY_NAMES
-from palm_ds.weights.formats.huggingface.names import to_palm_ds_names
+from palm_ds.weights.formats.huggingface.names import to_palm_ds_names, untied_config
 from palm_ds.weights.formats.huggingface.read import (
     CONFIG,
     TOKENIZERS,
@@ -122,12 +122,17 @@ def _huggingface(
     family = FAMILIES[kind]
     inside, skipped = _within(shards, prefix.removesuffix(f"{family.tensor_prefix}."))
     entries, more = to_palm_ds_names(
-        inside, kind, config.num_layers, str(shards.folder), untied_head=untied_head
+        inside,
+        kind,
+        config.num_layers,
+        str(shards.folder),
+        tied=config.tie_word_embeddings,
+        untied_head=untied_head,
     )
     return CheckpointContents(
         path=shards.folder,
         format=_format(shards, f"Hugging Face {family.class_prefix}"),
-        config=_with_words(config, entries),
+        config=untied_config(_with_words(config, entries), entries),
         entries=entries,
         heads=described_heads(entries, about, file),
         skipped={**skipped, **more},

@@ -19,6 +19,7 @@ _BERT_HEAD = {
     "dense": "cls.predictions.transform.dense",
     "norm": "cls.predictions.transform.LayerNorm",
     "bias": "cls.predictions.bias",
+    "decoder": "cls.predictions.decoder.weight",
 }
 
 
@@ -59,7 +60,12 @@ class Family:
 _ROBERTA = Family(
     class_prefix="Roberta",
     tensor_prefix="roberta",
-    masked_lm={"dense": "lm_head.dense", "norm": "lm_head.layer_norm", "bias": "lm_head.bias"},
+    masked_lm={
+        "dense": "lm_head.dense",
+        "norm": "lm_head.layer_norm",
+        "bias": "lm_head.bias",
+        "decoder": "lm_head.decoder.weight",
+    },
     masked_lm_activation="gelu",
     next_sentence=False,
     positions_after_pad=True,

@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.model.config import EncoderConfig
 from palm_ds.weights.formats.contents import BUFFER, COPY, HeadInfo, TensorEntry
 from palm_ds.weights.formats.huggingface.families import FAMILIES
 from palm_ds.weights.formats.tensor_files import TORCH_DTYPES, in_memory_entry
@@ -20,7 +21,7 @@ from palm_ds.weights.formats.tensor_files import TORCH_DTYPES, in_memory_entry
 State = dict[str, torch.Tensor]
 Names = dict[str, tuple[str, ...]]
 
-UNTIED_HEAD = ("refuse", "skip")
+UNTIED_HEAD = ("keep", "skip")
 # Names of the heads of an imported folder.
 MASKED_WORDS, NEXT_SENTENCE, CLASSIFIER = "masked_words", "next_sentence", "classifier"
 QUESTION_ANSWERING = "qa_outputs"
@@ -114,32 +115,38 @@ def to_palm_ds_names(
     layers: int,
     where: str,
     *,
+    tied: bool = True,
     untied_head: str | None = None,
 ) -> tuple[dict[str, TensorEntry], dict[str, str]]:
     """({palm_ds name: entry}, {source name: why it is skipped}) of the tensors of a file.
 
-    `where` is the prefix of messages. `untied_head`: what to do with a masked-LM head whose output
-    embeddings are not the token embeddings: skip it, or (None) refuse the file. Raises UserError,
-    also if a tensor appears under two names.
+    `where` is the prefix of messages. `tied`: config.json's `tie_word_embeddings`. `untied_head`:
+    whether to keep (by default) or skip a masked-LM head with its own output embeddings. Raises
+    UserError, also if a tensor appears under two names, or if embeddings that config.json ties
+    differ.
     """
-    if untied_head not in (None, *UNTIED_HEAD):
-        raise UserError(f"untied_head: no {untied_head!r}{suggest(str(untied_head), UNTIED_HEAD)}")
+    untied_head = untied_head or "keep"
+    if untied_head not in UNTIED_HEAD:
+        raise UserError(f"untied_head: no {untied_head!r}{suggest(untied_head, UNTIED_HEAD)}")
     if layers > len(found):  # checked before building as many names as the file claims
         raise UserError(f"{where}: incomplete: {layers} layers in {len(found)} tensors")
     hf_entries = _clean_names(found, kind, where)
     skipped = {
         hf_entries.pop(name).source_names[0]: BUFFER for name in _BUFFERS if name in hf_entries
     }
-    copies, untied = _drop_tied(hf_entries)
-    skipped |= copies
-    if untied and untied_head != "skip":
-        raise UserError(
-            f"{where}: {untied} differs from {_TIED[untied]}: the masked-LM head here shares the "
-            "token embeddings and cannot have untied output embeddings; untied_head: skip "
-            "(--untied_head skip) leaves that head out"
-        )
-    if untied:
-        skipped |= _drop_masked_lm(hf_entries)
+    if not tied and untied_head == "keep" and _has_own_decoder(hf_entries):
+        skipped |= _use_own_bias(hf_entries)
+    else:
+        copies, untied = _drop_tied(hf_entries)
+        skipped |= copies
+        if untied and untied_head == "keep":
+            raise UserError(
+                f"{where}: {untied} differs from {_TIED[untied]}, but config.json does not say "
+                "that the masked-LM head has its own output embeddings; set tie_word_embeddings to "
+                "false there, or leave the head out with untied_head: skip (--untied_head skip)"
+            )
+        if untied:
+            skipped |= _drop_masked_lm(hf_entries)
     own_dense = "classifier.out_proj.weight" in hf_entries
     entries: dict[str, TensorEntry] = {}
     for palm_name, names in table(kind, layers, own_dense=own_dense).items():
@@ -230,6 +237,33 @@ def _drop_tied(hf_entries: dict[str, TensorEntry]) -> tuple[dict[str, str], str]
         else:
             hf_entries[name], untied = copy, untied or name
     return skipped, untied
+
+
+def untied_config(config: EncoderConfig, entries: Collection[str]) -> EncoderConfig:
+    """The config of a file, whose masked-LM head may have its own output embeddings."""
+    tied = f"heads.{MASKED_WORDS}.decoder" not in entries
+    return replace(config, tie_word_embeddings=tied)
+
+
+def _has_own_decoder(hf_entries: Mapping[str, TensorEntry]) -> bool:
+    """Whether a masked-LM head computes otherwise than with the token embeddings and its bias."""
+    pairs = [(hf_entries.get(name), hf_entries.get(source)) for name, source in _TIED.items()]
+    return any(one and other and not _same(one, other) for one, other in pairs)
+
+
+def _use_own_bias(hf_entries: dict[str, TensorEntry]) -> dict[str, str]:
+    """Make the bias of an untied decoder, with which transformers computes, the head's; {source
+    name: why it is skipped}."""
+    skipped = {}
+    for name in ("cls.predictions.bias", "lm_head.bias"):
+        own = hf_entries.pop(name.replace("bias", "decoder.bias"), None)
+        if own is None:
+            continue
+        if other := hf_entries.get(name):
+            why = COPY + own.source_names[0] if _same(own, other) else "the decoder has its own"
+            skipped[other.source_names[0]] = why
+        hf_entries[name] = own
+    return skipped
 
 
 def _drop_masked_lm(hf_entries: dict[str, TensorEntry]) -> dict[str, str]:

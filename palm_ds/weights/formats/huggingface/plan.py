@@ -93,7 +93,10 @@ def plan(
     skipped = {x: _why(x, chosen, heads, config) for x in entries if x not in kept}
     kept |= _as_predicted(kept, heads, chosen)
     kept, new, created = _reshaped(kept, config, chosen.kind, target)
+    untied = [name for name in kept if name.endswith(".decoder")]
+    new = replace(new, tie_word_embeddings=not untied)
     groups = tuple(_group(entry, names[ours]) for ours, entry in kept.items())
+    groups += tuple(_decoder_bias(kept, names, decoder) for decoder in untied)
     dtype = _dtype(kept, target)
     return ExportPlan(
         config_json={
@@ -149,6 +152,12 @@ def _group(entry: TensorEntry, hf_name: tuple[str, ...]) -> TensorGroup:
     )
 
 
+def _decoder_bias(kept: Mapping[str, TensorEntry], names: Names, decoder: str) -> TensorGroup:
+    """The head's bias once more: transformers computes with an untied decoder's own."""
+    bias = kept[decoder.removesuffix("decoder") + "bias"]
+    return _group(bias, (names[decoder][0].removesuffix("weight") + "bias",))
+
+
 def _dtype(kept: Mapping[str, TensorEntry], target: ExportOptions) -> torch.dtype:
     if target.dtype:
         return TORCH_DTYPES[target.dtype]
@@ -179,7 +188,7 @@ def _config_json(
         "initializer_range": float(config.init_range),
         "layer_norm_eps": float(config.layer_norm_eps),
         "pad_token_id": config.pad,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": config.tie_word_embeddings,
     }
     if FAMILIES[chosen.kind].task_embedding:
         values["use_task_id"] = bool(config.task_types)

@@ -34,6 +34,7 @@ from palm_ds.weights.formats.huggingface.names import (
     prefixed,
     table,
     to_palm_ds_names,
+    untied_config,
 )
 from palm_ds.weights.formats.huggingface.sentence_transformers import find_modules
 from palm_ds.weights.formats.huggingface.target import HEAD_CLASSES
@@ -100,13 +101,18 @@ def open_contents(
     about, config = read_config(path)
     found = open_tensors(path)
     entries, skipped = to_palm_ds_names(
-        found, about["model_type"], config.num_layers, str(path), untied_head=untied_head
+        found,
+        about["model_type"],
+        config.num_layers,
+        str(path),
+        tied=config.tie_word_embeddings,
+        untied_head=untied_head,
     )
     _check_tied(about, found, entries, path)
     skipped |= _what_is_not_read(entries, config)
     files, behind = find_modules(path)
     skipped |= behind
-    config = _with_vocabulary(config, entries)
+    config = untied_config(_with_vocabulary(config, entries), entries)
     contents = CheckpointContents(
         path=path,
         format=f"Hugging Face {_class_of(about)}",
@@ -150,8 +156,6 @@ def read_config(folder: Path) -> tuple[dict[str, Any], EncoderConfig]:
     check_foreign_values(about, str(path))
     _check_class(about, str(path))
     known = {key: value for key, value in about.items() if key in FOREIGN_KEYS}
-    # The weights show whether the embeddings are tied: _drop_tied compares them.
-    known.pop("tie_word_embeddings", None)
     return about, EncoderConfig.from_dict(known, str(path))
 
 

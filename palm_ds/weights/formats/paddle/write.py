@@ -61,6 +61,7 @@ _SETTINGS = (
     "additional_special_tokens",
 )
 """What PaddleNLP's tokenizers read from tokenizer_config.json, in addition to special tokens."""
+_OWN_DECODER = "PaddleNLP's masked-LM head shares the token embeddings; this one has its own"
 _ACTIVATIONS = ("gelu", "relu")
 """Those of ours that paddle.nn.functional has."""
 _CODES = {torch.float32: "f4", torch.float16: "f2", torch.bfloat16: "u2"}
@@ -78,6 +79,8 @@ def plan(
         raise UserError("head_class: PaddleNLP has no ForNextSentencePrediction")
     if target.family and not FAMILIES[target.family].paddle_tokenizer:
         raise UserError(f"family: {target.family} is not written for PaddleNLP; use roberta")
+    untied = () if config.tie_word_embeddings else _masked_lm_heads(heads)
+    heads = {name: head for name, head in heads.items() if name not in untied}
     exported = hf_plan(entries, config, heads, target)
     if exported.architecture.endswith(
         "ForNextSentencePrediction"
@@ -96,8 +99,15 @@ def plan(
         config_json={**exported.config_json, **more},
         groups=tuple(_turned(group) for group in exported.groups),
         created={paddle_name(name): what for name, what in exported.created.items()},
-        skipped={name: _why(why, named) for name, why in exported.skipped.items()},
+        skipped={
+            name: _OWN_DECODER if name.split(".")[1] in untied else _why(why, named)
+            for name, why in exported.skipped.items()
+        },
     )
+
+
+def _masked_lm_heads(heads: Mapping[str, HeadInfo]) -> tuple[str, ...]:
+    return tuple(name for name, head in heads.items() if head.kind == "masked_words")
 
 
 def _check_eps(plan: ExportPlan) -> None:
