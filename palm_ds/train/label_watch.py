@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from palm_ds.data.stages import Curriculum, StepInfo, tasks_of
 
 FIRST_STEPS = 20
-"""A task without a label after so many whole steps of its own is reported."""
+"""A task is reported if it has no label after this number of whole steps of its own."""
 
 
 @dataclass

@@ -304,7 +304,7 @@ def test_mistakes_are_one_clear_line(corpus, tmp_path):
         (["a/1", "a/2", "b/1", "b/2"], ""),
     ],
 )
-def test_a_group_with_most_documents_is_said(tmp_path, ids, remark):
+def test_a_group_with_most_documents_is_named(tmp_path, ids, remark):
     text = ["# w1 w2", *(f"w{n} w3 w4 w5 w6" for n in range(7, 10))]
     tokenizer = tokenizer_of(" ".join(f"w{word}" for word in range(50)))
     corpus = write_sentences(tmp_path / "c", [(name, text) for name in ids], tokenizer)
