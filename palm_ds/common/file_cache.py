@@ -16,7 +16,6 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -45,12 +44,12 @@ class HeldFile:
             self._descriptor = -1
 
 
-@dataclass(frozen=True)
 class FileCache:
     """Files by relative names, `limit` bytes in all."""
 
-    folder: Path
-    limit: int
+    def __init__(self, folder: Path, limit: int) -> None:
+        self.folder, self.limit = folder, limit
+        self._warned = False
 
     def hold(
         self,
@@ -70,7 +69,7 @@ class FileCache:
                     continue
                 while not self._make_room():
                     if not release():
-                        log.warning("%s: the files in use exceed %s", self.folder, self._limit)
+                        self._warn()
                         break
                 _complete(part, path, entry, fetch)
         return held
@@ -92,9 +91,12 @@ class FileCache:
             _complete(part, path, entry, fetch)
         return True
 
-    @property
-    def _limit(self) -> str:
-        return f"the cache's {self.limit / 1e9:g} GB"
+    def _warn(self) -> None:
+        """Says once that the limit is exceeded."""
+        if not self._warned:
+            size = f"{self.limit / 1e9:g} GB"
+            log.warning("%s: the files in use exceed the cache's %s", self.folder, size)
+        self._warned = True
 
     @contextmanager
     def _part_of(self, path: Path, size: int, wait: bool = True) -> Iterator[BinaryIO | None]:
