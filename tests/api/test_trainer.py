@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 import palm_ds as palm
 from palm_ds.common.errors import UserError
-from palm_ds.runtime.processes import is_single_process
+from palm_ds.runtime.launched import is_single_process
 from palm_ds.tasks.multi_label import MultiLabel
 from palm_ds.train.recipe import make_recipe
 from palm_ds.train.report.metrics_file import read_metrics
