@@ -81,7 +81,8 @@ if end == "best":
 with (folder / "metrics.jsonl").open("w") as file:
     for record in records[: 1 if end == "stopped" else None]:
         file.write(json.dumps(record) + chr(10))
-sys.exit(75 if end == "stopped" else 0)
+if end == "stopped":
+    sys.exit(75)
 '''
 
 
