@@ -34,7 +34,7 @@ def texts_of(corpus: Corpus, documents: np.ndarray) -> set[bytes]:
     return {corpus.document(int(number))[1].ids.tobytes() for number in documents}
 
 
-def test_held_out_documents_do_not_stand_in_the_training_part_too(corpus: Corpus) -> None:
+def test_held_out_documents_have_no_copies_in_the_training_part(corpus: Corpus) -> None:
     training, held = split_corpus(corpus, 0.3, ())
     assert len(corpus.repeated) > 100
     assert not texts_of(corpus, training.documents) & texts_of(corpus, held.documents)
