@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -29,6 +29,10 @@ class RecentlyUsed(Generic[K, V]):
         while len(self._values) > self.most:
             self.drop_oldest()
         return value
+
+    def values(self) -> Iterable[V]:
+        """The values that are there."""
+        return self._values.values()
 
     def drop_oldest(self) -> bool:
         """Forgets the value that was not used for longest; returns whether there was one."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from palm_ds.common.recently_used import RecentlyUsed
 
-_BLOCKS = 8  # decoded record batches kept per shard
+_BLOCKS = 64  # decoded record batches kept per shard, some kilobytes each: views of the file
 
 
 @dataclass(frozen=True)

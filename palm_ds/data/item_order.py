@@ -94,6 +94,11 @@ class Window(NamedTuple):
 
     source: CorpusSource
     items: np.ndarray
+    first: int = 0
+    """The number of the first item."""
+
+    def __contains__(self, n: object) -> bool:
+        return isinstance(n, int) and 0 <= n - self.first < len(self.items)
 
 
 @dataclass(frozen=True)
@@ -198,14 +203,14 @@ class WindowedOrder:
             here = np.flatnonzero(epochs == number)
             epoch = self._epoch(number)
             places, which = np.unique(epoch.places(within[here]), axis=0, return_inverse=True)
-            for i, (group, window) in enumerate(places.tolist()):
+            for i, (group, place) in enumerate(places.tolist()):
                 these = here[which.ravel() == i]
-                first = epoch.group(group).upto[window]
-                source, items = self._window(number, group, window)
-                yield Found(these, source, items[within[these] - first])
+                window = self._window(number, group, place)
+                yield Found(these, window.source, window.items[n[these] - window.first])
 
     def source_of(self, n: int) -> CorpusSource:
-        return next(self.look_up(np.array([n]))).source
+        kept = next((window for window in self._windows.values() if n in window), None)
+        return kept.source if kept else next(self.look_up(np.array([n]))).source
 
     @cached_property
     def _epochs(self) -> RecentlyUsed[int, _Epoch]:
@@ -224,11 +229,12 @@ class WindowedOrder:
 
     def _window(self, epoch: int, group: int, window: int) -> Window:
         def make() -> Window:
-            blocks = self._epoch(epoch).group(group).windows[window]
+            members = self._epoch(epoch).group(group)
+            blocks = members.windows[window]
             key = derive_key(self.key, "window", epoch, group, window)
             made = self.reader.read(blocks, key)
             self._check(len(made.items), int(self.counts.of_blocks[blocks].sum()))
-            return made
+            return made._replace(first=epoch * self._items + int(members.upto[window]))
 
         return self._windows.get((epoch, group, window), make)
 
@@ -275,8 +281,8 @@ class HeldOutOrder:
         windows = np.searchsorted(upto, n, side="right") - 1
         for number in np.unique(windows).tolist():
             here = np.flatnonzero(windows == number)
-            source, items = self._read[number]
-            yield Found(here, source, items[n[here] - upto[number]])
+            window = self._read[number]
+            yield Found(here, window.source, window.items[n[here] - upto[number]])
 
     def source_of(self, n: int) -> CorpusSource:
         return next(self.look_up(np.array([n]))).source

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key, keyed_generator
 from palm_ds.data.packing import pack
 from palm_ds.data.stages import Curriculum, order_of
@@ -219,12 +220,28 @@ class PackedStream:
                 else [window, mixture.first_rows[window - mixture.first_window]]
             )
             mixtures.append(at)
-        return {"stage": number, "already_read": stage.consumed_first.tolist(), "tracks": mixtures}
+        return {
+            "stage": number,
+            "already_read": stage.consumed_first.tolist(),
+            "tracks": mixtures,
+            "windowed": self._windowed(),
+        }
+
+    def _windowed(self) -> list[str]:
+        """The datasets over large corpora, whose items are shuffled in windows."""
+        return [dataset.name for dataset in self.datasets if dataset.windowed]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a cursor of the same recipe and corpus."""
+        """Continue from a cursor of the same recipe and corpus. Raises UserError if it numbers the
+        items in another order."""
         if not state:
             return
+        if changed := set(state.get("windowed", ())) ^ set(self._windowed()):
+            raise UserError(
+                f"task group {min(changed)!r}: the run began with a version of palm_ds that "
+                "shuffles large corpora in another way, and would read texts twice; continue it "
+                "with that version, or begin a new run (init_from: its weights)"
+            )
         stage = self._open(state["stage"], np.array(state["already_read"], np.int64))
         for mixture, at in zip(stage.mixtures, state["tracks"], strict=True):
             if at is not None:

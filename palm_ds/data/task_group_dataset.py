@@ -54,6 +54,11 @@ class TaskGroupDataset(Generic[SourceT]):
         return item_order(self.tasks[0], self.source, self.max_length, self.key, self.fixed)
 
     @property
+    def windowed(self) -> bool:
+        """Whether its corpus is so large that it is read in windows."""
+        return isinstance(self.source, CorpusSource) and self.source.split is not None
+
+    @property
     def num_items(self) -> int:
         """Items of an epoch."""
         return len(self.order)

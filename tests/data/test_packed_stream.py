@@ -3,6 +3,7 @@ and processes do not matter."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import numpy as np
@@ -11,6 +12,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from palm_ds.common.errors import UserError
+from palm_ds.data.corpus_blocks import BlockSizes
 from palm_ds.data.corpus_source import split_corpus
 from palm_ds.data.curriculum_spec import read_stages
 from palm_ds.data.packed_stream import PackedStream
@@ -33,12 +36,12 @@ def corpora(tmp_path_factory):
 
 
 def make_stream(
-    corpora, *, stages, seed=1, length=64, rows=4, window_rows=32, weights=(1.0,)
+    corpora, *, sizes=None, stages, seed=1, length=64, rows=4, window_rows=32, weights=(1.0,)
 ) -> PackedStream:
     tasks = {kind: build(kind, {"source": "text"}) for kind in KINDS}
     curriculum = read_stages(stages, KINDS)
     sources = [
-        (f"corpus{i}", split_corpus(corpus, 0.1, MARKS)[0], weight)
+        (f"corpus{i}", split_corpus(corpus, 0.1, MARKS, sizes)[0], weight)
         for i, (corpus, weight) in enumerate(zip(corpora, weights, strict=False))
     ]
     ids = {kind: i for i, kind in enumerate(KINDS)}
@@ -130,6 +133,40 @@ def test_an_epoch_has_every_item_once(corpora):
     assert not np.array_equal(
         dataset.layouts(np.arange(items)), dataset.layouts(np.arange(items, 2 * items))
     )
+
+
+WINDOWS = BlockSizes(block_tokens=200, window_blocks=8, window_documents=3, segment_blocks=12)
+
+
+def test_large_corpora_seek_and_resume_alike(corpora):
+    shape = {"stages": {"continual": BLENDS, "steps": 30}, "sizes": WINDOWS, "rows": 6}
+    stream = make_stream(corpora[:1], **shape)
+    assert all(dataset.windowed for dataset in stream.datasets)
+    rows = [plain(stream.step_rows(step)) for step in range(30)]
+    resumed = make_stream(corpora[:1], **shape)
+    resumed.load_state_dict(json.loads(json.dumps(stream.state_dict(17))))
+    assert [plain(resumed.step_rows(step)) for step in range(17, 30)] == rows[17:]
+    consumed = Counter(
+        (dataset, n)
+        for step in range(30)
+        for row in stream.step_rows(step)
+        for dataset, n, _ in row
+    )
+    assert set(consumed.values()) == {1}
+    one, two = make_stream(corpora[:1], **shape), make_stream(corpora[:1], **shape)
+    whole = one.batches(5, 0, 1, 2)
+    halves = two.batches(5, 1, 2, 1), make_stream(corpora[:1], **shape).batches(5, 0, 2, 1)
+    ids = [batch.input_ids for half in reversed(halves) for batch in half]
+    assert torch.equal(torch.cat([batch.input_ids for batch in whole]), torch.cat(ids))
+
+
+def test_a_position_in_another_order_is_refused(corpora):
+    shape = {"stages": {"continual": BLENDS, "steps": 30}}
+    state = make_stream(corpora[:1], **shape).state_dict(5)
+    del state["windowed"]
+    make_stream(corpora[:1], **shape).load_state_dict(state)
+    with pytest.raises(UserError, match="shuffles large corpora in another way"):
+        make_stream(corpora[:1], sizes=WINDOWS, **shape).load_state_dict(state)
 
 
 def test_a_position_at_the_end_of_a_run_is_empty_and_harmless(corpora):
