@@ -143,7 +143,7 @@ class BlockOrder:
         shards = [self.blocks.shards_of(self.group_segments(each)) for each in groups]
         try:
             self.blocks.corpus.prefetch(dict.fromkeys(np.concatenate(shards).tolist()))
-        except UserError as error:  # whoever reads the shard tries again
+        except UserError as error:  # the read of that shard tries again
             log.info("%s", error)
 
     def windows(self, group: int) -> list[np.ndarray]:

@@ -1,6 +1,6 @@
 """The items of a task in the order in which a run reads them.
 
-    a table, a small corpus   all items in memory, shuffled anew every epoch
+    a table, a small corpus   all items in memory, shuffled differently in every epoch
     a large corpus            windows of blocks (palm_ds/data/corpus_blocks.py), two or three in
                               memory; the counts of items per block say where any n is
     held-out documents        the same items in every epoch
