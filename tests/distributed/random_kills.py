@@ -111,18 +111,15 @@ def wait_for_moment(rng: random.Random, metrics: Path, run: subprocess.Popen[byt
 
 def choose(rng: random.Random, supervisor: int) -> tuple[str, psutil.Process] | None:
     """A process of the run, and what it is."""
-    found: dict[str, list[psutil.Process]] = {}
+    found: list[tuple[str, psutil.Process]] = []
     try:
         for process in psutil.Process(supervisor).children(recursive=True):
             line = " ".join(process.cmdline())
             if "--agent" not in line and (kind := kind_of(line)):
-                found.setdefault(kind, []).append(process)
+                found.append((kind, process))
     except psutil.Error:
         return None
-    if not found:
-        return None
-    kind = rng.choice(sorted(found))
-    return kind, rng.choice(found[kind])
+    return rng.choice(found) if found else None
 
 
 def kind_of(line: str) -> str:
