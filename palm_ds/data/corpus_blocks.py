@@ -34,7 +34,7 @@ class BlockSizes:
     """A window has about this many documents or more, however long they are: some tasks draw texts
     from other documents of the window."""
     segment_blocks: int = 1024
-    group_segments: int = 64
+    group_segments: int = 16
     """Segments that are mixed with each other; the next ones begin when all are read."""
 
     def of_share(self, share: float) -> BlockSizes:
@@ -111,16 +111,24 @@ class CorpusBlocks:
 
 @dataclass(frozen=True)
 class BlockOrder:
-    """The order of all blocks under a key: groups of segments, and windows of blocks in each."""
+    """The order of all blocks in an epoch: groups of segments, and windows of blocks in each.
+
+    The order of the shards depends on the epoch alone, that of the blocks in a group on the key:
+    all tasks of a run read from the same few shards at a time."""
 
     blocks: CorpusBlocks
+    epoch: int
     key: int
 
     @cached_property
     def _segments(self) -> np.ndarray:
-        """(segments,) all segments in random order."""
-        segments = len(self.blocks.segments) - 1
-        return permutation_at(derive_key(self.key, "segments"), segments, np.arange(segments))
+        """(segments,) all segments, those of a shard one after another, the shards in random
+        order."""
+        segments = np.arange(len(self.blocks.segments) - 1)
+        shards = self.blocks.shards_of(segments)
+        count = len(self.blocks.corpus.manifest.shards)
+        place = permutation_at(derive_key("shards", self.epoch), count, np.arange(count))
+        return segments[np.argsort(place[shards], kind="stable")]
 
     @cached_property
     def _groups(self) -> np.ndarray:

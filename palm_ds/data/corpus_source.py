@@ -164,7 +164,7 @@ class CorpusSplit:
     @cached_property
     def reference(self) -> CorpusSource:
         """A random window, always the same: a sample for statistics."""
-        return self.window(BlockOrder(self.blocks, derive_key("reference")).windows(0)[0])
+        return self.window(BlockOrder(self.blocks, 0, derive_key("reference")).windows(0)[0])
 
     def __reduce__(self) -> tuple:
         """Without what it has cached."""

@@ -222,7 +222,9 @@ class WindowedOrder:
 
     def _epoch(self, number: int) -> _Epoch:
         def make() -> _Epoch:
-            order = BlockOrder(self.reader.split.blocks, derive_key(self.key, "epoch", number))
+            order = BlockOrder(
+                self.reader.split.blocks, number, derive_key(self.key, "epoch", number)
+            )
             return _Epoch(order, self.counts)
 
         return self._epochs.get(number, make)
@@ -259,7 +261,7 @@ class HeldOutOrder:
 
     @cached_property
     def _unread(self) -> Iterator[Window]:
-        order = BlockOrder(self.reader.split.blocks, derive_key("held out"))
+        order = BlockOrder(self.reader.split.blocks, 0, derive_key("held out"))
         for group in range(order.groups):
             for number, blocks in enumerate(order.windows(group)):
                 yield self.reader.read(blocks, derive_key("held out", group, number))

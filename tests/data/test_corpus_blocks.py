@@ -68,7 +68,7 @@ def _all_blocks(documents: list[tuple[int, ...]], sizes: BlockSizes) -> list[tup
 @given(documents=shards, sizes=sizes, key=st.integers(0, 2**64 - 1))
 def test_the_windows_of_all_groups_have_every_block_once(documents, sizes, key):
     blocks = blocks_of(documents, sizes)
-    order = BlockOrder(blocks, key)
+    order = BlockOrder(blocks, 3, key)
     groups = [order.windows(group) for group in range(order.groups)]
     found = np.concatenate([window for windows in groups for window in windows])
     assert sorted(found) == list(range(len(blocks)))
@@ -92,5 +92,18 @@ def test_segments_never_cross_shards(documents, sizes):
 
 def test_keys_give_different_orders():
     blocks = blocks_of([(10,) * 400], BlockSizes(block_tokens=10, window_blocks=20))
-    one, other = (BlockOrder(blocks, key).windows(0)[0].tolist() for key in (1, 2))
-    assert one != other and BlockOrder(blocks, 1).windows(0)[0].tolist() == one
+    one, other = (BlockOrder(blocks, 0, key).windows(0)[0].tolist() for key in (1, 2))
+    assert one != other and BlockOrder(blocks, 0, 1).windows(0)[0].tolist() == one
+
+
+def test_all_tasks_read_the_same_shards_at_a_time_and_others_in_the_next_epoch():
+    shards = [(10,) * 40] * 12
+    sizes = BlockSizes(block_tokens=10, window_blocks=5, segment_blocks=20, group_segments=6)
+    blocks = blocks_of(shards, sizes)
+    one, other, later = BlockOrder(blocks, 0, 1), BlockOrder(blocks, 0, 2), BlockOrder(blocks, 1, 1)
+    assert one.groups == 4
+    groups = [
+        [set(blocks.shards_of(order.group_segments(g)).tolist()) for g in range(4)]
+        for order in (one, other, later)
+    ]
+    assert groups[0] == groups[1] != groups[2] and all(len(found) == 3 for found in groups[0])
