@@ -62,7 +62,7 @@ def test_they_are_counted_once_and_the_corpus_still_opens(corpus, caplog):
     assert open_corpus(corpus.path, verify=True).manifest == corpus.manifest
 
 
-def test_other_settings_are_counted_anew(corpus):
+def test_other_settings_are_counted_separately(corpus):
     item_counts(task_of(), split_of(corpus), 64)
     for task, split, length in [
         (task_of(), split_of(corpus), 32),
