@@ -208,17 +208,16 @@ def plan(inputs: Sequence[str], options: PrepareOptions) -> PreparationJob:
 def _tokenizer_entry(options: PrepareOptions) -> dict[str, Any]:
     if options.tokenizer is not None:
         return {"path": options.tokenizer, "sha256": hash_tokenizer(Path(options.tokenizer))}
-    lower = options.text.lower
-    return {"train": options.train, "vocab_size": options.vocab_size, "lower": lower}
+    trained = {"train": options.train, "vocab_size": options.vocab_size}
+    return {**trained, "lower": options.text.lower}
 
 
 def _annotations(options: PrepareOptions, loses_capitals: bool) -> tuple[str, ...]:
     """The default annotations, `capital` if text is lower-cased, those the input gives, `heading`
     if it has titles, and the user's, each once."""
+    structure = options.input.structure
     names = [*DEFAULT_ANNOTATIONS, *(["capital"] if loses_capitals else [])]
-    names += [
-        name for name, formats in INPUT_ANNOTATIONS.items() if options.input.structure in formats
-    ]
+    names += [name for name, formats in INPUT_ANNOTATIONS.items() if structure in formats]
     names += [*(["heading"] if options.input.title_field else []), *options.annotations]
     short = [find_annotation(name)[0] for name in names]
     return tuple(name for i, name in enumerate(names) if short[i] not in short[:i])

@@ -291,7 +291,6 @@ class CorpusTask(Task[CorpusSource]):
 
     def check(self, source: CorpusSource, max_length: int) -> None:
         """Raises UserError if the source lacks what the task needs, such as a second document."""
-        return
 
     def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
         """Passages that fill the room: consecutive tokens of one document, [CLS] and [SEP]

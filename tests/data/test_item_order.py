@@ -261,7 +261,7 @@ def test_a_task_whose_items_depend_on_other_documents_is_refused(corpus):
         dataset.layouts(np.arange(dataset.num_items))
 
 
-def test_documents_longer_than_a_block_still_have_others_beside_them(tmp_path):
+def test_documents_longer_than_a_block_share_windows_with_others(tmp_path):
     documents = [(f"d{n}", [" ".join(["a b c"] * 40)] * 6) for n in range(40)]
     corpus = write_sentences(tmp_path / "c", documents, tokenizer_of("a b c"))
     sizes = replace(SIZES, block_tokens=64, window_documents=8, segment_blocks=60)
