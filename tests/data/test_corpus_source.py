@@ -51,7 +51,7 @@ def test_nor_in_any_window_of_a_large_corpus(corpus: Corpus) -> None:
     assert training is not None and held is not None
     found = []
     for split in (training, held):
-        order = BlockOrder(split.blocks, 1)
+        order = BlockOrder(split.blocks, 0, 1)
         windows = [w for group in range(order.groups) for w in order.windows(group)]
         found.append(np.concatenate([split.window(w).documents for w in windows]))
     assert not texts_of(corpus, found[0]) & texts_of(corpus, found[1])
