@@ -41,10 +41,10 @@ def main() -> None:
     samples = run(args.out, args.steps)
     found = summary(samples) | {
         "seconds": round(time.monotonic() - began),
-        "left behind": sorted(leftovers(args.out) - before),
+        "remains": sorted(leftovers(args.out) - before),
     }
     print(json.dumps(found, indent=1))
-    sys.exit(bool(found["grew"] or found["left behind"]))
+    sys.exit(bool(found["grew"] or found["remains"]))
 
 
 def leftovers(folder: Path) -> set[str]:
