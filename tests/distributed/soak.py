@@ -5,7 +5,7 @@ temporary folders, shared memory.
 
 Two processes under `palm-ds run` and DeepSpeed, ZeRO 2, saving every 500 steps, evaluating every
 1,000. What a process owns is sampled each second; the median of the last tenth of the run may
-exceed that of the second tenth by 2 %.
+exceed that of the fifth tenth by 1 %: the allocator settles in the first thousands of steps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.distributed.test_commands import MASKS, recipe_values
 from tests.helpers.launchers import ROOT, environment
 from tests.helpers.small_corpus import write_small_corpus
 
-GROWTH = 1.02
+GROWTH = 1.01
 
 
 def main() -> None:
@@ -112,14 +112,14 @@ def parent_line(process: psutil.Process) -> list[str]:
 
 
 def summary(samples: dict[int, list[tuple[float, int]]]) -> dict:
-    """Medians of the second and the last tenth of the run, per rank."""
+    """Medians of the fifth and the last tenth of the run, per rank."""
     found, grew = {}, []
     for rank, values in sorted(samples.items()):
         tenth = len(values) // 10
         for what, column in (("MB", 0), ("files", 1)):
             early, late = (
                 statistics.median(value[column] for value in part)
-                for part in (values[tenth : 2 * tenth], values[-tenth:])
+                for part in (values[4 * tenth : 5 * tenth], values[-tenth:])
             )
             found[f"rank {rank}, {what}"] = [round(early, 1), round(late, 1)]
             if late > early * GROWTH:
