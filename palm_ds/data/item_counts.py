@@ -73,7 +73,15 @@ def _hash_of(task: CorpusTask, split: CorpusSplit, max_length: int) -> str:
 def _source_code(kind: type) -> str:
     """The code of the modules that define a task, so that counts do not outlive its rules."""
     modules = {base.__module__ for base in kind.__mro__} - {"builtins", "abc", "typing"}
-    return "".join(inspect.getsource(sys.modules[name]) for name in sorted(modules))
+    return "".join(_source_of(name) for name in sorted(modules))
+
+
+def _source_of(module: str) -> str:
+    """The code of a module; "" if there is none, as for a notebook."""
+    try:
+        return inspect.getsource(sys.modules[module])
+    except (KeyError, OSError, TypeError):
+        return ""
 
 
 def _folders(split: CorpusSplit) -> list[Path]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -74,6 +76,14 @@ def test_other_settings_are_counted_separately(corpus):
         before = len(files(corpus))
         item_counts(task, split, length)
         assert len(files(corpus)) == before + 1
+
+
+def test_a_task_of_a_notebook_is_counted(corpus, monkeypatch):
+    right = item_counts(task_of(), split_of(corpus), 64).of_blocks
+    notebook = type("Mine", (type(task_of()),), {"__module__": "notebook"})
+    monkeypatch.setitem(sys.modules, "notebook", ModuleType("notebook"))
+    found = item_counts(notebook(name="mine", source="text"), split_of(corpus), 64)
+    assert (found.of_blocks == right).all() and len(files(corpus)) == 2
 
 
 @pytest.mark.parametrize("damage", [b"", b"not an array", None])
