@@ -101,7 +101,10 @@ def test_a_killed_run_of_this_host_is_taken_over_immediately(
 
 def test_a_number_that_another_process_has_now(tmp_path: Path) -> None:
     write(tmp_path, replace(LockOwner.here(), ticks=1))
-    take(tmp_path).release()
+    lock = take(tmp_path)
+    assert json.loads((tmp_path / FILE).read_text())["ticks"] == LockOwner.here().ticks
+    lock.release()
+    assert not (tmp_path / FILE).exists()
 
 
 def test_a_silent_run_of_another_host_is_taken_over(
@@ -135,7 +138,10 @@ def test_a_running_one_of_another_host_is_refused(tmp_path: Path, elsewhere: Loc
 
 def test_a_lock_that_is_no_lock_gets_old(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text("")
-    take(tmp_path).release()
+    lock = take(tmp_path)
+    assert json.loads((tmp_path / FILE).read_text())["pid"] == os.getpid()
+    lock.release()
+    assert not (tmp_path / FILE).exists()
 
 
 def test_of_many_simultaneous_starts_one_wins(tmp_path: Path, ended: LockOwner) -> None:
