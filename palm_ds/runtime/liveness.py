@@ -32,6 +32,7 @@ _GRACE = 2.0
 _COMMUNICATION = re.compile("gloo|nccl|connection|socket|peer|store", re.IGNORECASE)
 _BACKLOG = 4096
 """All processes of a run connect in the same moment."""
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _HELLO = 32
 """Bytes of the first message of a connection: the secret of the run and the rank."""
 
@@ -213,7 +214,15 @@ def leave_if_another_was_lost(error: BaseException) -> None:
         thread.join(_GRACE * 3)  # it ends this process
 
 
+def _master() -> str:
+    """The address of rank 0, as the launcher gives it to all processes."""
+    return os.environ.get("MASTER_ADDR", "127.0.0.1")
+
+
 def _listen() -> socket.socket:
+    """A server on the loopback interface if no other host takes part."""
+    if _master() in _LOOPBACK:
+        return socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
     try:
         return socket.create_server(
             ("::", 0), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
@@ -235,7 +244,7 @@ def _accept(
                 connection, _ = listener.accept()
                 connection.settimeout(seconds)
                 hello = connection.recv(_HELLO, socket.MSG_WAITALL).decode()
-                if hello.startswith(token):
+                if secrets.compare_digest(hello[: len(token)].encode(), token.encode()):
                     rank = int(hello[len(token) :])
                     connection.setblocking(False)
                     links.append(PeerLink(connection, rank, hosts[rank]))
@@ -249,8 +258,8 @@ def _accept(
 
 def _connect(port: int, rank: int, host: str, token: str, seconds: float) -> list[PeerLink]:
     with contextlib.suppress(OSError):
-        address = os.environ.get("MASTER_ADDR", "127.0.0.1"), port
-        connection = socket.create_connection(address, timeout=seconds)
+        address = "127.0.0.1" if _master() in _LOOPBACK else _master()
+        connection = socket.create_connection((address, port), timeout=seconds)
         connection.sendall(f"{token}{rank}".ljust(_HELLO).encode())
         connection.setblocking(False)
         return [PeerLink(connection, 0, host)]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from palm_ds.runtime import liveness
 from tests.helpers.warm_python import clear_away, start_together
 
 PROGRAM = """
@@ -50,3 +51,12 @@ def test_the_end_of_a_process(last, do, codes, said, tmp_path: Path) -> None:
         assert all("(last step 7)" in line and said in line for line in lines)
     finally:
         clear_away(programs)
+
+
+@pytest.mark.parametrize(
+    ("master", "reachable"), [("127.0.0.1", False), ("localhost", False), ("node1", True)]
+)
+def test_only_runs_of_several_hosts_listen_to_others(master, reachable, monkeypatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", master)
+    with liveness._listen() as server:
+        assert (server.getsockname()[0] != "127.0.0.1") == reachable
