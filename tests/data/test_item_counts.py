@@ -41,7 +41,7 @@ def task_of(kind: str = "sentence_distance", **values) -> CorpusTask:
 
 
 def files(corpus: Corpus) -> list[Path]:
-    return sorted((corpus.path / "index" / "items").glob("*.npy"))
+    return sorted((corpus.folder.local / "index" / "items").glob("*.npy"))
 
 
 def test_counts_are_those_of_each_block(corpus):
