@@ -9,8 +9,8 @@ without labels (trials, parity checks); `palm_ds.data.example.collate` adds the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -51,8 +51,6 @@ class Batch:
     """(rows, length) int64; -1 is padding"""
     cu_seqlens: torch.Tensor
     """(sequences + 1,) int32, over the flattened rows; the last one is rows * length"""
-    max_seqlen: int
-    """Tokens of the longest sequence."""
     labels: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     """{task: (flat positions, targets)}"""
     groups: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -96,24 +94,43 @@ class Batch:
             task_ids=torch.from_numpy(task_ids),
             sequence_ids=torch.from_numpy(sequence_ids),
             cu_seqlens=torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)),
-            max_seqlen=max(lengths, default=0),
         )
 
-    def to(self, device: torch.device | str) -> Batch:
-        move = lambda x: x.to(device, non_blocking=True)  # noqa: E731
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+        """A batch of the changed tensors."""
         return Batch(
-            input_ids=move(self.input_ids),
-            position_ids=move(self.position_ids),
-            token_type_ids=move(self.token_type_ids),
-            task_ids=move(self.task_ids),
-            sequence_ids=move(self.sequence_ids),
-            cu_seqlens=move(self.cu_seqlens),
-            max_seqlen=self.max_seqlen,
-            labels={task: (move(at), move(y)) for task, (at, y) in self.labels.items()},
-            groups={task: move(number) for task, number in self.groups.items()},
+            input_ids=change(self.input_ids),
+            position_ids=change(self.position_ids),
+            token_type_ids=change(self.token_type_ids),
+            task_ids=change(self.task_ids),
+            sequence_ids=change(self.sequence_ids),
+            cu_seqlens=change(self.cu_seqlens),
+            labels={task: (change(at), change(y)) for task, (at, y) in self.labels.items()},
+            groups={task: change(number) for task, number in self.groups.items()},
             first_row=self.first_row,
             dropout_key=self.dropout_key,
         )
+
+    def to(self, device: torch.device | str) -> Batch:
+        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Batch:
+        """The batch in pinned memory, from which a GPU copies without the host."""
+        return self.map(torch.Tensor.pin_memory)
+
+    def with_dropout_key(self, key: int) -> Batch:
+        return replace(self, dropout_key=key)
+
+    def sequence_of(self, positions: torch.Tensor) -> torch.Tensor:
+        """(n,) the numbers within the batch of the sequences that flat positions (n,) are in."""
+        return torch.searchsorted(self.cu_seqlens.long(), positions, right=True) - 1
+
+    def sequence_means(self, vectors: torch.Tensor) -> torch.Tensor:
+        """(sequences, hidden) fp32: the mean over the tokens of each sequence, padding included, of
+        vectors (rows, length, hidden)."""
+        lengths = self.cu_seqlens.diff().long()
+        flat = vectors.flatten(0, 1).float()
+        return torch.segment_reduce(flat, "mean", lengths=lengths, unsafe=True)
 
     @property
     def real_tokens(self) -> int:

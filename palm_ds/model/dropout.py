@@ -25,8 +25,8 @@ _RANGE = 1 << 32  # the drop rates that 32 bits can express
 _CHUNK = 1 << 16  # numbers whose bits fit a CPU's cache
 _ROW_STRIDE = 1 << 32  # more than the positions of a row
 # splitmix64's constants (Steele, Lea and Flood 2014) and 2^32 / golden ratio, as signed integers
-_GOLDEN, _FIRST, _SECOND = -7046029254386353131, -4658895280553007687, -7723592293110705685
-_GOLDEN_32 = -1640531535
+_GOLDEN, MIX_FIRST, MIX_SECOND = -7046029254386353131, -4658895280553007687, -7723592293110705685
+GOLDEN_32 = -1640531535
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,8 @@ def add_dropout(
         return x + y
     if keys is None:
         return x + F.dropout(y, rate)
+    if torch.compiler.is_compiling():  # the mask is computed again for the backward pass
+        return x + y * keys.mask(y, rate) * (1 / keep_rate(rate))
     return _AddDropout.apply(x, y, keys.mask(y, rate), 1 / keep_rate(rate))
 
 
@@ -95,12 +97,17 @@ def keep_rate(rate: float) -> float:
     return 1 - round(rate * _RANGE) / _RANGE
 
 
+def drop_threshold(rate: float) -> int:
+    """Random int32 below this are dropped."""
+    return round(rate * _RANGE) - _RANGE // 2  # int32 starts at -2^31
+
+
 def keep_mask(
     rows: torch.Tensor, columns: torch.Tensor, rate: float, dtype: torch.dtype
 ) -> torch.Tensor:
     """A mask (rows, columns) of 1 to keep and 0 to drop, from odd random int32 of each row and
     column. Mixing their product leaves no pattern of a product."""
-    dropped = round(rate * _RANGE) - _RANGE // 2  # int32 starts at -2^31
+    dropped = drop_threshold(rate)
     if rows.device.type != "cpu" or torch.compiler.is_compiling():
         return torch.ge(_element_bits(rows, columns), dropped).to(dtype)
     out = torch.empty(len(rows), len(columns), dtype=dtype)
@@ -118,13 +125,13 @@ def odd_bits(hashes: torch.Tensor) -> torch.Tensor:
 def _element_bits(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     """32 random bits (rows, columns)."""
     bits = rows[:, None] * columns
-    return bits.bitwise_xor_(bits >> 15).mul_(_GOLDEN_32)
+    return bits.bitwise_xor_(bits >> 15).mul_(GOLDEN_32)
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
     """The finalizer of splitmix64, as `palm_ds.common.rng` has it: a bijection of 64-bit words."""
-    x = (x ^ _shifted(x, 30)) * _FIRST
-    x = (x ^ _shifted(x, 27)) * _SECOND
+    x = (x ^ _shifted(x, 30)) * MIX_FIRST
+    x = (x ^ _shifted(x, 27)) * MIX_SECOND
     return x ^ _shifted(x, 31)
 
 

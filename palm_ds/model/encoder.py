@@ -24,8 +24,10 @@ from palm_ds.common.plugins import check_options, import_class
 from palm_ds.model.activations import ACTIVATIONS
 from palm_ds.model.attention import AttentionPlan, attend, plan_attention
 from palm_ds.model.batch import Batch
+from palm_ds.model.compiled import CompiledRegion, padded_positions
 from palm_ds.model.config import PRESETS, EncoderConfig
 from palm_ds.model.dropout import DropoutKeys, add_dropout, dropout, dropout_keys
+from palm_ds.model.fused_norm import Drop, FusedLayerNorm
 from palm_ds.model.kernels import Kernels, layer_norm
 
 __all__ = [
@@ -66,9 +68,32 @@ class EncoderLayer(nn.Module):
         self, x: torch.Tensor, plan: AttentionPlan, at: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Returns (rows, length, hidden), or (n, hidden) at the flat positions `at` (n,)."""
-        x, attended = gather_positions(at, x, self.attention(x, plan))
-        x = self.attention_norm(self.residual_dropout(x, self.project(attended)))
-        return self.output_norm(self.residual_dropout(x, self.feed_forward(x)))
+        return self.rest(x, self.attention(x, plan), at)
+
+    def rest(
+        self, x: torch.Tensor, attended: torch.Tensor, at: torch.Tensor | None
+    ) -> torch.Tensor:
+        """All that follows the attention."""
+        x, attended = gather_positions(at, x, attended)
+        x = self._add_norm(self.attention_norm, x, self.project(attended))
+        return self._add_norm(self.output_norm, x, self.feed_forward(x))
+
+    def _add_norm(self, norm: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """LayerNorm(x + dropout(y))."""
+        overridden = type(self).residual_dropout is not EncoderLayer.residual_dropout
+        if overridden or not isinstance(norm, FusedLayerNorm):
+            return norm(self.residual_dropout(x, y))
+        keys, rate = self._next_keys(y), self.dropout_rate if self.training else 0.0
+        if rate and keys is None:
+            return norm(x, dropout(y, rate, None))
+        return norm(x, y, Drop(rate, keys) if rate and keys else None)
+
+    def compile_in(self, region: CompiledRegion, *, whole: bool) -> None:
+        """`whole`: with the attention, whose implementation must allow it."""
+        if whole or type(self).forward is not EncoderLayer.forward:
+            self.forward = region.wrap(self.forward)
+        else:
+            self.rest = region.wrap(self.rest)
 
     def attention(self, x: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
         """Multi-head attention before the output projection, (rows, length, hidden)."""
@@ -82,11 +107,20 @@ class EncoderLayer(nn.Module):
     def residual_dropout(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """x + dropout(y), (rows, length, hidden) or (n, hidden) at the positions `at`. Every call
         in a forward pass has its own masks."""
+        keys = self._next_keys(y)
+        return add_dropout(x, y, self.dropout_rate if self.training else 0.0, keys)
+
+    def _next_keys(self, y: torch.Tensor) -> DropoutKeys | None:
+        """The keys of the next dropout in this layer, for the rows of y."""
         self._dropouts += 1  # 0 is the attention
-        keys = None if self._keys is None else self._keys.site(self._dropouts)
+        return self.keys_at(self._dropouts, y)
+
+    def keys_at(self, site: int, y: torch.Tensor) -> DropoutKeys | None:
+        """The keys of a place in this layer, for the rows of y in this forward pass."""
+        keys = None if self._keys is None else self._keys.site(site)
         if keys is not None and y.dim() == 2 and self._at is not None:
             keys = keys.select(self._at)
-        return add_dropout(x, y, self.dropout_rate if self.training else 0.0, keys)
+        return keys
 
 
 def _begin_layer(layer: EncoderLayer, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -130,6 +164,7 @@ class Encoder(nn.Module):
         super().__init__()
         assert config.vocab_size is not None, "vocab_size must be filled in from the tokenizer"
         self.config, self.kernels, self.recompute = config, kernels, recompute
+        self.adapter_columns = 0  # of the widest input whose dropout is not the encoder's own
         self.word = nn.Embedding(config.vocab_size, config.hidden_size)
         self.position = nn.Embedding(config.max_positions, config.hidden_size)
         self.segment = nn.Embedding(config.token_types, config.hidden_size)
@@ -140,8 +175,16 @@ class Encoder(nn.Module):
         self.pooler = Pooler(config.hidden_size)
         init_weights(self, config.init_range)
         if kernels.compile == "on":
-            for layer in self.layers:
-                layer.compile()
+            self._compile()
+
+    def _compile(self) -> None:
+        region, whole = CompiledRegion("layers"), self.kernels.attention != "tiles"
+        for layer in self.layers:
+            if isinstance(layer, EncoderLayer):
+                layer.compile_in(region, whole=whole)
+            else:
+                layer.forward = region.wrap(layer.forward)
+        self._join = CompiledRegion("embeddings").wrap(self._join)
 
     @property
     def hidden_size(self) -> int:
@@ -157,34 +200,45 @@ class Encoder(nn.Module):
         positions `at` (n,) returns (n, hidden) and computes most of the last layer for these
         only."""
         keys = self._dropout_keys(batch)
-        x = dropout(self._embed(batch), self.config.dropout if self.training else 0.0, keys)
+        x = self._embed(batch, keys)
         compiled = self.kernels.compile == "on"
         plan = plan_attention(batch, self.kernels.attention, compiled=compiled, keys=keys)
+        rows = at if at is None or not compiled else padded_positions(at, batch.input_ids.numel())
         for number, layer in enumerate(self.layers, 1):
-            arguments = () if at is None or number < len(self.layers) else (at,)
+            arguments = () if rows is None or number < len(self.layers) else (rows,)
             if self.recompute and torch.is_grad_enabled():
                 x = checkpoint(layer, x, plan.for_layer(number), *arguments, use_reentrant=False)
             else:
                 x = layer(x, plan.for_layer(number), *arguments)
-        return x
+        return x if at is None or not compiled else x[: len(at)]
 
-    def _embed(self, batch: Batch) -> torch.Tensor:
-        # ERNIE's order of summation: word, position, segment, task.
+    def _embed(self, batch: Batch, keys: DropoutKeys | None) -> torch.Tensor:
         positions = batch.position_ids + self.config.position_offset
-        x = self.word(batch.input_ids) + self.position(positions)
-        x = x + self.segment(batch.token_type_ids)
+        parts = [self.word(batch.input_ids), self.position(positions)]
+        parts.append(self.segment(batch.token_type_ids))
         if self.config.task_types:
-            x = x + self.task(batch.task_ids)
-        return self.norm(x)
+            parts.append(self.task(batch.task_ids))
+        return self._join(parts, keys)
+
+    def _join(self, parts: list[torch.Tensor], keys: DropoutKeys | None) -> torch.Tensor:
+        """Sum, LayerNorm and dropout of the embeddings. The look-ups are not compiled with it:
+        their gradients would be added up in no fixed order."""
+        x = parts[0]
+        for part in parts[1:]:  # ERNIE's order: word, position, segment, task
+            x = x + part
+        rate = self.config.dropout if self.training else 0.0
+        if rate and keys and isinstance(self.norm, FusedLayerNorm):
+            return self.norm(x, drop=Drop(rate, keys), after=True)
+        return dropout(self.norm(x), rate, keys)
 
     def _dropout_keys(self, batch: Batch) -> DropoutKeys | None:
         """None if nothing is dropped, or torch draws what is."""
         config = self.config
-        if not self.training or not (config.dropout or config.attention_dropout):
+        dropping = config.dropout or config.attention_dropout or self.adapter_columns
+        if not self.training or not dropping or self.kernels.dropout != "counter":
             return None
-        if self.kernels.dropout != "counter":
-            return None
-        return dropout_keys(batch, max(config.hidden_size, batch.input_ids.shape[1]))
+        columns = max(config.hidden_size, self.adapter_columns, batch.input_ids.shape[1])
+        return dropout_keys(batch, columns)
 
 
 def encoder_class(config: EncoderConfig) -> type[Encoder]:

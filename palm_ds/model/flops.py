@@ -4,20 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from palm_ds.model.batch import Batch
 from palm_ds.model.config import EncoderConfig
 
 
-def training_flops(config: EncoderConfig, batch: Batch, vocab_tasks: Sequence[str]) -> float:
+def training_flops(
+    config: EncoderConfig, batch: Batch, vocab_tasks: Sequence[str]
+) -> torch.Tensor | float:
     """FLOPs of the forward and backward pass of one batch: 6 for each layer weight and token, the
     attention within sequences, and the vocabulary product for each label of `vocab_tasks` (other
     heads are negligible). Recomputed activations and padding do not count. The last layer counts in
-    full, although most of it may be computed at the labels only."""
-    size, layers = config.hidden_size, config.num_layers
-    weights = layers * (4 * size**2 + 2 * size * config.feed_forward_size)
-    lengths = batch.cu_seqlens.diff().double()
-    attention = 12 * layers * size * float((lengths**2).sum())
-    vocabulary = config.vocab_size or 0
+    full, although most of it may be computed at the labels only.
+
+    A scalar on the batch's device: nothing waits for it."""
+    tokens, squares = sequence_sums(batch)
     labels = sum(len(batch.labels[task][0]) for task in vocab_tasks if task in batch.labels)
-    head = 6.0 * labels * (size**2 + size * vocabulary)
-    return 6.0 * weights * batch.real_tokens + attention + head
+    layers = layer_flops(config) * tokens + attention_flops(config) * squares
+    return layers + head_flops(config) * labels
+
+
+def sequence_sums(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """The lengths of a batch's sequences without padding, summed, and their squares, as float64.
+    `cu_seqlens` may end in empty sequences."""
+    ids = batch.sequence_ids.flatten()
+    starts = batch.cu_seqlens[:-1].long().clamp(max=ids.numel() - 1)
+    lengths = batch.cu_seqlens.diff().double() * (ids[starts] >= 0)
+    return lengths.sum(), (lengths**2).sum()
+
+
+def layer_flops(config: EncoderConfig) -> float:
+    """FLOPs of all layers for each token, forward and backward, without attention scores."""
+    size = config.hidden_size
+    return 6.0 * config.num_layers * (4 * size**2 + 2 * size * config.feed_forward_size)
+
+
+def attention_flops(config: EncoderConfig) -> float:
+    """FLOPs of attention in all layers for each pair of tokens of a sequence."""
+    return 12.0 * config.num_layers * config.hidden_size
+
+
+def head_flops(config: EncoderConfig) -> float:
+    """FLOPs of the masked-LM head for each label."""
+    return 6.0 * (config.hidden_size**2 + config.hidden_size * (config.vocab_size or 0))

@@ -1,9 +1,10 @@
 """Chooses an implementation for each operation: the fastest that can run, or the one requested.
 
     operation         implementations, fastest first
-    attention         varlen, tiles, sdpa, plain                      attention.py
+    attention         tiles, varlen, efficient, triton, varlen_fa3, varlen_fa4, sdpa, plain
+                                                                      attention.py
     masked_lm_loss    chunked, liger, linear_cross_entropy, plain     masked_lm_loss.py
-    layer_norm        apex, torch
+    layer_norm        triton, apex, torch                             fused_norm.py
     dropout           counter, plain                                  dropout.py
     compile           on, off                                         torch.compile of the layers
 
@@ -11,22 +12,29 @@ The last one of each runs everywhere and defines the result. `choose_kernels` pr
 starts. A requested implementation that cannot run is an error; there is no silent fallback. Those
 of dropout drop other numbers for the same seed, at the same rate; all others agree with the plain
 one up to rounding. Masks of `counter` are the same on any number of processes, also those of
-attention in `tiles` and `plain`; `sdpa` takes none.
+attention in `tiles`, `triton` and `plain`; the others take none.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.model import attention_choice
 from palm_ds.model.config import EncoderConfig
+from palm_ds.model.dropout import DropoutKeys, add_dropout
+from palm_ds.model.fused_norm import Drop, FusedLayerNorm
+from palm_ds.model.implementation import Environment, Implementation
+
+_TOLERANCE = 0.2  # half precision loses a hundredth, a broken kernel all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,28 +52,9 @@ def layer_norm(size: int, eps: float, kernel: str) -> nn.Module:
     """A LayerNorm over `size` values, with `weight` and `bias`."""
     if kernel == "apex":
         return importlib.import_module("apex.normalization").FusedLayerNorm(size, eps=eps)
+    if kernel == "triton":
+        return FusedLayerNorm(size, eps=eps)
     return nn.LayerNorm(size, eps=eps)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Environment:
-    """What the choice depends on."""
-
-    device: torch.device
-    dtype: torch.dtype
-    config: EncoderConfig
-    dropout: str = "plain"
-    """The implementation of dropout, which is chosen first."""
-
-
-@dataclass(frozen=True)
-class Implementation:
-    """One implementation of an operation. `unavailable` returns why it cannot run here,
-    `not_preferred` why it is not chosen by default; None means no objection."""
-
-    name: str
-    unavailable: Callable[[Environment], str | None] = lambda _: None
-    not_preferred: Callable[[Environment], str | None] = lambda _: None
 
 
 def choose_kernels(
@@ -74,9 +63,11 @@ def choose_kernels(
     device: torch.device | str,
     dtype: torch.dtype,
     config: EncoderConfig,
+    zero_stage: int = 0,
+    fixed_shapes: bool = True,
 ) -> tuple[Kernels, list[str]]:
     """The requested or fastest implementation of each operation ("auto": the fastest), and one log
-    line per operation.
+    line per operation. `fixed_shapes`: all batches have the same number of rows and length.
 
     Raises UserError for an unknown operation or implementation, and for one that cannot run here.
     """
@@ -84,14 +75,23 @@ def choose_kernels(
     for name in requested:
         if name not in known:
             raise UserError(f'kernels: unknown operation "{name}"{suggest(name, known)}')
-    environment = Environment(device=torch.device(device), dtype=dtype, config=config)
-    dropout, _ = _choose("dropout", requested.get("dropout", "auto"), environment)
-    environment = replace(environment, dropout=dropout)
-    chosen, lines = {}, []
-    for name in known:
+    environment = Environment(
+        device=torch.device(device),
+        dtype=dtype,
+        config=config,
+        zero_stage=zero_stage,
+        fixed_shapes=fixed_shapes,
+        layer_norm=requested.get("layer_norm", "auto"),
+    )
+    chosen, lines = {}, {}
+    for name in ("dropout", "compile", *known):
+        if name in chosen:
+            continue
         chosen[name], reason = _choose(name, requested.get(name, "auto"), environment)
-        lines.append(f"{name}: {chosen[name]}{reason}")
-    return Kernels(**chosen), lines
+        lines[name] = f"{name}: {chosen[name]}{reason}"
+        if name in ("dropout", "compile"):
+            environment = replace(environment, **{name: chosen[name]})
+    return Kernels(**chosen), [lines[name] for name in known]
 
 
 def _choose(operation: str, requested: str, environment: Environment) -> tuple[str, str]:
@@ -105,35 +105,19 @@ def _choose(operation: str, requested: str, environment: Environment) -> tuple[s
             raise UserError(
                 f'kernels: {operation}: "{requested}" cannot run here: {reason}; use "auto"'
             )
-        return requested, " (requested)"
+        return requested, _in_brackets(["requested"], implementations[requested], environment)
     reasons = []
     for each in implementations.values():
         if not (reason := each.not_preferred(environment) or each.unavailable(environment)):
-            return each.name, f" ({'; '.join(reasons)})" if reasons else ""
+            return each.name, _in_brackets(reasons, each, environment)
         reasons.append(f"{each.name}: {reason}")
     raise AssertionError(f"{operation}: the last implementation must run everywhere")
 
 
-def _varlen_unavailable(environment: Environment) -> str | None:
-    if environment.device.type != "cuda":
-        return "needs CUDA"
-    if importlib.util.find_spec("torch.nn.attention.varlen") is None:
-        return f"torch {torch.__version__} has no torch.nn.attention.varlen"
-    if environment.dtype not in (torch.float16, torch.bfloat16):
-        return "needs fp16 or bf16"
-    if torch.cuda.get_device_capability(environment.device) < (8, 0):
-        return "needs compute capability 8.0"
-    if environment.config.attention_dropout:
-        rate = environment.config.attention_dropout
-        return f"does not support dropout; attention_dropout is {rate}"
-    return None
-
-
-def _sdpa_unavailable(environment: Environment) -> str | None:
-    if environment.dropout == "plain" or not environment.config.attention_dropout:
-        return None
-    rate = environment.config.attention_dropout
-    return f'does not take the masks of dropout: "counter"; attention_dropout is {rate}'
+def _in_brackets(reasons: list[str], chosen: Implementation, environment: Environment) -> str:
+    remark = chosen.remark(environment)
+    reasons = [*reasons, remark] if remark else reasons
+    return f" ({'; '.join(reasons)})" if reasons else ""
 
 
 def _liger_unavailable(environment: Environment) -> str | None:
@@ -155,9 +139,46 @@ def _underflows_in_fp16(environment: Environment) -> str | None:
     return "in fp16 its gradient would underflow" if environment.dtype == torch.float16 else None
 
 
+def _graph_break(environment: Environment) -> str | None:
+    return 'compile: "on" fuses torch\'s' if environment.compile == "on" else None
+
+
+def _fused_norm_unavailable(environment: Environment) -> str | None:
+    """It is run once: the compiler may not work."""
+    if environment.device.type != "cuda":
+        return "needs CUDA"
+    if reason := _graph_break(environment):
+        return reason
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    try:
+        error = _fused_norm_error(environment.device, environment.dtype)
+    except Exception as failure:  # compilers and drivers raise many types and document none
+        return f"does not run here ({(str(failure).strip() or repr(failure)).splitlines()[0]})"
+    return None if error < _TOLERANCE else f"computes other numbers here than torch ({error:.2g})"
+
+
+def _fused_norm_error(device: torch.device, dtype: torch.dtype) -> float:
+    """The largest difference from torch's LayerNorm, of values and gradients near 1."""
+    norm = FusedLayerNorm(48, device=device, dtype=dtype)
+    x, y = torch.arange(960.0, device=device).mul(0.7).sin().to(dtype).view(2, 10, 48)
+    columns = torch.ones(48, dtype=torch.int32, device=device)
+    keys = DropoutKeys(torch.arange(10, device=device), columns)
+    results = []
+    for fused in (True, False):
+        leaf = y.clone().requires_grad_()
+        with torch.enable_grad():
+            drop = Drop(0.5, keys)
+            out = norm(x, leaf, drop) if fused else norm(add_dropout(x, leaf, drop.rate, keys))
+            results.append([out.detach(), *torch.autograd.grad(out, leaf, x)])
+    return max(float((a - b).abs().max()) for a, b in zip(*results, strict=True))
+
+
 def _apex_unavailable(environment: Environment) -> str | None:
     if environment.device.type != "cuda":
         return "needs CUDA"
+    if reason := _graph_break(environment):
+        return reason
     if importlib.util.find_spec("apex") is None:
         return "NVIDIA apex is not installed"
     if importlib.util.find_spec("fused_layer_norm_cuda") is None:
@@ -174,31 +195,60 @@ def _slower_on_gpus(environment: Environment) -> str | None:
 
 
 def _compile_unavailable(environment: Environment) -> str | None:
-    """Compiles a tiny function, since an installed compiler may still not work."""
+    """Compiles a small function and its gradient, since an installed compiler may still not
+    work."""
+    if environment.zero_stage == 3:
+        return "ZeRO 3 gathers weights inside the layers"
+    x = torch.zeros(8, 8, dtype=environment.dtype, device=environment.device, requires_grad=True)
     try:
-        torch.compile(lambda x: x.exp() + 1)(torch.zeros(8, device=environment.device))
+        function = torch.compile(_elementwise, fullgraph=True, dynamic=False)
+        with torch.enable_grad():
+            function(x).sum().backward()
     except Exception as error:  # torch raises many types and documents none
         return f"torch.compile does not work here ({str(error).strip().splitlines()[0]})"
     return None
 
 
+def _elementwise(x: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(F.gelu(x) + x, x.shape[-1:])
+
+
+def _compile_not_preferred(environment: Environment) -> str | None:
+    if environment.device.type == "cpu":
+        return "slower on CPUs; on request"
+    if environment.layer_norm in ("triton", "apex"):
+        return f'cannot take layer_norm: "{environment.layer_norm}"'
+    return None if environment.fixed_shapes else "batches differ in length; on request"
+
+
 IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "attention": (
-        Implementation("varlen", _varlen_unavailable),
         Implementation("tiles", _cpu_only),
-        Implementation("sdpa", _sdpa_unavailable),
-        Implementation("plain"),
+        *(
+            Implementation(
+                name,
+                partial(attention_choice.unavailable, name),
+                partial(attention_choice.not_preferred, name),
+            )
+            for name in attention_choice.FOR_GPUS
+        ),
+        Implementation("sdpa", attention_choice.draws_own_masks, remark=attention_choice.dense),
+        Implementation("plain", remark=attention_choice.dense),
     ),
     "masked_lm_loss": (
-        Implementation("chunked", _underflows_in_fp16),
+        Implementation("chunked"),
         Implementation("liger", _liger_unavailable),
         Implementation("linear_cross_entropy", _linear_cross_entropy_unavailable),
         Implementation("plain"),
     ),
-    "layer_norm": (Implementation("apex", _apex_unavailable), Implementation("torch")),
+    "layer_norm": (
+        Implementation("triton", _fused_norm_unavailable),
+        Implementation("apex", _apex_unavailable),
+        Implementation("torch"),
+    ),
     "dropout": (Implementation("counter", not_preferred=_slower_on_gpus), Implementation("plain")),
     "compile": (
-        Implementation("on", _compile_unavailable, lambda _: "takes a minute; on request"),
+        Implementation("on", _compile_unavailable, _compile_not_preferred),
         Implementation("off"),
     ),
 }

@@ -5,19 +5,28 @@
     linear_cross_entropy    torch's own, from 2.13
     liger                   Liger-Kernel's, on CUDA
 
-The last three compute the gradient in the forward pass, before fp16's loss is scaled.
+The last three compute the gradient in the forward pass, before fp16's loss is scaled. `chunked`
+therefore keeps it in fp32, and enlarges the only fp16 tensor on the way, softmax - one-hot: what
+is above 2e-12 there survives. In bf16, too, the chunks add up in fp32. Where the model is compiled,
+what lies between the two products is too, for chunks of few sizes.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
+from palm_ds.model.compiled import padded_rows
+
+CrossEntropy: TypeAlias = Callable[..., tuple[torch.Tensor, ...]]
+
 _CHUNK_ON_CPU = 128  # rows of logits at a time: they stay in the cache
 _CHUNK = 4096
+_FP16_SCALE = 2.0**15  # of numbers from -1 to 1; fp16 ends at 65,504
 
 
 def masked_lm_loss(
@@ -26,12 +35,16 @@ def masked_lm_loss(
     bias: torch.Tensor,
     targets: torch.Tensor,
     kernel: str,
+    compiled: CrossEntropy | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The summed cross-entropy of rows @ embeddings.T + bias in fp32, and the number of correct
     predictions.
 
     rows (n, hidden), embeddings (vocabulary, hidden), bias (vocabulary,), targets (n,).
+    `compiled`: `cross_entropy_of_padded`, compiled, for `chunked`.
     """
+    if kernel == "chunked" and compiled:
+        return _chunked_and_compiled(rows, embeddings, bias, targets, compiled)
     return _KERNELS[kernel](rows, embeddings, bias, targets)
 
 
@@ -44,42 +57,119 @@ def _plain(rows, embeddings, bias, targets):
 def _chunked(rows, embeddings, bias, targets):
     on_cpu = rows.device.type == "cpu" and rows.dtype == torch.float32
     chunk = _CHUNK_ON_CPU if on_cpu else _CHUNK
-    return _ChunkedLoss.apply(rows, embeddings, bias, targets, chunk)
+    return _ChunkedLoss.apply(rows, embeddings, bias, targets, chunk, _cross_entropy)
+
+
+def _chunked_and_compiled(rows, embeddings, bias, targets, compiled):
+    chunk = padded_rows(len(rows))
+    missing = -len(rows) % chunk
+    rows, targets = F.pad(rows, (0, 0, 0, missing)), F.pad(targets, (0, missing), value=-1)
+    return _ChunkedLoss.apply(rows, embeddings, bias, targets, chunk, compiled)
 
 
 class _ChunkedLoss(torch.autograd.Function):
     """Computes the logits of some rows, turns them into their gradient in place, multiplies, and
-    frees them. backward() only scales."""
+    frees them. backward() only scales, in fp32."""
 
     @staticmethod
-    def forward(ctx: Any, rows, embeddings, bias, targets, chunk):
+    def forward(ctx: Any, rows, embeddings, bias, targets, chunk, cross_entropy):
         needs_grad = any(ctx.needs_input_grad[:3])
+        scale = _FP16_SCALE if rows.dtype == torch.float16 else 1.0
         loss = torch.zeros((), dtype=torch.float32, device=rows.device)
         correct = torch.zeros((), dtype=torch.int64, device=rows.device)
-        grads = [torch.zeros_like(x) for x in (rows, embeddings, bias)] if needs_grad else []
+        grads = _gradients(rows, embeddings, bias) if needs_grad else []
         for start in range(0, len(rows), chunk):
             inside = slice(start, start + chunk)
             piece, target = rows[inside], targets[inside, None]
-            logits = torch.addmm(bias, piece, embeddings.t()).float()
-            best, predicted = logits.max(-1, keepdim=True)
-            correct += (predicted == target).sum()
-            loss += (best - logits.gather(1, target)).sum()
-            total = logits.sub_(best).exp_().sum(-1, keepdim=True)
-            loss += total.log().sum()
+            logits = torch.addmm(bias, piece, embeddings.t())
+            loss, hits, *errors = cross_entropy(logits, target, loss, scale, needs_grad)
+            correct += hits
             if needs_grad:
-                logits.div_(total).scatter_add_(1, target, -torch.ones_like(total))
-                error = logits.to(rows.dtype)  # softmax - one-hot, (chunk, vocabulary)
-                grads[0][inside] = error @ embeddings
-                grads[1].addmm_(error.t(), piece)
-                grads[2].add_(logits.sum(0))
+                error, bias_grad = errors
+                _add_gradients(grads, error, bias_grad, piece, embeddings, inside)
         ctx.save_for_backward(*grads)
         ctx.mark_non_differentiable(correct)
+        ctx.scale, ctx.dtype = scale, rows.dtype
         return loss, correct
 
     @staticmethod
     def backward(ctx: Any, *grads):
-        d_rows, d_embeddings, d_bias = (x * grads[0].to(x.dtype) for x in ctx.saved_tensors)
-        return d_rows, d_embeddings, d_bias, None, None
+        incoming = grads[0] / ctx.scale
+        results = ((x * incoming.to(x.dtype)).to(ctx.dtype) for x in ctx.saved_tensors)
+        return (*results, None, None, None)
+
+
+def _gradients(*inputs: torch.Tensor) -> list[torch.Tensor]:
+    """Zeros for the gradients of the inputs, in fp32 at least."""
+    wide = torch.promote_types(inputs[0].dtype, torch.float32)
+    return [torch.zeros_like(x, dtype=wide) for x in inputs]
+
+
+def _cross_entropy(
+    logits: torch.Tensor, target: torch.Tensor, loss: torch.Tensor, scale: float, needs_grad: bool
+) -> tuple[torch.Tensor, ...]:
+    """`loss` with that of some rows added, and the number of correct predictions; with
+    `needs_grad` also softmax - one-hot times `scale` in the dtype of the logits
+    (rows, vocabulary), and its sum over the rows in fp32. `target` (rows, 1)."""
+    dtype, logits = logits.dtype, logits.float()
+    best, predicted = logits.max(-1, keepdim=True)
+    loss = loss + (best - logits.gather(1, target)).sum()
+    total = logits.sub_(best).exp_().sum(-1, keepdim=True)
+    loss = loss + total.log().sum()
+    hits = (predicted == target).sum()
+    if not needs_grad:
+        return loss, hits
+    logits.div_(total).scatter_add_(1, target, -torch.ones_like(total))
+    error = logits if scale == 1.0 else logits.mul_(scale)
+    return loss, hits, error.to(dtype), error.sum(0)
+
+
+def cross_entropy_of_padded(
+    logits: torch.Tensor, target: torch.Tensor, loss: torch.Tensor, scale: float, needs_grad: bool
+) -> tuple[torch.Tensor, ...]:
+    """The same without writing in place, for torch.compile; rows with target -1 do not count."""
+    dtype, logits = logits.dtype, logits.float()
+    real = target >= 0
+    best, predicted = logits.max(-1, keepdim=True)
+    shifted = logits - best
+    powers = shifted.exp()
+    total = powers.sum(-1, keepdim=True)
+    chosen = torch.arange(logits.shape[1], device=logits.device) == target
+    of_target = torch.where(chosen, shifted, 0.0).sum(-1, keepdim=True)
+    loss = loss + torch.where(real, total.log() - of_target, 0.0).sum()
+    hits = ((predicted == target) & real).sum()
+    if not needs_grad:
+        return loss, hits
+    error = torch.where(real, powers / total - chosen.float(), 0.0) * scale
+    return loss, hits, error.to(dtype), error.sum(0)
+
+
+def _add_gradients(
+    grads: list[torch.Tensor],
+    error: torch.Tensor,
+    bias_grad: torch.Tensor,
+    piece: torch.Tensor,
+    embeddings: torch.Tensor,
+    inside: slice,
+) -> None:
+    """Add the gradient of some rows to those of rows, embeddings and bias."""
+    grads[0][inside] = _product(error, embeddings)
+    if error.dtype == grads[1].dtype:
+        grads[1].addmm_(error.t(), piece)
+    else:
+        grads[1].add_(_product(error.t(), piece))
+    grads[2].add_(bias_grad)
+
+
+def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """left @ right in fp32 at least, whatever their dtype: a sum over thousands of rows would
+    overflow fp16, and loses digits in bf16."""
+    wide = torch.promote_types(left.dtype, torch.float32)
+    if left.dtype == wide:
+        return left @ right
+    if left.device.type == "cuda":
+        return torch.mm(left, right, out_dtype=wide)
+    return left.to(wide) @ right.to(wide)
 
 
 def _linear_cross_entropy(rows, embeddings, bias, targets):

@@ -1,4 +1,4 @@
-"""How much memory this process may use."""
+"""How much memory this process may use, and how much is free."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 
 _CGROUP = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_CONTAINER = Path("/sys/fs/cgroup")
 
 
 def host_memory() -> int:
@@ -18,3 +19,23 @@ def host_memory() -> int:
             limits.append(int(text))
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     return min(limits if soft == resource.RLIM_INFINITY else [*limits, soft])
+
+
+def free_host_memory() -> int:
+    """Bytes of memory that can still be used, including what only caches files."""
+    free = [psutil.virtual_memory().available, _free_in_container()]
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        free.append(soft - psutil.Process().memory_info().vms)
+    return max(min(free), 0)
+
+
+def _free_in_container() -> int:
+    """The part of a container's memory that is not in use; its limit is often "max"."""
+    try:
+        limit = int((_CONTAINER / "memory.max").read_text())
+        used = int((_CONTAINER / "memory.current").read_text())
+        stat = dict(line.split() for line in (_CONTAINER / "memory.stat").read_text().splitlines())
+        return limit - used + int(stat["inactive_file"])
+    except (OSError, ValueError, KeyError):
+        return psutil.virtual_memory().available
