@@ -14,12 +14,13 @@ import torch
 _PIECE = 1 << 14  # numbers
 
 
-def total_norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """The norm of all tensors together, as a float64 scalar on their device; 0 for none."""
+def total_norm(tensors: Iterable[torch.Tensor], dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The norm of all tensors together, as a float64 scalar on their device; 0 for none. `dtype`:
+    what a tensor or piece of one is summed in (default: its own)."""
     pieces = [piece for tensor in tensors for piece in _pieces(tensor)]
     if not pieces:
         return torch.zeros((), dtype=torch.float64)
-    norms = torch._foreach_norm(pieces)  # pyright: ignore[reportPrivateImportUsage]
+    norms = torch._foreach_norm(pieces, 2, dtype)  # pyright: ignore[reportPrivateImportUsage]
     return torch.stack(norms).double().norm()
 
 

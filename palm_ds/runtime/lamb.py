@@ -6,53 +6,29 @@ from typing import Any
 
 import torch
 
-from palm_ds.runtime.grad_norm import total_norm
+from palm_ds.runtime.scaled_adam import ScaledAdam, Values
 
 
-class Lamb(torch.optim.Optimizer):
-    """LAMB (You et al. 2020, algorithm 2): Adam's step of each matrix, scaled to the matrix's norm.
+class Lamb(ScaledAdam):
+    """LAMB (You et al. 2020, algorithm 2): AdamW's update of each matrix, scaled to the matrix's
+    norm.
 
-    Tensors without weight decay take Adam's step unscaled, as in the authors' code. Moments are
-    bias-corrected.
+    Biases, LayerNorm and heads, which have no weight decay, take Adam's step unscaled, as in the
+    authors' code.
     """
 
-    def __init__(
-        self,
-        groups: list[dict[str, Any]],
-        *,
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-    ):
-        super().__init__(groups, dict(lr=lr, betas=betas, eps=eps, weight_decay=0.0))
+    uses_norms = True
 
-    @torch.no_grad()
-    def step(self, closure: object = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
+    def is_scaled(self, group: dict[str, Any]) -> bool:
+        return group["decays"]
 
-    def _update(
-        self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]
-    ) -> None:
-        state, (beta1, beta2) = self.state[parameter], group["betas"]
-        if not state:
-            state.update(step=0, exp_avg=torch.zeros_like(parameter))
-            state["exp_avg_sq"] = torch.zeros_like(parameter)
-        state["step"] += 1
-        mean = state["exp_avg"].lerp_(gradient, 1 - beta1)
-        square = state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        root = (square / (1 - beta2 ** state["step"])).sqrt_().add_(group["eps"])
-        update = (mean / (1 - beta1 ** state["step"])).div_(root)
-        update.add_(parameter, alpha=group["weight_decay"])
-        if group["weight_decay"] > 0:
-            update.mul_(_trust_ratio(parameter, update))
-        parameter.sub_(update, alpha=group["lr"])
+    def sums(self, values: Values, update: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
+        """Squares of the weights and of the update."""
+        squares = torch.dot(values.weight, values.weight), torch.dot(update, update)
+        return torch.stack(squares).double()
 
-
-def _trust_ratio(parameter: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
-    """|weights| / |update|; 1 if either is 0."""
-    weight_norm, update_norm = total_norm([parameter]), total_norm([update])
-    usable = (weight_norm > 0) & (update_norm > 0)
-    return torch.where(usable, weight_norm / update_norm, torch.ones_like(weight_norm))
+    def factors(self, sums: torch.Tensor, numels: torch.Tensor) -> torch.Tensor:
+        """|weights| / |update|; 1 if either is 0."""
+        weights, updates = sums.unbind(1)
+        usable = (weights > 0) & (updates > 0)
+        return torch.where(usable, (weights / updates).sqrt(), 1.0)

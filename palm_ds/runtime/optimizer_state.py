@@ -31,6 +31,7 @@ class OptimizerStateSpec:
         return entry
 
 
-_MOMENTS = {"exp_avg": torch.float32, "exp_avg_sq": torch.float32}
-ADAM = OptimizerStateSpec(moments=_MOMENTS, step=torch.zeros(()))
-LAMB = OptimizerStateSpec(moments=_MOMENTS, step=0)
+ADAM = OptimizerStateSpec(
+    moments={"exp_avg": torch.float32, "exp_avg_sq": torch.float32}, step=torch.zeros(())
+)
+MOMENTUM = OptimizerStateSpec(moments={"momentum_buffer": torch.float32}, step=torch.zeros(()))

@@ -3,7 +3,7 @@ the weights, and freezing in some steps.
 
 `build_optimizer` puts the classes here in front of the optimizer's own:
 
-    ClipAndSkipNonFinite (ZeRO 0 in fp32 only) -> EMA -> AdamW, Lamb or a custom class
+    ClipAndSkipNonFinite (ZeRO 0 in fp32 only) -> EMA -> AdamW, Lamb, Muon, ... or a custom class
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import torch
 from torch import nn
 
 from palm_ds.runtime.grad_norm import total_norm
-from palm_ds.runtime.optimizer_state import ADAM, LAMB, OptimizerStateSpec
+from palm_ds.runtime.optimizer_state import ADAM, MOMENTUM, OptimizerStateSpec
 from palm_ds.runtime.param_groups import match_patterns, patterns_of
 
 _TINY, _FLUSH_EVERY = 1e-33, 64
+_CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grads_with_norm_
+_MOMENTS = (*ADAM.moments, *MOMENTUM.moments)
 
 
 class StepFreezing:
@@ -63,6 +65,8 @@ class EMA(torch.optim.Optimizer):
 
     state_spec = ADAM
     """The per-tensor state of the wrapped optimizer."""
+    state_specs: Mapping[str, OptimizerStateSpec] = {}
+    """The parameters, by name, that have another state."""
 
     def __init__(self, groups: list[dict[str, Any]], *, ema: float = 0.0, **settings: Any):
         super().__init__(groups, **settings)
@@ -81,8 +85,16 @@ class EMA(torch.optim.Optimizer):
                 _flush_denormals(self.state.get(weight), self.state_spec)
         self.param_groups = groups
         if weights:
-            share = 1 - self.ema
+            self._average(averages, weights)
+
+    def _average(self, averages: list[torch.Tensor], weights: list[torch.Tensor]) -> None:
+        share = 1 - self.ema
+        found_inf: torch.Tensor | None = getattr(self, "found_inf", None)
+        if found_inf is None:
             torch._foreach_lerp_(averages, weights, share)  # pyright: ignore[reportPrivateImportUsage]
+            return
+        for average, weight in zip(averages, weights, strict=True):  # none of a skipped step
+            average.lerp_(weight, share * (1 - found_inf))
 
     def ema_of(self, weight: torch.Tensor) -> torch.Tensor:
         """The running average of a tensor of the groups; the tensor itself before its first
@@ -97,11 +109,12 @@ def _flush_denormals(state: Mapping[str, Any] | None, spec: OptimizerStateSpec) 
     longer occur shrink to denormal numbers and stay there (0.9 of the smallest one rounds to
     itself), which CPUs compute with many times more slowly. They are too small compared with `eps`
     to affect weights."""
-    if spec not in (ADAM, LAMB) or not state or state["exp_avg"].device.type != "cpu":
+    if spec != ADAM or not state:
         return
-    if int(state["step"]) % _FLUSH_EVERY == 0:
-        for name in spec.moments:
-            torch.hardshrink(state[name], _TINY, out=state[name])
+    moments = [state[name] for name in _MOMENTS if name in state]
+    if moments[0].device.type == "cpu" and int(state["step"]) % _FLUSH_EVERY == 0:
+        for moment in moments:
+            torch.hardshrink(moment, _TINY, out=moment)
 
 
 class ClipAndSkipNonFinite(torch.optim.Optimizer):
@@ -111,23 +124,53 @@ class ClipAndSkipNonFinite(torch.optim.Optimizer):
     DeepSpeed reads `overflow` and `_global_grad_norm` of its own optimizers to count skipped steps
     and to report the norm, and finds both here. Gradients are already averaged over the processes,
     so all of them decide alike.
+
+    On a GPU, AdamW, LAMB and StableAdamW clip and skip in their kernels, so that the host does
+    not wait for the norm; `skipped` counts those steps.
     """
 
     def __init__(self, groups: list[dict[str, Any]], *, clip: float, **settings: Any):
         super().__init__(groups, **settings)
         self.clip = clip
         self.overflow = False
-        self._global_grad_norm = 0.0
+        self._global_grad_norm: float | torch.Tensor = 0.0
+        self.skipped: int | torch.Tensor = 0
 
     @torch.no_grad()
     def step(self, closure: object = None) -> None:  # type: ignore[override]
         parameters = [p for group in self.param_groups for p in group["params"]]
         parameters = [p for p in parameters if p.grad is not None]
         norm = total_norm([p.grad for p in parameters if p.grad is not None])
-        self._global_grad_norm = norm.item()
-        self.overflow = not math.isfinite(self._global_grad_norm)
-        if self.overflow:
-            return
-        if 0 < self.clip < self._global_grad_norm:
-            torch.nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
+        if decides_on_device(self, norm):
+            self._guard(norm)
+        else:
+            self._global_grad_norm = norm.item()
+            self.overflow = not math.isfinite(self._global_grad_norm)
+            if self.overflow:
+                return
+            if 0 < self.clip < self._global_grad_norm:
+                torch.nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
         super().step()
+
+    def _guard(self, norm: torch.Tensor) -> None:
+        """Let the optimizer divide the gradients by `grad_scale` and skip the step if `found_inf`
+        is not 0."""
+        finite = norm.isfinite()
+        scale = ((norm + _CLIP_EPS) / self.clip).clamp(min=1.0) if self.clip else norm.new_ones(())
+        self.found_inf = (~finite).float()
+        self.grad_scale = torch.where(finite, scale, 1.0).float()
+        self.skipped = self.skipped + self.found_inf
+        self._global_grad_norm = norm
+
+
+def decides_on_device(optimizer: torch.optim.Optimizer, norm: torch.Tensor) -> bool:
+    """Whether the optimizer can decide, and the host should not wait."""
+    return norm.device.type != "cpu" and takes_found_inf(optimizer)
+
+
+def takes_found_inf(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it divides gradients by its `grad_scale`, and changes nothing if its `found_inf` is
+    not 0."""
+    is_own = getattr(optimizer, "state_spec", None) is ADAM  # a custom class may not
+    adamw = is_own and isinstance(optimizer, torch.optim.AdamW)
+    return getattr(optimizer, "skips_on_device", adamw and bool(optimizer.defaults["fused"]))

@@ -49,7 +49,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     pattern matches none, or if nothing is left to train."""
     parameters = dict(model.named_parameters())
     frozen = match_patterns(patterns, list(parameters), "optimizer.freeze")
-    if frozen == set(parameters):
+    if frozen >= {name for name, each in parameters.items() if each.requires_grad}:
         raise UserError(
             f"optimizer.freeze: {list(patterns)} freezes every parameter; leave some to train"
         )
@@ -92,6 +92,12 @@ class _GroupKey(NamedTuple):
     undecayed: bool
     negative_lr_scale: float
     patterns: tuple[str, ...]
+    hidden: bool
+
+
+def is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
+    """Whether a parameter is a matrix of one of the encoder's layers."""
+    return parameter.ndim == 2 and _LAYER.match(name) is not None
 
 
 def param_groups(
@@ -101,6 +107,7 @@ def param_groups(
     *,
     lr_scales: Mapping[str, float] | None = None,
     freezable: Iterable[str] = (),
+    split_hidden: bool = False,
 ) -> list[dict[str, Any]]:
     """Two groups: parameters with weight decay (matrices and embeddings of the backbone) and
     without (biases, LayerNorm, heads). Frozen parameters are in none.
@@ -113,6 +120,7 @@ def param_groups(
     `lr_scales`: multipliers of the learning rate by name (1 by default); each gets its own groups.
     `freezable`: patterns of parameters that some steps freeze; a group lists those that match its
     parameters in "patterns".
+    `split_hidden`: matrices of the encoder's layers get groups of their own, with a true "hidden".
     """
     groups: dict[_GroupKey, list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
@@ -120,14 +128,17 @@ def param_groups(
             continue
         decays = parameter.ndim >= 2 and not name.startswith("heads.")
         count, scale = (update_counts or {}).get(name, 0), (lr_scales or {}).get(name, 1.0)
-        key = _GroupKey(-count, not decays, -scale, patterns_of(name, freezable))
+        hidden = split_hidden and is_hidden_matrix(name, parameter)
+        key = _GroupKey(-count, not decays, -scale, patterns_of(name, freezable), hidden)
         groups.setdefault(key, []).append(parameter)
     return [
         {
             "params": groups[key],
             "weight_decay": 0.0 if key.undecayed else weight_decay,
+            "decays": not key.undecayed,
             "lr_scale": -key.negative_lr_scale,
             "patterns": key.patterns,
+            "hidden": key.hidden,
         }
         for key in sorted(groups)
     ]

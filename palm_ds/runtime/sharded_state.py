@@ -18,6 +18,7 @@ load a resized table, and neither guarantees a bit-identical run under another Z
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from torch import distributed as dist
 from torch import nn
 
 from palm_ds.common.errors import UserError
+from palm_ds.runtime.flat_layout import FlatLayout, NeedsLayouts, Param, Piece
 from palm_ds.runtime.optimizer_state import ADAM, OptimizerStateSpec
 from palm_ds.runtime.optimizer_wrappers import EMA
 from palm_ds.runtime.shard_files import AVERAGE, WEIGHT, ParamShard, ResizedTable, ShardReader
@@ -86,6 +88,11 @@ class LocalShards:
         """The optimizer's per-tensor state."""
         return getattr(self.base, "state_spec", ADAM)
 
+    def state_spec_of(self, name: str) -> OptimizerStateSpec:
+        """The state of one parameter, which may be another."""
+        specs: Mapping[str, OptimizerStateSpec] = getattr(self.base, "state_specs", {})
+        return specs.get(name, self.state_spec)
+
     def shards(self, update_counts: Mapping[str, int] | None = None) -> Iterator[ParamShard]:
         """Every shard on this process; under ZeRO 0 that is every parameter. With `update_counts`,
         first creates the moments that each parameter has after that many updates (none after 0),
@@ -101,7 +108,8 @@ class LocalShards:
                 shard = self._frozen_shard(name)
             elif place := place_of(parameter):
                 if update_counts is not None:
-                    self._init_state(place.tensor, update_counts.get(name, 0))
+                    spec = self.state_spec_of(name)
+                    self._init_state(place.tensor, update_counts.get(name, 0), spec)
                 shard = self._shard(name, place)
             else:
                 continue
@@ -142,19 +150,36 @@ class LocalShards:
         key = place.tensor
         state: dict[str, Any] = self.base.state.get(key) or {"step": 0}
         tensors: dict[str, torch.Tensor] = {WEIGHT: key.data}
-        tensors |= {k: state[k] for k in self.state_spec.moments if k in state}
+        tensors |= {k: state[k] for k in self.state_spec_of(name).moments if k in state}
         if isinstance(self.base, EMA) and self.base.ema:
             tensors[AVERAGE] = self.base.ema_of(key)
         views = {k: t.view(-1)[place.inside] for k, t in tensors.items()}
         return ParamShard(name, place.start, views, state)
 
-    def _init_state(self, key: torch.Tensor, update_count: int) -> None:
+    def _init_state(self, key: torch.Tensor, update_count: int, spec: OptimizerStateSpec) -> None:
         if not update_count:
             self.base.state.pop(key, None)
         elif not self.base.state.get(key):
             defaults = self.base.defaults
             on_device = defaults.get("fused") or defaults.get("capturable")
-            self.base.state[key] = self.state_spec.entry(key, key.device if on_device else "cpu")
+            self.base.state[key] = spec.entry(key, key.device if on_device else "cpu")
+
+    def layouts(self) -> dict[torch.Tensor, FlatLayout]:
+        """What ZeRO's flat tensors hold of the parameters."""
+        names = {parameter: name for name, parameter in self.parameters.items()}
+        tensors, groups, place_of = (
+            (self.zero.fp32_partitioned_groups_flat, self.zero.fp16_groups, self._partition)
+            if self.stage == 3
+            else (self.zero.single_partition_of_fp32_groups, self.zero.bit16_groups, self._fragment)
+        )
+        layouts = {}
+        for tensor, group in zip(tensors, groups, strict=True):
+            shapes = [p.ds_shape if self.stage == 3 else p.shape for p in group]
+            params = tuple(Param(names[p], shape) for p, shape in zip(group, shapes, strict=True))
+            places = [(number, place_of(p)) for number, p in enumerate(group)]
+            pieces = [Piece(n, place.start, place.inside) for n, place in places if place]
+            layouts[tensor] = FlatLayout(params=params, pieces=tuple(filter(len, pieces)))
+        return layouts
 
     def update_model_weights(self) -> None:
         """Copy the fp32 weights to those the model computes with. All processes take part."""
@@ -168,9 +193,17 @@ class LocalShards:
                 self.zero._reassign_or_swap_out_partitioned_parameters(group)
             self.zero.checkpoint_event_epilogue()  # gathers the persistent parameters
 
-    def swap_ema(self) -> None:
-        """Swap the weights with their running averages. A second call restores both bit for bit.
-        All processes take part."""
+    @contextmanager
+    def ema_swapped(self) -> Iterator[None]:
+        """A context in which the weights are swapped with their running averages. Both return bit
+        for bit. All processes take part."""
+        self._swap_ema()
+        try:
+            yield
+        finally:
+            self._swap_ema()
+
+    def _swap_ema(self) -> None:
         assert isinstance(self.base, EMA)
         for weight, average in self.base.averages.items():
             before = weight.detach().clone()
@@ -203,6 +236,20 @@ class LocalShards:
             dist.all_gather(parts, own)
             values = torch.cat(parts)[: shape.numel()]
         return values.view(shape)
+
+
+def set_layouts(local: LocalShards, device: torch.device) -> None:
+    """Tell an optimizer that needs whole parameters where ZeRO put them. `device`: of the process
+    group's tensors. All processes take part."""
+    if not local.stage or not isinstance(local.base, NeedsLayouts):
+        return
+
+    def all_reduce(values: torch.Tensor) -> torch.Tensor:
+        summed = values.to(device)  # the host has another one with offloaded optimizer state
+        dist.all_reduce(summed)
+        return summed.to(values.device)
+
+    local.base.set_layouts(local.layouts(), all_reduce if local.world > 1 else None)
 
 
 def update_counts(shards: Iterable[ParamShard]) -> dict[str, int]:
@@ -258,7 +305,7 @@ def _check_stored(
             continue
         if name not in stored:
             raise UserError(f"the checkpoint has no parameter {name!r}")
-        missing = local.state_spec.moments.keys() - stored.moments(name)
+        missing = local.state_spec_of(name).moments.keys() - stored.moments(name)
         if missing and update_counts[name] and name not in local.frozen:
             raise UserError(
                 f"the checkpoint has no {min(missing)!r} of {name}: another optimizer trained it"

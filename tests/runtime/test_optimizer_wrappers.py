@@ -7,12 +7,19 @@ import torch
 from torch import nn
 
 from palm_ds.runtime.optimizer import OptimizerConfig, build_optimizer
-from palm_ds.runtime.optimizer_wrappers import ClipAndSkipNonFinite, StepFreezing
+from palm_ds.runtime.optimizer_wrappers import (
+    ClipAndSkipNonFinite,
+    StepFreezing,
+    decides_on_device,
+)
 from palm_ds.runtime.param_groups import param_groups, set_lr
+from tests.helpers.simulated_zero import LayersModel, gradients
 from tests.helpers.tied_model import TiedModel, train
 
+KINDS = ["adamw", "lamb", "stable_adamw", "tests.helpers.own_optimizer.Lion"]
 
-@pytest.mark.parametrize("kind", ["adamw", "lamb", "tests.helpers.own_optimizer.Lion"])
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_freezing_a_step_equals_removing_the_gradients(kind: str) -> None:
     """The reference sets the gradients of frozen parameters to None by hand."""
     model, reference = TiedModel(), TiedModel()
@@ -77,7 +84,7 @@ def test_checked_adamw_is_clipped_adamw() -> None:
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("kind", ["adamw", "lamb"])
+@pytest.mark.parametrize("kind", ["adamw", "lamb", "stable_adamw"])
 def test_vanished_moments_become_0(kind: str, monkeypatch) -> None:
     """They would stay denormal forever; the weights are bit-identical."""
 
@@ -110,7 +117,7 @@ def test_vanished_moments_become_0(kind: str, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
-@pytest.mark.parametrize("kind", ["adamw", "lamb", "tests.helpers.own_optimizer.Lion"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_non_finite_gradients_change_nothing(kind: str, bad: float) -> None:
     model = TiedModel()
     config = OptimizerConfig(kind=kind, lr=0.1)  # type: ignore[arg-type]
@@ -130,3 +137,59 @@ def test_non_finite_gradients_change_nothing(kind: str, bad: float) -> None:
     assert str(optimizer.state_dict()["state"]) == state
     train(model, optimizer, [1.0])
     assert not optimizer.overflow
+
+
+@pytest.mark.parametrize("clip", [0.5, 0.0])
+def test_deciding_on_the_device_changes_nothing(clip: float, monkeypatch) -> None:
+    """As on a GPU: the same weights, averages and counts, without reading a number on the host."""
+    scales = [0.001, 3.0, float("nan"), 1.0]
+    config = OptimizerConfig(lr=0.1, clip=clip, ema=0.75)
+    models = TiedModel(), TiedModel()
+    found = [build_optimizer(model, config, zero_stage=0, checked=True) for model in models]
+    train(models[0], found[0], scales)
+    wrappers = "palm_ds.runtime.optimizer_wrappers"
+    monkeypatch.setattr(f"{wrappers}.decides_on_device", lambda optimizer, norm: True)
+    monkeypatch.setattr(f"{wrappers}._flush_denormals", lambda state, spec: None)
+    for name in ("item", "tolist", "__bool__", "__float__", "__int__"):
+        monkeypatch.setattr(torch.Tensor, name, None)
+    train(models[1], found[1], scales)
+    monkeypatch.undo()
+    host, device = found
+    assert isinstance(host, ClipAndSkipNonFinite) and isinstance(device, ClipAndSkipNonFinite)
+    assert int(device.skipped) == 1 and not device.overflow
+    assert float(device._global_grad_norm) == pytest.approx(host._global_grad_norm)
+    for p, q in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(host.ema_of(p), device.ema_of(q), rtol=1e-6, atol=1e-7)
+        assert int(host.state[p]["step"]) == int(device.state[q]["step"]) == 3
+
+
+def test_who_decides_on_the_device() -> None:
+    norm = torch.zeros((), device="meta")
+    for kind, expected in [("adamw", True), ("muon", False), ("torch.optim.AdamW", False)]:
+        options = {"fused": True} if "." in kind else {}
+        config = OptimizerConfig(kind=kind, options=options)
+        model = LayersModel()
+        optimizer = build_optimizer(model, config, zero_stage=0, checked=True)
+        assert decides_on_device(optimizer, norm) == expected, kind
+        assert not decides_on_device(optimizer, torch.zeros(()))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["adamw", "lamb", "stable_adamw"])
+def test_a_step_on_a_gpu_equals_one_on_a_cpu_and_never_waits(kind: str) -> None:
+    config = OptimizerConfig(kind=kind, lr=0.1, clip=0.5, ema=0.75, weight_decay=0.1)
+    models = LayersModel(), LayersModel().cuda()
+    for model in models:
+        optimizer = build_optimizer(model, config, zero_stage=0, checked=True)
+        for step in range(6):
+            for parameter, gradient in gradients(model, step).items():
+                parameter.grad = gradient.to(parameter.device) / float(step != 3)
+            on_gpu = next(model.parameters()).is_cuda and step > 0  # the first one makes tables
+            torch.cuda.set_sync_debug_mode("error" if on_gpu else "default")
+            try:
+                optimizer.step()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+    for p, q in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(p, q.cpu(), rtol=1e-5, atol=1e-6)

@@ -270,8 +270,7 @@ def test_missing_averages_start_as_the_weights(tmp_path: Path) -> None:
     assert torch.equal(table[0], dict(model.named_parameters())["0.weight"][1])
 
     before = [p.detach().clone() for p in other.parameters()]
-    there.swap_ema()
-    for value, p in zip(before, other.parameters(), strict=True):
-        torch.testing.assert_close(p.detach(), value + 1)
-    there.swap_ema()
+    with there.ema_swapped():
+        for value, p in zip(before, other.parameters(), strict=True):
+            torch.testing.assert_close(p.detach(), value + 1)
     assert all(torch.equal(p, value) for value, p in zip(before, other.parameters(), strict=True))

@@ -1,0 +1,68 @@
+"""LAMB, StableAdamW and Muon on the engine: one curve under any ZeRO stage and process count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.distributed
+
+RUNS = {
+    "lamb": ("lamb", (0, 1, 2, 3), "fp32"),
+    "lamb bf16": ("lamb", (1, 2, 3), "bf16"),
+    "lamb fp16": ("lamb", (2,), "fp16"),
+    "lamb offload": ("lamb", (2,), "fp32-offload"),
+    "stable": ("stable_adamw", (2,), "fp32"),
+    "stable offload": ("stable_adamw", (3,), "fp32-offload"),
+    "muon": ("muon", (1, 2), "fp32"),
+}
+RESUMED = ("lamb 1", "lamb 3", "stable 2", "muon 1", "lamb bf16 2")
+MOVED = {"a": ("lamb", 1, 3), "b": ("stable_adamw", 3, 0), "c": ("muon", 1, 0)}
+KINDS = ("adamw", "lamb", "stable_adamw", "muon")
+HALF, STEPS = 3, 6
+
+
+def runs(*each: tuple[str, str, int, str, int, int]) -> str:
+    """ZeRO 3 last: it changes the process it runs in."""
+    return ",".join(":".join(map(str, run)) for run in sorted(each, key=lambda run: run[2]))
+
+
+def test_one_curve_under_every_stage_and_process_count(run_distributed, tmp_path) -> None:
+    def run(*each: Any, **options: Any) -> Any:
+        place = ("--folder", tmp_path, "--runs", runs(*each))
+        return run_distributed("optimizers.py", *place, launcher="fork", **options).result
+
+    whole = [
+        (f"{name} {stage}", kind, stage, precision, 0, STEPS)
+        for name, (kind, stages, precision) in RUNS.items()
+        for stage in stages
+    ]
+    again = [(f"{each[0]}@again", *each[1:4], HALF, STEPS) for each in whole if each[0] in RESUMED]
+    halves = [(name, kind, stage, "fp32", 0, HALF) for name, (kind, stage, _) in MOVED.items()]
+    two = run(*whole, *halves)
+    resumed = run(*again)
+    one = run(
+        *((f"one {kind}", kind, 0, "fp32", 0, STEPS) for kind in KINDS),
+        *((name, kind, stage, "fp32", HALF, STEPS) for name, (kind, _, stage) in MOVED.items()),
+        processes=1,
+    )
+
+    curves = {kind: one[f"one {kind}"]["losses"] for kind in KINDS}
+    for kind in KINDS[1:]:
+        assert curves[kind][-1] < curves[kind][0] - 0.03  # it learns, so a difference would grow
+        assert np.abs(np.array(curves[kind]) - curves["adamw"]).max() > 1e-3
+    for name, kind, _, precision, *_ in whole:
+        tolerance = 1e-5 if "fp32" in precision else 5e-3
+        np.testing.assert_allclose(two[name]["losses"], curves[kind], rtol=tolerance, err_msg=name)
+        assert two[name]["skipped"] == 0
+        assert (two[name]["newton_schulz"] > 0) == (kind == "muon")
+    for name, (kind, *_) in MOVED.items():
+        losses = two[name]["losses"] + one[name]["losses"]
+        np.testing.assert_allclose(losses, curves[kind], rtol=1e-5, err_msg=name)
+    for name in RESUMED:  # half way, bit for bit
+        part = resumed[f"{name}@again"]
+        assert part["losses"] == two[name]["losses"][HALF:], name
+        assert part["weights"] == two[name]["weights"], name
+        assert part["averages"] == two[name]["averages"], name
