@@ -5,10 +5,10 @@
                                 its own
       step_00002000.partial/    unfinished, or left by a run that crashed; never loaded
 
-All processes write their files into the .partial folder and hash them. When all are done, rank 0
-writes the manifest, syncs, and renames the folder, which publishes the checkpoint. Before loading,
-sizes and hashes are compared, since no reader notices a flipped bit; an invalid checkpoint is
-skipped with a line that names the problem, and the next older one is tried.
+All processes write their files into the .partial folder and hash them (checkpoint_writer.py). When
+all are done, rank 0 writes the manifest, syncs, and renames the folder, which publishes the
+checkpoint. Before loading, sizes and hashes are compared, since no reader notices a flipped bit; an
+invalid checkpoint is skipped with a line that names the problem, and the next older one is tried.
 
 The caller decides on the content of the files (palm_ds/runtime/sharded_state.py: weights and
 moments by name), which does not depend on the number of processes that wrote them. All processes
@@ -110,40 +110,51 @@ def steps_in(folder: Path) -> list[int]:
 # ---- saving ----
 
 
-def save(
-    folder: Path,
-    step: int,
-    *,
-    write: Callable[[Path, FileManifest], None],
-    layout: Layout,
-    parameters: Mapping[str, int],
-    engine: Mapping[str, Any],
-    state: Mapping[str, Any],
-    group: ProcessGroup,
-    keep: int,
-    invalid: Sequence[int] = (),
-) -> Path:
-    """Publish `step` and keep the newest `keep` checkpoints.
+@dataclass(frozen=True, kw_only=True)
+class SaveRequest:
+    """What a checkpoint holds in addition to its files, and what becomes of the older ones."""
 
-    `write(folder, manifest)` writes this process's files there, through `manifest.write`.
-    `parameters` are the update counts of the parameters on this process; `engine` and `state`
-    (JSON) are stored as they are. `invalid` steps are known to be bad and deleted after publishing.
-    """
-    published, partial = folder / folder_name(step), folder / (folder_name(step) + PARTIAL)
-    _agree(group, _at_rank0(group, lambda: _make_room(folder, partial)), published)
-    written = FileManifest()
-    write(partial, written)
-    parts = group.gather((written.files, written.error, dict(parameters)))
-    for rank, (_, error, _) in enumerate(parts):
-        if error:
-            _at_rank0(group, lambda: shutil.rmtree(partial, ignore_errors=True))
-            raise _failed(published, f"process {rank}: {error}")
+    folder: Path
+    step: int
+    layout: Layout
+    parameters: Mapping[str, int]
+    """Update counts of the parameters on this process."""
+    engine: Mapping[str, Any]  # JSON, as the state
+    state: Mapping[str, Any]
+    keep: int
+    invalid: Sequence[int] = ()
+    """The newest `keep` checkpoints are kept, those of `invalid` steps deleted after publishing."""
+
+    @property
+    def published(self) -> Path:
+        return self.folder / folder_name(self.step)
+
+    @property
+    def partial(self) -> Path:
+        return self.folder / (folder_name(self.step) + PARTIAL)
+
+
+def begin(request: SaveRequest, group: ProcessGroup) -> None:
+    """Make the folder that all processes write to, after removing what crashed runs left."""
+    partial = request.partial
+    _agree(group, _at_rank0(group, lambda: _make_room(request.folder, partial)), request.published)
+
+
+def publish(request: SaveRequest, written: FileManifest, group: ProcessGroup) -> Path:
+    """Publish what all processes have written; older checkpoints are left to `delete_set_aside`.
+    Raises SaveError on all processes if one could not write; nothing remains then."""
+    published, partial = request.published, request.partial
+    parts = group.gather((written.files, written.error, dict(request.parameters)))
+    failed = [f"process {rank}: {error}" for rank, (_, error, _) in enumerate(parts) if error]
+    if failed:
+        _at_rank0(group, lambda: shutil.rmtree(partial, ignore_errors=True))
+        raise _failed(published, failed[0])
     manifest = {
         "format": FORMAT,
-        "step": step,
-        "layout": vars(layout),
-        "engine": dict(engine),
-        "state": dict(state),
+        "step": request.step,
+        "layout": vars(request.layout),
+        "engine": dict(request.engine),
+        "state": dict(request.state),
         "parameters": {name: n for _, _, steps in parts for name, n in steps.items()},
         "files": {name: entry for files, _, _ in parts for name, entry in files.items()},
     }
@@ -151,7 +162,8 @@ def save(
     if error:
         _at_rank0(group, lambda: shutil.rmtree(partial, ignore_errors=True))
     _agree(group, error, published)
-    _at_rank0(group, lambda: prune(folder, step, keep=keep, invalid=invalid))
+    keep, invalid = request.keep, request.invalid
+    _at_rank0(group, lambda: prune(request.folder, request.step, keep=keep, invalid=invalid))
     return published
 
 
@@ -169,23 +181,28 @@ def _publish(partial: Path, published: Path, manifest: Mapping[str, Any]) -> Non
 
 
 def prune(folder: Path, newest: int, *, keep: int, invalid: Sequence[int] = ()) -> None:
-    """Delete invalid checkpoints, and all but the `keep` newest ones up to step `newest`."""
+    """Set aside invalid checkpoints, and all but the `keep` newest ones up to step `newest`."""
     good = [step for step in steps_in(folder) if step <= newest and step not in invalid]
-    discard(folder, [*good[max(keep, 1) :], *(s for s in invalid if s != newest)])
+    _set_aside(folder, [*good[max(keep, 1) :], *(s for s in invalid if s != newest)])
 
 
 def discard(folder: Path, steps: Iterable[int]) -> None:
     """Delete checkpoints."""
-    for step in steps:
-        _set_aside(folder, step)
+    _set_aside(folder, steps)
+    delete_set_aside(folder)
+
+
+def delete_set_aside(folder: Path) -> None:
+    """Delete what was set aside; that may take as long as many steps of training."""
     for entry in folder.glob("*" + _OLD):
         shutil.rmtree(entry, ignore_errors=True)
 
 
-def _set_aside(folder: Path, step: int) -> None:
-    """Rename a checkpoint, so that a half-deleted one is never taken for published."""
-    if (folder / folder_name(step)).exists():
-        os.replace(folder / folder_name(step), folder / (folder_name(step) + _OLD))
+def _set_aside(folder: Path, steps: Iterable[int]) -> None:
+    """Rename checkpoints, so that a half-deleted one is never taken for published."""
+    for path in [folder / folder_name(step) for step in steps]:
+        if path.exists():
+            os.replace(path, path.with_name(path.name + _OLD))
 
 
 def _at_rank0(group: ProcessGroup, action: Callable[[], None]) -> str:

@@ -55,6 +55,10 @@ _NOT_WITH_US = {
     "bfloat16": 'write "bf16"',
     "activation_checkpointing": "set palm_ds.activation_checkpointing",
 }
+_STAGE_1_FOR_0 = (
+    "{where}: zero_optimization.stage 0 with {precision} runs as stage 1: the same losses with "
+    "less memory (DeepSpeed's own stage 0 is wrong in {precision})"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +76,9 @@ class PalmSection:
 
     data_workers: NonNegativeInt = 0
     """Processes that prepare batches in advance; 0: the training process prepares them itself."""
-    compile: bool = False
-    """Run the model through torch.compile."""
+    tf32: bool = False
+    """fp32 on GPUs: round the inputs of matrix products to 10 bits of mantissa (TF32), which is
+    several times faster. Off by default, since fp32 is what other precisions are compared with."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass instead of storing them."""
     kernels: Mapping[str, str] = field(default_factory=dict)
@@ -101,6 +106,16 @@ class DSConfig(PalmSection):
     precision: Literal["fp32", "bf16", "fp16"]
     micro_rows: int | None = None
     """Rows of a micro-batch; None means that `micro_batching` chooses."""
+    notes: tuple[str, ...] = ()
+    """What to tell the user: keys that are carried out otherwise than written."""
+
+    @property
+    def fp16(self) -> bool:
+        return self.precision == "fp16"
+
+    @property
+    def watchdog_seconds(self) -> float | None:
+        return None if self.watchdog_minutes is None else self.watchdog_minutes * 60
 
     @property
     def offloads(self) -> bool:
@@ -144,6 +159,9 @@ class DSConfig(PalmSection):
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
         }
+        if world == 1 and self.stage in (1, 2):
+            # There is nothing to overlap with, and DeepSpeed would wait for the device.
+            config["zero_optimization"]["overlap_comm"] = False
         if self.precision == "bf16":
             config["bf16"] = {**config["bf16"], "check_grad_overflow": True}
         return config
@@ -173,23 +191,46 @@ def make_ds_config(values: Mapping[str, Any], *, where: str = "deepspeed config"
     """A DSConfig from the parsed file; `where` names it in errors."""
     sections = copy.deepcopy(dict(values))
     sections.pop("_about", None)
-    section = parse(PalmSection, sections.pop("palm_ds", {}), f"{where}: palm_ds", strict=True)
+    palm = _with_compile_as_kernel(sections.pop("palm_ds", {}), where)
+    section = parse(PalmSection, palm, f"{where}: palm_ds", strict=True)
     micro_rows = _micro_rows(sections.pop("train_micro_batch_size_per_gpu", "auto"), where)
     _refuse(sections, where)
     _resolve_auto(sections, where)
     _check_kinds(sections, where)
     stage = _stage(sections, where)
-    precision = _precision(sections, stage, where)
+    precision = _precision(sections, where)
+    notes = []
+    if stage == 0 and precision != "fp32":
+        stage = sections["zero_optimization"]["stage"] = 1
+        notes.append(_STAGE_1_FOR_0.format(where=where, precision=precision))
     ds_config = DSConfig(
         path=where,
         sections=sections,
         stage=stage,
         precision=precision,
         micro_rows=micro_rows,
+        notes=tuple(notes),
         **vars(section),
     )
     _check_with_deepspeed(ds_config)
     return ds_config
+
+
+def _with_compile_as_kernel(palm: object, where: str) -> Any:
+    """`compile: true` of older files is `kernels: {compile: on}`."""
+    if not isinstance(palm, Mapping) or "compile" not in palm:
+        return palm
+    palm = dict(palm)
+    value = palm.pop("compile")
+    if not isinstance(value, bool):
+        raise UserError(
+            f"{where}: palm_ds.compile: expected true or false, got {shorten(value)}; "
+            'better: palm_ds.kernels: {"compile": "on"}'
+        )
+    kernels = palm.get("kernels", {})
+    if isinstance(kernels, Mapping):
+        palm["kernels"] = {"compile": "on" if value else "off", **kernels}
+    return palm
 
 
 def _micro_rows(value: object, where: str) -> int | None:
@@ -237,11 +278,16 @@ def _stage(sections: dict[str, Any], where: str) -> int:
     for part in ("offload_optimizer", "offload_param"):
         if stage == 0 and zero.get(part):
             raise UserError(f"{where}: zero_optimization.{part}: needs stage 1, 2 or 3, got 0")
-    offload = zero.get("offload_optimizer")
-    if isinstance(offload, Mapping) and offload.get("device") == "nvme":
+        values = zero.get(part)
+        if isinstance(values, Mapping) and values.get("device") == "nvme":
+            raise UserError(
+                f"{where}: zero_optimization.{part}.device: checkpoints are written from memory; "
+                '"nvme" is not supported, use "cpu"'
+            )
+    if zero.get("round_robin_gradients"):
         raise UserError(
-            f"{where}: zero_optimization.offload_optimizer.device: checkpoints are written from "
-            'memory; "nvme" is not supported, use "cpu"'
+            f"{where}: zero_optimization.round_robin_gradients: must be false; DeepSpeed "
+            "mixes up which parameter a value belongs to, in checkpoints and exports too"
         )
     if zero.get("compute_grad_norm") is False:
         raise UserError(
@@ -251,16 +297,10 @@ def _stage(sections: dict[str, Any], where: str) -> int:
     return stage
 
 
-def _precision(sections: dict[str, Any], stage: int, where: str) -> Literal["fp32", "bf16", "fp16"]:
+def _precision(sections: dict[str, Any], where: str) -> Literal["fp32", "bf16", "fp16"]:
     on = [name for name in ("fp16", "bf16") if _enabled(sections, name, where)]
     if len(on) == 2:
         raise UserError(f"{where}: fp16 and bf16 are both enabled; enable one")
-    if on and stage == 0:
-        reason = {
-            "fp16": "DeepSpeed would divide gradients by the loss scale without scaling the loss",
-            "bf16": "DeepSpeed would take an extra optimizer step at the start",
-        }[on[0]]
-        raise UserError(f"{where}: {on[0]} needs zero_optimization.stage 1, 2 or 3; {reason}")
     if on == ["bf16"] and sections["bf16"].get("check_grad_overflow") is False:
         raise UserError(
             f"{where}: bf16.check_grad_overflow: must be true; steps with non-finite gradients are "

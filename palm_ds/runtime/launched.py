@@ -52,6 +52,14 @@ def check_ranks_are_known() -> None:
         raise UserError("mpirun: needs mpi4py to find the other processes; install it")
 
 
+def adapt_to_open_mpi() -> None:
+    """Under Open MPI's mpirun, let mpi4py load Open MPI's library, whatever other MPI is installed,
+    and take the terminal that mpirun gives every process for what it is: a pipe."""
+    if "OMPI_COMM_WORLD_SIZE" in os.environ:
+        os.environ.setdefault("MPI4PY_MPIABI", "openmpi")
+        os.environ.setdefault("TTY_COMPATIBLE", "0")  # rich
+
+
 def under_srun() -> bool:
     """Whether Slurm itself started several tasks, not a launcher or mpirun that it started."""
     get = os.environ.get

@@ -61,7 +61,7 @@ class PeerLink:
     def name(self) -> str:
         return f"rank {self.rank} on {self.host} (last step {self.step})"
 
-    def say(self, **message: Any) -> None:
+    def say(self, **message: object) -> None:
         with contextlib.suppress(OSError):  # its end is noticed when reading
             self.connection.send(json.dumps(message).encode() + b"\n")
 

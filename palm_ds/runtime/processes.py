@@ -7,6 +7,7 @@ process.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from palm_ds.common import exit_codes
 from palm_ds.common.errors import UserError
 from palm_ds.common.messages import only_warnings
 from palm_ds.runtime import launched, liveness, rank_status
+from palm_ds.runtime.compile_cache import use_compile_cache
 from palm_ds.runtime.ds_config import DSConfig
 from palm_ds.runtime.ds_config_check import quieten
 
@@ -85,14 +87,28 @@ class Processes:
             dist.all_reduce(stacked)
         return dict(zip(values, stacked.tolist(), strict=True))
 
+    def gather_rows(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        """The rows (n, ...) of all ranks, in order, on every rank; n may differ."""
+        counts = self.gather(len(rows))
+        if self.world == 1:
+            return [rows]
+        padded = rows.new_zeros(max(counts), *rows.shape[1:])
+        padded[: len(rows)] = rows
+        found = [torch.empty_like(padded) for _ in counts]
+        dist.all_gather(found, padded)
+        return [part[:count] for part, count in zip(found, counts, strict=True)]
+
     def barrier(self) -> None:
         dist.barrier(group=self._host_group)
 
-    def reached(self, step: int, **facts: int) -> None:
-        """Tell the other processes and `palm-ds run` that `step` steps are completed. `saved`: the
-        step of the last checkpoint."""
+    def reached(self, step: int) -> None:
+        """Tell the other processes and `palm-ds run` that `step` steps are completed."""
         liveness.reached(step)
-        rank_status.report(self.rank, step=step, **facts)
+        rank_status.report(self.rank, step=step)
+
+    def saved(self, step: int) -> None:
+        """Tell `palm-ds run` that there is a checkpoint of `step`."""
+        rank_status.report(self.rank, saved=step)
 
 
 def start(ds_config: DSConfig) -> Processes:
@@ -101,10 +117,12 @@ def start(ds_config: DSConfig) -> Processes:
     import deepspeed
 
     if not dist.is_initialized():
+        use_compile_cache()
         _choose_cpu_collectives(ds_config)
         timeout = timedelta(minutes=ds_config.timeout_minutes)
         _set_timeouts(timeout)
         launched.check_ranks_are_known()
+        launched.adapt_to_open_mpi()
         if launched.is_single_process():
             os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed reads it
             _set_device()
@@ -135,8 +153,8 @@ def stop() -> None:
 
 
 def leave_at_exit() -> None:
-    """Leave when the interpreter exits, without waiting for the others. Can be called
-    repeatedly."""
+    """Leave when the interpreter exits, without waiting for the others, with the program's own
+    exit code. Can be called repeatedly."""
     atexit.unregister(_forget)
     atexit.register(_forget)
 
@@ -146,7 +164,20 @@ def _forget() -> None:
     import deepspeed.comm
 
     if dist.is_initialized():
+        several = dist.get_world_size() > 1
         deepspeed.comm.destroy_process_group()
+        if several:
+            end_without_destructors()
+
+
+def end_without_destructors() -> None:
+    """End the process as soon as Python is done, with the same exit code but without C++'s static
+    destructors: once in about 50 times they abort a finished process of several, and the launcher
+    counts its run as failed. Does nothing without glibc."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "on_exit"):
+        libc.fflush(None)
+        libc.on_exit(libc._exit, None)  # called with the exit code
 
 
 def leave(code: int) -> NoReturn:

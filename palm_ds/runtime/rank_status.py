@@ -11,7 +11,6 @@ import os
 import socket
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -51,7 +50,7 @@ class RankStatus:
             return False
 
 
-def report(rank: int | None = None, **facts: Any) -> None:
+def report(rank: int | None = None, **facts: object) -> None:
     """Update this process's file. `rank`: the launcher's, unless given."""
     folder = os.environ.get(FOLDER)
     rank = int(os.environ.get("RANK", "0")) if rank is None else rank

@@ -42,6 +42,8 @@ FILE = "run.lock"
 REFRESH_SECONDS = 5.0
 STALE_SECONDS = 60.0
 """An owner on another host that has not refreshed its lock for so long has ended."""
+_CLAIM_SECONDS = 10.0
+"""A claim on the lock of an ended run is held for a moment; an older one is a killed start's."""
 log = logging.getLogger(__name__)
 
 
@@ -219,16 +221,43 @@ def _create_without_link(file: Path, owner: LockOwner) -> bool:
 
 
 def _remove(file: Path, owner: LockOwner | None) -> bool:
-    """Remove a lock whose owner has ended, unless another run has just replaced it."""
+    """Remove a lock whose owner has ended, unless another run has just replaced it. Only the run
+    that holds the claim on this owner's lock may, so that nobody removes a newer one."""
+    claim = file.with_name(f"{FILE}.{owner.token if owner else 'unknown'}.ended")
+    try:
+        os.link(file, claim)
+    except FileNotFoundError:
+        return False
+    except FileExistsError:
+        _drop_old_claim(claim)
+        return False
+    except OSError:  # a file system without links
+        return _remove_without_link(file, owner)
+    mine = _read(claim) == owner
+    if mine:
+        file.unlink(missing_ok=True)
+    claim.unlink(missing_ok=True)
+    return mine
+
+
+def _drop_old_claim(claim: Path) -> None:
+    """Wait a moment for the run that holds a claim; remove what a run that was killed has left."""
+    time.sleep(0.02)
+    with suppress(FileNotFoundError):
+        if _now_at(claim.with_name(FILE)) - claim.stat().st_ctime > _CLAIM_SECONDS:
+            claim.unlink(missing_ok=True)
+
+
+def _remove_without_link(file: Path, owner: LockOwner | None) -> bool:
     aside = file.with_name(f"{FILE}.{secrets.token_hex(8)}.ended")
     try:
         os.rename(file, aside)
     except FileNotFoundError:
         return False
     mine = _read(aside) == owner
-    if not mine:
-        with suppress(OSError):  # if a third run was faster, the owner notices and ends
-            os.link(aside, file)
+    if not mine:  # another run's: it notices and writes it again, or ends
+        with suppress(OSError):
+            os.rename(aside, file)
     aside.unlink(missing_ok=True)
     return mine
 

@@ -21,7 +21,8 @@ from palm_ds.common.errors import UserError
 WEIGHT, AVERAGE = "weight", "average"
 """Kinds of values that are not moments."""
 _FILE_BYTES = 1 << 30
-"""A process writes files of about this size; saving needs this much extra memory."""
+"""A process writes files of about this size. Saving from a device, without a copy of all shards on
+the host, needs this much extra memory."""
 _MAPPED_BYTES = 64 << 20
 """A reader keeps about this much of a checkpoint's files in memory."""
 
@@ -58,9 +59,9 @@ def write_shards(
 
     for shard in shards:
         for kind, tensor in shard.tensors.items():
-            copy = tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
-            batch[f"{kind}/{shard.start}/{shard.name}"] = copy
-            size += copy.numel() * 4
+            values = tensor.detach().to("cpu", torch.float32).contiguous()
+            batch[f"{kind}/{shard.start}/{shard.name}"] = values
+            size += values.numel() * 4
         if size >= _FILE_BYTES:
             flush()
     if batch:

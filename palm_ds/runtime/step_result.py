@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,25 +22,30 @@ class StepResult:
     """Tokens without padding, over all processes."""
     stop: bool
     """Whether any process was asked to stop."""
+    checkpoint_written: bool = False
+    """Whether all processes had written a checkpoint in the background, before this step."""
 
 
 class LossAndCorrect(Protocol):
     """What a head returns, as far as the engine reads it."""
 
-    loss_sum: torch.Tensor
-    correct: torch.Tensor
+    @property
+    def loss_sum(self) -> torch.Tensor: ...
+
+    @property
+    def correct(self) -> torch.Tensor: ...
 
 
 class LossSums:
     """Adds up losses and correct predictions on the device."""
 
-    def __init__(self, tasks: Iterable[str]):
-        self.tasks = tuple(tasks)
+    def __init__(self) -> None:
         self.loss: dict[str, torch.Tensor] = {}
         self.correct: dict[str, torch.Tensor] = {}
 
     def add(self, outputs: Mapping[str, LossAndCorrect]) -> None:
-        for task in self.tasks:
+        """Add those of some tasks."""
+        for task in outputs:
             loss, correct = outputs[task].loss_sum.detach(), outputs[task].correct.detach()
             self.loss[task] = self.loss[task] + loss if task in self.loss else loss
             self.correct[task] = self.correct[task] + correct if task in self.correct else correct

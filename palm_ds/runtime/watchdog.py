@@ -12,6 +12,8 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from palm_ds.common import exit_codes
 from palm_ds.runtime import rank_status
@@ -54,6 +56,13 @@ class Watchdog:
 
     def beat(self) -> None:
         self._last, self._stepping = time.monotonic(), False
+
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        """A context for what takes its time, but is no step."""
+        self.beat()
+        yield
+        self.beat()
 
     def close(self) -> None:
         self._closed.set()

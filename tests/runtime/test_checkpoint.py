@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from palm_ds.common.errors import UserError
 from palm_ds.runtime import checkpoint
 from palm_ds.runtime.checkpoint import FileManifest, Layout, SaveError, VerifiedCheckpoint
+from tests.helpers.write_checkpoint import write_checkpoint
 
 LAYOUT = Layout(world=2, stage=2, precision="bf16")
 
@@ -70,7 +71,7 @@ def save(
             path = place / f"shard{member.rank}.pt"
             written.write(path, lambda path: make(path, member.rank))
 
-        checkpoint.save(
+        write_checkpoint(
             folder,
             step,
             write=write,

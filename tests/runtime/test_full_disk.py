@@ -18,6 +18,7 @@ from palm_ds.runtime.checkpoint import SINGLE_PROCESS
 from palm_ds.runtime.full_disk import at_rank0, is_full, retried
 from palm_ds.train.report.patient_file import PatientFile
 from tests.helpers.small_disk import empty, fill, small_disk
+from tests.helpers.write_checkpoint import write_checkpoint
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def save(folder: Path, step: int) -> None:
-    checkpoint.save(
+    write_checkpoint(
         folder,
         step,
         write=lambda path, written: written.write(

@@ -8,6 +8,7 @@ import pytest
 
 from palm_ds.common.errors import UserError
 from palm_ds.runtime.launched import (
+    adapt_to_open_mpi,
     check_ranks_are_known,
     is_single_process,
     launched_processes,
@@ -102,3 +103,16 @@ def test_mpirun_without_mpi4py_is_an_error(given, monkeypatch) -> None:
         check_ranks_are_known()
     given({"RANK": "0", "WORLD_SIZE": "2"})
     check_ranks_are_known()
+
+
+def test_under_open_mpi_mpi4py_loads_open_mpi(given, monkeypatch) -> None:
+    for name in ("MPI4PY_MPIABI", "TTY_COMPATIBLE"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    given({"PMI_SIZE": "2"})
+    adapt_to_open_mpi()
+    assert "MPI4PY_MPIABI" not in os.environ
+    given({"OMPI_COMM_WORLD_SIZE": "2"})
+    adapt_to_open_mpi()
+    assert os.environ["MPI4PY_MPIABI"] == "openmpi"
+    assert os.environ["TTY_COMPATIBLE"] == "0"

@@ -36,3 +36,18 @@ def test_one_process_alone_is_quiet() -> None:
     command = [sys.executable, "-c", code]  # a cold start: what is imported is quiet too
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_process_ends_with_its_own_code_before_destructors_abort_it() -> None:
+    code = (
+        "import atexit, ctypes, sys\n"
+        "from palm_ds.runtime.processes import end_without_destructors\n"
+        "libc = ctypes.CDLL(None)\n"
+        "libc.on_exit(libc.abort, None)\n"
+        "atexit.register(end_without_destructors)\n"
+        "print('said')\n"
+        "sys.exit(3)"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (3, "said\n")

@@ -214,3 +214,13 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="run_dir: .*: cannot be written: Not a directory"):
         take(tmp_path / "file" / "run")
+
+
+def test_a_claim_that_a_killed_start_left_blocks_nobody_for_long(
+    tmp_path: Path, ended: LockOwner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_lock, "_CLAIM_SECONDS", 0.2)
+    write(tmp_path, ended)
+    (tmp_path / f"{FILE}.{ended.token}.ended").hardlink_to(tmp_path / FILE)
+    take(tmp_path).release()
+    assert not list(tmp_path.iterdir())

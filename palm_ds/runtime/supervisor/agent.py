@@ -112,7 +112,7 @@ class _Agent:
                 self._report()
         self._report(ended=self.child.returncode)
 
-    def _report(self, **facts: Any) -> None:
+    def _report(self, **facts: object) -> None:
         ranks = rank_status.read_all(self.folder)
         records = [asdict(rank) | {"lost": _lost(rank)} for rank in ranks]
         send(self.descriptor, ranks=records, **facts)

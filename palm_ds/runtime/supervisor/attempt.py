@@ -43,7 +43,7 @@ class Connection:
     def done(self) -> bool:
         return self.lost or self.ended is not None
 
-    def tell(self, **message: Any) -> None:
+    def tell(self, **message: object) -> None:
         assert self.process.stdin is not None
         send(self.process.stdin.fileno(), **message)
 
@@ -158,7 +158,7 @@ class Attempt:
                 deadline = now + self.limits.others
                 self._tell(running, do="kill")
 
-    def _tell(self, connections: Sequence[Connection], **message: Any) -> None:
+    def _tell(self, connections: Sequence[Connection], **message: object) -> None:
         for connection in connections:
             connection.tell(**message)
 

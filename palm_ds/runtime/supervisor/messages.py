@@ -57,7 +57,7 @@ class MessageReader:
         return found
 
 
-def send(descriptor: int, **message: Any) -> None:
+def send(descriptor: int, **message: object) -> None:
     """Without effect if nobody listens any more."""
     with contextlib.suppress(OSError):
         os.write(descriptor, json.dumps(message).encode() + b"\n")
