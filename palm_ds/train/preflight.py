@@ -10,19 +10,26 @@ import hashlib
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import torch
 
 import palm_ds
 from palm_ds.common.errors import UserError
 from palm_ds.runtime import measure
-from palm_ds.runtime.memory import host_memory
+from palm_ds.runtime.checkpoint_writer import short_memory
+from palm_ds.runtime.memory import free_host_memory, host_memory
 from palm_ds.runtime.processes import Processes
 from palm_ds.runtime.this_process import host_name
+from palm_ds.train.plan.cluster import Cluster
+from palm_ds.train.plan.memory import MemoryPlan, plan_memory
+from palm_ds.train.plan.table import plan_lines
+from palm_ds.train.plan.work import ModelSize, StepWork
 from palm_ds.train.report.environment import package_versions
 from palm_ds.train.run_folder import RunSpec, data_fingerprints
 from palm_ds.train.sources import Data
-from palm_ds.train.space_check import existing_part, free_bytes, needed_bytes
+from palm_ds.train.space_check import checkpoint_bytes, existing_part, free_bytes, needed_bytes
 
 _COMPARED = ("palm_ds", "torch", "deepspeed", "numpy", "pyarrow", "tokenizers", "safetensors")
 _MOST_NAMED = 3
@@ -92,13 +99,28 @@ def compare_hosts(run: RunSpec, data: Data, processes: Processes) -> None:
         )
 
 
-def measurements(run: RunSpec, processes: Processes, parameters: int) -> list[str]:
-    """One line for each measured property of the machines. Collective."""
+def findings(
+    run: RunSpec,
+    processes: Processes,
+    model: ModelSize,
+    work: StepWork,
+    plan_for: Sequence[Cluster],
+) -> list[str]:
+    """One line for each measured property of the machines, and the plans for others. Collective."""
+    memory = plan_memory(model, work, run.ds_config, world=processes.world)
+    lines = _measurements(run, processes, model, memory)
+    return lines + plan_lines(model, work, run.ds_config, plan_for)
+
+
+def _measurements(
+    run: RunSpec, processes: Processes, model: ModelSize, memory: MemoryPlan
+) -> list[str]:
     hosts = processes.gather(host_name())
     lines = [
         _host_line(hosts),
-        _disk_line(run, parameters),
-        _memory_line(run, processes, parameters),
+        _disk_line(run, model),
+        _memory_line(processes.device, memory),
+        _checkpoint_line(run, processes, model),
     ]
     if processes.world > 1:
         rate = measure.all_reduce_rate(processes)
@@ -112,32 +134,42 @@ def _host_line(hosts: Sequence[str]) -> str:
     return "hosts: " + ", ".join(f"{host} ({number})" for host, number in each.items())
 
 
-def _disk_line(run: RunSpec, parameters: int) -> str:
-    needed, free = needed_bytes(run, parameters), free_bytes(run.folder)
+def _disk_line(run: RunSpec, model: ModelSize) -> str:
+    needed, free = needed_bytes(run, model), free_bytes(run.folder)
     return f"disk: {free / _GB:,.3g} GB free; the run writes {needed / _GB:,.3g} GB"
 
 
-def _memory_line(run: RunSpec, processes: Processes, parameters: int) -> str:
-    state = model_state_bytes(run, parameters, processes.world)
-    if processes.device.type == "cuda":
-        import torch
-
-        memory = torch.cuda.get_device_properties(processes.device).total_memory
+def _memory_line(device: torch.device, plan: MemoryPlan) -> str:
+    if device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory
     else:
         memory = host_memory()
-    text = f"{state / _GB:,.3g} of {memory / _GB:,.3g} GB for weights, gradients and optimizer"
-    return f"memory of a process: {text}; activations come on top"
+        used = 2.0 * plan.weights  # of buckets, a CPU holds only the pages that gradients fill
+        plan = replace(plan, buffers=min(plan.buffers, used))
+    parts = {
+        "weights": plan.weights,
+        "gradients": plan.gradients,
+        "optimizer": plan.optimizer,
+        "DeepSpeed's buffers": plan.buffers,
+        "activations": plan.activations + plan.working,
+    }
+    each = ", ".join(f"{name} {size / _GB:,.3g}" for name, size in parts.items())
+    return (
+        f"memory of a process: about {plan.total / _GB:,.3g} of {memory / _GB:,.3g} GB (predicted: "
+        f"{each})"
+    )
 
 
-def model_state_bytes(run: RunSpec, parameters: int, world: int) -> int:
-    """An estimate of the bytes of weights, gradients and the optimizer's state in one process."""
-    config = run.ds_config
-    half = config.precision != "fp32"
-    weights, gradients, state = (2, 2, 12) if half else (4, 4, 8)
-    split = [world if config.stage >= stage else 1 for stage in (3, 2, 1)]
-    state = 0 if config.offloads else state
-    parts = zip((weights, gradients, state), split, strict=True)
-    return sum(parameters * size // by for size, by in parts)
+def _checkpoint_line(run: RunSpec, processes: Processes, model: ModelSize) -> str:
+    """Whether there is memory for the copies from which checkpoints are written. Collective."""
+    size = checkpoint_bytes(run, model)
+    found = processes.gather((host_name(), size // processes.world, free_host_memory()))
+    how = "copied to host memory and written while training continues"
+    if not run.recipe.save.background:
+        how = "written while training waits (save.background: false)"
+    elif problem := short_memory(found):
+        how = f"written while training waits: {problem}"
+    return f"checkpoints: {size / _GB:.3g} GB, {how}"
 
 
 def _speed_line(hosts: Sequence[str], seconds: Sequence[float]) -> str:

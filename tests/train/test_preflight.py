@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import cast
-
 import pytest
+import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.train.preflight import HostFacts, check_same, model_state_bytes
-from palm_ds.train.run_folder import RunSpec
+from palm_ds.train.plan.memory import MemoryPlan
+from palm_ds.train.preflight import HostFacts, _memory_line, check_same
 
 
 def host(name: str, **facts: str) -> HostFacts:
@@ -34,19 +32,9 @@ def test_many_hosts_and_differences_are_cut_short() -> None:
         check_same([*many, host("other")])
 
 
-@pytest.mark.parametrize(
-    ("stage", "precision", "offloads", "wanted"),
-    [
-        (0, "fp32", False, 16),
-        (1, "fp32", False, 8 + 2),
-        (1, "bf16", False, 4 + 3),
-        (2, "bf16", False, 2 + 0.5 + 3),
-        (3, "bf16", False, 4),
-        (3, "bf16", True, 1),
-    ],
-)
-def test_model_state_by_stage(stage: int, precision: str, offloads: bool, wanted: float) -> None:
-    """Bytes of a parameter, on each of four processes."""
-    config = SimpleNamespace(stage=stage, precision=precision, offloads=offloads)
-    run = cast(RunSpec, SimpleNamespace(ds_config=config))
-    assert model_state_bytes(run, 1000, world=4) == 1000 * wanted
+def test_a_cpu_holds_only_the_part_of_a_bucket_that_gradients_fill() -> None:
+    plan = MemoryPlan(
+        weights=1e9, gradients=1e9, optimizer=3e9, buffers=8e9, activations=1e9, working=0
+    )
+    line = _memory_line(torch.device("cpu"), plan)
+    assert line.startswith("memory of a process: about 8 of ") and "buffers 2, " in line

@@ -1,0 +1,83 @@
+"""What a model and a step consist of, as far as a plan depends on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from palm_ds.model.batch import Batch
+from palm_ds.model.config import EncoderConfig
+from palm_ds.model.flops import attention_flops, head_flops, layer_flops, sequence_sums
+from palm_ds.model.heads import predicts_tokens
+from palm_ds.model.multi_task_model import Model
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSize:
+    """A model's shape and its parameters."""
+
+    config: EncoderConfig
+    parameters: int
+    trained: int
+    """Those that are not frozen."""
+    largest: int
+    """Of the largest parameter."""
+    largest_layer: int
+    """Of the largest encoder layer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepWork:
+    """What one step computes, over all processes."""
+
+    rows: int
+    length: int
+    tokens: float
+    """Without padding."""
+    squares: float
+    """The sum of the squared lengths of the sequences."""
+    labels: float
+    """Tokens that go through the masked-LM head."""
+
+    def flops(self, config: EncoderConfig) -> float:
+        """Forward and backward, nothing counted twice; as in the log."""
+        layers = layer_flops(config) * self.tokens + attention_flops(config) * self.squares
+        return layers + head_flops(config) * self.labels
+
+
+def size_of(model: Model) -> ModelSize:
+    layers = [sum(p.numel() for p in layer.parameters()) for layer in model.backbone.layers]
+    each = [parameter.numel() for parameter in model.parameters()]
+    return ModelSize(
+        config=model.backbone.config,
+        parameters=sum(each),
+        trained=sum(
+            parameter.numel() for parameter in model.parameters() if parameter.requires_grad
+        ),
+        largest=max(each),
+        largest_layer=max(layers, default=0),
+    )
+
+
+def vocab_tasks(model: Model) -> list[str]:
+    """The tasks whose head predicts tokens."""
+    return [task for task, name in model.head_of.items() if predicts_tokens(model.heads[name])]
+
+
+def work_of(model: Model, batches: Iterable[Batch], rows: int) -> StepWork:
+    """The work of a step from (some of) its batches, as if all its `rows` were like them."""
+    tokens = squares = labels = seen = 0.0
+    tasks, length = vocab_tasks(model), 0
+    for batch in batches:
+        sums = sequence_sums(batch)
+        tokens, squares = tokens + float(sums[0]), squares + float(sums[1])
+        labels += sum(batch.count(task) for task in tasks if task in batch.labels)
+        seen, length = seen + len(batch.input_ids), batch.input_ids.shape[1]
+    scale = rows / seen
+    return StepWork(
+        rows=rows,
+        length=length,
+        tokens=tokens * scale,
+        squares=squares * scale,
+        labels=labels * scale,
+    )
