@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from palm_ds.common.errors import UserError
+from palm_ds.data.baselines import class_prior_baseline
 from palm_ds.data.corpus_source import CorpusSource
 from palm_ds.data.example import Example
-from palm_ds.data.task import CorpusTask, class_prior_baseline
+from palm_ds.data.task import CorpusTask
 
 if TYPE_CHECKING:
     from torch import nn

@@ -20,9 +20,10 @@ import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key, keyed_generator, permutation_at
+from palm_ds.data.baselines import class_prior_baseline
 from palm_ds.data.corpus_source import CorpusSource, passages, split_corpus
 from palm_ds.data.example import Example, build_input
-from palm_ds.data.task import CorpusTask, class_prior_baseline
+from palm_ds.data.task import CorpusTask
 
 if TYPE_CHECKING:
     from torch import nn

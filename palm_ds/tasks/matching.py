@@ -19,11 +19,12 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from palm_ds.common.errors import UserError
+from palm_ds.data.baselines import class_prior_baseline
 from palm_ds.data.example import Example, build_input, join
 from palm_ds.data.layout import layouts
 from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
-from palm_ds.data.task import Task, class_prior_baseline
+from palm_ds.data.task import Task
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead, Head, PairHead
 from palm_ds.tasks.metrics.classes import accuracy, f1, matthews

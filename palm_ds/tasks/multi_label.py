@@ -75,6 +75,11 @@ class MultiLabel(ClassesTask):
         names = stored.value("labels")
         return {"labels": labels.split_names(names, self.separator, self.nothing)}
 
+    def true_labels(self, source: TableSource) -> list[list[str] | None]:
+        values = super().true_labels(source)
+        cells = (labels.split_names(value, self.separator, self.nothing) for value in values)
+        return [None if v is None else cell for v, cell in zip(values, cells, strict=True)]
+
     def targets(self, source: TableSource) -> np.ndarray:
         """(rows, classes) float32 of 0 and 1; NaN if the label is missing or unknown."""
         return source.cached(

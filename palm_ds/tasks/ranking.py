@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from palm_ds.common.errors import UserError
+from palm_ds.data.baselines import class_prior_baseline
 from palm_ds.data.example import Example
 from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
-from palm_ds.data.task import class_prior_baseline
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead
 from palm_ds.tasks.metrics.classes import f1

@@ -91,6 +91,9 @@ class Regression(TextTask):
         """(rows,) float64 in the units of the file; NaN if a row has no number."""
         return source.cached(f"numbers {self.name}", lambda: labels.numbers(self, source))
 
+    def true_labels(self, source: TableSource) -> list[float | None]:
+        return [None if np.isnan(number) else number for number in self.targets(source).tolist()]
+
     def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
         target = self._inside(self.targets(source)[[example.item]])
         example.labels[self.name] = np.zeros(1, np.int64), np.nan_to_num(target)
@@ -115,12 +118,9 @@ class Regression(TextTask):
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> dict[str, float]:
         """Scores over the rows with a number; empty if there are none."""
-        targets = self.targets(source)[list(predictions)]
-        found = np.array([each["value"] for each in predictions.values()])
-        known = ~np.isnan(targets)
-        if not known.any():
+        both = labels.paired_numbers(predictions, self.targets(source))
+        if not len(both[0]):
             return {}
-        both = found[known], targets[known]
         return pearson_and_spearman(*both) | {"mse": mse(*both)}
 
     def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:

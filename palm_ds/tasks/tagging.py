@@ -20,10 +20,11 @@ import numpy as np
 import torch
 
 from palm_ds.common.errors import UserError
+from palm_ds.data.baselines import class_prior_baseline
 from palm_ds.data.example import Example, build_input
 from palm_ds.data.layout import layouts
 from palm_ds.data.table_source import TableSource
-from palm_ds.data.task import Task, class_prior_baseline
+from palm_ds.data.task import Task
 from palm_ds.model.crf import CRFHead, viterbi
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead

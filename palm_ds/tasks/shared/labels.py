@@ -7,7 +7,7 @@ predict on may contain anything; with `strict` it raises a UserError that names 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -130,3 +130,14 @@ def _number(value: Any) -> float:
     except (TypeError, ValueError):
         return math.nan
     return number if math.isfinite(number) else math.nan
+
+
+def paired_numbers(
+    predictions: Mapping[int, Mapping[str, Any]], targets: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(n,) predicted values and (n,) targets of the rows that have a number. `targets`: (rows,),
+    NaN where there is none."""
+    wanted = targets[list(predictions)]
+    found = np.array([each["value"] for each in predictions.values()])
+    known = ~np.isnan(wanted)
+    return found[known], wanted[known]

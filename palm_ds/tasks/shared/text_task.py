@@ -97,6 +97,16 @@ class TextTask(TableTask):
     def label_roles(self) -> tuple[str, ...]:
         return (self.label_column,)
 
+    def true_labels(self, source: TableSource) -> list[Any]:
+        """The label of each row, for metrics of the user's own: its value, or with several label
+        columns {column: value}; None if it has none."""
+        roles = [role for role in self.label_roles() if role in source.columns]
+        columns = [source.column(role) for role in roles]
+        if len(columns) == 1:
+            return columns[0]
+        rows = zip(*columns, strict=True)
+        return [dict(zip(roles, row, strict=True)) for row in rows] or [None] * len(source)
+
     def describe_rows(self, source: TableSource, max_length: int) -> str:
         """Summary of the rows: their number, their labels, and how many are truncated."""
         parts = [f"{self.name}: {len(source):,} rows", self.describe_labels(source)]

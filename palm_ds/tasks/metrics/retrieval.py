@@ -1,0 +1,66 @@
+"""Metrics of retrieval: how high a query's relevant texts rank among all texts (pytrec_eval).
+
+A query may have several relevant texts. Ranks count from 1; nothing beyond the first DEPTH texts is
+scored, as in trec_eval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+DEPTH = 1000
+_BLOCK = 1 << 24  # scores that are computed at a time
+
+
+def retrieval_metrics(
+    queries: npt.NDArray[np.float32],
+    texts: npt.NDArray[np.float32],
+    relevant: Sequence[Sequence[int]],
+    *,
+    k: int = 10,
+    left_out: Mapping[int, int] | None = None,
+) -> dict[str, float]:
+    """Means over the queries of nDCG@k, recall@k, MRR and MAP, in 0..1.
+
+    queries: (q, size) and texts (t, size), compared by their dot products; relevant: texts of each
+    query, at least one; `left_out`: {query: a text that is not a candidate}. Empty without
+    queries."""
+    import pytrec_eval
+
+    if not len(queries):
+        return {}
+    names = {
+        f"ndcg_cut_{k}": f"ndcg@{k}",
+        f"recall_{k}": f"recall@{k}",
+        "recip_rank": "mrr",
+        "map": "map",
+    }
+    judged = {str(q): {str(t): 1 for t in own} for q, own in enumerate(relevant)}
+    evaluator = pytrec_eval.RelevanceEvaluator(
+        judged, {f"ndcg_cut.{k}", f"recall.{k}", "recip_rank", "map"}
+    )
+    found = evaluator.evaluate(_ranked(queries, texts, left_out or {}))
+    return {
+        name: float(np.mean([found[str(q)][theirs] for q in range(len(queries))]))
+        for theirs, name in names.items()
+    }
+
+
+def _ranked(
+    queries: npt.NDArray[np.float32], texts: npt.NDArray[np.float32], left_out: Mapping[int, int]
+) -> dict[str, dict[str, float]]:
+    """{query: {text: score}} of each query's best texts."""
+    found: dict[str, dict[str, float]] = {}
+    size = max(_BLOCK // len(texts), 1)
+    for first in range(0, len(queries), size):
+        scores = queries[first : first + size] @ texts.T
+        for q, own in enumerate(scores, first):
+            if q in left_out:
+                own[left_out[q]] = -np.inf
+            best = np.argsort(-own, kind="stable")[:DEPTH]
+            best = best[own[best] > -np.inf]
+            found[str(q)] = dict(zip(map(str, best.tolist()), own[best].tolist(), strict=True))
+    return found

@@ -1,0 +1,169 @@
+"""Base class of tasks that train the vectors of texts: each text of a row by itself.
+
+row ──texts──> [CLS] text [SEP] | [CLS] text [SEP] | ...    each cut to `max_length`
+                  vector             vector
+
+The texts of a row share a packed row and do not attend to one another.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, TypeVar
+
+import numpy as np
+
+from palm_ds.common.errors import UserError
+from palm_ds.data.example import Example, build_input, join
+from palm_ds.data.layout import layouts
+from palm_ds.data.table_source import TableSource, TokenizedColumn, encode
+from palm_ds.data.task import Task
+from palm_ds.model.embedding_heads import VectorSettings
+from palm_ds.model.encoder import Encoder
+from palm_ds.tasks.shared.text_task import SHORTEST, TextTask, level
+from palm_ds.weights.formats.huggingface.text_pooling import TextPooling
+
+Texts = tuple[TokenizedColumn, np.ndarray]
+"""The texts of all rows, and (rows + 1,) the first text of each row."""
+
+AnyEmbeddingTask = TypeVar("AnyEmbeddingTask", bound="EmbeddingTask")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingTask(TextTask):
+    """A task whose head compares vectors of texts."""
+
+    max_length: int = 0
+    """Maximum tokens of one text, including [CLS] and [SEP]; 0: the length of a row. All texts of a
+    table row share a row of the batch, so `length` should be as long as they are together."""
+    pooling: Literal["mean", "cls"] = "mean"
+    """A text's vector: the mean over its tokens, or that of [CLS]."""
+    similarity: Literal["cosine", "dot"] = "cosine"
+    """How two vectors are compared."""
+    matryoshka: tuple[int, ...] = ()
+    """Train the first numbers of vectors too, as in [64, 128]: they can then be truncated to 64
+    or 128 (Kusupati et al. 2022)."""
+    matryoshka_weights: tuple[float, ...] = ()
+    """Weights of their losses, one each; that of whole vectors is 1. Default: 1 each."""
+
+    unwritten: ClassVar[Sequence[str]] = ("vectors",)
+
+    def __post_init__(self) -> None:
+        sizes, weights = self.matryoshka, self.matryoshka_weights
+        if any(size < 1 for size in sizes) or len(set(sizes)) < len(sizes):
+            raise UserError(
+                f"{self.where}.matryoshka: {list(sizes)}: expected different numbers from 1"
+            )
+        if weights and len(weights) != len(sizes):
+            raise UserError(
+                f"{self.where}.matryoshka_weights: {len(weights)}, for {len(sizes)} sizes in "
+                "`matryoshka`; give one each"
+            )
+
+    @classmethod
+    def labels_others(cls) -> bool:
+        return False
+
+    def with_head_of(self: AnyEmbeddingTask, origin: Task) -> AnyEmbeddingTask:
+        """With the vectors of the task that owns the shared head."""
+        super().with_head_of(origin)
+        assert isinstance(origin, EmbeddingTask)
+        return replace(self, pooling=origin.pooling, similarity=origin.similarity)
+
+    def longest_text(self, length: int) -> int:
+        return self.max_length or length
+
+    def text_pooling(self) -> TextPooling:
+        return TextPooling(
+            pooling=self.pooling,
+            normalize=self.similarity == "cosine",
+            similarity=self.similarity,
+            max_length=self.max_length,
+            trained=True,
+        )
+
+    def vector_settings(self, backbone: Encoder) -> VectorSettings:
+        """For its head. Raises UserError if vectors have too few numbers."""
+        sizes = self.matryoshka
+        if any(size >= backbone.hidden_size for size in sizes):
+            raise UserError(
+                f"{self.where}.matryoshka: {max(sizes)}, but vectors have {backbone.hidden_size} "
+                "numbers; give fewer"
+            )
+        weights = self.matryoshka_weights or (1.0,) * len(sizes)
+        return VectorSettings(
+            pooling=self.pooling,
+            similarity=self.similarity,
+            matryoshka=dict(zip(sizes, weights, strict=True)),
+        )
+
+    # -- examples --
+
+    @abstractmethod
+    def row_texts(self, source: TableSource, item: int) -> list[str]:
+        """The texts of a row, in the order of its vectors."""
+
+    def encoded(self, source: TableSource) -> Texts:
+        """The texts of all rows, tokenised on first use."""
+        return source.cached(f"texts of {self.name}", lambda: self._encode(source))
+
+    def _encode(self, source: TableSource) -> Texts:
+        every = [self.row_texts(source, item) for item in range(len(source))]
+        starts = np.cumsum([0, *map(len, every)])
+        return encode([text for texts in every for text in texts], source.tokenizer), starts
+
+    def layout(
+        self, items: np.ndarray, uniform: np.ndarray, source: TableSource, max_length: int
+    ) -> np.ndarray:
+        """`item`, and `tokens` (most texts,) of each text, special ones included; where the texts
+        of a row are too long for it, the longest are cut."""
+        item = items[:, 0]
+        encoded, starts = self.encoded(source)
+        number = np.diff(starts)
+        most = int(number.max(initial=1))
+        places = np.arange(most) < number[item][:, None]
+        nth = np.minimum(starts[item][:, None] + np.arange(most), len(encoded.lengths) - 1)
+        whole = np.where(places, encoded.lengths[nth] + 2, 0)
+        kept = level(np.minimum(whole, self.input_length(max_length)), max_length)
+        for row in np.flatnonzero(((kept < np.minimum(whole, SHORTEST)) & places).any(1)):
+            raise UserError(
+                f"{source.where(item[row])}: {number[item[row]]} texts leave fewer than {SHORTEST} "
+                f"tokens for each in a row of {max_length}; raise `length`"
+            )
+        return layouts(kept.sum(1), item=item, tokens=kept)
+
+    def example(self, layout: np.void, source: TableSource, rng: np.random.Generator) -> Example:
+        item = int(layout["item"])
+        encoded, starts = self.encoded(source)
+        own = range(starts[item], starts[item + 1])
+        pieces = [
+            build_input([encoded.read(text, 0, int(tokens) - 2)], source.vocabulary)
+            for text, tokens in zip(own, layout["tokens"], strict=False)
+        ]
+        example = join(pieces)
+        example.item = item
+        return example
+
+    def add_labels(self, example: Example, targets: np.ndarray) -> None:
+        """Label the texts of an example, each at its [CLS]."""
+        first = np.cumsum([0, *example.sub_lengths[:-1]])
+        example.labels[self.name] = first, targets
+        example.grouped_labels.add(self.name)
+
+    def compare(self, vectors: np.ndarray) -> np.ndarray:
+        """(n, hidden) vectors whose dot products are the similarity."""
+        if self.similarity == "dot":
+            return vectors
+        return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+
+
+def need_text(value: object, source: TableSource, item: int, column: str) -> str:
+    """The text of a cell. Raises UserError if there is none."""
+    if not isinstance(value, str):
+        got = "nothing" if value is None else repr(value)
+        raise UserError(f"{source.where(item)}: {column}: expected a text, got {got}")
+    if not value.strip():
+        raise UserError(f"{source.where(item)}: {column} is empty; remove the row")
+    return value

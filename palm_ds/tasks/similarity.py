@@ -1,0 +1,124 @@
+"""Similarity: the vectors of two texts are as similar as their score says.
+
+[CLS] text_a [SEP] | [CLS] text_b [SEP]; the label is a number. CoSENT puts all pairs of a step in
+the order of their labels; `cosine` fits the similarity to the label. Predictions: `value`, the
+similarity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from palm_ds.common.errors import UserError
+from palm_ds.data.example import Example
+from palm_ds.data.stored_prediction import StoredPrediction
+from palm_ds.data.table_source import TableSource
+from palm_ds.data.task import Task
+from palm_ds.model.embedding_heads import SimilarityHead
+from palm_ds.model.encoder import Encoder
+from palm_ds.tasks.metrics.numbers import pearson, spearman
+from palm_ds.tasks.shared import labels
+from palm_ds.tasks.shared.embedding_task import EmbeddingTask, need_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Similarity(EmbeddingTask):
+    """Trains vectors whose similarity follows scored pairs."""
+
+    loss: Literal["cosent", "cosine"] = "cosent"
+    """The order of all pairs of a step (CoSENT, Su 2022), or the squared difference of similarity
+    and label, which is scaled to be from 0 to 1."""
+    temperature: float = 0.05
+    """CoSENT divides similarities by it."""
+    low: float | None = None
+    """The label of texts that have nothing in common; default: the lowest of the training rows."""
+    high: float | None = None
+    """The label of texts that mean the same; default: the highest of the training rows."""
+
+    prediction_key: ClassVar[str] = "value"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.temperature > 0:
+            raise UserError(f"{self.where}.temperature: {self.temperature}; it must be above 0")
+        if self.low is not None and self.high is not None and not self.low < self.high:
+            raise UserError(f"{self.where}: low {self.low} is not below high {self.high}")
+
+    def columns_of(self, source: TableSource) -> tuple[str, ...]:
+        columns = self.texts or ("text_a", "text_b")
+        if len(columns) != 2:
+            raise UserError(f"{self.where}.texts: {len(columns)}; name two columns")
+        for column in columns:
+            source.need(column, self.where)
+        return columns
+
+    def check(self, source: TableSource, *, labelled: bool) -> None:
+        for item in range(len(source)):
+            self.row_texts(source, item)
+        super().check(source, labelled=labelled)
+
+    def check_labels(self, source: TableSource) -> None:
+        labels.numbers(self, source, strict=True)
+
+    def check_step(self, source: TableSource, examples: int) -> None:
+        if self.loss == "cosent" and examples < 2:
+            raise UserError(
+                f"{self.where}: one row per step: CoSENT compares rows; raise `batch`, or choose "
+                "`loss: cosine`"
+            )
+
+    def row_texts(self, source: TableSource, item: int) -> list[str]:
+        columns = self.columns_of(source)
+        return [need_text(source.column(c)[item], source, item, c) for c in columns]
+
+    def with_head_of(self, origin: Task) -> Similarity:
+        """With the scale of the task that owns the shared head."""
+        found = super().with_head_of(origin)
+        assert isinstance(origin, Similarity)
+        return replace(found, low=origin.low, high=origin.high)
+
+    def resolved(self, source: TableSource) -> Similarity:
+        """With the lowest and the highest label of the training rows."""
+        if self.low is not None and self.high is not None:
+            return self
+        known = labels.numbers(self, source, strict=True)
+        low = float(known.min()) if self.low is None else self.low
+        high = float(known.max()) if self.high is None else self.high
+        if not low < high:
+            raise UserError(f"{self.where}: all labels are {low:g}; there is nothing to learn")
+        return replace(self, low=low, high=high)
+
+    def targets(self, source: TableSource) -> np.ndarray:
+        """(rows,) float64 in the units of the file; NaN if a row has no number."""
+        return source.cached(f"numbers {self.name}", lambda: labels.numbers(self, source))
+
+    def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
+        low = 0.0 if self.low is None else self.low
+        high = 1.0 if self.high is None else self.high
+        target = (self.targets(source)[example.item] - low) / (high - low)
+        self.add_labels(example, np.repeat(np.nan_to_num(target), 2))
+
+    def head(self, backbone: Encoder) -> SimilarityHead:
+        return SimilarityHead(
+            self.vector_settings(backbone), loss=self.loss, temperature=self.temperature
+        )
+
+    def decode(self, scores: np.ndarray, example: Example, source: TableSource) -> dict[str, Any]:
+        one, other = self.compare(scores)
+        return {"value": round(float(one @ other), 6)}
+
+    def metrics(
+        self, predictions: Mapping[int, dict[str, Any]], source: TableSource
+    ) -> dict[str, float]:
+        """Correlations over the rows with a number; empty if there are none."""
+        both = labels.paired_numbers(predictions, self.targets(source))
+        if not len(both[0]):
+            return {}
+        return {"spearman": spearman(*both), "pearson": pearson(*both)}
+
+    def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
+        return {"value": stored.number("value", stored.value("value"))}

@@ -1,0 +1,87 @@
+"""Every sentence twice: the same tokens, other dropout masks, no negative of itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from palm_ds.common.errors import UserError
+from palm_ds.data.corpus_source import CorpusSource, split_corpus
+from palm_ds.data.task_group_dataset import TaskGroupDataset, build_rows, refs
+from palm_ds.model.config import EncoderConfig
+from palm_ds.model.encoder import Encoder
+from palm_ds.model.kernels import Kernels
+from palm_ds.model.multi_task_model import Model
+from palm_ds.pretrain.simcse import Simcse
+from tests.helpers.pair_corpus import tokenizer_of, whole, write_sentences
+from tests.helpers.small_corpus import write_small_corpus
+
+
+def task_of(**values: Any) -> Simcse:
+    return Simcse(name="simcse", source="text", **values)
+
+
+def dataset_of(source: CorpusSource, task: Simcse, max_length: int = 64) -> TaskGroupDataset:
+    return TaskGroupDataset(
+        name="simcse", tasks=(task,), task_id=0, source=source, seed=5, max_length=max_length
+    )
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> CorpusSource:
+    folder = tmp_path_factory.mktemp("c") / "corpus"
+    return split_corpus(write_small_corpus(folder, documents=20), 0.0, ())[0]
+
+
+def test_examples_by_hand(tmp_path) -> None:
+    documents = [("one", ["a b", "c d e"]), ("two", ["a", "b c d e a"])]
+    corpus = write_sentences(tmp_path / "c", documents, tokenizer_of("a b c d e"))
+    dataset = dataset_of(whole(corpus), task_of(shortest=2), max_length=12)
+    found = set()
+    for n, layout in enumerate(dataset.layouts(np.arange(12))):
+        example = dataset.example(n, layout)
+        found.add(" ".join(corpus.tokenizer().tokens(example.input_ids)))
+        half = len(example) // 2
+        assert example.sub_lengths == (half, half)
+        where, targets = example.labels["simcse"]
+        assert where.tolist() == [0, half] and targets[0, 1] == targets[1, 1]
+    assert found == {  # the last one is cut
+        "[CLS] a b [SEP] [CLS] a b [SEP]",
+        "[CLS] c d e [SEP] [CLS] c d e [SEP]",
+        "[CLS] b c d e [SEP] [CLS] b c d e [SEP]",
+    }
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_dropout_is_all_that_differs(source: CorpusSource, pooling: Any) -> None:
+    task = task_of(pooling=pooling)
+    dataset = dataset_of(source, task)
+    numbers = np.arange(8)
+    rows = [[ref] for ref in refs(0, numbers, dataset.layouts(numbers))]
+    batch = replace(build_rows([dataset], rows, 64, 0), dropout_key=3)
+    torch.manual_seed(0)
+    config = EncoderConfig(
+        vocab_size=source.vocabulary.size, hidden_size=16, num_layers=2, num_heads=2, dropout=0.1
+    )
+    backbone = Encoder(config, Kernels(dropout="counter"))
+    model = Model(backbone, {"simcse": task.head(backbone)}, {"simcse": "simcse"})
+    vectors = model(batch)["simcse"].scores
+    assert vectors is not None and (vectors[::2] - vectors[1::2]).abs().min(1)[0].max() > 0
+    vectors = model.eval()(batch)["simcse"].scores
+    assert vectors is not None
+    torch.testing.assert_close(vectors[::2], vectors[1::2], atol=1e-5, rtol=1e-5)
+    head: Any = model.heads["simcse"]
+    losses, correct = head.step_losses(vectors, batch.labels["simcse"][1], batch.groups["simcse"])
+    assert len(losses) == 8 and correct.tolist() == [1.0] * 8
+    assert task.text_pooling().pooling == pooling
+
+
+def test_refused() -> None:
+    with pytest.raises(UserError, match="temperature: 0; it must be above 0"):
+        task_of(temperature=0)
+    with pytest.raises(UserError, match="shortest: 0; it must be 1 or more"):
+        task_of(shortest=0)
