@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import IO
 
@@ -67,6 +68,14 @@ def interrupt_all(children: Sequence[subprocess.Popen[bytes]]) -> None:
         for process in left:
             if process.is_running():
                 process.kill()
+
+
+def failure_in(output: Path) -> str:
+    """The last error line of a command's output, else its last line."""
+    text = output.read_text(encoding="utf-8", errors="replace")
+    lines = [line for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("error: ")]
+    return (errors or lines or ["it printed nothing"])[-1]
 
 
 def launcher_of(text: str) -> list[str]:

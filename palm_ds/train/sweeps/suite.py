@@ -27,7 +27,7 @@ from palm_ds.common.config import differences, parse, read_yaml
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.train.recipe import make_recipe, read_values
 from palm_ds.train.report.metrics_file import FILE, read_metrics
-from palm_ds.train.sweeps.subprocesses import interrupt_all, spawn
+from palm_ds.train.sweeps.subprocesses import failure_in, interrupt_all, spawn
 
 log = logging.getLogger(__name__)
 
@@ -157,13 +157,6 @@ class SuiteRun:
         best = [event["step"] for event in metrics.events if event["event"] == "best"]
         found = [e["scores"] for e in metrics.evaluations if not best or e["step"] == best[-1]]
         return {task: _numbers(score) for task, score in found[-1].items()} if found else None
-
-    def failure(self) -> str:
-        """The last error line of its command, else its last line."""
-        text = self.output.read_text(encoding="utf-8", errors="replace")
-        lines = [line for line in text.splitlines() if line.strip()]
-        errors = [line for line in lines if line.startswith("error: ")]
-        return (errors or lines or ["it printed nothing"])[-1]
 
 
 def _numbers(score: Mapping[str, Any]) -> dict[str, float]:
@@ -362,7 +355,11 @@ def _ended(each: _Running) -> str:
     member, code, scores = each.member, each.child.returncode, each.member.scores()
     if code or scores is None:
         early = code in (exit_codes.FINISHED, exit_codes.STOPPED)
-        why = "it stopped before its end, or evaluated nothing" if early else member.failure()
+        why = (
+            "it stopped before its end, or evaluated nothing"
+            if early
+            else failure_in(member.output)
+        )
         log.info("== %s: failed (exit code %d): %s", member.title, code, why)
         return f"exit code {code}: {why}"
     seconds = time.monotonic() - each.began

@@ -1,0 +1,80 @@
+"""`palm-ds sweep`"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from palm_ds.cli.command import CONTINUES, Command
+from palm_ds.cli.options import check_overrides
+from palm_ds.cli.runs import add_runs, command_of, say, slots_of, stop_on_signals
+from palm_ds.cli.shipped import find_ds_config, find_recipe
+from palm_ds.train.sweeps.subprocesses import launcher_of
+
+if TYPE_CHECKING:
+    from palm_ds.train.sweeps.search import Trial
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("sweep", metavar="SWEEP", help="a YAML file with a recipe, a metric and a search space")
+    add("overrides", nargs="*", metavar="a.b=c", help="override keys of the recipe in all trials")
+    add_runs(parser, "trials")
+
+
+def run(args: argparse.Namespace) -> int:
+    check_overrides(args.overrides)
+    launcher = launcher_of(args.launcher)
+    ds_config = find_ds_config(args.deepspeed_config)
+    from palm_ds.runtime.checkpoint import SINGLE_PROCESS
+    from palm_ds.runtime.ds_config import read_ds_config
+    from palm_ds.runtime.run_lock import lock_run_folder
+    from palm_ds.train.sweeps.search import Search
+    from palm_ds.train.sweeps.search_space import read_sweep, search_space
+    from palm_ds.train.sweeps.search_table import BEST, report
+
+    read_ds_config(ds_config)
+    sweep, out = read_sweep(args.sweep, args.overrides), Path(args.out)
+    space = search_space(replace(sweep, recipe=find_recipe(sweep.recipe)), args.sweep)
+    table = any(source.reads == "table" for source in space.recipe.sources.values())
+
+    def command(trial: Trial) -> list[str]:
+        option = ("--deepspeed_config", ds_config)
+        module = "finetune" if table else "pretrain"
+        return command_of(launcher, module, trial.file, *option, "--run_dir", trial.folder)
+
+    search = Search(space, out)
+    if not args.table:
+        stop_on_signals()
+        slots = slots_of(args.jobs, bool(args.launcher))
+        lock = lock_run_folder(out, group=SINGLE_PROCESS)
+        try:
+            search.run(command, slots)
+        finally:
+            lock.release()
+    say(report(search))
+    say(f"also in {out / 'sweep.md'} and sweep.json; the best recipe: {out / BEST}")
+    return 1 if search.failed else 0
+
+
+COMMAND = Command(
+    name="sweep",
+    summary="Search the best values of a recipe's keys with Optuna; one table and the best recipe.",
+    usage="SWEEP --deepspeed_config FILE --out DIR [options] [a.b=c ...]",
+    examples="""
+palm-ds sweep SWEEP.yaml --deepspeed_config zero1_bf16.json --out runs/sweep
+palm-ds sweep SWEEP.yaml --deepspeed_config cpu.json --out DIR --jobs 2 optimizer.clip=0
+""",
+    notes="""
+SWEEP, in its shortest form:  {recipe: mine.yaml, space: {optimizer.lr: [2.0e-5, 5.0e-5]}}
+Each trial is a `palm-ds finetune` (or pretrain) in its own process: one per device, or --jobs at a
+time on CPU. Run it again to continue. Needs optuna: pip install 'palm_ds[sweep]'.""",
+    interrupted=CONTINUES,
+    add_arguments=add_arguments,
+    run=run,
+)
+
+if __name__ == "__main__":
+    COMMAND.start()

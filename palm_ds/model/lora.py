@@ -1,0 +1,231 @@
+"""LoRA: trains low-rank changes of frozen matrices (Hu et al. 2021), with peft's layers.
+
+    y = W x + scale * B A dropout(x)      A: (rank, in), B: (out, rank), scale: alpha / rank
+
+Query, key and value are one matrix in the encoder and three in transformers, and each of the three
+has an A of its own. So `add_lora` first splits that matrix; `merged` adds B A to W and joins the
+three again: what is written to weights/ and hf/ has the names and shapes of any other model.
+
+The dropout of A's input is that of palm_ds/model/dropout.py: its masks depend on a token's place,
+not on the process that computes it, nor on what was drawn before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.rng import derive_key
+from palm_ds.model.dropout import dropout
+from palm_ds.model.encoder import EncoderLayer
+from palm_ds.model.multi_task_model import Model
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+TARGETS = {
+    "query": "qkv.query",
+    "key": "qkv.key",
+    "value": "qkv.value",
+    "attention_output": "project",
+    "intermediate": "expand",
+    "output": "contract",
+}
+"""The matrices of a layer, by their names in a recipe: modules of `EncoderLayer`."""
+_PARTS = ("query", "key", "value")
+_FIRST_SITE = 16  # of LoRA's dropouts in a layer, above those of the layer itself
+_SPLIT = re.compile(r"(.+\.qkv)\.(query|key|value)\.(weight|bias)")
+_ADAPTER = re.compile(r"(.+)\.lora_([AB])\.default\.weight")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraSettings:
+    """Which matrices get a low-rank change, and of what size."""
+
+    rank: int = 8
+    """Rank of the changes."""
+    alpha: float = 16.0
+    """The change is scaled by alpha / rank."""
+    dropout: float = 0.0
+    """Dropout of the input of the change."""
+    targets: tuple[str, ...] | str = ("query", "value")
+    """The matrices of every layer that it changes: some of query, key, value, attention_output,
+    intermediate and output (transformers' names), or `all`."""
+    rank_stabilized: bool = False
+    """Scale by alpha / sqrt(rank) instead (rsLoRA, Kalajdzievski 2023)."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise UserError(f"lora.rank: {self.rank} is not a positive number")
+        if self.alpha <= 0:
+            raise UserError(f"lora.alpha: {self.alpha:g} is not a positive number")
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"lora.dropout: {self.dropout} is not from 0 to below 1")
+        if not self.target_names:
+            raise UserError(f"lora.targets: empty; name some of {', '.join(TARGETS)}, or `all`")
+        for name in self.target_names:
+            if name not in TARGETS:
+                raise UserError(f"lora.targets: no {name!r}{suggest(name, [*TARGETS, 'all'])}")
+
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        """The targets by name, in the order of TARGETS."""
+        if self.targets == "all":
+            return tuple(TARGETS)
+        given = [self.targets] if isinstance(self.targets, str) else self.targets
+        return (*(name for name in TARGETS if name in given), *(set(given) - set(TARGETS)))
+
+    @property
+    def scale(self) -> float:
+        """The factor of B A."""
+        return self.alpha / (self.rank**0.5 if self.rank_stabilized else self.rank)
+
+
+def peft_config(settings: LoraSettings, **more: Any) -> LoraConfig:
+    """peft's form of the settings. Raises UserError if peft is not installed."""
+    try:
+        from peft import LoraConfig
+    except ImportError:
+        raise UserError("lora: needs peft: pip install 'palm_ds[lora]'") from None
+    return LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,  # type: ignore[arg-type]  # peft only divides it
+        lora_dropout=settings.dropout,
+        use_rslora=settings.rank_stabilized,
+        **more,
+    )
+
+
+# ---- training ----
+
+
+class SplitLinear(nn.Module):
+    """The linear map of query, key and value as three, (..., hidden) -> (..., 3 hidden)."""
+
+    def __init__(self, joined: nn.Linear):
+        super().__init__()
+        size = joined.in_features
+        weights, biases = joined.weight.split(size), joined.bias.split(size)
+        for name, weight, bias in zip(_PARTS, weights, biases, strict=True):
+            part = nn.Linear(size, size, device="meta")
+            part.weight, part.bias = (nn.Parameter(x.detach().clone()) for x in (weight, bias))
+            self.add_module(name, part)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([getattr(self, name)(x) for name in _PARTS], dim=-1)
+
+
+class LoraDropout(nn.Module):
+    """Dropout of a layer's inputs, with the keys that the layer has in this forward pass."""
+
+    def __init__(self, layer: EncoderLayer, site: int, rate: float):
+        super().__init__()
+        self.rate, self._site = rate, site
+        self._layers = (layer,)  # in a tuple, or it would become a submodule
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rate = self.rate if self.training else 0.0
+        return dropout(x, rate, self._layers[0].keys_at(self._site, x) if rate else None)
+
+
+def add_lora(model: Model, settings: LoraSettings, *, seed: int) -> None:
+    """Freeze the encoder and add trainable A and B to it, in place. B starts at 0 and A as in peft,
+    by the seed: the outputs stay. Heads, and the pooler if one of them reads it, remain trainable.
+    Call it once the model has the weights to start from."""
+    config = peft_config(settings, target_modules=[TARGETS[x] for x in settings.target_names])
+    from peft import inject_adapter_in_model
+
+    encoder = model.backbone
+    layers = [layer for layer in encoder.layers if isinstance(layer, EncoderLayer)]
+    assert len(layers) == len(encoder.layers), "not the built-in encoder"
+    if not set(settings.target_names).isdisjoint(_PARTS):
+        for layer in layers:
+            layer.add_module("qkv", SplitLinear(layer.qkv))
+    torch.manual_seed(derive_key(seed, "lora") >> 1)
+    inject_adapter_in_model(config, encoder)
+    encoder.pooler.requires_grad_(model.pooled)
+    if settings.dropout:
+        encoder.adapter_columns = encoder.config.hidden_size
+        if "output" in settings.target_names:
+            encoder.adapter_columns = encoder.config.feed_forward_size
+        for layer in layers:
+            _use_keys(layer, settings)
+
+
+def _use_keys(layer: EncoderLayer, settings: LoraSettings) -> None:
+    """Replace peft's dropouts, which draw from the generator of the process."""
+    for site, name in enumerate(TARGETS, _FIRST_SITE):
+        if name in settings.target_names:
+            dropouts = layer.get_submodule(f"{TARGETS[name]}.lora_dropout")
+            dropouts.add_module("default", LoraDropout(layer, site, settings.dropout))
+
+
+# ---- weights ----
+
+
+class LoraPart(NamedTuple):
+    """The rows of a merged parameter: those of `base`, changed by the product of `up` and `down` if
+    they have names."""
+
+    base: str
+    down: str = ""
+    up: str = ""
+
+
+def merged_parts(names: Iterable[str]) -> dict[str, list[LoraPart]]:
+    """{parameter of the merged model: the parts whose rows it has}, from the names of the
+    parameters of a model with LoRA."""
+    found: dict[str, list[LoraPart]] = {}
+    known = dict.fromkeys(names)
+    for name in sorted(known, key=_place):  # a checkpoint lists them in another order
+        if _ADAPTER.fullmatch(name):
+            continue
+        whole, stem = name.replace(".base_layer.", "."), name.removesuffix(".base_layer.weight")
+        down = f"{stem}.lora_A.default.weight"
+        part = LoraPart(name, down, down.replace(".lora_A.", ".lora_B."))
+        split = _SPLIT.fullmatch(whole)
+        joined = f"{split[1]}.{split[3]}" if split else whole
+        found.setdefault(joined, []).append(part if down in known else LoraPart(name))
+    return found
+
+
+def _place(name: str) -> int:
+    """The place of a part among those of query, key and value; 0 for any other parameter."""
+    split = _SPLIT.fullmatch(name.replace(".base_layer.", "."))
+    return _PARTS.index(split[2]) if split else 0
+
+
+def merged_values(
+    parts: Iterable[LoraPart], scale: float, read: Callable[[str], torch.Tensor]
+) -> torch.Tensor:
+    """A parameter of the merged model; `read(name)` returns one of the model with LoRA."""
+    rows = []
+    for part in parts:
+        base = read(part.base)
+        changed = base + scale * (read(part.up) @ read(part.down)) if part.down else base
+        rows.append(changed)
+    return torch.cat(rows) if len(rows) > 1 else rows[0]
+
+
+def merged(
+    state: Mapping[str, torch.Tensor], settings: LoraSettings | None
+) -> Mapping[str, torch.Tensor]:
+    """The weights of the model without LoRA that computes the same; the state itself without
+    settings."""
+    if settings is None:
+        return state
+    return {
+        name: merged_values(parts, settings.scale, state.__getitem__)
+        for name, parts in merged_parts(state).items()
+    }
+
+
+def adapter_of(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The A and B of a model's weights."""
+    return {name: tensor for name, tensor in state.items() if _ADAPTER.fullmatch(name)}

@@ -1,0 +1,329 @@
+"""Searches the values of a recipe's keys with Optuna.
+
+    sweep.yaml ──ask──> OUT/trial_0003.yaml ──a process per trial──> OUT/trial_0003/ (a run folder)
+                <─tell─ its evaluations, as they arrive in metrics.jsonl
+
+The state is OUT/trials.journal. Called again, a sweep continues: trials that were interrupted or
+have failed are run again, from their checkpoints, before new ones begin. The parameters of a trial
+depend on the seed, its number and the results so far, so one job at a time gives the same trials,
+interrupted or not.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from palm_ds.common import exit_codes
+from palm_ds.common.atomic import write_file_atomically
+from palm_ds.common.config import differences, read_json
+from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.json_files import write_json
+from palm_ds.common.rng import derive_key
+from palm_ds.train.report.metrics_file import FILE, Metrics, read_metrics
+from palm_ds.train.sweeps.search_space import Choices, SearchSpace
+from palm_ds.train.sweeps.subprocesses import failure_in, interrupt_all, spawn
+
+if TYPE_CHECKING:
+    import optuna
+
+log = logging.getLogger(__name__)
+
+JOURNAL, RECORD = "trials.journal", "space.json"
+_STUDY = "sweep"
+_IN_A_ROW = 3
+"""Failures after which a sweep ends."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One trial of a sweep."""
+
+    number: int
+    chosen: Mapping[str, Any]
+    """{recipe key: value}."""
+    out: Path
+
+    @property
+    def folder(self) -> Path:
+        """Its run folder."""
+        return self.out / f"trial_{self.number:04}"
+
+    @property
+    def file(self) -> Path:
+        """Its recipe."""
+        return self.folder.with_suffix(".yaml")
+
+    @property
+    def output(self) -> Path:
+        """The output of its command."""
+        return self.folder.with_suffix(".log")
+
+    @property
+    def title(self) -> str:
+        named = ", ".join(f"{key} {shown(value)}" for key, value in self.chosen.items())
+        return f"trial {self.number} ({named})"
+
+    def metrics(self) -> Metrics:
+        path = self.folder / FILE
+        return read_metrics(path) if path.is_file() else Metrics()
+
+
+def shown(value: object) -> str:
+    """A value in a table."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+@dataclass
+class _RunningTrial:
+    trial: Trial
+    child: subprocess.Popen[bytes]
+    slot: int
+    began: float
+    pruned: int = 0
+    """The evaluation after which it was pruned, from 1; 0: it was not."""
+
+
+@dataclass
+class Search:
+    """A sweep in its folder."""
+
+    space: SearchSpace
+    out: Path
+    failed: dict[int, str] = field(default_factory=dict)
+    """{trial: reason} of those that failed in this call and are run again in the next."""
+
+    def __post_init__(self) -> None:
+        self._optuna = _import_optuna()
+        self._check_same()
+        storages = self._optuna.storages
+        backend = storages.journal.JournalFileBackend(str(self.out / JOURNAL))
+        self.study: optuna.Study = self._optuna.create_study(
+            study_name=_STUDY,
+            storage=storages.JournalStorage(backend),
+            direction="minimize" if self.space.sweep.minimizes else "maximize",
+            pruner=self._pruner(),
+            load_if_exists=True,
+        )
+
+    def _check_same(self) -> None:
+        """Raises UserError if the folder holds another sweep."""
+        record, now = self.out / RECORD, self.space.record()
+        self.out.mkdir(parents=True, exist_ok=True)
+        if record.is_file() and (changed := differences(read_json(record), now)):
+            raise UserError(
+                f"{self.out}: holds another sweep: {'; '.join(changed[:3])}; choose another --out"
+            )
+        write_json(record, now)
+
+    def _pruner(self) -> optuna.pruners.BasePruner:
+        pruners = self._optuna.pruners
+        if self.space.sweep.pruner == "none":
+            return pruners.NopPruner()
+        return pruners.MedianPruner(n_startup_trials=5)
+
+    # -- trials --
+
+    def trials(self) -> list[optuna.trial.FrozenTrial]:
+        return self.study.get_trials(deepcopy=False)
+
+    def trial(self, frozen: optuna.trial.FrozenTrial) -> Trial:
+        parameters = self.space.parameters
+        chosen = {
+            key: json.loads(value) if isinstance(parameters[key], Choices) else value
+            for key, value in frozen.params.items()
+        }
+        return Trial(number=frozen.number, chosen=chosen, out=self.out)
+
+    def _ask(self) -> Trial:
+        """A new trial."""
+        number = len(self.trials())
+        self.study.sampler = self._sampler(number)
+        asked = self.study.ask({key: self._distribution(key) for key in self.space.parameters})
+        return self.trial(self.trials()[asked.number])
+
+    def _sampler(self, number: int) -> optuna.samplers.BaseSampler:
+        """A new one for each trial: its state would not survive an interruption."""
+        seed = derive_key(self.space.sweep.seed, "trial", number) % 2**32
+        samplers = self._optuna.samplers
+        if self.space.sweep.sampler == "random":
+            return samplers.RandomSampler(seed=seed)
+        return samplers.TPESampler(seed=seed, constant_liar=True)
+
+    def _distribution(self, key: str) -> optuna.distributions.BaseDistribution:
+        parameter, kinds = self.space.parameters[key], self._optuna.distributions
+        if isinstance(parameter, Choices):
+            return kinds.CategoricalDistribution(parameter.texts)
+        low, high, log, step = parameter.low, parameter.high, parameter.log, parameter.step
+        if parameter.whole:
+            return kinds.IntDistribution(int(low), int(high), log=log, step=int(step or 1))
+        return kinds.FloatDistribution(low, high, log=log, step=step)
+
+    # -- running --
+
+    def run(
+        self, command: Callable[[Trial], Sequence[str]], slots: Sequence[Mapping[str, str]]
+    ) -> None:
+        """Run trials until there are enough, one at a time in each slot, with the environment of
+        the slot. If interrupted, waits until the runs have saved."""
+        states = self._optuna.trial.TrialState
+        todo = [self.trial(x) for x in self.trials() if x.state == states.RUNNING]
+        done = len(self.trials()) - len(todo)
+        if done:
+            log.info("%d of %d trials are done", done, self.space.sweep.trials)
+        free, running, in_a_row = list(range(len(slots))), list[_RunningTrial](), 0
+        with ExitStack() as open_files:
+            try:
+                while True:
+                    while free and (trial := self._next(todo)):
+                        slot = free.pop(0)
+                        running.append(self._start(trial, command, slots[slot], slot, open_files))
+                    if not running:
+                        return
+                    time.sleep(0.1)
+                    for each in running:
+                        self._read_evaluations(each)
+                    for each in [x for x in running if x.child.poll() is not None]:
+                        running.remove(each)
+                        free.append(each.slot)
+                        in_a_row = in_a_row + 1 if self._ended(each) else 0
+                        if in_a_row == _IN_A_ROW:
+                            raise UserError(
+                                f"{_IN_A_ROW} trials in a row failed, the last one with: "
+                                f"{failure_in(each.trial.output)}; see {each.trial.output}"
+                            )
+            finally:
+                interrupt_all([each.child for each in running])
+                for each in running:
+                    each.child.wait()
+
+    def _next(self, todo: list[Trial]) -> Trial | None:
+        """The next trial to run: one that was interrupted, or a new one."""
+        if todo:
+            return todo.pop(0)
+        return self._ask() if len(self.trials()) < self.space.sweep.trials else None
+
+    def _start(
+        self,
+        trial: Trial,
+        command: Callable[[Trial], Sequence[str]],
+        environment: Mapping[str, str],
+        slot: int,
+        open_files: ExitStack,
+    ) -> _RunningTrial:
+        values = self.space.recipe_values(trial.chosen)
+        write_file_atomically(trial.file, yaml.safe_dump(values, sort_keys=False))
+        log.info("== %s: in %s", trial.title, trial.folder)
+        child = spawn(
+            command(trial), open_files.enter_context(trial.output.open("wb")), environment
+        )
+        return _RunningTrial(trial=trial, child=child, slot=slot, began=time.monotonic())
+
+    def _read_evaluations(self, running: _RunningTrial) -> None:
+        """Report the evaluations that have arrived, and stop a trial that is to be pruned. In their
+        order, also if the trial has ended by then: what is pruned does not depend on timing."""
+        if running.pruned:
+            return
+        frozen = self.trials()[running.trial.number]
+        asked = self._optuna.trial.Trial(self.study, frozen._trial_id)
+        metrics = running.trial.metrics()
+        values = evaluations(metrics, self.space)
+        for number, value in enumerate(values, 1):
+            if number in frozen.intermediate_values:
+                continue
+            asked.report(value, number)
+            if asked.should_prune():
+                running.pruned = number
+                with suppress(ProcessLookupError):
+                    os.killpg(running.child.pid, signal.SIGINT)
+                return
+
+    def _ended(self, running: _RunningTrial) -> bool:
+        """Record how a trial ended; returns whether it failed."""
+        self._read_evaluations(running)
+        trial, code, states = running.trial, running.child.returncode, self._optuna.trial.TrialState
+        seconds, metric = time.monotonic() - running.began, self.space.sweep.metric
+        if running.pruned:
+            self.study.tell(trial.number, state=states.PRUNED)
+            last = self.trials()[trial.number].intermediate_values[running.pruned]
+            text = f"pruned after evaluation {running.pruned}: {metric} {last:.4f}"
+            log.info("== trial %d: %s, %.0f s", trial.number, text, seconds)
+            return False
+        value = final_value(trial.metrics(), self.space) if not code else None
+        if value is not None:
+            self.study.tell(trial.number, value)
+            best = ", the best so far" if self.study.best_trial.number == trial.number else ""
+            log.info("== trial %d: %s %.4f%s, %.0f s", trial.number, metric, value, best, seconds)
+            return False
+        early = code in (exit_codes.FINISHED, exit_codes.STOPPED)
+        why = "it ended early, or evaluated nothing" if early else failure_in(trial.output)
+        log.info("== trial %d: failed (exit code %d): %s", trial.number, code, why)
+        if code == exit_codes.NONFINITE:  # it would fail again
+            self.study.tell(trial.number, state=states.FAIL)
+        else:
+            self.failed[trial.number] = why
+        return True
+
+
+def _import_optuna() -> Any:
+    """Optuna, which prints nothing of its own. Raises UserError if it is not installed."""
+    try:
+        import optuna
+    except ImportError:
+        raise UserError("sweep: needs optuna: pip install 'palm_ds[sweep]'") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+# ---- values ----
+
+
+def evaluations(metrics: Metrics, space: SearchSpace) -> list[float]:
+    """The value of the metric at every evaluation."""
+    return [value_of(e["scores"], space) for e in metrics.evaluations if e["step"]]
+
+
+def final_value(metrics: Metrics, space: SearchSpace) -> float | None:
+    """The value of the final weights: those of the best evaluation with `evaluate.best`. None if
+    the run is not complete."""
+    if not any(event["event"] == "end" for event in metrics.events):
+        return None
+    best = [event["step"] for event in metrics.events if event["event"] == "best"]
+    found = [e["scores"] for e in metrics.evaluations if not best or e["step"] == best[-1]]
+    return value_of(found[-1], space) if found else None
+
+
+def value_of(scores: Mapping[str, Mapping[str, Any]], space: SearchSpace) -> float:
+    """The value of the metric in the scores of an evaluation. Raises UserError if there is none."""
+    task, _, metric = space.sweep.metric.partition(".")
+    tasks = space.recipe.built_tasks
+    if task == "mean":
+        counted = [name for name in scores if name in tasks and not tasks[name].auxiliary]
+        firsts = [_metrics(scores[name]) for name in counted]
+        return sum(next(iter(x.values())) for x in firsts) / len(firsts)
+    if task not in scores:
+        raise UserError(
+            f"metric: {task!r} has no rows to evaluate on; give its source `validation`"
+        )
+    known = _metrics(scores[task]) | {"loss": scores[task]["loss"]}
+    if not metric:
+        return next(iter(known.values()))
+    if metric not in known:
+        raise UserError(f"metric: {task} has no {metric!r}{suggest(metric, known)}")
+    return known[metric]
+
+
+def _metrics(score: Mapping[str, Any]) -> dict[str, float]:
+    """A task's metrics, the primary one first."""
+    return {**(score.get("metrics") or {}), "accuracy": score["accuracy"]}
