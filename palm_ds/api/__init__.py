@@ -5,6 +5,8 @@ Backbone + tasks on their files ──Trainer, MultiHeadTrainer──> Recipe, R
 """
 
 from palm_ds.api import events as event
+from palm_ds.api.callbacks import Callback
+from palm_ds.api.loaded_model import LoadedModel, load
 from palm_ds.api.pretrained import Backbone
 from palm_ds.api.trainer import MultiHeadTrainer, Trainer
 from palm_ds.data.task import CorpusTask, TableTask, Task
@@ -15,12 +17,14 @@ from palm_ds.tasks.shared.text_task import ClassesTask, TextTask
 
 __all__ = [
     "Backbone",
+    "Callback",
     "ClassesTask",
     "CorpusTask",
     "Encoder",
     "EncoderLayer",
     "Head",
     "HeadOutput",
+    "LoadedModel",
     "MultiHeadTrainer",
     "TableTask",
     "Task",
@@ -28,4 +32,5 @@ __all__ = [
     "TextTask",
     "Trainer",
     "event",
+    "load",
 ]

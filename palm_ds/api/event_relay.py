@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from palm_ds.api import events as event
@@ -32,9 +32,11 @@ class EventDispatcher:
         handler: event.EventHandler | None,
         *,
         read_losses: bool,
+        stops: Callable[[], bool],
     ):
-        """`reference`: the task whose epochs are passes."""
-        self.loop, self.handler = loop, handler
+        """`reference`: the task whose epochs are passes. `stops`: whether the handler has asked to
+        end the training."""
+        self.loop, self.handler, self._stops = loop, handler, stops
         self.read_losses = read_losses or handler is not None
         self.losses: dict[str, float] = {}
         """Of the last step."""
@@ -56,8 +58,18 @@ class EventDispatcher:
             self._begin_step(facts["step"])
         elif name == "step":
             self._end_step(facts)
+            self._end_if_asked()
         elif name == "evaluation":
             self._emit(event.Evaluation(step=facts["step"], metrics=as_metrics(facts["scores"])))
+            self._end_if_asked()
+        elif name == "save":
+            self._emit(event.Saved(step=facts["step"]))
+
+    def _end_if_asked(self) -> None:
+        """Collective with a handler: the processes end together, if any of them asks."""
+        if self.handler:
+            asked = self.loop.engine.reduce({"stops": float(self._stops())})["stops"]
+            self.loop.end_requested = asked > 0
 
     def end(self) -> None:
         """Emit the final events, after the last step."""

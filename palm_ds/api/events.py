@@ -62,6 +62,13 @@ class Evaluation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Saved:
+    """A checkpoint of `step` steps was written."""
+
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class EndPass:
     """An epoch is complete."""
 
@@ -80,6 +87,13 @@ class EndTraining:
 
 
 Event: TypeAlias = (
-    BeginTraining | BeginPass | BeginIteration | EndIteration | Evaluation | EndPass | EndTraining
+    BeginTraining
+    | BeginPass
+    | BeginIteration
+    | EndIteration
+    | Evaluation
+    | Saved
+    | EndPass
+    | EndTraining
 )
 EventHandler: TypeAlias = Callable[[Event], None]

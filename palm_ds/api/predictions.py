@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.common.errors import UserError
+from palm_ds.data.given_rows import Listed, columns_for, open_rows
 from palm_ds.data.table_source import TableSource
-from palm_ds.data.task_with_data import Listed, open_rows
 from palm_ds.inference.predict_files import without_labels
 from palm_ds.inference.predictor import EncoderPass, Predictor, asked_tasks
-from palm_ds.runtime.processes import Processes
+from palm_ds.runtime.checkpoint import ProcessGroup
+from palm_ds.train.own_metrics import own_scores
 
 
 def select_tasks(predictor: Predictor, names: Sequence[str], where: Path) -> Predictor:
@@ -24,7 +25,7 @@ def select_tasks(predictor: Predictor, names: Sequence[str], where: Path) -> Pre
 def predictions_of(
     predictor: Predictor,
     rows: Listed,
-    processes: Processes,
+    processes: ProcessGroup,
     columns: Mapping[str, Any] | None = None,
 ) -> dict[str, list[dict[str, Any]]]:
     """{task: a prediction for every row, in order}, on every process. Skips tasks that cannot read
@@ -34,9 +35,10 @@ def predictions_of(
     found: dict[str, list[dict[str, Any]]] = {}
     why = ""
     for each in predictor.passes:
-        chosen = {**each.read.columns, **(columns or {})}
-        read = replace(each.read, columns=chosen, drop={}, bad_rows="stop", split="")
         try:
+            own = _columns(each, rows)
+            read = replace(each.read, columns={**own, **(columns or {})}, drop={}, split="")
+            read = replace(read, bad_rows="stop")
             source = predictor.source(open_rows(rows, without_labels(read), "rows"))
             for task in (each.arranger, *each.tasks):
                 task.check(source, labelled=False)
@@ -50,21 +52,30 @@ def predictions_of(
 
 
 def scores_of(
-    predictor: Predictor, name: str, rows: Listed, processes: Processes
+    predictor: Predictor, name: str, rows: Listed, processes: ProcessGroup
 ) -> dict[str, float]:
     """{metric: value} of a task on labelled rows, read like its training rows. The same on every
     process."""
     predictor = select_tasks(predictor, [name], Path())
     (each,) = predictor.passes
     task = predictor.tasks[name]
-    source = predictor.source(open_rows(rows, each.read, "rows"))
+    read = replace(each.read, columns=_columns(each, rows))
+    source = predictor.source(open_rows(rows, read, "rows"))
     task.check(source, labelled=True)
     made = _pass(predictor, each, source, processes)[name]
-    return task.metrics(dict(enumerate(made)), source)
+    predictions, own = dict(enumerate(made)), predictor.recipe.own_metrics.get(name, ())
+    return task.metrics(predictions, source) | own_scores(own, task, predictions, source)
+
+
+def _columns(each: EncoderPass, rows: Listed) -> dict[str, Any]:
+    """{role: column} to read these rows by."""
+    if not isinstance(rows, tuple):
+        return dict(each.read.columns)
+    return columns_for(rows, each.read.columns, getattr(each.arranger, "texts", ()))
 
 
 def _pass(
-    predictor: Predictor, each: EncoderPass, source: TableSource, processes: Processes
+    predictor: Predictor, each: EncoderPass, source: TableSource, processes: ProcessGroup
 ) -> dict[str, list[dict[str, Any]]]:
     names = [task.name for task in each.tasks]
     found: dict[str, list[dict[str, Any]]] = {name: [{}] * len(source) for name in names}
@@ -82,6 +93,9 @@ def _pass(
 def _eval_mode(predictor: Predictor) -> Iterator[None]:
     """The model without dropout; its mode is restored afterwards."""
     training = predictor.model.training
+    if not training:  # setting it again would take longer than a short text
+        yield
+        return
     predictor.model.eval()
     try:
         yield

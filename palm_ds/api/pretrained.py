@@ -1,21 +1,36 @@
 """`palm.Backbone`: where the encoder of a trainer comes from.
 
-It holds no weights: every trainer builds and loads its own when training starts.
+Every trainer builds and loads its own weights when training starts; a backbone itself loads them
+when it is called on texts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+
+from palm_ds.api.save_model import push_saved, save_pretrained
 from palm_ds.common.config import read_json
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.keywords import documents
 from palm_ds.common.plugins import classes_to_names
+from palm_ds.inference.embedder import Embedder, EmbeddingSettings, open_embedder
+from palm_ds.inference.finished_run import weights_of
 from palm_ds.model.config import EncoderConfig
+from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.weights.download import downloader
 from palm_ds.weights.weights_folder import backbone_config_from, tokenizer_in
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from palm_ds.api.keywords import EmbeddingKeywords
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +80,81 @@ class Backbone:
             return backbone_config_from(Path(self.folder)).max_length
         return EncoderConfig.from_dict(self.config).max_length
 
+    @documents(EmbeddingSettings)
+    def __call__(
+        self,
+        texts: str | Sequence[str] | Sequence[Sequence[int]] | torch.Tensor,
+        *,
+        device: str = "cpu",
+        **settings: Unpack[EmbeddingKeywords],
+    ) -> torch.Tensor | list[torch.Tensor]:
+        """The vectors (texts, hidden) float32 of texts, or of ids with their special tokens; with
+        `tokens=True` a list of (tokens, hidden). The weights are loaded at the first call. Raises
+        UserError."""
+        embedder = self._embedder(device, _settings(settings))
+        ids = _ids(texts, embedder)
+        if embedder.settings.tokens:
+            return [torch.from_numpy(found) for found in embedder.embed_tokens(ids)]
+        return torch.from_numpy(embedder.embed_ids(ids))
+
+    def _embedder(self, device: str, settings: EmbeddingSettings) -> Embedder:
+        self._with_weights()
+        if (device, settings) not in self._embedders:
+            tokenizer = load_tokenizer(self.tokenizer) if self.tokenizer else None
+            made = open_embedder(self.folder, settings, device=device, tokenizer=tokenizer)
+            self._embedders[device, settings] = made
+        return self._embedders[device, settings]
+
+    @cached_property
+    def _embedders(self) -> dict[tuple[str, EmbeddingSettings], Embedder]:
+        return {}
+
+    def save_pretrained(self, folder: str | Path) -> Path:
+        """Write the encoder, with its masked-word head if it has one, as a folder that
+        transformers' Auto classes open. Raises UserError."""
+        return save_pretrained(self._with_weights(), folder)
+
+    def push_to_hub(
+        self, name: str, *, private: bool = False, token: str | None = None, revision: str = ""
+    ) -> str:
+        """`save_pretrained` to the repository `name` of the Hugging Face hub; returns its
+        address. Raises UserError or TemporaryError."""
+        return push_saved(
+            self.save_pretrained, name, private=private, token=token, revision=revision
+        )
+
+    def _with_weights(self) -> Path:
+        if not self.folder:
+            raise UserError("this backbone has no weights yet; train it, or use from_pretrained")
+        return weights_of(Path(self.folder))
+
     def values(self) -> dict[str, Any]:
         """The recipe keys for this encoder."""
         return {"init_from": self.folder} if self.folder else {"backbone": dict(self.config)}
+
+
+def _settings(given: Mapping[str, Any]) -> EmbeddingSettings:
+    known = [each.name for each in fields(EmbeddingSettings)]
+    for name in given:
+        if name not in known:
+            raise UserError(f"{name}: no such setting{suggest(name, known)}")
+    layers = given.get("layers", (-1,))
+    layers = (layers,) if isinstance(layers, int) else tuple(layers)
+    return EmbeddingSettings(**{**given, "layers": layers})
+
+
+def _ids(texts: Any, embedder: Embedder) -> list[np.ndarray]:
+    """The ids of texts, or the given ids without padding at the end, checked."""
+    texts = [texts] if isinstance(texts, str) else texts
+    if not len(texts) or isinstance(texts[0], str):
+        return embedder.encode(list(texts))
+    pad, size = embedder.tokenizer.vocabulary.pad, embedder.encoder.config.vocab_size or 0
+    found = []
+    for number, row in enumerate(texts):
+        ids = np.asarray(row, np.int64)
+        ids = ids[: int(np.flatnonzero(ids != pad).max(initial=-1)) + 1]
+        longest = embedder.encoder.config.max_length
+        if not 0 < len(ids) <= longest or ids.min() < 0 or ids.max() >= size:
+            raise UserError(f"text {number}: expected 1 to {longest} ids from 0 to {size - 1}")
+        found.append(ids)
+    return found

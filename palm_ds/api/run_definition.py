@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from types import FunctionType, MappingProxyType
 from typing import Any
 
 from palm_ds.api.pretrained import Backbone
 from palm_ds.api.train_settings import merged, read_settings
 from palm_ds.common.errors import UserError
-from palm_ds.common.plugins import classes_to_names
+from palm_ds.common.plugins import classes_to_names, name_of
 from palm_ds.data.task_with_data import TaskWithData
 from palm_ds.runtime.launched import is_single_process
 from palm_ds.runtime.processes import Processes, leave_at_exit, start
@@ -25,6 +26,8 @@ from palm_ds.train.resolve import resolve
 from palm_ds.train.run_folder import RunSpec
 from palm_ds.train.sources import Data, open_data
 
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
 
 class RunDefinition(ABC):
     """Tasks on a backbone as a run. Nothing is opened before it is needed."""
@@ -32,12 +35,18 @@ class RunDefinition(ABC):
     reference = ""
     """The task whose epochs are counted; empty: the first."""
 
-    def __init__(self, backbone: Backbone | str | Path | None, values: Mapping[str, Any]):
-        """`values`: the fields of TrainSettings."""
+    def __init__(
+        self,
+        backbone: Backbone | str | Path | None,
+        values: Mapping[str, Any],
+        metrics: Mapping[str, Any] = _NONE,
+    ):
+        """`values`: the fields of TrainSettings. `metrics`: {task: functions of the user's own}."""
         if isinstance(backbone, str | Path):
             backbone = Backbone.from_pretrained(backbone)
         self.backbone = backbone
         self.settings = read_settings(values, type(self).__name__)
+        self._metrics = {name: _functions(found) for name, found in metrics.items()}
 
     @abstractmethod
     def task_groups(self) -> Sequence[Sequence[TaskWithData]]:
@@ -78,8 +87,10 @@ class RunDefinition(ABC):
             if self.backbone.tokenizer:
                 sources[first.name]["tokenizer"] = self.backbone.tokenizer
             tasks |= {task.name: task.entry(first.name) for task in task_group}
+        own = {name: [name_of(f) for f in found] for name, found in self._metrics.items() if found}
         data = {"sources": sources, "tasks": tasks, "stages": self.stages()}
         values = self.settings.values(self.backbone.max_length) | self.backbone.values() | data
+        values = merged(values, {"evaluate": {"metrics": own}} if own else {})
         return make_recipe(
             classes_to_names(merged(values, self.settings.recipe)), type(self).__name__
         )
@@ -138,3 +149,13 @@ class RunDefinition(ABC):
         folder = tempfile.mkdtemp(prefix="palm_ds_")
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         return Path(folder)
+
+
+def _functions(metrics: object) -> tuple[FunctionType, ...]:
+    """A metric or several. Raises UserError for what is no function."""
+    found = []
+    for each in metrics if isinstance(metrics, Sequence) else (metrics,):
+        if not isinstance(each, FunctionType):
+            raise UserError(f"metrics: expected functions (predictions, labels), got {each!r:.60}")
+        found.append(each)
+    return tuple(found)

@@ -10,7 +10,7 @@ All processes of a run (under `deepspeed` or `torchrun`) make the same calls in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from palm_ds.api.predictions import predictions_of, scores_of, select_tasks
 from palm_ds.api.pretrained import Backbone
 from palm_ds.api.training import TrainingSession
 from palm_ds.common.errors import UserError
-from palm_ds.data.task_with_data import Rows, listed
-from palm_ds.inference.predictor import Predictor, asked_tasks, batch_tokens_for, open_predictor
+from palm_ds.data.given_rows import Rows, listed
+from palm_ds.inference.batching import batch_tokens_for
+from palm_ds.inference.predictor import Predictor, asked_tasks, open_predictor
 from palm_ds.train.train import TrainingRun
 
 
@@ -28,8 +29,14 @@ class Session(TrainingSession):
     """A run that can be trained and used: during training with its current weights, afterwards
     with its final ones."""
 
-    def __init__(self, backbone: Backbone | str | Path | None, values: Mapping[str, Any]):
-        super().__init__(backbone, values)
+    def __init__(
+        self,
+        backbone: Backbone | str | Path | None,
+        values: Mapping[str, Any],
+        callbacks: Sequence[Any] = (),
+        metrics: Mapping[str, Any] | None = None,
+    ):
+        super().__init__(backbone, values, callbacks, metrics or {})
         self._predictor: Predictor | None = None
 
     def predict(

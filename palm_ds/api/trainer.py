@@ -5,12 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from palm_ds.api.pretrained import Backbone
 from palm_ds.api.session import Session
+from palm_ds.api.train_settings import TrainSettings
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.keywords import documents
 from palm_ds.data.task_with_data import TaskWithData
+from palm_ds.train.own_metrics import Metric
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from palm_ds.api.keywords import TrainKeywords
 
 
 class Trainer(Session):
@@ -19,6 +27,7 @@ class Trainer(Session):
     trainer = palm.Trainer(task, backbone=backbone, batch=32, epochs=3, lr=5e-5)
     """
 
+    @documents(TrainSettings)
     def __init__(
         self,
         task: TaskWithData,
@@ -26,13 +35,18 @@ class Trainer(Session):
         backbone: Backbone | str | Path | None = None,
         mix_ratio: float | None = None,
         reuse_head_with: str | Trainer = "",
-        **settings: Any,
+        callbacks: Sequence[object] = (),
+        metrics: Metric | Sequence[Metric] = (),
+        **settings: Unpack[TrainKeywords],
     ):
-        """`settings`: the fields of TrainSettings. `backbone`: a palm.Backbone, or an argument of
-        its `from_pretrained`; may be left out if this trainer is passed to a MultiHeadTrainer.
-        `mix_ratio` and `reuse_head_with` (a task or trainer whose head this task shares) are
-        settings of the task."""
-        super().__init__(backbone, settings)
+        """backbone: a palm.Backbone, or an argument of its `from_pretrained`; may be left out if
+            this trainer is passed to a MultiHeadTrainer.
+        mix_ratio, reuse_head_with: settings of the task; the latter is a task or trainer whose
+            head this task shares.
+        callbacks: objects with methods to call during training (palm.Callback).
+        metrics: functions of your own, `metric(predictions, labels)`, that return a number or
+            {metric: number}; reported next to the task's own."""
+        super().__init__(backbone, settings, callbacks, {task.name: metrics})
         self.task = task
         if mix_ratio is not None:
             self.mix_ratio = mix_ratio
@@ -95,6 +109,7 @@ class MultiHeadTrainer(Session):
     trainer = palm.MultiHeadTrainer([match, mask], backbone=backbone, mix_ratio={"mask": 0.5})
     """
 
+    @documents(TrainSettings)
     def __init__(
         self,
         tasks: Sequence[Member],
@@ -102,16 +117,21 @@ class MultiHeadTrainer(Session):
         backbone: Backbone | str | Path | None = None,
         mix_ratio: Mapping[str, float] | Sequence[float] | None = None,
         reference: str | TaskWithData | Trainer = "",
-        mix: str = "step",
-        **settings: Any,
+        mix: Literal["step", "batch"] = "step",
+        callbacks: Sequence[object] = (),
+        metrics: Mapping[str, Metric | Sequence[Metric]] | None = None,
+        **settings: Unpack[TrainKeywords],
     ):
         """As in PaddlePALM, a task gets int(epochs * mix_ratio * N) steps, where N is the steps of
-        an epoch of the `reference` task (default: the first). Each step trains one task; with
-        `mix="batch"`, all tasks in proportion."""
+        an epoch of the `reference` task (default: the first).
+
+        mix: each step trains one task; with "batch", all tasks in proportion.
+        callbacks: objects with methods to call during training (palm.Callback).
+        metrics: {task: functions of your own}, as for palm.Trainer."""
         members = [_members(each) for each in tasks]
         trainers = [m for task_group in members for m in task_group if isinstance(m, Trainer)]
         backbone = backbone or next((t.backbone for t in trainers if t.backbone), None)
-        super().__init__(backbone, settings)
+        super().__init__(backbone, settings, callbacks, metrics or {})
         self._task_groups = [[_task(member) for member in task_group] for task_group in members]
         self._mix = mix
         names = list(self.tasks)

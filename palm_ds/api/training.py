@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import shutil
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from palm_ds.api.callback_calls import caller, check_callbacks
 from palm_ds.api.event_relay import EventDispatcher, as_metrics
-from palm_ds.api.events import EventHandler, Metrics
+from palm_ds.api.events import Event, EventHandler, Metrics
 from palm_ds.api.pretrained import Backbone
 from palm_ds.api.run_definition import RunDefinition
+from palm_ds.api.save_model import push_saved
 from palm_ds.common import exit_codes
 from palm_ds.common.errors import UserError
 from palm_ds.common.messages import plain_messages
 from palm_ds.inference import fill_mask
 from palm_ds.model.batch import Batch
+from palm_ds.model.lora import merged
 from palm_ds.runtime.processes import leave_at_exit
 from palm_ds.runtime.signals import stop_signals
-from palm_ds.train.export import exported_tokenizer, info_of
+from palm_ds.train.export import info_of, write_hf
 from palm_ds.train.train import TrainingRun, setup_run
 from palm_ds.weights import weights_folder
 
@@ -29,15 +32,23 @@ from palm_ds.weights import weights_folder
 class TrainingSession(RunDefinition):
     """A run that can be trained and saved."""
 
-    def __init__(self, backbone: Backbone | str | Path | None, values: Mapping[str, Any]):
-        super().__init__(backbone, values)
+    def __init__(
+        self,
+        backbone: Backbone | str | Path | None,
+        values: Mapping[str, Any],
+        callbacks: Sequence[Any],
+        metrics: Mapping[str, Any],
+    ):
+        """`callbacks`: objects with methods of palm.Callback. The rest as in RunDefinition."""
+        super().__init__(backbone, values, metrics)
+        self.callbacks = check_callbacks(callbacks)
         self.scores: Metrics = {}
         """Of the last evaluation during training: {task: {metric: value}}."""
         self.cur_train_step = 0
         """Completed steps."""
         self._opened: TrainingRun | None = None
         self._batches: Iterator[list[Batch]] | None = None
-        self._started = self._finished = False
+        self._started = self._finished = self._stops = False
 
     def invalidate(self) -> None:
         """Discard the recipe after a change to a task. Raises UserError once training has
@@ -66,11 +77,24 @@ class TrainingSession(RunDefinition):
             raise UserError(opened.loop.recovery.reason)
         return self.scores
 
+    def stop_training(self) -> None:
+        """For callbacks and event handlers: end the training after this step. The weights are
+        written as at its end."""
+        self._stops = True
+
     def _dispatcher(
         self, opened: TrainingRun, handler: EventHandler | None, *, read_losses: bool = False
     ) -> EventDispatcher:
         reference = self.reference or next(iter(self.tasks))
-        dispatcher = EventDispatcher(opened.loop, reference, handler, read_losses=read_losses)
+        given = [caller(self.callbacks, self)] if self.callbacks else []
+        handlers = [*given, *([handler] if handler else [])]
+        dispatcher = EventDispatcher(
+            opened.loop,
+            reference,
+            _each(handlers) if handlers else None,
+            read_losses=read_losses,
+            stops=lambda: self._stops,
+        )
         dispatcher.done = self.cur_train_step
         opened.loop.on_event = dispatcher
         return dispatcher
@@ -131,6 +155,20 @@ class TrainingSession(RunDefinition):
             self._opened.close()
         self._opened = self._batches = None
 
+    def save_pretrained(self, folder: str | Path) -> Path:
+        """Write a folder for transformers' Auto classes and `pipeline`, with the head of the only
+        task: `save(folder, huggingface=True)`."""
+        return self.save(folder, huggingface=True)
+
+    def push_to_hub(
+        self, name: str, *, private: bool = False, token: str | None = None, revision: str = ""
+    ) -> str:
+        """`save_pretrained` to the repository `name` of the Hugging Face hub; returns its
+        address. Raises UserError or TemporaryError."""
+        return push_saved(
+            self.save_pretrained, name, private=private, token=token, revision=revision
+        )
+
     def save(self, folder: str | Path, *, huggingface: bool = False) -> Path:
         """Write the weights and everything needed to read them: for
         `palm.Backbone.from_pretrained`, palm-ds predict and `init_from`; or the encoder for
@@ -155,17 +193,19 @@ class TrainingSession(RunDefinition):
         state = opened.loop.engine.full_state_dict()
         if not self.first_process:
             return
+        state = merged(state, opened.run.recipe.lora)
         tokenizer = opened.data.tokenizer
         info = info_of(opened.run.recipe, opened.model, steps=self.cur_train_step)
         if huggingface:
-            weights_folder.export_hf(
-                state,
-                folder,
-                config=opened.model.backbone.config,
-                tokenizer=exported_tokenizer(opened.run.recipe, opened.data),
-                task_id=info.task_id,
-                token_heads=info.token_heads,
-                outputs=info.heads,
-            )
+            steps = self.cur_train_step
+            write_hf(folder, opened.run.recipe, info, state, opened.data, steps=steps)
         else:
             weights_folder.save_weights(state, folder, info, tokenizer=tokenizer)
+
+
+def _each(handlers: Sequence[EventHandler]) -> EventHandler:
+    def handle(event: Event) -> None:
+        for handler in handlers:
+            handler(event)
+
+    return handle

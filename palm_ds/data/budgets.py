@@ -66,7 +66,7 @@ class Budget:
         return _exact(size.tokens if self.unit == "epochs" else size.mean_length)
 
 
-def read_budget(value: Any, where: str) -> Budget:
+def read_budget(value: object, where: str) -> Budget:
     """`5000`, `5_000 steps`, `20_000_000 tokens`, `300_000 sequences`, `3 epochs` or `3ep`."""
     match = _AMOUNT.fullmatch(str(value).strip())
     unit: Any = (match and match[2]) or "steps"
@@ -241,7 +241,7 @@ def _check_keys(value: Mapping[str, Any], known: Sequence[str], where: str) -> N
 
 
 def of_task_groups(
-    value: Any, task_groups: Sequence[str], normalize: Callable[[str], str], where: str
+    value: object, task_groups: Sequence[str], normalize: Callable[[str], str], where: str
 ) -> dict[str, Any]:
     """Checks a mapping from some of these task groups, each at most once."""
     if not isinstance(value, Mapping):

@@ -105,13 +105,13 @@ class CurriculumSpec:
 
 
 def read_stages(
-    values: Any, tasks: Sequence[str], *, step_tokens: int = 0, sizes: DatasetSizes | None = None
+    values: object, tasks: Sequence[str], *, step_tokens: int = 0, sizes: DatasetSizes | None = None
 ) -> Curriculum:
     """The plan of a recipe's `stages`; for `step_tokens` and `sizes` see CurriculumSpec.resolve."""
     return parse_stages(values, tasks).resolve(step_tokens, sizes)
 
 
-def parse_stages(values: Any, tasks: Sequence[str]) -> CurriculumSpec:
+def parse_stages(values: object, tasks: Sequence[str]) -> CurriculumSpec:
     """A recipe's `stages`:
 
     {continual: [group, ...], steps: B}   B steps of each task group, added one after another
@@ -154,7 +154,7 @@ def parse_stages(values: Any, tasks: Sequence[str]) -> CurriculumSpec:
     return spec
 
 
-def _normalizer(tasks: Sequence[str], always: Any) -> Callable[[str], str]:
+def _normalizer(tasks: Sequence[str], always: object) -> Callable[[str], str]:
     """A function from a task group as written to its name: checked, normalised, with the tasks of
     `always`."""
     added = tasks_of(str(always)) if always is not None else ()
@@ -174,7 +174,7 @@ def _normalizer(tasks: Sequence[str], always: Any) -> Callable[[str], str]:
     return normalize
 
 
-def _mix(value: Any, where: str) -> Mix:
+def _mix(value: object, where: str) -> Mix:
     if value not in ("batch", "step"):
         raise UserError(f"{where}: {value!r} is neither batch nor step")
     return value
@@ -245,7 +245,7 @@ def _sampler(
 
 
 def _budgets(
-    value: Any, task_groups: Sequence[str], normalize: Callable[[str], str]
+    value: object, task_groups: Sequence[str], normalize: Callable[[str], str]
 ) -> dict[str, Budget]:
     """`steps` of every task group, in order."""
     if not isinstance(value, Mapping):

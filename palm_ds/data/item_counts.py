@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from palm_ds.common.atomic import write_file_atomically
-from palm_ds.corpus.corpus_folder import cache_folder
+from palm_ds.common.cache_folder import cache_folder
 from palm_ds.corpus.executors import open_executor
 
 if TYPE_CHECKING:

@@ -25,35 +25,28 @@ from torch import nn
 
 from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.keywords import documents_own_fields
 from palm_ds.common.plugins import import_class, name_of
 from palm_ds.data.corpus_source import CorpusSource, passages
 from palm_ds.data.example import Example, build_input
+from palm_ds.data.given_rows import Rows, Splits, train_and_dev
 from palm_ds.data.layout import layouts
 from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
-from palm_ds.data.task_with_data import Rows, TaskWithData
+from palm_ds.data.task_with_data import PADDLEPALM, TaskWithData
 from palm_ds.weights.formats.contents import HeadOutputs
 from palm_ds.weights.formats.huggingface.target import ExportedHead
+from palm_ds.weights.formats.huggingface.text_pooling import TextPooling
 
 if TYPE_CHECKING:
     from palm_ds.model.encoder import Encoder
 
 SourceT = TypeVar("SourceT", bound=CorpusSource | TableSource)
 
-_PADDLEPALM = {"reuse_head_with": "share", "set_as_aux": "auxiliary"}
-"""PaddlePALM's names of task settings."""
 _PACKAGES = ("palm_ds.pretrain", "palm_ds.tasks")
 _NOT_ARRANGING = (
-    "name",
-    "source",
-    "weight",
-    "share",
-    "task_id",
-    "head_lr",
-    "freeze",
-    "new_head",
-    "batch",
-    "auxiliary",
+    *("name", "source", "weight", "share", "task_id", "head_lr", "freeze"),
+    *("new_head", "batch", "auxiliary"),
 )
 """Settings that never affect which examples a task makes of a row."""
 
@@ -102,10 +95,16 @@ class Task(ABC, Generic[SourceT]):
     """Whether `label` changes the tokens of an example. When predicting, such a task gets its own
     pass of the encoder, and runs only if it is requested by name or nothing else can predict."""
     prediction_key: ClassVar[str] = ""
-    """Main entry of a prediction (`label`, `value`, `text`): the content of a file with a single
-    column of predictions."""
+    """Main entry of a prediction (`label`, `value`, `text`), the content of a one-column file."""
+
+    unwritten: ClassVar[Sequence[str]] = ()
+    """Entries of a prediction that only `metrics` reads."""
 
     # ---- examples ----
+
+    def longest_text(self, length: int) -> int:
+        """Most tokens of a sequence, in rows of `length` tokens."""
+        return length
 
     @abstractmethod
     def items(self, source: SourceT, max_length: int) -> np.ndarray:
@@ -163,8 +162,7 @@ class Task(ABC, Generic[SourceT]):
         return ""
 
     def resolved(self, source: SourceT) -> Task[SourceT]:
-        """The task with everything it infers from its training data, such as its class names:
-        what a recipe may leave open and a run folder must store."""
+        """The task with all it infers from its training data, such as class names, to be stored."""
         return self
 
     def with_head_of(self, origin: Task) -> Task[SourceT]:
@@ -173,40 +171,37 @@ class Task(ABC, Generic[SourceT]):
         return self
 
     def decode(self, scores: np.ndarray, example: Example, source: SourceT) -> dict[str, Any]:
-        """The prediction for one example, as JSON, from its head's scores (labels of the example,
-        any) float32."""
+        """The prediction for one example, as JSON, from its head's scores (labels, any) float32."""
         raise UserError(f"tasks.{self.name}: this task has no predictions to decode")
 
     def gather(
         self, pieces: Mapping[int, Sequence[dict[str, Any]]], source: SourceT
     ) -> dict[int, dict[str, Any]]:
-        """{item: prediction} from {item: decoded predictions of its examples, in order}. By
-        default an item is one example."""
+        """{item: prediction} from {item: decoded predictions of its examples, in order}."""
         return {item: dict(found[0]) for item, found in pieces.items()}
 
     def metrics(
         self, predictions: Mapping[int, dict[str, Any]], source: SourceT
     ) -> dict[str, float]:
-        """{metric: value} of predictions compared with the source's labels; the first is the main
-        one. Empty if the task has only loss and accuracy."""
+        """{metric: value} of predictions and the source's labels, main one first; may be empty."""
         return {}
 
     def tables(
         self, predictions: Mapping[int, dict[str, Any]], source: SourceT
     ) -> dict[str, list[list[Any]]]:
-        """{title: rows of cells, the first row the header}: small tables for the report besides
-        `metrics`, such as a confusion matrix or the scores per tag."""
+        """{title: rows of cells, header first}: more for the report, such as a confusion matrix."""
         return {}
 
     def class_name(self, label: int) -> str:
         """The display name of a class (palm-ds inspect)."""
         return self.class_names[label] if self.class_names else str(label)
 
+    @documents_own_fields(without=("name", "source"), aliases=PADDLEPALM)
     @classmethod
     def on(
         cls,
         *,
-        train: Rows | None = None,
+        train: Rows | Splits | None = None,
         dev: Rows | None = None,
         name: str = "",
         columns: Mapping[str, Any] | None = None,
@@ -214,19 +209,22 @@ class Task(ABC, Generic[SourceT]):
         mix_ratio: float = 1.0,
         **settings: Any,
     ) -> TaskWithData:
-        """The task with rows to train and evaluate on, for palm.Trainer; `settings` are its keys.
+        """The task with rows to train and evaluate on, for palm.Trainer.
 
-        `columns` {role: column} and the other keys of a source's `read` define how files are read
-        (docs/finetuning.md). Without `train` it reads the rows of the task it is blended with."""
-        kind = kind_of(cls)
+        train, dev: files or rows (palm_ds/data/given_rows.py); a DatasetDict as `train` has
+            both. Without `train` it reads the rows of the task it is blended with.
+        columns: {role: column}; these and `read`, the other keys of a source's `read`, define
+            how rows are read (docs/finetuning.md).
+        mix_ratio: steps of this task per step of the reference task."""
+        kind, rows = kind_of(cls), train_and_dev(train, dev)
         return TaskWithData(
             kind=kind,
             name=name or kind.rpartition(".")[2].lower(),
-            train=train,
-            dev=dev,
+            train=rows[0],
+            dev=rows[1],
             read={**(read or {}), **({"columns": dict(columns)} if columns else {})},
             mix_ratio=mix_ratio,
-            settings={_PADDLEPALM.get(key, key): value for key, value in settings.items()},
+            settings={PADDLEPALM.get(key, key): value for key, value in settings.items()},
         )
 
     # ---- predictions in files and other programs ----
@@ -268,6 +266,10 @@ class Task(ABC, Generic[SourceT]):
 
     def hf_export(self) -> ExportedHead | None:
         """The transformers head equivalent to this task's head; None means there is none."""
+        return None
+
+    def text_pooling(self) -> TextPooling | None:
+        """How texts become the vectors that this task trains; None: it trains none."""
         return None
 
 
@@ -321,6 +323,9 @@ class TableTask(Task[TableSource]):
         `labelled` (training, evaluation) every row must have a label."""
         return
 
+    def check_step(self, source: TableSource, examples: int) -> None:
+        """Raises UserError if steps of that many examples of its rows teach nothing."""
+
     def label_roles(self) -> tuple[str, ...]:
         """The table columns that hold its labels."""
         return ()
@@ -333,13 +338,6 @@ class TableTask(Task[TableSource]):
     def cut_rows(self, source: TableSource, max_length: int) -> int:
         """How many rows are truncated because they are too long."""
         return 0
-
-
-def class_prior_baseline(targets: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Loss and accuracy per target of the class-prior baseline, which knows only how often each
-    class was counted; one is added to each count."""
-    share = (counts + 1) / (counts + 1).sum()
-    return -np.log(share[targets]), (targets == share.argmax()).astype(float)
 
 
 def build(name: str, values: Mapping[str, Any]) -> Task:

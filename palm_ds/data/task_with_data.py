@@ -3,30 +3,25 @@
     palm.tasks.Classification.on(train="train.tsv", dev="dev.tsv", columns={"text_a": "sentence"})
     MyTask.on(train=my_rows, smoothing=0.1)
 
-It becomes an entry of a recipe's `tasks` and one of its `sources`. Rows may be files, or any
-iterable of mappings, such as a list, a generator function, a dataset or a user-defined reader.
+It becomes an entry of a recipe's `tasks` and one of its `sources`. Rows may be files, or whatever
+palm_ds/data/given_rows.py reads.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.errors import UserError
-from palm_ds.data.reader import Table, TableSettings, open_table
+from palm_ds.data.given_rows import Rows, listed
 from palm_ds.data.reader.memory_rows import memory_rows, plain
 
-Rows: TypeAlias = (
-    str
-    | Path
-    | Iterable[str | Path | Mapping[str, Any]]
-    | Callable[[], Iterable[Mapping[str, Any]]]
-)
-"""A file, a pattern or a `datasets` folder; several; rows; or a function returning rows."""
+PADDLEPALM = {"reuse_head_with": "share", "set_as_aux": "auxiliary"}
+"""PaddlePALM's names of task settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +63,16 @@ class TaskWithData:
         """Its entry in a recipe's `sources`; rows in memory are written to files in `folder`."""
         if self.train is None:
             raise UserError(f"{self.name}: no rows to train on; give it `train`")
+        self.train = _kept(self.train)
         values: dict[str, Any] = {"table": self._files(self.train, folder, "train")}
         if self.dev is not None:
+            self.dev = _kept(self.dev)
             values["validation"] = self._files(self.dev, folder, "dev")
         return values | ({"read": dict(self.read)} if self.read else {})
 
     def _files(self, rows: Rows, folder: Path, argument: str) -> str | list[str]:
         """Rows as a recipe refers to them."""
-        found = listed(rows)
+        found = listed(rows, argument)
         if not isinstance(found, tuple):
             return found
         path = folder / f"{self.name}.{argument}.jsonl"
@@ -88,21 +85,6 @@ class TaskWithData:
         return str(path)
 
 
-Listed: TypeAlias = str | list[str] | tuple[Any, ...]
-"""Paths of files, or a tuple of rows."""
-
-
-def listed(rows: Rows) -> Listed:
-    """The paths of the files, or the rows, generated once."""
-    if isinstance(rows, str | Path):
-        return str(rows)
-    found = tuple(rows() if callable(rows) else rows)
-    paths = [str(each) for each in found if isinstance(each, str | Path)]
-    return paths if paths and len(paths) == len(found) else found
-
-
-def open_rows(rows: Listed, settings: TableSettings, name: str) -> Table:
-    """The table of files or rows; messages refer to rows as `name[0]`. Raises UserError."""
-    if isinstance(rows, tuple):
-        return Table.from_rows(rows, settings, name=name)
-    return open_table(rows, settings)
+def _kept(rows: Rows) -> Rows:
+    """The rows themselves, or those of an iterator, which can be read only once."""
+    return tuple(rows) if isinstance(rows, Iterator) else rows  # type: ignore[return-value]

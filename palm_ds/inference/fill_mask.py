@@ -18,18 +18,16 @@ import numpy as np
 import torch
 from rich.text import Text
 
-from palm_ds.common.config import read_yaml
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.rng import derive_key, keyed_generator, permutation_at
 from palm_ds.data.corpus_source import CorpusSource
-from palm_ds.data.curriculum_spec import read_stages
 from palm_ds.data.example import Example, collate
+from palm_ds.inference.finished_run import weights_of
 from palm_ds.model.encoder import build_encoder
 from palm_ds.model.heads import MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.display import LETTER, display_tokens
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
-from palm_ds.train.report.metrics_file import FILE, read_metrics
 from palm_ds.weights import weights_folder
 from palm_ds.weights.formats.huggingface.names import MASKED_WORDS
 from palm_ds.weights.formats.open import open_checkpoint
@@ -56,6 +54,16 @@ class Filled:
 
     ids: np.ndarray
     hidden: Sequence[Hidden]
+
+
+@dataclass(frozen=True)
+class MaskedText:
+    """The ids of a text with its special tokens, the positions of its masks, and the tokens that
+    were there (-1 if unknown)."""
+
+    ids: np.ndarray
+    at: np.ndarray
+    truths: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,14 @@ class Filler:
             return self.model.logits(batch, MASKED_WORDS).float().softmax(-1)
 
     def fill(self, text: str, *, top: int, hide: str = "") -> Filled:
-        """Guesses for every [MASK] of a text and every token of the word `hide`."""
+        """Guesses for every [MASK] of a text and every token of the word `hide`. Raises
+        UserError."""
+        masked = self.masked(text, hide=hide)
+        return Filled(masked.ids, self.guess(masked.ids, masked.at, masked.truths, top=top))
+
+    def masked(self, text: str, *, hide: str = "") -> MaskedText:
+        """The tokens of a text with `[MASK]`s, and of one whose word `hide` is masked. Raises
+        UserError."""
         vocabulary = self.tokenizer.vocabulary
         parts = self._parts(text)
         if hide:
@@ -106,23 +121,13 @@ class Filler:
                 f"{len(ids)} tokens in {_short(text)!r}: the model reads at most {longest}, "
                 "including [CLS] and [SEP]; shorten it"
             )
-        return Filled(ids, self.guess(ids, at, truths[at], top=top))
+        return MaskedText(ids, at, truths[at])
 
     def guess(
         self, ids: np.ndarray, at: np.ndarray, truths: np.ndarray, *, top: int
     ) -> list[Hidden]:
         """Guesses at some positions of a text, with the true tokens' probabilities."""
-        probabilities = self.probabilities(ids, at)
-        best = probabilities.topk(min(top, probabilities.shape[1]))
-        return [
-            Hidden(
-                position=int(place),
-                guesses=list(zip(best.indices[k].tolist(), best.values[k].tolist(), strict=True)),
-                truth=int(truth),
-                truth_probability=float(probabilities[k, truth]) if truth >= 0 else 0.0,
-            )
-            for k, (place, truth) in enumerate(zip(at, truths, strict=True))
-        ]
+        return best_guesses(self.probabilities(ids, at), at, truths, top=top)
 
     def _parts(self, text: str) -> list[_Part]:
         """The text between its masks, and the masks."""
@@ -184,6 +189,23 @@ class _Part:
     starts: list[int] = field(default_factory=list)
 
 
+def best_guesses(
+    probabilities: torch.Tensor, at: np.ndarray, truths: np.ndarray, *, top: int
+) -> list[Hidden]:
+    """The most probable tokens at each of the positions `at`, given probabilities
+    (len(at), vocab_size)."""
+    best = probabilities.topk(min(top, probabilities.shape[1]))
+    return [
+        Hidden(
+            position=int(place),
+            guesses=list(zip(best.indices[k].tolist(), best.values[k].tolist(), strict=True)),
+            truth=int(truth),
+            truth_probability=float(probabilities[k, truth]) if truth >= 0 else 0.0,
+        )
+        for k, (place, truth) in enumerate(zip(at, truths, strict=True))
+    ]
+
+
 def _whole_word(word: str, *, any_case: bool) -> re.Pattern[str]:
     """Matches a word that is not part of a longer one; Chinese has no such boundaries."""
     before = r"(?<![^\W_])" if LETTER.match(word[:1]) else ""
@@ -202,7 +224,7 @@ def open_filler(folder: str | Path, *, task: str = "") -> Filler:
     """Open a run folder, or a checkpoint of any format with its tokenizer. `task` selects the task
     embedding, and the head if the task has a masked-LM head. Raises UserError if there is no model
     yet or no masked-LM head."""
-    folder = _weights_folder(Path(folder))
+    folder = weights_of(Path(folder))
     info = weights_folder.read_info(folder)
     heads = masked_word_heads(folder)
     if not heads:
@@ -221,29 +243,6 @@ def open_filler(folder: str | Path, *, task: str = "") -> Filler:
         task=task,
         task_id=info.task_ids.get(task, 0) if info.backbone.task_types else 0,
     )
-
-
-def _weights_folder(folder: Path) -> Path:
-    """The folder itself, or the weights/ of a run folder."""
-    if (folder / "weights").is_dir():
-        return folder / "weights"
-    if not any((folder / name).is_file() for name in ("recipe.yaml", FILE)):
-        return folder
-    steps = read_metrics(folder / FILE).steps if (folder / FILE).is_file() else []
-    done = f"{steps[-1]['step']:,}{_of_all(folder)} steps done" if steps else "no step logged"
-    raise UserError(
-        f"{folder}: this run is not finished ({done}) and has no weights/ yet; the same "
-        "palm-ds pretrain command resumes it"
-    )
-
-
-def _of_all(folder: Path) -> str:
-    """` of 1,680` if the run folder has the number of steps."""
-    try:
-        recipe = read_yaml(folder / "recipe.yaml")
-        return f" of {read_stages(recipe.get('stages'), list(recipe.get('tasks') or {})).steps:,}"
-    except UserError:
-        return ""
 
 
 def masked_word_heads(folder: Path) -> list[str]:

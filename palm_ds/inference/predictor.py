@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from palm_ds.common.config import read_yaml
-from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.errors import UserError, suggest, suggest_path
 from palm_ds.common.rng import keyed_generator
 from palm_ds.data.decode import Decoded, decoded, gathered
 from palm_ds.data.packing import pack
@@ -44,7 +44,8 @@ from palm_ds.data.task_group_dataset import (
     collate_built,
     refs,
 )
-from palm_ds.model.attention import TILE
+from palm_ds.inference.batching import batch_tokens_for, even_parts, row_capacity
+from palm_ds.inference.imported_heads import recipe_of
 from palm_ds.model.batch import Batch
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.ds_config import DSConfig
@@ -53,13 +54,15 @@ from palm_ds.train.build import build_model
 from palm_ds.train.recipe import Recipe, make_recipe
 from palm_ds.weights import weights_folder
 from palm_ds.weights.formats import native
+from palm_ds.weights.formats.huggingface import read as huggingface
+from palm_ds.weights.formats.open import open_checkpoint
 from palm_ds.weights.formats.weights_info import INFO
 
 T = TypeVar("T")
 
 CHUNK = 1024  # rows tokenized and packed together
-_ROUND = 8  # batches are padded to a multiple of this
-_SHORT_ROWS = (64, TILE)
+_ROUND = 8  # on a GPU, batches are padded to a multiple of this
+_SEVERAL = 8  # rows for which it is worth starting a thread
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -147,13 +150,21 @@ class Predictor:
         tasks = {task.name: task for task in each.tasks}
         pieces: list[Decoded] = []
         batches = self._batches(each, mine)
-        for work in ahead(batches) if _core_to_spare(self.device) else batches:
+        several = len(source) >= _SEVERAL and _core_to_spare(self.device)
+        for work in ahead(batches) if several else batches:
             if work.batch is not None:
                 scores = self._scores(work.batch, tasks)
                 pieces += decoded(work.built, scores, tasks, [work.source])
             if work.last:
                 yield _chunk(work, pieces, tasks)
                 pieces = []
+
+    def examples(self, each: EncoderPass, source: TableSource) -> list[BuiltExample]:
+        """The examples of all rows of a source, in order, for batches of the caller's making."""
+        dataset = self._dataset(each, source)
+        numbers = np.arange(len(each.arranger.items(source, dataset.max_length)))
+        every = refs(0, numbers, dataset.layouts(numbers))
+        return [_example(dataset, each.tasks, ref) for ref in every]
 
     def _scores(self, batch: Batch, tasks: Collection[str]) -> dict[str, torch.Tensor]:
         with torch.inference_mode():
@@ -196,17 +207,14 @@ class Predictor:
         )
 
     def _rows(self, lengths: np.ndarray) -> list[Any]:
-        """The examples of each row: short examples in short rows of equal length; long ones
-        all in one row if the attention kernel allows it."""
-        form, longest = self.model.backbone.kernels.attention, int(lengths.max())
-        short = [row for row in _SHORT_ROWS if longest <= row]
-        if form == "varlen" or (form == "tiles" and not short):
-            return [slice(None)]
-        return pack(lengths, short[0] if short else longest)
+        """The examples of each row."""
+        capacity = row_capacity(self.model.backbone.kernels.attention, int(lengths.max()))
+        return pack(lengths, capacity) if capacity else [slice(None)]
 
     def _collated(self, dataset: TaskGroupDataset, built: Sequence[BuiltRow]) -> Batch:
         longest = max(sum(len(each.example) for each in row) for row in built)
-        length = -(-longest // _ROUND) * _ROUND
+        unit = 1 if self.device.type == "cpu" else _ROUND
+        length = -(-longest // unit) * unit
         return collate_built([dataset], built, length, self._pad)
 
     @cached_property
@@ -230,23 +238,15 @@ def _chunk(work: _Work, pieces: list[Decoded], tasks: Mapping[str, Task]) -> Pre
     return PredictedChunk(
         rows=work.source.numbers,
         predictions={
-            name: [found.get(name, {}).get(item, {}) for item in range(len(work.source))]
-            for name in tasks
+            name: [_written(task, found.get(name, {}).get(i, {})) for i in range(len(work.source))]
+            for name, task in tasks.items()
         },
         cut=work.cut,
     )
 
 
-def even_parts(lengths: np.ndarray, most: int) -> list[np.ndarray]:
-    """Split examples into consecutive parts of at most about `most` tokens, evenly.
-
-    >>> even_parts(np.array([5, 5, 5, 5]), 10)
-    [array([0, 1]), array([2, 3])]
-    """
-    ends = np.cumsum(lengths)
-    parts = -(-int(ends[-1]) // most)
-    part_of = (ends - lengths) * parts // ends[-1]
-    return np.split(np.arange(len(lengths)), np.flatnonzero(np.diff(part_of)) + 1)
+def _written(task: Task, prediction: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in prediction.items() if key not in task.unwritten}
 
 
 def chunks(source: TableSource) -> list[np.ndarray]:
@@ -328,9 +328,9 @@ def open_predictor(
     batch_tokens: int = 0,
     device: torch.device | str = "cpu",
 ) -> Predictor:
-    """Open a run folder (its weights/, else best/, else the newest checkpoint) or a weights folder
-    with its recipe. `batch_tokens`: approximate tokens per batch; 0 chooses for the device.
-    Raises UserError."""
+    """Open a run folder (its weights/, else best/, else the newest checkpoint), a weights folder
+    with its recipe, or a Hugging Face folder with a head. `batch_tokens`: approximate tokens per
+    batch; 0 chooses for the device. Raises UserError."""
     if precision not in DTYPES:
         raise UserError(f"precision: {precision!r}{suggest(precision, DTYPES)}")
     if batch_tokens < 0:
@@ -345,7 +345,9 @@ def open_predictor(
     for name in asked:
         head = model.head_of[name]
         needed = (f"heads.{head}.", "backbone.")
-        if lacking := [each for each in loaded.newly_initialized if each.startswith(needed)]:
+        unused = () if model.heads[head].pooled else ("backbone.pooler.",)
+        missing = [each for each in loaded.newly_initialized if not each.startswith(unused)]
+        if lacking := [each for each in missing if each.startswith(needed)]:
             raise UserError(f"{folder}: incomplete for task {name!r}: {lacking[0]} is missing")
     return Predictor(
         model=model.to(device, DTYPES[precision]).eval(),
@@ -355,11 +357,6 @@ def open_predictor(
         device=device,
         batch_tokens=batch_tokens or batch_tokens_for(device),
     )
-
-
-def batch_tokens_for(device: torch.device) -> int:
-    """On a CPU, few enough that the activations of a layer stay in cache."""
-    return 1024 if device.type == "cpu" else 16384
 
 
 def find_model(path: Path) -> tuple[Path, Recipe]:
@@ -373,6 +370,10 @@ def find_model(path: Path) -> tuple[Path, Recipe]:
                     "give a folder that palm-ds finetune wrote"
                 )
             return folder, make_recipe(dict(values), str(folder / INFO))
+    if huggingface.recognises(path):
+        return path, recipe_of(open_checkpoint(path))
+    if not path.exists():
+        raise UserError(f"{path}: no such folder{suggest_path(path)}")
     if not native.recognises(path):
         raise UserError(
             f"{path}: neither a run folder nor a weights folder: it has no weights/, "

@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 
 import palm_ds as palm
 from palm_ds.common.errors import UserError
+from palm_ds.runtime import checkpoint
 from palm_ds.runtime.launched import is_single_process
 from palm_ds.tasks.multi_label import MultiLabel
 from palm_ds.train.recipe import make_recipe
@@ -148,7 +149,8 @@ def test_rows_in_memory_are_not_written_to_files(trained, monkeypatch):
     rows = [{"text_a": "w1 w2", "label": "no"}, {"text_a": "w30 w31", "label": "yes"}]
     assert [x["label"] for x in made.predict(iter(rows))["classification"]] == ["no", "yes"]
     assert made.evaluate(rows)["classification"]["accuracy"] == 1.0
-    with pytest.raises(UserError, match=r"^rows\[1\]: expected a mapping with columns, got 5$"):
+    expected = "a mapping with columns, a text or a pair of texts"
+    with pytest.raises(UserError, match=rf"^rows\[1\]: expected {expected}, got 5$"):
         made.predict([rows[0], 5])
     with pytest.raises(UserError, match=r"^rows\[1\]: label: unknown label 'maybe'"):
         made.evaluate([rows[0], {**rows[1], "label": "maybe"}])
@@ -182,15 +184,18 @@ def test_messages_name_the_argument_and_the_row(tables, caplog):
     assert "empty text_a; the first: train[2]" in caplog.text and ".jsonl:" not in caplog.text
 
 
-def test_masked_words_are_predicted(tables):
+def test_masked_words_are_predicted(tables, tmp_path):
+    """And a trainer that is closed leaves the checkpoint that it was writing."""
     rows = [{"text_a": f"w{n} w{n + 1} w{n + 2}"} for n in range(8)]
     hidden = palm.tasks.MaskedWords.on(name="hidden", train=rows, rate=0.5)
-    made = palm.Trainer(hidden, backbone=backbone(tables), **QUIET)
+    given = {**QUIET, "folder": tmp_path / "run", "save_every": 1}
+    made = palm.Trainer(hidden, backbone=backbone(tables), **given)
     made.train_one_step()
     for line in made.predict(rows)["hidden"]:
         assert len(line["word_id"]) == len(line["words"]) > 0
     assert set(made.evaluate(rows)["hidden"]) == {"accuracy", "perplexity"}
     made.close()
+    assert checkpoint.steps_in(tmp_path / "run" / "checkpoints") == [1]
 
 
 def test_further_evaluation_sets_are_reported_separately(tables):
@@ -220,7 +225,8 @@ def test_the_events_of_a_training(trained):
     event = palm.event
     names = [type(each).__name__ for each in trained.events]
     each_pass = ["BeginPass", *["BeginIteration", "EndIteration"] * 6, "Evaluation", "EndPass"]
-    assert names == ["BeginTraining", *each_pass * 3, "EndTraining"]
+    last_pass = [*each_pass[:-1], "Saved", "EndPass"]
+    assert names == ["BeginTraining", *each_pass * 2, *last_pass, "EndTraining"]
     ends = [each for each in trained.events if isinstance(each, event.EndIteration)]
     assert [each.batch_id for each in ends] == list(range(18))
     assert [each.pass_id for each in ends] == [0] * 6 + [1] * 6 + [2] * 6
@@ -410,7 +416,7 @@ def test_mistakes_are_one_line(tables, tmp_path):
         "tests.helpers.own_encoder.Idle: spare.weight is not used": lambda: trainer(
             tables, recipe={"backbone": {"kind": "tests.helpers.own_encoder.Idle"}}
         ).train(),
-        r"train\[1\]: expected a mapping with columns, got 5": lambda: (
+        r"train\[1\]: expected a mapping with columns, a text or a pair of texts, got 5": lambda: (
             palm.Trainer(
                 palm.tasks.Classification.on(train=[{"text_a": "a"}, 5]), backbone=start
             ).recipe

@@ -11,6 +11,7 @@ from palm_ds.data.reader.options import TableSettings
 from palm_ds.text.simplified import simplify_in_place
 
 TEXTS = ("text_a", "text_b", "text_b_neg", "question", "context")
+_STRIPPED = ("text_a", "text_b", "text_b_neg", "choices", "query", "positive", "negatives")
 Note = Callable[[str], None]  # called with what is odd about a row that is kept
 
 
@@ -44,7 +45,9 @@ def _simplified(values: Mapping[str, Any]) -> dict[str, Any]:
         found[role] = simplify_in_place(values[role])
     if values.get("label") in values.get("choices", ()):
         found["label"] = simplify_in_place(values["label"])
-    for role in {"tokens", "choices"} & values.keys():
+    for role in {"query", "positive"} & values.keys():
+        found[role] = values[role] and simplify_in_place(values[role])
+    for role in {"tokens", "choices", "negatives"} & values.keys():
         found[role] = [simplify_in_place(text) for text in values[role]]
     return found
 
@@ -56,7 +59,7 @@ def _text(value: object, role: str, settings: TableSettings) -> str:
         value = str(value)
     if not isinstance(value, str) or value.strip():
         value = _without_nul(check_text(value, role), role)
-    if settings.strip_spaces and role in ("text_a", "text_b", "text_b_neg", "choices"):
+    if settings.strip_spaces and role in _STRIPPED:
         return value.replace(" ", "")
     return value
 
@@ -124,6 +127,26 @@ def _choices(value: object, role: str, settings: TableSettings) -> list[str]:
     return texts
 
 
+def _text_or_none(value: object, role: str, settings: TableSettings) -> str | None:
+    return None if value is None else _text(value, role, settings)
+
+
+def _texts_or_none(value: object, role: str, settings: TableSettings) -> list[str]:
+    """A text is a list of one, unless it has delimiters."""
+    return [] if value is None else _texts(value, role, settings)
+
+
+def _numbers(value: object, role: str, settings: TableSettings) -> list[float]:
+    values: list[Any] = value if isinstance(value, list) else [] if value is None else [value]
+    try:
+        numbers = [float(x) for x in values]
+    except (TypeError, ValueError):
+        numbers = [math.nan]
+    if not all(map(math.isfinite, numbers)):
+        raise BadRecordError(f"{role} is {value!r}, not a list of numbers")
+    return numbers
+
+
 def _flag(value: object, role: str, settings: TableSettings) -> bool:
     known = {"true": True, "false": False, "1": True, "0": False}
     text = str(value).strip().lower()
@@ -144,6 +167,10 @@ _PARSERS: Mapping[str, Callable[[Any, str, TableSettings], Any]] = {
     "tokens": _texts,
     "tags": _tags,
     "choices": _choices,
+    "query": _text_or_none,
+    "positive": _text_or_none,
+    "negatives": _texts_or_none,
+    "teacher_scores": _numbers,
     "impossible": _flag,
     "spans": _as_found,  # checked against the text
     "answers": _as_found,  # checked against the context

@@ -52,7 +52,9 @@ def pick(
             picked = {"tokens": 0, "tags": names[-1]} if len(names) > 1 else {"tokens": 0}
     else:
         taken = settings.columns.keys()
-        picked |= {role: role for role in ROLES if role in free and role not in taken}
+        searches = "positive" in {*free, *taken}  # else `query` is a text of a pair
+        own = [role for role in ROLES if role in free and (role != "query" or searches)]
+        picked |= {role: role for role in own if role not in taken}
         picked |= _by_alias(free, picked.keys() | taken, file.path)
     if isinstance(picked.get("label"), str) and isinstance(first.get(picked["label"]), dict):
         picked["spans"] = picked.pop("label")  # CLUENER: {type: {words: [[first, last]]}}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from palm_ds.common.errors import UserError
@@ -64,14 +64,20 @@ def _wanted(
 
 
 def _rows(batches: Iterator[list[dict[str, Any]]], features: Any) -> Iterator[Row]:
+    rows = renamed_rows((values for batch in batches for values in batch), features)
+    yield from (Row(number, values) for number, values in enumerate(rows, 1))
+
+
+def renamed_rows(
+    rows: Iterable[dict[str, Any]], features: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Rows of a Dataset with these features, their class numbers replaced by names (-1, which
+    stands for no label, by None), in place."""
     renames = {name: rename for name in features if (rename := _rename(features[name]))}
-    number = 0
-    for batch in batches:
-        for values in batch:
-            number += 1
-            for name in renames.keys() & values.keys():
-                values[name] = renames[name](values[name])
-            yield Row(number, values)
+    for values in rows:
+        for name in renames.keys() & values.keys():
+            values[name] = renames[name](values[name])
+        yield values
 
 
 def _rename(feature: Any) -> Rename | None:

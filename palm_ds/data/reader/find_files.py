@@ -20,6 +20,7 @@ _KINDS = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".json": "json",  # or "jsonl", depending on its first line
+    ".txt": "text",
     ".conll": "conll",
     ".bio": "conll",
     ".iob": "conll",
@@ -78,15 +79,26 @@ def _dataset(folder: Path, split: str) -> Path:
     return folder
 
 
+def has_known_suffix(name: str) -> bool:
+    """Whether a name ends like that of a table: `train.tsv`, `train.jsonl.gz`."""
+    return bool(_kind_of(Path(name)))
+
+
+def _kind_of(path: Path) -> str:
+    """The format that the suffix stands for, whatever the compression; or empty."""
+    compression = path.suffix if path.suffix in COMPRESSED else ""
+    return _KINDS.get(Path(path.name.removesuffix(compression)).suffix.lower(), "")
+
+
 def _format(path: Path, wanted: str) -> str:
     compression = path.suffix if path.suffix in COMPRESSED else ""
     kind = wanted
     if wanted == "auto":
-        kind = _KINDS.get(Path(path.name.removesuffix(compression)).suffix.lower(), "")
+        kind = _kind_of(path)
         if not kind:
             raise UserError(
                 f"{path}: its suffix is none of {', '.join(_KINDS)}; "
-                "give format: tsv, csv, jsonl, json, conll, parquet or arrow"
+                "give format: tsv, csv, jsonl, json, text, conll, parquet or arrow"
             )
         if kind == "json" and _is_lines(path):
             kind = "jsonl"

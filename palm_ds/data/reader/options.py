@@ -21,9 +21,13 @@ ROLES = {
     "question": "a question about the context",
     "context": "a text that may contain the answer",
     "answers": "a list of {text, start}: its place in the context, or -1",
+    "query": "what is searched for; none: the positive is only a text to search in",
+    "positive": "a text that the query should find",
+    "negatives": "a list of texts that the query should not find",
+    "teacher_scores": "a list of numbers: a teacher's score of the positive, and of each negative",
     "impossible": "true: the context does not answer the question",
 }
-FORMATS = ("auto", "tsv", "csv", "jsonl", "json", "conll", "smart", "parquet", "arrow")
+FORMATS = ("auto", "tsv", "csv", "jsonl", "json", "text", "conll", "smart", "parquet", "arrow")
 FURTHER_LABEL = "label_"
 """Prefix of roles for further labels, of other tasks on the same texts."""
 TAG_DELIMITER = "\x02"
@@ -32,8 +36,11 @@ _CHOICES = {
     "bad_rows": ("stop", "skip"),
     "lost_answers": ("stop", "keep", "drop"),
 }
-_JOINED = ("choices", "text_a", "text_b", "text_b_neg")
-_SCALARS = ("label", "id", "qid", "text_a", "text_b", "text_b_neg", "question", "context")
+_JOINED = ("choices", "text_a", "text_b", "text_b_neg", "negatives", "teacher_scores")
+_SCALARS = (
+    *("label", "id", "qid", "text_a", "text_b", "text_b_neg", "question", "context"),
+    *("query", "positive"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +48,11 @@ class TableSettings:
     """How files are read as rows."""
 
     format: str = "auto"
-    """`auto` uses the file's suffix; or tsv, csv, jsonl, json, conll, smart, parquet or arrow."""
+    """`auto` uses the file's suffix; or tsv, csv, jsonl, json, text (a text on each line), conll,
+    smart, parquet or arrow."""
     columns: Mapping[str, str | int | list[str | int]] = field(default_factory=dict)
     """{role: column}: the column's name (`a.b`: b inside a), its number from 0, or empty for none;
-    a list of columns for choices, or for texts to be joined."""
+    a list of columns for choices, negatives and their scores, or for texts to be joined."""
     header: bool = True
     """The first line of tsv and csv has the column names."""
     delimiter: str = ""

@@ -17,13 +17,21 @@ from palm_ds.data.reader.columnar_formats import read_arrow, read_parquet
 from palm_ds.data.reader.find_files import File, contents_hash, find_files
 from palm_ds.data.reader.memory_rows import MEMORY, memory_rows, read_memory, rows_hash
 from palm_ds.data.reader.options import TAG_DELIMITER, TableSettings
-from palm_ds.data.reader.text_formats import Row, read_csv, read_json, read_jsonl, read_tsv
+from palm_ds.data.reader.text_formats import (
+    Row,
+    read_csv,
+    read_json,
+    read_jsonl,
+    read_text,
+    read_tsv,
+)
 
 _READERS: dict[str, Callable[[File, TableSettings], Iterator[Row]]] = {
     "tsv": read_tsv,
     "csv": read_csv,
     "jsonl": read_jsonl,
     "json": read_json,
+    "text": read_text,
     "conll": read_conll,
     "smart": read_smart,
     "parquet": read_parquet,

@@ -57,6 +57,15 @@ def read_tsv(file: File, settings: TableSettings) -> Iterator[Row]:
     return _named(cells(), file, settings)
 
 
+def read_text(file: File, settings: TableSettings) -> Iterator[Row]:
+    """A text on each line, also on an empty one."""
+    for number, _, line, _ in lines_of(file):
+        try:
+            yield Row(number, {"text": decoded(line)})
+        except BadRecordError as bad:
+            yield Row(number, bad=bad.args[0])
+
+
 def read_csv(file: File, settings: TableSettings) -> Iterator[Row]:
     """Cells separated by commas, quoted if they contain commas, quotes or newlines (RFC 4180)."""
     if len(settings.delimiter) > 1:

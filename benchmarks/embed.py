@@ -1,0 +1,68 @@
+"""Embeds texts with palm_ds and with sentence-transformers' `encode`, in turns, in one process.
+
+    python benchmarks/embed.py models/minilm texts.txt --rounds 5
+
+It needs `pip install sentence-transformers`. Model, threads and texts (a text on each line) are the
+same; each has its own batch size, or the one given. Reported are texts per second, their ratio
+(medians over the rounds) and the largest difference of a number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from palm_ds.inference.embedder import open_embedder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", type=Path)
+    parser.add_argument("texts", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--limit", type=int, default=2000, help="texts")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--batch_tokens", type=int, default=0)
+    parser.add_argument("--batch_size", type=int, default=32)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    texts = args.texts.read_text("utf-8").splitlines()[: args.limit]
+    ways = {"palm_ds": palm_ds(args), "sentence-transformers": sentence_transformers(args)}
+    vectors = {name: way(texts) for name, way in ways.items()}  # warms up
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(args.rounds):
+        for name, way in ways.items():
+            started = time.perf_counter()
+            way(texts)
+            seconds[name].append(time.perf_counter() - started)
+    median = {name: statistics.median(found) for name, found in seconds.items()}
+    for name, value in median.items():
+        print(f"{name:22} {len(texts) / value:8,.0f} texts/s")
+    ratio = median["sentence-transformers"] / median["palm_ds"]
+    own, other = vectors.values()
+    print(f"{ratio:.2f} times; largest difference {np.abs(own - other).max():.1e}")
+
+
+def palm_ds(args: argparse.Namespace) -> Callable[[list[str]], np.ndarray]:
+    return open_embedder(args.model, batch_tokens=args.batch_tokens).embed
+
+
+def sentence_transformers(args: argparse.Namespace) -> Callable[[list[str]], np.ndarray]:
+    from sentence_transformers import SentenceTransformer  # type: ignore[import-not-found]
+
+    model = SentenceTransformer(str(args.model), device="cpu")
+    return lambda texts: model.encode(
+        texts, batch_size=args.batch_size, convert_to_numpy=True, show_progress_bar=False
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""`palm.load`: a trained model, opened to predict, evaluate, embed and save.
+
+    model = palm.load("runs/mine")
+    model(["a fine film", "dull"])              # [{"label": "good", ...}, {"label": "bad", ...}]
+    model.predict([{"text_a": "a fine film"}])  # {"sentiment": [{"label": "good", ...}]}
+
+The rows that it was trained on are not needed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from palm_ds.api.events import Metrics
+from palm_ds.api.predictions import predictions_of, scores_of, select_tasks
+from palm_ds.api.pretrained import Backbone
+from palm_ds.api.save_model import push_saved, save_pretrained
+from palm_ds.common.errors import UserError
+from palm_ds.common.keywords import documents
+from palm_ds.data.given_rows import Rows, listed
+from palm_ds.data.task import TableTask
+from palm_ds.inference.embedder import EmbeddingSettings
+from palm_ds.inference.predictor import Predictor, find_model, open_predictor
+from palm_ds.runtime.checkpoint import SINGLE_PROCESS
+from palm_ds.train.export import head_taken
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from palm_ds.api.keywords import EmbeddingKeywords
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A trained model on a device. `palm.load` opens it."""
+
+    folder: Path
+    """The weights were read from here."""
+    predictor: Predictor
+
+    @property
+    def tasks(self) -> Mapping[str, TableTask]:
+        """{name: the task with its settings} of all tasks that predict."""
+        return self.predictor.tasks
+
+    @property
+    def labels(self) -> dict[str, tuple[str, ...]]:
+        """{task: its class names, in the order of `logits` and `probs`}; tasks without classes are
+        left out."""
+        named = {name: getattr(task, "labels", ()) for name, task in self.tasks.items()}
+        return {name: tuple(labels) for name, labels in named.items() if labels}
+
+    def __call__(self, rows: Rows, *, task: str = "") -> list[dict[str, Any]]:
+        """A prediction for each row, in order, of one task; of several, `task` names it."""
+        if not task and len(self.tasks) > 1:
+            raise UserError(f"task: choose one of {', '.join(self.tasks)}; `predict` does all")
+        return self.predict(rows, task=task or next(iter(self.tasks)))[
+            task or next(iter(self.tasks))
+        ]
+
+    def predict(
+        self, rows: Rows, *, task: str = "", columns: Mapping[str, Any] | None = None
+    ) -> dict[str, list[dict[str, Any]]]:
+        """{task: a prediction for each row, in order}, for one task or for all tasks that can read
+        such rows: texts, pairs, mappings, a Dataset, a DataFrame, files (docs/api.md). Labels are
+        not needed. `columns`: {role: column}. Raises UserError."""
+        return predictions_of(self._for(task), listed(rows), SINGLE_PROCESS, columns)
+
+    def evaluate(self, rows: Rows, *, task: str = "") -> Metrics:
+        """{task: {metric: value}} on rows with labels. Raises UserError."""
+        predictor, given = self._for(task), listed(rows)
+        names = predictor.tasks
+        return {name: scores_of(predictor, name, given, SINGLE_PROCESS) for name in names}
+
+    @documents(EmbeddingSettings)
+    def embed(
+        self, texts: str | Sequence[str], **settings: Unpack[EmbeddingKeywords]
+    ) -> torch.Tensor | list[torch.Tensor]:
+        """The encoder's vectors (texts, hidden) of texts, as `palm.Backbone` gives them."""
+        return self._backbone(texts, device=str(self.predictor.device), **settings)
+
+    @cached_property
+    def _backbone(self) -> Backbone:
+        return Backbone(folder=str(self.folder))
+
+    def _for(self, task: str) -> Predictor:
+        names = [task] if task else []
+        return select_tasks(self.predictor, names, self.folder) if names else self.predictor
+
+    # ---- writing ----
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the weights of all tasks with everything needed to read them, for `palm.load`,
+        `init_from` and palm-ds predict."""
+        if not (self.folder / "weights.json").is_file():
+            raise UserError(f"{self.folder}: has no weights.json to save; use save_pretrained")
+        return Path(shutil.copytree(self.folder, folder, dirs_exist_ok=True))
+
+    def save_pretrained(self, folder: str | Path, *, task: str = "") -> Path:
+        """Write a folder for transformers' Auto classes and `pipeline`: the encoder with the head
+        of a task, or of the only task; with several tasks and no `task`, the encoder alone.
+        Raises UserError for a task that transformers has no class for."""
+        return save_pretrained(self.folder, folder, head=self._head(task), task=task)
+
+    def push_to_hub(
+        self,
+        name: str,
+        *,
+        task: str = "",
+        private: bool = False,
+        token: str | None = None,
+        revision: str = "",
+    ) -> str:
+        """`save_pretrained` to the repository `name` of the Hugging Face hub; returns its
+        address."""
+        return push_saved(
+            lambda folder: self.save_pretrained(folder, task=task),
+            name,
+            private=private,
+            token=token,
+            revision=revision,
+        )
+
+    def _head(self, task: str) -> str:
+        """The name of the head to export; empty for none."""
+        recipe = self._for(task).recipe
+        if not task:
+            taken = head_taken(recipe, self.predictor.model.state_dict())
+            return taken.name if taken else ""
+        found = self._for(task).tasks[task].hf_export()
+        if found is None:
+            raise UserError(f"task: transformers has no class for {task!r}; `save` keeps it")
+        return found.name
+
+
+def load(
+    path: str | Path,
+    *,
+    tasks: Sequence[str] = (),
+    device: torch.device | str = "",
+    precision: str = "fp32",
+    batch_tokens: int = 0,
+) -> LoadedModel:
+    """Open a trained model: a run folder, its weights/, best/ or a checkpoint, what `save` wrote,
+    or a Hugging Face folder with a head.
+
+    `tasks`: only these. `device`: by default a GPU if there is one. `precision`: fp32, bf16 or
+    fp16. `batch_tokens`: approximate tokens of a batch; 0 chooses for the device. Raises
+    UserError."""
+    folder, _ = find_model(Path(path))
+    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    predictor = open_predictor(
+        folder, tasks=tasks, device=chosen, precision=precision, batch_tokens=batch_tokens
+    )
+    return LoadedModel(folder=folder, predictor=predictor)

@@ -1,0 +1,36 @@
+"""Writes models as Hugging Face folders, and pushes them to the hub."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from palm_ds.common.errors import UserError
+from palm_ds.weights import hub
+from palm_ds.weights.convert.convert import ConversionOptions, convert
+
+
+def save_pretrained(source: Path, folder: str | Path, *, head: str = "", task: str = "") -> Path:
+    """Write a checkpoint as a folder that transformers' Auto classes open, with one head or none.
+    `task`: whose task embedding it gets. Files of the same names are replaced. Raises UserError."""
+    folder = Path(folder)
+    if folder.is_file():
+        raise UserError(f"{folder}: is a file; give a folder")
+    options = ConversionOptions(head=head, task=task, verify=False)
+    with tempfile.TemporaryDirectory(prefix="palm_ds_") as temporary:
+        written = Path(temporary) / "hf"
+        convert(source, written, "huggingface", options)
+        shutil.copytree(written, folder, dirs_exist_ok=True)
+    return folder
+
+
+def push_saved(
+    save: Callable[[Path], object], name: str, *, private: bool, token: str | None, revision: str
+) -> str:
+    """Push what `save` writes to the repository `name` of the hub; returns its address. Raises
+    UserError or TemporaryError."""
+    with tempfile.TemporaryDirectory(prefix="palm_ds_") as folder:
+        save(Path(folder))
+        return hub.push_folder(folder, name, private=private, token=token, revision=revision)

@@ -1,0 +1,111 @@
+"""`palm-ds embed`"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from palm_ds.cli.command import Command
+from palm_ds.cli.inference_options import add_inference_arguments, progress, start_processes
+from palm_ds.common.errors import UserError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="a run folder, or a checkpoint of any format")
+    add("--input", nargs="+", required=True, metavar="FILE", help="files of rows, or .txt")
+    add("--output", required=True, type=Path, metavar="FILE", help="a .npy or .parquet file")
+    add("--column", default="", metavar="NAME", help="the column of texts (text_a, text, ...)")
+    add("--format", default="", help="format of the files, if not by their suffixes")
+    add("--pooling", default=None, help="mean, cls, max or pooler (as the model says, or mean)")
+    add("--layers", default="-1", metavar="A,B", help="average these layers (-1: the last)")
+    add("--tokens", action="store_true", help="one vector for each token")
+    add(
+        "--normalize",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="scale vectors to length 1 (as the model says, or not)",
+    )
+    add("--dimensions", type=int, default=0, metavar="N", help="keep the first N numbers (all)")
+    add("--max_length", type=int, default=None, metavar="N", help="truncate texts to N tokens")
+    add("--prompt", default="", metavar="TEXT", help="put before every text")
+    add("--task", default="", help="use the task embedding of this task")
+    add("--dtype", default="float32", help="float32, float16 or int8 (float32)")
+    add_inference_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from palm_ds.cli.launcher import check_hostfile
+    from palm_ds.inference.embedder import EmbeddingSettings, open_embedder
+    from palm_ds.inference.embedding_files import EmbeddingJob, embed_files
+
+    check_hostfile()
+    settings = EmbeddingSettings(
+        pooling=args.pooling,
+        layers=_layers(args.layers),
+        tokens=args.tokens,
+        normalize=args.normalize,
+        dimensions=args.dimensions,
+        max_length=args.max_length,
+        prompt=args.prompt,
+        task=args.task,
+    )
+    group, device = start_processes(args.device)
+    embedder = open_embedder(
+        args.model,
+        settings,
+        precision=args.precision,
+        batch_tokens=args.batch_tokens,
+        device=device,
+    )
+    job = EmbeddingJob(
+        inputs=args.input,
+        output=args.output,
+        columns={"text_a": args.column} if args.column else {},
+        format=args.format,
+        dtype=args.dtype,
+    )
+    with progress("embed", group.rank == 0) as done:
+        found = embed_files(embedder, job, model=args.model, group=group, done=done)
+    if found:
+        console = Console(soft_wrap=True, highlight=False)
+        if found.continued:
+            console.print(f"note: {found.continued:,} rows were embedded by an earlier run")
+        speed = found.rows / max(found.seconds, 1e-9)
+        took = f"{found.seconds:.1f} s, {speed:,.0f} rows/s"
+        console.print(
+            f"{found.rows:,} rows, {found.size} numbers each, {took}; written to {args.output}",
+            markup=False,
+        )
+    return 0
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UserError(f"--layers {text}: expected numbers such as -1 or -4,-3,-2,-1") from None
+
+
+COMMAND = Command(
+    name="embed",
+    summary="Turn texts into vectors with a run, or a checkpoint of any format.",
+    usage="MODEL --input FILE... --output FILE [options]",
+    examples="""
+palm-ds embed runs/mine --input texts.txt --output vectors.npy
+palm-ds embed models/minilm --input news.jsonl --column body --output news.parquet --dtype int8
+palm-ds embed runs/mine --input texts.txt --output vectors.npy --layers=-4,-3,-2,-1 --normalize
+torchrun --nproc_per_node 4 --module palm_ds.cli.embed runs/mine --input a.txt --output a.npy
+""",
+    notes="""
+What sentence-transformers' files in the model's folder say about pooling, normalization and length
+is the default. The output is the same for any number of processes; after an interruption, the same
+command continues.""",
+    add_arguments=add_arguments,
+    run=run,
+)
+
+if __name__ == "__main__":
+    COMMAND.start()

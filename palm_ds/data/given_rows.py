@@ -1,0 +1,198 @@
+"""Rows as a program gives them: files, texts, pairs, mappings, `datasets`, data frames.
+
+    "new.tsv", Path("a.tsv"), [Path("a.tsv"), Path("b.tsv")]     files, patterns, folders
+    ["a text", "another"]                                        texts, never files
+    [("a text", "its pair"), ...]                                pairs of texts
+    [{"text_a": "a text", "label": "good"}, ...]                 mappings with columns
+    datasets.Dataset, pandas.DataFrame, a generator, a function that returns any of these
+
+A str alone is a file, a str in a list is a text. Class numbers of a Dataset become their names.
+"""
+
+from __future__ import annotations
+
+import glob
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from palm_ds.common.errors import UserError
+from palm_ds.data.reader import Table, TableSettings, open_table
+from palm_ds.data.reader.columnar_formats import renamed_rows
+from palm_ds.data.reader.find_files import has_known_suffix
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
+    from pandas import DataFrame
+    from typing_extensions import TypeIs
+
+    Frame: TypeAlias = Dataset | IterableDataset | DataFrame
+    Splits: TypeAlias = DatasetDict | IterableDatasetDict
+else:
+    Frame = Splits = Any
+
+Row: TypeAlias = str | tuple[str, str] | Mapping[str, Any]
+"""A text, a pair of texts, or a mapping with columns."""
+Rows: TypeAlias = str | Path | Iterable[Path | Row] | Callable[[], Iterable[Path | Row]] | Frame
+"""A file, a pattern or a `datasets` folder; several; or rows (see the module)."""
+Listed: TypeAlias = str | list[str] | tuple[Mapping[str, Any], ...]
+"""Paths of files, or a tuple of rows."""
+
+DEV_SPLITS = ("validation", "dev", "valid", "test")
+"""The split of a DatasetDict to evaluate on: the first of these that it has."""
+_KINDS = {"text": "a text", "pair": "a pair of texts", "mapping": "a mapping", "file": "a Path"}
+
+
+def train_and_dev(train: Rows | Splits | None, dev: Rows | None) -> tuple[Rows | None, Rows | None]:
+    """Rows to train and to evaluate on, from arguments of these names: a DatasetDict as `train` has
+    both. Raises UserError for one without training rows."""
+    if not _are_splits(train):
+        return train, dev
+    if "train" not in train:
+        has = ", ".join(map(str, train)) or "none"
+        raise UserError(f"train: no split 'train'; it has {has}; give one of them: data[NAME]")
+    found = next((train[name] for name in DEV_SPLITS if name in train), None)
+    return train["train"], found if dev is None else dev
+
+
+def listed(rows: Rows, name: str = "rows") -> Listed:
+    """The paths of the files, or the rows as mappings, generated once. Messages refer to the
+    argument `name`. Raises UserError."""
+    given: Any = rows() if callable(rows) else rows
+    if isinstance(given, str | Path):
+        return _file(given, name)
+    if _are_splits(given):
+        has = ", ".join(map(str, given))
+        raise UserError(f"{name}: has the splits {has}; give one of them: data[NAME]")
+    if _is_of(given, "datasets", "Dataset", "IterableDataset"):
+        return tuple(renamed_rows(_plain_format(given), given.features or {}))
+    if _is_of(given, "pandas", "DataFrame"):
+        return tuple(_records(given))
+    if isinstance(given, Mapping):
+        raise UserError(f"{name}: one mapping is no list of rows; give [{{...}}, ...]")
+    if not isinstance(given, Iterable) or isinstance(given, bytes):
+        raise UserError(f"{name}: expected a file or a list of rows, got {given!r:.60}")
+    return _rows(tuple(given), name)
+
+
+def open_rows(rows: Listed, settings: TableSettings, name: str) -> Table:
+    """The table of files or rows; messages refer to rows as `name[0]`. Raises UserError."""
+    if isinstance(rows, tuple):
+        return Table.from_rows(rows, settings, name=name)
+    return open_table(rows, settings)
+
+
+def columns_for(
+    rows: Sequence[Mapping[str, Any]],
+    columns: Mapping[str, str | int | list[str | int]],
+    texts: Sequence[str] = (),
+) -> dict[str, str | int | list[str | int]]:
+    """The columns, {role: column}, by which rows in memory are read that may not come from the file
+    that `columns` describes: a role whose column they lack is found by its own name instead.
+    `texts`: roles that texts and pairs have."""
+    has = {key for row in rows if isinstance(row, Mapping) for key in row}
+    plain = has <= {"text_a", "text_b"} and not has & set(texts)
+    found = {} if plain else {role: x for role, x in columns.items() if _among(x, has)}
+    if plain and texts:
+        found |= dict(zip(texts, sorted(has), strict=False))
+    return found
+
+
+def _among(column: str | int | list[str | int], names: set[str]) -> bool:
+    """Whether rows with these columns have this one: `a.b` is b inside a."""
+    if isinstance(column, list):
+        return all(_among(each, names) for each in column)
+    return column == "" or column in names or str(column).split(".")[0] in names
+
+
+# ---- files ----
+
+
+def _file(given: str | Path, name: str) -> str:
+    """The path of a file. Raises UserError for a str that is rather a text."""
+    path = str(given)
+    named = isinstance(given, Path) or has_known_suffix(path)
+    if not named and not Path(path).exists() and not glob.glob(path, recursive=True):
+        raise UserError(f"{name}: no file {path[:80]!r}; put a text into a list: [{path[:40]!r}]")
+    return path
+
+
+# ---- rows ----
+
+
+def _rows(given: tuple[Any, ...], name: str) -> Listed:
+    """Elements that are all files, texts, pairs or mappings."""
+    kinds = [_kind(each) for each in given]
+    for index, (kind, each) in enumerate(zip(kinds, given, strict=True)):
+        if not kind:
+            expected = "a mapping with columns, a text or a pair of texts"
+            raise UserError(f"{name}[{index}]: expected {expected}, got {each!r:.60}")
+        if kind != kinds[0]:
+            first = _KINDS[kinds[0]]
+            raise UserError(f"{name}[{index}]: is {_KINDS[kind]}, but {name}[0] is {first}")
+    if not given or kinds[0] == "mapping":
+        return given
+    if kinds[0] == "file":
+        return [str(each) for each in given]
+    if kinds[0] == "text":
+        _check_texts(given, name)
+        return tuple({"text_a": str(each)} for each in given)
+    return tuple({"text_a": str(one), "text_b": str(other)} for one, other in given)
+
+
+def _kind(each: object) -> str:
+    """The kind of an element; empty if it is none."""
+    if isinstance(each, str):
+        return "text"
+    if isinstance(each, Path):
+        return "file"
+    if isinstance(each, Mapping):
+        return "mapping"
+    if not isinstance(each, tuple | list | np.ndarray) or len(each) != 2:
+        return ""
+    return "pair" if all(isinstance(text, str) for text in each) else ""
+
+
+def _check_texts(texts: Sequence[str], name: str) -> None:
+    """Raises UserError if all of the texts are names of tables."""
+    if all(has_known_suffix(text) for text in texts):
+        example = repr(str(texts[0]))[:80]
+        raise UserError(
+            f"{name}[0]: {example} looks like a file, but a str in a list is a text; for files "
+            f"give Path({example}), for texts {{'text_a': {example}}}"
+        )
+
+
+# ---- other libraries, which are never imported here: the program has done that ----
+
+
+def _is_of(given: object, library: str, *names: str) -> bool:
+    """Whether this is an object of one of the library's classes."""
+    module = sys.modules.get(library)
+    classes = tuple(getattr(module, name) for name in names if hasattr(module, name))
+    return bool(classes) and isinstance(given, classes)
+
+
+def _are_splits(given: object) -> TypeIs[Splits]:
+    return _is_of(given, "datasets", "DatasetDict", "IterableDatasetDict")
+
+
+def _plain_format(given: Dataset | IterableDataset) -> Iterator[dict[str, Any]]:
+    """The rows of a Dataset as Python values, whatever its format."""
+    if _is_of(given, "datasets", "Dataset"):
+        given = given.with_format(None)
+    return (dict(row) for row in given)
+
+
+def _records(frame: DataFrame) -> Iterator[dict[str, Any]]:
+    """The rows of a DataFrame; missing values (NaN, NaT, NA) as None."""
+    if frame.columns.has_duplicates:
+        twice = frame.columns[frame.columns.duplicated()][0]
+        raise UserError(f"rows: two columns of the DataFrame are called {twice!r}")
+    names = [str(name) for name in frame.columns]
+    plain = frame.astype(object).where(frame.notna(), None)
+    for values in plain.itertuples(index=False, name=None):
+        yield dict(zip(names, values, strict=True))

@@ -1,0 +1,314 @@
+"""Turns texts into vectors with any encoder: a run, or a checkpoint of any format.
+
+    embedder = open_embedder("runs/mine", EmbeddingSettings(pooling="mean", normalize=True))
+    embedder.embed(["a text", "another text"])      # (2, hidden) float32
+
+    texts ──tokens, sorted by length──> batches without padding ──encoder──> pooled ──> input order
+
+Which texts share a batch depends on the texts alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.nn import functional as F  # noqa: N812
+
+from palm_ds.common.errors import UserError, suggest
+from palm_ds.data.packing import pack
+from palm_ds.inference.batching import batch_tokens_for, even_parts, row_capacity
+from palm_ds.inference.finished_run import weights_of
+from palm_ds.inference.predictor import DTYPES
+from palm_ds.model.batch import Batch, PackedText
+from palm_ds.model.encoder import Encoder, build_encoder
+from palm_ds.model.kernels import choose_kernels
+from palm_ds.model.multi_task_model import Model
+from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
+from palm_ds.weights import weights_folder
+from palm_ds.weights.formats.contents import CheckpointContents
+from palm_ds.weights.formats.huggingface.sentence_transformers import read_modules
+from palm_ds.weights.formats.open import open_checkpoint
+
+POOLINGS = ("mean", "cls", "max", "pooler")
+CHUNK = 4096
+"""Texts that are sorted and batched together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingSettings:
+    """How a text becomes a vector. What is None is as the model's folder says (its files of
+    sentence-transformers), or else as stated here."""
+
+    pooling: str | None = None
+    """`mean`, over all tokens with [CLS] and [SEP]; `cls`; `max`; or `pooler`, the trained layer
+    over [CLS]. Default: mean."""
+    layers: tuple[int, ...] = (-1,)
+    """Layers whose outputs are averaged: 1 is the first, -1 the last, 0 the embeddings."""
+    tokens: bool = False
+    """One vector for each token, special ones included, instead of one for the text."""
+    normalize: bool | None = None
+    """Scale vectors to length 1. Default: no."""
+    dimensions: int = 0
+    """Keep only the first ones (Matryoshka), before normalizing; 0: all."""
+    max_length: int | None = None
+    """The most tokens of a text, special ones included; longer texts are truncated. Default: what
+    the model reads."""
+    prompt: str = ""
+    """Put before every text, as in "query: "."""
+    task: str = ""
+    """The task whose embedding is added, if the model has task embeddings; default: the
+    model's."""
+
+    def __post_init__(self) -> None:
+        if self.pooling is not None and self.pooling not in POOLINGS:
+            raise UserError(f"pooling: {self.pooling!r}{suggest(self.pooling, POOLINGS)}")
+        if self.tokens and self.pooling is not None:
+            raise UserError("pooling: vectors of tokens are not pooled; leave out one of the two")
+        if self.pooling == "pooler" and self.layers != (-1,):
+            raise UserError("layers: the pooler reads the last layer; choose another pooling")
+        if not self.layers:
+            raise UserError("layers: empty; -1 is the last layer")
+        if self.dimensions < 0:
+            raise UserError(f"dimensions: {self.dimensions}; expected at least 1, or 0 for all")
+
+
+class _TextBatch(NamedTuple):
+    """A batch, and where its texts are in it."""
+
+    batch: Batch
+    texts: np.ndarray  # (n,) the texts in their order in the batch
+    segments: np.ndarray  # (n,) the number of each text's sequence in the batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedder:
+    """An encoder on a device, with its tokenizer."""
+
+    folder: Path
+    """The weights were read from here."""
+    encoder: Encoder
+    tokenizer: Tokenizer
+    settings: EmbeddingSettings
+    """Complete: nothing that matters is None."""
+    task_id: int = 0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    batch_tokens: int = 1024
+
+    @property
+    def size(self) -> int:
+        """Numbers in a vector."""
+        size = self.encoder.hidden_size
+        return min(self.settings.dimensions or size, size)
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        """(texts, size) float32."""
+        assert not self.settings.tokens, "embed_tokens gives the vectors of tokens"
+        return self.embed_ids(self.encode(texts))
+
+    def embed_ids(self, ids: Sequence[np.ndarray]) -> np.ndarray:
+        """Likewise, of texts as ids with their special tokens."""
+        out = np.empty((len(ids), self.size), np.float32)
+        for piece in self._batches(ids):
+            with torch.inference_mode():
+                out[piece.texts] = self._finished(self._vectors(piece))
+        return out
+
+    def embed_tokens(self, ids: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The vectors of every token of each text, (tokens, size) float32."""
+        out: list[np.ndarray] = [np.empty(0)] * len(ids)
+        for piece in self._batches(ids):
+            with torch.inference_mode():
+                vectors = self._finished(self._layers(piece.batch.to(self.device)))
+            starts = piece.batch.cu_seqlens.numpy()
+            for text, segment in zip(piece.texts, piece.segments, strict=True):
+                out[text] = vectors[starts[segment] : starts[segment + 1]]
+        return out
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The ids of each text with its special tokens, truncated."""
+        special, most = self.tokenizer.vocabulary, (self.settings.max_length or 2) - 2
+        found = self.tokenizer.encode_texts([self.settings.prompt + text for text in texts])
+        return [np.array([special.cls, *ids[:most], special.sep], np.int64) for ids, _ in found]
+
+    def _batches(self, ids: Sequence[np.ndarray]) -> Iterator[_TextBatch]:
+        for first in range(0, len(ids), CHUNK):
+            lengths = np.array([len(each) for each in ids[first : first + CHUNK]])
+            order = np.argsort(-lengths, kind="stable")
+            for part in even_parts(lengths[order], self.batch_tokens):
+                own = lengths[order[part]]
+                capacity = row_capacity(self.encoder.kernels.attention, int(own.max()))
+                rows = pack(own, capacity) if capacity else [list(range(len(own)))]
+                yield self._batch([first + order[part][row] for row in rows], ids)
+
+    def _batch(self, rows: Sequence[np.ndarray], ids: Sequence[np.ndarray]) -> _TextBatch:
+        packed = [[self._packed(ids[text]) for text in row] for row in rows]
+        filled = np.array([sum(len(each.input_ids) for each in row) for row in packed])
+        length = -(-int(filled.max()) // 8) * 8
+        # a row that is not full ends in one sequence of padding
+        sequences = np.array([len(row) for row in rows]) + (filled < length)
+        before = np.concatenate([[0], np.cumsum(sequences)[:-1]])
+        segments = [n + np.arange(len(row)) for n, row in zip(before, rows, strict=True)]
+        batch = Batch.from_rows(packed, length=length, pad=self.tokenizer.vocabulary.pad)
+        return _TextBatch(batch, np.concatenate(list(rows)), np.concatenate(segments))
+
+    def _packed(self, ids: np.ndarray) -> PackedText:
+        return PackedText(
+            input_ids=ids, token_type_ids=np.zeros(len(ids), np.int64), task_id=self.task_id
+        )
+
+    def _vectors(self, piece: _TextBatch) -> torch.Tensor:
+        """The vectors (n, hidden) of a batch's texts."""
+        batch, pooling = piece.batch.to(self.device), self.settings.pooling
+        lengths = batch.cu_seqlens.diff().long()
+        wanted = torch.from_numpy(piece.segments).to(self.device)
+        if pooling not in ("cls", "pooler"):
+            found = torch.segment_reduce(
+                self._layers(batch).float(), str(pooling), lengths=lengths, unsafe=True
+            )
+            return found.index_select(0, wanted)
+        at = (lengths.cumsum(0) - lengths)[wanted]
+        if self.settings.layers != (-1,):
+            return self._layers(batch).index_select(0, at)
+        first = self.encoder(batch, at)  # most of the last layer is computed for [CLS] alone
+        return self.encoder.pooler(first) if pooling == "pooler" else first
+
+    def _layers(self, batch: Batch) -> torch.Tensor:
+        """The outputs (rows * length, hidden) of the chosen layers, averaged."""
+        if self.settings.layers == (-1,):
+            return self.encoder(batch).flatten(0, 1)
+        with _recorded(self.encoder) as outputs:
+            self.encoder(batch)
+        numbers = [number % (len(self.encoder.layers) + 1) for number in self.settings.layers]
+        return torch.stack([outputs[number] for number in numbers]).mean(0).flatten(0, 1)
+
+    def _finished(self, vectors: torch.Tensor) -> np.ndarray:
+        vectors = vectors[:, : self.size].float()
+        if self.settings.normalize:
+            vectors = F.normalize(vectors, dim=1)
+        return vectors.cpu().numpy()
+
+
+@contextmanager
+def _recorded(encoder: Encoder) -> Iterator[dict[int, torch.Tensor]]:
+    """The output of each layer of a forward pass, by number; 0: the embeddings."""
+    outputs: dict[int, torch.Tensor] = {}
+
+    def note(number: int) -> Callable[..., None]:
+        def hook(_module: object, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+            outputs[number] = output
+            if number == 1:
+                outputs[0] = given[0]
+
+        return hook
+
+    hooks = [layer.register_forward_hook(note(n)) for n, layer in enumerate(encoder.layers, 1)]
+    try:
+        yield outputs
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+# ---- opening ----
+
+
+def open_embedder(
+    path: str | Path,
+    settings: EmbeddingSettings | None = None,
+    *,
+    precision: str = "fp32",
+    batch_tokens: int = 0,
+    device: torch.device | str = "cpu",
+    tokenizer: Tokenizer | None = None,
+) -> Embedder:
+    """Open a run folder (its weights/), or a checkpoint of any format; with its own tokenizer
+    unless another is given. `batch_tokens`: approximate tokens per batch; 0 chooses for the device.
+    Raises UserError."""
+    if precision not in DTYPES:
+        raise UserError(f"precision: {precision!r}{suggest(precision, DTYPES)}")
+    if batch_tokens < 0:
+        raise UserError(f"batch_tokens: {batch_tokens}; expected at least 1, or 0 to choose one")
+    folder, device = weights_of(Path(path)), torch.device(device)
+    contents = open_checkpoint(folder)
+    if tokenizer is None:
+        if contents.tokenizer is None:
+            raise UserError(f"{folder}: has no tokenizer")
+        tokenizer = load_tokenizer(contents.tokenizer)
+    complete = complete_settings(settings or EmbeddingSettings(), contents)
+    return Embedder(
+        folder=folder,
+        encoder=_encoder(contents, folder, precision, device),
+        tokenizer=tokenizer,
+        settings=complete,
+        task_id=embedding_task_id(contents, complete.task),
+        device=device,
+        batch_tokens=batch_tokens or batch_tokens_for(device),
+    )
+
+
+def _encoder(
+    contents: CheckpointContents, folder: Path, precision: str, device: torch.device
+) -> Encoder:
+    config, dtype = contents.config, DTYPES[precision]
+    kernels, _ = choose_kernels({"compile": "off"}, device=device, dtype=dtype, config=config)
+    encoder = build_encoder(config, kernels)
+    weights_folder.load_weights(folder, Model(encoder, {}, {}))
+    return encoder.to(device, dtype).eval()
+
+
+def has_pooler(contents: CheckpointContents) -> bool:
+    """Whether a checkpoint has the trained layer over [CLS]."""
+    return any(name.startswith("backbone.pooler.") for name in contents.entries)
+
+
+def complete_settings(
+    settings: EmbeddingSettings, contents: CheckpointContents
+) -> EmbeddingSettings:
+    """The settings with what they leave open, checked against the model. Raises UserError."""
+    config, folder = contents.config, contents.path
+    stated = read_modules(contents.extras.files)
+    if stated.other and settings.pooling is None and not settings.tokens:
+        raise UserError(
+            f"{folder}: its vectors depend on {stated.other} of sentence-transformers, which is "
+            "not supported; choose a pooling"
+        )
+    count = config.num_layers
+    for number in settings.layers:
+        if not -count - 1 <= number <= count:
+            raise UserError(f"layers: {number}: {folder} has {count}; 0 are the embeddings")
+    most = config.max_length
+    longest = settings.max_length or min(stated.max_length or most, most)
+    if not 3 <= longest <= most:
+        raise UserError(f"max_length: {longest}: {folder} reads from 3 to {most} tokens")
+    if settings.dimensions > config.hidden_size:
+        raise UserError(
+            f"dimensions: {settings.dimensions}: vectors of {folder} have {config.hidden_size}"
+        )
+    normalize = stated.normalize if settings.normalize is None else settings.normalize
+    pooling = None if settings.tokens else settings.pooling or stated.pooling or "mean"
+    if pooling == "pooler" and not has_pooler(contents):
+        raise UserError(f"{folder}: pooling: it has no trained pooler; choose mean, cls or max")
+    return replace(
+        settings,
+        pooling=pooling,
+        normalize=normalize,
+        max_length=longest,
+    )
+
+
+def embedding_task_id(contents: CheckpointContents, task: str) -> int:
+    """The row of the task embedding that is added: of the named task, or as the model says. Raises
+    UserError."""
+    folder = contents.path
+    if task and task not in contents.task_ids:
+        known = suggest(task, contents.task_ids) if contents.task_ids else "; it names no tasks"
+        raise UserError(f"task: {task!r}: no such task in {folder}{known}")
+    if not contents.config.task_types:
+        return 0
+    return contents.task_ids.get(task or contents.export_task, 0)

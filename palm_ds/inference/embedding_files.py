@@ -1,0 +1,286 @@
+"""Embeds files with one process or several.
+
+    rows ──table──> every process: its chunks ──embedder──> .OUTPUT.parts/part_000000.npz
+                                                                   │
+    OUTPUT, complete or absent, and OUTPUT.json <──joined── rank 0
+
+A part that an interrupted run has finished is not computed again. The files are the same for any
+number of processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from palm_ds import __version__
+from palm_ds.common.atomic import move_into_place
+from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.json_files import write_json
+from palm_ds.data.reader import Table, TableSettings, open_table
+from palm_ds.inference.embedder import CHUNK, Embedder
+from palm_ds.runtime.checkpoint import SINGLE_PROCESS, ProcessGroup
+
+TYPES = ("float32", "float16", "int8")
+_SUFFIXES = (".npy", ".parquet")
+_KEY = "key.json"
+_ROWS = 512  # of a row group of a parquet file
+_INT8 = 127
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingJob:
+    """What to embed, and where to write it."""
+
+    inputs: Sequence[str]
+    output: Path
+    columns: Mapping[str, str | int] = field(default_factory=dict)
+    """{role: column}; the texts are `text_a`."""
+    format: str = ""
+    """Format of the input; empty: by the files' suffixes."""
+    dtype: str = "float32"
+    """int8: each number divided by its dimension's scale (in OUTPUT.json) and rounded."""
+
+    def check(self, embedder: Embedder) -> None:
+        """Raises UserError for what cannot be written."""
+        if self.dtype not in TYPES:
+            raise UserError(f"dtype: {self.dtype!r}{suggest(self.dtype, TYPES)}")
+        if self.output.suffix not in _SUFFIXES:
+            raise UserError(f"{self.output}: its suffix is none of {', '.join(_SUFFIXES)}")
+        if self.output.is_dir():
+            raise UserError(f"{self.output}: is a folder; name a file")
+        if embedder.settings.tokens and self.output.suffix == ".npy":
+            raise UserError(
+                f"{self.output}: texts have different numbers of tokens; write a .parquet file"
+            )
+        if embedder.settings.tokens and self.dtype == "int8":
+            raise UserError("dtype: int8 is for vectors of texts; use float16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingSummary:
+    """What was embedded."""
+
+    rows: int
+    size: int
+    continued: int
+    """Rows that an interrupted run had finished."""
+    seconds: float
+
+
+def embed_files(
+    embedder: Embedder,
+    job: EmbeddingJob,
+    *,
+    model: str,
+    group: ProcessGroup = SINGLE_PROCESS,
+    done: Callable[[int, int], None] = lambda rows, of: None,
+) -> EmbeddingSummary | None:
+    """Embed the texts of files into one file; rank 0 returns the summary. All processes call it;
+    `done(rows, of)` reports the progress of a process. `model` is noted in the output. Raises
+    UserError."""
+    job.check(embedder)
+    started = time.monotonic()
+    table = open_table(list(job.inputs), _read_settings(job))
+    texts = _texts(table, job)
+    parts = job.output.with_name(f".{job.output.name}.parts")
+    if group.rank == 0:
+        _prepare(parts, _key(embedder, table))
+    group.gather(None)  # no process writes before another run's leftovers are deleted
+    continued = sum(group.gather(_write_parts(embedder, texts, parts, group, done)))
+    if group.rank:
+        return None
+    about = _about(embedder, job, model, len(texts))
+    _publish(parts, job, table, about, embedder.size)
+    shutil.rmtree(parts)
+    return EmbeddingSummary(
+        rows=len(texts),
+        size=embedder.size,
+        continued=continued,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _read_settings(job: EmbeddingJob) -> TableSettings:
+    return TableSettings(format=job.format or "auto", columns=job.columns)
+
+
+def _texts(table: Table, job: EmbeddingJob) -> list[str]:
+    if "text_a" not in table.columns:
+        raise UserError(f"{', '.join(job.inputs)}: no column of texts; name it: --column NAME")
+    texts = table.column("text_a")
+    if not texts:
+        raise UserError(f"{', '.join(job.inputs)}: no rows")
+    return texts
+
+
+# ---- parts ----
+
+
+def _key(embedder: Embedder, table: Table) -> str:
+    """What the vectors depend on: the same for a run that continues this one. The output may be in
+    the model's folder: hidden files, such as its parts, do not count."""
+    folder = embedder.folder
+    found = [folder] if folder.is_file() else sorted(folder.rglob("[!.]*"))
+    files = [x for x in found if x.is_file() and "/." not in f"/{x.relative_to(folder)}"]
+    stats = [(str(x), x.stat().st_size, x.stat().st_mtime_ns) for x in files]
+    dtype = str(next(embedder.encoder.parameters()).dtype)
+    settings = [asdict(embedder.settings), embedder.task_id, embedder.batch_tokens, dtype]
+    text = json.dumps([stats, settings, str(embedder.device.type), table.fingerprint, __version__])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _prepare(parts: Path, key: str) -> None:
+    """Keep the parts of an interrupted run with the same key, and delete any others."""
+    file = parts / _KEY
+    if not file.is_file() or json.loads(file.read_text("utf-8")).get("key") != key:
+        shutil.rmtree(parts, ignore_errors=True)
+        parts.mkdir(parents=True)
+        write_json(file, {"key": key})
+
+
+def _write_parts(
+    embedder: Embedder,
+    texts: Sequence[str],
+    parts: Path,
+    group: ProcessGroup,
+    done: Callable[[int, int], None],
+) -> int:
+    """Embed this process's chunks; returns the rows that were there already."""
+    mine = range(0, len(texts), CHUNK)[group.rank :: group.world]
+    rows = sum(min(CHUNK, len(texts) - first) for first in mine)
+    finished = there = 0
+    for first in mine:
+        chunk, file = texts[first : first + CHUNK], _part(parts, first)
+        if file.exists():
+            there += len(chunk)
+        else:
+            _write_part(embedder, chunk, file)
+        finished += len(chunk)
+        done(finished, rows)
+    return there
+
+
+def _part(parts: Path, first: int) -> Path:
+    return parts / f"part_{first:012}.npz"
+
+
+def _write_part(embedder: Embedder, texts: Sequence[str], file: Path) -> None:
+    ids = embedder.encode(texts)
+    if embedder.settings.tokens:
+        vectors = np.concatenate(embedder.embed_tokens(ids))
+        lengths = np.array([len(each) for each in ids])
+    else:
+        vectors, lengths = embedder.embed_ids(ids), np.ones(len(ids), np.int64)
+    temporary = file.with_suffix(".tmp.npz")
+    np.savez(temporary, vectors=vectors, lengths=lengths)
+    move_into_place(temporary, file)
+
+
+# ---- the output ----
+
+
+def _about(embedder: Embedder, job: EmbeddingJob, model: str, rows: int) -> dict[str, Any]:
+    return {
+        "made_by": f"palm_ds {__version__}",
+        "model": model,
+        "inputs": list(map(str, job.inputs)),
+        "rows": rows,
+        "size": embedder.size,
+        "dtype": job.dtype,
+        "settings": asdict(embedder.settings),
+    }
+
+
+def _publish(
+    parts: Path, job: EmbeddingJob, table: Table, about: dict[str, Any], size: int
+) -> None:
+    """Write the output and what it is."""
+    first = range(0, len(table), CHUNK)
+    files = [_part(parts, number) for number in first]
+    convert = _converter(files, job.dtype, about)
+    temporary = parts / f"joined{job.output.suffix}"
+    if job.output.suffix == ".npy":
+        _write_npy(temporary, files, convert, (len(table), size))
+    else:
+        _write_parquet(temporary, files, convert, table, about)
+    write_json(job.output.with_name(f"{job.output.name}.json"), about)
+    move_into_place(temporary, job.output)
+
+
+def _converter(
+    files: Sequence[Path], dtype: str, about: dict[str, Any]
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Turns float32 vectors into the wanted type; the scales of int8 are noted in `about`."""
+    if dtype != "int8":
+        return lambda vectors: vectors.astype(dtype)
+    largest = np.maximum.reduce([np.abs(vectors).max(0) for vectors, _ in _read(files)])
+    scales = np.where(largest > 0, largest, 1).astype(np.float32) / np.float32(_INT8)
+    about["scales"] = scales.tolist()
+    return lambda vectors: np.rint(vectors / scales).clip(-_INT8, _INT8).astype(np.int8)
+
+
+def _read(files: Sequence[Path]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(vectors, lengths) of each part."""
+    for file in files:
+        with np.load(file, allow_pickle=False) as part:
+            yield part["vectors"], part["lengths"]
+
+
+def _write_npy(
+    path: Path,
+    files: Sequence[Path],
+    convert: Callable[[np.ndarray], np.ndarray],
+    shape: tuple[int, int],
+) -> None:
+    out: np.memmap | None = None
+    first = 0
+    for vectors, _ in _read(files):
+        values = convert(vectors)
+        if out is None:
+            out = np.lib.format.open_memmap(path, mode="w+", dtype=values.dtype, shape=shape)
+        out[first : first + len(values)] = values
+        first += len(values)
+    assert out is not None and first == shape[0]
+    out.flush()
+
+
+def _write_parquet(
+    path: Path,
+    files: Sequence[Path],
+    convert: Callable[[np.ndarray], np.ndarray],
+    table: Table,
+    about: Mapping[str, Any],
+) -> None:
+    """A row for each text: its id if the table has ids, and its vector (or list of vectors)."""
+    ids = table.column("id") if "id" in table.columns else None
+    many = bool(about["settings"]["tokens"])
+    value = pa.from_numpy_dtype(np.dtype(about["dtype"]))
+    vector = pa.list_(value, about["size"])
+    fields = [pa.field("embedding", pa.list_(vector) if many else vector)]
+    fields = [pa.field("id", pa.string()), *fields] if ids is not None else fields
+    schema = pa.schema(fields, metadata={"palm_ds": json.dumps(about)})
+    first = 0
+    with pq.ParquetWriter(path, schema) as writer:
+        for vectors, lengths in _read(files):
+            flat = pa.array(convert(vectors).ravel())
+            column: pa.Array = pa.FixedSizeListArray.from_arrays(flat, about["size"])
+            if many:
+                starts = pa.array(np.concatenate([[0], lengths.cumsum()]), pa.int32())
+                column = pa.ListArray.from_arrays(starts, column)
+            columns = [column]
+            if ids is not None:
+                own = [str(x) for x in ids[first : first + len(lengths)]]
+                columns = [pa.array(own, pa.string()), column]
+            writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=_ROWS)
+            first += len(lengths)

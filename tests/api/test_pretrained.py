@@ -1,0 +1,51 @@
+"""A backbone is called on texts or ids and gives their vectors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import palm_ds as palm
+from palm_ds.common.errors import UserError
+from palm_ds.inference.embedder import EmbeddingSettings, open_embedder
+from tests.inference.test_embedder import TEXTS, TOKENIZER, run
+
+__all__ = ["run"]
+
+
+def test_vectors_of_texts_and_ids(run) -> None:
+    backbone = palm.Backbone.from_pretrained(run)
+    embedder = open_embedder(run)
+    found = backbone(TEXTS)
+    assert isinstance(found, torch.Tensor) and found.dtype == torch.float32
+    assert np.array_equal(found, embedder.embed(TEXTS))
+    ids = embedder.encode(TEXTS[:3])
+    assert torch.equal(backbone([row.tolist() for row in ids]), backbone(TEXTS[:3]))
+    padded = torch.zeros(3, 150, dtype=torch.int64) + TOKENIZER.vocabulary.pad
+    for row, own in zip(padded, ids, strict=True):
+        row[: len(own)] = torch.from_numpy(own)
+    assert torch.equal(backbone(padded), backbone(TEXTS[:3]))
+    assert torch.equal(backbone("cat"), backbone(["cat"]))
+    assert backbone([]).shape == (0, 16)
+
+
+def test_settings(run) -> None:
+    backbone = palm.Backbone.from_pretrained(run)
+    wanted = open_embedder(run, EmbeddingSettings(pooling="cls", layers=(1,), normalize=True))
+    found = backbone(TEXTS, pooling="cls", layers=1, normalize=True)
+    assert np.array_equal(found, wanted.embed(TEXTS))
+    tokens = backbone(["cat", "cat sat"], tokens=True)
+    assert [tuple(each.shape) for each in tokens] == [(3, 16), (4, 16)]
+    with pytest.raises(UserError, match="poling: no such setting; did you mean .pooling."):
+        backbone(TEXTS, poling="cls")
+
+
+def test_what_has_no_vectors(run, tmp_path) -> None:
+    backbone = palm.Backbone.from_pretrained(run)
+    for wrong in ([[]], [[2, 10**6]], [[-1]], [[5] * 151]):
+        with pytest.raises(UserError, match="text 0: expected 1 to 150 ids from 0 to 13"):
+            backbone(wrong)
+    new = palm.Backbone.from_config({"hidden_size": 12}, tokenizer=tmp_path)
+    with pytest.raises(UserError, match="has no weights yet"):
+        new("cat")

@@ -1,0 +1,96 @@
+"""Vectors that a run trains: they search better, and every program makes the same ones of them."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from palm_ds.data.reader import open_table
+from palm_ds.inference.embedder import open_embedder
+from palm_ds.inference.predictor import open_predictor
+from palm_ds.runtime.ds_config import make_ds_config
+from palm_ds.train.recipe import make_recipe
+from palm_ds.train.report.metrics_file import read_metrics
+from palm_ds.train.run_folder import RunSpec
+from palm_ds.train.train import train
+
+TOPICS = 20
+DS_CONFIG = make_ds_config({"zero_optimization": {"stage": 0}})
+
+
+def write_rows(folder: Path) -> None:
+    """A query and its positive share a topic, but no word. The last held-out rows are only texts to
+    search in."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(4 * TOPICS))]
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n")
+    rng = random.Random(0)
+
+    def text(first: int) -> str:
+        return " ".join(f"w{first + rng.randrange(2)}" for _ in range(rng.randrange(3, 9)))
+
+    def row(topic: int) -> dict[str, Any]:
+        return {"query": text(4 * topic), "positive": text(4 * topic + 2)}
+
+    found = {
+        "train": [row(i % TOPICS) for i in range(10 * TOPICS)],
+        "dev": [*map(row, range(TOPICS)), *({"query": None, "positive": "w0 w5"} for _ in "ab")],
+    }
+    for name, rows in found.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.slow
+def test_a_run_of_retrieval_is_used_as_it_was_trained(tmp_path: Path) -> None:
+    write_rows(tmp_path)
+    values: dict[str, Any] = {
+        "backbone": {"preset": "tiny", "max_positions": 32, "dropout": 0.0},
+        "length": 64,
+        "batch": "16 examples",
+        "optimizer": {"lr": 1.0e-3},
+        "schedule": {"kind": "constant"},
+        "sources": {
+            "texts": {
+                "table": str(tmp_path / "train.jsonl"),
+                "validation": str(tmp_path / "dev.jsonl"),
+                "tokenizer": str(tmp_path / "vocab.txt"),
+            }
+        },
+        "tasks": {
+            "found": {"kind": "retrieval", "source": "texts", "max_length": 16, "k": 3}
+            | {"pooling": "cls", "matryoshka": [8]}
+        },
+        "stages": [{"found": 1}, {"found": 39}],
+        "evaluate": {"every": 20},
+        "log": {"every": 30},
+    }
+    run = RunSpec(recipe=make_recipe(values, "r"), ds_config=DS_CONFIG, folder=tmp_path / "run")
+    assert train(run) == 0
+    evaluations = read_metrics(run.folder / "metrics.jsonl").evaluations
+    first, last = (evaluations[i]["scores"]["found"] for i in (0, -1))
+    assert first["count"] == TOPICS  # the rows that have a query
+    assert last["metrics"]["ndcg@3"] > first["metrics"]["ndcg@3"] + 0.2
+    assert last["loss"] < first["loss"] and last["accuracy"] > first["accuracy"]
+
+    dev = [json.loads(line) for line in (tmp_path / "dev.jsonl").read_text().split("\n")[:5]]
+    embedder = open_embedder(run.folder)
+    settings = embedder.settings
+    assert (settings.pooling, settings.normalize, settings.max_length) == ("cls", True, 16)
+    queries = embedder.embed([row["query"] for row in dev])
+    texts = embedder.embed([row["positive"] for row in dev])
+    predictor = open_predictor(run.folder)
+    (tmp_path / "new.jsonl").write_text("".join(json.dumps(row) + "\n" for row in dev))
+    source = predictor.source(open_table(str(tmp_path / "new.jsonl")))
+    (chunk,) = predictor.predict(predictor.passes[0], source)
+    predicted = [each["score"] for each in chunk.predictions["found"]]
+    np.testing.assert_allclose(predicted, (queries * texts).sum(1), atol=2e-6)
+    assert not any("vectors" in each for each in chunk.predictions["found"])
+
+    sentence_transformers = pytest.importorskip("sentence_transformers", reason="not installed")
+    other = sentence_transformers.SentenceTransformer(str(run.folder / "hf"), device="cpu")
+    np.testing.assert_allclose(other.encode([row["query"] for row in dev]), queries, atol=1e-5)
+    assert other.similarity_fn_name == "cosine"

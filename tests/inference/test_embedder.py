@@ -1,0 +1,196 @@
+"""Vectors of texts equal Hugging Face's, whatever the folder, the pooling and the batches."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F  # noqa: N812
+
+from palm_ds.common.errors import UserError
+from palm_ds.inference.embedder import EmbeddingSettings, open_embedder
+from palm_ds.model.config import EncoderConfig
+from palm_ds.model.encoder import Encoder
+from palm_ds.model.multi_task_model import Model
+from palm_ds.text.tokenizer import SPECIALS, wordpiece
+from palm_ds.weights.formats.huggingface.sentence_transformers import read_modules
+from palm_ds.weights.weights_folder import WeightsInfo, export_hf, save_weights
+
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "query", ":", "##s"]
+TOKENIZER = wordpiece([*SPECIALS, *WORDS], lower=True)
+CONFIG = EncoderConfig(
+    vocab_size=TOKENIZER.size,
+    hidden_size=16,
+    num_layers=3,
+    num_heads=2,
+    max_positions=150,
+    task_types=3,
+)
+RNG = np.random.default_rng(5)
+TEXTS = ["", "cat", *(" ".join(RNG.choice(WORDS[:6], n)) for n in RNG.integers(1, 160, 60))]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """weights/ and hf/ of a run with the tasks a (row 0) and b (row 1)."""
+    folder = tmp_path_factory.mktemp("run")
+    torch.manual_seed(1)
+    model = Model(Encoder(CONFIG), {}, {}).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    info = WeightsInfo(backbone=CONFIG, task_ids={"a": 0, "b": 1}, head_of={}, export_task="b")
+    save_weights(model, folder / "weights", info, tokenizer=TOKENIZER)
+    export_hf(model, folder / "hf", config=CONFIG, tokenizer=TOKENIZER, task_id=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reference(run: Path) -> list[dict[str, Any]]:
+    """What transformers computes of each text."""
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(run / "hf")
+    model = AutoModel.from_pretrained(run / "hf").eval()
+    found = []
+    for text in TEXTS:
+        batch = tokenizer(text, truncation=True, max_length=150, return_tensors="pt")
+        with torch.no_grad():
+            out = model(**batch, output_hidden_states=True)
+        layers = [layer[0] for layer in out.hidden_states]
+        found.append({"layers": layers, "pooler": out.pooler_output[0]})
+    return found
+
+
+def pooled(found: dict[str, Any], pooling: str, layers: tuple[int, ...] = (-1,)) -> torch.Tensor:
+    tokens = torch.stack([found["layers"][n] for n in layers]).mean(0)
+    return {
+        "mean": lambda: tokens.mean(0),
+        "cls": lambda: tokens[0],
+        "max": lambda: tokens.max(0).values,
+        "pooler": lambda: found["pooler"],
+    }[pooling]()
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max", "pooler"])
+@pytest.mark.parametrize("place", ["", "weights", "hf"])
+def test_vectors_equal_those_of_transformers(run, reference, pooling: str, place: str) -> None:
+    embedder = open_embedder(run / place, EmbeddingSettings(pooling=pooling), batch_tokens=300)
+    wanted = torch.stack([pooled(found, pooling) for found in reference])
+    assert np.abs(embedder.embed(TEXTS) - wanted.numpy()).max() < 1e-5
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 100, 5000])
+def test_batches_do_not_change_vectors(run, reference, batch_tokens: int) -> None:
+    wanted = torch.stack([pooled(found, "mean") for found in reference]).numpy()
+    found = open_embedder(run, batch_tokens=batch_tokens).embed(TEXTS)
+    assert np.abs(found - wanted).max() < 1e-5
+
+
+def test_layers_dimensions_and_length(run, reference) -> None:
+    settings = EmbeddingSettings(layers=(0, 1, -1), dimensions=5, normalize=True)
+    embedder = open_embedder(run, settings)
+    assert embedder.size == 5
+    wanted = torch.stack([pooled(found, "mean", (0, 1, -1))[:5] for found in reference])
+    assert np.abs(embedder.embed(TEXTS) - F.normalize(wanted).numpy()).max() < 1e-5
+    short = open_embedder(run, EmbeddingSettings(max_length=3))
+    assert [len(ids) for ids in short.encode(["", "cat sat"])] == [2, 3]
+    before = open_embedder(run, EmbeddingSettings(prompt="query: "))
+    assert np.array_equal(before.embed(["cat"]), open_embedder(run).embed(["query: cat"]))
+
+
+def test_one_vector_for_each_token(run, reference) -> None:
+    embedder = open_embedder(run, EmbeddingSettings(tokens=True), batch_tokens=300)
+    found = embedder.embed_tokens(embedder.encode(TEXTS))
+    for own, other in zip(found, reference, strict=True):
+        assert np.abs(own - other["layers"][-1].numpy()).max() < 1e-5
+
+
+def test_a_task_has_its_own_embedding(run) -> None:
+    vectors = [open_embedder(run, EmbeddingSettings(task=task)).embed(["cat"]) for task in "ab"]
+    assert not np.allclose(*vectors)
+    assert np.array_equal(vectors[1], open_embedder(run).embed(["cat"]))
+
+
+@pytest.fixture
+def sentence_folder(run: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    shutil.copytree(run / "hf", folder)
+    modules = ["Transformer", "Pooling", "Normalize"]
+    listed = [
+        {"idx": n, "name": str(n), "path": f"{n}_{name}" if n else "", "type": f"{KIND}{name}"}
+        for n, name in enumerate(modules)
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling/config.json").write_text('{"pooling_mode_max_tokens": true}')
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 20}')
+    return folder
+
+
+KIND = "sentence_transformers.models."
+
+
+def test_files_of_sentence_transformers_are_the_default(sentence_folder, reference) -> None:
+    embedder = open_embedder(sentence_folder)
+    settings = embedder.settings
+    assert (settings.pooling, settings.normalize, settings.max_length) == ("max", True, 20)
+    wanted = F.normalize(pooled(reference[1], "max"), dim=0)
+    assert np.abs(embedder.embed([TEXTS[1]]) - wanted.numpy()).max() < 1e-5
+    (sentence_folder / "1_Pooling/config.json").write_text('{"pooling_mode": "cls"}')
+    assert open_embedder(sentence_folder).settings.pooling == "cls"
+    own = EmbeddingSettings(pooling="mean", normalize=False, max_length=150)
+    wanted = torch.stack([pooled(found, "mean") for found in reference])
+    assert np.abs(open_embedder(sentence_folder, own).embed(TEXTS) - wanted.numpy()).max() < 1e-5
+
+
+def test_a_pooling_of_another_kind_is_refused(sentence_folder) -> None:
+    (sentence_folder / "1_Pooling/config.json").write_text('{"pooling_mode": "lasttoken"}')
+    with pytest.raises(UserError, match="depend on Pooling lasttoken .*choose a pooling"):
+        open_embedder(sentence_folder)
+    assert open_embedder(sentence_folder, EmbeddingSettings(pooling="cls")).settings.normalize
+    file = sentence_folder / "modules.json"
+    modules = json.loads(file.read_text())
+    modules[2]["type"] = f"{KIND}LayerNorm"
+    file.write_text(json.dumps(modules))
+    assert read_modules(
+        {"modules.json": file, "1_Pooling/config.json": file.parent / "1_Pooling/config.json"}
+    ).other
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"pooling": "means"}, "pooling: 'means'; did you mean .mean."),
+        ({"pooling": "mean", "tokens": True}, "tokens are not pooled"),
+        ({"pooling": "pooler", "layers": (1,)}, "the pooler reads the last layer"),
+        ({"layers": ()}, "layers: empty"),
+        ({"layers": (4,)}, "layers: 4: .* has 3"),
+        ({"layers": (-5,)}, "layers: -5: .* has 3"),
+        ({"max_length": 2}, "max_length: 2: .* from 3 to 150"),
+        ({"max_length": 151}, "max_length: 151: .* from 3 to 150"),
+        ({"dimensions": 17}, "dimensions: 17: .* have 16"),
+        ({"dimensions": -1}, "dimensions: -1"),
+        ({"task": "c"}, "task: 'c': no such task"),
+    ],
+)
+def test_wrong_settings_are_named(run, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        open_embedder(run, EmbeddingSettings(**settings))
+
+
+def test_a_folder_without_a_pooler_has_no_pooled_vectors(run, tmp_path) -> None:
+    from transformers import AutoModel
+
+    model = AutoModel.from_pretrained(run / "hf", add_pooling_layer=False)
+    model.save_pretrained(tmp_path / "bare")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(run / "hf" / name, tmp_path / "bare" / name)
+    with pytest.raises(UserError, match="no trained pooler"):
+        open_embedder(tmp_path / "bare", EmbeddingSettings(pooling="pooler"))
+    assert open_embedder(tmp_path / "bare").embed(["cat"]).shape == (1, 16)

@@ -1,0 +1,178 @@
+"""Files of vectors: complete or absent, continued, the same for any number of processes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from palm_ds.cli.embed import COMMAND
+from palm_ds.common.errors import UserError
+from palm_ds.inference import embedding_files
+from palm_ds.inference.embedder import Embedder, EmbeddingSettings, open_embedder
+from palm_ds.inference.embedding_files import EmbeddingJob, embed_files
+from tests.inference.test_embedder import TEXTS, run
+
+__all__ = ["run"]
+LINES = [text or "cat" for text in TEXTS]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """texts.txt and rows.jsonl, embedded in chunks of 10 rows."""
+    monkeypatch.setattr(embedding_files, "CHUNK", 10)
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n")
+    rows = [{"id": f"r{n}", "body": text, "label": n % 2} for n, text in enumerate(LINES)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return tmp_path
+
+
+class Rank:
+    """One of several processes that run one after another."""
+
+    def __init__(self, rank: int, world: int):
+        self.rank, self.world = rank, world
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value] * self.world
+
+
+def written(folder: Path, name: str, embedder: Embedder, **job: Any) -> Path:
+    output = folder / name
+    given = {"inputs": [str(folder / "texts.txt")], "output": output} | job
+    assert embed_files(embedder, EmbeddingJob(**given), model="model")
+    assert not list(folder.glob(".*.parts"))
+    return output
+
+
+def test_vectors_in_input_order(run, folder: Path) -> None:
+    embedder = open_embedder(run)
+    found = np.load(written(folder, "out/a.npy", embedder))
+    assert found.dtype == np.float32
+    assert np.abs(found - embedder.embed(TEXTS)).max() < 1e-5
+    about = json.loads((folder / "out/a.npy.json").read_text())
+    assert (about["rows"], about["size"], about["settings"]["pooling"]) == (62, 16, "mean")
+
+
+def test_the_same_bytes_from_two_processes(run, folder: Path) -> None:
+    embedder = open_embedder(run)
+    whole = written(folder, "a.npy", embedder).read_bytes()
+    job = EmbeddingJob(inputs=[str(folder / "texts.txt")], output=folder / "b.npy")
+    parts = folder / ".b.npy.parts"
+    embedding_files._prepare(parts, "")
+    for rank in (1, 0):
+        embedding_files._write_parts(embedder, TEXTS, parts, Rank(rank, 2), lambda rows, of: None)
+    table = embedding_files.open_table([str(folder / "texts.txt")])
+    embedding_files._publish(
+        parts, job, table, embedding_files._about(embedder, job, "", len(TEXTS)), embedder.size
+    )
+    assert (folder / "b.npy").read_bytes() == whole
+
+
+def test_smaller_types(run, folder: Path) -> None:
+    embedder = open_embedder(run)
+    full = np.load(written(folder, "a.npy", embedder))
+    half = np.load(written(folder, "half.npy", embedder, dtype="float16"))
+    assert np.array_equal(half, full.astype(np.float16))
+    small = np.load(written(folder, "small.npy", embedder, dtype="int8"))
+    scales = np.array(json.loads((folder / "small.npy.json").read_text())["scales"])
+    assert small.dtype == np.int8 and np.abs(small).max() == 127
+    assert (np.abs(small * scales - full) <= scales / 2 + 1e-6).all()
+
+
+def test_parquet_with_ids(run, folder: Path) -> None:
+    embedder = open_embedder(run)
+    rows = {"inputs": [str(folder / "rows.jsonl")], "columns": {"text_a": "body"}}
+    table = pq.read_table(written(folder, "a.parquet", embedder, **rows))
+    assert table.column("id").to_pylist() == [f"r{n}" for n in range(62)]
+    found = np.array(table.column("embedding").to_pylist(), np.float32)
+    assert np.abs(found - embedder.embed(LINES)).max() < 1e-5
+    assert json.loads(table.schema.metadata[b"palm_ds"])["size"] == 16
+
+
+def test_parquet_of_tokens(run, folder: Path) -> None:
+    embedder = open_embedder(run, EmbeddingSettings(tokens=True))
+    found = pq.read_table(written(folder, "t.parquet", embedder)).column("embedding").to_pylist()
+    wanted = embedder.embed_tokens(embedder.encode(TEXTS))
+    assert [len(each) for each in found] == [len(each) for each in wanted]
+    assert np.abs(np.array(found[5]) - wanted[5]).max() < 1e-5
+
+
+def test_an_interrupted_run_is_continued(run, folder: Path, monkeypatch) -> None:
+    embedder, calls = open_embedder(run), 0
+    whole = written(folder, "a.npy", embedder).read_bytes()
+    write = embedding_files._write_part
+
+    def broken(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            raise KeyboardInterrupt
+        write(*args)
+
+    job = EmbeddingJob(inputs=[str(folder / "texts.txt")], output=folder / "b.npy")
+    monkeypatch.setattr(embedding_files, "_write_part", broken)
+    with pytest.raises(KeyboardInterrupt):
+        embed_files(embedder, job, model="model")
+    assert not job.output.exists()
+    summary = embed_files(embedder, job, model="model")
+    assert summary is not None and summary.continued == 30 and calls == 8
+    assert job.output.read_bytes() == whole
+
+
+def test_a_run_is_continued_whose_output_is_in_the_models_folder(run, folder, monkeypatch) -> None:
+    shutil.copytree(run / "hf", folder / "model")
+    job = EmbeddingJob(inputs=[str(folder / "texts.txt")], output=folder / "model/v.npy")
+    with monkeypatch.context() as patch, pytest.raises(OSError):
+        patch.setattr(embedding_files, "_publish", lambda *_: (_ for _ in ()).throw(OSError))
+        embed_files(open_embedder(folder / "model"), job, model="model")
+    summary = embed_files(open_embedder(folder / "model"), job, model="model")
+    assert summary is not None and summary.continued == 62
+
+
+def test_parts_of_other_settings_are_not_continued(run, folder: Path, monkeypatch) -> None:
+    job = EmbeddingJob(inputs=[str(folder / "texts.txt")], output=folder / "b.npy")
+    with monkeypatch.context() as patch, pytest.raises(OSError):
+        patch.setattr(embedding_files, "_publish", lambda *_: (_ for _ in ()).throw(OSError))
+        embed_files(open_embedder(run), job, model="model")
+    other = open_embedder(run, EmbeddingSettings(pooling="cls"))
+    summary = embed_files(other, job, model="model")
+    assert summary is not None and summary.continued == 0
+    assert np.abs(np.load(job.output) - other.embed(TEXTS)).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("job", "tokens", "message"),
+    [
+        ({"output": "a.csv"}, False, "its suffix is none of .npy, .parquet"),
+        ({"output": "a.npy"}, True, "write a .parquet file"),
+        ({"output": "a.parquet", "dtype": "int8"}, True, "int8 is for vectors of texts"),
+        ({"output": "a.npy", "dtype": "int4"}, False, "dtype: 'int4'; did you mean .int8."),
+        ({"output": "a.npy", "columns": {"text_a": "x"}}, False, "no field `x`"),
+        ({"output": "a.npy", "inputs": ["nothing.txt"]}, False, "nothing.txt: no such file"),
+    ],
+)
+def test_what_cannot_be_written_is_named(run, folder, job, tokens, message) -> None:
+    embedder = open_embedder(run, EmbeddingSettings(tokens=tokens))
+    given = {"inputs": [str(folder / "rows.jsonl")], "columns": {"text_a": "body"}} | job
+    given["output"] = folder / given["output"]
+    with pytest.raises(UserError, match=message):
+        embed_files(embedder, EmbeddingJob(**given), model="model")
+    assert not given["output"].exists()
+
+
+def test_the_command(run, folder: Path, capsys) -> None:
+    (folder / "empty.txt").write_text("")
+    call = [str(run), "--input", str(folder / "texts.txt"), "--output", str(folder / "c.npy")]
+    assert COMMAND.main([*call, "--device", "cpu", "--layers=-2,-1", "--normalize"]) == 0
+    assert "62 rows, 16 numbers each" in capsys.readouterr().out
+    assert np.allclose(np.linalg.norm(np.load(folder / "c.npy"), axis=1), 1, atol=1e-5)
+    with pytest.raises(UserError, match="--layers x: expected numbers"):
+        COMMAND.call([*call, "--layers", "x"])
+    with pytest.raises(UserError, match=r"empty.txt"):
+        COMMAND.call([str(run), "--input", str(folder / "empty.txt"), *call[3:]])
