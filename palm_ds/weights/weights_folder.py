@@ -31,7 +31,9 @@ from palm_ds.weights.formats.contents import OPTIMIZER, CheckpointContents, Head
 from palm_ds.weights.formats.contents import HeadInfo as HeadInfo
 from palm_ds.weights.formats.huggingface.model_card import Provenance, model_card
 from palm_ds.weights.formats.huggingface.names import State, lost
+from palm_ds.weights.formats.huggingface.sentence_transformers import FOLDER as MODULES_FOLDER
 from palm_ds.weights.formats.huggingface.target import ExportedHead
+from palm_ds.weights.formats.huggingface.text_pooling import TextPooling
 from palm_ds.weights.formats.huggingface.write import ExportOptions, plan, write
 from palm_ds.weights.formats.native import WEIGHTS
 from palm_ds.weights.formats.open import open_checkpoint, read_info
@@ -95,8 +97,12 @@ def save_weights(
     info: WeightsInfo,
     *,
     tokenizer: SavesFiles | None = None,
+    pooling: TextPooling | None = None,
+    adapter: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
-    """Write a portable folder; an existing one is replaced once the new one is complete."""
+    """Write a portable folder; an existing one is replaced once the new one is complete. `pooling`:
+    how the model was trained to turn texts into vectors, if it was. `adapter`: LoRA's matrices, in
+    a file of their own; those of `state` are merged."""
     tensors = {name: tensor.contiguous() for name, tensor in _state(state).items()}
 
     def write(part: Path) -> None:
@@ -106,6 +112,11 @@ def save_weights(
         shutil.copymode(part / INFO, part / WEIGHTS)
         if tokenizer is not None:
             tokenizer.save(part / "tokenizer")
+        if pooling is not None:
+            sizes = {"hidden_size": info.backbone.hidden_size}
+            pooling.write(part / MODULES_FOLDER, max_length=info.backbone.max_length, **sizes)
+        if adapter:
+            save_file(dict(adapter), part / native.ADAPTER, {"format": "pt"})
 
     write_folder_atomically(folder, write)
 
@@ -116,21 +127,28 @@ def export_hf(
     *,
     config: EncoderConfig,
     tokenizer: SavesFiles | None = None,
+    family: str = "",
     task_id: int = 0,
+    task_ids: Mapping[str, int] | None = None,
     token_heads: Sequence[str] = (),
     outputs: Mapping[str, HeadOutputs] | None = None,
     head: ExportedHead | None = None,
+    pooling: TextPooling | None = None,
     made: Provenance | None = None,
 ) -> None:
-    """Write a folder that AutoModel, AutoModelForMaskedLM and AutoTokenizer open.
+    """Write a folder that AutoModel, AutoModelForMaskedLM, AutoTokenizer and sentence-transformers
+    open.
 
     An encoder with task embeddings becomes an Ernie model with use_task_id, any other a Bert or
-    Roberta model. It gets the first masked-LM head, and a head `next_sentence` with two classes;
-    the heads of other tasks have no place in it. `head` is a classification head to export instead
-    (for AutoModelForSequenceClassification and the like). Hugging Face uses task 0 by default, so
-    rows 0 and `task_id` of the task embedding are swapped. `token_heads`: heads that do not read
-    whole texts (a Model knows its own). `outputs`: what the scores of the heads mean, if known.
-    `made`: the facts for a README.md, or None for none. formats/huggingface has more options.
+    Roberta model. Hugging Face uses task 0 by default, so rows 0 and `task_id` of the task
+    embedding are swapped. With `family` bert, row `task_id` is folded into the token type
+    embeddings instead, for programs that do not know Ernie. The model gets the first masked-LM
+    head, and a head `next_sentence` with two classes; the heads of other tasks have no place in it.
+    `head` is a classification head to export instead (for AutoModelForSequenceClassification and
+    the like). `task_ids`: {head: the row of the task embedding of its texts}. `token_heads`: heads
+    that do not read whole texts (a Model knows its own). `outputs`: what the scores of the heads
+    mean, if known. `pooling`: how texts become vectors (the mean of their tokens). `made`: the
+    facts for a README.md, or None for none. formats/huggingface has more options.
     """
     tensors = _state(state)
     if isinstance(state, Model):
@@ -138,10 +156,12 @@ def export_hf(
     shapes = {name: tuple(x.shape) for name, x in tensors.items()}
     heads = native.heads_of(shapes, token_heads, outputs or {})
     entries = {name: in_memory_entry(name, tensor) for name, tensor in tensors.items()}
-    target = ExportOptions(task_id=task_id)
+    if config.task_types:
+        heads = native.with_task_ids(heads, {}, task_ids or {})
+    target = ExportOptions(family=family, task_id=task_id, pooling=pooling or TextPooling())
     if head:
         heads[head.name] = replace(heads[head.name], outputs=head.outputs)
-        target = ExportOptions(task_id=head.task_id, head=head.name)
+        target = replace(target, task_id=head.task_id, head=head.name)
     planned = plan(entries, config, heads, target)
     card = model_card(planned, made) if made else ""
     write_folder_atomically(
@@ -228,9 +248,11 @@ def _check_same(source: EncoderConfig, target: EncoderConfig, folder: Path) -> N
     for name in names:
         if getattr(source, name) != getattr(target, name):
             key = "intermediate_size" if name == "feed_forward_size" else name
+            folded = name == "task_types" and not source.task_types
             raise UserError(
                 f"{folder}: has backbone.{key} {getattr(source, name)!r}, but this model has "
                 f"{getattr(target, name)!r}"
+                + ("; if it is the hf/ of a run: a run's `weights/` has them" if folded else "")
             )
 
 

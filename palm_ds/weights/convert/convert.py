@@ -44,7 +44,8 @@ class ConversionOptions:
     """Settings of a conversion."""
 
     family: str = ""
-    """ernie, bert, roberta, xlm-roberta or camembert; empty: chosen by the encoder."""
+    """ernie, bert, roberta, xlm-roberta or camembert; empty: that of a Hugging Face source, else
+    bert or roberta, which more programs open than ernie."""
     task: str = ""
     """Task name, or row of the task embedding, that texts get; empty: the checkpoint's default."""
     head: str = ""
@@ -111,14 +112,14 @@ def convert(
     source, target, options = Path(source), Path(target), options or ConversionOptions()
     if to not in TO:
         raise UserError(f'to: no "{to}"{suggest(to, TO)}')
-    _check_target(source, target)
+    check_target(source, target)
     opening = {name: value for name, value in opening.items() if value is not None}
     path, origin = locate(source, options.revision)
     contents = opened(path, **opening)
     if origin:
         contents = replace(contents, origin=origin, notes=(*contents.notes, f"from {origin}"))
     _check_encoder(contents, to)
-    tokenizer = _tokenizer(contents)
+    tokenizer = tokenizer_of(contents)
     plan = _plan_conversion(contents, to, options)
     _check_strict(contents, plan.report, options)
     if options.verify and "eps" in opening:
@@ -143,7 +144,7 @@ def convert(
         to=to,
         report=plan.report,
         parity=found[0] if found else None,
-        notes=(*contents.notes, *_notes(contents, tokenizer)),
+        notes=(*contents.notes, *notes_on(contents, tokenizer)),
     )
 
 
@@ -184,11 +185,11 @@ def verify_only(
     opening = {name: value for name, value in opening.items() if value is not None}
     one, other = opened(Path(a), **opening), opened(Path(b))
     given = one if one.tokenizer is not None else other
-    tokenizer = _tokenizer(given)
+    tokenizer = tokenizer_of(given)
     asked = not opening.keys() <= _NOT_SEEN
     sides = (
-        _side(one, _usual_task(one), plain=not asked),
-        _side(other, _usual_task(other), plain=True),
+        as_runnable(one, usual_task(one), plain=not asked),
+        as_runnable(other, usual_task(other), plain=True),
     )
     inputs = parity.inputs_for(one, other, tokenizer, texts)
     return parity.compare(*sides, inputs, heads=parity.same_heads(one, other), tolerance=tolerance)
@@ -209,7 +210,7 @@ class _ConversionPlan:
 def _plan_conversion(
     contents: CheckpointContents, to: str, options: ConversionOptions
 ) -> _ConversionPlan:
-    task_id = _task_id(contents, options.task or _task_of(contents, options.head))
+    task_id = task_row(contents, options.task or _task_of(contents, options.head))
     target = ExportOptions(
         family=options.family,
         task_id=task_id,
@@ -229,11 +230,11 @@ def _plan_conversion(
     return _ConversionPlan(report=made, export=export, task_id=task_id)
 
 
-def _task_id(contents: CheckpointContents, task: str) -> int:
+def task_row(contents: CheckpointContents, task: str) -> int:
     """Row of the task embedding for a task name or a row number."""
     slots = contents.config.task_types
     if not task:
-        return _usual_task(contents)
+        return usual_task(contents)
     if not slots:
         raise UserError(f"task: {task!r}: {contents.path} has no task embedding")
     if task in contents.task_ids:
@@ -251,7 +252,7 @@ def _task_of(contents: CheckpointContents, head: str) -> str:
     return head if contents.config.task_types and head in contents.task_ids else ""
 
 
-def _usual_task(contents: CheckpointContents) -> int:
+def usual_task(contents: CheckpointContents) -> int:
     if not contents.config.task_types:
         return 0
     return contents.task_ids.get(contents.export_task, 0)
@@ -270,7 +271,7 @@ def _bytes(size: str) -> int:
 # ---- checks ----
 
 
-def _check_target(source: Path, target: Path) -> None:
+def check_target(source: Path, target: Path) -> None:
     check_new_folder(target)
     if target.exists() and source.resolve() == target.resolve():
         raise UserError(f"{target}: is the source; choose another folder")
@@ -293,7 +294,7 @@ def _check_strict(
         raise UserError(f"{contents.path}: strict: {name} would be skipped: {why}{more}")
 
 
-def _tokenizer(contents: CheckpointContents) -> Tokenizer | None:
+def tokenizer_of(contents: CheckpointContents) -> Tokenizer | None:
     """The checkpoint's tokenizer. Raises UserError if it belongs to another model."""
     if contents.tokenizer is None:
         return None
@@ -307,7 +308,7 @@ def _tokenizer(contents: CheckpointContents) -> Tokenizer | None:
     return tokenizer
 
 
-def _notes(contents: CheckpointContents, tokenizer: Tokenizer | None) -> list[str]:
+def notes_on(contents: CheckpointContents, tokenizer: Tokenizer | None) -> list[str]:
     if tokenizer is None:
         return ["the checkpoint has no tokenizer; give one to write it with the weights"]
     spare = contents.entries["backbone.word.weight"].shape[0] - tokenizer.size
@@ -329,8 +330,8 @@ def _verify(
     more than the tolerance."""
     written = open_checkpoint(part)  # with the config that its readers will compute with
     sides = (
-        _side(contents, plan.task_id, plain=opening.keys() <= _NOT_SEEN),
-        _side(written, plan.export.task_id, plain=True),
+        as_runnable(contents, plan.task_id, plain=opening.keys() <= _NOT_SEEN),
+        as_runnable(written, plan.export.task_id, plain=True),
     )
     inputs = parity.inputs_for(contents, written, tokenizer, options.texts)
     found = parity.compare(*sides, inputs, heads=_heads_as_written(contents, written, plan))
@@ -361,7 +362,7 @@ def _change_by_eps(
     ]
 
 
-def _side(contents: CheckpointContents, task_id: int, *, plain: bool) -> RunnableCheckpoint:
+def as_runnable(contents: CheckpointContents, task_id: int, *, plain: bool) -> RunnableCheckpoint:
     """The checkpoint run by its format's own library, if that can. `plain`: opened without options
     that the library would not know."""
     run = format_of(contents.path).run if plain else None

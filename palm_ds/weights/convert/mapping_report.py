@@ -16,10 +16,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from palm_ds.common.printable import printable
-from palm_ds.weights.formats.contents import BUFFER, COPY, OPTIMIZER, CheckpointContents
+from palm_ds.weights.formats.contents import (
+    BUFFER,
+    COPY,
+    OPTIMIZER,
+    USUAL,
+    CheckpointContents,
+)
 from palm_ds.weights.formats.huggingface.plan import ExportPlan
 
-_LOSES_NOTHING = (OPTIMIZER, BUFFER, COPY)
+_LOSES_NOTHING = (OPTIMIZER, BUFFER, COPY, USUAL)
 _LAYER = re.compile(r"(?<=[._])\d+(?=[._])")
 _SHOWN = 3
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256 as hash_of
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -299,6 +300,15 @@ class HubSnapshot:
 def is_hub_name(name: str) -> bool:
     """Whether the hub may have a repository of that name: `org/name`, or one of its first names."""
     return bool(_HUB_NAME.fullmatch(name) or _OLD_HUB_NAME.fullmatch(name))
+
+
+def hub_name_of(path: Path) -> str:
+    """The repository of a path in huggingface_hub's cache (models--org--name/snapshots/COMMIT);
+    empty for other paths."""
+    for part, below in pairwise(path.resolve().parts):
+        if part.startswith("models--") and below == "snapshots":
+            return "/".join(part.split("--")[1:])
+    return ""
 
 
 def hub_snapshot(name: str, revision: str | None = None) -> HubSnapshot:

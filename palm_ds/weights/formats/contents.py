@@ -26,8 +26,9 @@ OPTIMIZER = "optimizer state"
 
 
 _LONGEST_NAME = 1000
-BUFFER, COPY = "a buffer", "a copy of "
-"""Lossless reasons: constants that every model recreates, and the second name of a tied tensor."""
+BUFFER, COPY, USUAL = "a buffer", "a copy of ", "says what is usual"
+"""Lossless reasons: constants that every model recreates, the second name of a tied tensor, and
+settings that programs have without them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +97,8 @@ class HeadInfo:
     transitions: bool = False
     """Whether a CRF is on top of it (palm_ds/model/crf.py)."""
     outputs: HeadOutputs = HeadOutputs()
+    task_id: int | None = None
+    """The row of the task embedding that its texts had, if known."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ from palm_ds import __version__
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
 from palm_ds.model.config import EncoderConfig
+from palm_ds.model.lora import merged_parts, merged_values
 from palm_ds.runtime import checkpoint
 from palm_ds.runtime.shard_files import ShardReader
 from palm_ds.text.tokenizer import load_tokenizer
@@ -51,6 +52,8 @@ from palm_ds.weights.formats.tensor_files import (
 from palm_ds.weights.formats.weights_info import INFO, WeightsInfo, read_info, read_outputs
 
 WEIGHTS = "weights.safetensors"
+ADAPTER = "lora.safetensors"
+"""Of a run's best/: LoRA's matrices before they were merged."""
 _CHECKPOINTS = "checkpoints"
 _MASKED = ("dense.weight", "dense.bias", "norm.weight", "norm.bias", "bias")
 _CLASSES = ("out.weight", "out.bias")
@@ -118,7 +121,11 @@ def _from_weights(folder: Path) -> CheckpointContents:
         format="palm_ds weights",
         config=_filled(info.backbone, shapes.get("backbone.word.weight"), folder),
         entries=entries,
-        heads=heads_of(shapes, info.token_heads, info.heads),
+        heads=with_task_ids(
+            heads_of(shapes, info.token_heads, info.heads),
+            info.head_of,
+            info.task_ids if info.backbone.task_types else {},
+        ),
         task_ids=info.task_ids,
         head_of=info.head_of,
         export_task=info.export_task,
@@ -155,15 +162,9 @@ def _from_checkpoint(
     for name, shape in shapes.items():
         if name not in stored or not stored.covers(name) or stored.size(name) != prod(shape):
             raise UserError(f"{found.path}: {name}: some of its values are missing")
-    entries = {
-        name: TensorEntry(
-            source_names=(name,),
-            shape=shapes[name],
-            read=partial(_whole, stored, name, shapes[name]),
-        )
-        for name in shapes
-    }
     unknown = {name: "part of an unknown kind of head" for name in names if name not in shapes}
+    entries = _entries(stored, shapes, signature.get("lora_scale", 0.0))
+    shapes = {name: entry.shape for name, entry in entries.items()}
     contents = CheckpointContents(
         path=found.path,
         format=f"palm_ds checkpoint of step {found.step:,}",
@@ -195,6 +196,26 @@ def _stored(found: checkpoint.VerifiedCheckpoint) -> ShardReader:
         return ShardReader(found.files)
     except (OSError, SafetensorError, ValueError) as error:
         raise UserError(f"{found.path}: cannot be read: {error}") from None
+
+
+def _entries(
+    stored: ShardReader, shapes: Mapping[str, tuple[int, ...]], lora_scale: float
+) -> dict[str, TensorEntry]:
+    """The parameters of the model; those that LoRA changes are merged as they are read."""
+
+    def read(name: str) -> torch.Tensor:
+        return _whole(stored, name, shapes[name])
+
+    entries = {}
+    for name, parts in merged_parts(shapes).items():
+        rows = sum(shapes[part.base][0] for part in parts)
+        entries[name] = TensorEntry(
+            source_names=tuple(each for part in parts for each in part if each),
+            shape=(rows, *shapes[parts[0].base][1:]),
+            read=partial(merged_values, parts, lora_scale, read),
+            transform="LoRA merged" if any(part.down for part in parts) else "",
+        )
+    return {name: entries[name] for name in ordered(entries)}
 
 
 def _whole(stored: ShardReader, name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -267,6 +288,16 @@ def heads_of(
                 outputs=outputs.get(head, HeadOutputs()),
             )
     return found
+
+
+def with_task_ids(
+    heads: Mapping[str, HeadInfo], head_of: Mapping[str, str], task_ids: Mapping[str, int]
+) -> dict[str, HeadInfo]:
+    """The heads with the row of the task embedding that the texts of their task have. A head that
+    several tasks use has its owner's."""
+    rows = {head: task_ids[task] for task, head in head_of.items() if task in task_ids}
+    rows |= {head: task_ids[head] for head in heads if head in task_ids}
+    return {name: replace(head, task_id=rows.get(name)) for name, head in heads.items()}
 
 
 _TOP = ("word", "position", "segment", "task", "norm")

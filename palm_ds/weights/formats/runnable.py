@@ -15,8 +15,9 @@ from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.batch import Batch, PackedText
-from palm_ds.model.encoder import build_encoder
+from palm_ds.model.encoder import PLAIN, Encoder, build_encoder
 from palm_ds.model.heads import MaskedLMHead
+from palm_ds.model.kernels import Kernels
 from palm_ds.weights.formats.contents import (
     NEXT_SENTENCE_CLASSES,
     CheckpointContents,
@@ -68,16 +69,8 @@ class _InPalmDs:
     def __init__(self, contents: CheckpointContents, task_id: int):
         self.contents, self.task_id = contents, task_id
         self.custom = bool(contents.config.kind)
-        with torch.device("cpu" if self.custom else "meta"):  # custom ones may compute in __init__
-            backbone = build_encoder(contents.config)
-        state = {
-            name.removeprefix("backbone."): read_values(contents, name)
-            for name in contents.entries
-            if name.startswith("backbone.")
-        }
-        self.pooler = "pooler.dense.weight" in state
-        backbone.load_state_dict(state, strict=self.pooler, assign=True)
-        self.backbone = backbone.eval()
+        self.pooler = has_pooler(contents)
+        self.backbone = load_encoder(contents)
 
     def __call__(self, texts: Texts) -> Outputs:
         found: Outputs = {}
@@ -110,18 +103,12 @@ class _InPalmDs:
                 rows = pooled if head.pooled else flat[real]
                 assert rows is not None
                 weight, bias = (read_values(self.contents, f"heads.{name}.out.{x}") for x in _ENDS)
-                outputs[f"head {name}"] = _meant(F.linear(rows, weight, bias), head.outputs)
+                outputs[f"head {name}"] = as_elsewhere(F.linear(rows, weight, bias), head.outputs)
         return outputs
 
     def _words(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         """(positions, vocabulary): the scores of a masked-LM head."""
-        with torch.device("meta"):
-            head = MaskedLMHead(self.backbone)
-        prefix = f"heads.{name}."
-        names = [x for x in self.contents.entries if x.startswith(prefix)]
-        state = {x.removeprefix(prefix): read_values(self.contents, x) for x in names}
-        head.load_state_dict(state, assign=True)
-        return head.logits(rows)
+        return load_masked_lm(self.contents, name, self.backbone).logits(rows)
 
     def _batch(self, texts: Texts) -> Batch:
         rows = []
@@ -134,12 +121,50 @@ class _InPalmDs:
         return Batch.from_rows(rows, length=texts.ids.shape[1], pad=self.contents.config.pad)
 
 
-def _meant(scores: torch.Tensor, outputs: HeadOutputs) -> torch.Tensor:
+def has_pooler(contents: CheckpointContents) -> bool:
+    """Whether the checkpoint has a trained pooler."""
+    return "backbone.pooler.dense.weight" in contents.entries
+
+
+def load_encoder(contents: CheckpointContents, kernels: Kernels = PLAIN) -> Encoder:
+    """The encoder of a checkpoint on the CPU, in fp32. Raises UserError if a value is not
+    finite."""
+    custom = bool(contents.config.kind)
+    with torch.device("cpu" if custom else "meta"):  # custom ones may compute in __init__
+        backbone = build_encoder(contents.config, kernels)
+    state = {
+        name.removeprefix("backbone."): read_values(contents, name)
+        for name in contents.entries
+        if name.startswith("backbone.")
+    }
+    backbone.load_state_dict(state, strict=has_pooler(contents), assign=True)
+    return backbone.eval()
+
+
+def load_masked_lm(contents: CheckpointContents, name: str, backbone: Encoder) -> MaskedLMHead:
+    """A masked-LM head of a checkpoint over its encoder."""
+    with torch.device("meta"):
+        head = MaskedLMHead(backbone)
+    prefix = f"heads.{name}."
+    names = [x for x in contents.entries if x.startswith(prefix)]
+    state = {x.removeprefix(prefix): read_values(contents, x) for x in names}
+    head.load_state_dict(state, assign=True)
+    return head.eval()
+
+
+def as_elsewhere(scores: torch.Tensor, outputs: HeadOutputs) -> torch.Tensor:
     """Scores as in other programs: numbers in the units of their file, next-sentence scores in
     BERT's order."""
     if outputs.labels == NEXT_SENTENCE_CLASSES:
         return scores.flip(-1)
     return scores * outputs.deviation + outputs.mean if outputs.scaled else scores
+
+
+def as_trained(scores: torch.Tensor, outputs: HeadOutputs) -> torch.Tensor:
+    """The inverse of `as_elsewhere`: what the task that trained the head decodes."""
+    if outputs.labels == NEXT_SENTENCE_CLASSES:
+        return scores.flip(-1)
+    return (scores - outputs.mean) / outputs.deviation if outputs.scaled else scores
 
 
 _ENDS = ("weight", "bias")

@@ -199,7 +199,8 @@ def test_an_untied_head_is_left_out_on_request(kind: str, tmp_path: Path) -> Non
 
 
 def test_to_hugging_face_and_back(source: Path, tmp_path: Path) -> None:
-    out = convert.convert(source, tmp_path / "hf", "huggingface")
+    options = ConversionOptions(family="ernie")
+    out = convert.convert(source, tmp_path / "hf", "huggingface", options)
     assert out.parity and {each.kind for each in out.parity.differences} == {"random", "real"}
     assert set(out.report.lost) == {
         f"heads.{head}.out.{end}" for head in ("order", "tags") for end in ("weight", "bias")
@@ -252,7 +253,8 @@ def test_shards_have_the_requested_size(source: Path, tmp_path: Path) -> None:
 
 def test_a_model_starts_from_any_format(source: Path, tmp_path: Path) -> None:
     for to in convert.TO:
-        options = ConversionOptions(task="masking")
+        family = "ernie" if to == "huggingface" else ""
+        options = ConversionOptions(family=family, task="masking")
         convert.convert(source, tmp_path / to, to, options, **ACCEPTED.get(to, {}))
     wanted = model().state_dict()
     for to in convert.TO:
@@ -432,7 +434,7 @@ def test_the_report_on_a_terminal_in_a_pipe_and_in_json(source: Path, tmp_path: 
     assert "source" in shown.get()
     pipe = io.StringIO()
     account.show(rows, Console(file=pipe))
-    assert pipe.getvalue().startswith("mapped\tbackbone.word.weight\ternie.embeddings.word_emb")
+    assert pipe.getvalue().startswith("mapped\tbackbone.word.weight\tbert.embeddings.word_emb")
     record = json.loads(json.dumps(done.record()))
     assert record["parity"]["passed"] and len(record["mapped"]) > len(rows) / 2
     assert set(record["skipped"]) == set(done.report.skipped)

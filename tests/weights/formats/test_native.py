@@ -29,6 +29,7 @@ from palm_ds.weights.formats.contents import OPTIMIZER
 from palm_ds.weights.formats.weights_info import INFO, WeightsInfo
 from palm_ds.weights.weights_folder import save_weights
 from tests.helpers.small_configs import TINY, letters
+from tests.helpers.write_checkpoint import write_checkpoint
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 CONFIG = TINY
@@ -104,7 +105,7 @@ def save(
                 lambda name, make: written.write(partial_folder / name, make),
             )
 
-    return checkpoint.save(
+    return write_checkpoint(
         folder,
         step,
         write=write,
@@ -326,7 +327,7 @@ def test_missing_values_are_detected(tmp_path: Path) -> None:
         write_shards(part(0), "process_0", lambda n, m: out.write(folder / n, m))
 
     record = ModelSignature(backbone=CONFIG, task_ids={}, tokenizer="").record()
-    path = checkpoint.save(
+    path = write_checkpoint(
         tmp_path,
         1,
         write=write,

@@ -104,6 +104,12 @@ def family_of(config: EncoderConfig) -> str:
     return ""
 
 
+def served_family(config: EncoderConfig) -> str:
+    """Likewise, once the embedding of one task is folded into the token type embeddings: servers
+    such as text-embeddings-inference and vLLM do not know Ernie."""
+    return family_of(replace(config, task_types=0))
+
+
 def is_known_class(architecture: str) -> bool:
     """Whether a transformers class (`BertForMaskedLM`) belongs to one of these architectures."""
     return architecture.startswith(tuple(family.class_prefix for family in FAMILIES.values()))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from palm_ds.common.printable import printable
@@ -15,11 +16,13 @@ _PIPELINES = {
     "ForTokenClassification": "token-classification",
     "ForQuestionAnswering": "question-answering",
     "ForMultipleChoice": "multiple-choice",
+    "Model": "feature-extraction",
 }
-_AUTO = {
-    "ForPreTraining": "AutoModelForPreTraining",
-    "Model": "AutoModel",
-}
+"""{ending of the class: the hub's name for what it does}"""
+_SENTENCES = "sentence-similarity"
+_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+HERE = 'MODEL = "."  # this folder, or its name on the hub'
+"""The line of a card's example that says where the model is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,19 +44,29 @@ class Provenance:
     """The source's licence, as stated in its README."""
     documents: tuple[str, ...] = ()
     """The source's licence and README, saved next to the card."""
+    base_model: str = ""
+    """The model on the hub that training started from."""
+    datasets: tuple[str, ...] = ()
+    """Data sets on the hub that it was trained on."""
+    tasks: Mapping[str, str] = field(default_factory=dict)
+    """{task it was trained on: its kind}"""
+    scores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """{task: {measure: held-out score}}"""
+    scored_at: int = 0
+    """The step of the scores."""
+    pairs: bool = False
+    """Its head reads two texts."""
 
 
 def model_card(plan: ExportPlan, made: Provenance) -> str:
     """The text of README.md."""
-    ending = next((x for x in _PIPELINES if plan.architecture.endswith(x)), "Model")
-    head = ["---", "library_name: transformers"]
-    head += [f"pipeline_tag: {_PIPELINES[ending]}"] if ending in _PIPELINES else []
-    head += [f"license: {made.licence}"] if made.licence else []
     sections = [
-        "\n".join([*head, "---"]),
+        _head(plan, made),
         f"# {plan.architecture}",
         _origin(plan, made),
-        f"```python\n{_example(plan, ending)}\n```",
+        f"```python\n{HERE}\n\n{_example(plan, made)}\n```",
+        *_section("Trained on", _rows(made.tasks)),
+        *_section(f"Held-out scores at step {made.scored_at:,}", _scores(made)),
         *_section("Documents of the source", map(_code, made.documents)),
         *_section("Note", (f"- {printable(note)}" for note in made.notes)),
         "## How it was checked\n\n" + _checked(made),
@@ -62,6 +75,50 @@ def model_card(plan: ExportPlan, made: Provenance) -> str:
         *_section("Mapped", _mapped(plan)),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def named_example(card: str, name: str) -> str:
+    """The card with an example that opens the model of this name on the hub."""
+    return card.replace(HERE, f'MODEL = "{name}"')
+
+
+def _head(plan: ExportPlan, made: Provenance) -> str:
+    """The metadata that the hub reads."""
+    own = plan.pooling is not None and plan.pooling.trained
+    pipeline = _SENTENCES if own else _PIPELINES.get(_ending(plan), "")
+    tags = ["palm_ds", *_tags(plan)]
+    return "\n".join(
+        [
+            "---",
+            f"library_name: {'sentence-transformers' if own else 'transformers'}",
+            *([f"pipeline_tag: {pipeline}"] if pipeline else []),
+            *([f"license: {made.licence}"] if made.licence else []),
+            *_listed("base_model", [made.base_model] if made.base_model else []),
+            *_listed("datasets", made.datasets),
+            *_listed("tags", tags),
+            "---",
+        ]
+    )
+
+
+def _tags(plan: ExportPlan) -> list[str]:
+    """What else reads it: text-embeddings-inference knows neither Ernie nor max pooling."""
+    if not plan.embeds:
+        return []
+    known = plan.config_json["model_type"] != "ernie"
+    known = known and (plan.pooling is None or plan.pooling.pooling != "max")
+    other = ["text-embeddings-inference"] if known else []
+    return ["sentence-transformers", "feature-extraction", *other]
+
+
+def _listed(key: str, values: Iterable[str]) -> list[str]:
+    """A list in YAML; a value is never more than a name."""
+    names = [f"- {value}" for value in values if _NAME.fullmatch(value)]
+    return [f"{key}:", *names] if names else []
+
+
+def _ending(plan: ExportPlan) -> str:
+    return next((x for x in _ENDINGS if plan.architecture.endswith(x)), "Model")
 
 
 def _origin(plan: ExportPlan, made: Provenance) -> str:
@@ -76,11 +133,16 @@ def _origin(plan: ExportPlan, made: Provenance) -> str:
     )
 
 
-def _example(plan: ExportPlan, ending: str) -> str:
-    name = _AUTO.get(ending) or plan.architecture
-    if ending in ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"):
-        name = f"AutoModel{ending}"
-    return f'from transformers import {name}\n\nmodel = {name}.from_pretrained("this folder")'
+def _example(plan: ExportPlan, made: Provenance) -> str:
+    ending = _ending(plan)
+    shown = _EXAMPLES.get(ending, "")
+    if made.pairs and ending == "ForSequenceClassification":
+        shown = _PAIRS
+    parts = [shown] if shown else []
+    if plan.embeds:
+        trained = plan.pooling is not None and plan.pooling.trained
+        parts = [_EMBEDDING] if trained or not shown else [shown, _EMBEDDING]
+    return "\n\n".join(parts) or _OPENING.format(name=ending)
 
 
 def _checked(made: Provenance) -> str:
@@ -96,6 +158,12 @@ def _checked(made: Provenance) -> str:
 def _section(title: str, lines: Iterable[str]) -> list[str]:
     text = "\n".join(lines)
     return [f"## {title}\n\n{text}"] if text else []
+
+
+def _scores(made: Provenance) -> Iterator[str]:
+    for task, values in made.scores.items():
+        shown = ", ".join(f"{printable(name)} {value:.4g}" for name, value in values.items())
+        yield f"{_code(task)}: {shown}"
 
 
 def _rows(what: Mapping[str, str]) -> list[str]:
@@ -114,3 +182,56 @@ def _mapped(plan: ExportPlan) -> list[str]:
         for hf_name, (ours, how) in plan.mapped.items()
     ]
     return ["| here | in palm_ds | how |", "| --- | --- | --- |", *rows]
+
+
+# ---- examples ----
+
+_PIPELINE = """from transformers import pipeline
+
+{name} = pipeline("{task}", model=MODEL)
+print({call})"""
+_EMBEDDING = """from sentence_transformers import SentenceTransformer
+
+vectors = SentenceTransformer(MODEL).encode(["A text.", "Another text."])
+print(vectors.shape)"""
+_OPENING = """from transformers import Auto{name}, AutoTokenizer
+
+tokenizer, model = AutoTokenizer.from_pretrained(MODEL), Auto{name}.from_pretrained(MODEL)
+print(model(**tokenizer("A text.", return_tensors="pt"))[0].shape)"""
+_FILL = _PIPELINE.format(
+    name="fill",
+    task="fill-mask",
+    call='fill(f"A {fill.tokenizer.mask_token} text.")[0]["token_str"]',
+)
+_PAIRS = _PIPELINE.format(
+    name="classify",
+    task="text-classification",
+    call='classify({"text": "A text.", "text_pair": "Another text."}, top_k=None)',
+)
+_EXAMPLES = {
+    "ForMaskedLM": _FILL,
+    "ForPreTraining": _FILL,
+    "ForSequenceClassification": _PIPELINE.format(
+        name="classify", task="text-classification", call='classify("A text.", top_k=None)'
+    ),
+    "ForTokenClassification": _PIPELINE.format(
+        name="tag", task="token-classification", call='tag("A text.")'
+    ),
+    "ForQuestionAnswering": """from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(MODEL)
+model = AutoModelForQuestionAnswering.from_pretrained(MODEL)
+given = tokenizer("Which question?", "The text with the answer.", return_tensors="pt")
+scores = model(**given)
+first, last = int(scores.start_logits.argmax()), int(scores.end_logits.argmax())
+print(tokenizer.decode(given["input_ids"][0][first : last + 1]))""",
+    "ForMultipleChoice": """from transformers import AutoModelForMultipleChoice, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(MODEL)
+model = AutoModelForMultipleChoice.from_pretrained(MODEL)
+choices = ["One answer.", "Another answer."]
+given = tokenizer(["Which question?"] * 2, choices, padding=True, return_tensors="pt")
+scores = model(**{name: values[None] for name, values in given.items()}).logits
+print(choices[int(scores.argmax())])""",
+}
+_ENDINGS = ("ForNextSentencePrediction", *_PIPELINES)

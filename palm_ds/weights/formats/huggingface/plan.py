@@ -26,15 +26,24 @@ from palm_ds.weights.formats.contents import (
 )
 from palm_ds.weights.formats.expected_shapes import TRANSITIONS
 from palm_ds.weights.formats.huggingface.families import FAMILIES, other_masked_lm
-from palm_ds.weights.formats.huggingface.names import CLASSIFIER, Names, prefixed, table
+from palm_ds.weights.formats.huggingface.names import (
+    CLASSIFIER,
+    NEXT_SENTENCE,
+    Names,
+    prefixed,
+    table,
+)
 from palm_ds.weights.formats.huggingface.read import KEPT_KEYS
+from palm_ds.weights.formats.huggingface.sentence_transformers import MODULES
 from palm_ds.weights.formats.huggingface.target import (
     DTYPES,
     ExportOptions,
     ResolvedExport,
     check_whole,
+    reads_another,
     resolve_export,
 )
+from palm_ds.weights.formats.huggingface.text_pooling import TextPooling
 from palm_ds.weights.formats.tensor_files import TORCH_DTYPES, TensorGroup
 
 
@@ -54,6 +63,10 @@ class ExportPlan:
     skipped: Mapping[str, str] = field(default_factory=dict)
     """{palm_ds name: why it is skipped}"""
     extras: Extras = Extras()
+    pooling: TextPooling | None = None
+    """How texts become vectors, unless the files of `extras` say so."""
+    embeds: bool = False
+    """Whether sentence-transformers' files belong to it."""
 
     @property
     def mapped(self) -> dict[str, tuple[tuple[str, ...], str]]:
@@ -90,7 +103,7 @@ def plan(
     check_whole(chosen, heads, entries, config)
     names = _names(chosen, config.num_layers)
     kept = {x: replace(entries[x], source_names=(x,), transform="") for x in names if x in entries}
-    skipped = {x: _why(x, chosen, heads, config) for x in entries if x not in kept}
+    skipped = {x: _why(x, chosen, heads, config, target) for x in entries if x not in kept}
     kept |= _as_predicted(kept, heads, chosen)
     kept, new, created = _reshaped(kept, config, chosen.kind, target)
     untied = [name for name in kept if name.endswith(".decoder")]
@@ -111,6 +124,8 @@ def plan(
         created={names[ours][0]: what for ours, what in created.items()},
         skipped=skipped,
         extras=extras,
+        pooling=target.pooling if chosen.embeds and MODULES not in extras.files else None,
+        embeds=chosen.embeds and (target.pooling is not None or MODULES in extras.files),
     )
 
 
@@ -129,7 +144,11 @@ def _names(chosen: ResolvedExport, layers: int) -> Names:
 
 
 def _why(
-    name: str, chosen: ResolvedExport, heads: Mapping[str, HeadInfo], config: EncoderConfig
+    name: str,
+    chosen: ResolvedExport,
+    heads: Mapping[str, HeadInfo],
+    config: EncoderConfig,
+    target: ExportOptions,
 ) -> str:
     """Why a palm_ds parameter is skipped."""
     head = heads.get(name.split(".")[1]) if name.startswith("heads.") else None
@@ -138,6 +157,11 @@ def _why(
     words = head is not None and head.kind == "masked_words"
     if words and not FAMILIES[chosen.kind].has_masked_lm(config):
         return other_masked_lm(chosen.kind, config)
+    next_sentence = head if name.startswith(f"heads.{NEXT_SENTENCE}.") else None
+    if next_sentence and chosen.embeds and reads_another(next_sentence, chosen.kind, target):
+        return (
+            f"its texts had row {next_sentence.task_id} of the task embedding, not {target.task_id}"
+        )
     return f"no place in {chosen.architecture}"
 
 
@@ -293,7 +317,7 @@ def _folded(segments: TensorEntry, task: TensorEntry, row: int) -> TensorEntry:
         source_names=segments.source_names + task.source_names,
         shape=segments.shape,
         read=lambda: segments.read().float() + task.read()[row].float(),
-        transform=f"row {row} of the task embedding folded in",
+        transform=f"row {row} of {task.shape[0]} of the task embedding folded in",
     )
 
 

@@ -5,8 +5,9 @@
     sentence_bert_config.json        maximum length
     config_sentence_transformers.json  prompts, similarity function
 
-They are copied unchanged, since the encoder's outputs are the same. Only the weights of a module
-are converted to the model's dtype, and the maximum length is limited to the number of positions.
+They are copied, since the encoder's outputs are the same. Only the weights of a module are
+converted to the model's dtype, the maximum length is limited to the number of positions, and a
+Pooling is stated for old and new readers (text_pooling.py).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ import torch
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
 from palm_ds.common.printable import printable
+from palm_ds.weights.formats.huggingface.text_pooling import in_both_dialects
 from palm_ds.weights.formats.tensor_files import (
     BIN,
     SAFETENSORS,
@@ -39,6 +42,13 @@ _SETTINGS = "config_sentence_transformers.json"
 _ENCODERS = ("Transformer", "MLMTransformer")
 _FOLLOWING = ("Pooling", "Normalize", "Dense", "LayerNorm", "Dropout", "SpladePooling")
 _PARTS = ("config.json", SAFETENSORS, BIN)
+_FLAG = "pooling_mode_"
+_POOLINGS = {
+    **{"mean": "mean", "cls": "cls", "max": "max"},
+    **{"mean_tokens": "mean", "cls_token": "cls", "max_tokens": "max"},
+}
+_LONGEST = 10**9
+"""Tokenizers without a maximum length state 10^30."""
 _LARGEST = 1 << 20  # bytes of modules.json
 
 
@@ -109,10 +119,67 @@ def _parts_of(module: Mapping[str, str], root: Path) -> dict[str, Path]:
     return found
 
 
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingModules:
+    """What follows the encoder, as far as vectors of texts depend on it."""
+
+    pooling: str = ""
+    """mean, cls or max; empty: not stated."""
+    normalize: bool = False
+    max_length: int = 0
+    """Tokens; 0: not stated."""
+    other: str = ""
+    """Something that is needed for the same vectors and not known here."""
+    prompts: bool = False
+    """Whether any text is put before others."""
+
+    def is_usual(self, max_length: int) -> bool:
+        """Whether programs that read up to `max_length` tokens do the same without the files."""
+        plain = self.pooling in ("", "mean") and not (self.normalize or self.other or self.prompts)
+        return plain and self.max_length in (0, max_length)
+
+
+def read_modules(files: Mapping[str, Path]) -> EmbeddingModules:
+    """What the files of `find_modules` state. Raises UserError for one that is no JSON object."""
+    cuts = [_cut(path) for name, path in files.items() if name.startswith("sentence_")]
+    length = max(cuts, default=0)
+    settings = read_json(files[_SETTINGS]) if _SETTINGS in files else {}
+    named = settings.get("prompts")
+    prompts = isinstance(named, dict) and any(named.values())
+    if MODULES not in files:
+        return EmbeddingModules(max_length=length, prompts=prompts)
+    modules = _modules(files[MODULES])[1:]
+    kinds = [_kind(module) for module in modules]
+    other = next((kind for kind in kinds if kind not in ("Pooling", "Normalize", "Dropout")), "")
+    pooling = ""
+    for module in modules:
+        if _kind(module) == "Pooling":
+            settings = read_json(files[f"{module['path']}/config.json"])
+            pooling = _pooling(settings)
+            if pooling not in _POOLINGS:
+                pooling, other = "", f"Pooling {printable(pooling)}"
+    return EmbeddingModules(
+        pooling=_POOLINGS.get(pooling, ""),
+        normalize="Normalize" in kinds,
+        max_length=length,
+        other=other,
+        prompts=prompts,
+    )
+
+
+def _pooling(settings: Mapping[str, Any]) -> str:
+    """The pooling as sentence-transformers 6 names it; older versions have a flag for each kind."""
+    if isinstance(found := settings.get("pooling_mode"), str):
+        return found
+    flags = [name for name, on in settings.items() if name.startswith(_FLAG) and on is True]
+    return "+".join(name.removeprefix(_FLAG) for name in flags)
+
+
 def write_modules(
     files: Mapping[str, Path], folder: Path, *, max_length: int, dtype: torch.dtype
 ) -> None:
     """Write the files to a folder. Raises UserError if the weights of a module cannot be read."""
+    poolings = _poolings(files)
     for name, path in files.items():
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -120,10 +187,18 @@ def write_modules(
             _write_weights(path, target.with_name(SAFETENSORS), dtype)
         elif path.name == MODULES:
             _write_list(path, target)
-        elif _cut(path) > max_length:
-            write_json(target, read_json(path) | {"max_seq_length": max_length})
+        elif name in poolings:
+            write_json(target, in_both_dialects(read_json(path)))
+        elif name.startswith("sentence_"):
+            _write_settings(path, target, max_length)
         else:
             shutil.copyfile(path, target)
+
+
+def _poolings(files: Mapping[str, Path]) -> set[str]:
+    """The names of the settings of Pooling modules."""
+    modules = _modules(files[MODULES]) if MODULES in files else []
+    return {f"{each['path']}/config.json" for each in modules if _kind(each) == "Pooling"}
 
 
 def _write_weights(path: Path, target: Path, dtype: torch.dtype) -> None:
@@ -148,7 +223,20 @@ def _write_list(path: Path, target: Path) -> None:
     write_json(target, [modules[0] | {"path": ""}, *modules[1:]])
 
 
+def _write_settings(path: Path, target: Path, max_length: int) -> None:
+    """Write a sentence_*_config.json with the maximum length, which servers require."""
+    settings, length = read_json(path), min(_cut(path) or max_length, max_length)
+    if settings.get("max_seq_length") == length and "do_lower_case" in settings:
+        shutil.copyfile(path, target)
+    else:
+        write_json(target, {"do_lower_case": False, **settings, "max_seq_length": length})
+
+
 def _cut(path: Path) -> int:
-    """The maximum length in a settings file; 0 if not given."""
-    length = read_json(path).get("max_seq_length") if path.parent.is_dir() else None
-    return length if isinstance(length, int) else 0
+    """The maximum length in a settings file, or in the tokenizer's, where sentence-transformers 6
+    writes it; 0 if not given."""
+    tokenizer = path.with_name("tokenizer_config.json")
+    length = read_json(path).get("max_seq_length")
+    if length is None and tokenizer.is_file():
+        length = read_json(tokenizer).get("model_max_length")
+    return length if isinstance(length, int) and length < _LONGEST else 0

@@ -16,6 +16,7 @@ from palm_ds.weights.formats.huggingface.names import (
     NEXT_SENTENCE,
     QUESTION_ANSWERING,
 )
+from palm_ds.weights.formats.huggingface.text_pooling import TextPooling
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -31,6 +32,7 @@ class HeadClass:
     """The number of classes it requires; None means any."""
 
 
+_ENCODERS = ("Model", "ForMaskedLM", "ForPreTraining")
 HEAD_CLASSES = {
     "ForSequenceClassification": HeadClass(name=CLASSIFIER, pooled=True),
     "ForMultipleChoice": HeadClass(name=CLASSIFIER, pooled=True, classes=1),
@@ -56,7 +58,8 @@ class ExportOptions:
     """Options of an export."""
 
     family: str = ""
-    """ernie, bert, roberta, xlm-roberta or camembert; empty: chosen by the encoder."""
+    """ernie, bert, roberta, xlm-roberta or camembert; empty: the one that computes the same, ernie
+    for an encoder with task embeddings."""
     task_id: int = 0
     """The row of the task embedding that becomes the default (ernie) or is folded into the token
     type embeddings (bert, roberta)."""
@@ -70,6 +73,8 @@ class ExportOptions:
     """The masked-LM head to write; empty: the first."""
     dtype: str = "float32"
     """float32, float16, bfloat16; empty: the one that holds all tensors."""
+    pooling: TextPooling | None = TextPooling()
+    """How texts become vectors, for a model without a classification head; None: not stated."""
     max_shard_bytes: int = 5 * 10**9
     """Largest size of one weight file; larger models are sharded."""
 
@@ -98,6 +103,11 @@ class ResolvedExport:
         return FAMILIES[self.kind].class_prefix + self.ending
 
     @property
+    def embeds(self) -> bool:
+        """Whether it is an encoder that texts may be embedded with: it has no other use."""
+        return self.ending in _ENCODERS
+
+    @property
     def own_dense(self) -> bool:
         """Whether the head contains palm_ds's pooler."""
         return FAMILIES[self.kind].classifier_dense and self.ending == "ForSequenceClassification"
@@ -120,12 +130,20 @@ def resolve_export(
         else:
             chosen[words] = MASKED_WORDS
     pair = heads.get(NEXT_SENTENCE)
-    if FAMILIES[kind].next_sentence and pair and (pair.classes, pair.pooled) == (2, True):
+    fits = (
+        pair and (pair.classes, pair.pooled) == (2, True) and not reads_another(pair, kind, target)
+    )
+    if FAMILIES[kind].next_sentence and fits:
         chosen[NEXT_SENTENCE] = NEXT_SENTENCE
     only = "ForMaskedLM" if words else "ForNextSentencePrediction" if chosen else "Model"
     return ResolvedExport(
         kind=kind, ending="ForPreTraining" if len(chosen) == 2 else only, heads=chosen
     )
+
+
+def reads_another(head: HeadInfo, kind: str, target: ExportOptions) -> bool:
+    """Whether the head's texts had another row of the task embedding than the one folded in."""
+    return not FAMILIES[kind].task_embedding and head.task_id not in (None, target.task_id)
 
 
 def check_whole(

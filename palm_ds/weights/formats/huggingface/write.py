@@ -2,7 +2,8 @@
 
     plan(entries, config, heads, target) ──> ExportPlan   (plan.py) no value is read yet
     write(plan, folder)                  ──> config.json, model.safetensors or its shards,
-                                             tokenizer files, README.md
+                                             tokenizer files, README.md, how texts become
+                                             vectors (text_pooling.py)
 
 The token embeddings are written once: the decoder is tied to them.
 """
@@ -36,6 +37,8 @@ def write(
     write_json(folder / CONFIG, plan.config_json)
     write_safetensors(folder, plan.groups, plan.dtype, plan.max_shard_bytes)
     length = plan.config.max_length
+    if plan.pooling is not None:
+        plan.pooling.write(folder, hidden_size=plan.config.hidden_size, max_length=length)
     write_modules(plan.extras.files, folder, max_length=length, dtype=plan.dtype)
     if tokenizer is not None:
         tokenizer.save(folder)

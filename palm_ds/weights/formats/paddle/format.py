@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from palm_ds.weights.formats.contents import CheckpointContents, SavesFiles
+from palm_ds.weights.formats.contents import USUAL, CheckpointContents, SavesFiles
 from palm_ds.weights.formats.format import Export, Format
+from palm_ds.weights.formats.huggingface.sentence_transformers import read_modules
 from palm_ds.weights.formats.huggingface.target import ExportOptions
 from palm_ds.weights.formats.paddle.read import open_contents, recognises
 from palm_ds.weights.formats.paddle.write import plan, write
@@ -14,7 +15,10 @@ from palm_ds.weights.formats.paddle.write import plan, write
 
 def _export(contents: CheckpointContents, target: ExportOptions) -> Export:
     planned = plan(contents.entries, contents.config, contents.heads, target)
-    behind = dict.fromkeys(contents.extras.files, "PaddleNLP has no sentence-transformers")
+    stated = read_modules(contents.extras.files)
+    usual = stated.is_usual(contents.config.max_length)
+    why = f"{USUAL}; " if usual else ""
+    behind = dict.fromkeys(contents.extras.files, f"{why}PaddleNLP has no sentence-transformers")
     planned = replace(planned, skipped={**planned.skipped, **behind})
 
     def fill(folder: Path, tokenizer: SavesFiles | None) -> None:

@@ -123,7 +123,8 @@ def test_round_trip_with_every_head(kind: str, ending: str, tmp_path: Path) -> N
     again, report = type(hf).from_pretrained(tmp_path / "again", output_loading_info=True)
     assert not any(report.values()), report
     first, second = run(hf, inputs), run(again.eval(), inputs)
-    assert all(torch.equal(value, second[name]) for name, value in first.items())
+    # the same weights at other addresses: some processors then round products differently
+    torch.testing.assert_close(second, first, rtol=0, atol=1e-6)
 
 
 def test_an_ernie_without_task_ids(tmp_path: Path) -> None:
@@ -162,8 +163,8 @@ def test_dtypes_and_shards(dtype: str, size: str, tmp_path: Path) -> None:
     most = 7000 if size == "7kB" else 5 * 10**9
     planned = write_out(contents, tmp_path / "again", dtype="", max_shard_bytes=most)
     assert bit_for_bit(folder, tmp_path / "again")
-    files = sorted(os.listdir(tmp_path / "again"))
-    assert (len(files) > 3) == (size == "7kB")
+    files = sorted(path.name for path in (tmp_path / "again").glob("*.safetensors"))
+    assert (len(files) > 1) == (size == "7kB")
     assert (
         all((tmp_path / "again" / x).stat().st_size < 7000 + 4000 for x in files) or size != "7kB"
     )
@@ -537,7 +538,7 @@ def test_a_model_card_describes_the_conversion(tmp_path: Path) -> None:
         "- `heads.distance.out.weight`: no place in BertForPreTraining",
         "- eps was taken for granted",
         "| `bert.encoder.layer.0.attention.self.key.bias` | `backbone.layers.0.qkv.bias` |",
-        "`backbone.segment.weight`, `backbone.task.weight` | row 0 of the task embedding folded in",
+        "`backbone.task.weight` | row 0 of 5 of the task embedding folded in",
     ):
         assert text in card, text
     write_folder_atomically(tmp_path / "out", lambda part: write(planned, part, card=card))

@@ -180,6 +180,20 @@ def test_paddlenlp_skips_sentence_transformers_modules(source: Path, tmp_path: P
         convert(source, tmp_path / "strict", "paddle", ConversionOptions(strict=True))
 
 
+def test_the_usual_pooling_is_no_loss(tmp_path: Path) -> None:
+    """The mean, which every program takes without these files: `strict` lets it go."""
+    folder = save_hf(make("bert", "Model"), tmp_path / "source")
+    wordpiece([*SPECIALS, *(f"w{i}" for i in range(WORDS - 5))], lower=True).save(folder)
+    convert(folder, tmp_path / "hf", "huggingface")
+    assert (tmp_path / "hf/1_Pooling/config.json").is_file()
+    done = convert(tmp_path / "hf", tmp_path / "paddle", "paddle", ConversionOptions(strict=True))
+    assert "modules.json" in done.report.skipped and not done.report.lost
+    about = json.loads((tmp_path / "hf/1_Pooling/config.json").read_text())
+    dump(tmp_path / "hf/1_Pooling/config.json", {**about, "pooling_mode": "cls"})
+    with pytest.raises(UserError, match="strict: .*PaddleNLP has no sentence-transformers"):
+        convert(tmp_path / "hf", tmp_path / "other", "paddle", ConversionOptions(strict=True))
+
+
 def other_code(folder: Path) -> None:
     content = modules(*MODULES)
     content[2]["type"] = "my_code.Dense"

@@ -178,7 +178,6 @@ def batch_of(given: Arrays, real: torch.Tensor) -> Batch:
         task_ids=torch.from_numpy(given.get("in_task_ids", blank)),
         sequence_ids=torch.where(real, 0, -1),
         cu_seqlens=torch.tensor([0, *np.cumsum(sizes)], dtype=torch.int32),
-        max_seqlen=max(sizes),
         labels={},
     )
 

@@ -1,0 +1,112 @@
+"""How a model's token vectors become one vector of a text, as files of sentence-transformers.
+
+    modules.json                       encoder, Pooling, and Normalize if there is one
+    1_Pooling/config.json              the pooling twice: the flags that text-embeddings-inference
+                                       requires, and the name that sentence-transformers 6 writes
+    sentence_bert_config.json          maximum length
+    config_sentence_transformers.json  prompts, similarity
+
+The classes have the names of sentence-transformers 2 to 5, which all versions and vLLM know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.json_files import write_json
+
+FLAGS = {
+    "cls": "pooling_mode_cls_token",
+    "mean": "pooling_mode_mean_tokens",
+    "max": "pooling_mode_max_tokens",
+    "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens",
+    "weightedmean": "pooling_mode_weightedmean_tokens",
+    "lasttoken": "pooling_mode_lasttoken",
+}
+"""{pooling in sentence-transformers 6: its flag in earlier versions}"""
+POOLINGS = ("mean", "cls", "max")
+_PREFIX = "sentence_transformers.models."
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextPooling:
+    """How texts become vectors."""
+
+    pooling: str = "mean"
+    """mean, cls or max over the tokens of a text, special ones included."""
+    normalize: bool = False
+    """Scale vectors to length 1."""
+    similarity: str = "cosine"
+    """How two vectors are compared: cosine or dot."""
+    max_length: int = 0
+    """Tokens after which texts are truncated; 0: what the encoder reads."""
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    """{name: what is put before a text}, such as `query` and `document`."""
+    trained: bool = False
+    """Whether the model was trained to give such vectors."""
+
+    def __post_init__(self) -> None:
+        if self.pooling not in POOLINGS:
+            raise UserError(f"pooling: {self.pooling!r}{suggest(self.pooling, POOLINGS)}")
+
+    def files(self, hidden_size: int, max_length: int) -> dict[str, Any]:
+        """{path: JSON content} for an encoder that reads up to `max_length` tokens."""
+        kinds = ["Transformer", "Pooling", *(["Normalize"] if self.normalize else [])]
+        modules = [
+            {
+                "idx": i,
+                "name": str(i),
+                "path": f"{i}_{kind}" if i else "",
+                "type": f"{_PREFIX}{kind}",
+            }
+            for i, kind in enumerate(kinds)
+        ]
+        length = min(self.max_length or max_length, max_length)
+        return {
+            "modules.json": modules,
+            "1_Pooling/config.json": in_both_dialects(
+                {"word_embedding_dimension": hidden_size, "pooling_mode": self.pooling}
+            ),
+            "sentence_bert_config.json": {"max_seq_length": length, "do_lower_case": False},
+            "config_sentence_transformers.json": {
+                "model_type": "SentenceTransformer",
+                "prompts": dict(self.prompts),
+                "default_prompt_name": None,
+                "similarity_fn_name": self.similarity,
+            },
+        }
+
+    def write(self, folder: Path, *, hidden_size: int, max_length: int) -> None:
+        """Write the files into a folder."""
+        for name, content in self.files(hidden_size, max_length).items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            write_json(folder / name, content)
+
+
+def in_both_dialects(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a Pooling with a flag for each kind and with `pooling_mode`. `include_prompt`
+    comes last: older versions of vLLM take the first entry that is true for the pooling."""
+    kinds = _kinds(settings)
+    size = settings.get("word_embedding_dimension", settings.get("embedding_dimension"))
+    known = {"word_embedding_dimension", "embedding_dimension", "pooling_mode", "include_prompt"}
+    return {
+        **({"word_embedding_dimension": size} if size is not None else {}),
+        **{flag: kind in kinds for kind, flag in FLAGS.items()},
+        **{k: x for k, x in settings.items() if k not in known and k not in FLAGS.values()},
+        "pooling_mode": kinds[0] if len(kinds) == 1 else kinds,
+        "include_prompt": settings.get("include_prompt", True),
+    }
+
+
+def _kinds(settings: Mapping[str, Any]) -> list[str]:
+    """The poolings whose results are concatenated, in sentence-transformers' order."""
+    named = settings.get("pooling_mode")
+    if isinstance(named, str):
+        return [named]
+    if isinstance(named, list):
+        return [str(kind) for kind in named]
+    return [kind for kind, flag in FLAGS.items() if settings.get(flag) is True] or ["mean"]

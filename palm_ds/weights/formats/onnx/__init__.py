@@ -1,0 +1,1 @@
+"""Checkpoints as ONNX files: written, checked in ONNX Runtime, never read back."""

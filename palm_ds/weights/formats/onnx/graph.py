@@ -1,0 +1,259 @@
+"""A checkpoint as one module over padded texts, which torch traces into a graph.
+
+    input_ids, attention_mask, token_type_ids  (batch, length)
+        └─ encoder ─┬─ last_hidden_state
+                    ├─ pooler_output ─ heads of whole texts
+                    ├─ sentence_embedding
+                    └─ heads of tokens
+
+It is palm_ds's own encoder: padding is a sequence of its own, which no text attends to. Positions
+are counted over the tokens, so texts may be padded on either side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from palm_ds.common.errors import UserError, suggest
+from palm_ds.model.batch import Batch
+from palm_ds.model.kernels import Kernels
+from palm_ds.weights.formats.contents import (
+    NEXT_SENTENCE_CLASSES,
+    CheckpointContents,
+    HeadInfo,
+    HeadOutputs,
+)
+from palm_ds.weights.formats.huggingface.sentence_transformers import read_modules
+from palm_ds.weights.formats.onnx.description import (
+    TEXTS,
+    TOKENS,
+    OnnxDescription,
+    OnnxEmbedding,
+    OnnxHead,
+)
+from palm_ds.weights.formats.runnable import (
+    as_elsewhere,
+    has_pooler,
+    load_encoder,
+    load_masked_lm,
+    read_values,
+)
+
+LAST, POOLED, EMBEDDING = "last_hidden_state", "pooler_output", "sentence_embedding"
+TASKS, WORD_STARTS = "task_type_ids", "word_mask"
+_ANSWERS = "ForQuestionAnswering"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphPlan:
+    """What a graph will hold."""
+
+    description: OnnxDescription
+    notes: tuple[str, ...]
+    skipped: Mapping[str, str]
+    """{parameter that the graph lacks: why}"""
+
+
+def plan_graph(
+    contents: CheckpointContents,
+    heads: Sequence[str],
+    *,
+    opset: int,
+    task_id: int | None,
+    usual: int,
+) -> GraphPlan:
+    """Choose the heads and the outputs of a graph.
+
+    `heads`: all but masked-LM heads if empty, or the only head. `task_id`: the row of the task
+    embedding of every head; None: of the tasks that they were trained for, `usual` for the vectors.
+    Raises UserError.
+    """
+    config = contents.config
+    chosen = _chosen(contents, heads)
+    embedding, notes = _embedding(contents)
+    ids = {name: _task_of(contents, name, task_id, usual) for name in chosen}
+    rows = {*ids.values()} or {usual if task_id is None else task_id}
+    several = len(chosen) > 1
+    described = {
+        name: _described(name, head, several=several, task_id=ids[name])
+        for name, head in chosen.items()
+    }
+    inputs = ["input_ids", "attention_mask"]
+    inputs += ["token_type_ids"] if config.token_types > 1 else []
+    inputs += [TASKS] if len(rows) > 1 else []
+    inputs += [WORD_STARTS] if any(head.tags for head in described.values()) else []
+    outputs = [
+        LAST,
+        *([POOLED] if has_pooler(contents) else []),
+        *([EMBEDDING] if embedding else []),
+    ]
+    outputs += [name for head in described.values() for name in head.outputs]
+    outputs += [head.tags for head in described.values() if head.tags]
+    return GraphPlan(
+        description=OnnxDescription(
+            opset=opset,
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
+            hidden_size=config.hidden_size,
+            max_length=config.max_length,
+            pad=config.pad,
+            task_id=0 if len(rows) > 1 else rows.pop(),
+            heads=described,
+            embedding=embedding,
+            custom=bool(config.kind),
+        ),
+        notes=notes,
+        skipped={
+            name: "of a head that is not exported; --head names those that are"
+            for name in contents.entries
+            if name.startswith("heads.") and name.split(".")[1] not in chosen
+        },
+    )
+
+
+def _chosen(contents: CheckpointContents, names: Sequence[str]) -> dict[str, HeadInfo]:
+    heads = contents.heads
+    for name in names:
+        if name not in heads:
+            known = suggest(name, heads) if heads else "; it has no heads"
+            raise UserError(f"{contents.path}: head: no {name!r}{known}")
+    usual = [x for x, head in heads.items() if head.kind == "classes" or len(heads) == 1]
+    chosen = {x: head for x, head in heads.items() if x in (names or usual)}
+    for name in [x for x, head in chosen.items() if head.pooled and not has_pooler(contents)]:
+        if name in names:
+            raise UserError(f"{contents.path}: head {name!r} needs a pooler, which is missing")
+        del chosen[name]
+    return chosen
+
+
+def _task_of(contents: CheckpointContents, head: str, task_id: int | None, usual: int) -> int:
+    if task_id is not None or not contents.config.task_types:
+        return task_id or 0
+    return contents.task_ids.get(head, usual)
+
+
+def _described(name: str, head: HeadInfo, *, several: bool, task_id: int) -> OnnxHead:
+    end = f"_{name}" if several else ""
+    answers = head.outputs.head_class == _ANSWERS and head.classes == 2
+    parts = ("start_logits", "end_logits") if answers else ("logits",)
+    labels = head.outputs.labels
+    return OnnxHead(
+        outputs=tuple(part + end for part in parts),
+        kind=head.kind,
+        reads=TEXTS if head.pooled else TOKENS,
+        labels=labels[::-1] if labels == NEXT_SENTENCE_CLASSES else labels,
+        problem_type=head.outputs.problem_type,
+        head_class=head.outputs.head_class,
+        task_id=task_id,
+        tags=f"tags{end}" if head.transitions else "",
+    )
+
+
+def _embedding(contents: CheckpointContents) -> tuple[OnnxEmbedding | None, tuple[str, ...]]:
+    stated, longest = read_modules(contents.extras.files), contents.config.max_length
+    if stated.other:
+        what = f"depend on {stated.other} of sentence-transformers"
+        return None, (f"no {EMBEDDING} in the graph: its vectors {what}",)
+    made = OnnxEmbedding(
+        pooling=stated.pooling or "mean",
+        normalize=stated.normalize,
+        max_length=min(stated.max_length or longest, longest),
+    )
+    return made, ()
+
+
+# ---- the module ----
+
+
+class PaddedModel(nn.Module):
+    """The encoder, pooling and heads of a checkpoint, called with the inputs of the description in
+    their order (without `word_mask`). Returns the outputs in their order, without tags."""
+
+    def __init__(self, contents: CheckpointContents, description: OnnxDescription):
+        super().__init__()
+        self.about = description
+        self.encoder = load_encoder(contents, Kernels(attention="sdpa"))
+        self.pools = has_pooler(contents)
+        self.heads = nn.ModuleList(
+            _ExportedHead(contents, name, self.encoder) for name in description.heads
+        )
+
+    def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values = dict(zip(self.traced_inputs, given, strict=True))
+        real = values["attention_mask"] > 0  # (batch, length)
+        last = self.encoder(self._batch(values, real))
+        outputs = [last]
+        first = last[torch.arange(last.shape[0]), real.long().argmax(1)]
+        pooled = self.encoder.pooler(first) if self.pools else None
+        if pooled is not None:
+            outputs.append(pooled)
+        if how := self.about.embedding:
+            outputs.append(pool(last, real, first, how))
+        for head, about in zip(self.heads, self.about.heads.values(), strict=True):
+            scores = head(pooled if about.reads == TEXTS else last)
+            outputs += scores.unbind(-1) if len(about.outputs) == 2 else [scores]
+        return tuple(outputs)
+
+    @property
+    def traced_inputs(self) -> tuple[str, ...]:
+        return tuple(name for name in self.about.inputs if name != WORD_STARTS)
+
+    @property
+    def traced_outputs(self) -> tuple[str, ...]:
+        tags = {head.tags for head in self.about.heads.values()}
+        return tuple(name for name in self.about.outputs if name not in tags)
+
+    def _batch(self, values: Mapping[str, torch.Tensor], real: torch.Tensor) -> Batch:
+        """The texts as rows of one sequence each; padding is another sequence."""
+        ids = values["input_ids"]
+        nothing = torch.zeros_like(ids)
+        return Batch(
+            input_ids=ids,
+            position_ids=(real.long().cumsum(1) - 1).clamp(min=0),
+            token_type_ids=values.get("token_type_ids", nothing),
+            task_ids=values.get(TASKS, nothing + self.about.task_id),
+            sequence_ids=torch.where(real, 0, -1),
+            cu_seqlens=ids.new_zeros(1, dtype=torch.int32),  # sdpa needs the mask alone
+        )
+
+
+class _ExportedHead(nn.Module):
+    """A head's scores of rows (..., hidden), as other programs expect them."""
+
+    def __init__(self, contents: CheckpointContents, name: str, encoder: nn.Module):
+        super().__init__()
+        self.outputs = HeadOutputs()
+        if contents.heads[name].kind == "masked_words":
+            self.masked_lm = load_masked_lm(contents, name, encoder)  # type: ignore[arg-type]
+            return
+        self.masked_lm = None
+        self.outputs = contents.heads[name].outputs
+        self.weight, self.bias = (
+            nn.Parameter(read_values(contents, f"heads.{name}.out.{part}"))
+            for part in ("weight", "bias")
+        )
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        if self.masked_lm is not None:
+            return self.masked_lm.logits(rows)
+        return as_elsewhere(F.linear(rows, self.weight, self.bias), self.outputs)
+
+
+def pool(
+    last: torch.Tensor, real: torch.Tensor, first: torch.Tensor, how: OnnxEmbedding
+) -> torch.Tensor:
+    """The vectors (batch, hidden) of texts (batch, length, hidden) whose tokens are `real`."""
+    mask = real.unsqueeze(-1)
+    if how.pooling == "mean":
+        total = torch.where(mask, last, 0.0).sum(1)
+        found = total / mask.sum(1).clamp(min=1)
+    elif how.pooling == "max":
+        found = torch.where(mask, last, -torch.inf).amax(1)
+    else:
+        found = first
+    return F.normalize(found, dim=-1) if how.normalize else found

@@ -1,0 +1,100 @@
+"""How two servers that do not install here read a model's folder, written after their sources.
+
+text-embeddings-inference: router/src/lib.rs, backends/candle/src/models/bert.rs. A key that is read
+here with [...] is one that it cannot do without.
+vLLM: vllm/transformers_utils/config.py (`get_pooling_config` and
+`get_sentence_transformer_tokenizer_config`), as of 2026 and as of 2024.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+TEI_TYPES = ("bert", "roberta", "xlm-roberta", "camembert")
+"""The model types of TEI that palm_ds writes; it has no ernie."""
+_VLLM_TEXT_POOLINGS = ("CLS", "LAST", "MEAN")
+
+
+@dataclass(frozen=True)
+class TeiModel:
+    kind: str
+    """embedding, classifier or reranker."""
+    pooling: str
+    max_input_length: int
+    labels: int
+
+
+def load(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def as_tei(folder: Path) -> TeiModel:
+    """Raises KeyError, AssertionError or FileNotFoundError where TEI would not start."""
+    config = load(folder / "config.json")
+    assert config["model_type"] in TEI_TYPES, config["model_type"]
+    assert (folder / "tokenizer.json").is_file()
+    _check_bert(config, folder)
+    offset = config["pad_token_id"] + 1 if config["model_type"] != "bert" else 0
+    settings = folder / "sentence_bert_config.json"
+    length = config["max_position_embeddings"] - offset
+    if settings.is_file():
+        length = load(settings)["max_seq_length"]
+    if any(name.endswith("Classification") for name in config["architectures"]):
+        labels = len(config["id2label"])
+        assert labels == len(config["label2id"])
+        return TeiModel("classifier" if labels > 1 else "reranker", "", length, labels)
+    pooling = load(folder / "1_Pooling/config.json")
+    names = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens")
+    flags = {name: pooling[f"pooling_mode_{name}"] for name in names}
+    assert all(type(flag) is bool for flag in flags.values())
+    assert flags["cls_token"] or flags["mean_tokens"], "pooling config is not supported"
+    return TeiModel("embedding", "cls" if flags["cls_token"] else "mean", length, 0)
+
+
+def _check_bert(config: dict[str, Any], folder: Path) -> None:
+    """The config's types, and the tables that it looks up in model.safetensors."""
+    whole = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+    whole += ("intermediate_size", "max_position_embeddings", "type_vocab_size", "pad_token_id")
+    assert all(type(config[key]) is int for key in whole)
+    fractions = ("hidden_dropout_prob", "initializer_range", "layer_norm_eps")
+    assert all(type(config[key]) is float for key in fractions)
+    assert config["hidden_act"] in ("gelu", "gelu_new", "relu", "silu", "swiglu")
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        own = "embeddings.LayerNorm.weight" in file.keys()  # noqa: SIM118
+        prefix = "" if own else "bert." if config["model_type"] == "bert" else "roberta."
+        for table, rows in (
+            ("word_embeddings", "vocab_size"),
+            ("position_embeddings", "max_position_embeddings"),
+            ("token_type_embeddings", "type_vocab_size"),
+        ):
+            found = file.get_slice(f"{prefix}embeddings.{table}.weight").get_shape()
+            assert found == [config[rows], config["hidden_size"]]
+
+
+def as_vllm(folder: Path) -> tuple[str, bool, int]:
+    """(pooling, whether vectors are normalized, maximum length)"""
+    types = {each["type"]: each for each in load(folder / "modules.json")}
+    module = types["sentence_transformers.models.Pooling"]
+    pooling = ""
+    for key, value in load(folder / module["path"] / "config.json").items():
+        named = value if key == "pooling_mode" and isinstance(value, str) else key
+        if (named is value or value is True) and _vllm_name(named) in _VLLM_TEXT_POOLINGS:
+            pooling = _vllm_name(named)
+    about = load(folder / "sentence_bert_config.json")
+    assert {"max_seq_length", "do_lower_case"} <= about.keys()
+    return pooling, "sentence_transformers.models.Normalize" in types, about["max_seq_length"]
+
+
+def as_old_vllm(folder: Path) -> str:
+    """Its pooling: that of the first entry which is true."""
+    settings = load(folder / "1_Pooling/config.json")
+    return _vllm_name(next(key for key, value in settings.items() if value is True))
+
+
+def _vllm_name(key: str) -> str:
+    return key.replace("pooling_mode_", "").split("_")[0].replace("lasttoken", "last").upper()
