@@ -1,0 +1,182 @@
+"""`palm-ds serve`"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from palm_ds.cli.command import Command, hint_next
+from palm_ds.common.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+    from palm_ds.serve.model_set import Served
+
+TOKEN = "PALM_DS_TOKEN"
+"""The environment variable with the server's token."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "models",
+        nargs="+",
+        metavar="MODEL",
+        help="run folders or checkpoints of any format; NAME=PATH names one",
+    )
+    add("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine only)")
+    add("--port", type=int, default=8080, help="port; 0: any that is free (8080)")
+    add("--devices", default="", metavar="A,B", help="cpu, cuda:0,cuda:1 (a GPU if there is one)")
+    add("--precision", default="fp32", help="fp32, bf16 or fp16 (fp32)")
+    add("--threads", type=int, default=0, metavar="N", help="CPU threads of a forward pass")
+    add("--batch_tokens", type=int, default=0, metavar="N", help="tokens of a forward pass")
+    add("--token_file", type=Path, metavar="FILE", help=f"what clients must send (or ${TOKEN})")
+    add("--index", type=Path, metavar="FILE", help="vectors of `palm-ds embed`, to search in")
+    add("--texts", nargs="+", default=[], metavar="FILE", help="their texts (as noted there)")
+    add("--column", default="", metavar="NAME", help="the column of these texts")
+    add("--pooling", default=None, help="of embeddings: mean, cls, max or pooler")
+    add("--normalize", action=argparse.BooleanOptionalAction, default=None, help="of embeddings")
+    add("--quiet", action="store_true", help="no line for each request")
+    bounds = parser.add_argument_group("limits")
+    for name, (kind, value, text) in _limits().items():
+        shown = f"{text} ({value:g})" if kind is float else f"{text} ({value})"
+        bounds.add_argument(f"--{name}", type=kind, default=value, metavar="N", help=shown)
+
+
+def _limits() -> dict[str, tuple[type, float, str]]:
+    """{option: (type, default, help)}; palm_ds/serve/limits.py has the same defaults."""
+    return {
+        "max_texts": (int, 256, "texts of a request"),
+        "max_characters": (int, 100_000, "characters of a text"),
+        "max_bytes": (int, 4 << 20, "bytes of a request"),
+        "max_queue": (int, 1024, "texts of all clients in work"),
+        "timeout": (float, 60.0, "seconds for a request"),
+        "read_timeout": (float, 15.0, "seconds for a client to send it"),
+        "drain_timeout": (float, 30.0, "seconds to finish after SIGTERM"),
+    }
+
+
+def run(args: argparse.Namespace) -> int:
+    check_extra()
+    from palm_ds.serve.http.server import address_of, is_loopback, listen, serve
+    from palm_ds.serve.limits import ServingLimits
+    from palm_ds.serve.model_set import open_set
+    from palm_ds.serve.service import Service
+
+    limits = ServingLimits(**{name: getattr(args, name) for name in _limits()})
+    token = _token(args.token_file)
+    with listen(args.host, args.port) as bound:
+        _log(quiet=args.quiet)
+        if not token and not is_loopback(args.host):
+            _say(f"warning: anyone who reaches {args.host} can use this server; set --token_file")
+        served = _served(args)
+        service = Service(open_set(served, _say), served, limits)
+        _say(f"serving on {address_of(bound)} (page: /, documentation: /docs; Ctrl-C stops)")
+        hint_next(f"open {address_of(bound)} in a browser")
+        serve(service, bound, token=token)
+        service.close()
+    return 0
+
+
+def check_extra() -> None:
+    """Raises UserError without the packages of the extra `serve`."""
+    try:
+        import fastapi  # noqa: F401
+        import orjson  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"serve needs {error.name}: pip install 'palm_ds[serve]'") from None
+
+
+def _served(args: argparse.Namespace) -> Served:
+    from palm_ds.common.errors import suggest
+    from palm_ds.inference.embedder import EmbeddingSettings
+    from palm_ds.inference.predictor import DTYPES
+    from palm_ds.serve.model_set import Served
+    from palm_ds.serve.served_model import ModelOptions, names_of
+
+    if args.precision not in DTYPES:
+        raise UserError(f"--precision {args.precision}{suggest(args.precision, DTYPES)}")
+    if min(args.batch_tokens, args.threads) < 0:
+        raise UserError("--batch_tokens and --threads: expected at least 1, or 0 to choose")
+    if (args.texts or args.column) and args.index is None:
+        raise UserError("--texts: they are for a search; give their vectors too (--index)")
+    options = ModelOptions(
+        devices=_devices(args.devices, args.threads),
+        precision=args.precision,
+        embedding=EmbeddingSettings(pooling=args.pooling, normalize=args.normalize),
+        batch_tokens=args.batch_tokens,
+    )
+    return Served(
+        models=names_of(args.models),
+        options=options,
+        index=args.index,
+        texts=args.texts,
+        column=args.column,
+    )
+
+
+def _devices(names: str, threads: int) -> list[torch.device]:
+    import torch
+
+    from palm_ds.runtime.processes import device_named
+
+    if threads:
+        torch.set_num_threads(threads)
+    gpu = torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu"
+    found = names.split(",") if names else ["cuda:0" if gpu else "cpu"]
+    return [device_named(name.strip()) for name in found]
+
+
+def _token(file: Path | None) -> str:
+    """The token of a file, else of the environment; empty: none. Raises UserError."""
+    if file is None:
+        return os.environ.get(TOKEN, "").strip()
+    try:
+        token = file.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--token_file {file}: {getattr(error, 'strerror', error)}") from None
+    if not token or not token.isascii() or len(token.split()) > 1:
+        raise UserError(f"--token_file {file}: expected one word of ASCII characters")
+    return token
+
+
+def _log(*, quiet: bool) -> None:
+    """Lines with the time on standard error; those of requests have their id."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    logger = logging.getLogger("palm_ds.serve")
+    logger.handlers, logger.propagate = [handler], False
+    logger.setLevel(logging.INFO)
+    logging.getLogger("palm_ds.serve.access").setLevel(logging.WARNING if quiet else logging.INFO)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+COMMAND = Command(
+    name="serve",
+    summary="Answer HTTP requests with one model or several: predictions, embeddings, search.",
+    usage="MODEL... [options]",
+    examples="""
+palm-ds serve runs/joint
+palm-ds serve runs/joint minilm=models/all-MiniLM-L6-v2 --port 9000 --devices cuda:0,cuda:1
+palm-ds serve runs/mine --index vectors.npy --texts texts.txt
+palm-ds serve runs/joint --host 0.0.0.0 --token_file token.txt
+""",
+    notes="""
+The page / tries every head by hand; /docs describes the interface. Requests of all clients share
+forward passes. SIGTERM answers what was accepted and ends; SIGHUP opens the models again.""",
+    add_arguments=add_arguments,
+    run=run,
+)
+
+if __name__ == "__main__":
+    COMMAND.start()

@@ -1,0 +1,79 @@
+"""The application: the routes, the errors in one form, and the gate before them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+
+from palm_ds import __version__
+from palm_ds.serve.http import schemas
+from palm_ds.serve.http.gate import App, Gate, headers_of
+from palm_ds.serve.http.routes import ROUTES, Json
+from palm_ds.serve.limits import FAILED, RequestError, error_body
+from palm_ds.serve.service import Service
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": schemas.ErrorBody} for status in (401, 404, 408, 413, 422, 429, 503, 504)
+}
+
+
+def make_app(service: Service, *, token: str = "") -> App:
+    """The whole application. `token`: what clients must send; empty: nothing."""
+    app = FastAPI(
+        title="palm_ds",
+        version=__version__,
+        description="Texts in, predictions and vectors out. Errors have one form; a request has "
+        "`X-Request-ID`, and may say `X-Request-Timeout: SECONDS`.",
+        docs_url=None,  # FastAPI's pages load scripts from elsewhere; /docs is our own
+        redoc_url=None,
+    )
+    app.state.service = service
+    app.state.token = token
+    for route in ROUTES:
+        app.add_api_route(
+            route.path,
+            route.answer,
+            methods=[route.method],
+            response_model=route.model,
+            tags=[route.tag] if route.tag else None,
+            responses=_ERRORS if route.method == "POST" else None,
+            include_in_schema=bool(route.tag),
+        )
+    app.add_exception_handler(RequestError, _refused)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(Exception, _failed)
+    for status in (404, 405):
+        app.add_exception_handler(status, _not_routed)
+    return Gate(app, service, token)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    body = error_body(error.status, error.message, request.state.request_id)
+    return Json(body, error.status, headers_of(error))
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """A bug, or a device that failed: the gate logs it with the request's id."""
+    return await _refused(request, RequestError(500, FAILED))
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    """A body that is no JSON, or lacks something: what and where, in one line."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"][1:] if isinstance(part, str | int))
+    if first["type"] == "json_invalid":
+        place = "the body"
+    message = f"{place or 'the body'}: {first['msg']}"
+    return await _refused(request, RequestError(422, message))
+
+
+async def _not_routed(request: Request, error: Exception) -> Response:
+    """A path or method that no route has."""
+    status = getattr(error, "status_code", 404)
+    what = "no such path" if status == 404 else "another method is needed"
+    message = f"{request.method} {request.url.path}: {what}; /docs lists all"
+    return await _refused(request, RequestError(status, message))

@@ -1,0 +1,206 @@
+"""What every request passes before a route sees it, as ASGI middleware.
+
+    bytes ──id, token, size, time to send──> the whole body ──route──> answer, log line, metrics
+
+A client that goes away is noticed, and what it asked for is dropped. Every refusal has the body of
+`error_body` and the id of its request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from palm_ds.serve.limits import FAILED, RequestError, ServingLimits, error_body
+from palm_ds.serve.service import Service
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+log = logging.getLogger("palm_ds.serve.access")
+
+OPEN = ("/", "/health", "/ready", "/docs", "/openapi.json")
+"""Paths that need no token: they tell nothing about models or texts. Also those under /static/."""
+_ID = re.compile(r"[\w.:-]{1,64}")
+_QUIET = ("health", "ready", "metrics_text")  # polled: not logged
+
+
+class _ClientLeftError(Exception):
+    """The client has closed its connection."""
+
+
+@dataclass
+class _Exchange:
+    """One request and its result."""
+
+    id: str
+    started: float = field(default_factory=time.monotonic)
+    status: int = 0
+    endpoint: str = "none"
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Wraps the app of the routes."""
+
+    app: App
+    service: Service
+    token: str = ""
+    """What clients must send as `Authorization: Bearer ...`; empty: nothing."""
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        exchange = _Exchange(_request_id(scope))
+        scope.setdefault("state", {})["request_id"] = exchange.id
+        sending = _with_id(send, exchange)
+        try:
+            self._authorize(scope)
+            body = await _body(scope, receive, self.service.limits)
+            await self._routed(scope, body, receive, sending)
+        except RequestError as error:
+            await refuse(sending, error, exchange.id)
+        except _ClientLeftError:
+            exchange.status = 499
+        except Exception:  # a bug: the client learns the request's id, the log has the rest
+            log.exception("request %s failed", exchange.id)
+            if not exchange.status:
+                await refuse(sending, RequestError(500, FAILED), exchange.id)
+        finally:
+            self._note(scope, exchange)
+
+    def _authorize(self, scope: MutableMapping[str, Any]) -> None:
+        path = scope["path"]
+        if not self.token or path in OPEN or path.startswith("/static/"):
+            return
+        given = _header(scope, b"authorization")
+        scheme, _, value = given.partition(b" ")
+        same = hmac.compare_digest(value.strip(), self.token.encode())  # in constant time
+        if scheme.lower() != b"bearer" or not same:
+            raise RequestError(401, "send the server's token: Authorization: Bearer TOKEN")
+
+    async def _routed(
+        self, scope: MutableMapping[str, Any], body: bytes, receive: Receive, send: Send
+    ) -> None:
+        """The answer of the routes, unless the client leaves before. Raises _ClientLeftError."""
+        given: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def replay() -> Message:
+            return given.pop() if given else await asyncio.Future()
+
+        answer = asyncio.ensure_future(self.app(scope, replay, send))
+        left = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait((answer, left), return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise _ClientLeftError
+            answer.result()
+        finally:
+            for task in (answer, left):
+                task.cancel()
+                with suppress(asyncio.CancelledError, Exception):
+                    await task
+
+    def _note(self, scope: MutableMapping[str, Any], exchange: _Exchange) -> None:
+        """Count the request and log it in one line."""
+        route = scope.get("endpoint")
+        endpoint = getattr(route, "__name__", "none")
+        seconds = time.monotonic() - exchange.started
+        self.service.metrics.request(endpoint, exchange.status, seconds)
+        if endpoint in _QUIET and exchange.status == 200:
+            return
+        client = (scope.get("client") or ("-",))[0]
+        log.info(
+            "%s %s %s %s %d %.1fms",
+            *(exchange.id, client, scope["method"], _printable(scope["path"])),
+            *(exchange.status, 1000 * seconds),
+        )
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _body(scope: MutableMapping[str, Any], receive: Receive, limits: ServingLimits) -> bytes:
+    """The whole body. Raises RequestError if it is too large or comes too slowly."""
+    length = _header(scope, b"content-length")
+    if length.isdigit() and int(length) > limits.max_bytes:
+        raise _too_large(limits)
+    try:
+        return await asyncio.wait_for(_read(receive, limits), limits.read_timeout)
+    except asyncio.TimeoutError:
+        raise RequestError(408, f"no whole request in {limits.read_timeout:g} s") from None
+
+
+async def _read(receive: Receive, limits: ServingLimits) -> bytes:
+    parts = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _ClientLeftError
+        parts += message.get("body", b"")
+        if len(parts) > limits.max_bytes:
+            raise _too_large(limits)
+        if not message.get("more_body"):
+            return bytes(parts)
+
+
+def _too_large(limits: ServingLimits) -> RequestError:
+    return RequestError(413, f"the body has more than {limits.max_bytes:,} bytes")
+
+
+async def refuse(send: Send, error: RequestError, request_id: str) -> None:
+    """Send an error as the answer."""
+    body = json.dumps(error_body(error.status, error.message, request_id)).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    headers += [(name.encode(), value.encode()) for name, value in headers_of(error).items()]
+    if error.status in (408, 413):  # what the client still sends is not read
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def headers_of(error: RequestError) -> dict[str, str]:
+    """The headers that belong to an error."""
+    if error.retry_after:
+        return {"retry-after": str(error.retry_after)}
+    return {"www-authenticate": "Bearer"} if error.status == 401 else {}
+
+
+def _with_id(send: Send, exchange: _Exchange) -> Send:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            exchange.status = message["status"]
+            own = (b"x-request-id", exchange.id.encode())
+            message["headers"] = [*message.get("headers", []), own]
+        await send(message)
+
+    return sending
+
+
+def _request_id(scope: MutableMapping[str, Any]) -> str:
+    """The client's, if it is a plain word; else a new one."""
+    given = _header(scope, b"x-request-id").decode("latin-1")
+    return given if _ID.fullmatch(given) else secrets.token_hex(8)
+
+
+def _header(scope: MutableMapping[str, Any], name: bytes) -> bytes:
+    return next((value for key, value in scope["headers"] if key == name), b"")
+
+
+def _printable(path: str) -> str:
+    """A path that cannot forge another line of the log."""
+    return path.encode("unicode_escape").decode()[:200]

@@ -1,0 +1,130 @@
+"""Bodies of requests and answers, as /openapi.json describes them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Text = str
+Row = dict[str, Any]
+ModelName = Annotated[str, Field(description="A model by name; by default the first that can.")]
+
+
+class Body(BaseModel):
+    """A request: unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class PredictBody(Body):
+    inputs: list[Text | list[Text] | Row] = Field(
+        description="Texts; pairs of texts (for tagging: lists of words); or rows by role, such as "
+        '{"question": "...", "context": "..."}.',
+        examples=[["a fine film", "two hours too long"]],
+    )
+    model: ModelName = ""
+
+
+class EmbedBody(Body):
+    texts: list[Text] = Field(examples=[["a text", "another text"]])
+    model: ModelName = ""
+    pooling: Literal["mean", "cls", "max", "pooler"] | None = Field(
+        None, description="By default as the server's."
+    )
+    normalize: bool | None = Field(None, description="Scale vectors to length 1.")
+    dimensions: int | None = Field(None, ge=1, description="The first numbers only (Matryoshka).")
+    prompt: str | None = Field(None, description="Put before every text.")
+
+
+class FillMaskBody(Body):
+    texts: list[Text] = Field(examples=[["The capital of [MASK] is Paris."]])
+    top: int = Field(5, ge=1, le=100, description="Guesses for each [MASK].")
+    model: ModelName = ""
+
+
+class RerankBody(Body):
+    query: Text = Field(examples=["How tall is the tower?"])
+    documents: list[Text] = Field(examples=[["It is 330 m high.", "It was built in 1889."]])
+    top_n: int | None = Field(None, ge=1, description="Only the best; by default all.")
+    task: str = Field("", description="A ranking, matching or regression task.")
+    use: Literal["head", "vectors"] = Field(
+        "head", description="Score pairs with a head, or compare embeddings."
+    )
+    model: ModelName = ""
+
+
+class TokenizeBody(Body):
+    texts: list[Text] = Field(examples=[["a text"]])
+    model: ModelName = ""
+
+
+class SearchBody(Body):
+    query: Text = Field(examples=["towers in France"])
+    top: int = Field(10, ge=1, le=1000)
+
+
+class OpenAIBody(BaseModel):
+    """OpenAI's request; keys that only OpenAI uses are ignored."""
+
+    input: Text | list[Text] | list[int] | list[list[int]]
+    model: str = ""
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(None, ge=1)
+
+
+class Predictions(BaseModel):
+    model: str
+    task: str
+    predictions: list[Row] = Field(description="As in the files of `palm-ds predict`.")
+    truncated: int = Field(description="Inputs that were too long for the task.")
+
+
+class Embeddings(BaseModel):
+    model: str
+    embeddings: list[list[float]]
+    tokens: list[int] = Field(description="Tokens of each text, as computed.")
+    truncated: int
+
+
+class FilledTexts(BaseModel):
+    model: str
+    results: list[Row] = Field(description="As of `palm-ds fill-mask --json`.")
+
+
+class Ranked(BaseModel):
+    index: int = Field(description="Its place among the documents of the request.")
+    relevance_score: float
+
+
+class Rankings(BaseModel):
+    model: str
+    task: str
+    results: list[Ranked] = Field(description="The best first.")
+
+
+class Tokens(BaseModel):
+    model: str
+    results: list[Row]
+
+
+class Hit(BaseModel):
+    index: int
+    text: str
+    score: float = Field(description="The cosine of the text's vector and the query's.")
+
+
+class Hits(BaseModel):
+    model: str
+    results: list[Hit]
+
+
+class ErrorDetail(BaseModel):
+    type: str
+    code: int
+    message: str
+    request_id: str
+
+
+class ErrorBody(BaseModel):
+    error: ErrorDetail

@@ -1,0 +1,74 @@
+"""What a server accepts, and the errors that its clients get."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from palm_ds.common.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingLimits:
+    """Bounds on requests. More of anything is refused with a status of its own."""
+
+    max_texts: int = 256
+    """Texts (rows, candidates) of a request; 413."""
+    max_characters: int = 100_000
+    """Characters of a text; 413. The model itself reads its first tokens only."""
+    max_bytes: int = 4 << 20
+    """Bytes of a request's body; 413."""
+    max_queue: int = 1024
+    """Texts of all clients that are waiting or in work; 429."""
+    timeout: float = 60.0
+    """Seconds until a request is given up, unless its client asks for less; 504."""
+    read_timeout: float = 15.0
+    """Seconds in which a client must have sent its request; 408."""
+    drain_timeout: float = 30.0
+    """Seconds for the accepted requests after the signal to stop."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if getattr(self, field.name) <= 0:
+                raise UserError(f"--{field.name}: {getattr(self, field.name)}; expected above 0")
+        if self.max_texts > self.max_queue:
+            raise UserError(
+                f"--max_texts: {self.max_texts} do not fit into a queue of {self.max_queue} texts "
+                "(--max_queue)"
+            )
+
+
+class RequestError(Exception):
+    """A request that is refused: an HTTP status and one line that says why."""
+
+    def __init__(self, status: int, message: str, *, retry_after: int = 0) -> None:
+        """`retry_after`: seconds after which to try again; 0: trying again does not help."""
+        super().__init__(message)
+        self.status, self.message, self.retry_after = status, message, retry_after
+
+
+TYPES = {
+    400: "bad_request",
+    401: "unauthorized",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "request_timeout",
+    409: "conflict",
+    413: "too_large",
+    422: "invalid_request",
+    429: "overloaded",
+    500: "internal_error",
+    503: "unavailable",
+    504: "deadline_exceeded",
+}
+"""{status: name} of every error that a client can get."""
+
+
+FAILED = "an error in the server; its log has the request's id"
+"""What a client learns of a bug."""
+
+
+def error_body(status: int, message: str, request_id: str) -> dict[str, dict[str, object]]:
+    """The body of every error, in the form of OpenAI's."""
+    kind = TYPES.get(status, "error")
+    return {"error": {"type": kind, "code": status, "message": message, "request_id": request_id}}

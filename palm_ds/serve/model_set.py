@@ -1,0 +1,148 @@
+"""The models of a server by name, and which of them answers a request.
+
+A reload opens every model again and then exchanges the whole set in one assignment: requests that
+were accepted before keep the model they were given.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from palm_ds.common.errors import UserError, suggest
+from palm_ds.serve.limits import RequestError
+from palm_ds.serve.requests import embed_work
+from palm_ds.serve.scheduler import compute
+from palm_ds.serve.search_index import SearchIndex, open_index
+from palm_ds.serve.served_model import ModelOptions, ServedModel, open_served
+
+RANKING = ("ranking", "matching", "regression")
+"""Kinds of tasks that score a pair of texts, the most suitable first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """What a server opens: models by name, and a search index."""
+
+    models: Mapping[str, Path]
+    options: ModelOptions
+    index: Path | None = None
+    texts: Sequence[str] = ()
+    column: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSet:
+    """Opened models, the first of which is the default."""
+
+    models: Mapping[str, ServedModel]
+    index: SearchIndex | None = None
+    index_model: str = ""
+    """The model that embeds queries."""
+
+    def named(self, name: str) -> ServedModel:
+        """A model by name; the default without one. Raises RequestError."""
+        if not name:
+            return next(iter(self.models.values()))
+        if name not in self.models:
+            raise RequestError(404, f"model {name!r} is not served{suggest(name, self.models)}")
+        return self.models[name]
+
+    def with_task(self, task: str, name: str) -> ServedModel:
+        """The model that has a task. Raises RequestError if none does, or several do."""
+        having = [x for x in self.models.values() if task in x.tasks]
+        if name:
+            having = [x for x in (self.named(name),) if task in x.tasks]
+        if not having:
+            known = {each for model in self.models.values() for each in model.tasks}
+            hint = suggest(task, known) if known else "; no model served here has a task on rows"
+            of = f" in model {name!r}" if name else ""
+            raise RequestError(404, f"no task {task!r}{of}{hint}")
+        if len(having) > 1:
+            which = " or ".join(repr(x.name) for x in having)
+            raise RequestError(409, f"{task!r} is a task of {which}: name the `model`")
+        return having[0]
+
+    def filling(self, name: str) -> ServedModel:
+        """The model that predicts masked words. Raises RequestError."""
+        wanted = [self.named(name)] if name else list(self.models.values())
+        found = next((x for x in wanted if x.filler), None)
+        if found is None:
+            raise RequestError(404, "no masked-LM head in " + ", ".join(x.name for x in wanted))
+        return found
+
+    def ranking(self, task: str, name: str) -> tuple[ServedModel, str]:
+        """The model and its task that score pairs: the named one, or the first. Raises
+        RequestError."""
+        if task:
+            model = self.with_task(task, name)
+            if model.kind_of(task) not in RANKING:
+                raise RequestError(
+                    422,
+                    f"task {task!r} is of kind {model.kind_of(task)}; reranking needs one of "
+                    f"{', '.join(RANKING)}",
+                )
+            return model, task
+        wanted = [self.named(name)] if name else list(self.models.values())
+        for kind in RANKING[:2]:
+            for model in wanted:
+                for each in model.tasks:
+                    if model.kind_of(each) == kind:
+                        return model, each
+        raise RequestError(
+            404,
+            f"no head that scores pairs in {', '.join(x.name for x in wanted)}: train a ranking or "
+            'matching task, or compare vectors with "use": "vectors"',
+        )
+
+
+def open_set(served: Served, tell: Callable[[str], None] = lambda line: None) -> ModelSet:
+    """Open everything. Raises UserError."""
+    opened: dict[str, ServedModel] = {}
+    for name, path in served.models.items():
+        opened[name] = open_served(path, name, served.options)
+        _warm_up(opened[name])
+        tell(_described(opened[name]))
+    index, by = None, ""
+    if served.index is not None:
+        index = open_index(served.index, served.texts, served.column)
+        by = _embedding_model(index, opened, served.index)
+        tell(f"search: {len(index.texts):,} texts of {served.index}, embedded by {by}")
+    gc.collect()
+    return ModelSet(models=opened, index=index, index_model=by)
+
+
+def _warm_up(model: ServedModel) -> None:
+    """Compute once on each device, so that the first request is not the slowest."""
+    work = embed_work(model, ["warm up"], model.embedder.settings)
+    for device in range(len(model.devices)):
+        compute(model, device, [(work, 0)])
+
+
+def _embedding_model(index: SearchIndex, models: Mapping[str, ServedModel], file: Path) -> str:
+    """The model that made an index; if none has its path, the first with vectors of its size."""
+    size = index.vectors.shape[1]
+    made = Path(index.model).absolute()
+    able = [
+        name
+        for name, model in models.items()
+        if size <= model.embedder.encoder.hidden_size
+        and (index.settings.dimensions or model.embedder.encoder.hidden_size) == size
+        and index.settings.pooling in model.poolings
+    ]
+    same = [name for name in able if models[name].path.absolute() == made]
+    if not able:
+        raise UserError(
+            f"--index: {file}: vectors of {size} numbers by {index.model}; no model served here "
+            "gives such vectors"
+        )
+    return (same or able)[0]
+
+
+def _described(model: ServedModel) -> str:
+    """What a model can do, in one line."""
+    can = [*model.tasks, *(["fill-mask"] if model.filler else [])]
+    how = f"{model.embedder.settings.pooling} of {model.embedder.size} numbers"
+    return f"{model.name}: {', '.join([*can, f'embeddings ({how})'])}"

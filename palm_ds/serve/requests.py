@@ -1,0 +1,244 @@
+"""From the texts of a request to work for the model, and from its scores to the answer.
+
+    predict_work    rows ──arranged and decoded by their task──> what `palm-ds predict` writes
+    embed_work      texts, or ids ──> vectors, as of `palm-ds embed`
+    fill_work       texts with [MASK] ──> the most probable tokens
+
+Work is prepared on a thread of the server, before it is queued; mistakes in it are found there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from palm_ds.common.errors import UserError
+from palm_ds.data.decode import Decoded, gathered
+from palm_ds.data.example import Example
+from palm_ds.data.reader import Table
+from palm_ds.data.task import TableTask
+from palm_ds.inference.embedder import EmbeddingSettings
+from palm_ds.inference.fill_mask import Filled, Filler, MaskedText, as_record, best_guesses
+from palm_ds.inference.predict_files import without_labels
+from palm_ds.inference.predictor import EncoderPass
+from palm_ds.serve.forward import Scores, label_for_vector, vectors_task
+from palm_ds.serve.limits import RequestError, ServingLimits
+from palm_ds.serve.scheduler import Work
+from palm_ds.serve.served_model import ServedModel
+
+Row = Mapping[str, Any]
+Input = str | Sequence[str] | Row
+"""A text, a pair of texts (for tagging: a list of words), or a row by role or column."""
+
+
+# ---- rows ----
+
+
+def rows_of(inputs: Sequence[Input], task: TableTask, kind: str, each: EncoderPass) -> list[Row]:
+    """The inputs as rows by role. A row may use the roles' names (`text_a`) or those of the
+    training tables' columns."""
+    return [_row(value, task, kind, each) for value in inputs]
+
+
+def _row(value: Input, task: TableTask, kind: str, each: EncoderPass) -> Row:
+    named = tuple(getattr(task, "texts", ()))
+    if isinstance(value, str):
+        return {named[0] if named else "text_a": value}
+    if isinstance(value, Mapping):
+        roles = {
+            column: role for role, column in each.read.columns.items() if isinstance(column, str)
+        }
+        return {
+            roles[key] if key in roles and roles[key] not in value else key: cell
+            for key, cell in value.items()
+        }
+    if kind == "tagging":
+        return {"tokens": list(value)}
+    return dict(zip(named or ("text_a", "text_b"), value, strict=False))
+
+
+def check_rows(rows: Sequence[Row], limits: ServingLimits, name: str = "inputs") -> None:
+    """Raises RequestError for too many rows, and for empty or long texts."""
+    if not rows:
+        raise RequestError(422, f"{name}: empty; give at least one text")
+    if len(rows) > limits.max_texts:
+        raise RequestError(
+            413, f"{name}: {len(rows):,} texts; at most {limits.max_texts:,} in a request"
+        )
+    for number, row in enumerate(rows):
+        for key, value in row.items():
+            place = f"{name}[{number}]" if len(row) == 1 else f"{name}[{number}].{key}"
+            check_text(value, place, limits)
+
+
+def check_text(value: object, place: str, limits: ServingLimits) -> None:
+    """Raises RequestError for an empty or long text, or a list with one too many."""
+    if isinstance(value, str) and not value.strip():
+        raise RequestError(422, f"{place}: the text is empty")
+    size = _characters(value)
+    if size > limits.max_characters:
+        raise RequestError(
+            413, f"{place}: {size:,} characters; at most {limits.max_characters:,} in a text"
+        )
+
+
+def _characters(value: object) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_characters, value.values()))
+    return sum(map(_characters, value)) if isinstance(value, list | tuple) else 0
+
+
+# ---- predictions ----
+
+
+def predict_work(model: ServedModel, task: str, inputs: Sequence[Input]) -> Work:
+    """Rows for a task; the answer is (predictions, truncated rows). Raises UserError for rows that
+    it cannot read."""
+    assert model.predictor is not None
+    predictor, each = model.predictor, model.passes[task]
+    rows = rows_of(inputs, model.tasks[task], model.kind_of(task), each)
+    read = replace(
+        each.read, columns={}, format="auto", drop={}, bad_rows="stop", split="", header=True
+    )
+    source = predictor.source(Table.from_rows(rows, without_labels(read), name="inputs"))
+    for checked in (each.arranger, *each.tasks):
+        checked.check(source, labelled=False)
+    built = predictor.examples(each, source)
+    # counting costs as much as arranging: only where a row may have been too long
+    most = getattr(each.arranger, "max_length", 0) or predictor.recipe.length
+    whole = all(len(one.example) < most for one in built)
+    cut = 0 if whole else each.arranger.cut_rows(source, predictor.recipe.length)
+
+    def finish(scores: Sequence[Scores]) -> tuple[list[dict[str, Any]], int]:
+        pieces = [
+            Decoded(
+                task,
+                0,
+                one.example.item,
+                one.ref.number,
+                model.tasks[task].decode(own[task], one.example, source),
+            )
+            for one, own in zip(built, scores, strict=True)
+            if task in own
+        ]
+        _, found = gathered(pieces, model.tasks, [source]).get(task, (0, {}))
+        return [found.get(item, {}) for item in range(len(rows))], cut
+
+    examples = [one.example for one in built]
+    return Work(model=model, examples=examples, task_id=each.task_id, finish=finish)
+
+
+# ---- vectors ----
+
+
+def embed_work(
+    model: ServedModel, texts: Sequence[str] | Sequence[Sequence[int]], settings: EmbeddingSettings
+) -> Work:
+    """Texts, or ids with their special tokens; the answer is (vectors (texts, size) float32, tokens
+    of each text, truncated texts)."""
+    pooling = settings.pooling or "mean"
+    ids, cut = _ids(model, texts, settings)
+    examples = [label_for_vector(_plain(each), pooling) for each in ids]
+    size = settings.dimensions or model.embedder.size
+
+    def finish(scores: Sequence[Scores]) -> tuple[np.ndarray, list[int], int]:
+        vectors = np.concatenate([each[vectors_task(pooling)] for each in scores])[:, :size]
+        if settings.normalize:
+            vectors = normalized(vectors)
+        return vectors, [len(each) for each in ids], cut
+
+    return Work(model=model, examples=examples, task_id=model.embedder.task_id, finish=finish)
+
+
+def _ids(
+    model: ServedModel, texts: Sequence[str] | Sequence[Sequence[int]], settings: EmbeddingSettings
+) -> tuple[list[np.ndarray], int]:
+    """The ids of each text, and how many were truncated."""
+    most = settings.max_length or model.embedder.settings.max_length or 0
+    if any(isinstance(text, str) for text in texts):
+        whole = replace(model.embedder, settings=replace(settings, max_length=10**9))
+        found = whole.encode([str(text) for text in texts])
+        short = [_truncated(each, most) for each in found]
+        return short, sum(len(a) > len(b) for a, b in zip(found, short, strict=True))
+    vocabulary = model.tokenizer.vocabulary.size
+    found = [np.array(list(text), np.int64) for text in texts]
+    for number, each in enumerate(found):
+        if not len(each):
+            raise UserError(f"input[{number}]: no ids")
+        if each.min() < 0 or each.max() >= vocabulary:
+            raise UserError(f"input[{number}]: an id is not in 0 to {vocabulary - 1:,}")
+        if len(each) > most:
+            raise UserError(f"input[{number}]: {len(each):,} ids; the model reads {most:,}")
+    return found, 0
+
+
+def _truncated(ids: np.ndarray, most: int) -> np.ndarray:
+    return ids if len(ids) <= most else np.append(ids[: most - 1], ids[-1])
+
+
+def normalized(vectors: np.ndarray) -> np.ndarray:
+    """Vectors of length 1; a vector of zeros stays one."""
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+
+
+def _plain(ids: np.ndarray) -> Example:
+    """A text alone, as one segment."""
+    nothing = np.zeros(len(ids), np.int64)
+    return Example(input_ids=ids, token_type_ids=nothing, source_offsets=nothing, annotations={})
+
+
+# ---- masked words ----
+
+
+def fill_work(model: ServedModel, texts: Sequence[str], top: int) -> Work:
+    """Texts with `[MASK]`; the answer is a record for each, as `palm-ds fill-mask --json` prints
+    them. Raises UserError for a text without a mask or with too many tokens."""
+    filler = model.filler
+    assert filler is not None
+    masked = [_masked(filler, text, f"texts[{n}]") for n, text in enumerate(texts)]
+    examples = [_plain(each.ids) for each in masked]
+    for example, each in zip(examples, masked, strict=True):
+        example.labels[filler.task] = each.at, np.zeros(len(each.at), np.int64)
+
+    def record(text: str, each: MaskedText, scores: Scores) -> dict[str, Any]:
+        probabilities = torch.from_numpy(scores[filler.task]).softmax(-1)
+        found = best_guesses(probabilities, each.at, each.truths, top=top)
+        return as_record(filler, text, Filled(each.ids, found))
+
+    def finish(scores: Sequence[Scores]) -> list[dict[str, Any]]:
+        return [record(*each) for each in zip(texts, masked, scores, strict=True)]
+
+    return Work(model=model, examples=examples, task_id=filler.task_id, finish=finish)
+
+
+def _masked(filler: Filler, text: str, place: str) -> MaskedText:
+    try:
+        return filler.masked(text)
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from None
+
+
+# ---- tokens ----
+
+
+def tokens_of(model: ServedModel, texts: Sequence[str]) -> list[dict[str, Any]]:
+    """The ids of each text, their names, and the characters of each token (0 to 0 for special
+    ones)."""
+    special = model.tokenizer.vocabulary
+    answers = []
+    for ids, spans in model.tokenizer.encode_spans(texts):
+        every = [special.cls, *ids.tolist(), special.sep]
+        answers.append(
+            {
+                "ids": every,
+                "tokens": model.tokenizer.tokens(every),
+                "spans": [[0, 0], *spans.tolist(), [0, 0]],
+            }
+        )
+    return answers

@@ -1,0 +1,221 @@
+"""Shares forward passes among requests: dynamic batching.
+
+    request ──Work: its examples──> queue of its model ──> a batch when a device is free ──> scores
+                                    request by request,       at most N tokens
+                                    one text at a time
+
+There is no waiting for a batch to fill: while a device computes, requests gather; when it is free,
+it takes one text of each waiting request in turn, until the batch is full. So a short request never
+waits for all texts of a long one, and without load it is answered immediately. One thread for
+each device runs the model; another turns scores into answers.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from palm_ds.data.example import Example
+from palm_ds.serve.forward import Scores, scores_of
+from palm_ds.serve.served_model import ServedModel
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, kw_only=True)
+class Work:
+    """What a request asks of one model."""
+
+    model: ServedModel
+    examples: Sequence[Example]
+    """With labels where the heads' scores are wanted."""
+    task_id: int
+    finish: Callable[[Sequence[Scores]], Any]
+    """From the scores of each example to the answer."""
+    future: Future[Any] = field(default_factory=Future)
+    scores: list[Scores] = field(default_factory=list)
+    taken: int = 0
+    left: int = 0
+    arrived: float = 0.0
+
+
+Piece = tuple[Work, int]
+"""A piece of work: one of its examples."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchReport:
+    """What a forward pass computed."""
+
+    model: str
+    texts: int
+    tokens: int
+    requests: int
+    seconds: float
+
+
+class Scheduler:
+    """The queues of all models and the threads that empty them."""
+
+    def __init__(
+        self, devices: int = 1, observe: Callable[[BatchReport], None] = lambda report: None
+    ) -> None:
+        self._observe = observe
+        self._changed = threading.Condition()
+        self._queues: dict[int, deque[Work]] = {}
+        """By the identity of the model: a reloaded one has a queue of its own."""
+        self._open = True
+        self._finisher = ThreadPoolExecutor(1, thread_name_prefix="finish")
+        self._threads = [
+            threading.Thread(target=self._run, args=(number,), name=f"device-{number}", daemon=True)
+            for number in range(devices)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, work: Work) -> Future[Any]:
+        """Queue some work; its future gets the answer. Cancelling the future removes it."""
+        work.arrived = time.monotonic()
+        work.scores = [{}] * len(work.examples)
+        work.left = len(work.examples)
+        if not work.examples:
+            self._finisher.submit(_finish, work)
+            return work.future
+        with self._changed:
+            assert self._open, "closed"
+            self._queues.setdefault(id(work.model), deque()).append(work)
+            self._changed.notify()
+        return work.future
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens that no device has taken."""
+        with self._changed:
+            queued = [work for queue in self._queues.values() for work in queue]
+            return sum(sum(map(len, work.examples[work.taken :])) for work in queued)
+
+    def close(self) -> None:
+        """Finish what is queued and end the threads."""
+        with self._changed:
+            self._open = False
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        self._finisher.shutdown()
+
+    # ---- the threads ----
+
+    def _run(self, device: int) -> None:
+        while pieces := self._next():
+            model = pieces[0][0].model
+            started = time.monotonic()
+            try:
+                found = compute(model, device, pieces)
+            except (
+                Exception
+            ) as error:  # whatever a device raises ends these requests, not the server
+                log.exception("a forward pass of %s failed", model.name)
+                with self._changed:
+                    for work in dict.fromkeys(work for work, _ in pieces):
+                        _fail(work, error)
+                continue
+            self._observe(_report(pieces, time.monotonic() - started))
+            for work in self._note(pieces, found):
+                self._finisher.submit(_finish, work)
+
+    def _note(self, pieces: Sequence[Piece], found: Sequence[Scores]) -> list[Work]:
+        """Note the scores of pieces; returns the works that are complete now."""
+        done: list[Work] = []
+        with self._changed:
+            for (work, number), scores in zip(pieces, found, strict=True):
+                work.scores[number] = scores
+                work.left -= 1
+                if not work.left:
+                    done.append(work)
+        return done
+
+    def _next(self) -> list[Piece]:
+        """The pieces of the next batch, waiting for some; none: the scheduler is closed."""
+        with self._changed:
+            while True:
+                self._drop_cancelled()
+                if self._queues:
+                    # the longest waiting request decides whose turn it is
+                    key = min(self._queues, key=lambda key: self._queues[key][0].arrived)
+                    pieces = _taken(self._queues[key])
+                    if not self._queues[key]:
+                        del self._queues[key]
+                    if self._queues:
+                        self._changed.notify()
+                    return pieces
+                if not self._open:
+                    return []
+                self._changed.wait()
+
+    def _drop_cancelled(self) -> None:
+        for key, queue in list(self._queues.items()):
+            if any(work.future.done() for work in queue):
+                queue = self._queues[key] = deque(x for x in queue if not x.future.done())
+            if not queue:
+                del self._queues[key]
+
+
+def _taken(queue: deque[Work]) -> list[Piece]:
+    """One example of each request in turn, up to the tokens of a batch; removes finished ones."""
+    pieces: list[Piece] = []
+    room = queue[0].model.batch_tokens
+    while queue:
+        work = queue[0]
+        length = len(work.examples[work.taken])
+        if pieces and length > room:
+            break
+        pieces.append((work, work.taken))
+        room -= length
+        work.taken += 1
+        if work.taken == len(work.examples):
+            queue.popleft()
+        else:
+            queue.rotate(-1)
+    return pieces
+
+
+def compute(model: ServedModel, device: int, pieces: Sequence[Piece]) -> list[Scores]:
+    """The scores of each piece."""
+    return scores_of(
+        model.replicas[device],
+        [(work.examples[number], work.task_id) for work, number in pieces],
+        pad=model.tokenizer.vocabulary.pad,
+        device=model.devices[device],
+    )
+
+
+def _finish(work: Work) -> None:
+    """Set the answer, unless nobody waits for it any more or another batch of it failed."""
+    if work.future.done() or not work.future.set_running_or_notify_cancel():
+        return
+    try:
+        work.future.set_result(work.finish(work.scores))
+    except Exception as error:  # for the request that waits
+        work.future.set_exception(error)
+
+
+def _fail(work: Work, error: Exception) -> None:
+    if not work.future.done() and work.future.set_running_or_notify_cancel():
+        work.future.set_exception(error)
+
+
+def _report(pieces: Sequence[Piece], seconds: float) -> BatchReport:
+    works = {id(work) for work, _ in pieces}
+    return BatchReport(
+        model=pieces[0][0].model.name,
+        texts=len(pieces),
+        tokens=sum(len(work.examples[number]) for work, number in pieces),
+        requests=len(works),
+        seconds=seconds,
+    )

@@ -1,0 +1,209 @@
+"""A model as the server holds it: all its heads, its tokenizer, and a copy on each device.
+
+    open_served("runs/mine", ...)      a run of `palm-ds finetune`: its tasks, and embeddings
+    open_served("models/minilm", ...)  a checkpoint of any format: embeddings
+
+Both also predict masked words, if the model has that head.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from palm_ds.common.errors import UserError
+from palm_ds.data.task import TableTask
+from palm_ds.inference.batching import batch_tokens_for
+from palm_ds.inference.embedder import (
+    POOLINGS,
+    Embedder,
+    EmbeddingSettings,
+    complete_settings,
+    embedding_task_id,
+    has_pooler,
+)
+from palm_ds.inference.fill_mask import Filler
+from palm_ds.inference.finished_run import weights_of
+from palm_ds.inference.predictor import (
+    DTYPES,
+    EncoderPass,
+    Predictor,
+    asked_tasks,
+    find_model,
+    open_predictor,
+)
+from palm_ds.model.encoder import build_encoder
+from palm_ds.model.heads import MaskedLMHead
+from palm_ds.model.kernels import choose_kernels
+from palm_ds.model.multi_task_model import Model
+from palm_ds.serve.forward import with_vector_heads
+from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
+from palm_ds.weights import weights_folder
+from palm_ds.weights.formats.contents import CheckpointContents
+from palm_ds.weights.formats.open import open_checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """How a server opens its models."""
+
+    devices: Sequence[torch.device] = (torch.device("cpu"),)
+    precision: str = "fp32"
+    embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
+    """How texts are embedded, where a request does not say."""
+    batch_tokens: int = 0
+    """Tokens of a forward pass; 0 chooses for the device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """A model that is ready to compute."""
+
+    name: str
+    path: Path
+    """As given to the server."""
+    replicas: Sequence[Model]
+    """One for each device."""
+    devices: Sequence[torch.device]
+    embedder: Embedder
+    """The encoder with its tokenizer and settings."""
+    poolings: Sequence[str]
+    """How it can pool."""
+    predictor: Predictor | None = None
+    """The tasks on rows, if it has any."""
+    filler: Filler | None = None
+    """The masked-LM head, if it has one."""
+    batch_tokens: int
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.embedder.tokenizer
+
+    @property
+    def tasks(self) -> Mapping[str, TableTask]:
+        return self.predictor.tasks if self.predictor else {}
+
+    @cached_property
+    def passes(self) -> Mapping[str, EncoderPass]:
+        """{task: how its input is built}"""
+        if self.predictor is None:
+            return {}
+        alone = [replace(self.predictor, tasks={n: t}) for n, t in self.predictor.tasks.items()]
+        return {next(iter(each.tasks)): each.passes[0] for each in alone}
+
+    def kind_of(self, task: str) -> str:
+        """A task's kind, as in a recipe."""
+        assert self.predictor is not None
+        return str(self.predictor.recipe.tasks[task].get("kind", task))
+
+
+def open_served(path: Path, name: str, options: ModelOptions) -> ServedModel:
+    """Open a run folder, or a checkpoint of any format, with all that it can do. Raises
+    UserError."""
+    tasks = _tasks_on_rows(path)
+    opened = _with_tasks(path, tasks, options) if tasks else _without_tasks(path, options)
+    model, embedder, predictor = opened
+    contents = open_checkpoint(embedder.folder)
+    poolings = [x for x in POOLINGS if x != "pooler" or has_pooler(contents)]
+    first = with_vector_heads(model, poolings)
+    return ServedModel(
+        name=name,
+        path=path,
+        replicas=[first, *(copy.deepcopy(first).to(x) for x in options.devices[1:])],
+        devices=options.devices,
+        embedder=embedder,
+        poolings=poolings,
+        predictor=predictor,
+        filler=_filler(first, embedder, contents),
+        batch_tokens=options.batch_tokens or batch_tokens_for(options.devices[0]),
+    )
+
+
+_Opened = tuple[Model, Embedder, Predictor | None]
+
+
+def _tasks_on_rows(path: Path) -> list[str]:
+    """The tasks of a folder that predict something for a row as it is (those that mask tokens do
+    not); none for a checkpoint without a recipe."""
+    try:
+        folder, recipe = find_model(path)
+        asked = asked_tasks(recipe, (), folder)
+    except UserError:
+        return []
+    return [name for name, task in asked.items() if not task.edits_text]
+
+
+def _with_tasks(path: Path, tasks: Sequence[str], options: ModelOptions) -> _Opened:
+    predictor = open_predictor(
+        path, tasks=tasks, precision=options.precision, device=options.devices[0]
+    )
+    contents = open_checkpoint(find_model(path)[0])
+    embedder = _embedder(contents, predictor.model, predictor.tokenizer, options)
+    return predictor.model, embedder, predictor
+
+
+def _without_tasks(path: Path, options: ModelOptions) -> _Opened:
+    folder = weights_of(path)
+    contents = open_checkpoint(folder)
+    if contents.tokenizer is None:
+        raise UserError(f"{folder}: has no tokenizer")
+    device, dtype = options.devices[0], DTYPES[options.precision]
+    kernels, _ = choose_kernels(
+        {"compile": "off"}, device=device, dtype=dtype, config=contents.config
+    )
+    encoder = build_encoder(contents.config, kernels)
+    words = [name for name, head in contents.heads.items() if head.kind == "masked_words"]
+    used = [task for task, head in contents.head_of.items() if head in words]
+    head_of = {task: contents.head_of[task] for task in used} or {name: name for name in words}
+    heads = {name: MaskedLMHead(encoder) for name in dict.fromkeys(head_of.values())}
+    model = Model(encoder, heads, head_of)
+    weights_folder.load_weights(folder, model)
+    model = model.to(device, dtype).eval()
+    tokenizer = load_tokenizer(contents.tokenizer)
+    return model, _embedder(contents, model, tokenizer, options), None
+
+
+def _embedder(
+    contents: CheckpointContents, model: Model, tokenizer: Tokenizer, options: ModelOptions
+) -> Embedder:
+    settings = complete_settings(options.embedding, contents)
+    return Embedder(
+        folder=contents.path,
+        encoder=model.backbone,
+        tokenizer=tokenizer,
+        settings=settings,
+        task_id=embedding_task_id(contents, settings.task),
+        device=options.devices[0],
+    )
+
+
+def _filler(model: Model, embedder: Embedder, contents: CheckpointContents) -> Filler | None:
+    """The masked-LM head of the first task that has one."""
+    task = next(
+        (x for x, head in model.head_of.items() if isinstance(model.heads[head], MaskedLMHead)), ""
+    )
+    if not task:
+        return None
+    task_id = contents.task_ids.get(task, 0) if contents.config.task_types else 0
+    return Filler(model, embedder.tokenizer, embedder.folder, task, task_id)
+
+
+def names_of(paths: Sequence[str]) -> dict[str, Path]:
+    """{name: path} of what was given as PATH or NAME=PATH. A path's name is its last part that is
+    not weights, hf or best. Raises UserError for a name given twice."""
+    found: dict[str, Path] = {}
+    for text in paths:
+        name, separator, rest = text.partition("=")
+        path = Path(rest) if separator else Path(text)
+        if not separator:
+            parts = path.absolute().parts
+            name = next((x for x in reversed(parts) if x not in ("weights", "hf", "best")), "model")
+        if not name or name in found:
+            raise UserError(f"{text}: another model is named {name!r}; give one as NAME=PATH")
+        found[name] = path
+    return found

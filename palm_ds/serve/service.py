@@ -1,0 +1,211 @@
+"""What a server does, apart from HTTP: accepts requests within its limits and answers them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from palm_ds.common.errors import UserError
+from palm_ds.inference.embedder import EmbeddingSettings
+from palm_ds.serve.limits import RequestError, ServingLimits
+from palm_ds.serve.metrics import ServerMetrics
+from palm_ds.serve.model_set import ModelSet, Served, open_set
+from palm_ds.serve.requests import (
+    Input,
+    check_rows,
+    check_text,
+    embed_work,
+    fill_work,
+    predict_work,
+    tokens_of,
+)
+from palm_ds.serve.scheduler import BatchReport, Scheduler, Work
+from palm_ds.serve.served_model import ServedModel
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+_PREPARING = 2  # threads that turn texts into tokens
+_RECENT = 0.2  # weight of the newest batch in the measured speed
+_LONGEST_WAIT = 60  # seconds in a Retry-After at most
+
+
+class Service:
+    """Opened models, their scheduler, and the texts in work."""
+
+    def __init__(self, models: ModelSet, served: Served, limits: ServingLimits) -> None:
+        self.models, self.served, self.limits = models, served, limits
+        self.draining = False
+        self.metrics = ServerMetrics(lambda: self.in_work)
+        self.in_work = 0
+        """Texts that were accepted and are not answered yet."""
+        self._texts_per_second = 0.0
+        self._reloading = False
+        self._threads = ThreadPoolExecutor(_PREPARING, thread_name_prefix="prepare")
+        self._scheduler = Scheduler(len(served.options.devices), self._observe)
+
+    # ---- requests ----
+
+    async def predict(
+        self, task: str, inputs: Sequence[Input], name: str, deadline: float
+    ) -> tuple[ServedModel, list[dict[str, Any]], int]:
+        """(model, a prediction for each input, truncated inputs)."""
+        model = self.models.with_task(task, name)
+        check_rows([x if isinstance(x, dict) else {"": x} for x in inputs], self.limits)
+        prepare = functools.partial(predict_work, model, task, inputs)
+        found, cut = await self._answer(prepare, len(inputs), deadline)
+        return model, found, cut
+
+    async def embed(
+        self,
+        texts: Sequence[str] | Sequence[Sequence[int]],
+        settings: Callable[[ServedModel], EmbeddingSettings],
+        name: str,
+        deadline: float,
+        field: str = "texts",
+    ) -> tuple[ServedModel, np.ndarray, list[int], int]:
+        """(model, vectors, tokens of each text, truncated texts). `field`: the texts' name in
+        messages."""
+        model = self.models.named(name)
+        check_rows([{"": text} for text in texts], self.limits, field)
+        prepare = functools.partial(embed_work, model, texts, settings(model))
+        return model, *await self._answer(prepare, len(texts), deadline)
+
+    async def fill(
+        self, texts: Sequence[str], top: int, name: str, deadline: float
+    ) -> tuple[ServedModel, list[dict[str, Any]]]:
+        """(model, a record for each text)."""
+        model = self.models.filling(name)
+        check_rows([{"": text} for text in texts], self.limits, "texts")
+        prepare = functools.partial(fill_work, model, texts, top)
+        return model, await self._answer(prepare, len(texts), deadline)
+
+    async def rerank(
+        self, query: str, documents: Sequence[str], task: str, name: str, deadline: float
+    ) -> tuple[ServedModel, str, list[float]]:
+        """(model, task, the score of each document), by a head that scores pairs."""
+        model, task = self.models.ranking(task, name)
+        self._check_query(query, documents)
+        pairs = [(query, document) for document in documents]
+        prepare = functools.partial(predict_work, model, task, pairs)
+        found, _ = await self._answer(prepare, len(pairs), deadline)
+        return model, task, [_score(each) for each in found]
+
+    async def rerank_by_vectors(
+        self, query: str, documents: Sequence[str], name: str, deadline: float
+    ) -> tuple[ServedModel, list[float]]:
+        """(model, the cosine of the query and each document)."""
+        model = self.models.named(name)
+        self._check_query(query, documents)
+        settings = replace(model.embedder.settings, normalize=True)
+        prepare = functools.partial(embed_work, model, [query, *documents], settings)
+        vectors, _, _ = await self._answer(prepare, len(documents) + 1, deadline)
+        return model, (vectors[1:] @ vectors[0]).tolist()
+
+    def _check_query(self, query: str, documents: Sequence[str]) -> None:
+        check_text(query, "query", self.limits)
+        check_rows([{"": text} for text in documents], self.limits, "documents")
+
+    async def search(
+        self, query: str, top: int, deadline: float
+    ) -> tuple[ServedModel, list[dict[str, Any]]]:
+        """(model, the nearest texts of the index)."""
+        index = self.models.index
+        if index is None:
+            raise RequestError(404, "no search index; start the server with --index")
+        model = self.models.named(self.models.index_model)
+        check_text(query, "query", self.limits)
+        prepare = functools.partial(embed_work, model, [query], index.settings)
+        vectors, _, _ = await self._answer(prepare, 1, deadline)
+        near = await self._in_thread(index.nearest, vectors[0], top)
+        return model, [
+            {"index": row, "text": index.texts[row], "score": round(score, 6)}
+            for row, score in near
+        ]
+
+    async def tokenize(self, texts: Sequence[str], name: str) -> tuple[ServedModel, list[Any]]:
+        """(model, the tokens of each text)."""
+        model = self.models.named(name)
+        check_rows([{"": text} for text in texts], self.limits, "texts")
+        return model, await self._in_thread(tokens_of, model, texts)
+
+    async def _answer(self, prepare: Callable[[], Work], texts: int, deadline: float) -> Any:
+        """Prepare some work, queue it and wait for its answer. Raises RequestError."""
+        self._admit(texts)
+        try:
+            work = await self._in_thread(prepare)
+            future = asyncio.wrap_future(self._scheduler.submit(work))
+            return await asyncio.wait_for(future, max(deadline - time.monotonic(), 0))
+        except asyncio.TimeoutError:
+            raise RequestError(504, "not answered in time; send fewer texts in a request") from None
+        except UserError as error:
+            raise RequestError(422, str(error)) from None
+        finally:
+            self.in_work -= texts
+
+    def _admit(self, texts: int) -> None:
+        """Raises RequestError if the server is stopping or its queue is full."""
+        if self.draining:
+            raise RequestError(503, "this server is stopping", retry_after=1)
+        if self.in_work + texts > self.limits.max_queue:
+            raise RequestError(
+                429,
+                f"{self.in_work:,} texts are waiting, of at most {self.limits.max_queue:,}; try "
+                "again later",
+                retry_after=self._wait(),
+            )
+        self.in_work += texts
+
+    def _wait(self) -> int:
+        """Seconds until what is waiting should be done."""
+        seconds = self.in_work / self._texts_per_second if self._texts_per_second else 1
+        return min(max(math.ceil(seconds), 1), _LONGEST_WAIT)
+
+    async def _in_thread(self, function: Callable[..., T], *values: object) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, functools.partial(function, *values))
+
+    def _observe(self, report: BatchReport) -> None:
+        self.metrics.batch(report)
+        speed = report.texts / max(report.seconds, 1e-6) * len(self.served.options.devices)
+        self._texts_per_second += _RECENT * (speed - self._texts_per_second)
+
+    # ---- models ----
+
+    async def reload(self) -> list[str]:
+        """Open all models again and use them from then on; returns their names. After an error the
+        old ones stay. Raises RequestError."""
+        if self._reloading:
+            raise RequestError(409, "another reload has not ended yet")
+        self._reloading = True
+        try:
+            self.models = await asyncio.to_thread(open_set, self.served, log.info)
+        except Exception as error:
+            self.metrics.reload("failed")
+            log.error("reload failed, the old models stay: %s", error)
+            raise RequestError(500, f"the old models stay: {error}") from error
+        finally:
+            self._reloading = False
+        self.metrics.reload("done")
+        log.info("reloaded %s", ", ".join(self.models.models))
+        return list(self.models.models)
+
+    def close(self) -> None:
+        """Finish what is queued and end the threads."""
+        self._scheduler.close()
+        self._threads.shutdown()
+
+
+def _score(prediction: dict[str, Any]) -> float:
+    """How well a pair matches, from the prediction of a ranking, matching or regression task: a
+    probability, or the number."""
+    value = prediction.get("probs", prediction.get("value", 0.0))
+    return float(value[-1] if isinstance(value, list) else value)

@@ -1,0 +1,307 @@
+"use strict";
+// The page at /: every head of every model by hand. All texts are set as text, never as HTML.
+
+const $ = (id) => document.getElementById(id);
+let info = null;
+let tab = null;
+
+function make(tag, cls, text) {
+  const element = document.createElement(tag);
+  if (cls) element.className = cls;
+  if (text !== undefined) element.textContent = text;
+  return element;
+}
+
+function card(title) {
+  const made = make("div", "card");
+  if (title) made.append(make("h3", "", title));
+  $("result").append(made);
+  return made;
+}
+
+function bar(name, share, number, best) {
+  const made = make("div", best ? "bar best" : "bar");
+  if (name !== null) made.append(make("span", "name", name));
+  const track = make("span", "track");
+  const filled = make("i");
+  filled.style.width = `${Math.max(0, Math.min(1, share)) * 100}%`;
+  track.append(filled);
+  made.append(track, make("span", "number", number));
+  return made;
+}
+
+const percent = (p) => `${(100 * p).toFixed(1)} %`;
+const lines = (text) => text.split("\n").map((x) => x.trim()).filter(Boolean);
+const code = (characters) => Array.from(characters); // offsets of the server count code points
+
+async function call(path, body) {
+  const token = $("token").value;
+  const headers = { "Content-Type": "application/json" };
+  if (token) headers.Authorization = `Bearer ${token}`;
+  const options = body ? { method: "POST", headers, body: JSON.stringify(body) } : { headers };
+  const answer = await fetch(path, options);
+  const content = await answer.json().catch(() => ({}));
+  if (!answer.ok) {
+    const error = new Error(content.error ? content.error.message : `status ${answer.status}`);
+    error.status = answer.status;
+    throw error;
+  }
+  return content;
+}
+
+// ---- what can be tried ----
+
+const SAMPLE = "The tower is 330 metres tall and stands in Paris.";
+const field = (name, label, rows, value) => ({ name, label, rows, value });
+
+function taskTab(model, task) {
+  const kind = task.kind;
+  const base = { id: `task-${model.name}-${task.name}`, name: task.name, model, task, kind };
+  const path = `/predict/${encodeURIComponent(task.name)}`;
+  const predict = (row) => [path, { inputs: [row], model: model.name }];
+  const [a, b] = task.texts.length > 1 ? task.texts : ["text_a", "text_b"];
+  if (kind === "reading") {
+    const [question, context] = task.texts.length > 1 ? task.texts : ["question", "context"];
+    return { ...base, about: "Finds the answer to a question in a text.",
+      fields: [field("question", "question", 1, "How tall is the tower?"), field("context", "context", 6, SAMPLE)],
+      body: (v) => predict({ [question]: v.question, [context]: v.context }), show: showAnswer };
+  }
+  if (kind === "multiple_choice") {
+    return { ...base, about: "Chooses one of several texts.",
+      fields: [field("text", "text", 3, SAMPLE), field("choices", "choices, one on each line", 4, "yes\nno")],
+      body: (v) => predict({ text_a: v.text, choices: lines(v.choices) }), show: showChoices };
+  }
+  if (kind === "matching" || kind === "ranking" || task.texts.length > 1) {
+    return { ...base, about: "Compares two texts.",
+      fields: [field("a", "first text", 3, "How tall is the tower?"), field("b", "second text", 3, SAMPLE)],
+      body: (v) => predict({ [a]: v.a, [b]: v.b }), show: showClasses };
+  }
+  const first = task.texts[0] || "text_a";
+  const one = { ...base, fields: [field("text", "text", 4, SAMPLE)], body: (v) => predict({ [first]: v.text }) };
+  if (kind === "tagging") return { ...one, about: "Labels words and spans.", show: showSpans };
+  if (kind === "regression") {
+    return { ...one, about: "Gives a text (or a pair) a number.", show: showNumber,
+      fields: [...one.fields, field("b", "second text, for pairs", 2, "")],
+      body: (v) => predict(v.b.trim() ? { [first]: v.text, text_b: v.b } : { [first]: v.text }) };
+  }
+  return { ...one, about: "Puts a text (or a pair) into classes.", show: showClasses,
+    fields: [...one.fields, field("b", "second text, for pairs", 2, "")],
+    body: (v) => predict(v.b.trim() ? { [first]: v.text, text_b: v.b } : { [first]: v.text }) };
+}
+
+function tabsOf(model) {
+  const found = model.tasks.map((task) => taskTab(model, task));
+  if (info.search.texts) {
+    found.unshift({ id: "search", name: "search", kind: `${info.search.texts} texts`, model,
+      about: "The texts of the index that are nearest to yours.",
+      fields: [field("query", "text", 2, "")],
+      body: (v) => ["/search", { query: v.query, top: 10 }], show: showHits });
+  }
+  if (model.fill_mask) {
+    found.push({ id: "fill-mask", name: "fill-mask", kind: "masked words", model,
+      about: "Guesses the words behind [MASK].",
+      fields: [field("text", "text with [MASK]", 3, "The capital of [MASK] is Paris.")],
+      body: (v) => ["/fill-mask", { texts: [v.text], top: 8, model: model.name }], show: showGuesses });
+  }
+  found.push({ id: "embed", name: "similar texts", kind: `${model.embedding.size} numbers`, model,
+    about: "Orders texts by the cosine of their vectors to that of the first text.",
+    fields: [field("query", "text", 2, SAMPLE),
+      field("texts", "texts to compare, one on each line", 5, "A building in France.\nThe cat sat on the mat.\nIt is very high.")],
+    body: (v) => ["/rerank", { query: v.query, documents: lines(v.texts), use: "vectors", model: model.name }],
+    show: showNear });
+  return found;
+}
+
+// ---- answers ----
+
+function showClasses(answer, values, tab) {
+  const found = answer.predictions[0];
+  const probs = Array.isArray(found.probs) ? found.probs : [found.probs];
+  let names = tab.task.labels.length === probs.length ? tab.task.labels : probs.map((_, n) => String(n));
+  if (probs.length === 1) names = ["match"];
+  const chosen = found.labels ? new Set(found.labels.map(String)) : new Set([String(found.label)]);
+  const made = card(found.labels ? "labels" : "class");
+  probs.map((p, n) => [names[n], p]).sort((x, y) => y[1] - x[1]).slice(0, 30)
+    .forEach(([name, p]) => made.append(bar(name, p, percent(p), chosen.has(name))));
+  if (found.labels && !found.labels.length) made.append(make("p", "note", "no label is probable enough"));
+}
+
+function showNumber(answer) {
+  card(tab.name).append(make("p", "value", String(answer.predictions[0].value)));
+}
+
+function showChoices(answer, values) {
+  const found = answer.predictions[0];
+  const made = card("choices");
+  const most = Math.max(...found.probs);
+  lines(values.choices).forEach((choice, n) =>
+    made.append(bar(choice, found.probs[n], percent(found.probs[n]), found.probs[n] === most)));
+}
+
+function marked(text, spans, decorate) {
+  const characters = code(text);
+  const made = make("p", "text");
+  let at = 0;
+  for (const span of [...spans].sort((x, y) => x.start - y.start)) {
+    if (span.start < at) continue;
+    made.append(characters.slice(at, span.start).join(""), decorate(characters.slice(span.start, span.end).join(""), span));
+    at = span.end;
+  }
+  made.append(characters.slice(at).join(""));
+  return made;
+}
+
+function showAnswer(answer, values) {
+  const found = answer.predictions[0];
+  const made = card("answer in its context");
+  const spans = found.text && found.start >= 0 ? [{ start: found.start, end: found.start + code(found.text).length }] : [];
+  made.append(marked(values.context, spans, (text) => make("mark", "", text)));
+  if (!found.text) made.append(make("p", "note", "the context has no answer"));
+  if (!found.n_best || !found.n_best.length) return;
+  const best = card("best answers");
+  found.n_best.slice(0, 8).forEach((each, n) => {
+    const p = each.probability;
+    best.append(bar(each.text || "(no answer)", p, percent(p), !n));
+  });
+}
+
+function hue(name) {
+  let number = 0;
+  for (const character of name) number = (number * 31 + character.codePointAt(0)) % 360;
+  return number;
+}
+
+function showSpans(answer, values) {
+  const found = answer.predictions[0];
+  const made = card("labelled spans");
+  const label = (text, name) => {
+    const span = make("span", "span", text);
+    span.style.setProperty("--hue", hue(name));
+    span.append(make("b", "", name));
+    return span;
+  };
+  if (found.spans) {
+    made.append(marked(values.text, found.spans, (text, span) => label(text, span.type)));
+    if (!found.spans.length) made.append(make("p", "note", "no span found"));
+    return;
+  }
+  const line = make("p", "text");
+  (found.tokens || []).forEach((word, n) => line.append(label(word, found.tags[n]), " "));
+  made.append(line);
+}
+
+function showGuesses(answer) {
+  const record = answer.results[0];
+  record.masks.forEach((mask, n) => {
+    const made = card(record.masks.length > 1 ? `[MASK] ${n + 1}` : "[MASK]");
+    mask.guesses.forEach((guess, k) => made.append(bar(guess.token, guess.probability, percent(guess.probability), !k)));
+  });
+}
+
+function hits(title, rows) {
+  const made = card(title);
+  for (const [text, score] of rows) {
+    const line = make("div", "hit");
+    line.append(make("p", "text", text), bar(null, score, score.toFixed(3), false));
+    made.append(line);
+  }
+}
+
+const showHits = (answer) => hits("nearest texts", answer.results.map((x) => [x.text, x.score]));
+
+function showNear(answer, values) {
+  const texts = lines(values.texts);
+  hits("the most similar first", answer.results.map((x) => [texts[x.index], x.relevance_score]));
+}
+
+// ---- the page ----
+
+function clear() {
+  $("result").replaceChildren();
+  $("problem").hidden = $("raw").hidden = true;
+  $("time").textContent = "";
+}
+
+function choose(chosen) {
+  tab = chosen;
+  clear();
+  $("title").textContent = tab.name;
+  $("about").textContent = tab.about;
+  $("fields").replaceChildren(...tab.fields.map((each) => {
+    const label = make("label", "field");
+    label.append(make("span", "", each.label));
+    const input = make("textarea");
+    input.name = each.name;
+    input.rows = each.rows;
+    input.value = each.value;
+    label.append(input);
+    return label;
+  }));
+  for (const button of $("tabs").children) {
+    button.toggleAttribute("aria-current", button.dataset.tab === tab.id);
+  }
+}
+
+function showModel(name) {
+  const model = info.models.find((each) => each.name === name);
+  const tabs = tabsOf(model);
+  $("tabs").replaceChildren(...tabs.map((each) => {
+    const button = make("button", "", each.name);
+    button.type = "button";
+    button.dataset.tab = each.id;
+    button.append(make("small", "", each.kind.replaceAll("_", " ")));
+    button.addEventListener("click", () => choose(each));
+    return button;
+  }));
+  choose(tabs[0]);
+}
+
+function fail(error) {
+  $("problem").textContent = error.message;
+  $("problem").hidden = false;
+}
+
+async function run(event) {
+  event.preventDefault();
+  const values = Object.fromEntries(new FormData($("form")));
+  for (const key in values) values[key] = values[key].replaceAll("\r\n", "\n");
+  const [path, body] = tab.body(values);
+  clear();
+  $("run").disabled = true;
+  const started = performance.now();
+  try {
+    const answer = await call(path, body);
+    $("time").textContent = `${Math.round(performance.now() - started)} ms`;
+    tab.show(answer, values, tab);
+    if (answer.truncated) $("result").append(make("p", "note", "The text was too long for the model and was truncated."));
+    $("request").textContent = `POST ${path}\n${JSON.stringify(body, null, 2)}`;
+    $("answer").textContent = JSON.stringify(answer, null, 2);
+    $("raw").hidden = false;
+  } catch (error) {
+    fail(error);
+  } finally {
+    $("run").disabled = false;
+  }
+}
+
+async function load() {
+  try {
+    info = await call("/info");
+  } catch (error) {
+    $("token-field").hidden = error.status !== 401;
+    fail(error);
+    return;
+  }
+  $("problem").hidden = true;
+  $("model").replaceChildren(...info.models.map((each) => make("option", "", each.name)));
+  $("model-field").hidden = false;
+  showModel(info.models[0].name);
+}
+
+$("form").addEventListener("submit", run);
+$("form").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("form").requestSubmit();
+});
+$("model").addEventListener("change", () => showModel($("model").value));
+$("token").addEventListener("change", load);
+load();

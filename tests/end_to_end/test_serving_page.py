@@ -1,0 +1,148 @@
+"""The page at /, in a real browser: every head of a model gives an answer that can be seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from palm_ds.inference.embedder import EmbeddingSettings, open_embedder
+from palm_ds.inference.embedding_files import EmbeddingJob, embed_files
+from palm_ds.serve.limits import ServingLimits
+from palm_ds.serve.model_set import Served, open_set
+from palm_ds.serve.served_model import ModelOptions
+from palm_ds.serve.service import Service
+from tests.helpers.saved_model import TASKS, save_model
+from tests.helpers.serving import listening
+
+pytestmark = pytest.mark.slow
+TEXTS = ["good so good", "bad ?", "very very bad <b>x</b>"]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("page")
+    further = {
+        "chunks": {"kind": "tagging", "source": "words"},
+        "masking": {"kind": "masked_words", "source": "texts"},
+    }
+    every = {name: dict(task) for name, task in TASKS.items()} | further
+    run = save_model(folder / "run", tuple(every), tasks=every)
+    file = folder / "texts.txt"
+    file.write_text("\n".join(TEXTS) + "\n")
+    job = EmbeddingJob(inputs=[str(file)], output=folder / "vectors.npy")
+    embed_files(open_embedder(run, EmbeddingSettings()), job, model=str(run))
+    served = Served(models={"run": run}, options=ModelOptions(), index=folder / "vectors.npy")
+    made = Service(open_set(served), served, ServingLimits())
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium without a window, which loads nothing from elsewhere."""
+    webdriver = pytest.importorskip("selenium.webdriver")
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    driver = shutil.which("chromedriver")
+    if not program or not driver:
+        pytest.skip("no browser here: chromium and chromedriver are needed")
+    options = webdriver.ChromeOptions()
+    options.binary_location = program
+    for option in ("headless", "no-sandbox", "disable-gpu", "disable-background-networking"):
+        options.add_argument(f"--{option}")
+    options.add_argument("--window-size=1280,1000")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    started = webdriver.Chrome(options, webdriver.ChromeService(driver))
+    started.implicitly_wait(10)
+    yield started
+    started.quit()
+
+
+def pressed(browser, tab: str, **values: str):
+    """The result after a tab was chosen, its fields filled in, and Run pressed."""
+    browser.find_element("css selector", f"nav button[data-tab='{tab}']").click()
+    for name, value in values.items():
+        field = browser.find_element("name", name)
+        field.clear()
+        field.send_keys(value)
+    browser.find_element("id", "run").click()
+    browser.find_element("css selector", "#raw:not([hidden]), #problem:not([hidden])")
+    problem = browser.find_element("id", "problem")
+    assert not problem.is_displayed(), problem.text
+    if folder := os.environ.get("PALM_SCREENSHOTS"):
+        browser.save_screenshot(str(Path(folder) / f"{tab}.png"))
+    return browser.find_element("id", "result")
+
+
+def shown(result, selector: str) -> list[str]:
+    return [each.text for each in result.find_elements("css selector", selector)]
+
+
+def test_every_head_can_be_tried(service: Service, browser) -> None:
+    with listening(service) as url:
+        browser.get(url)
+        result = pressed(browser, "search", query="very very bad <b>x</b>")
+        assert shown(result, ".hit .text")[0] == TEXTS[2]  # as text, not as HTML
+        assert shown(result, ".number")[0] == "1.000"
+
+        result = pressed(browser, "task-run-mood", text="so good")
+        assert sorted(shown(result, ".bar .name")) == ["bad", "fair", "good"]
+        shares = [float(x.removesuffix(" %")) for x in shown(result, ".number")]
+        assert shares == sorted(shares, reverse=True) and sum(shares) == pytest.approx(100, abs=0.2)
+        widths = [each.size["width"] for each in result.find_elements("css selector", ".track i")]
+        assert widths == sorted(widths, reverse=True) and widths[0] > 0
+
+        assert len(shown(pressed(browser, "task-run-topic", text="so good"), ".bar")) == 2
+        assert float(shown(pressed(browser, "task-run-size", text="so good"), ".value")[0])
+        assert len(shown(pressed(browser, "task-run-pair", a="good", b="bad"), ".bar")) == 2
+
+        result = pressed(browser, "task-run-answer", question="good ?", context="a bad so good b")
+        (answer,) = shown(result, "mark")
+        assert answer and answer in "a bad so good b"
+        assert shown(result, ".text") == ["a bad so good b"]
+
+        result = pressed(browser, "task-run-chunks", text="good bad so")
+        assert "".join(shown(result, ".text")).replace("X", "").split() == ["good", "bad", "so"]
+
+        result = pressed(browser, "fill-mask", text="so [MASK] .")
+        assert len(shown(result, ".bar")) == 8
+
+        result = pressed(browser, "embed", query="good", texts="bad\ngood\nso so")
+        assert shown(result, ".hit .text")[0] == "good"
+
+
+def test_mistakes_are_shown_and_nothing_comes_from_elsewhere(service: Service, browser) -> None:
+    with listening(service) as url:
+        browser.get(url)
+        browser.find_element("css selector", "nav button[data-tab='fill-mask']").click()
+        browser.find_element("name", "text").clear()
+        browser.find_element("id", "run").click()
+        problem = browser.find_element("css selector", "#problem:not([hidden])")
+        assert problem.text == "texts[0]: the text is empty"
+        browser.get(url + "/docs")
+        paths = [each.text for each in browser.find_elements("css selector", "summary code")]
+        assert "/predict/{task}" in paths and "/v1/embeddings" in paths
+        entries = [
+            json.loads(each["message"])["message"] for each in browser.get_log("performance")
+        ]
+        sent = [
+            x["params"]["request"]["url"] for x in entries if x["method"].endswith("WillBeSent")
+        ]
+        elsewhere = [x for x in sent if not x.startswith(("http://127.0.0.1:", "data:"))]
+        assert sent and elsewhere == []
+        log = [each["message"] for each in browser.get_log("browser") if each["level"] == "SEVERE"]
+        assert [line for line in log if "status of 422" not in line] == []
+
+
+def test_a_token_is_asked_for(service: Service, browser) -> None:
+    with listening(service, token="secret") as url:
+        browser.get(url)
+        field = browser.find_element("css selector", "#token-field:not([hidden]) input")
+        assert "Bearer" in browser.find_element("id", "problem").text
+        field.send_keys("secret\t")
+        assert shown(pressed(browser, "task-run-mood", text="so good"), ".bar .name")
+        browser.get_log("browser")

@@ -1,0 +1,170 @@
+"""What is checked before a route: tokens, sizes, time, ids; and clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from palm_ds.serve.http.app import make_app
+from palm_ds.serve.model_set import ModelSet
+from tests.helpers.serving import Local, local, opened
+
+
+@pytest.fixture(scope="module")
+def models(words_run: Path) -> ModelSet:
+    return opened(words=words_run)[0]
+
+
+@pytest.fixture
+def guarded(models: ModelSet) -> Iterator[Local]:
+    with local(models, token="a-secret", max_bytes=200, read_timeout=0.2) as found:
+        yield found
+
+
+BODY = {"texts": ["good"]}
+
+
+@pytest.mark.parametrize("header", ["", "Bearer", "Bearer a-secre", "Basic a-secret", "a-secret"])
+def test_without_the_token_nothing_is_answered(guarded: Local, header: str) -> None:
+    headers = {"authorization": header} if header else {}
+    for path in ("/embed", "/reload", "/v1/embeddings"):
+        status, message = guarded.refusal(path, BODY, headers=headers)
+        assert (status, message) == (401, "send the server's token: Authorization: Bearer TOKEN")
+    for path in ("/metrics", "/info"):
+        found = guarded.get(path, headers=headers)
+        assert (found.status_code, found.headers["www-authenticate"]) == (401, "Bearer")
+    for path in ("/", "/docs", "/health", "/ready", "/static/app.js"):
+        assert guarded.get(path, headers=headers).status_code == 200
+
+
+def test_with_the_token_everything_is(guarded: Local) -> None:
+    headers = {"authorization": "bearer a-secret"}
+    assert guarded.post("/embed", BODY, headers=headers).status_code == 200
+    assert guarded.get("/metrics", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("stated", [True, False])
+def test_large_bodies_are_refused(guarded: Local, stated: bool) -> None:
+    """By their stated length, and by what comes if they state none."""
+    body = json.dumps({"texts": ["good " * 60]}).encode()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for at in range(0, len(body), 50):
+            yield body[at : at + 50]
+
+    async def ask(client: httpx.AsyncClient) -> httpx.Response:
+        headers = {"authorization": "Bearer a-secret", "content-type": "application/json"}
+        return await client.post("/embed", content=body if stated else pieces(), headers=headers)
+
+    found = guarded.run(ask)
+    assert found.status_code == 413
+    assert found.json()["error"]["message"] == "the body has more than 200 bytes"
+
+
+def test_a_client_that_sends_too_slowly(guarded: Local) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b'{"texts": ["good'
+        await asyncio.sleep(5)
+        yield b'"]}'
+
+    async def ask(client: httpx.AsyncClient) -> httpx.Response:
+        return await client.post(
+            "/embed", content=pieces(), headers={"authorization": "Bearer a-secret"}
+        )
+
+    found = guarded.run(ask)
+    assert found.status_code == 408
+    assert found.json()["error"]["message"] == "no whole request in 0.2 s"
+
+
+def test_ids_of_requests(models: ModelSet, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "palm_ds.serve.access")
+    with local(models) as server:
+        own = server.post("/embed", BODY, headers={"x-request-id": "mine-1"})
+        assert own.headers["x-request-id"] == "mine-1"
+        other = server.post("/embed", BODY, headers={"x-request-id": "forged\x0bline " * 9})
+        made = other.headers["x-request-id"]
+        assert made.isalnum() and made != server.post("/embed", BODY).headers["x-request-id"]
+        assert server.get("/%0Aforged").status_code == 404
+        server.get("/health")
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0].startswith("mine-1 127.0.0.1 POST /embed 200 ")
+    assert lines[1].startswith(f"{made} 127.0.0.1 POST /embed 200 ")
+    assert r"GET /\nforged 404" in lines[3]
+    assert len(lines) == 4  # those who only ask for the health are not logged
+
+
+@pytest.mark.parametrize("given", ["soon", "-1", "0", "nan", "inf"])
+def test_a_deadline_must_be_seconds(models: ModelSet, given: str) -> None:
+    with local(models) as server:
+        status, message = server.refusal("/embed", BODY, headers={"x-request-timeout": given})
+        assert status == 422
+        assert message.startswith(f"X-Request-Timeout: '{given}'")
+
+
+def asgi(path: str, body: bytes) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    scope = {
+        "type": "http", "method": "POST", "path": path, "raw_path": path.encode(),
+        "query_string": b"", "root_path": "", "scheme": "http", "http_version": "1.1",
+        "headers": [(b"content-type", b"application/json")], "client": ("127.0.0.1", 5),
+        "server": ("here", 80),
+    }  # fmt: skip
+    return scope, [{"type": "http.request", "body": body, "more_body": False}]
+
+
+def test_what_a_client_that_left_asked_for_is_dropped(models: ModelSet) -> None:
+    """Its texts leave the queue, and nothing is sent."""
+    with local(models) as server:
+        scope, given = asgi("/embed", json.dumps(BODY).encode())
+        sent: list[Any] = []
+
+        async def main() -> None:
+            left = asyncio.Event()
+
+            async def receive() -> dict[str, Any]:
+                if given:
+                    return given.pop()
+                await left.wait()
+                return {"type": "http.disconnect"}
+
+            async def send(message: Any) -> None:
+                sent.append(message)
+
+            scheduler = server.service._scheduler
+            with scheduler._changed:  # no device takes anything meanwhile
+                asking = asyncio.ensure_future(make_app(server.service)(scope, receive, send))
+                await asyncio.sleep(0.05)
+                assert server.service.in_work == 1
+                left.set()
+                await asyncio.wait_for(asking, 5)
+
+        asyncio.run(main())
+        assert sent == []
+        assert server.service.in_work == 0
+        text = server.service.metrics.text().decode()
+        assert 'palm_ds_requests_total{endpoint="embed",status="499"} 1.0' in text
+        assert server.post("/embed", BODY).status_code == 200
+
+
+def test_an_error_of_the_server_keeps_its_details(
+    models: ModelSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with local(models) as server:
+
+        def broken(*_: object) -> None:
+            raise RuntimeError("of a device: /secret/path")
+
+        monkeypatch.setattr("palm_ds.serve.scheduler.compute", broken)
+        found = server.post("/embed", BODY)
+        assert found.status_code == 500
+        assert "secret" not in found.text
+        assert found.json()["error"]["request_id"] == found.headers["x-request-id"]
+        monkeypatch.undo()
+        assert server.post("/embed", BODY).status_code == 200

@@ -1,0 +1,120 @@
+"""Which texts share a pass, whose turn it is, and what is dropped."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from palm_ds.serve.model_set import ModelSet
+from palm_ds.serve.requests import embed_work
+from palm_ds.serve.scheduler import BatchReport, Scheduler, Work
+from palm_ds.serve.served_model import ServedModel
+from tests.helpers.serving import opened
+
+
+@pytest.fixture(scope="module")
+def models(words_run: Path, tasks_run: Path) -> ModelSet:
+    return opened(words=words_run, tasks=tasks_run)[0]
+
+
+class Watched:
+    """A scheduler that begins when it is let go, and what it computed."""
+
+    def __init__(self) -> None:
+        self.reports: list[BatchReport] = []
+        self.scheduler = Scheduler(1, self.reports.append)
+
+    def run(self, *works: Work) -> None:
+        with self.scheduler._changed:
+            for work in works:
+                self.scheduler.submit(work)
+        self.scheduler.close()
+
+
+def work(model: ServedModel, *texts: str) -> Work:
+    return embed_work(model, texts, model.embedder.settings)
+
+
+def test_requests_share_a_pass_up_to_its_tokens(models: ModelSet) -> None:
+    model, watched = models.models["words"], Watched()
+    assert model.batch_tokens == 1024
+    works = [work(model, *["good " * 60] * 5) for _ in range(6)]  # 30 texts of 62 tokens
+    watched.run(*works)
+    assert [(each.requests, each.texts) for each in watched.reports] == [(6, 16), (6, 14)]
+    for each in works:
+        vectors, tokens, cut = each.future.result(1)
+        assert (vectors.shape, tokens, cut) == ((5, 16), [62] * 5, 0)
+        assert np.abs(vectors - model.embedder.embed(["good " * 60])).max() < 1e-5
+
+
+def test_a_short_request_does_not_wait_for_all_of_a_long_one(models: ModelSet) -> None:
+    model, watched = models.models["words"], Watched()
+    long, short = work(model, *["good " * 60] * 40), work(model, "so")
+    ended: list[str] = []
+    long.future.add_done_callback(lambda _: ended.append("long"))
+    short.future.add_done_callback(lambda _: ended.append("short"))
+    watched.run(long, short)
+    assert ended == ["short", "long"]
+    assert watched.reports[0].requests == 2
+
+
+def test_models_have_passes_of_their_own(models: ModelSet) -> None:
+    watched = Watched()
+    words, tasks = models.models["words"], models.models["tasks"]
+    watched.run(work(words, "so"), work(tasks, "so"), work(words, "good"))
+    assert [(each.model, each.texts) for each in watched.reports] == [("words", 2), ("tasks", 1)]
+
+
+def test_cancelled_work_is_not_computed(models: ModelSet) -> None:
+    model, watched = models.models["words"], Watched()
+    gone, kept = work(model, "so"), work(model, "good")
+    assert gone.future.cancel()
+    watched.run(gone, kept)
+    assert [each.texts for each in watched.reports] == [1]
+    assert kept.future.result(1)[0].shape == (1, 16)
+
+
+def test_a_failure_ends_the_requests_of_its_batch_only(
+    models: ModelSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from palm_ds.serve import scheduler as module
+
+    model, compute, calls = models.models["words"], module.compute, []
+
+    def once(*values: object) -> object:
+        calls.append(values)
+        if len(calls) == 1:
+            raise RuntimeError("out of memory")
+        return compute(*values)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "compute", once)
+    watched = Watched()
+    long, later = work(model, *["good " * 60] * 17), work(model, "so")
+    with watched.scheduler._changed:
+        watched.scheduler.submit(long)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        long.future.result(5)
+    watched.run(later)
+    assert later.future.result(1)[0].shape == (1, 16)
+
+
+def test_many_threads_submit_at_the_same_time(models: ModelSet) -> None:
+    model, watched = models.models["words"], Watched()
+    found: dict[int, np.ndarray] = {}
+
+    def ask(number: int) -> None:
+        done = watched.scheduler.submit(work(model, "good " * (1 + number % 7)))
+        found[number] = done.result(20)[0][0]
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(60)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    watched.scheduler.close()
+    alone = model.embedder.embed(["good " * (1 + number) for number in range(7)])
+    assert all(np.abs(found[n] - alone[n % 7]).max() < 1e-5 for n in range(60))
+    assert sum(each.texts for each in watched.reports) == 60

@@ -1,0 +1,88 @@
+"""The nearest texts, from any file that `palm-ds embed` writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from palm_ds.common.errors import UserError
+from palm_ds.inference.embedder import EmbeddingSettings, open_embedder
+from palm_ds.inference.embedding_files import EmbeddingJob, embed_files
+from palm_ds.serve.model_set import Served, open_set
+from palm_ds.serve.search_index import open_index
+from palm_ds.serve.served_model import ModelOptions
+from tests.helpers.serving import local
+
+RNG = np.random.default_rng(3)
+TEXTS = [" ".join(RNG.choice(["good", "bad", "so", "very", "?"], n)) for n in range(1, 30)]
+
+
+def embedded(folder: Path, model: Path, name: str, dtype: str, **settings: Any) -> Path:
+    (folder / "texts.txt").write_text("\n".join(TEXTS) + "\n")
+    output = folder / name
+    job = EmbeddingJob(inputs=[str(folder / "texts.txt")], output=output, dtype=dtype)
+    embed_files(open_embedder(model, EmbeddingSettings(**settings)), job, model=str(model))
+    return output
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "settings"),
+    [
+        ("v.npy", "float32", {}),
+        ("v.npy", "int8", {"pooling": "cls"}),
+        ("v.parquet", "float16", {"dimensions": 8, "normalize": True, "prompt": "so "}),
+    ],
+)
+def test_a_search_finds_what_the_vectors_say(
+    name: str, dtype: str, settings: dict[str, Any], words_run: Path, tmp_path: Path
+) -> None:
+    output = embedded(tmp_path, words_run, name, dtype, **settings)
+    served = Served(models={"m": words_run}, options=ModelOptions(), index=output)
+    exact = open_embedder(words_run, EmbeddingSettings(**settings)).embed([*TEXTS, "so very bad"])
+    exact /= np.linalg.norm(exact, axis=1, keepdims=True)
+    with local(open_set(served), served) as server:
+        found = server.answer("/search", {"query": "so very bad", "top": 5})["results"]
+        assert server.get("/info").json()["search"] == {"texts": len(TEXTS)}
+    cosines = exact[:-1] @ exact[-1]
+    rounding = 0.02 if dtype == "int8" else 1e-3
+    assert [x["text"] for x in found] == [TEXTS[x["index"]] for x in found]
+    for each, wanted in zip(found, np.sort(cosines)[::-1], strict=False):
+        assert each["score"] == pytest.approx(cosines[each["index"]], abs=rounding)
+        assert each["score"] == pytest.approx(wanted, abs=rounding)
+
+
+def test_equal_vectors_are_in_the_order_of_the_texts(words_run: Path, tmp_path: Path) -> None:
+    index = open_index(embedded(tmp_path, words_run, "v.npy", "float32"), [])
+    same = np.tile(index.vectors[:1], (len(TEXTS), 1))
+    index = type(index)(vectors=same, texts=TEXTS, settings=index.settings, model="")
+    assert [row for row, _ in index.nearest(same[0], 99)] == list(range(len(TEXTS)))
+
+
+def test_mistakes_in_one_line(words_run: Path, tasks_run: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--index: .*none.npy: no such file"):
+        open_index(tmp_path / "none.npy", [])
+    output = embedded(tmp_path, words_run, "v.npy", "float32")
+    other = tmp_path / "other.txt"
+    other.write_text("one\ntwo\n")
+    with pytest.raises(UserError, match="29 vectors, but 2 texts; give the files"):
+        open_index(output, [str(other)])
+    described = output.with_name("v.npy.json")
+    about = json.loads(described.read_text())
+    described.write_text(json.dumps(about | {"settings": about["settings"] | {"layers": [1]}}))
+    with pytest.raises(UserError, match=r"is of layers \(1,\); a server computes -1"):
+        open_index(output, [])
+    described.write_text(json.dumps(about))
+    np.save(output, np.zeros((29, 5), np.float32))
+    served = Served(models={"m": words_run}, options=ModelOptions(), index=output)
+    with pytest.raises(UserError, match="vectors of 5 numbers .*no model served here gives such"):
+        open_set(served)
+    output.write_bytes(b"no array")
+    with pytest.raises(UserError, match="not a file of `palm-ds embed`"):
+        open_index(output, [])
+    described.unlink()
+    with pytest.raises(UserError, match="v.npy.json: not the description"):
+        open_index(output, [])

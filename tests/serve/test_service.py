@@ -1,0 +1,103 @@
+"""A full queue, deadlines, and reloads that lose nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from palm_ds.serve.service import Service
+from tests.helpers.serving import Local, local, opened
+
+BODY = {"texts": ["good bad", "so"]}
+
+
+class Held:
+    """No device takes anything inside the block."""
+
+    def __init__(self, service: Service) -> None:
+        self.condition = service._scheduler._changed
+
+    async def __aenter__(self) -> None:
+        self.condition.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.condition.release()
+
+
+def test_a_full_queue_says_when_to_come_again(words_run: Path) -> None:
+    models, served = opened(words=words_run)
+    with local(models, served, max_queue=4, max_texts=3) as server:
+
+        async def ask(client: httpx.AsyncClient) -> tuple[list[httpx.Response], httpx.Response]:
+            async with Held(server.service):
+                waiting = [asyncio.ensure_future(client.post("/embed", json=BODY)) for _ in "ab"]
+                await asyncio.sleep(0.1)
+                refused = await client.post("/embed", json=BODY)
+            return list(await asyncio.gather(*waiting)), refused
+
+        answers, refused = server.run(ask)
+        assert [each.status_code for each in answers] == [200, 200]
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        assert refused.json()["error"]["message"].startswith("4 texts are waiting, of at most 4")
+        assert server.post("/embed", BODY).status_code == 200
+
+
+def test_a_deadline_ends_the_wait_and_frees_the_queue(words_run: Path) -> None:
+    models, served = opened(words=words_run)
+    with local(models, served) as server:
+
+        async def ask(client: httpx.AsyncClient) -> httpx.Response:
+            async with Held(server.service):
+                headers = {"x-request-timeout": "0.1"}
+                return await client.post("/embed", json=BODY, headers=headers)
+
+        found = server.run(ask)
+        assert found.status_code == 504
+        assert found.json()["error"]["type"] == "deadline_exceeded"
+        assert server.service.in_work == 0
+        assert server.post("/embed", BODY).status_code == 200
+
+
+def vectors(server: Local) -> Any:
+    return server.answer("/embed", BODY)["embeddings"]
+
+
+def test_a_reload_uses_the_new_weights_and_loses_no_request(
+    words_run: Path, tasks_run: Path, tmp_path: Path
+) -> None:
+    """Requests run all the time while other weights take the place of the old ones."""
+    folder = tmp_path / "model"
+    shutil.copytree(words_run, folder)
+    models, served = opened(model=folder)
+    with local(models, served, token="t") as server:
+        client_headers = {"authorization": "Bearer t"}
+
+        async def ask(client: httpx.AsyncClient) -> tuple[list[int], Any, Any]:
+            client.headers.update(client_headers)
+            before = (await client.post("/embed", json=BODY)).json()["embeddings"]
+            shutil.rmtree(folder)
+            shutil.copytree(tasks_run, folder)
+            reload = asyncio.ensure_future(client.post("/reload"))
+            statuses = []
+            while not reload.done():
+                statuses.append((await client.post("/embed", json=BODY)).status_code)
+            assert reload.result().json() == {"models": ["model"]}
+            after = (await client.post("/embed", json=BODY)).json()["embeddings"]
+            return statuses, before, after
+
+        statuses, before, after = server.run(ask)
+        assert set(statuses) == {200}
+        assert before != after
+        assert server.post("/predict/mood", {"inputs": ["x"]}, headers=client_headers).is_success
+
+        shutil.rmtree(folder)  # a reload that fails keeps what there is
+        failed = server.post("/reload", {}, headers=client_headers)
+        assert failed.status_code == 500
+        assert "the old models stay: " in failed.json()["error"]["message"]
+        again = server.post("/embed", BODY, headers=client_headers).json()["embeddings"]
+        assert again == after
