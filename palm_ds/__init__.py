@@ -6,7 +6,9 @@
     task = palm.tasks.Classification.on(train="train.tsv", dev="dev.tsv")
     trainer = palm.Trainer(task, backbone=backbone, batch=32, epochs=3, lr=5e-5)
     trainer.train()
-    trainer.predict("new.tsv")
+    trainer.predict(["a text", "another"])
+
+    palm.load("runs/mine").predict(["a text"])
 
 What stands here is loaded when it is first asked for (docs/api.md).
 """
@@ -17,34 +19,43 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from palm_ds import tasks as tasks
     from palm_ds.api import (
         Backbone,
+        Callback,
         ClassesTask,
         CorpusTask,
         Encoder,
         EncoderLayer,
         Head,
         HeadOutput,
+        LoadedModel,
         MultiHeadTrainer,
         TableTask,
         Task,
         TaskWithData,
         TextTask,
         Trainer,
+        load,
     )
     from palm_ds.api import (
         events as event,
     )
+    from palm_ds.model import heads as heads
+    from palm_ds.tasks import metrics as metrics
+    from palm_ds.weights.download import downloader as downloader
 
 __version__ = "0.1.0"
 __all__ = [
     "Backbone",
+    "Callback",
     "ClassesTask",
     "CorpusTask",
     "Encoder",
     "EncoderLayer",
     "Head",
     "HeadOutput",
+    "LoadedModel",
     "MultiHeadTrainer",
     "TableTask",
     "Task",
@@ -52,6 +63,7 @@ __all__ = [
     "TextTask",
     "Trainer",
     "event",
+    "load",
 ]
 _MODULES = {
     "downloader": "palm_ds.weights.download.downloader",

@@ -14,29 +14,35 @@ Programs run under `deepspeed`, `torchrun`, `mpirun` (with mpi4py) or as a singl
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from palm_ds.common.rng import derive_key
+from palm_ds.common.errors import UserError
 from palm_ds.model.batch import Batch
 from palm_ds.model.fgm import FGM
 from palm_ds.runtime import checkpoint, sharded_state
+from palm_ds.runtime.cached_gradients import WholeStepLoss
+from palm_ds.runtime.checkpoint_writer import SavedCheckpoint
+from palm_ds.runtime.copy_ahead import CopyAhead
 from palm_ds.runtime.ds_config import DSConfig
-from palm_ds.runtime.engine_counters import read_counters, restore_counters
+from palm_ds.runtime.engine_counters import count_skipped
+from palm_ds.runtime.engine_state import EngineState
 from palm_ds.runtime.forward_timer import ForwardTimer
+from palm_ds.runtime.micro_steps import MicroSteps
 from palm_ds.runtime.optimizer import OptimizerConfig, build_optimizer
 from palm_ds.runtime.optimizer_wrappers import StepFreezing
 from palm_ds.runtime.param_groups import freeze, param_lr_scales, set_lr
 from palm_ds.runtime.processes import Processes, check_precision, start, stop
-from palm_ds.runtime.shard_files import ResizedTable, ShardReader, write_shards
-from palm_ds.runtime.step_result import LossSums, StepResult
+from palm_ds.runtime.shard_files import ResizedTable
+from palm_ds.runtime.step_result import StepResult
+from palm_ds.runtime.tf32 import use_tf32
 from palm_ds.runtime.watchdog import Watchdog
+from palm_ds.runtime.zero_step import decide_on_device
 
 log = logging.getLogger(__name__)
 
@@ -65,16 +71,14 @@ class Engine:
         self.rank, self.world = self.processes.rank, self.processes.world
         self.local_rank, self.device = self.processes.local_rank, self.processes.device
         self.ds_config, self.seed = ds_config, seed
-        self._fp16 = ds_config.precision == "fp16"
         self.micro_rows, self.accumulation = ds_config.micro_batching(rows, self.world)
         self.config = ds_config.deepspeed_config(rows=rows, world=self.world, clip=optimizer.clip)
-        self._attack = _fgm(model, optimizer.fgm, self.config) if optimizer.fgm else None
         self.tasks = tuple(model.head_of)  # type: ignore[arg-type]
+        self.whole_step = _whole_step_losses(model, optimizer.fgm)
+        attack = _fgm(model, optimizer.fgm, self.config) if optimizer.fgm else None
         self.layout = checkpoint.Layout(
             world=self.world, stage=ds_config.stage, precision=ds_config.precision
         )
-        self._invalid: tuple[int, ...] = ()
-        self._forward_timer = ForwardTimer(self.device)
         freeze(model, optimizer.freeze)
         names = [name for name, _ in model.named_parameters()]
         self._step_freezing = StepFreezing(freezable, names)
@@ -87,13 +91,31 @@ class Engine:
             lr_scales=param_lr_scales(names, optimizer.layer_decay, lr_scales),
             freezable=self._step_freezing.patterns,
         )
-        self._frozen = sharded_state.frozen_shards(model, self.rank, self.world)
-        self._averages, self._swapped = optimizer.ema > 0, False
-        check_precision(ds_config, self.device)
-        self._engine: Any = _initialize(model, self._optimizer, self.config, ds_config, self.world)
+        frozen = sharded_state.frozen_shards(model, self.rank, self.world)
+        self._engine: Any = _initialize(
+            model, self._optimizer, self.config, ds_config, self.processes
+        )
+        self._state = EngineState(
+            engine=self._engine,
+            optimizer=self._optimizer,
+            frozen=frozen,
+            layout=self.layout,
+            processes=self.processes,
+            averages=optimizer.ema > 0,
+        )
+        self._micro_steps = MicroSteps(
+            engine=self._engine,
+            tasks=self.tasks,
+            processes=self.processes,
+            seed=seed,
+            timer=ForwardTimer(self.device),
+            copies=CopyAhead(self.device),
+            attack=attack,
+            whole_step=self.whole_step,
+        )
+        sharded_state.set_layouts(self._state.local(), self.device)
         self._step_freezing.watch(self._engine.module)
-        minutes = ds_config.watchdog_minutes
-        self._watchdog = Watchdog(None if minutes is None else minutes * 60)
+        self._watchdog = Watchdog(ds_config.watchdog_seconds)
 
     # -- training --
 
@@ -113,48 +135,25 @@ class Engine:
         `freezable`, to freeze in this step: their weights, moments and update counts stay, and they
         do not count in gradient clipping.
         """
-        assert not self._swapped, "the model holds the averaged weights"
+        assert not self._state.swapped, "the model holds the averaged weights"
         assert len(batches) == self.accumulation, (len(batches), self.accumulation)
-        counts, tokens, stop = _agree(self.processes, self.tasks, batches, step, stop)
-        scales = {
-            task: (weights or {}).get(task, 1.0) * self.world / max(counts[task], 1)
-            for task in self.tasks
-        }
+        flags = (stop, self._state.writer.written)
+        counts, tokens, (stopping, written) = _agree(
+            self.processes, self.tasks, batches, step, flags
+        )
         set_lr(self._optimizer.param_groups, lr)
         self._step_freezing.prepare(self._optimizer.param_groups, frozen)
-        # What draws from torch's generator depends on (seed, step, rank) alone, so checkpoints need
-        # no random state.
-        torch.manual_seed(derive_key(self.seed, "dropout", step, self.rank))
-        sums = LossSums(self.tasks)
-        self._engine.train()
-        for batch in batches:
-            batch = self._with_dropout(batch.to(self.device), step)
-            if self._attack:
-                self._attack.begin(batch)
-            sums.add(self._pass(batch, scales))
-            if self._attack:
-                self._attack.attack()
-                self._pass(self._with_dropout(batch, step, "attack"), scales)
-                self._attack.restore()
+        sums = self._micro_steps.run(batches, step=step, counts=counts, weights=weights or {})
         self._watchdog.stepped()
         self.processes.reached(step + 1)
         return StepResult(
-            loss_sums=sums.loss, correct=sums.correct, counts=counts, tokens=tokens, stop=stop
+            loss_sums=sums.loss,
+            correct=sums.correct,
+            counts=counts,
+            tokens=tokens,
+            stop=stopping > 0,
+            checkpoint_written=written == self.world,
         )
-
-    def _with_dropout(self, batch: Batch, step: int, *more: str) -> Batch:
-        """The batch with its masks' key: the same on all processes."""
-        return replace(batch, dropout_key=derive_key(self.seed, "dropout", step, *more) >> 1)
-
-    def _pass(self, batch: Batch, scales: Mapping[str, float]) -> dict[str, Any]:
-        """Forward and backward; DeepSpeed steps the optimizer after the last micro-batch."""
-        with self._forward_timer.measure():
-            outputs = self._engine(batch)
-        total = sum(outputs[task].loss_sum * scales[task] for task in self.tasks)
-        # The average over processes that follows undoes `world`.
-        self._engine.backward(total, scale_wrt_gas=False)
-        self._engine.step()
-        return outputs
 
     def reduce(self, values: Mapping[str, torch.Tensor | float]) -> dict[str, float]:
         """Sums of scalars over all processes, in one all-reduce. Synchronises with the device: call
@@ -164,7 +163,7 @@ class Engine:
     def take_forward_seconds(self) -> float:
         """The seconds of this process's forward passes since the last call, without waiting for
         others; 0 under ZeRO 3, which waits in them. Synchronises with the device."""
-        seconds = self._forward_timer.take()
+        seconds = self._micro_steps.timer.take()
         return 0.0 if self.ds_config.stage == 3 else seconds
 
     @property
@@ -176,12 +175,17 @@ class Engine:
     @property
     def skipped_steps(self) -> int:
         """Steps that changed nothing because their gradients were not finite."""
-        return int(self._engine.skipped_steps)
+        return int(self.skipped_so_far)
+
+    @property
+    def skipped_so_far(self) -> int | torch.Tensor:
+        """`skipped_steps`, without synchronising with the device."""
+        return count_skipped(self._engine)
 
     @property
     def loss_scale(self) -> float:
         """The loss scale of fp16; 1 in other precisions."""
-        return float(self._engine.optimizer.loss_scale) if self._fp16 else 1.0
+        return float(self._engine.optimizer.loss_scale) if self.ds_config.fp16 else 1.0
 
     # -- reading --
 
@@ -201,53 +205,51 @@ class Engine:
         """On rank 0, all weights in fp32 on the CPU; an empty dict elsewhere. All processes take
         part, one weight at a time, so the device holds at most one extra."""
         self._watchdog.beat()
-        out = _full_parameters(self._local_shards(), self._frozen, self.device)
+        out = _full_parameters(self._state.local(), self.device)
         return out | _buffers(self._engine.module) if self.rank == 0 else {}
 
-    @contextmanager
-    def ema_weights(self) -> Iterator[None]:
+    def ema_weights(self) -> AbstractContextManager[None]:
         """A context in which the model holds the averaged weights (`optimizer.ema`; its own weights
         without it). Its own return bit for bit. All processes take part; no step or save inside."""
-        if not self._averages:
-            yield
-            return
-        assert not self._swapped
-        local = self._local_shards()
-        local.swap_ema()
-        self._swapped = True
-        try:
-            yield
-        finally:
-            local.swap_ema()
-            self._swapped = False
+        return self._state.ema_weights()
 
     # -- checkpoints --
 
     def save(
         self, folder: str | Path, state: Mapping[str, Any], *, step: int, keep: int = 2
-    ) -> Path:
+    ) -> SavedCheckpoint:
         """Write the checkpoint of `step`, with the caller's `state` (JSON), to `folder`, and keep
         the newest `keep`. Raises checkpoint.SaveError on all processes if it cannot be written;
         training can continue after that."""
-        assert not self._swapped, "the model holds the averaged weights"
-        self._watchdog.beat()
-        local = self._local_shards()
-        path = checkpoint.save(
-            Path(folder),
-            step,
-            write=_shard_writer(local, self.rank),
-            layout=self.layout,
-            parameters=sharded_state.update_counts(local.shards()),
-            engine=read_counters(self._engine, fp16=self._fp16),
-            state=state,
-            group=self.processes,
-            keep=keep,
-            invalid=self._invalid,
-        )
-        self._invalid = ()
-        self._watchdog.beat()
-        self.processes.reached(step, saved=step)
-        return path
+        self.start_save(folder, state, step=step, keep=keep, background=False)
+        return self.finish_save()
+
+    def start_save(
+        self,
+        folder: str | Path,
+        state: Mapping[str, Any],
+        *,
+        step: int,
+        keep: int = 2,
+        background: bool = True,
+    ) -> bool:
+        """`save` in two parts: the state of now exists as a checkpoint after `finish_save`. Returns
+        whether it is being written in the background, for which hosts need the memory."""
+        assert not self._state.swapped, "the model holds the averaged weights"
+        with self._watchdog.beating():
+            return self._state.start_save(
+                Path(folder), state, step=step, keep=keep, background=background
+            )
+
+    def finish_save(self) -> SavedCheckpoint:
+        """Publish the checkpoint that was started, once all processes have written it. Waits for
+        them, but not after a step with `checkpoint_written`. Raises checkpoint.SaveError."""
+        with self._watchdog.beating():
+            return self._state.finish_save()
+
+    def cancel_save(self) -> None:
+        """Give up a checkpoint that was started, without the other processes: the run ends."""
+        self._state.writer.cancel()
 
     def load(
         self,
@@ -259,23 +261,13 @@ class Engine:
         """Continue from the newest good checkpoint in `folder`. Returns its state, None if there is
         no checkpoint. `warn` gets a line for each bad one (default: logged). `at_most`: later steps
         are ignored, and deleted by the next save."""
-        self._watchdog.beat()
-        found = checkpoint.latest_good(
-            Path(folder), group=self.processes, warn=warn or log.warning, at_most=at_most
-        )
-        if found is None:
-            return None
-        self.restore(found)
-        return found.state
+        with self._watchdog.beating():
+            return self._state.load(Path(folder), warn=warn or log.warning, at_most=at_most)
 
     def restore(self, found: checkpoint.VerifiedCheckpoint) -> None:
-        """Continue from a checkpoint of any process count, ZeRO stage and precision; with the same
-        layout, bit for bit."""
-        sharded_state.restore(self._local_shards(), ShardReader(found.files), found.parameters)
-        restore_counters(self._engine, found.engine, fp16=self._fp16)
-        self._invalid = found.invalid
-        self._watchdog.beat()
-        self.processes.reached(found.step, saved=found.step)
+        """Continue from a checkpoint of any layout; with the same layout, bit for bit."""
+        with self._watchdog.beating():
+            self._state.restore(found)
 
     def warm_start(
         self,
@@ -286,22 +278,8 @@ class Engine:
     ) -> None:
         """Start with the weights and moments of another run. `fresh` parameters are not in it;
         `grown` tables have other rows there. Steps count from 0."""
-        stored = ShardReader(found.files)
-        sharded_state.restore(
-            self._local_shards(), stored, found.parameters, resized=grown, fresh=fresh
-        )
-        self._watchdog.beat()
-
-    def _local_shards(self) -> sharded_state.LocalShards:
-        return sharded_state.LocalShards(
-            parameters=dict(self._engine.module.named_parameters()),
-            base=self._optimizer,
-            zero=self._engine.optimizer if self.ds_config.stage else None,
-            stage=self.ds_config.stage,
-            rank=self.rank,
-            world=self.world,
-            frozen=self._frozen,
-        )
+        with self._watchdog.beating():
+            self._state.warm_start(found, grown, fresh)
 
     def beat(self) -> None:
         """Give a sign of life to the watchdog; it watches steps, evaluations and saves itself."""
@@ -310,9 +288,10 @@ class Engine:
     def release(self) -> None:
         """Free the weights and the optimizer. The engine cannot be used afterwards; other engines
         of this process can."""
+        self._state.release()
         self._watchdog.close()
         self._engine.destroy()
-        self._engine = self._optimizer = None
+        del self._engine, self._optimizer, self._micro_steps
 
     def close(self) -> None:
         """Release the engine and leave the process group, on all processes."""
@@ -321,28 +300,53 @@ class Engine:
 
 
 def _initialize(
-    model: nn.Module, optimizer: Any, config: dict[str, Any], ds_config: DSConfig, world: int
+    model: nn.Module,
+    optimizer: Any,
+    config: dict[str, Any],
+    ds_config: DSConfig,
+    processes: Processes,
 ) -> Any:
     import deepspeed
 
+    check_precision(ds_config, processes.device)
+    use_tf32(ds_config.tf32, processes.device)
     engine = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
-    if world == 1 and ds_config.stage == 0:
+    decide_on_device(engine.optimizer, ds_config)
+    if processes.world == 1 and ds_config.stage == 0:
         engine.enable_backward_allreduce = False  # it would copy every gradient twice
     return engine
 
 
 def _agree(
-    processes: Processes, tasks: Sequence[str], batches: Sequence[Batch], step: int, stop: bool
-) -> tuple[dict[str, int], int, bool]:
-    """One small all-reduce: label counts, tokens without padding, whether to stop."""
+    processes: Processes,
+    tasks: Sequence[str],
+    batches: Sequence[Batch],
+    step: int,
+    flags: Sequence[bool],
+) -> tuple[dict[str, int], int, list[int]]:
+    """One small all-reduce: label counts, tokens without padding, the processes with each flag."""
     for batch in batches:
         for task in batch.labels:
             assert task in tasks, f"labels of {task}, which the model does not have"
     counts = [sum(batch.count(task) for batch in batches) for task in tasks]
     tokens = sum(batch.real_tokens for batch in batches)
-    *totals, tokens, stopping, steps = processes.sum([*counts, tokens, int(stop), step])
+    numbers = processes.sum([tokens, step, *counts, *map(int, flags)])
+    tokens, steps, totals = numbers[0], numbers[1], numbers[2:]
     assert steps == step * processes.world, "processes are at different steps"
-    return dict(zip(tasks, totals, strict=True)), tokens, stopping > 0
+    return dict(zip(tasks, totals, strict=False)), tokens, totals[len(tasks) :]
+
+
+def _whole_step_losses(model: Any, fgm: float) -> dict[str, WholeStepLoss]:
+    """{task: head} of the tasks whose loss is over the whole step. Raises UserError if there are
+    any with `fgm`, the length of FGM's perturbation."""
+    heads = {task: model.heads[head] for task, head in model.head_of.items()}
+    found = {task: head for task, head in heads.items() if getattr(head, "whole_step", False)}
+    if fgm and found:
+        raise UserError(
+            f"optimizer.fgm: tasks.{next(iter(found))} compares all texts of a step, "
+            "which embeddings perturbed in one micro-batch do not allow; remove one of the two"
+        )
+    return found
 
 
 def _fgm(model: Any, length: float, config: dict[str, Any]) -> FGM:
@@ -358,28 +362,13 @@ def _buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     return {n: b.detach().cpu().clone() for n, b in model.named_buffers() if n in stored}
 
 
-def _shard_writer(
-    local: sharded_state.LocalShards, rank: int
-) -> Callable[[Path, checkpoint.FileManifest], None]:
-    """What writes this process's shards into the folder of a checkpoint."""
-
-    def write(folder: Path, written: checkpoint.FileManifest) -> None:
-        write_shards(
-            local.shards_to_write(),
-            f"process_{rank:05}",
-            lambda name, make: written.write(folder / name, make),
-        )
-
-    return write
-
-
 def _full_parameters(
-    local: sharded_state.LocalShards, frozen: Collection[str], device: torch.device
+    local: sharded_state.LocalShards, device: torch.device
 ) -> dict[str, torch.Tensor]:
     """Every parameter whole, in fp32 on the CPU of rank 0. All processes take part."""
     out = {}
     for name, parameter in local.parameters.items():
-        if name in frozen:
+        if name in local.frozen:
             full = local.full_frozen(name, device)
         else:
             full = _gathered(parameter, local.stage)

@@ -24,6 +24,7 @@ from typing import NoReturn
 
 from palm_ds.common.errors import UserError, exit_on_user_error, suggest
 from palm_ds.common.exit_codes import FAILED
+from palm_ds.runtime.launched import adapt_to_open_mpi
 
 CONTINUES = "stopped; run the same command again to continue"
 _WIDTH = 100
@@ -93,6 +94,7 @@ class Command:
         """Run as the whole program and end this process."""
         if self.piped:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        adapt_to_open_mpi()
         _leave(_until_interrupted(lambda: self.main(argv), self.interrupted))
 
 

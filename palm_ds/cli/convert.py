@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from palm_ds.cli.command import Command
-from palm_ds.cli.options import options_of
+from palm_ds.cli.options import names, options_of
 from palm_ds.common.errors import UserError
 from palm_ds.common.printable import json_line, printable
 
 if TYPE_CHECKING:
     from palm_ds.weights.convert.convert import ConversionResult
+    from palm_ds.weights.convert.to_onnx import OnnxResult
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("source", type=Path, metavar="SOURCE", help="a checkpoint, or a name on the hub")
     add("target", type=Path, metavar="TARGET", help="a new folder")
-    add("--to", default="palm_ds", metavar="F", help="palm_ds, huggingface or paddle (palm_ds)")
+    add(
+        "--to",
+        default="palm_ds",
+        metavar="F",
+        help="palm_ds, huggingface, paddle, onnx (palm_ds)",
+    )
     add(
         "--family",
         default="",
         metavar="F",
-        help="architecture to write: ernie, bert, roberta, xlm-roberta or camembert",
+        help="bert, roberta, ernie, xlm-roberta or camembert (bert or roberta, or SOURCE's)",
     )
     add(
         "--task",
@@ -32,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="T",
         help="task (or row) of the task embedding to read texts with",
     )
-    add("--head", default="", metavar="NAME", help="write only this classification head")
+    add("--head", type=names, default=[], metavar="A,B", help="write only this head (onnx: these)")
     add(
         "--head_class",
         default="",
@@ -41,6 +48,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--words", default="", metavar="NAME", help="write this masked-LM head (the first)")
     add("--dtype", default="float32", metavar="D", help="float32, float16 or bfloat16 (float32)")
+    add(
+        "--precision",
+        type=names,
+        default=[],
+        metavar="A,B",
+        help="onnx: files next to that in fp32: fp16, int8",
+    )
+    add("--opset", type=int, metavar="N", help="onnx: version of its operators (18)")
+    add("--score", nargs="+", metavar="FILE", help="onnx: labelled rows to score the files on")
     add("--shard_size", default="5GB", metavar="N", help="largest file of weights (5GB)")
     add("--eps", type=float, metavar="X", help="LayerNorm's eps, instead of what SOURCE states")
     add("--config", type=Path, metavar="FILE", help="the encoder's config, if it is not in SOURCE")
@@ -58,17 +74,85 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from palm_ds.weights.convert.convert import ConversionOptions, convert
-
     texts = _read_texts(args.texts) if args.texts else None
-    options = options_of(ConversionOptions, args, texts=texts)
     opening = {name: getattr(args, name) for name in ("eps", "config", "tokenizer", "untied_head")}
-    done = convert(args.source, args.target, args.to, options, **opening)
+    made = _to_onnx if args.to == "onnx" else _to_weights
+    done, lines = made(args, texts, opening)
     if args.json:
         print(json_line(done.record()))
     else:
-        _show(done)
+        _show(done, lines)
     return 0
+
+
+def _to_weights(
+    args: argparse.Namespace, texts: list[str] | None, opening: dict[str, Any]
+) -> tuple[ConversionResult, list[str]]:
+    from palm_ds.weights.convert.convert import ConversionOptions, convert
+
+    _check_not_given(args, _OF_ONNX, f"--to {args.to} has none; --to onnx has")
+    if len(args.head) > 1:
+        raise UserError(f"--head: {args.to} takes one head; --to onnx takes several")
+    head = args.head[0] if args.head else ""
+    options = options_of(ConversionOptions, args, texts=texts, head=head)
+    done = convert(args.source, args.target, args.to, options, **opening)
+    return done, [
+        f"{done.format} -> {done.to}: {done.target}",
+        f"checked: {done.parity or 'not at all'}",
+    ]
+
+
+def _to_onnx(
+    args: argparse.Namespace, texts: list[str] | None, opening: dict[str, Any]
+) -> tuple[OnnxResult, list[str]]:
+    from palm_ds.inference.onnx_scores import allowed_transitions, open_scorer
+    from palm_ds.weights.convert.to_onnx import OnnxOptions, convert_to_onnx
+
+    _check_not_given(args, _NOT_OF_ONNX, "does not apply to --to onnx")
+    options = options_of(OnnxOptions, args, texts=texts, heads=args.head, precisions=args.precision)
+    score = open_scorer(args.source, args.score) if args.score else None
+    done = convert_to_onnx(
+        args.source,
+        args.target,
+        options,
+        allowed=allowed_transitions(args.source),
+        score=score,
+        **opening,
+    )
+    return done, _onnx_lines(done)
+
+
+def _onnx_lines(done: OnnxResult) -> list[str]:
+    """The inputs and outputs, and each file with its difference and scores."""
+    about = done.description
+    heads = [f"{head.outputs[0]} (batch, ...): {name}" for name, head in about.heads.items()]
+    lines = [
+        f"{done.format} -> onnx, opset {about.opset}: {done.target}",
+        f"inputs: {', '.join(about.inputs)}",
+        f"outputs: {', '.join(about.outputs)}",
+        *(f"head: {each}" for each in heads if len(heads) > 1),
+    ]
+    for each in done.files:
+        form = f" ({each.form})" if each.form else ""
+        lines.append(f"{each.name}: {each.bytes / 1e6:,.1f} MB{form}")
+        lines.append(f"  checked: {each.parity or 'not at all'}")
+        same = ", ".join(f"{name} {share:.1%}" for name, share in each.agreement.items())
+        lines += [f"  same predictions: {same}"] if same else []
+    for task, metrics in done.scores.items():
+        for metric, values in metrics.items():
+            shown = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+            lines.append(f"score: {task}: {metric}: {shown}")
+    return [*lines, *(f"warning: {line}" for line in done.warnings)]
+
+
+_OF_ONNX = ("precision", "opset", "score")
+_NOT_OF_ONNX = ("family", "head_class", "words")
+
+
+def _check_not_given(args: argparse.Namespace, options: Sequence[str], why: str) -> None:
+    for name in options:
+        if getattr(args, name):
+            raise UserError(f"--{name}: {why}")
 
 
 def _read_texts(file: Path) -> list[str]:
@@ -82,20 +166,15 @@ def _read_texts(file: Path) -> list[str]:
     return [line for line in lines if line]
 
 
-def _show(done: ConversionResult) -> None:
-    """Print the tensors, the notes and the difference of the outputs."""
+def _show(done: ConversionResult | OnnxResult, lines: Sequence[str]) -> None:
+    """Print the tensors, the notes and what was compared."""
     from rich.console import Console
 
     from palm_ds.weights.convert.mapping_report import show
 
     console = Console(soft_wrap=True, highlight=False)
     show(done.report.rows(), console)
-    lines = [
-        *(f"note: {note}" for note in done.notes),
-        f"{done.format} -> {done.to}: {done.target}",
-        f"checked: {done.parity or 'not at all'}",
-    ]
-    for line in lines:
+    for line in [*(f"note: {note}" for note in done.notes), *lines]:
         console.print(printable(line), markup=False)
 
 
@@ -108,6 +187,7 @@ palm-ds convert runs/mine out --to huggingface
 palm-ds convert org/name out --revision main
 palm-ds convert runs/mine out --to huggingface --family bert --task NAME
 palm-ds convert ernie/params out --to palm_ds --eps 1e-5 --dtype bfloat16
+palm-ds convert runs/mine out --to onnx --precision fp16,int8 --score held_out.tsv
 """,
     notes="""
 SOURCE is a run, one of its checkpoints or its weights/; a Hugging Face, Paddle (ERNIE, PALM,

@@ -12,9 +12,9 @@ from palm_ds.common.errors import UserError, exit_on_user_error, suggest
 
 SECTIONS: Mapping[str, Sequence[str]] = {
     "Text to corpus": ("prepare", "corpus"),
-    "Training": ("pretrain", "finetune", "run", "suite", "ablate", "inspect", "report"),
-    "Using a model": ("predict", "evaluate", "fill-mask"),
-    "Checkpoints": ("convert", "verify", "show", "resize", "download"),
+    "Training": ("pretrain", "finetune", "run", "suite", "sweep", "ablate", "inspect", "report"),
+    "Using a model": ("predict", "evaluate", "fill-mask", "embed", "serve"),
+    "Checkpoints": ("convert", "verify", "show", "resize", "push", "download"),
     "Shipped files": ("recipes",),
 }
 """Every sub-command; `fill-mask` is the module fill_mask."""

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import Command
+from palm_ds.cli.inference_options import add_inference_arguments, progress, start_processes
 from palm_ds.cli.options import names
 
 if TYPE_CHECKING:
-    import torch
-    from rich.progress import Task
-
     from palm_ds.inference.predict_files import PredictionSummary
-    from palm_ds.runtime.checkpoint import ProcessGroup
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,16 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--format", default="", help="format of the files, if not as in training")
     add("--tsv", action="store_true", help="also write TASK.tsv (index, prediction)")
-    add("--precision", default="fp32", help="fp32, bf16 or fp16 (fp32)")
-    add(
-        "--batch_tokens",
-        type=int,
-        default=0,
-        metavar="N",
-        help="tokens in a batch (more: faster, more memory)",
-    )
-    add("--device", default="", help="cpu, cuda, cuda:1 (a GPU if there is one)")
-    add("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)  # from the launcher
+    add_inference_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     check_hostfile()
     columns = columns_of(args.columns)
     check_output(args.output)
-    group, device = _processes(args.device)
+    group, device = start_processes(args.device)
     predictor = open_predictor(
         args.model,
         tasks=names(args.tasks),
@@ -78,50 +63,11 @@ def run(args: argparse.Namespace) -> int:
         format=args.format,
         tsv=args.tsv,
     )
-    with _progress(group.rank == 0) as done:
+    with progress("predict", group.rank == 0) as done:
         report = predict_files(predictor, job, group, done)
     if report:
         _show(report, args.output, group.world)
     return 0
-
-
-def _processes(device: str) -> tuple[ProcessGroup, torch.device]:
-    """This process's group and device; several processes are joined by DeepSpeed."""
-    import torch
-
-    from palm_ds.runtime.checkpoint import SINGLE_PROCESS
-    from palm_ds.runtime.launched import launched_processes
-    from palm_ds.runtime.processes import device_named, start
-
-    if launched_processes() > 1:
-        from palm_ds.runtime.ds_config import DSConfig
-
-        found = start(DSConfig(path="", sections={}, stage=0, precision="fp32"))
-        return found, device_named(device) if device else found.device
-    gpu = torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu"
-    return SINGLE_PROCESS, device_named(device or ("cuda" if gpu else "cpu"))
-
-
-@contextmanager
-def _progress(shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on a terminal, with rows per second."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
-    from rich.text import Text
-
-    class Speed(ProgressColumn):
-        def render(self, task: Task) -> Text:
-            return Text(f"{task.finished_speed or task.speed or 0:,.0f} rows/s")
-
-    console = Console(stderr=True)
-    texts = TextColumn("{task.completed:,}/{task.total:,} rows")
-    bar = Progress(BarColumn(), texts, Speed(), TimeRemainingColumn(), console=console)
-    if not shown or not console.is_terminal:
-        yield lambda rows, of: None
-        return
-    with bar:
-        number = bar.add_task("predict", total=None)
-        yield lambda rows, of: bar.update(number, completed=rows, total=of)
 
 
 def _show(report: PredictionSummary, output: Path, world: int) -> None:

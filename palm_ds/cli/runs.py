@@ -1,12 +1,15 @@
-"""Shared by `palm-ds ablate` and `palm-ds suite`: the commands of their runs."""
+"""Shared by `palm-ds ablate`, `suite` and `sweep`: the options and commands of their runs."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+from palm_ds.cli.options import add_ds_config
+from palm_ds.common.errors import UserError
 from palm_ds.train.sweeps.subprocesses import interrupt
 
 
@@ -19,11 +22,43 @@ def add_launcher(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_runs(parser: argparse.ArgumentParser, called: str) -> None:
+    """The options of a command with many runs and a table. `called`: what it calls the runs."""
+    add = parser.add_argument
+    add_ds_config(parser)
+    add("--out", required=True, metavar="DIR", help=f"folder for all {called} and the table")
+    add("--jobs", type=int, default=0, metavar="N", help=f"concurrent {called} on CPU (1)")
+    add("--table", action="store_true", help="show the table without running anything")
+    add_launcher(parser)
+
+
 def command_of(launcher: Sequence[str], module: str, *arguments: object) -> list[str]:
     """The launcher's words, followed by a module of palm_ds.cli and its arguments."""
     deepspeed = any("deepspeed" in Path(word).name for word in launcher)
     option = "--module" if deepspeed else "-m"
     return [*launcher, option, f"palm_ds.cli.{module}", *map(str, arguments)]
+
+
+def slots_of(jobs: int, shared: bool) -> list[dict[str, str]]:
+    """The environments of the runs that share the machine: one per device; on CPU, one per job with
+    its share of the cores; a single one if a launcher gives each run all devices."""
+    from palm_ds.runtime.processes import accelerator
+
+    device = accelerator()
+    if jobs < 0:
+        raise UserError(f"--jobs {jobs}: expected a number of runs")
+    if shared:
+        return [{}]
+    if device.device_name() == "cpu":
+        jobs = jobs or 1
+        cores = str(max((os.cpu_count() or 1) // jobs, 1))
+        return [{} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": cores}] * jobs
+    if jobs:
+        raise UserError("--jobs: only for CPU; on GPUs there is one run per device")
+    names = device.visible_devices_envs()
+    visible = os.environ.get(names[0], "")
+    ids = visible.split(",") if visible else [str(i) for i in range(device.device_count())]
+    return [dict.fromkeys(names, each) for each in ids]
 
 
 def stop_on_signals() -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import CONTINUES, Command
-from palm_ds.cli.options import add_ds_config, check_overrides
-from palm_ds.cli.runs import add_launcher, command_of, say, stop_on_signals
+from palm_ds.cli.options import check_overrides
+from palm_ds.cli.runs import add_runs, command_of, say, slots_of, stop_on_signals
 from palm_ds.cli.shipped import find_ds_config, find_recipe
-from palm_ds.common.errors import UserError
 from palm_ds.train.sweeps.subprocesses import launcher_of
 
 if TYPE_CHECKING:
@@ -23,11 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("suite", metavar="SUITE", help="a YAML file with recipes and seeds")
     add("overrides", nargs="*", metavar="a.b=c", help="override keys of all recipes")
-    add_ds_config(parser)
-    add("--out", required=True, metavar="DIR", help="folder for all runs and the table")
-    add("--jobs", type=int, default=0, metavar="N", help="concurrent runs on CPU (1)")
-    add("--table", action="store_true", help="show the table without running anything")
-    add_launcher(parser)
+    add_runs(parser, "runs")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,28 +57,6 @@ def _with_shipped(suite: Suite) -> Suite:
         recipes = [find_recipe(text) for text in suite.recipes]
     template = find_recipe(suite.template) if suite.template else ""
     return replace(suite, recipes=recipes, template=template)
-
-
-def slots_of(jobs: int, shared: bool) -> list[dict[str, str]]:
-    """The environments of the runs that share the machine: one per device; on CPU, one per job with
-    its share of the cores; a single one if a launcher gives each run all devices."""
-    from palm_ds.runtime.processes import accelerator
-
-    device = accelerator()
-    if jobs < 0:
-        raise UserError(f"--jobs {jobs}: expected a number of runs")
-    if shared:
-        return [{}]
-    if device.device_name() == "cpu":
-        jobs = jobs or 1
-        cores = str(max((os.cpu_count() or 1) // jobs, 1))
-        return [{} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": cores}] * jobs
-    if jobs:
-        raise UserError("--jobs: only for CPU; on GPUs there is one run per device")
-    names = device.visible_devices_envs()
-    visible = os.environ.get(names[0], "")
-    ids = visible.split(",") if visible else [str(i) for i in range(device.device_count())]
-    return [dict.fromkeys(names, each) for each in ids]
 
 
 COMMAND = Command(

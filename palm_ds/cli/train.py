@@ -5,9 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import hint_next
 from palm_ds.cli.options import add_ds_config, add_recipe, check_overrides
+from palm_ds.common.errors import UserError
+
+if TYPE_CHECKING:
+    from palm_ds.train.profiler import ProfileSettings
 
 USAGE = "RECIPE --deepspeed_config FILE [options] [a.b=c ...]"
 NOTES = """
@@ -33,6 +38,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="check everything and measure the hosts, without training",
     )
+    add(
+        "--plan",
+        metavar="GPUS",
+        help="check, and predict memory and step time on other machines: '64 x H100, 400 Gb/s'",
+    )
+    add(
+        "--profile",
+        type=int,
+        metavar="N",
+        help="trace N steps, after a few first ones, to the run folder's profile/",
+    )
+    add("--profile_memory", action="store_true", help="trace allocations too")
+    add("--profile_all_ranks", action="store_true", help="trace each process, not rank 0 alone")
     add("--print_config", action="store_true", help="print every resolved setting and stop")
     add("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)  # from the launcher
 
@@ -50,18 +68,22 @@ def run(args: argparse.Namespace, following: Sequence[str]) -> int:
 
     from palm_ds.inference import fill_mask
     from palm_ds.runtime.ds_config import read_ds_config
+    from palm_ds.train.plan.cluster import parse_clusters
     from palm_ds.train.recipe import read_recipe
     from palm_ds.train.run_folder import RunSpec, print_config
     from palm_ds.train.train import train
 
+    plan_for = parse_clusters(args.plan) if args.plan else []
+    dry_run, profile = args.dry_run or bool(plan_for), _profile(args)
     recipe = read_recipe(recipe_file, _overrides(args))
     folder = Path(args.run_dir or Path("runs") / Path(recipe_file).stem)
     found = RunSpec(recipe=recipe, ds_config=read_ds_config(ds_config), folder=folder)
     if args.print_config:
         print_config(found)
         return 0
-    code = train(found, dry_run=args.dry_run, examples=fill_mask.examples)
-    if not code and not args.dry_run and (folder / "weights").is_dir():
+    examples = fill_mask.examples
+    code = train(found, dry_run=dry_run, plan_for=plan_for, examples=examples, profile=profile)
+    if not code and not dry_run and (folder / "weights").is_dir():
         hint_next(*(line.format(run=folder) for line in following))
     return code
 
@@ -70,3 +92,15 @@ def _overrides(args: argparse.Namespace) -> list[str]:
     """The overrides of the command line, and the options that are recipe keys."""
     given = {"init_from": args.init_from, "extend": args.extend}
     return [*args.overrides, *(f"{key}={value}" for key, value in given.items() if value)]
+
+
+def _profile(args: argparse.Namespace) -> ProfileSettings | None:
+    """What to trace, if anything. Raises UserError."""
+    from palm_ds.train.profiler import ProfileSettings
+
+    memory, all_ranks = args.profile_memory, args.profile_all_ranks
+    if args.profile is None:
+        if memory or all_ranks:
+            raise UserError("--profile_memory and --profile_all_ranks: need --profile N")
+        return None
+    return ProfileSettings(steps=args.profile, memory=memory, all_ranks=all_ranks)

@@ -184,7 +184,7 @@ def check_keys(values: object, known: Iterable[str], where: str) -> Mapping[str,
 
 def _check_keys(cls: type, values: object, where: str) -> Mapping[str, Any]:
     """`check_keys` for a dataclass and the dataclasses nested in its fields."""
-    hints = get_type_hints(cls)
+    hints = {name: _not_none(hint) for name, hint in get_type_hints(cls).items()}
     fields = [field.name for field in dataclasses.fields(cls) if field.init]
     _check_sections(hints, values, where)
     mapping = check_keys(values, fields, where)
@@ -198,6 +198,12 @@ def _check_keys(cls: type, values: object, where: str) -> Mapping[str, Any]:
                 if isinstance(each, Mapping):
                     _check_keys(hint, each, place.lstrip("."))
     return mapping
+
+
+def _not_none(hint: object) -> Any:
+    """The type without an alternative None."""
+    others = [each for each in get_args(hint) if each is not type(None)]
+    return others[0] if len(others) == 1 and type(None) in get_args(hint) else hint
 
 
 def _check_sections(hints: Mapping[str, Any], values: object, where: str) -> None:

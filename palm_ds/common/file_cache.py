@@ -13,9 +13,10 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -50,6 +51,9 @@ class FileCache:
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder, self.limit = folder, limit
         self._warned = False
+        self._admission = threading.Lock()
+        """Threads that fetch ahead ask for room in turn: the parts of two that ask together would
+        leave no room for either."""
 
     def hold(
         self,
@@ -82,12 +86,14 @@ class FileCache:
         if path.exists():
             os.utime(path)
             return True
-        with self._part_of(path, entry["bytes"], wait=False) as part:
-            if part is None:
-                return True
-            if not self._make_room({self.folder / other for other in keep}):
-                Path(part.name).unlink()
-                return False
+        with ExitStack() as stack:
+            with self._admission:
+                part = stack.enter_context(self._part_of(path, entry["bytes"], wait=False))
+                if part is None:
+                    return True
+                if not self._make_room({self.folder / other for other in keep}):
+                    Path(part.name).unlink()
+                    return False
             _complete(part, path, entry, fetch)
         return True
 

@@ -1,10 +1,12 @@
-"""Loads user-defined classes named as `module.Class` in a recipe, and checks their options."""
+"""Loads user-defined classes and functions named as `module.Class` in a recipe, and checks the
+options of classes."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 
 from palm_ds.common.errors import UserError, suggest
@@ -16,24 +18,38 @@ def import_class(name: str, base: type[T], where: str) -> type[T]:
     """Imports `module.Class`, which must be a subclass of `base`; raises UserError, with `where`
     in front, if it cannot."""
     module_name, _, class_name = name.rpartition(".")
-    try:
-        module = importlib.import_module(module_name)
-    except (ImportError, TypeError, ValueError) as error:  # the last two: not a module name
-        raise UserError(
-            f"{where}: cannot import {module_name!r} ({error}); is its folder on PYTHONPATH?"
-        ) from error
-    found = getattr(module, class_name, None)
+    found = getattr(_module(module_name, where), class_name, None)
     if not (isinstance(found, type) and issubclass(found, base)):
         wanted = f"{base.__module__}.{base.__qualname__}"
         raise UserError(f"{where}: {name!r} is not a subclass of {wanted}")
     return found
 
 
-def name_of(cls: type) -> str:
-    """The `module.Class` name of a class. Raises UserError for one that recipes cannot name."""
-    if "." in cls.__qualname__:
+def import_function(name: str, where: str) -> Callable[..., Any]:
+    """Imports `module.function`; raises UserError, with `where` in front, if it cannot."""
+    module_name, _, function = name.rpartition(".")
+    found = getattr(_module(module_name, where), function, None)
+    if not callable(found) or isinstance(found, type):
+        raise UserError(f"{where}: {name!r} is not a function")
+    return found
+
+
+def _module(name: str, where: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except (ImportError, TypeError, ValueError) as error:  # the last two: not a module name
         raise UserError(
-            f"{cls.__qualname__}: recipes cannot name a nested class; define it at the top level "
+            f"{where}: cannot import {name!r} ({error}); is its folder on PYTHONPATH?"
+        ) from error
+
+
+def name_of(cls: type | FunctionType) -> str:
+    """The `module.Class` name of a class, or of a function. Raises UserError for one that recipes
+    cannot name."""
+    if "." in cls.__qualname__ or "<" in cls.__qualname__:
+        what = "class" if isinstance(cls, type) else "function"
+        raise UserError(
+            f"{cls.__qualname__}: recipes cannot name a nested {what}; define it at the top level "
             "of a file or notebook cell"
         )
     return f"{cls.__module__}.{cls.__qualname__}"

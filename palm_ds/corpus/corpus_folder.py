@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from palm_ds.common.atomic import write_file_atomically, write_folder_atomically
+from palm_ds.common.cache_folder import cache_folder
 from palm_ds.common.errors import TemporaryError, UserError
 from palm_ds.common.file_cache import FileCache, HeldFile
 from palm_ds.common.remote_files import RETRIES, RemoteFolder, Retries, is_url
@@ -153,12 +154,6 @@ def open_folder(path: str | Path, *, check: bool = True) -> CorpusFolder:
     if check:
         check_files(folder.local, folder.manifest, hashes=False)
     return folder
-
-
-def cache_folder() -> Path:
-    """The user's folder for what can be fetched or computed again."""
-    above = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("PALM_DS_CACHE") or Path(above) / "palm_ds")
 
 
 def cache_settings() -> tuple[Path, int]:

@@ -23,7 +23,7 @@ from torch import nn
 from palm_ds.model.encoder import init_weights
 from palm_ds.model.heads import Head, HeadOutput
 
-_FORBIDDEN = -1e4  # score of a transition that is not allowed
+FORBIDDEN = -1e4  # score of a transition that is not allowed
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class CRF(nn.Module):
 
         Both are in one `forward`, because ZeRO 3 gathers parameters for `forward` only."""
         scores = self.transitions
-        decoding = scores if self.allowed is None else scores.masked_fill(~self.allowed, _FORBIDDEN)
+        decoding = scores if self.allowed is None else scores.masked_fill(~self.allowed, FORBIDDEN)
         best = viterbi(emissions, decoding, groups)
         if tags is None:
             return best, tag_log_probs(emissions, scores, groups)

@@ -6,6 +6,7 @@
     RegressionHead   a number: squared error                                reads pooled rows
     PairHead         a better and a worse text: hinge on their difference   reads pooled rows
     ChoiceHead       one of an example's texts: softmax over them           reads pooled rows
+    EmbeddingHead    vectors of texts: palm_ds/model/embedding_heads.py
 
 A head gets only the rows that carry a label, after dropout. `forward` returns the sum of their
 losses (the engine divides by the count over the whole step) and the number of correct predictions;
@@ -23,9 +24,14 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.model.activations import ACTIVATIONS
+from palm_ds.model.compiled import CompiledRegion
 from palm_ds.model.encoder import Encoder, init_weights
 from palm_ds.model.kernels import layer_norm
-from palm_ds.model.masked_lm_loss import masked_lm_loss
+from palm_ds.model.masked_lm_loss import (
+    CrossEntropy,
+    cross_entropy_of_padded,
+    masked_lm_loss,
+)
 
 
 class HeadOutput(NamedTuple):
@@ -42,9 +48,17 @@ class Head(nn.Module):
 
     pooled = False
     """Whether it reads rows that went through the encoder's pooler (heads of whole texts do)."""
+    averaged = False
+    """Whether it reads the mean over the tokens of the sequence that a labelled position is in."""
+    whole_step = False
+    """Whether its loss compares the texts of a whole step, whatever micro-batch and process they
+    are in, as in-batch negatives do. Such a head is an `EmbeddingHead`
+    (palm_ds/model/embedding_heads.py)."""
     grouped = False
     """Whether the labels of an example count as one. Such a head gets `groups`, (n,) int64,
     ascending from 0: the example that each row belongs to."""
+    predicts_tokens = False
+    """Whether its targets, or their first numbers, are tokens of the whole vocabulary."""
     input_dropout = 0.0
     """Dropout rate of the rows in training; the model applies it, since masks depend on where a row
     is in the batch."""
@@ -52,6 +66,11 @@ class Head(nn.Module):
     def dummy_target(self, device: torch.device) -> torch.Tensor:
         """A valid target (1, ...), for a batch without labels."""
         return torch.zeros(1, dtype=torch.int64, device=device)
+
+
+def predicts_tokens(head: nn.Module) -> bool:
+    """Whether a head predicts tokens; a user's may be any module."""
+    return getattr(head, "predicts_tokens", False)
 
 
 def class_loss(
@@ -62,7 +81,9 @@ def class_loss(
 ) -> HeadOutput:
     """Summed cross-entropy in fp32. `smoothing` is the share of a target spread over all classes;
     `weights` are the classes' weights, all 1 if empty."""
-    weight = logits.new_tensor(weights, dtype=torch.float32) if weights else None
+    # One by one, since `new_tensor` would wait for the device.
+    each = [logits.new_full((), value, dtype=torch.float32) for value in weights]
+    weight = torch.stack(each) if each else None
     loss = F.cross_entropy(
         logits.float(), targets, weight, reduction="sum", label_smoothing=smoothing
     )
@@ -110,11 +131,16 @@ class MaskedLMHead(Head):
     `tie_word_embeddings` they are the head's own `decoder`.
     """
 
+    predicts_tokens = True
+
     def __init__(self, backbone: Encoder):
         super().__init__()
         config, kernels = backbone.config, backbone.kernels
         self.activation = ACTIVATIONS[config.head_activation or config.activation]
         self.loss_kernel = kernels.masked_lm_loss
+        self.compiled: CrossEntropy | None = None
+        if kernels.compile == "on":
+            self.compiled = CompiledRegion("masked-LM loss").wrap(cross_entropy_of_padded)
         self.classes = backbone.word.num_embeddings
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.norm = layer_norm(config.hidden_size, config.layer_norm_eps, kernels.layer_norm)
@@ -123,8 +149,7 @@ class MaskedLMHead(Head):
         self.tied = config.tie_word_embeddings
         if self.tied:
             self.tied_words = backbone.word.weight
-            self.register_state_dict_post_hook(_omit_tied_embeddings)
-            self.register_load_state_dict_post_hook(_expect_no_tied_embeddings)
+            save_tied_words_once(self)
         else:
             self.decoder = nn.Parameter(torch.empty(self.classes, config.hidden_size))
             deviation = config.init_range
@@ -137,7 +162,8 @@ class MaskedLMHead(Head):
 
     def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
         rows = self.transform(rows)
-        loss = masked_lm_loss(rows, self.output_embeddings, self.bias, targets, self.loss_kernel)
+        embeddings, bias = self.output_embeddings, self.bias
+        loss = masked_lm_loss(rows, embeddings, bias, targets, self.loss_kernel, self.compiled)
         return HeadOutput(*loss)
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
@@ -145,6 +171,12 @@ class MaskedLMHead(Head):
 
     def transform(self, rows: torch.Tensor) -> torch.Tensor:
         return self.norm(self.activation(self.dense(rows)))
+
+
+def save_tied_words_once(module: nn.Module) -> None:
+    """Leave its `tied_words`, the encoder's token embeddings, out of its state_dict."""
+    module.register_state_dict_post_hook(_omit_tied_embeddings)
+    module.register_load_state_dict_post_hook(_expect_no_tied_embeddings)
 
 
 def _omit_tied_embeddings(module: nn.Module, state: dict, prefix: str, _metadata: object) -> None:

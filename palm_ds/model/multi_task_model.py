@@ -7,7 +7,7 @@ steps run different modules.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +25,8 @@ _FEW = 0.5  # share of a batch's positions above which gathering costs more than
 
 class TaskOutput(NamedTuple):
     """A task's summed loss and number of correct predictions in a batch, and its scores
-    (labels, any) if they were requested."""
+    (labels, any) if they were requested. If its head's loss is over whole steps: a loss of 0, and
+    always the vectors (labels, hidden) that it is computed from, as `scores`."""
 
     loss_sum: torch.Tensor
     correct: torch.Tensor
@@ -64,21 +65,23 @@ class Model(nn.Module):
         """Summed loss and correct predictions of each task, in the order of `head_of`; also the
         scores of those tasks in `scores` that have labels in the batch."""
         labels = [self._labels(batch, task) for task in self.head_of]
-        encoded = self._encode(batch, torch.cat([each.positions for each in labels]))
-        pieces = encoded.split([len(each.positions) for each in labels])
+        pieces = self._read(batch, self.head_of, labels)
         outputs = {}
         for task, rows, each in zip(self.head_of, pieces, labels, strict=True):
             # A head without labels reads zeros: its scores are finite whatever the encoder returns,
             # and finite times 0 is 0.
             head, rows = self._head(task), self._pool(task, rows * each.real)
             rows = self._dropout(task, rows, batch, each.positions)
+            if getattr(head, "whole_step", False):
+                outputs[task] = _vectors(rows, each)
+                continue
             loss, correct = head(rows, each.targets, *each.groups)
             # Every process computes scores, with labels or without: ZeRO 3 gathers weights jointly.
             found = head.logits(rows, *each.groups) if task in scores else None
             found = found if each.real else None
             outputs[task] = TaskOutput(loss * each.real, correct * each.real, found)
         if not self.pooled:
-            self._touch_pooler(encoded, outputs)
+            self._touch_pooler(pieces[0], outputs)
         return outputs
 
     def logits(self, batch: Batch, task: str) -> torch.Tensor:
@@ -93,10 +96,7 @@ class Model(nn.Module):
         labels = {task: self._labels(batch, task) for task in tasks if task in batch.labels}
         if not labels:
             return {}
-        positions = torch.cat([each.positions for each in labels.values()])
-        at, index = positions.unique(return_inverse=True)
-        rows = self.backbone(batch, at).index_select(0, index)  # (positions of all tasks, hidden)
-        pieces = rows.split([len(each.positions) for each in labels.values()])
+        pieces = self._read(batch, labels, list(labels.values()), unique=True)
         return {
             task: self._head(task).logits(self._pool(task, piece), *each.groups)
             for (task, each), piece in zip(labels.items(), pieces, strict=True)
@@ -113,6 +113,37 @@ class Model(nn.Module):
         head = self._head(task)
         target = head.dummy_target(device) if isinstance(head, Head) else zero
         return _TaskLabels(zero, target, (zero,) if grouped else (), 0)
+
+    def _read(
+        self,
+        batch: Batch,
+        tasks: Iterable[str],
+        labels: Sequence[_TaskLabels],
+        unique: bool = False,
+    ) -> list[torch.Tensor]:
+        """Per task the rows (its labels, hidden) that its head reads, before pooling.
+
+        `unique`: remove repeated positions, which synchronises with the device."""
+        averaged = [
+            getattr(self._head(task), "averaged", False) and each.real
+            for task, each in zip(tasks, labels, strict=True)
+        ]
+        if any(averaged):
+            encoded = self.backbone(batch)
+            means, flat = batch.sequence_means(encoded), encoded.flatten(0, 1)
+            return [
+                means.index_select(0, batch.sequence_of(each.positions))
+                if mean
+                else flat.index_select(0, each.positions)
+                for mean, each in zip(averaged, labels, strict=True)
+            ]
+        at = torch.cat([each.positions for each in labels])
+        if unique:
+            at, index = at.unique(return_inverse=True)
+            rows = self.backbone(batch, at).index_select(0, index)
+        else:
+            rows = self._encode(batch, at)
+        return list(rows.split([len(each.positions) for each in labels]))
 
     def _encode(self, batch: Batch, at: torch.Tensor) -> torch.Tensor:
         """The vectors (n, hidden) at the flat positions `at` (n,), which may repeat. If these are
@@ -143,5 +174,14 @@ class Model(nn.Module):
         """Gives a pooler that no head uses a gradient of 0, so that it is treated alike under every
         ZeRO stage."""
         first = next(iter(outputs))
-        zero = self.backbone.pooler(encoded[:1] * 0).sum() * 0
+        dtype = next(self.backbone.pooler.parameters()).dtype  # means are fp32
+        zero = self.backbone.pooler(encoded[:1].to(dtype) * 0).sum() * 0
         outputs[first] = outputs[first]._replace(loss_sum=outputs[first].loss_sum + zero)
+
+
+def _vectors(rows: torch.Tensor, labels: _TaskLabels) -> TaskOutput:
+    """The output of a head whose loss is over whole steps. Its loss of 0 has a gradient of 0, so
+    that a batch without labels takes part in the backward pass."""
+    vectors = rows.float()
+    zero = vectors.sum() * 0
+    return TaskOutput(zero, zero.detach(), vectors if labels.real else vectors[:0])

@@ -114,16 +114,20 @@ def build_model(
     vocabulary: SpecialTokens,
     *,
     device: torch.device,
+    training: bool = False,
     level: int = logging.DEBUG,
 ) -> Model:
     """Encoder and heads with initial weights; those of the encoder and of each head depend only on
-    the seed and its name. The chosen kernels, with reasons, are logged at `level`."""
+    the seed and its name. The chosen kernels, with reasons, are logged at `level`. Only `training`
+    is worth compiling for: predictions have rows of any length."""
     config = full_config(recipe.backbone_config, vocabulary)
     kernels, lines = choose_kernels(
-        {**ds_config.kernels, **({"compile": "on"} if ds_config.compile else {})},
+        ds_config.kernels,
         device=device,
         dtype=_DTYPES[ds_config.precision],
         config=config,
+        zero_stage=ds_config.stage,
+        fixed_shapes=training and any(t.reads != "table" for t in recipe.built_tasks.values()),
     )
     for line in lines:
         log.log(level, "%s", line)

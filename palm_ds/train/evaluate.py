@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -21,11 +22,16 @@ from palm_ds.data.task_group_dataset import (
     collate_built,
     held_out_rows,
 )
+from palm_ds.train.own_metrics import Metric, OwnMetrics, own_scores
 from palm_ds.train.report.metrics_file import set_title
+from palm_ds.train.whole_step import ExampleVectors, example_vectors, whole_step_losses
 
 if TYPE_CHECKING:
     from palm_ds.engine import Engine
     from palm_ds.model.batch import Batch
+
+
+_NONE: OwnMetrics = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,21 +124,27 @@ def held_out_set(
     return HeldOutSet(datasets, rows, length, pad)
 
 
-def evaluate(engine: Engine, data: HeldOutSet, tasks: Mapping[str, Task]) -> dict[str, TaskScore]:
-    """Evaluate every task that has labels in the held-out rows. Collective: all processes call it
-    and get the same result."""
+def evaluate(
+    engine: Engine, data: HeldOutSet, tasks: Mapping[str, Task], own: OwnMetrics = _NONE
+) -> dict[str, TaskScore]:
+    """Evaluate every task that has labels in the held-out rows; `own`: metrics besides the task's.
+    Collective: all processes call it and get the same result."""
     sums: dict[str, torch.Tensor | float] = {}
     sources: list[Any] = [dataset.source for dataset in data.datasets]
     source_of = {task.name: dataset.source for dataset in data.datasets for task in dataset.tasks}
     scored = [name for name in source_of if tasks[name].reads == "table"]
     pieces: list[Decoded] = []
+    whole_step = [name for name in engine.whole_step if name in source_of]
+    vectors: list[ExampleVectors] = []
 
     def add(task: str, name: str, value: torch.Tensor | float) -> None:
         sums[f"{name} {task}"] = sums.get(f"{name} {task}", 0.0) + value
 
     for built, batch in data.batches(engine.rank, engine.world, engine.micro_rows):
         outputs = engine.evaluate(batch, scored)
-        scores = {name: x.scores for name, x in outputs.items() if x.scores is not None}
+        scores = {name: outputs[name].scores for name in scored}
+        scores = {name: found for name, found in scores.items() if found is not None}
+        vectors += example_vectors(whole_step, built, batch, outputs)
         pieces += decoded(built, scores, tasks, sources)
         for name, source in source_of.items():
             targets = batch.labels[name][1].numpy() if name in batch.labels else np.empty(0, int)
@@ -143,8 +155,13 @@ def evaluate(engine: Engine, data: HeldOutSet, tasks: Mapping[str, Task]) -> dic
             add(name, "base right", float(base_right.sum()))
             add(name, "count", float(batch.count(name)))
     totals = engine.reduce(sums)
+    if whole_step:
+        losses = {name: engine.whole_step[name] for name in whole_step}
+        for name, found in whole_step_losses(losses, vectors, engine.processes).items():
+            parts = {"count": found.examples, "loss": found.loss, "right": found.correct}
+            totals |= {f"{part} {name}": value for part, value in parts.items()}
     all_pieces = [piece for part in engine.processes.gather(pieces) for piece in part]
-    found = gathered(all_pieces, tasks, sources)
+    predictions = gathered(all_pieces, tasks, sources)
     return {
         name: TaskScore(
             count=int(count),
@@ -152,7 +169,11 @@ def evaluate(engine: Engine, data: HeldOutSet, tasks: Mapping[str, Task]) -> dic
             accuracy=totals[f"right {name}"] / count,
             baseline_loss=totals[f"base loss {name}"] / count,
             baseline_accuracy=totals[f"base right {name}"] / count,
-            **(_scored(tasks[name], *found[name], sources) if name in found else {}),
+            **(
+                _scored(tasks[name], *predictions[name], sources, own.get(name, ()))
+                if name in predictions
+                else {}
+            ),
         )
         for name in source_of
         if (count := totals[f"count {name}"])
@@ -160,21 +181,26 @@ def evaluate(engine: Engine, data: HeldOutSet, tasks: Mapping[str, Task]) -> dic
 
 
 def evaluate_sets(
-    engine: Engine, data: HeldOutSet, tasks: Mapping[str, Task]
+    engine: Engine, data: HeldOutSet, tasks: Mapping[str, Task], own: OwnMetrics = _NONE
 ) -> dict[str, TaskScore]:
     """{"task (set)": score} on every further evaluation set. Collective."""
     return {
         set_title(task, name): score
         for name, rows in data.sets.items()
-        for task, score in evaluate(engine, rows, tasks).items()
+        for task, score in evaluate(engine, rows, tasks, own).items()
     }
 
 
 def _scored(
-    task: Task, dataset: int, predictions: Mapping[int, dict[str, Any]], sources: list[Any]
+    task: Task,
+    dataset: int,
+    predictions: Mapping[int, dict[str, Any]],
+    sources: list[Any],
+    own: Sequence[Metric],
 ) -> dict[str, Any]:
     """Metrics and report tables from the predictions of all processes."""
+    source = sources[dataset]
     return {
-        "metrics": task.metrics(predictions, sources[dataset]),
+        "metrics": task.metrics(predictions, source) | own_scores(own, task, predictions, source),
         "tables": task.tables(predictions, sources[dataset]),
     }

@@ -1,34 +1,45 @@
 """What a finished run leaves: weights/ for palm_ds and hf/ for Hugging Face.
 
 A Hugging Face folder holds one head: that of the only task over a table, if transformers has a
-class for it (`Task.hf_export` names it). A run of several tasks exports the encoder alone;
-`palm-ds convert --head NAME` writes any one head.
+class for it (`Task.hf_export` names it). A run of several tasks exports the encoder alone, with the
+pooling of a task that trains vectors of texts (`Task.text_pooling`); `palm-ds convert --head NAME`
+writes any one head.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
 from palm_ds import __version__
+from palm_ds.model.config import EncoderConfig
 from palm_ds.model.heads import MaskedLMHead
+from palm_ds.model.lora import adapter_of, merged
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.exported_tokenizer import normalizing_tokenizer
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.train.recipe import Recipe
+from palm_ds.train.report.metrics_file import FILE, read_metrics
 from palm_ds.train.report.run_log import RunLog
 from palm_ds.train.run_folder import RunSpec
 from palm_ds.train.sources import Data
 from palm_ds.weights import weights_folder
+from palm_ds.weights.convert.documents import read_documents
+from palm_ds.weights.download.downloader import hub_name_of
 from palm_ds.weights.formats.contents import HeadOutputs
+from palm_ds.weights.formats.huggingface.families import served_family
 from palm_ds.weights.formats.huggingface.model_card import Provenance
 from palm_ds.weights.formats.huggingface.target import ExportedHead
-from palm_ds.weights.formats.native import WEIGHTS
+from palm_ds.weights.formats.huggingface.text_pooling import TextPooling
+from palm_ds.weights.formats.native import ADAPTER, WEIGHTS
 from palm_ds.weights.formats.weights_info import WeightsInfo
+from palm_ds.weights.peft_adapter import FOLDER, write_adapter
 
 log = logging.getLogger(__name__)
 
@@ -60,11 +71,13 @@ def outputs_of(recipe: Recipe, model: Model) -> dict[str, HeadOutputs]:
 def info_of(recipe: Recipe, model: Model, *, steps: int) -> WeightsInfo:
     """The description of a run's weights after `steps` steps, for weights.json."""
     words = [t for t, h in model.head_of.items() if isinstance(model.heads[h], MaskedLMHead)]
+    taken = pooling_taken(recipe)
+    usual = [taken[0]] if taken else words or list(recipe.task_ids)
     return WeightsInfo(
         backbone=model.backbone.config,
         task_ids=recipe.task_ids,
         head_of=model.head_of,
-        export_task=recipe.export_task or next(iter(words or recipe.task_ids), ""),
+        export_task=recipe.export_task or next(iter(usual), ""),
         token_heads=weights_folder.token_heads_of(model),
         heads=outputs_of(recipe, model),
         made_by={"palm_ds": __version__, "recipe": recipe.fingerprint, "steps": steps},
@@ -72,16 +85,32 @@ def info_of(recipe: Recipe, model: Model, *, steps: int) -> WeightsInfo:
     )
 
 
-def final_weights(
-    run: RunSpec, state: Mapping[str, torch.Tensor], log: RunLog
-) -> tuple[Mapping[str, torch.Tensor], int]:
-    """The weights that a run ends with and their step: the best ones with `evaluate.best`."""
+@dataclass(frozen=True, kw_only=True)
+class FinalWeights:
+    """The weights that a run ends with, and the step that they are from."""
+
+    state: Mapping[str, torch.Tensor]
+    """Those of the model; with `lora`, merged."""
+    adapter: Mapping[str, torch.Tensor]
+    """LoRA's own; empty without it."""
+    steps: int
+
+    @classmethod
+    def of(cls, state: Mapping[str, torch.Tensor], recipe: Recipe, steps: int) -> FinalWeights:
+        """From the engine's weights after the last of `steps` steps."""
+        adapter = adapter_of(state) if recipe.lora else {}
+        return cls(state=merged(state, recipe.lora), adapter=adapter, steps=steps)
+
+
+def best_weights(run: RunSpec, last: FinalWeights, log: RunLog | None) -> FinalWeights:
+    """The best weights with `evaluate.best`, else the last ones. Only rank 0 has a log."""
     best = run.recipe.evaluate.best
-    if not best or not run.best.exists():
-        return state, run.recipe.curriculum.steps
+    if log is None or not best or not run.best.exists():
+        return last
     steps = weights_folder.read_info(run.best).made_by["steps"]
     log.event("chosen", f"final weights: step {steps:,}, the best by {best}", of_step=steps)
-    return load_file(run.best / WEIGHTS), steps
+    adapter = load_file(run.best / ADAPTER) if run.recipe.lora else {}
+    return FinalWeights(state=load_file(run.best / WEIGHTS), adapter=adapter, steps=steps)
 
 
 def exported_tokenizer(recipe: Recipe, data: Data) -> Tokenizer:
@@ -99,28 +128,102 @@ def exported_tokenizer(recipe: Recipe, data: Data) -> Tokenizer:
     return normalizing_tokenizer(tokenizer, simplify=all(simplified), lower=all(lowered))
 
 
-def export(
-    run: RunSpec, model: Model, state: Mapping[str, torch.Tensor], data: Data, steps: int
-) -> None:
-    """Write weights/ and hf/ of the run folder. hf/ uses the task embedding of the recipe's
-    `export_task` (default: the first masked-word task). A user-defined encoder has no hf/."""
-    recipe, config = run.recipe, model.backbone.config
+def pooling_taken(recipe: Recipe) -> tuple[str, TextPooling] | None:
+    """The task that trains vectors of texts, and how texts become them: `export_task` if it does,
+    else the last such task. None if no task does."""
+    found = {name: task.text_pooling() for name, task in recipe.built_tasks.items()}
+    trained = {name: pooling for name, pooling in found.items() if pooling is not None}
+    if not trained:
+        return None
+    name = recipe.export_task if recipe.export_task in trained else list(trained)[-1]
+    return name, trained[name]
+
+
+def export(run: RunSpec, model: Model, final: FinalWeights, data: Data) -> None:
+    """Write weights/ and hf/ of the run folder, with `lora` also adapter/. A user-defined encoder
+    has no hf/."""
+    recipe, state, steps = run.recipe, final.state, final.steps
     info = info_of(recipe, model, steps=steps)
-    tokenizer = data.tokenizer
-    weights_folder.save_weights(state, run.folder / "weights", info, tokenizer=tokenizer)
-    if config.kind:
-        return
+    taken = pooling_taken(recipe)
+    weights_folder.save_weights(
+        state,
+        run.folder / "weights",
+        info,
+        tokenizer=data.tokenizer,
+        pooling=taken[1] if taken else None,
+    )
+    if not model.backbone.config.kind:
+        scores = held_out_scores(run.folder, steps)
+        write_hf(run.folder / "hf", recipe, info, state, data, steps=steps, scores=scores)
+    if recipe.lora:
+        hf, base = run.folder / "hf", recipe.init_from
+        write_adapter(run.folder / FOLDER, final.adapter, recipe.lora, hf, base=base)
+
+
+def write_hf(
+    folder: Path,
+    recipe: Recipe,
+    info: WeightsInfo,
+    state: Mapping[str, torch.Tensor],
+    data: Data,
+    *,
+    steps: int,
+    scores: Mapping[str, Mapping[str, float]] | None = None,
+) -> None:
+    """Write a model after `steps` steps as a Hugging Face folder. It uses the task embedding of the
+    exported head's task, or else that of `export_task` (default: the task that trains vectors of
+    texts, or the first masked-word task)."""
+    taken = pooling_taken(recipe)
     weights_folder.export_hf(
         state,
-        run.folder / "hf",
-        config=config,
+        folder,
+        config=info.backbone,
         tokenizer=exported_tokenizer(recipe, data),
+        family=_family(info.backbone, recipe),
         task_id=info.task_id,
+        task_ids={info.head_of[task]: row for task, row in info.task_ids.items()},
         token_heads=info.token_heads,
         outputs=info.heads,
-        head=head_taken(recipe, state),
-        made=Provenance(
-            source=f"a run of {steps:,} steps by recipe {recipe.fingerprint}",
-            program=f"palm_ds {__version__}",
-        ),
+        head=None if taken else head_taken(recipe, state),
+        pooling=taken[1] if taken else None,
+        made=_provenance(recipe, steps, scores or {}),
     )
+
+
+def _family(config: EncoderConfig, recipe: Recipe) -> str:
+    """The family to write; empty if the encoder decides."""
+    keeps = not config.task_types or recipe.export_family == "ernie"
+    return "" if keeps else served_family(config)
+
+
+def _provenance(
+    recipe: Recipe, steps: int, scores: Mapping[str, Mapping[str, float]]
+) -> Provenance:
+    tables = [task for task in recipe.built_tasks.values() if task.reads == "table"]
+    start = Path(recipe.init_from) if recipe.init_from else None
+    return Provenance(
+        source=f"a run of {steps:,} steps by recipe {recipe.fingerprint}",
+        program=f"palm_ds {__version__}",
+        licence=read_documents(start).licence if start and start.exists() else "",
+        base_model=hub_name_of(start) if start else "",
+        tasks={name: task["kind"] for name, task in recipe.resolved()["tasks"].items()},
+        scores=scores,
+        scored_at=steps,
+        pairs=any(task.segments > 1 for task in tables),
+    )
+
+
+def held_out_scores(folder: Path, steps: int) -> dict[str, dict[str, float]]:
+    """{task: {measure: score}} of the evaluation of a run after `steps` steps: the task's metrics,
+    or else loss and accuracy. Empty if there was none."""
+    file = folder / FILE
+    evaluations = read_metrics(file).evaluations if file.is_file() else []
+    found = next((x for x in reversed(evaluations) if x["step"] == steps), {})
+    scores = {task: _measures(score) for task, score in (found.get("scores") or {}).items()}
+    return {task: values for task, values in scores.items() if values}
+
+
+def _measures(score: Mapping[str, Any]) -> dict[str, float]:
+    plain = {name: score.get(name) for name in ("loss", "accuracy")}
+    values = score.get("metrics") or plain
+    return {name: float(x) for name, x in values.items() if isinstance(x, int | float)}

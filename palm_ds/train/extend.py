@@ -20,6 +20,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.model.config import EncoderConfig
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime import checkpoint
+from palm_ds.runtime.optimizer import SAME_STATE
 from palm_ds.runtime.shard_files import ResizedTable, ShardReader
 from palm_ds.weights.formats.contents import HeadOutputs
 from palm_ds.weights.formats.native import signature_in
@@ -49,6 +50,8 @@ class ModelSignature:
     """{task: kind}."""
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """{parameter: shape} of all parameters."""
+    lora_scale: float = 0.0
+    """The factor of LoRA's change; 0 without LoRA."""
 
     def record(self) -> dict[str, Any]:
         plain = {
@@ -60,6 +63,7 @@ class ModelSignature:
             "optimizer": self.optimizer,
             "kinds": dict(self.kinds),
             "shapes": dict(self.shapes),
+            "lora_scale": self.lora_scale,
         }
         return json.loads(json.dumps(plain))
 
@@ -127,13 +131,18 @@ def warm_start(
 
 def _check(old: Path, before: Mapping[str, Any], signature: ModelSignature) -> None:
     now = signature.record()
+    if before.get("lora_scale"):
+        raise UserError(
+            f"extend: {old}: was trained with LoRA, whose optimizer state is not that of whole "
+            "matrices; start from its weights with `init_from`"
+        )
     if before["tokenizer"] != now["tokenizer"]:
         raise UserError(
             f"extend: {old}: its corpora were prepared with another tokenizer; prepare the new "
             "ones with that tokenizer (--tokenizer RUN/weights/tokenizer)"
         )
     kinds = (before.get("optimizer", "adamw"), signature.optimizer)
-    if kinds[0] != kinds[1] and "." in "".join(kinds):  # adamw and lamb have the same state
+    if kinds[0] != kinds[1] and not set(kinds) <= set(SAME_STATE):
         raise UserError(
             f"extend: {old}: was trained with optimizer.kind {kinds[0]}, this recipe has "
             f"{kinds[1]}; their optimizer states are incompatible"

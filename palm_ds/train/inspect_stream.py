@@ -23,7 +23,7 @@ from palm_ds.data.example import Example
 from palm_ds.data.task import Task
 from palm_ds.data.task_group_dataset import PackedRow, TaskGroupDataset
 from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import MaskedLMHead
+from palm_ds.model.heads import predicts_tokens
 from palm_ds.runtime import checkpoint
 from palm_ds.text.display import token_texts
 from palm_ds.text.tokenizer import Tokenizer
@@ -140,14 +140,14 @@ def _tokenizer(data: Data) -> Tokenizer:
 
 
 def token_prediction_tasks(recipe: Recipe, vocabulary: SpecialTokens) -> frozenset[str]:
-    """The tasks with a masked-word head, found by building every head on a tiny encoder."""
+    """The tasks whose head predicts tokens, found by building every head on a tiny encoder."""
     config = full_config(recipe.backbone_config, vocabulary)
     backbone = Encoder(
         replace(config, hidden_size=8, num_layers=1, num_heads=1, intermediate_size=8)
     )
     tasks = recipe.built_tasks
     heads = {name: tasks[task.share or name].head(backbone) for name, task in tasks.items()}
-    return frozenset(name for name, head in heads.items() if isinstance(head, MaskedLMHead))
+    return frozenset(name for name, head in heads.items() if predicts_tokens(head))
 
 
 def sequences(view: View, rows: Iterable[int]) -> Iterator[PackedExample]:
@@ -207,6 +207,7 @@ def _tokens(view: View, example: Example, first: int, last: int, colour: str) ->
     predicted = np.zeros(len(example), bool)
     for task in view.token_tasks & example.labels.keys():
         predicted[example.labels[task][0]] = True
+    predicted &= example.source_offsets >= 0  # a [CLS] is read, not predicted
     now = token_texts(view.tokenizer, example.input_ids[first:last])
     before = token_texts(view.tokenizer, example.unmasked_ids[first:last])
     text = Text()
@@ -230,7 +231,7 @@ def describe(view: View, task: Task, example: Example) -> str:
     """A task's labels on an example, as text."""
     if task.name not in example.labels or not len(example.labels[task.name][0]):
         return "no labels"
-    where, targets = example.labels[task.name]
+    where, targets = _labels(example, task)
     if task.name in view.token_tasks:
         names = [text for text, _ in token_texts(view.tokenizer, targets)]
         return f"{_many(len(where), 'token')}: {', '.join(names)}"
@@ -241,7 +242,7 @@ def describe(view: View, task: Task, example: Example) -> str:
 
 def _class(view: View, task: Task, example: Example, label: int) -> str:
     """`capital 3 (the, france, paris)`"""
-    where, targets = example.labels[task.name]
+    where, targets = _labels(example, task)
     here = where[targets == label]
     words = [text for text, _ in token_texts(view.tokenizer, example.unmasked_ids[here[:_TOKENS]])]
     more = ", ..." if len(here) > _TOKENS else ""
@@ -279,8 +280,14 @@ def as_record(view: View, seen: PackedExample) -> dict[str, Any]:
     }
 
 
-def _label_records(view: View, task: Task, example: Example) -> list[dict[str, Any]]:
+def _labels(example: Example, task: Task) -> tuple[np.ndarray, np.ndarray]:
+    """Positions and targets (n,) of a task's labels; of a target with several parts, the first."""
     where, targets = example.labels[task.name]
+    return where, targets[:, 0] if targets.ndim > 1 else targets
+
+
+def _label_records(view: View, task: Task, example: Example) -> list[dict[str, Any]]:
+    where, targets = _labels(example, task)
     if task.name in view.token_tasks:
         names = view.tokenizer.tokens(targets)
     else:
@@ -341,10 +348,12 @@ def _task_table(view: View, seen: Sequence[PackedExample]) -> Table:
 
 
 def _shown_as(view: View, name: str, examples: Sequence[Example]) -> str:
-    """What the input has at the positions to predict."""
+    """What the input has at the positions to predict; empty if they are predicted from [CLS]."""
     counts: Counter[str] = Counter()
     for example in examples:
         where, targets = example.labels.get(name, (np.empty(0, int),) * 2)
+        if targets.ndim > 1:
+            continue
         ids, mask = example.input_ids[where], view.tokenizer.vocabulary.mask
         counts["[MASK]"] += int((ids == mask).sum())
         counts["unchanged"] += int((ids == targets).sum())
@@ -356,7 +365,7 @@ def _classes(task: Task, examples: Sequence[Example]) -> str:
     counts: Counter[str] = Counter()
     for example in examples:
         if task.name in example.labels:
-            labels, many = np.unique(example.labels[task.name][1], return_counts=True)
+            labels, many = np.unique(_labels(example, task)[1], return_counts=True)
             counts.update(
                 {task.class_name(int(k)): int(n) for k, n in zip(labels, many, strict=True)}
             )

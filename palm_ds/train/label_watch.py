@@ -35,6 +35,13 @@ class LabelWatch:
         self._settled |= set(found)
         return found
 
+    def describe(self, task: str) -> str:
+        """The line of the log about a task that `add` returned."""
+        return (
+            f"tasks.{task}: not one label in {self.steps[task]} steps that should train it, so it "
+            "learns nothing; palm-ds inspect shows what it labels"
+        )
+
     def _shares(self, at: StepInfo) -> Iterable[tuple[str, float]]:
         """The tasks of a step, and how much of it belongs to them."""
         stage = self.curriculum.stages[at.stage]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
+
+import torch
 
 from palm_ds.common import exit_codes
 from palm_ds.common.errors import UserError
@@ -14,8 +16,8 @@ from palm_ds.data.stages import StepInfo, tasks_of
 from palm_ds.engine import Engine
 from palm_ds.model.batch import Batch
 from palm_ds.model.flops import training_flops
-from palm_ds.model.heads import MaskedLMHead
 from palm_ds.model.multi_task_model import Model
+from palm_ds.runtime.garbage import collecting_between
 from palm_ds.runtime.signals import StopFlag
 from palm_ds.runtime.step_result import StepResult
 from palm_ds.runtime.this_process import host_name
@@ -24,9 +26,10 @@ from palm_ds.train.build import AnyStream
 from palm_ds.train.corpus_check import CorpusCheck
 from palm_ds.train.early_stopping import BestTracker
 from palm_ds.train.evaluate import HeldOutSet, TaskScore, evaluate, evaluate_sets
-from palm_ds.train.export import info_of
+from palm_ds.train.export import FinalWeights, info_of
 from palm_ds.train.extend import ModelSignature
 from palm_ds.train.label_watch import LabelWatch
+from palm_ds.train.plan.work import vocab_tasks
 from palm_ds.train.prefetch import prefetched
 from palm_ds.train.recipe import Recipe
 from palm_ds.train.recovery import Recovery
@@ -57,6 +60,10 @@ class Loop:
     corpus_check: CorpusCheck
     done: bool = False
     scores: dict[str, TaskScore] = field(default_factory=dict)
+    end_requested: bool = False
+    """Whether to end the run after this step, as if the curriculum ended there."""
+    ended_at: int = 0
+    """Steps done when that happened."""
     evaluated: int = -1
     """Steps done at the last evaluation."""
     started_before: frozenset[str] = frozenset()
@@ -70,7 +77,8 @@ class Loop:
             recipe=self.recipe,
             engine=self.engine,
             checkpoints=self.run.checkpoints,
-            save=self._save,
+            save=partial(self._save, now=True),
+            finish_save=self.saver.finish,
             event=self._event,
         )
 
@@ -85,7 +93,7 @@ class Loop:
         self.begin(first)
         steps = range(first, self.recipe.curriculum.steps)
         batches_of = self.batches(steps)
-        for step in steps:
+        for step in collecting_between(steps):
             if self.done:
                 break
             started = time.monotonic()
@@ -105,7 +113,7 @@ class Loop:
         if first and self.evaluated < first and self._evaluation_due(first):
             self._evaluate(first)  # a run that was stopped saved, but did not evaluate
         self.done = self.best.should_stop
-        self._reset_meter()
+        self._meter = StepMeter()
 
     def batches(self, steps: range) -> Iterator[list[Batch]]:
         """This process's micro-batches of each step."""
@@ -124,9 +132,12 @@ class Loop:
         result = self.engine.step(batches, lr, step, self._task_weights, stop, self._frozen_in(at))
         self._meter.add(result, self._flops(batches), waited)
         for task in self._label_watch.add(at, result.counts):
-            self._report_unlabelled(task, step + 1)
+            text = self._label_watch.describe(task)
+            self._event("unlabelled", text, step=step + 1, task=task)
         self.recovery.add(at, result)
         self.on_event("step", {"step": step + 1, "result": result, "lr": lr})
+        if result.checkpoint_written:
+            self.untimed(partial(self.saver.finish, step + 1))
         if logs := self._log_due(step, result):
             self._log_step(at, lr)
         if (logs or self.saver.due(step + 1)) and not self.recovery.check(step):
@@ -149,16 +160,6 @@ class Loop:
     def _label_watch(self) -> LabelWatch:
         return LabelWatch(self.recipe.curriculum)
 
-    def _report_unlabelled(self, task: str, done: int) -> None:
-        steps = self._label_watch.steps[task]
-        self._event(
-            "unlabelled",
-            f"tasks.{task}: not one label in {steps} steps that should train it, so it learns "
-            "nothing; palm-ds inspect shows what it labels",
-            step=done,
-            task=task,
-        )
-
     @cached_property
     def _task_weights(self) -> dict[str, float]:
         return {name: task.weight for name, task in self.recipe.built_tasks.items()}
@@ -171,23 +172,29 @@ class Loop:
         names = tasks_of(at.task_groups[0])
         return tuple(dict.fromkeys(p for name in names for p in tasks[name].freeze))
 
-    def _reset_meter(self) -> None:
-        self._meter = StepMeter()
-
     def _evaluate_and_save(self, done: int) -> None:
-        paused = time.monotonic()
-        self._after(done)
-        self._meter.began += time.monotonic() - paused  # not training time
+        self.untimed(partial(self._after, done))
         if self.best.should_stop:
             self._event("patience", f"no improvement since step {self.best.step}; done")
             self._save(done, ends=True)
             self.done = True
+        elif self.end_requested and done < self.recipe.curriculum.steps:
+            self._event("ended", f"ended after step {done}, as requested")
+            self._save(done, ends=True)
+            self.done, self.ended_at = True, done
+
+    def untimed(self, work: Callable[[], None]) -> None:
+        """Do what is not training time."""
+        started = time.monotonic()
+        work()
+        self._meter.began += time.monotonic() - started
 
     def _after(self, done: int) -> None:
         """Evaluate and save if scheduled after `done` steps."""
         if self._evaluation_due(done):
             self._evaluate(done)
         if self.saver.due(done):
+            self.saver.finish(done)  # before an error, which would lose it
             self.corpus_check.collect()
             self._save(done)
 
@@ -196,10 +203,13 @@ class Loop:
         ends = any(done == stage.first + stage.steps for stage in self.recipe.curriculum.stages)
         return bool(self.validation.rows) and (ends or bool(every) and done % every == 0)
 
-    def _flops(self, batches: list[Batch]) -> float:
-        heads, config = self.model.heads, self.model.backbone.config
-        words = [t for t, h in self.model.head_of.items() if isinstance(heads[h], MaskedLMHead)]
-        return sum(training_flops(config, batch, words) for batch in batches)
+    def _flops(self, batches: list[Batch]) -> torch.Tensor | float:
+        config = self.model.backbone.config
+        return sum(training_flops(config, batch, self._vocab_tasks) for batch in batches)
+
+    @cached_property
+    def _vocab_tasks(self) -> list[str]:
+        return vocab_tasks(self.model)
 
     def _log_due(self, step: int, result: StepResult) -> bool:
         last = step + 1 == self.recipe.curriculum.steps
@@ -218,7 +228,7 @@ class Loop:
         if self.log:
             self.log.step(record)
         self._name_slow_ranks()
-        self._reset_meter()
+        self._meter = StepMeter()
 
     def _name_slow_ranks(self) -> None:
         """Log processes that all others have waited for since some records. Collective."""
@@ -232,13 +242,13 @@ class Loop:
             self._event("slow rank", line)
 
     def _evaluate(self, done: int) -> None:
-        tasks, better = self.recipe.built_tasks, False
+        tasks = self.recipe.built_tasks
         with self.engine.ema_weights():
-            self.scores = evaluate(self.engine, self.validation, tasks)
+            own = self.recipe.own_metrics
+            self.scores = evaluate(self.engine, self.validation, tasks, own)
             self.evaluated = done
-            if self.best.enabled and done:
-                better = self.best.update(done, self.scores)
-            self.scores |= evaluate_sets(self.engine, self.validation, tasks)
+            better = self.best.enabled and done > 0 and self.best.update(done, self.scores)
+            self.scores |= evaluate_sets(self.engine, self.validation, tasks, own)
             if better:
                 self._keep_best(done)
         records = {name: score.record() for name, score in self.scores.items()}
@@ -256,16 +266,17 @@ class Loop:
         info = info_of(self.recipe, self.model, steps=done)
 
         def write() -> None:
-            weights_folder.save_weights(state, self.run.best, info, tokenizer=self.tokenizer)
+            final = FinalWeights.of(state, self.recipe, done)
+            weights_folder.save_weights(
+                final.state, self.run.best, info, tokenizer=self.tokenizer, adapter=final.adapter
+            )
 
-        problem = self.saver.write_at_rank0(write)
-        if problem:
+        if problem := self.saver.write_at_rank0(write):
+            self.saver.finish(done)
             raise UserError(f"{self.run.best}: the best weights cannot be written: {problem}")
 
-    def _save(self, done: int, *, stopping: bool = False, ends: bool = False) -> None:
-        """Save after `done` steps; see `Saver.save`."""
-        if self.saver.saved == done:
-            return
+    def _save(self, done: int, **how: bool) -> None:
+        """Save after `done` steps; `how`: as in `Saver.save`."""
         state = {
             "step": done,
             "cursor": self.stream.state_dict(done),
@@ -277,7 +288,7 @@ class Loop:
             "started_before": sorted(self.started_before),
             "recovery": self.recovery.record(),
         }
-        self.saver.save(state, done, stopping=stopping, ends=ends)
+        self.saver.save(state, done, **how)
 
     def _event(self, name: str, message: str = "", **facts: object) -> None:
         if self.log:

@@ -1,4 +1,4 @@
-"""Builds micro-batches ahead of their step, in worker processes."""
+"""Builds micro-batches ahead of their step, in worker processes, and pins them for GPUs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def prefetched(
         num_workers=workers,
         prefetch_factor=2 if workers else None,
         collate_fn=_identity,
-        pin_memory=False,
+        pin_memory=engine.device.type == "cuda",
         worker_init_fn=_ignore_signals,
     )
     return iter(loader)

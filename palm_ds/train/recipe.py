@@ -21,10 +21,17 @@ from palm_ds.data.stages import Curriculum, StepInfo, tasks_of
 from palm_ds.data.task import Task, build
 from palm_ds.model.config import EncoderConfig
 from palm_ds.model.encoder import encoder_class
+from palm_ds.model.lora import LoraSettings
 from palm_ds.runtime.optimizer import OptimizerConfig
 from palm_ds.train.loss_spikes import SpikeSettings
 from palm_ds.train.lr_schedule import LRSchedule
-from palm_ds.train.recipe_checks import TaskChecks, assign_task_ids, check_export_task
+from palm_ds.train.own_metrics import OwnMetrics, import_metrics
+from palm_ds.train.recipe_checks import (
+    TaskChecks,
+    assign_task_ids,
+    check_export_task,
+    check_lora,
+)
 from palm_ds.train.recipe_sections import (
     BatchSize,
     EvaluateSettings,
@@ -32,10 +39,11 @@ from palm_ds.train.recipe_sections import (
     SaveSettings,
     SourceSettings,
 )
+from palm_ds.train.report.tracker_clients import TrackSettings
 from palm_ds.weights.formats.open import read_info
 
 _ENCODER_CLASS = {"kind", "options"}  # keys of `backbone` that are not hyperparameters
-NOT_LEARNED = ("evaluate", "save", "log", "export_task")
+NOT_LEARNED = ("evaluate", "save", "log", "track", "export_task", "export_family")
 """Keys that do not affect what is learned; a run may be resumed with other values of them."""
 CHANGEABLE = ("optimizer.lr", "optimizer.clip", "nonfinite", "loss_spike", "failure_limit")
 """Keys that a run that has not finished may be resumed with other values of; that is recorded."""
@@ -58,6 +66,9 @@ class Recipe:
     task group, packed into as few rows as possible."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """How weights are updated."""
+    lora: LoraSettings | None = None
+    """Train low-rank changes of the encoder's matrices, which stay as `init_from` has them, and the
+    heads: `{rank: 8, alpha: 16, targets: [query, value]}`. Needs peft. Empty: train all weights."""
     schedule: LRSchedule = LRSchedule()
     """How the learning rate changes over the run."""
     sources: dict[str, SourceSettings]
@@ -86,14 +97,22 @@ class Recipe:
     """A run folder to start from: weights, optimizer state and position in the data of its newest
     checkpoint. For a recipe that adds a task or a corpus (`--extend`)."""
     export_task: str = ""
-    """The task whose task embedding is used for texts that name none: row 0 of `hf/`, and the
-    default of fine-tuning. Default: the first masked-word task."""
+    """The task whose task embedding is used for texts that name none: the one in `hf/`, and the
+    default of fine-tuning. Default: the task that trains vectors of texts, or else the first
+    masked-word task."""
+    export_family: Literal["bert", "ernie"] = "bert"
+    """What `hf/` is if the encoder has task embeddings: bert, with the row of `export_task` (or of
+    the exported head's task) added to the token type embeddings, which every program opens; or
+    ernie, with all rows. Without task embeddings it is a Bert or Roberta model."""
     evaluate: EvaluateSettings = EvaluateSettings()
     """Evaluation on held-out data."""
     save: SaveSettings = SaveSettings()
     """Checkpoints."""
     log: LogSettings = LogSettings()
     """What is shown and recorded."""
+    track: TrackSettings = TrackSettings()
+    """Experiment trackers: `{wandb: {project: mine}}`, `{mlflow: {experiment: mine}}`,
+    `{trackio: {project: mine}}`."""
 
     def __post_init__(self) -> None:
         if self.length < 8:
@@ -110,6 +129,8 @@ class Recipe:
             self.batch_size and self.curriculum_spec.task_groups and self.backbone_config
         )  # check themselves
         assert encoder_class(self.backbone_config)
+        if self.lora:
+            check_lora(self.init_from, self.extend, self.backbone_config)
         checks = TaskChecks(
             tasks=self.built_tasks,
             sources=self.sources,
@@ -145,6 +166,15 @@ class Recipe:
         """Examples of this task group in a step: its first task's `batch`, or the recipe's."""
         return self.built_tasks[tasks_of(task_group)[0]].batch or self.examples
 
+    @property
+    def head_lr_scales(self) -> dict[str, float]:
+        """{parameter pattern: multiplier of the learning rate} for tasks with a `head_lr`."""
+        return {
+            f"heads.{name}.*": task.head_lr / self.optimizer.lr
+            for name, task in self.built_tasks.items()
+            if task.head_lr
+        }
+
     def lr_scale(self, at: StepInfo) -> float:
         """The multiplier of `optimizer.lr` at a step."""
         return self.schedule.scale(at, self.curriculum.steps)
@@ -177,14 +207,22 @@ class Recipe:
         return {name: build(name, values) for name, values in self.tasks.items()}
 
     @cached_property
+    def own_metrics(self) -> OwnMetrics:
+        """The functions of `evaluate.metrics`. Raises UserError for one that cannot be imported."""
+        return import_metrics(self.evaluate.metrics, self.built_tasks)
+
+    @cached_property
     def backbone_config(self) -> EncoderConfig:
         """The encoder's hyperparameters; `vocab_size` is open if the corpus determines it."""
         config = EncoderConfig.from_dict(self.backbone)
-        if self.length > config.max_length:
-            raise UserError(
-                f"length: rows of {self.length} tokens, but backbone.max_positions allows only "
-                f"{config.max_length}"
-            )
+        for name, task in self.built_tasks.items():
+            if (longest := task.longest_text(self.length)) > config.max_length:
+                what = f"length: rows of {longest} tokens"
+                if longest != self.length:
+                    what = f"tasks.{name}.max_length: {longest}"
+                raise UserError(
+                    f"{what}, but backbone.max_positions allows only {config.max_length}"
+                )
         return config
 
     @cached_property

@@ -136,6 +136,19 @@ def check_export_task(name: str, tasks: Collection[str], encoder: EncoderConfig)
         raise UserError("export_task: backbone.task_types is 0, there are no task embeddings")
 
 
+def check_lora(init_from: str, extend: str, encoder: EncoderConfig) -> None:
+    """There are weights to adapt, and they are those of the built-in encoder."""
+    if extend:
+        raise UserError(
+            "lora, extend: LoRA adapts weights that stay fixed; start from that run's weights with "
+            "`init_from`"
+        )
+    if not init_from:
+        raise UserError("lora: needs `init_from`, the weights that it adapts")
+    if encoder.kind:
+        raise UserError(f"lora: only for the built-in encoder; backbone.kind is {encoder.kind}")
+
+
 def assign_task_ids(tasks: Mapping[str, Task], slots: int) -> dict[str, int]:
     """The row of the task embedding that each task uses: its own `task_id`; otherwise rows are
     numbered in the recipe's order, and tasks over tables get row 0. Tasks that share a head share

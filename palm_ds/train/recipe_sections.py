@@ -98,6 +98,11 @@ class EvaluateSettings:
     patience: int = 0
     """With `best`: stop after this many evaluations without improvement; 0: never."""
 
+    metrics: dict[str, list[str]] = field(default_factory=dict)
+    """{task: [module.function, ...]}: metrics of your own, reported after the task's. A function
+    gets the predictions and the labels of the rows, two lists, and returns a number or {metric:
+    number}."""
+
     def __post_init__(self) -> None:
         _check_not_negative("evaluate", every=self.every, examples=self.examples)
         _check_not_negative("evaluate", patience=self.patience)
@@ -113,6 +118,9 @@ class SaveSettings:
     """Steps between checkpoints; 0: only at the end."""
     keep: int = 2
     """Number of most recent checkpoints to keep."""
+    background: bool = True
+    """Write checkpoints while training continues, from a copy in host memory. Where there is too
+    little memory for it, training waits, as with false."""
 
     def __post_init__(self) -> None:
         _check_not_negative("save", every=self.every, keep=self.keep)

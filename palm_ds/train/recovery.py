@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from palm_ds.data.stages import StepInfo
 from palm_ds.engine import Engine
 from palm_ds.runtime import checkpoint
@@ -39,7 +41,7 @@ class _Step:
     losses: Mapping[str, Any]
     """Sums over this process, on the device."""
     counts: Mapping[str, int]
-    skipped: bool
+    skipped_so_far: int | torch.Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +68,9 @@ class Recovery:
     engine: Engine
     checkpoints: Path
     save: Callable[[int], None]
-    """Called with the number of completed steps."""
+    """Called with the number of completed steps; the checkpoint exists when it returns."""
+    finish_save: Callable[[int], None]
+    """Called with the number of completed steps: a checkpoint that is being written exists then."""
     event: EventLog
     reason: str = ""
     """Why the run was stopped."""
@@ -101,17 +105,15 @@ class Recovery:
 
     def add(self, at: StepInfo, result: StepResult) -> None:
         """Remember a step until the next check."""
-        skipped = self.engine.skipped_steps
         self._steps.append(
             _Step(
                 step=at.step,
                 stage=at.stage,
                 losses={task: x for task, x in result.loss_sums.items() if result.counts[task]},
                 counts=result.counts,
-                skipped=skipped > self._skipped_before,
+                skipped_so_far=self.engine.skipped_so_far,
             )
         )
-        self._skipped_before = skipped
 
     def check(self, step: int) -> bool:
         """Judge the steps since the last check, of which `step` is the last one. Returns False if
@@ -119,6 +121,7 @@ class Recovery:
         trouble = self._judge()
         if trouble is None:
             return True
+        self.finish_save(step + 1)  # what is done depends on the checkpoints that there are
         if trouble.action == "rollback":
             return self._roll_back(trouble, step)
         self._stop(trouble, step)
@@ -140,8 +143,10 @@ class Recovery:
     def _judge_step(self, one: _Step, losses: Mapping[str, float]) -> _Trouble | None:
         before = self._detector.ongoing
         spike = self._detector.judge(one.step, one.stage, losses)
-        self._skipped_in_a_row = self._skipped_in_a_row + 1 if one.skipped else 0
-        if one.skipped and (action := self._nonfinite_action()):
+        before_it, self._skipped_before = self._skipped_before, int(one.skipped_so_far)
+        skipped = self._skipped_before > before_it
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
+        if skipped and (action := self._nonfinite_action()):
             bad = [f" of {task}" for task, loss in losses.items() if not math.isfinite(loss)]
             what = f"the loss{bad[0]}" if bad else "a gradient"
             text = f"step {one.step + 1}: {what} was not finite; the step was not applied"

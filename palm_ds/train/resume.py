@@ -103,4 +103,5 @@ def signature_of(run: RunSpec, model: Model, data: Data) -> ModelSignature:
         optimizer=run.recipe.optimizer.kind,
         kinds={name: kind_of(type(task)) for name, task in run.recipe.built_tasks.items()},
         shapes={name: tuple(p.shape) for name, p in model.named_parameters()},
+        lora_scale=run.recipe.lora.scale if run.recipe.lora else 0.0,
     )

@@ -147,6 +147,8 @@ def overview(run: RunSpec, stream: AnyStream, model: Model, world: int) -> str:
     """A summary before training: the plan, the model, the batch, the size of an epoch."""
     recipe = run.recipe
     parameters = sum(p.numel() for p in model.parameters())
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    frozen = f", {trained / 1e6:,.2f} M of them trained" if trained < parameters else ""
     micro, accumulation = run.ds_config.micro_batching(stream.rows, world)
     items = ", ".join(f"{dataset.name}: {dataset.num_items:,}" for dataset in stream.datasets)
     found = dict.fromkeys(dataset.describe() for dataset in stream.datasets)
@@ -155,7 +157,7 @@ def overview(run: RunSpec, stream: AnyStream, model: Model, world: int) -> str:
             *filter(None, found),
             *table_summaries(stream),
             recipe.plan_table(),
-            f"model: {parameters / 1e6:,.1f} M parameters{_task_ids(recipe)}",
+            f"model: {parameters / 1e6:,.1f} M parameters{frozen}{_task_ids(recipe)}",
             f"step: {_step_size(recipe, stream)}; "
             f"{world} x {accumulation} x {micro} rows (processes, accumulation, micro-batch)",
             f"total: {_total(recipe, stream)}; examples of an epoch: {items}",

@@ -184,6 +184,17 @@ def check_tables(recipe: Recipe, data: Data) -> None:
             for side in (data.train, data.held_out, *data.evaluation_sets.values()):
                 for _, source, _ in side.get(task.source, ()):
                     task.check(source, labelled=True)
+    _check_steps(recipe, data)
+
+
+def _check_steps(recipe: Recipe, data: Data) -> None:
+    """Raises UserError if the steps of a task have too few examples to learn from."""
+    for task_group in recipe.curriculum_spec.task_groups if recipe.examples else ():
+        for name in tasks_of(task_group):
+            task = recipe.built_tasks[name]
+            if isinstance(task, TableTask):
+                for _, source, _ in data.train[task.source]:
+                    task.check_step(source, recipe.examples_of(task_group))
 
 
 def check_units(recipe: Recipe, data: Data) -> None:

@@ -7,20 +7,21 @@ from pathlib import Path
 
 from palm_ds.common.errors import UserError
 from palm_ds.runtime import checkpoint
+from palm_ds.train.plan.work import ModelSize
 from palm_ds.train.run_folder import RunSpec
 
-_VALUES_SAVED = 3
-"""Values that a checkpoint stores for each parameter: its weight and two moments."""
+_MOMENTS = 2
+"""Values that a checkpoint stores for each trained parameter besides its weight."""
 _BYTES = 4
 _GB = 1e9
 
 
-def check_space(run: RunSpec, parameters: int) -> None:
+def check_space(run: RunSpec, size: ModelSize) -> None:
     """Raises UserError unless the disk has room for the checkpoints and weights that the run will
     add to its folder."""
-    needed, free = needed_bytes(run, parameters), free_bytes(run.folder)
+    needed, free = needed_bytes(run, size), free_bytes(run.folder)
     if needed > free:
-        one, new = _checkpoint_bytes(run, parameters), _new_checkpoints(run)
+        one, new = checkpoint_bytes(run, size), _new_checkpoints(run)
         raise UserError(
             f"run_dir: {run.folder}: the disk has {free / _GB:,.3g} GB free, but this run writes "
             f"{needed / _GB:,.3g} GB: {_checkpoints(new)} of {one / _GB:,.3g} GB (save.keep and "
@@ -29,10 +30,10 @@ def check_space(run: RunSpec, parameters: int) -> None:
         )
 
 
-def needed_bytes(run: RunSpec, parameters: int) -> int:
+def needed_bytes(run: RunSpec, size: ModelSize) -> int:
     """The bytes that a run adds to its folder, at most."""
-    checkpoints = _new_checkpoints(run) * _checkpoint_bytes(run, parameters)
-    return checkpoints + _new_outputs(run) * parameters * _BYTES
+    checkpoints = _new_checkpoints(run) * checkpoint_bytes(run, size)
+    return checkpoints + _new_outputs(run) * size.parameters * _BYTES
 
 
 def free_bytes(folder: Path) -> int:
@@ -59,10 +60,10 @@ def _checkpoints(number: int) -> str:
     return "1 checkpoint" if number == 1 else f"{number} checkpoints"
 
 
-def _checkpoint_bytes(run: RunSpec, parameters: int) -> int:
-    """As large as the newest one of the run, if it has one."""
+def checkpoint_bytes(run: RunSpec, size: ModelSize) -> int:
+    """The size of a checkpoint: that of the newest one of the run, if it has one."""
     if steps := checkpoint.steps_in(run.checkpoints):
         newest = run.checkpoints / checkpoint.folder_name(steps[0])
         return sum(file.stat().st_size for file in newest.iterdir())
     averages = 1 if run.recipe.optimizer.ema else 0
-    return parameters * _BYTES * (_VALUES_SAVED + averages)
+    return _BYTES * (size.parameters + size.trained * (_MOMENTS + averages))

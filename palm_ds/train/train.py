@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -17,6 +17,7 @@ from palm_ds.data.corpus_source import CorpusSource
 from palm_ds.engine import Engine, start, stop
 from palm_ds.model.check_custom_encoder import check_custom_encoder
 from palm_ds.model.heads import MaskedLMHead
+from palm_ds.model.lora import add_lora
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.full_disk import at_rank0
 from palm_ds.runtime.memory import host_memory
@@ -26,15 +27,19 @@ from palm_ds.runtime.param_groups import freeze
 from palm_ds.runtime.processes import Processes
 from palm_ds.runtime.run_lock import RunLock, lock_run_folder
 from palm_ds.runtime.signals import StopFlag, stop_signals
+from palm_ds.runtime.tf32 import describe_tf32
 from palm_ds.train.build import AnyStream, build_held_out, build_model, build_stream
 from palm_ds.train.corpus_check import CorpusCheck
 from palm_ds.train.early_stopping import BestTracker
 from palm_ds.train.evaluate import HeldOutSet, evaluate
-from palm_ds.train.export import export, final_weights
+from palm_ds.train.export import FinalWeights, best_weights, export
 from palm_ds.train.extend import ModelSignature
 from palm_ds.train.loop import EventHandler, Loop
 from palm_ds.train.memory_check import check_memory
-from palm_ds.train.preflight import compare_hosts, measurements
+from palm_ds.train.plan.cluster import Cluster
+from palm_ds.train.plan.work import size_of, work_of
+from palm_ds.train.preflight import compare_hosts, findings
+from palm_ds.train.profiler import ProfileSettings, attach_profiler
 from palm_ds.train.recipe import Recipe
 from palm_ds.train.recipe_checks import idle_tasks
 from palm_ds.train.report.html_report import write_report
@@ -70,19 +75,24 @@ def train(
     event_handler: EventHandler | None = None,
     *,
     dry_run: bool = False,
+    plan_for: Sequence[Cluster] = (),
     examples: Examples | None = None,
+    profile: ProfileSettings | None = None,
 ) -> int:
     """Train a run to its end, from its last checkpoint if its folder has one.
 
     Returns the exit code (common/exit_codes.py): 0 when the curriculum is finished, 75 when the run
     was asked to stop and has saved, 3 when a non-finite loss stopped it.
 
+    `dry_run`: check everything, train nothing; `plan_for`: then predict memory and step time there.
+
     `event_handler(name, facts)` is called on every process with begin, stage, next (before a step),
     step (after it), evaluation, save, and the events that end a run early."""
-    opened = setup_run(run, event_handler, dry_run=dry_run, examples=examples)
+    opened = setup_run(run, event_handler, dry_run=dry_run, plan_for=plan_for, examples=examples)
     if opened is None:
         stop()
         return 0
+    attach_profiler(opened.loop, profile)
     try:
         with stop_signals() as flag:
             code = opened.run_to_end(flag)
@@ -134,11 +144,11 @@ class TrainingRun:
 
     def _export(self, state: Mapping[str, torch.Tensor]) -> None:
         """Write the final weights; waits for space if the disk is full. Raises UserError."""
-        steps = self.run.recipe.curriculum.steps
-        if self.loop.log:
-            state, steps = final_weights(self.run, state, self.loop.log)
+        steps = self.loop.ended_at or self.run.recipe.curriculum.steps
+        last = FinalWeights.of(state, self.run.recipe, steps)
+        final = best_weights(self.run, last, self.loop.log)
         problem = self.loop.saver.write_at_rank0(
-            lambda: export(self.run, self.model, state, self.data, steps)
+            lambda: export(self.run, self.model, final, self.data)
         )
         if problem:
             raise UserError(
@@ -163,13 +173,16 @@ class TrainingRun:
         return list(self.examples(self.run.folder / folder, source))
 
     def leave_folder(self) -> None:
-        """Close the log and let other runs use the folder. May be called twice."""
+        """Close the log and let other runs use the folder; a checkpoint that is still being written
+        is given up. May be called twice."""
+        self.loop.engine.cancel_save()
         if self.loop.log:
             self.loop.log.close()
         self.lock.release()
 
     def close(self) -> None:
-        """Release the folder and the engine; other engines of this process stay."""
+        """Release the folder and the engine; other engines of this process stay. Collective."""
+        self.loop.saver.finish()
         self.loop.corpus_check.close()
         self.leave_folder()
         self.loop.engine.release()
@@ -193,14 +206,10 @@ class _Parts:
     def recipe(self) -> Recipe:
         return self.run.recipe
 
-    @cached_property
-    def signature(self) -> ModelSignature:
-        return signature_of(self.run, self.model, self.data)
-
     @property
-    def parameters(self) -> int:
-        """The number of values of the model."""
-        return sum(parameter.numel() for parameter in self.model.parameters())
+    def signature(self) -> ModelSignature:
+        """Of the model as it is now: LoRA changes it."""
+        return signature_of(self.run, self.model, self.data)
 
     @property
     def freezable(self) -> list[str]:
@@ -213,6 +222,7 @@ def setup_run(
     event_handler: EventHandler | None = None,
     *,
     dry_run: bool = False,
+    plan_for: Sequence[Cluster] = (),
     console: Console | None = None,
     data: Data | None = None,
     examples: Examples | None = None,
@@ -232,7 +242,7 @@ def setup_run(
     _check_space(parts)
     if dry_run:
         _starting_point(parts)
-        return _end_dry_run(parts)
+        return _end_dry_run(parts, plan_for)
     lock = lock_run_folder(run.folder, group=parts.processes)
     try:
         return _open_run(parts, lock, event_handler, console, examples)
@@ -276,7 +286,10 @@ def _open_run(
 
 def _check_space(parts: _Parts) -> None:
     """Raises UserError on all processes if rank 0 finds too little space."""
-    if problem := at_rank0(parts.processes, lambda: check_space(parts.run, parts.parameters)):
+    size = size_of(parts.model)
+    if parts.recipe.lora:  # has frozen weights, and so few others that they do not matter here
+        size = replace(size, trained=0)
+    if problem := at_rank0(parts.processes, lambda: check_space(parts.run, size)):
         raise UserError(problem)
 
 
@@ -284,20 +297,24 @@ def _starting_point(parts: _Parts) -> StartingPoint:
     """Where the run starts; logs that and what it consists of."""
     run, data = parts.run, parts.data
     found = find_starting_point(run, parts.model, parts.signature, parts.stream, parts.processes)
+    if run.recipe.lora:
+        add_lora(parts.model, run.recipe.lora, seed=run.recipe.seed)
     log.info("%s", overview(run, parts.stream, parts.model, parts.processes.world))
     curriculum = run.recipe.curriculum
     notes = run.recipe.schedule.warnings(curriculum)
     notes += idle_tasks(run.recipe.built_tasks, curriculum.task_groups)
+    notes += filter(None, [describe_tf32(run.ds_config, parts.processes.device)])
     notes += [*small_held_out_warnings(run.recipe, data), *evaluation_notes(run.recipe, data)]
-    for text in [*corpus_summaries(data), *notes]:
+    for text in [*run.ds_config.notes, *corpus_summaries(data), *notes]:
         log.info("%s", text)
     return found
 
 
 def _check_custom_classes(run: RunSpec) -> None:
-    """Check user-defined classes, before any data is opened."""
+    """Check user-defined classes and functions, before any data is opened."""
     optimizer_class(run.recipe.optimizer, zero_stage=run.ds_config.stage)
     check_custom_encoder(run.recipe.backbone_config)
+    assert run.recipe.own_metrics is not None  # checks itself
 
 
 def _build_parts(run: RunSpec, data: Data) -> _Parts:
@@ -309,7 +326,12 @@ def _build_parts(run: RunSpec, data: Data) -> _Parts:
     best.check({task.name for dataset in validation.datasets for task in dataset.tasks})
     stream = build_stream(recipe, data, partial(run.ds_config.round_up_rows, world=processes.world))
     model = build_model(
-        recipe, run.ds_config, data.vocabulary, device=processes.device, level=logging.INFO
+        recipe,
+        run.ds_config,
+        data.vocabulary,
+        device=processes.device,
+        training=True,
+        level=logging.INFO,
     )
     return _Parts(
         run=run,
@@ -322,17 +344,18 @@ def _build_parts(run: RunSpec, data: Data) -> _Parts:
     )
 
 
-def _end_dry_run(parts: _Parts) -> None:
-    """Check what otherwise fails in the first step."""
+def _end_dry_run(parts: _Parts, plan_for: Sequence[Cluster]) -> None:
+    """Check what otherwise fails in the first step, and predict what it takes."""
     stream, model = parts.stream, parts.model
-    stream.batches(0, 0, 1, stream.rows)
+    batches = stream.batches(0, 0, 1, stream.rows)
     freeze(model, parts.recipe.optimizer.freeze)
     StepFreezing(parts.freezable, [name for name, _ in model.named_parameters()])
     if parts.best.named_task:
         log.info(
             "evaluate.best: whether %s exists is known from step 1", parts.recipe.evaluate.best
         )
-    for line in measurements(parts.run, parts.processes, parts.parameters):
+    size, work = size_of(model), work_of(model, batches, stream.rows)
+    for line in findings(parts.run, parts.processes, size, work, plan_for):
         log.info("%s", line)
     log.info("all checks passed; nothing was trained")
 
@@ -346,29 +369,17 @@ def _start_engine(parts: _Parts, start_at: StartingPoint) -> Engine:
         rows=parts.stream.rows,
         seed=recipe.seed,
         update_counts=start_at.update_counts,
-        lr_scales=_head_lr_scales(recipe),
+        lr_scales=recipe.head_lr_scales,
         freezable=parts.freezable,
     )
     if (
         best.named_task and not start_at.found
     ):  # an unknown metric is an error now, not after an epoch
-        few = evaluate(
-            engine,
-            parts.validation.first_rows_of(best.named_task, engine.world),
-            recipe.built_tasks,
-        )
-        if best.named_task in few:
-            best.metric(few[best.named_task])
+        few = parts.validation.first_rows_of(best.named_task, engine.world)
+        found = evaluate(engine, few, recipe.built_tasks, recipe.own_metrics)
+        if best.named_task in found:
+            best.metric(found[best.named_task])
     return engine
-
-
-def _head_lr_scales(recipe: Recipe) -> dict[str, float]:
-    """{parameter pattern: multiplier of the learning rate} for tasks with a `head_lr`."""
-    return {
-        f"heads.{name}.*": task.head_lr / recipe.optimizer.lr
-        for name, task in recipe.built_tasks.items()
-        if task.head_lr
-    }
 
 
 def _open_log(parts: _Parts, engine: Engine, step: int, console: Console | None) -> RunLog | None:
@@ -377,9 +388,9 @@ def _open_log(parts: _Parts, engine: Engine, step: int, console: Console | None)
     if engine.rank:
         return None
     write_folder(run, engine.config, parts.data)
-    tasks = list(run.recipe.tasks)
-    steps = run.recipe.curriculum.steps
-    run_log = RunLog(run.folder, tasks, total_steps=steps, start=step, console=console)
+    tasks, steps = list(run.recipe.tasks), run.recipe.curriculum.steps
+    tracking = {"track": run.recipe.track, "config": run.recipe.resolved()}
+    run_log = RunLog(run.folder, tasks, total_steps=steps, start=step, console=console, **tracking)
     if step:
         run_log.event("resume", f"resumes from step {step}", step=step)
     if parts.changes:

@@ -319,6 +319,8 @@ def _running(story: Story) -> str:
         "lr": "learning rate",
         "grad_norm": "gradient norm",
         "tokens_per_second": "real tokens per second",
+        "mfu": "model FLOPs utilization",
+        "memory_allocated": "memory of a GPU, bytes",
         "data_wait": "share of time spent waiting",
     }
     present = {k: v for k, v in names.items() if len(series(story.metrics.steps, k)[0])}

@@ -2,18 +2,21 @@
 
     {"kind": "step", "step": 120, "stage": 1, "lr": ..., "loss": {task: ...},
      "accuracy": {task: ...}, "grad_norm": ..., "tokens_per_second": ..., "flops_per_second": ...,
-     "data_wait": ..., "loss_scale": ..., "skipped": ..., "elapsed": ...}
+     "mfu": ..., "memory_allocated": ..., "memory_reserved": ..., "data_wait": ..., "compiled": ...,
+     "loss_scale": ..., "skipped": ..., "elapsed": ...}
     {"kind": "evaluation", "step": 120, "stage": 1, "started": [task, ...],
      "scores": {task: {"loss": ..., "accuracy": ..., ...}}}
                       (on a further evaluation set: "task (set)" instead of "task")
-    {"kind": "event", "event": "save", "step": 120, ...}
+    {"kind": "event", "event": "save", "step": 120, "stall_seconds": ..., "write_seconds": ...}
 
 `step` is the number of completed steps. Stages count from 1, as in the log; an evaluation before
-the first step has stage 0. `started` lists the tasks trained so far. `elapsed` is in seconds
-of running, summed over all restarts of the run; `data_wait` is the fraction of time spent waiting
-for rows; tokens exclude padding. Non-finite numbers are null. Lines are flushed as they are
-written, so the file of a killed run ends in at most one broken line. A resumed run first removes
-the lines of the steps that it will repeat.
+the first step has stage 0. `started` lists the tasks trained so far. `elapsed` is in seconds of
+running, summed over all restarts of the run; `data_wait` is the fraction of time spent waiting for
+rows; tokens exclude padding. `mfu` is the fraction of what the makers of the GPUs say they can do
+(left out for unknown ones), memory the largest use of a GPU since the last such line, in bytes
+(left out on CPUs), `compiled` how many graphs torch.compile has compiled so far. Non-finite numbers
+are null. Lines are flushed as they are written, so the file of a killed run ends in at most one
+broken line. A resumed run first removes the lines of the steps that it will repeat.
 """
 
 from __future__ import annotations

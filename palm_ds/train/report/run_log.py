@@ -24,6 +24,8 @@ from palm_ds.train.report.forgetting import stage_ends, tables
 from palm_ds.train.report.metrics_file import FILE, read_metrics, task_of, truncate_after
 from palm_ds.train.report.patient_file import PatientFile
 from palm_ds.train.report.score_tables import metrics_text, number, score_tables, share
+from palm_ds.train.report.tracker_clients import TrackSettings
+from palm_ds.train.report.trackers import RunTrackers
 
 
 class RunLog:
@@ -41,7 +43,11 @@ class RunLog:
         total_steps: int,
         start: int = 0,
         console: Console | None = None,
+        track: TrackSettings | None = None,
+        config: Mapping[str, Any] | None = None,
     ):
+        """`track`: the experiment trackers to report to, and `config`, the resolved recipe, for
+        them."""
         self._tasks, self._total, self._first = tuple(tasks), total_steps, start
         self._step = start
         self._console = console or _console()
@@ -51,6 +57,10 @@ class RunLog:
         self._file = PatientFile(path, self._show)
         self._began = time.monotonic()
         self._board = open_board(Path(folder) / "tensorboard", start, self._show)
+        self._trackers = RunTrackers(
+            track or TrackSettings(), Path(folder), config or {}, self._show
+        )
+        self._finished = False
         self._held_out: Mapping[str, Mapping[str, Any]] = {}
         self._live: Live | None = None
         if self._console.is_terminal:
@@ -78,7 +88,7 @@ class RunLog:
         """Log the record of one step (keys as in metrics_file.py)."""
         self._step = record["step"]
         self._write("step", record)
-        self._to_board(record)
+        self._send(_named(record), record["step"])
         left = self._seconds_left()
         if self._live:
             self._live.update(self._display(record, left), refresh=True)
@@ -98,9 +108,12 @@ class RunLog:
         values = {"step": step, "stage": stage, "started": list(started), "scores": scores}
         self._write("evaluation", values)
         self._held_out = {title: x for title, x in scores.items() if task_of(title) in started}
-        for task, score in scores.items():
-            for name, value in [*score.items(), *score.get("metrics", {}).items()]:
-                self._scalar(f"{name}/{task}/held_out", value, step)
+        numbers = {
+            f"{name}/{task}/held_out": value
+            for task, score in scores.items()
+            for name, value in [*score.items(), *score.get("metrics", {}).items()]
+        }
+        self._send(numbers, step, evaluation=True)
         for table in score_tables(self._held_out, f"held out, step {step:,}"):
             self._console.print(table)
 
@@ -113,6 +126,7 @@ class RunLog:
     def event(self, kind: str, message: str = "", **fields: object) -> None:
         """Log an event: `message` is shown, all fields are written to metrics.jsonl."""
         shown = {"message": message} if message else {}
+        self._finished = self._finished or kind == "end"
         self._write("event", {"event": kind, "step": self._step, **shown, **fields})
         if message:
             self._show(message)
@@ -126,6 +140,7 @@ class RunLog:
         if self._board:
             self._board.close()
             self._board = None
+        self._trackers.close(finished=self._finished)
         self._file.close()
 
     def _show(self, line: str | Text) -> None:
@@ -137,17 +152,12 @@ class RunLog:
         whole.setdefault("elapsed", round(self.elapsed, 3))
         self._file.append(json.dumps(nan_to_null(whole), ensure_ascii=False, allow_nan=False))
 
-    def _scalar(self, name: str, value: object, step: int) -> None:
-        if self._board and isinstance(value, (int, float)):
-            self._board.add_scalar(name, value, step)
-
-    def _to_board(self, record: Mapping[str, Any]) -> None:
-        for name, value in record.items():
-            if isinstance(value, Mapping):
-                for task, each in value.items():
-                    self._scalar(f"{name}/{task}", each, record["step"])
-            elif name not in ("step", "elapsed"):
-                self._scalar(f"run/{name}", value, record["step"])
+    def _send(self, numbers: Mapping[str, object], step: int, *, evaluation: bool = False) -> None:
+        """To TensorBoard and the trackers."""
+        for name, value in numbers.items():
+            if self._board and isinstance(value, (int, float)):
+                self._board.add_scalar(name, value, step)
+        self._trackers.log(numbers, step, evaluation=evaluation)
 
     def _seconds_left(self) -> float:
         done = max(self._step - self._first, 1)
@@ -189,6 +199,17 @@ class RunLog:
         return table
 
 
+def _named(record: Mapping[str, Any]) -> dict[str, object]:
+    """The numbers of a step's record by name: `loss/TASK`, `run/lr`."""
+    found: dict[str, object] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            found |= {f"{name}/{task}": each for task, each in value.items()}
+        elif name not in ("step", "elapsed"):
+            found[f"run/{name}"] = value
+    return found
+
+
 def _console() -> Console:
     """The terminal; for a file or a pipe, wide enough for all tables."""
     console = Console()
@@ -203,7 +224,10 @@ def _run_numbers(record: Mapping[str, Any]) -> list[str]:
         "grad_norm": lambda x: f"norm {x:.2f}",
         "tokens_per_second": lambda x: f"{x:,.0f} tokens/s",
         "flops_per_second": lambda x: f"{_short(x)}FLOP/s",
+        "mfu": lambda x: f"MFU {100 * x:.1f} %",
+        "memory_allocated": lambda x: f"memory {_short(x)}B",
         "data_wait": lambda x: f"data wait {100 * x:.0f} %",
+        "compiled": lambda x: f"compiled {x}" if x else "",
         "loss_scale": lambda x: f"scale {x:g}" if x != 1 else "",
         "skipped": lambda x: f"skipped {x}" if x else "",
     }

@@ -1,0 +1,68 @@
+"""What the commands that use a model share: processes, device, progress."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from rich.progress import Task
+
+    from palm_ds.runtime.checkpoint import ProcessGroup
+
+
+def add_inference_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--precision", default="fp32", help="fp32, bf16 or fp16 (fp32)")
+    add(
+        "--batch_tokens",
+        type=int,
+        default=0,
+        metavar="N",
+        help="tokens in a batch (more: faster, more memory)",
+    )
+    add("--device", default="", help="cpu, cuda, cuda:1 (a GPU if there is one)")
+    add("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)  # from the launcher
+
+
+def start_processes(device: str) -> tuple[ProcessGroup, torch.device]:
+    """This process's group and device; several processes are joined by DeepSpeed."""
+    import torch
+
+    from palm_ds.runtime.checkpoint import SINGLE_PROCESS
+    from palm_ds.runtime.launched import launched_processes
+    from palm_ds.runtime.processes import device_named, start
+
+    if launched_processes() > 1:
+        from palm_ds.runtime.ds_config import DSConfig
+
+        found = start(DSConfig(path="", sections={}, stage=0, precision="fp32"))
+        return found, device_named(device) if device else found.device
+    gpu = torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu"
+    return SINGLE_PROCESS, device_named(device or ("cuda" if gpu else "cpu"))
+
+
+@contextmanager
+def progress(what: str, shown: bool) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on a terminal, with rows per second."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    class Speed(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(f"{task.finished_speed or task.speed or 0:,.0f} rows/s")
+
+    console = Console(stderr=True)
+    texts = TextColumn("{task.completed:,}/{task.total:,} rows")
+    bar = Progress(BarColumn(), texts, Speed(), TimeRemainingColumn(), console=console)
+    if not shown or not console.is_terminal:
+        yield lambda rows, of: None
+        return
+    with bar:
+        number = bar.add_task(what, total=None)
+        yield lambda rows, of: bar.update(number, completed=rows, total=of)
