@@ -278,7 +278,8 @@ def completed(values: Mapping[str, object], page: str) -> dict[str, object]:
 
     kind, source = FILLED_IN.get(page, ("knowledge_masking", {"corpus": "corpus"}))
     whole = {"length": 128, "batch": "32 examples", **values}
-    whole.pop("init_from", None)
+    if "lora" not in whole:
+        whole.pop("init_from", None)
     whole.setdefault("backbone", {"preset": "tiny"})
     if "tasks" not in whole:
         names = {"any"}
@@ -299,11 +300,15 @@ def completed(values: Mapping[str, object], page: str) -> dict[str, object]:
 @pytest.mark.parametrize("path", [path for path in PAGES if blocks(path, "yaml")], ids=name_of)
 def test_the_recipes_of_pages_are_right(path: Path, tmp_path: Path) -> None:
     from palm_ds.train.recipe import make_recipe
+    from palm_ds.train.sweeps.search_space import read_sweep
     from palm_ds.train.sweeps.suite import read_suite
 
     for text in blocks(path, "yaml"):
         values = yaml.safe_load(text)
-        if "seeds" in values or "sets" in values:
+        if "space" in values:
+            (tmp_path / "sweep.yaml").write_text(text)
+            assert read_sweep(tmp_path / "sweep.yaml")
+        elif "seeds" in values or "sets" in values:
             for name in values.get("only", []):
                 (tmp_path / name).mkdir()
                 (tmp_path / name / "train.tsv").touch()

@@ -47,8 +47,10 @@ def requirements() -> list[Requirement]:
     """Everything pyproject.toml asks for, optional parts included."""
     text = (ROOT / "pyproject.toml").read_text()
     section = text[text.index("[project]") : text.index("[tool.setuptools")]
-    lists = re.findall(r"^(?:dependencies|mpi|dedup|dev|docs) = \[(.*?)\]$", section, re.S | re.M)
-    assert len(lists) == 5
+    first, extras = section.split("[project.optional-dependencies]")
+    lists = re.findall(r"^dependencies = \[(.*?)\]$", first, re.S | re.M)
+    lists += re.findall(r"^\w+ = \[(.*?)\]$", extras.split("[project.scripts]")[0], re.S | re.M)
+    assert len(lists) == 1 + len(re.findall(r"^\w+ = ", extras.split("[project.scripts]")[0], re.M))
     return [Requirement(found) for part in lists for found in re.findall(r'"(.+?)"', part)]
 
 
@@ -112,7 +114,12 @@ def test_every_imported_package_is_required() -> None:
     asked = {canonicalize_name(requirement.name) for requirement in requirements()}
     asked |= {"palm-ds", "benchmarks"}
     owners = packages_distributions()
-    optional = {"apex", "flash_attn", "liger_kernel"}  # from elsewhere; used where they are there
+    optional = {
+        "apex",
+        "flash_attn",
+        "liger_kernel",
+        "sentence_transformers",
+    }  # from elsewhere; used where they are there
     benchmarks = (ROOT / "benchmarks").glob("*.py")
     for path in [*(ROOT / "palm_ds").rglob("*.py"), *ENTRIES, *benchmarks]:
         for name in imported(path) - set(sys.stdlib_module_names) - optional:

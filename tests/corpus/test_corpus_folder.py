@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 
 from palm_ds.common import remote_files
 from palm_ds.common.errors import TemporaryError, UserError
+from palm_ds.common.file_cache import FileCache
 from palm_ds.common.remote_files import Retries
 from palm_ds.corpus import corpus_folder, writer
 from palm_ds.corpus.options import TextOptions
@@ -161,6 +163,13 @@ def test_shards_are_read_ahead(
         sum(shard.tokens for shard in local.manifest.shards[:4]), 1 + remote._shard_starts[4]
     )
     assert len(server.asked) == asked
+    make_room = FileCache._make_room
+
+    def slowly(*args) -> bool:
+        time.sleep(0.05)  # so that threads ask for room at the same time
+        return make_room(*args)
+
+    monkeypatch.setattr(FileCache, "_make_room", slowly)
     remote.prefetch(range(6))  # there is room for three; shard 4 is in use
     assert names[4] in shards_in(cache) and len(shards_in(cache)) == 3
     assert total(cache) <= limit

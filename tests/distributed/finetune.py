@@ -71,6 +71,8 @@ def write_data(folder: Path) -> None:
         "better": lambda: {"text_a": text(), "text_b": text(), "text_b_neg": text()},
         "tags": tagged,
         "reading": asked,
+        "found": lambda: {"query": text(5), "positive": text(), "negatives": [text(6)]},
+        "alike": lambda: {"text_a": text(8), "text_b": text(8), "label": float(rng.random())},
     }
     for name, make in makers.items():
         for part, rows in (("train", 40), ("dev", 11)):
@@ -85,6 +87,8 @@ TASKS: dict[str, dict[str, Any]] = {
     "better": {"kind": "matching", "strategy": "pairwise", "batch": 2},
     "tags": {"kind": "tagging", "crf": True},
     "reading": {"kind": "reading", "stride": 8},
+    "found": {"kind": "retrieval", "max_length": 14, "batch": 3},
+    "alike": {"kind": "similarity", "pooling": "cls"},
     "words": {"kind": "masked_words", "source": "first", "auxiliary": True},
 }
 
@@ -220,6 +224,33 @@ def watched(run: RunSpec, base: Path) -> int:
     return 0
 
 
+# LoRA ------------------------------------------------------------------------------------------
+
+LORA = {
+    "lora": {"rank": 2, "dropout": 0.1, "targets": "all"},
+    "optimizer": {"lr": 3.0e-2, "weight_decay": 0.01},
+    "stages": [{name: 1 for name in TASKS}],
+    "save": {"every": 3, "background": False},
+}
+LORA_KILLED = 5
+
+
+def lora_jobs(base: Path) -> list[tuple[str, dict[str, Any], int]]:
+    """One run in several layouts, from the weights of another; and one that is killed."""
+    changes = {**LORA, "init_from": str(base / "whole" / "weights")}
+    layouts = [(0, 1), (1, 2), (2, 2), (3, 2)]
+    jobs = []
+    for stage, world in layouts:
+        name = f"lora, ZeRO {stage}, {world}"
+        jobs.append((name, {"stage": stage, "folder": name, "changes": changes}, world))
+    killed = {"stage": 3, "folder": "lora killed", "changes": changes}
+    return [
+        *jobs,
+        ("lora killed", {**killed, "kill": LORA_KILLED}, 2),
+        ("lora resumed", killed, 2),
+    ]
+
+
 # By hand ---------------------------------------------------------------------------------------
 
 
@@ -248,6 +279,10 @@ def by_hand(recipe: Recipe) -> list[dict[str, float]]:
         total, mean = torch.zeros(()), {}
         for task, output in model(batch).items():
             loss = output.loss_sum / max(batch.count(task), 1)
+            if task in ("found", "alike") and batch.count(task):
+                head: Any = model.heads[task]
+                targets = batch.labels[task][1], batch.groups[task]
+                loss = head.step_losses(output.scores, *targets)[0].mean()
             total = total + loss * recipe.built_tasks[task].weight
             if batch.count(task):
                 mean[task] = loss.item()
@@ -286,6 +321,7 @@ def main() -> None:
         ("stopped", {"stage": 2, "folder": "moved", "stop": STOPPED}, 2),
         ("moved", {"stage": 0, "folder": "moved"}, 1),
         ("watched", {"stage": 2, "folder": "watched", "watch": True}, 1),
+        *lora_jobs(base),
     ]
     results: dict[str, Any] = {"codes": {}, "seconds": {}}
     for name, job, world in jobs:
@@ -297,7 +333,8 @@ def main() -> None:
         begun = time.monotonic()
         results["codes"][name] = attempt(job, world, base)
         results["seconds"][name] = round(time.monotonic() - begun, 1)
-    for name in ("whole", "killed", "moved"):
+    runs = dict.fromkeys(job["folder"] for _, job, _ in jobs if "watch" not in job)
+    for name in runs:
         folder = base / name
         results[name] = left(folder) if (folder / "weights").exists() else None
     watched_file = base / "watched.json"

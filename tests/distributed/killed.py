@@ -1,5 +1,6 @@
-"""Two processes train and save, and are killed with SIGKILL again and again, at chosen moments and
-at any; each time they start again from what is there. Each loss ever computed is written down.
+"""Two processes train and save in the background, and are killed with SIGKILL again and again, at
+chosen moments of the writing and at any; each time they start again from what is there. Each loss
+ever computed is written down. A slow disk makes every write last until after the next step.
 
 The processes are forked from one that has imported everything, so that a start costs little.
 """
@@ -17,11 +18,13 @@ from typing import Any
 
 from tiny import arguments, make_engine, train
 
-from palm_ds.runtime import checkpoint
+from palm_ds.runtime import checkpoint, checkpoint_writer
+from palm_ds.runtime.step_result import StepResult
 from tests.helpers.warm_python import free_port
 
 STEPS, EVERY, WORLD = 12, 2, 2
 STAGE = 2
+WRITE_SECONDS = 0.1
 PATIENCE = 3.0  # seconds; a launcher ends the others immediately
 
 
@@ -54,6 +57,10 @@ def kill_at(moment: str, step: int) -> None:
                 die()
 
         checkpoint.FileManifest.write = write  # type: ignore[method-assign]
+    elif moment == "before the copy":
+        before(checkpoint_writer, "_frozen", lambda request: request.step == step)
+    elif moment == "written by all":
+        before(checkpoint, "publish", lambda request, *_: request.step == step)
     elif moment == "before the manifest":
         before(checkpoint, "_publish", lambda partial, *_: name in partial.name)
     elif moment == "before the rename":
@@ -72,21 +79,49 @@ def kill_at(moment: str, step: int) -> None:
 
 def work(folder: Path, rank: int, moment: tuple[int, str, int] | None) -> None:
     """One process, from its start to the last step or its death."""
+    slow_disk()
     if moment and moment[0] == rank and moment[1] != "step":
         kill_at(moment[1], moment[2])
     engine = make_engine(STAGE, micro=4, dropout=0.1)
     state = engine.load(folder / "checkpoints")
     step = state["step"] if state else 0
     record(folder, engine.rank, {"start": step})
+    pending, spent = False, []
+
+    def finish() -> None:
+        nonlocal pending
+        if pending:
+            engine.finish_save()
+        pending = False
+
+    def after(result: StepResult) -> None:
+        if result.checkpoint_written:
+            finish()
+        elif pending:
+            spent.append(step)
+
     while step < STEPS:
         if moment == (rank, "step", step):
             die()
-        losses = train(engine, range(step, step + 1))
+        losses = train(engine, range(step, step + 1), after=after)
         record(folder, engine.rank, {"step": step, "loss": losses[0], "norm": engine.grad_norm})
         step += 1
         if step % EVERY == 0:
-            engine.save(folder / "checkpoints", {"step": step}, step=step, keep=2)
+            finish()
+            pending = engine.start_save(folder / "checkpoints", {"step": step}, step=step, keep=2)
+    finish()
+    record(folder, engine.rank, {"trained while writing": spent})
     engine.close()
+
+
+def slow_disk() -> None:
+    inner = checkpoint.FileManifest.write
+
+    def write(self: Any, path: Any, make: Any) -> None:
+        time.sleep(WRITE_SECONDS)
+        inner(self, path, make)
+
+    checkpoint.FileManifest.write = write  # type: ignore[method-assign]
 
 
 def record(folder: Path, rank: int, facts: dict[str, Any]) -> None:
@@ -156,8 +191,10 @@ MOMENTS: list[Any] = [
     (0, "step", 1),
     (1, "in a shard", 2),
     (0, "in a shard", 2),
+    (1, "before the copy", 2),
     (0, "before the manifest", 2),
     (1, "after the shards", 4),
+    (1, "written by all", 4),
     (0, "before the rename", 4),
     (0, "after the rename", 4),
     "flip",  # of 4: on from 2

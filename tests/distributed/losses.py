@@ -4,7 +4,7 @@ from tiny import arguments, make_engine, plain_loop, train, write
 
 from palm_ds.runtime.processes import leave
 
-options = arguments(steps=30, runs="0:fp32:4", dropout=0.0)
+options = arguments(steps=16, runs="0:fp32:4", dropout=0.0)
 steps = range(options.steps)
 results = {"plain": plain_loop(steps)}  # before ZeRO 3: it replaces F.linear everywhere
 if options.dropout:
@@ -13,7 +13,7 @@ engine = None
 for run in options.runs.split(","):
     stage, precision, micro, *dropped = run.split(":")
     dropout = options.dropout if dropped else 0.0
-    engine = make_engine(int(stage), precision, int(micro), dropout)
+    engine = make_engine(int(stage), precision, int(micro), dropout, scale_power=8)
     results[run] = train(engine, steps)
 assert engine is not None
 results["world"] = [engine.world]

@@ -1,4 +1,5 @@
-"""Train 8 steps and save after 4, or resume from a checkpoint; every run has its own folder."""
+"""Train 8 steps and save after 4, in the foreground and in the background, or resume from the
+latter; every run has its own folder. The checkpoint in the background exists after step 8 only."""
 
 from pathlib import Path
 
@@ -19,11 +20,17 @@ for run in options.runs.split(","):
     else:
         assert engine.load(folder) is None
         train(engine, range(4))
-        engine.save(folder, {"step": 4, "note": run}, step=4)
+        state = {"step": 4, "note": run}
+        foreground = engine.save(folder / "foreground", state, step=4)
+        assert engine.start_save(folder, state, step=4)
     losses = train(engine, range(4, 8))
     norms = [engine.grad_norm, engine.loss_scale, engine.skipped_steps]
     weights = {k: v.double().sum().item() for k, v in engine.full_state_dict().items()}
     results[run] = [losses, norms, weights]
+    if not options.resume:
+        saved = engine.finish_save()
+        manifests = [(found.path / "manifest.json").read_bytes() for found in (foreground, saved)]
+        assert manifests[0] == manifests[1], run
 assert engine is not None
 write(options.out, engine.rank, results)
 engine.close()

@@ -110,6 +110,7 @@ for stage in (0, 1, 2, 3):
         results["poison 1 bf16"] = poisoned(1, "bf16")
     if stage == 2:
         results["turns"] = weights_after(build(2, Model), same_task_by_turns)
+        results["poison 2 bf16"] = poisoned(2, "bf16")
         results["poison 2 fp16"] = poisoned(2, "fp16")
 results["poison 3 fp32"] = poisoned(3, "fp32")
 results["poison 3 bf16"] = poisoned(3, "bf16")

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
+from palm_ds.runtime.ds_config import make_ds_config
+from palm_ds.train.plan.memory import state_bytes
+
 pytestmark = pytest.mark.distributed
 
-FP32 = [f"{stage}:fp32:{micro}" for stage in (0, 1, 2, 3) for micro in (8, 2)]
+FP32 = ["0:fp32:8", "0:fp32:2", "1:fp32:2", "2:fp32:8", "3:fp32:8", "3:fp32:2"]
 DROPOUT = [f"{stage}:fp32:{micro}:dropout" for stage, micro in ((0, 1), (1, 8), (2, 1), (3, 4))]
-BF16 = [f"{stage}:bf16:{micro}" for stage in (1, 2, 3) for micro in (8, 2)]
+BF16 = ["0:bf16:2", "1:bf16:2", "1:bf16:8", "2:bf16:2", "3:bf16:8"]
+FP16 = [f"{stage}:fp16:4" for stage in (0, 1, 2, 3)]
+OFFLOAD = [f"{stage}:{kind}-offload:4" for stage in (1, 2, 3) for kind in ("fp32", "bf16", "fp16")]
+TOLERANCE = {"fp32": 1e-5, "bf16": 3e-3, "fp16": 3e-4}
+"""Of the losses, relative to a plain loop in fp32 (docs/engine.md)."""
+
+
+def tolerance(run: str) -> float:
+    return TOLERANCE[run.split(":")[1].removesuffix("-offload")]
 
 
 def in_order(runs: list[str]) -> str:
@@ -19,29 +31,31 @@ def in_order(runs: list[str]) -> str:
     return ",".join(sorted(runs))
 
 
+@pytest.mark.slow
 def test_losses_of_two_processes_and_of_one_equal_a_plain_loop(run_distributed) -> None:
-    runs = in_order(FP32 + BF16 + DROPOUT)
+    runs = in_order(FP32 + BF16 + FP16 + OFFLOAD + DROPOUT)
     result = run_distributed("losses.py", "--runs", runs, "--dropout", 0.1).result
     assert result["world"] == [2]
     plain = result["plain"]
     assert plain[-1] < plain[0] - 0.1  # it learns, so that a difference would grow
-    for run in FP32:  # accumulation 1 and 4
-        np.testing.assert_allclose(result[run], plain, rtol=1e-5, err_msg=run)
-    for run in BF16:
-        np.testing.assert_allclose(result[run], plain, rtol=3e-3, err_msg=run)
+    for run in FP32 + BF16 + FP16 + OFFLOAD:  # accumulation 1, 2 and 4
+        np.testing.assert_allclose(result[run], plain, rtol=tolerance(run), err_msg=run)
+    for run in BF16 + FP16:  # stage 0 is stage 1
+        if run.startswith("0:"):
+            assert result[run] == result["1" + run[1:]], run
 
     masked = result["dropout"]
     assert np.abs(np.array(masked) - plain).max() > 0.01
     for run in DROPOUT:  # accumulation 8, 1, 8, 2
         np.testing.assert_allclose(result[run], masked, rtol=1e-5, err_msg=run)
 
-    alone = ["0:fp32:16", "1:fp32:4", "2:fp32:4", "3:fp32:4"]
+    alone = ["0:fp32:16", "1:fp32:4", "2:fp32:4", "3:fp32:4", "0:bf16:16", "0:fp16:16"]
     alone_masked = ["3:fp32:4:dropout"]
     options = ("--runs", in_order(alone + alone_masked), "--dropout", 0.1)
     one = run_distributed("losses.py", *options, launcher="python").result
     assert one["world"] == [1]
     for run in alone:
-        np.testing.assert_allclose(one[run], one["plain"], rtol=1e-5, err_msg=run)
+        np.testing.assert_allclose(one[run], one["plain"], rtol=tolerance(run), err_msg=run)
     for run in alone_masked:
         np.testing.assert_allclose(one[run], masked, rtol=1e-5, err_msg=run)
     np.testing.assert_allclose(one["0:fp32:16"], result["0:fp32:8"], rtol=1e-5)
@@ -85,7 +99,7 @@ def test_rules(run_distributed) -> None:
 
     # A loss that is infinite on one process touches no weight anywhere.
     poisons = [name for name in two if name.startswith("poison")]
-    assert len(poisons) == 7
+    assert len(poisons) == 8
     for name in poisons:
         got = two[name]
         assert got["same"] and got["skipped"] == 1, (name, got)
@@ -102,7 +116,8 @@ RUNS += ["3:bf16", "3:fp16", "3:fp32"]
 
 
 def test_resume_is_exact(run_distributed, tmp_path) -> None:
-    """Losses, norms, loss scales and weights after a resume, in new processes, dropout on."""
+    """Losses, norms, loss scales and weights after a resume, in new processes, dropout on; from a
+    checkpoint that was written while training continued, equal to one that it waited for."""
     options = ("--folder", tmp_path, "--runs", ",".join(RUNS))
     whole = run_distributed("resume.py", *options, launcher="fork").result
     resumed = run_distributed("resume.py", *options, "--resume", 1, launcher="fork").result
@@ -112,12 +127,13 @@ def test_resume_is_exact(run_distributed, tmp_path) -> None:
 
 @pytest.mark.slow
 def test_killed_again_and_again(run_distributed) -> None:
-    """SIGKILL at chosen moments of saves and steps and at any, a flipped bit, a truncated shard:
-    whatever is computed afterwards equals the uninterrupted run, dropout on."""
+    """SIGKILL at chosen moments of steps and of saves in the background, and at any, a flipped bit,
+    a truncated shard: whatever is computed afterwards equals the uninterrupted run, dropout on."""
     result = run_distributed("killed.py", launcher="python", timeout=500).result
     assert result["whole"] == result["last"] == [0, 0]
     # Three kills come at any time, so the moments after them may already be past.
-    assert result["kills"] >= 10, result["codes"]
+    assert result["kills"] >= 12, result["codes"]
+    assert [r for r in result["whole record"] if r.get("trained while writing")], "no background"
     want = {r["step"]: r for r in result["whole record"] if "step" in r}
     got = [r for r in result["killed record"] if "step" in r]
     assert len(want) == 12 and {r["step"] for r in got} == set(want)
@@ -127,7 +143,8 @@ def test_killed_again_and_again(run_distributed) -> None:
     assert {0, 2, 4} <= starts <= {0, 2, 4, 6, 8, 10, 12}  # always from a checkpoint's step
     assert "step_00000004: not used: " in result["log"] and "(checksum mismatch)" in result["log"]
     assert "step_00000006: not used: " in result["log"] and "bytes instead of" in result["log"]
-    assert result["left"] == ["step_00000010", "step_00000012"]
+    left = [name for name in result["left"] if not name.endswith(".old.partial")]
+    assert left == ["step_00000010", "step_00000012"]  # one may have died deleting an older one
 
 
 def test_a_hanging_process_does_not_block_the_others_forever(run_distributed) -> None:
@@ -144,12 +161,60 @@ def test_processes_compare_and_measure_one_another(run_distributed) -> None:
     assert len(found["seconds"]) == 2 and max(map(abs, found["clocks"])) < 60
 
 
+def test_two_processes_hold_the_states_that_a_plan_predicts(run_distributed) -> None:
+    """Weights, gradients and optimizer of one of two processes, to 3 % (batches come on top)."""
+    found = run_distributed("states.py", launcher="fork").result
+    for name, bytes_of in found.items():
+        stage, precision, _ = name.split()
+        values: dict[str, Any] = {"zero_optimization": {"stage": int(stage)}}
+        values |= {} if precision == "fp32" else {precision: {"enabled": True}}
+        states = state_bytes(bytes_of["parameters"], make_ds_config(values), world=2)
+        kept = states["weights"] + states["optimizer"]
+        assert bytes_of["before"] == pytest.approx(kept + states["gradients"], rel=0.03), name
+        if stage != "3":  # which keeps its gradients
+            assert bytes_of["between"] == pytest.approx(kept, rel=0.03), name
+
+
 def test_rollback_in_a_running_engine(run_distributed) -> None:
     """Loading a checkpoint into an engine that has continued, and repeating the same steps."""
     result = run_distributed("rollback.py", launcher="fork").result
     assert set(result) == {"0", "1", "2", "3"}
     for stage, (again, first) in result.items():
         assert again == first, stage
+
+
+WAITS: dict[str, list[str]] = {
+    "1:bf16": [],
+    "2:bf16": [],
+    "1:bf16:fgm": [],
+    "0:fp32": ["palm_ds.runtime.optimizer_wrappers.step: _local_scalar_dense"],
+    "1:fp32": [
+        "deepspeed.runtime.utils.is_invalid_grad_norm: _local_scalar_dense",
+        "deepspeed.runtime.utils.mask_nan_or_inf_with_val_inplace: lift_fresh",
+    ],
+    "2:fp16": [
+        "deepspeed.runtime.utils.is_invalid_grad_norm: _local_scalar_dense",
+        "deepspeed.runtime.utils.mask_nan_or_inf_with_val_inplace: lift_fresh",
+        "deepspeed.runtime.zero.stage_1_and_2.has_overflow: _local_scalar_dense",
+    ],
+    "3:bf16": [
+        "deepspeed.runtime.utils.is_invalid_grad_norm: _local_scalar_dense",
+        "deepspeed.runtime.zero.stage3.get_grad_norm_direct: lift_fresh",
+    ],
+}
+"""What waits for the device in a step, by stage and precision; docs/engine.md says why."""
+
+
+def test_what_waits_for_the_device_in_a_step_and_what_it_leaves_behind(run_distributed) -> None:
+    run = run_distributed("waits.py", "--runs", in_order(list(WAITS)), launcher="python")
+    assert run.result.pop("printed") == ""
+    found = {
+        name: [line for line in lines if "attention_tiles" not in line]  # CPUs only
+        for name, (lines, _) in run.result.items()
+    }
+    assert found == WAITS
+    # palm_ds.runtime.garbage relies on it
+    assert {name: cycles for name, (_, cycles) in run.result.items()} == dict.fromkeys(WAITS, 0)
 
 
 def test_shipped_machine_files_train_and_resume(run_distributed, root) -> None:

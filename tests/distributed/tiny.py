@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.ds_config import make_ds_config
 from palm_ds.runtime.optimizer import OptimizerConfig
 from palm_ds.runtime.param_groups import param_groups
+from palm_ds.runtime.step_result import StepResult
 
 ROWS, LENGTH, WORDS, SEED = 16, 32, 101, 1
 LR = 1e-3
@@ -111,12 +112,18 @@ def share(step: int, rank: int, world: int, micro: int, rows: int = ROWS) -> lis
     return out
 
 
-def train(engine: Engine, steps: range, rows: int = ROWS) -> list[float]:
-    """The loss of each step, over all processes."""
+def train(
+    engine: Engine,
+    steps: range,
+    rows: int = ROWS,
+    after: Callable[[StepResult], None] = lambda result: None,
+) -> list[float]:
+    """The loss of each step, over all processes. `after` is called with the result of each."""
     losses = []
     for step in steps:
         batches = share(step, engine.rank, engine.world, engine.micro_rows, rows)
         result = engine.step(batches, LR, step)
+        after(result)
         sums = engine.reduce(result.loss_sums)
         losses.append(sum(sums[task] / max(result.counts[task], 1) for task in sums))
     return losses

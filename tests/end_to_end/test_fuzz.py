@@ -6,7 +6,7 @@ import pytest
 
 from tests.helpers.warm_python import Program, clear_away
 
-CASES = 2_000
+CASES = 1_000
 
 
 @pytest.mark.slow

@@ -472,7 +472,7 @@ WHOLE: list[Case] = [
         {},
         ": label may be `label_desc` or `labels`",
     ),
-    ("unknown kind", "t.txt", b"a", {}, r": its suffix is none of .tsv"),
+    ("unknown kind", "t.docx", b"a", {}, r": its suffix is none of .tsv"),
     ("no gzip", "t.tsv.gz", b"label", {}, ": damaged gzip file after line 0"),
     (
         "gzip cut off",

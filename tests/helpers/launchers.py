@@ -46,6 +46,15 @@ def mpirun(processes: int) -> list[str]:
     return [program, "-n", str(processes), sys.executable]
 
 
+def openmpi(processes: int) -> list[str]:
+    """Open MPI's mpirun, whatever else is installed; skips the test without it or mpi4py."""
+    program = shutil.which("mpirun.openmpi")
+    if program is None or importlib.util.find_spec("mpi4py") is None:
+        pytest.skip("no mpirun.openmpi and mpi4py here: apt install openmpi-bin")
+    options = ["--allow-run-as-root", "--oversubscribe", "-np", str(processes)]
+    return [program, *options, sys.executable]
+
+
 def environment(folder: Path, mark: str) -> dict[str, str]:
     """As few of the caller's variables as will do, so that a test does not depend on them."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("RANK", "WORLD", "MASTER"))}

@@ -33,6 +33,14 @@ TASKS: Mapping[str, Mapping[str, Any]] = {
     "answer": {"kind": "reading", "source": "questions", "stride": 8, "max_query": 8},
 }
 
+MORE_TASKS: Mapping[str, Mapping[str, Any]] = {
+    "names": {"kind": "tagging", "source": "words"},
+    "choice": {"kind": "multiple_choice", "source": "choices"},
+    "rank": {"kind": "ranking", "source": "pairs"},
+    "words": {"kind": "masked_words", "source": "texts"},
+}
+"""Tasks of the other kinds of heads, for save_model(tasks=...)."""
+
 FURTHER = {"label_topic": "label_topic", "label_size": "label_size"}
 
 
@@ -70,6 +78,31 @@ def questions(count: int, seed: int = 2) -> list[dict[str, Any]]:
     return rows
 
 
+def tagged(count: int, seed: int = 3) -> list[dict[str, Any]]:
+    """Rows of words, each with a tag."""
+    rng = np.random.default_rng(seed)
+    return [
+        {
+            "tokens": [str(word) for word in rng.choice(WORDS[-6:-2], size)],
+            "tags": ["B-X", *rng.choice(["O", "I-X"], size - 1).tolist()],
+        }
+        for size in rng.integers(2, 12, count)
+    ]
+
+
+def choices(count: int, seed: int = 4) -> list[dict[str, Any]]:
+    """Questions with three choices."""
+    rows = texts(4 * count, seed, longest=8)
+    return [
+        {
+            "text_a": rows[4 * n]["text_a"],
+            "choices": [row["text_a"] for row in rows[4 * n + 1 : 4 * n + 4]],
+            "label": n % 3,
+        }
+        for n in range(count)
+    ]
+
+
 def write_rows(file: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
@@ -81,6 +114,7 @@ def save_model(folder: Path, stages: Sequence[str] = tuple(TASKS), **changes: An
     folder.mkdir(parents=True, exist_ok=True)
     small_tokenizer().save(folder / "vocabulary")
     made = {"texts": texts(12), "pairs": pairs(6), "questions": questions(4)}
+    made |= {"words": tagged(8), "choices": choices(4)}
     used = [name for task_group in stages for name in task_group.split(" + ")]
     tasks = changes.pop("tasks", None) or {name: dict(TASKS[name]) for name in used}
     sources = {

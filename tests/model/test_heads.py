@@ -22,10 +22,18 @@ from transformers import (
 import palm_ds.tasks
 from palm_ds.data.task import build
 from palm_ds.model.encoder import Encoder, EncoderConfig
-from palm_ds.model.heads import ClassHead, MaskedLMHead
+from palm_ds.model.heads import (
+    ChoiceHead,
+    ClassHead,
+    MaskedLMHead,
+    MultiLabelHead,
+    PairHead,
+    RegressionHead,
+)
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.weights.formats.huggingface.names import MASKED_WORDS, from_names
+from tests.helpers.waits import Waits
 
 SMALL = dict(
     vocab_size=61,
@@ -182,4 +190,31 @@ def test_pretraining_heads_start_from_a_truncated_normal_distribution(kind) -> N
 
 def test_every_kind_of_fine_tuning_is_covered() -> None:
     kinds = {each.name for each in pkgutil.iter_modules(palm_ds.tasks.__path__) if not each.ispkg}
-    assert kinds - {"masked_words"} == FINE_TUNING.keys()
+    without_parameters = {"retrieval", "similarity"}
+    assert kinds - {"masked_words"} - without_parameters == FINE_TUNING.keys()
+
+
+HEADS: dict[str, Any] = {
+    "class": lambda: (ClassHead(16, 3, weights=(1.0, 2.0, 3.0), smoothing=0.1), torch.int64),
+    "masked words": lambda: (MaskedLMHead(backbone(masked_lm_loss="chunked")), torch.int64),
+    "several labels": lambda: (MultiLabelHead(16, 1), torch.float32),
+    "number": lambda: (RegressionHead(16), torch.float32),
+    "pair": lambda: (PairHead(16), torch.int64),
+    "choice": lambda: (ChoiceHead(16), torch.int64),
+}
+
+
+@pytest.mark.parametrize("name", list(HEADS))
+def test_no_head_waits_for_the_device_in_training(name: str) -> None:
+    head, dtype = HEADS[name]()
+    rows = torch.randn(6, 16, requires_grad=True)
+    targets = torch.tensor([0, 1, 1, 0, 0, 1]).to(dtype)
+    targets = targets[:, None] if name == "several labels" else targets
+    groups = (torch.tensor([0, 0, 1, 1, 2, 2]),) if head.grouped else ()
+    with Waits() as waits:
+        head(rows, targets, *groups).loss_sum.backward()
+    assert waits.found == set()
+    if name == "class":  # it finds what waits
+        with Waits() as waits:
+            float(rows.detach().sum())
+        assert waits.found == {"?: _local_scalar_dense"}

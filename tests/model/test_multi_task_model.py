@@ -13,8 +13,9 @@ from palm_ds.data.example import Example, collate
 from palm_ds.model.batch import Batch
 from palm_ds.model.encoder import Encoder, EncoderConfig
 from palm_ds.model.heads import ClassHead, MaskedLMHead
-from palm_ds.model.kernels import Kernels, choose_kernels
+from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model, TaskOutput
+from tests.helpers.fake_gpu import fake_gpu, parameters_to_fake_gpu, to_fake_gpu
 from tests.helpers.own_encoder import PreNorm
 
 FAST = Kernels(attention="tiles", masked_lm_loss="chunked", dropout="counter")
@@ -236,16 +237,22 @@ def test_each_step_has_its_own_dropout() -> None:
     assert net(made)["a"].loss_sum == net(replace(made, dropout_key=2))["a"].loss_sum
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # torch warns about itself as it compiles
-def test_compiled_layers_give_the_same_gradients_and_drop_the_same() -> None:
-    try:
-        kernels, _ = choose_kernels(
-            {"compile": "on"}, device="cpu", dtype=torch.float32, config=CONFIG
-        )
-    except UserError as error:
-        pytest.skip(str(error))
-    plain, compiled = (
-        losses_and_grads(dropping(which), [slice(0, 4)], [48]) for which in (Kernels(), kernels)
-    )
-    torch.testing.assert_close(compiled, plain, atol=1e-5, rtol=1e-4)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("attention", "dropout"),
+    [("sdpa", "plain"), ("varlen", "plain"), ("efficient", "plain"), ("triton", "counter")],
+)
+@pytest.mark.parametrize("loss", ["chunked", "plain"])
+def test_dtypes_on_a_gpu(dtype: torch.dtype, attention: str, dropout: str, loss: str) -> None:
+    """Scores are in the precision of the weights, losses in fp32. No tensor holds numbers."""
+    net = dropping(Kernels(attention=attention, masked_lm_loss=loss)).to(dtype)
+    net.backbone.kernels = replace(net.backbone.kernels, dropout=dropout)
+    made = batch(a=([1, 4], [7, 8]))
+    with fake_gpu():
+        parameters_to_fake_gpu(net)
+        fake = Batch(**{name: to_fake_gpu(value) for name, value in vars(made).items()})
+        outputs = net(replace(fake, dropout_key=1), ["a"])
+        for output in outputs.values():
+            assert (output.loss_sum.dtype, output.loss_sum.device.type) == (torch.float32, "cuda")
+        scores = outputs["a"].scores
+        assert scores is not None and (scores.dtype, scores.shape) == (dtype, (2, 50))

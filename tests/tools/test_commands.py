@@ -114,7 +114,7 @@ def test_verify_distinguishes_equal_and_different_models(
     assert said.code == 0 and said.out.splitlines()[-1].startswith("the same: largest difference")
     assert "real\thead masking\t" in said.out
     state = load_file(tmp_path / "hf/model.safetensors")
-    state["ernie.encoder.layer.0.output.dense.bias"][0] += 0.5
+    state["bert.encoder.layer.0.output.dense.bias"][0] += 0.5
     save_file(state, tmp_path / "hf/model.safetensors", {"format": "pt"})
     said = enter("verify", source, tmp_path / "hf")
     assert said.code == 1 and said.out.splitlines()[-1].startswith("NOT the same")

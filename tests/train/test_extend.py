@@ -20,6 +20,7 @@ from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime import checkpoint, sharded_state
 from palm_ds.runtime.shard_files import write_shards
 from palm_ds.train.extend import ModelSignature, WarmStart, warm_start
+from tests.helpers.write_checkpoint import write_checkpoint
 
 
 class Alone:
@@ -70,7 +71,7 @@ def old(tmp_path_factory) -> Path:
             held.shards_to_write(), "process", lambda name, make: written.write(place / name, make)
         )
 
-    checkpoint.save(
+    write_checkpoint(
         run / "checkpoints",
         5,
         write=write,
@@ -128,12 +129,13 @@ def test_dropout_may_change_and_the_encoder_may_not(old: Path) -> None:
 
 def test_the_state_of_another_optimizer_is_refused(old: Path) -> None:
     model = make_model({"a": 2, "b": 3})
-    for kind in ("adamw", "lamb"):  # which keep the same
+    for kind in ("adamw", "lamb", "stable_adamw"):  # which keep the same
         now = replace(signature(model), optimizer=kind)
         assert warm_start(old, model, now, [], group=Alone(), warn=print).new == ()
-    now = replace(signature(model), optimizer="mine.Lion")
-    with pytest.raises(UserError, match="optimizer.kind adamw, this recipe has mine.Lion;"):
-        warm_start(old, model, now, [], group=Alone(), warn=print)
+    for kind in ("mine.Lion", "muon"):
+        now = replace(signature(model), optimizer=kind)
+        with pytest.raises(UserError, match=f"optimizer.kind adamw, this recipe has {kind};"):
+            warm_start(old, model, now, [], group=Alone(), warn=print)
 
 
 def test_other_classes_another_tokenizer_and_no_run_are_refused(old: Path, tmp_path) -> None:

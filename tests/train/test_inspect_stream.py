@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,12 +30,14 @@ from palm_ds.train.inspect_stream import (
 from palm_ds.train.recipe import Recipe, read_recipe
 from palm_ds.train.sources import open_data
 from tests.helpers.small_corpus import write_small_corpus
+from tests.helpers.write_checkpoint import write_checkpoint
 
 WORD_STARTS = """
 from dataclasses import dataclass
 import numpy as np
 from palm_ds.model.heads import ClassHead
 from palm_ds.data.task import CorpusTask
+from tests.helpers.write_checkpoint import write_checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +209,19 @@ def test_the_summary_counts_the_whole_step(recipe: Recipe) -> None:
     assert re.search(r"^starts .*start \d+\.\d %, inside", text, re.M)
 
 
+def test_tokens_that_are_predicted_from_cls(recipe: Recipe) -> None:
+    """They are listed as they were before masking, and [CLS] is not marked."""
+    tasks = {"masking": recipe.tasks["masking"], "retromae": {"source": "text"}}
+    stages = [{"retromae + masking": 2}]
+    view = open_step(replace(recipe, tasks=tasks, stages=stages), 1, rows=1)
+    (first, *_) = sequences(view, [0])
+    names = view.tokenizer.tokens(first.example.unmasked_ids[1:-1])
+    text = plain(view, 0)
+    assert f"    retromae: {len(names)} tokens: {', '.join(names)}\n" in text
+    assert "[CLS](=)" not in text
+    assert re.search(r"^retromae +[\d,]+ +[\d.]+ *$", shown(view), re.M)
+
+
 def test_held_out_rows_are_those_of_the_evaluation(recipe: Recipe) -> None:
     view = open_held_out(recipe, rows=1)
     held = build_held_out(recipe, open_data(recipe))
@@ -224,7 +240,7 @@ def test_an_extending_run_continues_in_the_data(
     extended = read_recipe(folder / "recipe.yaml", [f"extend={tmp_path}"])
     with pytest.raises(UserError, match="extend: .*: no checkpoint in"):
         open_step(extended, 1, rows=1)
-    checkpoint.save(
+    write_checkpoint(
         tmp_path / "checkpoints",
         5,
         write=lambda place, written: None,

@@ -32,6 +32,29 @@ GOOD = {
 }
 
 
+LORA = (
+    ({}, "lora: needs `init_from`, the weights that it adapts"),
+    ({"extend": "old"}, "lora, extend: LoRA adapts weights that stay fixed; start from that run's"),
+    (
+        {
+            "init_from": "x",
+            "backbone": {**GOOD["backbone"], "kind": "tests.helpers.own_encoder.PreNorm"},
+        },
+        "lora: only for the built-in encoder; backbone.kind is tests.helpers.own_encoder.PreNorm",
+    ),
+    ({"lora": {"rnak": 4}}, 'lora.rnak: unknown key; did you mean "rank"?'),
+    ({"alpha": 4}, 'alpha: unknown key; did you mean "lora.alpha"?'),
+)
+
+
+@pytest.mark.parametrize(("changes", "error"), LORA)
+def test_a_recipe_with_lora_adapts_given_weights(tmp_path, changes, error) -> None:
+    path = write(tmp_path, {**GOOD, "lora": {"rank": 2}, **changes})
+    with pytest.raises(UserError) as caught:
+        read_recipe(path)
+    assert error in str(caught.value)
+
+
 class BuildsOnly(SentenceOrder):
     """A user's task without a `label` of its own."""
 

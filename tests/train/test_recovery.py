@@ -17,6 +17,7 @@ from palm_ds.runtime.step_result import StepResult
 from palm_ds.train.loss_spikes import SpikeSettings
 from palm_ds.train.recipe import Recipe
 from palm_ds.train.recovery import Recovery
+from tests.helpers.write_checkpoint import write_checkpoint
 
 NAN = float("nan")
 
@@ -45,12 +46,17 @@ class Run:
             engine=cast(Engine, self),
             checkpoints=self.folder,
             save=self.save,
+            finish_save=lambda done: None,
             event=lambda name, message="", **_: self.events.append((name, message)),
         )
 
+    @property
+    def skipped_so_far(self) -> int:
+        return self.skipped_steps
+
     def save(self, done: int) -> None:
         if done not in checkpoint.steps_in(self.folder):
-            checkpoint.save(
+            write_checkpoint(
                 self.folder,
                 done,
                 write=lambda *_: None,

@@ -10,6 +10,8 @@ from typing import cast
 import pytest
 
 from palm_ds.common.errors import UserError
+from palm_ds.model.config import EncoderConfig
+from palm_ds.train.plan.work import ModelSize
 from palm_ds.train.run_folder import RunSpec
 from palm_ds.train.space_check import check_space
 
@@ -26,6 +28,13 @@ def run_of(folder: Path, *, keep: int = 2, ema: float = 0.0, best: str = "") -> 
     return cast(RunSpec, spec)
 
 
+def size_of(parameters: int, trained: int | None = None) -> ModelSize:
+    trained = parameters if trained is None else trained
+    return ModelSize(
+        config=EncoderConfig(), parameters=parameters, trained=trained, largest=1, largest_layer=1
+    )
+
+
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     space = {"bytes": 0.0}
@@ -34,7 +43,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
 
 def test_checkpoints_and_both_copies_of_the_weights(tmp_path: Path, free: dict[str, float]) -> None:
-    run, million = run_of(tmp_path / "new" / "run"), 1_000_000
+    run, million = run_of(tmp_path / "new" / "run"), size_of(1_000_000)
     free["bytes"] = 3 * 12e6 + 2 * 4e6
     check_space(run, million)
     free["bytes"] -= 1
@@ -45,6 +54,14 @@ def test_checkpoints_and_both_copies_of_the_weights(tmp_path: Path, free: dict[s
         check_space(run_of(tmp_path, ema=0.9, best="mean"), million)
 
 
+def test_frozen_weights_have_no_moments(tmp_path: Path, free: dict[str, float]) -> None:
+    free["bytes"] = 3 * (4e6 + 2 * 4e4) + 2 * 4e6
+    check_space(run_of(tmp_path), size_of(1_000_000, trained=10_000))
+    free["bytes"] -= 1
+    with pytest.raises(UserError, match="3 checkpoints of 0.00408 GB"):
+        check_space(run_of(tmp_path), size_of(1_000_000, trained=10_000))
+
+
 def test_a_resumed_run_needs_what_it_will_add(tmp_path: Path, free: dict[str, float]) -> None:
     """A new checkpoint is as large as the last one."""
     for step in (1, 2):
@@ -52,7 +69,7 @@ def test_a_resumed_run_needs_what_it_will_add(tmp_path: Path, free: dict[str, fl
     (tmp_path / "checkpoints" / "step_00000002" / "x").write_bytes(bytes(500))
     (tmp_path / "weights").mkdir()
     free["bytes"] = 500 + 400
-    check_space(run_of(tmp_path), 100)
+    check_space(run_of(tmp_path), size_of(100))
     free["bytes"] -= 1
     with pytest.raises(UserError, match="1 checkpoint of"):
-        check_space(run_of(tmp_path), 100)
+        check_space(run_of(tmp_path), size_of(100))

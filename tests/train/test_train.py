@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from palm_ds.runtime.ds_config import make_ds_config
 from palm_ds.train.build import build_model
-from palm_ds.train.export import export, exported_tokenizer
+from palm_ds.train.export import FinalWeights, export, exported_tokenizer
 from palm_ds.train.recipe import Recipe, make_recipe
 from palm_ds.train.run_folder import RunSpec
 from palm_ds.train.sources import open_data
@@ -65,8 +65,10 @@ def test_the_exported_tokenizer_does_what_the_corpora_had_done(
     ("chosen", "name", "row"),
     [("", MASKS, 1), (MASKS, MASKS, 1), (APART, APART, 0), ("phrases", "phrases", 1)],
 )
-def test_texts_are_read_as_export_task(tmp_path, chosen, name, row) -> None:
-    """By default as the first masked-words task; a task that shares a head has its row."""
+@pytest.mark.parametrize("family", ["bert", "ernie"])
+def test_texts_are_read_as_export_task(tmp_path, chosen, name, row, family) -> None:
+    """By default as the first masked-words task; a task that shares a head has its row. The row is
+    the first of an Ernie, and is part of every token type of a Bert."""
     write_small_corpus(tmp_path / "corpus", documents=8)
     values: dict[str, Any] = {
         "backbone": {"preset": "tiny", "max_positions": 32, "task_types": 4},
@@ -81,15 +83,51 @@ def test_texts_are_read_as_export_task(tmp_path, chosen, name, row) -> None:
         },
         "stages": {"joint": [APART, MASKS, "phrases"], "steps": 2},
         "export_task": chosen,
+        "export_family": family,
     }
     recipe = make_recipe(values, "recipe.yaml")
     ds_config = make_ds_config({"zero_optimization": {"stage": 0}})
     run = RunSpec(recipe=recipe, ds_config=ds_config, folder=tmp_path / "run")
     data = open_data(recipe)
     model = build_model(recipe, ds_config, data.vocabulary, device=torch.device("cpu"))
-    export(run, model, model.state_dict(), data, recipe.curriculum.steps)
+    final = FinalWeights(state=model.state_dict(), adapter={}, steps=recipe.curriculum.steps)
+    export(run, model, final, data)
     info = read_info(Path(run.folder / "weights"))
     assert (info.export_task, info.task_id) == (name, row)
     theirs = load_file(run.folder / "hf" / "model.safetensors")
-    (table,) = [value for key, value in theirs.items() if "task_type_embeddings" in key]
-    assert torch.equal(table[0], model.backbone.state_dict()["task.weight"][row])
+    ours = model.backbone.state_dict()
+    wanted = ours["task.weight"][row]
+    if family == "ernie":
+        (table,) = [value for key, value in theirs.items() if "task_type_embeddings" in key]
+    else:
+        (table,) = [value for key, value in theirs.items() if "token_type_embeddings" in key]
+        wanted = ours["segment.weight"][0] + wanted
+    assert torch.equal(table[0], wanted)
+
+
+def test_retromae_leaves_vectors_of_cls(tmp_path) -> None:
+    """hf/ has the pooling and the masked-LM head, but not the decoder, which weights/ keeps."""
+    write_small_corpus(tmp_path / "corpus", documents=8)
+    recipe = make_recipe(
+        {
+            "backbone": {"preset": "tiny", "max_positions": 32},
+            "length": 32,
+            "batch": "4 rows",
+            "sources": {"text": {"corpus": str(tmp_path / "corpus")}},
+            "tasks": {"retromae": {"source": "text"}, MASKS: {"source": "text"}},
+            "stages": [{f"retromae + {MASKS}": 2}],
+        }
+    )
+    ds_config = make_ds_config({"zero_optimization": {"stage": 0}})
+    run = RunSpec(recipe=recipe, ds_config=ds_config, folder=tmp_path / "run")
+    data = open_data(recipe)
+    model = build_model(recipe, ds_config, data.vocabulary, device=torch.device("cpu"))
+    state = model.state_dict()
+    export(run, model, FinalWeights(state=state, adapter={}, steps=2), data)
+    assert read_info(run.folder / "weights").export_task == "retromae"
+    stored = load_file(run.folder / "weights" / "weights.safetensors")
+    assert stored.keys() == state.keys() and "heads.retromae.layer.query.weight" in stored
+    hf = run.folder / "hf"
+    assert '"pooling_mode_cls_token": true' in (hf / "1_Pooling" / "config.json").read_text()
+    written = load_file(hf / "model.safetensors")
+    assert "cls.predictions.bias" in written and not [x for x in written if "retromae" in x]

@@ -19,6 +19,7 @@ from palm_ds.corpus.manifest import NAME, read_manifest
 from palm_ds.runtime import checkpoint
 from palm_ds.train.verify import verify_folder
 from tests.helpers.small_corpus import write_small_corpus
+from tests.helpers.write_checkpoint import write_checkpoint
 
 
 @pytest.fixture
@@ -27,8 +28,8 @@ def corpus(tmp_path: Path) -> Path:
     return tmp_path / "corpus"
 
 
-def write_checkpoint(folder: Path, step: int) -> Path:
-    return checkpoint.save(
+def write_one(folder: Path, step: int) -> Path:
+    return write_checkpoint(
         folder,
         step,
         write=lambda path, written: written.write(
@@ -50,7 +51,7 @@ def flip(file: Path, bit: int) -> None:
 
 
 def test_a_run_and_its_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folders = [write_checkpoint(tmp_path / "run" / "checkpoints", step) for step in (1, 2)]
+    folders = [write_one(tmp_path / "run" / "checkpoints", step) for step in (1, 2)]
     assert COMMAND.call([str(tmp_path / "run")]) == 0
     assert COMMAND.call([str(folders[0])]) == 0
     assert capsys.readouterr().out.count("undamaged (1 file)") == 3
@@ -63,7 +64,7 @@ def test_a_run_and_its_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_every_sampled_bit_of_a_checkpoints_manifest(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path, 1)
+    folder = write_one(tmp_path, 1)
     bits = random.Random(1).sample(range((folder / NAME).stat().st_size * 8), 300)
     for bit in bits:
         flip(folder / NAME, bit)
