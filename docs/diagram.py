@@ -29,8 +29,9 @@ SHOWN = {  # package: column of its box, and what it is for
     "pretrain": (0.5, "one file per pretraining task"),
     "tasks": (1.5, "one file per fine-tuning task"),
     "train": (2.5, "recipe, loop, export, report"),
-    "inference": (2.5, "prediction, scores, fill-mask"),
+    "inference": (2.5, "prediction, fill-mask, embeddings"),
     "api": (2, "Trainer, Backbone"),
+    "serve": (3.5, "HTTP: many clients, one pass"),
     "cli": (3, "the command palm-ds"),
 }
 WAY = (  # what there is, and what makes the next thing of it: (name, note), (command, packages)

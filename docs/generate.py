@@ -1,4 +1,6 @@
-"""docs/recipe.md and docs/ds_configs.md, from the dataclasses that read those files.
+"""docs/recipe.md and docs/ds_configs.md, from the dataclasses that read those files;
+docs/scaling.md and the tables of docs/speed.md, from the planner and the table of cards; and the
+typed keywords of the Python API (docs/typed_keywords.py).
 
     python docs/generate.py
 
@@ -24,10 +26,12 @@ from typing import Literal, get_origin
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from docs import roofline, scaling, typed_keywords  # noqa: E402
 from palm_ds.data.curriculum_spec import parse_stages  # noqa: E402
 from palm_ds.data.reader import TableSettings  # noqa: E402
 from palm_ds.data.task import Task, known_kinds  # noqa: E402
 from palm_ds.model.config import PRESETS, EncoderConfig  # noqa: E402
+from palm_ds.model.lora import LoraSettings  # noqa: E402
 from palm_ds.runtime.ds_config import Comms, DSConfig  # noqa: E402
 from palm_ds.runtime.optimizer import OptimizerConfig  # noqa: E402
 from palm_ds.train.loss_spikes import SpikeSettings  # noqa: E402
@@ -39,16 +43,25 @@ from palm_ds.train.recipe_sections import (  # noqa: E402
     SaveSettings,
     SourceSettings,
 )
+from palm_ds.train.report.tracker_clients import (  # noqa: E402
+    MlflowSettings,
+    TrackioSettings,
+    WandbSettings,
+)
 
 SECTIONS = {
     "backbone": EncoderConfig,
     "optimizer": OptimizerConfig,
+    "lora": LoraSettings,
     "schedule": LRSchedule,
     "sources.NAME": SourceSettings,
     "sources.NAME.read": TableSettings,
     "evaluate": EvaluateSettings,
     "save": SaveSettings,
     "log": LogSettings,
+    "track.wandb": WandbSettings,
+    "track.mlflow": MlflowSettings,
+    "track.trackio": TrackioSettings,
     "loss_spike": SpikeSettings,
 }
 NOT_WRITTEN = {
@@ -233,6 +246,9 @@ def machine_page() -> str:
         "are DeepSpeed's own, less those that belong to the recipe (batch, optimizer, schedule, "
         'clipping); `"auto"` is resolved for every key that may hold it.',
         "| file in ds_configs | for |\n|---|---|\n" + "\n".join(lines),
+        "On one GPU take `zero1_bf16.json`. Stage 0 with fp16 or bf16 runs as stage 1, and the log "
+        "says so: the same losses, and DeepSpeed's own stage 0 is wrong in them. How far losses "
+        "differ between precisions and stages is in [engine.md](engine.md#a-step).",
         '## The section "palm_ds"',
         "What DeepSpeed has no key for.",
         table(keys(DSConfig)),
@@ -255,13 +271,33 @@ def _wrapped(block: str) -> str:
     return textwrap.fill(block, 100, break_long_words=False, break_on_hyphens=False)
 
 
-PAGES = {"recipe.md": recipe_page, "ds_configs.md": machine_page}
+def scaling_page() -> str:
+    return _page([f"<!-- {_HERE} -->", *scaling.parts()])
+
+
+def speed_page() -> str:
+    """The page as it is, with the tables between its marks computed again."""
+    text = (ROOT / "docs/speed.md").read_text(encoding="utf-8")
+    for name, lines in roofline.tables().items():
+        begin, end = f"<!-- {name}: made by docs/generate.py -->\n", f"<!-- end of {name} -->"
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n{lines}\n\n{end}{rest.partition(end)[2]}"
+    return text
+
+
+PAGES = {
+    "recipe.md": recipe_page,
+    "ds_configs.md": machine_page,
+    "scaling.md": scaling_page,
+    "speed.md": speed_page,
+    **typed_keywords.PAGES,
+}
 
 
 def main() -> None:
     for name, make in PAGES.items():
         (ROOT / "docs" / name).write_text(make(), encoding="utf-8")
-        print(f"docs/{name}")
+        print((ROOT / "docs" / name).resolve().relative_to(ROOT))
 
 
 if __name__ == "__main__":
