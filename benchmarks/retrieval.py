@@ -103,7 +103,7 @@ def score_stsb(model: str, rows: Path, length: int) -> dict[str, float]:
     test = read(rows / "stsb_test.jsonl")
     one, other = (embedded(model, [row[x] for row in test], length) for x in ("text_a", "text_b"))
     labels = [row["label"] for row in test]
-    return {"spearman": float(spearmanr((one * other).sum(1), labels).statistic)}
+    return {"spearman": float(np.asarray(spearmanr((one * other).sum(1), labels))[0])}
 
 
 def main() -> None:
