@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from palm_ds.model.batch import Batch, PackedText
+from palm_ds.model.visibility import Visibility
 from palm_ds.text.tokens import SpecialTokens, TokenSpan
 
 
@@ -36,6 +37,10 @@ class Example:
     grouped_labels: set[str] = field(default_factory=set)
     """Tasks whose labels of this example form one unit (a tag sequence, a span, a choice): they
     count as one, and the head gets the group of each row."""
+    position_ids: np.ndarray | None = None
+    """None: from 0 in each text."""
+    visibility: Visibility | None = None
+    """Which of its tokens attend to one another; None: all of a text."""
     unmasked_ids: np.ndarray = field(init=False)  # before any task masked some
 
     def __post_init__(self) -> None:
@@ -51,6 +56,8 @@ class Example:
             token_type_ids=self.token_type_ids,
             task_id=task_id,
             sub_lengths=self.sub_lengths,
+            position_ids=self.position_ids,
+            visibility=self.visibility,
         )
 
 
@@ -82,6 +89,7 @@ def build_input(
 
 def join(examples: Sequence[Example]) -> Example:
     """Texts that must not attend to one another as one example, so that they share a row."""
+    assert all(example.visibility is None for example in examples), "not needed so far"
     return Example(
         input_ids=np.concatenate([example.input_ids for example in examples]),
         token_type_ids=np.concatenate([example.token_type_ids for example in examples]),

@@ -94,6 +94,8 @@ class Task(ABC, Generic[SourceT]):
     edits_text: ClassVar[bool] = False
     """Whether `label` changes the tokens of an example. When predicting, such a task gets its own
     pass of the encoder, and runs only if it is requested by name or nothing else can predict."""
+    attends_partially: ClassVar[bool] = False
+    """Whether its examples have a `visibility`, which not every attention kernel can take."""
     prediction_key: ClassVar[str] = ""
     """Main entry of a prediction (`label`, `value`, `text`), the content of a one-column file."""
 

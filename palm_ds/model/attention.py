@@ -13,6 +13,9 @@
 `plain` and `sdpa` hold a mask of (length x length) per row; the others none. With dropout keys,
 `triton`, `tiles` and `plain` drop the same weights; the others take none.
 
+Texts whose tokens do not all attend to one another (palm_ds/model/visibility.py) go through
+`triton`, `tiles`, `sdpa` and `plain`; `choose_kernels` leaves out the others.
+
 A `window` is how many tokens a token attends to on each side. `efficient` has none.
 """
 
@@ -22,12 +25,14 @@ from dataclasses import replace
 
 import torch
 
+from palm_ds.common.errors import UserError
 from palm_ds.model.attention_dense import plain_attention, sdpa
 from palm_ds.model.attention_plan import AttentionPlan
 from palm_ds.model.attention_tiles import TILE, plan_tiles
 from palm_ds.model.attention_varlen import plan_varlen, varlen_attention
 from palm_ds.model.batch import Batch
 from palm_ds.model.dropout import DropoutKeys
+from palm_ds.model.visibility import visible
 
 _DENSE = {"plain": plain_attention, "sdpa": sdpa}
 
@@ -40,7 +45,8 @@ def plan_attention(
     short = batch.input_ids.shape[1] <= TILE
     if kernel == "tiles" and short and keys is None and not torch.is_grad_enabled():
         kernel = "sdpa"  # faster there
-    return replace(_plan(batch, kernel, compiled=compiled), keys=keys)
+    plan = _plan(batch, kernel, compiled=compiled)
+    return replace(plan, keys=keys, partial=batch.visibility is not None)
 
 
 def attend(
@@ -52,6 +58,11 @@ def attend(
     window: int | None = None,
 ) -> torch.Tensor:
     """Attention of every token over its sequence: (rows, length, 3 hidden) -> (..., hidden)."""
+    if window is not None and plan.partial:
+        raise UserError(
+            "windows of attention: a generation task has texts whose tokens stand far from what "
+            "they attend to; use an encoder without windows"
+        )
     return plan.compute(qkv, plan, num_heads, dropout, window)
 
 
@@ -63,12 +74,15 @@ def _plan(batch: Batch, kernel: str, *, compiled: bool) -> AttentionPlan:
         from palm_ds.model.attention_triton import plan_triton
 
         return plan_triton(batch)
+    if kernel in _DENSE:
+        ids = batch.sequence_ids
+        mask = ids[:, :, None] == ids[:, None, :]
+        if batch.visibility is not None:
+            mask &= visible(batch.visibility)
+        return AttentionPlan(kernel=kernel, compute=_DENSE[kernel], mask=mask[:, None])
+    assert batch.visibility is None, "choose_kernels says so"
     if kernel == "efficient":
         from palm_ds.model.attention_efficient import efficient_attention
 
         return plan_varlen(batch, kernel, efficient_attention, compiled=compiled)
-    if kernel in _DENSE:
-        ids = batch.sequence_ids
-        mask = (ids[:, :, None] == ids[:, None, :])[:, None]
-        return AttentionPlan(kernel=kernel, compute=_DENSE[kernel], mask=mask)
     return plan_varlen(batch, kernel, varlen_attention, compiled=compiled)

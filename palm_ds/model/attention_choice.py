@@ -29,9 +29,7 @@ def unavailable(name: str, environment: Environment) -> str | None:
         return reason
     from palm_ds.model.attention_trial import attention_failure
 
-    return attention_failure(
-        name, environment.device, environment.dtype, environment.config, environment.dropout
-    )
+    return attention_failure(name, environment)
 
 
 def not_preferred(name: str, _: Environment) -> str | None:
@@ -51,9 +49,18 @@ def dense(environment: Environment) -> str | None:
     return None if environment.device.type == "cpu" else "holds a mask of length x length per row"
 
 
+def _hides_nothing(environment: Environment) -> str | None:
+    """The objection to an implementation in which all tokens of a text attend to one another."""
+    if not environment.partial_tasks:
+        return None
+    tasks = ", ".join(f"tasks.{name}" for name in environment.partial_tasks)
+    return f"cannot hide tokens of a text from one another, which {tasks} needs"
+
+
 def _varlen(environment: Environment) -> str | None:
     return (
-        _needs_capability(environment, (8, 0))
+        _hides_nothing(environment)
+        or _needs_capability(environment, (8, 0))
         or _needs_half(environment)
         or _head_size(environment, most=_MAX_FLASH_HEAD_SIZE, multiple=8)
         or draws_own_masks(environment)
@@ -61,12 +68,16 @@ def _varlen(environment: Environment) -> str | None:
 
 
 def _flash_3(environment: Environment) -> str | None:
+    if reason := _hides_nothing(environment):
+        return reason
     if torch.cuda.get_device_capability(environment.device)[0] != 9:
         return "needs Hopper (compute capability 9.0)"
     return _from_registry(environment, "FA3", "flash_attn_interface")
 
 
 def _flash_4(environment: Environment) -> str | None:
+    if reason := _hides_nothing(environment):
+        return reason
     if torch.cuda.get_device_capability(environment.device)[0] not in (9, 10):
         return "needs Hopper or Blackwell (compute capability 9.0 or 10.0)"
     return _from_registry(environment, "FA4", "flash_attn.cute")
@@ -87,6 +98,8 @@ def _from_registry(environment: Environment, name: str, package: str) -> str | N
 
 
 def _efficient(environment: Environment) -> str | None:
+    if reason := _hides_nothing(environment):
+        return reason
     if environment.dtype == torch.bfloat16 and (reason := _needs_capability(environment, (8, 0))):
         return f"{reason} for bf16"
     return draws_own_masks(environment)

@@ -16,7 +16,7 @@ class Tile:
 
     tokens: int
     bias: torch.Tensor | None
-    """(1, tokens, tokens), -inf between sequences; None means one sequence."""
+    """(1, tokens, tokens), -inf where a token does not attend to another; None: all do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +36,11 @@ class AttentionPlan:
     """No sequence is longer: the length of the rows."""
     bounds: torch.Tensor | None = None
     """(2, rows * length) int32: where the sequence of each token begins and where it has ended."""
+    visibility: torch.Tensor | None = None
+    """(2, rows * length) int32: the order and the limit of each token, where the mask or the tiles
+    do not have them."""
+    partial: bool = False
+    """Whether the batch has texts whose tokens do not all attend to one another."""
     keys: DropoutKeys | None = None
     """What dropout masks are computed from; None: torch draws them."""
 

@@ -11,33 +11,43 @@ import torch
 from palm_ds.model.attention_plan import AttentionPlan, Tile, distant, softmax
 from palm_ds.model.batch import Batch
 from palm_ds.model.dropout import DropoutKeys, keep_mask, keep_rate, odd_bits
+from palm_ds.model.visibility import visible
 
 TILE = 128  # tokens per tile of joined sequences; the fastest of 64 to 192 on CPUs
 
 
 def plan_tiles(batch: Batch, *, compiled: bool) -> AttentionPlan:
-    tiles = _tiles([length for length in batch.cu_seqlens.diff().tolist() if length])
+    visibility = None if batch.visibility is None else batch.visibility.flatten(1)
+    tiles = _tiles([length for length in batch.cu_seqlens.diff().tolist() if length], visibility)
     compute = _uncompiled_tiles() if compiled else _tiled_attention
     return AttentionPlan(kernel="tiles", compute=compute, tiles=tiles)
 
 
-def _tiles(lengths: list[int]) -> tuple[Tile, ...]:
-    """Join neighbouring sequences as long as they have at most TILE tokens together."""
+def _tiles(lengths: list[int], visibility: torch.Tensor | None) -> tuple[Tile, ...]:
+    """Join neighbouring sequences as long as they have at most TILE tokens together. `visibility`
+    (2, tokens)."""
     groups: list[list[int]] = []
     for length in lengths:
         if groups and sum(groups[-1]) + length <= TILE:
             groups[-1].append(length)
         else:
             groups.append([length])
-    return tuple(Tile(sum(group), _tile_bias(group)) for group in groups)
+    sizes = [sum(group) for group in groups]
+    inside = [None] * len(groups) if visibility is None else visibility.split(sizes, 1)
+    biases = (_tile_bias(*each) for each in zip(groups, inside, strict=True))
+    return tuple(Tile(*each) for each in zip(sizes, biases, strict=True))
 
 
-def _tile_bias(lengths: list[int]) -> torch.Tensor | None:
-    if len(lengths) == 1:
+def _tile_bias(lengths: list[int], visibility: torch.Tensor | None) -> torch.Tensor | None:
+    if len(lengths) == 1 and visibility is None:
         return None
     ids = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    different = ids[:, None] != ids[None, :]
-    return torch.zeros(1, *different.shape).masked_fill_(different, -torch.inf)
+    hidden = ids[:, None] != ids[None, :]
+    if visibility is not None:
+        hidden |= ~visible(visibility)
+        if not hidden.any():
+            return None
+    return torch.zeros(1, *hidden.shape).masked_fill_(hidden, -torch.inf)
 
 
 def _windowed(tiles: tuple[Tile, ...], window: int) -> tuple[Tile, ...]:

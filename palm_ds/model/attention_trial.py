@@ -8,34 +8,32 @@ import torch
 
 from palm_ds.model.attention import attend, plan_attention
 from palm_ds.model.batch import Batch, PackedText
-from palm_ds.model.config import EncoderConfig
 from palm_ds.model.dropout import dropout_keys
+from palm_ds.model.implementation import Environment
+from palm_ds.model.visibility import multi_flow
 
 _ROWS = ([200, 1, 37], [3, 130])
 _LENGTH = 256
 _TOLERANCE = 0.05  # of the largest value; half precision loses a hundredth, a broken kernel all
 
 
-def attention_failure(
-    kernel: str, device: torch.device, dtype: torch.dtype, config: EncoderConfig, dropout: str
-) -> str | None:
+def attention_failure(kernel: str, environment: Environment) -> str | None:
     """Why the implementation cannot be relied on here, if so. Random masks are compared only where
     both draw the same ones, with `dropout: counter`."""
     try:
-        error = _largest_difference(kernel, device, dtype, config, dropout)
+        error = _largest_difference(kernel, environment)
     except Exception as failure:  # compilers and drivers raise many types and document none
         return f"does not run here ({str(failure).strip().splitlines()[0] or type(failure)})"
     return None if error < _TOLERANCE else f"computes other numbers here than plain ({error:.2g})"
 
 
-def _largest_difference(
-    kernel: str, device: torch.device, dtype: torch.dtype, config: EncoderConfig, dropout: str
-) -> float:
+def _largest_difference(kernel: str, environment: Environment) -> float:
     """Over output and gradient, as a share of the largest number in each; NaN counts as 1."""
-    batch = _batch().to(device)
+    device, dtype, config = environment.device, environment.dtype, environment.config
+    batch = _batch(partial=bool(environment.partial_tasks)).to(device)
     shape = (len(_ROWS), _LENGTH, 3 * config.hidden_size)
     numbers = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(device, dtype)
-    keys = dropout_keys(batch, _LENGTH) if dropout == "counter" else None
+    keys = dropout_keys(batch, _LENGTH) if environment.dropout == "counter" else None
     rate = config.attention_dropout if keys is not None else 0.0
     results = []
     for form, qkv in (("plain", numbers.float()), (kernel, numbers)):
@@ -52,11 +50,20 @@ def _difference(plain: torch.Tensor, other: torch.Tensor) -> float:
     return float(torch.nan_to_num((other - plain).abs().max() / plain.abs().max(), nan=1.0))
 
 
-def _batch() -> Batch:
-    text = lambda size: PackedText(  # noqa: E731
-        input_ids=np.zeros(size, np.int64), token_type_ids=np.zeros(size, np.int64)
-    )
-    rows = [[text(size) for size in row] for row in _ROWS]
+def _batch(*, partial: bool) -> Batch:
+    """`partial`: the texts of the first row have a source, a target and queries."""
+    rows = [
+        [_text(size, partial=partial and r == 0) for size in row] for r, row in enumerate(_ROWS)
+    ]
     batch = Batch.from_rows(rows, length=_LENGTH, pad=0)
     batch.dropout_key = 1
     return batch
+
+
+def _text(size: int, *, partial: bool) -> PackedText:
+    third = size // 3
+    return PackedText(
+        input_ids=np.zeros(size, np.int64),
+        token_type_ids=np.zeros(size, np.int64),
+        visibility=multi_flow(size - 2 * third, third, [np.arange(third)]) if partial else None,
+    )

@@ -1,6 +1,7 @@
 """Attention over packed rows by our own Triton kernels: flash attention whose dropout masks are
 those of `dropout: counter`, computed where they are needed. No mask is in memory, windows cost what
-they hold, and the same numbers come out on every run.
+they hold, and the same numbers come out on every run. Texts whose tokens do not all attend to one
+another cost as much as others of their length.
 
 The kernels (`attention_triton_kernels`) are imported where they are first launched, since that
 needs triton. The operators are opaque to torch.compile: a layer with them compiles as one graph.
@@ -23,7 +24,13 @@ _Operator = TypeVar("_Operator")
 
 
 def plan_triton(batch: Batch) -> AttentionPlan:
-    return AttentionPlan(kernel="triton", compute=triton_attention, bounds=sequence_bounds(batch))
+    visibility = None if batch.visibility is None else batch.visibility.flatten(1).contiguous()
+    return AttentionPlan(
+        kernel="triton",
+        compute=triton_attention,
+        bounds=sequence_bounds(batch),
+        visibility=visibility,
+    )
 
 
 def sequence_bounds(batch: Batch) -> torch.Tensor:
@@ -43,17 +50,18 @@ def triton_attention(
     if dropout and plan.keys is not None:
         hashes, columns = plan.keys.tokens.flatten(), plan.keys.columns
     parts = qkv.reshape(rows * length, 3, num_heads, tripled // 3 // num_heads)
-    out, _ = packed_forward(parts, plan.bounds, hashes, columns, length, dropout, window)
+    arrays = plan.bounds, plan.visibility, hashes, columns
+    out, _ = packed_forward(parts, *arrays, length, dropout, window)
     return out.view(rows, length, tripled // 3)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs[:4], *output)
-    ctx.options = inputs[4:]
+    ctx.save_for_backward(*inputs[:5], *output)
+    ctx.options = inputs[5:]
 
 
 def _backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    return packed_backward(grad.contiguous(), *ctx.saved_tensors, *ctx.options), *[None] * 6
+    return packed_backward(grad.contiguous(), *ctx.saved_tensors, *ctx.options), *[None] * 7
 
 
 def _differentiable(operator: _Operator) -> _Operator:
@@ -66,6 +74,7 @@ def _differentiable(operator: _Operator) -> _Operator:
 def packed_forward(
     parts: torch.Tensor,
     bounds: torch.Tensor,
+    visibility: torch.Tensor | None,
     hashes: torch.Tensor | None,
     columns: torch.Tensor | None,
     length: int,
@@ -79,7 +88,7 @@ def packed_forward(
     blocks = _blocks(parts, forward=True)
     with torch.cuda.device_of(parts):
         _kernels().forward_kernel[_grid(parts, blocks)](
-            *(parts, bounds, hashes, columns, out, sums),
+            *(parts, bounds, visibility, hashes, columns, out, sums),
             **_arguments(parts, length, dropout, window),
             **blocks.options(),
         )
@@ -102,6 +111,7 @@ def packed_backward(
     grad: torch.Tensor,
     parts: torch.Tensor,
     bounds: torch.Tensor,
+    visibility: torch.Tensor | None,
     hashes: torch.Tensor | None,
     columns: torch.Tensor | None,
     out: torch.Tensor,
@@ -115,7 +125,7 @@ def packed_backward(
     products, d_parts = torch.empty_like(sums), torch.empty_like(parts)
     blocks = _blocks(parts, forward=False)
     arguments = {**_arguments(parts, length, dropout, window), **blocks.options()}
-    ahead, grid = (parts, bounds, hashes, columns), _grid(parts, blocks)
+    ahead, grid = (parts, bounds, visibility, hashes, columns), _grid(parts, blocks)
     behind, kernels = (sums, grad, products, d_parts), _kernels()
     with torch.cuda.device_of(parts):
         kernels.backward_query_kernel[grid](*ahead, out, *behind, **arguments)

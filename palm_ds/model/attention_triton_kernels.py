@@ -8,8 +8,9 @@ first sequence to the end of its last are gone through, so short sequences share
 is added up by several programs: the numbers do not depend on their order.
 
 Layouts: qkv (tokens, 3, heads, head size); out (tokens, heads, head size); row sums (heads, tokens)
-fp32; bounds (2, tokens) int32, the start and end of each token's sequence. D is the head size,
-BLOCK_D the power of two that it is padded to.
+fp32; bounds (2, tokens) int32, the start and end of each token's sequence; visibility None or
+(2, tokens) int32, the order and limit of each token. D is the head size, BLOCK_D the power of two
+that it is padded to.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 def forward_kernel(
     qkv,
     bounds,
+    visibility,
     hashes,
     columns,
     out,
@@ -60,6 +62,8 @@ def forward_kernel(
         key = _load(qkv, j, tokens, HEADS + head, 3 * HEADS, D, BLOCK_D)
         scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * (scale * _LOG2_E)
         inside = (j[None, :] >= first[:, None]) & (j[None, :] < last[:, None])
+        if visibility is not None:
+            inside &= _visible(visibility, i[:, None], j[None, :], tokens)
         scores = tl.where(inside, scores, float("-inf"))
         risen = tl.maximum(highest, tl.max(scores, 1))
         base = tl.where(risen == float("-inf"), 0.0, risen)  # no key of this row so far
@@ -84,6 +88,7 @@ def forward_kernel(
 def backward_query_kernel(
     qkv,
     bounds,
+    visibility,
     hashes,
     columns,
     out,
@@ -122,6 +127,8 @@ def backward_query_kernel(
         key = _load(qkv, j, tokens, HEADS + head, 3 * HEADS, D, BLOCK_D)
         scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * (scale * _LOG2_E)
         inside = (j[None, :] >= first[:, None]) & (j[None, :] < last[:, None])
+        if visibility is not None:
+            inside &= _visible(visibility, i[:, None], j[None, :], tokens)
         weights = tl.where(inside, tl.exp2(scores - log_sum[:, None]), 0.0)
         value = _load(qkv, j, tokens, 2 * HEADS + head, 3 * HEADS, D, BLOCK_D)
         d_weights = tl.dot(grads, tl.trans(value), input_precision=PRECISION)
@@ -138,6 +145,7 @@ def backward_query_kernel(
 def backward_key_kernel(
     qkv,
     bounds,
+    visibility,
     hashes,
     columns,
     sums,
@@ -157,8 +165,8 @@ def backward_key_kernel(
     INVERSE_KEEP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """All blocks of scores are transposed here, (keys, queries). A key is attended to by the tokens
-    that its own token attends to."""
+    """All blocks of scores are transposed here, (keys, queries). A key is attended to by tokens of
+    the sequence that its own token attends to."""
     head = tl.program_id(1)
     j = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     first, last, begin, end = _range(bounds, j, tokens, WINDOW)
@@ -172,6 +180,8 @@ def backward_key_kernel(
         log_sum = tl.load(sums + head * tokens + i, mask=i < tokens, other=0.0)
         scores = tl.dot(key, tl.trans(query), input_precision=PRECISION) * (scale * _LOG2_E)
         inside = (i[None, :] >= first[:, None]) & (i[None, :] < last[:, None])
+        if visibility is not None:
+            inside &= _visible(visibility, i[None, :], j[:, None], tokens)
         weights = tl.where(inside, tl.exp2(scores - log_sum[None, :]), 0.0)
         grads = _load(grad, i, tokens, head, HEADS, D, BLOCK_D)
         product = tl.load(products + head * tokens + i, mask=i < tokens, other=0.0)
@@ -200,6 +210,14 @@ def _range(bounds, i, tokens, WINDOW: tl.constexpr):
         last = tl.minimum(last, i + WINDOW + 1)
     begin = tl.min(tl.where(i < tokens, first, tokens), 0)
     return first, last, begin, tl.max(last, 0)
+
+
+@triton.jit
+def _visible(visibility, i, j, tokens):
+    """Whether the queries i attend to the keys j of their sequence."""
+    order = tl.load(visibility + j, mask=j < tokens, other=0)
+    limit = tl.load(visibility + tokens + i, mask=i < tokens, other=0)
+    return (order <= limit) | (i == j)
 
 
 @triton.jit

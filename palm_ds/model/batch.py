@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from palm_ds.model.visibility import Visibility
+
 
 @dataclass(frozen=True, kw_only=True)
 class PackedText:
@@ -28,6 +30,16 @@ class PackedText:
     sub_lengths: tuple[int, ...] = ()
     """Lengths of the sequences in it that do not attend to one another; empty means one
     sequence."""
+    position_ids: np.ndarray | None = None
+    """(tokens,) int64; None: from 0 in each sequence."""
+    visibility: Visibility | None = None
+    """Which tokens of a sequence attend to one another; None: all."""
+
+    def positions(self, parts: Sequence[int]) -> np.ndarray:
+        """(tokens,) its position ids, given the lengths of its sequences."""
+        if self.position_ids is not None:
+            return self.position_ids
+        return np.concatenate([np.arange(part) for part in parts])
 
 
 @dataclass
@@ -42,7 +54,7 @@ class Batch:
     input_ids: torch.Tensor
     """(rows, length) int64"""
     position_ids: torch.Tensor
-    """(rows, length) int64, from 0 in each sequence"""
+    """(rows, length) int64; from 0 in each sequence unless its text has its own"""
     token_type_ids: torch.Tensor
     """(rows, length) int64"""
     task_ids: torch.Tensor
@@ -61,6 +73,9 @@ class Batch:
     dropout_key: int | None = None
     """What dropout masks follow from, besides the place of a number: from 0 to 2^63; None: drawn
     from torch's generator."""
+    visibility: torch.Tensor | None = None
+    """(2, rows, length) int32: the order and the limit of each token (palm_ds/model/visibility.py);
+    None: every token attends to its whole sequence."""
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[PackedText]], *, length: int, pad: int) -> Batch:
@@ -69,6 +84,8 @@ class Batch:
         input_ids = np.full(shape, pad, np.int64)
         position_ids, token_type_ids, task_ids = (np.zeros(shape, np.int64) for _ in range(3))
         sequence_ids = np.full(shape, -1, np.int64)
+        partial = any(text.visibility is not None for row in rows for text in row)
+        visibility = np.zeros((2, *shape), np.int32) if partial else None
         lengths: list[int] = []
         for r, row in enumerate(rows):
             start = sequences = 0
@@ -80,8 +97,10 @@ class Batch:
                 input_ids[r, inside] = text.input_ids
                 token_type_ids[r, inside] = text.token_type_ids
                 task_ids[r, inside] = text.task_id
-                position_ids[r, inside] = np.concatenate([np.arange(part) for part in parts])
+                position_ids[r, inside] = text.positions(parts)
                 sequence_ids[r, inside] = np.repeat(numbers, parts)
+                if visibility is not None and text.visibility is not None:
+                    visibility[:, r, inside] = text.visibility.order, text.visibility.limit
                 lengths += parts
                 sequences += len(parts)
                 start = inside.stop
@@ -94,6 +113,7 @@ class Batch:
             task_ids=torch.from_numpy(task_ids),
             sequence_ids=torch.from_numpy(sequence_ids),
             cu_seqlens=torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)),
+            visibility=None if visibility is None else torch.from_numpy(visibility),
         )
 
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
@@ -109,6 +129,7 @@ class Batch:
             groups={task: change(number) for task, number in self.groups.items()},
             first_row=self.first_row,
             dropout_key=self.dropout_key,
+            visibility=None if self.visibility is None else change(self.visibility),
         )
 
     def to(self, device: torch.device | str) -> Batch:

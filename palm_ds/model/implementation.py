@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,8 @@ class Environment:
     zero_stage: int = 0
     fixed_shapes: bool = True
     """Whether all batches have the same number of rows and length."""
+    partial_tasks: Sequence[str] = ()
+    """The tasks with texts whose tokens do not all attend to one another."""
     layer_norm: str = "auto"
     """The requested implementation."""
     dropout: str = "plain"

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 
@@ -65,9 +65,11 @@ def choose_kernels(
     config: EncoderConfig,
     zero_stage: int = 0,
     fixed_shapes: bool = True,
+    partial_tasks: Sequence[str] = (),
 ) -> tuple[Kernels, list[str]]:
     """The requested or fastest implementation of each operation ("auto": the fastest), and one log
     line per operation. `fixed_shapes`: all batches have the same number of rows and length.
+    `partial_tasks`: tasks with texts whose tokens do not all attend to one another.
 
     Raises UserError for an unknown operation or implementation, and for one that cannot run here.
     """
@@ -81,6 +83,7 @@ def choose_kernels(
         config=config,
         zero_stage=zero_stage,
         fixed_shapes=fixed_shapes,
+        partial_tasks=partial_tasks,
         layer_norm=requested.get("layer_norm", "auto"),
     )
     chosen, lines = {}, {}

@@ -128,6 +128,7 @@ def build_model(
         config=config,
         zero_stage=ds_config.stage,
         fixed_shapes=training and any(t.reads != "table" for t in recipe.built_tasks.values()),
+        partial_tasks=[n for n, task in recipe.built_tasks.items() if task.attends_partially],
     )
     for line in lines:
         log.log(level, "%s", line)

@@ -17,7 +17,7 @@ from triton.compiler import ASTSource
 from palm_ds.model import attention_triton, attention_triton_kernels
 
 TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
-POINTERS = {"bounds": "*i32", "hashes": "*i64", "columns": "*i32"}
+POINTERS = {"bounds": "*i32", "visibility": "*i32", "hashes": "*i64", "columns": "*i32"}
 POINTERS |= {"sums": "*fp32", "products": "*fp32"}
 NUMBERS = {"tokens": "i32", "length": "i32", "scale": "fp32"}
 CASES = ((90, torch.bfloat16, 64, 0.1, 64),)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,28 +32,7 @@ SHAPES = [
 MIXED = [[40, 1, 1, 3], [10], []]
 
 
-@pytest.fixture(autouse=True)
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The interpreter multiplies bf16 as if it were integers: here, as fp32."""
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("triton is not installed")
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("Triton compiles for the GPU here: see test_attention_on_a_gpu")
-    import triton.language as tl
-    from triton import __version__
-    from triton.runtime.interpreter import InterpreterBuilder
-
-    if tuple(map(int, __version__.split(".")[:2])) < (3, 7):
-        pytest.skip(f"the interpreter of triton {__version__} does not work with NumPy 2.4")
-    dot = InterpreterBuilder.create_dot
-
-    def create_dot(self, a, b, *others):  # noqa: ANN001, ANN002, ANN202
-        if a.dtype == tl.bfloat16:
-            a, b = (self.cast_impl(each, tl.float32) for each in (a, b))
-        return dot(self, a, b, *others)
-
-    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
-    yield
+pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
@@ -153,11 +130,11 @@ def test_the_operators_have_the_shapes_that_they_promise() -> None:
     batch = batch_of([[3, 2], [4]], 5)
     keys = dropout_keys(batch, 5)
     parts, others = torch.randn(10, 3, 2, 4), (keys.tokens.flatten(), keys.columns)
-    arguments = (sequence_bounds(batch), *others, 5, 0.1, 2)
-    torch.library.opcheck(packed_forward, (parts, *arguments))
-    out, sums = packed_forward(parts, *arguments)
-    bounds, *options = arguments
-    back = (torch.randn_like(out), parts, bounds, *others, out, sums, *options[2:])
+    visibility = torch.zeros(2, 10, dtype=torch.int32)
+    ahead, options = (sequence_bounds(batch), visibility, *others), (5, 0.1, 2)
+    torch.library.opcheck(packed_forward, (parts, *ahead, *options))
+    out, sums = packed_forward(parts, *ahead, *options)
+    back = (torch.randn_like(out), parts, *ahead, out, sums, *options)
     torch.library.opcheck(packed_backward, back)
 
 

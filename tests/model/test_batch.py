@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from palm_ds.model.batch import Batch, PackedText
+from palm_ds.model.visibility import full
 
 
 def tensors_of(value: object) -> list[torch.Tensor]:
@@ -19,7 +20,9 @@ def tensors_of(value: object) -> list[torch.Tensor]:
 
 def test_every_tensor_is_moved_and_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever fields a batch has."""
-    text = PackedText(input_ids=np.arange(3), token_type_ids=np.zeros(3, np.int64))
+    text = PackedText(
+        input_ids=np.arange(3), token_type_ids=np.zeros(3, np.int64), visibility=full(3)
+    )
     batch = Batch.from_rows([[text], []], length=4, pad=0)
     at = torch.tensor([0, 2])
     batch.labels["a"] = (at, at + 1)
@@ -39,4 +42,4 @@ def test_every_tensor_is_moved_and_pinned(monkeypatch: pytest.MonkeyPatch) -> No
         count += len(tensors)
         if not tensors:
             assert before == moved == after, one.name
-    assert count == 9
+    assert count == 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 import torch
@@ -208,23 +209,57 @@ def test_attention_that_cannot_run_on_a_gpu_says_why(
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(("dtype", "dropout"), [(torch.bfloat16, 0.0), (torch.float32, 0.1)])
+def test_a_run_that_hides_tokens_gets_attention_that_can(
+    dtype: torch.dtype, dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(CONFIG, attention_dropout=dropout)
+    attention_on(monkeypatch, H100, dtype, config)  # a card that has all of them
+    chosen = {}
+    for tasks in ((), ("titles", "headlines")):
+        requested = {"compile": "off", "dropout": "counter" if tasks else "plain"}
+        kernels, lines = choose_kernels(
+            requested, device="cuda", dtype=dtype, config=config, partial_tasks=tasks
+        )
+        chosen[tasks] = kernels.attention
+    assert list(chosen.values()) == ["varlen" if dtype != torch.float32 else "efficient", "triton"]
+    assert "hide" in lines[0]
+    for kernel in ("varlen", "efficient", "varlen_fa3", "varlen_fa4"):
+        with pytest.raises(UserError) as caught:
+            choose_kernels(
+                {**requested, "attention": kernel},
+                device="cuda",
+                dtype=dtype,
+                config=config,
+                partial_tasks=("titles",),
+            )
+        assert "tokens of a text from one another, which tasks.titles needs" in str(caught.value)
+
+
 def test_attention_that_fails_its_trial_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here torch's operators for CUDA fail for real: the tensors of this card are on the CPU."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: H100)
     for kernel in ("varlen", "efficient"):
-        reason = attention_trial.attention_failure(
-            kernel, torch.device("cpu"), torch.bfloat16, CONFIG, "plain"
-        )
+        reason = attention_trial.attention_failure(kernel, on_cpu(CONFIG, torch.bfloat16))
         assert reason is not None and reason.startswith("does not run here (")
         assert "\n" not in reason
 
 
+def on_cpu(config: EncoderConfig, dtype: torch.dtype, **others: Any) -> Environment:
+    return Environment(device=torch.device("cpu"), dtype=dtype, config=config, **others)
+
+
+@pytest.mark.parametrize("tasks", [(), ("titles",)])
 @pytest.mark.parametrize("dropout", ["plain", "counter"])
 def test_a_trial_compares_with_the_plain_attention(
-    dropout: str, monkeypatch: pytest.MonkeyPatch
+    dropout: str, tasks: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cpu, config = torch.device("cpu"), EncoderConfig(vocab_size=50, hidden_size=32, num_heads=2)
-    assert attention_trial.attention_failure("tiles", cpu, torch.bfloat16, config, dropout) is None
+    config = EncoderConfig(vocab_size=50, hidden_size=32, num_heads=2)
+    half, single = (
+        on_cpu(config, dtype, dropout=dropout, partial_tasks=tasks)
+        for dtype in (torch.bfloat16, torch.float32)
+    )
+    assert attention_trial.attention_failure("tiles", half) is None
     wrong = lambda qkv, *_, **__: qkv[..., :32] * 1.1  # noqa: E731
     real = attention_trial.attend
     monkeypatch.setattr(
@@ -234,7 +269,7 @@ def test_a_trial_compares_with_the_plain_attention(
             qkv, plan, **options
         ),
     )
-    reason = attention_trial.attention_failure("tiles", cpu, torch.float32, config, dropout)
+    reason = attention_trial.attention_failure("tiles", single)
     assert reason is not None and reason.startswith("computes other numbers here than plain")
 
 
