@@ -14,6 +14,7 @@ deviations; biases 0, LayerNorm weights 1. They are drawn in module order from t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -211,6 +212,13 @@ class Encoder(nn.Module):
             else:
                 x = layer(x, plan.for_layer(number), *arguments)
         return x if at is None or not compiled else x[: len(at)]
+
+    def read(self, batch: Batch, plans: Sequence[AttentionPlan]) -> torch.Tensor:
+        """(rows, length, hidden) with an attention plan for each layer: a step of decoding."""
+        x = self._embed(batch, None)
+        for layer, plan in zip(self.layers, plans, strict=True):
+            x = layer(x, plan)
+        return x
 
     def _embed(self, batch: Batch, keys: DropoutKeys | None) -> torch.Tensor:
         positions = batch.position_ids + self.config.position_offset

@@ -4,6 +4,7 @@
     numbers   regression: Pearson, Spearman, mean squared error
     chunks    chunks in tag sequences: schemes, conversion, F1 as in conlleval
     answers   text answers: SQuAD 1.1 and 2.0, CMRC2018 and DRCD
+    texts     generated texts: BLEU, ROUGE, distinct n-grams
     ranking   candidates ranked within groups: MRR, MAP, nDCG, precision, recall and hits at k
     counts    correct, predicted and expected counts, with precision, recall and F1
     units     which metrics are displayed in per cent
