@@ -64,11 +64,11 @@ class Example:
 def build_input(
     pieces: Sequence[TokenSpan], vocabulary: SpecialTokens, segments: Sequence[int] | None = None
 ) -> Example:
-    """[CLS] piece 0 [SEP] piece 1 [SEP] ...; a [SEP] carries the segment of the piece it closes,
-    [CLS] that of the first (ERNIE 2.0, figure 3). `segments` has one number per piece; by default
-    0, 1, ..."""
-    numbers = range(len(pieces)) if segments is None else segments
-    total = 1 + sum(len(piece) + 1 for piece in pieces)
+    """[CLS] piece 0 [SEP] piece 1 [SEP] ..., with as many [SEP] between pieces as the tokenizer
+    puts; a [SEP] carries the segment of the piece it closes, [CLS] that of the first (ERNIE 2.0,
+    figure 3). `segments` has one number per piece; by default the tokenizer's token types."""
+    numbers = vocabulary.types(len(pieces)) if segments is None else segments
+    total = vocabulary.around(len(pieces)) + sum(map(len, pieces))
     ids = np.full(total, vocabulary.sep, np.int64)
     segment_of = np.full(total, numbers[0], np.int64)
     origin = np.full(total, -1, np.int64)
@@ -80,8 +80,9 @@ def build_input(
         origin[inside] = np.arange(piece.start, piece.start + len(piece))
         for name, values in piece.annotations.items():
             annotations[name][inside] = values
-        segment_of[at : inside.stop + 1] = number
-        at = inside.stop + 1
+        after = inside.stop + vocabulary.separators
+        segment_of[at:after] = number
+        at = after
     return Example(
         input_ids=ids, token_type_ids=segment_of, source_offsets=origin, annotations=annotations
     )

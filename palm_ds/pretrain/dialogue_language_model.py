@@ -51,9 +51,9 @@ class DialogueLanguageModel(CorpusTask):
         return ("role",)
 
     def check(self, source: CorpusSource, max_length: int) -> None:
-        if max_length < 1 + 2 * self.turns:
+        if max_length < (needed := source.vocabulary.around(self.turns) + self.turns):
             raise UserError(
-                f"tasks.{self.name}.turns: {self.turns} turns need rows of {1 + 2 * self.turns} "
+                f"tasks.{self.name}.turns: {self.turns} turns need rows of {needed} "
                 f"tokens or more, not {max_length}"
             )
         if (source.last_sentences - source.first_sentences >= 2).sum() < 2:
@@ -91,8 +91,9 @@ class DialogueLanguageModel(CorpusTask):
         )
         starts = source.corpus.sentence_starts
         tokens = np.where(exists, starts[turn + 1] - starts[turn], 0)
-        tokens = cut_longest(tokens, max_length - 1 - exists.sum(1))
-        length = 1 + exists.sum(1) + tokens.sum(1)
+        special = source.vocabulary.around(exists.sum(1))
+        tokens = cut_longest(tokens, max_length - special)
+        length = special + tokens.sum(1)
         return layouts(length, label=label, starts=starts[turn], tokens=tokens, roles=roles)
 
     def _roles(self, turns: np.ndarray, source: CorpusSource) -> np.ndarray:

@@ -98,12 +98,14 @@ class DiscourseRelation(sentence_pairs.PairTask):
     ) -> np.ndarray:
         table = self._balanced(source)[0][sentence_pairs.pick(items, uniform[:, 0])]
         start, end, second, second_end, label = table.T
-        tokens, second_tokens = sentence_pairs.fit(end - start, second_end - second, max_length - 3)
+        special = source.vocabulary.around(2)
+        room = max_length - special
+        tokens, second_tokens = sentence_pairs.fit(end - start, second_end - second, room)
         before, after = source.tokens_around(start, second_end)
         # Too long: mined texts keep the part next to the marker, ready-made ones their beginning.
         start = start if sentence_pairs.is_ready_made(source) else end - tokens
         # In free space of the row the second text gets longer, then the first starts earlier.
-        length = tokens + second_tokens + 3
+        length = tokens + second_tokens + special
         spare = np.minimum(max_length - length, before + after)
         most = second_end - second + after
         return layouts(

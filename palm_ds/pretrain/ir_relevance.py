@@ -87,22 +87,22 @@ class IrRelevance(sentence_pairs.PairTask):
         self, items: np.ndarray, uniform: np.ndarray, source: CorpusSource, max_length: int
     ) -> np.ndarray:
         if sentence_pairs.is_ready_made(source):
-            return sentence_pairs.lay_out(
-                self._logged(source)[0][sentence_pairs.pick(items, uniform[:, 0])], max_length
-            )
+            pairs = self._logged(source)[0][sentence_pairs.pick(items, uniform[:, 0])]
+            return sentence_pairs.lay_out(pairs, source, max_length)
         heading, label = items.T
         sections, offsets = self._sections(source), source.corpus.sentence_starts
         section = _places(sections[:, 0], heading)
         heading, first, last, low, high = sections[section].T
         other = _elsewhere(section, low, high, label, uniform[:, 0], len(sections))
         query = np.minimum(offsets[first] - offsets[heading], int(_LONGEST_QUERY * max_length))
-        most = max_length - 3 - query
+        special = source.vocabulary.around(2)
+        most = max_length - special - query
         share = self.shortest + (1 - self.shortest) * uniform[:, 1]
         start, end = _passage(sections[other, 1:3], share, most, uniform[:, 2], source)
         tokens = np.minimum(offsets[end] - offsets[start], most)
         # In free space of the row the passage gets longer within its section.
         rest = offsets[sections[other, 2]] - offsets[start]
-        length = query + tokens + 3
+        length = query + tokens + special
         spare = np.minimum(most, rest) - tokens
         return layouts(
             length,

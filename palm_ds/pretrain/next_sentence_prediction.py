@@ -58,9 +58,10 @@ class NextSentencePrediction(sentence_pairs.PairTask):
         self, items: np.ndarray, uniform: np.ndarray, source: CorpusSource, max_length: int
     ) -> np.ndarray:
         if sentence_pairs.is_ready_made(source):
-            return sentence_pairs.lay_out(items, max_length)
+            return sentence_pairs.lay_out(items, source, max_length)
         anchor, first, last = items.T
-        offsets, most = source.corpus.sentence_starts, max_length - 3
+        offsets, special = source.corpus.sentence_starts, source.vocabulary.around(2)
+        most = max_length - special
         target = (self.shortest + (1 - self.shortest) * uniform[:, 0]) * most
         first_target = (target * (0.3 + 0.4 * uniform[:, 1])).astype(np.int64)
         label = np.where(uniform[:, 2] < 0.5, RANDOM, NEXT)
@@ -75,7 +76,7 @@ class NextSentencePrediction(sentence_pairs.PairTask):
         other_tokens = np.minimum(offsets[other_end] - offsets[other], most - tokens)
         # In free space of the row the second text gets longer, then the first starts earlier.
         most_other = offsets[limit] - offsets[other]
-        length = 3 + tokens + other_tokens
+        length = special + tokens + other_tokens
         more = most_other - other_tokens + offsets[anchor] - offsets[first]
         spare = np.minimum(max_length - length, more)
         return layouts(

@@ -49,7 +49,8 @@ class SentenceDistance(PairTask):
         self, items: np.ndarray, uniform: np.ndarray, source: CorpusSource, max_length: int
     ) -> np.ndarray:
         anchor, first, last = items.T
-        most = max_length - 3
+        special = source.vocabulary.around(2)
+        most = max_length - special
         target = (self.shortest + (1 - self.shortest) * uniform[:, 0]) * most
         share = 0.3 + 0.4 * uniform[:, 1]
         label = (uniform[:, 2] * 3).astype(np.int64)
@@ -63,7 +64,7 @@ class SentenceDistance(PairTask):
         wanted = np.maximum(target.astype(np.int64) - tokens, 1)
         other_end = source.sentence_end(other, limit, wanted)
         other_tokens = np.minimum(offsets[other_end] - offsets[other], most - tokens)
-        length = 3 + tokens + other_tokens
+        length = special + tokens + other_tokens
         # In free space of the row the other text gets longer, then the anchor's starts earlier,
         # unless the other text comes before it.
         most_other = offsets[limit] - offsets[other]

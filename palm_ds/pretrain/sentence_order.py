@@ -42,7 +42,7 @@ class SentenceOrder(CorpusTask):
 
     def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
         """(texts, 4): at least two whole sentences, and their paragraph."""
-        texts = paragraphs(source, max_length - 3, self.shortest)
+        texts = paragraphs(source, max_length - source.vocabulary.around(2), self.shortest)
         return texts[texts[:, 1] - texts[:, 0] >= 2]
 
     def layout(
@@ -55,7 +55,8 @@ class SentenceOrder(CorpusTask):
         label = int(layout["label"])
         begins, ends = segments(layout, 2, source, rng)
         order = (0, 1) if label == IN_ORDER else (1, 0)
-        example = build_input([source.read(begins[i], ends[i]) for i in order], source.vocabulary)
+        pieces = [source.read(begins[i], ends[i]) for i in order]
+        example = build_input(pieces, source.vocabulary, range(2))
         example.labels[self.name] = np.array([0]), np.array([label])
         return example
 

@@ -54,7 +54,8 @@ class SentenceReordering(CorpusTask):
 
     def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
         """(texts, 4): at least two whole sentences, and their paragraph."""
-        texts = paragraphs(source, max_length - 1 - self.most, self.shortest)
+        size = max_length - source.vocabulary.around(self.most)
+        texts = paragraphs(source, size, self.shortest)
         return texts[texts[:, 1] - texts[:, 0] >= 2]
 
     def layout(
@@ -71,7 +72,7 @@ class SentenceReordering(CorpusTask):
         order = self.orders[label]
         begins, ends = segments(layout, len(order), source, rng)
         pieces = [source.read(begins[i], ends[i]) for i in order]
-        example = build_input(pieces, source.vocabulary)
+        example = build_input(pieces, source.vocabulary, range(len(order)))
         example.labels[self.name] = np.array([0]), np.array([label])
         return example
 

@@ -123,9 +123,10 @@ class Matching(ClassesTask):
             )
         item = items[:, 0]
         first, *others = (source.encoded(c).lengths[item] for c in self.columns_of(source))
-        most = (self.max_length or max_length // 2) - 3
+        special = source.vocabulary.around(2)
+        most = (self.max_length or max_length // 2) - special
         kept = [level(np.stack([first, other], 1), most) for other in others]
-        total = np.sum([each.sum(1) + 3 for each in kept], 0)
+        total = np.sum([each.sum(1) + special for each in kept], 0)
         return layouts(total, item=item, tokens=np.stack(kept, 1))
 
     def example(self, layout: np.void, source: TableSource, rng: np.random.Generator) -> Example:

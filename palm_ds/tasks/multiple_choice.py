@@ -146,7 +146,7 @@ class MultipleChoice(TextTask):
         encoded, starts = self._encoded(source)
         columns = self.columns_of(source)
         lengths = np.stack([source.encoded(column).lengths for column in columns])
-        shared = lengths.sum(0) + 2 + len(columns)
+        shared = lengths.sum(0) + source.vocabulary.around(len(columns) + 1)
         number = np.diff(starts)
         places = np.arange(number.max()) < number[item][:, None]  # (n, choices) which there are
         whole = np.zeros(places.shape, np.int64)
@@ -164,14 +164,16 @@ class MultipleChoice(TextTask):
         item = int(layout["item"])
         encoded, starts = self._encoded(source)
         texts = [source.encoded(column) for column in self.columns_of(source)]
-        parts = []
+        parts, known = [], source.vocabulary
         own = range(starts[item], starts[item + 1])
         for choice, tokens in zip(own, layout["tokens"], strict=False):
             lengths = [*(text.lengths[item] for text in texts), encoded.lengths[choice]]
-            *kept, last = level(np.array([lengths]), tokens - 1 - len(lengths))[0].tolist()
+            *kept, last = level(np.array([lengths]), tokens - known.around(len(lengths)))[
+                0
+            ].tolist()
             pieces = [text.read(item, 0, many) for text, many in zip(texts, kept, strict=True)]
             pieces.append(encoded.read(choice, 0, last))
-            parts.append(build_input(pieces, source.vocabulary, [0, *[1] * len(texts)]))
+            parts.append(build_input(pieces, known, [0, *[known.second_type] * len(texts)]))
         example = join(parts)
         example.item = item
         return example

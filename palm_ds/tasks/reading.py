@@ -47,7 +47,7 @@ class Reading(ReadingTask):
         size and stride for that context."""
         question, context = (source.encoded(column) for column in self.columns_of(source))
         query = np.minimum(question.lengths, self.max_query)
-        sizes = self.input_length(max_length) - 3 - query
+        sizes = self.input_length(max_length) - source.vocabulary.around(2) - query
         if len(sizes) and sizes.min() < 1:
             raise UserError(
                 f"{self.where}: {self.input_length(max_length)} tokens leave no room for a context "
@@ -74,7 +74,7 @@ class Reading(ReadingTask):
         self, items: np.ndarray, uniform: np.ndarray, source: TableSource, max_length: int
     ) -> np.ndarray:
         """The columns of `items`, by name."""
-        total = 3 + items[:, 1] + items[:, 3] - items[:, 2]
+        total = source.vocabulary.around(2) + items[:, 1] + items[:, 3] - items[:, 2]
         fields = dict(zip(_WINDOW, items.T, strict=True))
         return layouts(total, **fields)
 
@@ -89,7 +89,9 @@ class Reading(ReadingTask):
         length = int(context.lengths[item])
         if last - first < length:
             mark = example.annotations["most_context"] = np.zeros(len(example), np.uint8)
-            mark[query + 2 : -1] = most_context(first, last, size=size, step=step, length=length)
+            mark[len(example) - 1 - (last - first) : -1] = most_context(
+                first, last, size=size, step=step, length=length
+            )
         return example
 
     def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:

@@ -1,4 +1,4 @@
-"""A tokenizer that prepares texts as a corpus did: simplified, lower-cased.
+"""A tokenizer that prepares texts as training did: simplified, lower-cased, with special tokens.
 
     traditional text ──words──> 乾 of 乾隆 marked ──table──> simplified ──> own rules
 
@@ -19,22 +19,27 @@ from tokenizers import normalizers
 
 from palm_ds.text.simplified import find_simplifier
 from palm_ds.text.tokenizer import Tokenizer
+from palm_ds.text.tokenizer_settings import adds_special_tokens
 
 _HAN = ((0x3400, 0x4DC0), (0x4E00, 0xA000), (0xF900, 0xFB00), (0x20000, 0x32400))
 _MARKS = 0xF0000  # private characters that stand for a converted one between the two rules
 
 
 def normalizing_tokenizer(tokenizer: Tokenizer, *, simplify: bool, lower: bool) -> Tokenizer:
-    """The tokenizer with these steps before its own."""
+    """The tokenizer with these steps before its own, and with the special tokens that training puts
+    around texts if it adds none."""
     steps = [
         *(_simplifying_steps() if simplify else []),
         *([normalizers.Lowercase()] if lower and not tokenizer.lower else []),
     ]
-    if not steps:
+    if not steps and adds_special_tokens(tokenizer.backend):
         return tokenizer
     backend = Backend.from_str(tokenizer.backend.to_str())
     own = [backend.normalizer] if backend.normalizer is not None else []
-    backend.normalizer = normalizers.Sequence([*steps, *own])
+    if steps:
+        backend.normalizer = normalizers.Sequence([*steps, *own])
+    if not adds_special_tokens(tokenizer.backend):
+        backend.post_processor = None  # Tokenizer adds BERT's
     return Tokenizer(backend, origin=tokenizer.origin, roles=tokenizer.roles, kept=tokenizer.kept)
 
 

@@ -47,6 +47,7 @@ from palm_ds.text.tokenizer_settings import (
     add_settings_tokens,
     apply_settings,
     bert_normalizer,
+    joins_pairs,
     read_settings,
     roles_in,
 )
@@ -133,7 +134,8 @@ class Tokenizer:
         from palm_ds.text.tokens import SpecialTokens
 
         ids = {role: self._known[token] for role, token in self.roles.items()}
-        return SpecialTokens(size=self.size, regular=self._regular(), **ids)
+        joined = joins_pairs(self.backend, self.kept)
+        return SpecialTokens(size=self.size, regular=self._regular(), **joined, **ids)
 
     @cached_property
     def size(self) -> int:

@@ -252,6 +252,20 @@ def _separate_as_roberta(backend: Backend, settings: TokenizerSettings) -> None:
         )
 
 
+def adds_special_tokens(backend: Backend) -> bool:
+    """Whether it puts special tokens around a text."""
+    return backend.num_special_tokens_to_add(False) > 0
+
+
+def joins_pairs(backend: Backend, kept: KeptSettings) -> dict[str, int]:
+    """How a model is given two texts: `separators` and `second_type` of SpecialTokens. Without
+    special tokens of its own, it is exported with BERT's (exported_tokenizer.py)."""
+    added = backend.num_special_tokens_to_add(True) - backend.num_special_tokens_to_add(False)
+    typed = not adds_special_tokens(backend) or max(backend.encode("a", "a").type_ids) > 0
+    read = "token_type_ids" in kept.config.get("model_input_names", ("token_type_ids",))
+    return {"separators": max(added, 1), "second_type": int(typed and read)}
+
+
 def add_settings_tokens(backend: Backend, settings: TokenizerSettings, where: str) -> None:
     """Add the tokens of the settings to a vocabulary; existing ones are matched before splitting
     from now on. Raises UserError if a token gets another id than the settings require."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
+
+Count = TypeVar("Count", int, np.ndarray)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +23,18 @@ class SpecialTokens:
     unk: int
     regular: np.ndarray
     """(n,) int64: ids eligible as random replacements in masking."""
+    separators: int = 1
+    """[SEP] tokens between two texts; RoBERTa's tokenizers put 2."""
+    second_type: int = 1
+    """The token type of the second of two texts; 0 if the tokenizer does not tell them apart."""
+
+    def types(self, texts: int) -> Sequence[int]:
+        """The token type of each text: 0, 1, ..., or 0 for all."""
+        return [number * self.second_type for number in range(texts)]
+
+    def around(self, texts: Count) -> Count:
+        """The number of special tokens in an input of this many texts."""
+        return 2 + (texts - 1) * self.separators
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 from sentence_transformers import CrossEncoder, SentenceTransformer
+from tokenizers import processors
 
 from palm_ds.inference.embedder import EmbeddingSettings, open_embedder
 from palm_ds.inference.fill_mask import open_filler
@@ -116,6 +117,22 @@ def test_text_classification(task: str, run: Path, exported: dict[str, Path]) ->
             assert scores["LABEL_1"] == pytest.approx(wanted, **CLOSE)
         else:
             assert scores == pytest.approx(dict(zip(labels, mine["probs"], strict=True)), **CLOSE)
+
+
+def test_a_run_joins_pairs_as_its_tokenizer_does(tmp_path: Path) -> None:
+    """RoBERTa's: two separators, one token type; the run trains what hf/ is given."""
+    tokenizer = small_tokenizer()
+    ends = [(x, tokenizer.backend.token_to_id(x)) for x in ("[SEP]", "[CLS]")]
+    tokenizer.backend.post_processor = processors.RobertaProcessing(*ends)
+    run = save_model(tmp_path / "run", ["pair"], backbone=BACKBONE, tokenizer=tokenizer)
+    folder = convert(run, tmp_path / "hf", "huggingface", ConversionOptions(head="pair")).target
+    ours, rows = predicted(run, "pair")
+    given = [{"text": x["text_a"], "text_pair": x["text_b"]} for x in rows]
+    found = pipeline("text-classification", folder)(given, top_k=None)
+    for mine, theirs in zip(ours, found, strict=True):
+        assert scores_of(theirs) == pytest.approx(
+            dict(zip("01", mine["probs"], strict=True)), **CLOSE
+        )
 
 
 def test_a_cross_encoder_scores_pairs(run: Path, exported: dict[str, Path]) -> None:

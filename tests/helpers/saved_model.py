@@ -110,9 +110,9 @@ def write_rows(file: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 
 def save_model(folder: Path, stages: Sequence[str] = tuple(TASKS), **changes: Any) -> Path:
     """A run folder with the weights/ of an untrained model of these task groups; its weights are
-    noisy."""
+    noisy. `tokenizer`: another one than `small_tokenizer`; others are keys of the recipe."""
     folder.mkdir(parents=True, exist_ok=True)
-    small_tokenizer().save(folder / "vocabulary")
+    changes.pop("tokenizer", small_tokenizer()).save(folder / "vocabulary")
     made = {"texts": texts(12), "pairs": pairs(6), "questions": questions(4)}
     made |= {"words": tagged(8), "choices": choices(4)}
     used = [name for task_group in stages for name in task_group.split(" + ")]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from tokenizers import processors
 
 from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.corpus.writer import write_corpus
@@ -17,10 +18,14 @@ FIRST = len(SPECIALS)
 
 
 def write_small_corpus(
-    folder: Path, *, documents: int = 40, words: int = 60, seed: int = 0
+    folder: Path, *, documents: int = 40, words: int = 60, seed: int = 0, separators: int = 1
 ) -> Corpus:
-    """Documents of 1 to 25 sentences of 3 to 20 tokens; `words` regular words."""
+    """Documents of 1 to 25 sentences of 3 to 20 tokens; `words` regular words. `separators`: 2 for
+    RoBERTa's way to join texts."""
     tokenizer = wordpiece([*SPECIALS, *(f"w{i}" for i in range(words))], lower=False)
+    if separators == 2:
+        ends = [(token, SPECIALS.index(token)) for token in ("[SEP]", "[CLS]")]
+        tokenizer.backend.post_processor = processors.RobertaProcessing(*ends)
     write_corpus(folder, _documents(documents, words, np.random.default_rng(seed)), tokenizer)
     return open_corpus(folder)
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import processors
 from transformers import AutoTokenizer
 
 from palm_ds.text.exported_tokenizer import _words, normalizing_tokenizer
@@ -34,6 +35,14 @@ def test_traditional_text_by_words(tmp_path: Path) -> None:
 def test_nothing_to_do_is_the_same_tokenizer() -> None:
     tokenizer = wordpiece([*SPECIALS, "a"], lower=True)
     assert normalizing_tokenizer(tokenizer, simplify=False, lower=True) is tokenizer
+
+
+def test_special_tokens_that_training_adds_are_added(tmp_path: Path) -> None:
+    tokenizer = wordpiece([*SPECIALS, "a", "b"], lower=False)
+    tokenizer.backend.post_processor = processors.ByteLevel()
+    normalizing_tokenizer(tokenizer, simplify=False, lower=False).save(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)("a", "b")
+    assert theirs["input_ids"] == [2, 5, 3, 6, 3] and theirs["token_type_ids"] == [0, 0, 0, 1, 1]
 
 
 def test_words_are_converted_otherwise_than_their_characters() -> None:

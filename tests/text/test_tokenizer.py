@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import processors
 
 from palm_ds.common.errors import UserError
 from palm_ds.text.tokenizer import SPECIALS, Tokenizer, load_tokenizer, sentencepiece, wordpiece
+from palm_ds.text.tokenizer_settings import KeptSettings
 from palm_ds.text.train_tokenizer import train_tokenizer
 
 TEXTS = [
@@ -288,3 +290,27 @@ def test_a_vocab_txt_of_pieces_is_never_read_as_wordpiece(tmp_path: Path) -> Non
     (tmp_path / "dict.wordseg.pickle").write_bytes(b"never read")
     with pytest.raises(UserError, match="ERNIE tiny splits texts into the words"):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("processor", "inputs", "separators", "second"),
+    [
+        (None, None, 1, 1),
+        (processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2)), None, 1, 1),
+        (processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2)), ["input_ids"], 1, 0),
+        (processors.RobertaProcessing(("[SEP]", 3), ("[CLS]", 2)), None, 2, 0),
+        (processors.ByteLevel(), None, 1, 1),
+    ],
+)
+def test_two_texts_are_joined_as_by_the_tokenizer(processor, inputs, separators, second, tmp_path):
+    tokenizer = wordpiece([*SPECIALS, "a", "b"], lower=False)
+    if processor is not None:
+        tokenizer.backend.post_processor = processor
+    if inputs:
+        tokenizer.kept = KeptSettings(config={"model_input_names": inputs})
+    tokenizer.save(tmp_path)
+    for each in (tokenizer, load_tokenizer(tmp_path)):
+        found = each.vocabulary
+        assert (found.separators, found.second_type) == (separators, second)
+        assert found.around(1) == 2 and found.around(3) == 2 + 2 * separators
+        assert found.types(3) == [0, second, 2 * second]

@@ -48,7 +48,7 @@ def lay_out(
     """Layouts of texts that are cut into `parts` (n,) segments: the sentences [`first`, `last`) of
     each, its `label`, and the tokens of its paragraph `after` it."""
     first, last, begin, end = source.corpus.sentence_starts[texts].T
-    length = 1 + last - first + parts
+    length = last - first + source.vocabulary.around(parts)
     spare = np.minimum(max_length - length, first - begin + end - last)
     return layouts(
         length, spare, first=texts[:, 0], last=texts[:, 1], label=label, after=end - last
@@ -62,7 +62,8 @@ def segments(
     is cut at random sentence boundaries."""
     length, first = int(layout["length"]), int(layout["first"])
     last, after = int(layout["last"]), int(layout["after"])
-    starts, tokens = source.corpus.sentence_starts, length - 1 - parts
+    starts = source.corpus.sentence_starts
+    tokens = length - source.vocabulary.around(parts)
     end = min(int(starts[first]) + tokens, int(starts[last]) + after)
     last = max(last, int(np.searchsorted(starts, end)))
     first = min(first, int(np.searchsorted(starts, end - tokens, side="right")) - 1)

@@ -142,14 +142,15 @@ def fit(
     return kept, np.minimum(second, most - kept)
 
 
-def lay_out(pairs: np.ndarray, max_length: int) -> np.ndarray:
+def lay_out(pairs: np.ndarray, source: CorpusSource, max_length: int) -> np.ndarray:
     """Layouts of ready-made pairs (n, 4) `(start, start of the second, end, class)`, with the
     fields of `arrange_pair` and the class as `label`. They have no spare tokens.
 
     Pairs too long for the room lose the ends of their texts, the longer text first."""
     start, second, end, label = pairs.T
-    first_tokens, second_tokens = fit(second - start, end - second, max_length - 3)
-    length = first_tokens + second_tokens + 3
+    special = source.vocabulary.around(2)
+    first_tokens, second_tokens = fit(second - start, end - second, max_length - special)
+    length = first_tokens + second_tokens + special
     return layouts(
         length,
         first=start,
@@ -167,13 +168,14 @@ def arrange_pair(layout: np.void, source: CorpusSource, *, swap: bool = False) -
     With more room than that, the second text gets longer, then the first starts earlier."""
     length, start, tokens = (int(layout[x]) for x in ("length", "first", "first_tokens"))
     second, most = int(layout["second"]), int(layout["second_tokens"])
-    second_tokens = min(length - 3 - tokens, most)
-    earlier = length - 3 - tokens - second_tokens
+    room = length - source.vocabulary.around(2) - tokens
+    second_tokens = min(room, most)
+    earlier = room - second_tokens
     pieces = [
         source.read(start - earlier, start + tokens),
         source.read(second, second + second_tokens),
     ]
-    return build_input(pieces[::-1] if swap else pieces, source.vocabulary)
+    return build_input(pieces[::-1] if swap else pieces, source.vocabulary, range(2))
 
 
 def anchors(source: CorpusSource) -> np.ndarray:

@@ -163,9 +163,9 @@ class TextTask(TableTask):
         """`item`, and `tokens` (texts,) of each text."""
         item = items[:, 0]
         lengths = [source.encoded(column).lengths[item] for column in self.columns_of(source)]
-        kept = level(np.stack(lengths, 1), self.input_length(max_length) - 1 - len(lengths))
-        total = kept.sum(1) + 1 + len(lengths)
-        return layouts(total, item=item, tokens=kept)
+        special = source.vocabulary.around(len(lengths))
+        kept = level(np.stack(lengths, 1), self.input_length(max_length) - special)
+        return layouts(kept.sum(1) + special, item=item, tokens=kept)
 
     def example(self, layout: np.void, source: TableSource, rng: np.random.Generator) -> Example:
         item = int(layout["item"])

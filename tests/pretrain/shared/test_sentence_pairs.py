@@ -60,7 +60,7 @@ def test_texts_are_cut_longest_first():
 
 @pytest.mark.parametrize("max_length", [5, 8, 11, 12, 15, 64])
 def test_layouts_are_exact_and_pairs_are_used_as_they_are(source, max_length):
-    layouts = sentence_pairs.lay_out(sentence_pairs.ready_made(source), max_length)
+    layouts = sentence_pairs.lay_out(sentence_pairs.ready_made(source), source, max_length)
     vocabulary = source.vocabulary
     for (_, texts), layout in zip(TEXTS, layouts, strict=True):
         example = sentence_pairs.arrange_pair(layout, source)
