@@ -26,6 +26,7 @@ from palm_ds.tasks.metrics.ranking import average_precision, mrr, ndcg, rank
 from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.probabilities import rounded, softmax
 from palm_ds.tasks.shared.text_task import TextTask, missing
+from palm_ds.weights.formats.contents import HeadOutputs
 from palm_ds.weights.formats.huggingface.target import ExportedHead
 
 
@@ -171,6 +172,9 @@ class Ranking(TextTask):
         if "label" in stored.values:
             found["label"] = int(stored.number("label", stored.values["label"]))
         return found
+
+    def head_outputs(self) -> HeadOutputs:
+        return HeadOutputs(relevance=True)
 
     def hf_export(self) -> ExportedHead:
         return self.exported()

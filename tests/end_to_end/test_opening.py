@@ -114,7 +114,7 @@ def test_text_classification(task: str, run: Path, exported: dict[str, Path]) ->
             assert scores == pytest.approx({"LABEL_0": mine["value"]}, **CLOSE)
         elif task == "rank":
             wanted = 1 / (1 + np.exp(-mine["score"]))
-            assert scores["LABEL_1"] == pytest.approx(wanted, **CLOSE)
+            assert scores == pytest.approx({"LABEL_0": wanted}, **CLOSE)
         else:
             assert scores == pytest.approx(dict(zip(labels, mine["probs"], strict=True)), **CLOSE)
 
@@ -140,6 +140,17 @@ def test_a_cross_encoder_scores_pairs(run: Path, exported: dict[str, Path]) -> N
     model = CrossEncoder(str(exported["pair"]), device="cpu")
     found = model.predict([(x["text_a"], x["text_b"]) for x in rows], apply_softmax=True)
     assert np.abs(found - np.array([x["probs"] for x in ours])).max() < 1e-5
+
+
+def test_a_cross_encoder_ranks(run: Path, exported: dict[str, Path]) -> None:
+    """One score, whose sigmoid is the probability of "relevant"."""
+    ours, rows = predicted(run, "rank")
+    model = CrossEncoder(str(exported["rank"]), device="cpu")
+    assert model.num_labels == 1
+    pairs = [(x["text_a"], x["text_b"]) for x in rows]
+    assert np.abs(model.predict(pairs) - [x["probs"][1] for x in ours]).max() < 1e-5
+    plain = model.predict(pairs, activation_fn=torch.nn.Identity())
+    assert np.abs(plain - [x["score"] for x in ours]).max() < 1e-5
 
 
 def test_token_classification(run: Path, exported: dict[str, Path]) -> None:
@@ -284,7 +295,7 @@ def test_servers_read_its_pooling_and_length(kind: str, family: str, tmp_path: P
 
 
 def test_servers_read_heads(exported: dict[str, Path]) -> None:
-    kinds = {"mood": "classifier", "pair": "classifier", "size": "reranker"}
+    kinds = {"mood": "classifier", "pair": "classifier", "size": "reranker", "rank": "reranker"}
     for task, kind in kinds.items():
         found = as_tei(exported[task])
         assert (found.kind, found.max_input_length) == (kind, 64)

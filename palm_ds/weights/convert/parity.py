@@ -183,7 +183,7 @@ def same_heads(a: CheckpointContents, b: CheckpointContents) -> dict[str, str]:
         kinds: dict[tuple, list[str]] = {}
         for name, head in contents.heads.items():
             if name not in other.heads:
-                kind = (head.kind, head.classes, head.kind == "classes" and head.pooled)
+                kind = (head.kind, head.exported_classes, head.kind == "classes" and head.pooled)
                 kinds.setdefault(kind, []).append(name)
         return {kind: names[0] for kind, names in kinds.items() if len(names) == 1}
 

@@ -63,6 +63,9 @@ class HeadOutputs:
     mean: float = 0.0
     deviation: float = 1.0
     """A predicted number is `score * deviation + mean`."""
+    relevance: bool = False
+    """Whether only the second of two scores minus the first counts. Other programs get this one
+    number; its sigmoid is the second class's probability."""
 
     def __post_init__(self) -> None:
         if self.problem_type and self.problem_type not in PROBLEM_TYPES:
@@ -99,6 +102,11 @@ class HeadInfo:
     outputs: HeadOutputs = HeadOutputs()
     task_id: int | None = None
     """The row of the task embedding that its texts had, if known."""
+
+    @property
+    def exported_classes(self) -> int:
+        """How many scores other programs get."""
+        return 1 if self.outputs.relevance else self.classes
 
 
 @dataclass(frozen=True, kw_only=True)

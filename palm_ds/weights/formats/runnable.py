@@ -154,16 +154,21 @@ def load_masked_lm(contents: CheckpointContents, name: str, backbone: Encoder) -
 
 def as_elsewhere(scores: torch.Tensor, outputs: HeadOutputs) -> torch.Tensor:
     """Scores as in other programs: numbers in the units of their file, next-sentence scores in
-    BERT's order."""
+    BERT's order, one score of relevance."""
     if outputs.labels == NEXT_SENTENCE_CLASSES:
         return scores.flip(-1)
+    if outputs.relevance:
+        return scores[..., 1:] - scores[..., :1]
     return scores * outputs.deviation + outputs.mean if outputs.scaled else scores
 
 
 def as_trained(scores: torch.Tensor, outputs: HeadOutputs) -> torch.Tensor:
-    """The inverse of `as_elsewhere`: what the task that trained the head decodes."""
+    """The inverse of `as_elsewhere`: what the task that trained the head decodes. The scores of a
+    relevance are known up to a constant that both have."""
     if outputs.labels == NEXT_SENTENCE_CLASSES:
         return scores.flip(-1)
+    if outputs.relevance:
+        return torch.cat([torch.zeros_like(scores), scores], -1)
     return (scores - outputs.mean) / outputs.deviation if outputs.scaled else scores
 
 

@@ -86,6 +86,7 @@ def _head(plan: ExportPlan, made: Provenance) -> str:
     """The metadata that the hub reads."""
     own = plan.pooling is not None and plan.pooling.trained
     pipeline = _SENTENCES if own else _PIPELINES.get(_ending(plan), "")
+    pipeline = "text-ranking" if _reranks(plan) else pipeline
     tags = ["palm_ds", *_tags(plan)]
     return "\n".join(
         [
@@ -121,6 +122,13 @@ def _ending(plan: ExportPlan) -> str:
     return next((x for x in _ENDINGS if plan.architecture.endswith(x)), "Model")
 
 
+def _reranks(plan: ExportPlan) -> bool:
+    """Whether it gives one score of relevance."""
+    about = plan.config_json
+    scores = len(about.get("id2label", ())) if _ending(plan) == "ForSequenceClassification" else 0
+    return scores == 1 and about.get("problem_type") is None
+
+
 def _origin(plan: ExportPlan, made: Provenance) -> str:
     kind = f" ({printable(made.format)})" if made.format else ""
     config = plan.config
@@ -138,6 +146,8 @@ def _example(plan: ExportPlan, made: Provenance) -> str:
     shown = _EXAMPLES.get(ending, "")
     if made.pairs and ending == "ForSequenceClassification":
         shown = _PAIRS
+    if _reranks(plan):
+        shown = _RERANKING
     parts = [shown] if shown else []
     if plan.embeds:
         trained = plan.pooling is not None and plan.pooling.trained
@@ -208,6 +218,10 @@ _PAIRS = _PIPELINE.format(
     task="text-classification",
     call='classify({"text": "A text.", "text_pair": "Another text."}, top_k=None)',
 )
+_RERANKING = """from sentence_transformers import CrossEncoder
+
+scores = CrossEncoder(MODEL).predict([("A question?", "A text."), ("A question?", "Another text.")])
+print(scores)"""
 _EXAMPLES = {
     "ForMaskedLM": _FILL,
     "ForPreTraining": _FILL,

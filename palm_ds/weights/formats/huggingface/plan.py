@@ -235,7 +235,7 @@ def _labels(head: HeadInfo) -> dict[str, Any]:
     names = head.outputs.labels
     if names == NEXT_SENTENCE_CLASSES:
         names = names[::-1]  # as _meant turns its parameters
-    names = names or tuple(f"LABEL_{i}" for i in range(head.classes))
+    names = names or tuple(f"LABEL_{i}" for i in range(head.exported_classes))
     return {
         "id2label": {str(i): name for i, name in enumerate(names)},
         "label2id": {name: i for i, name in enumerate(names)},
@@ -248,8 +248,8 @@ def _labels(head: HeadInfo) -> dict[str, Any]:
 def _as_predicted(
     kept: Mapping[str, TensorEntry], heads: Mapping[str, HeadInfo], chosen: ResolvedExport
 ) -> dict[str, TensorEntry]:
-    """The parameters of heads whose scores transformers interprets differently: standardised
-    numbers, and palm_ds's next-sentence task."""
+    """The parameters of heads whose scores other programs interpret differently: standardised
+    numbers, palm_ds's next-sentence task, and a relevance, which is one score in a reranker."""
     found = {}
     for name in chosen.heads:
         for end in ("weight", "bias") if heads[name].kind == "classes" else ():
@@ -261,6 +261,13 @@ def _as_predicted(
 def _meant(entry: TensorEntry, end: str, outputs: HeadOutputs) -> TensorEntry:
     if outputs.labels == NEXT_SENTENCE_CLASSES:
         return replace(entry, read=lambda: entry.read().flip(0), transform="classes reversed")
+    if outputs.relevance:
+        return replace(
+            entry,
+            shape=(1, *entry.shape[1:]),
+            read=lambda: entry.read().double().diff(dim=0).float(),
+            transform="the second row minus the first",
+        )
     if not outputs.scaled:
         return entry
     added = outputs.mean if end == "bias" else 0.0

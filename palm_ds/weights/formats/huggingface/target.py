@@ -218,7 +218,7 @@ def _check_class(name: str, heads: Mapping[str, HeadInfo], kind: str, ending: st
     if head.pooled != wanted.pooled:
         reads = "whole texts" if head.pooled else "tokens"
         raise UserError(f'head: "{name}" reads {reads}, which {architecture} does not')
-    if wanted.classes not in (None, head.classes):
+    if wanted.classes not in (None, classes := head.exported_classes):
         raise UserError(
-            f'head: "{name}" has {head.classes} classes, {architecture} needs {wanted.classes}'
+            f'head: "{name}" has {classes} classes, {architecture} needs {wanted.classes}'
         )
