@@ -8,9 +8,16 @@ import numpy as np
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.corpus_source import CorpusSource
+from palm_ds.data.corpus_source import CorpusSource, split_corpus
+from palm_ds.data.task import CorpusTask
+from palm_ds.data.task_group_dataset import ExampleRef, TaskGroupDataset, extend_into_padding
+from palm_ds.pretrain.next_sentence_prediction import NextSentencePrediction
+from palm_ds.pretrain.sentence_distance import SentenceDistance
+from palm_ds.pretrain.sentence_order import SentenceOrder
+from palm_ds.pretrain.sentence_reordering import SentenceReordering
 from palm_ds.pretrain.shared import sentence_pairs
 from tests.helpers.pair_corpus import tokenizer_of, whole, write_sentences
+from tests.helpers.small_corpus import write_small_corpus
 
 TEXTS = [
     ("p0", ["the cat sat on the mat", "it slept"]),
@@ -152,3 +159,45 @@ def test_a_corpus_without_pairs_is_refused(tmp_path):
     assert "document 1 (two) has 3 sentences" in refused(whole(corpus))
     corpus = write_sentences(tmp_path / "high", three[:1], tokenizer, ["no"], [3])
     assert "label 3 has no name" in refused(whole(corpus))
+
+
+# ---- two separators, as RoBERTa's tokenizer has them ----
+
+ROW = 64
+KINDS: list[type[CorpusTask]] = [
+    NextSentencePrediction,
+    SentenceDistance,
+    SentenceOrder,
+    SentenceReordering,
+]
+
+
+@pytest.fixture(scope="module")
+def doubled(tmp_path_factory: pytest.TempPathFactory) -> CorpusSource:
+    folder = tmp_path_factory.mktemp("c") / "corpus"
+    return split_corpus(write_small_corpus(folder, documents=60, separators=2), 0.0, ())[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("longer", [False, True])
+def test_two_separators_as_roberta_has_them(
+    kind: type[CorpusTask], longer: bool, doubled: CorpusSource
+) -> None:
+    task = kind(name="task", source="text")
+    dataset = TaskGroupDataset(
+        name="task", tasks=(task,), task_id=0, source=doubled, seed=5, max_length=ROW
+    )
+    longest, vocabulary = 0, doubled.vocabulary
+    for n, layout in enumerate(dataset.layouts(np.arange(300))):
+        if longer:
+            ((_, _, layout),) = extend_into_padding([ExampleRef(0, n, layout)], ROW)
+        example = dataset.example(n, layout)
+        assert len(example) == layout["length"] <= ROW
+        ids, types = example.input_ids, example.token_type_ids
+        texts = types.max() + 1
+        special = np.where(ids == vocabulary.cls, "(", np.where(ids == vocabulary.sep, ")", "."))
+        joined = "".join(special[example.source_offsets < 0])
+        assert joined == "(" + "))" * (texts - 1) + ")"
+        assert (np.diff(types) == 1).sum() == texts - 1  # each text has a segment, as ever
+        longest = max(longest, len(example))
+    assert longest == ROW or not longer
