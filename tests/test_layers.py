@@ -30,6 +30,7 @@ OWNERS = {
     "deepspeed": (
         "palm_ds/engine.py",
         "palm_ds/runtime/processes.py",
+        "palm_ds/runtime/deepspeed_import.py",
         "palm_ds/runtime/ds_config_check.py",
     ),
     "apex": ("palm_ds/model/kernels.py",),

@@ -8,15 +8,13 @@ therefore yields the keys of the installed version; no other copy of the schema 
 
 from __future__ import annotations
 
-import logging
-import os
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from palm_ds.common.config import shorten
 from palm_ds.common.errors import suggest
+from palm_ds.runtime.deepspeed_import import import_deepspeed
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -36,7 +34,7 @@ def validate_with_deepspeed(
     config: Mapping[str, Any], sections: Mapping[str, Any]
 ) -> ConfigVerdict:
     """Let DeepSpeed read a whole configuration; `sections` are those from the user's file."""
-    quieten()
+    import_deepspeed()
     from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
     from pydantic import ValidationError
 
@@ -105,36 +103,6 @@ def _fields_of(model: str) -> list[str]:
 
     models = {cls.__name__: cls for cls in DeepSpeedConfigModel.__subclasses__()}
     return list(models[model].model_fields) if model in models else []
-
-
-def quieten() -> None:
-    """Limit DeepSpeed's log to errors, and warnings on rank 0. Call it before importing DeepSpeed,
-    which logs during its import."""
-    logger = logging.getLogger("DeepSpeed")
-    if not any(isinstance(known, _Quiet) for known in logger.filters):
-        logger.addFilter(_Quiet())
-    for module in (r"deepspeed\.", r"torch\.distributed\."):  # their own calls
-        warnings.filterwarnings("ignore", category=FutureWarning, module=module)
-
-
-class _Quiet(logging.Filter):
-    """Passes errors, and warnings on rank 0, except for two harmless ones: that there is no GPU,
-    and that the optimizer is untested."""
-
-    _KNOWN = (
-        "Setting accelerator to CPU",
-        "**** You are using ZeRO with an untested optimizer",
-    )
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno >= logging.ERROR:
-            return True
-        first = os.environ.get("RANK", "0") == "0"
-        return (
-            first
-            and record.levelno >= logging.WARNING
-            and not record.getMessage().startswith(self._KNOWN)
-        )
 
 
 def reason(error: Exception) -> str:

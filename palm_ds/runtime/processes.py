@@ -23,15 +23,15 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.messages import only_warnings
 from palm_ds.runtime import launched, liveness, rank_status
 from palm_ds.runtime.compile_cache import use_compile_cache
+from palm_ds.runtime.deepspeed_import import import_deepspeed
 from palm_ds.runtime.ds_config import DSConfig
-from palm_ds.runtime.ds_config_check import quieten
 
 T = TypeVar("T")
 
 
 def accelerator() -> Any:
     """DeepSpeed's accelerator: cpu, cuda, ..."""
-    quieten()
+    import_deepspeed()
     from deepspeed.accelerator import get_accelerator
 
     return get_accelerator()
@@ -113,7 +113,7 @@ class Processes:
 
 def start(ds_config: DSConfig) -> Processes:
     """Join the processes of the run. Later calls have no effect but return the same group."""
-    quieten()
+    import_deepspeed()
     import deepspeed
 
     if not dist.is_initialized():

@@ -17,6 +17,8 @@ from tests.helpers.warm_python import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(sys.executable).parent
+ABSENT = ROOT / "tests" / "helpers" / "absent"
+"""Packages that launchers would import for nothing."""
 MARK = "PALM_TEST_RUN"
 """Inherited by every process of a command; its value tells the commands apart."""
 
@@ -60,7 +62,7 @@ def environment(folder: Path, mark: str) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("RANK", "WORLD", "MASTER"))}
     return kept | {
         MARK: mark,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ABSENT}",
         "TORCH_EXTENSIONS_DIR": str(folder / "extensions"),
         "OMP_NUM_THREADS": "1",
         "DS_ACCELERATOR": "cpu",

@@ -31,9 +31,12 @@ def test_one_process_alone_is_quiet() -> None:
         "first, second = start(make_ds_config({})), start(make_ds_config({}))\n"
         "assert (first.rank, second.world) == (0, 1)\n"
         "assert (first.gather('x'), first.sum([3])) == (['x'], [3])\n"
-        "first.barrier(); stop(); stop()"
+        "first.barrier(); stop(); stop()\n"
+        "import sys; assert not {'mlflow', 'torch._inductor.compile_fx'} & set(sys.modules)\n"
+        "from deepspeed.runtime.zero.muon.original_muon import muon_update\n"
+        "assert not {'torch._inductor.compile_fx'} & set(sys.modules)"
     )
-    command = [sys.executable, "-c", code]  # a cold start: what is imported is quiet too
+    command = [sys.executable, "-c", code]  # a cold start: what is imported is quiet and light too
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

@@ -165,9 +165,9 @@ class TrackioTracker:
         import trackio
         import trackio.utils
 
-        modules = [each for name, each in sys.modules.items() if name.split(".")[0] == "trackio"]
-        for module in modules:  # it has no quiet mode
-            vars(module)["print"] = _say_nothing
+        for name, module in sys.modules.copy().items():  # a copy: the other trackers import, too
+            if name.split(".")[0] == "trackio":
+                vars(module)["print"] = _say_nothing  # it has no quiet mode
         own = f"{run.folder.name}-{run.id_of('trackio')[:6]}"
         self._run: Any = trackio.init(
             project=settings.project,

@@ -173,7 +173,8 @@ class RunTrackers:
     def _sent(self, name: str, place: int) -> None:
         with self._lock:
             self._places[name] = place
-            write_json(self._file, {"ids": self._ids, "sent": self._places})
+            ids = self._ids.copy()  # to which a tracker may be adding its own
+            write_json(self._file, {"ids": ids, "sent": self._places})
 
     def close(self, *, finished: bool) -> None:
         """May be called twice."""
