@@ -10,6 +10,7 @@ from typing import Any
 from palm_ds.common.config import check_keys, parse
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.model.activations import ACTIVATIONS
+from palm_ds.model.encoder_kinds import defaults_of_kind, known_kinds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,8 @@ class EncoderConfig:
     pad: int = 0
     """Id of the padding token."""
     kind: str = ""
-    """A custom encoder as `module.Class` (docs/model.md). Empty: the built-in encoder."""
+    """An encoder that is not a transformer: `bag_of_words`, `cnn`, `bilstm`, or a custom one as
+    `module.Class` (docs/model.md)."""
     options: dict[str, Any] = field(default_factory=dict)
     """With `kind`: more keyword arguments of its constructor."""
 
@@ -85,10 +87,13 @@ class EncoderConfig:
             )
         if self.vocab_size is not None and self.pad >= self.vocab_size:
             raise UserError(f"pad: {self.pad} must be below vocab_size, {self.vocab_size}")
-        if self.kind and "." not in self.kind:
-            raise UserError(f'kind: "{self.kind}" is not a module.Class (use `preset` for a size)')
+        if self.kind and "." not in self.kind and self.kind not in known_kinds():
+            near = suggest(self.kind, known_kinds())
+            raise UserError(
+                f'kind: no encoder "{self.kind}"{near} (or module.Class; `preset` names a size)'
+            )
         if self.options and not self.kind:
-            raise UserError("options: only with `kind`, a custom class")
+            raise UserError("options: only with `kind`")
 
     @property
     def feed_forward_size(self) -> int:
@@ -121,7 +126,8 @@ class EncoderConfig:
             raise UserError(f'{where}.preset: no "{preset}"{suggest(str(preset), PRESETS)}')
         given = _translate(foreign, own.get("hidden_size"), where)
         bare = preset is None and own.keys() <= _SHARED_KEYS
-        defaults = _foreign_defaults(foreign) if foreign and bare else PRESETS.get(preset or "", {})
+        defaults = PRESETS[preset] if preset else defaults_of_kind(own.get("kind"))
+        defaults = _foreign_defaults(foreign) if foreign and bare else defaults
         if foreign.get("model_type") in _ROBERTA:
             given["position_offset"] = given.setdefault("pad", 1) + 1
             given |= (

@@ -21,13 +21,14 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from palm_ds.common.plugins import check_options, import_class
+from palm_ds.common.plugins import check_options
 from palm_ds.model.activations import ACTIVATIONS
 from palm_ds.model.attention import AttentionPlan, attend, plan_attention
 from palm_ds.model.batch import Batch
 from palm_ds.model.compiled import CompiledRegion, padded_positions
 from palm_ds.model.config import PRESETS, EncoderConfig
 from palm_ds.model.dropout import DropoutKeys, add_dropout, dropout, dropout_keys
+from palm_ds.model.encoder_kinds import class_of_kind
 from palm_ds.model.fused_norm import Drop, FusedLayerNorm
 from palm_ds.model.kernels import Kernels, layer_norm
 
@@ -254,7 +255,7 @@ def encoder_class(config: EncoderConfig) -> type[Encoder]:
     or its constructor does not take these options."""
     if not config.kind:
         return Encoder
-    found = import_class(config.kind, Encoder, "backbone.kind")
+    found = class_of_kind(config.kind, Encoder)
     taken = ("kernels", "recompute")
     check_options(found, config.options, "backbone.options", base=Encoder, reserved=taken)
     return found

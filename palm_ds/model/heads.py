@@ -142,8 +142,9 @@ class MaskedLMHead(Head):
         if kernels.compile == "on":
             self.compiled = CompiledRegion("masked-LM loss").wrap(cross_entropy_of_padded)
         self.classes = backbone.word.num_embeddings
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.norm = layer_norm(config.hidden_size, config.layer_norm_eps, kernels.layer_norm)
+        width = backbone.word.embedding_dim
+        self.dense = nn.Linear(config.hidden_size, width)
+        self.norm = layer_norm(width, config.layer_norm_eps, kernels.layer_norm)
         self.bias = nn.Parameter(torch.zeros(self.classes))
         init_weights(self, config.init_range)
         self.tied = config.tie_word_embeddings
@@ -151,13 +152,13 @@ class MaskedLMHead(Head):
             self.tied_words = backbone.word.weight
             save_tied_words_once(self)
         else:
-            self.decoder = nn.Parameter(torch.empty(self.classes, config.hidden_size))
+            self.decoder = nn.Parameter(torch.empty(self.classes, width))
             deviation = config.init_range
             nn.init.trunc_normal_(self.decoder, std=deviation, a=-2 * deviation, b=2 * deviation)
 
     @property
     def output_embeddings(self) -> torch.Tensor:
-        """(vocabulary, hidden)"""
+        """(vocabulary, width of the token embeddings)"""
         return self.tied_words if self.tied else self.decoder
 
     def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:

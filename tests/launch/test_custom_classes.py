@@ -203,7 +203,7 @@ def test_a_checkpoint_becomes_weights(name: str, runs: Runs, tmp_path: Path) -> 
 @pytest.mark.parametrize("to", ["huggingface", "paddle"])
 def test_custom_encoders_stay_in_palm_ds(to: str, runs: Runs, tmp_path: Path) -> None:
     said = refused("convert", runs / "custom", tmp_path / "out", "--to", to)
-    assert f"{to} cannot hold its custom encoder, {PRE_NORM}; palm_ds can, with its heads" in said
+    assert f"{to} cannot hold its encoder, {PRE_NORM}; palm_ds can, with its heads" in said
     assert not (tmp_path / "out").exists()
     said = refused("verify", runs / "custom", runs / "standard")
     assert f"have different encoders, {PRE_NORM} and palm_ds's own" in said

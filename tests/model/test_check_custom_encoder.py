@@ -88,10 +88,10 @@ def test_other_formats_refuse_a_custom_encoder(tmp_path: Path) -> None:
     folder = saved(tmp_path / "weights", model_of(config()))
     for to in ("huggingface", "paddle"):
         with pytest.raises(
-            UserError, match=f"{to} cannot hold its custom encoder, {OWN}; palm_ds can, with its"
+            UserError, match=f"{to} cannot hold its encoder, {OWN}; palm_ds can, with its"
         ):
             convert(folder, tmp_path / "out", to)
-    with pytest.raises(UserError, match=f"a custom encoder, {OWN}"):
+    with pytest.raises(UserError, match=f"no such encoder as {OWN}"):
         weights_folder.export_hf(model_of(config()), tmp_path / "hf", config=config())
     assert not (tmp_path / "hf").exists() and not (tmp_path / "out").exists()
 
@@ -119,7 +119,7 @@ def test_violations_are_one_line_errors(kind, options, expected) -> None:
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"kind": "bert"}, 'backbone: kind: "bert" is not a module.Class'),
+        ({"kind": "bert"}, 'backbone: kind: no encoder "bert"'),
         ({"options": {"a": 1}}, "backbone: options: only with `kind`"),
     ],
 )

@@ -280,7 +280,7 @@ def check_target(source: Path, target: Path) -> None:
 def _check_encoder(contents: CheckpointContents, to: str) -> None:
     if (kind := contents.config.kind) and to != "palm_ds":
         raise UserError(
-            f"{contents.path}: {to} cannot hold its custom encoder, {kind}; palm_ds can, with its "
+            f"{contents.path}: {to} cannot hold its encoder, {kind}; palm_ds can, with its "
             "heads and tokenizer"
         )
 

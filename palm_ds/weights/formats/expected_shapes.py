@@ -13,7 +13,8 @@ from torch import nn
 from palm_ds.common.errors import UserError
 from palm_ds.model.config import EncoderConfig
 from palm_ds.model.crf import CRFHead
-from palm_ds.model.encoder import Encoder
+from palm_ds.model.encoder import Encoder, build_encoder
+from palm_ds.model.encoder_kinds import is_custom
 from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo, check_names
 
@@ -27,12 +28,12 @@ def expected_shapes(config: EncoderConfig, heads: Mapping[str, HeadInfo]) -> dic
     class knows its shapes. Raises UserError if no tensor can have the sizes in `config`."""
     try:
         with torch.device("meta"):
-            backbone = Encoder(config)
+            backbone = Encoder(config) if is_custom(config.kind) else build_encoder(config)
             modules = {name: _head(head, backbone) for name, head in heads.items()}
     except (RuntimeError, TypeError, OverflowError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"no encoder can have the sizes of its configuration: {reason}") from None
-    parts: dict[str, nn.Module] = {} if config.kind else {"backbone": backbone}
+    parts: dict[str, nn.Module] = {} if is_custom(config.kind) else {"backbone": backbone}
     parts |= {f"heads.{name}": module for name, module in modules.items()}
     return {
         f"{part}.{name}": tuple(tensor.shape)

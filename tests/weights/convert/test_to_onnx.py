@@ -16,12 +16,14 @@ from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError
 from palm_ds.inference.embedder import open_embedder
+from palm_ds.model.batch import Batch, PackedText
 from palm_ds.model.crf import CRFHead, viterbi
 from palm_ds.model.encoder import Encoder, build_encoder
 from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.weights.convert import onnx_parity
+from palm_ds.weights.convert.convert import convert
 from palm_ds.weights.convert.to_onnx import OnnxOptions, OnnxResult, convert_to_onnx
 from palm_ds.weights.formats.contents import NEXT_SENTENCE_CLASSES, HeadOutputs
 from palm_ds.weights.formats.onnx import write
@@ -30,6 +32,8 @@ from palm_ds.weights.formats.onnx.run import OnnxModel
 from palm_ds.weights.formats.weights_info import WeightsInfo
 from palm_ds.weights.weights_folder import save_weights
 from tests.helpers.small_configs import SMALL, letters
+from tests.helpers.word_encoders import KINDS
+from tests.helpers.word_encoders import config as word_config
 from tests.weights.formats.hf_models import make, save
 from tests.weights.formats.huggingface.test_read import minilm
 
@@ -90,8 +94,6 @@ def graph_of(done: OnnxResult, precision: str = "fp32") -> OnnxModel:
 
 def ours(model: Model, ids: torch.Tensor, segments: torch.Tensor, task: int) -> dict[str, Any]:
     """What palm_ds computes of one text."""
-    from palm_ds.model.batch import Batch, PackedText
-
     text = PackedText(input_ids=ids.numpy(), token_type_ids=segments.numpy(), task_id=task)
     batch = Batch.from_rows([[text]], length=len(ids), pad=CONFIG.pad)
     with torch.no_grad():
@@ -329,7 +331,7 @@ def test_custom_encoders_are_tried(tmp_path: Path) -> None:
 
     done = convert_to_onnx(saved("PreNorm", scale=0.5), tmp_path / "out")
     assert done.description.custom and done.files[0].parity
-    with pytest.raises(UserError, match=r"torch cannot export its custom encoder, tests.*Failing"):
+    with pytest.raises(UserError, match=r"torch cannot export its encoder, tests.*Failing"):
         convert_to_onnx(saved("Failing"), tmp_path / "no", OnnxOptions(verify=False))
     with pytest.raises(UserError, match="model.onnx gives other outputs"):
         convert_to_onnx(saved("Mean"), tmp_path / "no")
@@ -371,3 +373,27 @@ def test_a_damaged_file_ends_in_a_line(converted: OnnxResult, tmp_path: Path) ->
         OnnxModel(tmp_path / "model.onnx", converted.description)
     with pytest.raises(UserError, match=r"has no palm_ds_onnx.json"):
         read_description(tmp_path)
+
+
+# ---- encoders that are not transformers ----
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_word_encoders_are_exported(kind: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"cnn": {"windows": [2, 3], "pool": 2}}.get(kind, {})
+    numbers = word_config(kind, vocab_size=32, max_positions=20, embedding_size=6, **options)
+    backbone = build_encoder(numbers)
+    heads = {"kind": ClassHead(16, 3, pooled=True), "words": MaskedLMHead(backbone)}
+    model = noisy(Model(backbone, heads, {name: name for name in heads}))
+    info = WeightsInfo(backbone=numbers, head_of={name: name for name in heads})
+    save_weights(model, tmp_path / "source", info, tokenizer=WORDS)
+    done = convert_to_onnx(tmp_path / "source", tmp_path / "out", OnnxOptions(heads=("kind",)))
+    graph = graph_of(done)
+    ids = np.array([[1, 7, 9, 12, 2, 0, 0], [0, 0, 0, 1, 8, 8, 2]])  # padded on either side
+    out = graph.run({"input_ids": ids, "attention_mask": (ids > 0).astype(np.int64)})
+    for row, last in zip(ids, out["last_hidden_state"], strict=True):
+        text = PackedText(input_ids=row[row > 0], token_type_ids=np.zeros(sum(row > 0), np.int64))
+        alone = backbone(Batch.from_rows([[text]], length=sum(row > 0), pad=0))[0]
+        np.testing.assert_allclose(last[row > 0], alone.detach(), atol=1e-5)
+    with pytest.raises(UserError, match=f"huggingface cannot hold its encoder, {kind}; palm_ds"):
+        convert(tmp_path / "source", tmp_path / "hf", "huggingface")

@@ -94,7 +94,7 @@ def plan(
     its heads. `extras`: parts of the source's folder to keep."""
     extras = extras or Extras()
     if config.kind:
-        raise UserError(f"a custom encoder, {config.kind}, cannot be written for Hugging Face")
+        raise UserError(f"Hugging Face has no such encoder as {config.kind}")
     if not 0 <= target.task_id < max(config.task_types, 1):
         raise UserError(
             f"task_id: no row {target.task_id}; the encoder has {config.task_types} task types"

@@ -51,7 +51,7 @@ def write_fp32(
             raise
         reason = _first_line(error)
         raise UserError(
-            f"{contents.path}: torch cannot export its custom encoder, {contents.config.kind}, to "
+            f"{contents.path}: torch cannot export its encoder, {contents.config.kind}, to "
             f"ONNX: {reason}"
         ) from None
     _strip(program)

@@ -1,0 +1,1 @@
+"""One file per encoder that is not a transformer; a recipe names it by its file: `kind: cnn`."""

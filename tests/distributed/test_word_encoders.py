@@ -1,0 +1,21 @@
+"""Encoders that are not transformers have one loss curve as well, dropout included."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.helpers.word_encoders import KINDS
+
+pytestmark = pytest.mark.distributed
+
+
+@pytest.mark.parametrize(("launcher", "micro"), [("fork", 4), ("python", 16)])
+def test_losses_equal_a_plain_loop(launcher: str, micro: int, run_distributed) -> None:
+    stages = (0, 1, 2, 3) if launcher == "fork" else (0, 3)  # ZeRO 3 last: it changes its process
+    runs = [f"{kind}:{stage}:{micro}" for stage in stages for kind in KINDS]
+    found = run_distributed("word_encoders.py", "--runs", ",".join(runs), launcher=launcher).result
+    for run in runs:
+        plain = found[run.split(":")[0]]
+        assert plain[-1] < plain[0] - 0.01  # it learns, so that a difference would grow
+        np.testing.assert_allclose(found[run], plain, rtol=1e-5, err_msg=run)
