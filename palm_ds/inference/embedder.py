@@ -29,6 +29,7 @@ from palm_ds.model.batch import Batch, PackedText
 from palm_ds.model.encoder import Encoder, build_encoder
 from palm_ds.model.kernels import choose_kernels
 from palm_ds.model.multi_task_model import Model
+from palm_ds.model.packed_linear import prepare_to_predict
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.weights import weights_folder
 from palm_ds.weights.formats.contents import CheckpointContents
@@ -257,9 +258,9 @@ def _encoder(
 ) -> Encoder:
     config, dtype = contents.config, DTYPES[precision]
     kernels, _ = choose_kernels({"compile": "off"}, device=device, dtype=dtype, config=config)
-    encoder = build_encoder(config, kernels)
-    weights_folder.load_weights(folder, Model(encoder, {}, {}))
-    return encoder.to(device, dtype).eval()
+    model = Model(build_encoder(config, kernels), {}, {})
+    weights_folder.load_weights(folder, model)
+    return prepare_to_predict(model, device, dtype).backbone
 
 
 def has_pooler(contents: CheckpointContents) -> bool:

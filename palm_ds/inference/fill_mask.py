@@ -26,6 +26,7 @@ from palm_ds.inference.finished_run import weights_of
 from palm_ds.model.encoder import build_encoder
 from palm_ds.model.heads import MaskedLMHead
 from palm_ds.model.multi_task_model import Model
+from palm_ds.model.packed_linear import prepare_to_predict
 from palm_ds.text.display import LETTER, display_tokens
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.weights import weights_folder
@@ -237,7 +238,7 @@ def open_filler(folder: str | Path, *, task: str = "") -> Filler:
     model = Model(backbone, {head: MaskedLMHead(backbone)}, {MASKED_WORDS: head})
     weights_folder.load_weights(folder, model)
     return Filler(
-        model=model.eval(),
+        model=prepare_to_predict(model, "cpu", torch.float32),
         tokenizer=load_tokenizer(open_checkpoint(folder).tokenizer or folder),
         folder=folder,
         task=task,

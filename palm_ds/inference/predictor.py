@@ -48,6 +48,7 @@ from palm_ds.inference.batching import batch_tokens_for, even_parts, row_capacit
 from palm_ds.inference.imported_heads import recipe_of
 from palm_ds.model.batch import Batch
 from palm_ds.model.multi_task_model import Model
+from palm_ds.model.packed_linear import prepare_to_predict
 from palm_ds.runtime.ds_config import DSConfig
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.train.build import build_model
@@ -350,7 +351,7 @@ def open_predictor(
         if lacking := [each for each in missing if each.startswith(needed)]:
             raise UserError(f"{folder}: incomplete for task {name!r}: {lacking[0]} is missing")
     return Predictor(
-        model=model.to(device, DTYPES[precision]).eval(),
+        model=prepare_to_predict(model, device, DTYPES[precision]),
         recipe=recipe,
         tokenizer=tokenizer,
         tasks=asked,

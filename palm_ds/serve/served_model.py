@@ -41,6 +41,7 @@ from palm_ds.model.encoder import build_encoder
 from palm_ds.model.heads import MaskedLMHead
 from palm_ds.model.kernels import choose_kernels
 from palm_ds.model.multi_task_model import Model
+from palm_ds.model.packed_linear import prepare_to_predict
 from palm_ds.serve.forward import with_vector_heads
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.weights import weights_folder
@@ -163,7 +164,7 @@ def _without_tasks(path: Path, options: ModelOptions) -> _Opened:
     heads = {name: MaskedLMHead(encoder) for name in dict.fromkeys(head_of.values())}
     model = Model(encoder, heads, head_of)
     weights_folder.load_weights(folder, model)
-    model = model.to(device, dtype).eval()
+    prepare_to_predict(model, device, dtype)
     tokenizer = load_tokenizer(contents.tokenizer)
     return model, _embedder(contents, model, tokenizer, options), None
 

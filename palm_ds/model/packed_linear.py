@@ -1,0 +1,64 @@
+"""Linear maps for predictions on x86 CPUs: oneDNN's, with weights packed ahead.
+
+torch multiplies fp32 matrices with MKL, which is about half as fast as oneDNN on AMD's processors.
+The results agree to rounding, and do not depend on what else is in a batch.
+"""
+
+from __future__ import annotations
+
+import platform
+from functools import cache
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from palm_ds.model.encoder import EncoderLayer
+from palm_ds.model.multi_task_model import Model
+
+_PACKED = ("qkv", "project", "expand", "contract")
+_DTYPES = (torch.float32, torch.bfloat16)
+_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.05}
+
+
+class PackedLinear(nn.Module):
+    """y = x W^T + b without gradients. It has no parameters: it cannot be saved or moved."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
+        self._bias = None if linear.bias is None else linear.bias.detach()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+
+
+def prepare_to_predict(model: Model, device: torch.device | str, dtype: torch.dtype) -> Model:
+    """The same model on a device, for nothing but predictions."""
+    model.to(device, dtype).eval()
+    if torch.device(device).type == "cpu" and can_pack(dtype):
+        for layer in model.backbone.layers:
+            if isinstance(layer, EncoderLayer):
+                _pack(layer)
+    return model
+
+
+def _pack(layer: EncoderLayer) -> None:
+    for name in _PACKED:
+        if type(linear := getattr(layer, name)) is nn.Linear:
+            setattr(layer, name, PackedLinear(linear))
+
+
+@cache
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether oneDNN computes what torch does, which is tried: the operation is not documented."""
+    if dtype not in _DTYPES or platform.machine().lower() not in ("x86_64", "amd64"):
+        return False
+    x = torch.arange(96.0).sin().view(3, 32).to(dtype)
+    with torch.inference_mode(), torch.random.fork_rng(devices=[]):
+        linear = nn.Linear(32, 16).to(dtype)
+        try:
+            found = PackedLinear(linear)(x)
+        except (RuntimeError, AttributeError, NotImplementedError):
+            return False
+        return bool((found - F.linear(x, linear.weight, linear.bias)).abs().max() < _TOLERANCE[dtype])
