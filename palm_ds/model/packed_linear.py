@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import platform
 from functools import cache
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,7 +23,8 @@ _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.05}
 
 
 class PackedLinear(nn.Module):
-    """y = x W^T + b without gradients. It has no parameters: it cannot be saved or moved."""
+    """y = x W^T + b without gradients. Its state dict is that of the nn.Linear it was made from; it
+    cannot load one, or be moved."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -31,6 +33,13 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        destination[prefix + "weight"] = self._weight.to_dense()
+        if self._bias is not None:
+            destination[prefix + "bias"] = self._bias
 
 
 def prepare_to_predict(model: Model, device: torch.device | str, dtype: torch.dtype) -> Model:
@@ -61,4 +70,6 @@ def can_pack(dtype: torch.dtype) -> bool:
             found = PackedLinear(linear)(x)
         except (RuntimeError, AttributeError, NotImplementedError):
             return False
-        return bool((found - F.linear(x, linear.weight, linear.bias)).abs().max() < _TOLERANCE[dtype])
+        return bool(
+            (found - F.linear(x, linear.weight, linear.bias)).abs().max() < _TOLERANCE[dtype]
+        )

@@ -44,6 +44,15 @@ def test_a_packed_encoder_computes_the_same(dtype: torch.dtype, tolerance: float
 
 
 @needs_packing
+def test_the_state_dict_stays_what_it_was() -> None:
+    plain = model()
+    packed = prepare_to_predict(copy.deepcopy(plain), "cpu", torch.float32)
+    expected, found = plain.state_dict(), packed.state_dict()
+    assert list(found) == list(expected)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@needs_packing
 def test_a_text_gets_the_same_vector_whatever_is_beside_it() -> None:
     packed = prepare_to_predict(model(), "cpu", torch.float32)
     with torch.inference_mode():
