@@ -53,7 +53,7 @@ def test_the_state_dict_stays_what_it_was() -> None:
 
 
 @needs_packing
-def test_a_text_gets_the_same_vector_whatever_is_beside_it() -> None:
+def test_a_text_gets_the_same_vector_whatever_else_is_in_the_batch() -> None:
     packed = prepare_to_predict(model(), "cpu", torch.float32)
     with torch.inference_mode():
         alone = packed.backbone(batch(1))
@@ -78,7 +78,7 @@ def test_trying_it_leaves_random_numbers_alone() -> None:
 
 
 @needs_packing
-def test_layers_of_ones_own_keep_their_linear_maps() -> None:
+def test_custom_layers_keep_their_linear_maps() -> None:
     made = model()
     made.backbone.layers[1] = torch.nn.Identity()
     made.backbone.layers[0].project = torch.nn.Sequential(torch.nn.Linear(32, 32))
