@@ -278,7 +278,7 @@ def completed(values: Mapping[str, object], page: str) -> dict[str, object]:
 
     kind, source = FILLED_IN.get(page, ("knowledge_masking", {"corpus": "corpus"}))
     whole = {"length": 128, "batch": "32 examples", **values}
-    if "lora" not in whole:
+    if not {"lora", "init_layers"} & whole.keys():
         whole.pop("init_from", None)
     whole.setdefault("backbone", {"preset": "tiny"})
     if "tasks" not in whole:

@@ -32,7 +32,8 @@ class Sequences:
 
     @classmethod
     def of(cls, batch: Batch) -> Sequences:
-        return cls(batch.sequence_ids, batch.position_ids == 0)
+        ids = batch.sequence_ids
+        return cls(ids, ids != _moved(ids[..., None], -1, fill=-2)[..., 0])
 
     @property
     def numbers(self) -> torch.Tensor:

@@ -62,6 +62,11 @@ class WordEncoder(Encoder):
         return self.hidden_size if number else self.embedding_size
 
     def forward(self, batch: Batch, at: torch.Tensor | None = None) -> torch.Tensor:
+        if batch.visibility is not None:
+            raise UserError(
+                f"backbone.kind: {self.config.kind} reads whole texts; tasks whose tokens see "
+                "only some of the others need a transformer"
+            )
         keys, sequences = self._dropout_keys(batch), Sequences.of(batch)
         x = self.word(batch.input_ids)  # (rows, length, embedding size)
         if self.config.token_types > 1:

@@ -21,6 +21,7 @@ from palm_ds.data.stages import Curriculum, StepInfo, tasks_of
 from palm_ds.data.task import Task, build
 from palm_ds.model.config import EncoderConfig
 from palm_ds.model.encoder import encoder_class
+from palm_ds.model.encoder_kinds import known_kinds
 from palm_ds.model.lora import LoraSettings
 from palm_ds.runtime.optimizer import OptimizerConfig
 from palm_ds.train.loss_spikes import SpikeSettings
@@ -93,6 +94,9 @@ class Recipe:
     a row."""
     init_from: str = ""
     """A folder of weights to start from (weights only; the schedule starts at step 0)."""
+    init_layers: list[int] | None = None
+    """Of the layers of `init_from`, those that this encoder's layers start from, in order: `[0, 5,
+    11]`; `num_layers` is then their number. `[]`: the embeddings alone."""
     extend: str = ""
     """A run folder to start from: weights, optimizer state and position in the data of its newest
     checkpoint. For a recipe that adds a task or a corpus (`--extend`)."""
@@ -123,6 +127,8 @@ class Recipe:
             raise UserError(f"failure_limit: {self.failure_limit} is negative")
         if not self.tasks:
             raise UserError("tasks: empty; name at least one")
+        if self.init_layers is not None and not self.init_from:
+            raise UserError("init_layers: needs `init_from`, the weights they are of")
         if self.extend and self.init_from:
             raise UserError("extend, init_from: a run starts from one of the two; leave one out")
         assert (
@@ -278,13 +284,20 @@ def make_recipe(values: Mapping[str, Any], where: str = "recipe") -> Recipe:
 
 
 def _with_encoder(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The mapping with the encoder of `init_from`, if it has none or only names a class for it."""
-    given = values.get("backbone") or {}
+    """The mapping with the encoder of `init_from`, if it has none or only names a class for it, or
+    sizes of one with some of its layers."""
+    given, chosen = values.get("backbone") or {}, values.get("init_layers")
     start = values.get("init_from")
-    if not start or not isinstance(given, Mapping) or not given.keys() <= _ENCODER_CLASS:
+    if not start or not isinstance(given, Mapping) or "preset" in given:
+        return values
+    if not given.keys() <= _ENCODER_CLASS and chosen is None:
         return values
     try:
         config = read_info(str(start)).backbone
     except UserError as error:
         raise UserError(f"init_from: {error}") from None
-    return {**values, "backbone": {**asdict(config), **given}}
+    kind = given.get("kind", config.kind)
+    if kind != config.kind and kind in known_kinds():
+        return values
+    sizes = {"num_layers": len(chosen)} if isinstance(chosen, list) and chosen else {}
+    return {**values, "backbone": {**asdict(config), **sizes, **given}}

@@ -87,6 +87,7 @@ def find_starting_point(
             model,
             labels={name: getattr(task, "labels", ()) for name, task in tasks},
             new_heads=[name for name, task in tasks if task.new_head],
+            layers=recipe.init_layers,
         )
         log.info("%s", "\n".join(loaded.lines()))
     return StartingPoint()

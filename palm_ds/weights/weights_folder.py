@@ -24,6 +24,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
 from palm_ds.model.config import EncoderConfig
 from palm_ds.model.crf import CRFHead
+from palm_ds.model.encoder_kinds import is_custom
 from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.weights.formats import native
@@ -39,6 +40,7 @@ from palm_ds.weights.formats.native import WEIGHTS
 from palm_ds.weights.formats.open import open_checkpoint, read_info
 from palm_ds.weights.formats.tensor_files import in_memory_entry
 from palm_ds.weights.formats.weights_info import INFO, WeightsInfo
+from palm_ds.weights.layer_choice import ChosenWeights, choose_layers
 
 # What must be equal for weights to mean the same in another model.
 _SHAPE = (
@@ -175,6 +177,7 @@ def load_weights(
     *,
     labels: Mapping[str, Sequence[str]] | None = None,
     new_heads: Collection[str] = (),
+    layers: Sequence[int] | None = None,
 ) -> LoadReport:
     """Start a model from a checkpoint of any format (formats/open.py).
 
@@ -182,20 +185,25 @@ def load_weights(
     encoder takes what fits by name. Heads are matched by name, except that the folder's only
     masked-LM head goes to every masked-LM head, whatever the tasks are called; `new_heads` stay
     unchanged. `labels`: {head: class names}, which must not be the folder's in another order.
-    Raises UserError if anything does not fit; the model is then unchanged.
+    `layers`: only these of a larger encoder (weights/layer_choice.py). Raises UserError if anything
+    does not fit; the model is then unchanged.
     """
     folder = Path(folder)
     contents, state, unknown = _read(folder)
-    _check_same(contents.config, model.backbone.config, folder)
+    own, chosen = model.state_dict(), None
+    if layers is not None:
+        chosen = _chosen(contents, state, model, layers)
+        state = chosen.state
+    config = chosen.config if chosen else contents.config
+    _check_same(config, model.backbone.config, folder)
     state = _share_masked_word_head(state, contents.heads, model)
     dropped = tuple(f"heads.{name}." for name in new_heads)
     state = {name: tensor for name, tensor in state.items() if not name.startswith(dropped)}
-    own = model.state_dict()
     _check_decoders(state, own, folder)
     named = {name: (labels or {}).get(name, ()) for name in contents.heads}
     notes = _check_heads(contents, {k: v for k, v in named.items() if k not in new_heads}, own)
     missing = [name for name in own if name not in state]
-    other = contents.config.kind != model.backbone.config.kind
+    other = chosen is not None or contents.config.kind != model.backbone.config.kind
     lacking = [x for x in missing if x.startswith("backbone.") and ".pooler." not in x]
     if lacking and not other:
         raise UserError(f"{folder}: incomplete, it has no {lacking[0]} ({len(lacking)} missing)")
@@ -208,7 +216,22 @@ def load_weights(
         loaded=tuple(taken),
         newly_initialized=tuple(missing),
         unused=unused,
-        notes=tuple(notes),
+        notes=(*(chosen.notes if chosen else ()), *notes),
+    )
+
+
+def _chosen(
+    contents: CheckpointContents, state: State, model: Model, layers: Sequence[int]
+) -> ChosenWeights:
+    words = [name for name, head in contents.heads.items() if head.kind == "masked_words"]
+    return choose_layers(
+        state,
+        contents.config,
+        model.state_dict(),
+        model.backbone.config,
+        layers=layers,
+        folder=contents.path,
+        masked_words=words,
     )
 
 
@@ -244,6 +267,10 @@ def _read(folder: Path) -> tuple[CheckpointContents, State, list[str]]:
 def _check_same(source: EncoderConfig, target: EncoderConfig, folder: Path) -> None:
     """Raises UserError if the configs do not fit. For a custom encoder the shapes of the tensors
     decide."""
+    if source.kind != target.kind and target.kind and not is_custom(target.kind):
+        raise UserError(
+            f"{folder}: is not a {target.kind}; `init_layers: []` takes its word embeddings alone"
+        )
     names = _SAME if source.kind == target.kind or not target.kind else _NOT_SEEN
     for name in names:
         if getattr(source, name) != getattr(target, name):

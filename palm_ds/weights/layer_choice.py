@@ -1,0 +1,142 @@
+"""Some layers of a larger encoder as the start of a smaller one (`init_layers` of a recipe).
+
+    init_layers: [0, 5, 11]    layer 0 from layer 0, 1 from 5, 2 from 11; embeddings, pooler, heads
+    init_layers: []            the embeddings, pooler and heads alone
+    the same, `kind: cnn`      the word (and token type) embeddings alone
+
+Weights are taken as they are, so both hidden sizes must be equal. Of tables with another number of
+rows, positions and token types, the first rows are taken. Words of another vocabulary, and a task
+embedding of another size, are not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from palm_ds.common.errors import UserError
+from palm_ds.model.config import EncoderConfig
+from palm_ds.model.encoder_kinds import is_custom
+
+_LAYER = re.compile(r"backbone\.layers\.(\d+)\.(.+)")
+_WORDS, _TASKS = "backbone.word.weight", "backbone.task.weight"
+_TABLES = {"backbone.position.weight": "positions", "backbone.segment.weight": "token types"}
+
+State = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenWeights:
+    """Weights under the names of the smaller model."""
+
+    state: dict[str, torch.Tensor]
+    config: EncoderConfig
+    """The source's, with the sizes that may differ as the smaller model has them."""
+    notes: tuple[str, ...]
+
+
+def choose_layers(
+    state: State,
+    source: EncoderConfig,
+    own: State,
+    target: EncoderConfig,
+    *,
+    layers: Sequence[int],
+    folder: Path,
+    masked_words: Sequence[str] = (),
+) -> ChosenWeights:
+    """The weights `state` of an encoder `source` for an encoder `target`, whose new weights are
+    `own`. `masked_words`: the source's masked-LM heads. Raises UserError if they do not fit."""
+    if target.kind and not is_custom(target.kind):
+        return _words_only(state, own, target, layers=layers, folder=folder)
+    _check(source, target, layers, folder)
+    kept, notes = _renamed(state, layers), [_layers_note(layers, source)]
+    for name, what in _TABLES.items():
+        if name in kept and name in own and len(kept[name]) != len(own[name]):
+            rows = min(len(kept[name]), len(own[name]))
+            kept[name] = torch.cat([kept[name][:rows].to(own[name]), own[name][rows:]])
+            notes.append(f"{what}: {rows} of {len(own[name])} rows from {folder}")
+    if source.vocab_size != target.vocab_size:
+        dropped = (_WORDS, *(f"heads.{head}." for head in masked_words))
+        kept = {name: x for name, x in kept.items() if not name.startswith(dropped)}
+        notes.append(f"words: another vocabulary ({source.vocab_size} tokens), newly initialised")
+    if source.task_types != target.task_types:
+        kept.pop(_TASKS, None)
+        notes.append(f"task embedding: {source.task_types} rows, not taken")
+    same = replace(
+        source,
+        vocab_size=target.vocab_size,
+        num_layers=target.num_layers,
+        max_positions=target.max_positions,
+        token_types=target.token_types,
+        task_types=target.task_types,
+    )
+    return ChosenWeights(state=kept, config=same, notes=tuple(notes))
+
+
+def _check(
+    source: EncoderConfig, target: EncoderConfig, layers: Sequence[int], folder: Path
+) -> None:
+    if source.kind != target.kind:
+        names = [config.kind or "a transformer" for config in (source, target)]
+        raise UserError(f"init_layers: {folder} is {names[0]}, this encoder {names[1]}")
+    if source.hidden_size != target.hidden_size:
+        raise UserError(
+            f"init_layers: {folder} has hidden_size {source.hidden_size}, this encoder "
+            f"{target.hidden_size}; weights are taken as they are, so both must be equal"
+        )
+    for number in layers:
+        if not 0 <= number < source.num_layers:
+            raise UserError(
+                f"init_layers: no layer {number}; {folder} has layers 0 to {source.num_layers - 1}"
+            )
+    if layers and len(layers) != target.num_layers:
+        raise UserError(
+            f"init_layers: {len(layers)} layers, but backbone.num_layers is {target.num_layers}; "
+            "give one for each, or none"
+        )
+
+
+def _renamed(state: State, layers: Sequence[int]) -> dict[str, torch.Tensor]:
+    """Only the chosen layers, under their new numbers; one may be chosen twice."""
+    kept = {}
+    for name, tensor in state.items():
+        if not (found := _LAYER.fullmatch(name)):
+            kept[name] = tensor
+            continue
+        for number, chosen in enumerate(layers):
+            if chosen == int(found[1]):
+                kept[f"backbone.layers.{number}.{found[2]}"] = tensor
+    return kept
+
+
+def _layers_note(layers: Sequence[int], source: EncoderConfig) -> str:
+    if not layers:
+        return f"layers: none of {source.num_layers}"
+    return f"layers {', '.join(map(str, layers))} of {source.num_layers}"
+
+
+def _words_only(
+    state: State, own: State, target: EncoderConfig, *, layers: Sequence[int], folder: Path
+) -> ChosenWeights:
+    """For an encoder without attention: its word and token type embeddings."""
+    if layers:
+        raise UserError(
+            f"init_layers: a transformer's layers do not fit {target.kind}; [] takes the word "
+            "embeddings"
+        )
+    there, here = state[_WORDS].shape, own[_WORDS].shape
+    if there != here:
+        key = "backbone.options.embedding_size" if there[0] == here[0] else "the vocabulary"
+        raise UserError(
+            f"init_layers: the word embeddings of {folder} are {tuple(there)}, here "
+            f"{tuple(here)}; {key} must be the same"
+        )
+    names = [_WORDS, "backbone.segment.weight"]
+    fits = [x for x in names if x in state and x in own and state[x].shape == own[x].shape]
+    kept = {name: state[name] for name in fits}
+    return ChosenWeights(state=kept, config=target, notes=("the word embeddings alone",))
