@@ -1,8 +1,9 @@
-"""Downloads pretrained models by PaddlePALM's names, or from the Hugging Face Hub.
+"""Downloads pretrained models by their names (catalogue.py), or from the Hugging Face Hub.
 
-    ls()                                         lists them
+    ls()                                         lists them, and which cannot be opened yet
     download("pretrain", "ERNIE-v1-zh-base")     ./pretrain/ERNIE-v1-zh-base/, which is returned
     download("ERNIE-v1-zh-base", path="models")  models/pretrain/ERNIE-v1-zh-base/
+    download("ernie-gen-base-en")                ./pretrain/ernie-gen-base-en/
     download("org/name")                         ./pretrain/org/name/, from the Hub
 
 Archives come over HTTP (http.py) into a cache, or from a mirror, and are unpacked as untrusted
@@ -16,7 +17,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256 as hash_of
@@ -27,54 +28,18 @@ from typing import Any
 from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.weights.download.archive import BadArchiveError, unpack
+from palm_ds.weights.download.catalogue import (
+    ERNIE,
+    FORMER_NAMES,
+    MODELS,
+    PRETRAIN,
+    Archive,
+    HubModel,
+    Published,
+)
 from palm_ds.weights.download.http import PATIENCE, Patience, Progress, fetch, locked
 
-
-@dataclass(frozen=True)
-class Archive:
-    """Where a pretrained model is, and what its archive must look like."""
-
-    url: str
-    size: int | None = None
-    sha256: str | None = None
-
-    @property
-    def file(self) -> str:
-        return self.url.rpartition("/")[2]
-
-
-_BERT = "https://bert-models.bj.bcebos.com/"
-_ERNIE = "https://ernie.bj.bcebos.com/"
-_XLNET = "https://xlnet.bj.bcebos.com/"
-_NLP = "https://baidu-nlp.bj.bcebos.com/"
-PRETRAIN: dict[str, Archive] = {
-    # PaddlePALM's list. Sizes and checksums were never published.
-    "RoBERTa-zh-base": Archive(_BERT + "chinese_roberta_wwm_ext_L-12_H-768_A-12.tar.gz"),
-    "RoBERTa-zh-large": Archive(_BERT + "chinese_roberta_wwm_large_ext_L-24_H-1024_A-16.tar.gz"),
-    "ERNIE-v2-en-base": Archive(_ERNIE + "ERNIE_Base_en_stable-2.0.0.tar.gz"),
-    "ERNIE-v2-en-large": Archive(_ERNIE + "ERNIE_Large_en_stable-2.0.0.tar.gz"),
-    "XLNet-cased-base": Archive(_XLNET + "xlnet_cased_L-12_H-768_A-12.tgz"),
-    "XLNet-cased-large": Archive(_XLNET + "xlnet_cased_L-24_H-1024_A-16.tgz"),
-    "ERNIE-v1-zh-base": Archive(_NLP + "ERNIE_stable-1.0.1.tar.gz"),
-    "ERNIE-v1-zh-base-max-len-512": Archive(_ERNIE + "ERNIE_1.0_max-len-512.tar.gz"),
-    "BERT-en-uncased-large-whole-word-masking": Archive(
-        _BERT + "wwm_uncased_L-24_H-1024_A-16.tar.gz"
-    ),
-    "BERT-en-cased-large-whole-word-masking": Archive(_BERT + "wwm_cased_L-24_H-1024_A-16.tar.gz"),
-    "BERT-en-uncased-base": Archive(_BERT + "uncased_L-12_H-768_A-12.tar.gz"),
-    "BERT-en-uncased-large": Archive(_BERT + "uncased_L-24_H-1024_A-16.tar.gz"),
-    "BERT-en-cased-base": Archive(_BERT + "cased_L-12_H-768_A-12.tar.gz"),
-    "BERT-en-cased-large": Archive(_BERT + "cased_L-24_H-1024_A-16.tar.gz"),
-    "BERT-multilingual-uncased-base": Archive(_BERT + "multilingual_L-12_H-768_A-12.tar.gz"),
-    "BERT-multilingual-cased-base": Archive(_BERT + "multi_cased_L-12_H-768_A-12.tar.gz"),
-    "BERT-zh-base": Archive(_BERT + "chinese_L-12_H-768_A-12.tar.gz"),
-}
-# Names before PaddlePALM 1.0. bert-cn-large was listed too but never had an archive.
-_FORMER_NAMES = {
-    "ernie-en-uncased-base": "ERNIE-v2-en-base",
-    "ernie-en-uncased-large": "ERNIE-v2-en-large",
-}
-GROUPS: dict[str, dict[str, Archive]] = {
+GROUPS: dict[str, Mapping[str, Published]] = {
     "pretrain": PRETRAIN,
     # PaddlePALM lists these groups too but never filled them.
     "vocab": {},
@@ -82,6 +47,7 @@ GROUPS: dict[str, dict[str, Archive]] = {
     "head": {},
     "reader": {},
 }
+_LISTED = {**GROUPS, "ERNIE": ERNIE}
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _OLD_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")  # bert-base-uncased
 _HUB_FILES = ("*.json", "*.txt", "*.model", "*.md", "LICENSE*")
@@ -108,13 +74,15 @@ def places_from_environment() -> Places:
 
 
 def ls(item: str = "all", scope: str = "all") -> None:
-    """Print the available models: of all groups or one, all names or one."""
-    groups = GROUPS if item.lower() == "all" else {_group(item): GROUPS[_group(item)]}
-    for group, archives in groups.items():
-        names = archives if scope.lower() == "all" else [_name(scope, archives)]
+    """Print the available models: of all groups or one, all names or one. Those of the group
+    `ERNIE` say why they cannot be opened, if they cannot."""
+    groups = _LISTED if item.lower() == "all" else {_group(item): _LISTED[_group(item)]}
+    for group, models in groups.items():
+        names = models if scope.lower() == "all" else [_name(scope, models)]
         print(f"Available {group} items:")
         for name in names:
-            print(f"  => {name}")
+            why = models[name].not_yet if models is ERNIE else ""
+            print(f"  => {name}" + (f" (cannot be opened yet: {why})" if why else ""))
 
 
 def download(
@@ -130,7 +98,8 @@ def download(
 
     `item` is a group and `scope` a name in it or `all`, as in PaddlePALM, or `item` is a name on
     its own. Names may have any case, and PaddlePALM's former ones are known
-    (`ernie-en-uncased-large`, `bert-cn-base`). `org/name` is a repository of the Hugging Face Hub,
+    (`ernie-en-uncased-large`, `bert-cn-base`). What cannot be opened is not downloaded: `all`
+    leaves it out, with a line on stderr. `org/name` is a repository of the Hugging Face Hub,
     at `revision`. `places`: by default PALM_MIRROR and the user's cache folder. `again`: even if
     the folder exists. Raises UserError with one line.
     """
@@ -141,15 +110,18 @@ def download(
     if revision is not None:
         raise UserError(f"revision: only for `org/name` on the Hub, not for {item}")
     if item.lower() not in GROUPS and item.lower() != "all":
-        return _from_archive(_name(item, PRETRAIN), path / "pretrain", places, again)
+        return _from_name(_name(item, MODELS), path / "pretrain", places, again)
     groups = list(GROUPS) if item.lower() == "all" else [_group(item)]
     if item.lower() != "all" and not GROUPS[groups[0]]:
         raise UserError(f"{item}: this PaddlePALM group is empty")
     for group in groups:
-        names = GROUPS[group] if scope.lower() == "all" else [_name(scope, GROUPS[group])]
-        found = [_from_archive(name, path / group, places, again) for name in names]
         if scope.lower() != "all":
-            return found[0]
+            return _from_name(_name(scope, GROUPS[group]), path / group, places, again)
+        for name, model in GROUPS[group].items():
+            if model.not_yet:
+                print(_refusal(name, model), file=sys.stderr)
+            else:
+                _from_name(name, path / group, places, again)
     return path / groups[0]
 
 
@@ -157,15 +129,16 @@ def download(
 
 
 def _group(item: str) -> str:
-    if item.lower() not in GROUPS:
-        raise UserError(f'no "{item}" among the groups{suggest(item.lower(), GROUPS)}')
-    return item.lower()
+    known = {group.lower(): group for group in _LISTED}
+    if item.lower() not in known:
+        raise UserError(f'no "{item}" among the groups{suggest(item.lower(), known)}')
+    return known[item.lower()]
 
 
-def _name(given: str, archives: dict[str, Archive]) -> str:
+def _name(given: str, archives: Mapping[str, Published]) -> str:
     """The listed name for a name in any case, with `cn` for `zh`, or a former name."""
     known = {name.lower(): name for name in archives}
-    known |= {old: name for old, name in _FORMER_NAMES.items() if name in archives}
+    known |= {old: name for old, name in FORMER_NAMES.items() if name in archives}
     plain = re.sub(r"(?<=-)cn(?=-|$)", "zh", given.lower().replace("_", "-"))
     if plain not in known:
         near = suggest(plain, known)
@@ -178,11 +151,22 @@ def _name(given: str, archives: dict[str, Archive]) -> str:
 # ---- archives ----
 
 
-def _from_archive(name: str, group: Path, places: Places, again: bool) -> Path:
-    """Download one name, from the mirror folder, the cache or the network; returns its folder."""
+def _refusal(name: str, model: Published) -> str:
+    where = model.url if isinstance(model, Archive) else model.repository
+    return f"{name}: not downloaded, since it cannot be opened yet: {model.not_yet} ({where})"
+
+
+def _from_name(name: str, group: Path, places: Places, again: bool) -> Path:
+    """Download one name, from the mirror folder, the cache or the network; returns its folder.
+    Raises UserError, before that, if it cannot be opened."""
+    model = MODELS[name]
 
     def make(folder: Path) -> None:
-        file, url = _archive_file(name, places)
+        if model.not_yet:
+            raise UserError(_refusal(name, model))
+        if isinstance(model, HubModel):
+            return _from_hub(model.repository, folder, None)
+        file, url = _archive_file(name, model, places)
         try:
             _unpack(file, folder)
         except BadArchiveError as error:
@@ -205,9 +189,8 @@ def _made(folder: Path, make: Callable[[Path], None], places: Places, again: boo
     return folder
 
 
-def _archive_file(name: str, places: Places) -> tuple[Path, str]:
+def _archive_file(name: str, archive: Archive, places: Places) -> tuple[Path, str]:
     """The archive as a file, and its URL (empty for a mirror folder)."""
-    archive = PRETRAIN[name]
     if places.mirror and "://" not in places.mirror:
         file = Path(places.mirror).expanduser() / archive.file
         if not file.is_file():

@@ -18,8 +18,8 @@ import pytest
 
 from palm_ds.common.errors import UserError
 from palm_ds.weights.download import downloader
+from palm_ds.weights.download.catalogue import ERNIE, MODELS, PRETRAIN
 from palm_ds.weights.download.downloader import (
-    PRETRAIN,
     Places,
     download,
     ls,
@@ -191,7 +191,9 @@ def test_a_folder_as_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert os.listdir(tmp_path / "models/pretrain") == [NAME]
 
 
-def test_all_of_a_group(tmp_path: Path) -> None:
+def test_all_of_a_group_that_can_be_opened(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     mirror = tmp_path / "mirror"
     mirror.mkdir()
     for found in PRETRAIN.values():
@@ -200,7 +202,68 @@ def test_all_of_a_group(tmp_path: Path) -> None:
     assert download("pretrain", path=tmp_path / "one", places=places) == tmp_path / "one/pretrain"
     download("all", path=tmp_path / "two", places=places)
     for path in ("one", "two"):
-        assert sorted(os.listdir(tmp_path / path / "pretrain")) == sorted(NAMES)
+        opened = [name for name in NAMES if not name.startswith("XLNet")]
+        assert sorted(os.listdir(tmp_path / path / "pretrain")) == sorted(opened)
+    assert capsys.readouterr().err.count("XLNet-cased-base: not downloaded, since it") == 2
+
+
+def test_names_of_ernies_repositories(tmp_path: Path) -> None:
+    mirror = tmp_path / "mirror"
+    mirror.mkdir()
+    (mirror / "model-ernie-gen-base-en.1.tar.gz").write_bytes(archive())
+    places = Places(mirror=str(mirror))
+    for name in ("ernie-gen-base-en", "ERNIE-GEN-base"):
+        folder = download(name, path=tmp_path, places=places)
+        assert folder == tmp_path / "pretrain/ernie-gen-base-en" and contents(folder) == FILES
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("ernie-gram-zh", "relative positions"),
+        ("ernie-doc-large-en", "memory of earlier segments"),
+        ("ernie-m-base", "no token types"),
+        ("ernie-vil-base-en", "images"),
+        ("ernie-unimo-base-en", "unimo-base-en: not downloaded"),
+        ("XLNet-cased-base", "two streams"),
+        ("ernie-3.0-tiny-nano-v2-zh", "save_pretrained"),
+    ],
+)
+def test_what_cannot_be_opened_is_not_downloaded(name: str, why: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot be opened yet: .*\(https://") as caught:
+        download(name, path=tmp_path, places=Places(mirror="http://127.0.0.1:9"))
+    assert why in str(caught.value) and "\n" not in str(caught.value)
+    assert not list(tmp_path.rglob("*.gz"))
+
+
+def test_paddlenlps_names_come_from_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def from_hub(name: str, folder: Path, revision: str | None) -> None:
+        asked.append(name)
+        folder.mkdir(parents=True)
+
+    monkeypatch.setattr(downloader, "_from_hub", from_hub)
+    places = Places(cache=tmp_path / "cache")
+    assert download("ernie-3.0-mini-zh", path=tmp_path, places=places).name == "ernie-3.0-mini-zh"
+    assert asked == ["nghuyong/ernie-3.0-mini-zh"]
+
+
+def test_every_model_is_listed_with_a_way_to_get_it(capsys: pytest.CaptureFixture[str]) -> None:
+    ls("ernie")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "Available ERNIE items:" and len(lines) == 1 + len(ERNIE)
+    assert "  => ernie-gen-base-en" in lines
+    for name, model in ERNIE.items():
+        assert name == name.lower()
+        assert any(
+            line.startswith(f"  => {name} (cannot be opened yet: {model.not_yet}")
+            if model.not_yet
+            else line == f"  => {name}"
+            for line in lines
+        )
 
 
 def evil(name: str) -> bytes:
@@ -410,7 +473,7 @@ def test_the_command(enter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (mirror / ARCHIVE).write_bytes(archive())
     monkeypatch.setenv("PALM_MIRROR", str(mirror))
     said = enter("download", "ls")
-    assert said.code == 0 and said.out.count("  => ") == 17
+    assert said.code == 0 and said.out.count("  => ") == len(MODELS)
     said = enter("download", NAME.lower(), "--path", tmp_path)
     assert (said.code, said.out, said.err) == (0, f"{tmp_path / 'pretrain' / NAME}\n", "")
     said = enter("download", NAME, "--path", tmp_path / "two", "--mirror", tmp_path)
