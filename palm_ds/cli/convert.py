@@ -14,7 +14,7 @@ from palm_ds.common.printable import json_line, printable
 
 if TYPE_CHECKING:
     from palm_ds.weights.convert.convert import ConversionResult
-    from palm_ds.weights.convert.to_onnx import OnnxResult
+    from palm_ds.weights.convert.to_onnx import OnnxFile, OnnxResult
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,6 +55,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="A,B",
         help="onnx: files next to that in fp32: fp16, int8",
     )
+    add(
+        "--onnx",
+        type=names,
+        nargs="?",
+        const=["fp32"],
+        metavar="A,B",
+        help="huggingface: with onnx/, in fp32 and, if named, fp16, int8",
+    )
     add("--opset", type=int, metavar="N", help="onnx: version of its operators (18)")
     add("--score", nargs="+", metavar="FILE", help="onnx: labelled rows to score the files on")
     add("--shard_size", default="5GB", metavar="N", help="largest file of weights (5GB)")
@@ -89,16 +97,28 @@ def _to_weights(
     args: argparse.Namespace, texts: list[str] | None, opening: dict[str, Any]
 ) -> tuple[ConversionResult, list[str]]:
     from palm_ds.weights.convert.convert import ConversionOptions, convert
+    from palm_ds.weights.convert.to_onnx import add_onnx, check_installed
 
     _check_not_given(args, _OF_ONNX, f"--to {args.to} has none; --to onnx has")
+    if args.to != "huggingface":
+        _check_not_given(args, ("onnx",), "adds onnx/ to what --to huggingface writes")
     if len(args.head) > 1:
         raise UserError(f"--head: {args.to} takes one head; --to onnx takes several")
     head = args.head[0] if args.head else ""
     options = options_of(ConversionOptions, args, texts=texts, head=head)
-    done = convert(args.source, args.target, args.to, options, **opening)
+    files: list[OnnxFile] = []
+
+    def add(folder: Path) -> None:
+        files.extend(add_onnx(folder, args.onnx, verify=args.verify))
+
+    if args.onnx:
+        check_installed("--onnx")
+    adding = {"add": add} if args.onnx else {}
+    done = convert(args.source, args.target, args.to, options, **adding, **opening)
     return done, [
         f"{done.format} -> {done.to}: {done.target}",
         f"checked: {done.parity or 'not at all'}",
+        *_file_lines(files),
     ]
 
 
@@ -122,6 +142,17 @@ def _to_onnx(
     return done, _onnx_lines(done)
 
 
+def _file_lines(files: Sequence[OnnxFile]) -> list[str]:
+    lines = []
+    for each in files:
+        form = f" ({each.form})" if each.form else ""
+        lines.append(f"{each.name}: {each.bytes / 1e6:,.1f} MB{form}")
+        lines.append(f"  checked: {each.parity or 'not at all'}")
+        same = ", ".join(f"{name} {share:.1%}" for name, share in each.agreement.items())
+        lines += [f"  same predictions: {same}"] if same else []
+    return lines
+
+
 def _onnx_lines(done: OnnxResult) -> list[str]:
     """The inputs and outputs, and each file with its difference and scores."""
     about = done.description
@@ -132,12 +163,7 @@ def _onnx_lines(done: OnnxResult) -> list[str]:
         f"outputs: {', '.join(about.outputs)}",
         *(f"head: {each}" for each in heads if len(heads) > 1),
     ]
-    for each in done.files:
-        form = f" ({each.form})" if each.form else ""
-        lines.append(f"{each.name}: {each.bytes / 1e6:,.1f} MB{form}")
-        lines.append(f"  checked: {each.parity or 'not at all'}")
-        same = ", ".join(f"{name} {share:.1%}" for name, share in each.agreement.items())
-        lines += [f"  same predictions: {same}"] if same else []
+    lines += _file_lines(done.files)
     for task, metrics in done.scores.items():
         for metric, values in metrics.items():
             shown = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
@@ -146,7 +172,7 @@ def _onnx_lines(done: OnnxResult) -> list[str]:
 
 
 _OF_ONNX = ("precision", "opset", "score")
-_NOT_OF_ONNX = ("family", "head_class", "words")
+_NOT_OF_ONNX = ("family", "head_class", "words", "onnx")
 
 
 def _check_not_given(args: argparse.Namespace, options: Sequence[str], why: str) -> None:
@@ -187,6 +213,7 @@ palm-ds convert runs/mine out --to huggingface
 palm-ds convert org/name out --revision main
 palm-ds convert runs/mine out --to huggingface --family bert --task NAME
 palm-ds convert ernie/params out --to palm_ds --eps 1e-5 --dtype bfloat16
+palm-ds convert runs/mine out --to huggingface --onnx fp32,int8
 palm-ds convert runs/mine out --to onnx --precision fp16,int8 --score held_out.tsv
 """,
     notes="""

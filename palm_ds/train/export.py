@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from palm_ds import __version__
+from palm_ds.common.errors import UserError
 from palm_ds.model.config import EncoderConfig
 from palm_ds.model.heads import MaskedLMHead
 from palm_ds.model.lora import adapter_of, merged
@@ -31,6 +32,7 @@ from palm_ds.train.run_folder import RunSpec
 from palm_ds.train.sources import Data
 from palm_ds.weights import weights_folder
 from palm_ds.weights.convert.documents import read_documents
+from palm_ds.weights.convert.to_onnx import add_onnx, check_installed
 from palm_ds.weights.download.downloader import hub_name_of
 from palm_ds.weights.formats.contents import HeadOutputs
 from palm_ds.weights.formats.huggingface.families import served_family
@@ -188,6 +190,27 @@ def write_hf(
         pooling=taken[1] if taken else None,
         made=_provenance(recipe, steps, scores or {}),
     )
+    if recipe.export_onnx:
+        _add_onnx(folder, recipe)
+
+
+def check_export(recipe: Recipe) -> None:
+    """Raises UserError if a package that the export needs is missing."""
+    if recipe.export_onnx:
+        check_installed("export_onnx")
+
+
+def _add_onnx(folder: Path, recipe: Recipe) -> None:
+    """Write hf/onnx/. A graph that cannot be written costs the run nothing but a line."""
+    try:
+        files = add_onnx(folder, recipe.export_onnx)
+    except UserError as error:
+        log.warning("export_onnx: nothing was written: %s", error)
+        return
+    for each in files:
+        log.info(
+            "%s/onnx/%s: %.1f MB; checked: %s", folder, each.name, each.bytes / 1e6, each.parity
+        )
 
 
 def _family(config: EncoderConfig, recipe: Recipe) -> str:

@@ -44,7 +44,7 @@ from palm_ds.train.report.tracker_clients import TrackSettings
 from palm_ds.weights.formats.open import read_info
 
 _ENCODER_CLASS = {"kind", "options"}  # keys of `backbone` that are not hyperparameters
-NOT_LEARNED = ("evaluate", "save", "log", "track", "export_task", "export_family")
+NOT_LEARNED = ("evaluate", "save", "log", "track", "export_task", "export_family", "export_onnx")
 """Keys that do not affect what is learned; a run may be resumed with other values of them."""
 CHANGEABLE = ("optimizer.lr", "optimizer.clip", "nonfinite", "loss_spike", "failure_limit")
 """Keys that a run that has not finished may be resumed with other values of; that is recorded."""
@@ -108,6 +108,9 @@ class Recipe:
     """What `hf/` is if the encoder has task embeddings: bert, with the row of `export_task` (or of
     the exported head's task) added to the token type embeddings, which every program opens; or
     ernie, with all rows. Without task embeddings it is a Bert or Roberta model."""
+    export_onnx: tuple[Literal["fp32", "fp16", "int8"], ...] = ()
+    """Write `hf/onnx/` too: model.onnx (fp32) always, and the others that are named. Needs
+    palm_ds[onnx]."""
     evaluate: EvaluateSettings = EvaluateSettings()
     """Evaluation on held-out data."""
     save: SaveSettings = SaveSettings()

@@ -32,7 +32,7 @@ from palm_ds.train.build import AnyStream, build_held_out, build_model, build_st
 from palm_ds.train.corpus_check import CorpusCheck
 from palm_ds.train.early_stopping import BestTracker
 from palm_ds.train.evaluate import HeldOutSet, evaluate
-from palm_ds.train.export import FinalWeights, best_weights, export
+from palm_ds.train.export import FinalWeights, best_weights, check_export, export
 from palm_ds.train.extend import ModelSignature
 from palm_ds.train.loop import EventHandler, Loop
 from palm_ds.train.memory_check import check_memory
@@ -227,11 +227,9 @@ def setup_run(
     data: Data | None = None,
     examples: Examples | None = None,
 ) -> TrainingRun | None:
-    """Open, check and build a run; returns None after a dry run.
-
-    The log goes to `console` (default: the terminal, with a live display). `data`: the recipe's
-    data if they are open already."""
-    _check_custom_classes(run)
+    """Open, check and build a run; returns None after a dry run. The log goes to `console`
+    (default: the terminal, with a live display). `data`: the recipe's data if they are open."""
+    _check_first(run)
     data = data if data is not None else open_data(run.recipe)
     run = replace(run, recipe=resolve(run.recipe, data))
     check_tables(run.recipe, data)
@@ -310,8 +308,9 @@ def _starting_point(parts: _Parts) -> StartingPoint:
     return found
 
 
-def _check_custom_classes(run: RunSpec) -> None:
-    """Check user-defined classes and functions, before any data is opened."""
+def _check_first(run: RunSpec) -> None:
+    """Check user-defined code and missing packages, before any data is opened."""
+    check_export(run.recipe)
     optimizer_class(run.recipe.optimizer, zero_stage=run.ds_config.stage)
     check_custom_encoder(run.recipe.backbone_config)
     assert run.recipe.own_metrics is not None  # checks itself

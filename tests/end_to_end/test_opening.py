@@ -3,18 +3,23 @@ files, with palm_ds's numbers: every kind of head, any pooling, texts up to the 
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 import transformers
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from tokenizers import processors
 
+from palm_ds.cli.convert import COMMAND
+from palm_ds.common.errors import UserError
 from palm_ds.inference.embedder import EmbeddingSettings, open_embedder
 from palm_ds.inference.fill_mask import open_filler
 from palm_ds.inference.predictor import open_predictor
@@ -22,7 +27,7 @@ from palm_ds.model.config import EncoderConfig
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import wordpiece
-from palm_ds.train.export import head_taken, info_of, write_hf
+from palm_ds.train.export import check_export, head_taken, info_of, write_hf
 from palm_ds.train.sources import open_data
 from palm_ds.weights import weights_folder
 from palm_ds.weights.convert.convert import ConversionOptions, convert
@@ -320,6 +325,63 @@ def test_what_sentence_transformers_saves_opens_in_servers(tmp_path: Path) -> No
     for place in ("saved", "again", "ours"):
         ours = open_embedder(tmp_path / place).embed(texts)
         assert np.abs(model.encode(texts) - ours).max() < 1e-5
+
+
+# ---- onnx/ next to the weights ----
+
+
+def run_graph(folder: Path, name: str, given: Mapping[str, Any], output: str) -> np.ndarray:
+    """An output of a graph, called as Optimum does: with what the tokenizer gives."""
+    session = onnxruntime.InferenceSession(str(folder / "onnx" / name))
+    values = {x.name: np.asarray(given[x.name]) for x in session.get_inputs()}
+    (found,) = session.run([output], values)
+    return np.asarray(found)
+
+
+def test_onnx_gives_the_vectors_of_its_folder(tmp_path: Path, capsys) -> None:
+    """What sentence-transformers' `backend="onnx"` reads: `last_hidden_state`, for
+    its pooling. The backend itself needs optimum-onnx, which wants transformers 4."""
+    source, folder = encoder_folder(tmp_path, "bert", POOLINGS["cls"]), tmp_path / "with_onnx"
+    asked = ["--to", "huggingface", "--onnx", "fp32,int8"]
+    assert COMMAND.call([str(source / "weights"), str(folder), *asked]) == 0
+    assert "model_int8.onnx: " in capsys.readouterr().out
+    assert {x.name for x in (folder / "onnx").iterdir()} == {"model.onnx", "model_int8.onnx"}
+    texts = ["so good", "very bad ? " * 9]
+    model = SentenceTransformer(str(folder), device="cpu")
+    given = model.tokenizer(texts, padding=True, truncation=True, return_tensors="np")
+    last = run_graph(folder, "model.onnx", given, "last_hidden_state")
+    whole = {"token_embeddings": torch.from_numpy(last)}
+    whole["attention_mask"] = torch.from_numpy(given["attention_mask"])
+    pooled = model[2](model[1](whole))["sentence_embedding"].numpy()
+    vectors = run_graph(folder, "model.onnx", given, "sentence_embedding")
+    for found in (pooled, vectors):
+        assert np.abs(found - model.encode(texts)).max() < 1e-5
+    small = run_graph(folder, "model_int8.onnx", given, "sentence_embedding")
+    assert (small * vectors).sum(1).min() > 0.95
+
+
+def test_a_run_writes_onnx_of_its_head(tmp_path: Path) -> None:
+    tasks = {"rank": {**MORE_TASKS["rank"], "task_id": 1}}
+    run = save_model(
+        tmp_path / "run", ["rank"], tasks=tasks, backbone=BACKBONE, export_onnx=["fp32"]
+    )
+    recipe, asked = recipe_of(run), open_predictor(run)
+    info = info_of(recipe, asked.model, steps=2)
+    write_hf(tmp_path / "hf", recipe, info, asked.model.state_dict(), open_data(recipe), steps=2)
+    ours, rows = predicted(run, "rank")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    pairs = [x["text_a"] for x in rows], [x["text_b"] for x in rows]
+    given = tokenizer(*pairs, padding=True, return_tensors="np")
+    logits = run_graph(tmp_path / "hf", "model.onnx", given, "logits")
+    assert np.abs(logits[:, 0] - [x["score"] for x in ours]).max() < 1e-5
+
+
+def test_a_missing_package_is_one_line_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    recipe = SimpleNamespace(export_onnx=("fp32",))
+    line = r"^export_onnx needs onnx and onnxscript and onnxruntime: pip install 'palm_ds\[onnx\]'$"
+    with pytest.raises(UserError, match=line):
+        check_export(recipe)  # type: ignore[arg-type]
 
 
 # ---- the folder that a run writes ----

@@ -8,14 +8,14 @@ Every tensor is accounted for: a ConversionReport lists what was mapped, created
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from palm_ds import __version__
 from palm_ds.common.atomic import check_new_folder, write_new_folder
+from palm_ds.common.byte_sizes import parse_bytes
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.weights.convert import mapping_report, parity
@@ -36,7 +36,6 @@ TO = tuple(EXPORTS)
 _SHORT_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _NOT_SEEN = {"tokenizer", "untied_head"}
 """Options of opening that change nothing that the format's own library computes."""
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,16 +97,17 @@ def convert(
     target: str | Path,
     to: str = "palm_ds",
     options: ConversionOptions | None = None,
+    *,
+    add: Callable[[Path], object] | None = None,
     **opening: Any,
 ) -> ConversionResult:
     """Convert a checkpoint of any format and verify that the result gives the same outputs.
 
-    `source` is a path or, if there is no such path, the name of a repository on the Hugging Face
-    hub, whose safetensors are downloaded.
-
-    `opening`: options of the source's format (`eps`, `config`, `tokenizer`, ...). Raises UserError,
-    and writes nothing, if the source is damaged, `strict` is set and a tensor would be skipped, or
-    the outputs differ by more than the tolerance.
+    `source` is a path or, if there is none, the name of a repository on the Hugging Face hub, whose
+    safetensors are downloaded. `add(folder)` adds files before the folder is published. `opening`:
+    options of the source's format (`eps`, `config`, `tokenizer`, ...). Raises UserError, and writes
+    nothing, if the source is damaged, `strict` is set and a tensor would be skipped, or the outputs
+    differ by more than the tolerance.
     """
     source, target, options = Path(source), Path(target), options or ConversionOptions()
     if to not in TO:
@@ -135,6 +135,8 @@ def convert(
         documents.write(part)
         if plan.export.write_card:
             plan.export.write_card(part, _provenance(contents, found, documents))
+        if add:
+            add(part)
 
     write_new_folder(target, write)
     return ConversionResult(
@@ -218,7 +220,7 @@ def _plan_conversion(
         head_class=options.head_class,
         words=options.words,
         dtype=_SHORT_DTYPES.get(options.dtype, options.dtype),
-        max_shard_bytes=_bytes(options.shard_size),
+        max_shard_bytes=parse_bytes(options.shard_size, "shard_size"),
     )
     export = EXPORTS[to](contents, target)
     plan = export.plan
@@ -256,16 +258,6 @@ def usual_task(contents: CheckpointContents) -> int:
     if not contents.config.task_types:
         return 0
     return contents.task_ids.get(contents.export_task, 0)
-
-
-def _bytes(size: str) -> int:
-    """2GB -> 2000000000."""
-    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?) *([KMGT]B)?", size.strip().upper())
-    if found is None:
-        raise UserError(f"shard_size: {size!r} is not a size; give one such as 2GB or 500MB")
-    if (count := int(float(found[1]) * _UNITS[found[2] or ""])) < 1:
-        raise UserError(f"shard_size: {size!r} is less than a byte; give one such as 2GB or 500MB")
-    return count
 
 
 # ---- checks ----

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from palm_ds import __version__
-from palm_ds.common.atomic import write_new_folder
+from palm_ds.common.atomic import write_folder_atomically, write_new_folder
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.extras import need_extra
 from palm_ds.common.json_files import nan_to_null, write_json
@@ -38,6 +38,7 @@ from palm_ds.weights.convert.mapping_report import ConversionReport
 from palm_ds.weights.convert.onnx_parity import GraphComparison
 from palm_ds.weights.convert.parity import ParityReport
 from palm_ds.weights.formats.contents import CheckpointContents
+from palm_ds.weights.formats.huggingface.names import MASKED_WORDS, NEXT_SENTENCE
 from palm_ds.weights.formats.huggingface.plan import plan
 from palm_ds.weights.formats.huggingface.read import CONFIG
 from palm_ds.weights.formats.huggingface.sentence_transformers import write_modules
@@ -49,6 +50,7 @@ from palm_ds.weights.formats.onnx.description import (
     OnnxDescription,
 )
 from palm_ds.weights.formats.onnx.graph import plan_graph
+from palm_ds.weights.formats.open import open_checkpoint
 
 FAR, ENOUGH, MUCH = 0.3, 0.9, 0.02
 """Warned of: a larger difference relative to the largest value (at least 1), a smaller share of
@@ -177,7 +179,7 @@ def convert_to_onnx(
     `opening`: options of the source's format. Raises UserError, and writes nothing, if a package is
     missing, the encoder cannot be exported, or a file's outputs differ by too much.
     """
-    need_extra("ONNX", "onnx", "onnx", "onnxscript", "onnxruntime")
+    check_installed()
     source, target, options = Path(source), Path(target), options or OnnxOptions()
     check_target(source, target)
     opening = {name: value for name, value in opening.items() if value is not None}
@@ -190,7 +192,8 @@ def convert_to_onnx(
     scored: dict[str, Mapping[str, Mapping[str, float]]] = {}
 
     def write(part: Path) -> None:
-        found.extend(_write_files(job, part))
+        (part / FOLDER).mkdir()
+        found.extend(_write_files(job, part / FOLDER))
         if score is not None:
             made = score(part, job.description, [each.precision for each in found])
             scored.update(made)
@@ -207,6 +210,29 @@ def convert_to_onnx(
         scores=scored,
         notes=(*contents.notes, *job.notes),
     )
+
+
+def check_installed(what: str = "ONNX") -> None:
+    """Raises UserError, which begins with `what` needs them, if a package is missing."""
+    need_extra(what, "onnx", "onnx", "onnxscript", "onnxruntime")
+
+
+def add_onnx(
+    folder: Path, precisions: Sequence[str] = (), *, verify: bool = True
+) -> tuple[OnnxFile, ...]:
+    """Write onnx/ into a Hugging Face folder: the encoder, the pooling, and the classification head
+    if it has one. Raises UserError, and leaves the folder as it was."""
+    check_installed()
+    contents = open_checkpoint(folder)
+    usual = {
+        x: head for x, head in contents.heads.items() if x not in (MASKED_WORDS, NEXT_SENTENCE)
+    }
+    options = OnnxOptions(precisions=tuple(precisions), verify=verify)
+    job = _plan_job(replace(contents, heads=usual), options, {}, plain=True)
+    found: list[OnnxFile] = []
+    write_folder_atomically(folder / FOLDER, lambda part: found.extend(_write_files(job, part)))
+    _write_description(job, folder, found, {})
+    return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,12 +300,10 @@ def _check_skipped(
 # ---- files ----
 
 
-def _write_files(job: _OnnxJob, part: Path) -> list[OnnxFile]:
+def _write_files(job: _OnnxJob, folder: Path) -> list[OnnxFile]:
     """Write and compare the graphs. Raises UserError for one that differs by too much."""
     from palm_ds.weights.formats.onnx.write import write_fp16, write_fp32
 
-    folder = part / FOLDER
-    folder.mkdir()
     compare = _comparison(job) if job.options.verify else None
     source = folder / FILES["fp32"]
     write_fp32(job.contents, job.description, source, job.allowed)
@@ -337,14 +361,20 @@ def _write_rest(job: _OnnxJob, part: Path, files: Sequence[OnnxFile], scores: Sc
     if job.tokenizer is not None:
         stated = job.tokenizer.kept.config.get("model_max_length", longest)
         job.tokenizer.of_length(min(stated, longest)).save(part)
+    _write_description(job, part, files, scores)
+    read_documents(contents.path).write(part)
+
+
+def _write_description(
+    job: _OnnxJob, folder: Path, files: Sequence[OnnxFile], scores: Scores
+) -> None:
     about = {
         **job.description.record(),
         "made_by": f"palm_ds {__version__}",
         "files": {f"{FOLDER}/{each.name}": each.record() for each in files},
         "scores": scores,
     }
-    write_json(part / DESCRIPTION, nan_to_null(about))
-    read_documents(contents.path).write(part)
+    write_json(folder / DESCRIPTION, nan_to_null(about))
 
 
 def _config_json(job: _OnnxJob) -> Mapping[str, Any]:
