@@ -91,6 +91,8 @@ class RunDefinition(ABC):
         data = {"sources": sources, "tasks": tasks, "stages": self.stages()}
         values = self.settings.values(self.backbone.max_length) | self.backbone.values() | data
         values = merged(values, {"evaluate": {"metrics": own}} if own else {})
+        named = {name for task in self.tasks.values() for name in task.datasets}
+        values = merged(values, {"datasets": sorted(named)} if named else {})
         return make_recipe(
             classes_to_names(merged(values, self.settings.recipe)), type(self).__name__
         )

@@ -18,6 +18,7 @@ from typing import Any
 from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.errors import UserError
 from palm_ds.data.given_rows import Rows, listed
+from palm_ds.data.hub_datasets import names_of
 from palm_ds.data.reader.memory_rows import memory_rows, plain
 
 PADDLEPALM = {"reuse_head_with": "share", "set_as_aux": "auxiliary"}
@@ -47,6 +48,8 @@ class TaskWithData:
     mix_ratio: float = 1.0
     settings: dict[str, Any] = field(default_factory=dict)
     """The task's keys."""
+    datasets: set[str] = field(default_factory=set, init=False)
+    """Data sets on the hub that its rows are from, as far as they say so."""
     in_memory: dict[str, NamedRows] = field(default_factory=dict, init=False, repr=False)
     """{file that rows in memory were written to: the rows}."""
 
@@ -72,6 +75,7 @@ class TaskWithData:
 
     def _files(self, rows: Rows, folder: Path, argument: str) -> str | list[str]:
         """Rows as a recipe refers to them."""
+        self.datasets |= names_of(rows)
         found = listed(rows, argument)
         if not isinstance(found, tuple):
             return found

@@ -9,7 +9,7 @@ writes any one head.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 
 from palm_ds import __version__
 from palm_ds.common.errors import UserError
+from palm_ds.data.hub_datasets import names_in
 from palm_ds.model.config import EncoderConfig
 from palm_ds.model.heads import MaskedLMHead
 from palm_ds.model.lora import adapter_of, merged
@@ -228,12 +229,20 @@ def _provenance(
         source=f"a run of {steps:,} steps by recipe {recipe.fingerprint}",
         program=f"palm_ds {__version__}",
         licence=read_documents(start).licence if start and start.exists() else "",
+        datasets=tuple(sorted({*recipe.datasets, *names_in(_paths(recipe))})),
         base_model=hub_name_of(start) if start else "",
         tasks={name: task["kind"] for name, task in recipe.resolved()["tasks"].items()},
         scores=scores,
         scored_at=steps,
         pairs=any(task.segments > 1 for task in tables),
     )
+
+
+def _paths(recipe: Recipe) -> Iterator[str]:
+    """The files and folders that it trains on."""
+    for source in recipe.sources.values():
+        tables = [source.table] if isinstance(source.table, str) else source.table
+        yield from tables if source.table else source.weights
 
 
 def held_out_scores(folder: Path, steps: int) -> dict[str, dict[str, float]]:

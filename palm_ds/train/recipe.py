@@ -44,7 +44,8 @@ from palm_ds.train.report.tracker_clients import TrackSettings
 from palm_ds.weights.formats.open import read_info
 
 _ENCODER_CLASS = {"kind", "options"}  # keys of `backbone` that are not hyperparameters
-NOT_LEARNED = ("evaluate", "save", "log", "track", "export_task", "export_family", "export_onnx")
+_EXPORTED = ("export_task", "export_family", "export_onnx", "datasets")
+NOT_LEARNED = ("evaluate", "save", "log", "track", *_EXPORTED)
 """Keys that do not affect what is learned; a run may be resumed with other values of them."""
 CHANGEABLE = ("optimizer.lr", "optimizer.clip", "nonfinite", "loss_spike", "failure_limit")
 """Keys that a run that has not finished may be resumed with other values of; that is recorded."""
@@ -111,6 +112,9 @@ class Recipe:
     export_onnx: tuple[Literal["fp32", "fp16", "int8"], ...] = ()
     """Write `hf/onnx/` too: model.onnx (fp32) always, and the others that are named. Needs
     palm_ds[onnx]."""
+    datasets: tuple[str, ...] = ()
+    """`owner/name` of data sets on the hub, for the model card of `hf/`, which lists those of
+    hf:// sources and of rows loaded by `datasets` too."""
     evaluate: EvaluateSettings = EvaluateSettings()
     """Evaluation on held-out data."""
     save: SaveSettings = SaveSettings()

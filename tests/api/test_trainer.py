@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -55,6 +56,17 @@ def _as_before() -> Iterator[None]:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), sys.stdout
     yield
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), sys.stdout) == before
+
+
+def test_data_sets_of_the_hub_are_named(tables: Path) -> None:
+    """For the model card: those that rows were loaded from, and those that the user names."""
+    rows = datasets.Dataset.from_dict({"text_a": ["so good", "bad"] * 8, "label": [1, 0] * 8})
+    url = "hf://datasets/stanfordnlp/sst2@1f/train.parquet"
+    rows.info.download_checksums = {url: {"num_bytes": 1, "checksum": None}}
+    task = palm.tasks.Classification.on(train=datasets.DatasetDict({"train": rows}))
+    assert palm.Trainer(task, backbone=backbone(tables)).recipe.datasets == ("stanfordnlp/sst2",)
+    named = palm.Trainer(task, backbone=backbone(tables), recipe={"datasets": ["a/b"]})
+    assert named.recipe.datasets == ("a/b",)
 
 
 def backbone(tables: Path) -> Any:

@@ -391,7 +391,8 @@ def test_a_run_writes_the_task_that_trains_vectors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tasks = {"mood": {**TASKS["mood"], "task_id": 1}}
-    run = save_model(tmp_path / "run", ["mood"], tasks=tasks, backbone=BACKBONE)
+    named = {"datasets": ["owner/news"]}
+    run = save_model(tmp_path / "run", ["mood"], tasks=tasks, backbone=BACKBONE, **named)
     recipe, asked = recipe_of(run), open_predictor(run)
     state, data = asked.model.state_dict(), open_data(recipe)
     info = info_of(recipe, asked.model, steps=2)
@@ -404,6 +405,7 @@ def test_a_run_writes_the_task_that_trains_vectors(
     write_hf(tmp_path / "vectors", recipe, info, state, data, steps=2)
     card = (tmp_path / "head/README.md").read_text()
     assert "pipeline_tag: text-classification" in card and "- `mood`: accuracy 0.75" in card
+    assert "\ndatasets:\n- owner/news\n" in card
     assert "- `mood`: classification" in card and str(tmp_path) not in card
     assert as_vllm(tmp_path / "vectors") == ("CLS", True, 64)
     card = (tmp_path / "vectors/README.md").read_text()
