@@ -1,4 +1,5 @@
-"""Runs commands in their own process group and interrupts them as Ctrl-C would."""
+"""Runs commands in their own process group, interrupts them as Ctrl-C would, and leaves none behind
+if this process is killed."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -17,6 +19,7 @@ import psutil
 
 from palm_ds.common.errors import UserError
 from palm_ds.runtime.rank_status import FOLDER
+from palm_ds.train.sweeps import end_with_parent
 
 _GRACE_SECONDS = 120
 """Time for an interrupted run to save and exit; then it is killed."""
@@ -38,16 +41,22 @@ def spawn(
     output: IO[bytes] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a command in its own session. Its output goes to `output` (default: this process's).
-    `palm-ds run` watches this process, not those that it starts."""
+    """Start a command in its own session; it is interrupted if this process ends before it. Its
+    output goes to `output` (default: this process's). `palm-ds run` watches this process, not those
+    that it starts."""
     inherited = {name: value for name, value in os.environ.items() if name != FOLDER}
-    return subprocess.Popen(
-        command,
+    reading, writing = os.pipe()  # nothing is written; the end of this process closes it
+    child = subprocess.Popen(
+        [sys.executable, end_with_parent.__file__, str(_GRACE_SECONDS), *command],
         start_new_session=True,
+        stdin=reading,
         stdout=output,
         stderr=subprocess.STDOUT if output else None,
         env={**inherited, **(environment or {})},
     )
+    os.close(reading)
+    weakref.finalize(child, os.close, writing)
+    return child
 
 
 def interrupt_all(children: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -1,0 +1,57 @@
+"""Runs a command that must not outlive the process that started it.
+
+    python end_with_parent.py SECONDS COMMAND...
+
+Standard input is a pipe from that process; it closes when the process ends, however it does. Then
+the command is interrupted as by Ctrl-C, so that a run saves and exits, and killed after SECONDS.
+Exit code and signal are the command's. Standard library and psutil only: it starts at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+
+import psutil
+
+
+def run(command: Sequence[str], seconds: float) -> int:
+    """Run a command in this process's group; returns its exit code, -N after signal N."""
+    # A handler, since a command would inherit that a signal is ignored.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    except OSError as error:
+        print(f"error: {command[0]}: {error.strerror}", file=sys.stderr)
+        return 127
+    signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    threading.Thread(target=_watch, args=(seconds,), daemon=True).start()
+    return child.wait()
+
+
+def _watch(seconds: float) -> None:
+    """Wait until the other end of standard input is closed, then end the command."""
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    left = psutil.Process().children(recursive=True)
+    os.killpg(0, signal.SIGINT)
+    _, left = psutil.wait_procs(left, timeout=seconds)
+    for process in left:
+        process.kill()
+
+
+def _end_alike(code: int) -> None:
+    """Exit with this code, or by this signal."""
+    if code < 0:
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    _end_alike(run(sys.argv[2:], float(sys.argv[1])))
