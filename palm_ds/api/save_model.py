@@ -27,10 +27,18 @@ def save_pretrained(source: Path, folder: str | Path, *, head: str = "", task: s
 
 
 def push_saved(
-    save: Callable[[Path], object], name: str, *, private: bool, token: str | None, revision: str
+    save: Callable[[Path], object],
+    name: str,
+    *,
+    private: bool,
+    token: str | None,
+    revision: str,
+    first_process: bool = True,
 ) -> str:
-    """Push what `save` writes to the repository `name` of the hub; returns its address. Raises
-    UserError or TemporaryError."""
+    """Push what `save` writes to the repository `name` of the hub; returns its address. All
+    processes call `save`, the first one pushes. Raises UserError or TemporaryError."""
     with tempfile.TemporaryDirectory(prefix="palm_ds_") as folder:
         save(Path(folder))
+        if not first_process:
+            return hub.address(name, revision)
         return hub.push_folder(folder, name, private=private, token=token, revision=revision)

@@ -164,9 +164,14 @@ class TrainingSession(RunDefinition):
         self, name: str, *, private: bool = False, token: str | None = None, revision: str = ""
     ) -> str:
         """`save_pretrained` to the repository `name` of the Hugging Face hub; returns its
-        address. Raises UserError or TemporaryError."""
+        address. All processes call it. Raises UserError or TemporaryError."""
         return push_saved(
-            self.save_pretrained, name, private=private, token=token, revision=revision
+            self.save_pretrained,
+            name,
+            private=private,
+            token=token,
+            revision=revision,
+            first_process=self.first_process,
         )
 
     def save(self, folder: str | Path, *, huggingface: bool = False) -> Path:

@@ -96,7 +96,14 @@ def push_folder(
             api.create_branch(name, branch=revision, exist_ok=True)
         stale = _stale(api.list_repo_files(name, revision=revision or None), files.pushed)
         _commit(api, name, files, stale, revision, message or f"Push {len(files.pushed)} files")
-    return f"{api.endpoint}/{name}" + (f"/tree/{revision}" if revision else "")
+    return address(name, revision)
+
+
+def address(name: str, revision: str = "") -> str:
+    """The page of a repository."""
+    from huggingface_hub import constants
+
+    return f"{constants.ENDPOINT}/{name}" + (f"/tree/{revision}" if revision else "")
 
 
 def _folder(path: Path) -> Path:
@@ -139,7 +146,7 @@ def _api(name: str, token: str | None) -> HfApi:
         )
     if not sys.stderr.isatty():
         disable_progress_bars()
-    return huggingface_hub.HfApi(token=token, library_name="palm_ds")
+    return huggingface_hub.HfApi(token=token or None, library_name="palm_ds")
 
 
 def _commit(

@@ -4,7 +4,7 @@
 
 Standard input is a pipe from that process; it closes when the process ends, however it does. Then
 the command is interrupted as by Ctrl-C, so that a run saves and exits, and killed after SECONDS.
-Exit code and signal are the command's. Standard library and psutil only: it starts at once.
+Exit code and signal are the command's. Standard library and psutil only, so that it starts quickly.
 """
 
 from __future__ import annotations
