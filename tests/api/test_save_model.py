@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 
 import palm_ds as palm
@@ -80,7 +81,9 @@ def test_a_trainer_a_loaded_model_and_a_backbone_push(
     backbone = palm.Backbone.from_pretrained(tmp_path / "run")
     backbone.push_to_hub("org/encoder")
     again = palm.Backbone.from_pretrained(downloaded(server, "org/encoder", tmp_path / "encoder"))
-    assert (again(TEXTS) - backbone(TEXTS)).abs().max() < 1e-5
+    one, other = again(TEXTS), backbone(TEXTS)
+    assert isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+    assert (one - other).abs().max() < 1e-5
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(UserError, match=r"^org/encoder: no token: log in with `hf auth login`"):
         backbone.push_to_hub("org/encoder", token="")

@@ -1,6 +1,6 @@
 """Runs a command that must not outlive the process that started it.
 
-    python end_with_parent.py SECONDS COMMAND...
+    python -c "... main()" SECONDS COMMAND...
 
 Standard input is a pipe from that process; it closes when the process ends, however it does. Then
 the command is interrupted as by Ctrl-C, so that a run saves and exits, and killed after SECONDS.
@@ -15,8 +15,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from typing import NoReturn
 
 import psutil
+
+
+def main() -> NoReturn:
+    """Run the command of the arguments, and end as it does."""
+    seconds, *command = sys.argv[1:]
+    _end_alike(run(command, float(seconds)))
 
 
 def run(command: Sequence[str], seconds: float) -> int:
@@ -44,14 +51,10 @@ def _watch(seconds: float) -> None:
         process.kill()
 
 
-def _end_alike(code: int) -> None:
+def _end_alike(code: int) -> NoReturn:
     """Exit with this code, or by this signal."""
     if code < 0:
         if -code != signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     sys.exit(code)
-
-
-if __name__ == "__main__":
-    _end_alike(run(sys.argv[2:], float(sys.argv[1])))

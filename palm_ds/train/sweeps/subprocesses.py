@@ -17,12 +17,19 @@ from typing import IO
 
 import psutil
 
+import palm_ds
 from palm_ds.common.errors import UserError
 from palm_ds.runtime.rank_status import FOLDER
-from palm_ds.train.sweeps import end_with_parent
 
 _GRACE_SECONDS = 120
 """Time for an interrupted run to save and exit; then it is killed."""
+
+_END_WITH_PARENT = f"""
+import sys
+sys.path.insert(0, {str(Path(palm_ds.__file__).parents[1])!r})
+from palm_ds.train.sweeps.end_with_parent import main
+main()
+"""
 
 
 def run_and_wait(command: Sequence[str]) -> int:
@@ -47,7 +54,7 @@ def spawn(
     inherited = {name: value for name, value in os.environ.items() if name != FOLDER}
     reading, writing = os.pipe()  # nothing is written; the end of this process closes it
     child = subprocess.Popen(
-        [sys.executable, end_with_parent.__file__, str(_GRACE_SECONDS), *command],
+        [sys.executable, "-c", _END_WITH_PARENT, str(_GRACE_SECONDS), *command],
         start_new_session=True,
         stdin=reading,
         stdout=output,
