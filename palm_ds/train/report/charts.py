@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from palm_ds.train.report.metrics_file import Metrics
 
 Panel = Callable[["Axes"], None]
+_WIDTH = 10.6
+"""Inches."""
 _POINTS = 1500
 """A longer curve is averaged down to this many points, which is what a screen can show."""
 _STAGES = 20
@@ -31,7 +33,15 @@ def figure(panels: Sequence[Panel], *, height: float) -> str:
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 9, "axes.labelsize": 9}):
-        figure = Figure(figsize=(10.6, height), layout="constrained")
+        figure = Figure(figsize=(_WIDTH, height))
+        # fixed margins: a layout fitted to the labels would draw everything four times
+        figure.subplots_adjust(
+            left=0.95 / _WIDTH,
+            right=1 - 0.15 / _WIDTH,
+            bottom=0.45 / height,
+            top=1 - 0.2 / height,
+            wspace=0.24,
+        )
         for axes, panel in zip(figure.subplots(1, 2).flat, [*panels, None], strict=False):
             if panel is None:
                 axes.set_axis_off()
