@@ -24,6 +24,7 @@ from palm_ds.inference.predictor import Predictor, find_model, open_predictor
 from palm_ds.model.batch import Batch
 from palm_ds.model.crf import CRFHead, tag_log_probs
 from palm_ds.model.encoder import Encoder
+from palm_ds.model.meta import on_meta
 from palm_ds.model.multi_task_model import Model
 from palm_ds.train.export import outputs_of
 from palm_ds.weights.convert.to_onnx import SOURCE, Scores
@@ -111,7 +112,7 @@ def allowed_transitions(source: Path) -> dict[str, torch.Tensor]:
         _, recipe = find_model(source)
     except UserError:
         return {}
-    with torch.device("meta"):
+    with on_meta():
         backbone = Encoder(replace(recipe.backbone_config, vocab_size=8, kind="", options={}))
         heads = {name: task.head(backbone) for name, task in recipe.built_tasks.items()}
     return {

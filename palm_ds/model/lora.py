@@ -24,6 +24,7 @@ from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.rng import derive_key
 from palm_ds.model.dropout import dropout
 from palm_ds.model.encoder import EncoderLayer
+from palm_ds.model.meta import on_meta
 from palm_ds.model.multi_task_model import Model
 
 if TYPE_CHECKING:
@@ -113,7 +114,8 @@ class SplitLinear(nn.Module):
         size = joined.in_features
         weights, biases = joined.weight.split(size), joined.bias.split(size)
         for name, weight, bias in zip(_PARTS, weights, biases, strict=True):
-            part = nn.Linear(size, size, device="meta")
+            with on_meta():
+                part = nn.Linear(size, size)
             part.weight, part.bias = (nn.Parameter(x.detach().clone()) for x in (weight, bias))
             self.add_module(name, part)
 

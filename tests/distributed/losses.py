@@ -4,7 +4,7 @@ from tiny import arguments, make_engine, plain_loop, train, write
 
 from palm_ds.runtime.processes import leave
 
-options = arguments(steps=16, runs="0:fp32:4", dropout=0.0)
+options = arguments(steps=8, runs="0:fp32:4", dropout=0.0)
 steps = range(options.steps)
 results = {"plain": plain_loop(steps)}  # before ZeRO 3: it replaces F.linear everywhere
 if options.dropout:

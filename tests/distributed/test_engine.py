@@ -34,7 +34,8 @@ def in_order(runs: list[str]) -> str:
 @pytest.mark.slow
 def test_losses_of_two_processes_and_of_one_equal_a_plain_loop(run_distributed) -> None:
     runs = in_order(FP32 + BF16 + FP16 + OFFLOAD + DROPOUT)
-    result = run_distributed("losses.py", "--runs", runs, "--dropout", 0.1).result
+    options = ("--runs", runs, "--dropout", 0.1)
+    result = run_distributed("losses.py", *options, launcher="fork").result
     assert result["world"] == [2]
     plain = result["plain"]
     assert plain[-1] < plain[0] - 0.1  # it learns, so that a difference would grow

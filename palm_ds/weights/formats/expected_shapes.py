@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import nn
 
 from palm_ds.common.errors import UserError
@@ -16,6 +15,7 @@ from palm_ds.model.crf import CRFHead
 from palm_ds.model.encoder import Encoder, build_encoder
 from palm_ds.model.encoder_kinds import is_custom
 from palm_ds.model.heads import ClassHead, MaskedLMHead
+from palm_ds.model.meta import on_meta
 from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo, check_names
 
 Shape = tuple[int, ...]
@@ -27,7 +27,7 @@ def expected_shapes(config: EncoderConfig, heads: Mapping[str, HeadInfo]) -> dic
     """{palm_ds name: shape} of an encoder with these heads. A custom encoder is left out: only its
     class knows its shapes. Raises UserError if no tensor can have the sizes in `config`."""
     try:
-        with torch.device("meta"):
+        with on_meta():
             backbone = Encoder(config) if is_custom(config.kind) else build_encoder(config)
             modules = {name: _head(head, backbone) for name, head in heads.items()}
     except (RuntimeError, TypeError, OverflowError) as error:

@@ -18,6 +18,7 @@ from palm_ds.model.batch import Batch, PackedText
 from palm_ds.model.encoder import PLAIN, Encoder, build_encoder
 from palm_ds.model.heads import MaskedLMHead
 from palm_ds.model.kernels import Kernels
+from palm_ds.model.meta import on_meta
 from palm_ds.weights.formats.contents import (
     NEXT_SENTENCE_CLASSES,
     CheckpointContents,
@@ -130,7 +131,7 @@ def load_encoder(contents: CheckpointContents, kernels: Kernels = PLAIN) -> Enco
     """The encoder of a checkpoint on the CPU, in fp32. Raises UserError if a value is not
     finite."""
     custom = bool(contents.config.kind)
-    with torch.device("cpu" if custom else "meta"):  # custom ones may compute in __init__
+    with torch.device("cpu") if custom else on_meta():  # custom ones may compute in __init__
         backbone = build_encoder(contents.config, kernels)
     state = {
         name.removeprefix("backbone."): read_values(contents, name)
@@ -143,7 +144,7 @@ def load_encoder(contents: CheckpointContents, kernels: Kernels = PLAIN) -> Enco
 
 def load_masked_lm(contents: CheckpointContents, name: str, backbone: Encoder) -> MaskedLMHead:
     """A masked-LM head of a checkpoint over its encoder."""
-    with torch.device("meta"):
+    with on_meta():
         head = MaskedLMHead(backbone)
     prefix = f"heads.{name}."
     names = [x for x in contents.entries if x.startswith(prefix)]
