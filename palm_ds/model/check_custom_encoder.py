@@ -19,14 +19,17 @@ from palm_ds.common.errors import UserError
 from palm_ds.model.batch import Batch, PackedText
 from palm_ds.model.config import EncoderConfig
 from palm_ds.model.encoder import Encoder, build_encoder
+from palm_ds.model.visibility import prefix_lm
 
 _VOCAB_SIZE = 64
 _TOLERANCE = 1e-4
 
 
-def check_custom_encoder(config: EncoderConfig) -> None:
+def check_custom_encoder(config: EncoderConfig, partial_tasks: Sequence[str] = ()) -> None:
     """Raises UserError if the class named by `kind` breaks the contract of an encoder: wrong
-    shapes, texts of a row that see one another, unused parameters. Without `kind`, does nothing."""
+    shapes, texts of a row that see one another, unused parameters; with `partial_tasks`, tasks with
+    texts whose tokens do not all attend to one another, also tokens that see what is hidden from
+    them. Without `kind`, does nothing."""
     if not config.kind:
         return
     where = f"backbone.kind: {config.kind}"
@@ -35,6 +38,11 @@ def check_custom_encoder(config: EncoderConfig) -> None:
         encoder = build_encoder(replace(config, vocab_size=vocab_size)).eval()
         if problem := _problem(encoder):
             raise UserError(f"{where}: {problem}")
+        if partial_tasks and _sees_hidden(encoder):
+            raise UserError(
+                f"{where}: tokens of a text see others that tasks.{partial_tasks[0]} hides from "
+                "them; such a task needs attention that follows the plan of its batch"
+            )
     except UserError:
         raise
     except Exception as error:  # user code may raise anything
@@ -64,6 +72,21 @@ def _problem(encoder: Encoder) -> str:
     unused = [name for name, p in encoder.named_parameters() if p.grad is None]
     count = f"{len(unused)} unused parameters"
     return f"{unused[0]} is not used in the forward pass ({count}); remove it" if unused else ""
+
+
+def _sees_hidden(encoder: Encoder) -> bool:
+    """Whether a token that is read from left to right changes those before it."""
+    length = min(encoder.config.max_length, 12)
+    outs = []
+    for last in (1, 2):
+        ids = np.append(np.arange(length - 1), last)
+        text = PackedText(
+            input_ids=ids,
+            token_type_ids=np.zeros(length, np.int64),
+            visibility=prefix_lm(2, length - 2),
+        )
+        outs.append(encoder(Batch.from_rows([[text]], length=length, pad=0))[0, :-1])
+    return _differ(*outs)
 
 
 def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:

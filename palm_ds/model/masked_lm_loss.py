@@ -14,7 +14,7 @@ what lies between the two products is too, for chunks of few sizes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -44,7 +44,7 @@ def masked_lm_loss(
     `compiled`: `cross_entropy_of_padded`, compiled, for `chunked`.
     """
     if kernel == "chunked" and compiled:
-        return _chunked_and_compiled(rows, embeddings, bias, targets, compiled)
+        return chunked_loss(rows, embeddings, bias, targets, compiled, padded=True)
     return _KERNELS[kernel](rows, embeddings, bias, targets)
 
 
@@ -55,16 +55,33 @@ def _plain(rows, embeddings, bias, targets):
 
 
 def _chunked(rows, embeddings, bias, targets):
-    on_cpu = rows.device.type == "cpu" and rows.dtype == torch.float32
-    chunk = _CHUNK_ON_CPU if on_cpu else _CHUNK
-    return _ChunkedLoss.apply(rows, embeddings, bias, targets, chunk, _cross_entropy)
+    return chunked_loss(rows, embeddings, bias, targets, _cross_entropy)
 
 
-def _chunked_and_compiled(rows, embeddings, bias, targets, compiled):
+def chunked_loss(
+    rows: torch.Tensor,
+    embeddings: torch.Tensor,
+    bias: torch.Tensor,
+    targets: torch.Tensor,
+    cross_entropy: CrossEntropy,
+    *,
+    padded: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`masked_lm_loss` with this cross-entropy of a chunk of rows. `padded`: the chunks are of few
+    sizes, and the targets (n,) or (n, k) of rows without one are -1."""
+    if not padded:
+        on_cpu = rows.device.type == "cpu" and rows.dtype == torch.float32
+        chunk = _CHUNK_ON_CPU if on_cpu else _CHUNK
+        return _apply(rows, embeddings, bias, targets, chunk, cross_entropy)
     chunk = padded_rows(len(rows))
     missing = -len(rows) % chunk
-    rows, targets = F.pad(rows, (0, 0, 0, missing)), F.pad(targets, (0, missing), value=-1)
-    return _ChunkedLoss.apply(rows, embeddings, bias, targets, chunk, compiled)
+    rows, columns = F.pad(rows, (0, 0, 0, missing)), targets.view(len(rows), -1)
+    targets = F.pad(columns, (0, 0, 0, missing), value=-1)
+    return _apply(rows, embeddings, bias, targets, chunk, cross_entropy)
+
+
+def _apply(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return cast("tuple[torch.Tensor, torch.Tensor]", _ChunkedLoss.apply(*arguments))
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -80,7 +97,8 @@ class _ChunkedLoss(torch.autograd.Function):
         grads = _gradients(rows, embeddings, bias) if needs_grad else []
         for start in range(0, len(rows), chunk):
             inside = slice(start, start + chunk)
-            piece, target = rows[inside], targets[inside, None]
+            piece = rows[inside]
+            target = targets[inside].view(len(piece), -1)
             logits = torch.addmm(bias, piece, embeddings.t())
             loss, hits, *errors = cross_entropy(logits, target, loss, scale, needs_grad)
             correct += hits

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from palm_ds.data.given_rows import Rows, Splits
 from palm_ds.data.task_with_data import TaskWithData
 from palm_ds.tasks.classification import Classification as _Classification
+from palm_ds.tasks.generation import Generation as _Generation
 from palm_ds.tasks.masked_words import MaskedWords as _MaskedWords
 from palm_ds.tasks.matching import Matching as _Matching
 from palm_ds.tasks.multi_label import MultiLabel as _MultiLabel
@@ -82,6 +83,84 @@ class Classification(_Classification):
         class_weights: {class: weight of its loss during training}, by default 1; `balanced`:
             inverse class frequencies, so that all classes have the same total weight in the
             training rows.
+        """
+
+class Generation(_Generation):
+    """Writes texts."""
+    @classmethod
+    def on(
+        cls,
+        *,
+        train: Rows | Splits | None = None,
+        dev: Rows | None = None,
+        name: str = "",
+        columns: Mapping[str, Any] | None = None,
+        read: Mapping[str, Any] | None = None,
+        mix_ratio: float = 1.0,
+        weight: float = 1.0,
+        share: str = "",
+        task_id: int = -1,
+        head_lr: float = 0.0,
+        freeze: Sequence[str] = (),
+        new_head: bool = False,
+        batch: int = 0,
+        auxiliary: bool = False,
+        texts: Sequence[str] = (),
+        label_column: str = "target",
+        max_length: int = 0,
+        noise_rate: float = 0.5,
+        noise: Literal["random", "token"] = "random",
+        word_weight: float = 1.0,
+        query: Literal["auto", "attn", "mask"] = "auto",
+        target_segment: int = 3,
+        positions: Literal["continuous", "restart"] = "continuous",
+        smoothing: float = 0.1,
+        max_source: int = 0,
+        max_target: int = 64,
+        longest_span: int = 3,
+        reuse_head_with: str = "",
+        set_as_aux: bool = False,
+    ) -> TaskWithData:
+        """The task with rows to train and evaluate on, for palm.Trainer.
+
+        train, dev: files or rows (palm_ds/data/given_rows.py); a DatasetDict as `train` has
+            both. Without `train` it reads the rows of the task it is blended with.
+        columns: {role: column}; these and `read`, the other keys of a source's `read`, define
+            how rows are read (docs/finetuning.md).
+        mix_ratio: steps of this task per step of the reference task.
+
+        weight: Weight of the task's loss in the total loss.
+        share: Use the head and the task embedding of this other task, for example the same
+            masked words chosen by another strategy in another stage, or one head for the data
+            of two domains.
+        task_id: Row of the task embedding for its texts. -1: corpus tasks get one each, in the
+            recipe's order; table tasks get the row of `init_from`'s `export_task`, or 0.
+        head_lr: Peak learning rate of its head; 0: the optimizer's `lr`.
+        freeze: Patterns of parameters that this task's steps do not update
+            (`backbone.layers.0.*`); its stages need `mix: step`.
+        new_head: Initialise its head newly even if `init_from` has one with its name.
+        batch: Examples per step, where the recipe's `batch` counts examples; 0: the recipe's
+            number.
+        auxiliary: Only supports the other tasks: its scores do not select the final weights.
+        texts: Text columns; by default text_a and, if the table has it, text_b.
+        label_column: The column of the targets.
+        max_length: Maximum tokens of an example, including [CLS] and [SEP]; 0: the length of a
+            row.
+        noise_rate: Share of the target tokens in the context that are replaced during training.
+        noise: random: by a random token. token: by [NOISE], which the vocabulary must have.
+        word_weight: Weight of the word-by-word flow in the loss, from 0 to 1; the span-by-span
+            flow has the rest (the paper's lambda). A flow without weight has no queries.
+        query: The token of the queries: [ATTN], or [MASK] where the vocabulary has none.
+        target_segment: Segment of the target and its queries; the last of the encoder if that
+            has fewer.
+        positions: Position embeddings: one sequence over source and target, or from 0 again at
+            the target and from 1 at each further source.
+        smoothing: Label smoothing: share of the target probability spread over the vocabulary.
+        max_source: Maximum tokens of the source, with [CLS] and [SEP]; 0: what the target
+            leaves of a row.
+        max_target: Maximum tokens of the target, with [CLS] and [SEP].
+        longest_span: Tokens of the longest span of the span-by-span flow, whose spans are
+            random; the paper has this flow in pretraining only.
         """
 
 class MaskedWords(_MaskedWords):

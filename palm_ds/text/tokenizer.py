@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tokenizers import (
@@ -133,7 +133,8 @@ class Tokenizer:
         """The special token ids that tasks need."""
         from palm_ds.text.tokens import SpecialTokens
 
-        ids = {role: self._known[token] for role, token in self.roles.items()}
+        ids: dict[str, Any] = {role: self._known[token] for role, token in self.roles.items()}
+        ids |= {"attn": self._known.get("[ATTN]"), "noise": self._known.get("[NOISE]")}
         joined = joins_pairs(self.backend, self.kept)
         return SpecialTokens(size=self.size, regular=self._regular(), **joined, **ids)
 

@@ -23,6 +23,9 @@ class SpecialTokens:
     unk: int
     regular: np.ndarray
     """(n,) int64: ids eligible as random replacements in masking."""
+    attn: int | None = None
+    noise: int | None = None
+    """[ATTN] and [NOISE] of ERNIE-GEN, in vocabularies that have them."""
     separators: int = 1
     """[SEP] tokens between two texts; RoBERTa's tokenizers put 2."""
     second_type: int = 1

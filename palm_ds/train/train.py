@@ -159,7 +159,8 @@ class TrainingRun:
     def _example_lines(self) -> list[str]:
         """Example predictions on held-out documents, else on training documents; empty without a
         masked-word head or a corpus."""
-        has_head = any(isinstance(head, MaskedLMHead) for head in self.model.heads.values())
+        heads = self.model.heads.values()
+        has_head = any(type(head) is MaskedLMHead for head in heads)  # none that writes texts
         if self.examples is None or not has_head or not self.data.corpora:
             return []
         source: CorpusSource = next(
@@ -312,7 +313,8 @@ def _check_first(run: RunSpec) -> None:
     """Check user-defined code and missing packages, before any data is opened."""
     check_export(run.recipe)
     optimizer_class(run.recipe.optimizer, zero_stage=run.ds_config.stage)
-    check_custom_encoder(run.recipe.backbone_config)
+    partial = [n for n, task in run.recipe.built_tasks.items() if task.attends_partially]
+    check_custom_encoder(run.recipe.backbone_config, partial)
     assert run.recipe.own_metrics is not None  # checks itself
 
 

@@ -72,6 +72,7 @@ def write_data(folder: Path) -> None:
         "tags": tagged,
         "reading": asked,
         "found": lambda: {"query": text(5), "positive": text(), "negatives": [text(6)]},
+        "titles": lambda: {"source": text(9), "target": text(4)},
         "alike": lambda: {"text_a": text(8), "text_b": text(8), "label": float(rng.random())},
     }
     for name, make in makers.items():
@@ -89,6 +90,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "reading": {"kind": "reading", "stride": 8},
     "found": {"kind": "retrieval", "max_length": 14, "batch": 3},
     "alike": {"kind": "similarity", "pooling": "cls"},
+    "titles": {"kind": "generation", "max_target": 6, "word_weight": 0.6, "smoothing": 0.1},
     "words": {"kind": "masked_words", "source": "first", "auxiliary": True},
 }
 

@@ -1,4 +1,4 @@
-"""Eight tasks of different kinds in one run: one curve and the same weights, wherever the run is
+"""Nine tasks of different kinds in one run: one curve and the same weights, wherever the run is
 interrupted and resumed; frozen steps, learning rates and EMA from a recipe."""
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def check_one_curve_wherever_it_resumes(result: dict[str, Any]) -> None:
     assert "resume" in moved["events"] and "resume" not in whole["events"]
     # The step after which it was stopped had an evaluation due, which is made up for.
     steps = [step for step, _ in whole["evaluations"]]
-    assert steps == [step for step, _ in moved["evaluations"]] == [3, 6, 9, 12, 15, 18]
+    assert steps == [step for step, _ in moved["evaluations"]] == [3, 6, 9, 12, 15, 18, 20]
     assert whole["chosen"] == moved["chosen"]
     for name, value in whole["weights"].items():
         np.testing.assert_allclose(moved["weights"][name], value, rtol=1e-4, atol=1e-3)
-    assert whole["heads"] == ["better", "first", "number", "reading", "tags", "words"]  # no second
+    assert whole["heads"] == ["better", "first", "number", "reading", "tags", "titles", "words"]
 
 
 def killed_and_resumed_to_the_last_bit(result: dict[str, Any]) -> None:
@@ -61,7 +61,8 @@ def killed_and_resumed_to_the_last_bit(result: dict[str, Any]) -> None:
     scores = {step: found["first"]["metrics"]["accuracy"] for step, found in whole["evaluations"]}
     assert scores[chosen] == max(scores.values())
     assert chosen == min(step for step, score in scores.items() if score == scores[chosen])
-    last = dict(whole["evaluations"])[18]
+    last = dict(whole["evaluations"])[20]
+    assert last["titles"]["metrics"]["perplexity"] > 1 and last["titles"]["loss"] > 0
     assert "pearson" in last["number"]["metrics"] and last["number"]["accuracy"] is None
     assert last["found"]["loss"] > 0 and last["found"]["metrics"]["ndcg@10"] > 0
     assert last["alike"]["loss"] > 0 and "spearman" in last["alike"]["metrics"]

@@ -23,6 +23,7 @@ from palm_ds.model.encoder import Encoder, EncoderConfig
 from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
+from palm_ds.model.visibility import multi_flow
 from palm_ds.runtime.ds_config import make_ds_config
 from palm_ds.runtime.optimizer import OptimizerConfig
 from palm_ds.runtime.param_groups import param_groups
@@ -85,13 +86,19 @@ def make_engine(
 
 def row(step: int, number: int, tasks: Sequence[str] = ("words", "order")) -> Example:
     """One text with 1 to 8 masked words; about half have the other label, but not in early rows
-    of a step, so that processes and micro-batches differ."""
+    of a step, so that processes and micro-batches differ. One in four has queries, which the other
+    tokens do not see."""
     rng = np.random.default_rng([step, number])
     size = int(rng.integers(12, LENGTH))
     ids = rng.integers(5, WORDS, size)
-    nothing = np.zeros(size, np.int64)
+    nothing, third = np.zeros(size, np.int64), size // 3
+    flows = multi_flow(size - 2 * third, third, [np.arange(third)])
     example = Example(
-        input_ids=ids, token_type_ids=nothing, source_offsets=np.arange(size), annotations={}
+        input_ids=ids,
+        token_type_ids=nothing,
+        source_offsets=np.arange(size),
+        annotations={},
+        visibility=flows if number % 4 == 3 else None,
     )
     at = rng.choice(size, int(rng.integers(1, 9)), replace=False)
     if "words" in tasks:

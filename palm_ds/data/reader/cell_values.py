@@ -10,8 +10,12 @@ from palm_ds.corpus.input.records import BadRecordError, check_text, type_name
 from palm_ds.data.reader.options import TableSettings
 from palm_ds.text.simplified import simplify_in_place
 
-TEXTS = ("text_a", "text_b", "text_b_neg", "question", "context")
-_STRIPPED = ("text_a", "text_b", "text_b_neg", "choices", "query", "positive", "negatives")
+_GENERATION = ("source", "source_b", "source_c", "target")
+TEXTS = ("text_a", "text_b", "text_b_neg", "question", "context", *_GENERATION)
+_STRIPPED = (
+    *("text_a", "text_b", "text_b_neg", "choices", "query", "positive", "negatives"),
+    *_GENERATION,
+)
 Note = Callable[[str], None]  # called with what is odd about a row that is kept
 
 

@@ -28,6 +28,8 @@ ALIASES = {
     "tags": ("ner_tags",),
     "choices": ("options",),
     "impossible": ("is_impossible",),
+    "source": ("src",),
+    "target": ("tgt",),
 }
 """Columns that take a role if none has the role's own name."""
 _NUMBERED = ("tsv", "csv", "conll")

@@ -25,6 +25,10 @@ ROLES = {
     "positive": "a text that the query should find",
     "negatives": "a list of texts that the query should not find",
     "teacher_scores": "a list of numbers: a teacher's score of the positive, and of each negative",
+    "source": "a text from which the target is written",
+    "source_b": "a further source, with a segment of its own",
+    "source_c": "a third source",
+    "target": "the text to write",
     "impossible": "true: the context does not answer the question",
 }
 FORMATS = ("auto", "tsv", "csv", "jsonl", "json", "text", "conll", "smart", "parquet", "arrow")
@@ -36,10 +40,13 @@ _CHOICES = {
     "bad_rows": ("stop", "skip"),
     "lost_answers": ("stop", "keep", "drop"),
 }
-_JOINED = ("choices", "text_a", "text_b", "text_b_neg", "negatives", "teacher_scores")
+_JOINED = (
+    *("choices", "text_a", "text_b", "text_b_neg", "negatives", "teacher_scores"),
+    *("source", "source_b", "source_c"),
+)
 _SCALARS = (
     *("label", "id", "qid", "text_a", "text_b", "text_b_neg", "question", "context"),
-    *("query", "positive"),
+    *("query", "positive", "source", "source_b", "source_c", "target"),
 )
 
 

@@ -1,0 +1,195 @@
+"""Write a text from another one: summaries, titles, questions, replies (ERNIE-GEN: Xiao et al.
+2020, sections 3.2 and 3.3).
+
+    source, source_b, ...   [CLS] source [SEP] source_b [SEP]     segments 0, 1, ...
+    target                  [CLS] target [SEP]                    segment 3
+
+Every token of the target, and the [SEP] that ends it, is predicted from an [ATTN] query that sees
+the source and the target before it, some of which is noise. The flows, and where the paper and
+ERNIE's code differ: palm_ds/data/generation_flows.py.
+
+As in ERNIE's code a target that is cut has no [SEP], so that the model does not learn to stop
+there. Several sources are cut as elsewhere, the longest first; ERNIE cuts the last one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from palm_ds.common.errors import UserError
+from palm_ds.data.example import Example, build_input
+from palm_ds.data.generation_flows import (
+    WORD,
+    FlowOptions,
+    random_spans,
+    same_head,
+    token_column,
+    unigram_baseline,
+)
+from palm_ds.data.layout import layouts
+from palm_ds.data.source import unigram_frequencies
+from palm_ds.data.table_source import TableSource
+from palm_ds.data.task import Task
+from palm_ds.tasks.shared.text_task import SHORTEST, TextTask, level
+
+SOURCES = ("source", "source_b", "source_c")
+_SHORTEST_TARGET = 3  # [CLS], a token, [SEP]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation(FlowOptions, TextTask):
+    """Writes texts."""
+
+    max_source: int = 0
+    """Maximum tokens of the source, with [CLS] and [SEP]; 0: what the target leaves of a row."""
+    max_target: int = 64
+    """Maximum tokens of the target, with [CLS] and [SEP]."""
+    longest_span: int = 3
+    """Tokens of the longest span of the span-by-span flow, whose spans are random; the paper has
+    this flow in pretraining only."""
+    label_column: str = "target"
+    """The column of the targets."""
+    smoothing: float = 0.1
+    """Label smoothing: share of the target probability spread over the vocabulary."""
+
+    attends_partially: ClassVar[bool] = True
+    segments: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        self.check_options(self.where)
+        if self.max_target < _SHORTEST_TARGET:
+            raise UserError(
+                f"{self.where}.max_target: {self.max_target} is less than {_SHORTEST_TARGET}: "
+                "[CLS], a token and [SEP]"
+            )
+        if self.max_source < 0 or 0 < self.max_source < SHORTEST:
+            raise UserError(
+                f"{self.where}.max_source: {self.max_source}; it must be 0 or at least {SHORTEST}"
+            )
+        if self.longest_span < 1:
+            raise UserError(f"{self.where}.longest_span: {self.longest_span} is less than 1")
+
+    def columns_of(self, source: TableSource) -> tuple[str, ...]:
+        columns = self.texts or tuple(x for x in SOURCES if x == "source" or x in source.columns)
+        for column in columns:
+            source.need(column, self.where)
+        return columns
+
+    def check(self, source: TableSource, *, labelled: bool) -> None:
+        super().check(source, labelled=labelled)
+        if source.tokenizer is not None:
+            self.check_vocabulary(source.vocabulary, self.where)
+
+    def check_labels(self, source: TableSource) -> None:
+        source.need(self.label_column, self.where)
+        for item, text in enumerate(source.column(self.label_column)):
+            if not isinstance(text, str) or not text.strip():
+                raise UserError(f"{source.where(item)}: {self.label_column} is empty")
+
+    def with_head_of(self, origin: Task) -> Task:
+        same_head(self, origin, self.where)
+        return self
+
+    def longest_text(self, length: int) -> int:
+        """The largest position plus one."""
+        longest = self.max_source or length
+        if self.positions == "continuous":
+            return min(length, longest + self.max_target)
+        return min(length, max(longest, self.max_target))
+
+    def layout(
+        self, items: np.ndarray, uniform: np.ndarray, source: TableSource, max_length: int
+    ) -> np.ndarray:
+        """`item`, the `tokens` (sources,) of each source, those of the `target`, and whether it
+        `ends`: is not cut."""
+        item, columns = items[:, 0], self.columns_of(source)
+        words = source.encoded(self.label_column).lengths[item]
+        target = np.minimum(words + 2, self.max_target)
+        left = self.input_length(max_length) - target - self.query_count(target)
+        if (left < SHORTEST).any():
+            raise UserError(
+                f"{self.where}: rows of {max_length} tokens leave no room for a source beside a "
+                f"target of {int(target.max())} and its queries; raise `length` or lower max_target"
+            )
+        tokens = self._source_lengths(item, source, np.minimum(left, self.max_source or left))
+        special = source.vocabulary.around(len(columns))
+        length = tokens.sum(1) + special + target + self.query_count(target)
+        return layouts(length, item=item, tokens=tokens, target=target, ends=words + 2 <= target)
+
+    def cut_rows(self, source: TableSource, max_length: int) -> int:
+        items = self.items(source, max_length)
+        found = self.layout(items, np.empty((len(items), 0)), source, max_length)
+        lengths = sum(source.encoded(column).lengths for column in self.columns_of(source))
+        return int(((found["tokens"].sum(1) < lengths) | (found["ends"] == 0)).sum())
+
+    def describe_rows(self, source: TableSource, max_length: int) -> str:
+        cut = self.cut_rows(source, max_length)
+        return f"{self.name}: {len(source):,} rows" + (f"; {cut:,} truncated" if cut else "")
+
+    def _source_lengths(
+        self, item: np.ndarray, source: TableSource, most: int | np.ndarray
+    ) -> np.ndarray:
+        """(n, sources) tokens of each source, with room for `most`, special ones included."""
+        columns = self.columns_of(source)
+        lengths = [source.encoded(column).lengths[item] for column in columns]
+        return level(np.stack(lengths, 1), most - source.vocabulary.around(len(columns)))
+
+    def source_example(self, item: int, tokens: np.ndarray, source: TableSource) -> Example:
+        """[CLS] source [SEP] ... with so many tokens (sources,) of each source of a row."""
+        pieces = [
+            source.encoded(column).read(item, 0, many)
+            for column, many in zip(self.columns_of(source), tokens.tolist(), strict=True)
+        ]
+        example = build_input(pieces, source.vocabulary)
+        example.item = item
+        return example
+
+    def example(self, layout: np.void, source: TableSource, rng: np.random.Generator) -> Example:
+        item, many, vocabulary = int(layout["item"]), int(layout["target"]), source.vocabulary
+        words = source.encoded(self.label_column).read(item, 0, many - 1 - int(layout["ends"])).ids
+        end = [vocabulary.sep] if layout["ends"] else []
+        target = np.concatenate([[vocabulary.cls], words, end]).astype(np.int64)
+        spans = random_spans(many - 1, self.longest_span, rng)
+        given = self.source_example(item, layout["tokens"], source)
+        example, labels = self.assemble(given, target, spans, vocabulary, rng)
+        example.labels[self.name] = labels
+        return example
+
+    def arrangement_key(self) -> str:
+        return super(TextTask, self).arrangement_key()
+
+    def baseline(self, targets: np.ndarray, source: TableSource) -> tuple[np.ndarray, np.ndarray]:
+        """Unigram baseline: token frequencies of the targets, with add-one smoothing."""
+        share = source.cached(
+            f"unigrams {self.name}",
+            lambda: unigram_frequencies(
+                [source.encoded(self.label_column).ids], source.vocabulary.size
+            ),
+        )
+        return unigram_baseline(targets, share)
+
+    def decode(self, scores: np.ndarray, example: Example, source: TableSource) -> dict[str, Any]:
+        """How well the true target is predicted, word by word where there are such queries."""
+        targets = example.labels[self.name][1]
+        if targets.ndim > 1:
+            scores, targets = scores[targets[:, 1] == WORD], targets[targets[:, 1] == WORD]
+        tokens = token_column(targets)
+        best = scores.max(-1)
+        totals = best + np.log(np.exp(scores - best[:, None]).sum(-1, dtype=np.float64))
+        losses = totals - np.take_along_axis(scores, tokens[:, None], 1)[:, 0]
+        right = int((scores.argmax(-1) == tokens).sum())
+        return {"loss": float(losses.sum()), "right": right, "tokens": len(tokens)}
+
+    def metrics(
+        self, predictions: Mapping[int, dict[str, Any]], source: TableSource
+    ) -> dict[str, float]:
+        """Accuracy and perplexity of single tokens of the true targets."""
+        many = sum(each["tokens"] for each in predictions.values())
+        loss = sum(each["loss"] for each in predictions.values()) / many
+        right = sum(each["right"] for each in predictions.values()) / many
+        return {"token_accuracy": right, "perplexity": math.exp(min(loss, 700.0))}
