@@ -5,7 +5,7 @@
 
 `rows` reads documents {"title", "text"} with a blank line between paragraphs. One title in eight is
 held out with all its passages, and its text is not in `corpus.jsonl` either, which is what to
-pretrain on. `score` prints ROUGE-L of files of predictions by `rouge-score`, on characters, beside
+pretrain on. `score` prints ROUGE-L of files of predictions by `rouge-score`, on characters, and
 that of two simple rules: the first characters of the passage, as many as titles have on average,
 and the most frequent title.
 """
@@ -24,8 +24,8 @@ HELD_OUT = 8
 """One of this number of titles is held out."""
 CHARACTERS = 100
 """Of a passage: whole paragraphs, at least one."""
-PASSAGES = {"train": 24, "test": 6}
-"""At most so many of each title."""
+PASSAGES = {"train": 12, "test": 6}
+"""The most of each title."""
 
 
 def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -49,7 +49,7 @@ def passages(text: str) -> Iterator[str]:
 
 
 def spread(values: Sequence[str], most: int) -> list[str]:
-    """At most so many of them, evenly spread."""
+    """At most `most` of them, evenly spread."""
     step = max(len(values) / most, 1.0)
     return [values[int(i * step)] for i in range(min(most, len(values)))]
 
@@ -100,7 +100,7 @@ def score(rows: Path, predictions: Sequence[Path]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     make = commands.add_parser("rows")
     make.add_argument("--data", type=Path, required=True)

@@ -96,7 +96,7 @@ class FlowOptions:
         )
 
     def query_count(self, target: np.ndarray) -> np.ndarray:
-        """The number of queries for targets of so many tokens, [CLS] included."""
+        """The number of queries for targets of `target` tokens, [CLS] included."""
         return (target - 1) * len(self.flows)
 
     def source_positions(self, segments: np.ndarray) -> np.ndarray:

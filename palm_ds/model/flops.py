@@ -15,7 +15,8 @@ def training_flops(
 ) -> torch.Tensor | float:
     """FLOPs of the forward and backward pass of one batch: 6 for each layer weight and token, the
     attention within sequences, and the vocabulary product for each label of `vocab_tasks` (other
-    heads are negligible). Recomputed activations and padding do not count. The last layer counts in
+    heads are negligible). Tokens that do not see one another count as pairs: attention
+    computes them. Recomputed activations and padding do not count. The last layer counts in
     full, although most of it may be computed at the labels only.
 
     A scalar on the batch's device: nothing waits for it."""

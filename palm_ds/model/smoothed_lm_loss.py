@@ -1,7 +1,7 @@
 """The loss of tokens that are generated: label smoothing, and weights by flow.
 
 The products with the token embeddings are those of `masked_lm_loss`, chunk by chunk; the kernels of
-other libraries have no weights, so `chunked` stands in for them.
+other libraries have no weights, so `chunked` replaces them.
 """
 
 from __future__ import annotations

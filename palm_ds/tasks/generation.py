@@ -113,7 +113,7 @@ class Generation(FlowOptions, TextTask):
         left = self.input_length(max_length) - target - self.query_count(target)
         if (left < SHORTEST).any():
             raise UserError(
-                f"{self.where}: rows of {max_length} tokens leave no room for a source beside a "
+                f"{self.where}: rows of {max_length} tokens leave no room for a source next to a "
                 f"target of {int(target.max())} and its queries; raise `length` or lower max_target"
             )
         tokens = self._source_lengths(item, source, np.minimum(left, self.max_source or left))
@@ -140,7 +140,7 @@ class Generation(FlowOptions, TextTask):
         return level(np.stack(lengths, 1), most - source.vocabulary.around(len(columns)))
 
     def source_example(self, item: int, tokens: np.ndarray, source: TableSource) -> Example:
-        """[CLS] source [SEP] ... with so many tokens (sources,) of each source of a row."""
+        """[CLS] source [SEP] ... with `tokens` (sources,) of each source of a row."""
         pieces = [
             source.encoded(column).read(item, 0, many)
             for column, many in zip(self.columns_of(source), tokens.tolist(), strict=True)

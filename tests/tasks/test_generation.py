@@ -159,7 +159,7 @@ def test_bad_tables(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no column 'source'"):
         task.check(source_of(tmp_path, [{"text_a": "a", "target": "b"}]), labelled=True)
     dataset = dataset_of(source_of(tmp_path, ROWS), task_of(max_target=64), max_length=24)
-    with pytest.raises(UserError, match="rows of 24 tokens leave no room for a source beside"):
+    with pytest.raises(UserError, match="rows of 24 tokens leave no room for a source next to"):
         dataset.layouts(np.arange(4))
 
 
