@@ -27,6 +27,7 @@ from palm_ds.text.words import Segmenter, split_words
 
 if TYPE_CHECKING:
     from palm_ds.text.tokenizer import Tokenizer
+    from palm_ds.text.word_segmenter import WordSegmenter
 
 MOST_WORDS = 400_000  # distinct words in the cache; about 150 MB
 _CHINESE_ENTITIES = frozenset({"nr", "ns", "nt", "nz", "nrfg", "nrt"})
@@ -46,7 +47,7 @@ class DocumentAnalyzer:
     ) -> None:
         self.tokenizer, self.options = tokenizer, options
         self.labels = {name: number for number, name in enumerate(labels)}
-        self.segment = find_segmenter(options)
+        self.segment = find_segmenter(options, tokenizer.segmenter)
         self.simplify = find_simplifier() if options.simplify else None
         self.tag = chinese_tagger() if options.language != "en" else None
         self.collocations = Collocations(collocations) if collocations else None
@@ -241,10 +242,13 @@ def _lexicon(files: Iterable[str], *, exact: bool) -> Lexicon | None:
     return Lexicon(entries, exact=exact) if entries else None
 
 
-def find_segmenter(options: TextOptions) -> Segmenter | None:
-    """The Chinese word segmenter: the user's function, or rjieba; None for English."""
+def find_segmenter(options: TextOptions, own: WordSegmenter | None) -> Segmenter | None:
+    """The Chinese word segmenter: the user's function, `own` of the tokenizer, or rjieba; None for
+    English."""
     if options.segmenter:
         return find_function(options.segmenter, "segmenter")
+    if own is not None:
+        return own.cut
     if options.language == "en":
         return None
     import rjieba

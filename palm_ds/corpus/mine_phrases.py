@@ -29,6 +29,7 @@ from palm_ds.corpus.worker import WorkUnitReader
 from palm_ds.text import chinese_lists as chinese
 from palm_ds.text import english_lists as english
 from palm_ds.text.simplified import find_simplifier
+from palm_ds.text.tokenizer import segmenter_in
 from palm_ds.text.word_features import BLANK, HAN, LETTER, SPACE, is_han, word_flags
 from palm_ds.text.words import GrowableArray, WordIndex, split_words
 
@@ -66,7 +67,7 @@ def count_pairs(task: tuple[str, int]) -> list[CooccurrenceCounts]:
     Pairs seen only once are dropped."""
     job = load_job(Path(task[0]))
     options = job.text
-    segment = find_segmenter(options)
+    segment = find_segmenter(options, segmenter_in(Path(task[0]) / "tokenizer"))
     simplify = find_simplifier() if options.simplify else str
     counters = _counters(options)
     table = WordIndex()

@@ -87,7 +87,7 @@ def add_tokens(
 
 def _like(tokenizer: Tokenizer, backend: Backend) -> Tokenizer:
     """Another vocabulary with the same special tokens and settings."""
-    return Tokenizer(backend, origin=tokenizer.origin, roles=tokenizer.roles, kept=tokenizer.kept)
+    return tokenizer.changed(backend)
 
 
 def initializing_ids(tokenizer: Tokenizer, token: str, like: str = "") -> list[int]:

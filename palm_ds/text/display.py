@@ -34,7 +34,7 @@ def display_tokens(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> lis
 
 
 def _surface(tokenizer: Tokenizer, token: str) -> tuple[str, bool]:
-    if tokenizer.kind == "wordpiece":
+    if tokenizer.kind == "wordpiece" and not token.startswith("▁"):
         continues = token.startswith("##") and len(token) > 2
         return (token[2:] if continues else token), continues
     decoder = tokenizer.backend.decoder

@@ -40,7 +40,7 @@ def normalizing_tokenizer(tokenizer: Tokenizer, *, simplify: bool, lower: bool) 
         backend.normalizer = normalizers.Sequence([*steps, *own])
     if not adds_special_tokens(tokenizer.backend):
         backend.post_processor = None  # Tokenizer adds BERT's
-    return Tokenizer(backend, origin=tokenizer.origin, roles=tokenizer.roles, kept=tokenizer.kept)
+    return tokenizer.changed(backend)
 
 
 def _simplifying_steps() -> list[normalizers.Normalizer]:

@@ -32,7 +32,6 @@ _UNIGRAM, _BPE = 1, 2  # kinds of model
 _UNKNOWN, _CONTROL, _UNUSED = 2, 3, 5  # kinds of piece that text is never split into
 _LONGEST_PIECE = 1_000  # characters
 _MASKS = ("[MASK]", "<mask>")
-_SPLITTER = "dict.wordseg.pickle"  # ERNIE tiny's words, which its text is split into first
 
 _FAIRSEQ = {  # (tokens in front, pieces of the model that they replace)
     "xlm-roberta": (("<s>", "<pad>", "</s>", "<unk>"), 3),
@@ -65,12 +64,6 @@ def find_sentencepiece_model(vocabulary: Path) -> Path:
     """Finds the SentencePiece model of a vocab.txt that lists its pieces: in the same folder or in
     `subword/`."""
     for folder in (vocabulary.parent, vocabulary.parent / "subword"):
-        if (folder / _SPLITTER).is_file():
-            raise UserError(
-                f"tokenizer {vocabulary}: ERNIE tiny splits texts into the words of {_SPLITTER} "
-                "first, which is not supported; separate the words of your texts by spaces and "
-                "remove that file"
-            )
         found = sorted(folder.glob("*.model"))
         if len(found) > 1:
             names = ", ".join(file.name for file in found)
@@ -115,10 +108,10 @@ def _as_roberta(backend: Backend) -> Backend:
 def compile_listed(
     model: bytes,
     tokens: Sequence[str],
-    *,
-    origin: str,
     unknown: str,
     special: Sequence[str],
+    *,
+    origin: str,
     lower: bool,
 ) -> Backend:
     """The tokenizer of a model with the ids of a vocab.txt, whose lines are `tokens`."""

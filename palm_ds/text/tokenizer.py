@@ -26,7 +26,6 @@ from tokenizers import (
     models,
     normalizers,
     pre_tokenizers,
-    processors,
 )
 from tokenizers import Tokenizer as Backend
 
@@ -42,30 +41,32 @@ from palm_ds.text.sentencepiece_model import (
     lists_pieces,
 )
 from palm_ds.text.tokenizer_settings import (
+    ROLE_TOKENS,
     KeptSettings,
     TokenizerSettings,
     add_settings_tokens,
     apply_settings,
     bert_normalizer,
+    bert_template,
+    find_role,
     joins_pairs,
     read_settings,
     roles_in,
 )
-from palm_ds.text.vocabulary_file import read_bytes, read_text, read_vocabulary
+from palm_ds.text.vocabulary_file import loses_capitals, read_bytes, read_text, read_vocabulary
+from palm_ds.text.word_segmenter import (
+    CHARACTERS,
+    WordSegmenter,
+    compile_characters,
+    find_word_segmenter,
+    in_text,
+)
 
 if TYPE_CHECKING:
     from palm_ds.text.tokens import SpecialTokens
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-_ROLES = {
-    "pad": ("[PAD]", "<pad>"),
-    "unk": ("[UNK]", "<unk>"),
-    "cls": ("[CLS]", "<cls>", "<s>"),
-    "sep": ("[SEP]", "<sep>", "</s>"),
-    "mask": ("[MASK]", "<mask>"),
-}
 _NOT_REGULAR = re.compile(r"\[unused\d+\]|<unused_?\d+>|<extra_id_\d+>|<0x[0-9A-F]{2}>")
-_SPECIAL, _CAPITAL = re.compile(r"\[.+\]|<.+>"), re.compile("[A-Z]")
 # The ideographs that BERT treats as a word each (`handle_chinese_chars`), for use inside [...].
 CHINESE = (
     "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002b81f"
@@ -86,22 +87,24 @@ class Tokenizer:
         origin: str = "trained",
         roles: Mapping[str, str] | None = None,
         kept: KeptSettings | None = None,
+        segmenter: WordSegmenter | None = None,
     ) -> None:
         """`roles`: {role: token} where the usual tokens are not it. `kept`: what is saved with it;
-        by default the limits of `backend`."""
+        by default the limits of `backend`. `segmenter`: splits texts into words before."""
         self.kept = kept or KeptSettings(padding=backend.padding, truncation=backend.truncation)
         backend.no_padding()
         backend.no_truncation()
         backend.encode_special_tokens = True  # "[MASK]" in a text is text, never the token
-        self.backend = backend
+        self.backend, self.segmenter = backend, segmenter
         self.origin = origin
         given = roles or {}
-        self.roles = {x: _find_role(x, self._known, origin, given.get(x, "")) for x in _ROLES}
+        self.roles = {x: find_role(x, self._known, origin, given.get(x, "")) for x in ROLE_TOKENS}
         if backend.post_processor is None:
-            backend.post_processor = _template(self.roles, self._known)
+            backend.post_processor = bert_template(self.roles, self._known)
 
     def __reduce__(self) -> tuple:
-        return _from_text, (self.backend.to_str(), self.origin, self.roles, self.kept)
+        more = dict(roles=self.roles, kept=self.kept, segmenter=self.segmenter)
+        return _from_text, (self.backend.to_str(), {"origin": self.origin, **more})
 
     @cached_property
     def _known(self) -> dict[str, int]:
@@ -148,6 +151,8 @@ class Tokenizer:
         """A hash of everything that determines the ids of a text."""
         state = json.loads(self.backend.to_str())
         state.pop("post_processor", None)
+        if self.segmenter:
+            state["word_segmenter"] = self.segmenter.fingerprint
         canonical = json.dumps(state, sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -179,15 +184,15 @@ class Tokenizer:
     def encode_spans(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each text its ids (int64) and (tokens, 2) the characters [start, end) of each token.
         Special tokens are neither added nor recognized in the text."""
+        prepared = [self.segmenter.prepare(text) for text in texts] if self.segmenter else []
+        given = [text for text, _ in prepared] if self.segmenter else list(texts)
         with library_errors(f"tokenizer {self.origin}: cannot split a text into tokens"):
-            encodings = self.backend.encode_batch(list(texts), add_special_tokens=False)
-        return [
-            (
-                self._plain[np.array(encoding.ids, np.int64)],
-                np.array(encoding.offsets, np.int64).reshape(-1, 2),
-            )
-            for encoding in encodings
-        ]
+            encodings = self.backend.encode_batch(given, add_special_tokens=False)
+        spans = [np.array(each.offsets, np.int64).reshape(-1, 2) for each in encodings]
+        if self.segmenter:
+            spans = [in_text(x, at) for x, (_, at) in zip(spans, prepared, strict=True)]
+        ids = [self._plain[np.array(each.ids, np.int64)] for each in encodings]
+        return list(zip(ids, spans, strict=True))
 
     def decode(self, ids: Sequence[int] | np.ndarray, *, skip_special: bool = True) -> str:
         """The text of the ids."""
@@ -210,6 +215,7 @@ class Tokenizer:
             "clean_up_tokenization_spaces": False,
             "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
             **self.kept.config,
+            **(self.segmenter.save(folder) if self.segmenter else {}),
         }
         write_json(folder / "tokenizer_config.json", config)
         if self.kind == "wordpiece":
@@ -219,7 +225,12 @@ class Tokenizer:
     def of_length(self, tokens: int) -> Tokenizer:
         """The same for an encoder with this maximum length."""
         kept = replace(self.kept, config={**self.kept.config, "model_max_length": tokens})
-        return Tokenizer(self.backend, origin=self.origin, roles=self.roles, kept=kept)
+        return self.changed(self.backend, kept)
+
+    def changed(self, backend: Backend, kept: KeptSettings | None = None) -> Tokenizer:
+        """The same with another backend, or with other limits."""
+        kept, own = kept or self.kept, self.segmenter
+        return Tokenizer(backend, origin=self.origin, roles=self.roles, kept=kept, segmenter=own)
 
     def _limited(self) -> Backend:
         """The backend with the padding and truncation that its file had."""
@@ -244,27 +255,8 @@ class Tokenizer:
         }
 
 
-def _from_text(text: str, origin: str, roles: Mapping[str, str], kept: KeptSettings) -> Tokenizer:
-    return Tokenizer(Backend.from_str(text), origin=origin, roles=roles, kept=kept)
-
-
-def _find_role(role: str, known: dict[str, int], origin: str, given: str = "") -> str:
-    if given and given not in known:
-        raise UserError(f"{origin}: the vocabulary has no {given!r}, the given {role}_token")
-    for token in [given] if given else _ROLES[role]:
-        if token in known:
-            return token
-    wanted = " or ".join(_ROLES[role])
-    raise UserError(f"{origin}: the vocabulary has no {wanted} token ({role}); add one")
-
-
-def _template(roles: dict[str, str], known: dict[str, int]) -> processors.TemplateProcessing:
-    cls, sep = roles["cls"], roles["sep"]
-    return processors.TemplateProcessing(
-        single=f"{cls} $A {sep}",
-        pair=f"{cls} $A {sep} $B:1 {sep}:1",
-        special_tokens=[(cls, known[cls]), (sep, known[sep])],
-    )
+def _from_text(text: str, more: Mapping[str, Any]) -> Tokenizer:
+    return Tokenizer(Backend.from_str(text), **more)
 
 
 def load_tokenizer(path: str | Path, *, lower: bool | None = None) -> Tokenizer:
@@ -292,6 +284,11 @@ def load_tokenizer(path: str | Path, *, lower: bool | None = None) -> Tokenizer:
     )
 
 
+def segmenter_in(folder: Path) -> WordSegmenter | None:
+    """How the tokenizer of a folder splits a text into words first; None: it does not."""
+    return find_word_segmenter(folder, read_settings(folder).word_segmenter)
+
+
 def _find_file(folder: Path) -> Path:
     for name in ("tokenizer.json", "vocab.txt", *_SENTENCEPIECE_NAMES):
         if (folder / name).is_file():
@@ -313,17 +310,23 @@ def _load_json(file: Path, settings: TokenizerSettings) -> Tokenizer:
     with library_errors(f"tokenizer {file}: not a tokenizer.json"):
         backend = Backend.from_str(text)
     apply_settings(backend, settings)
-    tokenizer = _configured(backend, settings, str(file))
+    segmenter = segmenter_in(file.parent) if settings.word_segmenter else None
+    tokenizer = _configured(backend, settings, str(file), segmenter)
     tokenizer.encode_texts([_PROBE])
     return tokenizer
 
 
-def _configured(backend: Backend, settings: TokenizerSettings, origin: str) -> Tokenizer:
+def _configured(
+    backend: Backend,
+    settings: TokenizerSettings,
+    origin: str,
+    segmenter: WordSegmenter | None = None,
+) -> Tokenizer:
     """With the special and added tokens of the settings, and what is saved unchanged."""
     add_settings_tokens(backend, settings, f"tokenizer {origin}")
     kept = replace(settings.kept, padding=backend.padding, truncation=backend.truncation)
     roles = roles_in(settings, backend.get_vocab(with_added_tokens=True))
-    return Tokenizer(backend, origin=origin, roles=roles, kept=kept)
+    return Tokenizer(backend, origin=origin, roles=roles, kept=kept, segmenter=segmenter)
 
 
 def _load_vocabulary(file: Path, settings: TokenizerSettings) -> Tokenizer:
@@ -339,20 +342,23 @@ def _load_vocabulary(file: Path, settings: TokenizerSettings) -> Tokenizer:
         backend = _wordpiece(tokens, settings, str(file))
         return _configured(backend, settings, str(file))
     known, origin = {token: i for i, token in enumerate(tokens)}, str(file)
+    segmenter = find_word_segmenter(file.parent, settings.word_segmenter)
+    if lower is None:  # ERNIE tiny always is, although its model has seen capitals
+        lower = bool(segmenter or settings.word_segmenter) or loses_capitals(tokens)
+    unknown = find_role("unk", known, origin)
+    special = [find_role(role, known, origin) for role in ROLE_TOKENS]
+    if settings.word_segmenter == CHARACTERS:
+        backend = compile_characters(tokens, unknown=unknown, special=special, lower=lower)
+        return Tokenizer(backend, origin=origin)
     backend = compile_listed(
         read_bytes(find_sentencepiece_model(file)),
         tokens,
+        unknown,
+        special,
         origin=origin,
-        unknown=_find_role("unk", known, origin),
-        special=[_find_role(role, known, origin) for role in _ROLES],
-        lower=_loses_capitals(tokens) if lower is None else lower,
+        lower=lower,
     )
-    return Tokenizer(backend, origin=origin)
-
-
-def _loses_capitals(tokens: Sequence[str]) -> bool:
-    """Whether no token contains a capital letter A to Z."""
-    return not any(_CAPITAL.search(t) for t in tokens if not _SPECIAL.fullmatch(t))
+    return Tokenizer(backend, origin=origin, segmenter=segmenter)
 
 
 def wordpiece(tokens: Sequence[str], *, lower: bool | None, origin: str = "trained") -> Tokenizer:
@@ -362,11 +368,11 @@ def wordpiece(tokens: Sequence[str], *, lower: bool | None, origin: str = "train
 
 
 def _wordpiece(tokens: Sequence[str], settings: TokenizerSettings, origin: str) -> Backend:
-    lower = _loses_capitals(tokens) if settings.lower is None else settings.lower
+    lower = loses_capitals(tokens) if settings.lower is None else settings.lower
     known = {token: i for i, token in enumerate(tokens)}
     roles = roles_in(settings, known)
-    specials = [_find_role(role, known, origin, roles.get(role, "")) for role in _ROLES]
-    unk = specials[list(_ROLES).index("unk")]
+    specials = [find_role(role, known, origin, roles.get(role, "")) for role in ROLE_TOKENS]
+    unk = specials[list(ROLE_TOKENS).index("unk")]
     backend = Backend(models.WordPiece(known, unk_token=unk, max_input_chars_per_word=100))
     backend.normalizer = bert_normalizer(settings, lower)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

@@ -22,8 +22,16 @@ from tokenizers import Tokenizer as Backend
 
 from palm_ds.common.errors import UserError
 from palm_ds.text.vocabulary_file import read_text
+from palm_ds.text.word_segmenter import KEY, check_kind
 
-ROLES = ("pad", "unk", "cls", "sep", "mask")
+ROLE_TOKENS = {
+    "pad": ("[PAD]", "<pad>"),
+    "unk": ("[UNK]", "<unk>"),
+    "cls": ("[CLS]", "<cls>", "<s>"),
+    "sep": ("[SEP]", "<sep>", "</s>"),
+    "mask": ("[MASK]", "<mask>"),
+}
+ROLES = tuple(ROLE_TOKENS)
 _FILE = "tokenizer_config.json"
 _BERT = (
     *("Bert", "Electra", "DistilBert", "MobileBert", "ConvBert", "SqueezeBert", "LayoutLM"),
@@ -42,8 +50,8 @@ _USUAL = {
     "bert": {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
     "roberta": {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"},
 }
-_ANY = ("", "PreTrainedTokenizerFast", "TokenizersBackend")
-"""Classes that take everything from tokenizer.json."""
+_ANY = ("", "ErnieTinyTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend")
+"""Classes that take everything from tokenizer.json, or whose rules follow from the other files."""
 _KEPT = (
     "model_max_length",
     "padding_side",
@@ -92,6 +100,8 @@ class TokenizerSettings:
     """Tokens matched in a text before it is split, with their matching options."""
     ids: Mapping[str, int] = field(default_factory=dict)
     """Required ids of tokens added to the vocabulary."""
+    word_segmenter: str = ""
+    """How ERNIE tiny splits a text into words (palm_ds/text/word_segmenter.py)."""
     kept: KeptSettings = KeptSettings()
 
 
@@ -114,6 +124,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
         usual=_USUAL["roberta" if name in _LIKE_ROBERTA else "bert"] if named else {},
         tokens=tokens,
         ids=ids,
+        word_segmenter=check_kind(values.get(KEY), str(folder / _FILE)),
         kept=KeptSettings(config=_kept(folder, values, name)),
     )
 
@@ -297,3 +308,29 @@ def _specials(settings: TokenizerSettings) -> list[str]:
         listed = config.get(key) or ()
         texts += map(_text, listed.values() if isinstance(listed, dict) else listed)
     return texts
+
+
+# ---- roles ----
+
+
+def find_role(role: str, known: Mapping[str, int], origin: str, given: str = "") -> str:
+    """The token of a role: the given one, or a usual one. Raises UserError if there is none."""
+    if given and given not in known:
+        raise UserError(f"{origin}: the vocabulary has no {given!r}, the given {role}_token")
+    for token in [given] if given else ROLE_TOKENS[role]:
+        if token in known:
+            return token
+    wanted = " or ".join(ROLE_TOKENS[role])
+    raise UserError(f"{origin}: the vocabulary has no {wanted} token ({role}); add one")
+
+
+def bert_template(
+    roles: Mapping[str, str], known: Mapping[str, int]
+) -> processors.TemplateProcessing:
+    """BERT's special tokens around one text and two."""
+    cls, sep = roles["cls"], roles["sep"]
+    return processors.TemplateProcessing(
+        single=f"{cls} $A {sep}",
+        pair=f"{cls} $A {sep} $B:1 {sep}:1",
+        special_tokens=[(cls, known[cls]), (sep, known[sep])],
+    )

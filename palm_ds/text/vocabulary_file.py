@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.wrong_files import check_right_file
 
+_SPECIAL, _CAPITAL = re.compile(r"\[.+\]|<.+>"), re.compile("[A-Z]")
 LARGEST_FILE = 1 << 27  # bytes; the largest genuine ones have a quarter
 
 
@@ -56,3 +59,8 @@ def read_vocabulary(file: Path) -> list[str]:
     if not seen:
         raise UserError(f"tokenizer {file}: empty; give one token per line")
     return list(seen)
+
+
+def loses_capitals(tokens: Sequence[str]) -> bool:
+    """Whether no token contains a capital letter A to Z."""
+    return not any(_CAPITAL.search(t) for t in tokens if not _SPECIAL.fullmatch(t))

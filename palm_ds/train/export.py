@@ -120,6 +120,10 @@ def exported_tokenizer(recipe: Recipe, data: Data) -> Tokenizer:
     """The tokenizer of hf/, which simplifies and lower-cases as the run's sources did before they
     were tokenized. A step that only some of them had is left out, with a line."""
     tokenizer = data.tokenizer
+    if tokenizer.segmenter:
+        log.info(
+            "hf/: other programs' tokenizers do not split texts into words first; do it before"
+        )
     texts = [corpus.manifest.options.get("text", {}) for corpus in data.corpora.values()]
     tables = [source.read for source in recipe.sources.values() if source.table]
     simplified = [bool(x.get("simplify")) for x in texts] + [x.simplify for x in tables]

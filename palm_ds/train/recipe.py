@@ -299,6 +299,8 @@ def _with_encoder(values: Mapping[str, Any]) -> Mapping[str, Any]:
         return values
     if not given.keys() <= _ENCODER_CLASS and chosen is None:
         return values
+    if chosen is not None and given.get("kind") in known_kinds():
+        return values
     try:
         config = read_info(str(start)).backbone
     except UserError as error:

@@ -15,6 +15,7 @@ from palm_ds.corpus.annotations import BUILT_IN, Document, apply_annotation, fin
 from palm_ds.corpus.options import TextOptions
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.text.train_tokenizer import train_tokenizer
+from tests.helpers.ernie_tiny import write_release
 
 TEXT = (
     "The New York Times wrote about machine learning. Unbelievably, John Smith’s 3.14 was right! "
@@ -173,6 +174,14 @@ ANALYZER = DocumentAnalyzer(
 def test_simplified(tokenizer: Tokenizer) -> None:
     analyzer = DocumentAnalyzer(tokenizer, TextOptions(simplify=True, language="zh"))
     assert analyzer.document("x", "我們學習").text == "我们学习"
+
+
+def test_words_are_those_of_the_tokenizers_segmenter(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_release(tmp_path))
+    analyzer = DocumentAnalyzer(tokenizer, TextOptions(language="zh"))
+    document = analyzer.document("x", "预训练语言模型学习知识")
+    words = np.split(document.token_starts, np.flatnonzero(annotation("word", document))[1:])
+    assert [int(word[0]) for word in words] == [0, 3, 7, 9]  # 预训练 语言模型 学习 知识
 
 
 def test_lower_casing_before_a_cased_tokenizer_keeps_offsets() -> None:

@@ -287,9 +287,6 @@ def test_a_vocab_txt_of_pieces_is_never_read_as_wordpiece(tmp_path: Path) -> Non
     file.write_text("\n".join(tokens[:-1]) + "\n", "utf-8")
     with pytest.raises(UserError, match="1 pieces of .* not listed, such as"):
         load_tokenizer(tmp_path)
-    (tmp_path / "dict.wordseg.pickle").write_bytes(b"never read")
-    with pytest.raises(UserError, match="ERNIE tiny splits texts into the words"):
-        load_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.weights.formats.contents import COPY, OPTIMIZER, CheckpointContents, HeadInfo
 from palm_ds.weights.formats.paddle import read as paddle
+from tests.helpers.ernie_tiny import write_release
 from tests.weights.formats.paddle_made import variable, write_folder
 
 Arrays = dict[str, np.ndarray]
@@ -283,7 +284,7 @@ def nlp(arrays: Arrays, prefix: str = "ernie.") -> Arrays:
                 stem = stem.replace("pre_encoder_layer_norm", "embeddings.layer_norm")
                 stem = stem.replace("pooled_fc", "pooler.dense")
                 for part, (theirs, _) in _LAYER.items():
-                    for i in range(2):
+                    for i in range(3):
                         stem = stem.replace(
                             f"encoder_layer_{i}_{part}", f"encoder.layers.{i}.{theirs}"
                         )
@@ -614,6 +615,33 @@ def test_the_eps_of_the_program_that_wrote_it(
         3e-7,
         "LayerNorm eps 3e-07, as requested",
     )
+
+
+@pytest.mark.parametrize("era", ["static", "dygraph"])
+def test_the_release_of_ernie_tiny(tmp_path: Path, era: str) -> None:
+    """Three layers, two token types, no task embedding, and a tokenizer of words and pieces."""
+    place = "ernie" if era == "static" else "nlp"
+    tokenizer = load_tokenizer(write_release(tmp_path / place))
+    arrays = static(replace(CONFIG, num_layers=3), task=False)
+    arrays["word_embedding"] = np.ones((tokenizer.size, 8), np.float32)
+    arrays["sent_embedding"] = arrays["sent_embedding"][:2]
+    config = {key: x for key, x in ERNIE.items() if not key.endswith("_type_vocab_size")}
+    config |= {"num_hidden_layers": 3, "hidden_act": "relu", "type_vocab_size": 2}
+    config["vocab_size"] = tokenizer.size
+    if era == "static":
+        folder = checkpoint(tmp_path, arrays, config)
+    else:
+        folder = pickled(tmp_path, nlp(arrays), {**config, "model_type": "ernie"})
+    contents = paddle.open_contents(folder)
+    read = contents.config
+    assert (read.num_layers, read.token_types, read.task_types, read.activation) == (
+        3,
+        2,
+        0,
+        "relu",
+    )
+    assert contents.tokenizer is not None
+    assert load_tokenizer(contents.tokenizer).fingerprint == tokenizer.fingerprint
 
 
 def test_tensors_overrule_the_config(tmp_path: Path) -> None:
