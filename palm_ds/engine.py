@@ -61,19 +61,21 @@ class Engine:
         update_counts: Mapping[str, int] | None = None,
         lr_scales: Mapping[str, float] | None = None,
         freezable: Iterable[str] = (),
+        teacher: Callable[[Batch, int], Batch] | None = None,
     ):
         """`rows`: packed rows of a step, over all processes.
         `update_counts`: updates that each parameter has had, as in the checkpoint that is restored
         next. Parameters with different counts get optimizer groups of their own.
         `lr_scales`: {parameter pattern: multiplier of the learning rate}.
-        `freezable`: the parameter patterns that `step` may freeze."""
+        `freezable`: the parameter patterns that `step` may freeze.
+        `teacher`: adds what teachers make of a micro-batch of a step (palm_ds/model/teacher.py)."""
         self.processes = start(ds_config)
         self.rank, self.world = self.processes.rank, self.processes.world
         self.local_rank, self.device = self.processes.local_rank, self.processes.device
         self.ds_config, self.seed = ds_config, seed
         self.micro_rows, self.accumulation = ds_config.micro_batching(rows, self.world)
         self.config = ds_config.deepspeed_config(rows=rows, world=self.world, clip=optimizer.clip)
-        self.tasks = tuple(model.head_of)  # type: ignore[arg-type]
+        self._over_tokens: dict[str, bool] = model.losses  # type: ignore[assignment]
         self.whole_step = _whole_step_losses(model, optimizer.fgm)
         attack = _fgm(model, optimizer.fgm, self.config) if optimizer.fgm else None
         self.layout = checkpoint.Layout(
@@ -105,13 +107,14 @@ class Engine:
         )
         self._micro_steps = MicroSteps(
             engine=self._engine,
-            tasks=self.tasks,
+            tasks=tuple(self._over_tokens),
             processes=self.processes,
             seed=seed,
             timer=ForwardTimer(self.device),
             copies=CopyAhead(self.device),
             attack=attack,
             whole_step=self.whole_step,
+            teacher=teacher,
         )
         sharded_state.set_layouts(self._state.local(), self.device)
         self._step_freezing.watch(self._engine.module)
@@ -139,7 +142,7 @@ class Engine:
         assert len(batches) == self.accumulation, (len(batches), self.accumulation)
         flags = (stop, self._state.writer.written)
         counts, tokens, (stopping, written) = _agree(
-            self.processes, self.tasks, batches, step, flags
+            self.processes, self._over_tokens, batches, step, flags
         )
         set_lr(self._optimizer.param_groups, lr)
         self._step_freezing.prepare(self._optimizer.param_groups, frozen)
@@ -319,21 +322,24 @@ def _initialize(
 
 def _agree(
     processes: Processes,
-    tasks: Sequence[str],
+    over_tokens: Mapping[str, bool],
     batches: Sequence[Batch],
     step: int,
     flags: Sequence[bool],
 ) -> tuple[dict[str, int], int, list[int]]:
-    """One small all-reduce: label counts, tokens without padding, the processes with each flag."""
+    """One small all-reduce: what each loss is divided by (labels, or tokens), tokens without
+    padding, the processes with each flag."""
     for batch in batches:
         for task in batch.labels:
-            assert task in tasks, f"labels of {task}, which the model does not have"
-    counts = [sum(batch.count(task) for batch in batches) for task in tasks]
+            assert task in over_tokens, f"labels of {task}, which the model does not have"
+    counts = [sum(batch.count(task) for batch in batches) for task in over_tokens]
     tokens = sum(batch.real_tokens for batch in batches)
     numbers = processes.sum([tokens, step, *counts, *map(int, flags)])
     tokens, steps, totals = numbers[0], numbers[1], numbers[2:]
     assert steps == step * processes.world, "processes are at different steps"
-    return dict(zip(tasks, totals, strict=False)), tokens, totals[len(tasks) :]
+    pairs = zip(over_tokens.items(), totals, strict=False)
+    found = {name: tokens if over else labels for (name, over), labels in pairs}
+    return found, tokens, totals[len(over_tokens) :]
 
 
 def _whole_step_losses(model: Any, fgm: float) -> dict[str, WholeStepLoss]:

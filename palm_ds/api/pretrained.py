@@ -21,9 +21,9 @@ from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.keywords import documents
 from palm_ds.common.plugins import classes_to_names
 from palm_ds.inference.embedder import Embedder, EmbeddingSettings, open_embedder
-from palm_ds.inference.finished_run import weights_of
 from palm_ds.model.config import EncoderConfig
 from palm_ds.text.tokenizer import load_tokenizer
+from palm_ds.train.finished_run import weights_of
 from palm_ds.weights.download import downloader
 from palm_ds.weights.weights_folder import backbone_config_from, tokenizer_in
 

@@ -325,6 +325,10 @@ class TableTask(Task[TableSource]):
         `labelled` (training, evaluation) every row must have a label."""
         return
 
+    def labelled(self, source: TableSource) -> np.ndarray:
+        """(rows,) bool: which rows have a label. A teacher alone labels the others."""
+        return np.ones(len(source), bool)
+
     def check_step(self, source: TableSource, examples: int) -> None:
         """Raises UserError if steps of that many examples of its rows teach nothing."""
 

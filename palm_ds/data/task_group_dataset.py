@@ -6,9 +6,10 @@ any n."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
+from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,6 +21,7 @@ from palm_ds.data.example import Example, collate
 from palm_ds.data.item_order import ItemOrder, item_order
 from palm_ds.data.layout import lengthened
 from palm_ds.data.packing import pack
+from palm_ds.data.soft_labels import SoftTasks, add_soft_labels
 from palm_ds.data.stages import tasks_of
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import SourceT, Task
@@ -43,6 +45,8 @@ class TaskGroupDataset(Generic[SourceT]):
     """Held-out data: the items in order, the same in every epoch."""
     segments: int = 0
     """Number of segments of the encoder, 0 for no limit; further segments get the last one."""
+    soft: SoftTasks = field(default_factory=dict)
+    """The tasks that a teacher labels, with its scores of the rows if they are known."""
 
     @cached_property
     def key(self) -> int:
@@ -107,6 +111,8 @@ class TaskGroupDataset(Generic[SourceT]):
             )
         for task in self.tasks:
             task.label(example, source, self._generator(task, "label", n))
+            if task.name in self.soft:
+                add_soft_labels(example, task, source, self.soft[task.name])
         if self.segments:
             np.minimum(example.token_type_ids, self.segments - 1, out=example.token_type_ids)
         return example
@@ -211,6 +217,7 @@ def make_datasets(
     length: int,
     fixed: bool = False,
     segments: int = 0,
+    soft: SoftTasks = MappingProxyType({}),
 ) -> tuple[list[TaskGroupDataset], dict[str, list[tuple[int, float]]]]:
     """The datasets of every task group, and {group: (dataset, share) pairs}.
 
@@ -234,6 +241,7 @@ def make_datasets(
                     max_length=length,
                     fixed=fixed,
                     segments=segments,
+                    soft={x.name: soft[x.name] for x in parts if x.name in soft},
                 )
             )
     return datasets, mixtures

@@ -23,7 +23,6 @@ from torch.nn import functional as F  # noqa: N812
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.data.packing import pack
 from palm_ds.inference.batching import batch_tokens_for, even_parts, row_capacity
-from palm_ds.inference.finished_run import weights_of
 from palm_ds.inference.predictor import DTYPES
 from palm_ds.model.batch import Batch, PackedText
 from palm_ds.model.encoder import Encoder, build_encoder
@@ -31,6 +30,7 @@ from palm_ds.model.kernels import choose_kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.packed_linear import prepare_to_predict
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
+from palm_ds.train.finished_run import weights_of
 from palm_ds.weights import weights_folder
 from palm_ds.weights.formats.contents import CheckpointContents
 from palm_ds.weights.formats.huggingface.sentence_transformers import read_modules

@@ -51,6 +51,7 @@ from palm_ds.model.multi_task_model import Model
 from palm_ds.model.packed_linear import prepare_to_predict
 from palm_ds.runtime.ds_config import DSConfig
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
+from palm_ds.train.build import DTYPES as DTYPES
 from palm_ds.train.build import build_model
 from palm_ds.train.recipe import Recipe, make_recipe
 from palm_ds.weights import weights_folder
@@ -64,7 +65,6 @@ T = TypeVar("T")
 CHUNK = 1024  # rows tokenized and packed together
 _ROUND = 8  # on a GPU, batches are padded to a multiple of this
 _SEVERAL = 8  # rows for which it is worth starting a thread
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from palm_ds.model.visibility import Visibility
+if TYPE_CHECKING:
+    from palm_ds.model.soft_labels import TeacherOutputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +79,8 @@ class Batch:
     visibility: torch.Tensor | None = None
     """(2, rows, length) int32: the order and the limit of each token (palm_ds/model/visibility.py);
     None: every token attends to its whole sequence."""
+    teacher: TeacherOutputs | None = None
+    """What teachers make of it; None where nothing is learned from them."""
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[PackedText]], *, length: int, pad: int) -> Batch:
@@ -130,6 +135,7 @@ class Batch:
             first_row=self.first_row,
             dropout_key=self.dropout_key,
             visibility=None if self.visibility is None else change(self.visibility),
+            teacher=self.teacher,
         )
 
     def to(self, device: torch.device | str) -> Batch:

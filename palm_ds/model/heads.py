@@ -25,6 +25,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.model.activations import ACTIVATIONS
 from palm_ds.model.compiled import CompiledRegion
+from palm_ds.model.distillation_losses import SoftKind
 from palm_ds.model.encoder import Encoder, init_weights
 from palm_ds.model.kernels import layer_norm
 from palm_ds.model.masked_lm_loss import (
@@ -63,6 +64,9 @@ class Head(nn.Module):
     """Dropout rate of the rows in training; the model applies it, since masks depend on where a row
     is in the batch."""
 
+    soft: SoftKind = ""
+    """What its scores are for a student that learns them."""
+
     def dummy_target(self, device: torch.device) -> torch.Tensor:
         """A valid target (1, ...), for a batch without labels."""
         return torch.zeros(1, dtype=torch.int64, device=device)
@@ -93,6 +97,8 @@ def class_loss(
 class ClassHead(Head):
     """One of `classes`: a linear map. Smoothing and class weights apply to training
     only."""
+
+    soft = "classes"
 
     def __init__(
         self,
@@ -132,6 +138,7 @@ class MaskedLMHead(Head):
     """
 
     predicts_tokens = True
+    soft = "tokens"
 
     def __init__(self, backbone: Encoder):
         super().__init__()
@@ -211,6 +218,8 @@ class MultiLabelHead(PooledHead):
     """Any number of `outputs` classes. A text's loss is the mean over its classes (as in
     `BertForSequenceClassification`); a text is correct if all its classes are."""
 
+    soft = "labels"
+
     def __init__(
         self,
         hidden_size: int,
@@ -240,6 +249,8 @@ class MultiLabelHead(PooledHead):
 class RegressionHead(PooledHead):
     """Predicts a number; `correct` is NaN."""
 
+    soft = "number"
+
     def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
         """`targets` (n,) float."""
         scores = self.scores(rows)[:, 0].float()
@@ -259,6 +270,7 @@ class PairHead(PooledHead):
     pairwise). An example with one row has no loss."""
 
     grouped = True
+    soft = "labels"
 
     def __init__(
         self,
@@ -292,6 +304,7 @@ class ChoiceHead(PooledHead):
     example, whatever their number (as in `BertForMultipleChoice`)."""
 
     grouped = True
+    soft = "groups"
 
     def forward(
         self, rows: torch.Tensor, targets: torch.Tensor, groups: torch.Tensor

@@ -26,7 +26,7 @@ CrossEntropy: TypeAlias = Callable[..., tuple[torch.Tensor, ...]]
 
 _CHUNK_ON_CPU = 128  # rows of logits at a time: they stay in the cache
 _CHUNK = 4096
-_FP16_SCALE = 2.0**15  # of numbers from -1 to 1; fp16 ends at 65,504
+FP16_SCALE = 2.0**15  # of numbers from -1 to 1; fp16 ends at 65,504
 
 
 def masked_lm_loss(
@@ -70,14 +70,19 @@ def chunked_loss(
     """`masked_lm_loss` with this cross-entropy of a chunk of rows. `padded`: the chunks are of few
     sizes, and the targets (n,) or (n, k) of rows without one are -1."""
     if not padded:
-        on_cpu = rows.device.type == "cpu" and rows.dtype == torch.float32
-        chunk = _CHUNK_ON_CPU if on_cpu else _CHUNK
+        chunk = chunk_size(rows.device, rows.dtype)
         return _apply(rows, embeddings, bias, targets, chunk, cross_entropy)
     chunk = padded_rows(len(rows))
     missing = -len(rows) % chunk
     rows, columns = F.pad(rows, (0, 0, 0, missing)), targets.view(len(rows), -1)
     targets = F.pad(columns, (0, 0, 0, missing), value=-1)
     return _apply(rows, embeddings, bias, targets, chunk, cross_entropy)
+
+
+def chunk_size(device: torch.device, dtype: torch.dtype) -> int:
+    """How many rows of logits are computed together."""
+    on_cpu = device.type == "cpu" and dtype == torch.float32
+    return _CHUNK_ON_CPU if on_cpu else _CHUNK
 
 
 def _apply(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,10 +96,10 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows, embeddings, bias, targets, chunk, cross_entropy):
         needs_grad = any(ctx.needs_input_grad[:3])
-        scale = _FP16_SCALE if rows.dtype == torch.float16 else 1.0
+        scale = FP16_SCALE if rows.dtype == torch.float16 else 1.0
         loss = torch.zeros((), dtype=torch.float32, device=rows.device)
         correct = torch.zeros((), dtype=torch.int64, device=rows.device)
-        grads = _gradients(rows, embeddings, bias) if needs_grad else []
+        grads = zero_gradients(rows, embeddings, bias) if needs_grad else []
         for start in range(0, len(rows), chunk):
             inside = slice(start, start + chunk)
             piece = rows[inside]
@@ -104,7 +109,7 @@ class _ChunkedLoss(torch.autograd.Function):
             correct += hits
             if needs_grad:
                 error, bias_grad = errors
-                _add_gradients(grads, error, bias_grad, piece, embeddings, inside)
+                add_gradients(grads, error, bias_grad, piece, embeddings, inside)
         ctx.save_for_backward(*grads)
         ctx.mark_non_differentiable(correct)
         ctx.scale, ctx.dtype = scale, rows.dtype
@@ -117,7 +122,7 @@ class _ChunkedLoss(torch.autograd.Function):
         return (*results, None, None, None)
 
 
-def _gradients(*inputs: torch.Tensor) -> list[torch.Tensor]:
+def zero_gradients(*inputs: torch.Tensor) -> list[torch.Tensor]:
     """Zeros for the gradients of the inputs, in fp32 at least."""
     wide = torch.promote_types(inputs[0].dtype, torch.float32)
     return [torch.zeros_like(x, dtype=wide) for x in inputs]
@@ -162,7 +167,7 @@ def cross_entropy_of_padded(
     return loss, hits, error.to(dtype), error.sum(0)
 
 
-def _add_gradients(
+def add_gradients(
     grads: list[torch.Tensor],
     error: torch.Tensor,
     bias_grad: torch.Tensor,

@@ -7,7 +7,7 @@ steps run different modules.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,9 +16,13 @@ from torch import nn
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.rng import derive_key
 from palm_ds.model.batch import Batch
+from palm_ds.model.distillation import Distillation
+from palm_ds.model.distillation_settings import LogitsSettings
 from palm_ds.model.dropout import dropout, dropout_keys
 from palm_ds.model.encoder import Encoder
+from palm_ds.model.encoder_states import EncoderStates, WantedStates, recorded
 from palm_ds.model.heads import Head
+from palm_ds.model.soft_labels import TeacherOutputs, soft_loss, soft_name
 
 _FEW = 0.5  # share of a batch's positions above which gathering costs more than it saves
 
@@ -33,7 +37,7 @@ class TaskOutput(NamedTuple):
     scores: torch.Tensor | None = None
 
 
-class _TaskLabels(NamedTuple):
+class TaskLabels(NamedTuple):
     """The labels of a task in a batch."""
 
     positions: torch.Tensor  # (n,), flat
@@ -60,18 +64,53 @@ class Model(nn.Module):
         self.head_of = dict(head_of)
         self.pooled = any(self._head(task).pooled for task in head_of)
         self._sites = {task: derive_key("head", task) >> 1 for task in head_of}
+        self.distillation: Distillation | None = None
+        self.soft: LogitsSettings = LogitsSettings()
+        self.teacher_weights: dict[str, float] = {}
+        self._task_of: dict[str, str] = {}
+        self.recorded_states = WantedStates()
+
+    def learn_from_teacher(
+        self,
+        soft: LogitsSettings,
+        weights: Mapping[str, float],
+        distillation: Distillation | None,
+    ) -> None:
+        """Let batches with a teacher's outputs have more losses: those of soft labels, with
+        `weights` {task: weight}, and those of its states."""
+        self.soft, self.distillation = soft, distillation
+        self._task_of = {soft_name(task): task for task in weights}
+        self.teacher_weights = {soft_name(task): weight for task, weight in weights.items()}
+        if distillation:
+            self.recorded_states = distillation.student
+            inside = distillation.settings.weights.items()
+            self.teacher_weights |= {soft_name(part): weight for part, weight in inside}
+
+    @property
+    def losses(self) -> dict[str, bool]:
+        """{loss: whether it is over all tokens, instead of labels}: the tasks, then what is learned
+        from a teacher."""
+        learned = {name: name not in self._task_of for name in self.teacher_weights}
+        return dict.fromkeys(self.head_of, False) | learned
 
     def forward(self, batch: Batch, scores: Collection[str] = ()) -> dict[str, TaskOutput]:
         """Summed loss and correct predictions of each task, in the order of `head_of`; also the
-        scores of those tasks in `scores` that have labels in the batch."""
-        labels = [self._labels(batch, task) for task in self.head_of]
-        pieces = self._read(batch, self.head_of, labels)
+        scores of those tasks in `scores` that have labels in the batch. With a teacher's outputs,
+        also the other `losses`."""
+        names = [*self.head_of, *(self._task_of if batch.teacher else ())]
+        labels = [self._labels(batch, name) for name in names]
+        wanted = self.recorded_states if batch.teacher else WantedStates()
+        with recorded(self.backbone, wanted) as states:
+            pieces = self._read(batch, names, labels)
         outputs = {}
-        for task, rows, each in zip(self.head_of, pieces, labels, strict=True):
+        for task, rows, each in zip(names, pieces, labels, strict=True):
             # A head without labels reads zeros: its scores are finite whatever the encoder returns,
             # and finite times 0 is 0.
             head, rows = self._head(task), self._pool(task, rows * each.real)
             rows = self._dropout(task, rows, batch, each.positions)
+            if task in self._task_of and batch.teacher:
+                outputs[task] = self._soft_output(task, rows, each, batch.teacher)
+                continue
             if getattr(head, "whole_step", False):
                 outputs[task] = _vectors(rows, each)
                 continue
@@ -82,7 +121,25 @@ class Model(nn.Module):
             outputs[task] = TaskOutput(loss * each.real, correct * each.real, found)
         if not self.pooled:
             self._touch_pooler(pieces[0], outputs)
-        return outputs
+        return outputs | self._learned_inside(states, batch)
+
+    def _soft_output(
+        self, name: str, rows: torch.Tensor, labels: TaskLabels, teacher: TeacherOutputs
+    ) -> TaskOutput:
+        """The output of a task's soft labels."""
+        wanted = teacher.words.get(self._task_of[name])
+        wanted = labels.targets if wanted is None else wanted
+        wanted = wanted if labels.real else None
+        loss, correct = soft_loss(self._head(name), rows, labels.groups, wanted, self.soft)
+        return TaskOutput(loss * labels.real, correct * labels.real)
+
+    def _learned_inside(self, states: EncoderStates, batch: Batch) -> dict[str, TaskOutput]:
+        """The outputs of what is learned of the teacher's states."""
+        if not (self.distillation and batch.teacher and batch.teacher.states):
+            return {}
+        found = self.distillation(states, batch.teacher.states, batch)
+        nothing = torch.full((), torch.nan, device=batch.input_ids.device)
+        return {soft_name(part): TaskOutput(loss, nothing) for part, loss in found.items()}
 
     def logits(self, batch: Batch, task: str) -> torch.Tensor:
         """Scores (n, any) at the task's positions in `batch.labels`."""
@@ -102,23 +159,33 @@ class Model(nn.Module):
             for (task, each), piece in zip(labels.items(), pieces, strict=True)
         }
 
-    def _labels(self, batch: Batch, task: str) -> _TaskLabels:
+    def head_rows(
+        self, batch: Batch, tasks: Sequence[str]
+    ) -> Iterator[tuple[str, torch.Tensor, TaskLabels]]:
+        """For each task the rows (n, hidden) that its head reads at its labels, of which there is
+        at least a dummy."""
+        labels = [self._labels(batch, task) for task in tasks]
+        pieces = self._read(batch, tasks, labels) if tasks else [self.backbone(batch)]
+        for task, rows, each in zip(tasks, pieces, labels, strict=False):
+            yield task, self._pool(task, rows), each
+
+    def _labels(self, batch: Batch, task: str) -> TaskLabels:
         """The task's labels; if there are none, a dummy one at position 0."""
         grouped = getattr(self._head(task), "grouped", False)
         if task in batch.labels and len(batch.labels[task][0]):
             positions, targets = batch.labels[task]
-            return _TaskLabels(positions, targets, (batch.groups[task],) if grouped else (), 1)
+            return TaskLabels(positions, targets, (batch.groups[task],) if grouped else (), 1)
         device = batch.input_ids.device
         zero = torch.zeros(1, dtype=torch.int64, device=device)
         head = self._head(task)
         target = head.dummy_target(device) if isinstance(head, Head) else zero
-        return _TaskLabels(zero, target, (zero,) if grouped else (), 0)
+        return TaskLabels(zero, target, (zero,) if grouped else (), 0)
 
     def _read(
         self,
         batch: Batch,
         tasks: Iterable[str],
-        labels: Sequence[_TaskLabels],
+        labels: Sequence[TaskLabels],
         unique: bool = False,
     ) -> list[torch.Tensor]:
         """Per task the rows (its labels, hidden) that its head reads, before pooling.
@@ -149,12 +216,13 @@ class Model(nn.Module):
         """The vectors (n, hidden) at the flat positions `at` (n,), which may repeat. If these are
         few, the last layer is computed for them only. Repeats are not removed, since counting the
         distinct positions would synchronise with the device."""
-        if len(at) < _FEW * batch.input_ids.numel():
+        all_layers = self.backbone.config.num_layers in self.recorded_states.hidden
+        if len(at) < _FEW * batch.input_ids.numel() and not all_layers:
             return self.backbone(batch, at)
         return self.backbone(batch).flatten(0, 1).index_select(0, at)
 
     def _head(self, task: str) -> Any:
-        return self.heads[self.head_of[task]]
+        return self.heads[self.head_of[self._task_of.get(task, task)]]
 
     def _pool(self, task: str, rows: torch.Tensor) -> torch.Tensor:
         """What the task's head reads."""
@@ -167,7 +235,7 @@ class Model(nn.Module):
         rate = getattr(self._head(task), "input_dropout", 0.0) if self.training else 0.0
         if not rate or self.backbone.kernels.dropout != "counter":
             return dropout(rows, rate, None)
-        keys = dropout_keys(batch, rows.shape[1]).site(self._sites[task])
+        keys = dropout_keys(batch, rows.shape[1]).site(self._sites[self._task_of.get(task, task)])
         return dropout(rows, rate, keys.select(positions))
 
     def _touch_pooler(self, encoded: torch.Tensor, outputs: dict[str, TaskOutput]) -> None:
@@ -179,7 +247,7 @@ class Model(nn.Module):
         outputs[first] = outputs[first]._replace(loss_sum=outputs[first].loss_sum + zero)
 
 
-def _vectors(rows: torch.Tensor, labels: _TaskLabels) -> TaskOutput:
+def _vectors(rows: torch.Tensor, labels: TaskLabels) -> TaskOutput:
     """The output of a head whose loss is over whole steps. Its loss of 0 has a gradient of 0, so
     that a batch without labels takes part in the backward pass."""
     vectors = rows.float()

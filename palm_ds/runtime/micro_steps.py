@@ -7,7 +7,7 @@ embeddings. If a task's loss is over the whole step, all micro-batches make two
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
@@ -53,6 +53,7 @@ class MicroSteps(Generic[B]):
     engine: Any
     """DeepSpeed's."""
     tasks: tuple[str, ...]
+    """Everything that has a loss."""
     processes: Processes
     seed: int
     timer: ForwardTimer
@@ -60,6 +61,8 @@ class MicroSteps(Generic[B]):
     attack: Attack[B] | None = None
     whole_step: Mapping[str, WholeStepLoss] = field(default_factory=dict)
     """The tasks whose loss is over the whole step."""
+    teacher: Callable[[B, int], B] | None = None
+    """Adds what teachers make of a micro-batch of a step."""
 
     def run(
         self,
@@ -86,6 +89,8 @@ class MicroSteps(Generic[B]):
         for number, batch in enumerate(self.copies.copied(batches)):
             if whole:
                 self._repeat_draws(step, number)
+            if self.teacher:
+                batch = self.teacher(batch, step)
             sums.add(self._micro_step(batch, scales, step, number, cached))
         sums.add(cached)
         return sums

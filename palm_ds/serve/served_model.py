@@ -28,7 +28,6 @@ from palm_ds.inference.embedder import (
     has_pooler,
 )
 from palm_ds.inference.fill_mask import Filler
-from palm_ds.inference.finished_run import weights_of
 from palm_ds.inference.predictor import (
     DTYPES,
     EncoderPass,
@@ -44,6 +43,7 @@ from palm_ds.model.multi_task_model import Model
 from palm_ds.model.packed_linear import prepare_to_predict
 from palm_ds.serve.forward import with_vector_heads
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
+from palm_ds.train.finished_run import weights_of
 from palm_ds.weights import weights_folder
 from palm_ds.weights.formats.contents import CheckpointContents
 from palm_ds.weights.formats.open import open_checkpoint

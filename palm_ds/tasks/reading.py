@@ -222,6 +222,7 @@ class SpanHead(ClassHead):
     the two cross-entropies over its tokens; 0 without a target."""
 
     grouped = True
+    soft = "groups"
 
     def forward(  # type: ignore[override]
         self, rows: torch.Tensor, targets: torch.Tensor, groups: torch.Tensor

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TypeAlias
 
 import torch
@@ -14,6 +15,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key
 from palm_ds.data.example_stream import ExampleStream
 from palm_ds.data.packed_stream import PackedStream
+from palm_ds.data.soft_labels import SoftTasks
 from palm_ds.data.stages import tasks_of
 from palm_ds.data.task_group_dataset import TaskGroupDataset
 from palm_ds.model.config import EncoderConfig
@@ -29,16 +31,20 @@ from palm_ds.train.sources import Data, datasets_of
 log = logging.getLogger(__name__)
 
 AnyStream: TypeAlias = PackedStream | ExampleStream
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def build_stream(
-    recipe: Recipe, data: Data, round_up_rows: Callable[[int], int] = lambda rows: rows
+    recipe: Recipe,
+    data: Data,
+    round_up_rows: Callable[[int], int] = lambda rows: rows,
+    soft: SoftTasks = MappingProxyType({}),
 ) -> AnyStream:
     """The training rows of a recipe. With a batch in examples, `round_up_rows` rounds the rows of
-    the largest step up to what processes and micro-batches divide."""
+    the largest step up to what processes and micro-batches divide. `soft`: the tasks that a teacher
+    labels."""
     datasets, mixtures = datasets_of(
-        recipe, recipe.curriculum.task_groups, data.train, seed=recipe.seed
+        recipe, recipe.curriculum.task_groups, data.train, seed=recipe.seed, soft=soft
     )
     if recipe.examples:
         stream = ExampleStream(
@@ -124,10 +130,10 @@ def build_model(
     kernels, lines = choose_kernels(
         ds_config.kernels,
         device=device,
-        dtype=_DTYPES[ds_config.precision],
+        dtype=DTYPES[ds_config.precision],
         config=config,
         zero_stage=ds_config.stage,
-        fixed_shapes=training and any(t.reads != "table" for t in recipe.built_tasks.values()),
+        fixed_shapes=training and _fixed_shapes(recipe),
         partial_tasks=[n for n, task in recipe.built_tasks.items() if task.attends_partially],
     )
     for line in lines:
@@ -149,6 +155,13 @@ def build_model(
             torch.manual_seed(derive_key(recipe.seed, "head", name) >> 1)
             heads[name] = task.head(backbone)
     return Model(backbone, heads, head_of)
+
+
+def _fixed_shapes(recipe: Recipe) -> bool:
+    """Whether layers are worth compiling: rows have one length, and no state inside is read."""
+    if recipe.teacher and recipe.teacher.weights:
+        return False
+    return any(task.reads != "table" for task in recipe.built_tasks.values())
 
 
 def _init_pooler(backbone: Encoder, seed: int) -> None:

@@ -162,7 +162,8 @@ class Loop:
 
     @cached_property
     def _task_weights(self) -> dict[str, float]:
-        return {name: task.weight for name, task in self.recipe.built_tasks.items()}
+        tasks = {name: task.weight for name, task in self.recipe.built_tasks.items()}
+        return tasks | self.model.teacher_weights
 
     def _frozen_in(self, at: StepInfo) -> tuple[str, ...]:
         """Parameter patterns that the tasks of a step freeze. Such a step trains one task group."""

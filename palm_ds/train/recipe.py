@@ -20,6 +20,7 @@ from palm_ds.data.curriculum_spec import CurriculumSpec, parse_stages
 from palm_ds.data.stages import Curriculum, StepInfo, tasks_of
 from palm_ds.data.task import Task, build
 from palm_ds.model.config import EncoderConfig
+from palm_ds.model.distillation_settings import TeacherSettings
 from palm_ds.model.encoder import encoder_class
 from palm_ds.model.encoder_kinds import known_kinds
 from palm_ds.model.lora import LoraSettings
@@ -93,6 +94,9 @@ class Recipe:
     failure_limit: int = 5
     """The run stops after more than this many non-finite steps (`nonfinite: skip`) or rollbacks in
     a row."""
+    teacher: TeacherSettings | None = None
+    """Distillation: what larger models make of the same texts is learned too, as in `{path: RUN}`
+    (docs/distillation.md)."""
     init_from: str = ""
     """A folder of weights to start from (weights only; the schedule starts at step 0)."""
     init_layers: list[int] | None = None
@@ -150,6 +154,7 @@ class Recipe:
             spec=self.curriculum_spec,
             encoder=self.backbone_config,
             batch=self.batch_size,
+            taught=self.teacher is not None,
         )
         checks.check_tasks()
         check_export_task(self.export_task, self.tasks, self.backbone_config)

@@ -25,6 +25,8 @@ class TaskChecks:
     spec: CurriculumSpec
     encoder: EncoderConfig
     batch: BatchSize
+    taught: bool = False
+    """Whether a teacher labels texts, too."""
 
     def check_tasks(self) -> None:
         """Every task agrees with the source, head, batch, stages and encoder that it uses."""
@@ -97,19 +99,21 @@ class TaskChecks:
 
     def _check_weighted(self, task_group: str) -> None:
         """A task group learns something."""
-        if not any(self.tasks[name].weight for name in tasks_of(task_group)):
+        if not self.taught and not any(self.tasks[x].weight for x in tasks_of(task_group)):
             raise UserError(
                 f"stages: {task_group!r} would train nothing: the `weight` of its tasks is 0; "
                 "raise it, or remove the task group"
             )
 
 
-def idle_tasks(tasks: Mapping[str, Task], task_groups: Collection[str]) -> list[str]:
-    """One line for each task of a recipe that its stages do not train."""
+def idle_tasks(
+    tasks: Mapping[str, Task], task_groups: Collection[str], taught: Collection[str] = ()
+) -> list[str]:
+    """One line for each task of a recipe that its stages do not train; `taught`: by a teacher."""
     trained = {name for task_group in task_groups for name in tasks_of(task_group)}
     owners = {tasks[name].share for name in trained}
     idle = {name: "it is in no stage" for name in tasks if name not in trained | owners}
-    idle |= {name: "its weight is 0" for name in trained if not tasks[name].weight}
+    idle |= {name: "its weight is 0" for name in trained - {*taught} if not tasks[name].weight}
     return [f"note: tasks.{name} is not trained: {why}" for name, why in sorted(idle.items())]
 
 

@@ -119,9 +119,10 @@ def _recipe_to_store(run: RunSpec, data: Data) -> dict[str, Any]:
 
 
 def data_fingerprints(data: Data) -> dict[str, str]:
-    """{corpus or table: a short hash of its contents}."""
+    """{corpus, table or teacher: a short hash of its contents}."""
     prints = {folder: corpus_fingerprint(corpus) for folder, corpus in data.corpora.items()}
-    return prints | {name: table.fingerprint for name, table in data.tables.items()}
+    prints |= {name: table.fingerprint for name, table in data.tables.items()}
+    return prints | dict(data.teachers)
 
 
 def corpus_fingerprint(corpus: Corpus) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from palm_ds.common.errors import UserError
@@ -13,8 +14,9 @@ from palm_ds.corpus.manifest import COUNTED_ANNOTATIONS
 from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.data.corpus_source import split_corpus
 from palm_ds.data.reader import Table, TableSettings, open_table
+from palm_ds.data.soft_labels import SoftTasks
 from palm_ds.data.stages import tasks_of
-from palm_ds.data.table_source import split_rows
+from palm_ds.data.table_source import TableSource, split_rows
 from palm_ds.data.task import CorpusTask, TableTask, Task
 from palm_ds.data.task_group_dataset import TaskGroupDataset, make_datasets
 from palm_ds.data.task_with_data import NamedRows
@@ -22,6 +24,7 @@ from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.text.tokens import SpecialTokens
 from palm_ds.train.recipe import Recipe
 from palm_ds.train.recipe_sections import SourceSettings
+from palm_ds.train.teacher_files import teacher_fingerprints
 from palm_ds.weights import weights_folder
 
 _FEW_ROWS = 20  # with fewer, a single row changes a score by more than five points
@@ -42,6 +45,8 @@ class Data:
     corpora: Mapping[str, Corpus]
     tables: Mapping[str, Table]
     tokenizer: Tokenizer
+    teachers: Mapping[str, str] = field(default_factory=dict)
+    """{path of a teacher: a short hash of its files}"""
 
     @property
     def vocabulary(self) -> SpecialTokens:
@@ -153,6 +158,7 @@ def open_data(recipe: Recipe, in_memory: Mapping[str, NamedRows] | None = None) 
         corpora=opening.corpora,
         tables=opening.tables,
         tokenizer=next(iter(opening.tokenizers.values())),
+        teachers=teacher_fingerprints(recipe.teacher),
     )
 
 
@@ -177,14 +183,26 @@ def _tasks_on_same_texts(recipe: Recipe, name: str) -> list[Task]:
     return [recipe.built_tasks[other] for other in together]
 
 
-def check_tables(recipe: Recipe, data: Data) -> None:
-    """Raises UserError at the first row of a table that a task cannot use."""
+def check_tables(recipe: Recipe, data: Data, taught: Collection[str] = ()) -> None:
+    """Raises UserError at the first row of a table that a task cannot use. Rows to train on may
+    lack the labels of the tasks that a teacher labels, `taught`."""
     for task in recipe.built_tasks.values():
         if isinstance(task, TableTask):
             for side in (data.train, data.held_out, *data.evaluation_sets.values()):
                 for _, source, _ in side.get(task.source, ()):
-                    task.check(source, labelled=True)
+                    if side is data.train and task.name in taught:
+                        _check_labelled_rows(task, source)
+                    else:
+                        task.check(source, labelled=True)
     _check_steps(recipe, data)
+
+
+def _check_labelled_rows(task: TableTask, source: TableSource) -> None:
+    """Raises UserError at the first row that a task cannot use; some rows have no label."""
+    task.check(source, labelled=False)
+    numbers = source.numbers[task.labelled(source)]
+    if len(numbers):
+        task.check(replace(source, numbers=numbers), labelled=True)
 
 
 def _check_steps(recipe: Recipe, data: Data) -> None:
@@ -259,6 +277,7 @@ def datasets_of(
     *,
     seed: int,
     fixed: bool = False,
+    soft: SoftTasks = MappingProxyType({}),
 ) -> tuple[list[TaskGroupDataset], dict[str, list[tuple[int, float]]]]:
     """The datasets of task groups over one side of the data: training, held-out or an evaluation
     set. Returns them with {group: [(index of a dataset, share)]}."""
@@ -271,4 +290,5 @@ def datasets_of(
         length=recipe.length,
         fixed=fixed,
         segments=recipe.backbone_config.token_types,
+        soft=soft,
     )

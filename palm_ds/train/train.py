@@ -34,6 +34,7 @@ from palm_ds.train.early_stopping import BestTracker
 from palm_ds.train.evaluate import HeldOutSet, evaluate
 from palm_ds.train.export import FinalWeights, best_weights, check_export, export
 from palm_ds.train.extend import ModelSignature
+from palm_ds.train.lessons import Lessons, find_lessons
 from palm_ds.train.loop import EventHandler, Loop
 from palm_ds.train.memory_check import check_memory
 from palm_ds.train.plan.cluster import Cluster
@@ -63,6 +64,7 @@ from palm_ds.train.sources import (
     small_held_out_warnings,
 )
 from palm_ds.train.space_check import check_space
+from palm_ds.train.teacher import build_teachers, learn_from
 
 Examples: TypeAlias = Callable[[Path, CorpusSource], Iterable[str]]
 """(weights folder, held-out source) -> lines for the log at the end of a run, such as masked words
@@ -200,6 +202,7 @@ class _Parts:
     model: Model
     validation: HeldOutSet
     best: BestTracker
+    lessons: Lessons
     changes: tuple[str, ...] = ()
     """Settings that differ from those of the run so far."""
 
@@ -233,10 +236,11 @@ def setup_run(
     _check_first(run)
     data = data if data is not None else open_data(run.recipe)
     run = replace(run, recipe=resolve(run.recipe, data))
-    check_tables(run.recipe, data)
+    lessons = find_lessons(run.recipe, data)
+    check_tables(run.recipe, data, taught=lessons.soft_tasks)
     check_units(run.recipe, data)
     changes = check_folder(run, data)
-    parts = replace(_build_parts(run, data), changes=tuple(changes))
+    parts = replace(_build_parts(run, data, lessons), changes=tuple(changes))
     compare_hosts(run, data, parts.processes)
     _check_space(parts)
     if dry_run:
@@ -301,7 +305,9 @@ def _starting_point(parts: _Parts) -> StartingPoint:
     log.info("%s", overview(run, parts.stream, parts.model, parts.processes.world))
     curriculum = run.recipe.curriculum
     notes = run.recipe.schedule.warnings(curriculum)
-    notes += idle_tasks(run.recipe.built_tasks, curriculum.task_groups)
+    taught = parts.lessons.soft_tasks
+    notes += idle_tasks(run.recipe.built_tasks, curriculum.task_groups, taught)
+    notes += parts.lessons.lines()
     notes += filter(None, [describe_tf32(run.ds_config, parts.processes.device)])
     notes += [*small_held_out_warnings(run.recipe, data), *evaluation_notes(run.recipe, data)]
     for text in [*run.ds_config.notes, *corpus_summaries(data), *notes]:
@@ -318,14 +324,15 @@ def _check_first(run: RunSpec) -> None:
     assert run.recipe.own_metrics is not None  # checks itself
 
 
-def _build_parts(run: RunSpec, data: Data) -> _Parts:
+def _build_parts(run: RunSpec, data: Data, lessons: Lessons) -> _Parts:
     recipe = run.recipe
     processes = start(run.ds_config)
     check_memory(recipe, data.vocabulary.size, world=processes.world, memory=host_memory())
     validation = build_held_out(recipe, data)
     best = BestTracker(recipe.evaluate, recipe.built_tasks)
     best.check({task.name for dataset in validation.datasets for task in dataset.tasks})
-    stream = build_stream(recipe, data, partial(run.ds_config.round_up_rows, world=processes.world))
+    round_up_rows = partial(run.ds_config.round_up_rows, world=processes.world)
+    stream = build_stream(recipe, data, round_up_rows, lessons.soft_tasks)
     model = build_model(
         recipe,
         run.ds_config,
@@ -334,6 +341,7 @@ def _build_parts(run: RunSpec, data: Data) -> _Parts:
         training=True,
         level=logging.INFO,
     )
+    learn_from(lessons, model, seed=recipe.seed)
     return _Parts(
         run=run,
         data=data,
@@ -342,6 +350,7 @@ def _build_parts(run: RunSpec, data: Data) -> _Parts:
         model=model,
         validation=validation,
         best=best,
+        lessons=lessons,
     )
 
 
@@ -372,6 +381,7 @@ def _start_engine(parts: _Parts, start_at: StartingPoint) -> Engine:
         update_counts=start_at.update_counts,
         lr_scales=recipe.head_lr_scales,
         freezable=parts.freezable,
+        teacher=build_teachers(parts.lessons, parts.model, parts.run, parts.data, parts.processes),
     )
     if (
         best.named_task and not start_at.found

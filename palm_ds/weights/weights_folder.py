@@ -178,15 +178,17 @@ def load_weights(
     labels: Mapping[str, Sequence[str]] | None = None,
     new_heads: Collection[str] = (),
     layers: Sequence[int] | None = None,
+    renamed_heads: Mapping[str, str] | None = None,
 ) -> LoadReport:
     """Start a model from a checkpoint of any format (formats/open.py).
 
     The encoder must be the same and complete (a Hugging Face folder may lack the pooler); a custom
     encoder takes what fits by name. Heads are matched by name, except that the folder's only
     masked-LM head goes to every masked-LM head, whatever the tasks are called; `new_heads` stay
-    unchanged. `labels`: {head: class names}, which must not be the folder's in another order.
-    `layers`: only these of a larger encoder (weights/layer_choice.py). Raises UserError if anything
-    does not fit; the model is then unchanged.
+    unchanged. `renamed_heads`: {head of the folder: head of the model}; all others are then left
+    out. `labels`: {head: class names}, which must not be the folder's in another order. `layers`:
+    only these of a larger encoder (weights/layer_choice.py). Raises UserError if anything does not
+    fit; the model is then unchanged.
     """
     folder = Path(folder)
     contents, state, unknown = _read(folder)
@@ -196,6 +198,8 @@ def load_weights(
         state = chosen.state
     config = chosen.config if chosen else contents.config
     _check_same(config, model.backbone.config, folder)
+    if renamed_heads is not None:
+        contents, state = _with_heads(contents, state, renamed_heads)
     state = _share_masked_word_head(state, contents.heads, model)
     dropped = tuple(f"heads.{name}." for name in new_heads)
     state = {name: tensor for name, tensor in state.items() if not name.startswith(dropped)}
@@ -259,6 +263,19 @@ def _read(folder: Path) -> tuple[CheckpointContents, State, list[str]]:
     state = {name: entry.read() for name, entry in contents.entries.items()}
     skipped = {name: why for name, why in contents.skipped.items() if not why.startswith(OPTIMIZER)}
     return contents, state, lost(skipped)
+
+
+def _with_heads(
+    contents: CheckpointContents, state: State, names: Mapping[str, str]
+) -> tuple[CheckpointContents, State]:
+    """Only these heads, under other names."""
+    heads = {names[name]: head for name, head in contents.heads.items() if name in names}
+    found = {name: x for name, x in state.items() if not name.startswith("heads.")}
+    for old, new in names.items():
+        prefix = f"heads.{old}."
+        parts = {n.removeprefix(prefix): x for n, x in state.items() if n.startswith(prefix)}
+        found |= {f"heads.{new}.{part}": tensor for part, tensor in parts.items()}
+    return replace(contents, heads=heads), found
 
 
 # ---- fitting ----

@@ -107,9 +107,23 @@ class TextTask(TableTask):
         rows = zip(*columns, strict=True)
         return [dict(zip(roles, row, strict=True)) for row in rows] or [None] * len(source)
 
+    def labelled(self, source: TableSource) -> np.ndarray:
+        """(rows,) bool: a row has a label if it has a value in every column of labels."""
+        if not self.label_roles():
+            return super().labelled(source)
+        return source.cached(f"labelled {self.name}", lambda: self._labelled(source))
+
+    def _labelled(self, source: TableSource) -> np.ndarray:
+        roles, nothing = self.label_roles(), [None] * len(source)
+        columns = [source.column(x) if x in source.columns else nothing for x in roles]
+        rows = zip(*columns, strict=True)
+        return np.array([not any(value in (None, "") for value in row) for row in rows], bool)
+
     def describe_rows(self, source: TableSource, max_length: int) -> str:
         """Summary of the rows: their number, their labels, and how many are truncated."""
         parts = [f"{self.name}: {len(source):,} rows", self.describe_labels(source)]
+        if missing := int((~self.labelled(source)).sum()):
+            parts.append(f"{missing:,} without a label")
         if cut := self.cut_rows(source, max_length):
             parts.append(f"{cut:,} truncated to {self.input_length(max_length)} tokens")
         return "; ".join(filter(None, parts))

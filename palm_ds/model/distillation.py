@@ -1,0 +1,162 @@
+"""What a model learns from the inside of its teacher, as a module of the model.
+
+    student states (rows, length, hidden)  ──projection, if the widths differ──┐
+    teacher states (rows, length, other)  ─────────────────────────────────────┴──> sums per part
+
+Each sum is over the tokens without padding and is divided by their number in the whole step. The
+projections are trained with the model and kept in checkpoints, but not exported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from palm_ds.common.errors import UserError
+from palm_ds.model.batch import Batch
+from palm_ds.model.config import EncoderConfig
+from palm_ds.model.distillation_losses import relation_losses, state_losses
+from palm_ds.model.distillation_settings import (
+    RELATIONS,
+    HiddenStatesSettings,
+    RelationsSettings,
+    TeacherSettings,
+)
+from palm_ds.model.encoder import Encoder, init_weights
+from palm_ds.model.encoder_states import EncoderStates, WantedStates
+
+PREFIX = "distillation."
+"""Of the names of its parameters in the model."""
+
+
+class Distillation(nn.Module):
+    """The losses of hidden states, attention, relations and embeddings."""
+
+    def __init__(self, settings: TeacherSettings, student: Encoder, teacher: EncoderConfig):
+        super().__init__()
+        self.settings = settings
+        config = student.config
+        numbers = config.num_layers, teacher.num_layers
+        self.maps = _layer_maps(settings, *numbers)
+        self.relation_heads = _relation_heads(settings.relations, config, teacher)
+        self.attention_heads = _attention_heads(settings, config, teacher)
+        self.student, self.teacher = (self._wanted(side) for side in (0, 1))
+        self.student.check(student, "teacher: the student")
+        widths = config.hidden_size, teacher.hidden_size
+        for name in ("hidden_states", "embeddings"):
+            if getattr(settings, name) and widths[0] != widths[1]:
+                self.add_module(name, nn.Linear(*widths))
+        init_weights(self, config.init_range)
+
+    def _wanted(self, side: int) -> WantedStates:
+        """What to record of the student (0) or the teacher (1)."""
+        layers = {name: [pair[side] for pair in found] for name, found in self.maps.items()}
+        qkv = {*layers.get("attention", ()), *layers.get("relations", ())}
+        return WantedStates(
+            embeddings=self.settings.embeddings is not None,
+            hidden=tuple(dict.fromkeys(layers.get("hidden_states", ()))),
+            qkv=tuple(sorted(qkv)),
+        )
+
+    def forward(
+        self, ours: EncoderStates, theirs: EncoderStates, batch: Batch
+    ) -> dict[str, torch.Tensor]:
+        """{part: summed loss} of the student's states and the teacher's."""
+        found = {name: self._layers(name, ours, theirs, batch) for name in self.maps}
+        if self.settings.embeddings:
+            assert ours.embeddings is not None and theirs.embeddings is not None
+            vectors = self._projected("embeddings", ours.embeddings)
+            measure = self.settings.embeddings.loss
+            found["embeddings"] = state_losses(vectors, theirs.embeddings, measure)
+        real = batch.sequence_ids >= 0
+        # Whatever padding holds, it is finite, so that a product is enough.
+        return {name: (losses * real).sum() for name, losses in found.items()}
+
+    def _layers(
+        self, name: str, ours: EncoderStates, theirs: EncoderStates, batch: Batch
+    ) -> torch.Tensor:
+        """Per token (rows, length), the mean over the layers of a map."""
+        each = [self._layer(name, pair, ours, theirs, batch) for pair in self.maps[name]]
+        return torch.stack(each).mean(0)
+
+    def _layer(
+        self,
+        name: str,
+        pair: tuple[int, int],
+        ours: EncoderStates,
+        theirs: EncoderStates,
+        batch: Batch,
+    ) -> torch.Tensor:
+        if name == "hidden_states":
+            assert self.settings.hidden_states is not None
+            vectors = self._projected(name, ours.hidden[pair[0]])
+            return state_losses(vectors, theirs.hidden[pair[1]], self.settings.hidden_states.loss)
+        thirds = ours.qkv[pair[0]].chunk(3, -1), theirs.qkv[pair[1]].chunk(3, -1)
+        ids = batch.sequence_ids
+        if name == "attention":
+            ours_qk, theirs_qk = ((third[0], third[1]) for third in thirds)
+            heads = self.attention_heads
+            return relation_losses(ours_qk, theirs_qk, ids, heads=heads, measure="mse")
+        assert self.settings.relations is not None
+        losses = []
+        for a, b in self.settings.relations.pairs:
+            left, right = ((third[RELATIONS[a]], third[RELATIONS[b]]) for third in thirds)
+            losses.append(relation_losses(left, right, ids, heads=self.relation_heads))
+        return torch.stack(losses).sum(0)
+
+    def _projected(self, name: str, vectors: torch.Tensor) -> torch.Tensor:
+        projection = self._modules.get(name)
+        return vectors if projection is None else projection(vectors)
+
+
+def without_projections(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A model's weights as they are exported."""
+    return {name: tensor for name, tensor in state.items() if not name.startswith(PREFIX)}
+
+
+def _layer_maps(
+    settings: TeacherSettings, student: int, teacher: int
+) -> dict[str, list[tuple[int, int]]]:
+    """{part: pairs of a student's and a teacher's layer}."""
+    even = {layer: -(-layer * teacher // student) for layer in range(1, student + 1)}
+    usual = {"hidden_states": even, "attention": even, "relations": {student: teacher}}
+    found = {}
+    for name, default in usual.items():
+        section: HiddenStatesSettings | None = getattr(settings, name)
+        if section is None:
+            continue
+        found[name] = list((section.layers or default).items())
+        for pair in found[name]:
+            sides = zip(("student", "teacher"), pair, (student, teacher), strict=True)
+            for who, number, count in sides:
+                if not 1 <= number <= count:
+                    raise UserError(
+                        f"teacher.{name}.layers: {number} is no layer of the {who}, which has "
+                        f"{count}"
+                    )
+    return found
+
+
+def _relation_heads(
+    settings: RelationsSettings | None, student: EncoderConfig, teacher: EncoderConfig
+) -> int:
+    heads = (settings.heads if settings else 0) or teacher.num_heads
+    for who, width in (("student", student.hidden_size), ("teacher", teacher.hidden_size)):
+        if settings and width % heads:
+            raise UserError(
+                f"teacher.relations.heads: {heads} does not divide the {who}'s width, {width}"
+            )
+    return heads
+
+
+def _attention_heads(
+    settings: TeacherSettings, student: EncoderConfig, teacher: EncoderConfig
+) -> int:
+    if settings.attention and student.num_heads != teacher.num_heads:
+        raise UserError(
+            f"teacher.attention: the student has {student.num_heads} heads, the teacher "
+            f"{teacher.num_heads}; use teacher.relations, which has heads of its own"
+        )
+    return student.num_heads

@@ -1,0 +1,152 @@
+"""What a student loses by differing from its teacher; each loss is 0 where the two agree.
+
+    soft labels   scores of a head          Hinton, Vinyals & Dean 2015, "Distilling the Knowledge
+                                            in a Neural Network"
+    states        vectors of tokens         TinyBERT: Jiao et al. 2020, section 3.1
+    attention     scores of all tokens      the same
+    relations     among queries, keys or    MiniLM: Wang et al. 2020, section 3; MiniLMv2: Wang et
+                  values of a text          al. 2021, section 3
+
+Losses of soft labels are summed over rows. The others are per token, the mean over everything that
+belongs to it; a token sees the tokens of its own sequence alone.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import torch
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint
+
+SoftKind: TypeAlias = Literal["", "classes", "labels", "groups", "number", "tokens"]
+"""What a head's scores (n, any) are, as far as a student learns from them:
+
+    classes   a softmax over each row
+    labels    a sigmoid each
+    groups    a softmax over the rows of each group, in each column
+    number    values: always squared error
+    tokens    a softmax over the vocabulary (soft_vocabulary_loss.py)
+    ""        nothing that can be learned
+"""
+Measure: TypeAlias = Literal["kl", "mse"]
+
+_UNSEEN = -1e9  # a score whose softmax is 0; infinity would make KL's 0 * infinity
+_PAIRS_AT_ONCE = 1 << 24  # of tokens and heads, whose scores are in memory together
+
+
+def soft_label_loss(
+    kind: SoftKind,
+    student: torch.Tensor,
+    teacher: torch.Tensor,
+    groups: torch.Tensor | None = None,
+    *,
+    measure: Measure = "kl",
+    temperature: float = 1.0,
+) -> torch.Tensor:
+    """The summed loss (fp32) of scores (n, any) against the teacher's (n, any).
+
+    kl: T^2 KL(teacher || student) with both scores divided by the temperature T, so that its
+    gradient does not depend on T in the limit (Hinton et al., section 2). mse: the squared
+    difference of the scores, the mean over a row. `groups` (n,) int64 for kind `groups`."""
+    student, teacher = student.float(), teacher.float()
+    if measure == "mse" or kind == "number":
+        return (student - teacher).square().mean(-1).sum()
+    ours, theirs = student / temperature, teacher / temperature
+    if kind == "labels":
+        each = _divergence(F.logsigmoid(theirs), F.logsigmoid(ours))
+        each = each + _divergence(F.logsigmoid(-theirs), F.logsigmoid(-ours))
+        return each.mean(-1).sum() * temperature**2
+    if kind == "groups":
+        assert groups is not None
+        ours, theirs = (group_log_softmax(scores, groups) for scores in (ours, theirs))
+        return _divergence(theirs, ours).mean(-1).sum() * temperature**2
+    assert kind == "classes", kind
+    return _divergence(theirs.log_softmax(-1), ours.log_softmax(-1)).sum() * temperature**2
+
+
+def _divergence(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
+    """The terms of KL(teacher || student) of log-probabilities."""
+    return teacher.exp() * (teacher - student)
+
+
+def group_log_softmax(scores: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+    """The log-softmax of scores (n, k) over the rows of each group, whose numbers (n,) ascend from
+    0."""
+    index = groups[:, None].expand_as(scores)
+    floor = torch.full_like(scores, -torch.inf)
+    peak = floor.scatter_reduce(0, index, scores.detach(), "amax").gather(0, index)
+    shifted = scores - peak
+    totals = torch.zeros_like(scores).scatter_add(0, index, shifted.exp())
+    return shifted - totals.gather(0, index).log()
+
+
+def state_losses(
+    student: torch.Tensor, teacher: torch.Tensor, measure: Literal["mse", "cosine"]
+) -> torch.Tensor:
+    """Per vector, (...): the mean squared difference of vectors (..., width), or 1 - cosine."""
+    student, teacher = student.float(), teacher.float()
+    if measure == "mse":
+        return (student - teacher).square().mean(-1)
+    return 1 - F.cosine_similarity(student, teacher, dim=-1)
+
+
+def split_relations(vectors: torch.Tensor, heads: int) -> torch.Tensor:
+    """Vectors (rows, length, width) in parts (rows, heads, length, width / heads)."""
+    rows, length, width = vectors.shape
+    return vectors.view(rows, length, heads, width // heads).transpose(1, 2)
+
+
+def relation_losses(
+    student: tuple[torch.Tensor, torch.Tensor],
+    teacher: tuple[torch.Tensor, torch.Tensor],
+    sequence_ids: torch.Tensor,
+    *,
+    heads: int,
+    measure: Measure = "kl",
+) -> torch.Tensor:
+    """Per token (rows, length): by what two matrices of relations differ, the mean over the heads.
+
+    A relation of two tensors a, b (rows, length, width) is a b^T / sqrt(width / heads), head by
+    head and within a sequence: of queries and keys it is attention. kl: KL(teacher || student) of
+    its softmax (MiniLM's equation 5); mse: the mean squared difference of the scores (TinyBERT's
+    equation 7). Some rows at a time, computed again for the backward pass."""
+    rows, length = sequence_ids.shape
+    some = max(_PAIRS_AT_ONCE // (heads * length * length), 1)
+    parts = [
+        checkpoint(
+            _relation_losses,
+            *(x[first : first + some] for x in (*student, *teacher)),
+            sequence_ids[first : first + some],
+            heads,
+            measure,
+            use_reentrant=False,
+        )
+        for first in range(0, rows, some)
+    ]
+    return torch.cat(parts)
+
+
+def _relation_losses(
+    ours_a: torch.Tensor,
+    ours_b: torch.Tensor,
+    theirs_a: torch.Tensor,
+    theirs_b: torch.Tensor,
+    sequence_ids: torch.Tensor,
+    heads: int,
+    measure: Measure,
+) -> torch.Tensor:
+    same = (sequence_ids[:, :, None] == sequence_ids[:, None, :])[:, None]  # (rows, 1, length, ...)
+    ours, theirs = _scores(ours_a, ours_b, heads), _scores(theirs_a, theirs_b, heads)
+    if measure == "mse":
+        each = ((ours - theirs).square() * same).sum(-1) / same.sum(-1)
+    else:
+        ours, theirs = (x.masked_fill(~same, _UNSEEN).log_softmax(-1) for x in (ours, theirs))
+        each = _divergence(theirs, ours).sum(-1)
+    return each.mean(1)  # over the heads
+
+
+def _scores(a: torch.Tensor, b: torch.Tensor, heads: int) -> torch.Tensor:
+    """(rows, heads, length, length) in fp32."""
+    a, b = split_relations(a.float(), heads), split_relations(b.float(), heads)
+    return a @ b.transpose(-1, -2) * a.shape[-1] ** -0.5

@@ -1,0 +1,186 @@
+"""Training with the scores that a teacher wrote before (palm_ds/data/score_file.py)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from palm_ds.common.errors import UserError
+from palm_ds.data.score_file import ScoreFileInfo, ids_column, read_info, read_lists
+from palm_ds.data.soft_labels import RowScores, SoftTasks
+from palm_ds.data.table_source import TableSource
+from palm_ds.model.batch import Batch
+from palm_ds.model.soft_labels import TeacherOutputs, soft_name
+from palm_ds.model.soft_vocabulary_loss import TopScores
+from palm_ds.train.recipe import Recipe
+from palm_ds.train.sources import Data
+
+_STREAM = ("seed", "length", "batch", "sources", "held_out", "stages")
+_UNSEEN = ("weight", "head_lr", "freeze", "new_head", "dropout", "smoothing", "auxiliary")
+"""Settings of tasks that do not change which rows a step has."""
+
+
+def stream_fingerprint(recipe: Recipe, data: Data) -> str:
+    """A hash of what determines the rows of every step, and their labels."""
+    resolved = recipe.resolved()
+    values: dict[str, Any] = {key: resolved[key] for key in _STREAM}
+    values["tasks"] = {
+        name: {key: value for key, value in task.items() if key not in _UNSEEN}
+        for name, task in resolved["tasks"].items()
+    }
+    corpora = {name: corpus.manifest.tokens for name, corpus in data.corpora.items()}
+    tables = {name: table.fingerprint for name, table in data.tables.items()}
+    values["data"] = [corpora, tables, data.tokenizer.fingerprint]
+    text = json.dumps(values, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class StepScores:
+    """A task's stored scores for the rows of steps."""
+
+    starts: np.ndarray  # (rows of all steps + 1,) the first value of each row
+    values: np.ndarray  # float32
+    ids: np.ndarray | None  # of the same shape: the token of each value
+    top_k: int
+
+    def of(self, entries: slice, labels: int) -> torch.Tensor | TopScores | None:
+        """The scores of consecutive rows with so many labels; None if there are not as many."""
+        inside = slice(self.starts[entries.start], self.starts[entries.stop])
+        values = torch.from_numpy(self.values[inside].copy())
+        if not len(values) or len(values) % labels:
+            return None
+        if self.ids is None:
+            return values.view(labels, -1)
+        ids = torch.from_numpy(self.ids[inside].astype(np.int64))
+        if len(values) != labels * self.top_k:
+            return None
+        return TopScores(ids.view(labels, -1), values.view(labels, -1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredScores:
+    """An opened file of scores."""
+
+    path: Path
+    line: str
+    """For the start of a run."""
+    tasks: SoftTasks
+    """The tasks that it has scores for; those over rows of tables with them."""
+    steps: Mapping[str, StepScores] = field(default_factory=dict)
+    places: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), np.int64))
+    """(rows of all steps, 2): step and row, ascending"""
+
+    def add_to(self, batch: Batch, step: int) -> Batch:
+        """The batch with its soft labels. Those of tables are there already."""
+        labels, words = dict(batch.labels), {}
+        for task, scores in self.steps.items():
+            name = soft_name(task)
+            if name not in labels:
+                continue
+            found = scores.of(self._entries(batch, step), len(labels[name][0]))
+            if found is None:
+                raise UserError(
+                    f"{self.path}: has other masked tokens for step {step + 1} than this run; "
+                    "write it again with `palm-ds teach` and this recipe"
+                )
+            if isinstance(found, torch.Tensor):
+                labels[name] = labels[name][0], found.to(batch.input_ids.device)
+            else:
+                words[task] = found.to(batch.input_ids.device)
+        return replace(batch, labels=labels, teacher=TeacherOutputs(words=words))
+
+    def _entries(self, batch: Batch, step: int) -> slice:
+        """The places of the rows of a batch."""
+        first = batch.first_row
+        ends = [(step, first), (step, first + batch.input_ids.shape[0])]
+        keys = self.places[:, 0] * _MOST_ROWS + self.places[:, 1]
+        start, stop = np.searchsorted(keys, [a * _MOST_ROWS + b for a, b in ends])
+        return slice(int(start), int(stop))
+
+
+_MOST_ROWS = 1 << 32  # of a step
+
+
+def open_scores(path: Path, recipe: Recipe, data: Data, wanted: Collection[str]) -> StoredScores:
+    """Read a file of scores. Raises UserError if it belongs to other data or classes."""
+    import pyarrow.parquet as pq
+
+    info = read_info(path)
+    tasks = [task for task in recipe.built_tasks if task in info.labels and task in wanted]
+    _check(path, info, recipe, tasks)
+    table = pq.read_table(path)
+    if info.stream:
+        _check_stream(path, info, recipe, data)
+        places = np.stack([table.column(x).to_numpy() for x in ("step", "row")], 1)
+        steps = {task: _step_scores(table, task, info) for task in tasks}
+        soft: SoftTasks = dict.fromkeys(tasks)
+        kind = f"{len(places):,} rows of steps"
+    else:
+        places, steps = np.zeros((0, 2), np.int64), {}
+        soft = {task: _row_scores(path, table, task, info, recipe, data) for task in tasks}
+        kind = f"{len(table):,} rows"
+    by = ", ".join(info.teacher)
+    line = f"{path}, {kind}, by {by}"
+    return StoredScores(path=path, line=line, tasks=soft, steps=steps, places=places)
+
+
+def _check(path: Path, info: ScoreFileInfo, recipe: Recipe, tasks: list[str]) -> None:
+    """Raises UserError for a task without scores, or with other classes."""
+    soft = recipe.teacher.soft_labels if recipe.teacher else None
+    known = ", ".join(info.labels)
+    for task in soft.tasks if soft else ():
+        if task not in info.labels:
+            raise UserError(f"{path}: has no scores for the task {task!r}; it has {known}")
+    if not tasks:
+        raise UserError(f"{path}: has scores for {known}, which are no tasks of this recipe")
+    for task in tasks:
+        ours = list(recipe.built_tasks[task].head_outputs().labels)
+        if info.labels[task] != ours:
+            raise UserError(
+                f"{path}: its scores for {task!r} are of {', '.join(info.labels[task])}; this "
+                f"recipe has {', '.join(ours)}: give tasks.{task}.labels in the same order"
+            )
+
+
+def _check_stream(path: Path, info: ScoreFileInfo, recipe: Recipe, data: Data) -> None:
+    if info.stream != stream_fingerprint(recipe, data):
+        raise UserError(
+            f"{path}: was written for other steps: seed, length, batch, sources, tasks and stages "
+            "must be those that `palm-ds teach` had; write it again with this recipe"
+        )
+
+
+def _step_scores(table: Any, task: str, info: ScoreFileInfo) -> StepScores:
+    values, starts = read_lists(table, task)
+    has_ids = ids_column(task) in table.column_names
+    ids = read_lists(table, ids_column(task))[0] if has_ids else None
+    return StepScores(starts, values, ids, info.top_k)
+
+
+def _row_scores(
+    path: Path, table: Any, task: str, info: ScoreFileInfo, recipe: Recipe, data: Data
+) -> RowScores:
+    """The scores of the rows of a task's table. Raises UserError if it is another table."""
+    name = recipe.built_tasks[task].source
+    (_, source, _), *_ = data.train[name]
+    assert isinstance(source, TableSource)
+    if info.tables.get(name) != source.table.fingerprint:
+        raise UserError(
+            f"{path}: was written for another table than sources.{name}, or for another way to "
+            "read it; write it again with `palm-ds teach` and this recipe"
+        )
+    here = table.filter(np.array([x == name for x in table.column("source").to_pylist()]))
+    rows = here.column("row").to_numpy()
+    values, offsets = read_lists(here, task)
+    lengths = np.zeros(len(source.table), np.int64)
+    lengths[rows] = np.diff(offsets)
+    values = values[offsets[0] : offsets[-1]].astype(np.float32)
+    return RowScores(values, np.concatenate([[0], np.cumsum(lengths)]), str(path))

@@ -1,0 +1,144 @@
+"""Builds the teachers of a run: models in evaluation mode on the run's device, outside the engine.
+
+They are in no optimizer and no checkpoint. Every process has their weights whole or, with `shard`,
+one part of each layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from palm_ds.common.errors import UserError
+from palm_ds.common.rng import derive_key
+from palm_ds.model.batch import Batch
+from palm_ds.model.distillation import Distillation
+from palm_ds.model.distillation_settings import TeacherSettings
+from palm_ds.model.encoder import build_encoder
+from palm_ds.model.encoder_states import WantedStates
+from palm_ds.model.kernels import choose_kernels
+from palm_ds.model.multi_task_model import Model
+from palm_ds.model.teacher import Teacher, Teachers, always_whole
+from palm_ds.runtime.processes import Processes
+from palm_ds.runtime.sharded_modules import ShardedModules
+from palm_ds.train.build import DTYPES, full_config
+from palm_ds.train.lessons import Lessons, TeacherFolder
+from palm_ds.train.run_folder import RunSpec
+from palm_ds.train.sources import Data
+from palm_ds.weights import weights_folder
+from palm_ds.weights.formats.contents import CheckpointContents
+
+
+def learn_from(lessons: Lessons, model: Model, *, seed: int) -> None:
+    """Let a model learn what its teachers teach."""
+    if lessons.settings is None:
+        return
+    torch.manual_seed(derive_key(seed, "distillation") >> 1)
+    distillation = None
+    if lessons.settings.weights:
+        config = lessons.folders[lessons.states_of].contents.config
+        distillation = Distillation(lessons.settings, model.backbone, config)
+    model.learn_from_teacher(lessons.soft, lessons.weights, distillation)
+
+
+def build_teachers(
+    lessons: Lessons, model: Model, run: RunSpec, data: Data, processes: Processes
+) -> Callable[[Batch, int], Batch] | None:
+    """What adds the teachers' outputs to the batches of a model that learns from them; None: it has
+    no teacher."""
+    if lessons.settings is None:
+        return None
+    if lessons.stored:
+        return lessons.stored.add_to
+    builder = _Builder(run, data, processes, lessons.settings)
+    wanted = model.distillation.teacher if model.distillation else WantedStates()
+    teachers = [
+        builder.teacher(each, wanted if number == lessons.states_of else WantedStates())
+        for number, each in enumerate(lessons.folders)
+    ]
+    return Teachers(
+        teachers=teachers,
+        states_of=lessons.states_of,
+        top_k=lessons.soft.top_k,
+        vocabulary=model.backbone.word.num_embeddings,
+    )
+
+
+class _Builder:
+    """Builds one teacher after another."""
+
+    def __init__(self, run: RunSpec, data: Data, processes: Processes, settings: TeacherSettings):
+        self.recipe, self.vocabulary, self.processes = run.recipe, data.vocabulary, processes
+        self.shard = settings.shard
+        self.dtype = DTYPES[settings.precision or run.ds_config.precision]
+
+    def teacher(self, folder: TeacherFolder, wanted: WantedStates) -> Teacher:
+        """`wanted`: the states that are learned."""
+        model = self._model(folder)
+        wanted.check(model.backbone, f"teacher: {folder.contents.path}")
+        model.recorded_states = wanted
+        model = model.to(dtype=self.dtype).eval().requires_grad_(False)
+        whole = always_whole
+        if self.shard:
+            whole = ShardedModules(model, self.processes).whole
+        else:
+            model.to(self.processes.device)
+        return Teacher(
+            model=model,
+            weight=folder.settings.weight,
+            task_rows=self._task_rows(folder.contents),
+            whole=whole,
+        )
+
+    def _model(self, folder: TeacherFolder) -> Model:
+        """With its weights, on the host."""
+        config = full_config(folder.contents.config, self.vocabulary)
+        kernels, _ = choose_kernels(
+            {},
+            device=self.processes.device,
+            dtype=self.dtype,
+            config=config,
+            fixed_shapes=False,
+        )
+        backbone = build_encoder(config, kernels)
+        tasks = self.recipe.built_tasks
+        head_of = {task: tasks[task].share or task for task in folder.head_of}
+        heads = {owner: tasks[owner].head(backbone) for owner in head_of.values()}
+        model = Model(backbone, heads, head_of)
+        renamed = {stored: head_of[task] for task, stored in folder.head_of.items()}
+        loaded = weights_folder.load_weights(
+            folder.contents.path,
+            model,
+            labels={owner: getattr(tasks[owner], "labels", ()) for owner in heads},
+            renamed_heads=renamed,
+        )
+        unused = () if model.pooled else ("backbone.pooler.",)
+        missing = [x for x in loaded.newly_initialized if not x.startswith(unused)]
+        if missing:
+            raise UserError(f"teacher: {folder.contents.path}: incomplete: {missing[0]} is missing")
+        self._check_scales(folder, head_of)
+        return model
+
+    def _check_scales(self, folder: TeacherFolder, head_of: Mapping[str, str]) -> None:
+        """Raises UserError if a number means something else than the student's."""
+        for task, stored in folder.head_of.items():
+            theirs = folder.contents.heads[stored].outputs
+            ours = self.recipe.built_tasks[head_of[task]].head_outputs()
+            if (theirs.mean, theirs.deviation) != (ours.mean, ours.deviation):
+                raise UserError(
+                    f"teacher: {folder.contents.path}: its numbers for {task!r} have the mean "
+                    f"{theirs.mean:g} and the deviation {theirs.deviation:g}, those of the "
+                    f"training rows here {ours.mean:g} and {ours.deviation:g}; train both on the "
+                    "same rows, or both with `scale: false`"
+                )
+
+    def _task_rows(self, contents: CheckpointContents) -> Mapping[int, int] | None:
+        """{row of the student's task embedding: the teacher's row for the same task}."""
+        if not contents.config.task_types:
+            return None
+        usual = contents.task_ids.get(contents.export_task, 0)
+        rows: dict[int, int] = {}
+        for task, row in self.recipe.task_ids.items():
+            rows.setdefault(row, contents.task_ids.get(task, usual))
+        return rows
