@@ -62,13 +62,13 @@ class Model(nn.Module):
         self.backbone = backbone  # first, so that the tied embeddings have the backbone's name
         self.heads = nn.ModuleDict(heads)
         self.head_of = dict(head_of)
-        self.pooled = any(self._head(task).pooled for task in head_of)
-        self._sites = {task: derive_key("head", task) >> 1 for task in head_of}
         self.distillation: Distillation | None = None
         self.soft: LogitsSettings = LogitsSettings()
         self.teacher_weights: dict[str, float] = {}
         self._task_of: dict[str, str] = {}
         self.recorded_states = WantedStates()
+        self.pooled = any(self._head(task).pooled for task in head_of)
+        self._sites = {task: derive_key("head", task) >> 1 for task in head_of}
 
     def learn_from_teacher(
         self,

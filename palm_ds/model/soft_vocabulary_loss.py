@@ -157,7 +157,7 @@ def _loss_and_error(
         difference = logits - wanted
         return difference.square().mean(-1).sum(), difference * (2 / logits.shape[1])
     t = settings.temperature
-    ours = (logits / t).log_softmax(-1)
-    target = (wanted / t).softmax(-1)
-    loss = -torch.special.entr(target).sum() - (target * ours).sum()
+    ours, theirs = ((scores / t).log_softmax(-1) for scores in (logits, wanted))
+    target = theirs.exp()
+    loss = torch.where(target > 0, target * (theirs - ours), 0.0).sum()
     return loss * t**2, (ours.exp_() - target) * t

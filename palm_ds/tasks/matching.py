@@ -94,6 +94,9 @@ class Matching(ClassesTask):
         elif labelled:
             self.check_labels(source)
 
+    def labelled(self, source: TableSource) -> np.ndarray:
+        return np.ones(len(source), bool) if self.pairwise else super().labelled(source)
+
     def check_labels(self, source: TableSource) -> None:
         if not self.pairwise:
             labels.classes(self, source, strict=True)

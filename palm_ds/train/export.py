@@ -21,6 +21,7 @@ from palm_ds import __version__
 from palm_ds.common.errors import UserError
 from palm_ds.data.hub_datasets import names_in
 from palm_ds.model.config import EncoderConfig
+from palm_ds.model.distillation import without_projections
 from palm_ds.model.heads import MaskedLMHead
 from palm_ds.model.lora import adapter_of, merged
 from palm_ds.model.multi_task_model import Model
@@ -102,7 +103,8 @@ class FinalWeights:
     def of(cls, state: Mapping[str, torch.Tensor], recipe: Recipe, steps: int) -> FinalWeights:
         """From the engine's weights after the last of `steps` steps."""
         adapter = adapter_of(state) if recipe.lora else {}
-        return cls(state=merged(state, recipe.lora), adapter=adapter, steps=steps)
+        whole = without_projections(merged(state, recipe.lora))
+        return cls(state=whole, adapter=adapter, steps=steps)
 
 
 def best_weights(run: RunSpec, last: FinalWeights, log: RunLog | None) -> FinalWeights:

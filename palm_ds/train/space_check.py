@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from palm_ds.common.errors import UserError
+from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime import checkpoint
-from palm_ds.train.plan.work import ModelSize
+from palm_ds.runtime.full_disk import at_rank0
+from palm_ds.runtime.processes import Processes
+from palm_ds.train.plan.work import ModelSize, size_of
 from palm_ds.train.run_folder import RunSpec
 
 _MOMENTS = 2
@@ -67,3 +71,12 @@ def checkpoint_bytes(run: RunSpec, size: ModelSize) -> int:
         return sum(file.stat().st_size for file in newest.iterdir())
     averages = 1 if run.recipe.optimizer.ema else 0
     return _BYTES * (size.parameters + size.trained * (_MOMENTS + averages))
+
+
+def check_space_together(run: RunSpec, model: Model, processes: Processes) -> None:
+    """Raises UserError on all processes if rank 0 finds too little space."""
+    size = size_of(model)
+    if run.recipe.lora:  # has frozen weights, and so few others that they do not matter here
+        size = replace(size, trained=0)
+    if problem := at_rank0(processes, lambda: check_space(run, size)):
+        raise UserError(problem)

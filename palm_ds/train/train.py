@@ -19,7 +19,6 @@ from palm_ds.model.check_custom_encoder import check_custom_encoder
 from palm_ds.model.heads import MaskedLMHead
 from palm_ds.model.lora import add_lora
 from palm_ds.model.multi_task_model import Model
-from palm_ds.runtime.full_disk import at_rank0
 from palm_ds.runtime.memory import host_memory
 from palm_ds.runtime.optimizer import optimizer_class
 from palm_ds.runtime.optimizer_wrappers import StepFreezing
@@ -63,7 +62,7 @@ from palm_ds.train.sources import (
     open_data,
     small_held_out_warnings,
 )
-from palm_ds.train.space_check import check_space
+from palm_ds.train.space_check import check_space_together
 from palm_ds.train.teacher import build_teachers, learn_from
 
 Examples: TypeAlias = Callable[[Path, CorpusSource], Iterable[str]]
@@ -242,7 +241,7 @@ def setup_run(
     changes = check_folder(run, data)
     parts = replace(_build_parts(run, data, lessons), changes=tuple(changes))
     compare_hosts(run, data, parts.processes)
-    _check_space(parts)
+    check_space_together(run, parts.model, parts.processes)
     if dry_run:
         _starting_point(parts)
         return _end_dry_run(parts, plan_for)
@@ -285,15 +284,6 @@ def _open_run(
     )
     loop.recovery.restore(state.get("recovery", {}))
     return TrainingRun(run, data, parts.model, loop, first, lock, examples)
-
-
-def _check_space(parts: _Parts) -> None:
-    """Raises UserError on all processes if rank 0 finds too little space."""
-    size = size_of(parts.model)
-    if parts.recipe.lora:  # has frozen weights, and so few others that they do not matter here
-        size = replace(size, trained=0)
-    if problem := at_rank0(parts.processes, lambda: check_space(parts.run, size)):
-        raise UserError(problem)
 
 
 def _starting_point(parts: _Parts) -> StartingPoint:

@@ -22,14 +22,18 @@ from safetensors.torch import load_file
 from tiny import arguments
 
 from palm_ds.common import exit_codes
+from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.rng import derive_key
 from palm_ds.data.example_stream import ExampleStream
 from palm_ds.runtime.ds_config import make_ds_config
+from palm_ds.runtime.processes import start
 from palm_ds.train.build import build_model, build_stream
+from palm_ds.train.lessons import find_lessons
 from palm_ds.train.recipe import Recipe, make_recipe
 from palm_ds.train.resolve import resolve
 from palm_ds.train.run_folder import RunSpec
 from palm_ds.train.sources import open_data
+from palm_ds.train.teacher import build_teachers, learn_from
 from palm_ds.train.train import TrainingRun, setup_run, train
 from tests.helpers.warm_python import free_port
 
@@ -173,7 +177,8 @@ def _start(job: Mapping[str, Any], rank: int, world: int, port: int, base: Path)
 
 
 def work(job: Mapping[str, Any], base: Path) -> int:
-    recipe = recipe_of(base, **job.get("changes", {}))
+    changes = taught_changes(base, **job["taught"]) if "taught" in job else job.get("changes", {})
+    recipe = recipe_of(base, **changes)
     run = RunSpec(recipe=recipe, ds_config=machine_of(job["stage"]), folder=base / job["folder"])
     if job.get("watch"):
         return watched(run, base)
@@ -253,6 +258,53 @@ def lora_jobs(base: Path) -> list[tuple[str, dict[str, Any], int]]:
     ]
 
 
+# Distillation ----------------------------------------------------------------------------------
+
+TAUGHT_KILLED = 5
+
+
+def taught_changes(base: Path, *, shard: bool) -> dict[str, Any]:
+    """A smaller student of a whole run, of whose texts some have no label."""
+    lines = [json.loads(line) for line in (base / "first_train.jsonl").read_text().splitlines()]
+    some = [row | ({"label": None} if n % 3 == 0 else {}) for n, row in enumerate(lines)]
+    file = base / "first_partly.jsonl"
+    write_file_atomically(file, "".join(json.dumps(row) + "\n" for row in some))
+    before = recipe_of(base)
+    sources = {name: {"table": x.table} for name, x in before.sources.items()}
+    for name, source in before.sources.items():
+        sources[name] |= {"validation": source.validation, "tokenizer": source.tokenizer}
+    sources["first"] |= {"table": str(file), "read": {"missing_labels": "keep"}}
+    return {
+        "backbone": {**before.backbone, "hidden_size": 16, "num_layers": 1},
+        "sources": sources,
+        "stages": [{name: 1 for name in TASKS}],
+        "save": {"every": 3, "background": False},
+        "teacher": {
+            "path": str(base / "whole"),
+            "shard": shard,
+            "logits": {"weight": 0.5, "temperature": 2.0},
+            "hidden_states": {"weight": 0.1},
+            "attention": {},
+            "relations": {"heads": 4},
+            "embeddings": {"loss": "cosine"},
+        },
+    }
+
+
+def taught_jobs(base: Path) -> list[tuple[str, dict[str, Any], int]]:
+    """One run in several layouts, and one that is killed."""
+    jobs = []
+    for stage, world, shard in [(0, 1, False), (1, 2, True), (2, 2, False), (3, 2, True)]:
+        name = f"taught, ZeRO {stage}, {world}"
+        jobs.append((name, {"stage": stage, "folder": name, "taught": {"shard": shard}}, world))
+    killed = {"stage": 3, "folder": "taught killed", "taught": {"shard": True}}
+    return [
+        *jobs,
+        ("taught killed", {**killed, "kill": TAUGHT_KILLED}, 2),
+        ("taught resumed", killed, 2),
+    ]
+
+
 # By hand ---------------------------------------------------------------------------------------
 
 
@@ -260,12 +312,18 @@ def by_hand(recipe: Recipe) -> list[dict[str, float]]:
     """The losses of each step in plain torch: one process, one batch per step."""
     data = open_data(recipe)
     recipe = resolve(recipe, data)
-    stream = build_stream(recipe, data)
+    lessons = find_lessons(recipe, data)
+    stream = build_stream(recipe, data, soft=lessons.soft_tasks)
     assert isinstance(stream, ExampleStream)
     model = build_model(recipe, machine_of(0), data.vocabulary, device=torch.device("cpu"))
+    learn_from(lessons, model, seed=recipe.seed)
+    run = RunSpec(recipe=recipe, ds_config=machine_of(0), folder=Path())
+    teacher = build_teachers(lessons, model, run, data, start(run.ds_config))
+    weights = {name: task.weight for name, task in recipe.built_tasks.items()}
+    weights |= model.teacher_weights
     decayed, kept = [], []
     for name, parameter in model.named_parameters():
-        plain = name.startswith("backbone.") and parameter.ndim == 2
+        plain = not name.startswith("heads.") and parameter.ndim == 2
         (decayed if plain else kept).append(parameter)
     settings = recipe.optimizer
     groups = [
@@ -277,16 +335,18 @@ def by_hand(recipe: Recipe) -> list[dict[str, float]]:
     for step in range(recipe.curriculum.steps):
         key = derive_key(recipe.seed, "dropout", step) >> 1
         batch = replace(stream.build(stream.step_rows(step)), dropout_key=key)
+        batch = teacher(batch, step) if teacher else batch
         optimizer.zero_grad()
         total, mean = torch.zeros(()), {}
         for task, output in model(batch).items():
-            loss = output.loss_sum / max(batch.count(task), 1)
+            count = batch.real_tokens if model.losses[task] else batch.count(task)
+            loss = output.loss_sum / max(count, 1)
             if task in ("found", "alike") and batch.count(task):
                 head: Any = model.heads[task]
                 targets = batch.labels[task][1], batch.groups[task]
                 loss = head.step_losses(output.scores, *targets)[0].mean()
-            total = total + loss * recipe.built_tasks[task].weight
-            if batch.count(task):
+            total = total + loss * weights[task]
+            if count:
                 mean[task] = loss.item()
         total.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
@@ -324,6 +384,7 @@ def main() -> None:
         ("moved", {"stage": 0, "folder": "moved"}, 1),
         ("watched", {"stage": 2, "folder": "watched", "watch": True}, 1),
         *lora_jobs(base),
+        *taught_jobs(base),
     ]
     results: dict[str, Any] = {"codes": {}, "seconds": {}}
     for name, job, world in jobs:
@@ -342,6 +403,8 @@ def main() -> None:
     watched_file = base / "watched.json"
     results["watched"] = json.loads(watched_file.read_text()) if watched_file.exists() else None
     results["by hand"] = by_hand(recipe_of(base))
+    taught = recipe_of(base, **taught_changes(base, shard=False))
+    results["taught by hand"] = by_hand(taught)
     results["log"] = (base / "log0.txt").read_text()
     options.out.write_text(json.dumps(results))
 

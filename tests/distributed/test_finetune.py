@@ -27,12 +27,14 @@ def test_joint_runs(run_distributed) -> None:
     codes = result["codes"]
     assert codes.pop("killed") == [-9, -9], result["log"][-3000:]
     assert codes.pop("lora killed") == [-9, -9], result["log"][-3000:]
+    assert codes.pop("taught killed") == [-9, -9], result["log"][-3000:]
     assert codes.pop("stopped") == [STOPPED, STOPPED], result["log"][-3000:]
     assert all(code == 0 for each in codes.values() for code in each), result["log"][-3000:]
     check_one_curve_wherever_it_resumes(result)
     killed_and_resumed_to_the_last_bit(result)
     rests_rates_and_averages(result["watched"])
     lora_is_the_same_in_every_layout(result)
+    distillation_is_the_same_in_every_layout(result)
 
 
 def check_one_curve_wherever_it_resumes(result: dict[str, Any]) -> None:
@@ -92,6 +94,24 @@ def lora_is_the_same_in_every_layout(result: dict[str, Any]) -> None:
     assert not any(".word." in name or "norm" in name for name in moved if "heads" not in name)
     assert "backbone.layers.0.qkv.weight" in moved and "backbone.layers.0.qkv.bias" not in moved
     assert "heads.first.out.weight" in moved and "backbone.pooler.dense.weight" in moved
+
+
+def distillation_is_the_same_in_every_layout(result: dict[str, Any]) -> None:
+    """Under ZeRO 0 to 3, with one and two processes, the teacher whole or shared out; to the last
+    bit if killed and resumed. The teacher's losses are in every step that has its texts, and the
+    projections in no weights/."""
+    runs = {name: each for name, each in result.items() if name.startswith("taught, ")}
+    assert len(runs) == 4
+    for name, each in runs.items():
+        assert_close(each["losses"], result["taught by hand"], rel=5e-5)
+        assert not any("distillation" in weight for weight in each["weights"]), name
+    whole, killed = runs["taught, ZeRO 3, 2"], result["taught killed"]
+    assert "resume" in killed["events"] and killed["losses"] == whole["losses"]
+    assert killed["weights"] == whole["weights"] and killed["bytes"] == whole["bytes"]
+    seen = {loss for step in whole["losses"] for loss in step if loss.startswith("teacher.")}
+    tasks = {"first", "second", "number", "better", "tags", "reading", "words"}
+    inside = {"hidden_states", "attention", "relations", "embeddings"}
+    assert seen == {f"teacher.{name}" for name in tasks | inside}
 
 
 def rests_rates_and_averages(watched: dict[str, Any]) -> None:

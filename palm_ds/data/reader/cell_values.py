@@ -68,8 +68,10 @@ def _text(value: object, role: str, settings: TableSettings) -> str:
     return value
 
 
-def _label(value: object, role: str, settings: TableSettings) -> str | list[str]:
+def _label(value: object, role: str, settings: TableSettings) -> str | list[str] | None:
     """A class or number as text; a list has several of them and may be empty."""
+    if settings.missing_labels == "keep" and (value is None or value == ""):
+        return None
     if isinstance(value, list):
         return [label_text(x, role) for x in value]
     return label_text(value, role)

@@ -120,7 +120,10 @@ def _is_lines(path: Path) -> bool:
 
 def contents_hash(files: Sequence[File], settings: TableSettings) -> str:
     """A hash of the bytes of the files, their order and the settings, but not of their names."""
-    written = json.dumps(dataclasses.asdict(settings), sort_keys=True)
+    values = dataclasses.asdict(settings)
+    if settings.missing_labels == "stop":  # the hash of runs from before there was this setting
+        del values["missing_labels"]
+    written = json.dumps(values, sort_keys=True)
     digest = hashlib.blake2b(written.encode(), digest_size=16)
     for file in files:
         path = Path(file.path)

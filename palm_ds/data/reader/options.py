@@ -39,6 +39,7 @@ _CHOICES = {
     "format": FORMATS,
     "bad_rows": ("stop", "skip"),
     "lost_answers": ("stop", "keep", "drop"),
+    "missing_labels": ("stop", "keep"),
 }
 _JOINED = (
     *("choices", "text_a", "text_b", "text_b_neg", "negatives", "teacher_scores"),
@@ -77,6 +78,9 @@ class TableSettings:
     """`stop` at a bad row, or `skip` bad rows and report how many."""
     lost_answers: str = "stop"
     """Answers that are not in their context: stop, keep (for scoring) or drop them."""
+    missing_labels: str = "stop"
+    """Rows whose label is empty or null: stop, or keep them, for a teacher to label
+    (docs/distillation.md)."""
     split: str = ""
     """The split of a Hugging Face DatasetDict folder."""
 

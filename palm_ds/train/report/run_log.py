@@ -166,7 +166,7 @@ class RunLog:
     def _line(self, record: Mapping[str, Any], left: float) -> Text:
         losses = record.get("loss", {})
         parts = [f"step {record['step']:>{len(str(self._total))}}/{self._total}"]
-        parts += [f"{task} {losses[task]:.4f}" for task in self._tasks if task in losses]
+        parts += [f"{task} {losses[task]:.4f}" for task in self._with(losses) if task in losses]
         parts += _run_numbers(record)
         return Text("  ".join([*parts, f"{clock(left)} left"]))
 
@@ -181,13 +181,17 @@ class RunLog:
         numbers = Text("  ".join(_run_numbers(record)), style="dim")
         return Group(done, self._task_table(record), numbers)
 
+    def _with(self, losses: Mapping[str, float]) -> list[str]:
+        """The tasks, then the losses that are no task's own, such as those of a teacher."""
+        return [*self._tasks, *(name for name in losses if name not in self._tasks)]
+
     def _task_table(self, record: Mapping[str, Any]) -> Table:
         table = Table(box=None, pad_edge=False, padding=(0, 2))
         table.add_column("task")
         for name in ("loss", "accuracy", "held-out loss", "held-out score"):
             table.add_column(name, justify="right")
         losses = record.get("loss", {})
-        for task in [x for x in self._tasks if x in losses or x in self._held_out]:
+        for task in [x for x in self._with(losses) if x in losses or x in self._held_out]:
             held_out = self._held_out.get(task, {})
             table.add_row(
                 task,
