@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from palm_ds.model.visibility import Visibility
+
 if TYPE_CHECKING:
     from palm_ds.model.soft_labels import TeacherOutputs
 

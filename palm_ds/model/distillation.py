@@ -26,6 +26,7 @@ from palm_ds.model.distillation_settings import (
 )
 from palm_ds.model.encoder import Encoder, init_weights
 from palm_ds.model.encoder_states import EncoderStates, WantedStates
+from palm_ds.model.visibility import visible
 
 PREFIX = "distillation."
 """Of the names of its parameters in the model."""
@@ -44,10 +45,10 @@ class Distillation(nn.Module):
         self.attention_heads = _attention_heads(settings, config, teacher)
         self.student, self.teacher = (self._wanted(side) for side in (0, 1))
         self.student.check(student, "teacher: the student")
-        widths = config.hidden_size, teacher.hidden_size
-        for name in ("hidden_states", "embeddings"):
-            if getattr(settings, name) and widths[0] != widths[1]:
-                self.add_module(name, nn.Linear(*widths))
+        widths = {"hidden_states": config.hidden_size, "embeddings": student.word.embedding_dim}
+        for name, width in widths.items():
+            if getattr(settings, name) and width != teacher.hidden_size:
+                self.add_module(name, nn.Linear(width, teacher.hidden_size))
         init_weights(self, config.init_range)
 
     def _wanted(self, side: int) -> WantedStates:
@@ -94,21 +95,29 @@ class Distillation(nn.Module):
             vectors = self._projected(name, ours.hidden[pair[0]])
             return state_losses(vectors, theirs.hidden[pair[1]], self.settings.hidden_states.loss)
         thirds = ours.qkv[pair[0]].chunk(3, -1), theirs.qkv[pair[1]].chunk(3, -1)
-        ids = batch.sequence_ids
+        seen = _seen(batch)
         if name == "attention":
             ours_qk, theirs_qk = ((third[0], third[1]) for third in thirds)
             heads = self.attention_heads
-            return relation_losses(ours_qk, theirs_qk, ids, heads=heads, measure="mse")
+            return relation_losses(ours_qk, theirs_qk, seen, heads=heads, measure="mse")
         assert self.settings.relations is not None
         losses = []
         for a, b in self.settings.relations.pairs:
             left, right = ((third[RELATIONS[a]], third[RELATIONS[b]]) for third in thirds)
-            losses.append(relation_losses(left, right, ids, heads=self.relation_heads))
+            losses.append(relation_losses(left, right, seen, heads=self.relation_heads))
         return torch.stack(losses).sum(0)
 
     def _projected(self, name: str, vectors: torch.Tensor) -> torch.Tensor:
         projection = self._modules.get(name)
         return vectors if projection is None else projection(vectors)
+
+
+def _seen(batch: Batch) -> torch.Tensor:
+    """(rows, length, length) bool: whether token i attends to token j. Padding attends to itself,
+    so that no row of a softmax is empty."""
+    ids = batch.sequence_ids
+    same = ids[:, :, None] == ids[:, None, :]
+    return same if batch.visibility is None else same & visible(batch.visibility)
 
 
 def without_projections(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

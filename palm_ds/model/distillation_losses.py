@@ -100,7 +100,7 @@ def split_relations(vectors: torch.Tensor, heads: int) -> torch.Tensor:
 def relation_losses(
     student: tuple[torch.Tensor, torch.Tensor],
     teacher: tuple[torch.Tensor, torch.Tensor],
-    sequence_ids: torch.Tensor,
+    seen: torch.Tensor,
     *,
     heads: int,
     measure: Measure = "kl",
@@ -108,16 +108,17 @@ def relation_losses(
     """Per token (rows, length): by what two matrices of relations differ, the mean over the heads.
 
     A relation of two tensors a, b (rows, length, width) is a b^T / sqrt(width / heads), head by
-    head and within a sequence: of queries and keys it is attention. kl: KL(teacher || student) of
+    head: of queries and keys it is attention. Token i is related to the tokens j that it attends
+    to, `seen` (rows, length, length). kl: KL(teacher || student) of
     its softmax (MiniLM's equation 5); mse: the mean squared difference of the scores (TinyBERT's
     equation 7). Some rows at a time, computed again for the backward pass."""
-    rows, length = sequence_ids.shape
+    rows, length, _ = seen.shape
     some = max(_PAIRS_AT_ONCE // (heads * length * length), 1)
     parts = [
         checkpoint(
             _relation_losses,
             *(x[first : first + some] for x in (*student, *teacher)),
-            sequence_ids[first : first + some],
+            seen[first : first + some, None],
             heads,
             measure,
             use_reentrant=False,
@@ -132,16 +133,16 @@ def _relation_losses(
     ours_b: torch.Tensor,
     theirs_a: torch.Tensor,
     theirs_b: torch.Tensor,
-    sequence_ids: torch.Tensor,
+    seen: torch.Tensor,
     heads: int,
     measure: Measure,
 ) -> torch.Tensor:
-    same = (sequence_ids[:, :, None] == sequence_ids[:, None, :])[:, None]  # (rows, 1, length, ...)
+    """`seen` (rows, 1, length, length)."""
     ours, theirs = _scores(ours_a, ours_b, heads), _scores(theirs_a, theirs_b, heads)
     if measure == "mse":
-        each = ((ours - theirs).square() * same).sum(-1) / same.sum(-1)
+        each = ((ours - theirs).square() * seen).sum(-1) / seen.sum(-1)
     else:
-        ours, theirs = (x.masked_fill(~same, _UNSEEN).log_softmax(-1) for x in (ours, theirs))
+        ours, theirs = (x.masked_fill(~seen, _UNSEEN).log_softmax(-1) for x in (ours, theirs))
         each = _divergence(theirs, ours).sum(-1)
     return each.mean(1)  # over the heads
 

@@ -93,16 +93,19 @@ class _Builder:
 
     def _model(self, folder: TeacherFolder) -> Model:
         """With its weights, on the host."""
-        config = full_config(folder.contents.config, self.vocabulary)
+        config, tasks = (
+            full_config(folder.contents.config, self.vocabulary),
+            self.recipe.built_tasks,
+        )
         kernels, _ = choose_kernels(
             {},
             device=self.processes.device,
             dtype=self.dtype,
             config=config,
             fixed_shapes=False,
+            partial_tasks=[name for name, task in tasks.items() if task.attends_partially],
         )
         backbone = build_encoder(config, kernels)
-        tasks = self.recipe.built_tasks
         head_of = {task: tasks[task].share or task for task in folder.head_of}
         heads = {owner: tasks[owner].head(backbone) for owner in head_of.values()}
         model = Model(backbone, heads, head_of)
