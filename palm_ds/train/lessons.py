@@ -5,7 +5,7 @@ recipe.teacher ──folders opened, heads matched──> Lessons: who teaches w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -176,8 +176,9 @@ def _head_for(
     settings: TeacherModelSettings,
     recipe: Recipe,
 ) -> str:
-    """The name of the head for a task: as given, of the same name, or the only one of its kind and
-    classes. Empty: there is none."""
+    """The name of the head for a task: as given (its classes are then in the same order, whatever
+    they are called), of the same name, or the only one of its kind and classes. Empty: there is
+    none."""
     owner = recipe.built_tasks[task.share] if task.share else task
     head, heads = owner.head(encoder), contents.heads
     if not soft_kind(head):
@@ -188,19 +189,29 @@ def _head_for(
             raise UserError(f"teacher: {contents.path} has no head {given!r}{near}")
         return given
     for name in (contents.head_of.get(task.name, ""), task.name, owner.name):
-        if name in heads and _fits(head, heads[name]):
+        if name in heads and _fits(owner, head, heads[name]):
             return name
-    usable = [name for name, each in heads.items() if _fits(head, each) and name != NEXT_SENTENCE]
+    others = [name for name in heads if name != NEXT_SENTENCE]
+    usable = [name for name in others if _fits(owner, head, heads[name])]
     return usable[0] if len(usable) == 1 else ""
 
 
-def _fits(head: nn.Module, stored: HeadInfo) -> bool:
-    """Whether a stored head computes what a task's head does."""
+def _fits(task: Task, head: nn.Module, stored: HeadInfo) -> bool:
+    """Whether a stored head computes what a task's head does, for the same classes as far as they
+    have names."""
     if isinstance(head, MaskedLMHead):
         return stored.kind == "masked_words"
-    out = getattr(head, "out", None)
+    out, ours, theirs = getattr(head, "out", None), task.head_outputs(), stored.outputs
     same = isinstance(out, nn.Linear) and out.out_features == stored.classes
-    return same and stored.kind == "classes" and getattr(head, "pooled", False) == stored.pooled
+    same = same and getattr(head, "pooled", False) == stored.pooled
+    named = bool(ours.labels) and bool(theirs.labels) and not _is_numbered(theirs.labels)
+    differ = named and set(ours.labels) != set(theirs.labels)
+    return same and stored.kind == "classes" and not differ
+
+
+def _is_numbered(labels: Sequence[str]) -> bool:
+    """Whether these are the names that transformers gives to classes without one."""
+    return list(labels) == [f"LABEL_{number}" for number in range(len(labels))]
 
 
 def _no_head(task: str, contents: CheckpointContents, name: str) -> str:

@@ -93,10 +93,8 @@ class _Builder:
 
     def _model(self, folder: TeacherFolder) -> Model:
         """With its weights, on the host."""
-        config, tasks = (
-            full_config(folder.contents.config, self.vocabulary),
-            self.recipe.built_tasks,
-        )
+        tasks = self.recipe.built_tasks
+        config = full_config(folder.contents.config, self.vocabulary)
         kernels, _ = choose_kernels(
             {},
             device=self.processes.device,

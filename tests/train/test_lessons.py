@@ -1,0 +1,164 @@
+"""Which head of a teacher teaches which task, and teachers that do not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from palm_ds.common.errors import UserError
+from palm_ds.runtime.ds_config import make_ds_config
+from palm_ds.runtime.processes import start
+from palm_ds.text.tokenizer import wordpiece
+from palm_ds.train.build import build_model, build_stream
+from palm_ds.train.lessons import Lessons, find_lessons
+from palm_ds.train.recipe import Recipe, make_recipe
+from palm_ds.train.run_folder import RunSpec, check_folder, write_folder
+from palm_ds.train.sources import Data, check_tables, open_data
+from palm_ds.train.teacher import build_teachers, learn_from
+from tests.helpers.saved_model import recipe_of, save_model, texts, write_rows
+from tests.helpers.text_tables import SPECIALS, WORDS
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory) -> Path:
+    """A run of a class, several classes, a number and masked words."""
+    folder = tmp_path_factory.mktemp("teacher")
+    tasks = {
+        "mood": {"kind": "classification", "source": "texts"},
+        "topic": {"kind": "multi_label", "source": "texts", "label_column": "label_topic"},
+        "words": {"kind": "masked_words", "source": "texts"},
+    }
+    return save_model(folder, stages=tuple(tasks), tasks=tasks)
+
+
+def student(teacher: Path, settings: dict[str, Any], **changes: Any) -> tuple[Recipe, Data]:
+    values = recipe_of(teacher).resolved() | {"teacher": {"path": str(teacher), **settings}}
+    values["backbone"] |= {"hidden_size": 8, "num_layers": 1}
+    recipe = make_recipe(values | changes)
+    return recipe, open_data(recipe)
+
+
+def test_heads_of_the_same_name_or_the_only_one_that_fits(teacher) -> None:
+    recipe, data = student(teacher, {})
+    lessons = find_lessons(recipe, data)
+    assert lessons.folders[0].head_of == {"mood": "mood", "topic": "topic", "words": "words"}
+    assert lessons.weights == {"mood": 1.0, "topic": 1.0, "words": 1.0}
+    tasks = {
+        "feeling": {"kind": "classification", "source": "texts"},
+        "masks": {"kind": "masked_words", "source": "texts"},
+        "size": {"kind": "regression", "source": "texts", "label_column": "label_size"},
+    }
+    labels = {"labels": ["bad", "fair", "good"]}
+    tasks["feeling"] |= labels
+    stages = [dict.fromkeys(tasks, 1)]
+    settings = {"heads": {"feeling": "mood"}, "logits": {"weight": 0.5}}
+    lessons = find_lessons(*student(teacher, settings, tasks=tasks, stages=stages))
+    assert lessons.folders[0].head_of == {"feeling": "mood", "masks": "words"}
+    assert lessons.soft_tasks.keys() == {"feeling", "masks"}
+    assert "teaches feeling, masks" in lessons.lines()[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"path": "none/such"}, "no such file or folder"),
+        ({"logits": {"tasks": {"mod": 1}}}, "no task 'mod'; did you mean"),
+        ({"heads": {"mood": "modo"}}, "has no head 'modo'; did you mean"),
+        ({"states_of": "x"}, "no 'x' in `models`"),
+    ],
+)
+def test_wrong_references(teacher, settings, message) -> None:
+    with pytest.raises(UserError, match=message):
+        find_lessons(*student(teacher, settings))
+
+
+def test_another_vocabulary_is_for_palm_ds_teach(teacher, tmp_path) -> None:
+    words = [*SPECIALS, *reversed(WORDS)]
+    other = save_model(tmp_path / "other", stages=("mood",), tokenizer=wordpiece(words, lower=True))
+    with pytest.raises(UserError, match="another vocabulary.*palm-ds teach"):
+        find_lessons(*student(teacher, {"path": str(other)}))
+
+
+def test_a_teacher_must_have_the_classes_and_the_length(teacher, tmp_path) -> None:
+    recipe, data = student(teacher, {}, length=60)
+    assert find_lessons(recipe, data)
+    recipe, data = student(teacher, {}, length=64)
+    short = save_model(
+        tmp_path / "short",
+        stages=("mood",),
+        backbone={"hidden_size": 16, "num_layers": 1, "num_heads": 2, "max_positions": 32},
+    )
+    recipe, data = student(teacher, {"path": str(short)}, length=64)
+    with pytest.raises(UserError, match="reads up to 32 tokens; rows have 64"):
+        find_lessons(recipe, data)
+    tasks = {"mood": {"kind": "classification", "source": "texts", "label_column": "label_topic"}}
+    tasks["mood"]["labels"] = ["x", "y"]  # type: ignore[assignment]
+    recipe, data = student(teacher, {}, tasks=tasks, stages=[{"mood": 1}])
+    with pytest.raises(UserError, match="has no head for the task 'mood'; its heads: mood, topic"):
+        find_lessons(recipe, data)
+
+
+def learning(recipe: Recipe, data: Data) -> tuple[Lessons, Any, Any]:
+    """What a model learns, its batch of the first step, and the loss of each part."""
+    ds_config = make_ds_config({"train_micro_batch_size_per_gpu": 1})
+    lessons = find_lessons(recipe, data)
+    model = build_model(recipe, ds_config, data.vocabulary, device=torch.device("cpu"))
+    learn_from(lessons, model, seed=1)
+    run = RunSpec(recipe=recipe, ds_config=ds_config, folder=Path("none"))
+    teachers = build_teachers(lessons, model, run, data, start(ds_config))
+    assert teachers is not None
+    stream = build_stream(recipe, data, soft=lessons.soft_tasks)
+    batch = teachers(stream.build(stream.step_rows(0)), 0)
+    return lessons, batch, model.eval()(batch)
+
+
+def test_several_teachers_are_averaged_by_weight(teacher, tmp_path) -> None:
+    """A teacher that counts three times among two is one of the same weight."""
+    other = save_model(tmp_path / "b", stages=("mood",), seed=5)
+    found = {}
+    for name, weights in {"one": (1, 0), "other": (0, 1), "both": (3, 1)}.items():
+        paths = zip("ab", (teacher, other), weights, strict=True)
+        models = {key: {"path": str(path), "weight": w} for key, path, w in paths if w}
+        settings = {"path": "", "models": models, "logits": {"tasks": {"mood": 1}}}
+        _, batch, _ = learning(*student(teacher, settings))
+        found[name] = batch.labels["teacher.mood"][1]
+    torch.testing.assert_close(found["both"], 0.75 * found["one"] + 0.25 * found["other"])
+
+
+def test_rows_without_labels_have_soft_labels_alone(teacher, tmp_path) -> None:
+    rows = texts(8)
+    for row in rows[::2]:
+        row["label"] = None
+    file = str(write_rows(tmp_path / "rows.jsonl", rows))
+    recipe, data = student(teacher, {})
+    values = recipe.resolved()
+    values["sources"]["texts"] |= {"table": file, "validation": file}
+    values["tasks"] = {"mood": values["tasks"]["mood"]}
+    values |= {"stages": [{"mood": 1}], "batch": "8 examples"}
+    with pytest.raises(UserError, match="label is null"):
+        open_data(make_recipe(values))
+    values["sources"]["texts"]["read"]["missing_labels"] = "keep"
+    values["sources"]["texts"]["validation"] = ""
+    values["held_out"] = 0.0
+    recipe = make_recipe(values)
+    data = open_data(recipe)
+    with pytest.raises(UserError, match="label is empty"):
+        check_tables(recipe, data)
+    check_tables(recipe, data, taught=["mood"])
+    _, batch, outputs = learning(recipe, data)
+    assert len(batch.labels["mood"][0]) == 4 and len(batch.labels["teacher.mood"][0]) == 8
+    assert set(outputs) == {"mood", "teacher.mood"} and outputs["teacher.mood"].loss_sum > 0
+
+
+def test_a_changed_teacher_is_refused_on_resume(teacher, tmp_path) -> None:
+    own = save_model(tmp_path / "own", stages=("mood",))
+    recipe, data = student(teacher, {"path": str(own)})
+    run = RunSpec(recipe=recipe, ds_config=make_ds_config({}), folder=tmp_path / "run")
+    write_folder(run, {}, data)
+    assert check_folder(run, open_data(recipe)) == []
+    save_model(tmp_path / "own", stages=("mood",), seed=2)
+    with pytest.raises(UserError, match="a different recipe: the contents of .*own"):
+        check_folder(run, open_data(recipe))
