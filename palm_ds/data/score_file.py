@@ -1,4 +1,4 @@
-"""A file of a teacher's scores, beside the data: parquet, written by `palm-ds teach`.
+"""A file of a teacher's scores: parquet, written by `palm-ds teach`.
 
     source   row   TASK                  per row of a table: the scores of its labels, one after
     train    0     [0.3, -1.2]           another

@@ -104,12 +104,12 @@ def soft_vocabulary_loss(
     `soft_label_loss`, and the number of rows for which the two agree on the best token.
 
     rows (n, hidden), embeddings (vocabulary, hidden), bias (vocabulary,)."""
-    settings = _Settings(teacher, measure, temperature)
+    settings = _SoftTarget(teacher, measure, temperature)
     return _SoftLoss.apply(rows, embeddings, bias, settings)
 
 
 @dataclass(frozen=True)
-class _Settings:
+class _SoftTarget:
     teacher: VocabularyScores
     measure: Measure
     temperature: float
@@ -119,7 +119,7 @@ class _SoftLoss(torch.autograd.Function):
     """As `masked_lm_loss._ChunkedLoss`, with the teacher's distributions as targets."""
 
     @staticmethod
-    def forward(ctx: Any, rows, embeddings, bias, settings: _Settings):
+    def forward(ctx: Any, rows, embeddings, bias, settings: _SoftTarget):
         needs_grad = any(ctx.needs_input_grad[:3])
         scale = FP16_SCALE / settings.temperature if rows.dtype == torch.float16 else 1.0
         loss = torch.zeros((), dtype=torch.float32, device=rows.device)
@@ -150,7 +150,7 @@ class _SoftLoss(torch.autograd.Function):
 
 
 def _loss_and_error(
-    logits: torch.Tensor, wanted: torch.Tensor, settings: _Settings
+    logits: torch.Tensor, wanted: torch.Tensor, settings: _SoftTarget
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The summed loss of scores (rows, vocabulary), and its gradient with respect to them."""
     if settings.measure == "mse":

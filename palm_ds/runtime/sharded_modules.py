@@ -22,7 +22,7 @@ from palm_ds.runtime.processes import Processes
 
 
 @dataclass(frozen=True)
-class _Part:
+class _SharedPart:
     """The parameters of a part, of which this process keeps a contiguous share."""
 
     parameters: tuple[nn.Parameter, ...]
@@ -50,8 +50,8 @@ class ShardedModules:
 
     def __init__(self, model: Any, processes: Processes):
         self.processes = processes
-        self._needs: dict[nn.Module, list[_Part]] = {}
-        owner: dict[nn.Parameter, _Part] = {}
+        self._needs: dict[nn.Module, list[_SharedPart]] = {}
+        owner: dict[nn.Parameter, _SharedPart] = {}
         self._move_others(model)
         for module in _modules(model):
             own = tuple(p for p in module.parameters() if p not in owner)
@@ -68,7 +68,7 @@ class ShardedModules:
             for name, buffer in module.named_buffers(recurse=False):
                 setattr(module, name, buffer.to(self.processes.device))
 
-    def _share(self, parameters: tuple[nn.Parameter, ...]) -> _Part:
+    def _share(self, parameters: tuple[nn.Parameter, ...]) -> _SharedPart:
         """Keep this process's share of some parameters, and free them."""
         rank, world = self.processes.rank, self.processes.world
         flat = torch.cat([parameter.data.flatten() for parameter in parameters])
@@ -77,7 +77,7 @@ class ShardedModules:
         mine = flat[rank * size : (rank + 1) * size]
         share[: len(mine)] = mine
         shapes = tuple(parameter.shape for parameter in parameters)
-        part = _Part(parameters, shapes, share.to(self.processes.device))
+        part = _SharedPart(parameters, shapes, share.to(self.processes.device))
         part.free()
         return part
 

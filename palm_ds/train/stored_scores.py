@@ -52,7 +52,7 @@ class StepScores:
     top_k: int
 
     def of(self, entries: slice, labels: int) -> torch.Tensor | TopScores | None:
-        """The scores of consecutive rows with so many labels; None if there are not as many."""
+        """The scores of consecutive rows with this number of labels; None if there are others."""
         inside = slice(self.starts[entries.start], self.starts[entries.stop])
         values = torch.from_numpy(self.values[inside].copy())
         if not len(values) or len(values) % labels:

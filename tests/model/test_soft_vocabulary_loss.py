@@ -1,4 +1,4 @@
-"""Against torch on all scores at once."""
+"""Against torch on all scores together."""
 
 from __future__ import annotations
 
