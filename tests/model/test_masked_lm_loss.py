@@ -128,8 +128,8 @@ def test_shapes_on_a_gpu(dtype: torch.dtype, kernel: str) -> None:
         loss, correct = masked_lm_loss(*inputs, torch.empty(9000, dtype=torch.int64), kernel)
         assert (loss.dtype, loss.device.type) == (torch.float32, "cuda")
         assert (correct.dtype, correct.device.type) == (torch.int64, "cuda")
-        grads = module._gradients(*inputs)
+        grads = module.zero_gradients(*inputs)
         error = torch.empty(4096, 16, dtype=dtype)
         bias_grad, piece = torch.empty(16), torch.empty(4096, 8, dtype=dtype)
-        module._add_gradients(grads, error, bias_grad, piece, inputs[1], slice(0, 4096))
+        module.add_gradients(grads, error, bias_grad, piece, inputs[1], slice(0, 4096))
         assert {x.dtype for x in grads} == {torch.float32}
