@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from palm_ds.cli.launcher import hostfile_of
+from tests.helpers.launchers import environment
 
 LAUNCHER = """
 import subprocess, sys
@@ -63,7 +63,7 @@ def test_under_the_real_launcher(target: tuple[str, ...], root: Path, tmp_path: 
     done = subprocess.run(
         [*launcher, "--num_gpus", "1", *target, *arguments],
         cwd=root,
-        env={**os.environ, "DS_ACCELERATOR": "cpu"},
+        env=environment(tmp_path, "hostfile"),
         capture_output=True,
         text=True,
         timeout=120,
