@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from safetensors.torch import load
 from palm_ds.runtime import checkpoint
 from palm_ds.runtime.shard_files import ShardReader
 from palm_ds.weights.formats.deepspeed import read as deepspeed
+from tests.helpers import warm_python
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
@@ -106,7 +106,7 @@ def check_the_command(runs: Iterable[Path], target: Path, convert: Convert) -> N
     """In a separate process, with verification."""
     for run, to in zip(runs, ("huggingface", "paddle"), strict=True):
         words = [str(COMMAND), str(run), str(target / to), "--to", to, "--json"]
-        done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+        done = warm_python.run(words)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["parity"]["passed"] is True
         assert files(target / to)[MODEL[to]] == convert(run, to)[MODEL[to]]
