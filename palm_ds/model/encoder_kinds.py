@@ -26,23 +26,27 @@ def known_kinds() -> tuple[str, ...]:
 def class_of_kind(kind: str, base: type[T]) -> type[T]:
     """The encoder class of a kind, a subclass of `base`. Raises UserError for a `module.Class` that
     is none."""
-    if kind in known_kinds():
-        return _shipped(kind)
+    if found := shipped_class(kind):
+        return found
     return import_class(kind, base, "backbone.kind")
+
+
+def shipped_class(kind: object) -> type[Any] | None:
+    """The class of an encoder that comes with palm_ds; None for any other kind."""
+    if kind not in known_kinds():
+        return None
+    module = importlib.import_module(f"{_PACKAGE}.{kind}")
+    classes = (x for x in vars(module).values() if isinstance(x, type))
+    (found,) = (x for x in classes if x.__module__ == module.__name__ and "defaults" in vars(x))
+    return found
 
 
 def defaults_of_kind(kind: object) -> Mapping[str, Any]:
     """The hyperparameters of an encoder that comes with palm_ds; empty for any other."""
-    return _shipped(str(kind)).defaults if kind in known_kinds() else {}
+    found = shipped_class(kind)
+    return found.defaults if found else {}
 
 
 def is_custom(kind: str) -> bool:
     """Whether a kind is a class of the user's, about which palm_ds knows nothing."""
     return bool(kind) and kind not in known_kinds()
-
-
-def _shipped(kind: str) -> type[Any]:
-    module = importlib.import_module(f"{_PACKAGE}.{kind}")
-    classes = (x for x in vars(module).values() if isinstance(x, type))
-    (found,) = (x for x in classes if x.__module__ == module.__name__ and "defaults" in vars(x))
-    return found

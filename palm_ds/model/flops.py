@@ -8,6 +8,7 @@ import torch
 
 from palm_ds.model.batch import Batch
 from palm_ds.model.config import EncoderConfig
+from palm_ds.model.encoder_kinds import shipped_class
 
 
 def training_flops(
@@ -37,12 +38,16 @@ def sequence_sums(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
 
 def layer_flops(config: EncoderConfig) -> float:
     """FLOPs of all layers for each token, forward and backward, without attention scores."""
+    if word_encoder := shipped_class(config.kind):
+        return 6.0 * word_encoder.layer_weights(config)
     size = config.hidden_size
     return 6.0 * config.num_layers * (4 * size**2 + 2 * size * config.feed_forward_size)
 
 
 def attention_flops(config: EncoderConfig) -> float:
     """FLOPs of attention in all layers for each pair of tokens of a sequence."""
+    if shipped_class(config.kind):
+        return 0.0
     return 12.0 * config.num_layers * config.hidden_size
 
 

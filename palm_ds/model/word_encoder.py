@@ -61,6 +61,17 @@ class WordEncoder(Encoder):
         """Width of the vectors that the layer `number` reads."""
         return self.hidden_size if number else self.embedding_size
 
+    @staticmethod
+    def input_sizes(config: EncoderConfig) -> list[int]:
+        """The same of every layer, by the configuration alone."""
+        first = config.options.get("embedding_size") or config.hidden_size
+        return [first, *(config.hidden_size for _ in range(config.num_layers - 1))]
+
+    @classmethod
+    def layer_weights(cls, config: EncoderConfig) -> int:
+        """Weights that a token is multiplied with in the layers, without biases."""
+        raise NotImplementedError
+
     def forward(self, batch: Batch, at: torch.Tensor | None = None) -> torch.Tensor:
         if batch.visibility is not None:
             raise UserError(

@@ -11,10 +11,14 @@ pytestmark = pytest.mark.distributed
 
 
 @pytest.mark.parametrize(("launcher", "micro"), [("fork", 4), ("python", 16)])
-def test_losses_equal_a_plain_loop(launcher: str, micro: int, run_distributed) -> None:
+def test_losses_equal_a_plain_loop(launcher: str, micro: int, run_distributed, tmp_path) -> None:
     stages = (0, 1, 2, 3) if launcher == "fork" else (0, 3)  # ZeRO 3 last: it changes its process
     runs = [f"{kind}:{stage}:{micro}" for stage in stages for kind in KINDS]
-    found = run_distributed("word_encoders.py", "--runs", ",".join(runs), launcher=launcher).result
+    resumed = [f"{kind}:{stage}:{micro}:resumed" for stage in stages[:-1:2] for kind in KINDS]
+    given = ("--runs", ",".join([*resumed, *runs]), "--folder", tmp_path)
+    found = run_distributed("word_encoders.py", *given, launcher=launcher).result
+    for run in resumed:
+        assert found[run] == found[run.removesuffix(":resumed")]  # bit for bit
     for run in runs:
         plain = found[run.split(":")[0]]
         assert plain[-1] < plain[0] - 0.01  # it learns, so that a difference would grow

@@ -1,14 +1,20 @@
-"""Losses of encoders that are not transformers, under each ZeRO stage and accumulation."""
+"""Losses of encoders that are not transformers, under each ZeRO stage and accumulation.
+
+Each of --runs is kind:stage:micro; kind:stage:micro:resumed saves in --folder half-way and resumes
+in another engine.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
+from pathlib import Path
 
 import torch
-from tiny import LENGTH, LR, OPTIMIZER, ROWS, SEED, WORDS, arguments, share, train, write
+from tiny import LENGTH, LR, OPTIMIZER, ROWS, SEED, WORDS, arguments, share, write
 
 from palm_ds.common.rng import derive_key
 from palm_ds.engine import Engine
+from palm_ds.model.batch import Batch
 from palm_ds.model.encoder import build_encoder
 from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.kernels import Kernels
@@ -30,15 +36,31 @@ def make_model(kind: str) -> Model:
     return Model(backbone, heads, {name: name for name in heads})
 
 
+def whole_texts(step: int, rank: int, world: int, micro: int) -> list[Batch]:
+    """The rows of tiny.py, whose tokens all see one another here."""
+    return [replace(batch, visibility=None) for batch in share(step, rank, world, micro)]
+
+
+def train(engine: Engine, steps: range) -> list[float]:
+    """The loss of each step, over all processes."""
+    losses = []
+    for step in steps:
+        batches = whole_texts(step, engine.rank, engine.world, engine.micro_rows)
+        result = engine.step(batches, LR, step)
+        sums = engine.reduce(result.loss_sums)
+        losses.append(sum(sums[task] / max(result.counts[task], 1) for task in sums))
+    return losses
+
+
 def plain_loop(kind: str) -> list[float]:
     """The same in plain torch, one batch per step."""
     model, losses = make_model(kind), []
     groups = param_groups(model, OPTIMIZER.weight_decay)
     optimizer = torch.optim.AdamW(groups, lr=LR, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps)
     for step in STEPS:
-        (batch,) = share(step, 0, 1, ROWS)
+        (batch,) = whole_texts(step, 0, 1, ROWS)
         key = derive_key(SEED, "dropout", step) >> 1
-        outputs = model(dataclasses.replace(batch, dropout_key=key)).items()
+        outputs = model(replace(batch, dropout_key=key)).items()
         total = sum(out.loss_sum / max(batch.count(task), 1) for task, out in outputs)
         assert isinstance(total, torch.Tensor)
         optimizer.zero_grad()
@@ -49,23 +71,32 @@ def plain_loop(kind: str) -> list[float]:
     return losses
 
 
+def make_engine(kind: str, stage: str, micro: str) -> Engine:
+    values = {"zero_optimization": {"stage": int(stage)}}
+    values["train_micro_batch_size_per_gpu"] = int(micro)
+    ds_config = make_ds_config(values)
+    model = make_model(kind)
+    return Engine(model, ds_config=ds_config, rows=ROWS, seed=SEED, optimizer=OPTIMIZER)
+
+
 def main() -> None:
-    options = arguments(runs="")
-    runs = [run.split(":") for run in options.runs.split(",")]
+    options = arguments(runs="", folder="")
+    runs = options.runs.split(",")
     # before ZeRO 3: it replaces F.linear
-    results = {kind: plain_loop(kind) for kind in {kind for kind, _, _ in runs}}
+    results = {kind: plain_loop(kind) for kind in {run.split(":")[0] for run in runs}}
     engine = None
-    for kind, stage, micro in runs:
-        values = {"zero_optimization": {"stage": int(stage)}}
-        values["train_micro_batch_size_per_gpu"] = int(micro)
-        engine = Engine(
-            make_model(kind),
-            ds_config=make_ds_config(values),
-            rows=ROWS,
-            seed=SEED,
-            optimizer=OPTIMIZER,
-        )
-        results[f"{kind}:{stage}:{micro}"] = train(engine, STEPS)
+    for run in runs:
+        kind, stage, micro, *resumed = run.split(":")
+        engine = make_engine(kind, stage, micro)
+        if not resumed:
+            results[run] = train(engine, STEPS)
+            continue
+        folder, half = Path(options.folder) / run, len(STEPS) // 2
+        first = train(engine, STEPS[:half])
+        engine.save(folder, {"step": half}, step=half)
+        engine = make_engine(kind, stage, micro)
+        assert engine.load(folder) == {"step": half}
+        results[run] = first + train(engine, STEPS[half:])
     assert engine is not None
     write(options.out, engine.rank, results)
     engine.close()

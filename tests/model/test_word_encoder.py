@@ -12,6 +12,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.model.batch import Batch
 from palm_ds.model.check_custom_encoder import check_custom_encoder
 from palm_ds.model.encoder import build_encoder
+from palm_ds.model.flops import attention_flops, layer_flops
 from palm_ds.model.heads import MaskedLMHead
 from palm_ds.model.kernels import Kernels
 from tests.helpers.word_encoders import KINDS, Texts, config, in_one_row, packed_text
@@ -87,6 +88,21 @@ def test_a_masked_lm_head_fits_embeddings_of_another_width(tied: bool) -> None:
 def test_bad_options(values: dict[str, Any], expected: str) -> None:
     with pytest.raises(UserError, match=expected):
         build_encoder(config("cnn", **values))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("embedding_size", [6, 16])
+def test_flops_count_the_weights_of_the_layers(kind: str, embedding_size: int) -> None:
+    layers = 1 if kind == "bag_of_words" else 2
+    options: dict[str, Any] = {"windows": [2, 3]} if kind == "cnn" else {}
+    numbers = config(kind, num_layers=layers, embedding_size=embedding_size, **options)
+    weights = [p.numel() for p in build_encoder(numbers).layers.parameters() if p.ndim == 2]
+    assert layer_flops(numbers) == 6 * sum(weights) and attention_flops(numbers) == 0
+
+
+def test_tokens_that_see_only_some_of_the_others_need_attention() -> None:
+    with pytest.raises(UserError, match="backbone.kind: cnn reads whole texts; tasks whose tokens"):
+        check_custom_encoder(config("cnn"), ["titles"])
 
 
 def test_half_precision() -> None:

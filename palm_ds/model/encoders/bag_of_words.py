@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from palm_ds.common.errors import UserError
+from palm_ds.model.config import EncoderConfig
 from palm_ds.model.encoder import init_weights
 from palm_ds.model.sequences import Sequences
 from palm_ds.model.word_encoder import WordEncoder
@@ -39,6 +40,11 @@ class BagOfWords(WordEncoder):
                 f"backbone.num_layers: {self.config.num_layers}, but a bag of words has 1"
             )
         return _Fit(self.embedding_size, self.hidden_size, self.config.init_range)
+
+    @classmethod
+    def layer_weights(cls, config: EncoderConfig) -> int:
+        (size,) = cls.input_sizes(config)
+        return size * config.hidden_size if size != config.hidden_size else 0
 
 
 class _Fit(nn.Module):

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from palm_ds.common.errors import UserError
+from palm_ds.model.config import EncoderConfig
 from palm_ds.model.sequences import Sequences
 from palm_ds.model.word_encoder import WordEncoder
 
@@ -42,6 +43,11 @@ class BiLSTM(WordEncoder):
                 "its directions"
             )
         return LSTMLayer(self.input_size(number), self.hidden_size)
+
+    @classmethod
+    def layer_weights(cls, config: EncoderConfig) -> int:
+        half = config.hidden_size // 2
+        return sum(2 * 4 * half * (size + half) for size in cls.input_sizes(config))
 
 
 class LSTMLayer(nn.Module):

@@ -68,6 +68,12 @@ class CNN(WordEncoder):
             activation=self.config.activation,
         )
 
+    @classmethod
+    def layer_weights(cls, config: EncoderConfig) -> int:
+        windows = config.options.get("windows", (3,))
+        each = config.hidden_size // len(windows)
+        return sum(sum(windows) * size * each for size in cls.input_sizes(config))
+
 
 class ConvolutionLayer(nn.Module):
     """A convolution for each window, and the maximum over neighbours."""
