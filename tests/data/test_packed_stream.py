@@ -19,9 +19,10 @@ from palm_ds.data.curriculum_spec import read_stages
 from palm_ds.data.packed_stream import PackedStream
 from palm_ds.data.task import build
 from palm_ds.data.task_group_dataset import held_out_rows, make_datasets
+from palm_ds.model.visibility import HIDDEN
 from tests.helpers.small_corpus import write_small_corpus
 
-KINDS = ("knowledge_masking", "sentence_reordering", "sentence_distance")
+KINDS = ("knowledge_masking", "sentence_reordering", "sentence_distance", "span_generation")
 BLENDS = ["knowledge_masking", "sentence_reordering + knowledge_masking", "sentence_distance"]
 MARKS = ("word", "phrase", "entity")
 
@@ -71,6 +72,7 @@ plans = st.sampled_from(
         {"joint": BLENDS, "steps": 9},
         {"sequential": BLENDS[:2], "steps": 7},
         [{BLENDS[0]: 3, BLENDS[2]: 17}, {BLENDS[1]: 5, "mix": "step"}, {BLENDS[0]: 4}],
+        [{BLENDS[0]: 4, "span_generation": 4}, {"span_generation + knowledge_masking": 3}],
     ]
 )
 shapes = st.fixed_dictionaries(
@@ -209,13 +211,18 @@ def test_batches_are_well_formed(corpora, shape):
     starts = batch.cu_seqlens
     assert starts[0] == 0
     assert starts[-1] == batch.input_ids.numel()
-    # Every block starts with [CLS] at position 0 and has positions 0, 1, 2, ...
+    # Every block starts with [CLS] at position 0 and has positions 0, 1, 2, ... up to its queries.
+    hidden = torch.zeros(batch.input_ids.numel(), dtype=torch.bool)
+    if batch.visibility is not None:
+        hidden = batch.visibility[0].flatten() == HIDDEN
     flat_block, flat_positions = batch.sequence_ids.flatten(), batch.position_ids.flatten()
     for begin, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
         assert len(flat_block[begin:end].unique()) == 1
         if flat_block[begin] >= 0:
             assert batch.input_ids.flatten()[begin] == vocabulary.cls
-            assert flat_positions[begin:end].tolist() == list(range(end - begin))
+            seen = int((~hidden[begin:end]).sum())
+            assert flat_positions[begin : begin + seen].tolist() == list(range(seen))
+            assert flat_positions[begin:end].max() == seen - 1
     for task, (at, _) in batch.labels.items():
         assert real.flatten()[at].all(), task
 

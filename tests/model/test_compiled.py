@@ -111,6 +111,31 @@ def test_twenty_batches_compile_each_size_once(
     assert not any("uncompiled" in line for line in lines), lines
 
 
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize("attention", ["plain", "tiles"])
+def test_batches_with_queries_compile_once_more(
+    attention: str, compiled: Callable[[], list[str]]
+) -> None:
+    """Who sees whom is a tensor, so that all such batches share a graph."""
+    results = []
+    for state in ("off", "on"):
+        net = model(replace(COMPILED, attention=attention, compile=state))
+        losses = []
+        for seed in (1, 2, 3, 4):
+            each = batch(4, seed)
+            order = torch.arange(64, dtype=torch.int32).remainder(seed + 5).expand(2, 64)
+            if seed % 2:
+                each = replace(each, visibility=torch.stack([order, order]))
+            losses.append(torch.stack([x.loss_sum for x in net(each).values()]).sum())
+        torch.stack(losses).sum().backward()
+        results.append((losses, [p.grad for p in net.parameters()]))
+    torch.testing.assert_close(results[1], results[0], atol=1e-5, rtol=1e-4)
+    lines = compiled()
+    assert not any("uncompiled" in line for line in lines), lines
+    most = 2 if attention == "tiles" else 4
+    assert 1 <= sum("layers compiled" in line for line in lines) <= most, lines
+
+
 class Printing(EncoderLayer):
     def forward(self, x: torch.Tensor, plan: Any, at: torch.Tensor | None = None) -> torch.Tensor:
         torch._dynamo.graph_break()

@@ -27,6 +27,7 @@ from transformers import (
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.encoder import Encoder, EncoderConfig
+from palm_ds.model.generation_head import GenerationHead
 from palm_ds.model.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import load_tokenizer, wordpiece
@@ -351,6 +352,7 @@ def test_the_only_masked_word_head_goes_to_tasks_of_any_name(own: bool, tmp_path
     torch.manual_seed(3)
     backbone = Encoder(CONFIG)
     heads = {name: MaskedLMHead(backbone) for name in ("mlm", "masking", "masked_words")}
+    heads["titles"] = GenerationHead(backbone, smoothing=0.1)
     loaded = load_weights(tmp_path / "from", Model(backbone, heads, {x: x for x in heads}))
     assert loaded.newly_initialized == ()
     assert not any("masking" in name for name in loaded.unused)
