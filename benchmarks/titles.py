@@ -1,13 +1,15 @@
 """Titles of laws from passages of them: what pretraining a text generator is worth.
 
     python benchmarks/titles.py rows --data laws.jsonl --output rows
-    python benchmarks/titles.py score --rows rows/test.jsonl --predictions one.jsonl two.jsonl
+    palm-ds prepare corpus rows/corpus.jsonl --language zh --train wordpiece --vocab_size 4000
+    palm-ds pretrain pretrain.yaml ...; palm-ds finetune titles.yaml ...; palm-ds predict ...
+    python benchmarks/titles.py score --rows rows/test.jsonl --predictions one two
 
 `rows` reads documents {"title", "text"} with a blank line between paragraphs. One title in eight is
 held out with all its passages, and its text is not in `corpus.jsonl` either, which is what to
-pretrain on. `score` prints ROUGE-L of files of predictions by `rouge-score`, on characters, and
-that of two simple rules: the first characters of the passage, as many as titles have on average,
-and the most frequent title.
+pretrain on. `score` prints ROUGE-L of the output folders of `palm-ds predict` by `rouge-score`, on
+characters, and that of two simple rules: the first characters of the passage, as many as titles
+have on average, and the most frequent title. The recipes are in docs/generation.md.
 """
 
 from __future__ import annotations
@@ -84,6 +86,12 @@ def rouge_l(predictions: Sequence[str], targets: Sequence[str]) -> float:
     return 100 * sum(scores) / len(scores)
 
 
+def texts_in(folder: Path) -> list[str]:
+    """The predictions of its only task, without spaces."""
+    (file,) = folder.glob("*.predictions.json")
+    return ["".join(row["text"].split()) for row in read(file)]
+
+
 def score(rows: Path, predictions: Sequence[Path]) -> None:
     given = read(rows)
     targets = [row["target"] for row in given]
@@ -93,7 +101,7 @@ def score(rows: Path, predictions: Sequence[Path]) -> None:
         f"the first {usual} characters": [row["source"][:usual] for row in given],
         "the most frequent title": [often[0][0]] * len(given),
     }
-    systems |= {str(path): [row["text"] for row in read(path)] for path in predictions}
+    systems |= {str(folder): texts_in(folder) for folder in predictions}
     for name, found in systems.items():
         exact = sum(a == b for a, b in zip(found, targets, strict=True)) / len(targets)
         print(f"{name}: ROUGE-L {rouge_l(found, targets):.1f}, exact {100 * exact:.1f} %")
