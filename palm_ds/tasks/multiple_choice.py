@@ -18,17 +18,16 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.example import Example, build_input, join
 from palm_ds.data.layout import layouts
 from palm_ds.data.stored_prediction import StoredPrediction
-from palm_ds.data.table_source import TableSource, TokenizedColumn, encode
+from palm_ds.data.table_source import TableSource
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ChoiceHead
 from palm_ds.tasks.metrics.classes import accuracy
 from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.probabilities import rounded, softmax
+from palm_ds.tasks.shared.several_texts import RowTexts, tokenise
 from palm_ds.tasks.shared.text_task import TextTask, level, missing
 from palm_ds.weights.formats.contents import HeadOutputs
 from palm_ds.weights.formats.huggingface.target import ExportedHead
-
-_FEWEST = 8  # minimum tokens of a choice with its texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,14 +126,10 @@ class MultipleChoice(TextTask):
 
     # -- examples --
 
-    def _encoded(self, source: TableSource) -> tuple[TokenizedColumn, np.ndarray]:
-        """Choices of all rows, and (rows + 1,) the index of the first choice of each row."""
-        return source.cached(f"encoded {self.choices}", lambda: self._encode(source))
-
-    def _encode(self, source: TableSource) -> tuple[TokenizedColumn, np.ndarray]:
-        every = self._choices(source)
-        starts = np.cumsum([0, *map(len, every)])
-        return encode([choice for row in every for choice in row], source.tokenizer), starts
+    def _encoded(self, source: TableSource) -> RowTexts:
+        """Choices of all rows."""
+        rows = self._choices(source)
+        return source.cached(f"encoded {self.choices}", lambda: tokenise(rows, source, "choices"))
 
     def layout(
         self, items: np.ndarray, uniform: np.ndarray, source: TableSource, max_length: int
@@ -142,37 +137,24 @@ class MultipleChoice(TextTask):
         """`item`, and `tokens` (most choices,) of each choice with its texts.
 
         The choices of a question share a row; where they are too long, the longest are cut."""
-        item = items[:, 0]
-        encoded, starts = self._encoded(source)
-        columns = self.columns_of(source)
+        item, columns = items[:, 0], self.columns_of(source)
         lengths = np.stack([source.encoded(column).lengths for column in columns])
         shared = lengths.sum(0) + source.vocabulary.around(len(columns) + 1)
-        number = np.diff(starts)
-        places = np.arange(number.max()) < number[item][:, None]  # (n, choices) which there are
-        whole = np.zeros(places.shape, np.int64)
-        nth = np.minimum(starts[item][:, None] + np.arange(number.max()), len(encoded.lengths) - 1)
-        whole[places] = (shared[item][:, None] + encoded.lengths[nth])[places]
-        kept = level(np.minimum(whole, self.input_length(max_length)), max_length)
-        for row in np.flatnonzero(((kept < np.minimum(whole, _FEWEST)) & places).any(1)):
-            raise UserError(
-                f"{source.where(item[row])}: {number[item[row]]} choices leave fewer than "
-                f"{_FEWEST} tokens for each in a row of {max_length}; raise `length`"
-            )
+        most = self.input_length(max_length)
+        kept = self._encoded(source).cut(item, shared[item], source, most, max_length)
         return layouts(kept.sum(1), item=item, tokens=kept)
 
     def example(self, layout: np.void, source: TableSource, rng: np.random.Generator) -> Example:
         item = int(layout["item"])
-        encoded, starts = self._encoded(source)
+        choices, known = self._encoded(source), source.vocabulary
         texts = [source.encoded(column) for column in self.columns_of(source)]
-        parts, known = [], source.vocabulary
-        own = range(starts[item], starts[item + 1])
-        for choice, tokens in zip(own, layout["tokens"], strict=False):
-            lengths = [*(text.lengths[item] for text in texts), encoded.lengths[choice]]
-            *kept, last = level(np.array([lengths]), tokens - known.around(len(lengths)))[
-                0
-            ].tolist()
+        parts = []
+        for choice, tokens in zip(choices.of(item), layout["tokens"], strict=False):
+            lengths = [*(text.lengths[item] for text in texts), choices.tokens.lengths[choice]]
+            room = tokens - known.around(len(lengths))
+            *kept, last = level(np.array([lengths]), room)[0].tolist()
             pieces = [text.read(item, 0, many) for text, many in zip(texts, kept, strict=True)]
-            pieces.append(encoded.read(choice, 0, last))
+            pieces.append(choices.tokens.read(choice, 0, last))
             parts.append(build_input(pieces, known, [0, *[known.second_type] * len(texts)]))
         example = join(parts)
         example.item = item
@@ -197,7 +179,7 @@ class MultipleChoice(TextTask):
 
     def baseline(self, targets: np.ndarray, source: TableSource) -> tuple[np.ndarray, np.ndarray]:
         """Random-choice baseline, averaged over the questions of the source."""
-        number = np.diff(self._encoded(source)[1])
+        number = self._encoded(source).counts
         questions = np.ones(int(targets.sum()))
         return np.log(number).mean() * questions, (1 / number).mean() * questions
 

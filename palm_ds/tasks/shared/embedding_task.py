@@ -18,15 +18,13 @@ import numpy as np
 from palm_ds.common.errors import UserError
 from palm_ds.data.example import Example, build_input, join
 from palm_ds.data.layout import layouts
-from palm_ds.data.table_source import TableSource, TokenizedColumn, encode
+from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import Task
 from palm_ds.model.embedding_heads import VectorSettings
 from palm_ds.model.encoder import Encoder
-from palm_ds.tasks.shared.text_task import SHORTEST, TextTask, level
+from palm_ds.tasks.shared.several_texts import RowTexts, tokenise
+from palm_ds.tasks.shared.text_task import TextTask
 from palm_ds.weights.formats.huggingface.text_pooling import TextPooling
-
-Texts = tuple[TokenizedColumn, np.ndarray]
-"""The texts of all rows, and (rows + 1,) the first text of each row."""
 
 AnyEmbeddingTask = TypeVar("AnyEmbeddingTask", bound="EmbeddingTask")
 
@@ -105,14 +103,13 @@ class EmbeddingTask(TextTask):
     def row_texts(self, source: TableSource, item: int) -> list[str]:
         """The texts of a row, in the order of its vectors."""
 
-    def encoded(self, source: TableSource) -> Texts:
+    def encoded(self, source: TableSource) -> RowTexts:
         """The texts of all rows, tokenised on first use."""
         return source.cached(f"texts of {self.name}", lambda: self._encode(source))
 
-    def _encode(self, source: TableSource) -> Texts:
-        every = [self.row_texts(source, item) for item in range(len(source))]
-        starts = np.cumsum([0, *map(len, every)])
-        return encode([text for texts in every for text in texts], source.tokenizer), starts
+    def _encode(self, source: TableSource) -> RowTexts:
+        rows = [self.row_texts(source, item) for item in range(len(source))]
+        return tokenise(rows, source, "texts")
 
     def layout(
         self, items: np.ndarray, uniform: np.ndarray, source: TableSource, max_length: int
@@ -120,27 +117,17 @@ class EmbeddingTask(TextTask):
         """`item`, and `tokens` (most texts,) of each text, special ones included; where the texts
         of a row are too long for it, the longest are cut."""
         item = items[:, 0]
-        encoded, starts = self.encoded(source)
-        number = np.diff(starts)
-        most = int(number.max(initial=1))
-        places = np.arange(most) < number[item][:, None]
-        nth = np.minimum(starts[item][:, None] + np.arange(most), len(encoded.lengths) - 1)
-        whole = np.where(places, encoded.lengths[nth] + 2, 0)
-        kept = level(np.minimum(whole, self.input_length(max_length)), max_length)
-        for row in np.flatnonzero(((kept < np.minimum(whole, SHORTEST)) & places).any(1)):
-            raise UserError(
-                f"{source.where(item[row])}: {number[item[row]]} texts leave fewer than {SHORTEST} "
-                f"tokens for each in a row of {max_length}; raise `length`"
-            )
+        special = np.full(len(item), source.vocabulary.around(1))
+        most = self.input_length(max_length)
+        kept = self.encoded(source).cut(item, special, source, most, max_length)
         return layouts(kept.sum(1), item=item, tokens=kept)
 
     def example(self, layout: np.void, source: TableSource, rng: np.random.Generator) -> Example:
         item = int(layout["item"])
-        encoded, starts = self.encoded(source)
-        own = range(starts[item], starts[item + 1])
+        texts, special = self.encoded(source), source.vocabulary.around(1)
         pieces = [
-            build_input([encoded.read(text, 0, int(tokens) - 2)], source.vocabulary)
-            for text, tokens in zip(own, layout["tokens"], strict=False)
+            build_input([texts.tokens.read(text, 0, int(tokens) - special)], source.vocabulary)
+            for text, tokens in zip(texts.of(item), layout["tokens"], strict=False)
         ]
         example = join(pieces)
         example.item = item
