@@ -36,11 +36,33 @@ trainer = palm.MultiHeadTrainer(
 )
 scores = trainer.train()
 rows = [{"text_a": " ".join(f"w{k % 40}" for k in range(i, i + 1 + i % 5))} for i in range(9)]
+
+
+def logits_of(stage: int, *, recomputed: bool) -> list[list[float]]:
+    """Logits after training with dropout, with or without gradient checkpointing."""
+    made = palm.Trainer(
+        palm.tasks.Classification.on(train=tables / "train.tsv", dev=tables / "dev.tsv"),
+        backbone=palm.Backbone.from_config(TINY, tokenizer=tables / "vocab.txt"),
+        batch=8,
+        epochs=1,
+        lr=1e-3,
+        length=32,
+        folder=given.folder / f"stage_{stage}_{recomputed}",
+        gradient_checkpointing=recomputed,
+        deepspeed_config={"zero_optimization": {"stage": stage}},
+    )
+    made.train()
+    (found,) = made.predict(rows).values()
+    return [each["logits"] for each in found]
+
+
 result = {
     "scores": scores,
     "evaluated": trainer.evaluate(),
     "predictions": trainer.predict(rows),
     "steps": trainer.expected_steps,
+    "plain": logits_of(2, recomputed=False),
+    "recomputed": [logits_of(stage, recomputed=True) for stage in (1, 2, 3)],
 }
 if trainer.first_process:
     given.out.write_text(json.dumps(result))
