@@ -15,7 +15,8 @@ list; the phrases of a corpus are mined from it too, by normalised mutual inform
 where its fragment does.
 
 The flows, and where the paper and ERNIE's code differ: palm_ds/data/generation_flows.py. Baidu has
-not released its pretraining code. Fragments here may begin and end within a word.
+not released its pretraining code; the default lengths, their probabilities and the share have not
+been checked against the paper. Fragments here may begin and end within a word.
 """
 
 from __future__ import annotations
