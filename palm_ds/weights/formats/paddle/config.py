@@ -34,7 +34,18 @@ _SEEN = {
     "intermediate_size",
     "type_vocab_size",
     "sent_type_vocab_size",
+    "has_pooler",
 }
+_ERNIE_GEN = {  # of ERNIE-GEN's static graph; the values of this architecture
+    "pre_encoder_cmd": ("nd",),
+    "preprocess_cmd": ("",),
+    "postprocess_cmd": ("dan",),
+    "param_share": ("normal",),
+    "n_layer_per_block": (1,),
+    "emb_mapping_in": (False, 0),
+}
+_ACTIVATIONS = {"gelu.precise": "gelu", "gelu.approximate": "gelu_new"}
+"""The activations of ERNIE-GEN's static graph that have other names here."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +140,10 @@ def numbers(
         raise UserError(f"{about.path}: has no {lacking[0]}")
     if values.get("pool_act", "tanh") != "tanh":
         raise UserError(f"{about.path}: pool_act: only tanh is supported")
+    for key, right in _ERNIE_GEN.items():
+        if (value := values.get(key)) is not None and value not in right:
+            raise UserError(f"{about.path}: {key}: must be {right[0]!r} here, got {value!r}")
+    values["hidden_act"] = _ACTIVATIONS.get(values["hidden_act"], values["hidden_act"])
     kind = about.kind or "ernie"
     known = {key: x for key, x in values.items() if key in FOREIGN_KEYS - _SEEN}
     base = EncoderConfig.from_dict({**known, "model_type": kind}, str(about.path))
@@ -207,6 +222,8 @@ def _eps(
     if about.path.name == "bert_config.json" and scheme is STATIC:
         why = "as Paddle's BERT computes; Google's was trained with 1e-12 (eps=1e-12)"
         return 1e-5, f"LayerNorm eps 1e-05, {why}"
+    if scheme is STATIC and (stated := about.values.get("epsilon")):
+        return float(stated), f"LayerNorm eps {stated:g}, from {about.path.name}"
     if scheme is not PADDLENLP:
         return 1e-5, "LayerNorm eps 1e-05, as ERNIE computes"
     family = FAMILIES.get(about.kind or "ernie")

@@ -125,6 +125,12 @@ STATIC = NamingScheme(
     head=_static_head,
 )
 
+DIALOGUE = ("role_embedding", "turn_embedding")
+NO_DIALOGUE = (
+    "of ERNIE-GEN's dialogue models, which have roles and turns instead of token types; they are "
+    "not supported"
+)
+
 # ---- ERNIE's dygraph ----
 
 _DYGRAPH = {

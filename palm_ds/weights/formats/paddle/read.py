@@ -42,7 +42,9 @@ from palm_ds.weights.formats.paddle.config import (
 )
 from palm_ds.weights.formats.paddle.locate import PaddleFiles, check_alone, find, tensors
 from palm_ds.weights.formats.paddle.names import (
+    DIALOGUE,
     NAMING_SCHEMES,
+    NO_DIALOGUE,
     OWN_POOLER,
     PADDLENLP,
     STATIC,
@@ -127,6 +129,8 @@ def _sort(
     found: Mapping[str, TensorEntry], source: PaddleFiles, prefix: str | None
 ) -> _ClassifiedTensors:
     scheme, prefix = _naming_scheme(found, source, prefix)
+    if dialogue := [name for name in found if name.endswith(DIALOGUE)]:
+        raise UserError(f"{source.path}: {dialogue[0]} is {NO_DIALOGUE}")
     skipped = {name: OPTIMIZER for name in found if _OF_OPTIMIZER.fullmatch(name)}
     roles: dict[str, TensorRole] = {}
     for name in found:
