@@ -22,7 +22,7 @@ _KEYWORDS: Mapping[str, tuple[type, str]] = {
     "TrainKeywords": (TrainSettings, "Keywords of palm.Trainer and palm.MultiHeadTrainer."),
     "EmbeddingKeywords": (EmbeddingSettings, "Keywords of palm.Backbone, called on texts."),
 }
-_WIDER = {"layers": "int | Sequence[int]"}
+_WIDER = {"layers": "int | Sequence[int]", "generate": "Mapping[str, Any]"}
 """Types of arguments that are converted."""
 _IMPORTS = """from __future__ import annotations
 

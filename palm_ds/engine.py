@@ -196,11 +196,16 @@ class Engine:
         """This process's loss sum and correct predictions of each task (no gradients, no dropout),
         and the logits of the tasks in `scores`. All processes must evaluate equally often, since
         ZeRO 3 gathers weights together: pad with batches of empty rows."""
+        return self.apply(batch.to(self.device), scores)
+
+    def apply(self, *inputs: Any) -> Any:
+        """What the model returns, without gradients and dropout. Under ZeRO 3 all processes must
+        run the same modules in the same order."""
         self._watchdog.beat()
         self._engine.eval()
         try:
             with torch.no_grad():
-                return self._engine(batch.to(self.device), scores)
+                return self._engine(*inputs)
         finally:
             self._engine.train()
 

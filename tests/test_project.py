@@ -213,7 +213,8 @@ def test_chinese_recipes_train_the_chinese_encoder(root: Path) -> None:
 def test_fine_tuning_recipes_are_valid_and_say_what_they_need_and_reach(path: Path) -> None:
     from palm_ds.train.recipe import make_recipe, read_values
 
-    values = read_values(path) | {"backbone": {"preset": "ernie-2.0-base"}}
+    preset = "ernie-gen-base" if path.stem.startswith("gen_") else "ernie-2.0-base"
+    values = read_values(path) | {"backbone": {"preset": preset}}
     recipe = make_recipe(values, str(path))
     assert recipe.examples and recipe.curriculum_spec.needs_corpus
     comment = re.match(r"(?:#.*\n)+", path.read_text())

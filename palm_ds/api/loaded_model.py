@@ -66,12 +66,19 @@ class LoadedModel:
         ]
 
     def predict(
-        self, rows: Rows, *, task: str = "", columns: Mapping[str, Any] | None = None
+        self,
+        rows: Rows,
+        *,
+        task: str = "",
+        columns: Mapping[str, Any] | None = None,
+        generate: Mapping[str, Any] | None = None,
     ) -> dict[str, list[dict[str, Any]]]:
         """{task: a prediction for each row, in order}, for one task or for all tasks that can read
         such rows: texts, pairs, mappings, a Dataset, a DataFrame, files (docs/api.md). Labels are
-        not needed. `columns`: {role: column}. Raises UserError."""
-        return predictions_of(self._for(task), listed(rows), SINGLE_PROCESS, columns)
+        not needed. `columns`: {role: column}. `generate`: how texts are written, such as {"beams":
+        5} (docs/generation.md). Raises UserError."""
+        predictor = self._for(task).generating(generate or {})
+        return predictions_of(predictor, listed(rows), SINGLE_PROCESS, columns)
 
     def evaluate(self, rows: Rows, *, task: str = "") -> Metrics:
         """{task: {metric: value}} on rows with labels. Raises UserError."""

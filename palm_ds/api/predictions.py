@@ -11,8 +11,10 @@ from typing import Any
 from palm_ds.common.errors import UserError
 from palm_ds.data.given_rows import Listed, columns_for, open_rows
 from palm_ds.data.table_source import TableSource
+from palm_ds.data.text_generation import TextGenerator
 from palm_ds.inference.predict_files import without_labels
-from palm_ds.inference.predictor import EncoderPass, Predictor, asked_tasks
+from palm_ds.inference.predicted_tasks import asked_tasks
+from palm_ds.inference.predictor import EncoderPass, Predictor
 from palm_ds.runtime.checkpoint import ProcessGroup
 from palm_ds.train.own_metrics import own_scores
 
@@ -71,7 +73,9 @@ def _columns(each: EncoderPass, rows: Listed) -> dict[str, Any]:
     """{role: column} to read these rows by."""
     if not isinstance(rows, tuple):
         return dict(each.read.columns)
-    return columns_for(rows, each.read.columns, getattr(each.arranger, "texts", ()))
+    task: object = each.arranger
+    texts = task.source_roles if isinstance(task, TextGenerator) else getattr(task, "texts", ())
+    return columns_for(rows, each.read.columns, texts)
 
 
 def _pass(

@@ -21,7 +21,8 @@ from palm_ds.api.training import TrainingSession
 from palm_ds.common.errors import UserError
 from palm_ds.data.given_rows import Rows, listed
 from palm_ds.inference.batching import batch_tokens_for
-from palm_ds.inference.predictor import Predictor, asked_tasks, open_predictor
+from palm_ds.inference.predicted_tasks import asked_tasks
+from palm_ds.inference.predictor import Predictor, open_predictor
 from palm_ds.train.train import TrainingRun
 
 

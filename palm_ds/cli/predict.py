@@ -34,6 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="columns with other names than in training; `ROLE=`: none",
     )
     add("--format", default="", help="format of the files, if not as in training")
+    add(
+        "--generate",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help="how texts are written, if not as in the recipe: beams=5, length_penalty=0.6 ...",
+    )
     add("--tsv", action="store_true", help="also write TASK.tsv (index, prediction)")
     add_inference_arguments(parser)
 
@@ -44,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from palm_ds.inference.predict_files import PredictionJob, predict_files
     from palm_ds.inference.prediction_files import check_output
     from palm_ds.inference.predictor import open_predictor
+    from palm_ds.inference.score_files import settings_of
 
     check_hostfile()
     columns = columns_of(args.columns)
@@ -55,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         precision=args.precision,
         batch_tokens=args.batch_tokens,
         device=device,
-    )
+    ).generating(settings_of(args.generate, "--generate"))
     job = PredictionJob(
         inputs=args.input,
         output=args.output,
@@ -107,6 +115,7 @@ COMMAND = Command(
 palm-ds predict runs/joint --input new.tsv --output predictions
 palm-ds predict runs/joint --input new.tsv --output predictions --tasks ner,topic --tsv
 palm-ds predict runs/joint/weights --input new.jsonl --output out --columns text_a=review
+palm-ds predict runs/titles --input new.jsonl --output out --generate beams=5 no_repeat_ngram=3
 torchrun --nproc_per_node 4 --module palm_ds.cli.predict runs/joint --input new.tsv --output out
 """,
     notes="""

@@ -33,7 +33,6 @@ from palm_ds.common.rng import keyed_generator
 from palm_ds.data.decode import Decoded, decoded, gathered
 from palm_ds.data.packing import pack
 from palm_ds.data.reader import Table, TableSettings
-from palm_ds.data.stages import tasks_of
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import TableTask, Task
 from palm_ds.data.task_group_dataset import (
@@ -44,8 +43,10 @@ from palm_ds.data.task_group_dataset import (
     collate_built,
     refs,
 )
+from palm_ds.data.text_generation import SourceRoom, TextGenerator, write_texts
 from palm_ds.inference.batching import batch_tokens_for, even_parts, row_capacity
 from palm_ds.inference.imported_heads import recipe_of
+from palm_ds.inference.predicted_tasks import arranger_of, asked_tasks
 from palm_ds.model.batch import Batch
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.packed_linear import prepare_to_predict
@@ -64,6 +65,7 @@ T = TypeVar("T")
 
 CHUNK = 1024  # rows tokenized and packed together
 _ROUND = 8  # on a GPU, batches are padded to a multiple of this
+_WRITING = 4  # times as many tokens of sources in a batch as of other texts
 _SEVERAL = 8  # rows for which it is worth starting a thread
 
 
@@ -148,6 +150,9 @@ class Predictor:
         """Predictions of the tasks of a pass, for this process's chunks of the rows (every
         `world`-th, starting with `rank`)."""
         mine = [replace(source, numbers=rows) for rows in chunks(source)[rank::world]]
+        if any(isinstance(task, TextGenerator) for task in each.tasks):
+            yield from (self._written(each, part) for part in mine)
+            return
         tasks = {task.name: task for task in each.tasks}
         pieces: list[Decoded] = []
         batches = self._batches(each, mine)
@@ -159,6 +164,41 @@ class Predictor:
             if work.last:
                 yield _chunk(work, pieces, tasks)
                 pieces = []
+
+    def generating(self, settings: Mapping[str, Any]) -> Predictor:
+        """The same with other settings of how texts are written (`generate` of a generation task).
+        Raises UserError if no task writes texts."""
+        if not settings:
+            return self
+        tasks: dict[str, Any] = {
+            name: task.with_decoding(settings)
+            for name, task in self.tasks.items()
+            if isinstance(task, TextGenerator)
+        }
+        if not tasks:
+            raise UserError(f"generate: of {', '.join(self.tasks)}, none writes texts")
+        return replace(self, tasks={**self.tasks, **tasks})
+
+    def _written(self, each: EncoderPass, source: TableSource) -> PredictedChunk:
+        """Texts for the rows of a source."""
+        encoder = self.recipe.backbone_config
+        room = SourceRoom(
+            length=self.recipe.length, segments=encoder.token_types, task_id=each.task_id
+        )
+        found, cut = {}, 0
+        for task in each.tasks:
+            assert isinstance(task, TextGenerator), "other tasks build other examples"
+            cut = task.cut_sources(source, room)
+            found[task.name] = write_texts(
+                self.model,
+                task,
+                range(len(source)),
+                source,
+                room,
+                settings=task.decoding,
+                batch_tokens=_WRITING * self.batch_tokens,
+            )
+        return PredictedChunk(rows=source.numbers, predictions=found, cut=cut)
 
     def examples(self, each: EncoderPass, source: TableSource) -> list[BuiltExample]:
         """The examples of all rows of a source, in order, for batches of the caller's making."""
@@ -271,51 +311,6 @@ def ahead(values: Iterator[T]) -> Iterator[T]:
 def _core_to_spare(device: torch.device) -> bool:
     """Whether a thread can prepare batches without slowing down those that compute on the CPU."""
     return device.type != "cpu" or (os.cpu_count() or 1) > torch.get_num_threads()
-
-
-# ---- which tasks ----
-
-
-def arranger_of(recipe: Recipe, name: str) -> TableTask:
-    """The task that builds the input of a task: itself or, if it only shared the texts of other
-    tasks in training, the first task of the first such task group."""
-    tasks = recipe.built_tasks
-    task_groups = [tasks_of(task_group) for task_group in recipe.curriculum_spec.task_groups]
-    firsts = [
-        task_group[0]
-        for task_group in task_groups
-        if name in task_group and tasks[task_group[0]].reads == "table"
-    ]
-    task = tasks[name if name in firsts or not firsts else firsts[0]]
-    assert isinstance(task, TableTask)
-    return task
-
-
-def asked_tasks(recipe: Recipe, names: Sequence[str], where: Path) -> dict[str, TableTask]:
-    """The named tasks in the recipe's order. By default all that can predict; auxiliary tasks and
-    those that mask tokens only if there are no others."""
-    tasks = recipe.built_tasks
-    able = {
-        name: task
-        for name, task in tasks.items()
-        if isinstance(task, TableTask) and type(task).decode is not Task.decode
-    }
-    for name in names:
-        if name not in tasks:
-            raise UserError(f"{where}: no task {name!r}{suggest(name, list(able))}")
-        if name not in able:
-            raise UserError(
-                f"{where}: {name!r} predicts nothing for rows of a table; choose{_or(list(able))}"
-            )
-    usual = [x for x in able if not (tasks[x].auxiliary or tasks[x].edits_text)]
-    wanted = names or usual or list(able)
-    if not wanted:
-        raise UserError(f"{where}: none of its tasks ({', '.join(tasks)}) reads rows of a table")
-    return {name: task for name, task in able.items() if name in wanted}
-
-
-def _or(names: Sequence[str]) -> str:
-    return f" {' or '.join(names)}" if names else " another model: none of its tasks does"
 
 
 # ---- opening ----

@@ -55,11 +55,12 @@ def score_files(
     return task.score_rows(TableSource.of_labels(table), matched(stored, table, predictions))
 
 
-def settings_of(texts: Sequence[str]) -> dict[str, Any]:
-    """{key: value} from `key=value` arguments; values are YAML."""
+def settings_of(texts: Sequence[str], option: str = "--task") -> dict[str, Any]:
+    """{key: value} from the `key=value` arguments of an option; values are YAML."""
     for text in texts:
         if "=" not in text:
-            raise UserError(f"--task {text!r}: expected KEY=VALUE, such as relevant_from=2")
+            example = "relevant_from=2" if option == "--task" else "beams=5"
+            raise UserError(f"{option} {text!r}: expected KEY=VALUE, such as {example}")
     return {key: yaml.safe_load(value) for key, value in (text.split("=", 1) for text in texts)}
 
 

@@ -168,6 +168,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         task_types=0,
         layer_norm_eps=1e-5,
     ),
+    "ernie-gen-base": dict(max_positions=1024, task_types=0, layer_norm_eps=1e-5),
+    "ernie-gen-large": dict(**_LARGE, max_positions=1024, task_types=0, layer_norm_eps=1e-5),
     "bert-base": dict(token_types=2, task_types=0),
     "bert-large": dict(**_LARGE, token_types=2, task_types=0),
     "roberta-base": _ROBERTA_BASE,

@@ -29,8 +29,8 @@ from palm_ds.common.rng import derive_key, keyed_uniform
 class DecodingSettings:
     """How texts are generated."""
 
-    max_tokens: int = 64
-    """Maximum tokens of a text, the end token included."""
+    max_tokens: int = 0
+    """Maximum tokens of a text, the end token included; 0: as many as the task's targets have."""
     min_tokens: int = 0
     """Minimum tokens of a text, the end token not included."""
     beams: int = 1
@@ -50,13 +50,15 @@ class DecodingSettings:
     """What the drawn tokens follow from."""
 
     def __post_init__(self) -> None:
-        for name, least in (("max_tokens", 1), ("beams", 1), ("no_repeat_ngram", 0), ("top_k", 0)):
+        for name, least in (
+            *(("max_tokens", 0), ("min_tokens", 0), ("beams", 1)),
+            *(("no_repeat_ngram", 0), ("top_k", 0)),
+        ):
             if getattr(self, name) < least:
                 raise UserError(f"{name}: must be at least {least}, got {getattr(self, name)}")
-        if not 0 <= self.min_tokens < self.max_tokens:
+        if 0 < self.max_tokens <= self.min_tokens:
             raise UserError(
-                f"min_tokens: must be from 0 to {self.max_tokens - 1} (below max_tokens), "
-                f"got {self.min_tokens}"
+                f"min_tokens: {self.min_tokens} must be below max_tokens, {self.max_tokens}"
             )
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p: must be above 0 and at most 1, got {self.top_p}")
@@ -128,18 +130,21 @@ def generate(
     rules: TokenRules,
     *,
     numbers: Sequence[int] = (),
+    lockstep: bool = False,
     device: torch.device | str = "cpu",
 ) -> list[Generated]:
     """The best text for each prompt. `begin`: the token before a text; `limits`: most tokens of
-    each; `numbers`: those of the prompts, for draws, by default their indices."""
-    prompts, width = len(limits), settings.beams
-    most = torch.tensor(limits, device=device).clamp(max=settings.max_tokens)
+    each; `numbers`: those of the prompts, for draws, by default their indices. `lockstep`: with as
+    many steps, whatever the texts, as other processes with as many prompts (ZeRO 3)."""
+    prompts, width, longest = len(limits), settings.beams, settings.max_tokens
+    assert longest > 0, "the task says how many"
+    most = torch.tensor(limits, device=device).clamp(max=longest)
     draws = _draws(settings, numbers or range(prompts), device)
     beams = _first(prompts, width, device)
     decoder.widen(width)
     last = torch.full((prompts * width,), begin, device=device)
     found: dict[int, Generated] = {}
-    for count in range(1, int(most.max()) + 1):
+    for count in range(1, (longest if lockstep else int(most.max())) + 1):
         logits = decoder.step(last).float()
         allowed = _allowed(torch.log_softmax(logits, -1), beams, settings, rules)
         if settings.temperature:
@@ -150,7 +155,9 @@ def generate(
             parent, beams = _best(beams, allowed, count, settings, rules)
         done = _done(beams, count, most[beams.prompts], settings)
         for place in done.nonzero().flatten().tolist():
-            found[int(beams.prompts[place])] = _result(beams, place, rules)
+            found.setdefault(int(beams.prompts[place]), _result(beams, place, rules))
+        if lockstep:
+            done = torch.zeros_like(done)
         if done.all():
             break
         kept = (~done).nonzero().flatten()

@@ -46,6 +46,11 @@ class Prompt:
     """What random numbers follow from, such as the number of a row."""
 
 
+def most_tokens(encoder: Encoder, prompt: Prompt) -> int:
+    """How many tokens the encoder has positions for, after a prompt."""
+    return encoder.config.max_length - 1 - prompt.position
+
+
 class InfillingDecoder:
     """Reads prompts, then returns scores of the next token, step by step."""
 

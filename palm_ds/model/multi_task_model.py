@@ -7,7 +7,7 @@ steps run different modules.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -93,10 +93,14 @@ class Model(nn.Module):
         learned = {name: name not in self._task_of for name in self.teacher_weights}
         return dict.fromkeys(self.head_of, False) | learned
 
-    def forward(self, batch: Batch, scores: Collection[str] = ()) -> dict[str, TaskOutput]:
-        """Summed loss and correct predictions of each task, in the order of `head_of`; also the
-        scores of those tasks in `scores` that have labels in the batch. With a teacher's outputs,
-        also the other `losses`."""
+    def forward(self, batch: Batch | Callable[[Model], Any], scores: Collection[str] = ()) -> Any:
+        """{task: TaskOutput}: summed loss and correct predictions of each task, in the order of
+        `head_of`; also the scores of those tasks in `scores` that have labels in the batch. With a
+        teacher's outputs, also the other `losses`. Of a function instead of a batch: what it makes
+        of the model, whose weights ZeRO 3 gathers as in any other forward pass."""
+        return self._outputs(batch, scores) if isinstance(batch, Batch) else batch(self)
+
+    def _outputs(self, batch: Batch, scores: Collection[str]) -> dict[str, TaskOutput]:
         names = [*self.head_of, *(self._task_of if batch.teacher else ())]
         labels = [self._labels(batch, name) for name in names]
         wanted = self.recorded_states if batch.teacher else WantedStates()

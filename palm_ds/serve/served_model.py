@@ -9,6 +9,7 @@ Both also predict masked words, if the model has that head.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,6 +19,7 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.task import TableTask
+from palm_ds.data.text_generation import TextGenerator
 from palm_ds.inference.batching import batch_tokens_for
 from palm_ds.inference.embedder import (
     POOLINGS,
@@ -28,11 +30,11 @@ from palm_ds.inference.embedder import (
     has_pooler,
 )
 from palm_ds.inference.fill_mask import Filler
+from palm_ds.inference.predicted_tasks import asked_tasks
 from palm_ds.inference.predictor import (
     DTYPES,
     EncoderPass,
     Predictor,
-    asked_tasks,
     find_model,
     open_predictor,
 )
@@ -47,6 +49,8 @@ from palm_ds.train.finished_run import weights_of
 from palm_ds.weights import weights_folder
 from palm_ds.weights.formats.contents import CheckpointContents
 from palm_ds.weights.formats.open import open_checkpoint
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,14 +133,17 @@ _Opened = tuple[Model, Embedder, Predictor | None]
 
 
 def _tasks_on_rows(path: Path) -> list[str]:
-    """The tasks of a folder that predict something for a row as it is (those that mask tokens do
-    not); none for a checkpoint without a recipe."""
+    """The tasks of a folder that predict something for a row as it is, in one pass (those that mask
+    tokens or write texts do not); none for a checkpoint without a recipe."""
     try:
         folder, recipe = find_model(path)
         asked = asked_tasks(recipe, (), folder)
     except UserError:
         return []
-    return [name for name, task in asked.items() if not task.edits_text]
+    if writing := [name for name, task in asked.items() if isinstance(task, TextGenerator)]:
+        names = ", ".join(writing)
+        log.warning("%s: texts are not served; palm-ds predict writes those of %s", path, names)
+    return [name for name in asked if name not in writing and not asked[name].edits_text]
 
 
 def _with_tasks(path: Path, tasks: Sequence[str], options: ModelOptions) -> _Opened:

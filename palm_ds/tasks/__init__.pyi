@@ -118,6 +118,10 @@ class Generation(_Generation):
         max_source: int = 0,
         max_target: int = 64,
         longest_span: int = 3,
+        generate: Mapping[str, Any] = ...,
+        score: Literal["rouge", "bleu", "dialogue", "answers"] = "rouge",
+        evaluate_rows: int = 256,
+        evaluate_beams: int = 1,
         reuse_head_with: str = "",
         set_as_aux: bool = False,
     ) -> TaskWithData:
@@ -161,6 +165,13 @@ class Generation(_Generation):
         max_target: Maximum tokens of the target, with [CLS] and [SEP].
         longest_span: Tokens of the longest span of the span-by-span flow, whose spans are
             random; the paper has this flow in pretraining only.
+        generate: How predictions are written: `max_tokens`, `beams`, `length_penalty`,
+            `no_repeat_ngram`, `temperature` ... (docs/generation.md); by default greedily.
+        score: rouge: ROUGE-L, 1 and 2, BLEU-4. bleu: the same, BLEU-4 first. dialogue: BLEU-1
+            and 2, distinct words and pairs. answers: F1 and exact match as in SQuAD.
+        evaluate_rows: Texts are written for the first N rows of an evaluation during training;
+            0: for none.
+        evaluate_beams: Beams of these evaluations; 1: greedy.
         """
 
 class MaskedWords(_MaskedWords):

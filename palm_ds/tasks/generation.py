@@ -10,39 +10,47 @@ ERNIE's code differ: palm_ds/data/generation_flows.py.
 
 As in ERNIE's code a target that is cut has no [SEP], so that the model does not learn to stop
 there. Several sources are cut as elsewhere, the longest first; ERNIE cuts the last one.
+
+    predictions {item: {"text", "score"}}       written by palm_ds/model/generate.py
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError
 from palm_ds.data.example import Example, build_input
 from palm_ds.data.generation_flows import (
-    WORD,
     FlowOptions,
     random_spans,
     same_head,
-    token_column,
     unigram_baseline,
 )
 from palm_ds.data.layout import layouts
 from palm_ds.data.source import unigram_frequencies
+from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import Task
+from palm_ds.data.text_generation import SourceRoom, TextGenerator
+from palm_ds.model.batch import PackedText
+from palm_ds.model.generate import DecodingSettings
+from palm_ds.model.infilling_decoder import Prompt, TargetFormat
+from palm_ds.tasks.shared.text_scores import text_scores
 from palm_ds.tasks.shared.text_task import SHORTEST, TextTask, level
+from palm_ds.text.tokens import SpecialTokens
 
 SOURCES = ("source", "source_b", "source_c")
 _SHORTEST_TARGET = 3  # [CLS], a token, [SEP]
+_SHOWN = 8  # texts in the report
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generation(FlowOptions, TextTask):
+class Generation(FlowOptions, TextTask, TextGenerator):
     """Writes texts."""
 
     max_source: int = 0
@@ -56,9 +64,20 @@ class Generation(FlowOptions, TextTask):
     """The column of the targets."""
     smoothing: float = 0.1
     """Label smoothing: share of the target probability spread over the vocabulary."""
+    generate: DecodingSettings = field(default_factory=DecodingSettings)
+    """How predictions are written: `max_tokens`, `beams`, `length_penalty`, `no_repeat_ngram`,
+    `temperature` ... (docs/generation.md); by default greedily."""
+    score: Literal["rouge", "bleu", "dialogue", "answers"] = "rouge"
+    """rouge: ROUGE-L, 1 and 2, BLEU-4. bleu: the same, BLEU-4 first. dialogue: BLEU-1 and 2,
+    distinct words and pairs. answers: F1 and exact match as in SQuAD."""
+    evaluate_rows: int = 256
+    """Texts are written for the first N rows of an evaluation during training; 0: for none."""
+    evaluate_beams: int = 1
+    """Beams of these evaluations; 1: greedy."""
 
     attends_partially: ClassVar[bool] = True
     segments: ClassVar[int] = 2
+    prediction_key: ClassVar[str] = "text"
 
     def __post_init__(self) -> None:
         self.check_options(self.where)
@@ -70,6 +89,11 @@ class Generation(FlowOptions, TextTask):
         if self.max_source < 0 or 0 < self.max_source < SHORTEST:
             raise UserError(
                 f"{self.where}.max_source: {self.max_source}; it must be 0 or at least {SHORTEST}"
+            )
+        if self.evaluate_rows < 0 or self.evaluate_beams < 1:
+            raise UserError(
+                f"{self.where}: evaluate_rows {self.evaluate_rows} must be at least 0 and "
+                f"evaluate_beams {self.evaluate_beams} at least 1"
             )
         if self.longest_span < 1:
             raise UserError(f"{self.where}.longest_span: {self.longest_span} is less than 1")
@@ -173,23 +197,84 @@ class Generation(FlowOptions, TextTask):
         )
         return unigram_baseline(targets, share)
 
-    def decode(self, scores: np.ndarray, example: Example, source: TableSource) -> dict[str, Any]:
-        """How well the true target is predicted, word by word where there are such queries."""
-        targets = example.labels[self.name][1]
-        if targets.ndim > 1:
-            scores, targets = scores[targets[:, 1] == WORD], targets[targets[:, 1] == WORD]
-        tokens = token_column(targets)
-        best = scores.max(-1)
-        totals = best + np.log(np.exp(scores - best[:, None]).sum(-1, dtype=np.float64))
-        losses = totals - np.take_along_axis(scores, tokens[:, None], 1)[:, 0]
-        right = int((scores.argmax(-1) == tokens).sum())
-        return {"loss": float(losses.sum()), "right": right, "tokens": len(tokens)}
+    # ---- predictions ----
+
+    @property
+    def source_roles(self) -> tuple[str, ...]:
+        return self.texts or SOURCES
+
+    @property
+    def decoding(self) -> DecodingSettings:
+        most = self.generate.max_tokens or self.max_target - 1
+        return replace(self.generate, max_tokens=most)
+
+    @property
+    def evaluation_decoding(self) -> DecodingSettings:
+        return replace(self.decoding, beams=self.evaluate_beams, temperature=0, top_k=0, top_p=1)
+
+    def with_decoding(self, settings: Mapping[str, Any]) -> Generation:
+        given = {**asdict(self.generate), **settings}
+        return replace(self, generate=parse(DecodingSettings, given, "generate"))
+
+    def prompts(self, items: np.ndarray, source: TableSource, room: SourceRoom) -> list[Prompt]:
+        kept = self._source_lengths(items, source, self._prompt_length(room))
+        return [
+            self._prompt(int(item), tokens, source, room)
+            for item, tokens in zip(items, kept, strict=True)
+        ]
+
+    def _prompt(
+        self, item: int, tokens: np.ndarray, source: TableSource, room: SourceRoom
+    ) -> Prompt:
+        example = self.source_example(item, tokens, source)
+        text = PackedText(
+            input_ids=example.input_ids,
+            token_type_ids=np.minimum(example.token_type_ids, room.segments - 1),
+            task_id=room.task_id,
+            position_ids=self.source_positions(example.token_type_ids),
+        )
+        position = len(example) if self.positions == "continuous" else 0
+        return Prompt(source=text, position=position, number=int(source.numbers[item]))
+
+    def _prompt_length(self, room: SourceRoom) -> int:
+        """Maximum tokens of a source: what the longest target leaves in a training row."""
+        longest = self.max_target + int(self.query_count(np.array(self.max_target)))
+        left = max(self.input_length(room.length) - longest, SHORTEST)
+        return min(left, self.max_source or left)
+
+    def cut_sources(self, source: TableSource, room: SourceRoom) -> int:
+        items = np.arange(len(source))
+        whole = self._source_lengths(items, source, np.full(len(items), 10**9))
+        return int(
+            (whole > self._source_lengths(items, source, self._prompt_length(room))).any(1).sum()
+        )
+
+    def target_format(self, vocabulary: SpecialTokens, room: SourceRoom) -> TargetFormat:
+        return TargetFormat(
+            begin=vocabulary.cls,
+            query=self.query_token(vocabulary),
+            end=vocabulary.sep,
+            token_type=min(self.target_segment, room.segments - 1),
+        )
 
     def metrics(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> dict[str, float]:
-        """Accuracy and perplexity of single tokens of the true targets."""
-        many = sum(each["tokens"] for each in predictions.values())
-        loss = sum(each["loss"] for each in predictions.values()) / many
-        right = sum(each["right"] for each in predictions.values()) / many
-        return {"token_accuracy": right, "perplexity": math.exp(min(loss, 700.0))}
+        """Scores by the rules of `score`."""
+        if self.label_column not in source.columns:
+            return {}
+        targets = source.column(self.label_column)
+        written = [each["text"] for each in predictions.values()]
+        return text_scores(self.score, written, [targets[item] or "" for item in predictions])
+
+    def tables(
+        self, predictions: Mapping[int, dict[str, Any]], source: TableSource
+    ) -> dict[str, list[list[Any]]]:
+        """The first texts, with those that were wanted."""
+        targets = source.column(self.label_column)
+        first = list(predictions.items())[:_SHOWN]
+        rows = [[each["text"], targets[item] or ""] for item, each in first]
+        return {"Texts": [["written", "wanted"], *rows]} if rows else {}
+
+    def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
+        return {**stored.values, "text": str(stored.value("text"))}

@@ -12,11 +12,15 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
+from tokenizers import decoders
 
 from palm_ds.text.tokenizer import CHINESE, Tokenizer
 
 LETTER = re.compile(rf"[^\W_{CHINESE}]")
 """A character of words that can have several characters (not Chinese, not punctuation)."""
+_WIDE = f"{CHINESE}\u3001-\u303f\uff01-\uff60"
+_BESIDE_CHINESE = re.compile(f"(?<=[{_WIDE}]) | (?=[{_WIDE}])")
+"""Spaces next to a Chinese character or a punctuation mark of Chinese."""
 
 
 def token_texts(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> list[tuple[str, bool]]:
@@ -44,3 +48,16 @@ def _surface(tokenizer: Tokenizer, token: str) -> tuple[str, bool]:
         return token[1:] or "▁", False
     # A token without a word-start sign may still start a word: punctuation, a Chinese character.
     return token, bool(LETTER.match(token))
+
+
+def written_text(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> str:
+    """The text that tokens spell: by the tokenizer's own decoder, without the spaces that WordPiece
+    has around Chinese characters and punctuation."""
+    backend = tokenizer.backend
+    if tokenizer.kind == "wordpiece" and backend.decoder is None:
+        text = decoders.WordPiece().decode(tokenizer.tokens(ids))
+    else:
+        text = tokenizer.decode(ids)
+    if tokenizer.kind != "wordpiece":
+        return text.strip()
+    return _BESIDE_CHINESE.sub("", text).strip().removeprefix("##")

@@ -22,9 +22,11 @@ from palm_ds.data.task_group_dataset import (
     collate_built,
     held_out_rows,
 )
+from palm_ds.data.text_generation import TextGenerator
 from palm_ds.train.own_metrics import Metric, OwnMetrics, own_scores
 from palm_ds.train.report.metrics_file import set_title
 from palm_ds.train.whole_step import ExampleVectors, example_vectors, whole_step_losses
+from palm_ds.train.written_rows import written_rows
 
 if TYPE_CHECKING:
     from palm_ds.engine import Engine
@@ -133,6 +135,7 @@ def evaluate(
     sources: list[Any] = [dataset.source for dataset in data.datasets]
     source_of = {task.name: dataset.source for dataset in data.datasets for task in dataset.tasks}
     scored = [name for name in source_of if tasks[name].reads == "table"]
+    scored = [name for name in scored if not isinstance(tasks[name], TextGenerator)]
     pieces: list[Decoded] = []
     whole_step = [name for name in engine.whole_step if name in source_of]
     vectors: list[ExampleVectors] = []
@@ -161,7 +164,7 @@ def evaluate(
             parts = {"count": found.examples, "loss": found.loss, "right": found.correct}
             totals |= {f"{part} {name}": value for part, value in parts.items()}
     all_pieces = [piece for part in engine.processes.gather(pieces) for piece in part]
-    predictions = gathered(all_pieces, tasks, sources)
+    predictions = gathered(all_pieces, tasks, sources) | written_rows(engine, data.datasets, tasks)
     return {
         name: TaskScore(
             count=int(count),

@@ -38,6 +38,7 @@ MORE_TASKS: Mapping[str, Mapping[str, Any]] = {
     "choice": {"kind": "multiple_choice", "source": "choices"},
     "rank": {"kind": "ranking", "source": "pairs"},
     "words": {"kind": "masked_words", "source": "texts"},
+    "title": {"kind": "generation", "source": "titles", "max_target": 6, "max_source": 16},
 }
 """Tasks of the other kinds of heads, for save_model(tasks=...)."""
 
@@ -103,6 +104,12 @@ def choices(count: int, seed: int = 4) -> list[dict[str, Any]]:
     ]
 
 
+def titles(count: int, seed: int = 5) -> list[dict[str, Any]]:
+    """Rows with a text and the text to write."""
+    rows = texts(count, seed, longest=12)
+    return [{"source": f"so {row['text_a']}", "target": row["label"]} for row in rows]
+
+
 def write_rows(file: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
@@ -114,7 +121,7 @@ def save_model(folder: Path, stages: Sequence[str] = tuple(TASKS), **changes: An
     folder.mkdir(parents=True, exist_ok=True)
     changes.pop("tokenizer", small_tokenizer()).save(folder / "vocabulary")
     made = {"texts": texts(12), "pairs": pairs(6), "questions": questions(4)}
-    made |= {"words": tagged(8), "choices": choices(4)}
+    made |= {"words": tagged(8), "choices": choices(4), "titles": titles(4)}
     used = [name for task_group in stages for name in task_group.split(" + ")]
     tasks = changes.pop("tasks", None) or {name: dict(TASKS[name]) for name in used}
     sources = {

@@ -11,16 +11,22 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+import palm_ds as palm
 from palm_ds.inference import predictor as predictor_module
+from palm_ds.inference.predicted_tasks import arranger_of
+from palm_ds.serve.served_model import ModelOptions, open_served
 from palm_ds.train.export import head_taken
 from palm_ds.weights import weights_folder
 from palm_ds.weights.weights_folder import load_weights
 from tests.helpers.saved_model import (
+    MORE_TASKS,
+    TASKS,
     pairs,
     questions,
     recipe_of,
     save_model,
     texts,
+    titles,
     write_rows,
 )
 from tests.launch.conftest import Said
@@ -113,7 +119,7 @@ def test_a_blend_has_the_input_of_training_for_any_of_its_tasks(tmp_path, predic
     for ours, theirs in zip(lines(alone, "mood"), lines(together, "mood"), strict=True):
         assert ours["label"] == theirs["label"]
         assert ours["logits"] == pytest.approx(theirs["logits"], abs=1e-5)
-    arranger = predictor_module.arranger_of(recipe_of(run), "mood")
+    arranger = arranger_of(recipe_of(run), "mood")
     assert arranger.name == "answer"
 
 
@@ -345,3 +351,52 @@ def test_masked_words_are_predicted_in_a_separate_pass(run, predict, tmp_path, e
 
     alone = save_model(tmp_path / "alone", ["hidden"], tasks={"hidden": tasks["hidden"]})
     assert len(lines(predict(alone, rows), "hidden")) == 9
+
+
+def test_texts_are_written_and_scored(tmp_path, predict, enter) -> None:
+    tasks = {"title": MORE_TASKS["title"], "mood": TASKS["mood"]}
+    run = save_model(tmp_path / "run", ["title", "mood"], tasks=tasks)
+    rows = titles(7, seed=8)
+    greedy = predict(run, rows, "--tasks", "title")
+    bare = [{"source": row["source"]} for row in rows]
+    assert lines(predict(run, bare, "--tasks", "title"), "title") == lines(greedy, "title")
+    found = lines(greedy, "title")
+    assert [list(each) for each in found] == [["index", "text", "score"]] * 7
+    scores = json.loads((greedy / "scores.json").read_text())["title"]
+    plain = ("--tasks", "title", "--generate", "length_penalty=0")
+    sums = [
+        sum(each["score"] for each in lines(predict(run, rows, *plain, *more), "title"))
+        for more in ((), ("beams=4",))
+    ]
+    assert sums[1] > sums[0] - 1e-3  # log-probabilities
+    short = lines(predict(run, rows, "--tasks", "title", "--generate", "max_tokens=1"), "title")
+    assert all(
+        len(one["text"]) < len(other["text"]) for one, other in zip(short, found, strict=True)
+    )
+    gold = write_rows(tmp_path / "gold.jsonl", rows)
+    said = enter("evaluate", "--gold", gold, "--predictions", greedy / "title.predictions.json")
+    assert said.code == 0 and f"{scores['rouge_l']:.4f}" in said.out
+    arguments = ("predict", run, "--input", gold, "--output", tmp_path / "none")
+    said = enter(*arguments, "--tasks", "title", "--generate", "beam=2")
+    assert said.code != 0 and 'generate.beam: unknown key; did you mean "beams"' in said.err
+    said = enter(*arguments, "--tasks", "mood", "--generate", "beams=2")
+    assert "generate: of mood, none writes texts" in said.err
+
+
+def test_texts_from_python(tmp_path) -> None:
+    run = save_model(tmp_path / "run", ["title"], tasks={"title": MORE_TASKS["title"]})
+    model = palm.load(run)
+    rows = titles(3, seed=8)
+    found = model.predict(rows, task="title")["title"]
+    assert model([row["source"] for row in rows]) == found  # plain texts are sources
+    drawn = model.predict(rows, generate={"temperature": 1.5, "seed": 4})["title"]
+    assert [each["text"] for each in drawn] != [each["text"] for each in found]
+    assert set(model.evaluate(rows)["title"]) == {"rouge_l", "rouge_1", "rouge_2", "bleu_4"}
+
+
+def test_a_server_says_that_it_writes_no_texts(tmp_path, caplog) -> None:
+    tasks = {"title": MORE_TASKS["title"], "mood": TASKS["mood"]}
+    run = save_model(tmp_path / "run", ["title", "mood"], tasks=tasks)
+    served = open_served(run, "run", ModelOptions())
+    assert list(served.tasks) == ["mood"]
+    assert "texts are not served; palm-ds predict writes those of title" in caplog.text

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from palm_ds.common.errors import UserError
+from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import build
+from palm_ds.data.text_generation import SourceRoom, write_texts
+from palm_ds.model.generate import DecodingSettings
 from palm_ds.model.generation_head import GenerationHead
+from palm_ds.model.multi_task_model import Model
 from palm_ds.tasks.generation import Generation
 from tests.helpers.text_tables import (
     built_of,
     dataset_of,
     learned,
     model_of,
-    predictions,
     small_tokenizer,
     source_of,
 )
 
 CLS, SEP, MASK = 2, 3, 4
+ROOM = SourceRoom(length=64, segments=2)
 ROWS = [
     {"source": "a b c d e", "target": "a b"},
     {"source": "good goods", "target": "very good so bad"},
@@ -94,26 +98,98 @@ def test_layouts_know_the_lengths(tmp_path: Path, weight: float, max_length: int
     assert batch.real_tokens == layouts["length"].sum()
 
 
+def written(
+    model: Model, source: TableSource, task: Generation, **settings: Any
+) -> list[dict[str, Any]]:
+    """The prediction for each row."""
+    return write_texts(
+        model,
+        task,
+        range(len(source)),
+        source,
+        ROOM,
+        settings=replace(task.decoding, **settings),
+        batch_tokens=256,
+    )
+
+
 def test_it_learns_to_write_what_it_sees(tmp_path: Path) -> None:
     source = source_of(tmp_path, ROWS)
     task = task_of(smoothing=0.05, word_weight=0.7, target_segment=1)
-    before = predictions(model_of(task), source, task)["titles"]
-    after = predictions(learned(source, task, steps=80), source, task)["titles"]
-    scores = [task.metrics(found, source) for found in (before, after)]
-    assert scores[1]["token_accuracy"] == 1.0 and scores[0]["token_accuracy"] < 0.3
-    assert scores[1]["perplexity"] < 1.3 < 10 < scores[0]["perplexity"]
-    assert sum(each["tokens"] for each in after.values()) == 3 + 5 + 2 + 7
+    model = learned(source, task, steps=80)
+    for how in ({}, {"beams": 3}):
+        found = written(model, source, task, **how)
+        texts = [each["text"] for each in found]
+        assert texts == [row["target"] for row in ROWS[:3]] + ["j k l m n o p"]  # max_target is 8
+        assert all(-2 < each["score"] < 0 for each in found)
+    scores = task.metrics(dict(enumerate(found)), source)
+    assert list(scores) == ["rouge_l", "rouge_1", "rouge_2", "bleu_4"]
+    assert scores["rouge_l"] == pytest.approx((3 + 14 / 16) / 4)
 
 
-def test_the_loss_of_evaluation_is_that_of_the_predictions(tmp_path: Path) -> None:
-    source, task = source_of(tmp_path, ROWS), task_of(target_segment=1)
-    model = model_of(task)
-    _, batch = built_of(dataset_of(source, task))
-    with torch.no_grad():
-        output = model(batch)["titles"]
-    found = predictions(model, source, task)["titles"]
-    assert sum(each["loss"] for each in found.values()) == pytest.approx(float(output.loss_sum))
-    assert sum(each["right"] for each in found.values()) == int(output.correct)
+def test_a_prompt_is_the_source_of_the_example(tmp_path: Path) -> None:
+    source = source_of(tmp_path, PAIRS)
+    for values in ({}, {"positions": "restart"}):
+        task = task_of(target_segment=1, **values)
+        dataset = dataset_of(source, task)
+        example = dataset.example(0, dataset.layouts(np.arange(1))[0])
+        (prompt,) = task.prompts(np.arange(1), source, ROOM)
+        size = len(prompt.source.input_ids)
+        assert prompt.source.input_ids.tolist() == example.input_ids[:size].tolist()
+        assert example.input_ids[size] == CLS and example.position_ids is not None
+        assert prompt.source.position_ids is not None
+        assert prompt.source.position_ids.tolist() == example.position_ids[:size].tolist()
+        assert prompt.position == example.position_ids[size]
+        assert prompt.source.token_type_ids.tolist() == example.token_type_ids[:size].tolist()
+        assert task.target_format(source.vocabulary, ROOM).token_type == 1
+
+
+def test_sources_are_cut_to_what_the_longest_target_leaves(tmp_path: Path) -> None:
+    source = source_of(tmp_path, ROWS)
+    task, room = task_of(max_target=8), SourceRoom(length=32, segments=2)
+    prompts = task.prompts(np.arange(4), source, room)
+    assert [len(each.source.input_ids) for each in prompts] == [7, 5, 3, 32 - 8 - 7]
+    assert task.cut_sources(source, room) == 1
+    few = task_of(max_source=8).prompts(np.arange(4), source, room)
+    assert max(len(each.source.input_ids) for each in few) == 8
+
+
+def test_rows_without_targets_are_written_but_not_scored(tmp_path: Path) -> None:
+    task = task_of(target_segment=1)
+    source = source_of(tmp_path, [{"source": "a b c"}])
+    found = written(model_of(task), source, task, min_tokens=2)
+    assert len(found[0]["text"].replace(" ", "")) >= 2
+    assert task.metrics({0: found[0]}, source) == {}
+
+
+@pytest.mark.parametrize(
+    ("score", "names"),
+    [
+        ("bleu", ["bleu_4", "rouge_l", "rouge_1", "rouge_2"]),
+        ("dialogue", ["bleu_1", "bleu_2", "distinct_1", "distinct_2"]),
+        ("answers", ["f1", "exact"]),
+    ],
+)
+def test_scores_by_other_rules(score: str, names: list[str], tmp_path: Path) -> None:
+    source = source_of(tmp_path, ROWS)
+    texts = {i: {"text": row["target"]} for i, row in enumerate(ROWS)}
+    scores = task_of(score=score).metrics(texts, source)
+    assert list(scores) == names and scores[names[0]] == pytest.approx(1.0)
+    assert task_of().tables(texts, source)["Texts"][1] == ["a b", "a b"]
+
+
+def test_settings_of_decoding() -> None:
+    task = task_of(generate={"beams": 5, "length_penalty": 0.6}, evaluate_beams=2)
+    assert task.decoding == DecodingSettings(max_tokens=7, beams=5, length_penalty=0.6)
+    assert task.evaluation_decoding.beams == 2
+    drawn = task.with_decoding({"beams": 1, "temperature": 0.9, "max_tokens": 3}).decoding
+    assert (drawn.temperature, drawn.max_tokens, drawn.length_penalty) == (0.9, 3, 0.6)
+    with pytest.raises(UserError, match='generate.beam: unknown key; did you mean "beams"'):
+        task.with_decoding({"beam": 3})
+    with pytest.raises(UserError, match="tasks.titles.generate: beams: must be at least 1"):
+        task_of(generate={"beams": 0})
+    with pytest.raises(UserError, match="evaluate_rows -1 must be at least 0"):
+        task_of(evaluate_rows=-1)
 
 
 def test_unigrams_of_the_targets_are_the_baseline(tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+"""Scores of written texts against the texts that were wanted, by one of several rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from palm_ds.tasks.metrics.answers import squad_v1
+from palm_ds.tasks.metrics.texts import bleu, distinct, rouge_l, rouge_n, words
+
+TextRules = Literal["rouge", "bleu", "dialogue", "answers"]
+
+
+def text_scores(
+    rules: TextRules, predictions: Sequence[str], targets: Sequence[str]
+) -> dict[str, float]:
+    """{metric: value in 0..1}, the main one first."""
+    return _RULES[rules](predictions, targets)
+
+
+def _overlap(
+    predictions: Sequence[str], targets: Sequence[str], *, bleu_first: bool = False
+) -> dict[str, float]:
+    found, wanted = [words(text) for text in predictions], [[words(text)] for text in targets]
+    rouge = {
+        "rouge_l": rouge_l(found, wanted),
+        "rouge_1": rouge_n(found, wanted, 1),
+        "rouge_2": rouge_n(found, wanted, 2),
+    }
+    own = {"bleu_4": bleu(found, wanted)}
+    return own | rouge if bleu_first else rouge | own
+
+
+def _bleu(predictions: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
+    return _overlap(predictions, targets, bleu_first=True)
+
+
+def _dialogue(predictions: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
+    found, wanted = [words(text) for text in predictions], [[words(text)] for text in targets]
+    return {
+        "bleu_1": bleu(found, wanted, 1),
+        "bleu_2": bleu(found, wanted, 2),
+        "distinct_1": distinct(found, 1),
+        "distinct_2": distinct(found, 2),
+    }
+
+
+def _answers(predictions: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
+    found = squad_v1(
+        {str(i): text for i, text in enumerate(predictions)},
+        {str(i): [text] for i, text in enumerate(targets)},
+    )
+    return {name: found[name] for name in ("f1", "exact")}
+
+
+_RULES: dict[str, Callable[[Sequence[str], Sequence[str]], dict[str, float]]] = {
+    "rouge": _overlap,
+    "bleu": _bleu,
+    "dialogue": _dialogue,
+    "answers": _answers,
+}
