@@ -12,7 +12,17 @@ from palm_ds.common.errors import UserError, exit_on_user_error, suggest
 
 SECTIONS: Mapping[str, Sequence[str]] = {
     "Text to corpus": ("prepare", "corpus"),
-    "Training": ("pretrain", "finetune", "run", "suite", "sweep", "ablate", "inspect", "report"),
+    "Training": (
+        "pretrain",
+        "finetune",
+        "run",
+        "suite",
+        "sweep",
+        "ablate",
+        "inspect",
+        "report",
+        "teach",
+    ),
     "Using a model": ("predict", "evaluate", "fill-mask", "embed", "serve"),
     "Checkpoints": ("convert", "verify", "show", "resize", "push", "download"),
     "Shipped files": ("recipes",),

@@ -138,7 +138,7 @@ class TeacherSettings:
     models: dict[str, TeacherModelSettings] = field(default_factory=dict)
     """{name: {path, weight, tasks, heads}}: several teachers, whose scores are averaged."""
     file: str = ""
-    """Instead of a model: the table that `palm-ds teach` wrote with one."""
+    """Scores that `palm-ds teach` wrote; the models are then not opened."""
     heads: dict[str, str] = field(default_factory=dict)
     """With `path`: {task: the teacher's head}, where the names differ."""
     states_of: str = ""
@@ -160,10 +160,10 @@ class TeacherSettings:
     """Learn its embeddings."""
 
     def __post_init__(self) -> None:
-        given = [key for key in ("path", "models", "file") if getattr(self, key)]
-        if len(given) != 1:
-            what = f"gives {' and '.join(given)}" if given else "names none"
-            raise UserError(f"{what}; give one of `path: RUN`, `models: {{...}}` and `file: TABLE`")
+        if self.path and self.models:
+            raise UserError("gives path and models; give one of the two")
+        if not (self.path or self.models or self.file):
+            raise UserError("names none; give `path: RUN`, `models: {...}` or `file: SCORES`")
         if self.file and self.weights:
             raise UserError(f"file: has only scores; {next(iter(self.weights))} needs a model")
         if self.states_of and self.states_of not in self.models:

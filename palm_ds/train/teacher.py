@@ -7,6 +7,7 @@ one part of each layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 
@@ -28,6 +29,9 @@ from palm_ds.train.run_folder import RunSpec
 from palm_ds.train.sources import Data
 from palm_ds.weights import weights_folder
 from palm_ds.weights.formats.contents import CheckpointContents
+
+_STORED = 64
+"""Tokens that are stored for each masked token, unless the recipe says how many."""
 
 
 def learn_from(lessons: Lessons, model: Model, *, seed: int) -> None:
@@ -51,8 +55,23 @@ def build_teachers(
         return None
     if lessons.stored:
         return lessons.stored.add_to
-    builder = _Builder(run, data, processes, lessons.settings)
     wanted = model.distillation.teacher if model.distillation else WantedStates()
+    return _teachers(lessons, run, data, processes, wanted)
+
+
+def teachers_of_scores(
+    lessons: Lessons, run: RunSpec, data: Data, processes: Processes
+) -> Teachers:
+    """The teachers whose scores are stored: of the vocabulary the best tokens alone."""
+    found = _teachers(lessons, run, data, processes, WantedStates())
+    return replace(found, top_k=min(found.top_k or _STORED, data.vocabulary.size))
+
+
+def _teachers(
+    lessons: Lessons, run: RunSpec, data: Data, processes: Processes, wanted: WantedStates
+) -> Teachers:
+    assert lessons.settings is not None
+    builder = _Builder(run, data, processes, lessons.settings)
     teachers = [
         builder.teacher(each, wanted if number == lessons.states_of else WantedStates())
         for number, each in enumerate(lessons.folders)
@@ -61,7 +80,7 @@ def build_teachers(
         teachers=teachers,
         states_of=lessons.states_of,
         top_k=lessons.soft.top_k,
-        vocabulary=model.backbone.word.num_embeddings,
+        vocabulary=full_config(run.recipe.backbone_config, data.vocabulary).vocab_size or 0,
     )
 
 

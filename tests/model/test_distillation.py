@@ -118,7 +118,7 @@ def test_what_does_not_fit(sections, sizes, message) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, "names none; give one of `path: RUN`"),
+        ({}, "names none; give `path: RUN`"),
         ({"path": "a", "models": {"b": {"path": "c"}}}, "gives path and models"),
         ({"path": "a", "relations": {"pairs": ["qx"]}}, "expected two letters of q, k and v"),
         ({"path": "a", "logits": {"temperature": 0}}, "0.0 is not above 0"),

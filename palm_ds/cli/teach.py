@@ -1,0 +1,59 @@
+"""`palm-ds teach`"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from palm_ds.cli.command import Command
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("recipe", metavar="RECIPE", help="a recipe with a `teacher`, as for training")
+    add("overrides", nargs="*", metavar="key=value", help="keys of the recipe")
+    add("--output", type=Path, metavar="FILE", help="a parquet file (the recipe's teacher.file)")
+    add("--precision", default="fp32", choices=("fp32", "bf16", "fp16"), help="(fp32)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from palm_ds.common.errors import UserError
+    from palm_ds.inference.teach import teach
+    from palm_ds.runtime.ds_config import DSConfig
+    from palm_ds.runtime.processes import start, stop
+    from palm_ds.train.recipe import read_recipe
+
+    recipe = read_recipe(args.recipe, args.overrides)
+    named = recipe.teacher.file if recipe.teacher else ""
+    output = args.output or (Path(named) if named else None)
+    if output is None:
+        raise UserError("--output: missing; name the file to write, such as scores.parquet")
+    ds_config = DSConfig(path="", sections={}, stage=0, precision=args.precision)
+    processes = start(ds_config)
+    found = teach(recipe, output, ds_config=ds_config, processes=processes)
+    stop()
+    continued = f"; {found.continued} of {found.parts} parts were there" if found.continued else ""
+    print(f"{found.rows:,} {found.by}{continued}; written to {output}")
+    return 0
+
+
+COMMAND = Command(
+    name="teach",
+    summary="Write a teacher's scores of a recipe's texts, for training without the teacher.",
+    usage="RECIPE [--output FILE] [key=value ...]",
+    examples="""
+palm-ds teach student.yaml --output scores.parquet
+palm-ds finetune student.yaml --deepspeed_config cpu --run_dir runs/student \
+    teacher.file=scores.parquet
+""",
+    notes="""
+Tables are scored row by row, with the teacher's own tokenizer: its vocabulary may differ from the
+student's. Masked words and corpora are scored step by step, and belong to the seed, batch and
+stages of the recipe; of the vocabulary, `teacher.logits.top_k` tokens are kept. A command that was
+interrupted continues.""",
+    add_arguments=add_arguments,
+    run=run,
+)
+
+if __name__ == "__main__":
+    COMMAND.start()

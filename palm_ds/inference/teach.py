@@ -1,0 +1,296 @@
+"""Writes what a recipe's teachers make of its texts, for training without them.
+
+    recipe.teacher ──rows of tables, or rows of every step──> OUTPUT.parts/part_000000.parquet
+                                                                          │
+    OUTPUT (palm_ds/data/score_file.py), complete or absent <─────────────┘
+
+Tables are read row by row, with the teacher's tokenizer, so that its vocabulary may be another.
+Masked words and corpora are read step by step, as the training will. A part that an interrupted
+run has finished is not computed again.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from palm_ds.common.atomic import move_into_place
+from palm_ds.common.errors import UserError
+from palm_ds.common.json_files import write_json
+from palm_ds.data.score_file import ScoreFileInfo, ids_column, with_info
+from palm_ds.data.table_source import TableSource
+from palm_ds.data.task_group_dataset import (
+    TaskGroupDataset,
+    build_examples,
+    collate_built,
+    refs,
+)
+from palm_ds.model.batch import Batch
+from palm_ds.model.soft_labels import soft_name
+from palm_ds.model.soft_vocabulary_loss import TopScores
+from palm_ds.model.teacher import Teachers
+from palm_ds.runtime.ds_config import DSConfig
+from palm_ds.runtime.processes import Processes
+from palm_ds.text.tokenizer import load_tokenizer
+from palm_ds.train.build import AnyStream, build_stream
+from palm_ds.train.finished_run import weights_of
+from palm_ds.train.lessons import Lessons, find_lessons
+from palm_ds.train.recipe import Recipe
+from palm_ds.train.resolve import resolve
+from palm_ds.train.run_folder import RunSpec
+from palm_ds.train.sources import Data, open_data
+from palm_ds.train.stored_scores import stream_fingerprint
+from palm_ds.train.teacher import teachers_of_scores
+from palm_ds.weights import weights_folder
+
+_ROWS = 1024  # of a part of a table
+_STEPS = 32  # of a part of a stream
+_BATCH = 64  # rows of a table that the teacher reads together
+_KEY = "key.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeachSummary:
+    """What was written."""
+
+    rows: int
+    by: str
+    """`rows of tables` or `rows of steps`"""
+    parts: int
+    continued: int
+    """Parts that an interrupted run had finished."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """What a part needs."""
+
+    recipe: Recipe
+    data: Data
+    lessons: Lessons
+    teachers: Teachers
+    device: torch.device
+
+
+def teach(
+    recipe: Recipe,
+    output: Path,
+    *,
+    ds_config: DSConfig,
+    processes: Processes,
+) -> TeachSummary:
+    """Write the scores of a recipe's teachers to a file. Raises UserError."""
+    if recipe.teacher is None or recipe.teacher.file and not recipe.teacher.all_models:
+        raise UserError("teacher: names no model to write scores of; give it a `path`")
+    recipe = replace(recipe, teacher=replace(recipe.teacher, file=""))
+    data = open_data(recipe)
+    recipe = resolve(recipe, data)
+    by_rows = _reads_rows(recipe, data)
+    data = _with_teachers_tokenizer(recipe, data) if by_rows else data
+    lessons = find_lessons(recipe, data)
+    if not lessons.soft_tasks:
+        raise UserError("teacher: no task has soft labels, and only those are written")
+    run = RunSpec(recipe=recipe, ds_config=ds_config, folder=output.parent)
+    teachers = teachers_of_scores(lessons, run, data, processes)
+    work = _Work(
+        recipe=recipe, data=data, lessons=lessons, teachers=teachers, device=processes.device
+    )
+    info = _info(work, by_rows)
+    makers = _row_parts(work) if by_rows else _step_parts(work)
+    parts = _open_parts(output, info)
+    continued = rows = 0
+    for number, make in enumerate(makers):
+        file = parts / f"part_{number:06}.parquet"
+        if file.exists():
+            continued += 1
+        else:
+            pq.write_table(make(), temporary := file.with_suffix(".tmp"))
+            move_into_place(temporary, file)
+        rows += pq.read_metadata(file).num_rows
+    _join(parts, len(makers), output, info)
+    return TeachSummary(
+        rows=rows,
+        by="rows of tables" if by_rows else "rows of steps",
+        parts=len(makers),
+        continued=continued,
+    )
+
+
+def _reads_rows(recipe: Recipe, data: Data) -> bool:
+    """Whether all tasks read a table row by row: one example of each row, whatever the step."""
+    for task in recipe.built_tasks.values():
+        if task.reads != "table" or task.edits_text:
+            return False
+        for _, source, _ in data.train[task.source]:
+            if len(task.items(source, recipe.length)) != len(source):
+                return False
+    return True
+
+
+def _with_teachers_tokenizer(recipe: Recipe, data: Data) -> Data:
+    """The data as the teacher reads them."""
+    assert recipe.teacher is not None
+    paths = [Path(each.path) for each in recipe.teacher.all_models.values()]
+    found = weights_folder.tokenizer_in(weights_of(paths[0]))
+    if found is None:
+        return data
+    tokenizer = load_tokenizer(found)
+    train = {
+        name: [(part, replace(source, tokenizer=tokenizer), w) for part, source, w in parts]
+        for name, parts in data.train.items()
+    }
+    return replace(data, tokenizer=tokenizer, train=train)
+
+
+def _info(work: _Work, by_rows: bool) -> ScoreFileInfo:
+    """What the file belongs to."""
+    tasks = work.recipe.built_tasks
+    labels = {name: list(tasks[name].head_outputs().labels) for name in work.lessons.soft_tasks}
+    about: dict[str, Any] = {"teacher": dict(work.data.teachers), "labels": labels}
+    if not by_rows:
+        stream = stream_fingerprint(work.recipe, work.data)
+        return ScoreFileInfo(**about, stream=stream, top_k=work.teachers.top_k)
+    used = {tasks[name].source for name in labels}
+    tables = {name: work.data.train[name][0][1].table.fingerprint for name in used}
+    return ScoreFileInfo(**about, tables=tables)
+
+
+# ---- rows of tables ----
+
+
+def _row_parts(work: _Work) -> list[Callable[[], pa.Table]]:
+    """One maker for each part."""
+    makers = []
+    tasks = work.recipe.built_tasks
+    for name in dict.fromkeys(tasks[task].source for task in work.lessons.soft_tasks):
+        (_, source, _), *_ = work.data.train[name]
+        for first in range(0, len(source), _ROWS):
+            part = replace(source, numbers=source.numbers[first : first + _ROWS])
+            makers.append(partial(_row_part, work, name, part))
+    return makers
+
+
+def _row_part(work: _Work, name: str, source: TableSource) -> pa.Table:
+    """The scores of some rows, for all tasks that read them."""
+    columns: dict[str, Any] = {
+        "source": [name] * len(source),
+        "row": source.numbers.astype(np.int64),
+    }
+    for task in work.lessons.soft_tasks:
+        mine = work.recipe.built_tasks[task].source == name
+        found = _scores_of_rows(work, task, source) if mine else [None] * len(source)
+        columns[task] = pa.array(found, pa.list_(pa.float32()))
+    return pa.table(columns)
+
+
+def _scores_of_rows(work: _Work, name: str, source: TableSource) -> list[np.ndarray]:
+    recipe, task = work.recipe, work.recipe.built_tasks[name]
+    dataset: TaskGroupDataset[Any] = TaskGroupDataset(
+        name=name,
+        tasks=(task,),
+        task_id=recipe.task_ids[name],
+        source=source,
+        seed=0,
+        max_length=recipe.length,
+        fixed=True,
+        segments=recipe.backbone_config.token_types,
+        soft={name: None},
+    )
+    found: list[np.ndarray] = []
+    for first in range(0, len(source), _BATCH):
+        numbers = np.arange(first, min(first + _BATCH, len(source)))
+        built = build_examples([dataset], [[x] for x in refs(0, numbers, dataset.layouts(numbers))])
+        length = max(len(each.example) for row in built for each in row)
+        batch = collate_built([dataset], built, length, work.data.vocabulary.pad)
+        scores = work.teachers(batch.to(work.device), 0).labels[soft_name(name)][1]
+        counts = [len(row[0].example.labels[soft_name(name)][0]) for row in built]
+        found += [x.flatten().numpy() for x in scores.cpu().split(counts)]
+    return found
+
+
+# ---- rows of steps ----
+
+
+def _step_parts(work: _Work) -> list[Callable[[], pa.Table]]:
+    """One maker for each part."""
+    stream = build_stream(work.recipe, work.data, soft=work.lessons.soft_tasks)
+    steps = work.recipe.curriculum.steps
+    starts = range(0, steps, _STEPS)
+    ends = (range(first, min(first + _STEPS, steps)) for first in starts)
+    return [partial(_step_part, work, stream, some) for some in ends]
+
+
+def _step_part(work: _Work, stream: AnyStream, steps: range) -> pa.Table:
+    """The scores of all rows of some steps."""
+    columns: dict[str, list[Any]] = {"step": [], "row": []}
+    for step in steps:
+        rows = stream.step_rows(step)
+        for first in range(0, len(rows), _BATCH):
+            some = rows[first : first + _BATCH]
+            batch = work.teachers(stream.build(some, first).to(work.device), step)
+            columns["step"] += [step] * len(some)
+            columns["row"] += range(first, first + len(some))
+            for task in work.lessons.soft_tasks:
+                for name, values in _by_row(batch, task).items():
+                    columns.setdefault(name, []).extend(values)
+    types = {name: pa.list_(_type_of(name)) for name in columns if name not in ("step", "row")}
+    return pa.table({x: pa.array(v, types.get(x, pa.int64())) for x, v in columns.items()})
+
+
+def _type_of(column: str) -> pa.DataType:
+    return pa.int32() if column.endswith(ids_column("")) else pa.float32()
+
+
+def _by_row(batch: Batch, task: str) -> dict[str, list[np.ndarray]]:
+    """{column: the values of each row} of a task's soft labels."""
+    assert batch.teacher is not None
+    rows, length = batch.input_ids.shape
+    where, scores = batch.labels.get(soft_name(task), (torch.zeros(0), torch.zeros(0, 1)))
+    counts = torch.bincount(where.cpu().long() // length, minlength=rows).tolist()
+    words = batch.teacher.words.get(task)
+    if words is None:
+        return {task: _split(scores, counts)}
+    assert isinstance(words, TopScores)
+    ids, values = words.ids[: sum(counts)], words.values[: sum(counts)]
+    return {ids_column(task): _split(ids.int(), counts), task: _split(values, counts)}
+
+
+def _split(values: torch.Tensor, counts: Sequence[int]) -> list[np.ndarray]:
+    """The values (n, any) of each row, one after another."""
+    return [each.flatten().numpy() for each in values.cpu().split(list(counts))]
+
+
+# ---- the output ----
+
+
+def _open_parts(output: Path, info: ScoreFileInfo) -> Path:
+    """The folder of the parts; those of another file are deleted."""
+    if output.is_dir():
+        raise UserError(f"{output}: is a folder; name a file")
+    parts = output.with_name(f".{output.name}.parts")
+    key, file = asdict(info), parts / _KEY
+    if not file.is_file() or json.loads(file.read_text("utf-8")) != key:
+        shutil.rmtree(parts, ignore_errors=True)
+        parts.mkdir(parents=True)
+        write_json(file, key)
+    return parts
+
+
+def _join(parts: Path, count: int, output: Path, info: ScoreFileInfo) -> None:
+    files = [parts / f"part_{number:06}.parquet" for number in range(count)]
+    schema = with_info(pq.read_schema(files[0]), info)
+    with pq.ParquetWriter(temporary := parts / "whole.tmp", schema) as writer:
+        for file in files:
+            writer.write_table(pq.read_table(file).replace_schema_metadata(schema.metadata))
+    move_into_place(temporary, output)
+    shutil.rmtree(parts)

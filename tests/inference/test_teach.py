@@ -1,0 +1,131 @@
+"""Stored scores teach what the teacher itself would, and belong to what they were written for."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from palm_ds.common.errors import UserError
+from palm_ds.inference.teach import TeachSummary, teach
+from palm_ds.runtime.ds_config import DSConfig, make_ds_config
+from palm_ds.runtime.processes import start
+from palm_ds.text.tokenizer import wordpiece
+from palm_ds.train.recipe import Recipe, make_recipe
+from palm_ds.train.report.metrics_file import FILE, read_metrics
+from palm_ds.train.run_folder import RunSpec
+from palm_ds.train.train import train
+from tests.helpers.saved_model import recipe_of, save_model
+from tests.helpers.text_tables import SPECIALS, WORDS
+
+TASKS = {
+    "mood": {"kind": "classification", "source": "texts"},
+    "topic": {"kind": "multi_label", "source": "texts", "label_column": "label_topic"},
+    "choice": {"kind": "multiple_choice", "source": "choices"},
+    "words": {"kind": "masked_words", "source": "texts"},
+}
+BY_ROWS = ("mood", "topic", "choice")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return save_model(tmp_path_factory.mktemp("teacher"), stages=tuple(TASKS), tasks=TASKS)
+
+
+def student(folder: Path, tasks: tuple[str, ...], **teacher: Any) -> Recipe:
+    values = recipe_of(folder).resolved()
+    values["backbone"] |= {"hidden_size": 8, "num_layers": 1}
+    values["tasks"] = {name: values["tasks"][name] for name in tasks}
+    used = {task["source"] for task in values["tasks"].values()}
+    values["sources"] = {name: values["sources"][name] for name in used}
+    logits = {"temperature": 2.0, "top_k": 5}
+    values |= {"stages": [dict.fromkeys(tasks, 3)], "log": {"every": 1}, "held_out": 0.0}
+    values["teacher"] = {"path": str(folder), "logits": logits, **teacher}
+    return make_recipe(values)
+
+
+def write(recipe: Recipe, file: Path) -> TeachSummary:
+    ds_config = DSConfig(path="", sections={}, stage=0, precision="fp32")
+    return teach(recipe, file, ds_config=ds_config, processes=start(ds_config))
+
+
+def losses(recipe: Recipe, folder: Path) -> list[dict[str, float]]:
+    machine = make_ds_config({"train_micro_batch_size_per_gpu": 2})
+    assert train(RunSpec(recipe=recipe, ds_config=machine, folder=folder)) == 0
+    return [step["loss"] for step in read_metrics(folder / FILE).steps]
+
+
+@pytest.mark.parametrize("tasks", [BY_ROWS, tuple(TASKS)], ids=["rows of tables", "rows of steps"])
+def test_stored_scores_give_the_same_losses(folder, tmp_path, tasks, request) -> None:
+    """Of masked words the same few tokens are kept."""
+    file = tmp_path / "scores.parquet"
+    assert write(student(folder, tasks), file).by == request.node.callspec.id
+    online = losses(student(folder, tasks), tmp_path / "online")
+    stored = losses(student(folder, tasks, file=str(file)), tmp_path / "stored")
+    assert len(online) == len(stored) >= 3
+    for mine, its in zip(stored, online, strict=True):
+        assert mine == pytest.approx(its, rel=1e-4, abs=1e-6)
+    seen = {name for step in online for name in step}
+    assert {f"teacher.{name}" for name in tasks} <= seen
+
+
+def test_an_interrupted_command_continues(folder, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("palm_ds.inference.teach._ROWS", 5)
+    file, recipe = tmp_path / "scores.parquet", student(folder, ("mood",))
+    write(recipe, file)
+    whole = pq.read_table(file)
+    calls = []
+
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        original(*arguments, **options)
+
+    original = pq.write_table
+    monkeypatch.setattr("palm_ds.inference.teach.pq.write_table", interrupted)
+    again = tmp_path / "again.parquet"
+    with pytest.raises(KeyboardInterrupt):
+        write(recipe, again)
+    assert not again.exists()
+    found = write(recipe, again)
+    assert (found.parts, found.continued, found.rows) == (3, 1, 12)
+    assert pq.read_table(again).equals(whole) and not list(tmp_path.glob(".again*"))
+
+
+def test_a_teacher_of_another_vocabulary(folder, tmp_path) -> None:
+    """It reads the rows with its own tokenizer; running with the training it is refused."""
+    tokenizer = wordpiece([*SPECIALS, *reversed(WORDS)], lower=True)
+    other = save_model(tmp_path / "other", stages=("mood",), tokenizer=tokenizer)
+    recipe = student(folder, ("mood",), path=str(other))
+    with pytest.raises(UserError, match="palm-ds teach"):
+        losses(recipe, tmp_path / "run")
+    file = tmp_path / "scores.parquet"
+    assert write(recipe, file).rows == 12
+    assert losses(student(folder, ("mood",), file=str(file)), tmp_path / "run")
+
+
+def test_scores_of_something_else_are_refused(folder, tmp_path) -> None:
+    rows, steps = tmp_path / "rows.parquet", tmp_path / "steps.parquet"
+    write(student(folder, ("mood",)), rows)
+    write(student(folder, ("words",)), steps)
+    moved = tmp_path / "moved"
+    shutil.copytree(folder, moved)
+    values = student(folder, ("mood",), file=str(rows)).resolved()
+    table = moved / "texts.jsonl"
+    table.write_text("".join(table.read_text().splitlines(keepends=True)[:-1]))
+    values["sources"]["texts"]["table"] = str(table)
+    with pytest.raises(UserError, match="for another table than sources.texts"):
+        losses(make_recipe(values), tmp_path / "run")
+    values = student(folder, ("words",), file=str(steps)).resolved() | {"seed": 9}
+    with pytest.raises(UserError, match="written for other steps"):
+        losses(make_recipe(values), tmp_path / "run")
+    with pytest.raises(UserError, match="has scores for mood, which are no tasks"):
+        losses(student(folder, ("words",), file=str(rows)), tmp_path / "run")
+    with pytest.raises(UserError, match="is not a parquet file"):
+        losses(student(folder, ("mood",), file=str(table)), tmp_path / "run")
+    with pytest.raises(UserError, match="no such file"):
+        losses(student(folder, ("mood",), file="none.parquet"), tmp_path / "run")
