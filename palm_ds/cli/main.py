@@ -21,6 +21,7 @@ SECTIONS: Mapping[str, Sequence[str]] = {
         "ablate",
         "inspect",
         "report",
+        "augment",
         "teach",
     ),
     "Using a model": ("predict", "evaluate", "fill-mask", "embed", "serve"),

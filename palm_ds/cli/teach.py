@@ -43,8 +43,7 @@ COMMAND = Command(
     usage="RECIPE [--output FILE] [key=value ...]",
     examples="""
 palm-ds teach student.yaml --output scores.parquet
-palm-ds finetune student.yaml --deepspeed_config cpu --run_dir runs/student \
-    teacher.file=scores.parquet
+palm-ds finetune student.yaml --deepspeed_config cpu --run_dir runs/s teacher.file=scores.parquet
 """,
     notes="""
 Tables are scored row by row, with the teacher's own tokenizer: its vocabulary may differ from the

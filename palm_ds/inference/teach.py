@@ -72,7 +72,7 @@ class TeachSummary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Work:
+class _TeachWork:
     """What a part needs."""
 
     recipe: Recipe
@@ -102,7 +102,7 @@ def teach(
         raise UserError("teacher: no task has soft labels, and only those are written")
     run = RunSpec(recipe=recipe, ds_config=ds_config, folder=output.parent)
     teachers = teachers_of_scores(lessons, run, data, processes)
-    work = _Work(
+    work = _TeachWork(
         recipe=recipe, data=data, lessons=lessons, teachers=teachers, device=processes.device
     )
     info = _info(work, by_rows)
@@ -152,7 +152,7 @@ def _with_teachers_tokenizer(recipe: Recipe, data: Data) -> Data:
     return replace(data, tokenizer=tokenizer, train=train)
 
 
-def _info(work: _Work, by_rows: bool) -> ScoreFileInfo:
+def _info(work: _TeachWork, by_rows: bool) -> ScoreFileInfo:
     """What the file belongs to."""
     tasks = work.recipe.built_tasks
     labels = {name: list(tasks[name].head_outputs().labels) for name in work.lessons.soft_tasks}
@@ -168,7 +168,7 @@ def _info(work: _Work, by_rows: bool) -> ScoreFileInfo:
 # ---- rows of tables ----
 
 
-def _row_parts(work: _Work) -> list[Callable[[], pa.Table]]:
+def _row_parts(work: _TeachWork) -> list[Callable[[], pa.Table]]:
     """One maker for each part."""
     makers = []
     tasks = work.recipe.built_tasks
@@ -180,7 +180,7 @@ def _row_parts(work: _Work) -> list[Callable[[], pa.Table]]:
     return makers
 
 
-def _row_part(work: _Work, name: str, source: TableSource) -> pa.Table:
+def _row_part(work: _TeachWork, name: str, source: TableSource) -> pa.Table:
     """The scores of some rows, for all tasks that read them."""
     columns: dict[str, Any] = {
         "source": [name] * len(source),
@@ -193,7 +193,7 @@ def _row_part(work: _Work, name: str, source: TableSource) -> pa.Table:
     return pa.table(columns)
 
 
-def _scores_of_rows(work: _Work, name: str, source: TableSource) -> list[np.ndarray]:
+def _scores_of_rows(work: _TeachWork, name: str, source: TableSource) -> list[np.ndarray]:
     recipe, task = work.recipe, work.recipe.built_tasks[name]
     dataset: TaskGroupDataset[Any] = TaskGroupDataset(
         name=name,
@@ -221,7 +221,7 @@ def _scores_of_rows(work: _Work, name: str, source: TableSource) -> list[np.ndar
 # ---- rows of steps ----
 
 
-def _step_parts(work: _Work) -> list[Callable[[], pa.Table]]:
+def _step_parts(work: _TeachWork) -> list[Callable[[], pa.Table]]:
     """One maker for each part."""
     stream = build_stream(work.recipe, work.data, soft=work.lessons.soft_tasks)
     steps = work.recipe.curriculum.steps
@@ -230,7 +230,7 @@ def _step_parts(work: _Work) -> list[Callable[[], pa.Table]]:
     return [partial(_step_part, work, stream, some) for some in ends]
 
 
-def _step_part(work: _Work, stream: AnyStream, steps: range) -> pa.Table:
+def _step_part(work: _TeachWork, stream: AnyStream, steps: range) -> pa.Table:
     """The scores of all rows of some steps."""
     columns: dict[str, list[Any]] = {"step": [], "row": []}
     for step in steps:

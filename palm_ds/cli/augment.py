@@ -1,0 +1,66 @@
+"""`palm-ds augment`"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from palm_ds.cli.command import Command
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("input", nargs="+", metavar="TABLE", help="files of rows")
+    add("--output", required=True, type=Path, metavar="FILE", help="a .jsonl file")
+    add("--copies", type=int, default=10, metavar="N", help="rows made of each row (10)")
+    add("--unknown", type=float, default=0.1, metavar="P", help="words to become unknown (0.1)")
+    add("--same_class", type=float, default=0.1, metavar="P", help="... another of its class (0.1)")
+    add("--guess", type=float, default=0.0, metavar="P", help="... a guess of --model (0)")
+    add("--model", default="", metavar="FOLDER", help="a model with a masked-LM head")
+    add("--piece", type=float, default=0.25, metavar="P", help="copies that are a piece (0.25)")
+    add("--seed", type=int, default=1, metavar="N", help="(1)")
+    add("--keep_labels", action="store_true", help="copies have the label of their row")
+    add("--columns", nargs="+", default=[], metavar="ROLE=NAME", help="as in a recipe's `read`")
+
+
+def run(args: argparse.Namespace) -> int:
+    from palm_ds.data.reader import TableSettings, open_table
+    from palm_ds.data.reader.options import columns_of
+    from palm_ds.inference.augment import AugmentSettings, augment, guesser_of
+    from palm_ds.inference.fill_mask import open_filler
+
+    settings = AugmentSettings(
+        copies=args.copies,
+        unknown=args.unknown,
+        same_class=args.same_class,
+        guess=args.guess,
+        piece=args.piece,
+        seed=args.seed,
+        keep_labels=args.keep_labels,
+    )
+    read = TableSettings(columns=columns_of(args.columns), missing_labels="keep")
+    table = open_table(args.input, read)
+    guesser = guesser_of(open_filler(args.model)) if args.model else None
+    rows = augment(table, args.output, settings, guesser)
+    print(f"{rows:,} rows from {len(table):,}; written to {args.output}")
+    return 0
+
+
+COMMAND = Command(
+    name="augment",
+    summary="Make more rows from those of a table, for a teacher to label.",
+    usage="TABLE... --output FILE [options]",
+    examples="""
+palm-ds augment train.tsv --output more.jsonl
+palm-ds augment train.tsv --output more.jsonl --copies 20 --guess 0.1 --model runs/pretrained
+""",
+    notes="""
+The rows themselves come first, each before its copies; `source_row` and `copy` tell which is which.
+Copies have no label, unless they keep it: read them with `read: {missing_labels: keep}`. Classes of
+words are parts of speech in Chinese, endings such as -ing and -ed elsewhere.""",
+    add_arguments=add_arguments,
+    run=run,
+)
+
+if __name__ == "__main__":
+    COMMAND.start()

@@ -1,0 +1,112 @@
+"""Copies of rows: what changes, how often, and that they depend on seed and row alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from palm_ds.common.errors import UserError
+from palm_ds.data.reader import Table
+from palm_ds.inference.augment import UNKNOWN, AugmentSettings, augment, changed_text
+from palm_ds.text.tokenizer import wordpiece
+
+ROWS = [
+    {"text_a": "they were walking and talking slowly", "label": "a"},
+    {"text_a": "a charming and touching film, quickly forgotten", "label": "b"},
+    {"text_a": "a beautiful but boring and tiring story", "label": "a"},
+]
+
+
+def made(folder: Path, rows=ROWS, guesser=None, **settings) -> list[dict]:
+    file = folder / "more.jsonl"
+    found = augment(Table.from_rows(rows), file, AugmentSettings(**settings), guesser)
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    assert found == len(lines)
+    return lines
+
+
+def test_rows_come_with_their_copies(tmp_path) -> None:
+    lines = made(tmp_path, copies=4)
+    assert [line["source_row"] for line in lines] == [n for n in range(3) for _ in range(5)]
+    assert [line["copy"] for line in lines] == [*range(5)] * 3
+    for line in lines:
+        row = ROWS[line["source_row"]]
+        if line["copy"]:
+            assert line["label"] is None and line["text_a"]
+        else:
+            assert (line["text_a"], line["label"]) == (row["text_a"], row["label"])
+    assert made(tmp_path, copies=4) == lines != made(tmp_path, copies=4, seed=2)
+    kept = made(tmp_path, copies=1, keep_labels=True)
+    assert all(line["label"] == ROWS[line["source_row"]]["label"] for line in kept)
+    alone = made(tmp_path, rows=ROWS[:1], copies=4, same_class=0.0)
+    assert alone == made(tmp_path, copies=4, same_class=0.0)[:5]  # other rows do not matter
+
+
+def test_words_become_unknown_or_others_of_their_class(tmp_path) -> None:
+    some = {"copies": 300, "piece": 0.0}
+    lines = made(tmp_path, **some, unknown=0.2, same_class=0.0)
+    words = [word for line in lines if line["copy"] for word in line["text_a"].split()]
+    share = sum(UNKNOWN in word for word in words) / len(words)
+    assert 0.17 < share < 0.23
+    lines = made(tmp_path, **some, unknown=0.0, same_class=0.5)
+    first = {line["text_a"] for line in lines if line["source_row"] == 0}
+    ending = {"walking", "talking", "charming", "touching", "boring", "tiring"}
+    seen = {text.split()[2] for text in first}
+    assert seen == ending and {text.split()[5] for text in first} == {"slowly", "quickly"}
+    assert all(text.split()[:2] == ["they", "were"] for text in first)
+
+
+def test_pieces_are_consecutive_words(tmp_path) -> None:
+    lines = made(tmp_path, copies=50, piece=1.0)
+    texts = [line["text_a"] for line in lines if line["copy"] and line["source_row"] == 0]
+    assert all(text in ROWS[0]["text_a"] for text in texts)
+    assert len({len(text.split()) for text in texts}) == 6
+
+
+def test_guesses_of_a_model(tmp_path) -> None:
+    asked = []
+
+    def guesser(text: str) -> list[list[tuple[str, float]]]:
+        asked.append(text)
+        return [[("one", 0.75), ("two", 0.25)]] * text.count("[MASK]")
+
+    lines = made(tmp_path, guesser=guesser, copies=200, piece=0.0, guess=0.3, unknown=0.0)
+    words = [word for line in lines for word in line["text_a"].split()]
+    assert asked and "[MASK]" not in " ".join(words)
+    assert 2.2 < words.count("one") / words.count("two") < 4.0
+    with pytest.raises(UserError, match="--guess: needs --model"):
+        made(tmp_path, guess=0.1)
+
+
+def test_chinese_words_have_their_part_of_speech() -> None:
+    pytest.importorskip("rjieba")
+    from palm_ds.text.word_tags import words_by_class
+
+    texts = ["这家酒店的服务很好", "房间干净，老板热情"]
+    known = words_by_class(texts)
+    assert {"酒店", "服务", "房间", "老板"} <= {w for words in known.values() for w in words}
+    settings = AugmentSettings(unknown=0.0, same_class=1.0, piece=0.0)
+    found = {changed_text(texts[0], known, settings, np.random.default_rng(n)) for n in range(30)}
+    assert len(found) > 1 and all("的" in text for text in found)
+
+
+def test_the_unknown_letter_is_unknown() -> None:
+    tokenizer = wordpiece(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"], lower=True)
+    ids, _ = tokenizer.encode_spans([f"a {UNKNOWN} a"])[0]
+    assert tokenizer.tokens(ids) == ["a", "[UNK]", "a"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"unknown": 1.5}, "--unknown: 1.5 is not from 0 to 1"),
+        ({"unknown": 0.6, "same_class": 0.6}, "add up to more than 1"),
+        ({"copies": 0}, "--copies: 0; expected at least 1"),
+    ],
+)
+def test_wrong_settings(settings, message) -> None:
+    with pytest.raises(UserError, match=message):
+        AugmentSettings(**settings)
