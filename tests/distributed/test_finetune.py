@@ -64,7 +64,7 @@ def killed_and_resumed_to_the_last_bit(result: dict[str, Any]) -> None:
     assert scores[chosen] == max(scores.values())
     assert chosen == min(step for step, score in scores.items() if score == scores[chosen])
     last = dict(whole["evaluations"])[20]
-    assert last["titles"]["metrics"]["perplexity"] > 1 and last["titles"]["loss"] > 0
+    assert last["titles"]["metrics"]["rouge_l"] >= 0 and last["titles"]["loss"] > 0
     assert "pearson" in last["number"]["metrics"] and last["number"]["accuracy"] is None
     assert last["found"]["loss"] > 0 and last["found"]["metrics"]["ndcg@10"] > 0
     assert last["alike"]["loss"] > 0 and "spearman" in last["alike"]["metrics"]

@@ -38,9 +38,11 @@ MORE_TASKS: Mapping[str, Mapping[str, Any]] = {
     "choice": {"kind": "multiple_choice", "source": "choices"},
     "rank": {"kind": "ranking", "source": "pairs"},
     "words": {"kind": "masked_words", "source": "texts"},
-    "title": {"kind": "generation", "source": "titles", "max_target": 6, "max_source": 16},
 }
 """Tasks of the other kinds of heads, for save_model(tasks=...)."""
+
+TITLE = {"kind": "generation", "source": "titles", "max_target": 6, "max_source": 16}
+"""A task that writes texts, for save_model(tasks=...)."""
 
 FURTHER = {"label_topic": "label_topic", "label_size": "label_size"}
 

@@ -19,8 +19,8 @@ from palm_ds.train.export import head_taken
 from palm_ds.weights import weights_folder
 from palm_ds.weights.weights_folder import load_weights
 from tests.helpers.saved_model import (
-    MORE_TASKS,
     TASKS,
+    TITLE,
     pairs,
     questions,
     recipe_of,
@@ -354,7 +354,7 @@ def test_masked_words_are_predicted_in_a_separate_pass(run, predict, tmp_path, e
 
 
 def test_texts_are_written_and_scored(tmp_path, predict, enter) -> None:
-    tasks = {"title": MORE_TASKS["title"], "mood": TASKS["mood"]}
+    tasks = {"title": TITLE, "mood": TASKS["mood"]}
     run = save_model(tmp_path / "run", ["title", "mood"], tasks=tasks)
     rows = titles(7, seed=8)
     greedy = predict(run, rows, "--tasks", "title")
@@ -384,7 +384,7 @@ def test_texts_are_written_and_scored(tmp_path, predict, enter) -> None:
 
 
 def test_texts_from_python(tmp_path) -> None:
-    run = save_model(tmp_path / "run", ["title"], tasks={"title": MORE_TASKS["title"]})
+    run = save_model(tmp_path / "run", ["title"], tasks={"title": TITLE})
     model = palm.load(run)
     rows = titles(3, seed=8)
     found = model.predict(rows, task="title")["title"]
@@ -395,7 +395,7 @@ def test_texts_from_python(tmp_path) -> None:
 
 
 def test_a_server_says_that_it_writes_no_texts(tmp_path, caplog) -> None:
-    tasks = {"title": MORE_TASKS["title"], "mood": TASKS["mood"]}
+    tasks = {"title": TITLE, "mood": TASKS["mood"]}
     run = save_model(tmp_path / "run", ["title", "mood"], tasks=tasks)
     served = open_served(run, "run", ModelOptions())
     assert list(served.tasks) == ["mood"]
