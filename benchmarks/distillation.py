@@ -63,6 +63,8 @@ class Arm:
     epochs: int
     lr: float
     taught: Mapping[str, Any] = field(default_factory=dict)
+    stored: bool = False
+    """Whether the teacher's scores are stored, for all seeds and epochs"""
 
 
 THREE_LAYERS: Mapping[str, Any] = {"init_from": "student"}
@@ -86,6 +88,7 @@ ARMS = (
         epochs=10,
         lr=1e-3,
         taught=SOFT,
+        stored=True,
     ),
     Arm(
         name="bag of words, labels and teacher, more rows",
@@ -94,6 +97,7 @@ ARMS = (
         epochs=4,
         lr=1e-3,
         taught=SOFT,
+        stored=True,
     ),
 )
 
@@ -154,12 +158,16 @@ def recipe_of(args: argparse.Namespace, arm: Arm, seed: int) -> dict[str, Any]:
     }
     if arm.taught:
         values["teacher"] = {"path": str(args.work / "teacher"), **arm.taught}
+    if arm.stored:
+        values["teacher"]["file"] = str(args.work / f"{arm.rows}.parquet")
     return values
 
 
 def score(args: argparse.Namespace, arm: Arm, seed: int, folder: Path) -> float:
     """The accuracy after training, which is done unless it has been."""
+    from palm_ds.inference.teach import teach
     from palm_ds.runtime.ds_config import make_ds_config
+    from palm_ds.runtime.processes import start
     from palm_ds.train.recipe import make_recipe
     from palm_ds.train.report.metrics_file import FILE, read_metrics
     from palm_ds.train.run_folder import RunSpec
@@ -168,6 +176,9 @@ def score(args: argparse.Namespace, arm: Arm, seed: int, folder: Path) -> float:
     if not (folder / "weights").exists():
         machine = make_ds_config({"train_micro_batch_size_per_gpu": 4})
         recipe = make_recipe(recipe_of(args, arm, seed))
+        if arm.stored and recipe.teacher and not Path(recipe.teacher.file).exists():
+            scores = {"ds_config": machine, "processes": start(machine)}
+            teach(recipe, Path(recipe.teacher.file), **scores)
         train(RunSpec(recipe=recipe, ds_config=machine, folder=folder))
     (*_, last) = read_metrics(folder / FILE).evaluations
     return last["scores"][SOURCE]["metrics"]["accuracy"]
