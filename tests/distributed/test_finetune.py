@@ -14,12 +14,15 @@ pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 
 def assert_close(
-    found: list[dict[str, float]], wanted: list[dict[str, float]], rel: float = 1e-5
+    found: list[dict[str, float]],
+    wanted: list[dict[str, float]],
+    rel: float = 1e-5,
+    absolute: float = 1e-7,
 ) -> None:
     assert [set(step) for step in found] == [set(step) for step in wanted]
     for step, (mine, its) in enumerate(zip(found, wanted, strict=True)):
         for task, loss in its.items():
-            assert mine[task] == pytest.approx(loss, rel=rel, abs=1e-7), (step, task)
+            assert mine[task] == pytest.approx(loss, rel=rel, abs=absolute), (step, task)
 
 
 def test_joint_runs(run_distributed) -> None:
@@ -103,7 +106,8 @@ def distillation_is_the_same_in_every_layout(result: dict[str, Any]) -> None:
     runs = {name: each for name, each in result.items() if name.startswith("taught, ")}
     assert len(runs) == 4
     for name, each in runs.items():
-        assert_close(each["losses"], result["taught by hand"], rel=5e-5)
+        # a divergence near 0 is a difference of log-probabilities near -9 in fp32
+        assert_close(each["losses"], result["taught by hand"], rel=5e-5, absolute=3e-6)
         assert not any("distillation" in weight for weight in each["weights"]), name
     whole, killed = runs["taught, ZeRO 3, 2"], result["taught killed"]
     assert "resume" in killed["events"] and killed["losses"] == whole["losses"]

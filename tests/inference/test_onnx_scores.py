@@ -109,7 +109,15 @@ def test_predictions_are_the_same(
     for task in tasks:
         assert len(found[0][task]) == len(ROWS[name])
         for one, two in zip(found[0][task], found[1][task], strict=True):
+            if KINDS[task]["kind"] == "ranking":
+                one, two = relative(one), relative(two)
             assert_alike(one, two, task)
+
+
+def relative(prediction: dict[str, Any]) -> dict[str, Any]:
+    """The graph has one score of relevance: the logits are known up to a constant."""
+    first, second = prediction["logits"]
+    return {**prediction, "logits": [0.0, second - first]}
 
 
 def read(file: Path) -> list[Any]:

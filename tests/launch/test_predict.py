@@ -17,7 +17,6 @@ from palm_ds.inference.predicted_tasks import arranger_of
 from palm_ds.serve.served_model import ModelOptions, open_served
 from palm_ds.train.export import head_taken
 from palm_ds.weights import weights_folder
-from palm_ds.weights.weights_folder import load_weights
 from tests.helpers.saved_model import (
     TASKS,
     TITLE,
@@ -255,7 +254,6 @@ def test_two_models_in_one_process_do_not_touch_each_other(run, tmp_path, predic
     rows = texts(10)
     before = predict(run, rows, "--tasks", "mood")
     first, second = (predictor_module.open_predictor(each, tasks=["mood"]) for each in (run, other))
-    load_weights(other / "weights", second.model)
     with torch.no_grad():
         for parameter in second.model.parameters():
             parameter.mul_(1.5)
