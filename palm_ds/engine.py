@@ -78,25 +78,23 @@ class Engine:
         self._over_tokens: dict[str, bool] = model.losses  # type: ignore[assignment]
         self.whole_step = _whole_step_losses(model, optimizer.fgm)
         attack = _fgm(model, optimizer.fgm, self.config) if optimizer.fgm else None
-        self.layout = checkpoint.Layout(
-            world=self.world, stage=ds_config.stage, precision=ds_config.precision
-        )
+        stage, precision = ds_config.stage, ds_config.precision
+        self.layout = checkpoint.Layout(world=self.world, stage=stage, precision=precision)
         freeze(model, optimizer.freeze)
         names = [name for name, _ in model.named_parameters()]
         self._step_freezing = StepFreezing(freezable, names)
         self._optimizer: Any = build_optimizer(
             model,
             optimizer,
-            zero_stage=ds_config.stage,
+            zero_stage=stage,
             checked=ds_config.checks_itself,
             update_counts=update_counts,
             lr_scales=param_lr_scales(names, optimizer.layer_decay, lr_scales),
             freezable=self._step_freezing.patterns,
         )
         frozen = sharded_state.frozen_shards(model, self.rank, self.world)
-        self._engine: Any = _initialize(
-            model, self._optimizer, self.config, ds_config, self.processes
-        )
+        parts = model, self._optimizer, self.config, ds_config, self.processes
+        self._engine: Any = _initialize(*parts)
         self._state = EngineState(
             engine=self._engine,
             optimizer=self._optimizer,
@@ -136,14 +134,12 @@ class Engine:
         `weights`: the weight of each task's loss (default 1). A step with non-finite gradients
         changes nothing; `skipped_steps` counts it. `frozen`: parameter patterns, out of
         `freezable`, to freeze in this step: their weights, moments and update counts stay, and they
-        do not count in gradient clipping.
-        """
+        do not count in gradient clipping."""
         assert not self._state.swapped, "the model holds the averaged weights"
         assert len(batches) == self.accumulation, (len(batches), self.accumulation)
         flags = (stop, self._state.writer.written)
-        counts, tokens, (stopping, written) = _agree(
-            self.processes, self._over_tokens, batches, step, flags
-        )
+        agreed = _agree(self.processes, self._over_tokens, batches, step, flags)
+        counts, tokens, (stopping, written) = agreed
         set_lr(self._optimizer.param_groups, lr)
         self._step_freezing.prepare(self._optimizer.param_groups, frozen)
         sums = self._micro_steps.run(batches, step=step, counts=counts, weights=weights or {})
@@ -193,14 +189,12 @@ class Engine:
     # -- reading --
 
     def evaluate(self, batch: Batch, scores: Collection[str] = ()) -> dict[str, Any]:
-        """This process's loss sum and correct predictions of each task (no gradients, no dropout),
-        and the logits of the tasks in `scores`. All processes must evaluate equally often, since
-        ZeRO 3 gathers weights together: pad with batches of empty rows."""
+        """This process's loss sum and correct predictions of each task, and the logits of those in
+        `scores`. All processes must evaluate equally often (ZeRO 3): pad with empty rows."""
         return self.apply(batch.to(self.device), scores)
 
     def apply(self, *inputs: Any) -> Any:
-        """What the model returns, without gradients and dropout. Under ZeRO 3 all processes must
-        run the same modules in the same order."""
+        """What the model returns, without gradients and dropout. All processes call it together."""
         self._watchdog.beat()
         self._engine.eval()
         try:
@@ -226,9 +220,8 @@ class Engine:
     def save(
         self, folder: str | Path, state: Mapping[str, Any], *, step: int, keep: int = 2
     ) -> SavedCheckpoint:
-        """Write the checkpoint of `step`, with the caller's `state` (JSON), to `folder`, and keep
-        the newest `keep`. Raises checkpoint.SaveError on all processes if it cannot be written;
-        training can continue after that."""
+        """Write the checkpoint of `step`, with the caller's `state` (JSON), and keep the newest
+        `keep`. Raises checkpoint.SaveError on all processes; training can continue after that."""
         self.start_save(folder, state, step=step, keep=keep, background=False)
         return self.finish_save()
 
@@ -294,8 +287,7 @@ class Engine:
         self._watchdog.beat()
 
     def release(self) -> None:
-        """Free the weights and the optimizer. The engine cannot be used afterwards; other engines
-        of this process can."""
+        """Free the weights and the optimizer. Other engines of this process can be used."""
         self._state.release()
         self._watchdog.close()
         self._engine.destroy()

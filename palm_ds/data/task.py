@@ -57,8 +57,7 @@ class Task(ABC, Generic[SourceT]):
 
     The n-th example of a task is a pure function of the seed, the task and n: `layout` gets its
     uniform draws, `example` and `label` a generator keyed by n. `layout` decides everything the
-    length depends on, so that rows can be packed before any example is built.
-    """
+    length depends on, so that rows can be packed before any example is built."""
 
     name: str
     source: str
@@ -129,8 +128,7 @@ class Task(ABC, Generic[SourceT]):
         whatever `example` needs.
 
         Free space at the end of a row is given to examples with `spare` tokens. The layout that
-        `example` gets has grown accordingly, and the example must have exactly its length.
-        """
+        `example` gets has grown accordingly, and the example must have exactly its length."""
 
     @abstractmethod
     def example(self, layout: np.void, source: SourceT, rng: np.random.Generator) -> Example:
@@ -323,7 +321,6 @@ class TableTask(Task[TableSource]):
     def check(self, source: TableSource, *, labelled: bool) -> None:
         """Raises UserError, with the row's place, if a row of its table cannot be used; with
         `labelled` (training, evaluation) every row must have a label."""
-        return
 
     def labelled(self, source: TableSource) -> np.ndarray:
         """(rows,) bool: which rows have a label. A teacher alone labels the others."""
@@ -337,8 +334,7 @@ class TableTask(Task[TableSource]):
         return ()
 
     def describe_rows(self, source: TableSource, max_length: int) -> str:
-        """A line about a table for the start of a run; `max_length` is the maximum length of an
-        example."""
+        """A line about a table for the start of a run; an example has at most `max_length`."""
         return f"{self.name}: {len(source):,} rows"
 
     def cut_rows(self, source: TableSource, max_length: int) -> int:

@@ -11,15 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from palm_ds.model.teacher_outputs import TeacherOutputs
 from palm_ds.model.visibility import Visibility
-
-if TYPE_CHECKING:
-    from palm_ds.model.soft_labels import TeacherOutputs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,8 @@ from palm_ds.model.distillation_settings import (
     TeacherSettings,
 )
 from palm_ds.model.encoder import Encoder, init_weights
-from palm_ds.model.encoder_states import EncoderStates, WantedStates
+from palm_ds.model.encoder_states import WantedStates
+from palm_ds.model.teacher_outputs import EncoderStates
 from palm_ds.model.visibility import visible
 
 PREFIX = "distillation."
@@ -62,44 +63,44 @@ class Distillation(nn.Module):
         )
 
     def forward(
-        self, ours: EncoderStates, theirs: EncoderStates, batch: Batch
+        self, student: EncoderStates, teacher: EncoderStates, batch: Batch
     ) -> dict[str, torch.Tensor]:
         """{part: summed loss} of the student's states and the teacher's."""
-        found = {name: self._layers(name, ours, theirs, batch) for name in self.maps}
+        found = {name: self._layers(name, student, teacher, batch) for name in self.maps}
         if self.settings.embeddings:
-            assert ours.embeddings is not None and theirs.embeddings is not None
-            vectors = self._projected("embeddings", ours.embeddings)
+            assert student.embeddings is not None and teacher.embeddings is not None
+            vectors = self._projected("embeddings", student.embeddings)
             measure = self.settings.embeddings.loss
-            found["embeddings"] = state_losses(vectors, theirs.embeddings, measure)
+            found["embeddings"] = state_losses(vectors, teacher.embeddings, measure)
         real = batch.sequence_ids >= 0
         # Whatever padding holds, it is finite, so that a product is enough.
         return {name: (losses * real).sum() for name, losses in found.items()}
 
     def _layers(
-        self, name: str, ours: EncoderStates, theirs: EncoderStates, batch: Batch
+        self, name: str, student: EncoderStates, teacher: EncoderStates, batch: Batch
     ) -> torch.Tensor:
         """Per token (rows, length), the mean over the layers of a map."""
-        each = [self._layer(name, pair, ours, theirs, batch) for pair in self.maps[name]]
+        each = [self._layer(name, pair, student, teacher, batch) for pair in self.maps[name]]
         return torch.stack(each).mean(0)
 
     def _layer(
         self,
         name: str,
         pair: tuple[int, int],
-        ours: EncoderStates,
-        theirs: EncoderStates,
+        student: EncoderStates,
+        teacher: EncoderStates,
         batch: Batch,
     ) -> torch.Tensor:
         if name == "hidden_states":
             assert self.settings.hidden_states is not None
-            vectors = self._projected(name, ours.hidden[pair[0]])
-            return state_losses(vectors, theirs.hidden[pair[1]], self.settings.hidden_states.loss)
-        thirds = ours.qkv[pair[0]].chunk(3, -1), theirs.qkv[pair[1]].chunk(3, -1)
+            vectors = self._projected(name, student.hidden[pair[0]])
+            return state_losses(vectors, teacher.hidden[pair[1]], self.settings.hidden_states.loss)
+        thirds = student.qkv[pair[0]].chunk(3, -1), teacher.qkv[pair[1]].chunk(3, -1)
         seen = _seen(batch)
         if name == "attention":
-            ours_qk, theirs_qk = ((third[0], third[1]) for third in thirds)
+            student_qk, teacher_qk = ((third[0], third[1]) for third in thirds)
             heads = self.attention_heads
-            return relation_losses(ours_qk, theirs_qk, seen, heads=heads, measure="mse")
+            return relation_losses(student_qk, teacher_qk, seen, heads=heads, measure="mse")
         assert self.settings.relations is not None
         losses = []
         for a, b in self.settings.relations.pairs:

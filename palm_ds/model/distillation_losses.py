@@ -52,17 +52,17 @@ def soft_label_loss(
     student, teacher = student.float(), teacher.float()
     if measure == "mse" or kind == "number":
         return (student - teacher).square().mean(-1).sum()
-    ours, theirs = student / temperature, teacher / temperature
+    student, teacher = student / temperature, teacher / temperature
     if kind == "labels":
-        each = _divergence(F.logsigmoid(theirs), F.logsigmoid(ours))
-        each = each + _divergence(F.logsigmoid(-theirs), F.logsigmoid(-ours))
+        each = _divergence(F.logsigmoid(teacher), F.logsigmoid(student))
+        each = each + _divergence(F.logsigmoid(-teacher), F.logsigmoid(-student))
         return each.mean(-1).sum() * temperature**2
     if kind == "groups":
         assert groups is not None
-        ours, theirs = (group_log_softmax(scores, groups) for scores in (ours, theirs))
-        return _divergence(theirs, ours).mean(-1).sum() * temperature**2
+        student, teacher = (group_log_softmax(scores, groups) for scores in (student, teacher))
+        return _divergence(teacher, student).mean(-1).sum() * temperature**2
     assert kind == "classes", kind
-    return _divergence(theirs.log_softmax(-1), ours.log_softmax(-1)).sum() * temperature**2
+    return _divergence(teacher.log_softmax(-1), student.log_softmax(-1)).sum() * temperature**2
 
 
 def _divergence(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
@@ -109,9 +109,9 @@ def relation_losses(
 
     A relation of two tensors a, b (rows, length, width) is a b^T / sqrt(width / heads), head by
     head: of queries and keys it is attention. Token i is related to the tokens j that it attends
-    to, `seen` (rows, length, length). kl: KL(teacher || student) of
-    its softmax (MiniLM's equation 5); mse: the mean squared difference of the scores (TinyBERT's
-    equation 7). Some rows at a time, computed again for the backward pass."""
+    to, `seen` (rows, length, length). kl: KL(teacher || student) of its softmax (MiniLM's equation
+    5); mse: the mean squared difference of the scores (TinyBERT's equation 7). Some rows at a time,
+    computed again for the backward pass."""
     rows, length, _ = seen.shape
     some = max(_PAIRS_AT_ONCE // (heads * length * length), 1)
     parts = [
@@ -129,21 +129,23 @@ def relation_losses(
 
 
 def _relation_losses(
-    ours_a: torch.Tensor,
-    ours_b: torch.Tensor,
-    theirs_a: torch.Tensor,
-    theirs_b: torch.Tensor,
+    student_a: torch.Tensor,
+    student_b: torch.Tensor,
+    teacher_a: torch.Tensor,
+    teacher_b: torch.Tensor,
     seen: torch.Tensor,
     heads: int,
     measure: Measure,
 ) -> torch.Tensor:
     """`seen` (rows, 1, length, length)."""
-    ours, theirs = _scores(ours_a, ours_b, heads), _scores(theirs_a, theirs_b, heads)
+    student, teacher = _scores(student_a, student_b, heads), _scores(teacher_a, teacher_b, heads)
     if measure == "mse":
-        each = ((ours - theirs).square() * seen).sum(-1) / seen.sum(-1)
+        each = ((student - teacher).square() * seen).sum(-1) / seen.sum(-1)
     else:
-        ours, theirs = (x.masked_fill(~seen, _UNSEEN).log_softmax(-1) for x in (ours, theirs))
-        each = _divergence(theirs, ours).sum(-1)
+        student, teacher = (
+            x.masked_fill(~seen, _UNSEEN).log_softmax(-1) for x in (student, teacher)
+        )
+        each = _divergence(teacher, student).sum(-1)
     return each.mean(1)  # over the heads
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.encoder import Encoder, EncoderLayer
+from palm_ds.model.teacher_outputs import EncoderStates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +44,6 @@ class WantedStates:
         for number in self.qkv:
             if not isinstance(layers[number - 1], EncoderLayer):
                 raise UserError(f"{where}: layer {number} has no queries, keys and values")
-
-
-@dataclass
-class EncoderStates:
-    """What a forward pass computed."""
-
-    embeddings: torch.Tensor | None = None  # (rows, length, hidden)
-    hidden: dict[int, torch.Tensor] = field(default_factory=dict)  # (rows, length, hidden)
-    qkv: dict[int, torch.Tensor] = field(default_factory=dict)  # (rows, length, 3 hidden)
 
 
 @contextmanager

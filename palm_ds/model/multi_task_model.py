@@ -20,9 +20,10 @@ from palm_ds.model.distillation import Distillation
 from palm_ds.model.distillation_settings import LogitsSettings
 from palm_ds.model.dropout import dropout, dropout_keys
 from palm_ds.model.encoder import Encoder
-from palm_ds.model.encoder_states import EncoderStates, WantedStates, recorded
+from palm_ds.model.encoder_states import WantedStates, recorded
 from palm_ds.model.heads import Head
-from palm_ds.model.soft_labels import TeacherOutputs, soft_loss, soft_name
+from palm_ds.model.soft_labels import soft_loss, soft_name
+from palm_ds.model.teacher_outputs import EncoderStates, TeacherOutputs
 
 _FEW = 0.5  # share of a batch's positions above which gathering costs more than it saves
 

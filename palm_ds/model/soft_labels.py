@@ -6,8 +6,6 @@ labels, also of texts without one; their targets are the teacher's scores (n, an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -16,14 +14,9 @@ from torch import nn
 from palm_ds.model.crf import CRFHead
 from palm_ds.model.distillation_losses import SoftKind, soft_label_loss
 from palm_ds.model.distillation_settings import LogitsSettings
-from palm_ds.model.encoder_states import EncoderStates
 from palm_ds.model.heads import HeadOutput, MaskedLMHead
-from palm_ds.model.soft_vocabulary_loss import (
-    TokenProjection,
-    TopScores,
-    VocabularyScores,
-    soft_vocabulary_loss,
-)
+from palm_ds.model.soft_vocabulary_loss import TokenProjection, TopScores, soft_vocabulary_loss
+from palm_ds.model.teacher_outputs import VocabularyScores
 
 _PREFIX = "teacher."
 
@@ -31,15 +24,6 @@ _PREFIX = "teacher."
 def soft_name(part: str) -> str:
     """The name of a task's soft labels, and of the loss of any part that a teacher teaches."""
     return _PREFIX + part
-
-
-@dataclass(frozen=True, kw_only=True)
-class TeacherOutputs:
-    """What teachers make of a batch, besides the scores among its labels."""
-
-    states: EncoderStates | None = None
-    words: Mapping[str, VocabularyScores] = field(default_factory=dict)
-    """{task of masked words: scores at its soft labels}"""
 
 
 def soft_kind(head: nn.Module) -> SoftKind:

@@ -11,24 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.model.distillation_losses import Measure
 from palm_ds.model.masked_lm_loss import FP16_SCALE, add_gradients, chunk_size, zero_gradients
-
-
-class VocabularyScores(Protocol):
-    """A teacher's scores of the vocabulary for n rows."""
-
-    def scores(self, inside: slice, size: int) -> torch.Tensor:
-        """Those of some rows: (rows, size) in fp32; minus infinity where the teacher gives
-        none."""
-        ...
-
-    def __len__(self) -> int: ...
+from palm_ds.model.teacher_outputs import VocabularyScores
 
 
 @dataclass(frozen=True)
@@ -157,7 +147,7 @@ def _loss_and_error(
         difference = logits - wanted
         return difference.square().mean(-1).sum(), difference * (2 / logits.shape[1])
     t = settings.temperature
-    ours, theirs = ((scores / t).log_softmax(-1) for scores in (logits, wanted))
-    target = theirs.exp()
-    loss = torch.where(target > 0, target * (theirs - ours), 0.0).sum()
-    return loss * t**2, (ours.exp_() - target) * t
+    student, teacher = ((scores / t).log_softmax(-1) for scores in (logits, wanted))
+    target = teacher.exp()
+    loss = torch.where(target > 0, target * (teacher - student), 0.0).sum()
+    return loss * t**2, (student.exp_() - target) * t

@@ -17,11 +17,12 @@ import torch
 from torch import nn
 
 from palm_ds.model.batch import Batch
-from palm_ds.model.encoder_states import EncoderStates, recorded
+from palm_ds.model.encoder_states import recorded
 from palm_ds.model.heads import MaskedLMHead
 from palm_ds.model.multi_task_model import Model
-from palm_ds.model.soft_labels import TeacherOutputs, scores_of, soft_name, word_scores
-from palm_ds.model.soft_vocabulary_loss import MeanScores, VocabularyScores, top_scores
+from palm_ds.model.soft_labels import scores_of, soft_name, word_scores
+from palm_ds.model.soft_vocabulary_loss import MeanScores, top_scores
+from palm_ds.model.teacher_outputs import EncoderStates, TeacherOutputs, VocabularyScores
 
 Scores: TypeAlias = torch.Tensor | VocabularyScores
 """Of a head (n, any), or of the vocabulary."""

@@ -62,8 +62,7 @@ class Loop:
     scores: dict[str, TaskScore] = field(default_factory=dict)
     end_requested: bool = False
     """Whether to end the run after this step, as if the curriculum ended there."""
-    ended_at: int = 0
-    """Steps done when that happened."""
+    ended_at: int = 0  # steps done when that happened
     evaluated: int = -1
     """Steps done at the last evaluation."""
     started_before: frozenset[str] = frozenset()

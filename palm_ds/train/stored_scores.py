@@ -17,8 +17,9 @@ from palm_ds.data.score_file import ScoreFileInfo, ids_column, read_info, read_l
 from palm_ds.data.soft_labels import RowScores, SoftTasks
 from palm_ds.data.table_source import TableSource
 from palm_ds.model.batch import Batch
-from palm_ds.model.soft_labels import TeacherOutputs, soft_name
+from palm_ds.model.soft_labels import soft_name
 from palm_ds.model.soft_vocabulary_loss import TopScores
+from palm_ds.model.teacher_outputs import TeacherOutputs
 from palm_ds.train.recipe import Recipe
 from palm_ds.train.sources import Data
 

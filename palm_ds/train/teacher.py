@@ -143,13 +143,13 @@ class _Builder:
     def _check_scales(self, folder: TeacherFolder, head_of: Mapping[str, str]) -> None:
         """Raises UserError if a number means something else than the student's."""
         for task, stored in folder.head_of.items():
-            theirs = folder.contents.heads[stored].outputs
-            ours = self.recipe.built_tasks[head_of[task]].head_outputs()
-            if (theirs.mean, theirs.deviation) != (ours.mean, ours.deviation):
+            teacher = folder.contents.heads[stored].outputs
+            student = self.recipe.built_tasks[head_of[task]].head_outputs()
+            if (teacher.mean, teacher.deviation) != (student.mean, student.deviation):
                 raise UserError(
                     f"teacher: {folder.contents.path}: its numbers for {task!r} have the mean "
-                    f"{theirs.mean:g} and the deviation {theirs.deviation:g}, those of the "
-                    f"training rows here {ours.mean:g} and {ours.deviation:g}; train both on the "
+                    f"{teacher.mean:g} and the deviation {teacher.deviation:g}, those of the "
+                    f"training rows here {student.mean:g} and {student.deviation:g}; train both on the "
                     "same rows, or both with `scale: false`"
                 )
 

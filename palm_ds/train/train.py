@@ -351,9 +351,8 @@ def _end_dry_run(parts: _Parts, plan_for: Sequence[Cluster]) -> None:
     freeze(model, parts.recipe.optimizer.freeze)
     StepFreezing(parts.freezable, [name for name, _ in model.named_parameters()])
     if parts.best.named_task:
-        log.info(
-            "evaluate.best: whether %s exists is known from step 1", parts.recipe.evaluate.best
-        )
+        best = parts.recipe.evaluate.best
+        log.info("evaluate.best: whether %s exists is known from step 1", best)
     size, work = size_of(model), work_of(model, batches, stream.rows)
     for line in findings(parts.run, parts.processes, size, work, plan_for):
         log.info("%s", line)

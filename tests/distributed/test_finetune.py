@@ -113,7 +113,7 @@ def distillation_is_the_same_in_every_layout(result: dict[str, Any]) -> None:
     assert "resume" in killed["events"] and killed["losses"] == whole["losses"]
     assert killed["weights"] == whole["weights"] and killed["bytes"] == whole["bytes"]
     seen = {loss for step in whole["losses"] for loss in step if loss.startswith("teacher.")}
-    tasks = {"first", "second", "number", "better", "tags", "reading", "words"}
+    tasks = {"first", "second", "number", "better", "tags", "reading", "titles", "words"}
     inside = {"hidden_states", "attention", "relations", "embeddings"}
     assert seen == {f"teacher.{name}" for name in tasks | inside}
 

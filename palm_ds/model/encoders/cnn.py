@@ -84,10 +84,11 @@ class ConvolutionLayer(nn.Module):
         super().__init__()
         self.windows, self.pool, self.activation = windows, pool, ACTIVATIONS[activation]
         each = hidden_size // len(windows)
-        self.convolutions = nn.ModuleList(nn.Linear(window * size, each) for window in windows)
-        for part, window in zip(self.convolutions, windows, strict=True):  # as Paddle does
-            nn.init.normal_(part.weight, std=math.sqrt(2 / (window * size)))  # type: ignore[arg-type]
-            nn.init.zeros_(part.bias)  # type: ignore[arg-type]
+        made = [nn.Linear(window * size, each) for window in windows]
+        for part in made:  # as Paddle does
+            nn.init.normal_(part.weight, std=math.sqrt(2 / part.in_features))
+            nn.init.zeros_(part.bias)
+        self.convolutions = nn.ModuleList(made)
 
     def forward(self, x: torch.Tensor, sequences: Sequences) -> torch.Tensor:
         found = []
