@@ -149,8 +149,8 @@ class _Builder:
                 raise UserError(
                     f"teacher: {folder.contents.path}: its numbers for {task!r} have the mean "
                     f"{teacher.mean:g} and the deviation {teacher.deviation:g}, those of the "
-                    f"training rows here {student.mean:g} and {student.deviation:g}; train both on the "
-                    "same rows, or both with `scale: false`"
+                    f"training rows here {student.mean:g} and {student.deviation:g}; train both "
+                    "on the same rows, or both with `scale: false`"
                 )
 
     def _task_rows(self, contents: CheckpointContents) -> Mapping[int, int] | None:
