@@ -100,6 +100,8 @@ def test_other_formats_refuse_a_custom_encoder(tmp_path: Path) -> None:
 def test_tasks_that_hide_tokens_need_attention_that_follows(kind: str) -> None:
     check_custom_encoder(config("tests.helpers.own_encoder.PreNorm"), ["titles"])
     with pytest.raises(UserError, match="see others that tasks.titles hides from them"):
+        check_custom_encoder(config("tests.helpers.own_encoder.SeesAll"), ["titles"])
+    with pytest.raises(UserError, match=f"{kind} reads whole texts; tasks whose tokens see only"):
         own = EncoderConfig(kind=kind, hidden_size=16, num_heads=2, num_layers=1, task_types=0)
         check_custom_encoder(own, ["titles"])
 

@@ -21,6 +21,7 @@ TEXTS = (
 )
 """Columns that serve as text_a, or as text_a and text_b, if there is no text_a. A pair is used only
 as a whole."""
+_OTHER_TEXTS = (("text_a",), ("question",), ("tokens",), ("positive",))
 ALIASES = {
     "label": ("label_desc", "gold_label", "labels"),
     "id": ("idx",),
@@ -54,15 +55,24 @@ def pick(
             picked = {"tokens": 0, "tags": names[-1]} if len(names) > 1 else {"tokens": 0}
     else:
         taken = settings.columns.keys()
-        searches = "positive" in {*free, *taken}  # else `query` is a text of a pair
-        own = [role for role in ROLES if role in free and (role != "query" or searches)]
-        picked |= {role: role for role in own if role not in taken}
+        taken = taken | _something_else({*map(str, free), *taken})
+        picked |= {role: role for role in ROLES if role in free and role not in taken}
         picked |= _by_alias(free, picked.keys() | taken, file.path)
     if isinstance(picked.get("label"), str) and isinstance(first.get(picked["label"]), dict):
         picked["spans"] = picked.pop("label")  # CLUENER: {type: {words: [[first, last]]}}
     if not picked:
         raise UserError(_nothing(names, file, settings))
     return {role: picked[role] for role in dict.fromkeys([*ROLES, *picked]) if role in picked}
+
+
+def _something_else(names: Collection[str]) -> set[str]:
+    """Roles that are not meant by columns of their names, given what else the table has: `query`
+    may be a text of a pair, `source` where a text is from, `target` a class."""
+    source, target = ({role, *ALIASES[role]}.intersection(names) for role in ("source", "target"))
+    texts = any(all(name in names for name in some) for some in (*_OTHER_TEXTS, *TEXTS))
+    found = set() if "positive" in names else {"query"}
+    found |= set() if source else {"target"}
+    return found | ({"source", "source_b", "source_c"} if texts and not target else set())
 
 
 def without_role(names: Sequence[str | int], keys: Iterable[Key]) -> list[str]:

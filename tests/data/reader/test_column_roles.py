@@ -45,6 +45,12 @@ def test_texts_by_alias(names: tuple[str, ...], tmp_path: Path) -> None:
         ({"text": "a", "query_id": 7}, {"text_a": "a", "qid": 7}),
         ({"question": "a", "options": ["b", "c"]}, {"question": "a", "choices": ["b", "c"]}),
         ({"tokens": ["a"], "ner_tags": [3]}, {"tokens": ["a"], "tags": ["3"]}),
+        ({"src": "a", "tgt": "b"}, {"source": "a", "target": "b"}),
+        ({"source": "a"}, {"source": "a"}),
+        ({"text": "a", "source": 3}, {"text_a": "a"}),
+        ({"question": "a", "source": None}, {"question": "a"}),
+        ({"text": "a", "target": {"span": 2}}, {"text_a": "a"}),
+        ({"label": 1, "tgt": 2}, {"label": "1"}),
     ],
 )
 def test_the_precedence_of_columns(
