@@ -33,6 +33,7 @@ from palm_ds.runtime.ds_config import DSConfig
 from palm_ds.runtime.engine_counters import count_skipped
 from palm_ds.runtime.engine_state import EngineState
 from palm_ds.runtime.forward_timer import ForwardTimer
+from palm_ds.runtime.memory import names_micro_batch
 from palm_ds.runtime.micro_steps import MicroSteps
 from palm_ds.runtime.optimizer import OptimizerConfig, build_optimizer
 from palm_ds.runtime.optimizer_wrappers import StepFreezing
@@ -142,7 +143,8 @@ class Engine:
         counts, tokens, (stopping, written) = agreed
         set_lr(self._optimizer.param_groups, lr)
         self._step_freezing.prepare(self._optimizer.param_groups, frozen)
-        sums = self._micro_steps.run(batches, step=step, counts=counts, weights=weights or {})
+        with names_micro_batch(self.micro_rows):
+            sums = self._micro_steps.run(batches, step=step, counts=counts, weights=weights or {})
         self._watchdog.stepped()
         self.processes.reached(step + 1)
         return StepResult(

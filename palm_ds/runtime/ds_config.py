@@ -25,7 +25,8 @@ from palm_ds.runtime.ds_config_check import ConfigVerdict, processes_now, valida
 
 _TEXTS = ("communication_data_type", "seq_parallel_communication_data_type", "log_level")
 
-_LARGEST_CHOSEN_MICRO_BATCH = 8
+_MICRO_BATCH = 8
+"""Rows of a micro-batch, at most, if nothing is known of the device."""
 _OF_THE_RECIPE = {
     "optimizer": "set `optimizer` in the recipe",
     "scheduler": "set `schedule` in the recipe",
@@ -106,6 +107,8 @@ class DSConfig(PalmSection):
     precision: Literal["fp32", "bf16", "fp16"]
     micro_rows: int | None = None
     """Rows of a micro-batch; None means that `micro_batching` chooses."""
+    most_micro_rows: int = _MICRO_BATCH
+    """The largest number that it chooses."""
     notes: tuple[str, ...] = ()
     """What to tell the user: keys that are carried out otherwise than written."""
 
@@ -132,7 +135,7 @@ class DSConfig(PalmSection):
                 f"choose a `batch` that is a multiple of {world} rows"
             )
         share = rows // world
-        micro = self.micro_rows or largest_divisor(share, _LARGEST_CHOSEN_MICRO_BATCH)
+        micro = self.micro_rows or largest_divisor(share, self.most_micro_rows)
         if share % micro:
             raise UserError(
                 f"{self.path}: train_micro_batch_size_per_gpu: {micro} rows do not divide the "
@@ -141,9 +144,10 @@ class DSConfig(PalmSection):
         return micro, share // micro
 
     def round_up_rows(self, rows: int, world: int) -> int:
-        """The smallest number of rows per step, at least `rows`, that `micro_batching` accepts."""
+        """The smallest number of rows per step, at least `rows`, that `micro_batching` accepts; the
+        same on every device."""
         share = -(-rows // world)
-        micro = self.micro_rows or min(share, _LARGEST_CHOSEN_MICRO_BATCH)
+        micro = self.micro_rows or min(share, _MICRO_BATCH)
         return -(-share // micro) * micro * world
 
     def deepspeed_config(self, *, rows: int, world: int, clip: float) -> dict[str, Any]:

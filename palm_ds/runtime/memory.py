@@ -1,11 +1,16 @@
-"""How much memory this process may use, and how much is free."""
+"""How much memory this process may use, how much is free, and advice where a GPU has too little."""
 
 from __future__ import annotations
 
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import torch
+
+from palm_ds.common.errors import UserError
 
 _CGROUP = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _CONTAINER = Path("/sys/fs/cgroup")
@@ -39,3 +44,17 @@ def _free_in_container() -> int:
         return limit - used + int(stat["inactive_file"])
     except (OSError, ValueError, KeyError):
         return psutil.virtual_memory().available
+
+
+@contextmanager
+def names_micro_batch(rows: int) -> Iterator[None]:
+    """Turn torch's error for a full GPU into a UserError with the keys that help."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        cause = str(error).splitlines()[0]
+        raise UserError(
+            f"the GPU's memory is not enough for a micro-batch of {rows} rows ({cause}); in the "
+            "DeepSpeed file, lower train_micro_batch_size_per_gpu (the losses stay the same), set "
+            "palm_ds.activation_checkpointing, or raise the ZeRO stage"
+        ) from None

@@ -36,6 +36,7 @@ from palm_ds.train.extend import ModelSignature
 from palm_ds.train.lessons import Lessons, find_lessons
 from palm_ds.train.loop import EventHandler, Loop
 from palm_ds.train.memory_check import check_memory
+from palm_ds.train.micro_batch import choose_micro_batch
 from palm_ds.train.plan.cluster import Cluster
 from palm_ds.train.plan.work import size_of, work_of
 from palm_ds.train.preflight import compare_hosts, findings
@@ -240,6 +241,7 @@ def setup_run(
     check_units(run.recipe, data)
     changes = check_folder(run, data)
     parts = replace(_build_parts(run, data, lessons), changes=tuple(changes))
+    run = parts.run
     compare_hosts(run, data, parts.processes)
     check_space_together(run, parts.model, parts.processes)
     if dry_run:
@@ -332,8 +334,10 @@ def _build_parts(run: RunSpec, data: Data, lessons: Lessons) -> _Parts:
         level=logging.INFO,
     )
     learn_from(lessons, model, seed=recipe.seed)
+    size = dict(rows=stream.rows, length=recipe.length)
+    ds_config = choose_micro_batch(run.ds_config, model, processes, **size)
     return _Parts(
-        run=run,
+        run=replace(run, ds_config=ds_config),
         data=data,
         processes=processes,
         stream=stream,
