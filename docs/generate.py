@@ -32,7 +32,7 @@ from palm_ds.data.reader import TableSettings  # noqa: E402
 from palm_ds.data.task import Task, known_kinds  # noqa: E402
 from palm_ds.model.config import PRESETS, EncoderConfig  # noqa: E402
 from palm_ds.model.lora import LoraSettings  # noqa: E402
-from palm_ds.runtime.ds_config import Comms, DSConfig  # noqa: E402
+from palm_ds.runtime.ds_config import Comms, PalmSection  # noqa: E402
 from palm_ds.runtime.optimizer import OptimizerConfig  # noqa: E402
 from palm_ds.train.loss_spikes import SpikeSettings  # noqa: E402
 from palm_ds.train.lr_schedule import LRSchedule  # noqa: E402
@@ -66,7 +66,6 @@ SECTIONS = {
 }
 NOT_WRITTEN = {
     "Task": ("name",),
-    "DSConfig": ("path", "sections", "stage", "precision", "micro_rows"),
 }
 """Fields that come from elsewhere than a key of the same name."""
 _HERE = "Made by docs/generate.py from the source; do not edit."
@@ -251,7 +250,7 @@ def machine_page() -> str:
         "differ between precisions and stages is in [engine.md](engine.md#a-step).",
         '## The section "palm_ds"',
         "What DeepSpeed has no key for.",
-        table(keys(DSConfig)),
+        table(keys(PalmSection)),
         "### comms",
         _about(Comms),
         table(keys(Comms)),

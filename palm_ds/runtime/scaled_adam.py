@@ -22,7 +22,7 @@ from palm_ds.runtime import scaled_adam_triton
 from palm_ds.runtime.flat_layout import AllReduce, FlatLayout, NeedsLayouts
 from palm_ds.runtime.scaled_adam_triton import Guard
 
-_CHUNK = 1 << 15  # values; fp32 adds up the squares of as many to 1e-6
+_CHUNK = 1 << 17  # values; fp32 adds up the squares of as many to 1e-6
 
 
 class Values(NamedTuple):
