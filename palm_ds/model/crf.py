@@ -110,7 +110,6 @@ def viterbi(
     return torch.stack(path[::-1])[padding.time, groups]
 
 
-@torch.no_grad()
 def tag_log_probs(
     emissions: torch.Tensor, transitions: torch.Tensor, groups: torch.Tensor
 ) -> torch.Tensor:

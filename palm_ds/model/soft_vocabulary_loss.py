@@ -143,9 +143,11 @@ def _loss_and_error(
     logits: torch.Tensor, wanted: torch.Tensor, settings: _SoftTarget
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The summed loss of scores (rows, vocabulary), and its gradient with respect to them."""
-    if settings.measure == "mse":
-        difference = logits - wanted
-        return difference.square().mean(-1).sum(), difference * (2 / logits.shape[1])
+    if settings.measure == "mse":  # over the tokens that the teacher has
+        known = wanted.isfinite()
+        count = known.sum(-1, keepdim=True).clamp(min=1)
+        difference = torch.where(known, logits - wanted, 0.0)
+        return (difference.square() / count).sum(), difference * (2 / count)
     t = settings.temperature
     student, teacher = ((scores / t).log_softmax(-1) for scores in (logits, wanted))
     target = teacher.exp()

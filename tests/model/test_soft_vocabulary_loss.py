@@ -69,3 +69,13 @@ def test_several_teachers_and_more_tokens_than_they_have() -> None:
     padded = TokenProjection(*one).scores(slice(0, 2), WORDS + 1)
     assert padded.shape == (2, WORDS + 1) and float(padded[0, -1].detach()) == -torch.inf
     assert float(soft_vocabulary_loss(*ours, MeanScores(parts))[0].detach()) > 0
+
+
+def test_squared_errors_are_over_the_tokens_that_the_teacher_has() -> None:
+    ours, theirs = head(8), [x.detach() for x in head(16)]
+    fewer = [theirs[0], theirs[1][:-2], theirs[2][:-2]]
+    loss, _ = soft_vocabulary_loss(*ours, TokenProjection(*fewer), measure="mse")
+    wanted = F.mse_loss(F.linear(*ours)[:, :-2], F.linear(*fewer)) * ROWS
+    torch.testing.assert_close(loss, wanted)
+    for mine, its in zip(*(torch.autograd.grad(x, ours) for x in (loss, wanted)), strict=True):
+        torch.testing.assert_close(mine, its)
