@@ -15,6 +15,7 @@ from torch import nn
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.data.soft_labels import SoftTasks
 from palm_ds.data.task import Task
+from palm_ds.model.crf import CRFHead
 from palm_ds.model.distillation_settings import (
     LogitsSettings,
     TeacherModelSettings,
@@ -29,9 +30,13 @@ from palm_ds.train.finished_run import weights_of
 from palm_ds.train.recipe import Recipe
 from palm_ds.train.sources import Data
 from palm_ds.train.stored_scores import StoredScores, open_scores
-from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo
+from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo, HeadOutputs
 from palm_ds.weights.formats.huggingface.names import NEXT_SENTENCE
 from palm_ds.weights.formats.open import open_checkpoint
+
+_USUAL, _SEVERAL = ("", "single_label_classification"), "multi_label_classification"
+_OTHERS = ("ForQuestionAnswering", "ForMultipleChoice")
+"""Classes of transformers whose scores are not of classes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,29 +189,70 @@ def _head_for(
     if not soft_kind(head):
         return ""
     if given := settings.heads.get(task.name):
-        if given not in heads:
-            near = suggest(given, heads)
-            raise UserError(f"teacher: {contents.path} has no head {given!r}{near}")
-        return given
-    for name in (contents.head_of.get(task.name, ""), task.name, owner.name):
-        if name in heads and _fits(owner, head, heads[name]):
-            return name
-    others = [name for name in heads if name != NEXT_SENTENCE]
-    usable = [name for name in others if _fits(owner, head, heads[name])]
-    return usable[0] if len(usable) == 1 else ""
+        _check_given(given, task, head, contents)
+        found = given
+    else:
+        fitting = [
+            name
+            for name, stored in heads.items()
+            if _same_form(head, stored) and _same_meaning(owner.head_outputs(), stored.outputs)
+        ]
+        named = (contents.head_of.get(task.name, ""), task.name, owner.name)
+        others = [name for name in fitting if name != NEXT_SENTENCE]
+        only = others[0] if len(others) == 1 else ""
+        found = next((name for name in named if name in fitting), only)
+    if found:
+        _check_order(owner, heads[found].outputs.labels, contents.path)
+    return found
 
 
-def _fits(task: Task, head: nn.Module, stored: HeadInfo) -> bool:
-    """Whether a stored head computes what a task's head does, for the same classes as far as they
-    have names."""
+def _check_given(given: str, task: Task, head: nn.Module, contents: CheckpointContents) -> None:
+    """Raises UserError if a head that the recipe names does not exist or computes something
+    else."""
+    if given not in contents.heads:
+        near = suggest(given, contents.heads)
+        raise UserError(f"teacher: {contents.path} has no head {given!r}{near}")
+    if not _same_form(head, contents.heads[given]):
+        raise UserError(
+            f"teacher: {contents.path}: its head {given!r} cannot teach {task.name!r}: another kind"
+            " of head, or another number of classes"
+        )
+
+
+def _check_order(task: Task, labels: Sequence[str], path: Path) -> None:
+    """Raises UserError if a teacher has the classes of a task in another order."""
+    ours = task.head_outputs().labels
+    if list(ours) != list(labels) and sorted(ours) == sorted(labels):
+        raise UserError(
+            f"teacher: {path}: has the classes of {task.name!r} in another order; give "
+            f"tasks.{task.name}.labels: [{', '.join(labels)}]"
+        )
+
+
+def _same_form(head: nn.Module, stored: HeadInfo) -> bool:
+    """Whether a stored head has the weights of a task's head."""
     if isinstance(head, MaskedLMHead):
         return stored.kind == "masked_words"
-    out, ours, theirs = getattr(head, "out", None), task.head_outputs(), stored.outputs
-    same = isinstance(out, nn.Linear) and out.out_features == stored.classes
-    same = same and getattr(head, "pooled", False) == stored.pooled
-    named = bool(ours.labels) and bool(theirs.labels) and not _is_numbered(theirs.labels)
-    differ = named and set(ours.labels) != set(theirs.labels)
-    return same and stored.kind == "classes" and not differ
+    out = getattr(head, "out", None)
+    return (
+        isinstance(out, nn.Linear)
+        and stored.kind == "classes"
+        and stored.classes == out.out_features
+        and stored.pooled == getattr(head, "pooled", False)
+        and stored.transitions == isinstance(head, CRFHead)
+    )
+
+
+def _same_meaning(ours: HeadOutputs, theirs: HeadOutputs) -> bool:
+    """Whether scores are of the same classes and read in the same way, as far as a checkpoint
+    says."""
+    named = bool(theirs.labels) and not _is_numbered(theirs.labels)
+    if named and set(ours.labels) != set(theirs.labels):
+        return False
+    if ours.problem_type == _SEVERAL != theirs.problem_type:
+        return False
+    alike = theirs.problem_type in (*_USUAL, ours.problem_type)
+    return alike and (theirs.head_class not in _OTHERS or theirs.head_class == ours.head_class)
 
 
 def _is_numbered(labels: Sequence[str]) -> bool:

@@ -15,6 +15,7 @@ from palm_ds.text.tokenizer import wordpiece
 from palm_ds.train.build import build_model, build_stream
 from palm_ds.train.lessons import Lessons, find_lessons
 from palm_ds.train.recipe import Recipe, make_recipe
+from palm_ds.train.resolve import resolve
 from palm_ds.train.run_folder import RunSpec, check_folder, write_folder
 from palm_ds.train.sources import Data, check_tables, open_data
 from palm_ds.train.teacher import build_teachers, learn_from
@@ -99,6 +100,38 @@ def test_a_teacher_must_have_the_classes_and_the_length(teacher, tmp_path) -> No
     recipe, data = student(teacher, {}, tasks=tasks, stages=[{"mood": 1}])
     with pytest.raises(UserError, match="has no head for the task 'mood'; its heads: mood, topic"):
         find_lessons(recipe, data)
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "message"),
+    [
+        (
+            {"labels": ["good", "bad", "fair"]},
+            {},
+            r"another order; give tasks.mood.labels: \[bad, f",
+        ),
+        ({"labels": ["a", "b", "c"]}, {"heads": {"mood": "words"}}, "'words' cannot teach 'mood'"),
+        ({"labels": ["a", "b"]}, {"heads": {"mood": "mood"}}, "'mood' cannot teach 'mood'"),
+        ({"labels": ["art", "sport"]}, {}, "has no head for the task 'mood'"),
+    ],
+    ids=["another order", "another kind", "other classes", "several classes a text"],
+)
+def test_heads_that_cannot_teach_a_task(teacher, task, settings, message) -> None:
+    changed = {"mood": {"kind": "classification", "source": "texts", **task}}
+    recipe, data = student(teacher, settings, tasks=changed, stages=[{"mood": 1}])
+    with pytest.raises(UserError, match=message):
+        find_lessons(recipe, data)
+
+
+def test_tags_of_a_crf_are_those_of_a_crf(tmp_path) -> None:
+    crf = {"names": {"kind": "tagging", "source": "words", "crf": True}}
+    folder = save_model(tmp_path / "crf", stages=("names",), tasks=crf)
+    recipe, data = student(folder, {})
+    assert find_lessons(recipe, data).soft_tasks.keys() == {"names"}
+    plain = {"names": {"kind": "tagging", "source": "words"}}
+    recipe, data = student(folder, {}, tasks=plain)
+    with pytest.raises(UserError, match="has no head for the task 'names'"):
+        find_lessons(resolve(recipe, data), data)
 
 
 def learning(recipe: Recipe, data: Data) -> tuple[Lessons, Any, Any]:
