@@ -306,7 +306,8 @@ def kept_probabilities(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(prompts, vocabulary) float64, in descending order: the probabilities to draw from, 0 beyond
     `top_k` and `top_p`; and the tokens they belong to."""
-    scaled = log_probs.double() / settings.temperature
+    scaled = log_probs.double()
+    scaled = (scaled - scaled.amax(-1, keepdim=True)) / settings.temperature
     ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
     if settings.top_k:
         ordered[:, settings.top_k :] = -torch.inf

@@ -64,6 +64,7 @@ class InfillingDecoder:
         """`logits` maps vectors (n, hidden) to scores (n, vocabulary)."""
         check_generates(encoder)
         self.encoder, self.target, self._logits = encoder, target, logits
+        self._last = encoder.config.max_length - 2  # the query needs a position, too
         longest = max(len(each.source.input_ids) for each in prompts)
         batch = Batch.from_rows(
             [[each.source] for each in prompts], length=longest, pad=encoder.config.pad
@@ -81,7 +82,9 @@ class InfillingDecoder:
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         """The scores (hypotheses, vocabulary) of the token after `tokens` (hypotheses,)."""
         pair = torch.stack([tokens, torch.full_like(tokens, self.target.query)], 1)
-        batch = _pairs(pair, self._position, self._task, self.target.token_type)
+        # Texts beyond their limit, which other processes still wait for, have no further positions.
+        at = self._position.clamp(max=self._last)
+        batch = _pairs(pair, at, self._task, self.target.token_type)
         self._position = self._position + 1
         return self._logits(
             self.encoder.read(batch, [cache.step_plan for cache in self._caches])[:, 1]

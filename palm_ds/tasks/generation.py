@@ -95,6 +95,12 @@ class Generation(FlowOptions, TextTask, TextGenerator):
                 f"{self.where}: evaluate_rows {self.evaluate_rows} must be at least 0 and "
                 f"evaluate_beams {self.evaluate_beams} at least 1"
             )
+        most = self.generate.max_tokens or self.max_target - 1
+        if self.generate.min_tokens >= most:
+            raise UserError(
+                f"{self.where}.generate.min_tokens: {self.generate.min_tokens} is not below the "
+                f"maximum, {most} (max_tokens, or max_target - 1)"
+            )
         if self.longest_span < 1:
             raise UserError(f"{self.where}.longest_span: {self.longest_span} is less than 1")
 

@@ -40,6 +40,27 @@ def test_batches_and_lockstep_do_not_change_texts(how: dict[str, Any], tmp_path:
     assert texts(list(range(7)), 10_000, lockstep=True) == wanted
 
 
+def test_lockstep_goes_on_where_there_are_no_positions_left(tmp_path: Path) -> None:
+    task = build("title", {"kind": "generation", "source": "s", "generate": {"max_tokens": 200}})
+    assert isinstance(task, TextGenerator)
+    source, model = source_of(tmp_path, ROWS[:2]), model_of(task)
+    assert model.backbone.config.max_positions < 200
+    found = [
+        write_texts(
+            model,
+            task,
+            range(2),
+            source,
+            ROOM,
+            settings=task.decoding,
+            batch_tokens=256,
+            lockstep=lockstep,
+        )  # fmt: skip
+        for lockstep in (False, True)
+    ]
+    assert found[0] == found[1]
+
+
 def test_lockstep_calls_the_same_modules_whatever_the_rows(tmp_path: Path) -> None:
     task = build("title", {"kind": "generation", "source": "s", "max_target": 8})
     assert isinstance(task, TextGenerator)

@@ -27,6 +27,7 @@ from palm_ds.model.generate import (
     DecodingSettings,
     Generated,
     TokenRules,
+    draw,
     generate,
     kept_probabilities,
     repeating,
@@ -245,6 +246,14 @@ def test_kept_probabilities_equal_transformers(
     if top_p < 1:
         wanted = TopPLogitsWarper(top_p)(unused, wanted)
     assert torch.allclose(found / found.sum(1, keepdim=True), wanted.double().softmax(-1))
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-320])
+def test_the_lowest_temperatures_draw_the_best_token(temperature: float) -> None:
+    logits = torch.randn(50, 1, 9, generator=torch.Generator().manual_seed(1))
+    settings = DecodingSettings(temperature=temperature)
+    drawn = draw(logits.log_softmax(-1), settings, torch.linspace(0, 0.99, 50).double())
+    assert torch.equal(drawn, logits[:, 0].argmax(-1))
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])

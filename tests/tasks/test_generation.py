@@ -215,6 +215,7 @@ def test_its_head_is_one_for_masked_words(tmp_path: Path) -> None:
         ({"max_target": 2}, r"tasks.titles.max_target: 2 is less than 3"),
         ({"max_source": 4}, "tasks.titles.max_source: 4; it must be 0 or at least 8"),
         ({"longest_span": 0}, "tasks.titles.longest_span: 0 is less than 1"),
+        ({"generate": {"min_tokens": 7}}, "titles.generate.min_tokens: 7 is not below .* 7"),
         ({"noise_rate": 2.0}, "tasks.titles.noise_rate: 2.0 is not from 0 to 1"),
     ],
 )
