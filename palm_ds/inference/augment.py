@@ -23,16 +23,17 @@ from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key, keyed_generator
 from palm_ds.data.reader import Table
-from palm_ds.inference.fill_mask import MASK, Filler, named
+from palm_ds.inference.fill_mask import MASK, Filler, Hidden, named
 from palm_ds.text.word_tags import tagged_words, words_by_class
 
 UNKNOWN = "\ua66e"
 """A letter that no vocabulary has: a word of it becomes the vocabulary's [UNK]."""
 _TOP = 10  # guesses to choose from
 _TEXTS = ("text_a", "text_b")
+_CONTINUES = "##"  # of a token that continues a word, as it is displayed
 
-Guesser = Callable[[str], Sequence[Sequence[tuple[str, float]]]]
-"""For each [MASK] of a text, [(word, probability)]."""
+Guesser = Callable[[Sequence[str]], Sequence[Sequence[tuple[str, float]]]]
+"""For each [MASK] among the words of a text, [(word, probability)]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +65,26 @@ class AugmentSettings:
 
 
 def guesser_of(filler: Filler) -> Guesser:
-    """The best guesses of a model."""
-    return lambda text: [named(filler, x) for x in filler.fill(text, top=_TOP).hidden]
+    """The best guesses of a model that are whole words. It reads a text that is too long for it in
+    halves."""
+    longest = filler.model.backbone.config.max_length
+
+    def guess(words: Sequence[str]) -> Sequence[Sequence[tuple[str, float]]]:
+        if MASK not in words:
+            return []
+        text, half = "".join(words), len(words) // 2
+        tokens = 2 + len(filler.tokenizer.encode_texts([text])[0][0])
+        if half and tokens > longest:
+            return [*guess(words[:half]), *guess(words[half:])]
+        return [_whole_words(filler, hidden) for hidden in filler.fill(text, top=_TOP).hidden]
+
+    return guess
+
+
+def _whole_words(filler: Filler, hidden: Hidden) -> list[tuple[str, float]]:
+    special = filler.tokenizer.roles.values()
+    found = named(filler, hidden)
+    return [(x, p) for x, p in found if x not in special and not x.startswith(_CONTINUES)]
 
 
 def augment(
@@ -75,6 +94,7 @@ def augment(
     complete or absent. Raises UserError."""
     if settings.guess and guesser is None:
         raise UserError("--guess: needs --model, a masked-LM model that guesses")
+    _check_output(output, table)
     texts = [column for column in _TEXTS if column in table.columns]
     if not texts:
         raise UserError(f"{', '.join(table.names)}: no column of texts (text_a, text_b)")
@@ -83,8 +103,16 @@ def augment(
         json.dumps(row, ensure_ascii=False) + "\n"
         for row in _rows(table, texts, known, settings, guesser)
     ]
+    output.parent.mkdir(parents=True, exist_ok=True)
     write_file_atomically(output, "".join(lines))
     return len(lines)
+
+
+def _check_output(output: Path, table: Table) -> None:
+    if output.suffix != ".jsonl" or output.is_dir():
+        raise UserError(f"--output: {output}: rows are JSON lines; name a .jsonl file")
+    if output.resolve() in [Path(name).resolve() for name in table.names]:
+        raise UserError(f"--output: {output}: is the table itself; name another file")
 
 
 def _rows(
@@ -94,7 +122,7 @@ def _rows(
     settings: AugmentSettings,
     guesser: Guesser | None,
 ) -> Iterator[dict[str, Any]]:
-    key = derive_key(settings.seed, "augment")
+    keys = [derive_key(settings.seed, "augment", copy) for copy in range(settings.copies + 1)]
     has_label = "label" in table.columns
     for number in range(len(table)):
         row = table[number]
@@ -102,7 +130,7 @@ def _rows(
         yield own | {"source_row": number, "copy": 0}
         label = row.get("label") if settings.keep_labels and has_label else None
         for copy in range(1, settings.copies + 1):
-            rng = keyed_generator(key, number * settings.copies + copy - 1)
+            rng = keyed_generator(keys[copy], number)
             try:
                 changed = {x: changed_text(row[x], known, settings, rng, guesser) for x in texts}
             except UserError as error:
@@ -135,7 +163,7 @@ def changed_text(
             masked = True
     if not masked or guesser is None:
         return "".join(out)
-    return _guessed(out, guesser("".join(out)), rng)
+    return _guessed(out, guesser(out), rng)
 
 
 def _piece(text: str, words: Sequence[str], rng: np.random.Generator) -> str:
@@ -148,11 +176,11 @@ def _piece(text: str, words: Sequence[str], rng: np.random.Generator) -> str:
 def _guessed(
     words: Sequence[str], guesses: Sequence[Sequence[tuple[str, float]]], rng: np.random.Generator
 ) -> str:
-    """The words with a guess for each mask, drawn by its probability."""
+    """The words with a guess for each mask, drawn by its probability; unknown if there is none."""
     out, left = [], iter(guesses)
     for word in words:
         if word == MASK:
-            found = next(left)
+            found = next(left) or [(UNKNOWN, 1.0)]
             weights = np.array([p for _, p in found])
             out.append(found[int(rng.choice(len(found), p=weights / weights.sum()))][0])
         else:

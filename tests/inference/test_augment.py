@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.reader import Table
-from palm_ds.inference.augment import UNKNOWN, AugmentSettings, augment, changed_text
+from palm_ds.data.reader import Table, open_table
+from palm_ds.inference.augment import UNKNOWN, AugmentSettings, augment, changed_text, guesser_of
+from palm_ds.inference.fill_mask import open_filler
 from palm_ds.text.tokenizer import wordpiece
+from tests.helpers.saved_model import save_model
 
 ROWS = [
     {"text_a": "they were walking and talking slowly", "label": "a"},
@@ -43,6 +46,7 @@ def test_rows_come_with_their_copies(tmp_path) -> None:
     assert all(line["label"] == ROWS[line["source_row"]]["label"] for line in kept)
     alone = made(tmp_path, rows=ROWS[:1], copies=4, same_class=0.0)
     assert alone == made(tmp_path, copies=4, same_class=0.0)[:5]  # other rows do not matter
+    assert lines[5:8] == made(tmp_path, copies=2)[3:6]  # nor do further copies
 
 
 def test_words_become_unknown_or_others_of_their_class(tmp_path) -> None:
@@ -69,9 +73,9 @@ def test_pieces_are_consecutive_words(tmp_path) -> None:
 def test_guesses_of_a_model(tmp_path) -> None:
     asked = []
 
-    def guesser(text: str) -> list[list[tuple[str, float]]]:
-        asked.append(text)
-        return [[("one", 0.75), ("two", 0.25)]] * text.count("[MASK]")
+    def guesser(words: Sequence[str]) -> list[list[tuple[str, float]]]:
+        asked.append(words)
+        return [[("one", 0.75), ("two", 0.25)]] * words.count("[MASK]")
 
     lines = made(tmp_path, guesser=guesser, copies=200, piece=0.0, guess=0.3, unknown=0.0)
     words = [word for line in lines for word in line["text_a"].split()]
@@ -79,6 +83,25 @@ def test_guesses_of_a_model(tmp_path) -> None:
     assert 2.2 < words.count("one") / words.count("two") < 4.0
     with pytest.raises(UserError, match="--guess: needs --model"):
         made(tmp_path, guess=0.1)
+
+
+def test_a_model_guesses_whole_words_of_texts_of_any_length(tmp_path) -> None:
+    words = {"words": {"kind": "masked_words", "source": "texts"}}
+    guess = guesser_of(open_filler(save_model(tmp_path / "run", stages=("words",), tasks=words)))
+    text = ["good", " ", "[MASK]", " ", "bad", " "] * 50  # 150 tokens; the model reads 64
+    found = guess(text)
+    assert len(found) == 50 and guess(["good"]) == []
+    assert all(word and word[:2] != "##" and word[0] != "[" for each in found for word, _ in each)
+
+
+def test_the_output_is_another_file_of_json_lines(tmp_path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(ROWS[0]) + "\n")
+    table, settings = open_table(str(file)), AugmentSettings()
+    for output, message in ((file, "is the table itself"), (tmp_path / "x.tsv", "a .jsonl file")):
+        with pytest.raises(UserError, match=message):
+            augment(table, output, settings)
+    assert augment(table, tmp_path / "a" / "more.jsonl", settings) == 11
 
 
 def test_chinese_words_have_their_part_of_speech() -> None:
