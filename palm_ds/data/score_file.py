@@ -42,7 +42,8 @@ class ScoreFileInfo:
     """A hash of what determines the rows of every step; with columns `step` and `row`"""
     top_k: int = 0
     """Tokens per masked token"""
-    temperature: float = 1.0
+    scales: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """{task of numbers: their mean and deviation}, by which its scores are standardised"""
 
 
 def ids_column(task: str) -> str:

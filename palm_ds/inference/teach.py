@@ -49,14 +49,14 @@ from palm_ds.train.recipe import Recipe
 from palm_ds.train.resolve import resolve
 from palm_ds.train.run_folder import RunSpec
 from palm_ds.train.sources import Data, open_data
-from palm_ds.train.stored_scores import stream_fingerprint
+from palm_ds.train.stored_scores import EXTENDED, stream_fingerprint
 from palm_ds.train.teacher import teachers_of_scores
 from palm_ds.weights import weights_folder
 
 _ROWS = 1024  # of a part of a table
 _STEPS = 32  # of a part of a stream
 _BATCH = 64  # rows of a table that the teacher reads together
-_KEY = "key.json"
+_KEY_FILE = "key.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,11 @@ def teach(
     data = open_data(recipe)
     recipe = resolve(recipe, data)
     by_rows = _reads_rows(recipe, data)
-    data = _with_teachers_tokenizer(recipe, data) if by_rows else data
+    if by_rows:
+        data = _with_teachers_tokenizer(recipe, data)
+        _check_rows(recipe, data)
+    elif recipe.extend:
+        raise UserError(f"extend: {EXTENDED}")
     lessons = find_lessons(recipe, data)
     if not lessons.soft_tasks:
         raise UserError("teacher: no task has soft labels, and only those are written")
@@ -107,7 +111,7 @@ def teach(
     )
     info = _info(work, by_rows)
     makers = _row_parts(work) if by_rows else _step_parts(work)
-    parts = _open_parts(output, info)
+    parts = _open_parts(output, _key(work, info, ds_config.precision))
     continued = rows = 0
     for number, make in enumerate(makers):
         file = parts / f"part_{number:06}.parquet"
@@ -137,6 +141,15 @@ def _reads_rows(recipe: Recipe, data: Data) -> bool:
     return True
 
 
+def _check_rows(recipe: Recipe, data: Data) -> None:
+    """Raises UserError if rows are split with the teacher's tokenizer alone."""
+    if not _reads_rows(recipe, data):
+        raise UserError(
+            "teacher: with its tokenizer, rows are longer than `length` and are split; raise "
+            "`length` or the task's `max_length`"
+        )
+
+
 def _with_teachers_tokenizer(recipe: Recipe, data: Data) -> Data:
     """The data as the teacher reads them."""
     assert recipe.teacher is not None
@@ -157,6 +170,8 @@ def _info(work: _TeachWork, by_rows: bool) -> ScoreFileInfo:
     tasks = work.recipe.built_tasks
     labels = {name: list(tasks[name].head_outputs().labels) for name in work.lessons.soft_tasks}
     about: dict[str, Any] = {"teacher": dict(work.data.teachers), "labels": labels}
+    outputs = {name: tasks[name].head_outputs() for name in labels}
+    about["scales"] = {name: (x.mean, x.deviation) for name, x in outputs.items() if x.scaled}
     if not by_rows:
         stream = stream_fingerprint(work.recipe, work.data)
         return ScoreFileInfo(**about, stream=stream, top_k=work.teachers.top_k)
@@ -273,12 +288,19 @@ def _split(values: torch.Tensor, counts: Sequence[int]) -> list[np.ndarray]:
 # ---- the output ----
 
 
-def _open_parts(output: Path, info: ScoreFileInfo) -> Path:
-    """The folder of the parts; those of another file are deleted."""
+def _key(work: _TeachWork, info: ScoreFileInfo, precision: str) -> Any:
+    """What parts follow from, as JSON values."""
+    resolved = work.recipe.resolved()
+    given = {name: resolved[name] for name in ("length", "tasks", "teacher")}
+    return json.loads(json.dumps([asdict(info), given, precision]))
+
+
+def _open_parts(output: Path, key: Any) -> Path:
+    """The folder of the parts; those that follow from something else are deleted."""
     if output.is_dir():
         raise UserError(f"{output}: is a folder; name a file")
     parts = output.with_name(f".{output.name}.parts")
-    key, file = asdict(info), parts / _KEY
+    file = parts / _KEY_FILE
     if not file.is_file() or json.loads(file.read_text("utf-8")) != key:
         shutil.rmtree(parts, ignore_errors=True)
         parts.mkdir(parents=True)

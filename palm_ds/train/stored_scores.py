@@ -26,6 +26,7 @@ from palm_ds.train.sources import Data
 _STREAM = ("seed", "length", "batch", "sources", "held_out", "stages")
 _UNSEEN = ("weight", "head_lr", "freeze", "new_head", "dropout", "smoothing", "auxiliary")
 """Settings of tasks that do not change which rows a step has."""
+EXTENDED = "an extended run reads on where the other one stopped, which scores of steps do not know"
 
 
 def stream_fingerprint(recipe: Recipe, data: Data) -> str:
@@ -143,7 +144,13 @@ def _check(path: Path, info: ScoreFileInfo, recipe: Recipe, tasks: list[str]) ->
     if not tasks:
         raise UserError(f"{path}: has scores for {known}, which are no tasks of this recipe")
     for task in tasks:
-        ours = list(recipe.built_tasks[task].head_outputs().labels)
+        outputs = recipe.built_tasks[task].head_outputs()
+        ours = list(outputs.labels)
+        if not np.allclose(info.scales.get(task, (0.0, 1.0)), (outputs.mean, outputs.deviation)):
+            raise UserError(
+                f"{path}: its numbers for {task!r} have another mean or deviation than those of "
+                "the training rows; write it again with this recipe"
+            )
         if info.labels[task] != ours:
             raise UserError(
                 f"{path}: its scores for {task!r} are of {', '.join(info.labels[task])}; this "
@@ -152,6 +159,8 @@ def _check(path: Path, info: ScoreFileInfo, recipe: Recipe, tasks: list[str]) ->
 
 
 def _check_stream(path: Path, info: ScoreFileInfo, recipe: Recipe, data: Data) -> None:
+    if recipe.extend:
+        raise UserError(f"{path}: {EXTENDED}; use the teacher itself")
     if info.stream != stream_fingerprint(recipe, data):
         raise UserError(
             f"{path}: was written for other steps: seed, length, batch, sources, tasks and stages "

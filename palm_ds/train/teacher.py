@@ -64,7 +64,7 @@ def teachers_of_scores(
 ) -> Teachers:
     """The teachers whose scores are stored: of the vocabulary the best tokens alone."""
     found = _teachers(lessons, run, data, processes, WantedStates())
-    return replace(found, top_k=min(found.top_k or _STORED, data.vocabulary.size))
+    return replace(found, top_k=found.top_k or min(_STORED, found.vocabulary))
 
 
 def _teachers(
@@ -76,11 +76,12 @@ def _teachers(
         builder.teacher(each, wanted if number == lessons.states_of else WantedStates())
         for number, each in enumerate(lessons.folders)
     ]
+    tokens = full_config(run.recipe.backbone_config, data.vocabulary).vocab_size or 0
     return Teachers(
         teachers=teachers,
         states_of=lessons.states_of,
-        top_k=lessons.soft.top_k,
-        vocabulary=full_config(run.recipe.backbone_config, data.vocabulary).vocab_size or 0,
+        top_k=min(lessons.soft.top_k, tokens),
+        vocabulary=tokens,
     )
 
 

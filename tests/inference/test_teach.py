@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ from palm_ds.inference.teach import TeachSummary, teach
 from palm_ds.runtime.ds_config import DSConfig, make_ds_config
 from palm_ds.runtime.processes import start
 from palm_ds.text.tokenizer import wordpiece
+from palm_ds.train.lessons import find_lessons
 from palm_ds.train.recipe import Recipe, make_recipe
 from palm_ds.train.report.metrics_file import FILE, read_metrics
+from palm_ds.train.resolve import resolve
 from palm_ds.train.run_folder import RunSpec
+from palm_ds.train.sources import open_data
 from palm_ds.train.train import train
 from tests.helpers.saved_model import recipe_of, save_model
 from tests.helpers.text_tables import SPECIALS, WORDS
@@ -94,6 +98,43 @@ def test_an_interrupted_command_continues(folder, tmp_path, monkeypatch) -> None
     found = write(recipe, again)
     assert (found.parts, found.continued, found.rows) == (3, 1, 12)
     assert pq.read_table(again).equals(whole) and not list(tmp_path.glob(".again*"))
+
+
+def test_parts_of_another_recipe_are_not_continued(folder, tmp_path, monkeypatch) -> None:
+    """Here the interrupted command had another maximum length."""
+    file = tmp_path / "scores.parquet"
+    short = student(folder, ("mood",)).resolved()
+    short["tasks"]["mood"]["max_length"] = 8
+    monkeypatch.setattr("palm_ds.inference.teach._join", lambda *_: None)
+    assert write(make_recipe(short), file).continued == 0
+    assert write(make_recipe(short), file).continued == 1
+    assert write(student(folder, ("mood",)), file).continued == 0
+
+
+def test_numbers_of_another_scale_are_refused(tmp_path) -> None:
+    size = {"kind": "regression", "source": "texts", "label_column": "label_size"}
+    folder = save_model(tmp_path / "run", stages=("size",), tasks={"size": size})
+    file = tmp_path / "scores.parquet"
+    values = student(folder, ("size",)).resolved() | {"held_out": 0.0}
+    recipe = make_recipe(values)
+    write(recipe, file)
+    values["teacher"] |= {"file": str(file)}
+    data = open_data(make_recipe(values))
+    assert find_lessons(resolve(make_recipe(values), data), data).stored
+    values["tasks"]["size"]["scale"] = False
+    with pytest.raises(UserError, match="'size' have another mean or deviation"):
+        find_lessons(resolve(make_recipe(values), data), data)
+
+
+def test_an_extended_run_does_not_use_scores_of_steps(folder, tmp_path) -> None:
+    file, recipe = tmp_path / "scores.parquet", student(folder, ("words",))
+    write(recipe, file)
+    extended = replace(student(folder, ("words",), file=str(file)), extend="another")
+    data = open_data(extended)
+    with pytest.raises(UserError, match="scores.parquet: an extended run reads on where"):
+        find_lessons(resolve(extended, data), data)
+    with pytest.raises(UserError, match="extend: an extended run reads on where"):
+        write(replace(recipe, extend="another"), file)
 
 
 def test_a_teacher_of_another_vocabulary(folder, tmp_path) -> None:

@@ -186,6 +186,18 @@ def test_rows_without_labels_have_soft_labels_alone(teacher, tmp_path) -> None:
     assert set(outputs) == {"mood", "teacher.mood"} and outputs["teacher.mood"].loss_sum > 0
 
 
+def test_more_tokens_than_there_are(teacher) -> None:
+    tasks = {"words": {"kind": "masked_words", "source": "texts", "rate": 0.5}}
+    found = []
+    for top_k in (0, 1000):
+        settings = {"logits": {"top_k": top_k}}
+        recipe, data = student(teacher, settings, tasks=tasks, stages=[{"words": 1}])
+        found.append(learning(recipe, data))
+    (_, _, every), (_, batch, best) = found
+    assert batch.teacher.words["words"].ids.shape[1] == data.vocabulary.size
+    torch.testing.assert_close(best["teacher.words"].loss_sum, every["teacher.words"].loss_sum)
+
+
 def test_a_changed_teacher_is_refused_on_resume(teacher, tmp_path) -> None:
     own = save_model(tmp_path / "own", stages=("mood",))
     recipe, data = student(teacher, {"path": str(own)})
