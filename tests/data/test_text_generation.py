@@ -40,7 +40,7 @@ def test_batches_and_lockstep_do_not_change_texts(how: dict[str, Any], tmp_path:
     assert texts(list(range(7)), 10_000, lockstep=True) == wanted
 
 
-def test_lockstep_goes_on_where_there_are_no_positions_left(tmp_path: Path) -> None:
+def test_lockstep_continues_where_there_are_no_positions_left(tmp_path: Path) -> None:
     task = build("title", {"kind": "generation", "source": "s", "generate": {"max_tokens": 200}})
     assert isinstance(task, TextGenerator)
     source, model = source_of(tmp_path, ROWS[:2]), model_of(task)
