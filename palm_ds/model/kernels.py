@@ -66,10 +66,12 @@ def choose_kernels(
     zero_stage: int = 0,
     fixed_shapes: bool = True,
     partial_tasks: Sequence[str] = (),
+    states_read: bool = False,
 ) -> tuple[Kernels, list[str]]:
     """The requested or fastest implementation of each operation ("auto": the fastest), and one log
     line per operation. `fixed_shapes`: all batches have the same number of rows and length.
-    `partial_tasks`: tasks with texts whose tokens do not all attend to one another.
+    `partial_tasks`: tasks with texts whose tokens do not all attend to one another. `states_read`:
+    what layers compute inside is recorded (palm_ds/model/encoder_states.py).
 
     Raises UserError for an unknown operation or implementation, and for one that cannot run here.
     """
@@ -84,6 +86,7 @@ def choose_kernels(
         zero_stage=zero_stage,
         fixed_shapes=fixed_shapes,
         partial_tasks=partial_tasks,
+        states_read=states_read,
         layer_norm=requested.get("layer_norm", "auto"),
     )
     chosen, lines = {}, {}
@@ -202,6 +205,8 @@ def _compile_unavailable(environment: Environment) -> str | None:
     work."""
     if environment.zero_stage == 3:
         return "ZeRO 3 gathers weights inside the layers"
+    if environment.states_read:
+        return "a teacher's hidden states, attention, relations or embeddings are learned"
     x = torch.zeros(8, 8, dtype=environment.dtype, device=environment.device, requires_grad=True)
     try:
         function = torch.compile(_elementwise, fullgraph=True, dynamic=False)

@@ -135,6 +135,7 @@ def build_model(
         zero_stage=ds_config.stage,
         fixed_shapes=training and _fixed_shapes(recipe),
         partial_tasks=[n for n, task in recipe.built_tasks.items() if task.attends_partially],
+        states_read=bool(training and recipe.teacher and recipe.teacher.weights),
     )
     for line in lines:
         log.log(level, "%s", line)
@@ -158,9 +159,7 @@ def build_model(
 
 
 def _fixed_shapes(recipe: Recipe) -> bool:
-    """Whether layers are worth compiling: rows have one length, and no state inside is read."""
-    if recipe.teacher and recipe.teacher.weights:
-        return False
+    """Whether rows have one length, so that layers are worth compiling."""
     return any(task.reads != "table" for task in recipe.built_tasks.values())
 
 

@@ -24,6 +24,7 @@ from palm_ds.data.task import Task
 from palm_ds.data.task_group_dataset import PackedRow, TaskGroupDataset
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import predicts_tokens
+from palm_ds.model.soft_labels import soft_name
 from palm_ds.runtime import checkpoint
 from palm_ds.text.display import token_texts
 from palm_ds.text.tokenizer import Tokenizer
@@ -78,7 +79,9 @@ def open_step(recipe: Recipe, step: int, *, rows: int) -> View:
     recipe = resolve(recipe, data)
     if not 1 <= step <= recipe.curriculum.steps:
         raise UserError(f"--step {step}: the plan has steps 1 to {recipe.curriculum.steps}")
-    stream = build_stream(recipe, data)
+    # As if all tasks were taught: rows without a label have only the teacher's.
+    taught = dict.fromkeys(recipe.built_tasks) if recipe.teacher else {}
+    stream = build_stream(recipe, data, soft=taught)
     if recipe.extend:
         stream.already_read = examples_already_read(Path(recipe.extend))
     packed = stream.step_rows(step - 1)
@@ -230,7 +233,8 @@ def _tokens(view: View, example: Example, first: int, last: int, colour: str) ->
 def describe(view: View, task: Task, example: Example) -> str:
     """A task's labels on an example, as text."""
     if task.name not in example.labels or not len(example.labels[task.name][0]):
-        return "no labels"
+        taught = soft_name(task.name) in example.labels
+        return "no labels but the teacher's" if taught else "no labels"
     where, targets = _labels(example, task)
     if task.name in view.token_tasks:
         names = [text for text, _ in token_texts(view.tokenizer, targets)]

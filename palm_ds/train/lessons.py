@@ -5,6 +5,7 @@ recipe.teacher ──folders opened, heads matched──> Lessons: who teaches w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ from palm_ds.model.soft_labels import soft_kind
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.train.build import full_config
 from palm_ds.train.finished_run import weights_of
+from palm_ds.train.plan.work import TeacherSize
 from palm_ds.train.recipe import Recipe
 from palm_ds.train.sources import Data
 from palm_ds.train.stored_scores import StoredScores, open_scores
@@ -48,6 +50,13 @@ class TeacherFolder:
     contents: CheckpointContents
     head_of: Mapping[str, str]
     """{task of the recipe: its head here}"""
+
+    @property
+    def parameters(self) -> int:
+        """Those of the encoder, and of the heads that teach."""
+        used = ("backbone.", *(f"heads.{name}." for name in self.head_of.values()))
+        entries = self.contents.entries.items()
+        return sum(math.prod(entry.shape) for name, entry in entries if name.startswith(used))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +85,16 @@ class Lessons:
     def weights(self) -> dict[str, float]:
         """{task with soft labels: weight of their loss}."""
         return {task: self.soft.tasks.get(task, self.soft.weight) for task in self.soft_tasks}
+
+    def sizes(self, precision: str) -> tuple[TeacherSize, ...]:
+        """For the plan of a run of this precision."""
+        if self.settings is None:
+            return ()
+        how = {"precision": self.settings.precision or precision, "shard": self.settings.shard}
+        return tuple(
+            TeacherSize(config=x.contents.config, parameters=x.parameters, **how)
+            for x in self.folders
+        )
 
     def lines(self) -> list[str]:
         """For the start of a run."""

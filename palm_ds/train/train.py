@@ -357,7 +357,9 @@ def _end_dry_run(parts: _Parts, plan_for: Sequence[Cluster]) -> None:
     if parts.best.named_task:
         best = parts.recipe.evaluate.best
         log.info("evaluate.best: whether %s exists is known from step 1", best)
-    size, work = size_of(model), work_of(model, batches, stream.rows)
+    teachers = parts.lessons.sizes(parts.run.ds_config.precision)
+    size = replace(size_of(model), teachers=teachers)
+    work = work_of(model, batches, stream.rows)
     for line in findings(parts.run, parts.processes, size, work, plan_for):
         log.info("%s", line)
     log.info("all checks passed; nothing was trained")

@@ -99,6 +99,7 @@ def test_layer_norm_equals_its_definition(eps: float) -> None:
         ({"fixed_shapes": False}, "batches differ in length"),
         ({"layer_norm": "triton"}, 'cannot take layer_norm: "triton"'),
         ({"zero_stage": 3}, "ZeRO 3 gathers weights inside the layers"),
+        ({"states_read": True}, "a teacher's hidden states, attention, relations"),
     ],
 )
 def test_what_speaks_against_compiling(changes: dict[str, object], message: str | None) -> None:
@@ -106,7 +107,7 @@ def test_what_speaks_against_compiling(changes: dict[str, object], message: str 
     environment = replace(gpu, **changes)  # type: ignore[arg-type]
     (on, _) = IMPLEMENTATIONS["compile"]
     objection = on.not_preferred(environment)
-    if "zero_stage" in changes:
+    if changes.keys() & {"zero_stage", "states_read"}:
         objection = on.unavailable(environment)
     assert message in objection if message and objection else objection is None is message
 

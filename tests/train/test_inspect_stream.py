@@ -22,13 +22,15 @@ from palm_ds.train.inspect_stream import (
     View,
     as_record,
     as_text,
+    describe,
     open_held_out,
     open_step,
     sequences,
     summary,
 )
-from palm_ds.train.recipe import Recipe, read_recipe
+from palm_ds.train.recipe import Recipe, make_recipe, read_recipe
 from palm_ds.train.sources import open_data
+from tests.helpers.saved_model import recipe_of, save_model, write_rows
 from tests.helpers.small_corpus import write_small_corpus
 from tests.helpers.write_checkpoint import write_checkpoint
 
@@ -254,6 +256,19 @@ def test_an_extending_run_continues_in_the_data(
     view = open_step(extended, 1, rows=1)
     assert min(seen.number for seen in sequences(view, range(24))) >= 2000
     assert max(seen.number for seen in sequences(open_step(recipe, 1, rows=1), range(24))) < 2000
+
+
+def test_rows_that_only_a_teacher_labels(tmp_path: Path) -> None:
+    values = recipe_of(save_model(tmp_path, stages=("mood",))).resolved()
+    rows = [{"text_a": "so good", "label": label} for label in ("good", None, "bad", "fair")]
+    values["sources"]["texts"]["table"] = str(write_rows(tmp_path / "some.jsonl", rows))
+    values["sources"]["texts"]["read"] = {"missing_labels": "keep"}
+    values |= {"teacher": {"path": str(tmp_path)}, "held_out": 0.0, "batch": "4 examples"}
+    view = open_step(make_recipe(values), 1, rows=4)
+    found = [describe(view, seen.dataset.tasks[0], seen.example) for seen in sequences(view, [0])]
+    assert sorted(found) == ["bad", "fair", "good", "no labels but the teacher's"]
+    labelled = [as_record(view, seen)["labels"] for seen in sequences(view, [0])]
+    assert sum(not labels for labels in labelled) == 1
 
 
 def test_mistakes(recipe: Recipe, folder: Path) -> None:

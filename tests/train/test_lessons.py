@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from palm_ds.common.errors import UserError
 from palm_ds.runtime.ds_config import make_ds_config
@@ -60,6 +61,18 @@ def test_heads_of_the_same_name_or_the_only_one_that_fits(teacher) -> None:
     assert lessons.folders[0].head_of == {"feeling": "mood", "masks": "words"}
     assert lessons.soft_tasks.keys() == {"feeling", "masks"}
     assert "teaches feeling, masks" in lessons.lines()[0]
+
+
+@pytest.mark.parametrize("precision", ["", "bf16"])
+def test_the_plan_knows_its_size(teacher, precision) -> None:
+    """The encoder with its pooler, and the heads that teach."""
+    settings = {"precision": precision, "logits": {"tasks": {"mood": 1}}}
+    recipe, data = student(teacher, settings)
+    (found,) = find_lessons(recipe, data).sizes("fp32")
+    weights = load_file(teacher / "weights" / "weights.safetensors")
+    used = [x for n, x in weights.items() if not n.startswith(("heads.topic.", "heads.words."))]
+    assert found.parameters == sum(x.numel() for x in used)
+    assert found.bytes(2) == found.parameters * (2 if precision else 4)
 
 
 @pytest.mark.parametrize(
@@ -196,6 +209,21 @@ def test_more_tokens_than_there_are(teacher) -> None:
     (_, _, every), (_, batch, best) = found
     assert batch.teacher.words["words"].ids.shape[1] == data.vocabulary.size
     torch.testing.assert_close(best["teacher.words"].loss_sum, every["teacher.words"].loss_sum)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_teacher_of_half_precision_teaches_nearly_the_same(teacher, precision) -> None:
+    """Scores of classes and masked words, and every kind of state."""
+    inside: dict[str, Any] = {"hidden_states": {}, "relations": {"heads": 2}, "embeddings": {}}
+    found = {}
+    for each in ("fp32", precision):
+        settings = {**inside, "logits": {}, "precision": each}
+        _, _, outputs = learning(*student(teacher, settings))
+        found[each] = {name: float(x.loss_sum.detach()) for name, x in outputs.items()}
+    taught = {name for name in found["fp32"] if name.startswith("teacher.")}
+    assert {"teacher.mood", "teacher.words", "teacher.relations"} < taught
+    assert found[precision] == pytest.approx(found["fp32"], rel=0.03, abs=1e-3)
+    assert any(found[precision][name] != found["fp32"][name] for name in taught)
 
 
 def test_a_changed_teacher_is_refused_on_resume(teacher, tmp_path) -> None:

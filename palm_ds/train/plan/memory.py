@@ -1,7 +1,8 @@
 """Bytes of a GPU during training: the states of ZeRO, DeepSpeed's buffers, activations.
 
     states        gradients, and in fp32 master weights and two moments, divided by the number of
-                  GPUs from ZeRO 1 on; weights, divided under ZeRO 3 (ZeRO, section 5)
+                  GPUs from ZeRO 1 on; weights, divided under ZeRO 3 (ZeRO, section 5); the weights
+                  of teachers, divided if they are shared out
     buffers       buckets in which gradients are reduced: `reduce_bucket_size`, whatever the model's
                   size, twice with `overlap_comm`; ZeRO 3: also the weights that are gathered
     activations   what each layer keeps for its backward pass; attention keeps no scores
@@ -37,10 +38,12 @@ class MemoryPlan:
     buffers: float
     activations: float
     working: float
+    teachers: float = 0.0
+    """Their weights."""
 
     @property
     def states(self) -> float:
-        return self.weights + self.gradients + self.optimizer
+        return self.weights + self.gradients + self.optimizer + self.teachers
 
     @property
     def total(self) -> float:
@@ -63,6 +66,7 @@ def plan_memory(model: ModelSize, work: StepWork, config: DSConfig, *, world: in
             recompute=config.activation_checkpointing,
         ),
         working=_working_bytes(model.config, size, tokens, labels),
+        teachers=sum(teacher.bytes(world) for teacher in model.teachers),
     )
 
 

@@ -1,6 +1,7 @@
 """Seconds of a step on many GPUs: a small analytical model.
 
-    products        FLOPs of the step / (GPUs x peak x efficiency); a third more with recomputation
+    products        FLOPs of the step / (GPUs x peak x efficiency); a third more with recomputation;
+                    a third of a teacher's, which has no backward pass
     optimizer       its bytes / the memory's bandwidth: a GPU updates its own shard
     communication   ring collectives (Thakur and others 2005): a GPU sends 2 (n-1)/n of the
                     gradients' bytes in an all-reduce, (n-1)/n of the weights' in an all-gather
@@ -57,15 +58,16 @@ def plan_step_time(
     if peak is None:
         raise UserError(f"plan: {cluster.card.name} has no matrix products in {config.precision}")
     repeated = 4 / 3 if config.activation_checkpointing else 1.0
-    flops = repeated * work.flops(model.config) / cluster.gpus
-    products = flops / (peak * cluster.efficiency)
+    flops = repeated * work.flops(model.config)
+    read = sum(work.flops(teacher.config) / 3 for teacher in model.teachers)
+    products, reading = (x / cluster.gpus / (peak * cluster.efficiency) for x in (flops, read))
     shard = model.parameters / (cluster.gpus if config.stage else 1)
     optimizer = OPTIMIZER_BYTES * shard / (cluster.card.bandwidth * 1e9 * MEMORY_SHARE)
     during, after = _communication(model, config, cluster, micro_steps)
     covered = products * 2 / 3 * HIDDEN if _overlaps(config) else 0.0
     covered /= micro_steps if config.stage < 2 else 1  # only the last micro-batch communicates
     return TimePlan(
-        products=products,
+        products=products + reading,
         optimizer=optimizer,
         communication=during + after,
         exposed=max(during - covered, 0.0) + after,

@@ -86,11 +86,13 @@ def plan_lines(
         return []
     first, last = clusters[0], clusters[-1]
     several = f"{first.gpus:,} to " if len(clusters) > 1 else ""
+    taught = sum(teacher.parameters for teacher in model.teachers) / 1e6
     lines = [
         f"plan for {several}{last}: PREDICTED, not measured; assumes {100 * last.efficiency:g} % "
         "of peak in the matrix products",
         f"ZeRO {config.stage}, {config.precision}, {model.parameters / 1e6:,.0f} M parameters, "
-        f"{work.tokens:,.0f} tokens a step; memory in GB; `exposed`: communication that nothing "
+        + (f"teachers of {taught:,.0f} M in `states` and `products`, " if taught else "")
+        + f"{work.tokens:,.0f} tokens a step; memory in GB; `exposed`: communication that nothing "
         "hides",
     ]
     rows, problems = [], []

@@ -13,6 +13,22 @@ from palm_ds.model.multi_task_model import Model
 
 
 @dataclass(frozen=True, kw_only=True)
+class TeacherSize:
+    """A teacher, which is not trained."""
+
+    config: EncoderConfig
+    parameters: int
+    precision: str
+    shard: bool
+    """Whether the processes share its weights out."""
+
+    def bytes(self, world: int) -> float:
+        """Of its weights in one of `world` processes."""
+        size = 4 if self.precision == "fp32" else 2
+        return size * self.parameters / (world if self.shard else 1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelSize:
     """A model's shape and its parameters."""
 
@@ -24,6 +40,7 @@ class ModelSize:
     """Of the largest parameter."""
     largest_layer: int
     """Of the largest encoder layer."""
+    teachers: tuple[TeacherSize, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +57,7 @@ class StepWork:
     """Tokens that go through the masked-LM head."""
 
     def flops(self, config: EncoderConfig) -> float:
-        """Forward and backward, nothing counted twice; as in the log."""
+        """Forward and backward, nothing counted twice; as in the log. Forward is a third."""
         layers = layer_flops(config) * self.tokens + attention_flops(config) * self.squares
         return layers + head_flops(config) * self.labels
 

@@ -1,6 +1,10 @@
+from dataclasses import replace
+
+import pytest
+
 from palm_ds.train.plan.cluster import parse_clusters
-from palm_ds.train.plan.table import COLUMNS, plan_lines
-from palm_ds.train.plan.work import StepWork
+from palm_ds.train.plan.table import COLUMNS, make_plan, plan_lines
+from palm_ds.train.plan.work import StepWork, TeacherSize
 from tests.train.plan.test_step_time import MODEL, WORK, ds_config
 
 
@@ -33,6 +37,20 @@ def test_too_little_memory_is_shown() -> None:
         plan_lines(MODEL, WORK, ds_config(1, **values), parse_clusters("1 x A10"))
     )
     assert row[COLUMNS.index("GB of a GPU")].endswith("of 24 TOO MUCH")
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_a_teacher_takes_its_weights_and_a_forward_pass(shard: bool) -> None:
+    size = TeacherSize(config=MODEL.config, parameters=7_000_000, precision="fp32", shard=shard)
+    taught, clusters = replace(MODEL, teachers=(size,)), parse_clusters("8 x H100, 400 Gb/s")
+    alone, both = (make_plan(each, WORK, ds_config(1), *clusters) for each in (MODEL, taught))
+    weights = 28e6 / (8 if shard else 1)
+    assert both.memory.states - alone.memory.states == pytest.approx(weights)
+    assert both.memory.total - alone.memory.total == pytest.approx(weights)
+    assert both.time.products == pytest.approx(alone.time.products * 4 / 3)
+    assert both.time.exposed == alone.time.exposed
+    line = plan_lines(taught, WORK, ds_config(1), clusters)[1]
+    assert "teachers of 7 M in `states` and `products`" in line
 
 
 def test_without_clusters_there_is_no_plan() -> None:
